@@ -1,0 +1,53 @@
+# syntax=docker/dockerfile:1
+# For GPUs (NCCL):  docker build -t ctr-trainer .
+# For CPUs:         docker build -t ctr-trainer:cpu --build-arg BASE=debian:bookworm --build-arg VARIANT=cpu .
+# TensorFlow 2.16 is built for CUDA 12.3 and cuDNN 8.9. The base brings nvcc and NCCL, which Horovod is compiled with;
+# TensorFlow's own extra brings the CUDA libraries and cuDNN that it loads.
+ARG BASE=nvidia/cuda:12.3.2-devel-ubuntu22.04
+FROM ${BASE}
+ARG VARIANT=gpu
+ARG HOROVOD=0.28.1
+# Compute capabilities that Horovod's kernels are compiled for.
+ARG CUDA_ARCHITECTURES=70,75,80,86,89,90
+
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+      python3.11 python3.11-venv g++ cmake make ca-certificates openssh-client openssh-server && \
+    rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* && mkdir -p /run/sshd
+
+ENV PATH=/opt/venv/bin:$PATH TF_USE_LEGACY_KERAS=1 PYTHONUNBUFFERED=1
+COPY requirements.txt /tmp/
+RUN python3.11 -m venv /opt/venv && pip install --no-cache-dir -r /tmp/requirements.txt
+RUN if [ "$VARIANT" = gpu ]; then \
+      pip install --no-cache-dir -c /tmp/requirements.txt "tensorflow[and-cuda]==$(sed -n 's/^tensorflow==//p' /tmp/requirements.txt)"; \
+    fi
+
+# The stubs stand in for the driver's libcuda, which a build has not.
+RUN if [ "$VARIANT" = gpu ]; then \
+      export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_CUDA_HOME=/usr/local/cuda \
+        HOROVOD_BUILD_CUDA_CC_LIST="$CUDA_ARCHITECTURES" && ldconfig /usr/local/cuda/lib64/stubs; \
+    fi && \
+    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+    CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS='-include cstdint -include stdexcept -include string' \
+      pip install --no-cache-dir --no-build-isolation --no-deps "horovod==$HOROVOD" && \
+    ldconfig
+
+WORKDIR /app
+COPY pyproject.toml setup.py README.md LICENSE ./
+COPY ops ops
+COPY trainer trainer
+COPY configs configs
+COPY launch launch
+RUN python -m ops.build && rm -rf build
+
+# Runs as anybody: nothing under /app is written to. The user below also serves Kubernetes' MPIJob, whose workers run sshd
+# without root, on a port of their own (launch/kubernetes/mpijob.yaml).
+RUN useradd --create-home --uid 1000 ctr && mkdir -p /home/ctr/.ssh /runs && chown -R ctr:ctr /home/ctr /runs && \
+    printf 'Port 2222\nPidFile /home/ctr/sshd.pid\nHostKey /home/ctr/.ssh/id_rsa\nStrictModes no\n' >/home/ctr/.sshd_config && \
+    printf 'Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n' >/etc/ssh/ssh_config.d/ctr.conf
+USER ctr
+
+# Each entry point by itself, for each defines its own flags.
+RUN horovodrun --check-build && \
+    python -c "import tensorflow_recommenders_addons, ops.library; ops.library.load()" && \
+    for module in run evaluate predict export prepare synthesize; do python -c "import trainer.$module" || exit 1; done
+CMD ["python", "-m", "trainer.run", "--help"]

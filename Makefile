@@ -1,0 +1,103 @@
+# `make train` and `make test` set everything up in .venv first; what is up to date is not done again.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3.11
+VENV := .venv
+PY := $(VENV)/bin/python
+HOROVOD := 0.28.1
+TENSORFLOW := $(shell sed -n 's/^tensorflow==//p' requirements.txt)
+LOGS := build/test
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+# Prerequisites: the first that is missing ends every target in one line. ensurepip is what Debian's python3.11 lacks without -venv.
+define MISSING
+if ! command -v $(PYTHON) >/dev/null; then echo '$(PYTHON) is missing; to install it: apt-get install python3.11 python3.11-venv';
+elif ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+  echo "PYTHON=$(PYTHON) is $$($(PYTHON) -V 2>&1); wanted Python 3.11: apt-get install python3.11 python3.11-venv";
+elif ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then echo '$(PYTHON) has no venv; to install it: apt-get install python3.11-venv';
+elif ! command -v $(CXX) >/dev/null; then echo '$(CXX), the C++ compiler, is missing; to install it: apt-get install g++';
+elif ! command -v cmake >/dev/null; then echo 'cmake is missing; to install it: apt-get install cmake'; fi
+endef
+missing := $(shell $(MISSING))
+ifneq ($(missing),)
+$(error $(missing))
+endif
+
+.PHONY: train test setup test-cc test-single test-parallel test-integration lint bench quality clean
+
+train: setup build/demo_log/truth.json
+	launch/local.sh 2 --config configs/demo.yaml --run_dir runs/demo
+
+test: setup test-cc test-single test-parallel test-integration
+	@for log in single parallel-2 parallel-3 integration; do grep -E ' in [0-9.]+s' $(LOGS)/$$log.log | tail -n 1; done | tee $(LOGS)/summary.log
+	@awk '{ for (i = 2; i <= NF; i++) n[substr($$i, 1, 4)] += $$(i - 1) } \
+	  END { printf "tests: %d passed, %d failed, %d skipped\n", n["pass"], n["fail"] + n["erro"], n["skip"] }' $(LOGS)/summary.log
+
+# --- set-up ---
+
+setup: ops/_ctr_ops.so
+
+$(VENV)/.requirements: requirements.txt requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+# Horovod is compiled against TensorFlow and the compiler's library: the wheel is kept per user, keyed by these.
+WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctr-trainer/horovod-$(HOROVOD)-tf$(TENSORFLOW)-cp311-gcc$(shell $(CXX) -dumpfullversion)-$(shell uname -m)
+WITH := HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
+
+$(WHEELS): | $(VENV)/.requirements
+	@echo 'Building Horovod $(HOROVOD) for TensorFlow $(TENSORFLOW): some minutes, once; the wheel is kept in $@'
+	mkdir -p $(dir $@)
+	work=$$(mktemp -d $(dir $@)build.XXXX); trap 'rm -rf $$work' EXIT; \
+	  $(WITH) CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS='-include cstdint -include stdexcept -include string' MAKEFLAGS=-j$$(nproc) \
+	  $(PY) -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-cache-dir --no-deps -w $$work/wheel horovod==$(HOROVOD); \
+	  mv -T $$work/wheel $@
+
+$(VENV)/.horovod: $(VENV)/.requirements | $(WHEELS)
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps --force-reinstall $(WHEELS)/*.whl
+	TF_CPP_MIN_LOG_LEVEL=3 horovodrun --check-build | grep -q '\[X\] TensorFlow'
+	touch $@
+
+# Folders are listed so that a source which is gone counts as a change.
+ops/_ctr_ops.so: ops/build.py $(wildcard ops/cc/* ops/cc/*/*.cc ops/cc/*/*.h) $(VENV)/.horovod
+	$(PY) -m ops.build
+
+build/demo_log/truth.json: | setup  # written last
+	$(PY) -m trainer.synthesize --out $(dir $@) --days 5 --samples_per_day 250000
+
+# --- tests ---
+
+$(LOGS):
+	mkdir -p $@
+
+test-cc: setup
+	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc
+
+test-single: setup | $(LOGS)
+	timeout -k 10 1200 $(PY) -m pytest tests/single 2>&1 | tee $(LOGS)/single.log
+
+test-parallel: setup | $(LOGS)
+	tests/parallel.sh 2 2>&1 | tee $(LOGS)/parallel-2.log
+	tests/parallel.sh 3 2>&1 | tee $(LOGS)/parallel-3.log
+
+test-integration: setup | $(LOGS)
+	timeout -k 10 1800 $(PY) -m pytest tests/integration 2>&1 | tee $(LOGS)/integration.log
+
+lint: setup
+	ruff check .
+	clang-format --dry-run -Werror $$(find ops tests/cc -name '*.h' -o -name '*.cc')
+
+# --- measurements ---
+
+bench: setup
+	$(PY) -m benchmarks.run
+
+quality: setup
+	$(PY) -m benchmarks.quality
+
+clean:
+	rm -rf build ops/_ctr_ops.so

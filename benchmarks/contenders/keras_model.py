@@ -1,0 +1,31 @@
+"""The model of the peers that use TensorFlow, as a user would write it: FM + linear + MLP on [B, F, D] vectors and [B, F, 1] weights."""
+import tensorflow as tf
+
+from benchmarks.bench_data import batches
+from benchmarks.contenders import channel
+
+
+def contend(spec, shape, keys_of, embedding, linear, optimizer):
+  """Serves rounds of the training step of these Keras embedding layers and this optimizer."""
+  net = tf.keras.Sequential([*(tf.keras.layers.Dense(h, 'relu') for h in shape.hidden), tf.keras.layers.Dense(1)])
+
+  @tf.function
+  def step(keys, dense, label):
+    with tf.GradientTape() as tape:
+      vectors = embedding(keys)
+      total = tf.reduce_sum(vectors, 1)
+      fm = 0.5 * tf.reduce_sum(total * total - tf.reduce_sum(vectors * vectors, 1), 1, keepdims=True)
+      flat = tf.concat([tf.reshape(vectors, [-1, shape.slots * shape.width]), dense], 1)
+      logits = tf.reduce_sum(linear(keys), 1) + fm + net(flat)
+      loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(label, logits))
+    variables = embedding.trainable_variables + linear.trainable_variables + net.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    return loss
+
+  following = channel.turns([tuple(map(tf.constant, b)) for b in zip(*batches(shape, spec['seed'], keys_of))])
+
+  def take_steps(count):
+    for _ in range(count):
+      loss = step(*following())
+    loss.numpy()  # as of every step: what came before is finished too
+  channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'})

@@ -1,0 +1,86 @@
+"""Our complete training loop: prepared pass, prefetch, dedupe, lifecycle, rows, layers, optimizers, metrics; one process or one rank.
+
+spec: config, a YAML file; features, where given, are in the table before the first step. Of a rank the bytes that leave it are counted.
+"""
+import itertools
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.contenders import channel
+from trainer import config, runtime
+
+
+def stream(cfg, peers):
+  """The batches of this rank, epoch after epoch, as a job reads them."""
+  from trainer.data.prepared import PreparedPass, prefetch
+  one = PreparedPass(cfg.data.train[0], cfg)
+  return prefetch(batch for epoch in itertools.count() for batch in one.batches(
+      cfg.train.batch_size, rank=peers.rank, size=peers.size, seed=cfg.seed, epoch=epoch, shuffle=cfg.data.shuffle))
+
+
+def fill(step, cfg, count, part=1 << 18):
+  """Puts the pass's own features and random others, `count` in all, into the table, shuffled, each with one show."""
+  from ops import row_store
+  rng = np.random.default_rng(cfg.seed + 1)
+  own = np.unique(np.load(os.path.join(cfg.data.train[0], 'keys.npy')))
+  others = max(0, count - len(own))
+  keys = np.concatenate([own, rng.integers(1, len(cfg.slots) + 1, others) << 52 | rng.integers(0, 1 << 52, others)])
+  rng.shuffle(keys)
+  for start in range(0, len(keys), part):
+    observe(step.store, row_store.dedupe(keys[start:start + part]), step.embedding.hyper(1.0))
+
+
+def observe(store, deduped, hyper):
+  """A push that trains nothing: features come to be, are counted and admitted."""
+  rows = store.pull(deduped.unique, False)
+  store.push(deduped.unique, rows, deduped.shows, deduped.clicks, tf.zeros_like(rows.linear), tf.zeros_like(rows.factors), tf.ones([1]),
+             hyper, tf.constant(1, tf.int64))
+
+
+def count_exchange():
+  """Makes hvd.alltoall count what leaves this rank for others. Returns the counter, int64 bytes; call before a step is built."""
+  import horovod.tensorflow as hvd
+  sent, plain = tf.Variable(0, dtype=tf.int64, trainable=False), hvd.alltoall
+
+  def alltoall(tensor, splits=None, **kwargs):
+    row = tf.size(tensor, tf.int64) // tf.maximum(tf.shape(tensor, tf.int64)[0], 1) * tensor.dtype.size
+    sent.assign_add(row * tf.cast(tf.reduce_sum(splits) - splits[hvd.rank()], tf.int64))
+    return plain(tensor, splits=splits, **kwargs)
+  hvd.alltoall = alltoall
+  return sent
+
+
+def main():
+  spec = channel.spec()
+  cfg = config.load(spec['config'])
+  place = runtime.start(cfg)
+  from trainer.lifecycle import Job
+  from trainer.sync import allreduce
+  from trainer.train_step import TrainStep
+  peers = allreduce.peers(place)
+  sent = count_exchange() if peers.size > 1 else None
+  step = TrainStep(cfg, peers)
+  job = Job(cfg, peers, step)
+  if spec.get('features'):
+    fill(step, cfg, spec['features'])
+  batches = stream(cfg, peers)
+
+  def take_steps(count):
+    if not job.train_batches(itertools.islice(batches, count)):
+      raise RuntimeError('asked to stop')
+
+  def more():
+    seen, bytes_sent = step.metrics.state()['sums'][1], 0 if sent is None else int(sent.numpy())
+    step.metrics.reset()
+    if sent is not None:
+      sent.assign(0)
+    return {'steps': step.step, 'samples': seen, 'sent_bytes': bytes_sent, 'features': int(step.store.size()),
+            'admitted': int(step.store.admitted_size()), 'table_bytes': int(step.store.bytes()),
+            'dense_bytes': 4 * sum(v.shape.num_elements() for v in step.model.trainable_variables)}
+  channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'}, more)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,88 @@
+"""Where a step's time goes: each part of TrainStep by itself, as a function of its own, on the same batches.
+
+spec: config, a YAML file; repeats, batches that are timed. The parts do not add up to the step: in it, independent ones run side by side,
+and what one leaves in the caches the next one finds.
+"""
+import statistics
+import time
+
+import tensorflow as tf
+
+from benchmarks.contenders import channel
+from benchmarks.contenders.dense_part import from_rows
+from benchmarks.contenders.ours import stream
+from trainer import config, runtime
+
+
+def main():
+  spec = channel.spec()
+  cfg = config.load(spec['config'])
+  runtime.start(cfg)
+  from trainer.features import SlotBatch
+  from trainer.losses import per_sample_loss
+  from trainer.sparse.exchange import LocalRows
+  from trainer.sync.allreduce import Alone
+  from trainer.train_step import BATCH_SPEC, TrainStep, dense_optimizer
+  peers = Alone()
+  step = TrainStep(cfg, peers)
+  batches = stream(cfg, peers)
+  rows, loss_of, optimizer = LocalRows(step.store, cfg), per_sample_loss(cfg.model), dense_optimizer(cfg.train.dense_optimizer)
+  for _ in range(max(20, 80 * (spec['repeats'] > 5))):  # every feature of the pass is in the table
+    step.train(next(batches), [1, 0, 0])
+  fixed = [next(batches) for _ in range(spec['repeats'])]
+
+  def function(fn, signature=None):
+    return tf.function(fn, input_signature=signature, autograph=False, reduce_retracing=True)
+
+  def layers(embedded, label, weight):
+    inputs = from_rows(embedded)
+    with tf.GradientTape() as tape:
+      tape.watch(inputs)
+      logits = step.model(embedded, training=True)
+      loss = tf.reduce_sum(weight * loss_of(label, logits))
+    gradients = tape.gradient(loss, [*step.model.trainable_variables, *inputs])
+    return step.model.probability(logits), gradients[:len(step.model.trainable_variables)]
+
+  def embed_and_back(batch, deduped, pulled):
+    with tf.GradientTape() as tape:
+      tape.watch([pulled.linear, pulled.factors])
+      embedded = step.embedding.embed(batch, deduped, pulled)
+      out = from_rows(embedded)
+    # The outputs stand in for their gradients: same shapes, as dense.
+    return tape.gradient(out, [pulled.linear, pulled.factors], output_gradients=out)
+
+  def push(deduped, pulled, linear, factors, number):
+    rows.push(deduped, pulled, linear, factors, 1.0 / cfg.train.batch_size, step.embedding.hyper(tf.constant(1.0)), number)
+
+  dedupe, pull = function(step.embedding.dedupe, [BATCH_SPEC]), function(lambda d: rows.pull(d, True))
+  embed, pool_both, model, push = function(step.embedding.embed), function(embed_and_back), function(layers), function(push)
+
+  def update(gradients):
+    optimizer.apply_gradients(list(zip(gradients, step.model.trainable_variables)))
+  optimize = function(update)
+  measure = function(step.metrics.update)
+  times = {}
+
+  def timed(name, fn):
+    start, cpu = time.perf_counter(), time.process_time()
+    out = fn()
+    times.setdefault(name, []).append((1000 * (time.perf_counter() - start), 1000 * (time.process_time() - cpu)))
+    return out
+  for batch in fixed:
+    timed('input (in a thread of its own)', lambda: next(batches))
+    tensors = timed('batch to tensors', lambda: SlotBatch(*map(tf.constant, batch)))  # noqa: B023
+    deduped = timed('dedupe', lambda: dedupe(tensors))  # noqa: B023
+    pulled = timed('pull', lambda: pull(deduped))  # noqa: B023
+    embedded = timed('pool, dense transforms', lambda: embed(tensors, deduped, pulled))  # noqa: B023
+    linear, factors = timed('pool and its gradient', lambda: pool_both(tensors, deduped, pulled))  # noqa: B023
+    probabilities, dense = timed('layers and loss, forward and backward', lambda: model(embedded, tensors.label, tensors.weight))  # noqa: B023
+    timed('dense optimizer', lambda: optimize(dense))  # noqa: B023
+    timed('push', lambda: push(deduped, pulled, linear, factors, tf.constant(step.step, tf.int64)))  # noqa: B023
+    timed('metrics', lambda: measure(tensors.label, probabilities, tensors.weight))  # noqa: B023
+    timed('the whole step', lambda: step.train(batch, [1, 0, 0]))  # noqa: B023
+  told = {name: [statistics.median(column) for column in zip(*values[2:])] for name, values in times.items()}
+  channel.serve(spec, lambda _: None, {'milliseconds': told})
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# launch/cluster.sh [-i NIC] HOSTSFILE [arguments of trainer.run]: Horovod ranks on the hosts of a file, started over ssh.
+# The file has a line `host slots=n` for each host; n is the ranks it runs, 1 where not said; # opens a comment. The project, its
+# environment and its data lie at the same path on every host, and ssh reaches each without a password.
+# NIC: the interface that the hosts reach one another by; it has the same name on all of them.
+set -euo pipefail
+here=$PWD
+source "$(dirname "$0")/env.sh"
+nic=
+while getopts ':i:' option; do
+  case $option in
+    i) nic=$OPTARG ;;
+    *) fail "unknown option -$OPTARG; wanted [-i NIC] HOSTSFILE [arguments of trainer.run]" ;;
+  esac
+done
+shift $((OPTIND - 1))
+[ $# -ge 1 ] || fail 'wanted [-i NIC] HOSTSFILE [arguments of trainer.run]'
+file=$1
+shift
+[[ $file = /* ]] || file=$here/$file
+[ -r "$file" ] || fail "$file: no such file; wanted lines 'host slots=n'"
+
+hosts=
+ranks=0
+number=0
+while read -r host slots rest || [ -n "$host" ]; do
+  number=$((number + 1))
+  [ -n "$host" ] || continue
+  [ -z "$rest" ] && [[ ${slots:=slots=1} =~ ^slots=([1-9][0-9]*)$ ]] ||
+    fail "$file:$number: found '$host $slots${rest:+ $rest}'; wanted 'host slots=n' with n >= 1"
+  hosts+=${hosts:+,}$host:${BASH_REMATCH[1]}
+  ranks=$((ranks + BASH_REMATCH[1]))
+done < <(sed 's/#.*//' "$file")
+[ "$ranks" -gt 0 ] || fail "$file: found no host; wanted lines 'host slots=n'"
+
+for entry in ${hosts//,/ }; do
+  host=${entry%:*}
+  case $host in localhost | 127.0.0.1 | "$(hostname)") continue ;; esac
+  why=$(ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=no -- "$host" true 2>&1) ||
+    fail "host '$host' of $file: ssh without a password failed: $(tail -n 1 <<<"$why")"
+done
+run horovodrun --gloo -np "$ranks" -H "$hosts" ${nic:+--network-interfaces "$nic"} python -m trainer.run "$@"

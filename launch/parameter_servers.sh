@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# launch/parameter_servers.sh SERVERS WORKERS [arguments of trainer.run]: a local cluster, a process each, on free loopback ports.
+# sync.mode is ps unless given. Worker 0 is the chief and writes to the terminal; the others' lines bear their names. All end by
+# themselves; the first that fails ends the rest, and its status is this script's.
+# CTR_THREADS: threads of a process. CTR_GRACE_SECONDS (60): how long the rest may take to end, once all workers have.
+set -euo pipefail
+source "$(dirname "$0")/env.sh"
+[ $# -ge 2 ] || fail 'wanted SERVERS WORKERS [arguments of trainer.run], as in launch/parameter_servers.sh 1 2 --config configs/demo.yaml'
+servers=$1 workers=$2
+shift 2
+count SERVERS "$servers"
+count WORKERS "$workers"
+[[ " $* " == *' sync.mode='* || " $* " == *'=sync.mode='* ]] || set -- "$@" --set sync.mode=ps
+share=$(($(nproc) / workers))  # servers mostly wait
+export CTR_THREADS=${CTR_THREADS:-$((share > 1 ? share : 1))}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
+grace=${CTR_GRACE_SECONDS:-60}
+
+# Free ports below those that the system gives to outgoing connections, all held at once so that they differ.
+cluster=$(python - "$servers" "$workers" <<'PY'
+import json, random, socket, sys
+servers, workers = map(int, sys.argv[1:])
+held, addresses = [], []
+for port in random.sample(range(10000, 32000), 22000):
+  if len(held) == servers + workers:
+    break
+  s = socket.socket()
+  try:
+    s.bind(('127.0.0.1', port))
+  except OSError:
+    s.close()
+    continue
+  held.append(s)
+  addresses.append(f'127.0.0.1:{port}')
+print(json.dumps({'ps': addresses[:servers], 'worker': addresses[servers:]}))
+PY
+)
+
+declare -A name=()  # pid -> name
+stop() {  # ends what still runs: asks, waits 10 s, kills
+  local pid waited
+  for pid in "${!name[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  for ((waited = 0; waited < 100; waited++)); do
+    kill -0 "${!name[@]}" 2>/dev/null || break
+    sleep 0.1
+  done
+  for pid in "${!name[@]}"; do kill -KILL "$pid" 2>/dev/null || true; done
+  wait "${!name[@]}" 2>/dev/null || true
+}
+trap 'stop; exit 130' INT
+trap 'stop; exit 143' TERM
+
+start() {  # start TYPE INDEX [arguments]
+  local type=$1 index=$2 config
+  shift 2
+  config="{\"cluster\": $cluster, \"task\": {\"type\": \"$type\", \"index\": $index}}"
+  show env "TF_CONFIG=$config" python -m trainer.run "$@"
+  if [ "$type$index" = worker0 ]; then
+    TF_CONFIG=$config python -m trainer.run "$@" &
+  else
+    TF_CONFIG=$config python -m trainer.run "$@" > >(exec sed -u "s/^/[$type $index] /") 2>&1 &
+  fi
+  name[$!]="$type $index"
+}
+for ((i = 0; i < servers; i++)); do start ps "$i" "$@"; done
+for ((i = 0; i < workers; i++)); do start worker "$i" "$@"; done
+
+status=0
+working=$workers
+deadline=
+while [ ${#name[@]} -gt 0 ]; do
+  if [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
+    echo "$(basename "$0"): still running ${grace} s after the last worker ended: ${name[*]}; ending them" >&2
+    status=1
+    break
+  fi
+  if [ -z "$deadline" ]; then
+    code=0
+    wait -n -p pid "${!name[@]}" || code=$?
+  else  # `wait` knows no time limit
+    pid=
+    for candidate in "${!name[@]}"; do kill -0 "$candidate" 2>/dev/null || pid=$candidate; done
+    [ -n "$pid" ] || { sleep 0.2; continue; }
+    code=0
+    wait "$pid" || code=$?
+  fi
+  ended=${name[$pid]}
+  unset "name[$pid]"
+  if [ "$code" -ne 0 ]; then
+    echo "$(basename "$0"): $ended ended with status $code; ending the rest" >&2
+    status=$code
+    break
+  fi
+  [[ $ended != worker* ]] || working=$((working - 1))
+  if [ "$working" -eq 0 ] && [ -z "$deadline" ]; then deadline=$((SECONDS + grace)); fi
+done
+[ ${#name[@]} -eq 0 ] || stop
+exit "$status"

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# sbatch launch/slurm.sh [arguments of trainer.run]: Horovod ranks on the nodes that Slurm gives, as many a node as its tasks.
+# Submit from the project's root. The nodes share the file system and let their user ssh among themselves.
+#SBATCH --job-name=ctr-trainer
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --output=slurm-%j.log
+# With GPUs, one a rank: sbatch --gpus-per-node=4 launch/slurm.sh …
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?runs under sbatch}"  # Slurm runs a copy of this file from a folder of its own
+hosts=$(mktemp "$PWD/.hosts-$SLURM_JOB_ID.XXXX")
+trap 'rm -f "$hosts"' EXIT
+scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/$/ slots=${SLURM_NTASKS_PER_NODE:-1}/" >"$hosts"
+export CTR_THREADS=${CTR_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
+launch/cluster.sh ${CTR_NIC:+-i "$CTR_NIC"} "$hosts" "$@"

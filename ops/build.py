@@ -1,0 +1,97 @@
+"""Compiles the op library: `python -m ops.build`. Flags come from `tf.sysconfig`; only what changed is compiled again.
+
+`--only GLOB … --out FILE` compiles a part, for a test of its own.
+"""
+import argparse
+import concurrent.futures
+import fcntl
+import glob
+import hashlib
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIBRARY = os.path.join(ROOT, 'ops', '_ctr_ops.so')
+SOURCES = ('ops/cc/lifecycle/*.cc', 'ops/cc/rows/*.cc', 'ops/cc/kernels/*.cc', 'ops/cc/ops/*.cc')
+TENSORFLOW_HEADERS = '''
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/util/work_sharder.h"
+'''
+
+
+def _headers(source, seen):
+  """Headers of ours that `source` includes, directly or not."""
+  with open(source, encoding='utf-8') as f:
+    for name in re.findall(r'#include "(ops/[^"]+)"', f.read()):
+      path = os.path.join(ROOT, name)
+      if path not in seen and os.path.exists(path):
+        seen.add(path)
+        _headers(path, seen)
+  return seen
+
+
+def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
+  """Builds `library` from the sources that `patterns` match. Raises: SystemExit with the compiler's output."""
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  import tensorflow as tf  # late: a clean tree needs no TensorFlow to import this file
+  # TensorFlow's own headers do not pass our warnings: they are system headers to the compiler.
+  compile_flags = [f.replace('-I', '-isystem', 1) if f.startswith('-I') else f for f in tf.sysconfig.get_compile_flags()]
+  compile_flags += ['-O3', '-g1', '-fPIC', '-Wall', '-Wextra', '-Werror', '-I' + ROOT]
+  compiler = os.environ.get('CXX', 'g++')
+  objects = os.path.join(ROOT, 'build', 'objs')
+  os.makedirs(objects, exist_ok=True)
+  sources = sorted(s for p in patterns for s in glob.glob(os.path.join(ROOT, p)))
+
+  def precompile():
+    """TensorFlow's headers, compiled once for all kernels: they take six of a kernel's seven seconds."""
+    key = hashlib.sha256(' '.join([compiler, tf.__version__, *compile_flags, TENSORFLOW_HEADERS]).encode()).hexdigest()[:16]
+    header = os.path.join(objects, f'tensorflow-{key}.h')
+    if not os.path.exists(header + '.gch'):
+      with open(header, 'w', encoding='utf-8') as f:
+        f.write(TENSORFLOW_HEADERS)
+      subprocess.run([compiler, *compile_flags, '-x', 'c++-header', header, '-o', header + '.new'], check=True)
+      os.replace(header + '.new', header + '.gch')
+    return ['-include', header]
+
+  def compile_one(source):
+    digest = hashlib.sha256(' '.join([compiler, tf.__version__, *compile_flags]).encode())
+    for path in [source, *sorted(_headers(source, set()))]:
+      with open(path, 'rb') as f:
+        digest.update(f.read())
+    target = os.path.join(objects, f"{os.path.relpath(source, ROOT).replace('/', '_')}.{digest.hexdigest()[:16]}.o")
+    if not os.path.exists(target):
+      temporary = f'{target}.{os.getpid()}'
+      first = with_tensorflow if os.path.basename(os.path.dirname(source)) in ('kernels', 'ops') else []
+      done = subprocess.run([compiler, *compile_flags, *first, '-c', source, '-o', temporary], capture_output=True, text=True)
+      if done.returncode:
+        return None, done.stderr
+      os.replace(temporary, target)
+    return target, None
+
+  # One build at a time: the next finds this one's objects.
+  with open(os.path.join(objects, 'lock'), 'w') as lock, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with_tensorflow = precompile()
+    results = list(pool.map(compile_one, sources))
+  errors = [error for _, error in results if error]
+  if errors:
+    sys.exit('\n'.join(errors))
+  temporary = f'{library}.{os.getpid()}'
+  subprocess.run([compiler, '-shared', '-o', temporary, *(o for o, _ in results), *tf.sysconfig.get_link_flags()], check=True)
+  os.replace(temporary, library)
+  return library
+
+
+if __name__ == '__main__':
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--only', nargs='*', default=SOURCES)
+  parser.add_argument('--out', default=LIBRARY)
+  options = parser.parse_args()
+  print(build(options.only, options.out))

@@ -1,0 +1,48 @@
+// Distinct keys of a batch with the sums of their shows and clicks.
+#include "ops/cc/rows/dedupe.h"
+
+#include "ops/cc/kernels/row_store_kernels.h"
+#include "ops/cc/rows/scratch_pool.h"
+
+namespace ctr {
+namespace {
+
+class DedupeOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    const tensorflow::Tensor& keys = context->input(0);
+    OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
+    const int64_t n = keys.dim_size(0);
+    for (int i = 1; i <= 2; ++i) {
+      const tensorflow::Tensor& counts = context->input(i);
+      OP_REQUIRES(context, counts.dims() == 1 && (counts.dim_size(0) == 1 || counts.dim_size(0) == n),
+                  absl::InvalidArgumentError(absl::StrCat(i == 1 ? "shows" : "clicks", ": found shape ",
+                                                          counts.shape().DebugString(), "; wanted [1] or [", n, "]")));
+    }
+    const ParallelFor parallel_for = ParallelForOf(context);
+    const ScratchPool<Dedupe>::Lease dedupe(&pool_);
+    const int64_t u = dedupe->Find(keys.flat<int64_t>().data(), n, context->input(1).flat<float>().data(),
+                                   context->input(1).dim_size(0), context->input(2).flat<float>().data(),
+                                   context->input(2).dim_size(0), parallel_for,
+                                   context->device()->tensorflow_cpu_worker_threads()->num_threads);
+    tensorflow::Tensor *unique, *inverse, *shows, *clicks, *starts, *order;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {u}, &unique));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {n}, &inverse));
+    OP_REQUIRES_OK(context, context->allocate_output(2, {u}, &shows));
+    OP_REQUIRES_OK(context, context->allocate_output(3, {u}, &clicks));
+    OP_REQUIRES_OK(context, context->allocate_output(4, {u + 1}, &starts));
+    OP_REQUIRES_OK(context, context->allocate_output(5, {n}, &order));
+    dedupe->Write(keys.flat<int64_t>().data(), unique->flat<int64_t>().data(), inverse->flat<int32_t>().data(),
+                  shows->flat<float>().data(), clicks->flat<float>().data(), starts->flat<int32_t>().data(),
+                  order->flat<int32_t>().data(), parallel_for);
+  }
+
+ private:
+  ScratchPool<Dedupe> pool_;
+};
+REGISTER_KERNEL_BUILDER(Name("CtrDedupe").Device(tensorflow::DEVICE_CPU), DedupeOp);
+
+}  // namespace
+}  // namespace ctr

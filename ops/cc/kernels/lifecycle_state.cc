@@ -1,0 +1,101 @@
+// Features out of a table and into one, for checkpoints.
+#include <algorithm>
+#include <vector>
+
+#include "ops/cc/kernels/feature_table_resource.h"
+
+namespace ctr {
+namespace {
+
+constexpr const char* kColumns[] = {"key",         "show",     "click", "delta_score",
+                                    "unseen_days", "age_days", "slot",  "admitted"};
+
+class LifecycleExportOp : public FeatureTableOpKernel {
+ public:
+  using FeatureTableOpKernel::FeatureTableOpKernel;
+
+ private:
+  void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
+    for (int i = 1; i <= 3; ++i) {
+      OP_REQUIRES(context, context->input(i).dims() == 0,
+                  absl::InvalidArgumentError("shard, begin, limit: wanted scalars"));
+    }
+    const int32_t shard = context->input(1).scalar<int32_t>()();
+    const int64_t begin = context->input(2).scalar<int64_t>()(), limit = context->input(3).scalar<int64_t>()();
+    OP_REQUIRES(context, shard >= 0 && shard < kShards,
+                absl::InvalidArgumentError(absl::StrCat("shard: found ", shard, "; wanted one in [0, 255]")));
+    OP_REQUIRES(context, begin >= 0,
+                absl::InvalidArgumentError(absl::StrCat("begin: found ", begin, "; wanted a place >= 0")));
+    OP_REQUIRES(context, limit >= 1,
+                absl::InvalidArgumentError(absl::StrCat("limit: found ", limit, "; wanted a number >= 1")));
+    FeatureColumns columns;
+    const int64_t next = resource->table()->Export(shard, begin, limit, &columns);
+    OP_REQUIRES_OK(context, OutputVector(context, 0, columns.key));
+    OP_REQUIRES_OK(context, OutputVector(context, 1, columns.show));
+    OP_REQUIRES_OK(context, OutputVector(context, 2, columns.click));
+    OP_REQUIRES_OK(context, OutputVector(context, 3, columns.delta_score));
+    OP_REQUIRES_OK(context, OutputVector(context, 4, columns.unseen_days));
+    OP_REQUIRES_OK(context, OutputVector(context, 5, columns.age_days));
+    OP_REQUIRES_OK(context, OutputVector(context, 6, columns.slot));
+    tensorflow::Tensor* output;
+    const int64_t n = columns.key.size();
+    OP_REQUIRES_OK(context, context->allocate_output(7, tensorflow::TensorShape({n}), &output));
+    std::copy(columns.admitted.begin(), columns.admitted.end(), output->flat<bool>().data());
+    OP_REQUIRES_OK(context, context->allocate_output(8, {}, &output));
+    output->scalar<int64_t>()() = next;
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleExport").Device(tensorflow::DEVICE_CPU), LifecycleExportOp);
+
+template <typename T>
+std::vector<T> Column(tensorflow::OpKernelContext* context, int i) {
+  const auto values = context->input(i).flat<T>();
+  return std::vector<T>(values.data(), values.data() + values.size());
+}
+
+class LifecycleImportOp : public FeatureTableOpKernel {
+ public:
+  using FeatureTableOpKernel::FeatureTableOpKernel;
+
+ private:
+  void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
+    for (int i = 0; i < 8; ++i) {
+      const int64_t length = i == 0 ? -1 : context->input(1).NumElements();
+      OP_REQUIRES_OK(context, CheckVector(context->input(1 + i), kColumns[i], length));
+    }
+    FeatureColumns columns;
+    columns.key = Column<int64_t>(context, 1);
+    columns.show = Column<double>(context, 2);
+    columns.click = Column<double>(context, 3);
+    columns.delta_score = Column<double>(context, 4);
+    columns.unseen_days = Column<uint16_t>(context, 5);
+    columns.age_days = Column<uint16_t>(context, 6);
+    columns.slot = Column<uint16_t>(context, 7);
+    const auto admitted = context->input(8).flat<bool>();
+    columns.admitted.assign(admitted.data(), admitted.data() + admitted.size());
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Import(columns)));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleImport").Device(tensorflow::DEVICE_CPU), LifecycleImportOp);
+
+class LifecycleAbsorbOp : public FeatureTableOpKernel {
+ public:
+  explicit LifecycleAbsorbOp(tensorflow::OpKernelConstruction* context) : FeatureTableOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("replace", &replace_));
+  }
+
+ private:
+  void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
+    tensorflow::core::RefCountPtr<FeatureTableResource> other;
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 1), &other));
+    OP_REQUIRES(context, other.get() != resource,
+                absl::InvalidArgumentError("other: found the table itself; wanted another"));
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Absorb(other->table(), replace_, ParallelForOf(context))));
+  }
+
+  bool replace_;
+};
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAbsorb").Device(tensorflow::DEVICE_CPU), LifecycleAbsorbOp);
+
+}  // namespace
+}  // namespace ctr

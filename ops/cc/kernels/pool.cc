@@ -1,0 +1,153 @@
+// Rows of distinct features -> slot sums of a batch, and the gradient back.
+#include "ops/cc/rows/pool.h"
+
+#include <string>
+#include <vector>
+
+#include "ops/cc/kernels/row_store_kernels.h"
+
+namespace ctr {
+namespace {
+
+// What both kernels are told by attributes, and the inputs that they share.
+class PoolOpKernel : public tensorflow::OpKernel {
+ public:
+  explicit PoolOpKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    std::vector<int> tables, widths;
+    std::vector<bool> field, squares;
+    OP_REQUIRES_OK(context, context->GetAttr("table_of_field", &layout_.table_of_field));
+    OP_REQUIRES_OK(context, context->GetAttr("part_tables", &tables));
+    OP_REQUIRES_OK(context, context->GetAttr("part_widths", &widths));
+    OP_REQUIRES_OK(context, context->GetAttr("part_field", &field));
+    OP_REQUIRES_OK(context, context->GetAttr("part_squares", &squares));
+    int parts;
+    OP_REQUIRES_OK(context, context->GetAttr("parts", &parts));
+    const size_t n = parts;
+    OP_REQUIRES(context, tables.size() == n && widths.size() == n && field.size() == n && squares.size() == n,
+                absl::InvalidArgumentError(absl::StrCat("part_tables, part_widths, part_field, part_squares: wanted ",
+                                                        n, " of each, one a part")));
+    for (size_t p = 0; p < n; ++p) layout_.parts.push_back({tables[p], widths[p], field[p], squares[p], 0, 0});
+    const std::string wrong = layout_.Complete();
+    OP_REQUIRES(context, wrong.empty(), absl::InvalidArgumentError(wrong));
+  }
+
+ protected:
+  int parts() const { return static_cast<int>(layout_.parts.size()); }
+  int64_t fields_of(int part) const { return layout_.fields[layout_.parts[part].table]; }
+
+  // Inputs factors, offsets, values, segments, batch_size from position `first` on, for n occurrences.
+  tensorflow::Status ReadBatch(tensorflow::OpKernelContext* context, int first, int64_t n, PoolBatch* batch) const {
+    const tensorflow::Tensor &factors = context->input(first), &offsets = context->input(first + 1),
+                             &values = context->input(first + 2), &segments = context->input(first + 3);
+    TF_RETURN_IF_ERROR(CheckVector(factors, "factors"));
+    TF_RETURN_IF_ERROR(CheckVector(offsets, "offsets"));
+    if (offsets.dim_size(0) < 1) return absl::InvalidArgumentError("offsets: found shape [0]; wanted [u + 1]");
+    batch->u = offsets.dim_size(0) - 1;
+    batch->n = n;
+    if (values.NumElements() > 0) TF_RETURN_IF_ERROR(CheckLength(values, "values", n));
+    if (segments.NumElements() > 0) TF_RETURN_IF_ERROR(CheckLength(segments, "segments", n));
+    TF_RETURN_IF_ERROR(CheckScalar(context->input(first + 4), "batch_size"));
+    batch->batch = context->input(first + 4).scalar<int32_t>()();
+    if (batch->batch < 0 || batch->batch * layout_.num_fields() > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("batch_size: found ", batch->batch, "; wanted 0 to 2^31 / ", layout_.num_fields()));
+    }
+    batch->factors = factors.flat<float>().data();
+    batch->offsets = offsets.flat<int32_t>().data();
+    if (values.NumElements() > 0) batch->values = values.flat<float>().data();
+    // A batch of multi-valued slots may hold no feature at all; its segments are as empty as the fast path's.
+    if (segments.NumElements() > 0 || n == 0) batch->segments = segments.flat<int32_t>().data();
+    if (batch->segments == nullptr && n == 0) batch->segments = &kNoSegments;
+    const std::string wrong = CheckPoolBatch(layout_, *batch, factors.dim_size(0));
+    return wrong.empty() ? absl::OkStatus() : absl::InvalidArgumentError(wrong);
+  }
+
+  PoolLayout layout_;
+
+ private:
+  static constexpr int32_t kNoSegments = 0;
+};
+
+class PoolOp : public PoolOpKernel {
+ public:
+  using PoolOpKernel::PoolOpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    // linear, inverse, factors, offsets, values, segments, batch_size, starts, order
+    OP_REQUIRES_OK(context, CheckVector(context->input(1), "inverse"));
+    PoolBatch batch;
+    OP_REQUIRES_OK(context, ReadBatch(context, 2, context->input(1).dim_size(0), &batch));
+    OP_REQUIRES_OK(context, CheckLength(context->input(0), "linear", batch.u));
+    PoolOutputs out;
+    tensorflow::Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.batch, layout_.num_fields()}, &output));
+    out.linear = output->flat<float>().data();
+    for (int p = 0; p < parts(); ++p) {
+      OP_REQUIRES_OK(context,
+                     context->allocate_output(1 + p, {batch.batch, fields_of(p), layout_.parts[p].columns}, &output));
+      out.factors.push_back(output->flat<float>().data());
+    }
+    for (int p = 0; p < parts(); ++p) {
+      const bool squares = layout_.parts[p].squares;
+      OP_REQUIRES_OK(context, context->allocate_output(1 + parts() + p, {squares ? batch.batch : 0}, &output));
+      out.squares.push_back(squares ? output->flat<float>().data() : nullptr);
+    }
+    OP_REQUIRES(
+        context,
+        Pool(layout_, batch, context->input(0).flat<float>().data(), context->input(1).flat<int32_t>().data(),
+             ParallelForOf(context), out),
+        absl::InvalidArgumentError(absl::StrCat("inverse, offsets: wanted indices in [0, ", batch.u,
+                                                ") of features that have no factors or those of their field's table")));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrPool").Device(tensorflow::DEVICE_CPU), PoolOp);
+
+class PoolGradOp : public PoolOpKernel {
+ public:
+  using PoolOpKernel::PoolOpKernel;
+
+  void Compute(tensorflow::OpKernelContext* context) override {
+    // factors, offsets, values, segments, batch_size, starts, order, linear_grad, factors_grads…, squares_grads…
+    const tensorflow::Tensor &starts = context->input(5), &order = context->input(6), &linear = context->input(7);
+    OP_REQUIRES_OK(context, CheckVector(order, "order"));
+    PoolBatch batch;
+    OP_REQUIRES_OK(context, ReadBatch(context, 0, order.dim_size(0), &batch));
+    OP_REQUIRES_OK(context, CheckOffsets(starts, "starts", batch.u, batch.n));
+    PoolGradients gradients;
+    if (linear.NumElements() > 0) {
+      OP_REQUIRES(context, linear.shape() == tensorflow::TensorShape({batch.batch, layout_.num_fields()}),
+                  absl::InvalidArgumentError(absl::StrCat("linear_grad: found shape ", linear.shape().DebugString(),
+                                                          "; wanted [", batch.batch, ", ", layout_.num_fields(), "]")));
+      gradients.linear = linear.flat<float>().data();
+    }
+    for (int p = 0; p < parts(); ++p) {
+      const tensorflow::Tensor& grad = context->input(8 + p);
+      if (grad.NumElements() > 0) {
+        const tensorflow::TensorShape wanted({batch.batch, fields_of(p), layout_.parts[p].columns});
+        OP_REQUIRES(
+            context, grad.shape() == wanted,
+            absl::InvalidArgumentError(absl::StrCat("factors_grads[", p, "]: found shape ", grad.shape().DebugString(),
+                                                    "; wanted ", wanted.DebugString())));
+      }
+      gradients.factors.push_back(grad.NumElements() > 0 ? grad.flat<float>().data() : nullptr);
+    }
+    for (int p = 0; p < parts(); ++p) {
+      const tensorflow::Tensor& grad = context->input(8 + parts() + p);
+      if (grad.NumElements() > 0) OP_REQUIRES_OK(context, CheckLength(grad, "squares_grads", batch.batch));
+      gradients.squares.push_back(grad.NumElements() > 0 ? grad.flat<float>().data() : nullptr);
+    }
+    tensorflow::Tensor *linear_out, *factors_out;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {batch.u}, &linear_out));
+    OP_REQUIRES_OK(context, context->allocate_output(1, context->input(0).shape(), &factors_out));
+    OP_REQUIRES(
+        context,
+        PoolGradient(layout_, batch, gradients, starts.flat<int32_t>().data(), order.flat<int32_t>().data(),
+                     ParallelForOf(context), linear_out->flat<float>().data(), factors_out->flat<float>().data()),
+        absl::InvalidArgumentError(absl::StrCat("order, offsets: wanted positions in [0, ", batch.n,
+                                                ") of features that have no factors or those of their field's table")));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrPoolGrad").Device(tensorflow::DEVICE_CPU), PoolGradOp);
+
+}  // namespace
+}  // namespace ctr

@@ -1,0 +1,84 @@
+// Creates or finds a row store by name.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/cc/kernels/row_store_kernels.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+
+namespace ctr {
+namespace {
+
+class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResource> {
+ public:
+  explicit RowStoreHandleOp(tensorflow::OpKernelConstruction* context) : ResourceOpKernel(context) {
+    std::string text;
+    OP_REQUIRES_OK(context, context->GetAttr("policy", &text));
+    OP_REQUIRES_OK(context, ToTensorFlow(Policy::Parse(text, &policy_)));
+    std::vector<int> slot_table, widths;
+    std::vector<std::string> inits, linear, factors;
+    std::vector<float> init_scales;
+    int64_t seed;
+    OP_REQUIRES_OK(context, context->GetAttr("slot_table", &slot_table));
+    OP_REQUIRES_OK(context, context->GetAttr("widths", &widths));
+    OP_REQUIRES_OK(context, context->GetAttr("inits", &inits));
+    OP_REQUIRES_OK(context, context->GetAttr("init_scales", &init_scales));
+    OP_REQUIRES_OK(context, context->GetAttr("linear_optimizers", &linear));
+    OP_REQUIRES_OK(context, context->GetAttr("factors_optimizers", &factors));
+    OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
+    const size_t tables = widths.size();
+    OP_REQUIRES(
+        context,
+        inits.size() == tables && init_scales.size() == tables && linear.size() == tables && factors.size() == tables,
+        absl::InvalidArgumentError("inits, init_scales, linear_optimizers, factors_optimizers: wanted as many as "
+                                   "widths, one a table"));
+    layout_.slot_table = slot_table;
+    layout_.seed = static_cast<uint64_t>(seed);
+    for (size_t t = 0; t < tables; ++t) {
+      RowTable table;
+      table.width = widths[t];
+      table.init_scale = init_scales[t];
+      OP_REQUIRES(context, inits[t] == "normal" || inits[t] == "uniform",
+                  absl::InvalidArgumentError(
+                      absl::StrCat("inits[", t, "]: found '", inits[t], "'; wanted 'normal' or 'uniform'")));
+      table.normal = inits[t] == "normal";
+      for (const auto& [name, kind] : {std::make_pair(linear[t], &table.linear), {factors[t], &table.factors}}) {
+        OP_REQUIRES(context, ParseRowOptimizer(name, kind),
+                    absl::InvalidArgumentError(absl::StrCat(
+                        "optimizers: found '", name, "'; wanted sgd, adagrad, adagrad_row, adam, ftrl or rmsprop")));
+      }
+      layout_.tables.push_back(table);
+    }
+    const std::string wrong = layout_.Check();
+    OP_REQUIRES(context, wrong.empty(), absl::InvalidArgumentError(wrong));
+    description_ = text;
+    for (const int t : slot_table) absl::StrAppend(&description_, " ", t);
+    for (size_t t = 0; t < tables; ++t) {
+      absl::StrAppend(&description_, "; ", widths[t], " ", inits[t], " ", init_scales[t], " ", linear[t], " ",
+                      factors[t]);
+    }
+    absl::StrAppend(&description_, "; ", seed);
+  }
+
+ private:
+  tensorflow::Status CreateResource(FeatureTableResource** resource) override {
+    *resource = new FeatureTableResource(policy_, RowStore::PayloadBytes(layout_), description_);
+    (*resource)->set_attachment(std::make_unique<RowStoreAttachment>((*resource)->table(), layout_));
+    return absl::OkStatus();
+  }
+
+  tensorflow::Status VerifyResource(FeatureTableResource* resource) override {
+    if (resource->description() == description_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("row store: found '", description_, "'; wanted '",
+                                                   resource->description(), "', that of the store of the same name"));
+  }
+
+  Policy policy_;
+  RowLayout layout_;
+  std::string description_;  // all that a second handle of one name must have the same
+};
+REGISTER_KERNEL_BUILDER(Name("CtrRowStoreHandle").Device(tensorflow::DEVICE_CPU), RowStoreHandleOp);
+
+}  // namespace
+}  // namespace ctr

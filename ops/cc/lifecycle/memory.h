@@ -1,0 +1,157 @@
+// Memory for tables: zero-filled, in huge pages where it is large, so that random access misses the TLB less.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace ctr {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+class BlockArena;
+
+// Zero-filled memory, aligned to 64 bytes, to huge pages from 2 MiB on. With an arena, blocks of 64 KiB to 1 MiB whose
+// size is a power of two lie in the huge pages of the arena.
+class Block {
+ public:
+  Block() = default;
+  explicit Block(size_t bytes, std::shared_ptr<BlockArena> arena = nullptr);
+  Block(Block&& other) noexcept { *this = std::move(other); }
+  Block& operator=(Block&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(arena_, other.arena_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(mapped_bytes_, other.mapped_bytes_);
+    std::swap(begin_, other.begin_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Block();
+
+  char* data() const { return begin_; }
+  size_t bytes() const { return bytes_; }
+  size_t bytes_outside_arena() const { return arena_ ? 0 : bytes_; }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> data_;
+  std::shared_ptr<BlockArena> arena_;
+  char* mapped_ = nullptr;
+  size_t mapped_bytes_ = 0;
+  char* begin_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Packs small blocks into huge pages; sizes do not mix. What is released goes back to the system until it is used
+// again. Safe to use from several threads.
+class BlockArena {
+ public:
+  static constexpr size_t kLeast = size_t{64} << 10;
+
+  static bool Takes(size_t bytes) { return bytes >= kLeast && bytes < kHugePage && (bytes & (bytes - 1)) == 0; }
+
+  char* Allocate(size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<char*>& free = free_[__builtin_ctzll(bytes / kLeast)];
+    if (free.empty()) {
+      slabs_.emplace_back(kHugePage);
+      for (size_t at = kHugePage; at > 0; at -= bytes) free.push_back(slabs_.back().data() + at - bytes);
+    } else if (released_.erase(free.back()) > 0) {
+      released_bytes_ -= bytes;
+    }
+    char* block = free.back();
+    free.pop_back();
+    return block;
+  }
+
+  void Release(char* block, size_t bytes) {
+    madvise(block, bytes, MADV_DONTNEED);  // reads as zeros from now on
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_[__builtin_ctzll(bytes / kLeast)].push_back(block);
+    released_.insert(block);
+    released_bytes_ += bytes;
+  }
+
+  int64_t Bytes() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<int64_t>(slabs_.size() * kHugePage - released_bytes_);
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards what follows; a leaf: no other lock is taken under it
+  std::vector<Block> slabs_;
+  std::vector<char*> free_[5];          // by size: 64 KiB, 128 KiB … 1 MiB
+  std::unordered_set<char*> released_;  // of the free ones, those that were used before
+  size_t released_bytes_ = 0;
+};
+
+inline Block::Block(size_t bytes, std::shared_ptr<BlockArena> arena) : bytes_(bytes) {
+  if (bytes == 0) return;
+  if (arena != nullptr && BlockArena::Takes(bytes)) {
+    arena_ = std::move(arena);
+    begin_ = arena_->Allocate(bytes);
+    return;
+  }
+  if (bytes < kHugePage) {
+    data_.reset(static_cast<char*>(std::calloc(bytes + 64, 1)));
+    if (data_ == nullptr) throw std::bad_alloc();
+    begin_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(data_.get()) + 63) & ~uintptr_t{63});
+    return;
+  }
+  mapped_bytes_ = bytes + kHugePage;  // never touched beyond `bytes`, so it costs address space only
+  void* mapped = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  mapped_ = static_cast<char*>(mapped);
+  begin_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(mapped) + kHugePage - 1) & ~(kHugePage - 1));
+  madvise(begin_, bytes, MADV_HUGEPAGE);
+}
+inline Block::~Block() {
+  if (arena_ != nullptr) arena_->Release(begin_, bytes_);
+  if (mapped_ != nullptr) munmap(mapped_, mapped_bytes_);
+}
+
+// Hands out zero-filled chunks of one size, which live as long as the arena. Safe to use from several threads.
+class ChunkArena {
+ public:
+  explicit ChunkArena(size_t chunk_bytes) : chunk_bytes_((chunk_bytes + 63) & ~size_t{63}) {
+#if defined(__SANITIZE_ADDRESS__)
+    chunks_per_slab_ = 1;  // chunks of their own, so that an access beyond one is seen
+#else
+    chunks_per_slab_ = chunk_bytes_ >= kHugePage ? 1 : kHugePage / chunk_bytes_;
+#endif
+  }
+
+  char* Allocate() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (used_in_last_ == chunks_per_slab_ || slabs_.empty()) {
+      slabs_.emplace_back(chunks_per_slab_ == 1 ? chunk_bytes_ : kHugePage);
+      used_in_last_ = 0;
+    }
+    return slabs_.back().data() + chunk_bytes_ * used_in_last_++;
+  }
+
+  int64_t Bytes() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return slabs_.empty() ? 0 : static_cast<int64_t>(slabs_.size() * slabs_.back().bytes());
+  }
+
+ private:
+  const size_t chunk_bytes_;
+  size_t chunks_per_slab_;
+  mutable std::mutex mutex_;  // guards what follows; a leaf: no other lock is taken under it
+  std::vector<Block> slabs_;
+  size_t used_in_last_ = 0;
+};
+
+}  // namespace ctr

@@ -1,0 +1,28 @@
+// A result without exceptions and without TensorFlow.
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace ctr {
+
+class Status {
+ public:
+  enum Code { kOk, kInvalidArgument, kDataLoss };
+
+  Status() = default;
+  static Status InvalidArgument(std::string message) { return Status(kInvalidArgument, std::move(message)); }
+  static Status DataLoss(std::string message) { return Status(kDataLoss, std::move(message)); }
+
+  bool ok() const { return code_ == kOk; }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }  // one line: argument, index, value found, value wanted
+
+ private:
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  Code code_ = kOk;
+  std::string message_;
+};
+
+}  // namespace ctr

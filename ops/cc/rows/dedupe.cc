@@ -1,0 +1,113 @@
+#include "ops/cc/rows/dedupe.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/cc/lifecycle/hash.h"
+
+namespace ctr {
+namespace {
+
+constexpr int64_t kBlock = 4096;  // fewer occurrences than this are not worth another thread
+
+}  // namespace
+
+int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t shows_n, const float* clicks,
+                     int64_t clicks_n, const ParallelFor& parallel_for, int threads) {
+  const int64_t blocks = std::max<int64_t>(1, std::min<int64_t>(threads, n / kBlock));
+  const auto block_begin = [=](int64_t b) { return n * b / blocks; };
+  mixed_.resize(n);
+  occurrences_.resize(n);
+  uniques_.resize(n);
+  cursor_.assign(blocks * kShards, 0);
+  parallel_for(blocks, 2 * n / blocks, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      int32_t count[kShards] = {};
+      for (int64_t i = block_begin(b); i < block_begin(b + 1); ++i) {
+        const uint64_t mixed = Mix64(keys[i]);
+        mixed_[i] = mixed;
+        ++count[ShardOf(mixed)];
+      }
+      std::copy(count, count + kShards, &cursor_[b * kShards]);
+    }
+  });
+  shard_begin_.assign(kShards + 1, 0);
+  int32_t running = 0;
+  for (int s = 0; s < kShards; ++s) {
+    shard_begin_[s] = running;
+    for (int64_t b = 0; b < blocks; ++b) running += std::exchange(cursor_[b * kShards + s], running);
+  }
+  shard_begin_[kShards] = running;
+  parallel_for(blocks, 3 * n / blocks, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      int32_t* cursor = &cursor_[b * kShards];
+      for (int64_t i = block_begin(b); i < block_begin(b + 1); ++i) {
+        const uint64_t mixed = mixed_[i];
+        Occurrence& o = occurrences_[cursor[ShardOf(mixed)]++];
+        o.mixed = mixed;
+        o.position = static_cast<int32_t>(i);
+      }
+    }
+  });
+  unique_begin_.assign(kShards + 1, 0);
+  const bool all_shows = shows_n == 1, all_clicks = clicks_n == 1;
+  parallel_for(kShards, 8 * n / kShards, [&](int64_t first, int64_t last) {
+    static thread_local std::vector<int32_t> table;  // unique + 1; 0: empty
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t begin = shard_begin_[s], end = shard_begin_[s + 1];
+      uint64_t slots = 16;
+      while (static_cast<int64_t>(slots) < 2 * (end - begin)) slots *= 2;
+      table.assign(slots, 0);
+      Unique* uniques = uniques_.data() + begin;
+      int32_t u = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        Occurrence& o = occurrences_[i];
+        const float show = shows[all_shows ? 0 : o.position], click = clicks[all_clicks ? 0 : o.position];
+        uint64_t p = o.mixed & (slots - 1);
+        while (table[p] != 0 && uniques[table[p] - 1].mixed != o.mixed) p = (p + 1) & (slots - 1);
+        if (table[p] == 0) {
+          uniques[u] = {o.mixed, 0.0f, 0.0f, 0, o.position};
+          table[p] = ++u;
+        }
+        o.unique = table[p] - 1;
+        Unique& unique = uniques[o.unique];
+        unique.show += show;
+        unique.click += click;
+        ++unique.count;
+      }
+      unique_begin_[s + 1] = u;
+    }
+  });
+  for (int s = 0; s < kShards; ++s) unique_begin_[s + 1] += unique_begin_[s];
+  return unique_begin_[kShards];
+}
+
+void Dedupe::Write(const int64_t* keys, int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts,
+                   int32_t* order, const ParallelFor& parallel_for) {
+  const int64_t n = static_cast<int64_t>(occurrences_.size());
+  starts[0] = 0;
+  parallel_for(kShards, 5 * n / kShards, [&](int64_t first, int64_t last) {
+    static thread_local std::vector<int32_t> next;
+    for (int64_t s = first; s < last; ++s) {
+      const int32_t base = unique_begin_[s], u = unique_begin_[s + 1] - base;
+      next.resize(u);
+      int32_t at = shard_begin_[s];
+      for (int32_t k = 0; k < u; ++k) {
+        const Unique& from = uniques_[shard_begin_[s] + k];
+        unique[base + k] = keys[from.first];
+        shows[base + k] = from.show;
+        clicks[base + k] = from.click;
+        next[k] = at;
+        at += from.count;
+        starts[base + k + 1] = at;
+      }
+      for (int32_t i = shard_begin_[s]; i < shard_begin_[s + 1]; ++i) {
+        const Occurrence& o = occurrences_[i];
+        inverse[o.position] = base + o.unique;
+        order[next[o.unique]++] = o.position;
+      }
+    }
+  });
+}
+
+}  // namespace ctr

@@ -1,0 +1,284 @@
+// clang-format off
+#include "ops/cc/rows/multiversion.h"  // first
+// clang-format on
+#include "ops/cc/rows/pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+namespace ctr {
+namespace {
+
+constexpr int64_t kAhead = 12;  // occurrences between a prefetch and its use
+
+CTR_INLINE void Prefetch(const float* begin, int n) {
+  for (int i = 0; i < n; i += 16) __builtin_prefetch(begin + i);
+}
+
+// Samples [begin, end) of a batch.
+CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in, const float* linear,
+                                  const int32_t* inverse, const PoolOutputs& out, int64_t begin, int64_t end,
+                                  float* square_sums) {
+  const int64_t fields = layout.num_fields();
+  const PoolPart* parts = layout.parts.data();
+  const int num_parts = static_cast<int>(layout.parts.size());
+  int64_t i = in.segments == nullptr ? begin * fields
+                                     : std::lower_bound(in.segments, in.segments + in.n, begin * fields) - in.segments;
+  for (int64_t b = begin; b < end; ++b) {
+    float* sums = square_sums;
+    for (int p = 0; p < num_parts; ++p) {
+      if (out.squares[p] == nullptr) continue;
+      std::fill_n(sums, parts[p].width, 0.0f);
+      sums += parts[p].width;
+    }
+    float* part_sums = square_sums;  // those of the current table's first part
+    int table = -1;
+    for (int64_t f = 0; f < fields; ++f) {
+      if (layout.table_of_field[f] != table) {
+        if (table >= 0) {
+          for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
+            if (out.squares[p] != nullptr) part_sums += parts[p].width;
+          }
+        }
+        table = layout.table_of_field[f];
+      }
+      const int row_width = layout.row_width[table];
+      const int64_t place = b * layout.fields[table] + (f - layout.first_field[table]);
+      const int64_t segment = b * fields + f;
+      float weight = 0.0f;
+      bool any = false;
+      while (i < in.n && (in.segments == nullptr ? i == segment : in.segments[i] == segment)) {
+        if (i + kAhead < in.n) {
+          const uint32_t next = static_cast<uint32_t>(inverse[i + kAhead]);
+          if (next < in.u) Prefetch(in.factors + in.offsets[next], in.offsets[next + 1] - in.offsets[next]);
+        }
+        const uint32_t j = static_cast<uint32_t>(inverse[i]);
+        if (j >= in.u) return false;
+        const float x = in.values == nullptr ? 1.0f : in.values[i];
+        ++i;
+        weight += x * linear[j];
+        const int32_t offset = in.offsets[j];
+        const int width = in.offsets[j + 1] - offset;
+        if (width == 0) continue;
+        if (width != row_width) return false;
+        float* sum = part_sums;
+        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
+          const PoolPart& part = parts[p];
+          const float* __restrict v = in.factors + offset + part.begin;
+          float* __restrict to = out.factors[p] + place * part.columns;
+          if (any) {
+            for (int c = 0; c < part.columns; ++c) to[c] += x * v[c];
+          } else {
+            for (int c = 0; c < part.columns; ++c) to[c] = x * v[c];
+          }
+          if (out.squares[p] != nullptr) {
+            const float* __restrict own = part.field ? v + f * part.width : v;
+            float* __restrict s = sum;
+            for (int c = 0; c < part.width; ++c) s[c] += (x * own[c]) * (x * own[c]);
+            sum += part.width;
+          }
+        }
+        any = true;
+      }
+      out.linear[segment] = weight;
+      if (!any) {
+        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
+          std::memset(out.factors[p] + place * parts[p].columns, 0, sizeof(float) * parts[p].columns);
+        }
+      }
+    }
+    sums = square_sums;
+    for (int p = 0; p < num_parts; ++p) {
+      if (out.squares[p] == nullptr) continue;
+      float total = 0.0f;
+      for (int c = 0; c < parts[p].width; ++c) total += sums[c];
+      out.squares[p][b] = total;
+      sums += parts[p].width;
+    }
+  }
+  return true;
+}
+
+// Distinct features [begin, end). slopes: [parts], working memory.
+CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& in, const PoolGradients& gradients,
+                                     const int32_t* starts, const int32_t* order, int64_t begin, int64_t end,
+                                     float* linear, float* factors, float* slopes) {
+  const uint32_t fields = static_cast<uint32_t>(layout.num_fields());
+  const PoolPart* parts = layout.parts.data();
+  const auto segment_of = [&in](uint32_t i) {
+    return in.segments == nullptr ? i : static_cast<uint32_t>(in.segments[i]);
+  };
+  for (int64_t j = begin; j < end; ++j) {
+    const int32_t offset = in.offsets[j];
+    const int width = in.offsets[j + 1] - offset;
+    float weight = 0.0f;
+    float* const row = factors + offset;
+    std::memset(row, 0, sizeof(float) * width);
+    int table = -1;
+    for (int64_t z = starts[j]; z < starts[j + 1]; ++z) {
+      const uint32_t next = z + kAhead < in.n ? static_cast<uint32_t>(order[z + kAhead]) : 0;
+      if (next < in.n) {
+        const uint32_t segment = segment_of(next), b = segment / fields, f = segment - b * fields;
+        const int t = layout.table_of_field[f];
+        const int64_t place = static_cast<int64_t>(b) * layout.fields[t] + (f - layout.first_field[t]);
+        if (gradients.linear != nullptr) __builtin_prefetch(gradients.linear + segment);
+        for (int p = layout.first_part[t]; p < layout.first_part[t + 1]; ++p) {
+          if (gradients.factors[p] == nullptr) continue;
+          Prefetch(gradients.factors[p] + place * parts[p].columns, parts[p].columns);
+        }
+      }
+      const uint32_t i = static_cast<uint32_t>(order[z]);
+      if (i >= in.n) return false;
+      const uint32_t segment = segment_of(i);
+      const float x = in.values == nullptr ? 1.0f : in.values[i];
+      if (gradients.linear != nullptr) weight += x * gradients.linear[segment];
+      if (width == 0) continue;
+      const uint32_t b = segment / fields, f = segment - b * fields;
+      if (layout.table_of_field[f] != table) {
+        if (table >= 0 || layout.row_width[layout.table_of_field[f]] != width) return false;
+        table = layout.table_of_field[f];
+        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) slopes[p] = 0.0f;
+      }
+      const int64_t place = static_cast<int64_t>(b) * layout.fields[table] + (f - layout.first_field[table]);
+      for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
+        const PoolPart& part = parts[p];
+        float* __restrict to = row + part.begin;
+        if (gradients.factors[p] != nullptr) {
+          const float* __restrict g = gradients.factors[p] + place * part.columns;
+          for (int c = 0; c < part.columns; ++c) to[c] += x * g[c];
+        }
+        if (gradients.squares[p] == nullptr) continue;
+        const float slope = 2.0f * x * x * gradients.squares[p][b];
+        if (part.field) {
+          const int own = static_cast<int>(f) * part.width;
+          const float* __restrict v = in.factors + offset + part.begin + own;
+          for (int c = 0; c < part.width; ++c) to[own + c] += slope * v[c];
+        } else {
+          slopes[p] += slope;  // the same columns for every occurrence: once, below
+        }
+      }
+    }
+    linear[j] = weight;
+    if (table < 0) continue;
+    for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
+      if (gradients.squares[p] == nullptr || parts[p].field) continue;
+      float* __restrict to = row + parts[p].begin;
+      const float* __restrict v = in.factors + offset + parts[p].begin;
+      for (int c = 0; c < parts[p].width; ++c) to[c] += slopes[p] * v[c];
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string PoolLayout::Complete() {
+  int tables = 0;
+  for (size_t f = 0; f < table_of_field.size(); ++f) {
+    const int t = table_of_field[f];
+    if (t < 0) return "table_of_field: found " + std::to_string(t) + "; wanted tables >= 0";
+    if (!first_field.empty() && t < tables - 1) return "table_of_field: wanted fields in ascending order of tables";
+    if (t >= tables) {
+      first_field.resize(t + 1, 0);
+      fields.resize(t + 1, 0);
+      tables = t + 1;
+    }
+    if (fields[t]++ == 0) first_field[t] = static_cast<int>(f);
+  }
+  row_width.assign(tables, 0);
+  first_part.assign(tables + 1, 0);
+  int last = 0;
+  for (PoolPart& part : parts) {
+    if (part.table < last || part.table >= tables) return "part_tables: wanted tables of fields, in ascending order";
+    if (part.width < 1) return "part_widths: found " + std::to_string(part.width) + "; wanted widths > 0";
+    last = part.table;
+    part.columns = part.field ? part.width * static_cast<int>(num_fields()) : part.width;
+    part.begin = row_width[part.table];
+    row_width[part.table] += part.columns;
+    ++first_part[part.table + 1];
+  }
+  for (int t = 0; t < tables; ++t) first_part[t + 1] += first_part[t];
+  return "";
+}
+
+std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int64_t factors_n) {
+  const int64_t positions = batch.batch * layout.num_fields();
+  if (batch.segments == nullptr) {
+    if (batch.n != positions) {
+      return "inverse: found " + std::to_string(batch.n) + " occurrences; wanted " + std::to_string(positions) +
+             ", one for each sample and field where segments is empty";
+    }
+  } else {
+    int32_t last = 0;
+    bool ordered = true;
+    for (int64_t i = 0; i < batch.n; ++i) {
+      ordered &= batch.segments[i] >= last;
+      last = batch.segments[i];
+    }
+    if (!ordered || (batch.n > 0 && last >= positions)) {
+      return "segments: wanted them ascending in [0, " + std::to_string(positions) + ")";
+    }
+  }
+  int32_t last = 0;
+  bool ordered = batch.offsets[0] == 0;
+  for (int64_t j = 0; j <= batch.u; ++j) {
+    ordered &= batch.offsets[j] >= last;
+    last = batch.offsets[j];
+  }
+  if (!ordered || last != factors_n) {
+    return "offsets: wanted them ascending from 0 to " + std::to_string(factors_n) + ", the length of factors";
+  }
+  return "";
+}
+
+bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear, const int32_t* inverse,
+          const ParallelFor& parallel_for, const PoolOutputs& out) {
+  if (batch.batch == 0) return true;
+  int64_t columns = 0, squares = 0;
+  for (size_t p = 0; p < layout.parts.size(); ++p) {
+    columns += layout.parts[p].columns;
+    if (out.squares[p] != nullptr) squares += layout.parts[p].width;
+  }
+  std::atomic<bool> good(true);
+  const int64_t cost = (batch.n / batch.batch + 1) * (10 + columns / 2);
+  parallel_for(batch.batch, cost, [&](int64_t begin, int64_t end) {
+    std::vector<float> sums(squares);
+    if (!PoolSamples(layout, batch, linear, inverse, out, begin, end, sums.data())) good = false;
+  });
+  return good;
+}
+
+bool PoolGradient(const PoolLayout& layout, const PoolBatch& batch, const PoolGradients& gradients,
+                  const int32_t* starts, const int32_t* order, const ParallelFor& parallel_for, float* linear,
+                  float* factors) {
+  int64_t columns = 0;
+  for (const PoolPart& part : layout.parts) columns += part.columns;
+  // Blocks of about equal work: a feature costs a little, its occurrences the most.
+  constexpr int64_t kWork = 2048;
+  const int64_t work = batch.n + batch.u;
+  const int64_t blocks = (work + kWork - 1) / kWork;
+  const auto first_of = [&](int64_t block) {  // the first feature j with starts[j] + j >= block * kWork
+    int64_t low = 0, high = batch.u;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (starts[middle] + middle >= block * kWork) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  };
+  std::atomic<bool> good(true);
+  parallel_for(blocks, kWork * (10 + columns / 2), [&](int64_t begin, int64_t end) {
+    const int64_t first = first_of(begin), last = end == blocks ? batch.u : first_of(end);
+    std::vector<float> slopes(layout.parts.size());
+    if (!PoolGradientOf(layout, batch, gradients, starts, order, first, last, linear, factors, slopes.data())) {
+      good = false;
+    }
+  });
+  return good;
+}
+
+}  // namespace ctr

@@ -1,0 +1,499 @@
+#include "ops/cc/rows/row_store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "ops/cc/lifecycle/hash.h"
+#include "ops/cc/rows/initial_factors.h"
+
+namespace ctr {
+namespace {
+
+// Keys that are worked on at a time: what one phase prefetches, the next one finds in the L1 cache.
+constexpr int kGroup = 64;
+constexpr int64_t kChunkBytes = 16 << 10;
+
+void Prefetch(const float* begin, int n) {
+  for (int i = 0; i < n; i += 16) __builtin_prefetch(begin + i, 1);
+  __builtin_prefetch(begin + n - 1, 1);
+}
+
+int64_t IdOf(int shard, int64_t local) { return static_cast<int64_t>(shard) << 32 | local; }
+
+// The first element that is not finite, or -1.
+int64_t FindNotFinite(const float* x, int64_t n) {
+  int32_t bad = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, x + i, sizeof(bits));
+    bad |= (bits & 0x7f800000) == 0x7f800000;
+  }
+  if (bad == 0) return -1;
+  return std::find_if(x, x + n, [](float v) { return !std::isfinite(v); }) - x;
+}
+
+}  // namespace
+
+int RowLayout::linear_floats() const {
+  int state = 0;
+  for (const RowTable& table : tables) state = std::max(state, RowStateFloats(table.linear, 1));
+  return 1 + state;
+}
+
+std::string RowLayout::Check() const {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    if (tables[t].width < 0 || tables[t].width > 1 << 20) {
+      return "widths[" + std::to_string(t) + "]: found " + std::to_string(tables[t].width) + "; wanted 0 to 2^20";
+    }
+    if (!(tables[t].init_scale >= 0.0f) || !std::isfinite(tables[t].init_scale)) {
+      return "init_scales[" + std::to_string(t) + "]: found " + std::to_string(tables[t].init_scale) +
+             "; wanted a finite number >= 0";
+    }
+  }
+  if (slot_table.size() > kSlots)
+    return "slot_table: found " + std::to_string(slot_table.size()) + " slots; wanted at most 2048";
+  for (size_t s = 0; s < slot_table.size(); ++s) {
+    if (slot_table[s] < -1 || slot_table[s] >= static_cast<int>(tables.size())) {
+      return "slot_table[" + std::to_string(s) + "]: found " + std::to_string(slot_table[s]) + "; wanted -1 or a table";
+    }
+  }
+  return "";
+}
+
+RowStore::RowStore(FeatureTable* table, RowLayout layout)
+    : table_(table), layout_(std::move(layout)), shards_(kShards) {
+  for (const RowTable& t : layout_.tables) {
+    const int64_t row_bytes = std::max<int64_t>(sizeof(float) * t.row_floats(), sizeof(float));
+    int bits = 4;
+    while ((row_bytes << (bits + 1)) <= kChunkBytes) ++bits;
+    row_floats_.push_back(t.row_floats());
+    chunk_bits_.push_back(bits);
+    arenas_.push_back(std::make_unique<ChunkArena>(row_bytes << bits));
+  }
+  for (ShardRows& shard : shards_) shard.tables.resize(layout_.tables.size());
+  table->on_erase = [this](int shard, char* payload) {
+    FreeRow(shard, reinterpret_cast<Feature*>(payload - sizeof(Feature)), reinterpret_cast<Head*>(payload));
+  };
+}
+
+int32_t RowStore::AllocateRow(int shard, int table) {
+  FactorRows& rows = shards_[shard].tables[table];
+  if (rows.free >= 0) {
+    const int32_t row = rows.free;
+    std::memcpy(&rows.free, Row(shard, table, row), sizeof(rows.free));
+    return row;
+  }
+  if (rows.end == static_cast<int64_t>(rows.chunks.size()) << chunk_bits_[table]) {
+    rows.chunks.push_back(reinterpret_cast<float*>(arenas_[table]->Allocate()));
+  }
+  return rows.end++;
+}
+
+void RowStore::FreeRow(int shard, const Feature* feature, Head* head) {
+  if (head->factor_row == 0) return;
+  const int table = layout_.TableOf(feature->key);
+  FactorRows& rows = shards_[shard].tables[table];
+  const int32_t row = head->factor_row - 1;
+  std::memcpy(Row(shard, table, row), &rows.free, sizeof(rows.free));
+  rows.free = row;
+  head->factor_row = 0;
+  ++shards_[shard].erased;
+}
+
+Status RowStore::CheckKeysAndTables(const int64_t* keys, int64_t n) const {
+  const Status status = CheckKeys(keys, n);
+  if (!status.ok()) return status;
+  for (int64_t i = 0; i < n; ++i) {
+    if (layout_.TableOf(keys[i]) < 0) {
+      return Status::InvalidArgument("keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) + " of slot " +
+                                     std::to_string(SlotOf(keys[i])) + "; wanted a slot that has a table");
+    }
+  }
+  return Status();
+}
+
+Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for, int64_t* ids,
+                      int32_t* offsets, float* linear, const std::function<float*(int64_t)>& allocate_factors) {
+  const ShardGroups groups = GroupByShard(keys, n);
+  std::atomic<bool> right(true);  // each key has a table
+  const bool at_once = train && table_->policy().admission == Policy::Admission::kNone;
+  std::vector<int32_t> rows(n);          // factor row, -1 where none
+  std::vector<int64_t> erased(kShards);  // a shard's count when its rows were looked up
+  const int64_t cost = 40 * n / kShards + 50;
+  parallel_for(kShards, cost, [&](int64_t first, int64_t last) {
+    uint64_t mixed[kGroup];
+    for (int64_t s = first; s < last; ++s) {
+      if (groups.starts[s] == groups.starts[s + 1]) continue;
+      FeatureTable::Shard& shard = table_->shard(s);
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      erased[s] = shards_[s].erased;
+      for (int64_t begin = groups.starts[s]; begin < groups.starts[s + 1]; begin += kGroup) {
+        const int count = static_cast<int>(std::min<int64_t>(kGroup, groups.starts[s + 1] - begin));
+        for (int k = 0; k < count; ++k) {
+          mixed[k] = Mix64(keys[groups.At(begin + k)]);
+          shard.PrefetchIndex(mixed[k]);
+        }
+        for (int k = 0; k < count; ++k) shard.PrefetchFeature(mixed[k]);
+        for (int k = 0; k < count; ++k) {
+          const int64_t i = groups.At(begin + k);
+          const int table = layout_.TableOf(keys[i]);
+          if (table < 0 || keys[i] < 0) {
+            right = false;
+            return;
+          }
+          const int64_t local = shard.Find(keys[i], mixed[k]);
+          const Head* head = local < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(local));
+          ids[i] = local < 0 ? -1 : IdOf(s, local);
+          linear[i] = head == nullptr ? 0.0f : head->linear;
+          rows[i] = head == nullptr ? -1 : head->factor_row - 1;
+          offsets[i + 1] = rows[i] >= 0 || at_once ? layout_.tables[table].width : 0;
+        }
+      }
+    }
+  });
+  if (!right) return CheckKeysAndTables(keys, n);
+  int64_t total = 0;
+  offsets[0] = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    total += offsets[i + 1];
+    offsets[i + 1] = static_cast<int32_t>(total);
+  }
+  if (total > std::numeric_limits<int32_t>::max()) {
+    return Status::InvalidArgument("keys: their factors are " + std::to_string(total) +
+                                   " floats; wanted at most 2^31 - 1");
+  }
+  float* const factors = allocate_factors(total);
+  if (factors == nullptr) return Status();
+  parallel_for(kShards, cost, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      const int64_t begin = groups.starts[s], end = groups.starts[s + 1];
+      if (begin == end) continue;
+      FeatureTable::Shard& shard = table_->shard(s);
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      const bool intact = erased[s] == shards_[s].erased;
+      for (int64_t at = begin; at < end; ++at) {
+        if (at + 8 < end) {
+          const int64_t next = groups.At(at + 8);
+          if (rows[next] >= 0) {
+            const int table = layout_.TableOf(keys[next]);
+            Prefetch(Row(s, table, rows[next]), layout_.tables[table].width);
+          }
+        }
+        const int64_t i = groups.At(at);
+        float* const to = factors + offsets[i];
+        const int width = offsets[i + 1] - offsets[i];
+        if (width == 0) continue;
+        const int table = layout_.TableOf(keys[i]);
+        if (rows[i] < 0) {
+          const RowTable& t = layout_.tables[table];
+          InitialFactors(layout_.seed, keys[i], t.width, t.normal, t.init_scale, to);
+          continue;
+        }
+        // Between the passes an eviction may have taken the row: then the factors read 0, as an absent feature's.
+        const int64_t local = ids[i] & 0xffffffff;
+        if (intact || (shard.At(local)->key == keys[i] &&
+                       reinterpret_cast<Head*>(shard.Payload(local))->factor_row == rows[i] + 1)) {
+          std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
+        } else {
+          std::memset(to, 0, sizeof(float) * width);
+        }
+      }
+    }
+  });
+  return Status();
+}
+
+bool RowStore::LooksRight(const RowPush& push, const ParallelFor& parallel_for) const {
+  constexpr int64_t kBlock = 1024;
+  std::atomic<bool> right(push.offsets[0] == 0 && FindNotFinite(push.scale, push.scale_n) < 0);
+  parallel_for((push.n + kBlock - 1) / kBlock, kBlock * 10, [&](int64_t first, int64_t last) {
+    const int64_t begin = first * kBlock, end = std::min(push.n, last * kBlock);
+    bool good = true;
+    for (int64_t i = begin; i < end; ++i) {
+      const int table = layout_.TableOf(push.keys[i]);
+      const int width = push.offsets[i + 1] - push.offsets[i];
+      const float show = push.shows[i], click = push.clicks[i];
+      good &= push.keys[i] >= 0 && table >= 0 && (width == 0 || width == layout_.tables[table].width);
+      good &=
+          show >= 0.0f && click >= 0.0f && show <= kMaxCount && click <= kMaxCount && (click <= show || show == 0.0f);
+    }
+    good = good && FindNotFinite(push.linear_grad + begin, end - begin) < 0;
+    good = good && FindNotFinite(push.factors_grad + push.offsets[begin], push.offsets[end] - push.offsets[begin]) < 0;
+    if (!good) right = false;
+  });
+  return right;
+}
+
+Status RowStore::CheckPush(const RowPush& push) const {
+  const int64_t n = push.n;
+  Status status = CheckKeysAndTables(push.keys, n);
+  if (status.ok()) status = CheckCounts(push.shows, push.clicks, n);
+  if (!status.ok()) return status;
+  if (push.offsets[0] != 0)
+    return Status::InvalidArgument("offsets[0]: found " + std::to_string(push.offsets[0]) + "; wanted 0");
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t width = static_cast<int64_t>(push.offsets[i + 1]) - push.offsets[i];
+    const int wanted = layout_.tables[layout_.TableOf(push.keys[i])].width;
+    if (width != 0 && width != wanted) {
+      return Status::InvalidArgument("offsets[" + std::to_string(i + 1) + "]: found a range of " +
+                                     std::to_string(width) + "; wanted 0 or " + std::to_string(wanted));
+    }
+  }
+  const auto not_finite = [&](const char* name, int64_t i, const float* x, int64_t at) {
+    return Status::InvalidArgument(std::string(name) + "[" + std::to_string(at) + "]: found " + std::to_string(x[at]) +
+                                   (i < 0 ? "" : ", of key " + std::to_string(push.keys[i])) +
+                                   "; wanted a finite number");
+  };
+  int64_t bad = FindNotFinite(push.linear_grad, n);
+  if (bad >= 0) return not_finite("linear_grad", bad, push.linear_grad, bad);
+  bad = FindNotFinite(push.factors_grad, push.offsets[n]);
+  if (bad >= 0) {
+    const int64_t i = std::upper_bound(push.offsets, push.offsets + n + 1, bad) - push.offsets - 1;
+    return not_finite("factors_grad", i, push.factors_grad, bad);
+  }
+  bad = FindNotFinite(push.scale, push.scale_n);
+  if (bad >= 0) return not_finite("scale", push.scale_n == n ? bad : -1, push.scale, bad);
+  return Status();
+}
+
+Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
+  const int64_t n = push.n;
+  const int tables = static_cast<int>(layout_.tables.size());
+  if (push.step < 1 || push.step > std::numeric_limits<int32_t>::max()) {
+    return Status::InvalidArgument("step: found " + std::to_string(push.step) + "; wanted 1 to 2^31 - 1");
+  }
+  std::vector<RowStep> steps;
+  for (int t = 0; t < tables; ++t) {
+    for (int part = 0; part < 2; ++part) {
+      const RowOptimizerKind kind = part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
+      const std::string wrong = CheckRowHyper(kind, push.hyper[2 * t + part]);
+      if (!wrong.empty()) {
+        return Status::InvalidArgument("hyper[" + std::to_string(t) + ", " + std::to_string(part) + "]: " + wrong);
+      }
+      steps.emplace_back(kind, push.hyper[2 * t + part], push.step);
+    }
+  }
+  if (!LooksRight(push, parallel_for)) {
+    const Status status = CheckPush(push);
+    if (!status.ok()) return status;
+  }
+
+  const ShardGroups groups = GroupByShard(push.keys, n);
+  const bool at_once = table_->policy().admission == Policy::Admission::kNone;
+  const int stride_end = static_cast<int>(sizeof(Feature) + table_->payload_bytes()) - 1;
+  const int step = static_cast<int>(push.step);
+  const auto add = [](int width, const float* delta, float* w) {
+    for (int c = 0; c < width; ++c) w[c] += delta[c];
+  };
+  parallel_for(kShards, 60 * n / kShards + 50, [&](int64_t first, int64_t last) {
+    int64_t locals[kGroup];
+    for (int64_t s = first; s < last; ++s) {
+      if (groups.starts[s] == groups.starts[s + 1]) continue;
+      FeatureTable::Shard& shard = table_->shard(s);
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      const auto give_factors = [&](int64_t key, int table, Head* head) {
+        const RowTable& t = layout_.tables[table];
+        if (t.width == 0) return;
+        const int32_t row = AllocateRow(s, table);
+        float* const w = Row(s, table, row);
+        InitialFactors(layout_.seed, key, t.width, t.normal, t.init_scale, w);
+        InitRowState(steps[2 * table + 1], t.width, w, w + t.width);
+        head->factor_row = row + 1;
+      };
+      for (int64_t begin = groups.starts[s]; begin < groups.starts[s + 1]; begin += kGroup) {
+        const int count = static_cast<int>(std::min<int64_t>(kGroup, groups.starts[s + 1] - begin));
+        for (int k = 0; k < count; ++k) {
+          const int64_t id = push.ids[groups.At(begin + k)];
+          const int64_t local = id & 0xffffffff;
+          locals[k] = id >> 32 == s && local < shard.end() ? local : -1;
+          if (locals[k] < 0) {
+            shard.PrefetchIndex(Mix64(push.keys[groups.At(begin + k)]));
+            continue;
+          }
+          const char* feature = reinterpret_cast<const char*>(shard.At(local));
+          __builtin_prefetch(feature, 1);
+          __builtin_prefetch(feature + stride_end, 1);
+        }
+        for (int k = 0; k < count; ++k) {
+          if (locals[k] < 0) continue;
+          const int64_t i = groups.At(begin + k);
+          if (shard.At(locals[k])->key != push.keys[i]) {
+            locals[k] = -1;
+            continue;
+          }
+          const int32_t row = reinterpret_cast<Head*>(shard.Payload(locals[k]))->factor_row - 1;
+          const int table = layout_.TableOf(push.keys[i]);
+          if (row >= 0) Prefetch(Row(s, table, row), row_floats_[table]);
+        }
+        for (int k = 0; k < count; ++k) {
+          const int64_t i = groups.At(begin + k), key = push.keys[i];
+          bool created;
+          const int64_t local = locals[k] >= 0 ? locals[k] : shard.FindOrCreate(key, Mix64(key), -1, &created);
+          Feature* const feature = shard.At(local);
+          Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
+          const int table = layout_.TableOf(key);
+          const int width = layout_.tables[table].width;
+          const bool train_factors = push.offsets[i + 1] > push.offsets[i];
+          const float* const factors_grad = push.factors_grad + push.offsets[i];
+          if (train_factors && at_once && head->factor_row == 0) give_factors(key, table, head);
+          float* const w = head->factor_row == 0 ? nullptr : Row(s, table, head->factor_row - 1);
+          if (push.add) {
+            head->linear += push.linear_grad[i];
+            if (train_factors && w != nullptr) add(width, factors_grad, w);
+          } else {
+            const RowStep* const two = &steps[2 * table];
+            const float scale = push.scale[push.scale_n == 1 ? 0 : i];
+            const int64_t missed = head->last_step == 0 ? 0 : std::max(0, step - 1 - head->last_step);
+            if (head->last_step == 0) InitRowState(two[0], 1, &head->linear, head->state());
+            UpdateRow(two[0], 1, missed, scale, push.linear_grad + i, &head->linear, head->state());
+            if (train_factors && w != nullptr) UpdateRow(two[1], width, missed, scale, factors_grad, w, w + width);
+            head->last_step = std::max(head->last_step, step);
+          }
+          table_->Observe(feature, push.shows[i], push.clicks[i]);
+          if (feature->admitted && head->factor_row == 0) give_factors(key, table, head);
+        }
+      }
+    }
+  });
+  return Status();
+}
+
+Status RowStore::Settle(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for) {
+  if (step < 0 || step >= std::numeric_limits<int32_t>::max()) {
+    return Status::InvalidArgument("step: found " + std::to_string(step) + "; wanted one in [0, 2^31 - 1)");
+  }
+  std::vector<RowStep> steps;
+  for (size_t t = 0; t < layout_.tables.size(); ++t) {
+    for (int part = 0; part < 2; ++part) {
+      const RowOptimizerKind kind = part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
+      const std::string wrong = CheckRowHyper(kind, hyper[2 * t + part]);
+      if (!wrong.empty()) return Status::InvalidArgument("hyper: " + wrong);
+      steps.emplace_back(kind, hyper[2 * t + part], step + 1);  // the missed ones come before it
+    }
+  }
+  parallel_for(kShards, 100000, [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      FeatureTable::Shard& shard = table_->shard(s);
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      for (int64_t local = 0; local < shard.end(); ++local) {
+        const Feature* const feature = shard.At(local);
+        if (feature->key < 0) continue;
+        Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
+        const int table = layout_.TableOf(feature->key);
+        if (table < 0 || head->last_step == 0 || head->last_step >= step) continue;
+        const int64_t missed = step - head->last_step;
+        TakeMissedSteps(steps[2 * table], 1, missed, &head->linear, head->state());
+        if (head->factor_row != 0) {
+          float* const w = Row(s, table, head->factor_row - 1);
+          const int width = layout_.tables[table].width;
+          TakeMissedSteps(steps[2 * table + 1], width, missed, w, w + width);
+        }
+        head->last_step = static_cast<int32_t>(step);
+      }
+    }
+  });
+  return Status();
+}
+
+Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear, int32_t* last_step,
+                            const std::vector<float*>& factors) const {
+  const Status status = CheckKeysAndTables(keys, n);
+  if (!status.ok()) return status;
+  const int linear_floats = layout_.linear_floats();
+  std::vector<float*> next = factors;
+  std::vector<float*> to(n);
+  for (int64_t i = 0; i < n; ++i) {
+    if (!admitted[i]) continue;
+    const int table = layout_.TableOf(keys[i]);
+    to[i] = next[table];
+    next[table] += row_floats_[table];
+  }
+  const ShardGroups groups = GroupByShard(keys, n);
+  for (int s = 0; s < kShards; ++s) {
+    if (groups.starts[s] == groups.starts[s + 1]) continue;
+    FeatureTable::Shard& shard = table_->shard(s);
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
+      if (at + 8 < groups.starts[s + 1]) shard.PrefetchFeature(Mix64(keys[groups.At(at + 8)]));
+      const int64_t i = groups.At(at);
+      const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
+      const Head* head = local < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(local));
+      if (head == nullptr) {
+        std::fill_n(linear + i * linear_floats, linear_floats, 0.0f);
+        last_step[i] = 0;
+      } else {
+        std::memcpy(linear + i * linear_floats, &head->linear, sizeof(float) * linear_floats);
+        last_step[i] = head->last_step;
+      }
+      if (!admitted[i]) continue;
+      const int table = layout_.TableOf(keys[i]);
+      if (head != nullptr && head->factor_row != 0) {
+        std::memcpy(to[i], Row(s, table, head->factor_row - 1), sizeof(float) * row_floats_[table]);
+      } else {
+        const RowTable& t = layout_.tables[table];
+        std::fill_n(to[i], row_floats_[table], 0.0f);
+        InitialFactors(layout_.seed, keys[i], t.width, t.normal, t.init_scale, to[i]);
+      }
+    }
+  }
+  return Status();
+}
+
+Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear,
+                            const int32_t* last_step, const std::vector<const float*>& factors) {
+  Status status = CheckKeysAndTables(keys, n);
+  if (!status.ok()) return status;
+  const int linear_floats = layout_.linear_floats();
+  std::vector<const float*> next = factors;
+  std::vector<const float*> from(n);
+  for (int64_t i = 0; i < n; ++i) {
+    if (!admitted[i]) continue;
+    const int table = layout_.TableOf(keys[i]);
+    from[i] = next[table];
+    next[table] += row_floats_[table];
+  }
+  const ShardGroups groups = GroupByShard(keys, n);
+  for (int s = 0; s < kShards && status.ok(); ++s) {
+    if (groups.starts[s] == groups.starts[s + 1]) continue;
+    FeatureTable::Shard& shard = table_->shard(s);
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
+      if (at + 8 < groups.starts[s + 1]) shard.PrefetchFeature(Mix64(keys[groups.At(at + 8)]));
+      const int64_t i = groups.At(at);
+      const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
+      if (local < 0 || reinterpret_cast<Head*>(shard.Payload(local))->factor_row != 0) {
+        status = Status::InvalidArgument("keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) +
+                                         (local < 0 ? ", which is absent" : ", which has its row already") +
+                                         "; wanted a feature that was just imported");
+        break;
+      }
+      Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
+      std::memcpy(&head->linear, linear + i * linear_floats, sizeof(float) * linear_floats);
+      head->last_step = last_step[i];
+      const int table = layout_.TableOf(keys[i]);
+      if (!admitted[i] || layout_.tables[table].width == 0) continue;
+      const int32_t row = AllocateRow(s, table);
+      std::memcpy(Row(s, table, row), from[i], sizeof(float) * row_floats_[table]);
+      head->factor_row = row + 1;
+    }
+  }
+  return status;
+}
+
+int64_t RowStore::Bytes() const {
+  int64_t bytes = sizeof(RowStore) + static_cast<int64_t>(shards_.capacity() * sizeof(ShardRows));
+  for (const auto& arena : arenas_) bytes += arena->Bytes();
+  for (int s = 0; s < kShards; ++s) {
+    std::lock_guard<std::mutex> lock(table_->shard(s).mutex);
+    bytes += static_cast<int64_t>(shards_[s].tables.capacity() * sizeof(FactorRows));
+    for (const FactorRows& rows : shards_[s].tables)
+      bytes += static_cast<int64_t>(rows.chunks.capacity() * sizeof(float*));
+  }
+  return bytes;
+}
+
+}  // namespace ctr

@@ -1,0 +1,147 @@
+// Rows: what is trained of each feature of a feature table. TensorFlow-free.
+//
+// The linear weight and its optimizer state lie behind the feature's lifecycle fields, as the table's payload. Factor
+// rows (weights, then state) exist after admission, in chunks of each (shard, table); an evicted feature's row is used
+// again.
+// Locks. All of a feature, its factor row included, is guarded by its shard's lock in the feature table; every verb
+// takes each shard's lock at most twice and holds one at a time.
+// Batches. Keys come in any order and may repeat (they take their turns); a batch grouped by shard is fastest.
+// A verb that fails has changed nothing.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/cc/lifecycle/feature_table.h"
+#include "ops/cc/lifecycle/parallel.h"
+#include "ops/cc/lifecycle/status.h"
+#include "ops/cc/rows/row_optimizers.h"
+
+namespace ctr {
+
+// Rows of one layout.
+struct RowTable {
+  int width = 0;  // factors; 0: linear weights only
+  bool normal = true;
+  float init_scale = 0.0f;
+  RowOptimizerKind linear = RowOptimizerKind::kSgd;
+  RowOptimizerKind factors = RowOptimizerKind::kSgd;
+
+  int row_floats() const { return width == 0 ? 0 : width + RowStateFloats(factors, width); }
+};
+
+struct RowLayout {
+  std::vector<RowTable> tables;
+  std::vector<int> slot_table;  // of each slot; -1 or beyond the end: the slot has no rows
+  uint64_t seed = 0;            // of the initial factors
+
+  int TableOf(int64_t key) const {
+    const size_t slot = static_cast<size_t>(SlotOf(key));
+    return slot < slot_table.size() ? slot_table[slot] : -1;
+  }
+  // Floats of linear weight and state that every feature has room for.
+  int linear_floats() const;
+  // What is wrong, or empty.
+  std::string Check() const;
+};
+
+// What a push carries for distinct keys j in [0, n).
+struct RowPush {
+  int64_t n = 0;
+  const int64_t* keys = nullptr;
+  const int64_t* ids = nullptr;      // of the pull: hints, checked
+  const int32_t* offsets = nullptr;  // [n + 1] of the pull; j's factors are trained where its range is not empty
+  const float* shows = nullptr;      // summed over the batch
+  const float* clicks = nullptr;
+  const float* linear_grad = nullptr;   // [n]
+  const float* factors_grad = nullptr;  // [offsets[n]]
+  const float* scale = nullptr;         // [scale_n], 1 or n: multiplies the gradients
+  int64_t scale_n = 0;
+  const RowHyper* hyper = nullptr;  // [tables, 2]: linear, factors
+  int64_t step = 0;                 // the global step, from 1
+  bool add = false;                 // the gradients are differences to add to the weights instead; no state moves
+};
+
+class RowStore {
+ public:
+  static int64_t PayloadBytes(const RowLayout& layout) {
+    return 2 * sizeof(int32_t) + sizeof(float) * layout.linear_floats();
+  }
+
+  // table: with payloads of PayloadBytes(layout), not used before, living as long as the store. Sets its on_erase.
+  RowStore(FeatureTable* table, RowLayout layout);
+
+  const RowLayout& layout() const { return layout_; }
+
+  // Reads and changes nothing. ids [n]: -1 where absent. offsets [n + 1]. allocate_factors(offsets[n]) gives the memory
+  // for the factors, or null to stop (then Pull returns). Not admitted: no factors; absent: linear 0 too. With
+  // admission `none` and train: initial factors for those that have none yet.
+  Status Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for, int64_t* ids,
+              int32_t* offsets, float* linear, const std::function<float*(int64_t)>& allocate_factors);
+
+  // Under its shard's lock, for each key: creates it where absent, one step on the linear weight and, where the pull
+  // had factors and the feature still has, on those; then observes, and gives what is newly admitted its initial
+  // factors, which this push does not train. With admission `none` a new feature's factors exist, and are trained, at
+  // once. InvalidArgument naming argument, key and value for a gradient or scale that is not finite, and for what
+  // FeatureTable::Observe refuses.
+  Status Push(const RowPush& push, const ParallelFor& parallel_for);
+
+  // Takes, on every row, the steps up to and with `step` that the row sat out, where the optimizer owes them (l2_owed).
+  // hyper: [tables, 2].
+  Status Settle(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for);
+
+  // For checkpoints. linear [n, linear_floats]: weight, then state; last_step [n]; factors[t] [admitted keys of table
+  // t, row_floats], in the keys' order: weights, then state. admitted [n]: as FeatureTable::Export gave it. Export:
+  // absent keys read 0; an admitted feature that never was pushed reads its initial factors and zero state.
+  Status ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear, int32_t* last_step,
+                    const std::vector<float*>& factors) const;
+  // InvalidArgument where a key is absent or has factors already.
+  Status ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear, const int32_t* last_step,
+                    const std::vector<const float*>& factors);
+
+  // What the store allocated beside the feature table.
+  int64_t Bytes() const;
+
+ private:
+  // Behind a Feature. State of the linear weight follows.
+  struct Head {
+    int32_t factor_row;  // row + 1 within (shard, table); 0: none
+    int32_t last_step;   // of the last push; 0: none yet, the state is not initialised
+    float linear;
+
+    float* state() { return &linear + 1; }
+  };
+  // Factor rows of one (shard, table). The shard's lock guards it.
+  struct FactorRows {
+    std::vector<float*> chunks;
+    int32_t end = 0;    // rows [0, end) were handed out
+    int32_t free = -1;  // first free one; a free row starts with the next one's number
+  };
+  struct ShardRows {
+    std::vector<FactorRows> tables;
+    int64_t erased = 0;  // factor rows so far
+  };
+
+  float* Row(int shard, int table, int32_t row) const {
+    const int bits = chunk_bits_[table];
+    return shards_[shard].tables[table].chunks[row >> bits] +
+           static_cast<int64_t>(row & ((1 << bits) - 1)) * row_floats_[table];
+  }
+  int32_t AllocateRow(int shard, int table);
+  void FreeRow(int shard, const Feature* feature, Head* head);
+  Status CheckKeysAndTables(const int64_t* keys, int64_t n) const;
+  // Whether a push can be; where not, CheckPush says what is wrong.
+  bool LooksRight(const RowPush& push, const ParallelFor& parallel_for) const;
+  Status CheckPush(const RowPush& push) const;
+
+  FeatureTable* const table_;
+  const RowLayout layout_;
+  std::vector<int> row_floats_, chunk_bits_;         // [tables]
+  std::vector<std::unique_ptr<ChunkArena>> arenas_;  // [tables]
+  std::vector<ShardRows> shards_;                    // [kShards]
+};
+
+}  // namespace ctr

@@ -1,0 +1,26 @@
+"""Pairs of a field-aware factorization machine, fused: one pass over the factors forward, one back."""
+import tensorflow as tf
+
+from ops import library
+
+
+def pairs(field_factors):
+  """½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ of each sample.
+
+  Args:
+    field_factors: A, float32 [B, F, F*D]; A[f, g] lies at columns [g*D, (g+1)*D) of row f.
+  Returns: float32 [B]. Its gradient in A[f, g] is A[g, f].
+  """
+  return library.load().ctr_ffm(factors=field_factors)
+
+
+@tf.RegisterGradient('CtrFfm')
+def _gradient(op, grad):
+  return library.load().ctr_ffm_grad(factors=op.inputs[0], grad=grad)
+
+
+def pairs_in_plain_ops(field_factors):
+  """What `pairs` gives, by TensorFlow's own ops: for graphs that are served, and the tests' second opinion."""
+  slots = field_factors.shape[1]
+  factors = tf.reshape(field_factors, [-1, slots, slots, field_factors.shape[2] // slots])
+  return 0.5 * tf.reduce_sum(factors * tf.transpose(factors, [0, 2, 1, 3]), [1, 2, 3])

@@ -1,0 +1,24 @@
+"""`pip install .` compiles the op library into the `ops` package; all else stands in pyproject.toml."""
+import pathlib
+import sys
+
+import setuptools
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from ops import build
+
+
+class BuildOps(build_ext):
+  """Compiles the op library with TensorFlow's flags in place of an extension module's."""
+
+  def get_ext_filename(self, fullname):
+    return fullname.replace('.', '/') + '.so'  # no Python ABI in its name: TensorFlow loads it, Python does not
+
+  def build_extension(self, ext):
+    library = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    build.build(library=str(library))
+
+
+setuptools.setup(ext_modules=[setuptools.Extension('ops._ctr_ops', sources=[])], cmdclass={'build_ext': BuildOps})

@@ -1,0 +1,314 @@
+// The row store: pushes, pulls and evictions at the same time; rows handed on; dedupe and pooling in bounds.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "ops/cc/rows/dedupe.h"
+#include "ops/cc/rows/pool.h"
+#include "ops/cc/rows/row_store.h"
+#include "tests/cc/testing.h"
+
+namespace ctr {
+namespace {
+
+constexpr int kWidth = 6;
+
+RowLayout MakeLayout(RowOptimizerKind kind) {
+  RowLayout layout;
+  layout.tables = {{kWidth, true, 0.1f, kind, kind}, {3, false, 0.1f, kind, kind}};
+  layout.slot_table = {-1, 0, 1};
+  return layout;
+}
+
+RowHyper MakeHyper(float learning_rate) {
+  return {
+      learning_rate, 0.1f, 0.9f, 0.999f, 1e-7f, -0.5f, 0.0f, 0.0f, 0.0f, 0.0f, std::numeric_limits<float>::infinity()};
+}
+
+Policy MakePolicy(const std::string& text) {
+  Policy policy;
+  CHECK(Policy::Parse(text, &policy).ok());
+  return policy;
+}
+
+int64_t Key(int slot, int64_t id) { return static_cast<int64_t>(slot) << 52 | id; }
+
+struct Pulled {
+  std::vector<int64_t> ids;
+  std::vector<int32_t> offsets;
+  std::vector<float> linear, factors;
+};
+
+Pulled Pull(RowStore* store, const std::vector<int64_t>& keys, bool train, const ParallelFor& parallel_for) {
+  Pulled p;
+  p.ids.resize(keys.size());
+  p.offsets.resize(keys.size() + 1);
+  p.linear.resize(keys.size());
+  const Status status = store->Pull(keys.data(), keys.size(), train, parallel_for, p.ids.data(), p.offsets.data(),
+                                    p.linear.data(), [&](int64_t total) {
+                                      p.factors.resize(total + 1);
+                                      return p.factors.data();
+                                    });
+  CHECK(status.ok());
+  p.factors.resize(p.offsets.back());
+  return p;
+}
+
+Status Push(RowStore* store, const std::vector<int64_t>& keys, const Pulled& p, float gradient, float show,
+            int64_t step, float learning_rate, const ParallelFor& parallel_for) {
+  const std::vector<float> shows(keys.size(), show), clicks(keys.size(), 0.0f), linear(keys.size(), gradient),
+      factors(p.offsets.back() + 1, gradient);
+  const float one = 1.0f;
+  const std::vector<RowHyper> hyper(4, MakeHyper(learning_rate));
+  RowPush push;
+  push.n = keys.size();
+  push.keys = keys.data();
+  push.ids = p.ids.data();
+  push.offsets = p.offsets.data();
+  push.shows = shows.data();
+  push.clicks = clicks.data();
+  push.linear_grad = linear.data();
+  push.factors_grad = factors.data();
+  push.scale = &one;
+  push.scale_n = 1;
+  push.hyper = hyper.data();
+  push.step = step;
+  return store->Push(push, parallel_for);
+}
+
+TEST(ConcurrentPushesLoseNothing) {
+  constexpr int kThreads = 8, kRounds = 60, kKeys = 500;
+  const RowLayout layout = MakeLayout(RowOptimizerKind::kSgd);
+  FeatureTable table(MakePolicy("admission=none eviction=none"), RowStore::PayloadBytes(layout));
+  RowStore store(&table, layout);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&store, t] {
+      std::mt19937 random(t);
+      for (int round = 0; round < kRounds; ++round) {
+        std::vector<int64_t> keys(kKeys);
+        for (int i = 0; i < kKeys; ++i) keys[i] = Key(1 + i % 2, i);
+        std::shuffle(keys.begin(), keys.end(), random);
+        const Pulled p = Pull(&store, keys, true, testing::Threads(2));
+        CHECK(Push(&store, keys, p, 1.0f, 1.0f, 1 + round, 0.5f, testing::Threads(2)).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(table.Size() == kKeys);
+  std::vector<int64_t> keys(kKeys);
+  for (int i = 0; i < kKeys; ++i) keys[i] = Key(1 + i % 2, i);
+  const Pulled p = Pull(&store, keys, false, Serial);
+  std::vector<double> shows(kKeys);
+  LookupResult result;
+  result.show = shows.data();
+  CHECK(table.Lookup(keys.data(), kKeys, Serial, result).ok());
+  for (int i = 0; i < kKeys; ++i) {
+    CHECK(p.linear[i] == -0.5f * kThreads * kRounds);
+    CHECK(shows[i] == kThreads * kRounds);
+    CHECK(p.offsets[i + 1] - p.offsets[i] == (i % 2 == 0 ? kWidth : 3));
+    for (int c = p.offsets[i]; c < p.offsets[i + 1]; ++c) {
+      CHECK(std::abs(p.factors[c] + 0.5f * kThreads * kRounds) < 2.0f);  // less its initial value
+    }
+  }
+}
+
+TEST(PushesPullsAndEvictionsTogether) {
+  const RowLayout layout = MakeLayout(RowOptimizerKind::kAdagrad);
+  FeatureTable table(MakePolicy("admission=count admission_count=3 eviction=unseen delete_after_unseen_days=0"),
+                     RowStore::PayloadBytes(layout));
+  RowStore store(&table, layout);
+  std::atomic<bool> stop(false);
+  std::thread lifecycle([&] {
+    while (!stop) {
+      table.Age(testing::Threads(2));
+      table.Evict(testing::Threads(2));
+      store.Bytes();
+    }
+  });
+  std::vector<std::thread> workers;
+  for (int t = 0; t < 4; ++t) {
+    workers.emplace_back([&store, t] {
+      std::mt19937 random(t);
+      for (int round = 1; round <= 150; ++round) {
+        std::vector<int64_t> keys(200);
+        for (int64_t& key : keys) key = Key(1 + random() % 2, random() % 400);
+        const Pulled p = Pull(&store, keys, true, Serial);
+        for (const float x : p.factors) CHECK(std::isfinite(x) && std::abs(x) < 100.0f);
+        CHECK(Push(&store, keys, p, 0.1f, 2.0f, round, 0.05f, Serial).ok());
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  stop = true;
+  lifecycle.join();
+  table.Clear(Serial);
+  CHECK(table.Size() == 0);
+}
+
+TEST(RowsAreHandedOn) {
+  const RowLayout layout = MakeLayout(RowOptimizerKind::kAdam);
+  FeatureTable table(MakePolicy("admission=none eviction=unseen delete_after_unseen_days=0"),
+                     RowStore::PayloadBytes(layout));
+  RowStore store(&table, layout);
+  int64_t bytes = 0;
+  for (int day = 0; day < 5; ++day) {
+    std::vector<int64_t> keys(20000);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = Key(1 + i % 2, day * 1000000 + i);
+    CHECK(Push(&store, keys, Pull(&store, keys, true, Serial), 1.0f, 1.0f, day + 1, 0.1f, testing::Threads(3)).ok());
+    if (day == 0) bytes = store.Bytes();
+    CHECK(store.Bytes() <= bytes * 1.1);
+    table.Age(Serial);
+    CHECK(table.Evict(testing::Threads(3)).size() == keys.size());
+  }
+}
+
+TEST(ExportAndImport) {
+  const RowLayout layout = MakeLayout(RowOptimizerKind::kFtrl);
+  const Policy policy = MakePolicy("admission=count admission_count=2");
+  FeatureTable one(policy, RowStore::PayloadBytes(layout)), two(policy, RowStore::PayloadBytes(layout));
+  RowStore from(&one, layout), to(&two, layout);
+  std::vector<int64_t> keys(3000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = Key(1 + i % 2, i);
+  CHECK(Push(&from, keys, Pull(&from, keys, true, Serial), 1.0f, 1.0f, 1, 0.1f, Serial).ok());
+  keys.resize(1500);
+  for (int step = 2; step < 4; ++step) {
+    CHECK(Push(&from, keys, Pull(&from, keys, true, Serial), 1.0f, 1.0f, step, 0.1f, Serial).ok());
+  }
+  for (int s = 0; s < kShards; ++s) {
+    FeatureColumns columns;
+    CHECK(one.Export(s, 0, 1 << 20, &columns) == -1);
+    const int64_t n = columns.key.size();
+    std::vector<float> linear(n * layout.linear_floats()), rows[2];
+    std::vector<int32_t> last(n);
+    std::vector<char> flags(columns.admitted.begin(), columns.admitted.end());
+    const bool* admitted = reinterpret_cast<const bool*>(flags.data());
+    rows[0].resize(n * layout.tables[0].row_floats());
+    rows[1].resize(n * layout.tables[1].row_floats());
+    CHECK(from.ExportRows(columns.key.data(), admitted, n, linear.data(), last.data(), {rows[0].data(), rows[1].data()})
+              .ok());
+    CHECK(two.Import(columns).ok());
+    CHECK(to.ImportRows(columns.key.data(), admitted, n, linear.data(), last.data(), {rows[0].data(), rows[1].data()})
+              .ok());
+  }
+  keys.resize(3000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = Key(1 + i % 2, i);
+  for (int step = 5; step < 7; ++step) {
+    const Pulled a = Pull(&from, keys, true, Serial), b = Pull(&to, keys, true, Serial);
+    CHECK(a.offsets == b.offsets && a.linear == b.linear && a.factors == b.factors && !a.factors.empty());
+    CHECK(Push(&from, keys, a, -0.5f, 1.0f, step, 0.1f, Serial).ok());
+    CHECK(Push(&to, keys, b, -0.5f, 1.0f, step, 0.1f, Serial).ok());
+  }
+}
+
+TEST(RefusedPushChangesNothing) {
+  const RowLayout layout = MakeLayout(RowOptimizerKind::kSgd);
+  FeatureTable table(MakePolicy("admission=none"), RowStore::PayloadBytes(layout));
+  RowStore store(&table, layout);
+  std::vector<int64_t> keys = {Key(1, 1), Key(2, 2)};
+  const Pulled p = Pull(&store, keys, true, Serial);
+  CHECK(!Push(&store, keys, p, std::nanf(""), 1.0f, 1, 0.1f, Serial).ok());
+  CHECK(!Push(&store, keys, p, 1.0f, -1.0f, 1, 0.1f, Serial).ok());
+  CHECK(!Push(&store, keys, p, 1.0f, 1.0f, 0, 0.1f, Serial).ok());
+  CHECK(!Push(&store, keys, p, 1.0f, 1.0f, 1, -0.1f, Serial).ok());
+  keys[1] = Key(3, 2);
+  CHECK(!Push(&store, keys, p, 1.0f, 1.0f, 1, 0.1f, Serial).ok());
+  keys[1] = -1;
+  CHECK(!Push(&store, keys, p, 1.0f, 1.0f, 1, 0.1f, Serial).ok());
+  CHECK(table.Size() == 0);
+}
+
+TEST(DedupeThenPool) {
+  std::mt19937 random(7);
+  PoolLayout layout;
+  layout.table_of_field = {0, 0, 1};
+  layout.parts.resize(3);
+  layout.parts[0].table = 0;
+  layout.parts[0].width = 5;
+  layout.parts[0].squares = true;
+  layout.parts[1].table = 0;
+  layout.parts[1].width = 2;
+  layout.parts[1].field = layout.parts[1].squares = true;
+  layout.parts[2].table = 1;
+  layout.parts[2].width = 17;
+  CHECK(layout.Complete().empty());
+  CHECK(layout.row_width[0] == 11 && layout.row_width[1] == 17);
+  for (const int64_t samples : {0, 1, 700}) {
+    std::vector<int64_t> keys;
+    std::vector<int32_t> segments;
+    for (int32_t s = 0; s < samples * 3; ++s) {
+      for (uint32_t k = random() % 4; k > 0; --k) {
+        segments.push_back(s);
+        keys.push_back(Key(1 + s % 3 / 2, random() % 300));
+      }
+    }
+    const int64_t n = keys.size();
+    Dedupe dedupe;
+    const float one = 1.0f;
+    const int64_t u = dedupe.Find(keys.data(), n, &one, 1, &one, 1, testing::Threads(3), 3);
+    std::vector<int64_t> unique(u);
+    std::vector<int32_t> inverse(n), starts(u + 1), order(n), offsets(u + 1);
+    std::vector<float> shows(u), clicks(u), linear(u, 1.0f);
+    dedupe.Write(keys.data(), unique.data(), inverse.data(), shows.data(), clicks.data(), starts.data(), order.data(),
+                 testing::Threads(3));
+    std::map<int64_t, int> count;
+    for (const int64_t key : keys) ++count[key];
+    CHECK(static_cast<int64_t>(count.size()) == u && starts[u] == n);
+    for (int64_t i = 0; i < n; ++i) CHECK(unique[inverse[i]] == keys[i]);
+    for (int64_t j = 0; j < u; ++j) {
+      CHECK(shows[j] == static_cast<float>(count[unique[j]]));
+      offsets[j + 1] = offsets[j] + (j % 3 == 0 ? 0 : layout.row_width[SlotOf(unique[j]) - 1]);
+    }
+    std::vector<float> factors(offsets[u], 0.5f), linear_grad(u), factors_grad(offsets[u]);
+    PoolBatch batch;
+    batch.batch = samples;
+    batch.n = n;
+    batch.u = u;
+    batch.segments = segments.data();
+    batch.offsets = offsets.data();
+    batch.factors = factors.data();
+    const int32_t none = 0;
+    if (n == 0) batch.segments = &none;
+    CHECK(CheckPoolBatch(layout, batch, factors.size()).empty());
+    std::vector<float> out_linear(samples * 3), out[3], squares[2];
+    PoolOutputs outputs;
+    PoolGradients gradients;
+    outputs.linear = out_linear.data();
+    gradients.linear = out_linear.data();
+    const int fields[] = {2, 2, 1};
+    for (int p = 0; p < 3; ++p) {
+      out[p].resize(samples * fields[p] * layout.parts[p].columns);
+      outputs.factors.push_back(out[p].data());
+      gradients.factors.push_back(out[p].data());
+    }
+    for (int p = 0; p < 2; ++p) {
+      squares[p].resize(samples);
+      outputs.squares.push_back(squares[p].data());
+      gradients.squares.push_back(squares[p].data());
+    }
+    outputs.squares.push_back(nullptr);
+    gradients.squares.push_back(nullptr);
+    CHECK(Pool(layout, batch, linear.data(), inverse.data(), testing::Threads(3), outputs));
+    double total = 0;
+    for (const float x : out_linear) total += x;
+    CHECK(total == n);
+    CHECK(PoolGradient(layout, batch, gradients, starts.data(), order.data(), testing::Threads(3), linear_grad.data(),
+                       factors_grad.data()));
+    if (n > 0) {
+      inverse[n / 2] = static_cast<int32_t>(u);
+      CHECK(!Pool(layout, batch, linear.data(), inverse.data(), Serial, outputs));
+      order[n / 2] = static_cast<int32_t>(n);
+      CHECK(!PoolGradient(layout, batch, gradients, starts.data(), order.data(), Serial, linear_grad.data(),
+                          factors_grad.data()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ctr
+
+int main() { return testing::RunAll(); }

@@ -1,0 +1,122 @@
+"""A job killed with SIGKILL at any moment and started again ends in the very state, and the very exports, of one that was left alone.
+
+KILL_TRIALS sets how many kills are tried (default 4, half of them on 2 ranks); each is seeded by its number.
+"""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from trainer import checkpoint
+
+CONFIG = '''
+seed: 5
+data:
+  train: [{folder}/day_*.csv]
+  test: [{folder}/test_day_*.csv]
+  day_pattern: 'day_(\\d+)'
+  label: click
+  slots: [{{name: user}}, {{name: item}}, {{name: tags, separator: '|'}}]
+  dense: [{{name: price, transform: log1p_standardise}}]
+lifecycle: {{admission_threshold: 1.0, delete_threshold: 0.3, delete_after_unseen_days: 1, decay: 0.8}}
+sparse: {{tables: {{default: {{width: 4}}}}}}
+model: {{interactions: [linear, fm, {{dnn: {{hidden: [8]}}}}]}}
+train: {{batch_size: 256, deterministic: true, log_every_steps: 1}}
+checkpoint: {{every_steps: 3}}
+export: {{base: true, delta_every_passes: 1}}
+'''
+
+
+class KillTest(tf.test.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.folder = tempfile.mkdtemp()
+    subprocess.run([sys.executable, '-m', 'trainer.synthesize', '--out', cls.folder, '--days', '3', '--samples_per_day', '2500', '--users', '200',
+                    '--items', '100'], check=True, stdout=subprocess.DEVNULL)
+    with open(f'{cls.folder}/config.yaml', 'w', encoding='utf-8') as f:
+      f.write(CONFIG.format(folder=cls.folder))
+
+  def run_job(self, ranks, run_dir, kill_at=None):
+    """Runs a job to its end, or kills all of it after `kill_at` signs of life. Returns how many it gave."""
+    launcher = [] if ranks == 1 else [os.path.join(os.path.dirname(sys.executable), 'horovodrun'), '-np', str(ranks), '-H', f'localhost:{ranks}']
+    job = subprocess.Popen([*launcher, sys.executable, '-m', 'trainer.run', '--config', f'{self.folder}/config.yaml', '--run_dir', run_dir],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {'CTR_THREADS': '1'})
+    signs, output = 0, ''
+    for line in job.stdout:  # text mode turns the live line's carriage returns into line ends
+      output += line
+      signs += any(word in line for word in ('samples/s', 'checkpoint ', ' ended '))
+      if kill_at is not None and signs == kill_at:
+        time.sleep(random.random() * 0.05)  # to hit what comes between two signs
+        for process in [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]:
+          try:
+            process.send_signal(signal.SIGKILL)
+          except psutil.NoSuchProcess:
+            pass
+        kill_at = None
+    status = job.wait(timeout=300)
+    if status not in (0, -signal.SIGKILL):
+      self.fail(f'status {status}: {output[-3000:]}')
+    return signs
+
+  def state(self, run_dir):
+    """Everything that a run leaves, comparable: rows by key, dense arrays, exports, metrics."""
+    rows = {}
+
+    class Store:
+      def import_state(self, chunks):
+        for chunk in chunks:
+          factors = iter(chunk['factors_default'])
+          for i, key in enumerate(chunk['key']):
+            own = tuple(chunk[c][i].tobytes() for c in ('show', 'click', 'delta_score', 'unseen_days', 'age_days', 'admitted', 'linear', 'last_step'))
+            rows[int(key)] = own + ((next(factors).tobytes(),) if chunk['admitted'][i] else ())
+    newest = next(iter(checkpoint.candidates(f'{run_dir}/checkpoints')))
+    dense, progress = checkpoint.restore(newest, store=Store())
+    exports = {}
+    for name in sorted(os.listdir(f'{run_dir}/exports')):
+      for file in sorted(os.listdir(f'{run_dir}/exports/{name}')):
+        if file.endswith('.parquet'):
+          exports[f'{name}/{file}'] = pq.read_table(f'{run_dir}/exports/{name}/{file}').to_pydict()
+    with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
+      events = [{k: v for k, v in json.loads(line).items() if k not in ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes')} for line in f]
+    progress.pop('metrics_position')
+    return rows, {k: np.asarray(v).tobytes() for k, v in dense.items()}, progress, exports, events
+
+  def check(self, ranks, trials):
+    reference = tempfile.mkdtemp(dir=self.folder) + '/run'
+    signs = self.run_job(ranks, reference)
+    expected = self.state(reference)
+    self.assertNotEmpty(expected[0])
+    self.assertNotEmpty(expected[3])
+    for trial in trials:
+      random.seed(trial)
+      run_dir = tempfile.mkdtemp(dir=self.folder) + '/run'
+      kill_at = random.randrange(1, signs)
+      print(f'trial {trial}: {ranks} rank(s), killed after sign {kill_at} of {signs}', flush=True)
+      self.run_job(ranks, run_dir, kill_at)
+      self.run_job(ranks, run_dir)
+      for what, found, wanted in zip(('rows', 'dense', 'progress', 'exports', 'events'), self.state(run_dir), expected):
+        self.assertEqual(found, wanted, f'{what} of trial {trial}, killed after sign {kill_at} of {signs}')
+      self.assertFalse([n for n in os.listdir(f'{run_dir}/exports') if 'unfinished' in n])
+
+  trials = int(os.environ.get('KILL_TRIALS', '4'))
+
+  def test_one_process(self):
+    self.check(1, range(0, self.trials, 2))
+
+  def test_two_ranks(self):
+    self.check(2, range(1, self.trials, 2))
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,172 @@
+"""Two hosts for real, on one machine: network namespaces joined by a veth pair, a hostname and an sshd in each.
+
+Both name the interface eth0 and know each other from a hosts file of their own, as machines of a cluster do. Skipped, with the
+reason, where the machine allows no namespaces or has no sshd. All that is made is undone.
+"""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SSHD = '/usr/sbin/sshd'  # sshd wants to be called by its full path
+HOSTS = {'hosta': '10.77.31.1', 'hostb': '10.77.31.2'}
+
+ALLREDUCE = """
+import os
+import horovod.tensorflow as hvd
+import tensorflow as tf
+hvd.init()
+total = hvd.allreduce(tf.constant([1.0 + hvd.rank(), 10.0]), op=hvd.Sum)
+lines, sizes = hvd.alltoall(tf.range(3, dtype=tf.int64), splits=[hvd.rank(), 3 - hvd.rank()])
+print('result', hvd.rank(), hvd.size(), hvd.local_size(), os.uname().nodename, total.numpy().tolist(), sizes.numpy().tolist(), flush=True)
+"""
+
+
+def _run(*args, **kwargs):
+  return subprocess.run([str(a) for a in args], check=True, capture_output=True, text=True, timeout=60, **kwargs)
+
+
+class MultiHostTest(tf.test.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    if os.geteuid() != 0:
+      raise unittest.SkipTest('two hosts need root, to make network namespaces')
+    for tool in ('ip', 'unshare', 'ssh', 'ssh-keygen', SSHD):
+      if not shutil.which(tool):
+        raise unittest.SkipTest(f'two hosts need {tool}, which this machine has not')
+    cls.folder = pathlib.Path(tempfile.mkdtemp(prefix='hosts-'))
+    cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+    cls.spaces = {}
+    for host in HOSTS:
+      space = f'ctr{os.getpid()}{host}'
+      try:
+        _run('ip', 'netns', 'add', space)
+      except subprocess.CalledProcessError as e:
+        raise unittest.SkipTest(f'this machine allows no network namespaces: {e.stderr.strip()}') from None
+      cls.addClassCleanup(subprocess.run, ['ip', 'netns', 'del', space], check=False)
+      cls.spaces[host] = space
+    try:
+      _run('unshare', '-u', 'true')
+    except subprocess.CalledProcessError as e:
+      raise unittest.SkipTest(f'this machine allows no hostname of its own: {e.stderr.strip()}') from None
+    cls._network()
+    cls._ssh()
+
+  @classmethod
+  def _network(cls):
+    a, b = cls.spaces.values()
+    _run('ip', 'link', 'add', 'eth0', 'netns', a, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', b)
+    for host, space in cls.spaces.items():
+      _run('ip', '-n', space, 'addr', 'add', f'{HOSTS[host]}/24', 'dev', 'eth0')
+      _run('ip', '-n', space, 'link', 'set', 'eth0', 'up')
+      _run('ip', '-n', space, 'link', 'set', 'lo', 'up')
+
+  @classmethod
+  def _ssh(cls):
+    """Keys, configs and an sshd in each host. `ip netns exec` lays /etc/netns/NAME over /etc, seen by nobody else."""
+    _run('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', cls.folder / 'key')
+    if not os.path.isdir('/run/sshd'):
+      os.mkdir('/run/sshd')  # where sshd drops its privileges
+      cls.addClassCleanup(os.rmdir, '/run/sshd')
+    if not os.path.isdir('/etc/netns'):
+      os.mkdir('/etc/netns')
+      cls.addClassCleanup(os.rmdir, '/etc/netns')
+    for host, space in cls.spaces.items():
+      etc = pathlib.Path('/etc/netns') / space
+      (etc / 'ssh').mkdir(parents=True)
+      cls.addClassCleanup(shutil.rmtree, etc, ignore_errors=True)
+      (etc / 'hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {h}\n' for h, a in HOSTS.items()))
+      (etc / 'ssh' / 'ssh_config').write_text(
+          f'Host *\n  IdentityFile {cls.folder}/key\n  IdentitiesOnly yes\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n'
+          '  LogLevel ERROR\n')
+      (etc / 'ssh' / 'sshd_config').write_text(
+          f'ListenAddress {HOSTS[host]}\nHostKey {cls.folder}/key\nAuthorizedKeysFile {cls.folder}/key.pub\nPidFile none\n'
+          'StrictModes no\nPermitRootLogin yes\nUsePAM no\nMaxStartups 50\n')
+    for host in HOSTS:
+      cls.addClassCleanup(cls._end, cls.on(host, SSHD, '-D', '-e', stdout=subprocess.DEVNULL, stderr=open(cls.folder / f'{host}.log', 'w')))
+    cls.addClassCleanup(cls._end_all)
+    deadline = time.monotonic() + 30
+    for host in HOSTS:
+      while cls.on('hosta', 'ssh', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', host, 'true', stderr=subprocess.DEVNULL).wait(60) != 0:
+        if time.monotonic() > deadline:
+          raise RuntimeError(f"no ssh to {host}: {(cls.folder / f'{host}.log').read_text()}")
+
+  @classmethod
+  def on(cls, host, *command, **kwargs):
+    """Starts `command` on `host`: in its network, with its files in /etc and its name."""
+    return subprocess.Popen(['ip', 'netns', 'exec', cls.spaces[host], 'unshare', '-u', 'sh', '-c', f'hostname {host} && exec "$@"', 'sh',
+                             *map(str, command)], cwd=ROOT, **kwargs)
+
+  @staticmethod
+  def _end(process):
+    process.terminate()
+    process.wait(30)
+
+  @classmethod
+  def _end_all(cls):
+    """Whatever a failed test left on the hosts."""
+    for space in cls.spaces.values():
+      for pid in _run('ip', 'netns', 'pids', space).stdout.split():
+        try:
+          os.kill(int(pid), signal.SIGKILL)
+        except ProcessLookupError:
+          pass
+
+  def finish(self, process, seconds):
+    try:
+      output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+      process.terminate()
+      output, _ = process.communicate(timeout=60)
+      self.fail(f'not done within {seconds} s:\n{output[-4000:]}')
+    return output
+
+  def environment(self):
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
+    return {**os.environ, 'HOME': str(self.folder), 'CTR_THREADS': '1', 'PATH': path}  # HOME: horovodrun keeps a cache there
+
+  def test_allreduce(self):
+    script = self.folder / 'allreduce.py'
+    script.write_text(ALLREDUCE)
+    process = self.on('hosta', *'horovodrun --gloo -np 2 -H hosta:1,hostb:1 --network-interfaces eth0 python'.split(), script,
+                      env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = self.finish(process, 180)
+    self.assertEqual(process.returncode, 0, output)
+    self.assertIn('result 0 2 1 hosta [3.0, 20.0] [0, 1]', output)
+    self.assertIn('result 1 2 1 hostb [3.0, 20.0] [3, 2]', output)
+
+  def test_training(self):
+    rng = np.random.default_rng(7)
+    users, items = rng.integers(0, 50, 3000), rng.integers(0, 20, 3000)
+    labels = (rng.random(3000) < 0.2 + 0.6 * (items % 2)).astype(int)
+    rows = '\n'.join(f'{y},{u},{i}' for y, u, i in zip(labels, users, items))
+    (self.folder / 'log.csv').write_text(f'label,user,item\n{rows}\n')
+    (self.folder / 'config.yaml').write_text(json.dumps({
+        'data': {'train': [str(self.folder / 'log.csv')], 'slots': [{'name': 'user'}, {'name': 'item'}]},
+        'model': {'interactions': ['linear', 'fm']}, 'train': {'batch_size': 256}}))
+    (self.folder / 'hosts').write_text('hosta slots=1\nhostb slots=1\n')
+    process = self.on('hosta', ROOT / 'launch/cluster.sh', '-i', 'eth0', self.folder / 'hosts', '--config', self.folder / 'config.yaml',
+                      '--run_dir', self.folder / 'run', env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = self.finish(process, 240)
+    self.assertEqual(process.returncode, 0, output)
+    self.assertIn('+ horovodrun --gloo -np 2 -H hosta:1,hostb:1 --network-interfaces eth0', output)
+    events = [json.loads(line) for line in (self.folder / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    trained = [e for e in events if e['event'] == 'train']
+    self.assertEqual(trained[-1]['examples'], 3000, 'samples of both hosts, each once')
+    self.assertGreater(trained[-1]['auc'], 0.6)
+
+
+if __name__ == '__main__':
+  tf.test.main()

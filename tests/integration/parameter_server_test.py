@@ -1,0 +1,229 @@
+"""Jobs of real processes: servers and workers as a launcher starts them, on loopback."""
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+import yaml
+
+from trainer import checkpoint
+from trainer.report import read_events
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT = 150  # seconds a job may take, however busy the machine
+CONFIG = '''
+seed: 1
+data:
+  day_pattern: 'day_(\\d+)'
+  label: click
+  group: user
+  slots: [{name: user}, {name: item}, {name: tags, separator: '|'}]
+  dense: [{name: price, transform: log1p_standardise}]
+lifecycle: {admission: score, admission_threshold: 0.5, eviction: score, decay: 0.9, delete_threshold: 0.15, delete_after_unseen_days: 1}
+sparse: {tables: {default: {width: 4, init_scale: 0.05, linear: {kind: ftrl, learning_rate: 0.1}, factors: {kind: adagrad, learning_rate: 0.1}}}}
+model: {interactions: [linear, fm, {dnn: {hidden: [8]}}]}
+train: {batch_size: 64, log_every_steps: 1000}
+sync: {lost_peer_seconds: 20, stalled_peer_seconds: 120}
+metrics: {auc_buckets: 10000}
+'''
+
+
+def write_log(path, day, samples):
+  """A pass in which clicks follow from user and item."""
+  rng = np.random.default_rng([5, day])
+  user, item = rng.integers(0, 40, samples), (100 * rng.random(samples) ** 2).astype(int) + 10 * day
+  click = rng.random(samples) < 1 / (1 + np.exp(1.2 - np.sin(user) - 1.5 * np.cos(item)))
+  with open(path, 'w', encoding='utf-8') as f:
+    f.write('user,item,tags,price,click\n')
+    for u, i, c in zip(user, item, click):
+      tags = '|'.join(f't{t}' for t in rng.integers(0, 12, rng.integers(0, 3)))
+      f.write(f'u{u},i{i},{tags},{rng.exponential():.3f},{int(c)}\n')
+
+
+def state(run_dir):
+  """(rows by key, dense variables, progress) of a run's last checkpoint."""
+  path = next(iter(checkpoint.candidates(os.path.join(run_dir, 'checkpoints'))))
+  chunks = []
+
+  class Store:
+    def import_state(self, found):
+      chunks.extend(found)
+  dense, progress = checkpoint.restore(path, store=Store())
+  rows = {}
+  for chunk in chunks:
+    factors = iter(chunk['factors_default'])
+    for i, key in enumerate(chunk['key']):
+      rows[int(key)] = np.concatenate([[chunk[c][i] for c in ('show', 'click', 'delta_score', 'unseen_days', 'admitted')], chunk['linear'][i],
+                                       next(factors) if chunk['admitted'][i] else []])
+  return rows, dense, progress
+
+
+class ParameterServerTest(tf.test.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.work = os.path.join(tf.compat.v1.test.get_temp_dir(), 'parameter_server')
+    shutil.rmtree(cls.work, ignore_errors=True)
+    os.makedirs(cls.work)
+    for day, samples in ((0, 2000), (1, 3001)):
+      write_log(os.path.join(cls.work, f'day_{day}.csv'), day, samples)
+    write_log(os.path.join(cls.work, 'day_9.csv'), 9, 20000)  # a long one
+    cls.processes = []
+
+  def tearDown(self):
+    for process in self.processes:
+      if process.poll() is None:
+        process.kill()
+    self.processes.clear()
+    super().tearDown()
+
+  def config(self, days, **sections):
+    tree = yaml.safe_load(CONFIG)
+    tree['data']['train'] = [os.path.join(self.work, f'day_{d}.csv') for d in days]
+    for section, keys in sections.items():
+      tree.setdefault(section, {}).update(keys)
+    path = os.path.join(self.work, f'{self.id()}_{len(os.listdir(self.work))}.yaml')
+    with open(path, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(tree, f)
+    return path
+
+  def start(self, tf_config, config, run_dir, *overrides):
+    environment = os.environ | {'CTR_THREADS': '1'} | ({'TF_CONFIG': json.dumps(tf_config)} if tf_config else {})
+    log = open(os.path.join(self.work, f'log_{len(self.processes)}'), 'w+', encoding='utf-8')
+    process = subprocess.Popen([sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir, *overrides],
+                               cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    process.log = log
+    self.processes.append(process)
+    return process
+
+  def cluster(self, servers, workers):
+    held = [socket.create_server(('127.0.0.1', 0)) for _ in range(servers + workers)]
+    addresses = [f'127.0.0.1:{s.getsockname()[1]}' for s in held]
+    for s in held:
+      s.close()
+    return {'ps': addresses[:servers], 'worker': addresses[servers:]}
+
+  def start_job(self, cluster, config, run_dir, *overrides):
+    """Returns: dict of name -> process."""
+    return {f'{kind} {i}': self.start({'cluster': cluster, 'task': {'type': kind, 'index': i}}, config, run_dir, *overrides)
+            for kind in ('ps', 'worker') for i in range(len(cluster[kind]))}
+
+  def text(self, process):
+    process.log.seek(0)
+    return process.log.read()
+
+  def finish(self, job, expected=0):
+    deadline = time.monotonic() + LIMIT
+    for name, process in job.items():
+      try:
+        status = process.wait(max(1, deadline - time.monotonic()))
+      except subprocess.TimeoutExpired:
+        self.fail(f'{name} still runs:\n{self.text(process)}')
+      self.assertEqual(status, expected, f'{name}:\n{self.text(process)}')
+
+  def directory(self, name):
+    return os.path.join(self.work, name)
+
+  def assert_same(self, a, b):
+    rows, dense, progress = state(a)
+    expected, expected_dense, expected_progress = state(b)
+    self.assertEqual(set(rows), set(expected))
+    for key, row in expected.items():
+      self.assertAllClose(rows[key], row, rtol=1e-4, atol=1e-5)
+    self.assertEqual(dense.keys(), expected_dense.keys())
+    for name, value in expected_dense.items():
+      if not name.startswith('metrics/'):
+        self.assertAllClose(dense[name], value, rtol=1e-4, atol=1e-5)
+    for name in ('step', 'examples', 'done', 'last'):
+      self.assertEqual(progress[name], expected_progress[name])
+
+  def wait_for(self, condition, job):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+      for name, process in job.items():
+        if process.poll() is not None or time.monotonic() > deadline:
+          self.fail(f'{name}:\n{self.text(process)}')
+      time.sleep(0.05)  # between looks
+
+  def checkpoints(self, run_dir):
+    return checkpoint.candidates(os.path.join(run_dir, 'checkpoints'))
+
+  def test_ps_equals_one_process_and_each_reads_the_others_checkpoints(self):
+    one, two, back = self.directory('one'), self.directory('two'), self.directory('back')
+    first, both = self.config([0]), self.config([0, 1])
+    job = self.start_job(self.cluster(2, 2), first, two, '--set', 'sync.mode=ps')
+    self.finish({'one process': self.start(None, first, one)})
+    self.finish(job)  # every process by itself, the servers too
+    self.assert_same(two, one)
+    shutil.copytree(one, back)
+    job = self.start_job(self.cluster(1, 3), both, back, '--set', 'sync.mode=ps')  # from one process to three workers
+    self.finish({'one process': self.start(None, both, two)})  # and from two workers to one process
+    self.finish({'one process': self.start(None, both, one)})
+    self.finish(job)
+    self.assert_same(two, one)
+    self.assert_same(back, one)
+    for a, b in zip(read_events(back), read_events(one), strict=True):
+      self.assertEqual(a['event'], b['event'])
+      for name in ('step', 'examples', 'features', 'admitted', 'evicted'):
+        self.assertEqual(a.get(name), b.get(name))
+      for name in ('logloss', 'auc', 'calibration'):
+        if name in b:
+          self.assertAllClose(a[name], b[name], rtol=1e-4)
+
+  def test_async_goes_on_without_a_lost_worker_which_comes_back(self):
+    run_dir, config = self.directory('async'), self.config([9], checkpoint={'every_steps': 40})
+    cluster = self.cluster(1, 2)
+    job = self.start_job(cluster, config, run_dir, '--set', 'sync.mode=ps_async')
+    self.wait_for(lambda: len(self.checkpoints(run_dir)) >= 2, job)
+    job['worker 1'].kill()
+    job['worker 1'].wait()
+    job['worker 1'] = self.start({'cluster': cluster, 'task': {'type': 'worker', 'index': 1}}, config, run_dir, '--set', 'sync.mode=ps_async')
+    self.finish(job)
+    said = self.text(job['worker 0'])
+    self.assertRegex(said, r'worker 1 \(process \d+ on .*\) was lost: .*The others go on')
+    self.assertGreater(len(self.checkpoints(run_dir)), 2)
+    _, _, progress = state(run_dir)
+    self.assertGreaterEqual(progress['step'], 2 * -(-20000 // 64))  # every unit was trained on; the one under way perhaps twice
+
+  def test_a_lost_server_ends_the_job_and_the_next_continues(self):
+    rows = {'default': {'width': 4, 'linear': {'kind': 'adam', 'learning_rate': 0.01}, 'factors': {'kind': 'adagrad'}}}
+    run_dir, config = self.directory('lost'), self.config([9], checkpoint={'every_steps': 50}, sparse={'tables': rows})
+    job = self.start_job(self.cluster(2, 1), config, run_dir, '--set', 'sync.mode=ps')
+    self.wait_for(lambda: self.checkpoints(run_dir), job)
+    lost = job.pop('ps 1')
+    lost.kill()
+    lost.wait()
+    self.finish(job, 3)
+    for process in job.values():
+      self.assertRegex(self.text(process), r'ps 1 \(process \d+ on .*\) was lost: .*run the same command again to continue from the last checkpoint')
+    job = self.start_job(self.cluster(1, 1), config, run_dir, '--set', 'sync.mode=ps_geo', '--set', 'sync.geo_steps=5')  # another mode takes it up
+    self.finish(job)
+    rows, _, progress = state(run_dir)
+    self.assertEqual(progress['done'], 1)
+    self.assertGreater(len(rows), 40)
+
+  def test_user_errors(self):
+    run_dir, config = self.directory('errors'), self.config([0])
+    cluster = self.cluster(1, 2)
+    with socket.create_server(('', int(cluster['worker'][1].rpartition(':')[2]))):
+      taken = self.start({'cluster': cluster, 'task': {'type': 'worker', 'index': 1}}, config, run_dir, '--set', 'sync.mode=ps')
+      unset = self.start(None, config, run_dir, '--set', 'sync.mode=ps')
+      self.finish({'port taken': taken, 'TF_CONFIG unset': unset}, 2)
+    self.assertRegex(self.text(taken), r'error: .*TF_CONFIG: the port \d+ of worker 1 is in use on this host')
+    self.assertRegex(self.text(unset), 'error: .*TF_CONFIG: is not set; sync.mode=ps needs it')
+    cluster = self.cluster(1, 1)
+    self.finish({kind: self.start({'cluster': cluster, 'task': {'type': kind, 'index': 0}}, config, run_dir, '--set', 'sync.mode=ps', '--set', f'seed={seed}')
+                 for seed, kind in enumerate(('ps', 'worker'))}, 2)
+    for process in self.processes[-2:]:
+      self.assertIn('error: seed: found 1 on worker 0 and 0 on ps 0; wanted the same command on every process', self.text(process))
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,122 @@
+"""Set-up and packaging: prerequisites, pinned versions, the Dockerfile, `pip install .`."""
+import importlib.metadata
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+
+import tensorflow as tf
+from packaging.requirements import Requirement
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOOLS = ('bash', 'sed', 'uname', 'make', 'cmake', 'g++', 'env', 'touch', 'mkdir', 'tail', 'awk')
+
+
+def _pins(name):
+  lines = [line.partition('#')[0].strip() for line in (ROOT / name).read_text().splitlines()]
+  return [line for line in lines if line and not line.startswith('-r ')]
+
+
+class PrerequisitesTest(tf.test.TestCase):
+  """`make` on machines that lack something: nothing is done but one line said."""
+
+  def make(self, tools, *args, python=None):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    for tool in tools:
+      (folder / tool).symlink_to(shutil.which(tool))
+    if python:
+      (folder / 'python3.11').write_text(f'#!/bin/bash\n{python}\n')
+      (folder / 'python3.11').chmod(0o755)
+    env = {'PATH': str(folder), 'HOME': str(folder)}
+    return subprocess.run([folder / 'make', '-n', *(args or ['setup'])], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+  def assert_wanted(self, done, package, missing):
+    self.assertEqual(done.returncode, 2)
+    self.assertEqual(done.stdout, '')
+    self.assertLen(done.stderr.splitlines(), 1, done.stderr)
+    self.assertIn(f'apt-get install {package}', done.stderr)
+    self.assertIn(missing, done.stderr)
+
+  def without(self, tool):
+    return [t for t in TOOLS if t != tool]
+
+  def test_each_missing_one_is_named(self):
+    python = f'exec {sys.executable} "$@"'
+    for goal in ('setup', 'train', 'test'):
+      self.assert_wanted(self.make(TOOLS, goal), 'python3.11 python3.11-venv', 'python3.11 is missing')
+    self.assert_wanted(self.make(self.without('g++'), python=python), 'g++', 'C++ compiler, is missing')
+    self.assert_wanted(self.make(self.without('cmake'), python=python), 'cmake', 'cmake is missing')
+    no_venv = f'case "$*" in *ensurepip*) exit 1;; *) {python};; esac'
+    self.assert_wanted(self.make(TOOLS, python=no_venv), 'python3.11-venv', 'has no venv')
+    newer = '[ "$1" = -V ] && echo Python 3.12.1; exit 1'
+    self.assert_wanted(self.make(TOOLS, python=newer), 'python3.11', 'is Python 3.12.1; wanted Python 3.11')
+    self.assert_wanted(self.make(TOOLS, 'setup', 'PYTHON=snake'), 'python3.11', 'snake is missing')
+
+  def test_complete(self):
+    done = self.make(TOOLS, python=f'exec {sys.executable} "$@"')
+    self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class PinsTest(tf.test.TestCase):
+
+  def test_every_requirement_is_pinned_and_installed(self):
+    for line in _pins('requirements.txt') + _pins('requirements-dev.txt'):
+      match = re.fullmatch(r'([A-Za-z0-9_.-]+)==([0-9][0-9A-Za-z.]*)', line)
+      self.assertIsNotNone(match, line)
+      self.assertEqual(importlib.metadata.version(match[1]), match[2], 'make setup brings the environment up to date')
+
+  def test_what_is_pulled_in_is_listed_too(self):
+    listed = {re.sub('[-_.]+', '-', line.partition('==')[0]).lower() for line in _pins('requirements.txt')}
+    for name in listed | {'horovod'}:
+      for requirement in importlib.metadata.requires(name) or []:
+        if 'extra ==' in requirement:
+          continue
+        requirement = Requirement(requirement)
+        if requirement.marker is None or requirement.marker.evaluate():
+          self.assertIn(re.sub('[-_.]+', '-', requirement.name).lower(), listed, f'{name} needs it')
+
+  def test_versions_agree(self):
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+    pins = dict(line.split('==') for line in _pins('requirements.txt'))
+    for requirement in project['project']['dependencies']:
+      if '==' in requirement:
+        name, version = requirement.split('==')
+        self.assertEqual(pins[name], version)
+    self.assertIn(f"tensorflow=={pins['tensorflow']}", project['build-system']['requires'])
+    horovod = importlib.metadata.version('horovod')
+    self.assertIn(f'HOROVOD := {horovod}\n', (ROOT / 'Makefile').read_text())
+    self.assertIn(f'ARG HOROVOD={horovod}\n', (ROOT / 'Dockerfile').read_text())
+    self.assertIn(f"## {project['project']['version']}", (ROOT / 'CHANGELOG.md').read_text())
+
+
+class DockerfileTest(tf.test.TestCase):
+
+  def test_copies_what_exists_and_is_let_through(self):
+    ignored = (ROOT / '.dockerignore').read_text().split()
+    copied = re.findall(r'^COPY (.+) \S+$', (ROOT / 'Dockerfile').read_text(), re.MULTILINE)
+    for source in ' '.join(copied).split():
+      self.assertTrue((ROOT / source).exists(), source)
+      self.assertIn('!' + source, ignored)
+
+
+class InstallTest(tf.test.TestCase):
+
+  def test_pip_install_builds_the_op_library(self):
+    target = pathlib.Path(self.get_temp_dir()) / 'site'
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '--no-build-isolation', '--no-deps',
+                    '--target', target, '.'], cwd=ROOT, check=True, timeout=900, stdin=subprocess.DEVNULL)
+    env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+    probe = 'import ops.library as o, trainer.config as c; print(o.__file__, c.__file__, o.load().__name__, sep="\\n")'
+    found = subprocess.run([sys.executable, '-c', probe], cwd=self.get_temp_dir(), env={**env, 'PYTHONPATH': str(target)},
+                           capture_output=True, text=True, timeout=120)
+    self.assertEqual(found.returncode, 0, found.stderr)
+    for path in found.stdout.splitlines()[:2]:
+      self.assertTrue(path.startswith(str(target)), path)
+
+
+if __name__ == '__main__':
+  tf.test.main()

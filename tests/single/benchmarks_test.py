@@ -1,0 +1,122 @@
+"""The benchmarks' harness on toy shapes: data, a contender's rounds, figures and pages. Nothing here asks how fast."""
+import json
+import os
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+import yaml
+from absl import flags
+from absl.testing import flagsaver
+
+from benchmarks import bench_data, page, quality, run
+from trainer import config
+from trainer.data.prepared import PreparedPass
+
+TOY = bench_data.Shape(batch=64, slots=4, dense=2, width=4, hidden=(8,), vocabulary=(3, 10, 100, 50), batches=3)
+
+
+class DataTest(tf.test.TestCase):
+
+  def _prepared(self, shape):
+    directory = os.path.join(self.get_temp_dir(), f'pass_{shape.multi}')
+    file = os.path.join(self.get_temp_dir(), 'config.yaml')
+    with open(file, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(bench_data.config(shape, directory), f)
+    cfg = config.load(file)
+    bench_data.prepare(shape, 0, cfg, directory)
+    return PreparedPass(directory, cfg)
+
+  def test_peers_and_we_train_on_the_same_samples(self):
+    keys, dense, label = bench_data.batches(TOY, 0, bench_data.hashed_keys)
+    for ours, *theirs in zip(self._prepared(TOY).batches(TOY.batch), keys, dense, label):
+      self.assertAllEqual(ours.keys, theirs[0].ravel())
+      self.assertAllEqual(ours.dense, theirs[1])
+      self.assertAllEqual(ours.label, theirs[2].ravel())
+      self.assertEmpty(ours.segments)
+
+  def test_static_ids_are_as_distinct_as_hashed_keys(self):
+    static, _, _ = bench_data.batches(TOY, 0, bench_data.static_ids(TOY))
+    hashed, _, _ = bench_data.batches(TOY, 0, bench_data.hashed_keys)
+    pairs = set(zip(np.ravel(static), np.ravel(hashed)))
+    self.assertLen({a for a, _ in pairs}, len(pairs))
+    self.assertLen({b for _, b in pairs}, len(pairs))
+    self.assertLess(np.max(static), sum(TOY.vocabulary))
+
+  def test_multi_valued_slots_are_the_last(self):
+    batch = next(self._prepared(bench_data.Shape(**TOY.as_dict() | {'multi': 1})).batches(64))
+    slot = batch.segments % TOY.slots
+    self.assertAllEqual(batch.keys >> 52, slot + 1)
+    self.assertAllEqual(np.bincount(slot)[:3], [64] * 3)
+    self.assertGreater(np.sum(slot == 3), 64)
+
+
+class ContenderTest(tf.test.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.addCleanup(os.chdir, os.getcwd())
+    os.chdir(self.get_temp_dir())
+    os.makedirs(run.OUT, exist_ok=True)
+    flags.FLAGS.mark_as_parsed()
+    self.enter_context(flagsaver.flagsaver((run.ROUNDS, 2)))
+
+  def test_ours_takes_turns_with_its_dense_part(self):
+    spec = run.Bench().spec(TOY)
+    contenders = {'ours': run.Contender('ours', spec), 'floor': run.Contender('dense_part', spec)}
+    rounds, hellos, last, failed = run.interleave(contenders, lambda _: TOY, steps=2, warm_up=3)
+    self.assertEmpty(failed)
+    self.assertEqual({name: len(rates) for name, rates in rounds.items()}, {'ours': 2, 'floor': 2})
+    self.assertEqual(last['ours']['steps'], 1 + 3 + 2 * 2)
+    self.assertEqual(last['ours']['samples'], 2 * TOY.batch)
+    self.assertEqual(last['ours']['admitted'], last['ours']['features'])
+    self.assertGreater(last['ours']['features'], 0)
+    self.assertGreater(hellos['ours']['startup_seconds'], 0)
+    self.assertLen(rounds.ratios('floor', 'ours'), 2)
+
+  def test_one_that_fails_is_left_out_with_its_last_words(self):
+    rounds, _, _, failed = run.interleave({'ours': run.Contender('ours', {'config': 'nowhere.yaml'})}, lambda _: TOY, steps=1)
+    self.assertEmpty(rounds)
+    self.assertRegex(failed['ours'], 'ended with status 1.*nowhere.yaml: no such file')
+
+
+class PageTest(tf.test.TestCase):
+
+  def _result(self, **figures):
+    return {**dict.fromkeys(page.WANTED), **figures, 'seed': 0, 'rounds': 2, 'machine': page.machine(), 'spread': {}, 'raw': {},
+            'left_out': {}, 'others': {}}
+
+  def test_keys_that_readers_of_bench_json_rely_on(self):
+    self.assertContainsSubset(['vs_tfra_adagrad', 'vs_tfra_adam', 'vs_torch_static', 'vs_keras_static', 'over_dense_floor',
+                               'two_rank_efficiency', 'input_over_train'], json.loads(json.dumps(run.Bench().figures)))
+
+  def test_a_figure_stands_beside_what_is_wanted_of_it(self):
+    text = page.tables(self._result(vs_torch_static=1.5, over_dense_floor=2.0) | {'left_out': {'TFRA, Adam': 'not installable'}})
+    self.assertRegex(text, r'`vs_torch_static` .* 1\.50 .* ≥ 1\.30 \| yes')
+    self.assertRegex(text, r'`over_dense_floor` .* 2\.00 .* ≤ 1\.60 \| \*\*no\*\*')
+    self.assertRegex(text, r'`vs_tfra_adam` .* – ')
+    self.assertIn('Left out: TFRA, Adam: not installable.', text)
+
+  def test_only_what_is_between_the_markers_is_rewritten(self):
+    path = os.path.join(self.get_temp_dir(), 'page.md')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(f'before\n{page.BEGIN}\nold\n{page.END}\nafter\n')
+    for text in ('new', 'newer'):
+      page.write_between(path, text)
+    with open(path, encoding='utf-8') as f:
+      self.assertEqual(f.read(), f'before\n{page.BEGIN}\n\nnewer\n\n{page.END}\nafter\n')
+
+  def test_our_pages_have_the_markers(self):
+    for name in (run.PAGE, quality.PAGE):
+      with open(os.path.join(page.ROOT, name), encoding='utf-8') as f:
+        text = f.read()
+      self.assertEqual((text.count(page.BEGIN), text.count(page.END)), (1, 1), name)
+
+  def test_the_final_test_score_is_read_from_a_run(self):
+    self.assertIsNone(quality.final_test(self.get_temp_dir()))
+    with tempfile.TemporaryDirectory() as run_dir:
+      with open(os.path.join(run_dir, 'metrics.jsonl'), 'w', encoding='utf-8') as f:
+        for event in ({'event': 'train', 'auc': .9, 'logloss': .3}, {'event': 'eval', 'split': 'valid', 'auc': .8, 'logloss': .4},
+                      {'event': 'eval', 'split': 'test', 'auc': .7, 'logloss': .5}):
+          f.write(json.dumps(event) + '\n')
+      self.assertEqual(quality.final_test(run_dir), (.7, .5))

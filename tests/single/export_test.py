@@ -1,0 +1,382 @@
+"""Base and delta exports: replaying base + deltas gives what a shadow of the rules says, crash or not, for 1 to 3 processes."""
+import builtins
+import os
+import shutil
+import tempfile
+import threading
+import types
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import tensorflow as tf
+from absl.testing import parameterized
+
+from ops.feature_lifecycle import FeatureLifecycle
+from ops.policy import Policy
+from ops.row_store import shard_of
+from trainer import checkpoint, export, files
+from trainer.config import UserError
+
+# Powers of two, so that the shadow's sums are the table's to the last bit.
+POLICY = Policy(nonclk_coeff=0.25, clk_coeff=1.0, admission_threshold=1.0, base_threshold=1.0, delta_threshold=0.75, delta_keep_days=2,
+                decay=0.5, delete_threshold=0.25, delete_after_unseen_days=4)
+CFG = {'slot_ids': lambda: {'user': 1, 'item': 2}, 'sparse': types.SimpleNamespace(tables={})}
+MODEL = types.SimpleNamespace(variables=[tf.Variable([1.0, 2.0], name='bias')])
+STATS = np.zeros([2, 0], np.float32)
+
+
+class Store(FeatureLifecycle):
+  """The lifecycle's own table, with rows whose values are the number of pushes so far: linear n, factors [n, −n] once admitted."""
+
+  def __init__(self):
+    super().__init__(POLICY)
+    self.pushes = {}
+
+  def push(self, keys, shows, clicks):
+    self.observe(keys, shows, clicks)
+    for k in keys.tolist():
+      self.pushes[k] = self.pushes.get(k, 0) + 1
+
+  def evict(self):
+    for k in super().evict().numpy().tolist():
+      del self.pushes[k]
+
+  def pull(self, keys, train):
+    assert not train
+    linear = np.array([self.pushes[k] for k in keys.tolist()], np.float32)
+    admitted = self.admitted(keys).numpy()
+    factors = np.stack([linear, -linear], 1)[admitted].ravel()
+    offsets = np.append(0, np.cumsum(2 * admitted)).astype(np.int32)
+    return types.SimpleNamespace(linear=tf.constant(linear), factors=tf.constant(factors), offsets=tf.constant(offsets))
+
+  def copy(self):
+    new = Store()
+    new.import_state(list(self.export_state()))
+    new.pushes = dict(self.pushes)
+    return new
+
+
+class Peers:
+  """N processes played by N threads."""
+
+  def __init__(self, size):
+    self.size, self._barrier, self._values, self._local = size, threading.Barrier(size), [None] * size, threading.local()
+
+  @property
+  def rank(self):
+    return self._local.rank
+
+  def gather(self, value):
+    self._values[self.rank] = value
+    self._barrier.wait()
+    values = list(self._values)
+    self._barrier.wait()
+    return values
+
+  def broadcast(self, value):
+    return self.gather(value)[0]
+
+  def run(self, action):
+    results = [None] * self.size
+
+    def one(rank):
+      self._local.rank = rank
+      try:
+        results[rank] = action(rank)
+      except BaseException as e:
+        results[rank] = e
+        if not isinstance(e, UserError):
+          self._barrier.abort()
+    threads = [threading.Thread(target=one, args=(r,)) for r in range(self.size)]
+    for t in threads:
+      t.start()
+    for t in threads:
+      t.join()
+    return results
+
+
+class Shadow:
+  """The rules in plain Python: the state of every feature, and what a consumer of the exports holds."""
+
+  def __init__(self):
+    self.features, self.exported = {}, {}
+
+  def push(self, keys, shows, clicks):
+    for k, s, c in zip(keys.tolist(), shows.tolist(), clicks.tolist()):
+      f = self.features.setdefault(k, {'show': 0, 'click': 0, 'gain': 0, 'unseen': 0, 'admitted': False, 'pushes': 0})
+      f['show'] += s
+      f['click'] += c
+      f['gain'] += self._score(s, c)
+      f['unseen'] = 0
+      f['admitted'] |= self._score(f['show'], f['click']) >= POLICY.admission_threshold
+      f['pushes'] += 1
+
+  def _score(self, show, click):
+    return (show - click) * POLICY.nonclk_coeff + click * POLICY.clk_coeff
+
+  def filtered(self):
+    return {k for k, f in self.features.items()
+            if self._score(f['show'], f['click']) >= POLICY.base_threshold and f['unseen'] <= POLICY.delta_keep_days}
+
+  def row(self, key):
+    f = self.features[key]
+    return float(f['pushes']), [f['pushes'], -f['pushes']] if f['admitted'] else []
+
+  def export(self, kind):
+    """Returns: keys of rows, tombstones."""
+    keys = self.filtered()
+    gone = {} if kind == 'base' else self.exported.keys() - keys
+    written = {k for k in keys if kind == 'base' or k not in self.exported or self.features[k]['gain'] >= POLICY.delta_threshold}
+    for k in written:
+      self.features[k]['gain'] = 0
+    self.exported = {k: self.row(k) if k in written else self.exported[k] for k in keys}
+    return written, set(gone)
+
+  def end_day(self):
+    for k, f in list(self.features.items()):
+      f['show'] *= POLICY.decay
+      f['click'] *= POLICY.decay
+      if self._score(f['show'], f['click']) < POLICY.delete_threshold or f['unseen'] > POLICY.delete_after_unseen_days:
+        del self.features[k]
+      else:
+        f['unseen'] += 1
+
+
+def replay(directory):
+  """What a consumer holds after the last base and the deltas behind it: key -> (linear, factors)."""
+  held = {}
+  for name in sorted(n for n in os.listdir(directory) if n[0] != '.'):
+    path = os.path.join(directory, name)
+    if name.endswith('base'):
+      held = {}
+    for part in sorted(os.listdir(path)):
+      if part.startswith('tombstones'):
+        for k in pq.read_table(os.path.join(path, part))['key'].to_pylist():
+          del held[k]
+    for part in sorted(os.listdir(path)):
+      if part.startswith('rows'):
+        for r in pq.read_table(os.path.join(path, part)).to_pylist():
+          assert r['slot'] == r['key'] >> 52
+          held[r['key']] = (r['linear'], r['factors'])
+  return held
+
+
+def make_pass(rng):
+  """Keys with shows and clicks of one pass; some features are frequent, most are rare."""
+  every = np.concatenate([1 << 52 | np.arange(200), 2 << 52 | np.arange(200)])
+  keys = rng.permutation(every)[:rng.integers(0, 120)]
+  shows = rng.integers(0, 5, len(keys)).astype(np.float64)
+  return keys, shows, np.minimum(shows, rng.integers(0, 2, len(keys)))
+
+
+class Killed(BaseException):
+  """Stands for SIGKILL."""
+
+
+def contents(directory):
+  """relative path -> bytes."""
+  found = {}
+  for folder, _, names in os.walk(directory):
+    for name in names:
+      with open(os.path.join(folder, name), 'rb') as f:
+        found[os.path.relpath(f.name, directory)] = f.read()
+  return found
+
+
+class ExportTest(tf.test.TestCase, parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.run_dir = self.enter_context(tempfile.TemporaryDirectory())
+    self.directory = os.path.join(self.run_dir, 'exports')
+
+  def _write(self, stores, kind, position, run_dir=None):
+    peers, cfg = Peers(len(stores)), types.SimpleNamespace(run_dir=run_dir or self.run_dir, **CFG)
+    return peers.run(lambda r: export.write(cfg, kind, position, store=stores[r], model=MODEL, dense_stats=STATS, peers=peers))
+
+  def _push(self, stores, one):
+    owner = shard_of(one[0]) * len(stores) // 256
+    for r, store in enumerate(stores):
+      store.push(*(c[owner == r] for c in one))
+
+  @parameterized.parameters(*[(n, seed) for n in (1, 2, 3) for seed in (0, 1)])
+  def test_base_and_deltas_replay_to_the_shadow(self, size, seed):
+    rng = np.random.default_rng(seed)
+    stores, shadow = [Store() for _ in range(size)], Shadow()
+    seen = {'tombstones': 0, 'older': 0, 'back': 0}
+    for day in range(12):
+      for part in range(rng.integers(1, 4)):
+        one = make_pass(rng)
+        self._push(stores, one)
+        shadow.push(*one)
+        before = dict(shadow.exported)
+        if rng.random() < 0.8:
+          written, gone = shadow.export('delta')
+          results = self._write(stores, 'delta', {'day': day, 'part': part})
+          for result in results:
+            self.assertEqual((result.rows, result.tombstones), (len(written), len(gone)))
+          self.assertEqual(replay(self.directory), shadow.exported)
+          self.assertEqual(shadow.exported.keys(), shadow.filtered())
+          seen['tombstones'] += len(gone)
+          seen['older'] += sum(shadow.exported[k] != shadow.row(k) for k in shadow.exported)
+          seen['back'] += sum(shadow.features[k]['pushes'] > 1 and k not in before for k in written)
+      if rng.random() < 0.4:
+        shadow.export('base')
+        self._write(stores, 'base', {'day': day})
+        self.assertEqual(replay(self.directory), shadow.exported)
+        self.assertEqual(shadow.exported, {k: shadow.row(k) for k in shadow.filtered()})
+      shadow.end_day()
+      for store in stores:
+        store.decay()
+        store.evict()
+        store.age()
+      self.assertEqual(sum(int(s.size()) for s in stores), len(shadow.features))
+    for what, count in seen.items():  # the days held every case
+      self.assertGreater(count, 0, what)
+
+  def test_the_number_of_processes_may_change_within_a_chain(self):
+    rng, shadow = np.random.default_rng(5), Shadow()
+    stores = [Store()]
+    for i, size in enumerate([1, 3, 2, 1]):
+      every = [c for s in stores for c in s.export_state()]
+      pushes = {k: v for s in stores for k, v in s.pushes.items()}
+      stores = [Store() for _ in range(size)]
+      for r, store in enumerate(stores):
+        store.import_state([c for c in every if int(c['shard']) in checkpoint.shards_of(r, size)])
+        store.pushes = pushes
+      one = make_pass(rng)
+      self._push(stores, one)
+      shadow.push(*one)
+      shadow.export('delta' if i else 'base')
+      self._write(stores, 'delta' if i else 'base', {'part': i})
+      self.assertEqual(replay(self.directory), shadow.exported)
+
+  def _days(self, rng):
+    """Events of a few days: lists of (verb, argument), the same for the same rng."""
+    for day in range(2):
+      for part in range(2):
+        yield 'push', make_pass(rng)
+        yield 'delta', {'day': day, 'part': part}
+      yield 'base', {'day': day}
+      yield 'end', None
+
+  def _play(self, stores, events, run_dir):
+    for verb, argument in events:
+      if verb == 'push':
+        self._push(stores, argument)
+      elif verb == 'end':
+        for store in stores:
+          store.decay()
+          store.evict()
+          store.age()
+      else:
+        for result in self._write(stores, verb, argument, run_dir):
+          if isinstance(result, BaseException):
+            raise result
+
+  @parameterized.parameters(1, 2)
+  def test_killed_anywhere_and_played_again_the_exports_are_the_same(self, size):
+    events = list(self._days(np.random.default_rng(7)))
+    whole = [Store() for _ in range(size)]
+    self._play(whole, events, self.run_dir)
+    wanted, stage, killed = contents(self.directory), 0, True
+    while killed:
+      stage += 4 if stage < 40 else 19
+      run_dir = self.enter_context(tempfile.TemporaryDirectory())
+      stores = [Store() for _ in range(size)]
+      self._play(stores, events[:4], run_dir)
+      saved = [s.copy() for s in stores]
+      with self.subTest(stage=stage):
+        patches = self._patched(stage)
+        try:
+          self._play(stores, events[4:], run_dir)
+          killed = False
+        except (Killed, threading.BrokenBarrierError):
+          pass
+        finally:
+          for p in patches:
+            p.stop()
+        directory = os.path.join(run_dir, 'exports')
+        for _, _, path in export.exports(directory):  # what is visible is whole
+          name = os.path.basename(path)
+          self.assertEqual(contents(path), {os.path.relpath(n, name): b for n, b in wanted.items() if n.startswith(name)})
+        self._play(saved, events[4:], run_dir)
+        self.assertEqual(contents(directory), wanted)
+        for a, b in zip(whole, saved):
+          self.assertEqual([{n: np.asarray(c).tolist() for n, c in chunk.items()} for chunk in a.export_state()],
+                           [{n: np.asarray(c).tolist() for n, c in chunk.items()} for chunk in b.export_state()])
+    self.assertGreater(stage, 40)
+
+  def _patched(self, n):
+    """The n-th fsync, rename or open of a file from now on raises; every write lies between two of them."""
+    count = [0]
+
+    def counting(original):
+      def call(*args, **kwargs):
+        count[0] += 1
+        if count[0] == n:
+          raise Killed()
+        return original(*args, **kwargs)
+      return call
+    patches = [mock.patch.object(target, name, counting(getattr(target, name)))
+               for target, name in ((os, 'fsync'), (os, 'rename'), (builtins, 'open'))]
+    for p in patches:
+      p.start()
+    return patches
+
+  def test_nothing_is_committed_where_the_export_failed(self):
+    rng = np.random.default_rng(3)
+    stores = [Store(), Store()]
+    self._push(stores, make_pass(rng))
+    before = [list(s.export_state()) for s in stores]
+    with mock.patch.object(pq, 'ParquetWriter', side_effect=OSError(28, 'No space left on device')):
+      for e in self._write(stores, 'base', {'day': 1}):
+        self.assertIsInstance(e, UserError)
+        self.assertRegex(str(e), f'cannot export into {self.directory}: No space left on device; wanted free space')
+    for a, b in zip(before, [list(s.export_state()) for s in stores]):
+      self.assertAllEqual(np.concatenate([c['delta_score'] for c in a]), np.concatenate([c['delta_score'] for c in b]))
+    self.assertEqual(export.exports(self.directory), [])
+    self.assertEqual([r.path for r in self._write(stores, 'base', {'day': 1})], [os.path.join(self.directory, '000001-base')] * 2)
+
+  def test_a_broken_chain_begins_anew(self):
+    rng, store = np.random.default_rng(4), Store()
+    for i, kind in enumerate(['base', 'delta', 'delta']):
+      store.push(*make_pass(rng))
+      self._write([store], kind, {'part': i})
+    shutil.rmtree(os.path.join(self.directory, '000002-delta'))
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self._write([store], 'delta', {'part': 9})
+    self.assertRegex(logs.output[0], '000002-delta: is missing, and .*000003-delta names it')
+    path = export.exports(self.directory)[-1][2]
+    manifest = files.read_manifest(path)
+    self.assertEqual((manifest['base'], manifest['previous'], manifest['sequence']), (None, None, 4))
+    keys = pq.read_table(os.path.join(path, 'rows-00000-of-00001.parquet'))['key'].to_numpy()
+    self.assertAllEqual(np.sort(keys), np.sort(store.select('base').numpy()))
+
+  def test_a_damaged_chain_is_refused(self):
+    rng, store = np.random.default_rng(4), Store()
+    store.push(*make_pass(rng))
+    self._write([store], 'base', {})
+    os.truncate(os.path.join(self.directory, '000001-base/rows-00000-of-00001.parquet'), 100)
+    error, = self._write([store], 'delta', {})
+    self.assertRegex(str(error), 'rows-00000-of-00001.parquet: has 100 bytes; wanted')
+
+  def test_manifest_and_files(self):
+    rng, store = np.random.default_rng(4), Store()
+    store.push(*make_pass(rng))
+    self._write([store], 'base', {'pass': 'p1'})
+    self._write([store], 'delta', {'pass': 'p1'})
+    path = os.path.join(self.directory, '000002-delta')
+    self.assertEqual(sorted(os.listdir(path)), ['DONE', 'MANIFEST.json', 'dense.npz', 'rows-00000-of-00001.parquet',
+                                                'tombstones-00000-of-00001.parquet'])
+    manifest = files.read_manifest(path)
+    self.assertEqual([manifest[k] for k in ('kind', 'sequence', 'base', 'previous', 'position', 'parts', 'rows', 'tombstones')],
+                     ['delta', 2, '000001-base', '000001-base', {'pass': 'p1'}, 1, 0, 0])
+    with np.load(os.path.join(path, 'dense.npz')) as z:
+      self.assertAllEqual(z['000/bias:0'], [1.0, 2.0])
+    self.assertEqual(pq.read_schema(os.path.join(path, 'rows-00000-of-00001.parquet')).names, ['key', 'slot', 'linear', 'factors'])
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,185 @@
+"""Model assembly: what a config names is built, on every rank the same; what it names wrongly is said in one line."""
+import os
+import sys
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import config
+from trainer.layers.embedded import Embedded
+from trainer.model import build, empty_batch
+
+
+def make_config(interactions, **model):
+  return config.Config.model_validate({
+      'seed': model.pop('seed', 0),
+      'data': {'train': ['x'], 'slots': [{'name': n} for n in 'abc'], 'dense': [{'name': 'u'}]},
+      'sparse': {'tables': {'default': {'width': 4}}}, 'model': {'interactions': interactions, **model}})
+
+
+ALL = ['linear', 'fm', 'ffm', 'fwfm', {'cross': {'layers': 2, 'low_rank': 2}}, {'dnn': {'hidden': [8, 4], 'batch_norm': 'local'}}]
+
+
+def batch(size, seed=0):
+  rng = np.random.default_rng(seed)
+
+  def normal(*shape):
+    return tf.constant(rng.normal(size=(size, *shape)), tf.float32)
+  return Embedded(normal(3), [normal(3, 4)], normal(), normal(3, 12), normal(), None, normal(1))
+
+
+def present(embedded):
+  return [t for t in tf.nest.flatten(embedded) if t is not None]
+
+
+class ModelTest(tf.test.TestCase):
+
+  def test_logit_is_the_sum_of_interactions_and_bias(self):
+    model, embedded = build(make_config(ALL)), batch(5)
+    model._bias.assign([.25])
+    self.assertAllClose(model(embedded), sum(layer(embedded) for layer in model.interactions) + .25)
+    self.assertEqual(model.needs, {'linear', 'factors', 'squares', 'field_factors'})
+
+  def test_every_variable_exists_at_once_and_follows_the_seed(self):
+    tf.random.set_seed(1)
+    one = build(make_config(ALL))
+    tf.random.set_seed(2)  # and what the process drew before does not matter
+    same, other = build(make_config(ALL)), build(make_config(ALL, seed=1))
+    self.assertNotEmpty(one.variables)
+    self.assertEqual([v.name for v in one.variables], [v.name for v in same.variables])
+    for a, b in zip(one.variables, same.variables):
+      self.assertAllEqual(a, b)
+    matrices = [(a, b) for a, b in zip(one.variables, other.variables) if 'kernel' in a.name]
+    self.assertLen(matrices, 3)
+    for a, b in matrices:
+      self.assertNotAllEqual(a, b)
+    before = len(one.variables)
+    one(batch(3), training=True)
+    self.assertLen(one.variables, before)
+
+  def test_trains_in_a_function_with_batches_of_any_size(self):
+    model = build(make_config(ALL))
+
+    @tf.function(input_signature=[[tf.TensorSpec([None, *t.shape[1:]]) for t in present(batch(1))]])
+    def gradients(tensors):
+      linear, factors, squares, field_factors, field_squares, dense = tensors
+      with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(Embedded(linear, [factors], squares, field_factors, field_squares, None, dense), training=True))
+      return tape.gradient(loss, model.trainable_variables)
+    for size in (5, 1, 0):
+      for g in gradients(present(batch(size))):
+        self.assertAllInRange(g, -1e6, 1e6)
+    for g in gradients(present(batch(0))):
+      self.assertAllEqual(g, tf.zeros_like(g))
+
+  def test_only_what_is_needed_is_read(self):
+    self.assertEqual(build(make_config(['linear'])).needs, {'linear'})
+    self.assertEqual(build(make_config(['fm'])).needs, {'factors', 'squares'})
+    self.assertEqual(build(make_config(['linear', 'ffm'])).needs, {'linear', 'field_factors'})
+    self.assertEqual(build(make_config(['dnn'])).needs, {'factors'})
+    embedded = empty_batch(make_config(['fm']), {'factors', 'squares'})
+    self.assertIsNone(embedded.linear)
+    self.assertIsNone(embedded.field_factors)
+
+  def test_dense_columns_are_linear_only_where_wanted(self):
+    self.assertLen(build(make_config(['linear'])).variables, 2)
+    self.assertLen(build(make_config(['linear'], dense_linear=False)).variables, 1)
+
+  def test_negative_sampling_is_corrected(self):
+    """Keep a share of the negatives, fit the odds by counting, and find the true rate again."""
+    rng = np.random.default_rng(0)
+    clicked = rng.random(400_000) < .05
+    kept = clicked | (rng.random(clicked.size) < .1)
+    sampled_rate = clicked[kept].mean()
+    logit = np.log(sampled_rate / (1 - sampled_rate))
+    model = build(make_config(['linear'], negative_sampling_rate=.1))
+    corrected = model.probability(tf.constant([[logit]], tf.float32))
+    self.assertAllClose(corrected, [.05], atol=.002)
+    self.assertAllClose(corrected, [sampled_rate / (sampled_rate + (1 - sampled_rate) / .1)], rtol=1e-5)
+    self.assertAllClose(build(make_config(['linear'])).probability(tf.constant([[logit]], tf.float32)), [sampled_rate])
+
+  def test_squared_error_predicts_the_logit(self):
+    model = build(make_config(['linear'], loss='squared_error'))
+    self.assertAllEqual(model.probability(tf.constant([[3.], [-2.]])), [3, -2])
+
+
+MODULE = '''
+import tensorflow as tf
+something = 3
+class NoNeeds(tf.keras.layers.Layer):
+  pass
+class WrongNeeds(tf.keras.layers.Layer):
+  needs = {'factor'}
+class WrongShape(tf.keras.layers.Layer):
+  needs = {'linear'}
+  def call(self, embedded, training=False):
+    return embedded.linear
+class Unseeded(tf.keras.layers.Layer):
+  needs = {'linear'}
+  def __init__(self, units=2, **kwargs):
+    super().__init__(**kwargs)
+    if units > 9:
+      raise ValueError('units: found %d; wanted fewer' % units)
+    self.hidden, self.head = tf.keras.layers.Dense(units), tf.keras.layers.Dense(1)
+  def call(self, embedded, training=False):
+    return self.head(self.hidden(embedded.linear))
+'''
+
+
+class UserLayerTest(tf.test.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    directory = self.enterContext(tempfile.TemporaryDirectory())
+    with open(os.path.join(directory, 'my_layers.py'), 'w', encoding='utf-8') as f:
+      f.write(MODULE)
+    with open(os.path.join(directory, 'my_broken_layers.py'), 'w', encoding='utf-8') as f:
+      f.write('1 / 0')
+    sys.path.insert(0, directory)
+    self.addCleanup(sys.path.remove, directory)
+    self.addCleanup(sys.modules.pop, 'my_layers', None)
+
+  def test_is_built_from_its_path_the_same_on_every_rank(self):
+    one, same = (build(make_config(['linear', {'my_layers.Unseeded': {'units': 4}}])) for _ in range(2))
+    self.assertLen(one.variables, 6)
+    for a, b in zip(one.variables, same.variables):
+      self.assertAllEqual(a, b)
+    self.assertEqual(one(batch(5)).shape, [5, 1])
+
+  def test_example_outside_the_package(self):
+    example = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'own_interaction')
+    sys.path.insert(0, example)
+    self.addCleanup(sys.path.remove, example)
+    cfg = config.load(os.path.join(example, 'config.yaml'))
+    model = build(cfg)
+    self.assertEqual(model.needs, {'linear', 'factors'})
+    self.assertEqual(model(empty_batch(cfg, model.needs), training=True).shape, [0, 1])
+
+  def test_mistakes_are_one_line_each(self):
+    cases = [
+        ({'dnn': {'hiden': [4]}}, "model.interactions.0: unknown argument 'hiden' of 'dnn'; the nearest valid name is 'hidden'"),
+        ({'dnn': {'seed': 3}}, "model.interactions.0: unknown argument 'seed' of 'dnn'"),
+        ({'fm': {'width': 3}}, "model.interactions.0: unknown argument 'width' of 'fm'; it takes none"),
+        ({'dnn': {'hidden': 4}}, "model.interactions.0: 'dnn': hidden: found 4; wanted a list of whole numbers >= 1"),
+        ({'dnn': {'dropout': 1.5}}, "model.interactions.0: 'dnn': dropout: found 1.5; wanted a number in [0, 1)"),
+        ({'dnn': {'batch_norm': True}}, "model.interactions.0: 'dnn': batch_norm: found True; wanted none, local or sync"),
+        ({'dnn': {'activation': 'relux'}}, "model.interactions.0: 'dnn': activation: found 'relux'"),
+        ({'cross': {'layers': 0}}, "model.interactions.0: 'cross': layers: found 0; wanted a whole number >= 1"),
+        ({'cross': {'low_rank': 0}}, "model.interactions.0: 'cross': low_rank: found 0; wanted a whole number >= 1 or null"),
+        ('no_such_module.Layer', "model.interactions.0: cannot import 'no_such_module.Layer': ModuleNotFoundError"),
+        ('my_broken_layers.Layer', "model.interactions.0: cannot import 'my_broken_layers.Layer': ZeroDivisionError: division by zero"),
+        ('my_layers.Unseded', "model.interactions.0: 'my_layers' has no 'Unseded'; the nearest valid name is 'Unseeded'"),
+        ('my_layers.something', "model.interactions.0: 'my_layers.something' is a int; wanted a subclass of tf.keras.layers.Layer"),
+        ('my_layers.NoNeeds', "model.interactions.0: 'my_layers.NoNeeds' has no class attribute `needs`"),
+        ('my_layers.WrongNeeds', "model.interactions.0: 'my_layers.WrongNeeds' needs 'factor'; the nearest valid name is 'factors'"),
+        ('my_layers.WrongShape', "model.interactions.0: 'my_layers.WrongShape' fails on an empty batch: ValueError: gave shape (0, 3)"),
+        ({'my_layers.Unseeded': {'units': 11}}, "model.interactions.0: 'my_layers.Unseeded': ValueError: units: found 11; wanted fewer"),
+        ({'my_layers.Unseeded': {'unit': 1}}, "model.interactions.0: 'my_layers.Unseeded': "),
+    ]
+    for interaction, text in cases:
+      with self.subTest(text):
+        with self.assertRaises(config.UserError) as caught:
+          build(make_config([interaction]))
+        self.assertStartsWith(str(caught.exception), text)
+        self.assertNotIn('\n', str(caught.exception))

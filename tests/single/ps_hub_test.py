@@ -1,0 +1,233 @@
+"""Where parameter servers' processes meet: TF_CONFIG, collectives, units of work, and who is lost; no TensorFlow servers needed."""
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.config import Sync, UserError
+from trainer.sync.parameter_server import _flat
+from trainer.sync.ps import hub as hub_module
+from trainer.sync.ps.cluster import Cluster
+from trainer.sync.ps.hub import Hub, Peers
+
+ADDRESSES = {'ps': ['127.0.0.1:1'], 'worker': ['127.0.0.1:2', '127.0.0.1:3', '127.0.0.1:4']}
+
+
+def cluster(kind, index, workers):
+  return Cluster(('127.0.0.1:1',), tuple(ADDRESSES['worker'][:workers]), kind, index)
+
+
+class TfConfigTest(tf.test.TestCase):
+
+  def refuse(self, tf_config, text):
+    with self.assertRaisesRegex(UserError, text) as raised:
+      Cluster.from_tf_config(tf_config, 'ps')
+    self.assertNotIn('\n', str(raised.exception))
+
+  def test_user_errors(self):
+    task = {'type': 'worker', 'index': 0}
+    self.refuse(None, 'TF_CONFIG: is not set; sync.mode=ps needs it')
+    self.refuse([1], 'found list')
+    self.refuse({'task': task}, "key 'cluster': found None")
+    self.refuse({'cluster': ADDRESSES}, "key 'task': found None")
+    self.refuse({'cluster': {'worker': ['h:1']}, 'task': task}, "'cluster.ps': is missing")
+    self.refuse({'cluster': ADDRESSES | {'worker': ['host']}, 'task': task}, "found the address 'host'; host:port is needed")
+    self.refuse({'cluster': ADDRESSES | {'worker': ['127.0.0.1:1']}, 'task': task}, "the address '127.0.0.1:1' stands twice")
+    self.refuse({'cluster': ADDRESSES | {'evaluator': ['h:1']}, 'task': task}, "'cluster.evaluator': unknown kind of task")
+    self.refuse({'cluster': ADDRESSES, 'task': {'type': 'master', 'index': 0}}, "'task.type': found 'master'")
+    self.refuse({'cluster': ADDRESSES, 'task': {'type': 'ps', 'index': 1}}, "'task.index': found 1; the cluster has 1 of 'ps'")
+
+  def test_a_chief_is_worker_0(self):
+    found = Cluster.from_tf_config({'cluster': {'chief': ['c:1'], 'worker': ['w:1'], 'ps': ['s:1']}, 'task': {'type': 'worker', 'index': 0}}, 'ps')
+    self.assertEqual((found.name, found.workers), ('worker 1', ('c:1', 'w:1')))
+
+
+class HubTest(tf.test.TestCase):
+
+  def run_workers(self, works, sync, settings=None):
+    """Each of `works` in a thread, as worker i of them. Returns: (the hub's status, results)."""
+    n = len(works)
+    hub = Hub(cluster('ps', 0, n), sync, {'a': 1})
+    results = [None] * n
+
+    def run(i):
+      peers = Peers(hub.address, cluster('worker', i, n), sync, (settings or {}).get(i, {'a': 1}))
+      results[i] = works[i](peers)
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(n)]
+    for t in threads:
+      t.start()
+    status = hub.wait()
+    for t in threads:
+      t.join(20)
+    return status, results
+
+  def test_collectives(self):
+    def work(peers):
+      found = (peers.gather(peers.rank * 10), peers.broadcast(f'from {peers.rank}'), peers.exchange([(peers.rank, to) for to in range(peers.size)]),
+               peers.sum_arrays({'x': np.array([peers.rank, 1.0])})['x'].tolist())
+      peers.barrier()
+      peers.bye()
+      return found
+    status, results = self.run_workers([work] * 3, Sync(mode='ps', lost_peer_seconds=20))
+    self.assertEqual(status, 0)
+    for rank, (gathered, broadcast, exchanged, summed) in enumerate(results):
+      self.assertEqual(gathered, [0, 10, 20])
+      self.assertEqual(broadcast, 'from 0')
+      self.assertEqual(exchanged, [(r, rank) for r in range(3)])
+      self.assertEqual(summed, [3.0, 3.0])
+
+  def units(self, peers, first, total, pause_after=None, stop_at=None):
+    peers.open_pass(2, first, total, pause_after, 'state')
+    mine = []
+    while True:
+      unit, reason, batches = peers.claim(stop_at is not None and len(mine) >= stop_at, False)
+      if unit is None:
+        peers.close_pass()
+        return mine, reason, batches
+      mine.append(unit)
+
+  def test_every_unit_goes_to_one_worker(self):
+    def work(peers):
+      found = self.units(peers, 4, 40, pause_after=9), self.units(peers, 14, 40)
+      peers.bye()
+      return found
+    status, results = self.run_workers([work] * 2, Sync(mode='ps_async', lost_peer_seconds=20))
+    self.assertEqual(status, 0)
+    (a, again_a), (b, again_b) = results
+    self.assertEqual(sorted(a[0] + b[0]), list(range(4, 14)))  # a pause comes at a whole batch
+    self.assertEqual([a[1:], b[1:]], [('save', 7)] * 2)
+    self.assertEqual(sorted(again_a[0] + again_b[0]), list(range(14, 40)))
+    self.assertEqual([again_a[1:], again_b[1:]], [('end', 20)] * 2)
+
+  def test_a_stop_ends_at_a_whole_batch(self):
+    def work(peers):
+      found = self.units(peers, 0, 1000, stop_at=5)
+      peers.bye()
+      return found
+    _, ((a, reason, batches), (b, _, _)) = self.run_workers([work] * 2, Sync(mode='ps_async', lost_peer_seconds=20))
+    self.assertEqual(reason, 'stop')
+    self.assertEqual(sorted(a + b), list(range(2 * batches)))
+
+  def test_a_lost_workers_unit_goes_to_another_and_it_may_enter_again(self):
+    lost = threading.Event()
+    dead = []
+
+    def first(peers):
+      peers.open_pass(2, 0, 20, None, {'place': 7})
+      lost.wait(20)
+      mine = []
+      while True:
+        unit, reason, _ = peers.claim(False, False)
+        if unit is None:
+          break
+        mine.append(unit)
+        if len(mine) == 4:  # the lost one comes back
+          entering.start()
+          entered.wait(20)
+      peers.close_pass()
+      found = peers.gather('first')
+      peers.bye()
+      return mine, reason, found
+
+    def second(peers):
+      peers.open_pass(2, 0, 20, None, {'place': 7})
+      dead.append(peers.claim(False, False)[0])
+      peers._leaving = True
+      peers._wire._connection.close()
+      peers._wire._connection.detach()
+      lost.set()
+      return peers
+
+    entered = threading.Event()
+
+    def enter():
+      peers = Peers(self.address, cluster('worker', 1, 2), self.sync, {'a': 1})
+      self.assertTrue(peers.late)
+      self.assertEqual(peers.sum_arrays({'x': 3}), {'x': 3})  # it meets nobody
+      self.state = peers.enter()
+      entered.set()
+      self.late_units, _, _ = self.units(peers, 0, 0)
+      self.late_gather = peers.gather('second')
+      peers.bye()
+    entering = threading.Thread(target=enter, daemon=True)
+    self.sync = Sync(mode='ps_async', lost_peer_seconds=20)
+    original = hub_module.Hub.__init__
+
+    def remember(hub, *args):
+      original(hub, *args)
+      self.address = hub.address
+    with tf.compat.v1.test.mock.patch.object(hub_module.Hub, '__init__', remember):
+      status, results = self.run_workers([first, second], self.sync)
+    entering.join(20)
+    self.assertEqual(status, 0)
+    mine, reason, found = results[0]
+    self.assertEqual(reason, 'end')
+    self.assertEqual(found, ['first', 'second'])
+    self.assertEqual(self.late_gather, found)
+    self.assertEqual(self.state, {'place': 7})
+    self.assertEqual(sorted(mine + self.late_units), list(range(20)))
+    self.assertIn(dead[0], mine + self.late_units)
+
+  def test_staleness_is_bounded(self):
+    behind = threading.Event()
+    taken = [0, 0]
+
+    def fast(peers):
+      peers.open_pass(1, 0, 60, None, None)
+      while peers.claim(False, False)[0] is not None:
+        taken[0] += 1
+        self.assertLessEqual(taken[0] - taken[1], 4 + 1)  # a step more while it is under way
+        if taken[0] == 4:
+          behind.set()
+      peers.close_pass()
+      peers.bye()
+
+    def slow(peers):
+      peers.open_pass(1, 0, 60, None, None)
+      behind.wait(20)
+      while peers.claim(False, False)[0] is not None:
+        taken[1] += 1
+      peers.close_pass()
+      peers.bye()
+    status, _ = self.run_workers([fast, slow], Sync(mode='ps_async', max_staleness=4, lost_peer_seconds=20))
+    self.assertEqual(status, 0)
+    self.assertEqual(sum(taken), 60)
+
+  def ended(self):
+    """Where a process would have ended: its status; the thread goes on."""
+    exits = []
+    def leave(peers, text, status):
+      peers._leaving = True
+      exits.append((text, status))
+      peers._replies.put(None)
+      peers._welcome.put((0, 0, 0, False))
+    patch = tf.compat.v1.test.mock.patch.object(hub_module.Peers, '_exit', leave)
+    return exits, patch
+
+  def test_a_lost_worker_ends_mode_ps_and_is_named(self):
+    exits, patch = self.ended()
+
+    def dies(peers):
+      peers._leaving = True
+      peers._wire._connection.close()
+      peers._wire._connection.detach()
+    with patch:
+      status, _ = self.run_workers([lambda peers: peers.gather(0), dies], Sync(mode='ps', lost_peer_seconds=20))
+    self.assertEqual(status, 3)
+    (text, status), = exits
+    self.assertEqual(status, 3)
+    self.assertRegex(text, r'^worker 1 \(process \d+ on .*\) was lost: its connection closed')
+
+  def test_processes_must_be_told_the_same(self):
+    exits, patch = self.ended()
+    with patch:
+      status, _ = self.run_workers([lambda peers: None] * 2, Sync(mode='ps', lost_peer_seconds=20), {0: {'a': 1}, 1: {'a': 2}})
+    self.assertEqual(status, 2)
+    self.assertIn(('a: found 2 on worker 1 and 1 on ps 0; wanted the same command on every process', 2), exits)
+
+  def test_settings_are_compared_key_by_key(self):
+    self.assertEqual(_flat({'a': {'b': [1, {'c': 2}]}, 'd': []}), {'a.b.0': 1, 'a.b.1.c': 2, 'd': []})
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,312 @@
+"""Workers and servers in one process, a thread each: N workers in mode ps train the same model as one process on the same global batches."""
+import dataclasses
+import itertools
+import os
+import socket
+import threading
+import traceback
+
+import numpy as np
+import tensorflow as tf
+import yaml
+
+from tests.batches import join, make_batch
+from ops import row_store
+from trainer import config
+from trainer.features import empty_batch
+from trainer.sync import allreduce
+from trainer.sync.ps.cluster import Cluster
+from trainer.sync.ps.geo import GeoStep
+from trainer.sync.ps.hub import Hub, Peers
+from trainer.sync.ps.step import PsStep
+from trainer.train_step import TrainStep
+
+CONFIG = '''
+seed: 3
+data:
+  train: [none]
+  slots: [{name: a, separator: "|", value_separator: ":"}, {name: b, separator: "|", pooling: sum}, {name: c, separator: "|", pooling: sqrtn}]
+  dense: [{name: x}, {name: y, transform: log1p, missing: 0.5}]
+sparse:
+  tables: {default: {width: 4, init_scale: 0.1}}
+model: {interactions: [linear, fm, {dnn: {hidden: [8, 4]}}]}
+train: {dense_optimizer: {kind: sgd, learning_rate: 0.1}}
+sync: {mode: ps, lost_peer_seconds: 20}
+'''
+KEEP = {'lifecycle': {'admission': 'none', 'eviction': 'none', 'decay': 1.0}}
+
+
+def make_config(tree):
+  path = os.path.join(tf.compat.v1.test.get_temp_dir(), 'config.yaml')
+  base = yaml.safe_load(CONFIG)
+  for key, value in tree.items():
+    node = base
+    *parents, last = key.split('.')
+    for part in parents:
+      node = node.setdefault(part, {})
+    node[last] = value
+  with open(path, 'w', encoding='utf-8') as f:
+    yaml.safe_dump(base, f)
+  return config.load(path)
+
+
+def rows_of(chunks):
+  """key -> (show, click, admitted, linear and state, factors and state) of all features of exported chunks."""
+  found = {}
+  for chunk in chunks:
+    admitted = 0
+    for i, key in enumerate(chunk['key']):
+      factors = None
+      if chunk['admitted'][i] and 'factors_default' in chunk:
+        factors = chunk['factors_default'][admitted]
+        admitted += 1
+      assert int(key) not in found, 'a key has two owners'
+      found[int(key)] = (chunk['show'][i], chunk['click'][i], bool(chunk['admitted'][i]), chunk['linear'][i], factors)
+  return found
+
+
+class LocalCluster:
+  """Servers and workers of this process on free loopback ports."""
+
+  def __init__(self, cfg, servers, workers):
+    held = [socket.create_server(('127.0.0.1', 0)) for _ in range(servers + workers)]
+    addresses = [f'127.0.0.1:{s.getsockname()[1]}' for s in held]
+    for s in held:
+      s.close()
+    clusters = [Cluster(tuple(addresses[:servers]), tuple(addresses[servers:]), kind, i)
+                for kind, n in (('ps', servers), ('worker', workers)) for i in range(n)]
+    self.cfg, self.workers, self._servers = cfg, clusters[servers:], [c.start_server() for c in clusters]
+    self.targets = [s.target for s in self._servers[servers:]]
+    self.hub = Hub(clusters[0], cfg.sync, {})
+    self.others = clusters[1:servers]
+
+  def run(self, work, make_step=PsStep):
+    """work(worker's step, its Peers) in a thread for each worker. Returns: list of results."""
+    results, errors = [None] * len(self.workers), []
+
+    def server(cluster):
+      Peers(self.hub.address, cluster, self.cfg.sync, {}).wait()
+
+    def worker(i):
+      try:
+        peers = Peers(self.hub.address, self.workers[i], self.cfg.sync, {})
+        results[i] = work(make_step(self.cfg, peers, self.workers[i], self.targets[i]), peers)
+        peers.bye()
+      except BaseException as e:  # told below
+        errors.append(e)
+        traceback.print_exc()
+        peers.fail(str(e), 1)
+    threads = [threading.Thread(target=server, args=(c,), daemon=True) for c in self.others]
+    threads += [threading.Thread(target=worker, args=(i,), daemon=True) for i in range(len(self.workers))]
+    for t in threads:
+      t.start()
+    status = self.hub.wait()
+    if errors:
+      raise errors[0]
+    for t in threads:
+      t.join()
+    assert status == 0
+    return results
+
+
+class PsStepTest(tf.test.TestCase):
+
+  def check(self, tree, servers, workers, batches_of, days=1, rtol=1e-5):
+    """batches_of(worker) -> its list of batches, one list a day; trains on them and compares with one process."""
+    cfg = make_config(tree)
+    everything = [batches_of(r) for r in range(workers)]
+    empty = empty_batch(2)
+
+    def work(step, peers):
+      losses, evicted = [], []
+      for day in range(days):
+        mine, i, more = everything[peers.rank][day], 0, True
+        while more:
+          batch = mine[i] if i < len(mine) else empty
+          weight, loss, more, *_ = step.train(batch, [i + 1 < len(mine), 0, 0])
+          losses.append(loss / max(weight, 1e-12))
+          i += 1
+        step.store.decay()
+        evicted.append([int(k) for k in step.store.evict(lambda a: peers.sum_arrays({'c': a})['c'])])
+        step.store.age()
+        peers.barrier()
+      peers.barrier()
+      probabilities = step.predict(everything[0][0][0])
+      counts = peers.sum_arrays({'n': np.array(step.store.size())})['n']
+      return losses, evicted, list(step.store.export_state()), step.dense(), probabilities, counts
+    results = LocalCluster(cfg, servers, workers).run(work)
+    losses, _, _, dense, probabilities, counts = results[0]
+    evicted = [sorted(itertools.chain(*(r[1][day] for r in results))) for day in range(days)]
+    rows = rows_of(itertools.chain(*(r[2] for r in results)))
+    alone = TrainStep(dataclasses.replace(cfg) if dataclasses.is_dataclass(cfg) else cfg, allreduce.Alone())
+    expected_losses, expected_evicted = [], []
+    for day in range(days):
+      for i in range(max(len(e[day]) for e in everything)):
+        result = alone.train(join([e[day][i] for e in everything if i < len(e[day])]), [0, 0, 0])
+        expected_losses.append(result[1] / result[0])
+      alone.store.decay()
+      expected_evicted.append(sorted(int(k) for k in alone.store.evict()))
+      alone.store.age()
+    expected = rows_of(alone.store.export_state())
+    self.assertAllClose(losses, expected_losses, rtol=rtol, atol=1e-7)
+    self.assertEqual(evicted, expected_evicted)
+    self.assertEqual(rows.keys(), expected.keys())
+    self.assertEqual(counts, len(expected))
+    for key, (show, click, admitted, linear, factors) in expected.items():
+      self.assertAllClose(rows[key][0], show, rtol=1e-12)
+      self.assertAllClose(rows[key][1], click, rtol=1e-12)
+      self.assertEqual(rows[key][2], admitted)
+      self.assertAllClose(rows[key][3], linear, rtol=rtol, atol=1e-5)
+      if admitted:
+        self.assertAllClose(rows[key][4], factors, rtol=rtol, atol=1e-5)
+    for name, value in alone.dense().items():
+      self.assertAllClose(dense[name], value, rtol=rtol, atol=1e-5)
+    self.assertAllClose(probabilities, alone.predict(everything[0][0][0]), rtol=1e-5, atol=1e-6)
+
+  def uneven(self, workers, days=1, steps=4, one_has_none=True, single=False):
+    def batches_of(rank):
+      rng = np.random.default_rng(100 + rank)
+
+      def day():
+        if one_has_none and workers > 1 and rank == workers - 1:
+          return []
+        n = steps + 2 * rank
+        return [make_batch(rng, 5 if i == n - 1 else 16, single=single) for i in range(n)]  # the last one short
+      return [day() for _ in range(days)]
+    return batches_of
+
+  def test_sgd(self):
+    rule = {'kind': 'sgd', 'learning_rate': 0.1}
+    self.check(KEEP | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule}, 2, 2, self.uneven(2, steps=50, one_has_none=False))
+
+  def rules(self, kind, rate, dense=None):
+    rule = {'kind': kind, 'learning_rate': rate}
+    return KEEP | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule,
+                   'train.dense_optimizer': dense or {'kind': kind, 'learning_rate': rate}}
+
+  def test_adagrad_three_workers(self):
+    self.check(self.rules('adagrad', 0.05), 2, 3, self.uneven(3, steps=50))
+
+  def test_adam(self):
+    self.check(self.rules('adam', 0.002), 1, 2, self.uneven(2, steps=50, one_has_none=False, single=True), rtol=1e-4)
+
+  def test_ftrl_one_worker(self):
+    self.check(self.rules('ftrl', 0.05), 1, 1, self.uneven(1, steps=50))
+
+  def test_admission_eviction_and_gradient_scale_feature(self):
+    lifecycle = {'admission_threshold': 3.0, 'delete_threshold': 0.4, 'delete_after_unseen_days': 1, 'decay': 0.8}
+    self.check({'lifecycle': lifecycle, 'sparse.gradient_scale': 'feature'}, 2, 2, self.uneven(2, days=3, one_has_none=False))
+
+  def test_capacity_is_over_all_servers(self):
+    self.check({'lifecycle': {'admission': 'count', 'admission_count': 4.0, 'eviction': 'none', 'capacity': 25}}, 2, 1, self.uneven(1, days=2))
+
+  def test_colliding_pushes_all_count(self):
+    """Three workers push onto one set of keys at once; with SGD and a linear model the sums do not depend on the order."""
+    steps, rate = 400, 0.001
+    cfg = make_config(self.rules('sgd', rate) | {'sync.mode': 'ps_async', 'model.interactions': ['linear'], 'model.loss': 'squared_error',
+                                                 'model.dense_linear': False, 'data.label_is': 'real'})
+    batch = make_batch(np.random.default_rng(0), 8, vocabulary=3)
+
+    def work(step, peers):
+      peers.barrier()
+      for _ in range(steps):
+        # The servers are asked for nothing: the gradient is 1 a feature, whatever the weights are.
+        keys = np.unique(batch.keys)
+        keys = keys[np.argsort(row_store.shard_of(keys), kind='stable')]
+        sent = row_store.owner_counts(keys, step.servers.count).numpy()
+        ones = np.ones(len(keys), np.float32)
+        rows = row_store.Rows(None, np.zeros(len(keys) + 1, np.int32), ones, np.zeros(0, np.float32))
+        buffer, values = row_store.pack_rows(rows, np.arange(len(keys), dtype=np.int32), sent)
+        dense = [np.ones(v.shape, np.float32) for v in step.model.trainable_variables]
+        step.servers.push(keys, ones, 0 * ones, buffer.numpy(), sent, values.numpy(), *dense, np.array([1, 0, 0, 0, 0], np.float32))
+      peers.barrier()
+      return list(step.store.export_state()), step.dense(), step.step
+    results = LocalCluster(cfg, 2, 3).run(work)
+    rows = rows_of(itertools.chain(*(r[0] for r in results)))
+    self.assertEqual(set(rows), set(batch.keys))
+    for show, _, _, linear, _ in rows.values():
+      self.assertEqual(show, 3 * steps)
+      self.assertAllClose(linear[0], -rate * 3 * steps, rtol=1e-4)
+    _, dense, taken = results[0]
+    self.assertEqual(taken, 3 * steps)
+    for name, value in dense.items():
+      if name.endswith('bias:0'):
+        self.assertAllClose(value, np.full(value.shape, -rate * 3 * steps), rtol=1e-4)
+
+  def test_geo_with_one_worker_is_local_training(self):
+    """With one worker the servers get the whole differences: after each merge they hold what one process has."""
+    tree = self.rules('adagrad', 0.05)
+    batches = [make_batch(np.random.default_rng(i), 16) for i in range(10)]
+
+    def work(step, peers):
+      del peers
+      for i, batch in enumerate(batches):
+        step.train(batch, [0, 0, 0])
+        if i == 4:
+          step.finish()  # as between two passes
+      step.finish()
+      return list(step.store.export_state()), step.dense(), step.step
+    cfg = make_config(tree | {'sync.mode': 'ps_geo', 'sync.geo_steps': 3})
+    (chunks, dense, taken), = LocalCluster(cfg, 2, 1).run(work, GeoStep)
+    self.assertEqual(taken, 10)
+    alone = TrainStep(cfg, allreduce.Alone())
+    for batch in batches:
+      alone.train(batch, [0, 0, 0])
+    rows, expected = rows_of(chunks), rows_of(alone.store.export_state())
+    self.assertEqual(rows.keys(), expected.keys())
+    for key, (show, click, admitted, linear, factors) in expected.items():
+      self.assertEqual(rows[key][:3], (show, click, admitted))
+      self.assertAllClose(rows[key][3][0], linear[0], rtol=1e-5, atol=1e-6)
+      self.assertAllClose(rows[key][4][:4], factors[:4], rtol=1e-5, atol=1e-6)
+    for name, value in alone.dense().items():
+      self.assertAllClose(dense[name], value, rtol=1e-5, atol=1e-6)
+
+  def test_geo_merges_differences(self):
+    """Two workers in turns, against the formulas in NumPy: a linear model with squared error and SGD."""
+    rate, merge_every, rounds = 0.02, 2, 6
+    cfg = make_config(self.rules('sgd', rate) | {
+        'sync.mode': 'ps_geo', 'sync.geo_steps': merge_every, 'model.interactions': ['linear'], 'model.loss': 'squared_error',
+        'model.dense_linear': False, 'data.label_is': 'real'})
+    batches = [[make_batch(np.random.default_rng(10 * r + i), 8, vocabulary=5, single=True) for i in range(rounds)] for r in range(2)]
+
+    def work(step, peers):
+      for i in range(rounds):
+        for turn in range(2):
+          if turn == peers.rank:
+            step.train(batches[turn][i], [0, 0, 0])
+          peers.barrier()
+      return list(step.store.export_state()), step.dense()
+    results = LocalCluster(cfg, 1, 2).run(work, GeoStep)
+    server, bias = {}, 0.0
+    local, old, local_bias, old_bias, touched = [{}, {}], [{}, {}], [0.0, 0.0], [0.0, 0.0], [set(), set()]
+    for i in range(rounds):
+      for r in range(2):
+        batch = batches[r][i]
+        keys = batch.keys.reshape(8, 3)
+        for k in keys.ravel():
+          if k not in local[r]:
+            local[r][k] = old[r][k] = server.get(k, 0.0)
+        predicted = np.array([sum(local[r][k] for k in row) for row in keys]) + local_bias[r]
+        slope = 2 * batch.weight * (predicted - batch.label) / batch.weight.sum()
+        for row, g in zip(keys, slope):
+          for k in row:
+            local[r][k] -= rate * g
+        local_bias[r] -= rate * slope.sum()
+        touched[r] |= set(keys.ravel())
+        if i % merge_every == merge_every - 1:
+          for k in touched[r]:
+            difference = (local[r][k] - old[r][k]) / 2
+            server[k] = server.get(k, 0.0) + difference
+            local[r][k] += server[k] - (old[r][k] + difference)
+            old[r][k] = server[k]
+          difference = (local_bias[r] - old_bias[r]) / 2
+          bias += difference
+          local_bias[r] += bias - (old_bias[r] + difference)
+          old_bias[r] = bias
+          touched[r] = set()
+    rows = rows_of(itertools.chain(*(r[0] for r in results)))
+    self.assertEqual(set(rows), set(server))
+    for key, value in server.items():
+      self.assertAllClose(rows[key][3][0], value, rtol=1e-4, atol=1e-6)
+    found = [v for name, v in results[0][1].items() if name.endswith('bias:0')]
+    self.assertAllClose(found[0], [bias], rtol=1e-4)

@@ -1,0 +1,93 @@
+"""How a process reaches rows: its own, or its peers' by all-to-all. One small interface, `pull` and `push`."""
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ops import row_store
+
+
+def rows_of(store, peers, cfg):
+  """The rows of one process, or of N ranks."""
+  return LocalRows(store, cfg) if peers.size == 1 else ShardedRows(store, peers, cfg)
+
+
+class LocalRows:
+  """All rows are this process's own.
+
+  Args:
+    store: trainer.sparse.store.
+  """
+
+  def __init__(self, store, cfg):
+    self._store = store
+    self._per_feature = cfg.sparse.gradient_scale == 'feature'
+
+  def pull(self, deduped, train):
+    """Reads rows; changes nothing.
+
+    Args:
+      deduped: ops.row_store.Deduped of this process's samples.
+      train: whether features unknown so far read the factors they will start with (admission none); else they read 0.
+    Returns: ops.row_store.Rows of the unique keys.
+    """
+    return self._store.pull(deduped.unique, train)
+
+  def push(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
+    """Updates rows, then counts shows and clicks and admits.
+
+    Args:
+      rows: what `pull` returned.
+      linear_gradient: float32 [u]; factors_gradient: float32, flat as rows.factors: sums over this process's samples.
+      scale: float32 [], one over the global weight.
+      hyper: float32 [T, 2, H]; step: int64 [], counted from 1.
+    """
+    self._push(deduped, rows, linear_gradient, factors_gradient, scale, hyper, step)
+
+  def _push(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
+    # `feature`: a rare feature's step does not shrink as the batch, or the number of ranks, grows.
+    scale = 1 / tf.maximum(deduped.shows, 1) if self._per_feature else tf.reshape(scale, [1])
+    return self._store.push(deduped.unique, rows, deduped.shows, deduped.clicks, linear_gradient, factors_gradient, scale, hyper, step)
+
+
+class _Sharded(NamedTuple):
+  """Rows of this rank's unique keys, and what the way back to their owners needs."""
+  linear: tf.Tensor
+  factors: tf.Tensor
+  offsets: tf.Tensor
+  sent: tf.Tensor  # int32 [N] keys that went to each owner
+  received: tf.Tensor  # int32 [N] keys that came from each rank
+  owned: row_store.Deduped  # of all keys that came here
+  owned_rows: row_store.Rows
+
+
+class ShardedRows(LocalRows):
+  """Rows are sharded over N ranks by the hash of their key; a step takes three all-to-alls.
+
+  Keys (with their shows and clicks) go to their owners, rows come back, gradients go to the owners, who sum them. What travels is
+  one entry for each key that is unique on a rank; a feature that has no factors yet costs no factors.
+  """
+
+  def __init__(self, store, peers, cfg):
+    super().__init__(store, cfg)
+    import horovod.tensorflow as hvd
+    self._alltoall, self._size = hvd.alltoall, peers.size
+    self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
+
+  def pull(self, deduped, train):
+    sent = row_store.owner_counts(deduped.unique, self._size)  # owners hold contiguous ranges of shards, and keys are grouped by shard
+    counts = tf.bitcast(tf.stack([deduped.shows, deduped.clicks], 1), tf.int64)
+    message, received = self._alltoall(tf.stack([deduped.unique, counts], 1), splits=sent)
+    keys, counts = tf.unstack(message, axis=1)
+    shows, clicks = tf.unstack(tf.bitcast(counts, tf.float32), axis=1)
+    owned = row_store.dedupe(keys, shows, clicks)
+    owned_rows = self._store.pull(owned.unique, train)
+    buffer, splits = row_store.pack_rows(owned_rows, owned.inverse, received, self._dtype)
+    buffer, _ = self._alltoall(buffer, splits=splits)
+    linear, factors, offsets = row_store.unpack_rows(buffer, sent, deduped.unique, self._store.slot_table, [t.width for t in self._store.tables])
+    return _Sharded(linear, factors, offsets, sent, received, owned, owned_rows)
+
+  def push(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
+    buffer, splits = row_store.pack_gradients(linear_gradient, factors_gradient, rows.offsets, rows.sent, self._dtype)
+    buffer, _ = self._alltoall(buffer, splits=splits)
+    linear, factors = row_store.sum_gradients(buffer, rows.received, rows.owned_rows.offsets, rows.owned)
+    self._push(rows.owned, rows.owned_rows, linear, factors, scale, hyper, step)

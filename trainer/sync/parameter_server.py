@@ -1,0 +1,125 @@
+"""Parameter servers: workers train, servers keep rows and dense variables; `TF_CONFIG` says who is who.
+
+  mode       rows and dense variables                                        a step is of
+  ps         all workers' gradients meet, then one update                    all workers: equal to one process
+  ps_async   each worker's gradients are applied as they come                one worker
+  ps_geo     each worker trains copies, their differences meet now and then  one worker
+
+The parts, in trainer/sync/ps: cluster (TF_CONFIG), hub (where processes meet: collectives, units of work, who is lost), servers (the
+TensorFlow graph over the servers), store (their rows as one store), step (a worker's step), job (passes of workers that train apart).
+"""
+import sys
+import time
+
+import tensorflow as tf
+
+from ops import library
+from trainer.config import UserError
+from trainer.runtime import tf_config
+from trainer.sync.ps.cluster import Cluster
+from trainer.sync.ps.hub import Hub, Peers
+from trainer.sync.ps.servers import cpu_config, one_line
+
+v1 = tf.compat.v1
+
+
+def _flat(tree, prefix=''):
+  """dict and lists -> one dict, 'a.b.0' -> value."""
+  if not isinstance(tree, (dict, list, tuple)) or not tree:
+    return {prefix[:-1]: tree}
+  items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+  return {k: v for name, value in items for k, v in _flat(value, f'{prefix}{name}.').items()}
+
+
+def _hub_variable():
+  """Where server 0 publishes the hub's address."""
+  with tf.device('/job:ps/task:0/device:CPU:0'):
+    return v1.get_variable('hub', initializer='', use_resource=True, trainable=False)
+
+
+def _publish(target, address):
+  with tf.Graph().as_default():
+    variable = _hub_variable()
+    with v1.Session(target, config=cpu_config(device_filters=['/job:ps/task:0'])) as session:
+      session.run(variable.assign(f'{address[0]} {address[1]}'))
+
+
+def _find_hub(cluster, patience):
+  """The hub's (host, port), once server 0 has published it. Raises: UserError after `patience` seconds."""
+  began = told = time.monotonic()
+  with tf.Graph().as_default():
+    read = _hub_variable().read_value()
+    while True:
+      try:
+        with v1.Session('grpc://' + cluster.servers[0], config=cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)) as session:
+          host, port = session.run(read).decode().split()
+          return host, int(port)
+      except tf.errors.OpError:
+        pass
+      now = time.monotonic()
+      if now - began > patience:
+        raise UserError(f'environment variable TF_CONFIG: ps 0 at {cluster.servers[0]} did not answer {cluster.name} within {patience:.0f} s; '
+                        'wanted the server started and its address right')
+      if now - told > 10:
+        told = now
+        sys.stderr.write(f'[{cluster.name}] waiting for ps 0 at {cluster.servers[0]} ({now - began:.0f} s)\n')
+      time.sleep(0.3)  # between knocks
+
+
+def _check(cfg):
+  """Raises: UserError naming a key whose value this mode has not."""
+  mode = cfg.sync.mode
+  for i, interaction in enumerate(cfg.model.interactions):
+    if interaction.args.get('batch_norm') == 'sync':
+      raise UserError(f"model.interactions.{i}.batch_norm: found 'sync', which sync.mode={mode} has not; wanted 'local', or sync.mode=allreduce")
+  if cfg.sparse.store != 'rows':
+    raise UserError(f"sparse.store: found '{cfg.sparse.store}', which sync.mode={mode} has not; wanted 'rows'")
+  if mode != 'ps_geo':
+    return
+  kinds = {f'sparse.tables.{name}.{part}.kind': getattr(table, part).kind for name, table in cfg.sparse.tables.items() for part in ('linear', 'factors')}
+  for key, kind in (kinds | {'train.dense_optimizer.kind': cfg.train.dense_optimizer.kind}).items():
+    if kind == 'ftrl':
+      raise UserError(f"{key}: found 'ftrl', whose weights follow from sums of gradients; sync.mode=ps_geo adds differences of weights and wants another kind")
+
+
+def run(cfg):
+  """Runs this process's part of a job. Returns: its exit status. Raises: UserError."""
+  cluster = Cluster.from_tf_config(tf_config(), cfg.sync.mode)
+  _check(cfg)
+  library.load()  # the servers run our ops too
+  settings = _flat(cfg.model_dump()) | _flat(cluster.describe())
+  server = cluster.start_server()
+  if cluster.kind == 'ps' and cluster.index == 0:
+    hub = Hub(cluster, cfg.sync, settings)
+    _publish(server.target, hub.address)
+    return hub.wait()
+  peers = Peers(_find_hub(cluster, cfg.sync.stalled_peer_seconds), cluster, cfg.sync, settings)
+  if cluster.kind == 'ps':
+    return peers.wait()
+  try:
+    return _work(cfg, cluster, server, peers)
+  except UserError as e:
+    peers.fail(str(e), 2)
+    raise
+  except tf.errors.OpError as e:
+    if isinstance(e, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
+      peers.lost()  # a server went; the hub says which
+    peers.fail(one_line(e), 1)
+    raise
+  except Exception as e:
+    peers.fail(one_line(e), 1)
+    raise
+
+
+def _work(cfg, cluster, server, peers):
+  from trainer import lifecycle, report
+  from trainer.sync.ps import geo, job, step
+  make_step = geo.GeoStep if cfg.sync.mode == 'ps_geo' else step.PsStep
+  make_job = lifecycle.Job if cfg.sync.mode == 'ps' else job.ApartJob
+  work = make_job(cfg, peers, make_step(cfg, peers, cluster, server.target), peers.progress)
+  done = work.run()
+  if peers.rank == 0:
+    report.close(cfg)
+  peers.barrier()
+  peers.bye()
+  return 0 if done else 143  # as a shell says of a process ended by SIGTERM

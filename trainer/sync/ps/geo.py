@@ -1,0 +1,127 @@
+"""Mode ps_geo: a worker trains copies of the rows it touches and of the dense variables; every `sync.geo_steps` steps differences meet.
+
+After PaddlePaddle's GEO-SGD, with N workers, at each merge:
+
+  difference = (local − old) / N;  server += difference;  old += difference     what this worker has learnt
+  local += server − old;  old = server                                          what the others have
+
+Optimizer state stays with the worker. Admission stays with the servers: shows and clicks go there with the differences, and a feature
+has factors here once its pull has. A copy that was not used since the pass before is brought up to date when it is used first.
+"""
+import numpy as np
+import tensorflow as tf
+
+from ops import parameter_server, row_store
+from ops.policy import Policy
+from trainer.features import SlotBatch
+from trainer.sync.ps.step import PsStep
+from trainer.train_step import sample_gradients
+
+# A copy is admitted when the server's feature is: then it is told as many shows as nothing else brings about.
+_ADMITTING_SHOWS = 2.0**40
+
+
+class GeoStep(PsStep):
+
+  def __init__(self, cfg, peers, cluster, target):
+    super().__init__(cfg, peers, cluster, target)
+    self._share = 1 / len(cluster.workers)
+    self._every = cfg.sync.geo_steps
+    policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')
+    self._local, self._old = [row_store.RowStore(policy=policy, tables=self.embedding.tables, slot_table=self.embedding.slot_table, seed=cfg.seed) for _ in range(2)]
+    self._old_dense = None  # arrays; None outside a pass
+    self._touched, self._steps = [], 0  # since the last merge: (keys, shows, clicks) of each step
+    self._step_here = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+  def train(self, batch, flags):
+    self._samples += len(batch.label)
+    if self._old_dense is None:
+      self._refresh()
+      self._old_dense = [v.numpy() for v in self.model.trainable_variables]
+    tensors = SlotBatch(*map(tf.constant, batch))
+    deduped = self._dedupe(tensors)
+    keys = deduped.unique.numpy()
+    found = self._local.lookup(keys)
+    old = keys[(found['unseen_days'].numpy() > 0) | ~found['exists'].numpy()]  # `finish` ages all, a push makes young
+    if len(old):
+      self._follow(old)
+    rows = self._local.pull(keys, False)
+    loss, weight = self._train_copies(tensors, deduped, rows)
+    self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
+    self._steps += 1
+    if self._steps >= self._every:
+      self._merge()
+    return np.array([weight, loss, *flags], np.float32)
+
+  @tf.function(autograph=False, reduce_retracing=True)
+  def _train_copies(self, batch, deduped, rows):
+    position = tf.stack([self._step_here, 0])
+    loss, weight, probabilities, dense, linear, factors = sample_gradients(self.model, self.embedding, self._loss, batch, deduped, rows, position)
+    scale = 1 / tf.maximum(weight, 1e-12)
+    self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(dense, self.model.trainable_variables)])
+    none = tf.zeros_like(deduped.shows)  # the servers count
+    per_key = 1 / tf.maximum(deduped.shows, 1) if self.servers.per_feature else scale[None]
+    self._local.push(deduped.unique, rows, none, none, linear, factors, per_key, self.embedding.hyper(self._rate), self._step_here.assign_add(1))
+    self.metrics.update(batch.label, probabilities, batch.weight)
+    return loss, weight
+
+  def _add(self, store, keys, rows, linear, factors, shows=None):
+    none = tf.zeros([len(keys)])
+    store.push(keys, rows, none if shows is None else shows, none, linear, factors, [1.0], self.embedding.hyper(1.0), 1, add=True)
+
+  def _follow(self, keys):
+    """local += server − old; old = server."""
+    server, _, _ = self.servers.pull(keys, True)
+    has = np.diff(server.offsets) > 0
+    for store in (self._local, self._old):
+      copy = store.pull(keys, False)
+      evicted = ~has & (np.diff(copy.offsets) > 0)
+      if evicted.any():
+        parameter_server.erase(store, keys[evicted])
+        copy = store.pull(keys, False)
+      missing = has & (np.diff(copy.offsets) == 0)
+      absent = copy.ids.numpy() < 0
+      change = missing | absent
+      if change.any():
+        some = keys[change]
+        no_factors = row_store.Rows(np.full(len(some), -1), np.zeros(len(some) + 1, np.int32), np.zeros(len(some), np.float32), np.zeros(0, np.float32))
+        self._add(store, some, no_factors, no_factors.linear, no_factors.factors, np.where(missing[change], _ADMITTING_SHOWS, 0).astype(np.float32))
+    old = self._old.pull(keys, False)
+    linear, factors = server.linear - old.linear, server.factors - old.factors
+    for store in (self._local, self._old):
+      self._add(store, keys, old, linear, factors)
+
+  def _merge(self):
+    """Gives the servers this worker's differences, and takes up the others'."""
+    if not self._steps:
+      return
+    keys, shows, clicks = (np.concatenate(c) for c in zip(*self._touched))
+    touched = row_store.dedupe(keys, shows, clicks)
+    keys = touched.unique.numpy()
+    local, old = self._local.pull(keys, False), self._old.pull(keys, False)
+    difference = old._replace(linear=(local.linear - old.linear) * self._share, factors=(local.factors - old.factors) * self._share)
+    sent = row_store.owner_counts(keys, self.servers.count)
+    buffer, values = row_store.pack_rows(difference, tf.range(len(keys)), sent, self._dtype)
+    dense = [(v.numpy() - old_v) * np.float32(self._share) for v, old_v in zip(self.model.trainable_variables, self._old_dense)]
+    counts = np.array([self._steps, 0, 0, 0, 0], np.float32)
+    self.servers.push(keys, touched.shows.numpy(), touched.clicks.numpy(), buffer.numpy(), sent.numpy(), values.numpy(), *dense, counts)
+    self._add(self._old, keys, old, difference.linear, difference.factors)
+    self._follow(keys)
+    server, _, _ = self.servers.state()
+    for variable, value, old_v, change in zip(self.model.trainable_variables, server, self._old_dense, dense):
+      variable.assign_add(value - (old_v + change))
+    self._old_dense = [v for _, v in zip(self._old_dense, server)]
+    self._touched, self._steps, self._stale = [], 0, True
+
+  def finish(self):
+    self._merge()
+    self._old_dense, self._stale = None, True
+    self._local.age()
+
+  def load_dense(self, arrays):
+    super().load_dense(arrays)
+    for store in (self._local, self._old):
+      store.clear()
+
+  def _served(self):
+    return self.model.trainable_variables  # optimizer slots are each worker's own; a checkpoint holds worker 0's

@@ -1,0 +1,136 @@
+"""The rows on the servers as one store with the verbs of ops.row_store.RowStore; a worker's share of them is what a rank would own."""
+import copy
+
+import numpy as np
+
+from ops.feature_lifecycle import SHARDS, FeatureLifecycle
+from ops.row_store import shard_of
+
+
+def owner(shard, size):
+  """Which of `size` processes a logical shard belongs to."""
+  return shard * size // SHARDS
+
+
+class _RemoteOps:
+  """The op library's functions, run on a server."""
+
+  def __init__(self, servers, server):
+    self._servers, self._server = servers, server
+
+  def __getattr__(self, name):
+    return lambda handle, *args, **kwargs: self._servers.run_op(self._server, name, handle, *args, **kwargs)
+
+
+class ServedStore:
+  """What this worker answers for. Of what is asked of features, worker r of M answers for the logical shards that rank r of M would own; of what
+  is asked of a whole server, one worker does.
+
+  Args:
+    servers: trainer.sync.ps.servers.Servers.
+    peers: trainer.sync.ps.hub.Peers.
+  """
+
+  def __init__(self, servers, peers):
+    self._servers, self._peers = servers, peers
+    self._remote = []
+    for i, store in enumerate(servers.stores):
+      remote = copy.copy(store)
+      remote._ops = _RemoteOps(servers, i)
+      self._remote.append(remote)
+    self.policy, self.tables, self.slot_table = servers.stores[0].policy, servers.stores[0].tables, servers.stores[0].slot_table
+
+  def _shards(self):
+    return [s for s in range(SHARDS) if owner(s, self._peers.size) == self._peers.rank]
+
+  def _server(self, shard):
+    return self._remote[owner(shard, self._servers.count)]
+
+  def _own(self):
+    """The servers that this worker speaks for: of those it shares with others, the ones whose first shard is its own."""
+    first = [next(s for s in range(SHARDS) if owner(s, self._servers.count) == i) for i in range(self._servers.count)]
+    return [self._remote[i] for i, s in enumerate(first) if owner(s, self._peers.size) == self._peers.rank]
+
+  # Of servers
+
+  def size(self):
+    return sum(int(s.size()) for s in self._own())
+
+  def admitted_size(self):
+    return sum(int(s.admitted_size()) for s in self._own())
+
+  def bytes(self):
+    return sum(int(s.bytes()) for s in self._own())
+
+  def decay(self):
+    for store in self._own():
+      store.decay()
+
+  def age(self):
+    for store in self._own():
+      store.age()
+
+  def evict(self, all_reduce=None):
+    """As FeatureLifecycle.evict; `capacity` bounds all servers together."""
+    if self.policy.capacity is None:
+      found = [np.asarray(s.evict()) for s in self._own()]
+    else:
+      found = [np.asarray(s._ops.ctr_lifecycle_evict(s.handle, capacity=False)) for s in self._own()]
+      cut = FeatureLifecycle._capacity_cut(_Histograms(self._own(), self.policy), all_reduce or (lambda counts: counts))
+      found += [np.asarray(s._ops.ctr_lifecycle_evict_below(s.handle, cut)) for s in self._own()]
+    return np.concatenate([np.zeros([0], np.int64), *found])
+
+  def clear(self):
+    """Erases everything; every worker calls it."""
+    self._peers.barrier()
+    for store in self._own():
+      store._ops.ctr_row_store_clear(store.handle)
+    self._peers.barrier()
+
+  # Of features
+
+  def select(self, kind):
+    keys = [np.asarray(s.select(kind)) for s in {id(s): s for s in map(self._server, self._shards())}.values()]
+    keys = np.concatenate([np.zeros([0], np.int64), *keys])
+    return keys[owner(shard_of(keys), self._peers.size) == self._peers.rank]
+
+  def commit(self, kind, keys):
+    keys = np.asarray(keys)
+    servers = owner(shard_of(keys), self._servers.count)
+    for i in np.unique(servers):
+      self._remote[i].commit(kind, keys[servers == i])
+
+  def pull(self, keys, train):
+    """As RowStore.pull; keys by logical shard."""
+    return self._servers.pull(np.asarray(keys), train)[0]
+
+  def export_state(self):
+    for shard in self._shards():
+      yield from self._server(shard).export_state(shards=[shard])
+
+  def import_state(self, chunks):
+    """Adds what exports gave, each chunk of one logical shard; `clear` comes before, on all workers."""
+    for i, chunk in enumerate(chunks):
+      if len(chunk['key']):
+        self._server(int(shard_of(chunk['key'][:1])[0]))._import_chunk(f'chunk {i}', chunk)
+
+
+class _Histograms:
+  """What FeatureLifecycle's search for the capacity's cut asks of a table, of several."""
+
+  def __init__(self, stores, policy):
+    self._stores, self.policy = stores, policy
+    self._ops, self.handle = self, None
+
+  def ctr_lifecycle_rank_histogram(self, handle, prefix):
+    del handle
+    counts = [s._ops.ctr_lifecycle_rank_histogram(s.handle, prefix).numpy() for s in self._stores]
+    return _Array(np.sum(counts, 0, dtype=np.int64) if counts else np.zeros([1 << 16], np.int64))
+
+
+class _Array:
+  def __init__(self, array):
+    self._array = array
+
+  def numpy(self):
+    return self._array

@@ -1,0 +1,168 @@
+"""One training step: rows in, gradients out, ranks met, everything updated."""
+import tensorflow as tf
+
+from trainer.config import INTERACTIONS, UserError
+from trainer.features import SlotBatch
+from trainer.losses import per_sample_loss
+from trainer.metrics import Metrics
+from trainer.model import build
+from trainer.sparse.embedding import Embedding
+from trainer.sparse.exchange import rows_of
+from trainer.sparse.store import make_store
+
+BATCH_SPEC = SlotBatch(
+    keys=tf.TensorSpec([None], tf.int64), values=tf.TensorSpec([None], tf.float32), segments=tf.TensorSpec([None], tf.int32),
+    dense=tf.TensorSpec([None, None], tf.float32), label=tf.TensorSpec([None], tf.float32), weight=tf.TensorSpec([None], tf.float32),
+    group=tf.TensorSpec([None], tf.int64))
+
+
+def dense_optimizer(config):
+  """The Keras optimizer that `train.dense_optimizer` names (of the legacy kind: its slots are plain variables)."""
+  kinds = tf.keras.optimizers.legacy
+  kind = {'sgd': kinds.SGD, 'adagrad': kinds.Adagrad, 'adam': kinds.Adam, 'ftrl': kinds.Ftrl, 'rmsprop': kinds.RMSprop}[config.kind]
+  return kind(learning_rate=config.learning_rate, **config.args)
+
+
+def sample_gradients(model, embedding, loss_fn, batch, deduped, rows, position):
+  """Differentiates the *sum* over this process's samples of weight·loss; the division by the global weight comes later, once.
+
+  Args:
+    deduped: the batch's unique keys (ops.row_store.dedupe).
+    rows: linear float32 [u] and factors (flat) of those keys.
+    position: int64 [2], (step, samples of this step on lower ranks): what dropout draws by.
+  Returns: (loss sum, weight sum, probabilities [B], gradients of `model.trainable_variables`, of rows.linear [u], of rows.factors).
+  """
+  with tf.GradientTape() as tape:
+    tape.watch([rows.linear, rows.factors])
+    logits = model(embedding.embed(batch, deduped, rows)._replace(position=position), training=True)
+    loss = tf.reduce_sum(batch.weight * loss_fn(batch.label, logits))
+  variables = model.trainable_variables
+  *dense, linear, factors = tape.gradient(loss, [*variables, rows.linear, rows.factors], unconnected_gradients='zero')
+  return loss, tf.reduce_sum(batch.weight), model.probability(logits), dense, linear, factors
+
+
+class TrainStep:
+  """The step of one process or of one of N ranks, and the state that it changes.
+
+  N ranks with b samples each equal one process with the same N·b samples, whatever their sizes, zero included: every rank
+  differentiates its sum, sums and counts meet in one allreduce, and the division happens after it.
+
+  Parameter servers have a step with the same methods (trainer.sync.parameter_server).
+
+  Args:
+    peers: how ranks meet (trainer.sync.allreduce).
+
+  Attributes:
+    store: where the rows that this process owns live; lifecycle verbs, counts and state (trainer.sparse.store).
+    model: trainer.model.CTRModel. embedding: trainer.sparse.embedding.Embedding.
+    metrics: trainer.metrics.Metrics of this process's samples since they were last reset.
+    lockstep: whether all processes take each step together.
+  """
+  lockstep = True
+
+  def __init__(self, cfg, peers):
+    self._peers = peers
+    self.model = build(cfg, peers.sum_with_gradient)
+    self.embedding = Embedding(cfg, self.model.needs)
+    self.store, self._rows = self._open_rows(cfg, peers)
+    self.metrics = Metrics(cfg)
+    self._loss = per_sample_loss(cfg.model)
+    # Dropout draws by a sample's place in the global batch, which costs a small collective.
+    self._draws = any(i.kind not in INTERACTIONS or i.args.get('dropout') for i in cfg.model.interactions)
+    self._optimizer = dense_optimizer(cfg.train.dense_optimizer)
+    self._optimizer._create_all_weights(self.model.trainable_variables)  # now, so that a checkpoint can fill them before the first step
+    self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+    self._rate = tf.Variable(1.0, trainable=False)  # what a plateau lowers; multiplies every learning rate
+    self._dense_rate = cfg.train.dense_optimizer.learning_rate
+    self._train = tf.function(self._train_graph, input_signature=[BATCH_SPEC, tf.TensorSpec([3], tf.float32)], autograph=False)
+    self._predict = tf.function(self._predict_graph, input_signature=[BATCH_SPEC], autograph=False)
+
+  def _open_rows(self, cfg, peers):
+    """Returns: the rows that this process owns, and how it reaches all rows."""
+    store = make_store(cfg, self.embedding)
+    return store, rows_of(store, peers, cfg)
+
+  # One step
+
+  def train(self, batch, flags):
+    """Trains on this process's share of a step.
+
+    Args:
+      batch: SlotBatch (NumPy); B may be 0.
+      flags: three numbers, this process's (has a next batch, asks to stop, asks for a checkpoint).
+    Returns: float32 [5], summed over ranks: weight, loss, and how many ranks raised each flag.
+    """
+    return self._train(SlotBatch(*map(tf.constant, batch)), tf.constant(flags, tf.float32)).numpy()
+
+  def predict(self, batch):
+    """SlotBatch (NumPy) -> probabilities float32 [B]; changes nothing. Every rank calls it, with zero samples too."""
+    return self._predict(SlotBatch(*map(tf.constant, batch))).numpy()
+
+  def _train_graph(self, batch, flags):
+    deduped = self.embedding.dedupe(batch)
+    rows = self._rows.pull(deduped, train=True)
+    before = self._peers.samples_before(tf.size(batch.label)) if self._draws else 0
+    position = tf.stack([self._step, tf.cast(before, tf.int64)])
+    loss, weight, probabilities, dense, linear, factors = sample_gradients(
+        self.model, self.embedding, self._loss, batch, deduped, rows, position)
+    *dense, counts = self._peers.sum_all([*dense, tf.concat([[weight, loss], flags], 0)])
+    scale = 1 / tf.maximum(counts[0], 1e-12)  # a step in which nobody has a sample changes nothing
+    self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(dense, self.model.trainable_variables)])
+    self._rows.push(deduped, rows, linear, factors, scale, self.embedding.hyper(self._rate), self._step.assign_add(1))
+    self.metrics.update(batch.label, probabilities, batch.weight)
+    return counts
+
+  def _predict_graph(self, batch):
+    deduped = self.embedding.dedupe(batch)
+    rows = self._rows.pull(deduped, train=False)
+    return self.model.probability(self.model(self.embedding.embed(batch, deduped, rows), training=False))
+
+  def align(self):
+    """Makes state fit to be read, saved or exported; every rank calls it.
+
+    Rows take the steps they owe (l2_mode owed); what each rank keeps by itself, the moving statistics of local batch norm, is averaged.
+    """
+    if self.embedding.owes:
+      self.store.settle(self.embedding.hyper(self._rate), self._step)
+    kept = self.model.non_trainable_variables
+    for variable, total in zip(kept, self._peers.sum_all(kept) if kept else []):
+      variable.assign(total / self._peers.size)
+
+  def report(self):
+    """Further figures of this pass for metrics.jsonl."""
+    return {}
+
+  # State
+
+  @property
+  def step(self):
+    """Steps taken."""
+    return int(self._step.numpy())
+
+  @step.setter
+  def step(self, value):
+    self._step.assign(value)
+
+  def set_rate(self, factor):
+    """Multiplies the configured learning rates, dense and sparse, by `factor`."""
+    self._rate.assign(factor)
+    self._optimizer.learning_rate = self._dense_rate * factor
+
+  def set_dense_stats(self, stats):
+    """What dense columns are standardised with: float32 [2, Dn] (trainer.features.dense_stats)."""
+    self.embedding.stats.assign(stats)
+
+  def _variables(self):
+    variables = [*self.model.variables, *self._optimizer.weights]
+    return {'dense_stats': self.embedding.stats} | {f'{i:03d}/{v.name}': v for i, v in enumerate(variables)}
+
+  def dense(self):
+    """name -> NumPy array of everything that is not in rows; the same on every rank."""
+    return {name: v.numpy() for name, v in self._variables().items()}
+
+  def load_dense(self, arrays):
+    """The inverse of `dense`. Raises: UserError naming a variable that is missing or of another shape."""
+    for name, variable in self._variables().items():
+      if name not in arrays or tuple(arrays[name].shape) != tuple(variable.shape):
+        raise UserError(f"the checkpoint has no dense variable '{name}' of shape {tuple(variable.shape)}; it is of another model")
+      variable.assign(arrays[name])
