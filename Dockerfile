@@ -43,7 +43,7 @@ RUN python -m ops.build && rm -rf build
 # without root, on a port of their own (launch/kubernetes/mpijob.yaml).
 RUN useradd --create-home --uid 1000 ctr && mkdir -p /home/ctr/.ssh /runs && chown -R ctr:ctr /home/ctr /runs && \
     printf 'Port 2222\nPidFile /home/ctr/sshd.pid\nHostKey /home/ctr/.ssh/id_rsa\nStrictModes no\n' >/home/ctr/.sshd_config && \
-    printf 'Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n' >/etc/ssh/ssh_config.d/ctr.conf
+    printf 'Host *\n  Port 2222\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n' >/etc/ssh/ssh_config.d/ctr.conf
 USER ctr
 
 # Each entry point by itself, for each defines its own flags.

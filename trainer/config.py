@@ -284,7 +284,7 @@ def _check(cfg, where):
       if by_name[s.shares].table != s.table:
         fail(f'data.slots.{i}.table', f"found '{s.table}'; wanted '{by_name[s.shares].table}', the table of '{s.shares}', which it shares")
     if s.value_separator and not s.separator and s.value_separator == data.delimiter:
-      fail(f'data.slots.{i}.value_separator', f"found {s.value_separator!r}, which is data.delimiter; wanted another character")
+      fail(f'data.slots.{i}.value_separator', f'found {s.value_separator!r}, which is data.delimiter; wanted another character')
   for name in cfg.sparse.tables:
     if not any(s.table == name for s in data.slots):
       fail(f'sparse.tables.{name}', 'no slot uses this table; wanted it named by a slot or left out')
@@ -334,11 +334,11 @@ def _set(tree, assignment):
   """Applies one `a.b.0.c=value`; the value is YAML."""
   key, equals, text = assignment.partition('=')
   if not equals or not key:
-    raise ConfigError(f"--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024")
+    raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
   try:
     value = yaml.safe_load(text)
   except yaml.YAMLError:
-    raise ConfigError(f"--set {assignment}: the value is not YAML") from None
+    raise ConfigError(f'--set {assignment}: the value is not YAML') from None
   *path, last = key.split('.')
   node = tree
   for i, part in enumerate(path):

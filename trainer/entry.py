@@ -53,7 +53,7 @@ def open_run(run_dir, overrides=(), checkpoint='best'):
   """
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
-    raise config.UserError(f"--run_dir {run_dir}: no config.yaml there; wanted the run_dir of a training run")
+    raise config.UserError(f'--run_dir {run_dir}: no config.yaml there; wanted the run_dir of a training run')
   cfg = config.load(path, overrides, run_dir)
   from trainer import runtime
   runtime.start(cfg)

@@ -18,8 +18,8 @@ from trainer.metrics import Metrics, group_auc_sums, result
 from trainer.prepare import prepare_pass
 
 # Keys that may differ when a run is continued; every other key makes another model of it.
-MAY_CHANGE = ('run_dir', 'train.epochs', 'train.log_every_steps', 'train.plateau', 'train.progressive_validation', 'data.train', 'data.valid', 'data.test', 'data.watch',
-              'data.max_bad_share', 'checkpoint', 'export', 'sync', 'metrics')
+MAY_CHANGE = ('run_dir', 'train.epochs', 'train.log_every_steps', 'train.plateau', 'train.progressive_validation', 'data.train', 'data.valid',
+              'data.test', 'data.watch', 'data.max_bad_share', 'checkpoint', 'export', 'sync', 'metrics')
 
 
 @dataclasses.dataclass
@@ -164,7 +164,8 @@ class Job:
       save = self.cfg.checkpoint.every_seconds and time.monotonic() - self._last_save > self.cfg.checkpoint.every_seconds
       _, loss, more, stop, save = self.step.train(current or empty, [following is not None, self._stop, bool(save)])
       if not np.isfinite(loss):
-        raise UserError(f'the loss is {loss} at step {self.step.step}: lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, or set clip')
+        raise UserError(f'the loss is {loss} at step {self.step.step}: lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, '
+                        'or set clip')
       self._progress_made()
       done += 1
       self.progress.batch += 1
@@ -291,7 +292,8 @@ class Job:
     listed = passes(self.cfg, self.cfg.data.train, 'data.train')
     names = [p.name for p in listed]
     if self.progress.done and self.progress.last not in names:
-      raise UserError(f"data.train: the pass '{self.progress.last}', trained last, is not among the {len(names)} files found; wanted it kept, so that later ones can be told")
+      raise UserError(f"data.train: the pass '{self.progress.last}', trained last, is not among the {len(names)} files found; wanted it kept, "
+                      'so that later ones can be told')
     rest = listed[names.index(self.progress.last) + 1:] if self.progress.done else listed
     self.prepared(rest, 'train')
     for one, following in zip(rest, [*rest[1:], None]):
@@ -375,7 +377,7 @@ def check_run_dir(cfg):
     old, new = _flat(config.load(path).model_dump()), _flat(cfg.model_dump())
     for key in sorted(old.keys() | new.keys()):
       if old.get(key) != new.get(key) and not any(key == k or key.startswith(k + '.') for k in MAY_CHANGE):
-        raise UserError(f"run_dir {cfg.run_dir}: it holds another model: its config.yaml has {key} = {old.get(key)!r}, this config {new.get(key)!r}; "
+        raise UserError(f'run_dir {cfg.run_dir}: it holds another model: its config.yaml has {key} = {old.get(key)!r}, this config {new.get(key)!r}; '
                         'wanted the same, or another --run_dir')
   with open(path + '.new', 'w', encoding='utf-8') as f:
     f.write(config.dump(cfg))

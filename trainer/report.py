@@ -16,7 +16,7 @@ import tensorflow as tf
 from trainer import config
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
+import matplotlib.pyplot as plt
 
 SCALARS = ('logloss', 'auc', 'gauc', 'calibration', 'rmse', 'examples_per_second', 'features', 'admitted', 'evicted', 'table_bytes')
 
@@ -88,7 +88,7 @@ def close(cfg):
   bounds = best_reachable(cfg)
   closing_table(read_events(cfg.run_dir), bounds)
   write_html(cfg.run_dir, cfg.run_dir, bounds)
-  print(f"metrics.jsonl, report.html, checkpoints/ and tensorboard/ lie in {cfg.run_dir}")
+  print(f'metrics.jsonl, report.html, checkpoints/ and tensorboard/ lie in {cfg.run_dir}')
 
 
 def _number(value, form):

@@ -253,7 +253,7 @@ TEST(DedupeThenPool) {
     std::vector<int64_t> unique(u);
     std::vector<int32_t> inverse(n), starts(u + 1), order(n), offsets(u + 1);
     std::vector<float> shows(u), clicks(u), linear(u, 1.0f);
-    dedupe.Write(keys.data(), unique.data(), inverse.data(), shows.data(), clicks.data(), starts.data(), order.data(),
+    dedupe.Write(unique.data(), inverse.data(), shows.data(), clicks.data(), starts.data(), order.data(),
                  testing::Threads(3));
     std::map<int64_t, int> count;
     for (const int64_t key : keys) ++count[key];

@@ -31,7 +31,8 @@ class LostPeerTest(tf.test.TestCase):
     with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
       f.write(CONFIG.format(folder=folder))
     horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
-    command = [horovodrun, '-np', '2', '-H', 'localhost:2', sys.executable, '-m', 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/run']
+    command = [horovodrun, '-np', '2', '-H', 'localhost:2', sys.executable, '-m', 'trainer.run', '--config', f'{folder}/config.yaml',
+               '--run_dir', f'{folder}/run']
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {'CTR_THREADS': '1'})
     output, left = '', []
     try:

@@ -1,6 +1,7 @@
 """N ranks train the same model as one process on the same global batches. Run under horovodrun."""
 import itertools
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 import yaml
@@ -11,8 +12,6 @@ from trainer.features import empty_batch
 from trainer.runtime import Runtime
 from trainer.sync import allreduce
 from trainer.train_step import TrainStep
-
-import horovod.tensorflow as hvd
 
 CONFIG = '''
 seed: 3

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 import yaml
 
-from tests.batches import join, make_batch
 from ops import row_store
+from tests.batches import join, make_batch
 from trainer import config
 from trainer.features import empty_batch
 from trainer.sync import allreduce

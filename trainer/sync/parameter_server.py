@@ -8,6 +8,7 @@
 The parts, in trainer/sync/ps: cluster (TF_CONFIG), hub (where processes meet: collectives, units of work, who is lost), servers (the
 TensorFlow graph over the servers), store (their rows as one store), step (a worker's step), job (passes of workers that train apart).
 """
+import signal
 import sys
 import time
 
@@ -92,9 +93,11 @@ def run(cfg):
   if cluster.kind == 'ps' and cluster.index == 0:
     hub = Hub(cluster, cfg.sync, settings)
     _publish(server.target, hub.address)
+    signal.signal(signal.SIGTERM, lambda *_: hub.asked_to_stop())
     return hub.wait()
   peers = Peers(_find_hub(cluster, cfg.sync.stalled_peer_seconds), cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher may ask all to stop at once: the workers' state is here, and they save it first
     return peers.wait()
   try:
     return _work(cfg, cluster, server, peers)

@@ -34,9 +34,9 @@ class DedupeOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(3, {u}, &clicks));
     OP_REQUIRES_OK(context, context->allocate_output(4, {u + 1}, &starts));
     OP_REQUIRES_OK(context, context->allocate_output(5, {n}, &order));
-    dedupe->Write(keys.flat<int64_t>().data(), unique->flat<int64_t>().data(), inverse->flat<int32_t>().data(),
-                  shows->flat<float>().data(), clicks->flat<float>().data(), starts->flat<int32_t>().data(),
-                  order->flat<int32_t>().data(), parallel_for);
+    dedupe->Write(unique->flat<int64_t>().data(), inverse->flat<int32_t>().data(), shows->flat<float>().data(),
+                  clicks->flat<float>().data(), starts->flat<int32_t>().data(), order->flat<int32_t>().data(),
+                  parallel_for);
   }
 
  private:

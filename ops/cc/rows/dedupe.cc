@@ -10,13 +10,22 @@ namespace {
 
 constexpr int64_t kBlock = 4096;  // fewer occurrences than this are not worth another thread
 
+// The key of Mix64(key).
+int64_t Unmix64(uint64_t h) {
+  h ^= h >> 33;
+  h *= 0x9cb4b2f8129337dbULL;
+  h ^= h >> 33;
+  h *= 0x4f74430c22a54005ULL;
+  h ^= h >> 33;
+  return static_cast<int64_t>(h);
+}
+
 }  // namespace
 
 int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t shows_n, const float* clicks,
                      int64_t clicks_n, const ParallelFor& parallel_for, int threads) {
   const int64_t blocks = std::max<int64_t>(1, std::min<int64_t>(threads, n / kBlock));
   const auto block_begin = [=](int64_t b) { return n * b / blocks; };
-  mixed_.resize(n);
   occurrences_.resize(n);
   uniques_.resize(n);
   cursor_.assign(blocks * kShards, 0);
@@ -24,9 +33,7 @@ int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t
     for (int64_t b = first; b < last; ++b) {
       int32_t count[kShards] = {};
       for (int64_t i = block_begin(b); i < block_begin(b + 1); ++i) {
-        const uint64_t mixed = Mix64(keys[i]);
-        mixed_[i] = mixed;
-        ++count[ShardOf(mixed)];
+        ++count[ShardOf(Mix64(keys[i]))];
       }
       std::copy(count, count + kShards, &cursor_[b * kShards]);
     }
@@ -38,12 +45,13 @@ int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t
     for (int64_t b = 0; b < blocks; ++b) running += std::exchange(cursor_[b * kShards + s], running);
   }
   shard_begin_[kShards] = running;
+  Occurrence* const occurrences = occurrences_.data();
   parallel_for(blocks, 3 * n / blocks, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       int32_t* cursor = &cursor_[b * kShards];
       for (int64_t i = block_begin(b); i < block_begin(b + 1); ++i) {
-        const uint64_t mixed = mixed_[i];
-        Occurrence& o = occurrences_[cursor[ShardOf(mixed)]++];
+        const uint64_t mixed = Mix64(keys[i]);
+        Occurrence& o = occurrences[cursor[ShardOf(mixed)]++];
         o.mixed = mixed;
         o.position = static_cast<int32_t>(i);
       }
@@ -58,18 +66,19 @@ int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t
       uint64_t slots = 16;
       while (static_cast<int64_t>(slots) < 2 * (end - begin)) slots *= 2;
       table.assign(slots, 0);
+      int32_t* const entries = table.data();
       Unique* uniques = uniques_.data() + begin;
       int32_t u = 0;
       for (int64_t i = begin; i < end; ++i) {
-        Occurrence& o = occurrences_[i];
+        Occurrence& o = occurrences[i];
         const float show = shows[all_shows ? 0 : o.position], click = clicks[all_clicks ? 0 : o.position];
         uint64_t p = o.mixed & (slots - 1);
-        while (table[p] != 0 && uniques[table[p] - 1].mixed != o.mixed) p = (p + 1) & (slots - 1);
-        if (table[p] == 0) {
-          uniques[u] = {o.mixed, 0.0f, 0.0f, 0, o.position};
-          table[p] = ++u;
+        while (entries[p] != 0 && uniques[entries[p] - 1].mixed != o.mixed) p = (p + 1) & (slots - 1);
+        if (entries[p] == 0) {
+          uniques[u] = {o.mixed, 0.0f, 0.0f, 0};
+          entries[p] = ++u;
         }
-        o.unique = table[p] - 1;
+        o.unique = entries[p] - 1;
         Unique& unique = uniques[o.unique];
         unique.show += show;
         unique.click += click;
@@ -82,29 +91,32 @@ int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t
   return unique_begin_[kShards];
 }
 
-void Dedupe::Write(const int64_t* keys, int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts,
-                   int32_t* order, const ParallelFor& parallel_for) {
+void Dedupe::Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts, int32_t* order,
+                   const ParallelFor& parallel_for) {
   const int64_t n = static_cast<int64_t>(occurrences_.size());
+  const Occurrence* const occurrences = occurrences_.data();
   starts[0] = 0;
   parallel_for(kShards, 5 * n / kShards, [&](int64_t first, int64_t last) {
     static thread_local std::vector<int32_t> next;
     for (int64_t s = first; s < last; ++s) {
       const int32_t base = unique_begin_[s], u = unique_begin_[s + 1] - base;
       next.resize(u);
+      int32_t* const cursor = next.data();
       int32_t at = shard_begin_[s];
       for (int32_t k = 0; k < u; ++k) {
         const Unique& from = uniques_[shard_begin_[s] + k];
-        unique[base + k] = keys[from.first];
+        unique[base + k] = Unmix64(from.mixed);
         shows[base + k] = from.show;
         clicks[base + k] = from.click;
-        next[k] = at;
+        cursor[k] = at;
         at += from.count;
         starts[base + k + 1] = at;
       }
-      for (int32_t i = shard_begin_[s]; i < shard_begin_[s + 1]; ++i) {
-        const Occurrence& o = occurrences_[i];
+      const int32_t end = shard_begin_[s + 1];
+      for (int32_t i = shard_begin_[s]; i < end; ++i) {
+        const Occurrence& o = occurrences[i];
         inverse[o.position] = base + o.unique;
-        order[next[o.unique]++] = o.position;
+        order[cursor[o.unique]++] = o.position;
       }
     }
   });

@@ -17,11 +17,11 @@ class Dedupe {
   int64_t Find(const int64_t* keys, int64_t n, const float* shows, int64_t shows_n, const float* clicks,
                int64_t clicks_n, const ParallelFor& parallel_for, int threads);
 
-  // Writes what the last Find found among these keys: unique keys by shard, by first occurrence within; inverse [n];
+  // Writes what the last Find found: unique keys by shard, by first occurrence within; inverse [n];
   // sums of shows and clicks [u]; starts [u + 1] and order [n]: the occurrences of unique j are
   // order[starts[j]:starts[j + 1]], ascending.
-  void Write(const int64_t* keys, int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts,
-             int32_t* order, const ParallelFor& parallel_for);
+  void Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts, int32_t* order,
+             const ParallelFor& parallel_for);
 
  private:
   struct Occurrence {
@@ -33,10 +33,8 @@ class Dedupe {
     uint64_t mixed;
     float show, click;
     int32_t count;
-    int32_t first;  // position of its first occurrence
   };
 
-  std::vector<uint64_t> mixed_;          // [n]
   std::vector<int32_t> cursor_;          // [blocks, kShards], where a block's next occurrence of a shard goes
   std::vector<Occurrence> occurrences_;  // [n] by shard, then position
   std::vector<Unique> uniques_;          // those of shard s from shard_begin_[s] on

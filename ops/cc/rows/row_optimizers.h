@@ -6,8 +6,9 @@
 //   instead the kind's own step w = sign(w) * max(|w| - learning_rate * l1, 0)   soft threshold where l1 > 0; FTRL has
 //   it inside instead
 // With l2_owed, the steps that the row sat out since its last touch are taken first, one by one, with the penalty's
-// gradient alone: just what a dense optimizer with a penalty on the whole table does (Adam's momentum included). Of more
-// than kMostReplayed steps the oldest are taken as gradient descent, w *= 1 - lr * l2 each, which for sgd is exact anyhow.
+// gradient alone: just what a dense optimizer with a penalty on the whole table does (Adam's momentum included). Of
+// more than kMostReplayed steps the oldest are taken as gradient descent, w *= 1 - lr * l2 each, which for sgd is exact
+// anyhow.
 //
 // kind         state        step (lr = learning_rate, eps = epsilon)
 // sgd          -            w -= lr * g

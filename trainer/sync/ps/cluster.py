@@ -51,7 +51,7 @@ class Cluster:
     chiefs = cluster.get('chief', [])
     if len(chiefs) > 1:
       fail(f"key 'cluster.chief': found {len(chiefs)} addresses; at most one is needed")
-    servers, workers = tuple(cluster.get('ps', ())), tuple([*chiefs, *cluster.get('worker', ())])
+    servers, workers = tuple(cluster.get('ps', ())), (*chiefs, *cluster.get('worker', ()))
     for kind, addresses in (('ps', servers), ('worker', workers)):
       if not addresses:
         fail(f"key 'cluster.{kind}': is missing; one task of it is needed at least")

@@ -161,6 +161,15 @@ class Hub:
       member.wire.close()
     return self._status
 
+  def asked_to_stop(self):
+    """Ends the job where there are no workers; else they, asked likewise, save what is on the servers first, and then all end."""
+    threading.Thread(target=self._stop_without_workers, daemon=True).start()  # a signal may have come while the lock was held
+
+  def _stop_without_workers(self):
+    with self._lock:
+      if not any(m.kind == 'worker' for m in self._members.values()):
+        self._end('asked to stop, and there are no workers')
+
   # Connections
 
   def _accept(self):

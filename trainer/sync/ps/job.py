@@ -7,8 +7,7 @@ import numpy as np
 
 from trainer import report
 from trainer.config import UserError
-from trainer.lifecycle import Job, Progress, check_run_dir
-from trainer.files import together
+from trainer.lifecycle import Job, Progress
 
 
 class ApartJob(Job):
