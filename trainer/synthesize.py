@@ -6,10 +6,10 @@ file, which no model can beat but by chance.
 The world: a click's logit is
 
   bias + user_bias + item_bias + category_bias + Σ tag_bias + ⟨user factors, item factors⟩ + hour, device and user × device effects
-       + effects of price and age
+       + effects of price, age and of the popular queries
 
-Item factors lie around those of the item's category and tags, so that new items can be told by them. Users and items are drawn by
-power laws. Items are born every day and fade, each at a pace of its own. Prices and ages are partly blank. Equal arguments give equal
+Item factors lie around those of the item's category and tags, so that new items can be told by them. Users, items and popular queries are drawn by
+power laws; half of the queries are typed once and never again, the long tail that real logs have. Items are born every day and fade, each at a pace of its own. Prices and ages are partly blank. Equal arguments give equal
 files; more days leave the earlier ones as they are.
 """
 import json
@@ -23,7 +23,8 @@ from absl import flags
 from trainer.entry import entry
 from trainer.files import plain_errors
 
-FACTORS, CATEGORIES, TAGS, DEVICES = 2, 30, 50, 4
+FACTORS, CATEGORIES, TAGS, DEVICES, QUERIES = 2, 30, 50, 4, 3000
+FRESH_QUERIES = 0.5  # share of the samples whose query was never seen before and never will be again
 MAX_TAGS = 3
 BIAS = -2.4
 BLANK_PRICE, BLANK_AGE = 0.05, 0.2  # shares
@@ -46,6 +47,7 @@ class World:
     self.user_device = 0.4 * normal([users, DEVICES])
     self.user_age = rng.integers(16, 80, users)
     self.user_age_known = rng.random(users) >= BLANK_AGE
+    self.query_effect = 0.2 * np.random.default_rng([seed, 3]).standard_normal(QUERIES)
     cohorts = [self._born(day, items if day == 0 else items // 10) for day in range(days)]
     self.born, self.weight, self.pace, self.category, self.tags, bias, price, own = (np.concatenate(c) for c in zip(*cohorts))
     self.item_price = price
@@ -77,11 +79,13 @@ class World:
     weight = np.where((self.born <= day) & (left > 0.1), self.weight * left, 0)
     item = np.searchsorted(np.cumsum(weight), weight.sum() * rng.random(samples), side='right')
     hour, device = rng.integers(0, 24, samples), rng.integers(0, DEVICES, samples)
+    asked = np.random.default_rng([self._seed, 4, day])
+    query, fresh = (QUERIES * asked.random(samples) ** 2.5).astype(int), asked.random(samples) < FRESH_QUERIES
     price = np.round(self.item_price[item] * np.exp(0.2 * rng.standard_normal(samples)), 2)
     logit = (BIAS + self.user_bias[user] + self.item_bias[item]
              + 0.7 * np.einsum('nd,nd->n', self.user_factors[user], self.item_factors[item])
              + self.hour_effect[hour] + self.device_effect[device] + self.user_device[user, device]
-             - 0.5 * (np.log1p(price) - 2.5) + 0.02 * (self.user_age[user] - 48))
+             - 0.5 * (np.log1p(price) - 2.5) + 0.02 * (self.user_age[user] - 48) + np.where(fresh, 0, self.query_effect[query]))
     probability = 1 / (1 + np.exp(-logit))
     click = rng.random(samples) < probability
     table = pa.table({
@@ -89,6 +93,7 @@ class World:
         'item': item,
         'category': pa.array([f'c{c}' for c in range(CATEGORIES)]).take(pa.array(self.category[item])),
         'tags': self.tag_text.take(pa.array(item)),
+        'query': pa.array(np.where(fresh, QUERIES + day * samples + np.arange(samples), query)),
         'hour': hour,
         'device': pa.array(['phone', 'tablet', 'desktop', 'tv']).take(pa.array(device)),
         'price': pa.array(price, mask=rng.random(samples) < BLANK_PRICE),

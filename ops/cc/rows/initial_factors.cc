@@ -20,7 +20,7 @@ CTR_INLINE float Log(float x) {
   int32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
   const int32_t exponent = (bits - 0x3f3504f3) >> 23;
-  bits -= exponent << 23;
+  bits -= exponent * (1 << 23);
   float m;
   std::memcpy(&m, &bits, sizeof(m));
   const float s = (m - 1.0f) / (m + 1.0f);

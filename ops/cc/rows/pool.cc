@@ -106,6 +106,7 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
                                      float* linear, float* factors, float* slopes) {
   const uint32_t fields = static_cast<uint32_t>(layout.num_fields());
   const PoolPart* parts = layout.parts.data();
+  const bool one_table = layout.fields.size() == 1;
   const auto segment_of = [&in](uint32_t i) {
     return in.segments == nullptr ? i : static_cast<uint32_t>(in.segments[i]);
   };
@@ -114,14 +115,18 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
     const int width = in.offsets[j + 1] - offset;
     float weight = 0.0f;
     float* const row = factors + offset;
-    std::memset(row, 0, sizeof(float) * width);
     int table = -1;
     for (int64_t z = starts[j]; z < starts[j + 1]; ++z) {
       const uint32_t next = z + kAhead < in.n ? static_cast<uint32_t>(order[z + kAhead]) : 0;
       if (next < in.n) {
-        const uint32_t segment = segment_of(next), b = segment / fields, f = segment - b * fields;
-        const int t = layout.table_of_field[f];
-        const int64_t place = static_cast<int64_t>(b) * layout.fields[t] + (f - layout.first_field[t]);
+        const uint32_t segment = segment_of(next);
+        int t = 0;
+        int64_t place = segment;
+        if (!one_table) {
+          const uint32_t b = segment / fields, f = segment - b * fields;
+          t = layout.table_of_field[f];
+          place = static_cast<int64_t>(b) * layout.fields[t] + (f - layout.first_field[t]);
+        }
         if (gradients.linear != nullptr) __builtin_prefetch(gradients.linear + segment);
         for (int p = layout.first_part[t]; p < layout.first_part[t + 1]; ++p) {
           if (gradients.factors[p] == nullptr) continue;
@@ -135,18 +140,26 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
       if (gradients.linear != nullptr) weight += x * gradients.linear[segment];
       if (width == 0) continue;
       const uint32_t b = segment / fields, f = segment - b * fields;
+      const bool first = table < 0;
       if (layout.table_of_field[f] != table) {
-        if (table >= 0 || layout.row_width[layout.table_of_field[f]] != width) return false;
+        if (!first || layout.row_width[layout.table_of_field[f]] != width) return false;
         table = layout.table_of_field[f];
         for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) slopes[p] = 0.0f;
       }
-      const int64_t place = static_cast<int64_t>(b) * layout.fields[table] + (f - layout.first_field[table]);
+      const int64_t place =
+          one_table ? segment : static_cast<int64_t>(b) * layout.fields[table] + (f - layout.first_field[table]);
       for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
         const PoolPart& part = parts[p];
         float* __restrict to = row + part.begin;
         if (gradients.factors[p] != nullptr) {
           const float* __restrict g = gradients.factors[p] + place * part.columns;
-          for (int c = 0; c < part.columns; ++c) to[c] += x * g[c];
+          if (first) {
+            for (int c = 0; c < part.columns; ++c) to[c] = x * g[c];
+          } else {
+            for (int c = 0; c < part.columns; ++c) to[c] += x * g[c];
+          }
+        } else if (first) {
+          std::memset(to, 0, sizeof(float) * part.columns);
         }
         if (gradients.squares[p] == nullptr) continue;
         const float slope = 2.0f * x * x * gradients.squares[p][b];
@@ -159,6 +172,7 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
         }
       }
     }
+    if (table < 0) std::memset(row, 0, sizeof(float) * width);
     linear[j] = weight;
     if (table < 0) continue;
     for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {

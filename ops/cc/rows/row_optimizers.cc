@@ -147,53 +147,67 @@ void InitRowState(const RowStep& step, int dim, const float* w, float* state) {
   }
 }
 
+// One step on a block of n <= kBlock elements, whose state begins at state[0] and, of Adam and FTRL, state[dim] too.
+// gradient: null for none but the penalty's. Returns the sum of squared gradients to adagrad_row, which adds it up.
+CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate, int n, int dim, float scale,
+                           const float* __restrict gradient, float* __restrict w, float* __restrict state) {
+  const RowHyper& h = step.hyper;
+  const float l2 = step.kind == RowOptimizerKind::kFtrl ? 0.0f : h.l2;
+  float g[kBlock];
+  float squares = 0.0f;
+  if (gradient == nullptr) {
+    for (int i = 0; i < n; ++i) g[i] = l2 * w[i];
+  } else {
+    for (int i = 0; i < n; ++i) g[i] = std::min(std::max(scale * gradient[i], -h.clip), h.clip) + l2 * w[i];
+  }
+  switch (step.kind) {
+    case RowOptimizerKind::kSgd:
+      Sgd(h, n, g, w);
+      break;
+    case RowOptimizerKind::kAdagrad:
+      Adagrad(h, n, g, w, state);
+      break;
+    case RowOptimizerKind::kAdagradRow:
+      for (int i = 0; i < n; ++i) w[i] -= row_rate * g[i];
+      for (int i = 0; i < n; ++i) squares += g[i] * g[i];
+      break;
+    case RowOptimizerKind::kAdam:
+      Adam(h, adam_rate, n, g, w, state, state + dim);
+      break;
+    case RowOptimizerKind::kFtrl:
+      Ftrl(h, n, g, w, state, state + dim);
+      break;
+    case RowOptimizerKind::kRmsprop:
+      Rmsprop(h, n, g, w, state);
+      break;
+  }
+  if (h.l1 > 0.0f && step.kind != RowOptimizerKind::kFtrl) {
+    const float cut = h.learning_rate * h.l1;
+    for (int i = 0; i < n; ++i) w[i] = std::copysign(std::max(std::abs(w[i]) - cut, 0.0f), w[i]);
+  }
+  return squares;
+}
+
 // gradient: null for none but the penalty's.
 CTR_MULTIVERSION
 void TakeStep(const RowStep& step, float adam_rate, int dim, float scale, const float* gradient, float* w,
               float* state) {
   const RowHyper& h = step.hyper;
-  const bool ftrl = step.kind == RowOptimizerKind::kFtrl;
-  const float l2 = ftrl ? 0.0f : h.l2;
-  float squares = 0.0f;  // adagrad_row's, over the whole part
-  const float row_rate = step.kind == RowOptimizerKind::kAdagradRow
-                             ? h.learning_rate * std::sqrt(h.initial_accumulator / (h.initial_accumulator + state[0]))
-                             : 0.0f;
-  for (int at = 0; at < dim; at += kBlock) {
-    const int n = std::min(kBlock, dim - at);
-    float g[kBlock];
-    float* __restrict wb = w + at;
-    if (gradient == nullptr) {
-      for (int i = 0; i < n; ++i) g[i] = l2 * wb[i];
-    } else {
-      for (int i = 0; i < n; ++i) g[i] = std::min(std::max(scale * gradient[at + i], -h.clip), h.clip) + l2 * wb[i];
-    }
-    switch (step.kind) {
-      case RowOptimizerKind::kSgd:
-        Sgd(h, n, g, wb);
-        break;
-      case RowOptimizerKind::kAdagrad:
-        Adagrad(h, n, g, wb, state + at);
-        break;
-      case RowOptimizerKind::kAdagradRow:
-        for (int i = 0; i < n; ++i) wb[i] -= row_rate * g[i];
-        for (int i = 0; i < n; ++i) squares += g[i] * g[i];
-        break;
-      case RowOptimizerKind::kAdam:
-        Adam(h, adam_rate, n, g, wb, state + at, state + dim + at);
-        break;
-      case RowOptimizerKind::kFtrl:
-        Ftrl(h, n, g, wb, state + at, state + dim + at);
-        break;
-      case RowOptimizerKind::kRmsprop:
-        Rmsprop(h, n, g, wb, state + at);
-        break;
+  const bool by_row = step.kind == RowOptimizerKind::kAdagradRow;
+  const float row_rate =
+      by_row ? h.learning_rate * std::sqrt(h.initial_accumulator / (h.initial_accumulator + state[0])) : 0.0f;
+  float squares = 0.0f;
+  if (dim == 1) {  // linear weights: a constant size makes plain scalar code
+    squares = StepBlock(step, adam_rate, row_rate, 1, 1, scale, gradient, w, state);
+  } else if (dim == 16) {
+    squares = StepBlock(step, adam_rate, row_rate, 16, 16, scale, gradient, w, state);
+  } else {
+    for (int at = 0; at < dim; at += kBlock) {
+      squares += StepBlock(step, adam_rate, row_rate, std::min(kBlock, dim - at), dim, scale,
+                           gradient == nullptr ? nullptr : gradient + at, w + at, by_row ? state : state + at);
     }
   }
-  if (step.kind == RowOptimizerKind::kAdagradRow) state[0] += squares / static_cast<float>(dim);
-  if (h.l1 > 0.0f && !ftrl) {
-    const float cut = h.learning_rate * h.l1;
-    for (int i = 0; i < dim; ++i) w[i] = std::copysign(std::max(std::abs(w[i]) - cut, 0.0f), w[i]);
-  }
+  if (by_row) state[0] += squares / static_cast<float>(dim);
 }
 
 void TakeMissedSteps(const RowStep& step, int dim, int64_t missed, float* w, float* state) {

@@ -118,6 +118,12 @@ class GeoStep(PsStep):
     self._old_dense, self._stale = None, True
     self._local.age()
 
+  def align(self):
+    """As PsStep.align, but that rows owe nothing on the servers: with l2_mode owed, copies pay where they are trained."""
+    owes, self.embedding.owes = self.embedding.owes, False
+    super().align()
+    self.embedding.owes = owes
+
   def load_dense(self, arrays):
     super().load_dense(arrays)
     for store in (self._local, self._old):

@@ -101,6 +101,10 @@ class PsStep(TrainStep):
     """After the last step before all meet: nothing of this worker's is on the way any more."""
     self._stale = True
 
+  def align(self):
+    self._refresh()
+    super().align()
+
   def report(self):
     """Bytes that workers and servers exchanged for a sample, since the last report: keys, rows, gradients, dense variables."""
     total = self._peers.sum_arrays({'bytes': np.array([self.servers.bytes, self._samples], np.int64)})['bytes']

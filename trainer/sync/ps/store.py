@@ -2,6 +2,7 @@
 import copy
 
 import numpy as np
+import tensorflow as tf
 
 from ops.feature_lifecycle import SHARDS, FeatureLifecycle
 from ops.row_store import shard_of
@@ -69,6 +70,11 @@ class ServedStore:
   def age(self):
     for store in self._own():
       store.age()
+
+  def settle(self, hyper, step):
+    hyper, step = np.asarray(hyper), np.asarray(tf.convert_to_tensor(step))
+    for store in self._own():
+      store.settle(hyper, step)
 
   def evict(self, all_reduce=None):
     """As FeatureLifecycle.evict; `capacity` bounds all servers together."""
