@@ -17,14 +17,15 @@ SETTINGS = {
 }
 PAGE = '''# What the lifecycle saves, and what it costs
 
-The demo's five days and its test day (`configs/demo.yaml`, one process, seed {seed}), made by `python -m benchmarks.ablation`. Half of the samples carry a query that
-is never seen again. Table bytes are all that is allocated for features and rows after the last day end.
+The demo's five days and its test day (`configs/demo.yaml`, one process, seed {seed}), made by `python -m benchmarks.ablation`. Half of the
+samples carry a query that is never seen again. Table bytes are all that is allocated for features and rows after the last day end.
 
 | lifecycle | features after each day | admitted | table MB | test AUC | test logloss |
 |---|---|---|---|---|---|
 {rows}
 
-With admission and eviction the tables hold {fewer:.1f} times fewer features in {smaller:.1f} times fewer bytes than with neither, and the test AUC differs by {auc:+.4f}.
+With admission and eviction the tables hold {fewer:.1f} times fewer features in {smaller:.1f} times fewer bytes than with neither, and
+the test AUC differs by {auc:+.4f}.
 '''
 
 
@@ -45,8 +46,8 @@ def main():
   if not os.path.isdir(os.path.join(ROOT, 'build', 'demo_log')):
     subprocess.run([sys.executable, '-m', 'trainer.synthesize', '--out', 'build/demo_log'], cwd=ROOT, check=True)
   results = {name: train(name, lifecycle) for name, lifecycle in SETTINGS.items()}
-  rows = [f"| {name} | {' · '.join(f'{f:,}' for f in days)} | {last['admitted']:,} | {last['table_bytes'] / 1e6:.1f} | {test['auc']:.4f} | {test['logloss']:.4f} |"
-          for name, (days, last, test) in results.items()]
+  rows = [f"| {name} | {' · '.join(f'{f:,}' for f in days)} | {last['admitted']:,} | {last['table_bytes'] / 1e6:.1f} | {test['auc']:.4f} | "
+          f"{test['logloss']:.4f} |" for name, (days, last, test) in results.items()]
   (_, off, off_test), *_, (_, on, on_test) = results.values()
   page = PAGE.format(seed=0, rows='\n'.join(rows), fewer=off['features'] / on['features'], smaller=off['table_bytes'] / on['table_bytes'],
                      auc=on_test['auc'] - off_test['auc'])

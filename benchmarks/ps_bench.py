@@ -56,17 +56,18 @@ def slow(process, share, period=0.25):
   """Lets a process run for `share` of the time only, until it ends."""
   ended = threading.Event()
   while process.poll() is None:
-    os.kill(process.pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGSTOP)
     ended.wait(period * (1 - share))
-    os.kill(process.pid, signal.SIGCONT)
+    process.send_signal(signal.SIGCONT)
     ended.wait(period * share)
 
 
-def measure(mode, workers, work, slowed=False):
+def measure(mode, workers, work, slowed=False, batch_size=None):
   """Runs a job. Returns: the event of its second pass."""
   run_dir = tempfile.mkdtemp(dir=work)
-  threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
+  threads = str(max(1, len(os.sched_getaffinity(0)) // max(map(int, WORKERS.value))))  # of a worker, the same in every job
   command = [sys.executable, '-m', 'trainer.run', '--config', os.path.join(work, 'config.yaml'), '--run_dir', run_dir, '--set', f'sync.mode={mode}']
+  command += ['--set', f'train.batch_size={batch_size or BATCH.value}']
   with open(os.path.join(run_dir, 'log'), 'w', encoding='utf-8') as log:
     def start(command, **env):
       return subprocess.Popen(command, env=environment(CTR_THREADS=threads, **env), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
@@ -91,22 +92,24 @@ def measure(mode, workers, work, slowed=False):
 def main(_):
   with tempfile.TemporaryDirectory() as work:
     log = os.path.join(work, 'log')
-    subprocess.run([sys.executable, '-m', 'trainer.synthesize', '--out', log, '--days', '2', '--samples_per_day', str(SAMPLES.value), '--seed', str(SEED.value)],
-                   check=True, env=environment(), cwd=ROOT, stdout=subprocess.DEVNULL)
+    synthesize = [sys.executable, '-m', 'trainer.synthesize', '--out', log, '--days', '2', '--samples_per_day', str(SAMPLES.value)]
+    subprocess.run([*synthesize, '--seed', str(SEED.value)], check=True, env=environment(), cwd=ROOT, stdout=subprocess.DEVNULL)
     with open(os.path.join(work, 'config.yaml'), 'w', encoding='utf-8') as f:
       f.write(CONFIG.format(seed=SEED.value, log=log, batch=BATCH.value))
     print(f'{platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores, seed {SEED.value}, {SAMPLES.value:,} samples a pass, '
           f'batch {BATCH.value}, 6 slots, D = 16, dnn 128-64, one server')
     print(f"{'mode':12}{'workers':>8}{'samples/s':>12}{'bytes/sample':>14}{'logloss':>9}")
-    alone = None
-    cases = [(mode, int(n), False) for mode in MODES.value for n in WORKERS.value]
-    for mode, workers, slowed in cases + [('ps_async', 2, True)] * SLOWED.value:
-      event = measure(mode, workers, work, slowed)
-      rate = event['examples_per_second']
-      if (mode, workers) == ('ps_async', 1):
-        alone = rate
-      note = '' if not slowed else '  one slowed 5x' + (f': {rate / alone:.2f} of one alone' if alone else '')
-      print(f"{mode:12}{workers:8}{rate:12,.0f}{event.get('bytes_per_sample', float('nan')):14,.0f}{event['logloss']:9.4f}{note}", flush=True)
+    def line(mode, workers, event, note=''):
+      print(f"{mode:12}{workers:8}{event['examples_per_second']:12,.0f}{event.get('bytes_per_sample', float('nan')):14,.0f}"
+            f"{event['logloss']:9.4f}{note}", flush=True)
+    for mode in MODES.value:
+      for workers in map(int, WORKERS.value):
+        line(mode, workers, measure(mode, workers, work))
+    if SLOWED.value:
+      alone = measure('ps_async', 1, work, batch_size=BATCH.value // 2)  # the share of a batch that each of two workers takes
+      line('ps_async', 1, alone, '  batches of half the size')
+      event = measure('ps_async', 2, work, slowed=True)
+      line('ps_async', 2, event, f"  one slowed 5 times: {event['examples_per_second'] / alone['examples_per_second']:.2f} of the other alone")
 
 
 if __name__ == '__main__':

@@ -8,9 +8,10 @@ The world: a click's logit is
   bias + user_bias + item_bias + category_bias + Σ tag_bias + ⟨user factors, item factors⟩ + hour, device and user × device effects
        + effects of price, age and of the popular queries
 
-Item factors lie around those of the item's category and tags, so that new items can be told by them. Users, items and popular queries are drawn by
-power laws; half of the queries are typed once and never again, the long tail that real logs have. Items are born every day and fade, each at a pace of its own. Prices and ages are partly blank. Equal arguments give equal
-files; more days leave the earlier ones as they are.
+Item factors lie around those of the item's category and tags, so that new items can be told by them. Users, items and popular queries
+are drawn by power laws; half of the queries are typed once and never again, the long tail that real logs have. Items are born every day
+and fade, each at a pace of its own. Prices and ages are partly blank. Equal arguments give equal files; more days leave the earlier
+ones as they are.
 """
 import json
 import os

@@ -200,6 +200,23 @@ class PsStepTest(tf.test.TestCase):
   def test_capacity_is_over_all_servers(self):
     self.check({'lifecycle': {'admission': 'count', 'admission_count': 4.0, 'eviction': 'none', 'capacity': 25}}, 2, 1, self.uneven(1, days=2))
 
+  def test_half_precision_on_the_wire(self):
+    batches = [make_batch(np.random.default_rng(i), 32) for i in range(3)]
+
+    def work(step, peers):
+      del peers
+      for batch in batches:
+        step.train(batch, [0, 0, 0])
+      return rows_of(step.store.export_state()), step.report()['bytes_per_sample']
+    (full, bytes_full), = LocalCluster(make_config(self.rules('sgd', 0.1)), 2, 1).run(work)
+    for mode in ('ps', 'ps_async'):
+      (half, bytes_half), = LocalCluster(make_config(self.rules('sgd', 0.1) | {'sparse.exchange_dtype': 'bfloat16', 'sync.mode': mode}), 2, 1).run(work)
+      self.assertLess(bytes_half, bytes_full)
+      self.assertEqual(half.keys(), full.keys())
+      for key, (*_, linear, factors) in full.items():
+        self.assertAllClose(half[key][3], linear, rtol=0.05, atol=2e-3)
+        self.assertAllClose(half[key][4], factors, rtol=0.05, atol=2e-3)
+
   def test_colliding_pushes_all_count(self):
     """Three workers push onto one set of keys at once; with SGD and a linear model the sums do not depend on the order."""
     steps, rate = 400, 0.001

@@ -48,19 +48,20 @@ def _publish(target, address):
 def _find_hub(cluster, patience):
   """The hub's (host, port), once server 0 has published it. Raises: UserError after `patience` seconds."""
   began = told = time.monotonic()
+  config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)
   with tf.Graph().as_default():
     read = _hub_variable().read_value()
     while True:
       try:
-        with v1.Session('grpc://' + cluster.servers[0], config=cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)) as session:
+        with v1.Session('grpc://' + cluster.servers[0], config=config) as session:
           host, port = session.run(read).decode().split()
           return host, int(port)
       except tf.errors.OpError:
         pass
       now = time.monotonic()
       if now - began > patience:
-        raise UserError(f'environment variable TF_CONFIG: ps 0 at {cluster.servers[0]} did not answer {cluster.name} within {patience:.0f} s; '
-                        'wanted the server started and its address right')
+        raise UserError(f'environment variable TF_CONFIG: ps 0 at {cluster.servers[0]} did not answer {cluster.name} within '
+                        f'{patience:.0f} s; wanted it started and its address right')
       if now - told > 10:
         told = now
         sys.stderr.write(f'[{cluster.name}] waiting for ps 0 at {cluster.servers[0]} ({now - began:.0f} s)\n')
@@ -72,15 +73,18 @@ def _check(cfg):
   mode = cfg.sync.mode
   for i, interaction in enumerate(cfg.model.interactions):
     if interaction.args.get('batch_norm') == 'sync':
-      raise UserError(f"model.interactions.{i}.batch_norm: found 'sync', which sync.mode={mode} has not; wanted 'local', or sync.mode=allreduce")
+      raise UserError(f"model.interactions.{i}.batch_norm: found 'sync', which sync.mode={mode} has not; wanted 'local', "
+                      'or sync.mode=allreduce')
   if cfg.sparse.store != 'rows':
     raise UserError(f"sparse.store: found '{cfg.sparse.store}', which sync.mode={mode} has not; wanted 'rows'")
   if mode != 'ps_geo':
     return
-  kinds = {f'sparse.tables.{name}.{part}.kind': getattr(table, part).kind for name, table in cfg.sparse.tables.items() for part in ('linear', 'factors')}
+  kinds = {f'sparse.tables.{name}.{part}.kind': getattr(table, part).kind
+           for name, table in cfg.sparse.tables.items() for part in ('linear', 'factors')}
   for key, kind in (kinds | {'train.dense_optimizer.kind': cfg.train.dense_optimizer.kind}).items():
     if kind == 'ftrl':
-      raise UserError(f"{key}: found 'ftrl', whose weights follow from sums of gradients; sync.mode=ps_geo adds differences of weights and wants another kind")
+      raise UserError(f"{key}: found 'ftrl', whose weights follow from sums of gradients; sync.mode=ps_geo adds differences of weights "
+                      'and wants another kind')
 
 
 def run(cfg):
@@ -97,7 +101,7 @@ def run(cfg):
     return hub.wait()
   peers = Peers(_find_hub(cluster, cfg.sync.stalled_peer_seconds), cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher may ask all to stop at once: the workers' state is here, and they save it first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher may ask all to stop at once: the workers save what is here first
     return peers.wait()
   try:
     return _work(cfg, cluster, server, peers)

@@ -75,7 +75,8 @@ class Cluster:
   def start_server(self):
     """Starts this process's TensorFlow server. Raises: UserError where its port is in use."""
     port = int(self.address.rpartition(':')[2])
-    in_use = UserError(f'environment variable TF_CONFIG: the port {port} of {self.name} is in use on this host; wanted a free one, or the process that holds it ended')
+    in_use = UserError(f'environment variable TF_CONFIG: the port {port} of {self.name} is in use on this host; wanted a free one, '
+                       'or the process that holds it ended')
     with socket.socket() as probe:
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: connections that linger are no hindrance
       try:

@@ -28,7 +28,8 @@ class GeoStep(PsStep):
     self._share = 1 / len(cluster.workers)
     self._every = cfg.sync.geo_steps
     policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')
-    self._local, self._old = [row_store.RowStore(policy=policy, tables=self.embedding.tables, slot_table=self.embedding.slot_table, seed=cfg.seed) for _ in range(2)]
+    rows = {'tables': self.embedding.tables, 'slot_table': self.embedding.slot_table, 'seed': cfg.seed}
+    self._local, self._old = row_store.RowStore(policy=policy, **rows), row_store.RowStore(policy=policy, **rows)
     self._old_dense = None  # arrays; None outside a pass
     self._touched, self._steps = [], 0  # since the last merge: (keys, shows, clicks) of each step
     self._step_here = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -56,12 +57,14 @@ class GeoStep(PsStep):
   @tf.function(autograph=False, reduce_retracing=True)
   def _train_copies(self, batch, deduped, rows):
     position = tf.stack([self._step_here, 0])
-    loss, weight, probabilities, dense, linear, factors = sample_gradients(self.model, self.embedding, self._loss, batch, deduped, rows, position)
+    loss, weight, probabilities, dense, linear, factors = sample_gradients(
+        self.model, self.embedding, self._loss, batch, deduped, rows, position)
     scale = 1 / tf.maximum(weight, 1e-12)
     self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(dense, self.model.trainable_variables)])
     none = tf.zeros_like(deduped.shows)  # the servers count
     per_key = 1 / tf.maximum(deduped.shows, 1) if self.servers.per_feature else scale[None]
-    self._local.push(deduped.unique, rows, none, none, linear, factors, per_key, self.embedding.hyper(self._rate), self._step_here.assign_add(1))
+    self._local.push(deduped.unique, rows, none, none, linear, factors, per_key, self.embedding.hyper(self._rate),
+                     self._step_here.assign_add(1))
     self.metrics.update(batch.label, probabilities, batch.weight)
     return loss, weight
 
@@ -84,8 +87,9 @@ class GeoStep(PsStep):
       change = missing | absent
       if change.any():
         some = keys[change]
-        no_factors = row_store.Rows(np.full(len(some), -1), np.zeros(len(some) + 1, np.int32), np.zeros(len(some), np.float32), np.zeros(0, np.float32))
-        self._add(store, some, no_factors, no_factors.linear, no_factors.factors, np.where(missing[change], _ADMITTING_SHOWS, 0).astype(np.float32))
+        zeros, none = np.zeros(len(some), np.float32), np.zeros(0, np.float32)
+        without_factors = row_store.Rows(np.full(len(some), -1), np.zeros(len(some) + 1, np.int32), zeros, none)
+        self._add(store, some, without_factors, zeros, none, np.where(missing[change], _ADMITTING_SHOWS, 0).astype(np.float32))
     old = self._old.pull(keys, False)
     linear, factors = server.linear - old.linear, server.factors - old.factors
     for store in (self._local, self._old):

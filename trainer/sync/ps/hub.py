@@ -1,4 +1,4 @@
-"""Where the processes of a parameter-server job meet beside TensorFlow: a hub in server 0's process, one TCP connection from each other one.
+"""Where the processes of a parameter-server job meet beside TensorFlow: a hub in server 0's process, a TCP connection from each other.
 
 Over it go the collectives of `Peers` (metrics, counts, barriers), the units of work that asynchronous workers claim, beats that tell
 the living from the lost, and the farewells that let servers end. Nothing waits without bound: whoever is silent for
@@ -250,7 +250,8 @@ class Hub:
         if time.monotonic() - told > 10:
           told = time.monotonic()
           _say(f'[ps 0] waiting for {", ".join(missing)} ({waited:.0f} s)')
-        if again and self._sync.mode != 'ps' and waited > self._sync.lost_peer_seconds and any(m.kind == 'worker' for m in self._members.values()):
+        somebody = any(m.kind == 'worker' for m in self._members.values())
+        if again and self._sync.mode != 'ps' and somebody and waited > self._sync.lost_peer_seconds:
           self._formed_without = {name for name in missing if name.startswith('worker')}
           self._form()
         elif not again and waited > self._sync.stalled_peer_seconds:
@@ -449,7 +450,8 @@ class Peers:
     try:
       connection = socket.create_connection(address, timeout=sync.lost_peer_seconds)
     except OSError as e:
-      raise UserError(f'{self._name} cannot reach the hub of ps 0 at {address[0]}:{address[1]}: {e.strerror or e}; wanted this port open between hosts') from None
+      raise UserError(f'{self._name} cannot reach the hub of ps 0 at {address[0]}:{address[1]}: {e.strerror or e}; '
+                      'wanted this port open between hosts') from None
     self._silence = sync.lost_peer_seconds
     self._wire = _Wire(connection, sync.lost_peer_seconds, lambda: time.monotonic() - self._progress)
     self._wire.send('hello', cluster.kind, cluster.index, f'process {os.getpid()} on {os.uname().nodename}', settings)

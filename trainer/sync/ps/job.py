@@ -40,7 +40,8 @@ class ApartJob(Job):
           break
         _, loss, *_ = self.step.train(slice_of(unit), [0, 0, 0])
         if not np.isfinite(loss):
-          raise UserError(f'the loss is {loss}: lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, or set clip')
+          raise UserError(f'the loss is {loss}: lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, '
+                          'or set clip')
         self._progress_made()
         done += 1
         self.progress.batch = unit // slices

@@ -22,7 +22,8 @@ def _on_server(i):
 
 def cpu_config(**more):
   """Session and server options: CPUs only, with this process's number of threads."""
-  return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(), **more)
+  threads = tf.config.threading.get_intra_op_parallelism_threads()
+  return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **more)
 
 
 def one_line(error):
@@ -140,7 +141,7 @@ class Servers:
     return tf.device(f'/job:worker/task:{self._cluster.index}/device:CPU:0')
 
   def _placeholders(self):
-    """What a worker sends in a step: keys and counts [u], and a buffer of gradients, with the values for each server; dense gradients; counts."""
+    """What a worker sends in a step: keys, shows, clicks [u], a buffer of gradients, how much of each goes where; dense gradients; counts."""
     with self._on_worker():
       feeds = [v1.placeholder(tf.int64, [None]), v1.placeholder(tf.float32, [None]), v1.placeholder(tf.float32, [None]),
                v1.placeholder(self._dtype, [None]), v1.placeholder(tf.int32, [self.count]), v1.placeholder(tf.int32, [self.count])]
@@ -176,13 +177,15 @@ class Servers:
           owned = row_store.dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
           rows = store.pull(owned.unique, True)
           linear, factors = row_store.sum_gradients(tf.concat(buffers, 0), tf.stack([tf.size(k) for k in keys]), rows.offsets, owned)
-          pushes.append(store.push(owned.unique, rows, owned.shows, owned.clicks, linear, factors, self._scale(scale, owned.shows), hyper, step))
+          by = self._scale(scale, owned.shows)
+          pushes.append(store.push(owned.unique, rows, owned.shows, owned.clicks, linear, factors, by, hyper, step))
       return tf.group(self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(sums, self._dense)]), *pushes)
 
     with tf.control_dependencies(waiting):  # whoever has the counts of all workers has their rows
       last = tf.identity(counts)
     with deprecation.silence():
-      together = v1.train.SyncReplicasOptimizer(Mean(workers, self._counts, apply), replicas_to_aggregate=workers, total_num_replicas=workers)
+      together = v1.train.SyncReplicasOptimizer(
+          Mean(workers, self._counts, apply), replicas_to_aggregate=workers, total_num_replicas=workers)
       step = together.apply_gradients([*zip(dense, self._dense), (last, self._counts)], global_step=global_step)
       together.ready_for_local_init_op.mark_used()  # the hub says when the first worker is ready
     with tf.control_dependencies([step]):

@@ -78,7 +78,8 @@ class PsStep(TrainStep):
     for variable, value in zip(self.model.trainable_variables, dense):
       variable.assign(value)
     rows = row_store.Rows(None, offsets, linear, factors)
-    loss, weight, probabilities, dense, linear, factors = sample_gradients(self.model, self.embedding, self._loss, batch, deduped, rows, position)
+    loss, weight, probabilities, dense, linear, factors = sample_gradients(
+        self.model, self.embedding, self._loss, batch, deduped, rows, position)
     self.metrics.update(batch.label, probabilities, batch.weight)
     if self.lockstep:
       buffer, values = row_store.pack_gradients(linear, factors, offsets, sent, self._dtype)

@@ -24,8 +24,10 @@ class _RemoteOps:
 
 
 class ServedStore:
-  """What this worker answers for. Of what is asked of features, worker r of M answers for the logical shards that rank r of M would own; of what
-  is asked of a whole server, one worker does.
+  """The part of all rows that this worker answers for.
+
+  Of what is asked of features, worker r of M answers for the logical shards that rank r of M would own; of what is asked of a whole
+  server, one worker does.
 
   Args:
     servers: trainer.sync.ps.servers.Servers.
