@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow_recommenders_addons import dynamic_embedding as de
 
 from ops import row_store
-from ops.feature_lifecycle import FeatureLifecycle
+from ops.feature_lifecycle import COLUMNS, FeatureLifecycle
 
 
 class TfraRows(NamedTuple):
@@ -107,7 +107,7 @@ class TfraStore(FeatureLifecycle):
     return keys
 
   def clear(self):
-    super().clear()
+    super().import_state([])
     for table in self._rows:
       table.clear()
 
@@ -117,7 +117,8 @@ class TfraStore(FeatureLifecycle):
 
   def _chunks(self, shards):
     """As ops.row_store.RowStore._chunks."""
-    for chunk in super()._chunks(shards):
+    for features in super()._chunks(shards):
+      chunk = {name: features[name] for name in COLUMNS}
       keys = tf.constant(chunk['key'])
       linear, last = np.zeros([len(keys), max(self._linear_floats)], np.float32), np.zeros([len(keys)], np.int32)
       for t, spec in enumerate(self.tables):
@@ -129,21 +130,18 @@ class TfraStore(FeatureLifecycle):
           chunk[f'factors_{spec.name}'] = rows[:, start:-1][chunk['admitted'][own]]
       yield chunk | {'linear': linear, 'last_step': last}
 
-  def import_state(self, chunks, replace=True):
-    """As ops.row_store.RowStore.import_state."""
-    def lifecycle_of(chunk):
-      return {k: v for k, v in chunk.items() if k not in ('linear', 'last_step') and not k.startswith('factors_')}
-
-    def rows_go_first():
-      for chunk in chunks:
-        keys = tf.constant(chunk['key'])
-        for t, spec in enumerate(self.tables):
-          own = self._of_table(keys, t).numpy()
-          start = self._linear_floats[t]
-          rows = np.zeros([len(own), start + self._factor_floats[t] + 1], np.float32)
-          rows[:, :start], rows[:, -1] = chunk['linear'][own, :start], chunk['last_step'][own].view(np.float32)
-          if spec.width:
-            rows[chunk['admitted'][own], start:-1] = chunk[f'factors_{spec.name}']
-          self._rows[t].upsert(tf.gather(keys, own), tf.constant(rows))
-        yield lifecycle_of(chunk)
-    return super().import_state(rows_go_first(), replace)
+  def import_state(self, source, replace=True):
+    """As ops.row_store.RowStore.import_state, of chunks."""
+    if replace:
+      self.clear()
+    for chunk in source:
+      self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
+      keys = tf.constant(chunk['key'])
+      for t, spec in enumerate(self.tables):
+        own = self._of_table(keys, t).numpy()
+        start = self._linear_floats[t]
+        rows = np.zeros([len(own), start + self._factor_floats[t] + 1], np.float32)
+        rows[:, :start], rows[:, -1] = chunk['linear'][own, :start], chunk['last_step'][own].view(np.float32)
+        if spec.width:
+          rows[chunk['admitted'][own], start:-1] = chunk[f'factors_{spec.name}']
+        self._rows[t].upsert(tf.gather(keys, own), tf.constant(rows))

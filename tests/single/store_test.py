@@ -1,0 +1,56 @@
+"""Both stores, one contract: the same steps give the same rows, and each takes up the other's state."""
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tests.batches import make_batch
+from tests.parallel.equality_test import make_config, rows_of
+from trainer.sync.allreduce import Alone
+from trainer.train_step import TrainStep
+
+SETTINGS = {
+    'at_once': {'lifecycle': {'admission': 'none', 'eviction': 'none'}},
+    'admission': {'lifecycle': {'admission_threshold': 1.5, 'delete_threshold': 0.4, 'decay': 0.7}},
+    'linear_only': {'lifecycle': {'admission': 'none', 'eviction': 'none'}, 'model': {'interactions': ['linear']}},
+}
+
+
+class StoreTest(tf.test.TestCase, parameterized.TestCase):
+
+  def assert_same(self, first, second):
+    first, second = rows_of(first), rows_of(second)
+    self.assertEqual(first.keys(), second.keys())
+    for key, (show, click, admitted, linear, factors) in first.items():
+      self.assertAllClose(second[key][:2], (show, click))
+      self.assertEqual(second[key][2], admitted)
+      self.assertAllClose(second[key][3], linear, rtol=1e-6, atol=1e-7)
+      if admitted and factors is not None:
+        self.assertAllClose(second[key][4], factors, rtol=1e-6, atol=1e-7)
+
+  @parameterized.product(setting=list(SETTINGS), kind=['adagrad', 'ftrl'])
+  def test_equal_steps_and_state(self, setting, kind):
+    rule = {'kind': kind, 'learning_rate': 0.1}
+    tree = SETTINGS[setting] | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule}
+    steps = [TrainStep(make_config(tree | {'sparse.store': store}), Alone()) for store in ('rows', 'tfra')]
+    rng = np.random.default_rng(2)
+    for _ in range(4):
+      batch = make_batch(rng, 32)
+      losses = [step.train(batch, [0, 0, 0])[1] for step in steps]
+      self.assertAllClose(losses[0], losses[1], rtol=1e-6)
+    for step in steps:
+      step.store.decay()
+    evicted = [sorted(step.store.evict().numpy()) for step in steps]
+    self.assertEqual(evicted[0], evicted[1])
+    self.assert_same(*steps)
+    crossed = [TrainStep(make_config(tree | {'sparse.store': store}), Alone()) for store in ('rows', 'tfra')]
+    for step, source in zip(crossed, steps[::-1]):
+      step.store.import_state(list(source.store.export_state()))
+      step.load_dense(source.dense())
+    self.assert_same(*crossed)
+    batch = make_batch(rng, 16)
+    self.assertAllClose(crossed[0].predict(batch), steps[0].predict(batch), rtol=1e-6)
+    self.assertAllClose(crossed[1].train(batch, [0, 0, 0]), steps[0].train(batch, [0, 0, 0]), rtol=1e-6)
+
+
+if __name__ == '__main__':
+  tf.test.main()
