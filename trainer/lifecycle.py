@@ -248,7 +248,12 @@ class Job:
     position = {'epoch': self.progress.epoch, 'passes': self.progress.done, 'last': self.progress.last, 'day': self.progress.day}
     written = export.write(self.cfg, kind, position, store=self.step.store, model=self.step.model, dense_stats=self.step.embedding.stats, peers=self.peers)
     self._reporter.event('export', self.step.step, kind=kind, path=written.path, rows=written.rows, tombstones=written.tombstones,
-                         seconds=round(written.seconds, 3), day=self.progress.day, **{'pass': self.progress.last})
+                         seconds=round(written.seconds, 3), day=self.progress.day, **{'pass': self.progress.last}, **self._latency())
+
+  def _latency(self):
+    """How long ago the pass that was trained last was announced, in watch mode."""
+    marker = os.path.join(self.cfg.data.watch or '', f'{self.progress.last}.done')
+    return {'seconds_since_announced': round(time.time() - os.path.getmtime(marker), 3)} if self.cfg.data.watch and os.path.exists(marker) else {}
 
   # The run
 
