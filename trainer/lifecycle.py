@@ -57,6 +57,7 @@ class Job:
     self._stop = False
     self._reporter = None
     self._last_save = time.monotonic()
+    self._saved = Progress()
 
   # State
 
@@ -70,7 +71,9 @@ class Job:
     path = checkpoint.save(directory or self._checkpoints, self.progress.step, store=self.step.store, dense=dense, progress=dataclasses.asdict(self.progress),
                            config_text=config.dump(self.cfg), keep=1 if directory else self.cfg.checkpoint.keep, peers=self.peers)
     self._last_save = time.monotonic()
-    logging.info('checkpoint %s in %.1f s', path, time.monotonic() - started)
+    if self.peers.rank == 0:
+      logging.info('checkpoint %s in %.1f s', path, time.monotonic() - started)
+    self._saved = dataclasses.replace(self.progress)
     return path
 
   def restore(self, directory=None):
@@ -273,7 +276,7 @@ class Job:
         return bool(cfg.data.watch)
       if trained and valid:
         self._validate(valid)
-      if trained:
+      if trained and self._saved != dataclasses.replace(self.progress, metrics_position=self._saved.metrics_position):
         self.save()
       if self.progress.finished or self.progress.epoch + 1 >= cfg.train.epochs:
         break

@@ -14,7 +14,8 @@ CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best by 
 
 
 def main():
-  job = open_run(RUN_DIR.value, SET.value, CHECKPOINT.value)
+  # A bad record ends it: dropped ones would shift the lines after them.
+  job = open_run(RUN_DIR.value, [*SET.value, 'data.max_bad_share=0'], CHECKPOINT.value)
   from trainer.data.passes import passes
   patterns = DATA.value or job.cfg.data.test
   if not patterns:

@@ -136,6 +136,7 @@ class Hub:
     self._ended = threading.Condition(self._lock)
     self._status = None  # of this process, once it is known
     self._members = {}  # name -> _Member
+    self._refused = []  # _Members that were told so
     self._phase = 'forming'  # forming | together | apart
     self._generation = 0
     self._formed_without = set()  # workers that an asynchronous job gave up waiting for
@@ -156,7 +157,7 @@ class Hub:
     with self._lock:
       while self._status is None:
         self._ended.wait()
-      members = list(self._members.values())
+      members = [*self._members.values(), *self._refused]
     for member in members:
       member.wire.close()
     return self._status
@@ -208,6 +209,7 @@ class Hub:
         text = (f'{key}: found {settings.get(key)!r} on {member.name} and {self._settings.get(key)!r} on {self._cluster.name}; '
                 'wanted the same command on every process')
         wire.send('error', text, 2)
+        self._refused.append(member)
         self._fail(text, 2)
         return None
     if member.name in self._members:

@@ -1,0 +1,63 @@
+"""Real clicks trained as several days: 1, 2 and 3 ranks admit and evict the identical sets, and count the same shows."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import tensorflow as tf
+
+from trainer import checkpoint
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+FRAPPE = os.path.join(ROOT, '..', 'shared', 'data', 'frappe', 'train.csv')
+CONFIG = '''
+data:
+  train: [{folder}/day_*.csv]
+  day_pattern: 'day_(\\d+)'
+  slots: [{{name: user}}, {{name: item}}, {{name: daytime}}, {{name: weekday}}, {{name: weather}}, {{name: country}}, {{name: city}}]
+lifecycle: {{admission_threshold: 2.0, delete_threshold: 0.5, delete_after_unseen_days: 1, decay: 0.7, capacity: 1500}}
+model: {{interactions: [linear, fm]}}
+train: {{batch_size: 1000}}
+'''
+
+
+class SameSetsTest(tf.test.TestCase):
+
+  def test_frappe_as_three_days(self):
+    if not os.path.exists(FRAPPE):
+      self.skipTest('../shared/data/frappe is not there')
+    folder = tempfile.mkdtemp()
+    with open(FRAPPE, encoding='utf-8') as f:
+      header, *rows = f
+    for day in range(3):
+      with open(f'{folder}/day_{day}.csv', 'w', encoding='utf-8') as f:
+        f.writelines([header, *rows[day * 10_000:day * 10_000 + 9_999]])
+    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
+      f.write(CONFIG.format(folder=folder))
+    found = {}
+    for ranks in (1, 2, 3):
+      launcher = [] if ranks == 1 else [os.path.join(os.path.dirname(sys.executable), 'horovodrun'), '-np', str(ranks), '-H', f'localhost:{ranks}']
+      subprocess.run([*launcher, sys.executable, '-m', 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/{ranks}'],
+                     check=True, stdout=subprocess.DEVNULL, env=os.environ | {'CTR_THREADS': '1'})
+      rows = {}
+
+      class Store:
+        def import_state(self, chunks):
+          for chunk in chunks:
+            rows.update(zip(chunk['key'].tolist(), zip(chunk['admitted'].tolist(), chunk['show'].round(6).tolist(), chunk['click'].round(6).tolist())))
+      checkpoint.restore(next(iter(checkpoint.candidates(f'{folder}/{ranks}/checkpoints'))), store=Store())
+      with open(f'{folder}/{ranks}/metrics.jsonl', encoding='utf-8') as f:
+        days = [(e['features'], e['admitted'], e['evicted']) for e in map(json.loads, f) if e['event'] == 'day_end']
+      found[ranks] = days, rows
+    days, rows = found[1]
+    self.assertTrue(all(evicted for _, _, evicted in days), days)
+    self.assertTrue(all(0 < admitted < features <= 1500 for features, admitted, _ in days), days)
+    for ranks in (2, 3):
+      self.assertEqual(found[ranks][0], days)
+      self.assertEqual(found[ranks][1].keys(), rows.keys())
+      self.assertEqual(found[ranks][1], rows)
+
+
+if __name__ == '__main__':
+  tf.test.main()
