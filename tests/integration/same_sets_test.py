@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
 import tensorflow as tf
 
 from trainer import checkpoint
@@ -20,6 +21,17 @@ lifecycle: {{admission_threshold: 2.0, delete_threshold: 0.5, delete_after_unsee
 model: {{interactions: [linear, fm]}}
 train: {{batch_size: 1000}}
 '''
+
+
+class Features:
+  """Takes up a checkpoint's features: key -> (admitted, show, click)."""
+
+  def __init__(self):
+    self.features = {}
+
+  def import_state(self, chunks):
+    for chunk in chunks:
+      self.features.update(zip(chunk['key'].tolist(), zip(*(np.round(chunk[c], 6).tolist() for c in ('admitted', 'show', 'click')))))
 
 
 class SameSetsTest(tf.test.TestCase):
@@ -40,16 +52,11 @@ class SameSetsTest(tf.test.TestCase):
       launcher = [] if ranks == 1 else [os.path.join(os.path.dirname(sys.executable), 'horovodrun'), '-np', str(ranks), '-H', f'localhost:{ranks}']
       subprocess.run([*launcher, sys.executable, '-m', 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/{ranks}'],
                      check=True, stdout=subprocess.DEVNULL, env=os.environ | {'CTR_THREADS': '1'})
-      rows = {}
-
-      class Store:
-        def import_state(self, chunks):
-          for chunk in chunks:
-            rows.update(zip(chunk['key'].tolist(), zip(chunk['admitted'].tolist(), chunk['show'].round(6).tolist(), chunk['click'].round(6).tolist())))
-      checkpoint.restore(next(iter(checkpoint.candidates(f'{folder}/{ranks}/checkpoints'))), store=Store())
+      store = Features()
+      checkpoint.restore(next(iter(checkpoint.candidates(f'{folder}/{ranks}/checkpoints'))), store=store)
       with open(f'{folder}/{ranks}/metrics.jsonl', encoding='utf-8') as f:
         days = [(e['features'], e['admitted'], e['evicted']) for e in map(json.loads, f) if e['event'] == 'day_end']
-      found[ranks] = days, rows
+      found[ranks] = days, store.features
     days, rows = found[1]
     self.assertTrue(all(evicted for _, _, evicted in days), days)
     self.assertTrue(all(0 < admitted < features <= 1500 for features, admitted, _ in days), days)
