@@ -19,7 +19,7 @@ from trainer.config import UserError
 from trainer.runtime import tf_config
 from trainer.sync.ps.cluster import Cluster
 from trainer.sync.ps.hub import Hub, Peers
-from trainer.sync.ps.servers import cpu_config, one_line
+from trainer.sync.ps.servers import cpu_config
 
 v1 = tf.compat.v1
 
@@ -108,13 +108,8 @@ def run(cfg):
   except UserError as e:
     peers.fail(str(e), 2)
     raise
-  except tf.errors.OpError as e:
-    if isinstance(e, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
-      peers.lost()  # a server went; the hub says which
-    peers.fail(one_line(e), 1)
-    raise
   except Exception as e:
-    peers.fail(one_line(e), 1)
+    peers.fail_by(e)
     raise
 
 

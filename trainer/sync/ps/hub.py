@@ -18,12 +18,20 @@ import threading
 import time
 
 import numpy as np
+import tensorflow as tf
 
 from trainer.config import UserError
 from trainer.sync.watch import EXIT_STATUS
 
 _LENGTH = struct.Struct('!Q')
 CONTINUE = 'run the same command again to continue from the last checkpoint'
+
+
+def one_line(error):
+  """What an exception says, in a line; TensorFlow's own begin with where it was found and end with stacks."""
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  telling = [line for line in lines if not line.startswith(('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '['))]
+  return f'{type(error).__name__}: {(telling or lines or [""])[0]}'
 
 
 class _Wire:
@@ -548,9 +556,11 @@ class Peers:
     while not self._finished.wait(1):
       self.progress()
 
-  def lost(self):
-    """Called where TensorFlow found a process gone: waits for the hub to say which one, and ends this process."""
-    time.sleep(self._silence + 5)
+  def fail_by(self, error):
+    """Says that this process failed by an exception. Where TensorFlow found a process gone, the hub has time first to say which one."""
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
+      time.sleep(self._silence + 5)  # the hub ends this process
+    self.fail(one_line(error), 1)
 
   def _meet(self, kind, value):
     self._wire.send('meet', kind, value)

@@ -26,13 +26,6 @@ def cpu_config(**more):
   return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **more)
 
 
-def one_line(error):
-  """What an exception says, in a line; TensorFlow's own begin with where it was found and end with stacks."""
-  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-  telling = [line for line in lines if not line.startswith(('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '['))]
-  return f'{type(error).__name__}: {(telling or lines or [""])[0]}'
-
-
 class Mean(v1.train.Optimizer):
   """What SyncReplicasOptimizer has the chief run once a step: exact weighted means to the Keras optimizer, and the rows' one push.
 

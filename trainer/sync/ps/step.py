@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from ops import row_store
 from trainer.features import SlotBatch
-from trainer.sync.ps.servers import Servers, one_line
+from trainer.sync.ps.servers import Servers
 from trainer.sync.ps.store import ServedStore
 from trainer.train_step import BATCH_SPEC, TrainStep, dense_optimizer, sample_gradients
 
@@ -31,7 +31,7 @@ class PsStep(TrainStep):
       if peers.rank == 0:
         self.servers.start(self._copies())
       peers.barrier()
-      self.servers.start_worker(lambda e: peers.fail(one_line(e), 1))
+      self.servers.start_worker(peers.fail_by)
       peers.barrier()
     self._stale = True  # whether the copies may differ from what is on the servers
 
