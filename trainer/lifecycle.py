@@ -73,7 +73,8 @@ class Job:
     self._last_save = time.monotonic()
     if self.peers.rank == 0:
       logging.info('checkpoint %s in %.1f s', path, time.monotonic() - started)
-    self._saved = dataclasses.replace(self.progress)
+    if directory is None:  # the best state, kept apart, is not what a run continues from
+      self._saved = dataclasses.replace(self.progress)
     return path
 
   def restore(self, directory=None):

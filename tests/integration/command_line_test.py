@@ -79,6 +79,15 @@ class CommandLineTest(tf.test.TestCase):
     other = self.train('--set', 'sparse.tables.default.width=3')
     self.assert_mistake(other, 'it holds another model: .* sparse.tables.default.width = 8, this config 3')
 
+  def test_a_validation_is_part_of_what_a_run_continues_from(self):
+    valid = f'data.valid=[{self.folder}/test.csv]'
+    self.assertEqual(self.train('--set', valid).returncode, 0)
+    before = [e for e in self.events() if e.get('split') == 'valid']
+    self.assertLen(before, 1)
+    self.assertEqual(self.train('--set', valid, '--set', 'train.epochs=2').returncode, 0)
+    after = [e for e in self.events() if e.get('split') == 'valid']
+    self.assertEqual((after[0], len(after)), (before[0], 2))
+
   def test_interrupted_run_continues(self):
     job = subprocess.Popen([sys.executable, '-m', 'trainer.run', '--config', f'{self.folder}/config.yaml', '--run_dir', f'{self.folder}/run', '--set',
                             'train.epochs=30'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
