@@ -31,7 +31,7 @@ class Features:
 
   def import_state(self, chunks):
     for chunk in chunks:
-      self.features.update(zip(chunk['key'].tolist(), zip(*(np.round(chunk[c], 6).tolist() for c in ('admitted', 'show', 'click')))))
+      self.features.update(zip(chunk['key'].tolist(), zip(chunk['admitted'].tolist(), *(np.round(chunk[c], 6).tolist() for c in ('show', 'click')))))
 
 
 class SameSetsTest(tf.test.TestCase):
