@@ -41,7 +41,7 @@ def main(_):
   slots, width, batch = _SLOTS.value, _WIDTH.value, _BATCH.value
   table = row_store.TableSpec('default', (row_store.Part('plain', width),), linear=_OPTIMIZER.value, factors=_OPTIMIZER.value)
   store = row_store.RowStore(Policy(admission='score', admission_threshold=0.0), tables=[table], slot_table=[-1] + [0] * slots)
-  layout = row_store.PoolLayout((0,) * slots, (table.parts,), True)
+  layout = row_store.PoolLayout((0,) * slots, (table.parts,), totals=True)
   attributes = {k: v for k, v in layout.attributes().items() if k != 'parts'}
   optimizer = types.SimpleNamespace(kind=_OPTIMIZER.value, learning_rate=0.05, initial_accumulator=0.1, beta1=0.9, beta2=0.999, epsilon=1e-7,
                                     learning_rate_power=-0.5, beta=0.0, l1=0.0, l2=0.0, l2_mode='touch', clip=None)
@@ -67,10 +67,10 @@ def main(_):
     return row_store.pool(rows, d, tf.zeros([0]), empty, batch, layout)
 
   @tf.function(reduce_retracing=True)
-  def pool_gradient(rows, d, linear, factors, squares):
+  def pool_gradient(rows, d, linear, slots, totals, squares):
     return library.load().ctr_pool_grad(
         factors=rows.factors, offsets=rows.offsets, values=tf.zeros([0]), segments=empty, batch_size=batch, starts=d.starts, order=d.order,
-        linear_grad=linear, factors_grads=[factors], squares_grads=[squares], **attributes)
+        linear_grad=linear, slots_grads=[slots], totals_grads=[totals], squares_grads=[squares], **attributes)
 
   @tf.function(reduce_retracing=True)
   def push(d, rows, linear, factors, step):
@@ -98,7 +98,7 @@ def main(_):
     timed('tf.unique and two segment sums', unique, keys, labels)
     rows = timed('pull', pull, d.unique)
     pooled = timed('pool', pool, rows, d)
-    linear, factors = timed('pool gradient', pool_gradient, rows, d, pooled.linear, pooled.factors[0][0], pooled.squares[0][0])
+    linear, factors = timed('pool gradient', pool_gradient, rows, d, pooled.linear, pooled.slots[0][0], pooled.totals[0][0], pooled.squares[0][0])
     timed('push', push, d, rows, linear, factors, tf.constant(step, tf.int64))
     u += len(d.unique) / (_WARM.value + _ROUNDS.value)
   print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {_THREADS.value} threads, load {os.getloadavg()[0]:.1f}, seed {_SEED.value}; '

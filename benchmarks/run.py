@@ -229,7 +229,7 @@ class Bench:
         'Keras static, AdaGrad': Contender('keras_static', peer),
         'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
         'TFRA, Adam': Contender('tfra', peer | {'optimizer': 'Adam'}),
-        'dense part alone': Contender('dense_part', ours),
+        'dense part alone': Contender('dense_part', peer),
         'ours, 2 ranks': Contender('ours', ours, ranks=2),
         'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
         'ours, no lifecycle': Contender('ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})),
@@ -260,7 +260,7 @@ class Bench:
   def shapes(self):
     for key, shape in OTHERS.items():
       spec = self.spec(shape)
-      rounds, _, _, failed = interleave({f'ours, {key}': Contender('ours', spec), f'dense part, {key}': Contender('dense_part', spec)},
+      rounds, _, _, failed = interleave({f'ours, {key}': Contender('ours', spec), f'dense part, {key}': Contender('dense_part', {'shape': shape.as_dict()})},
                                         lambda _: shape, steps=20)  # noqa: B023
       self.keep(key, rounds, dict.fromkeys(rounds, shape), failed)
       self.figures[f'{key}_samples_per_second'] = rounds.rate(f'ours, {key}')

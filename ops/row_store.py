@@ -58,7 +58,8 @@ class PoolLayout:
   """
   slot_table: tuple[int, ...]  # [F], the table of each field, ascending
   parts: tuple[tuple[Part, ...], ...]  # of each table
-  squares: bool = False  # whether Σ x²·‖v‖² of plain parts is wanted; that of field parts always is
+  slots: bool = True  # whether the slot sums of plain parts are wanted; those of field parts always are
+  totals: bool = False  # whether Σ x·v and Σ x²·‖v‖² over a sample are wanted of plain parts; the latter of field parts always is
 
   def __post_init__(self):
     for part in (p for parts in self.parts for p in parts):
@@ -72,7 +73,8 @@ class PoolLayout:
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
     return {'parts': len(parts), 'table_of_field': list(self.slot_table), 'part_tables': [t for t, _, _ in parts],
                 'part_widths': [p.width // len(self.slot_table) if field else p.width for _, p, field in parts],
-                'part_field': [field for _, _, field in parts], 'part_squares': [field or self.squares for _, _, field in parts]}
+                'part_field': [field for _, _, field in parts], 'part_slots': [field or self.slots for _, _, field in parts],
+            'part_totals': [self.totals and not field for _, _, field in parts]}
 
   def by_table(self, tensors):
     """A list over all parts -> a list a table."""
@@ -99,10 +101,11 @@ class Rows(typing.NamedTuple):
 
 
 class Pooled(typing.NamedTuple):
-  """Slot sums of B samples."""
+  """Slot sums of B samples. What the layout does not want has 0 in place of B."""
   linear: tf.Tensor  # float32 [B, F], Σ x·w
-  factors: list[list[tf.Tensor]]  # of each table's parts float32 [B, fields of the table, width], Σ x·v
-  squares: list[list[tf.Tensor]]  # likewise float32 [B], Σ x²·‖v‖², field parts: over the columns of the feature's own field; or [0]
+  slots: list[list[tf.Tensor]]  # of each table's parts float32 [B, fields of the table, width], Σ x·v
+  totals: list[list[tf.Tensor]]  # likewise float32 [B, width], Σ x·v over all fields of the table
+  squares: list[list[tf.Tensor]]  # likewise float32 [B], Σ x²·‖v‖², field parts: over the columns of the feature's own field
 
 
 def mix64(keys):
@@ -145,9 +148,16 @@ def hyper(tables, rate=1.0):
   return tf.concat([values[..., :1] * tf.cast(rate, tf.float32), values[..., 1:]], -1)
 
 
-def dedupe(keys, shows=(1.0,), clicks=(0.0,)):
-  """The distinct keys of a batch. keys: int64 [n]; shows, clicks: float32 [n], or [1] for all. Returns `Deduped`."""
-  return Deduped(*library.load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks))
+def dedupe(keys, shows=(1.0,), clicks=(0.0,), segments=(), fields=0):
+  """The distinct keys of a batch.
+
+  Args:
+    keys: int64 [n].
+    shows, clicks: float32 [n], or [1] for all.
+    segments, fields: where fields, F, is given, clicks are [B], one a sample, and segments tell the samples as in `pool`.
+  Returns: `Deduped`.
+  """
+  return Deduped(*library.load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks, segments=segments, fields=fields))
 
 
 def initial_factors(keys, seed, width, init='normal', scale=0.01):
@@ -188,10 +198,10 @@ def pool(rows, deduped, values, segments, batch_size, layout):
     layout: a `PoolLayout`.
   Returns: `Pooled`.
   """
-  linear, factors, squares = library.load().ctr_pool(
+  linear, slots, totals, squares = library.load().ctr_pool(
       linear=rows.linear, inverse=deduped.inverse, factors=rows.factors, offsets=rows.offsets, values=values, segments=segments,
       batch_size=batch_size, starts=deduped.starts, order=deduped.order, **layout.attributes())
-  return Pooled(linear, layout.by_table(factors), layout.by_table(squares))
+  return Pooled(linear, layout.by_table(slots), layout.by_table(totals), layout.by_table(squares))
 
 
 @tf.RegisterGradient('CtrPool')
@@ -200,10 +210,11 @@ def _pool_gradient(op, *gradients):
   del linear
   parts = op.get_attr('parts')
   gradients = [tf.zeros([0]) if g is None else g for g in gradients]
-  attributes = {name: op.get_attr(name) for name in ('table_of_field', 'part_tables', 'part_widths', 'part_field', 'part_squares')}
+  attributes = {name: op.get_attr(name) for name in ('table_of_field', 'part_tables', 'part_widths', 'part_field', 'part_slots', 'part_totals')}
   linear_grad, factors_grad = library.load().ctr_pool_grad(
       factors=factors, offsets=offsets, values=values, segments=segments, batch_size=batch_size, starts=starts, order=order,
-      linear_grad=gradients[0], factors_grads=gradients[1:1 + parts], squares_grads=gradients[1 + parts:], **attributes)
+      linear_grad=gradients[0], slots_grads=gradients[1:1 + parts], totals_grads=gradients[1 + parts:1 + 2 * parts],
+      squares_grads=gradients[1 + 2 * parts:], **attributes)
   return [linear_grad, None, factors_grad, None, None, None, None, None, None]
 
 

@@ -113,14 +113,16 @@ class Job:
   # Forward
 
   def _batches(self, prepared, shuffle, start=0):
-    return prefetch(prepared.batches(self.cfg.train.batch_size, rank=self.peers.rank, size=self.peers.size, seed=self.cfg.seed,
-                                     epoch=self.progress.epoch, shuffle=shuffle, start_batch=start))
+    """Yields the batches of this rank's share of a pass, staged."""
+    return prefetch(map(self.step.stage, prepared.batches(
+        self.cfg.train.batch_size, rank=self.peers.rank, size=self.peers.size, seed=self.cfg.seed, epoch=self.progress.epoch,
+        shuffle=shuffle, start_batch=start)))
 
   def predict(self, prepared):
-    """Yields (SlotBatch, probabilities [B]) of this rank's share of a pass, in input order."""
-    for batch in self._batches(prepared, shuffle=False):
+    """Yields (SlotBatch of tensors, probabilities [B]) of this rank's share of a pass, in input order."""
+    for staged in self._batches(prepared, shuffle=False):
       self._progress_made()
-      yield batch, self.step.predict(batch)
+      yield staged.batch, self.step.predict(staged)
 
   def evaluate(self, prepared):
     """Metrics over all samples of the passes and over all ranks: dict auc, logloss, calibration, gauc, examples."""
@@ -128,9 +130,9 @@ class Job:
     grouped = []
     for one in prepared:
       for batch, probabilities in self.predict(one):
-        metrics.update(tf.constant(batch.label), tf.constant(probabilities), tf.constant(batch.weight))
+        metrics.update(batch.label, tf.constant(probabilities), batch.weight)
         if self.cfg.data.group:
-          grouped.append((batch.group, batch.label, probabilities, batch.weight))
+          grouped.append((batch.group.numpy(), batch.label.numpy(), probabilities, batch.weight.numpy()))
     values = result(self.peers.sum_arrays(metrics.state()))
     if self.cfg.data.group:
       # A group's samples meet on one rank, where its AUC is exact.
@@ -154,11 +156,11 @@ class Job:
     """Trains on this rank's batches until no rank has any; ranks need not have equally many.
 
     Args:
-      batches: iterator of SlotBatch (NumPy).
+      batches: iterator of trainer.train_step.Staged.
       on_step: called after each step with the batches done.
     Returns: whether all was trained on; False where a rank was asked to stop.
     """
-    empty = empty_batch(len(self.cfg.data.dense))
+    empty = self.step.stage(empty_batch(len(self.cfg.data.dense)))
     current = next(batches, None)
     if not self.peers.sum_arrays({'first': np.array(current is not None, np.int64)})['first']:
       return True

@@ -8,9 +8,8 @@ _LEAST_BITS = (127 + _LEAST_EXPONENT) << 23  # of 2^-20 as float32; bits of posi
 _BITS = _OCTAVES << 23
 
 
-def _bucket(probabilities, buckets):
-  """float32 [B] -> int32 [B] in [0, buckets), not falling as the probability grows."""
-  logits = tf.math.log(probabilities) - tf.math.log1p(-probabilities)
+def _bucket(logits, buckets):
+  """float32 [B] -> int32 [B] in [0, buckets), not falling as the logit grows."""
   half = buckets // 2
   bits = tf.bitcast(tf.abs(logits), tf.int32)
   place = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.int64) * half // _BITS
@@ -44,11 +43,12 @@ class Metrics:
     if self._regression:
       self._state['errors'].assign_add(tf.stack([*totals, tf.reduce_sum(w * tf.square(p - y))]))
       return
-    row = tf.cast(labels > 0.5, tf.int32)
-    self._state['histogram'].scatter_nd_add(tf.stack([row, _bucket(probabilities, self._buckets)], 1), w)
     # float32 rounds what lies within 2^-25 of 1 to 1.
     inside = tf.clip_by_value(p, 1e-15, 1 - 2.0**-25)
-    loss = -y * tf.math.log(inside) - (1 - y) * tf.math.log1p(-inside)
+    of_click, of_none = tf.math.log(inside), tf.math.log1p(-inside)
+    row, bucket = tf.cast(labels > 0.5, tf.int32), _bucket(tf.cast(of_click - of_none, tf.float32), self._buckets)
+    self._state['histogram'].scatter_nd_add(tf.stack([row, bucket], 1), w)
+    loss = -y * of_click - (1 - y) * of_none
     self._state['sums'].assign_add(tf.stack([*totals, *(tf.reduce_sum(w * t) for t in (loss, p, y))]))
 
   def state(self):

@@ -116,7 +116,8 @@ def empty_batch(cfg, needs):
   return Embedded(
       linear=tf.zeros([0, slots]) if 'linear' in needs else None,
       factors=[tf.zeros([0, count, width]) for count, width in tables] if 'factors' in needs else [],
-      squares=squares if 'squares' in needs else None,
+      totals=[tf.zeros([0, width]) for _, width in tables] if 'totals' in needs else [],
+      squares=squares if 'totals' in needs else None,
       field_factors=tf.zeros([0, slots, slots * tables[0][1]]) if 'field_factors' in needs else None,
       field_squares=squares if 'field_factors' in needs else None,
       norm=None, dense=tf.zeros([0, len(cfg.data.dense)]))

@@ -86,7 +86,7 @@ class Serving(tf.Module):
     self.dense_variables = list(model.variables)
     self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
     # A table's row is [plain D | field F·D], each part where an interaction needs it (trainer.sparse.embedding).
-    self._plain = [t.width if {'factors', 'squares'} & model.needs else 0 for t in cfg.sparse.tables.values()]
+    self._plain = [t.width if {'factors', 'totals'} & model.needs else 0 for t in cfg.sparse.tables.values()]
     self._field = [t.width if 'field_factors' in model.needs else 0 for t in cfg.sparse.tables.values()]
     with tf.device('CPU'):
       self._make_variables(rows)
@@ -180,7 +180,7 @@ class Serving(tf.Module):
     segments = samples * num_slots + slot
     linear = tf.math.unsorted_segment_sum(values * tf.gather(self.linear, at), segments, size * num_slots)
     embedded = {
-        'linear': tf.reshape(linear, [size, num_slots]), 'factors': [], 'squares': tf.zeros([size]),
+        'linear': tf.reshape(linear, [size, num_slots]), 'factors': [], 'totals': [], 'squares': tf.zeros([size]),
         'field_factors': None, 'field_squares': None, 'norm': pool_norm(values, segments, size, self._poolings)}
     for table, (slots, plain, field) in enumerate(zip(self._slots_of, self._plain, self._field)):
       mine = (slot >= slots[0]) & (slot <= slots[-1])  # a table's slots are neighbours
@@ -191,6 +191,7 @@ class Serving(tf.Module):
       sums = tf.math.unsorted_segment_sum(scaled, of_sample * len(slots) + of_slot - slots[0], size * len(slots))
       if plain:
         embedded['factors'].append(tf.reshape(sums[:, :plain], [size, len(slots), plain]))
+        embedded['totals'].append(tf.reduce_sum(embedded['factors'][-1], 1))
         embedded['squares'] += tf.math.unsorted_segment_sum(tf.reduce_sum(scaled[:, :plain]**2, 1), of_sample, size)
       if field:  # one table holds all slots
         embedded['field_factors'] = tf.reshape(sums[:, plain:], [size, num_slots, num_slots * field])

@@ -1,6 +1,9 @@
 """One training step: rows in, gradients out, ranks met, everything updated."""
+from typing import NamedTuple
+
 import tensorflow as tf
 
+from ops.row_store import Deduped
 from trainer.config import INTERACTIONS, UserError
 from trainer.features import SlotBatch
 from trainer.losses import per_sample_loss
@@ -14,6 +17,13 @@ BATCH_SPEC = SlotBatch(
     keys=tf.TensorSpec([None], tf.int64), values=tf.TensorSpec([None], tf.float32), segments=tf.TensorSpec([None], tf.int32),
     dense=tf.TensorSpec([None, None], tf.float32), label=tf.TensorSpec([None], tf.float32), weight=tf.TensorSpec([None], tf.float32),
     group=tf.TensorSpec([None], tf.int64))
+DEDUPED_SPEC = Deduped(*(tf.TensorSpec([None], t) for t in (tf.int64, tf.int32, tf.float32, tf.float32, tf.int32, tf.int32)))
+
+
+class Staged(NamedTuple):
+  """A batch on its way into a step, with all that needs nothing of the model: made ahead, while the step before runs."""
+  batch: SlotBatch  # tensors
+  deduped: Deduped
 
 
 def dense_optimizer(config):
@@ -74,8 +84,8 @@ class TrainStep:
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
     self._rate = tf.Variable(1.0, trainable=False)  # what a plateau lowers; multiplies every learning rate
     self._dense_rate = cfg.train.dense_optimizer.learning_rate
-    self._train = tf.function(self._train_graph, input_signature=[BATCH_SPEC, tf.TensorSpec([3], tf.float32)], autograph=False)
-    self._predict = tf.function(self._predict_graph, input_signature=[BATCH_SPEC], autograph=False)
+    self._train = tf.function(self._train_graph, input_signature=[BATCH_SPEC, DEDUPED_SPEC, tf.TensorSpec([3], tf.float32)], autograph=False)
+    self._predict = tf.function(self._predict_graph, input_signature=[BATCH_SPEC, DEDUPED_SPEC], autograph=False)
 
   def _open_rows(self, cfg, peers):
     """Returns: the rows that this process owns, and how it reaches all rows."""
@@ -84,22 +94,26 @@ class TrainStep:
 
   # One step
 
-  def train(self, batch, flags):
+  def stage(self, batch):
+    """SlotBatch (NumPy) -> Staged. Any thread may call it."""
+    batch = SlotBatch(*map(tf.constant, batch))
+    return Staged(batch, self.embedding.dedupe(batch))
+
+  def train(self, staged, flags):
     """Trains on this process's share of a step.
 
     Args:
-      batch: SlotBatch (NumPy); B may be 0.
+      staged: Staged; B may be 0.
       flags: three numbers, this process's (has a next batch, asks to stop, asks for a checkpoint).
     Returns: float32 [5], summed over ranks: weight, loss, and how many ranks raised each flag.
     """
-    return self._train(SlotBatch(*map(tf.constant, batch)), tf.constant(flags, tf.float32)).numpy()
+    return self._train(*staged, tf.constant(flags, tf.float32)).numpy()
 
-  def predict(self, batch):
-    """SlotBatch (NumPy) -> probabilities float32 [B]; changes nothing. Every rank calls it, with zero samples too."""
-    return self._predict(SlotBatch(*map(tf.constant, batch))).numpy()
+  def predict(self, staged):
+    """Staged -> probabilities float32 [B]; changes nothing. Every rank calls it, with zero samples too."""
+    return self._predict(*staged).numpy()
 
-  def _train_graph(self, batch, flags):
-    deduped = self.embedding.dedupe(batch)
+  def _train_graph(self, batch, deduped, flags):
     rows = self._rows.pull(deduped, train=True)
     before = self._peers.samples_before(tf.size(batch.label)) if self._draws else 0
     position = tf.stack([self._step, tf.cast(before, tf.int64)])
@@ -112,8 +126,7 @@ class TrainStep:
     self.metrics.update(batch.label, probabilities, batch.weight)
     return counts
 
-  def _predict_graph(self, batch):
-    deduped = self.embedding.dedupe(batch)
+  def _predict_graph(self, batch, deduped):
     rows = self._rows.pull(deduped, train=False)
     return self.model.probability(self.model(self.embedding.embed(batch, deduped, rows), training=False))
 

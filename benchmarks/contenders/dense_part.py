@@ -1,47 +1,32 @@
-"""The dense part of our step alone, the floor that no table can lower: layers and loss on rows that were gathered before.
+"""The dense part alone, the floor that no table can lower: FM, linear and MLP as a user writes them, on inputs that were gathered before.
 
-Forward, and backward with respect to the variables and what comes from rows; no optimizer. spec: config, a YAML file.
+Forward, and backward with respect to the variables and to what comes from rows; no optimizer. spec: shape.
 """
 import tensorflow as tf
 
+from benchmarks.bench_data import Shape
 from benchmarks.contenders import channel
-from trainer import config, runtime
-
-
-def gathered(cfg, model, samples, seed):
-  """A random Embedded of `samples` samples."""
-  from trainer.model import empty_batch
-  rng = tf.random.Generator.from_seed(seed)
-  return tf.nest.map_structure(lambda t: None if t is None else rng.normal([samples, *t.shape[1:]], stddev=0.01),
-                               empty_batch(cfg, model.needs))
-
-
-def from_rows(embedded):
-  """The tensors of an Embedded that come from rows."""
-  tensors = [embedded.linear, *embedded.factors, embedded.squares, embedded.field_factors, embedded.field_squares]
-  return [t for t in tensors if t is not None]
+from benchmarks.contenders.keras_model import Model
 
 
 def main():
   spec = channel.spec()
-  cfg = config.load(spec['config'])
-  runtime.start(cfg)
-  from trainer.losses import per_sample_loss
-  from trainer.model import build
-  model, loss_of = build(cfg), per_sample_loss(cfg.model)
-  samples = cfg.train.batch_size
-  weight = tf.ones([samples])
+  shape = Shape(**spec['shape'])
+  model = Model(shape)
 
   @tf.function
-  def step(embedded, label):
-    rows = from_rows(embedded)
+  def step(vectors, weights, dense, label):
     with tf.GradientTape() as tape:
-      tape.watch(rows)
-      loss = tf.reduce_sum(weight * loss_of(label, model(embedded, training=True)))
-    return tape.gradient(loss, [*model.trainable_variables, *rows])
+      tape.watch([vectors, weights])
+      loss = model.loss(vectors, weights, dense, label)
+    return tape.gradient(loss, [*model.net.trainable_variables, vectors, weights])
 
-  rng = tf.random.Generator.from_seed(cfg.seed)
-  following = channel.turns([(gathered(cfg, model, samples, i), tf.cast(rng.uniform([samples]) < 0.25, tf.float32)) for i in range(8)])
+  rng = tf.random.Generator.from_seed(spec['seed'])
+
+  def gathered():
+    normal = (rng.normal([shape.batch, *s], stddev=0.01) for s in ([shape.slots, shape.width], [shape.slots, 1], [shape.dense]))
+    return *normal, tf.cast(rng.uniform([shape.batch, 1]) < 0.25, tf.float32)
+  following = channel.turns([gathered() for _ in range(8)])
 
   def take_steps(count):
     for _ in range(count):

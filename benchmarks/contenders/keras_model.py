@@ -5,20 +5,30 @@ from benchmarks.bench_data import batches
 from benchmarks.contenders import channel
 
 
+class Model:
+  """Its MLP, and the loss of a batch."""
+
+  def __init__(self, shape):
+    self.net = tf.keras.Sequential([*(tf.keras.layers.Dense(h, 'relu') for h in shape.hidden), tf.keras.layers.Dense(1)])
+    self._width = shape.slots * shape.width
+
+  def loss(self, vectors, weights, dense, label):
+    total = tf.reduce_sum(vectors, 1)
+    fm = 0.5 * tf.reduce_sum(total * total - tf.reduce_sum(vectors * vectors, 1), 1, keepdims=True)
+    flat = tf.concat([tf.reshape(vectors, [-1, self._width]), dense], 1)
+    logits = tf.reduce_sum(weights, 1) + fm + self.net(flat)
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(label, logits))
+
+
 def contend(spec, shape, keys_of, embedding, linear, optimizer):
   """Serves rounds of the training step of these Keras embedding layers and this optimizer."""
-  net = tf.keras.Sequential([*(tf.keras.layers.Dense(h, 'relu') for h in shape.hidden), tf.keras.layers.Dense(1)])
+  model = Model(shape)
 
   @tf.function
   def step(keys, dense, label):
     with tf.GradientTape() as tape:
-      vectors = embedding(keys)
-      total = tf.reduce_sum(vectors, 1)
-      fm = 0.5 * tf.reduce_sum(total * total - tf.reduce_sum(vectors * vectors, 1), 1, keepdims=True)
-      flat = tf.concat([tf.reshape(vectors, [-1, shape.slots * shape.width]), dense], 1)
-      logits = tf.reduce_sum(linear(keys), 1) + fm + net(flat)
-      loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(label, logits))
-    variables = embedding.trainable_variables + linear.trainable_variables + net.trainable_variables
+      loss = model.loss(embedding(keys), linear(keys), dense, label)
+    variables = embedding.trainable_variables + linear.trainable_variables + model.net.trainable_variables
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     return loss
 

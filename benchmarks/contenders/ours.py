@@ -12,11 +12,11 @@ from benchmarks.contenders import channel
 from trainer import config, runtime
 
 
-def stream(cfg, peers):
+def stream(cfg, peers, stage=lambda batch: batch):
   """The batches of this rank, epoch after epoch, as a job reads them."""
   from trainer.data.prepared import PreparedPass, prefetch
   one = PreparedPass(cfg.data.train[0], cfg)
-  return prefetch(batch for epoch in itertools.count() for batch in one.batches(
+  return prefetch(stage(batch) for epoch in itertools.count() for batch in one.batches(
       cfg.train.batch_size, rank=peers.rank, size=peers.size, seed=cfg.seed, epoch=epoch, shuffle=cfg.data.shuffle))
 
 
@@ -65,7 +65,7 @@ def main():
   job = Job(cfg, peers, step)
   if spec.get('features'):
     fill(step, cfg, spec['features'])
-  batches = stream(cfg, peers)
+  batches = stream(cfg, peers, step.stage)
 
   def take_steps(count):
     if not job.train_batches(itertools.islice(batches, count)):

@@ -9,26 +9,30 @@ import time
 import tensorflow as tf
 
 from benchmarks.contenders import channel
-from benchmarks.contenders.dense_part import from_rows
 from benchmarks.contenders.ours import stream
 from trainer import config, runtime
+
+
+def from_rows(embedded):
+  """The tensors of an Embedded that come from rows."""
+  tensors = [embedded.linear, *embedded.factors, *embedded.totals, embedded.squares, embedded.field_factors, embedded.field_squares]
+  return [t for t in tensors if t is not None]
 
 
 def main():
   spec = channel.spec()
   cfg = config.load(spec['config'])
   runtime.start(cfg)
-  from trainer.features import SlotBatch
   from trainer.losses import per_sample_loss
   from trainer.sparse.exchange import LocalRows
   from trainer.sync.allreduce import Alone
-  from trainer.train_step import BATCH_SPEC, TrainStep, dense_optimizer
+  from trainer.train_step import TrainStep, dense_optimizer
   peers = Alone()
   step = TrainStep(cfg, peers)
   batches = stream(cfg, peers)
   rows, loss_of, optimizer = LocalRows(step.store, cfg), per_sample_loss(cfg.model), dense_optimizer(cfg.train.dense_optimizer)
   for _ in range(max(20, 80 * (spec['repeats'] > 5))):  # every feature of the pass is in the table
-    step.train(next(batches), [1, 0, 0])
+    step.train(step.stage(next(batches)), [1, 0, 0])
   fixed = [next(batches) for _ in range(spec['repeats'])]
 
   def function(fn, signature=None):
@@ -54,7 +58,7 @@ def main():
   def push(deduped, pulled, linear, factors, number):
     rows.push(deduped, pulled, linear, factors, 1.0 / cfg.train.batch_size, step.embedding.hyper(tf.constant(1.0)), number)
 
-  dedupe, pull = function(step.embedding.dedupe, [BATCH_SPEC]), function(lambda d: rows.pull(d, True))
+  pull = function(lambda d: rows.pull(d, True))
   embed, pool_both, model, push = function(step.embedding.embed), function(embed_and_back), function(layers), function(push)
 
   def update(gradients):
@@ -70,8 +74,7 @@ def main():
     return out
   for batch in fixed:
     timed('input (in a thread of its own)', lambda: next(batches))
-    tensors = timed('batch to tensors', lambda: SlotBatch(*map(tf.constant, batch)))  # noqa: B023
-    deduped = timed('dedupe', lambda: dedupe(tensors))  # noqa: B023
+    tensors, deduped = staged = timed('batch to tensors, dedupe (likewise)', lambda: step.stage(batch))  # noqa: B023
     pulled = timed('pull', lambda: pull(deduped))  # noqa: B023
     embedded = timed('pool, dense transforms', lambda: embed(tensors, deduped, pulled))  # noqa: B023
     linear, factors = timed('pool and its gradient', lambda: pool_both(tensors, deduped, pulled))  # noqa: B023
@@ -79,7 +82,7 @@ def main():
     timed('dense optimizer', lambda: optimize(dense))  # noqa: B023
     timed('push', lambda: push(deduped, pulled, linear, factors, tf.constant(step.step, tf.int64)))  # noqa: B023
     timed('metrics', lambda: measure(tensors.label, probabilities, tensors.weight))  # noqa: B023
-    timed('the whole step', lambda: step.train(batch, [1, 0, 0]))  # noqa: B023
+    timed('the whole step', lambda: step.train(staged, [1, 0, 0]))  # noqa: B023
   told = {name: [statistics.median(column) for column in zip(*values[2:])] for name, values in times.items()}
   channel.serve(spec, lambda _: None, {'milliseconds': told})
 

@@ -229,10 +229,10 @@ TEST(DedupeThenPool) {
   layout.parts.resize(3);
   layout.parts[0].table = 0;
   layout.parts[0].width = 5;
-  layout.parts[0].squares = true;
+  layout.parts[0].totals = true;
   layout.parts[1].table = 0;
   layout.parts[1].width = 2;
-  layout.parts[1].field = layout.parts[1].squares = true;
+  layout.parts[1].field = true;
   layout.parts[2].table = 1;
   layout.parts[2].width = 17;
   CHECK(layout.Complete().empty());
@@ -249,7 +249,8 @@ TEST(DedupeThenPool) {
     const int64_t n = keys.size();
     Dedupe dedupe;
     const float one = 1.0f;
-    const int64_t u = dedupe.Find(keys.data(), n, &one, 1, &one, 1, testing::Threads(3), 3);
+    const Dedupe::Batch occurrences{keys.data(), n, &one, 1, &one, 1, 0, nullptr};
+    const int64_t u = dedupe.Find(occurrences, testing::Threads(3), 3);
     std::vector<int64_t> unique(u);
     std::vector<int32_t> inverse(n), starts(u + 1), order(n), offsets(u + 1);
     std::vector<float> shows(u), clicks(u), linear(u, 1.0f);
@@ -274,7 +275,7 @@ TEST(DedupeThenPool) {
     const int32_t none = 0;
     if (n == 0) batch.segments = &none;
     CHECK(CheckPoolBatch(layout, batch, factors.size()).empty());
-    std::vector<float> out_linear(samples * 3), out[3], squares[2];
+    std::vector<float> out_linear(samples * 3), out[3], squares[2], totals(samples * 5);
     PoolOutputs outputs;
     PoolGradients gradients;
     outputs.linear = out_linear.data();
@@ -282,8 +283,10 @@ TEST(DedupeThenPool) {
     const int fields[] = {2, 2, 1};
     for (int p = 0; p < 3; ++p) {
       out[p].resize(samples * fields[p] * layout.parts[p].columns);
-      outputs.factors.push_back(out[p].data());
-      gradients.factors.push_back(out[p].data());
+      outputs.slots.push_back(out[p].data());
+      gradients.slots.push_back(out[p].data());
+      outputs.totals.push_back(p == 0 ? totals.data() : nullptr);
+      gradients.totals.push_back(p == 0 ? totals.data() : nullptr);
     }
     for (int p = 0; p < 2; ++p) {
       squares[p].resize(samples);

@@ -74,7 +74,7 @@ class EqualityTest(tf.test.TestCase):
       mine = everything[rank][day]
       for i in range(max(len(e[day]) for e in everything)):
         batch = mine[i] if i < len(mine) else empty
-        flags = step.train(batch, [i + 1 < len(mine), 0, 0])
+        flags = step.train(step.stage(batch), [i + 1 < len(mine), 0, 0])
         losses.append(flags[1] / max(flags[0], 1e-12))
         self.assertEqual(flags[2], sum(i + 1 < len(e[day]) for e in everything))
       step.store.decay()
@@ -91,7 +91,7 @@ class EqualityTest(tf.test.TestCase):
       for i in range(max(len(e[day]) for e in everything)):
         batch = join([e[day][i] for e in everything if i < len(e[day])])
         samples += len(batch.keys)
-        flags = alone.train(batch, [0, 0, 0])
+        flags = alone.train(alone.stage(batch), [0, 0, 0])
         expected_losses.append(flags[1] / flags[0])
       alone.store.decay()
       expected_evicted.append(sorted(int(k) for k in alone.store.evict()))

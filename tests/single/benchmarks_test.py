@@ -63,7 +63,7 @@ class ContenderTest(tf.test.TestCase):
 
   def test_ours_takes_turns_with_its_dense_part(self):
     spec = run.Bench().spec(TOY)
-    contenders = {'ours': run.Contender('ours', spec), 'floor': run.Contender('dense_part', spec)}
+    contenders = {'ours': run.Contender('ours', spec), 'floor': run.Contender('dense_part', {'shape': TOY.as_dict()})}
     rounds, hellos, last, failed = run.interleave(contenders, lambda _: TOY, steps=2, warm_up=3)
     self.assertEmpty(failed)
     self.assertEqual({name: len(rates) for name, rates in rounds.items()}, {'ours': 2, 'floor': 2})

@@ -37,6 +37,18 @@ class DedupeTest(tf.test.TestCase, parameterized.TestCase):
     rng = np.random.default_rng(n)
     self.check(power_law_keys(rng, n), rng.integers(0, 9, n).astype(np.float32), rng.random(n).astype(np.float32))
 
+  @parameterized.parameters(False, True)
+  def test_clicks_of_samples(self, one_each):
+    rng = np.random.default_rng(2)
+    segments = np.arange(4000 * 5) if one_each else np.repeat(np.arange(4000 * 5), rng.integers(0, 3, 4000 * 5))
+    keys, clicks = power_law_keys(rng, len(segments)), rng.random(4000).astype(np.float32)
+    found = row_store.dedupe(keys, clicks=clicks, segments=() if one_each else segments.astype(np.int32), fields=5)
+    wanted = row_store.dedupe(keys, clicks=clicks[segments // 5])
+    self.assertAllEqual(tf.concat([tf.cast(x, tf.float64) for x in found], 0), tf.concat([tf.cast(x, tf.float64) for x in wanted], 0))
+    for wrong in (segments - 5, segments + 5 * 4000):
+      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'segments: wanted'):
+        row_store.dedupe(keys, clicks=clicks, segments=wrong.astype(np.int32), fields=5)
+
   def test_one_number_for_all(self):
     rng = np.random.default_rng(1)
     self.check(power_law_keys(rng, 9000), np.ones(1, np.float32), np.zeros(1, np.float32))

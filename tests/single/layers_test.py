@@ -52,7 +52,7 @@ class Log:
     by_table = [sums(tf.gather(v, row))[:, s:s + n] for v, s, (n, _) in zip(factors, starts, self.tables)]
     own_field = tf.gather_nd(field_factors, np.stack([row, f], 1))
     return Embedded(
-        linear=sums(tf.gather(linear, row)[:, None])[:, :, 0], factors=by_table,
+        linear=sums(tf.gather(linear, row)[:, None])[:, :, 0], factors=by_table, totals=[tf.reduce_sum(t, 1) for t in by_table],
         squares=tf.add_n([squares(tf.gather(v, row) * ((f >= s) & (f < s + n)).astype(np.float32)[:, None])
                           for v, s, (n, _) in zip(factors, starts, self.tables)]),
         field_factors=sums(tf.reshape(tf.gather(field_factors, row), [-1, F * D])),

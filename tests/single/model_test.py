@@ -26,7 +26,7 @@ def batch(size, seed=0):
 
   def normal(*shape):
     return tf.constant(rng.normal(size=(size, *shape)), tf.float32)
-  return Embedded(normal(3), [normal(3, 4)], normal(), normal(3, 12), normal(), None, normal(1))
+  return Embedded(normal(3), [normal(3, 4)], [normal(4)], normal(), normal(3, 12), normal(), None, normal(1))
 
 
 def present(embedded):
@@ -39,7 +39,7 @@ class ModelTest(tf.test.TestCase):
     model, embedded = build(make_config(ALL)), batch(5)
     model._bias.assign([.25])
     self.assertAllClose(model(embedded), sum(layer(embedded) for layer in model.interactions) + .25)
-    self.assertEqual(model.needs, {'linear', 'factors', 'squares', 'field_factors'})
+    self.assertEqual(model.needs, {'linear', 'factors', 'totals', 'field_factors'})
 
   def test_every_variable_exists_at_once_and_follows_the_seed(self):
     tf.random.set_seed(1)
@@ -63,9 +63,9 @@ class ModelTest(tf.test.TestCase):
 
     @tf.function(input_signature=[[tf.TensorSpec([None, *t.shape[1:]]) for t in present(batch(1))]])
     def gradients(tensors):
-      linear, factors, squares, field_factors, field_squares, dense = tensors
+      linear, factors, totals, squares, field_factors, field_squares, dense = tensors
       with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(Embedded(linear, [factors], squares, field_factors, field_squares, None, dense), training=True))
+        loss = tf.reduce_sum(model(Embedded(linear, [factors], [totals], squares, field_factors, field_squares, None, dense), training=True))
       return tape.gradient(loss, model.trainable_variables)
     for size in (5, 1, 0):
       for g in gradients(present(batch(size))):
@@ -75,10 +75,10 @@ class ModelTest(tf.test.TestCase):
 
   def test_only_what_is_needed_is_read(self):
     self.assertEqual(build(make_config(['linear'])).needs, {'linear'})
-    self.assertEqual(build(make_config(['fm'])).needs, {'factors', 'squares'})
+    self.assertEqual(build(make_config(['fm'])).needs, {'totals'})
     self.assertEqual(build(make_config(['linear', 'ffm'])).needs, {'linear', 'field_factors'})
     self.assertEqual(build(make_config(['dnn'])).needs, {'factors'})
-    embedded = empty_batch(make_config(['fm']), {'factors', 'squares'})
+    embedded = empty_batch(make_config(['fm']), {'totals'})
     self.assertIsNone(embedded.linear)
     self.assertIsNone(embedded.field_factors)
 

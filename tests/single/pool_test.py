@@ -11,13 +11,14 @@ from absl.testing import parameterized
 from ops import row_store
 from ops.row_store import Part, PoolLayout
 
-PLAIN = PoolLayout([0, 0, 0], [[Part('plain', 4)]], squares=True)
+PLAIN = PoolLayout([0, 0, 0], [[Part('plain', 4)]], totals=True)
 FIELD = PoolLayout([0, 0, 0], [[Part('field', 6)]])
-BOTH = PoolLayout([0, 0, 0], [[Part('plain', 5), Part('field', 3)]], squares=True)
-TABLES = PoolLayout([0, 0, 1], [[Part('plain', 3)], [Part('plain', 17)]], squares=True)
-NO_SQUARES = PoolLayout([0, 1, 1], [[Part('plain', 3)], [Part('plain', 2)]])
+BOTH = PoolLayout([0, 0, 0], [[Part('plain', 5), Part('field', 3)]], totals=True)
+TABLES = PoolLayout([0, 0, 1], [[Part('plain', 3)], [Part('plain', 17)]], totals=True)
+NO_TOTALS = PoolLayout([0, 1, 1], [[Part('plain', 3)], [Part('plain', 2)]])
+NO_SLOTS = PoolLayout([0, 0, 1], [[Part('plain', 3), Part('field', 6)], [Part('plain', 16)]], slots=False, totals=True)
 LINEAR_ONLY = PoolLayout([0, 0, 1], [[], []])
-LAYOUTS = [PLAIN, FIELD, BOTH, TABLES, NO_SQUARES, LINEAR_ONLY]
+LAYOUTS = [PLAIN, FIELD, BOTH, TABLES, NO_TOTALS, NO_SLOTS, LINEAR_ONLY]
 
 
 class Batch(NamedTuple):
@@ -51,8 +52,11 @@ def double_loop(batch, layout, linear, factors):
   segments = batch.segments if len(batch.segments) else np.arange(n)
   values = batch.values if len(batch.values) else np.ones(n)
   pooled_linear = np.zeros([batch.size, fields])
-  pooled = [[np.zeros([batch.size, sum(t == table for t in layout.slot_table), p.width]) for p in parts] for table, parts in enumerate(layout.parts)]
-  squares = [[np.zeros([batch.size if layout.squares or p.kind == 'field' else 0]) for p in parts] for parts in layout.parts]
+  field = [[p.kind == 'field' for p in parts] for parts in layout.parts]
+  slots = [[np.zeros([batch.size * (layout.slots or field[t][k]), layout.slot_table.count(t), p.width]) for k, p in enumerate(parts)]
+           for t, parts in enumerate(layout.parts)]
+  totals = [[np.zeros([batch.size * (layout.totals and not field[t][k]), p.width]) for k, p in enumerate(parts)] for t, parts in enumerate(layout.parts)]
+  squares = [[np.zeros([batch.size * (layout.totals or field[t][k])]) for k in range(len(parts))] for t, parts in enumerate(layout.parts)]
   for i in range(n):
     b, f, j, x = segments[i] // fields, segments[i] % fields, d.inverse[i], float(values[i])
     table = layout.slot_table[f]
@@ -62,11 +66,14 @@ def double_loop(batch, layout, linear, factors):
       continue
     for k, p in enumerate(layout.parts[table]):
       v, row = row[:p.width], row[p.width:]
-      pooled[table][k][b, f - list(layout.slot_table).index(table)] += x * v
+      if len(slots[table][k]):
+        slots[table][k][b, f - layout.slot_table.index(table)] += x * v
+      if len(totals[table][k]):
+        totals[table][k][b] += x * v
       if len(squares[table][k]):
         own = v.reshape(fields, -1)[f] if p.kind == 'field' else v
         squares[table][k][b] += x * x * np.dot(own, own)
-  return tf.nest.flatten([pooled_linear, pooled, squares])
+  return tf.nest.flatten([pooled_linear, slots, totals, squares])
 
 
 def run(batch, layout, linear=None, factors=None):
@@ -146,7 +153,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     def f(linear, factors, offsets, keys, values, segments, size):
       pooled = row_store.pool(row_store.Rows(None, offsets, linear, factors), row_store.dedupe(keys), values, segments, size, PLAIN)
       self.assertEqual(pooled.linear.shape.as_list(), [None, 3])
-      self.assertEqual(pooled.factors[0][0].shape.as_list(), [None, 3, 4])
+      self.assertEqual(pooled.slots[0][0].shape.as_list(), [None, 3, 4])
       return pooled
     keys = batch.deduped.unique[batch.deduped.inverse]
     found = f(batch.rows.linear, batch.rows.factors, batch.rows.offsets, keys, batch.values, batch.segments, batch.size)
@@ -157,7 +164,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     d = row_store.dedupe(np.zeros([0], np.int64))
     pooled = row_store.pool(row_store.Rows(None, [0], empty, empty), d, empty, empty.astype(np.int32), 3, BOTH)
     self.assertAllEqual(pooled.linear, np.zeros([3, 3]))
-    self.assertAllEqual(pooled.factors[0][0], np.zeros([3, 3, 5]))
+    self.assertAllEqual(pooled.slots[0][0], np.zeros([3, 3, 5]))
     self.assertAllEqual(pooled.squares[0][1], np.zeros([3]))
 
   def test_hostile_input(self):

@@ -123,7 +123,7 @@ class PsStepTest(tf.test.TestCase):
         mine, i, more = everything[peers.rank][day], 0, True
         while more:
           batch = mine[i] if i < len(mine) else empty
-          weight, loss, more, *_ = step.train(batch, [i + 1 < len(mine), 0, 0])
+          weight, loss, more, *_ = step.train(step.stage(batch), [i + 1 < len(mine), 0, 0])
           losses.append(loss / max(weight, 1e-12))
           i += 1
         step.store.decay()
@@ -131,7 +131,7 @@ class PsStepTest(tf.test.TestCase):
         step.store.age()
         peers.barrier()
       peers.barrier()
-      probabilities = step.predict(everything[0][0][0])
+      probabilities = step.predict(step.stage(everything[0][0][0]))
       counts = peers.sum_arrays({'n': np.array(step.store.size())})['n']
       return losses, evicted, list(step.store.export_state()), step.dense(), probabilities, counts
     results = LocalCluster(cfg, servers, workers).run(work)
@@ -142,7 +142,7 @@ class PsStepTest(tf.test.TestCase):
     expected_losses, expected_evicted = [], []
     for day in range(days):
       for i in range(max(len(e[day]) for e in everything)):
-        result = alone.train(join([e[day][i] for e in everything if i < len(e[day])]), [0, 0, 0])
+        result = alone.train(alone.stage(join([e[day][i] for e in everything if i < len(e[day])])), [0, 0, 0])
         expected_losses.append(result[1] / result[0])
       alone.store.decay()
       expected_evicted.append(sorted(int(k) for k in alone.store.evict()))
@@ -161,7 +161,7 @@ class PsStepTest(tf.test.TestCase):
         self.assertAllClose(rows[key][4], factors, rtol=rtol, atol=1e-5)
     for name, value in alone.dense().items():
       self.assertAllClose(dense[name], value, rtol=rtol, atol=1e-5)
-    self.assertAllClose(probabilities, alone.predict(everything[0][0][0]), rtol=1e-5, atol=1e-6)
+    self.assertAllClose(probabilities, alone.predict(alone.stage(everything[0][0][0])), rtol=1e-5, atol=1e-6)
 
   def uneven(self, workers, days=1, steps=4, one_has_none=True, single=False):
     def batches_of(rank):
@@ -206,7 +206,7 @@ class PsStepTest(tf.test.TestCase):
     def work(step, peers):
       del peers
       for batch in batches:
-        step.train(batch, [0, 0, 0])
+        step.train(step.stage(batch), [0, 0, 0])
       return rows_of(step.store.export_state()), step.report()['bytes_per_sample']
     (full, bytes_full), = LocalCluster(make_config(self.rules('sgd', 0.1)), 2, 1).run(work)
     for mode in ('ps', 'ps_async'):
@@ -258,7 +258,7 @@ class PsStepTest(tf.test.TestCase):
     def work(step, peers):
       del peers
       for i, batch in enumerate(batches):
-        step.train(batch, [0, 0, 0])
+        step.train(step.stage(batch), [0, 0, 0])
         if i == 4:
           step.finish()  # as between two passes
       step.finish()
@@ -268,7 +268,7 @@ class PsStepTest(tf.test.TestCase):
     self.assertEqual(taken, 10)
     alone = TrainStep(cfg, allreduce.Alone())
     for batch in batches:
-      alone.train(batch, [0, 0, 0])
+      alone.train(alone.stage(batch), [0, 0, 0])
     rows, expected = rows_of(chunks), rows_of(alone.store.export_state())
     self.assertEqual(rows.keys(), expected.keys())
     for key, (show, click, admitted, linear, factors) in expected.items():
@@ -290,7 +290,7 @@ class PsStepTest(tf.test.TestCase):
       for i in range(rounds):
         for turn in range(2):
           if turn == peers.rank:
-            step.train(batches[turn][i], [0, 0, 0])
+            step.train(step.stage(batches[turn][i]), [0, 0, 0])
           peers.barrier()
       return list(step.store.export_state()), step.dense()
     results = LocalCluster(cfg, 1, 2).run(work, GeoStep)

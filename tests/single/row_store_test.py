@@ -356,7 +356,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
         keys = tf.compat.v1.placeholder(tf.int64, [None])
         d = row_store.dedupe(keys)
         rows = store.pull(d.unique)
-        layout = row_store.PoolLayout([0, 0, 1], [t.parts for t in store.tables], True)
+        layout = row_store.PoolLayout([0, 0, 1], [t.parts for t in store.tables], totals=True)
         pooled = row_store.pool(rows, d, [1.0], [0], 1, layout)
         grads = tf.gradients(tf.reduce_sum(pooled.linear) + tf.reduce_sum(pooled.squares[0][0]), [rows.linear, rows.factors])
         hyper = row_store.hyper([(Optimizer(), Optimizer())] * 2, tf.constant(2.0))

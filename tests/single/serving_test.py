@@ -105,7 +105,7 @@ class ServingTest(tf.test.TestCase):
     if cfg.data.dense:
       step.set_dense_stats(np.stack([np.linspace(-1, 1, len(cfg.data.dense)), np.linspace(0.5, 2, len(cfg.data.dense))]).astype(np.float32))
     for batch in self._prepared(cfg, rows, 'train').batches(BATCH):
-      step.train(batch, [1.0, 0.0, 0.0])
+      step.train(step.stage(batch), [1.0, 0.0, 0.0])
     return step
 
   def _serve(self, jobs):
@@ -146,7 +146,7 @@ class ServingTest(tf.test.TestCase):
       rng = np.random.default_rng(0)
       step = self._trained(cfg, make_rows(rng, 6 * BATCH))
       rows = make_rows(rng, 50) + make_rows(rng, 20, first_id=1000)  # known and unseen features
-      wanted.append(np.concatenate([step.predict(b) for b in self._prepared(cfg, rows, 'test').batches(BATCH)]))
+      wanted.append(np.concatenate([step.predict(step.stage(b)) for b in self._prepared(cfg, rows, 'test').batches(BATCH)]))
       self.assertGreater(np.std(wanted[-1]), 1e-3)
       done = export.write(cfg, 'saved_model', {'case': name}, store=step.store, model=step.model, dense_stats=step.embedding.stats,
                           integer_slots=['user', 'item'] if name == 'one feature a field' else [])

@@ -35,7 +35,7 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
     rng = np.random.default_rng(2)
     for _ in range(4):
       batch = make_batch(rng, 32)
-      losses = [step.train(batch, [0, 0, 0])[1] for step in steps]
+      losses = [step.train(step.stage(batch), [0, 0, 0])[1] for step in steps]
       self.assertAllClose(losses[0], losses[1], rtol=1e-6)
     for step in steps:
       step.store.decay()
@@ -48,8 +48,9 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
       step.load_dense(source.dense())
     self.assert_same(*crossed)
     batch = make_batch(rng, 16)
-    self.assertAllClose(crossed[0].predict(batch), steps[0].predict(batch), rtol=1e-6)
-    self.assertAllClose(crossed[1].train(batch, [0, 0, 0]), steps[0].train(batch, [0, 0, 0]), rtol=1e-6)
+    staged = steps[0].stage(batch)
+    self.assertAllClose(crossed[0].predict(staged), steps[0].predict(staged), rtol=1e-6)
+    self.assertAllClose(crossed[1].train(staged, [0, 0, 0]), steps[0].train(staged, [0, 0, 0]), rtol=1e-6)
 
 
 if __name__ == '__main__':

@@ -3,18 +3,19 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-# What an interaction may name in `needs`; `field_factors` brings `field_squares` along.
-NEEDS = ('linear', 'factors', 'squares', 'field_factors')
+# What an interaction may name in `needs`; `totals` brings `squares` along, `field_factors` `field_squares`.
+NEEDS = ('linear', 'factors', 'totals', 'field_factors')
 
 
 class Embedded(NamedTuple):
-  """Slot sums of a batch of B samples with F slots (B may be 0). What no interaction needs is None, or [] for `factors`.
+  """Slot sums of a batch of B samples with F slots (B may be 0). What no interaction needs is None, or [] for lists.
 
   Slots stand in the order of `Config.slots`: a table's slots are neighbours, tables in the order of `sparse.tables`.
   Σ runs over the features i of a slot (or of the sample), with values x_i, linear weights w_i and factors v_i.
   """
   linear: tf.Tensor | None  # float32 [B, F]: Σ x·w
   factors: list[tf.Tensor]  # one a table: float32 [B, F_t, D_t]: Σ x·v, the slot sums
+  totals: list[tf.Tensor]  # one a table: float32 [B, D_t]: Σ x·v over all slots of the table
   squares: tf.Tensor | None  # float32 [B]: Σ over all features x²·‖v‖²
   field_factors: tf.Tensor | None  # float32 [B, F, F*D]: Σ x·v_{i,·}; v_{i,g} at columns [g*D, (g+1)*D)
   field_squares: tf.Tensor | None  # float32 [B]: Σ over all features x²·‖v_{i,field(i)}‖²

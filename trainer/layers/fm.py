@@ -7,11 +7,10 @@ class FM(tf.keras.layers.Layer):
 
       Σ_{i<j} ⟨v_i, v_j⟩ x_i x_j = ½ (‖Σ_f S_f‖² − Σ_i x_i² ‖v_i‖²),  S_f = Σ_{i in slot f} x_i v_i
 
-  Reads `factors` [B, F_t, D] of every table (one D for all) and `squares` [B]. No weights of its own.
+  Reads `totals` [B, D] of every table (one D for all) and `squares` [B]. No weights of its own.
   """
-  needs = frozenset({'factors', 'squares'})
+  needs = frozenset({'totals'})
 
   def call(self, embedded, training=False):
     """Embedded -> float32 [B, 1]."""
-    total = tf.add_n([tf.reduce_sum(sums, 1) for sums in embedded.factors])
-    return 0.5 * (tf.reduce_sum(tf.square(total), 1, keepdims=True) - embedded.squares[:, None])
+    return 0.5 * (tf.reduce_sum(tf.square(tf.add_n(embedded.totals)), 1, keepdims=True) - embedded.squares[:, None])

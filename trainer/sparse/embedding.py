@@ -12,15 +12,14 @@ class Embedding:
 
   Args:
     cfg: trainer.config.Config.
-    needs: what the model's interactions read: a subset of {'linear', 'factors', 'squares', 'field_factors'}.
+    needs: what the model's interactions read: a subset of trainer.layers.embedded.NEEDS.
   """
 
   def __init__(self, cfg, needs):
     self._data = cfg.data
     slots, names = cfg.slots, list(cfg.sparse.tables)
     self.num_slots = len(slots)
-    self._plain, self._field = bool({'factors', 'squares'} & set(needs)), 'field_factors' in needs
-    self._squares = 'squares' in needs
+    self._slots, self._totals, self._field = (name in needs for name in ('factors', 'totals', 'field_factors'))
     # A feature's own value divides by itself: pooling only matters where a slot may hold several.
     self._poolings = [s.pooling if s.separator or s.value_separator else 'sum' for s in slots]
     ids = cfg.slot_ids()
@@ -28,12 +27,13 @@ class Embedding:
     for s in slots:
       self.slot_table[ids[s.name]] = names.index(s.table)
     def parts(table):
-      plain = [row_store.Part('plain', table.width)] if self._plain else []
+      plain = [row_store.Part('plain', table.width)] if self._slots or self._totals else []
       return tuple(plain + ([row_store.Part('field', table.width * self.num_slots)] if self._field else []))
     tables = cfg.sparse.tables.items()
     self.tables = [row_store.TableSpec(name=name, parts=parts(t), init=t.init, init_scale=t.init_scale, linear=t.linear.kind, factors=t.factors.kind)
                    for name, t in tables]
-    self.layout = row_store.PoolLayout(slot_table=tuple(names.index(s.table) for s in slots), parts=tuple(t.parts for t in self.tables), squares=self._squares)
+    self.layout = row_store.PoolLayout(slot_table=tuple(names.index(s.table) for s in slots), parts=tuple(t.parts for t in self.tables),
+                                       slots=self._slots, totals=self._totals)
     self._optimizers = [(t.linear, t.factors) for _, t in tables]
     self.owes = any(o.l2_mode == 'owed' for pair in self._optimizers for o in pair)  # rows that sat out steps take them later
     self.stats = tf.Variable(np.stack([np.zeros(len(cfg.data.dense)), np.ones(len(cfg.data.dense))]), dtype=tf.float32, trainable=False, name='dense_stats')
@@ -44,20 +44,17 @@ class Embedding:
 
   def dedupe(self, batch):
     """The batch's unique keys with the shows and clicks of their occurrences: ops.row_store.Deduped."""
-    def each_occurrence(per_sample):
-      return tf.cond(tf.size(batch.segments) > 0, lambda: tf.gather(per_sample, batch.segments // self.num_slots),
-                     lambda: tf.repeat(per_sample, self.num_slots)[:tf.size(batch.keys)])  # no keys at all: every slot is blank
-    clicked = tf.cast(batch.label > 0.5, tf.float32)
-    return row_store.dedupe(batch.keys, clicks=each_occurrence(clicked))
+    return row_store.dedupe(batch.keys, clicks=tf.cast(batch.label > 0.5, tf.float32), segments=batch.segments, fields=self.num_slots)
 
   def embed(self, batch, deduped, rows):
     """Pools rows (linear [u], factors flat) to the layers' `Embedded`; differentiable in both."""
     size = tf.shape(batch.label)[0]
     pooled = row_store.pool(rows, deduped, batch.values, batch.segments, size, self.layout)
     # A table's parts: plain first, then field.
-    factors = [parts[0] for parts in pooled.factors] if self._plain else []
-    field_factors, field_squares = (pooled.factors[0][-1], pooled.squares[0][-1]) if self._field else (None, None)
+    field_factors, field_squares = (pooled.slots[0][-1], pooled.squares[0][-1]) if self._field else (None, None)
     return Embedded(
-        linear=pooled.linear, factors=factors, squares=tf.add_n([parts[0] for parts in pooled.squares]) if self._squares else None,
+        linear=pooled.linear, factors=[parts[0] for parts in pooled.slots] if self._slots else [],
+        totals=[parts[0] for parts in pooled.totals] if self._totals else [],
+        squares=tf.add_n([parts[0] for parts in pooled.squares]) if self._totals else None,
         field_factors=field_factors, field_squares=field_squares,
         norm=pool_norm(batch.values, batch.segments, size, self._poolings), dense=transform_dense(batch.dense, self._data.dense, self.stats))

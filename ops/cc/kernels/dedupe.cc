@@ -9,7 +9,9 @@ namespace {
 
 class DedupeOp : public tensorflow::OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit DedupeOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("fields", &fields_));
+  }
 
   void Compute(tensorflow::OpKernelContext* context) override {
     const tensorflow::Tensor& keys = context->input(0);
@@ -17,16 +19,34 @@ class DedupeOp : public tensorflow::OpKernel {
     const int64_t n = keys.dim_size(0);
     for (int i = 1; i <= 2; ++i) {
       const tensorflow::Tensor& counts = context->input(i);
-      OP_REQUIRES(context, counts.dims() == 1 && (counts.dim_size(0) == 1 || counts.dim_size(0) == n),
+      OP_REQUIRES_OK(context, CheckVector(counts, i == 1 ? "shows" : "clicks"));
+      if (i == 2 && fields_ > 0) continue;
+      OP_REQUIRES(context, counts.dim_size(0) == 1 || counts.dim_size(0) == n,
                   absl::InvalidArgumentError(absl::StrCat(i == 1 ? "shows" : "clicks", ": found shape ",
                                                           counts.shape().DebugString(), "; wanted [1] or [", n, "]")));
     }
     const ParallelFor parallel_for = ParallelForOf(context);
     const ScratchPool<Dedupe>::Lease dedupe(&pool_);
-    const int64_t u = dedupe->Find(keys.flat<int64_t>().data(), n, context->input(1).flat<float>().data(),
-                                   context->input(1).dim_size(0), context->input(2).flat<float>().data(),
-                                   context->input(2).dim_size(0), parallel_for,
-                                   context->device()->tensorflow_cpu_worker_threads()->num_threads);
+    const tensorflow::Tensor &of_shows = context->input(1), &of_clicks = context->input(2),
+                             &segments = context->input(3);
+    OP_REQUIRES_OK(context, CheckVector(segments, "segments"));
+    Dedupe::Batch batch{keys.flat<int64_t>().data(),
+                        n,
+                        of_shows.flat<float>().data(),
+                        of_shows.dim_size(0),
+                        of_clicks.flat<float>().data(),
+                        of_clicks.dim_size(0),
+                        fields_,
+                        nullptr};
+    if (segments.NumElements() > 0) {
+      OP_REQUIRES_OK(context, CheckLength(segments, "segments", n));
+      batch.segments = segments.flat<int32_t>().data();
+    }
+    const int64_t u =
+        dedupe->Find(batch, parallel_for, context->device()->tensorflow_cpu_worker_threads()->num_threads);
+    OP_REQUIRES(context, u >= 0,
+                absl::InvalidArgumentError(absl::StrCat("segments: wanted them of the ", batch.clicks_n, " samples of ",
+                                                        fields_, " fields that clicks has")));
     tensorflow::Tensor *unique, *inverse, *shows, *clicks, *starts, *order;
     OP_REQUIRES_OK(context, context->allocate_output(0, {u}, &unique));
     OP_REQUIRES_OK(context, context->allocate_output(1, {n}, &inverse));
@@ -40,6 +60,7 @@ class DedupeOp : public tensorflow::OpKernel {
   }
 
  private:
+  int64_t fields_;
   ScratchPool<Dedupe> pool_;
 };
 REGISTER_KERNEL_BUILDER(Name("CtrDedupe").Device(tensorflow::DEVICE_CPU), DedupeOp);

@@ -14,19 +14,22 @@ class PoolOpKernel : public tensorflow::OpKernel {
  public:
   explicit PoolOpKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
     std::vector<int> tables, widths;
-    std::vector<bool> field, squares;
+    std::vector<bool> field, slots, totals;
     OP_REQUIRES_OK(context, context->GetAttr("table_of_field", &layout_.table_of_field));
     OP_REQUIRES_OK(context, context->GetAttr("part_tables", &tables));
     OP_REQUIRES_OK(context, context->GetAttr("part_widths", &widths));
     OP_REQUIRES_OK(context, context->GetAttr("part_field", &field));
-    OP_REQUIRES_OK(context, context->GetAttr("part_squares", &squares));
+    OP_REQUIRES_OK(context, context->GetAttr("part_slots", &slots));
+    OP_REQUIRES_OK(context, context->GetAttr("part_totals", &totals));
     int parts;
     OP_REQUIRES_OK(context, context->GetAttr("parts", &parts));
     const size_t n = parts;
-    OP_REQUIRES(context, tables.size() == n && widths.size() == n && field.size() == n && squares.size() == n,
-                absl::InvalidArgumentError(absl::StrCat("part_tables, part_widths, part_field, part_squares: wanted ",
-                                                        n, " of each, one a part")));
-    for (size_t p = 0; p < n; ++p) layout_.parts.push_back({tables[p], widths[p], field[p], squares[p], 0, 0});
+    OP_REQUIRES(
+        context,
+        tables.size() == n && widths.size() == n && field.size() == n && slots.size() == n && totals.size() == n,
+        absl::InvalidArgumentError(absl::StrCat(
+            "part_tables, part_widths, part_field, part_slots, part_totals: wanted ", n, " of each, one a part")));
+    for (size_t p = 0; p < n; ++p) layout_.parts.push_back({tables[p], widths[p], field[p], slots[p], totals[p], 0, 0});
     const std::string wrong = layout_.Complete();
     OP_REQUIRES(context, wrong.empty(), absl::InvalidArgumentError(wrong));
   }
@@ -82,15 +85,19 @@ class PoolOp : public PoolOpKernel {
     tensorflow::Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, {batch.batch, layout_.num_fields()}, &output));
     out.linear = output->flat<float>().data();
+    const auto allocate = [&](int index, bool wanted, const tensorflow::TensorShape& shape, std::vector<float*>* to) {
+      TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &output));
+      to->push_back(wanted ? output->flat<float>().data() : nullptr);
+      return absl::OkStatus();
+    };
     for (int p = 0; p < parts(); ++p) {
+      const PoolPart& part = layout_.parts[p];
+      OP_REQUIRES_OK(
+          context, allocate(1 + p, part.slots, {part.slots ? batch.batch : 0, fields_of(p), part.columns}, &out.slots));
+      OP_REQUIRES_OK(
+          context, allocate(1 + parts() + p, part.totals, {part.totals ? batch.batch : 0, part.columns}, &out.totals));
       OP_REQUIRES_OK(context,
-                     context->allocate_output(1 + p, {batch.batch, fields_of(p), layout_.parts[p].columns}, &output));
-      out.factors.push_back(output->flat<float>().data());
-    }
-    for (int p = 0; p < parts(); ++p) {
-      const bool squares = layout_.parts[p].squares;
-      OP_REQUIRES_OK(context, context->allocate_output(1 + parts() + p, {squares ? batch.batch : 0}, &output));
-      out.squares.push_back(squares ? output->flat<float>().data() : nullptr);
+                     allocate(1 + 2 * parts() + p, part.squares(), {part.squares() ? batch.batch : 0}, &out.squares));
     }
     OP_REQUIRES(
         context,
@@ -107,7 +114,8 @@ class PoolGradOp : public PoolOpKernel {
   using PoolOpKernel::PoolOpKernel;
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    // factors, offsets, values, segments, batch_size, starts, order, linear_grad, factors_grads…, squares_grads…
+    // factors, offsets, values, segments, batch_size, starts, order, linear_grad, slots_grads…, totals_grads…,
+    // squares_grads…
     const tensorflow::Tensor &starts = context->input(5), &order = context->input(6), &linear = context->input(7);
     OP_REQUIRES_OK(context, CheckVector(order, "order"));
     PoolBatch batch;
@@ -120,21 +128,25 @@ class PoolGradOp : public PoolOpKernel {
                                                           "; wanted [", batch.batch, ", ", layout_.num_fields(), "]")));
       gradients.linear = linear.flat<float>().data();
     }
-    for (int p = 0; p < parts(); ++p) {
-      const tensorflow::Tensor& grad = context->input(8 + p);
-      if (grad.NumElements() > 0) {
-        const tensorflow::TensorShape wanted({batch.batch, fields_of(p), layout_.parts[p].columns});
-        OP_REQUIRES(
-            context, grad.shape() == wanted,
-            absl::InvalidArgumentError(absl::StrCat("factors_grads[", p, "]: found shape ", grad.shape().DebugString(),
-                                                    "; wanted ", wanted.DebugString())));
+    const auto read = [&](const char* name, int p, int index, bool has, const tensorflow::TensorShape& wanted,
+                          std::vector<const float*>* to) {
+      const tensorflow::Tensor& grad = context->input(index);
+      const bool given = has && grad.NumElements() > 0;
+      if (given && grad.shape() != wanted) {
+        return absl::InvalidArgumentError(absl::StrCat(name, "[", p, "]: found shape ", grad.shape().DebugString(),
+                                                       "; wanted ", wanted.DebugString()));
       }
-      gradients.factors.push_back(grad.NumElements() > 0 ? grad.flat<float>().data() : nullptr);
-    }
+      to->push_back(given ? grad.flat<float>().data() : nullptr);
+      return absl::OkStatus();
+    };
     for (int p = 0; p < parts(); ++p) {
-      const tensorflow::Tensor& grad = context->input(8 + parts() + p);
-      if (grad.NumElements() > 0) OP_REQUIRES_OK(context, CheckLength(grad, "squares_grads", batch.batch));
-      gradients.squares.push_back(grad.NumElements() > 0 ? grad.flat<float>().data() : nullptr);
+      const PoolPart& part = layout_.parts[p];
+      OP_REQUIRES_OK(context, read("slots_grads", p, 8 + p, part.slots, {batch.batch, fields_of(p), part.columns},
+                                   &gradients.slots));
+      OP_REQUIRES_OK(context, read("totals_grads", p, 8 + parts() + p, part.totals, {batch.batch, part.columns},
+                                   &gradients.totals));
+      OP_REQUIRES_OK(context,
+                     read("squares_grads", p, 8 + 2 * parts() + p, part.squares(), {batch.batch}, &gradients.squares));
     }
     tensorflow::Tensor *linear_out, *factors_out;
     OP_REQUIRES_OK(context, context->allocate_output(0, {batch.u}, &linear_out));

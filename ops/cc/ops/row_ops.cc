@@ -41,6 +41,8 @@ REGISTER_OP("CtrDedupe")
     .Input("keys: int64")
     .Input("shows: float")
     .Input("clicks: float")
+    .Input("segments: int32")
+    .Attr("fields: int >= 0 = 0")
     .Output("unique: int64")
     .Output("inverse: int32")
     .Output("unique_shows: float")
@@ -50,7 +52,7 @@ REGISTER_OP("CtrDedupe")
     .SetShapeFn([](InferenceContext* c) {
       DimensionHandle n;
       TF_RETURN_IF_ERROR(LengthOf(c, 0, &n));
-      TF_RETURN_IF_ERROR(Vectors(c, 1, 2));
+      TF_RETURN_IF_ERROR(Vectors(c, 1, 3));
       const DimensionHandle u = c->UnknownDim();
       for (const int i : {0, 2, 3}) c->set_output(i, c->Vector(u));
       for (const int i : {1, 5}) c->set_output(i, c->Vector(n));
@@ -61,7 +63,9 @@ The distinct keys of a batch, with the sums of their shows and clicks.
 
 keys: [n].
 shows: of each occurrence, [n], or [1] for all.
-clicks: likewise.
+clicks: likewise; where fields > 0, of each sample.
+segments: where fields > 0, as CtrPool's: [n], sample * fields + field, ascending; or [0]: one occurrence for each.
+fields: F, or 0.
 unique: [u], by logical shard, then first occurrence.
 inverse: [n], the place in unique of each occurrence.
 unique_shows: [u], summed in the order of occurrence.
@@ -299,16 +303,18 @@ Status PoolShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(Vectors(c, 0, 5));
   TF_RETURN_IF_ERROR(Vectors(c, 7, 8));
   std::vector<int> table_of_field, part_tables, part_widths;
-  std::vector<bool> part_field, part_squares;
+  std::vector<bool> part_field, part_slots, part_totals;
   TF_RETURN_IF_ERROR(c->GetAttr("table_of_field", &table_of_field));
   TF_RETURN_IF_ERROR(c->GetAttr("part_tables", &part_tables));
   TF_RETURN_IF_ERROR(c->GetAttr("part_widths", &part_widths));
   TF_RETURN_IF_ERROR(c->GetAttr("part_field", &part_field));
-  TF_RETURN_IF_ERROR(c->GetAttr("part_squares", &part_squares));
+  TF_RETURN_IF_ERROR(c->GetAttr("part_slots", &part_slots));
+  TF_RETURN_IF_ERROR(c->GetAttr("part_totals", &part_totals));
   const size_t parts = part_tables.size();
-  if (part_widths.size() != parts || part_field.size() != parts || part_squares.size() != parts ||
-      c->num_outputs() != static_cast<int>(1 + 2 * parts)) {
-    return absl::InvalidArgumentError("part_tables, part_widths, part_field, part_squares: wanted one a part");
+  if (part_widths.size() != parts || part_field.size() != parts || part_slots.size() != parts ||
+      part_totals.size() != parts || c->num_outputs() != static_cast<int>(1 + 3 * parts)) {
+    return absl::InvalidArgumentError(
+        "part_tables, part_widths, part_field, part_slots, part_totals: wanted one a part");
   }
   ShapeHandle scalar;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(6), 0, &scalar));
@@ -320,8 +326,11 @@ Status PoolShape(InferenceContext* c) {
     int64_t own = 0;
     for (const int t : table_of_field) own += t == part_tables[p];
     const int64_t columns = part_field[p] ? part_widths[p] * fields : part_widths[p];
-    c->set_output(1 + p, c->MakeShape({batch, c->MakeDim(own), c->MakeDim(columns)}));
-    c->set_output(1 + parts + p, part_squares[p] ? c->Vector(batch) : c->Vector(static_cast<int64_t>(0)));
+    const DimensionHandle none = c->MakeDim(0);
+    const DimensionHandle width = c->MakeDim(columns);
+    c->set_output(1 + p, c->MakeShape({part_slots[p] ? batch : none, c->MakeDim(own), width}));
+    c->set_output(1 + parts + p, c->Matrix(part_totals[p] ? batch : none, width));
+    c->set_output(1 + 2 * parts + p, c->Vector(part_totals[p] || part_field[p] ? batch : none));
   }
   return absl::OkStatus();
 }
@@ -341,9 +350,11 @@ REGISTER_OP("CtrPool")
     .Attr("part_tables: list(int)")
     .Attr("part_widths: list(int)")
     .Attr("part_field: list(bool)")
-    .Attr("part_squares: list(bool)")
+    .Attr("part_slots: list(bool)")
+    .Attr("part_totals: list(bool)")
     .Output("pooled_linear: float")
-    .Output("pooled_factors: parts * float")
+    .Output("slots: parts * float")
+    .Output("totals: parts * float")
     .Output("squares: parts * float")
     .SetShapeFn(PoolShape)
     .Doc(R"doc(
@@ -362,10 +373,13 @@ table_of_field: [F], ascending.
 part_tables: of each part, in the order of a row's columns.
 part_widths: D.
 part_field: a part of F * D columns, D for each field.
-part_squares: whether its squares are wanted.
+part_slots: whether its slot sums are wanted.
+part_totals: whether its totals are wanted, of a plain part.
 pooled_linear: [B, F], sum of x * w.
-pooled_factors: of each part [B, fields of its table, columns], sum of x * v.
-squares: of each part [B], sum of x^2 * |v|^2, for field parts over the columns of the occurrence's own field; or [0].
+slots: of each part [B, fields of its table, columns], sum of x * v; or [0, ...].
+totals: of each part [B, columns], sum of x * v over all its fields; or [0, columns].
+squares: where there are totals, and of field parts, [B], sum of x^2 * |v|^2, for field parts over the columns of the
+  occurrence's own field; else [0].
 )doc");
 
 REGISTER_OP("CtrPoolGrad")
@@ -377,14 +391,16 @@ REGISTER_OP("CtrPoolGrad")
     .Input("starts: int32")
     .Input("order: int32")
     .Input("linear_grad: float")
-    .Input("factors_grads: parts * float")
+    .Input("slots_grads: parts * float")
+    .Input("totals_grads: parts * float")
     .Input("squares_grads: parts * float")
     .Attr("parts: int >= 0")
     .Attr("table_of_field: list(int)")
     .Attr("part_tables: list(int)")
     .Attr("part_widths: list(int)")
     .Attr("part_field: list(bool)")
-    .Attr("part_squares: list(bool)")
+    .Attr("part_slots: list(bool)")
+    .Attr("part_totals: list(bool)")
     .Output("linear_sums: float")
     .Output("factors_sums: float")
     .SetShapeFn([](InferenceContext* c) {
@@ -397,7 +413,7 @@ REGISTER_OP("CtrPoolGrad")
     .Doc(R"doc(
 Gradient of CtrPool, summed over the occurrences of each feature in their order.
 
-linear_grad: [B, F], or empty for none; likewise factors_grads and squares_grads.
+linear_grad: [B, F], or empty for none; likewise slots_grads, totals_grads and squares_grads.
 linear_sums: [u].
 factors_sums: [offsets[u]].
 )doc");

@@ -1,6 +1,7 @@
 #include "ops/cc/rows/dedupe.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "ops/cc/lifecycle/hash.h"
@@ -22,8 +23,9 @@ int64_t Unmix64(uint64_t h) {
 
 }  // namespace
 
-int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t shows_n, const float* clicks,
-                     int64_t clicks_n, const ParallelFor& parallel_for, int threads) {
+int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int threads) {
+  const int64_t n = batch.n;
+  const int64_t* const keys = batch.keys;
   const int64_t blocks = std::max<int64_t>(1, std::min<int64_t>(threads, n / kBlock));
   const auto block_begin = [=](int64_t b) { return n * b / blocks; };
   occurrences_.resize(n);
@@ -46,19 +48,37 @@ int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t
   }
   shard_begin_[kShards] = running;
   Occurrence* const occurrences = occurrences_.data();
+  const bool all_shows = batch.shows_n == 1, all_clicks = batch.fields == 0 && batch.clicks_n == 1;
+  std::atomic<bool> good(true);
   parallel_for(blocks, 3 * n / blocks, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       int32_t* cursor = &cursor_[b * kShards];
+      int64_t sample = 0, sample_end = 0;  // the current sample, and the segment where the next one begins
       for (int64_t i = block_begin(b); i < block_begin(b + 1); ++i) {
+        int64_t of_clicks = all_clicks ? 0 : i;
+        if (batch.fields > 0) {
+          const int64_t segment = batch.segments == nullptr ? i : batch.segments[i];
+          if (segment < sample_end - batch.fields || segment >= sample_end) {
+            sample = segment / batch.fields;
+            sample_end = (sample + 1) * batch.fields;
+          }
+          if (segment < 0 || sample >= batch.clicks_n) {
+            good = false;
+            return;
+          }
+          of_clicks = sample;
+        }
         const uint64_t mixed = Mix64(keys[i]);
         Occurrence& o = occurrences[cursor[ShardOf(mixed)]++];
         o.mixed = mixed;
         o.position = static_cast<int32_t>(i);
+        o.show = batch.shows[all_shows ? 0 : i];
+        o.click = batch.clicks[of_clicks];
       }
     }
   });
+  if (!good) return -1;
   unique_begin_.assign(kShards + 1, 0);
-  const bool all_shows = shows_n == 1, all_clicks = clicks_n == 1;
   parallel_for(kShards, 8 * n / kShards, [&](int64_t first, int64_t last) {
     static thread_local std::vector<int32_t> table;  // unique + 1; 0: empty
     for (int64_t s = first; s < last; ++s) {
@@ -71,7 +91,6 @@ int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t
       int32_t u = 0;
       for (int64_t i = begin; i < end; ++i) {
         Occurrence& o = occurrences[i];
-        const float show = shows[all_shows ? 0 : o.position], click = clicks[all_clicks ? 0 : o.position];
         uint64_t p = o.mixed & (slots - 1);
         while (entries[p] != 0 && uniques[entries[p] - 1].mixed != o.mixed) p = (p + 1) & (slots - 1);
         if (entries[p] == 0) {
@@ -80,8 +99,8 @@ int64_t Dedupe::Find(const int64_t* keys, int64_t n, const float* shows, int64_t
         }
         o.unique = entries[p] - 1;
         Unique& unique = uniques[o.unique];
-        unique.show += show;
-        unique.click += click;
+        unique.show += o.show;
+        unique.click += o.click;
         ++unique.count;
       }
       unique_begin_[s + 1] = u;

@@ -13,9 +13,20 @@ namespace ctr {
 
 class Dedupe {
  public:
-  // Finds the distinct keys. shows, clicks: [n], or [1] for all. Returns their number u.
-  int64_t Find(const int64_t* keys, int64_t n, const float* shows, int64_t shows_n, const float* clicks,
-               int64_t clicks_n, const ParallelFor& parallel_for, int threads);
+  // One batch of n occurrences.
+  struct Batch {
+    const int64_t* keys = nullptr;  // [n]
+    int64_t n = 0;
+    const float* shows = nullptr;  // [n], or [1] for all
+    int64_t shows_n = 0;
+    const float* clicks = nullptr;  // [n], or [1] for all, or where fields > 0 one a sample
+    int64_t clicks_n = 0;
+    int64_t fields = 0;                 // F
+    const int32_t* segments = nullptr;  // [n] sample * F + field; null: occurrence i is of sample i / F
+  };
+
+  // Finds the distinct keys. Returns their number u, or -1 where a segment's sample is not in [0, clicks_n).
+  int64_t Find(const Batch& batch, const ParallelFor& parallel_for, int threads);
 
   // Writes what the last Find found: unique keys by shard, by first occurrence within; inverse [n];
   // sums of shows and clicks [u]; starts [u + 1] and order [n]: the occurrences of unique j are
@@ -28,6 +39,7 @@ class Dedupe {
     uint64_t mixed;  // Mix64(key), a bijection: equal where the keys are
     int32_t position;
     int32_t unique;  // within its shard
+    float show, click;
   };
   struct Unique {
     uint64_t mixed;

@@ -28,6 +28,7 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
   for (int64_t b = begin; b < end; ++b) {
     float* sums = square_sums;
     for (int p = 0; p < num_parts; ++p) {
+      if (out.totals[p] != nullptr) std::fill_n(out.totals[p] + b * parts[p].columns, parts[p].columns, 0.0f);
       if (out.squares[p] == nullptr) continue;
       std::fill_n(sums, parts[p].width, 0.0f);
       sums += parts[p].width;
@@ -49,7 +50,12 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
       float weight = 0.0f;
       bool any = false;
       while (i < in.n && (in.segments == nullptr ? i == segment : in.segments[i] == segment)) {
-        if (i + kAhead < in.n) {
+        if (i + 2 * kAhead < in.n) {
+          const uint32_t far = static_cast<uint32_t>(inverse[i + 2 * kAhead]);
+          if (far < in.u) {
+            __builtin_prefetch(in.offsets + far);
+            __builtin_prefetch(linear + far);
+          }
           const uint32_t next = static_cast<uint32_t>(inverse[i + kAhead]);
           if (next < in.u) Prefetch(in.factors + in.offsets[next], in.offsets[next + 1] - in.offsets[next]);
         }
@@ -66,11 +72,17 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
         for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
           const PoolPart& part = parts[p];
           const float* __restrict v = in.factors + offset + part.begin;
-          float* __restrict to = out.factors[p] + place * part.columns;
-          if (any) {
+          if (out.slots[p] != nullptr) {
+            float* __restrict to = out.slots[p] + place * part.columns;
+            if (any) {
+              for (int c = 0; c < part.columns; ++c) to[c] += x * v[c];
+            } else {
+              for (int c = 0; c < part.columns; ++c) to[c] = x * v[c];
+            }
+          }
+          if (out.totals[p] != nullptr) {
+            float* __restrict to = out.totals[p] + b * part.columns;
             for (int c = 0; c < part.columns; ++c) to[c] += x * v[c];
-          } else {
-            for (int c = 0; c < part.columns; ++c) to[c] = x * v[c];
           }
           if (out.squares[p] != nullptr) {
             const float* __restrict own = part.field ? v + f * part.width : v;
@@ -84,7 +96,8 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
       out.linear[segment] = weight;
       if (!any) {
         for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
-          std::memset(out.factors[p] + place * parts[p].columns, 0, sizeof(float) * parts[p].columns);
+          if (out.slots[p] == nullptr) continue;
+          std::memset(out.slots[p] + place * parts[p].columns, 0, sizeof(float) * parts[p].columns);
         }
       }
     }
@@ -129,8 +142,8 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
         }
         if (gradients.linear != nullptr) __builtin_prefetch(gradients.linear + segment);
         for (int p = layout.first_part[t]; p < layout.first_part[t + 1]; ++p) {
-          if (gradients.factors[p] == nullptr) continue;
-          Prefetch(gradients.factors[p] + place * parts[p].columns, parts[p].columns);
+          if (gradients.slots[p] == nullptr) continue;
+          Prefetch(gradients.slots[p] + place * parts[p].columns, parts[p].columns);
         }
       }
       const uint32_t i = static_cast<uint32_t>(order[z]);
@@ -151,15 +164,17 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
       for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
         const PoolPart& part = parts[p];
         float* __restrict to = row + part.begin;
-        if (gradients.factors[p] != nullptr) {
-          const float* __restrict g = gradients.factors[p] + place * part.columns;
-          if (first) {
-            for (int c = 0; c < part.columns; ++c) to[c] = x * g[c];
-          } else {
-            for (int c = 0; c < part.columns; ++c) to[c] += x * g[c];
-          }
-        } else if (first) {
-          std::memset(to, 0, sizeof(float) * part.columns);
+        if (first) std::memset(to, 0, sizeof(float) * part.columns);
+        const float* const slots = gradients.slots[p];
+        const float* const totals = gradients.totals[p];
+        if (slots != nullptr && totals != nullptr) {
+          const float* __restrict g = slots + place * part.columns;
+          const float* __restrict h = totals + static_cast<int64_t>(b) * part.columns;
+          for (int c = 0; c < part.columns; ++c) to[c] += x * (g[c] + h[c]);
+        } else if (slots != nullptr || totals != nullptr) {
+          const float* __restrict g =
+              slots != nullptr ? slots + place * part.columns : totals + int64_t{b} * part.columns;
+          for (int c = 0; c < part.columns; ++c) to[c] += x * g[c];
         }
         if (gradients.squares[p] == nullptr) continue;
         const float slope = 2.0f * x * x * gradients.squares[p][b];

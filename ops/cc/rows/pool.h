@@ -3,8 +3,10 @@
 // A row's factors are the concatenation of its table's parts: a plain part has D columns (fm, dnn), a field part F*D,
 // D for each field of the batch (ffm). For sample b, field f and its features i with values x_i:
 //   linear [b, f]              = sum_i x_i w_i
-//   factors of a part [b, f']  = sum_i x_i v_i                 f' = f's place among its table's fields
+//   slots of a part [b, f']    = sum_i x_i v_i                 f' = f's place among its table's fields
+//   totals of a part [b]       = sum_f sum_i x_i v_i
 //   squares of a part [b]      = sum_f sum_i x_i^2 |v_i|^2     of a field part: over the columns of f itself only
+// Totals and squares are all that fm reads: where nothing else reads the part, its slots are never written.
 // Features without factors add 0. Fields are in canonical order: those of one table are neighbours.
 #pragma once
 
@@ -18,11 +20,14 @@ namespace ctr {
 
 struct PoolPart {
   int table = 0;
-  int width = 0;         // D
-  bool field = false;    // F*D columns
-  bool squares = false;  // wanted
-  int columns = 0;       // D or F*D
-  int begin = 0;         // first column in the table's rows
+  int width = 0;        // D
+  bool field = false;   // F*D columns
+  bool slots = true;    // wanted
+  bool totals = false;  // wanted, of a plain part; its squares come along
+  int columns = 0;      // D or F*D
+  int begin = 0;        // first column in the table's rows
+
+  bool squares() const { return field || totals; }
 };
 
 // What stays the same from batch to batch.
@@ -35,7 +40,7 @@ struct PoolLayout {
   std::vector<int> first_part;      // [T + 1]
 
   int64_t num_fields() const { return static_cast<int64_t>(table_of_field.size()); }
-  // Fills the rest from table_of_field and each part's table, width, field and squares. What is wrong, or empty.
+  // Fills the rest from table_of_field and each part's table, width, field, slots and totals. What is wrong, or empty.
   std::string Complete();
 };
 
@@ -53,11 +58,12 @@ struct PoolBatch {
 // What is wrong with segments or offsets, or empty. `factors_n`: length of factors. Before the functions below.
 std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int64_t factors_n);
 
-// Where null, a result is not wanted (squares). False where an inverse is out of range or a row has not its table's
+// Where null, a result is not wanted. False where an inverse is out of range or a row has not its table's
 // width; then the results mean nothing.
 struct PoolOutputs {
   float* linear = nullptr;      // [batch, F]
-  std::vector<float*> factors;  // [parts]: [batch, fields of its table, columns]
+  std::vector<float*> slots;    // [parts]: [batch, fields of its table, columns]
+  std::vector<float*> totals;   // [parts]: [batch, columns]
   std::vector<float*> squares;  // [parts]: [batch]
 };
 bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear, const int32_t* inverse,
@@ -66,7 +72,8 @@ bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear,
 // Gradients of the results; null: none.
 struct PoolGradients {
   const float* linear = nullptr;
-  std::vector<const float*> factors;
+  std::vector<const float*> slots;
+  std::vector<const float*> totals;
   std::vector<const float*> squares;
 };
 // Sums, for each distinct feature, over its occurrences order[starts[j]:starts[j + 1]], in that order: threads share no

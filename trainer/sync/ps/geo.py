@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from ops import parameter_server, row_store
 from ops.policy import Policy
-from trainer.features import SlotBatch
 from trainer.sync.ps.step import PsStep
 from trainer.train_step import sample_gradients
 
@@ -34,20 +33,19 @@ class GeoStep(PsStep):
     self._touched, self._steps = [], 0  # since the last merge: (keys, shows, clicks) of each step
     self._step_here = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-  def train(self, batch, flags):
+  def train(self, staged, flags):
+    batch, deduped = staged
     self._samples += len(batch.label)
     if self._old_dense is None:
       self._refresh()
       self._old_dense = [v.numpy() for v in self.model.trainable_variables]
-    tensors = SlotBatch(*map(tf.constant, batch))
-    deduped = self._dedupe(tensors)
     keys = deduped.unique.numpy()
     found = self._local.lookup(keys)
     old = keys[(found['unseen_days'].numpy() > 0) | ~found['exists'].numpy()]  # `finish` ages all, a push makes young
     if len(old):
       self._follow(old)
     rows = self._local.pull(keys, False)
-    loss, weight = self._train_copies(tensors, deduped, rows)
+    loss, weight = self._train_copies(batch, deduped, rows)
     self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
     self._steps += 1
     if self._steps >= self._every:

@@ -38,7 +38,7 @@ class ApartJob(Job):
         unit, reason, batches = self.peers.claim(self._stop, bool(save))
         if unit is None:
           break
-        _, loss, *_ = self.step.train(slice_of(unit), [0, 0, 0])
+        _, loss, *_ = self.step.train(self.step.stage(slice_of(unit)), [0, 0, 0])
         if not np.isfinite(loss):
           raise UserError(f'the loss is {loss}: lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, '
                           'or set clip')

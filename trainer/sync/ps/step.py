@@ -3,10 +3,9 @@ import numpy as np
 import tensorflow as tf
 
 from ops import row_store
-from trainer.features import SlotBatch
 from trainer.sync.ps.servers import Servers
 from trainer.sync.ps.store import ServedStore
-from trainer.train_step import BATCH_SPEC, TrainStep, dense_optimizer, sample_gradients
+from trainer.train_step import BATCH_SPEC, DEDUPED_SPEC, TrainStep, dense_optimizer, sample_gradients
 
 
 class PsStep(TrainStep):
@@ -43,27 +42,24 @@ class PsStep(TrainStep):
                            lambda: dense_optimizer(cfg.train.dense_optimizer), make_store, np.asarray(self.embedding.hyper(1.0)))
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     rows = [tf.TensorSpec([None]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)]
-    deduped = row_store.Deduped(*(tf.TensorSpec([None], t) for t in (tf.int64, tf.int32, tf.float32, tf.float32, tf.int32, tf.int32)))
     dense = [tf.TensorSpec(v.shape) for v in self.model.trainable_variables]
-    self._dedupe = tf.function(self.embedding.dedupe, input_signature=[BATCH_SPEC], autograph=False)
     self._gradients = tf.function(self._gradients_graph, autograph=False, input_signature=[
-        BATCH_SPEC, deduped, *rows, tf.TensorSpec([self.servers.count], tf.int32), dense, tf.TensorSpec([2], tf.int64)])
-    self._forward = tf.function(self._forward_graph, autograph=False, input_signature=[BATCH_SPEC, deduped, *rows])
+        BATCH_SPEC, DEDUPED_SPEC, *rows, tf.TensorSpec([self.servers.count], tf.int32), dense, tf.TensorSpec([2], tf.int64)])
+    self._forward = tf.function(self._forward_graph, autograph=False, input_signature=[BATCH_SPEC, DEDUPED_SPEC, *rows])
     return ServedStore(self.servers, peers), None
 
   # One step
 
-  def train(self, batch, flags):
+  def train(self, staged, flags):
     """As TrainStep.train; in mode ps_async the sums are of this worker alone."""
+    batch, deduped = staged
     self._samples += len(batch.label)
     before = 0
     if self._draws and self.lockstep:
       before = sum(self._peers.gather(len(batch.label))[:self._peers.rank])
-    tensors = SlotBatch(*map(tf.constant, batch))
-    deduped = self._dedupe(tensors)
     rows, sent, dense = self.servers.pull(deduped.unique.numpy(), True)
     loss, weight, gradients, buffer, values = self._gradients(
-        tensors, deduped, rows.linear, rows.factors, rows.offsets, sent, dense, [self.step, before])
+        batch, deduped, rows.linear, rows.factors, rows.offsets, sent, dense, [self.step, before])
     counts = np.array([weight, loss, *map(float, flags)], np.float32)
     result = self.servers.push(deduped.unique.numpy(), deduped.shows.numpy(), deduped.clicks.numpy(), buffer.numpy(), sent, values.numpy(),
                                *(g.numpy() for g in gradients), counts)
@@ -87,12 +83,11 @@ class PsStep(TrainStep):
       buffer, values = row_store.pack_rows(row_store.Rows(None, offsets, linear, factors), tf.range(tf.size(linear)), sent, self._dtype)
     return loss, weight, [tf.convert_to_tensor(g) for g in dense], buffer, values
 
-  def predict(self, batch):
+  def predict(self, staged):
     self._refresh()
-    tensors = SlotBatch(*map(tf.constant, batch))
-    deduped = self._dedupe(tensors)
+    batch, deduped = staged
     rows, _, _ = self.servers.pull(deduped.unique.numpy(), False)
-    return self._forward(tensors, deduped, rows.linear, rows.factors, rows.offsets).numpy()
+    return self._forward(batch, deduped, rows.linear, rows.factors, rows.offsets).numpy()
 
   def _forward_graph(self, batch, deduped, linear, factors, offsets):
     rows = row_store.Rows(None, offsets, linear, factors)
