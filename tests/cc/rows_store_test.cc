@@ -250,12 +250,12 @@ TEST(DedupeThenPool) {
     Dedupe dedupe;
     const float one = 1.0f;
     const Dedupe::Batch occurrences{keys.data(), n, &one, 1, &one, 1, 0, nullptr};
-    const int64_t u = dedupe.Find(occurrences, testing::Threads(3), 3);
+    std::vector<int32_t> order(n);
+    const int64_t u = dedupe.Find(occurrences, testing::Threads(3), 3, order.data());
     std::vector<int64_t> unique(u);
-    std::vector<int32_t> inverse(n), starts(u + 1), order(n), offsets(u + 1);
+    std::vector<int32_t> inverse(n), starts(u + 1), offsets(u + 1);
     std::vector<float> shows(u), clicks(u), linear(u, 1.0f);
-    dedupe.Write(unique.data(), inverse.data(), shows.data(), clicks.data(), starts.data(), order.data(),
-                 testing::Threads(3));
+    dedupe.Write(unique.data(), inverse.data(), shows.data(), clicks.data(), starts.data(), testing::Threads(3));
     std::map<int64_t, int> count;
     for (const int64_t key : keys) ++count[key];
     CHECK(static_cast<int64_t>(count.size()) == u && starts[u] == n);

@@ -42,21 +42,20 @@ class DedupeOp : public tensorflow::OpKernel {
       OP_REQUIRES_OK(context, CheckLength(segments, "segments", n));
       batch.segments = segments.flat<int32_t>().data();
     }
-    const int64_t u =
-        dedupe->Find(batch, parallel_for, context->device()->tensorflow_cpu_worker_threads()->num_threads);
+    tensorflow::Tensor *unique, *inverse, *shows, *clicks, *starts, *order;
+    OP_REQUIRES_OK(context, context->allocate_output(5, {n}, &order));
+    const int64_t u = dedupe->Find(batch, parallel_for, context->device()->tensorflow_cpu_worker_threads()->num_threads,
+                                   order->flat<int32_t>().data());
     OP_REQUIRES(context, u >= 0,
                 absl::InvalidArgumentError(absl::StrCat("segments: wanted them of the ", batch.clicks_n, " samples of ",
                                                         fields_, " fields that clicks has")));
-    tensorflow::Tensor *unique, *inverse, *shows, *clicks, *starts, *order;
     OP_REQUIRES_OK(context, context->allocate_output(0, {u}, &unique));
     OP_REQUIRES_OK(context, context->allocate_output(1, {n}, &inverse));
     OP_REQUIRES_OK(context, context->allocate_output(2, {u}, &shows));
     OP_REQUIRES_OK(context, context->allocate_output(3, {u}, &clicks));
     OP_REQUIRES_OK(context, context->allocate_output(4, {u + 1}, &starts));
-    OP_REQUIRES_OK(context, context->allocate_output(5, {n}, &order));
     dedupe->Write(unique->flat<int64_t>().data(), inverse->flat<int32_t>().data(), shows->flat<float>().data(),
-                  clicks->flat<float>().data(), starts->flat<int32_t>().data(), order->flat<int32_t>().data(),
-                  parallel_for);
+                  clicks->flat<float>().data(), starts->flat<int32_t>().data(), parallel_for);
   }
 
  private:

@@ -23,11 +23,13 @@ int64_t Unmix64(uint64_t h) {
 
 }  // namespace
 
-int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int threads) {
+int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int threads, int32_t* order) {
   const int64_t n = batch.n;
   const int64_t* const keys = batch.keys;
-  const int64_t blocks = std::max<int64_t>(1, std::min<int64_t>(threads, n / kBlock));
+  blocks_ = std::max<int64_t>(1, std::min<int64_t>(threads, n / kBlock));
+  const int64_t blocks = blocks_;
   const auto block_begin = [=](int64_t b) { return n * b / blocks; };
+  shard_of_.resize(n);
   occurrences_.resize(n);
   uniques_.resize(n);
   cursor_.assign(blocks * kShards, 0);
@@ -35,7 +37,9 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
     for (int64_t b = first; b < last; ++b) {
       int32_t count[kShards] = {};
       for (int64_t i = block_begin(b); i < block_begin(b + 1); ++i) {
-        ++count[ShardOf(Mix64(keys[i]))];
+        const int shard = ShardOf(Mix64(keys[i]));
+        shard_of_[i] = static_cast<uint8_t>(shard);
+        ++count[shard];
       }
       std::copy(count, count + kShards, &cursor_[b * kShards]);
     }
@@ -48,36 +52,19 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
   }
   shard_begin_[kShards] = running;
   Occurrence* const occurrences = occurrences_.data();
-  const bool all_shows = batch.shows_n == 1, all_clicks = batch.fields == 0 && batch.clicks_n == 1;
-  std::atomic<bool> good(true);
   parallel_for(blocks, 3 * n / blocks, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       int32_t* cursor = &cursor_[b * kShards];
-      int64_t sample = 0, sample_end = 0;  // the current sample, and the segment where the next one begins
       for (int64_t i = block_begin(b); i < block_begin(b + 1); ++i) {
-        int64_t of_clicks = all_clicks ? 0 : i;
-        if (batch.fields > 0) {
-          const int64_t segment = batch.segments == nullptr ? i : batch.segments[i];
-          if (segment < sample_end - batch.fields || segment >= sample_end) {
-            sample = segment / batch.fields;
-            sample_end = (sample + 1) * batch.fields;
-          }
-          if (segment < 0 || sample >= batch.clicks_n) {
-            good = false;
-            return;
-          }
-          of_clicks = sample;
-        }
-        const uint64_t mixed = Mix64(keys[i]);
-        Occurrence& o = occurrences[cursor[ShardOf(mixed)]++];
-        o.mixed = mixed;
+        Occurrence& o = occurrences[cursor[shard_of_[i]]++];
+        o.mixed = Mix64(keys[i]);
         o.position = static_cast<int32_t>(i);
-        o.show = batch.shows[all_shows ? 0 : i];
-        o.click = batch.clicks[of_clicks];
       }
     }
   });
-  if (!good) return -1;
+  const bool all_shows = batch.shows_n == 1, all_clicks = batch.fields == 0 && batch.clicks_n == 1;
+  const uint32_t fields = std::max<uint32_t>(1, batch.fields);
+  std::atomic<bool> good(true);
   unique_begin_.assign(kShards + 1, 0);
   parallel_for(kShards, 8 * n / kShards, [&](int64_t first, int64_t last) {
     static thread_local std::vector<int32_t> table;  // unique + 1; 0: empty
@@ -91,6 +78,15 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
       int32_t u = 0;
       for (int64_t i = begin; i < end; ++i) {
         Occurrence& o = occurrences[i];
+        uint32_t of_clicks = all_clicks ? 0 : o.position;
+        if (batch.fields > 0) {
+          of_clicks =
+              static_cast<uint32_t>(batch.segments == nullptr ? o.position : batch.segments[o.position]) / fields;
+          if (of_clicks >= batch.clicks_n) {  // a negative segment too
+            good = false;
+            return;
+          }
+        }
         uint64_t p = o.mixed & (slots - 1);
         while (entries[p] != 0 && uniques[entries[p] - 1].mixed != o.mixed) p = (p + 1) & (slots - 1);
         if (entries[p] == 0) {
@@ -99,43 +95,54 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
         }
         o.unique = entries[p] - 1;
         Unique& unique = uniques[o.unique];
-        unique.show += o.show;
-        unique.click += o.click;
+        unique.show += batch.shows[all_shows ? 0 : o.position];
+        unique.click += batch.clicks[of_clicks];
         ++unique.count;
       }
       unique_begin_[s + 1] = u;
+      table.resize(std::max<size_t>(table.size(), u));
+      int32_t* const next = table.data();
+      int32_t at = static_cast<int32_t>(begin);
+      for (int32_t k = 0; k < u; ++k) {
+        next[k] = at;
+        at += uniques[k].count;
+      }
+      for (int64_t i = begin; i < end; ++i) order[next[occurrences[i].unique]++] = occurrences[i].position;
     }
   });
+  if (!good) return -1;
   for (int s = 0; s < kShards; ++s) unique_begin_[s + 1] += unique_begin_[s];
   return unique_begin_[kShards];
 }
 
-void Dedupe::Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts, int32_t* order,
+void Dedupe::Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts,
                    const ParallelFor& parallel_for) {
   const int64_t n = static_cast<int64_t>(occurrences_.size());
   const Occurrence* const occurrences = occurrences_.data();
   starts[0] = 0;
-  parallel_for(kShards, 5 * n / kShards, [&](int64_t first, int64_t last) {
-    static thread_local std::vector<int32_t> next;
+  parallel_for(kShards, n / kShards, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
-      const int32_t base = unique_begin_[s], u = unique_begin_[s + 1] - base;
-      next.resize(u);
-      int32_t* const cursor = next.data();
+      const Unique* from = uniques_.data() + shard_begin_[s];
       int32_t at = shard_begin_[s];
-      for (int32_t k = 0; k < u; ++k) {
-        const Unique& from = uniques_[shard_begin_[s] + k];
-        unique[base + k] = Unmix64(from.mixed);
-        shows[base + k] = from.show;
-        clicks[base + k] = from.click;
-        cursor[k] = at;
-        at += from.count;
-        starts[base + k + 1] = at;
+      for (int32_t j = unique_begin_[s]; j < unique_begin_[s + 1]; ++j, ++from) {
+        unique[j] = Unmix64(from->mixed);
+        shows[j] = from->show;
+        clicks[j] = from->click;
+        at += from->count;
+        starts[j + 1] = at;
       }
-      const int32_t end = shard_begin_[s + 1];
-      for (int32_t i = shard_begin_[s]; i < end; ++i) {
-        const Occurrence& o = occurrences[i];
-        inverse[o.position] = base + o.unique;
-        order[cursor[o.unique]++] = o.position;
+    }
+  });
+  // By position, so that no two threads write one line of the cache: the occurrences of a shard come in their order.
+  parallel_for(blocks_, 2 * n / blocks_, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      int32_t next[kShards];
+      const int32_t* begin =
+          b == 0 ? shard_begin_.data() : &cursor_[(b - 1) * kShards];  // where the block before ended
+      std::copy(begin, begin + kShards, next);
+      for (int64_t i = n * b / blocks_; i < n * (b + 1) / blocks_; ++i) {
+        const int shard = shard_of_[i];
+        inverse[i] = unique_begin_[shard] + occurrences[next[shard]++].unique;
       }
     }
   });

@@ -25,13 +25,13 @@ class Dedupe {
     const int32_t* segments = nullptr;  // [n] sample * F + field; null: occurrence i is of sample i / F
   };
 
-  // Finds the distinct keys. Returns their number u, or -1 where a segment's sample is not in [0, clicks_n).
-  int64_t Find(const Batch& batch, const ParallelFor& parallel_for, int threads);
+  // Finds the distinct keys and writes order [n]. Returns their number u, or -1 where a segment's sample is not in
+  // [0, clicks_n).
+  int64_t Find(const Batch& batch, const ParallelFor& parallel_for, int threads, int32_t* order);
 
-  // Writes what the last Find found: unique keys by shard, by first occurrence within; inverse [n];
-  // sums of shows and clicks [u]; starts [u + 1] and order [n]: the occurrences of unique j are
-  // order[starts[j]:starts[j + 1]], ascending.
-  void Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts, int32_t* order,
+  // Writes the rest of what the last Find found: unique keys by shard, by first occurrence within; inverse [n]; sums of
+  // shows and clicks [u]; starts [u + 1]: the occurrences of unique j are order[starts[j]:starts[j + 1]], ascending.
+  void Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts,
              const ParallelFor& parallel_for);
 
  private:
@@ -39,7 +39,6 @@ class Dedupe {
     uint64_t mixed;  // Mix64(key), a bijection: equal where the keys are
     int32_t position;
     int32_t unique;  // within its shard
-    float show, click;
   };
   struct Unique {
     uint64_t mixed;
@@ -47,6 +46,8 @@ class Dedupe {
     int32_t count;
   };
 
+  int64_t blocks_ = 1;                   // of occurrences, by position
+  std::vector<uint8_t> shard_of_;        // [n], by position
   std::vector<int32_t> cursor_;          // [blocks, kShards], where a block's next occurrence of a shard goes
   std::vector<Occurrence> occurrences_;  // [n] by shard, then position
   std::vector<Unique> uniques_;          // those of shard s from shard_begin_[s] on
