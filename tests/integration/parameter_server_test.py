@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -176,6 +177,40 @@ class ParameterServerTest(tf.test.TestCase):
       for name in ('logloss', 'auc', 'calibration'):
         if name in b:
           self.assertAllClose(a[name], b[name], rtol=1e-4)
+
+  def test_a_run_goes_on_with_any_number_of_ranks_or_servers(self):
+    """Day by day on 1, 3, 2 and 1 ranks, 2 workers with 2 servers, and 3 ranks: as one process that trains all days."""
+    horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
+    environment = os.environ | {'CTR_THREADS': '1'}
+
+    def ranks(number, module, *args):
+      launcher = [] if number == 1 else [horovodrun, '--gloo', '-np', str(number), '-H', f'localhost:{number}']
+      done = subprocess.run([*launcher, sys.executable, '-m', module, *args], cwd=ROOT, env=environment, timeout=LIMIT, capture_output=True, text=True,
+                            check=False)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      return done.stdout
+    one, many = self.directory('alone'), self.directory('many')
+    evaluation = os.path.join(self.work, 'day_1.csv')
+    for day in (2, 3, 4, 5):
+      write_log(os.path.join(self.work, f'day_{day}.csv'), day, 1500 + day)
+    ranks(1, 'trainer.run', '--config', self.config(range(6)), '--run_dir', one)
+    for day, number in enumerate((1, 3, 2, 1, None, 3)):
+      config = self.config(range(day + 1))
+      if number is None:
+        self.finish(self.start_job(self.cluster(2, 2), config, many, '--set', 'sync.mode=ps'))
+      else:
+        ranks(number, 'trainer.run', '--config', config, '--run_dir', many)
+      # What was saved predicts the same on the next number of ranks.
+      if day in (0, 1):
+        found = [json.loads(re.search(r'{.*}', ranks(n, 'trainer.evaluate', '--run_dir', many, '--data', evaluation)).group()) for n in (1, 3, 2)]
+        for other in found[1:]:
+          self.assertAllClose([other[k] for k in ('logloss', 'auc', 'gauc')], [found[0][k] for k in ('logloss', 'auc', 'gauc')], rtol=1e-6)
+    self.assert_same(many, one)
+    for a, b in zip(*([e for e in read_events(d) if e['event'] in ('train', 'day_end')] for d in (many, one)), strict=True):
+      self.assertEqual([a.get(k) for k in ('event', 'step', 'features', 'admitted', 'evicted')],
+                       [b.get(k) for k in ('event', 'step', 'features', 'admitted', 'evicted')])
+      if 'logloss' in b:
+        self.assertAllClose([a['logloss'], a['auc']], [b['logloss'], b['auc']], rtol=1e-5)
 
   def test_async_goes_on_without_a_lost_worker_which_comes_back(self):
     run_dir, config = self.directory('async'), self.config([9], checkpoint={'every_steps': 40})
