@@ -20,7 +20,7 @@ __all__ = ['KINDS', 'SHARDS', 'FeatureLifecycle', 'Policy']
 
 KINDS = ('delta', 'base', 'all')
 SHARDS = 256  # logical shards, by the top 8 bits of Mix64(key)
-CHUNK_FEATURES = 65536  # most features of one chunk of an export
+CHUNK_FEATURES, CHUNK_BYTES = 65536, 16 << 20  # the most of one chunk of an export
 COLUMNS = {'key': np.int64, 'show': np.float64, 'click': np.float64, 'delta_score': np.float64, 'unseen_days': np.uint16,
            'age_days': np.uint16, 'slot': np.uint16, 'admitted': np.bool_}
 
@@ -196,7 +196,7 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_bytes(self.handle)
 
   def export_state(self, path=None, shards=None):
-    """Everything the table holds, losslessly, a chunk of at most 65536 features at a time. Eager only.
+    """Everything the table holds, losslessly, a chunk of at most 65536 features and about 16 MiB at a time. Eager only.
 
     Args:
       path: write the chunks to this `.npz` file (under a temporary name, synced, renamed).
@@ -224,11 +224,16 @@ class FeatureLifecycle:
         os.remove(temporary)
     return features
 
+  def _row_floats(self):
+    """Floats that the widest feature has beside its lifecycle."""
+    return 0
+
   def _chunks(self, shards):
+    most = max(1, min(CHUNK_FEATURES, CHUNK_BYTES // (64 + 4 * self._row_floats())))
     for shard in shards:
       begin = 0
       while begin >= 0:
-        columns = self._ops.ctr_lifecycle_export(self.handle, shard, begin, CHUNK_FEATURES)._asdict()
+        columns = self._ops.ctr_lifecycle_export(self.handle, shard, begin, most)._asdict()
         begin = int(columns.pop('next'))
         chunk = {name: column.numpy() for name, column in columns.items()}
         if len(chunk['key']):

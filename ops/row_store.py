@@ -49,6 +49,11 @@ class TableSpec:
     """Factors of a row."""
     return sum(p.width for p in self.parts)
 
+  @property
+  def floats(self):
+    """Weights and optimizer state of a row."""
+    return 1 + state_floats(self.linear, 1) + self.width + state_floats(self.factors, self.width)
+
 
 @dataclasses.dataclass(frozen=True)
 class PoolLayout:
@@ -319,6 +324,9 @@ class RowStore(FeatureLifecycle):
   def settle(self, hyper, step):
     """Takes, on every row, the steps up to and with `step` that it sat out, where l2_mode is 'owed': before rows are read for good."""
     return self._ops.ctr_row_store_settle(self.handle, hyper, step)
+
+  def _row_floats(self):
+    return max(t.floats for t in self.tables)
 
   def clear(self):
     """Forgets all features and rows."""

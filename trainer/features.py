@@ -86,7 +86,8 @@ def transform_dense(dense, columns, stats):
   dense = tf.convert_to_tensor(dense, tf.float32)
   if any(has_log1p(c) for c in columns):
     dense = tf.where([has_log1p(c) for c in columns], tf.sign(dense) * tf.math.log1p(tf.abs(dense)), dense)
-  dense = (dense - stats[0]) / stats[1]
+  if any('standardise' in c.transform for c in columns):
+    dense = (dense - stats[0]) / stats[1]
   return tf.where(tf.math.is_nan(dense), tf.constant([c.missing for c in columns], tf.float32), dense)
 
 

@@ -12,8 +12,9 @@ def _bucket(logits, buckets):
   """float32 [B] -> int32 [B] in [0, buckets), not falling as the logit grows."""
   half = buckets // 2
   bits = tf.bitcast(tf.abs(logits), tf.int32)
-  place = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.int64) * half // _BITS
-  return tf.cast(tf.where(logits < 0, half - 1 - place, half + place), tf.int32)
+  share = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.float64) / _BITS
+  place = tf.cast(share * half, tf.int32)
+  return tf.where(logits < 0, half - 1 - place, half + place)
 
 
 class Metrics:

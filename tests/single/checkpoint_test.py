@@ -219,6 +219,18 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       save(self.directory, stores, step=1 + size)
     self.assertGreater(len(wanted), 500)
 
+  def test_blocks_of_wide_rows_are_small(self):
+    keys = np.arange(1 << 52, (1 << 52) + 20_000)
+    keys = keys[shard_of(keys) == 7][:40]
+    store = RowStore(Policy(admission='none'), tables=[TableSpec('wide', (Part('plain', 500_000),), factors='sgd')], slot_table=[-1, 0])
+    for part in np.array_split(keys, 10):
+      rows = store.pull(part)
+      store.push(part, rows, tf.ones([4]), tf.zeros([4]), tf.zeros([4]), tf.zeros_like(rows.factors), [1.0],
+                 row_store.hyper([(RowOptimizer(), RowOptimizer(kind='sgd'))]), 1)
+    chunks = [(len(chunk['key']), chunk['factors_wide'].nbytes) for chunk in store.export_state()]
+    self.assertLess(max(size for _, size in chunks), 17 << 20)
+    self.assertEqual(sum(n for n, _ in chunks), 40)
+
   def test_rows_of_another_layout_are_refused(self):
     save(self.directory, [Store(self.chunks)])
     store = RowStore(tables=[TableSpec('small', (Part('plain', 1),)), TableSpec('wide', (Part('plain', 9),))], slot_table=[-1, 0, 1, 0])

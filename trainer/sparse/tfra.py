@@ -106,6 +106,9 @@ class TfraStore(FeatureLifecycle):
       table.remove(tf.gather(keys, self._of_table(keys, t)))
     return keys
 
+  def _row_floats(self):
+    return max(t.floats for t in self.tables)
+
   def clear(self):
     super().import_state([])
     for table in self._rows:
