@@ -63,6 +63,7 @@ class PoolLayout:
   """
   slot_table: tuple[int, ...]  # [F], the table of each field, ascending
   parts: tuple[tuple[Part, ...], ...]  # of each table
+  poolings: tuple[str, ...] = ()  # [F] of 'sum', 'mean', 'sqrtn'; (): no slot's sum is divided
   slots: bool = True  # whether the slot sums of plain parts are wanted; those of field parts always are
   totals: bool = False  # whether Σ x·v and Σ x²·‖v‖² over a sample are wanted of plain parts; the latter of field parts always is
 
@@ -76,7 +77,7 @@ class PoolLayout:
   def attributes(self):
     """Attributes of the pooling ops, which know parts of all tables in one list, and their D."""
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
-    return {'parts': len(parts), 'table_of_field': list(self.slot_table), 'part_tables': [t for t, _, _ in parts],
+    return {'parts': len(parts), 'table_of_field': list(self.slot_table), 'poolings': list(self.poolings), 'part_tables': [t for t, _, _ in parts],
                 'part_widths': [p.width // len(self.slot_table) if field else p.width for _, p, field in parts],
                 'part_field': [field for _, _, field in parts], 'part_slots': [field or self.slots for _, _, field in parts],
             'part_totals': [self.totals and not field for _, _, field in parts]}
@@ -108,6 +109,7 @@ class Rows(typing.NamedTuple):
 class Pooled(typing.NamedTuple):
   """Slot sums of B samples. What the layout does not want has 0 in place of B."""
   linear: tf.Tensor  # float32 [B, F], Σ x·w
+  norm: tf.Tensor  # float32 [B, F], what pooling divides a slot's sum by (trainer.features.pool_norm)
   slots: list[list[tf.Tensor]]  # of each table's parts float32 [B, fields of the table, width], Σ x·v
   totals: list[list[tf.Tensor]]  # likewise float32 [B, width], Σ x·v over all fields of the table
   squares: list[list[tf.Tensor]]  # likewise float32 [B], Σ x²·‖v‖², field parts: over the columns of the feature's own field
@@ -203,10 +205,10 @@ def pool(rows, deduped, values, segments, batch_size, layout):
     layout: a `PoolLayout`.
   Returns: `Pooled`.
   """
-  linear, slots, totals, squares = library.load().ctr_pool(
+  linear, norm, slots, totals, squares = library.load().ctr_pool(
       linear=rows.linear, inverse=deduped.inverse, factors=rows.factors, offsets=rows.offsets, values=values, segments=segments,
       batch_size=batch_size, starts=deduped.starts, order=deduped.order, **layout.attributes())
-  return Pooled(linear, layout.by_table(slots), layout.by_table(totals), layout.by_table(squares))
+  return Pooled(linear, norm, layout.by_table(slots), layout.by_table(totals), layout.by_table(squares))
 
 
 @tf.RegisterGradient('CtrPool')
@@ -215,11 +217,11 @@ def _pool_gradient(op, *gradients):
   del linear
   parts = op.get_attr('parts')
   gradients = [tf.zeros([0]) if g is None else g for g in gradients]
-  attributes = {name: op.get_attr(name) for name in ('table_of_field', 'part_tables', 'part_widths', 'part_field', 'part_slots', 'part_totals')}
+  attributes = {name: op.get_attr(name) for name in ('table_of_field', 'poolings', 'part_tables', 'part_widths', 'part_field', 'part_slots', 'part_totals')}
   linear_grad, factors_grad = library.load().ctr_pool_grad(
       factors=factors, offsets=offsets, values=values, segments=segments, batch_size=batch_size, starts=starts, order=order,
-      linear_grad=gradients[0], slots_grads=gradients[1:1 + parts], totals_grads=gradients[1 + parts:1 + 2 * parts],
-      squares_grads=gradients[1 + 2 * parts:], **attributes)
+      linear_grad=gradients[0], slots_grads=gradients[2:2 + parts], totals_grads=gradients[2 + parts:2 + 2 * parts],
+      squares_grads=gradients[2 + 2 * parts:], **attributes)
   return [linear_grad, None, factors_grad, None, None, None, None, None, None]
 
 

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 from ops import row_store
 from ops.row_store import Part, PoolLayout
+from trainer.features import pool_norm
 
 PLAIN = PoolLayout([0, 0, 0], [[Part('plain', 4)]], totals=True)
 FIELD = PoolLayout([0, 0, 0], [[Part('field', 6)]])
@@ -78,7 +79,8 @@ def double_loop(batch, layout, linear, factors):
 
 def run(batch, layout, linear=None, factors=None):
   rows = row_store.Rows(None, batch.rows.offsets, batch.rows.linear if linear is None else linear, batch.rows.factors if factors is None else factors)
-  return tf.nest.flatten(list(row_store.pool(rows, batch.deduped, batch.values, batch.segments, batch.size, layout)))
+  pooled = row_store.pool(rows, batch.deduped, batch.values, batch.segments, batch.size, layout)
+  return tf.nest.flatten([pooled.linear, pooled.slots, pooled.totals, pooled.squares])
 
 
 class PoolTest(tf.test.TestCase, parameterized.TestCase):
@@ -90,6 +92,20 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual([list(x.shape) for x in found], [list(x.shape) for x in wanted])
     for f, w in zip(found, wanted):
       self.assertAllClose(f, w, rtol=1e-4, atol=1e-5)
+
+  @parameterized.product(fast=[False, True], size=[0, 1, 50])
+  def test_norm_equals_the_served_one(self, fast, size):
+    batch = make_batch(np.random.default_rng(7), PLAIN, size, fast)
+    values = batch.values
+    if len(values) > 9:
+      values[:9] = [0, -1, 1, 2, 0, 0, -3, 3, -1]
+    poolings = ('mean', 'sum', 'sqrtn')
+    layout = PoolLayout([0, 0, 0], PLAIN.parts, poolings=poolings)
+    found = row_store.pool(batch.rows, batch.deduped, values, batch.segments, size, layout).norm
+    if fast or not size:  # no segments
+      self.assertAllEqual(found, np.ones([size, 3]))
+    else:
+      self.assertAllClose(found, pool_norm(values, batch.segments, size, poolings))
 
   @parameterized.product(layout=LAYOUTS, fast=[False, True])
   def test_gradient_equals_finite_differences(self, layout, fast):
@@ -157,7 +173,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
       return pooled
     keys = batch.deduped.unique[batch.deduped.inverse]
     found = f(batch.rows.linear, batch.rows.factors, batch.rows.offsets, keys, batch.values, batch.segments, batch.size)
-    self.assertAllClose(tf.nest.flatten(list(found)), run(batch, PLAIN))
+    self.assertAllClose(tf.nest.flatten([found.linear, found.slots, found.totals, found.squares]), run(batch, PLAIN))
 
   def test_no_features_at_all(self):
     empty = np.zeros([0], np.float32)

@@ -3,7 +3,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops import row_store
-from trainer.features import pool_norm, transform_dense
+from trainer.features import transform_dense
 from trainer.layers.embedded import Embedded
 
 
@@ -21,7 +21,8 @@ class Embedding:
     self.num_slots = len(slots)
     self._slots, self._totals, self._field = (name in needs for name in ('factors', 'totals', 'field_factors'))
     # A feature's own value divides by itself: pooling only matters where a slot may hold several.
-    self._poolings = [s.pooling if s.separator or s.value_separator else 'sum' for s in slots]
+    poolings = tuple(s.pooling if s.separator or s.value_separator else 'sum' for s in slots)
+    self._pools = any(p != 'sum' for p in poolings)
     ids = cfg.slot_ids()
     self.slot_table = [-1] * (max(ids.values()) + 1)
     for s in slots:
@@ -33,7 +34,7 @@ class Embedding:
     self.tables = [row_store.TableSpec(name=name, parts=parts(t), init=t.init, init_scale=t.init_scale, linear=t.linear.kind, factors=t.factors.kind)
                    for name, t in tables]
     self.layout = row_store.PoolLayout(slot_table=tuple(names.index(s.table) for s in slots), parts=tuple(t.parts for t in self.tables),
-                                       slots=self._slots, totals=self._totals)
+                                       poolings=poolings if self._pools else (), slots=self._slots, totals=self._totals)
     self._optimizers = [(t.linear, t.factors) for _, t in tables]
     self.owes = any(o.l2_mode == 'owed' for pair in self._optimizers for o in pair)  # rows that sat out steps take them later
     self.stats = tf.Variable(np.stack([np.zeros(len(cfg.data.dense)), np.ones(len(cfg.data.dense))]), dtype=tf.float32, trainable=False, name='dense_stats')
@@ -57,4 +58,4 @@ class Embedding:
         totals=[parts[0] for parts in pooled.totals] if self._totals else [],
         squares=tf.add_n([parts[0] for parts in pooled.squares]) if self._totals else None,
         field_factors=field_factors, field_squares=field_squares,
-        norm=pool_norm(batch.values, batch.segments, size, self._poolings), dense=transform_dense(batch.dense, self._data.dense, self.stats))
+        norm=pooled.norm if self._pools else None, dense=transform_dense(batch.dense, self._data.dense, self.stats))

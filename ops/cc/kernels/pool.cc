@@ -15,7 +15,14 @@ class PoolOpKernel : public tensorflow::OpKernel {
   explicit PoolOpKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
     std::vector<int> tables, widths;
     std::vector<bool> field, slots, totals;
+    std::vector<std::string> poolings;
     OP_REQUIRES_OK(context, context->GetAttr("table_of_field", &layout_.table_of_field));
+    OP_REQUIRES_OK(context, context->GetAttr("poolings", &poolings));
+    for (const std::string& name : poolings) {
+      OP_REQUIRES(context, name == "sum" || name == "mean" || name == "sqrtn",
+                  absl::InvalidArgumentError(absl::StrCat("poolings: found ", name, "; wanted sum, mean or sqrtn")));
+      layout_.poolings.push_back(name == "sum" ? Pooling::kSum : name == "mean" ? Pooling::kMean : Pooling::kSqrtN);
+    }
     OP_REQUIRES_OK(context, context->GetAttr("part_tables", &tables));
     OP_REQUIRES_OK(context, context->GetAttr("part_widths", &widths));
     OP_REQUIRES_OK(context, context->GetAttr("part_field", &field));
@@ -85,6 +92,9 @@ class PoolOp : public PoolOpKernel {
     tensorflow::Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, {batch.batch, layout_.num_fields()}, &output));
     out.linear = output->flat<float>().data();
+    const bool norm = !layout_.poolings.empty();
+    OP_REQUIRES_OK(context, context->allocate_output(1, {norm ? batch.batch : 0, layout_.num_fields()}, &output));
+    if (norm) out.norm = output->flat<float>().data();
     const auto allocate = [&](int index, bool wanted, const tensorflow::TensorShape& shape, std::vector<float*>* to) {
       TF_RETURN_IF_ERROR(context->allocate_output(index, shape, &output));
       to->push_back(wanted ? output->flat<float>().data() : nullptr);
@@ -93,11 +103,11 @@ class PoolOp : public PoolOpKernel {
     for (int p = 0; p < parts(); ++p) {
       const PoolPart& part = layout_.parts[p];
       OP_REQUIRES_OK(
-          context, allocate(1 + p, part.slots, {part.slots ? batch.batch : 0, fields_of(p), part.columns}, &out.slots));
+          context, allocate(2 + p, part.slots, {part.slots ? batch.batch : 0, fields_of(p), part.columns}, &out.slots));
       OP_REQUIRES_OK(
-          context, allocate(1 + parts() + p, part.totals, {part.totals ? batch.batch : 0, part.columns}, &out.totals));
+          context, allocate(2 + parts() + p, part.totals, {part.totals ? batch.batch : 0, part.columns}, &out.totals));
       OP_REQUIRES_OK(context,
-                     allocate(1 + 2 * parts() + p, part.squares(), {part.squares() ? batch.batch : 0}, &out.squares));
+                     allocate(2 + 2 * parts() + p, part.squares(), {part.squares() ? batch.batch : 0}, &out.squares));
     }
     OP_REQUIRES(
         context,

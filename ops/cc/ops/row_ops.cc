@@ -312,7 +312,7 @@ Status PoolShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("part_totals", &part_totals));
   const size_t parts = part_tables.size();
   if (part_widths.size() != parts || part_field.size() != parts || part_slots.size() != parts ||
-      part_totals.size() != parts || c->num_outputs() != static_cast<int>(1 + 3 * parts)) {
+      part_totals.size() != parts || c->num_outputs() != static_cast<int>(2 + 3 * parts)) {
     return absl::InvalidArgumentError(
         "part_tables, part_widths, part_field, part_slots, part_totals: wanted one a part");
   }
@@ -321,16 +321,19 @@ Status PoolShape(InferenceContext* c) {
   DimensionHandle batch;
   TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(6, &batch));
   const int64_t fields = table_of_field.size();
+  std::vector<std::string> poolings;
+  TF_RETURN_IF_ERROR(c->GetAttr("poolings", &poolings));
   c->set_output(0, c->Matrix(batch, fields));
+  c->set_output(1, c->Matrix(poolings.empty() ? c->MakeDim(0) : batch, fields));
   for (size_t p = 0; p < parts; ++p) {
     int64_t own = 0;
     for (const int t : table_of_field) own += t == part_tables[p];
     const int64_t columns = part_field[p] ? part_widths[p] * fields : part_widths[p];
     const DimensionHandle none = c->MakeDim(0);
     const DimensionHandle width = c->MakeDim(columns);
-    c->set_output(1 + p, c->MakeShape({part_slots[p] ? batch : none, c->MakeDim(own), width}));
-    c->set_output(1 + parts + p, c->Matrix(part_totals[p] ? batch : none, width));
-    c->set_output(1 + 2 * parts + p, c->Vector(part_totals[p] || part_field[p] ? batch : none));
+    c->set_output(2 + p, c->MakeShape({part_slots[p] ? batch : none, c->MakeDim(own), width}));
+    c->set_output(2 + parts + p, c->Matrix(part_totals[p] ? batch : none, width));
+    c->set_output(2 + 2 * parts + p, c->Vector(part_totals[p] || part_field[p] ? batch : none));
   }
   return absl::OkStatus();
 }
@@ -352,7 +355,9 @@ REGISTER_OP("CtrPool")
     .Attr("part_field: list(bool)")
     .Attr("part_slots: list(bool)")
     .Attr("part_totals: list(bool)")
+    .Attr("poolings: list(string)")
     .Output("pooled_linear: float")
+    .Output("norm: float")
     .Output("slots: parts * float")
     .Output("totals: parts * float")
     .Output("squares: parts * float")
@@ -375,7 +380,10 @@ part_widths: D.
 part_field: a part of F * D columns, D for each field.
 part_slots: whether its slot sums are wanted.
 part_totals: whether its totals are wanted, of a plain part.
+poolings: [F] of sum, mean, sqrtn; or empty: norm is not wanted.
 pooled_linear: [B, F], sum of x * w.
+norm: [B, F], what pooling divides a slot's sum by: sum of x (mean) or the square root of the sum of x^2 (sqrtn), infinity
+  where that is 0; 1 for sum and for empty slots; or [0, F].
 slots: of each part [B, fields of its table, columns], sum of x * v; or [0, ...].
 totals: of each part [B, columns], sum of x * v over all its fields; or [0, columns].
 squares: where there are totals, and of field parts, [B], sum of x^2 * |v|^2, for field parts over the columns of the
@@ -401,6 +409,7 @@ REGISTER_OP("CtrPoolGrad")
     .Attr("part_field: list(bool)")
     .Attr("part_slots: list(bool)")
     .Attr("part_totals: list(bool)")
+    .Attr("poolings: list(string)")
     .Output("linear_sums: float")
     .Output("factors_sums: float")
     .SetShapeFn([](InferenceContext* c) {

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace ctr {
 namespace {
@@ -47,7 +49,9 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
       const int row_width = layout.row_width[table];
       const int64_t place = b * layout.fields[table] + (f - layout.first_field[table]);
       const int64_t segment = b * fields + f;
-      float weight = 0.0f;
+      const Pooling pooling = out.norm == nullptr ? Pooling::kSum : layout.poolings[f];
+      const int64_t slot_begin = i;
+      float weight = 0.0f, divisor = 0.0f;
       bool any = false;
       while (i < in.n && (in.segments == nullptr ? i == segment : in.segments[i] == segment)) {
         if (i + 2 * kAhead < in.n) {
@@ -64,6 +68,7 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
         const float x = in.values == nullptr ? 1.0f : in.values[i];
         ++i;
         weight += x * linear[j];
+        divisor += pooling == Pooling::kSqrtN ? x * x : x;
         const int32_t offset = in.offsets[j];
         const int width = in.offsets[j + 1] - offset;
         if (width == 0) continue;
@@ -94,6 +99,12 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
         any = true;
       }
       out.linear[segment] = weight;
+      if (out.norm != nullptr) {
+        if (pooling == Pooling::kSqrtN) divisor = std::sqrt(divisor);
+        out.norm[segment] = pooling == Pooling::kSum || i == slot_begin ? 1.0f
+                            : divisor == 0.0f                           ? std::numeric_limits<float>::infinity()
+                                                                        : divisor;
+      }
       if (!any) {
         for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
           if (out.slots[p] == nullptr) continue;
@@ -215,6 +226,7 @@ std::string PoolLayout::Complete() {
     }
     if (fields[t]++ == 0) first_field[t] = static_cast<int>(f);
   }
+  if (!poolings.empty() && poolings.size() != table_of_field.size()) return "poolings: wanted one a field, or none";
   row_width.assign(tables, 0);
   first_part.assign(tables + 1, 0);
   int last = 0;

@@ -3,6 +3,8 @@
 // A row's factors are the concatenation of its table's parts: a plain part has D columns (fm, dnn), a field part F*D,
 // D for each field of the batch (ffm). For sample b, field f and its features i with values x_i:
 //   linear [b, f]              = sum_i x_i w_i
+//   norm [b, f]                = sum_i x_i (mean) or sqrt(sum_i x_i^2) (sqrt-n); 1 where f is summed or empty; infinite
+//                                where it would be 0
 //   slots of a part [b, f']    = sum_i x_i v_i                 f' = f's place among its table's fields
 //   totals of a part [b]       = sum_f sum_i x_i v_i
 //   squares of a part [b]      = sum_f sum_i x_i^2 |v_i|^2     of a field part: over the columns of f itself only
@@ -30,9 +32,12 @@ struct PoolPart {
   bool squares() const { return field || totals; }
 };
 
+enum class Pooling { kSum, kMean, kSqrtN };
+
 // What stays the same from batch to batch.
 struct PoolLayout {
   std::vector<int> table_of_field;  // [F], ascending
+  std::vector<Pooling> poolings;    // [F], or empty: norm is not wanted
   std::vector<PoolPart> parts;      // by table, in the order of a row's columns
   std::vector<int> first_field;     // [T], of each table
   std::vector<int> fields;          // [T]
@@ -62,6 +67,7 @@ std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int
 // width; then the results mean nothing.
 struct PoolOutputs {
   float* linear = nullptr;      // [batch, F]
+  float* norm = nullptr;        // [batch, F]
   std::vector<float*> slots;    // [parts]: [batch, fields of its table, columns]
   std::vector<float*> totals;   // [parts]: [batch, columns]
   std::vector<float*> squares;  // [parts]: [batch]
