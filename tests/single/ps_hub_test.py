@@ -218,6 +218,28 @@ class HubTest(tf.test.TestCase):
     self.assertEqual(status, 3)
     self.assertRegex(text, r'^worker 1 \(process \d+ on .*\) was lost: its connection closed')
 
+  def test_mode_ps_goes_back_to_its_checkpoint_where_grpc_sent_a_request_twice(self):
+    sync, again = Sync(mode='ps', lost_peer_seconds=600), threading.Event()
+    hub, restarts = Hub(cluster('ps', 0, 2), sync, {'a': 1}), []
+
+    def restart(*_):  # stands in for exec: two processes come again and finish
+      restarts.append(threading.get_ident())
+      if len(restarts) == 2:
+        for i in range(2):
+          threading.Thread(target=lambda i=i: Peers(hub.address, cluster('worker', i, 2), sync, {'a': 1}).bye(), daemon=True).start()
+      again.wait()
+
+    def work(i):
+      peers = Peers(hub.address, cluster('worker', i, 2), sync, {'a': 1})
+      if i == 1:
+        peers.fail_by(tf.errors.AbortedError(None, None, 'The same RunGraph (Worker) request was received twice.'))
+      peers.gather(i)
+    with tf.compat.v1.test.mock.patch.object(hub_module.os, 'execv', restart):
+      for i in range(2):
+        threading.Thread(target=work, args=(i,), daemon=True).start()
+      self.assertEqual(hub.wait(), 0)
+    self.assertLen(restarts, 2)
+
   def test_processes_must_be_told_the_same(self):
     exits, patch = self.ended()
     with patch:

@@ -1,5 +1,6 @@
 """Workers and servers in one process, a thread each: N workers in mode ps train the same model as one process on the same global batches."""
 import dataclasses
+import functools
 import itertools
 import os
 import socket
@@ -216,6 +217,35 @@ class PsStepTest(tf.test.TestCase):
       for key, (*_, linear, factors) in full.items():
         self.assertAllClose(half[key][3], linear, rtol=0.05, atol=2e-3)
         self.assertAllClose(half[key][4], factors, rtol=0.05, atol=2e-3)
+
+  def test_a_request_that_grpc_sent_twice(self):
+    """Without a barrier the worker goes on: it reads again, and takes its push for done."""
+    batches = [make_batch(np.random.default_rng(i), 32) for i in range(3)]
+
+    def refused_once(run):
+      calls = []
+
+      def wrapped(*args):
+        result = run(*args)
+        calls.append(result)
+        if len(calls) == 2:
+          raise tf.errors.AbortedError(None, None, 'The same RunGraph (Worker) request was received twice. graph_handle: "4"')
+        return result
+      return wrapped
+
+    def work(step, peers, twice):
+      del peers
+      if twice:
+        step.servers._pulls = {k: refused_once(run) for k, run in step.servers._pulls.items()}
+        step.servers._push = refused_once(step.servers._push)
+      for batch in batches:
+        step.train(step.stage(batch), [0, 0, 0])
+      return rows_of(step.store.export_state())
+    cfg = make_config(self.rules('sgd', 0.1) | {'sync.mode': 'ps_async'})
+    (plain,), (twice,) = (LocalCluster(cfg, 1, 1).run(functools.partial(work, twice=t)) for t in (False, True))
+    self.assertEqual(plain.keys(), twice.keys())
+    for key, row in plain.items():
+      self.assertAllClose(row[3], twice[key][3])
 
   def test_colliding_pushes_all_count(self):
     """Three workers push onto one set of keys at once; with SGD and a linear model the sums do not depend on the order."""

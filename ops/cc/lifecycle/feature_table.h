@@ -124,7 +124,7 @@ class FeatureTable {
         const int64_t local = static_cast<uint32_t>(entry) - 1;
         const char* feature = reinterpret_cast<const char*>(At(local));
         __builtin_prefetch(feature, 1);
-        __builtin_prefetch(feature + sizeof(Feature) - 1, 1);
+        __builtin_prefetch(feature + stride_ - 1, 1);
         return local;
       }
     }

@@ -15,6 +15,7 @@ namespace {
 
 // Keys that are worked on at a time: what one phase prefetches, the next one finds in the L1 cache.
 constexpr int kGroup = 64;
+constexpr int64_t kAhead = 20;  // rows between a prefetch and its copy
 constexpr int64_t kChunkBytes = 16 << 10;
 
 void Prefetch(const float* begin, int n) {
@@ -176,8 +177,8 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       std::lock_guard<std::mutex> lock(shard.mutex);
       const bool intact = erased[s] == shards_[s].erased;
       for (int64_t at = begin; at < end; ++at) {
-        if (at + 8 < end) {
-          const int64_t next = groups.At(at + 8);
+        if (at + kAhead < end) {
+          const int64_t next = groups.At(at + kAhead);
           if (rows[next] >= 0) {
             const int table = layout_.TableOf(keys[next]);
             Prefetch(Row(s, table, rows[next]), layout_.tables[table].width);

@@ -9,6 +9,11 @@ from trainer.config import UserError
 WANTED = ('wanted \'{"cluster": {"ps": ["host:port", …], "worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}\'')
 
 
+def sent_twice(error):
+  """Whether gRPC sent one of TensorFlow's requests twice, as it does now and then on a busy machine; the server runs the first and refuses the second."""
+  return isinstance(error, tf.errors.AbortedError) and 'received twice' in error.message
+
+
 @dataclasses.dataclass(frozen=True)
 class Cluster:
   """Servers and workers as host:port, and which of them this process is. A `chief` is worker 0."""

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import UserError
+from trainer.sync.ps.cluster import sent_twice
 from trainer.sync.watch import EXIT_STATUS
 
 _LENGTH = struct.Struct('!Q')
@@ -282,7 +283,7 @@ class Hub:
         if self._phase == 'apart' or member.index not in self._view:
           self._do_without(member.index, text)
         else:
-          self._restart(text)
+          self._restart(text, ' when it is here again')
       else:
         self._end(text)
 
@@ -304,9 +305,9 @@ class Hub:
       self._hand_out()
       self._meet()
 
-  def _restart(self, text):
-    """Sends all workers back to the last checkpoint, once the lost one is here again."""
-    text += '. All go back to the last checkpoint when it is here again'
+  def _restart(self, text, when=''):
+    """Sends all workers back to the last checkpoint."""
+    text += f'. All go back to the last checkpoint{when}'
     _say(f'[ps 0] {text}')
     for name in [n for n, m in self._members.items() if m.kind == 'worker']:
       self._members.pop(name).wire.send('restart', text)
@@ -341,6 +342,12 @@ class Hub:
       self._fail(text, 2)
     else:
       self._fail(f'{member.process} failed: {text}. The job ends; {CONTINUE}.', status)
+
+  def _on_again(self, member, text):
+    if self._finished:
+      self._on_fail(member, text, 1)
+    elif self._phase != 'forming':  # else all are on their way back
+      self._restart(f'{member.process} failed: {text}')
 
   def _on_bye(self, member):
     self._finished.add(member.index)
@@ -462,7 +469,7 @@ class Peers:
     except OSError as e:
       raise UserError(f'{self._name} cannot reach the hub of ps 0 at {address[0]}:{address[1]}: {e.strerror or e}; '
                       'wanted this port open between hosts') from None
-    self._silence = sync.lost_peer_seconds
+    self._silence, self._together = sync.lost_peer_seconds, sync.mode == 'ps'
     self._wire = _Wire(connection, sync.lost_peer_seconds, lambda: time.monotonic() - self._progress)
     self._wire.send('hello', cluster.kind, cluster.index, f'process {os.getpid()} on {os.uname().nodename}', settings)
     threading.Thread(target=self._receive, daemon=True).start()
@@ -557,7 +564,12 @@ class Peers:
       self.progress()
 
   def fail_by(self, error):
-    """Says that this process failed by an exception. Where TensorFlow found a process gone, the hub has time first to say which one."""
+    """Says that this process failed by an exception. Where TensorFlow found a process gone, the hub has time first to say which one.
+
+    Where gRPC failed by itself and all step together, they go back to the last checkpoint.
+    """
+    if sent_twice(error) and self._together:
+      self._wire.send('again', one_line(error))
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
       time.sleep(self._silence + 5)  # the hub ends this process
     self.fail(one_line(error), 1)

@@ -8,10 +8,12 @@ import threading
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.util import deprecation
 
 from ops import library, row_store
+from trainer.sync.ps.cluster import sent_twice
 
 v1 = tf.compat.v1
 
@@ -241,9 +243,18 @@ class Servers:
           failed(e)
       threading.Thread(target=run, name='steps', daemon=True).start()
 
+  def _read(self, run):
+    """Runs what changes nothing, again where a request was sent twice."""
+    while True:
+      try:
+        return run()
+      except tf.errors.AbortedError as e:
+        if not sent_twice(e):
+          raise
+
   def pull(self, keys, train):
     """Rows of distinct keys (int64 [u], by logical shard) as NumPy: (Rows, keys of each server int32 [S], dense variables where train)."""
-    linear, factors, offsets, sent, values, *dense = self._pulls[train](keys)
+    linear, factors, offsets, sent, values, *dense = self._read(lambda: self._pulls[train](keys))
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
     return row_store.Rows(None, offsets, linear, factors), sent, dense
@@ -254,13 +265,19 @@ class Servers:
     Returns: mode ps: the counts of all workers; else the number of pushes so far.
     """
     self.bytes += sum(a.nbytes for a in arrays)
-    return self._push(*arrays)
+    try:
+      return self._push(*arrays)
+    except tf.errors.AbortedError as e:
+      if self._sync or not sent_twice(e):
+        raise
+      logging.warning('gRPC sent a push twice: the servers may have taken only a part of it')
+      return self.state()[1]
 
   # State
 
   def state(self):
     """Arrays of (dense variables and optimizer slots, step, rate)."""
-    *state, step, rate = self.session.run(self._state_fetch)
+    *state, step, rate = self._read(lambda: self.session.run(self._state_fetch))
     return state, step, rate
 
   def assign(self, state=None, step=None, rate=None):
