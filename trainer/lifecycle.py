@@ -12,7 +12,7 @@ from trainer import checkpoint, config, export, report
 from trainer.config import UserError
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass, prefetch
-from trainer.features import dense_stats, empty_batch
+from trainer.features import dense_stats, empty_batch, to_tensor
 from trainer.files import together
 from trainer.metrics import Metrics, group_auc_sums, result
 from trainer.prepare import prepare_pass
@@ -54,6 +54,8 @@ class Job:
     self.progress = Progress()
     self._checkpoints = os.path.join(cfg.run_dir, 'checkpoints')
     self._best = os.path.join(cfg.run_dir, 'best')
+    self._metrics = Metrics(cfg)  # of evaluations
+    self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
     self._stop = False
     self._reporter = None
     self._last_save = time.monotonic()
@@ -126,14 +128,14 @@ class Job:
 
   def evaluate(self, prepared):
     """Metrics over all samples of the passes and over all ranks: dict auc, logloss, calibration, gauc, examples."""
-    metrics = Metrics(self.cfg)
+    self._metrics.reset()
     grouped = []
     for one in prepared:
       for batch, probabilities in self.predict(one):
-        metrics.update(batch.label, tf.constant(probabilities), batch.weight)
+        self._measure(batch.label, to_tensor(probabilities), batch.weight)
         if self.cfg.data.group:
           grouped.append((batch.group.numpy(), batch.label.numpy(), probabilities, batch.weight.numpy()))
-    values = result(self.peers.sum_arrays(metrics.state()))
+    values = result(self.peers.sum_arrays(self._metrics.state()))
     if self.cfg.data.group:
       # A group's samples meet on one rank, where its AUC is exact.
       columns = [np.concatenate(c) for c in zip(*grouped)] if grouped else [np.zeros([0], t) for t in (np.int64, 'f', 'f', 'f')]

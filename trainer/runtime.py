@@ -6,7 +6,6 @@ import random
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')  # with Keras 3, Horovod's wrappers train without any allreduce
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-os.environ.setdefault('HOROVOD_CYCLE_TIME', '0.2')  # ms; each all-to-all waits for a cycle of its own
 
 import numpy as np
 import tensorflow as tf

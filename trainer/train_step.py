@@ -1,11 +1,12 @@
 """One training step: rows in, gradients out, ranks met, everything updated."""
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ops.row_store import Deduped
 from trainer.config import INTERACTIONS, UserError
-from trainer.features import SlotBatch
+from trainer.features import SlotBatch, to_tensor
 from trainer.losses import per_sample_loss
 from trainer.metrics import Metrics
 from trainer.model import build
@@ -96,7 +97,7 @@ class TrainStep:
 
   def stage(self, batch):
     """SlotBatch (NumPy) -> Staged. Any thread may call it."""
-    batch = SlotBatch(*map(tf.constant, batch))
+    batch = SlotBatch(*map(to_tensor, batch))
     return Staged(batch, self.embedding.dedupe(batch))
 
   def train(self, staged, flags):
@@ -107,7 +108,7 @@ class TrainStep:
       flags: three numbers, this process's (has a next batch, asks to stop, asks for a checkpoint).
     Returns: float32 [5], summed over ranks: weight, loss, and how many ranks raised each flag.
     """
-    return self._train(*staged, tf.constant(flags, tf.float32)).numpy()
+    return self._train(*staged, to_tensor(np.array(flags, np.float32))).numpy()
 
   def predict(self, staged):
     """Staged -> probabilities float32 [B]; changes nothing. Every rank calls it, with zero samples too."""

@@ -3,7 +3,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import DenseColumn
-from trainer.features import dense_stats, hash_keys, pool_norm, transform_dense
+from trainer.features import dense_stats, hash_keys, pool_norm, to_tensor, transform_dense
 
 
 class HashKeysTest(tf.test.TestCase):
@@ -94,6 +94,30 @@ class PoolNormTest(tf.test.TestCase):
     graph = tf.function(lambda v, s, b: pool_norm(v, s, b, ['mean', 'sqrtn']), input_signature=spec)
     self.assertAllEqual(graph(*none, 3), np.ones([3, 2]))
     self.assertAllEqual(graph(*none, 0), np.ones([0, 2]))
+
+
+class ToTensorTest(tf.test.TestCase):
+
+  def test_is_a_copy_of_any_array(self):
+    for array in (np.arange(7, dtype=np.int64)[::2], np.float32([[1, 2], [3, 4]]).T, np.zeros([0, 3], np.float32), np.int32(5), np.zeros([0], np.int64)):
+      tensor = to_tensor(array)
+      wanted = np.array(array)
+      self.assertEqual((tensor.dtype.as_numpy_dtype, tuple(tensor.shape)), (wanted.dtype, wanted.shape))
+      self.assertAllEqual(tensor, wanted)
+    own = np.zeros([3])
+    tensor = to_tensor(own)
+    own[0] = 1
+    self.assertAllEqual(tensor, [0, 0, 0])
+
+  def test_loses_no_memory(self):
+    import psutil
+    array, process = np.zeros([10], np.float32), psutil.Process()
+    for _ in range(2000):
+      to_tensor(array)
+    before = process.memory_info().rss
+    for _ in range(20_000):
+      to_tensor(array)
+    self.assertLess(process.memory_info().rss - before, 2 << 20)  # tf.constant: 6.5 MiB
 
 
 if __name__ == '__main__':
