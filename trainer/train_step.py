@@ -1,11 +1,12 @@
 """One training step: rows in, gradients out, ranks met, everything updated."""
+import functools
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from ops.row_store import DEDUPED_SPEC, Deduped
-from trainer.config import INTERACTIONS, UserError
+from trainer.config import UserError
 from trainer.features import SlotBatch, empty_batch, to_tensor
 from trainer.losses import per_sample_loss
 from trainer.metrics import Metrics
@@ -18,12 +19,18 @@ BATCH_SPEC = SlotBatch(
     keys=tf.TensorSpec([None], tf.int64), values=tf.TensorSpec([None], tf.float32), segments=tf.TensorSpec([None], tf.int32),
     dense=tf.TensorSpec([None, None], tf.float32), label=tf.TensorSpec([None], tf.float32), weight=tf.TensorSpec([None], tf.float32),
     group=tf.TensorSpec([None], tf.int64))
+ROUTE_SPEC = DEDUPED_SPEC, BATCH_SPEC.weight
 
 
 class Staged(NamedTuple):
   """A batch on its way into a step, with all that needs nothing of the model: made ahead, while the step before runs."""
   batch: SlotBatch  # tensors
   deduped: Deduped
+
+
+def traced(function, *specs):
+  """`function` as a graph of tensors of these specs. Its call takes half as long as a tf.function's, which may have several."""
+  return tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
 
 
 def dense_optimizer(config):
@@ -77,8 +84,6 @@ class TrainStep:
     self.store = self._open_rows(cfg, peers)
     self.metrics = Metrics(cfg)
     self._loss = per_sample_loss(cfg.model)
-    # Dropout draws by a sample's place in the global batch, which costs a small collective.
-    self._draws = any(i.kind not in INTERACTIONS or i.args.get('dropout') for i in cfg.model.interactions)
     self._optimizer = dense_optimizer(cfg.train.dense_optimizer)
     self._optimizer._create_all_weights(self.model.trainable_variables)  # now, so that a checkpoint can fill them before the first step
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -86,17 +91,25 @@ class TrainStep:
     self._dense_rate = cfg.train.dense_optimizer.learning_rate
 
   def _open_rows(self, cfg, peers):
-    """Readies the functions of a step. Returns: `store`."""
+    """Readies what a step needs. Returns: `store`."""
     store = make_store(cfg, self.embedding)
     self._rows = rows_of(store, peers, cfg)
-    routed = self._rows.routed
-    self._train = tf.function(self._train_graph, autograph=False, input_signature=[
-        BATCH_SPEC, DEDUPED_SPEC, routed, routed and DEDUPED_SPEC, tf.TensorSpec([3], tf.float32)])
-    self._predict = tf.function(self._predict_graph, input_signature=[BATCH_SPEC, DEDUPED_SPEC], autograph=False)
-    self._route = tf.function(self._rows.route, input_signature=[DEDUPED_SPEC], autograph=False)
     self._nothing = self.stage(empty_batch(len(cfg.data.dense)))
-    self._ahead = self._nothing, None  # a Staged, and what routing its keys gave
+    self._ahead = None, None  # a Staged, and what routing its keys gave
     return store
+
+  @functools.cached_property
+  def _train(self):
+    routed = self._rows.routed
+    return traced(self._train_graph, BATCH_SPEC, DEDUPED_SPEC, routed, routed and ROUTE_SPEC, tf.TensorSpec([3]))
+
+  @functools.cached_property
+  def _predict(self):
+    return traced(self._predict_graph, BATCH_SPEC, DEDUPED_SPEC)
+
+  @functools.cached_property
+  def _route(self):
+    return traced(self._rows.route, *ROUTE_SPEC)
 
   # One step
 
@@ -116,9 +129,10 @@ class TrainStep:
     """
     of, routed = self._ahead
     if of is not staged:
-      routed = self._route(staged.deduped)
+      routed = self._route(staged.deduped, staged.batch.weight)
     following = following or self._nothing
-    counts, routed = self._train(*staged, routed, self._rows.routed and following.deduped, to_tensor(np.array(flags, np.float32)))
+    counts, routed = self._train(*staged, routed, self._rows.routed and (following.deduped, following.batch.weight),
+                                 to_tensor(np.array(flags, np.float32)))
     self._ahead = following, routed
     return counts.numpy()
 
@@ -127,20 +141,20 @@ class TrainStep:
     return self._predict(*staged).numpy()
 
   def _train_graph(self, batch, deduped, routed, following, flags):
+    total, before = self._rows.totals(batch.weight, routed)
+    scale = 1 / tf.maximum(total, 1e-12)  # a step in which nobody has a sample changes nothing
     rows = self._rows.pull(deduped, routed, train=True)
-    before = self._peers.samples_before(tf.size(batch.label)) if self._draws else 0
-    position = tf.stack([self._step, tf.cast(before, tf.int64)])
     loss, weight, probabilities, dense, linear, factors = sample_gradients(
-        self.model, self.embedding, self._loss, batch, deduped, rows, position)
+        self.model, self.embedding, self._loss, batch, deduped, rows, tf.stack([self._step, before]))
     *dense, counts = self._peers.sum_all([*dense, tf.concat([[weight, loss], flags], 0)])
-    scale = 1 / tf.maximum(counts[0], 1e-12)  # a step in which nobody has a sample changes nothing
+    self._rows.push(deduped, rows, linear, factors, scale, self.embedding.hyper(self._rate), self._step + 1)
     self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(dense, self.model.trainable_variables)])
-    self._rows.push(deduped, rows, linear, factors, scale, self.embedding.hyper(self._rate), self._step.assign_add(1))
+    self._step.assign_add(1)
     self.metrics.update(batch.label, probabilities, batch.weight)
-    return counts, self._rows.route(following)
+    return counts, self._rows.route(*following) if following else ()
 
   def _predict_graph(self, batch, deduped):
-    rows = self._rows.pull(deduped, self._rows.route(deduped), train=False)
+    rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
     return self.model.probability(self.model(self.embedding.embed(batch, deduped, rows), training=False))
 
   def align(self):

@@ -40,17 +40,19 @@ def observe(store, deduped, hyper):
 
 
 def count_exchange(peers):
-  """Makes the lanes of `peers` count what leaves this rank for others. Returns the counter, int64 bytes; call before a step is built."""
+  """Makes the lanes of `peers` count the rows that leave this rank for others. Returns the counter, int64 bytes; call before a step is built."""
   sent, plain = tf.Variable(0, dtype=tf.int64, trainable=False), peers.lane
 
   def lane():
-    all_to_all = plain()
+    made = plain()
+    all_to_all = made.all_to_all
 
     def counting(values, counts):
-      row = tf.size(values, tf.int64) // tf.maximum(tf.shape(values, tf.int64)[0], 1) * values.dtype.size
+      row = sum(tf.size(v, tf.int64) // tf.maximum(tf.shape(v, tf.int64)[0], 1) * v.dtype.size for v in values)
       sent.assign_add(row * tf.cast(tf.reduce_sum(counts) - counts[peers.rank], tf.int64))
       return all_to_all(values, counts)
-    return counting
+    made.all_to_all = counting
+    return made
   peers.lane = lane
   return sent
 

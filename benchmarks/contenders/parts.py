@@ -58,7 +58,7 @@ def main():
   def push(deduped, pulled, linear, factors, number):
     rows.push(deduped, pulled, linear, factors, 1.0 / cfg.train.batch_size, step.embedding.hyper(tf.constant(1.0)), number)
 
-  pull = function(lambda d: rows.pull(d, rows.route(d), True))
+  pull = function(lambda d: rows.pull(d, (), True))
   embed, pool_both, model, push = function(step.embedding.embed), function(embed_and_back), function(layers), function(push)
 
   def update(gradients):

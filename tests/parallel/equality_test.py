@@ -63,11 +63,11 @@ class EqualityTest(tf.test.TestCase):
     cls.runtime = Runtime(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     cls.peers = allreduce.peers(cls.runtime)
 
-  def check(self, tree, batches_of, days=1, rtol=1e-5):
+  def check(self, tree, batches_of, days=1, rtol=1e-5, peers=None):
     """batches_of(rank) -> this rank's list of batches, one list a day; trains on them and compares with one process."""
     cfg = make_config(tree)
     size, rank = self.peers.size, self.peers.rank
-    step, losses, evicted = TrainStep(cfg, self.peers), [], []
+    step, losses, evicted = TrainStep(cfg, peers or self.peers), [], []
     everything = [batches_of(r) for r in range(size)]
     empty = empty_batch(2)
     for day in range(days):
@@ -161,6 +161,28 @@ class EqualityTest(tf.test.TestCase):
 
   def test_tfra_store(self):
     self.check(self.keep | {'sparse.store': 'tfra'}, self.uneven())
+
+  normed = {'model': {'interactions': ['linear', {'dnn': {'hidden': [8, 4], 'batch_norm': 'sync', 'dropout': 0.3}}]}}
+
+  def test_batch_norm_and_dropout_of_the_global_batch(self):
+    self.check(self.keep | self.normed, self.uneven(one_has_none=False), rtol=1e-4)
+    self.check(self.keep | self.normed, self.uneven(), rtol=1e-4)
+
+  def test_sums_by_horovod_as_between_gpus(self):
+    self.check(self.keep | self.normed, self.uneven(), rtol=1e-4, peers=allreduce.Horovod('localhost', nccl=True))
+
+  def test_sums_over_ranks(self):
+    rank, size = self.peers.rank, self.peers.size
+    ranks = np.arange(size)
+    tensors = [np.full([2, 3], rank, np.float32), np.full([], rank, np.float32), np.zeros([0, 4], np.float32), np.full([1001], rank, np.float32)]
+    for value, total in zip(tensors, self.peers.sum_all(tensors)):
+      self.assertAllEqual(total, np.full(value.shape, ranks.sum()))
+    arrays = {'counts': np.array([rank, 2 ** 60], np.int64), 'loss': np.array(0.1 * rank), 'more': np.ones([2, 2], np.int64)}
+    sums = self.peers.sum_arrays(arrays)
+    self.assertAllEqual(sums['counts'], [ranks.sum(), size * 2 ** 60])
+    self.assertAllClose(sums['loss'], 0.1 * ranks.sum(), rtol=1e-15)
+    self.assertAllEqual(sums['more'], np.full([2, 2], size))
+    self.assertEqual({k: v.dtype for k, v in sums.items()}, {k: v.dtype for k, v in arrays.items()})
 
 
 if __name__ == '__main__':

@@ -45,11 +45,7 @@ class Embedding:
 
   def dedupe(self, batch):
     """The batch's unique keys with the shows and clicks of their occurrences: ops.row_store.Deduped."""
-    return self._dedupe(batch.keys, batch.label, batch.segments)
-
-  @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)])
-  def _dedupe(self, keys, label, segments):
-    return row_store.dedupe(keys, clicks=tf.cast(label > 0.5, tf.float32), segments=segments, fields=self.num_slots)
+    return row_store.dedupe(batch.keys, clicks=tf.cast(batch.label > 0.5, tf.float32), segments=batch.segments, fields=self.num_slots)
 
   def embed(self, batch, deduped, rows):
     """Pools rows (linear [u], factors flat) to the layers' `Embedded`; differentiable in both."""

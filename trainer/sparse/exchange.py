@@ -26,10 +26,21 @@ class LocalRows:
     self._store = store
     self._per_feature = cfg.sparse.gradient_scale == 'feature'
 
-  def route(self, deduped):
-    """Sends keys to their owners; reads no rows, so that it may happen a batch ahead. Returns: what `pull` wants of it."""
-    del deduped
+  def route(self, deduped, weight):
+    """Sends keys to their owners and tells all ranks how much this one has; reads no rows, so that it may happen a batch ahead.
+
+    Args:
+      deduped: ops.row_store.Deduped of this process's samples.
+      weight: float32 [B], theirs.
+    Returns: what `totals` and `pull` want of it.
+    """
+    del deduped, weight
     return ()
+
+  def totals(self, weight, routed):
+    """The weight of all ranks' samples, float32 [], and how many lower ranks have, int64 []. Args: as of, and from, `route`."""
+    del routed
+    return tf.reduce_sum(weight), tf.zeros([], tf.int64)
 
   def pull(self, deduped, routed, train):
     """Reads rows; changes nothing.
@@ -64,6 +75,8 @@ class Routed(NamedTuple):
   sent: tf.Tensor  # int32 [N] keys that went to each owner
   received: tf.Tensor  # int32 [N] keys that came from each rank
   owned: row_store.Deduped  # of all keys that came here
+  weights: tf.Tensor  # float32 [N], of each rank's samples
+  samples: tf.Tensor  # int64 [N], how many each rank has
 
 
 class _Sharded(NamedTuple):
@@ -76,38 +89,40 @@ class _Sharded(NamedTuple):
 
 
 class ShardedRows(LocalRows):
-  """Rows are sharded over N ranks by the hash of their key; a step takes three all-to-alls.
+  """Rows are sharded over N ranks by the hash of their key; a step takes three all-to-alls of rows.
 
   Keys (with their shows and clicks) go to their owners, rows come back, gradients go to the owners, who sum them. What travels is
   one entry for each key that is unique on a rank; a feature that has no factors yet costs no factors.
   """
-  routed = Routed(*[tf.TensorSpec([None], tf.int32)] * 2, row_store.DEDUPED_SPEC)
+  routed = Routed(*[tf.TensorSpec([None], tf.int32)] * 2, row_store.DEDUPED_SPEC, tf.TensorSpec([None]), tf.TensorSpec([None], tf.int64))
 
   def __init__(self, store, peers, cfg):
     super().__init__(store, cfg)
     # A lane each: the next batch's keys may come before or after this one's rows.
     self._keys_lane, self._rows_lane, self._gradients_lane = (peers.lane() for _ in range(3))
-    self._size = peers.size
+    self._rank, self._size = peers.rank, peers.size
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
 
-  def route(self, deduped):
+  def route(self, deduped, weight):
     sent = row_store.owner_counts(deduped.unique, self._size)  # owners hold contiguous ranges of shards, and keys are grouped by shard
-    counts = tf.bitcast(tf.stack([deduped.shows, deduped.clicks], 1), tf.int64)
-    message, received = self._keys_lane(tf.stack([deduped.unique, counts], 1), sent)
-    keys, counts = tf.unstack(message, axis=1)
-    shows, clicks = tf.unstack(tf.bitcast(counts, tf.float32), axis=1)
-    return Routed(sent, received, row_store.dedupe(keys, shows, clicks))
+    (keys, shows, clicks), received = self._keys_lane.all_to_all([deduped.unique, deduped.shows, deduped.clicks], sent)
+    own = tf.reduce_sum(weight), tf.size(weight, tf.int64)
+    (weights, samples), _ = self._keys_lane.all_to_all([tf.fill([self._size], x) for x in own], tf.ones([self._size], tf.int32))
+    return Routed(sent, received, row_store.dedupe(keys, shows, clicks), weights, samples)
+
+  def totals(self, weight, routed):
+    return tf.reduce_sum(routed.weights), tf.reduce_sum(routed.samples[:self._rank])
 
   def pull(self, deduped, routed, train):
     owned = self._store.pull(routed.owned.unique, train)
     buffer, splits = row_store.pack_rows(owned, routed.owned.inverse, routed.received, self._dtype)
-    buffer, _ = self._rows_lane(buffer, splits)
+    (buffer,), _ = self._rows_lane.all_to_all([buffer], splits)
     linear, factors, offsets = row_store.unpack_rows(buffer, routed.sent, deduped.unique, self._store.slot_table, [t.width for t in self._store.tables])
     return _Sharded(linear, factors, offsets, routed, owned)
 
   def push(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
     routed = rows.routed
     buffer, splits = row_store.pack_gradients(linear_gradient, factors_gradient, rows.offsets, routed.sent, self._dtype)
-    buffer, _ = self._gradients_lane(buffer, splits)
+    (buffer,), _ = self._gradients_lane.all_to_all([buffer], splits)
     linear, factors = row_store.sum_gradients(buffer, routed.received, rows.owned.offsets, routed.owned)
     self._push(routed.owned, rows.owned, linear, factors, scale, hyper, step)

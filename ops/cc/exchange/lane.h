@@ -1,4 +1,4 @@
-// All-to-alls between processes over TCP, one after the other. TensorFlow-free.
+// Collectives between processes over TCP, one after the other. TensorFlow-free.
 //
 // A process that has nothing for another one sends it a header of 8 bytes all the same, so that all meet in every call.
 // What crosses is `int64 bytes` and as many bytes, in the machines' own order: hosts of one kind are taken for granted.
@@ -13,6 +13,16 @@
 
 namespace ctr {
 
+// Memory that is sent from, or received into.
+struct Span {
+  char* data;
+  int64_t bytes;
+};
+using Spans = std::vector<Span>;
+
+// Bytes [begin, end) of what `spans` hold together.
+Spans Slice(const Spans& spans, int64_t begin, int64_t end);
+
 class Lane {
  public:
   // fds: a connected socket to each process, which the lane owns from here on; -1 at `rank`, this process's own place.
@@ -23,33 +33,39 @@ class Lane {
 
   int size() const { return static_cast<int>(fds_.size()); }
 
-  // Gives the memory for what comes: bytes[r] from each process r, one process's after the other's. false: there is
-  // none.
-  using Allocate = std::function<bool(const std::vector<int64_t>& bytes, char** to)>;
+  // Gives the memory for what comes: bytes[r] from each process r. Its failure ends the lane, here and, by its
+  // connections, for all.
+  using Allocate = std::function<Status(const std::vector<int64_t>& bytes, std::vector<Spans>* to)>;
 
-  // Sends bytes[r] of `data` to each process r, one process's after the other's, and takes what each sends here. Every
-  // process calls it, in the same order of calls; one call at a time. Aborted naming the process whose connection
-  // ended, or where there was no memory; from then on every call fails.
-  Status Exchange(const char* data, const std::vector<int64_t>& bytes, const Allocate& allocate);
+  // Sends from[r] to each process r and takes what each sends here. Every process calls it, in the same order of calls;
+  // one call at a time. Aborted naming the process whose connection ended; from then on every call fails.
+  Status AllToAll(const std::vector<Spans>& from, const Allocate& allocate);
+
+  // Sums floats over all processes, in the order of their ranks: the same bits everywhere. Each sums a share of them
+  // and sends it to all (reduce-scatter, then all-gather), so that what travels does not grow with the number of
+  // processes. own, sums: of as many floats, the same number on every process. Errors as of AllToAll, and DataLoss for
+  // processes that differ in this number.
+  Status AllReduce(const Spans& own, const Spans& sums);
 
  private:
   // One connection's part of a call.
   struct Transfer {
     int64_t header_out = 0, header_in = 0;
-    const char* from = nullptr;
-    char* to = nullptr;
+    Spans from, to;
+    bool has_memory = false;
     int64_t sent = 0, received = 0;  // bytes, headers included
 
     bool all_sent() const { return sent == kHeader + header_out; }
     bool has_header() const { return received >= kHeader; }
     bool all_received() const { return has_header() && received == kHeader + header_in; }
+    bool can_receive() const { return !has_header() || (has_memory && !all_received()); }
   };
   static constexpr int64_t kHeader = sizeof(int64_t);
 
   // What the socket takes, or has, now. false: the connection ended.
   static bool Send(int fd, Transfer* t);
   static bool Receive(int fd, Transfer* t);
-  Status Lost(int rank);
+  Status Broken(Status why);  // ends the lane, for the others too
 
   const std::vector<int> fds_;
   const int rank_;

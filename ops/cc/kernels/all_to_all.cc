@@ -1,154 +1,109 @@
-// All-to-alls on a lane, each run by the lane's own thread: none of TensorFlow's waits for a peer.
-#include <condition_variable>
-#include <deque>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
-
-#include "ops/cc/exchange/lane.h"
+// Rows to every rank and from every rank.
 #include "ops/cc/kernels/feature_table_resource.h"
-#include "tensorflow/core/framework/resource_op_kernel.h"
+#include "ops/cc/kernels/lane_resource.h"
 
 namespace ctr {
 namespace {
 
-class LaneResource : public tensorflow::ResourceBase {
- public:
-  LaneResource(std::vector<int> fds, int rank) : state_(std::make_shared<State>(std::move(fds), rank)) {
-    std::thread([state = state_] { Work(state.get()); }).detach();
-  }
-  ~LaneResource() override { Run(nullptr); }
-
-  Lane* lane() { return &state_->lane; }
-  // Runs `work` after all that was given before, on the lane's thread; null ends it.
-  void Run(std::function<void()> work) {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->works.push_back(std::move(work));
-    state_->more.notify_one();
-  }
-  std::string DebugString() const override { return "Lane"; }
-
- private:
-  // Outlives the resource, whose last user may be a work on this thread.
-  struct State {
-    State(std::vector<int> fds, int rank) : lane(std::move(fds), rank) {}
-    Lane lane;  // of the works, which follow one another
-    std::mutex mutex;
-    std::condition_variable more;
-    std::deque<std::function<void()>> works;  // guarded by mutex
-  };
-
-  static void Work(State* state) {
-    while (true) {
-      std::function<void()> work;
-      {
-        std::unique_lock<std::mutex> lock(state->mutex);
-        state->more.wait(lock, [state] { return !state->works.empty(); });
-        work = std::move(state->works.front());
-        state->works.pop_front();
-      }
-      if (work == nullptr) return;
-      work();
-    }
-  }
-
-  const std::shared_ptr<State> state_;
-};
-
-class LaneHandleOp : public tensorflow::ResourceOpKernel<LaneResource> {
- public:
-  explicit LaneHandleOp(tensorflow::OpKernelConstruction* context) : ResourceOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("fds", &fds_));
-    OP_REQUIRES_OK(context, context->GetAttr("rank", &rank_));
-    OP_REQUIRES(context, rank_ >= 0 && rank_ < static_cast<int>(fds_.size()),
-                absl::InvalidArgumentError(
-                    absl::StrCat("rank: found ", rank_, "; wanted the place of one of the ", fds_.size(), " fds")));
-  }
-
- private:
-  tensorflow::Status CreateResource(LaneResource** resource) override {
-    *resource = new LaneResource(fds_, rank_);
-    return absl::OkStatus();
-  }
-
-  std::vector<int> fds_;
-  int rank_;
-};
-REGISTER_KERNEL_BUILDER(Name("CtrLaneHandle").Device(tensorflow::DEVICE_CPU), LaneHandleOp);
+using tensorflow::Tensor;
 
 class AllToAllOp : public tensorflow::AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
 
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override {
-    tensorflow::core::RefCountPtr<LaneResource> found;
-    OP_REQUIRES_OK_ASYNC(context, tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), &found),
-                         done);
-    const std::shared_ptr<LaneResource> resource(found.release(), [](LaneResource* r) { r->Unref(); });
-    const tensorflow::Tensor &values = context->input(1), &counts = context->input(2);
-    OP_REQUIRES_ASYNC(context, values.dims() >= 1,
-                      absl::InvalidArgumentError(
-                          absl::StrCat("values: found shape ", values.shape().DebugString(), "; wanted [n, …]")),
-                      done);
+    std::shared_ptr<LaneResource> resource;
+    OP_REQUIRES_OK_ASYNC(context, LookupLane(context, &resource), done);
     const int n = resource->lane()->size();
+    tensorflow::OpInputList values;
+    OP_REQUIRES_OK_ASYNC(context, context->input_list("values", &values), done);
+    const Tensor& counts = context->input(context->num_inputs() - 1);
     OP_REQUIRES_ASYNC(context, counts.dims() == 1 && counts.dim_size(0) == n,
                       absl::InvalidArgumentError(absl::StrCat("counts: found shape ", counts.shape().DebugString(),
                                                               "; wanted [", n, "], one for each rank")),
                       done);
-    int64_t row_bytes = tensorflow::DataTypeSize(values.dtype());
-    for (int d = 1; d < values.dims(); ++d) row_bytes *= values.dim_size(d);
-    OP_REQUIRES_ASYNC(context, row_bytes > 0, absl::InvalidArgumentError("values: found rows of no bytes"), done);
-    std::vector<int64_t> bytes(n);
+    std::vector<int64_t> row_bytes;  // of each of values
+    for (const Tensor& t : values) {
+      OP_REQUIRES_ASYNC(
+          context, t.dims() >= 1 && t.dim_size(0) == values[0].dim_size(0),
+          absl::InvalidArgumentError(absl::StrCat("values: found shapes ", values[0].shape().DebugString(), " and ",
+                                                  t.shape().DebugString(), "; wanted [n, …], the same n of all")),
+          done);
+      row_bytes.push_back(tensorflow::DataTypeSize(t.dtype()));
+      for (int d = 1; d < t.dims(); ++d) row_bytes.back() *= t.dim_size(d);
+      OP_REQUIRES_ASYNC(context, row_bytes.back() > 0, absl::InvalidArgumentError("values: found rows of no bytes"),
+                        done);
+    }
+    std::vector<Spans> from(n);
     int64_t rows = 0;
     for (int r = 0; r < n; ++r) {
       const int32_t count = counts.flat<int32_t>()(r);
-      OP_REQUIRES_ASYNC(context, count >= 0 && count <= values.dim_size(0) - rows,
-                        absl::InvalidArgumentError(absl::StrCat("counts[", r, "]: found ", count, "; wanted at most ",
-                                                                values.dim_size(0) - rows, ", what values has left")),
-                        done);
+      OP_REQUIRES_ASYNC(
+          context, count >= 0 && count <= values[0].dim_size(0) - rows,
+          absl::InvalidArgumentError(absl::StrCat("counts[", r, "]: found ", count, "; wanted at most ",
+                                                  values[0].dim_size(0) - rows, ", what values has left")),
+          done);
+      from[r] = RowsOf(values, row_bytes, rows, count);
       rows += count;
-      bytes[r] = count * row_bytes;
     }
-    OP_REQUIRES_ASYNC(context, rows == values.dim_size(0),
+    OP_REQUIRES_ASYNC(context, rows == values[0].dim_size(0),
                       absl::InvalidArgumentError(absl::StrCat("counts: found a sum of ", rows, "; wanted ",
-                                                              values.dim_size(0), ", the rows of values")),
+                                                              values[0].dim_size(0), ", the rows of values")),
                       done);
-    resource->Run([context, resource, done = std::move(done), bytes = std::move(bytes), row_bytes] {
-      const tensorflow::Tensor& values = context->input(1);
-      const Status status = resource->lane()->Exchange(values.tensor_data().data(), bytes,
-                                                       [&](const std::vector<int64_t>& received, char** to) {
-                                                         context->SetStatus(Allocate(context, received, row_bytes, to));
-                                                         return context->status().ok();
-                                                       });
-      if (!status.ok()) context->SetStatus(ToTensorFlow(status));
-      done();
-    });
+    resource->Run(
+        [context, resource, done = std::move(done), from = std::move(from), row_bytes = std::move(row_bytes)] {
+          tensorflow::Status error;  // of TensorFlow, whose own codes Status does not have
+          const Status status =
+              resource->lane()->AllToAll(from, [&](const std::vector<int64_t>& bytes, std::vector<Spans>* to) {
+                error = Allocate(context, bytes, row_bytes, to);
+                return error.ok() ? Status() : Status::Aborted("there was no memory for an all-to-all");
+              });
+          context->SetStatus(error.ok() ? ToTensorFlow(status) : error);
+          done();
+        });
   }
 
  private:
+  template <typename List>
+  static Spans RowsOf(const List& tensors, const std::vector<int64_t>& row_bytes, int64_t begin, int64_t count) {
+    Spans spans;
+    for (size_t i = 0; i < row_bytes.size(); ++i) {
+      spans.push_back({SpanOf(*Pointer(tensors[i])).data + begin * row_bytes[i], count * row_bytes[i]});
+    }
+    return spans;
+  }
+  static const Tensor* Pointer(const Tensor& t) { return &t; }
+  static const Tensor* Pointer(Tensor* t) { return t; }
+
   // The outputs, the counts filled in.
-  static tensorflow::Status Allocate(tensorflow::OpKernelContext* context, const std::vector<int64_t>& received,
-                                     int64_t row_bytes, char** to) {
-    tensorflow::Tensor *values, *counts;
-    TF_RETURN_IF_ERROR(context->allocate_output(1, {static_cast<int64_t>(received.size())}, &counts));
+  static tensorflow::Status Allocate(tensorflow::OpKernelContext* context, const std::vector<int64_t>& bytes,
+                                     const std::vector<int64_t>& row_bytes, std::vector<Spans>* to) {
+    int64_t of_all = 0;
+    for (const int64_t b : row_bytes) of_all += b;
+    const int outputs = static_cast<int>(row_bytes.size());
+    Tensor* counts;
+    TF_RETURN_IF_ERROR(context->allocate_output(outputs, {static_cast<int64_t>(bytes.size())}, &counts));
     int64_t rows = 0;
-    for (size_t r = 0; r < received.size(); ++r) {
-      const int64_t count = received[r] / row_bytes;
+    for (size_t r = 0; r < bytes.size(); ++r) {
+      const int64_t count = bytes[r] / of_all;
       rows += count;
-      if (received[r] % row_bytes != 0 || rows > std::numeric_limits<int32_t>::max()) {
-        return absl::DataLossError(
-            absl::StrCat("rank ", r, " sent ", received[r], " bytes; wanted rows of ", row_bytes));
+      if (bytes[r] % of_all != 0 || rows > std::numeric_limits<int32_t>::max()) {
+        return absl::DataLossError(absl::StrCat("rank ", r, " sent ", bytes[r], " bytes; wanted rows of ", of_all));
       }
       counts->flat<int32_t>()(r) = static_cast<int32_t>(count);
     }
-    tensorflow::TensorShape shape = context->input(1).shape();
-    shape.set_dim(0, rows);
-    TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &values));
-    *to = const_cast<char*>(values->tensor_data().data());
+    std::vector<Tensor*> received(outputs);
+    for (int i = 0; i < outputs; ++i) {
+      tensorflow::TensorShape shape = context->input(1 + i).shape();
+      shape.set_dim(0, rows);
+      TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &received[i]));
+    }
+    int64_t begin = 0;
+    for (size_t r = 0; r < bytes.size(); ++r) {
+      const int32_t count = counts->flat<int32_t>()(r);
+      (*to)[r] = RowsOf(received, row_bytes, begin, count);
+      begin += count;
+    }
     return absl::OkStatus();
   }
 };

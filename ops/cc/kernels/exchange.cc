@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,10 @@ void Convert(const float* from, int64_t n, float* to) {
   std::memcpy(to, from, sizeof(float) * n);
 }
 
+template <typename T>
+void ConvertBack(const T* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
+}
 template <typename T>
 void Add(const T* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] += static_cast<float>(from[i]);
@@ -94,14 +99,13 @@ class PackRowsOp : public tensorflow::OpKernel {
     const int32_t* count = counts.flat<int32_t>().data();
     Tensor* splits;
     OP_REQUIRES_OK(context, context->allocate_output(1, {ranks}, &splits));
-    // Where an occurrence's factors go.
-    std::vector<int64_t> place(n);
+    const std::unique_ptr<int32_t[]> place(new int32_t[n]);  // where an occurrence's factors go
     int64_t total = 0, i = 0;
     for (int64_t s = 0; s < ranks; ++s) {
       const int64_t begin = total;
       total += count[s] + MaskWords<T>(count[s]);
       for (int64_t k = 0; k < count[s]; ++k, ++i) {
-        place[i] = total;
+        place[i] = static_cast<int32_t>(total);
         total += offset[unique[i] + 1] - offset[unique[i]];
       }
       OP_REQUIRES_OK(context, CheckFits(total));
@@ -191,8 +195,7 @@ class UnpackRowsOp : public tensorflow::OpKernel {
       const int64_t begin = offset[j];
       j += count[s];
       const int64_t values = offset[j] - begin;
-      std::fill_n(v + begin, values, 0.0f);
-      Add(in + place[s], values, v + begin);
+      ConvertBack(in + place[s], values, v + begin);
     }
   }
 
@@ -252,17 +255,18 @@ class SumGradientsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, CheckLength(order, "order", n));
     OP_REQUIRES_OK(context, CheckIndices(order, "order", n));
     OP_REQUIRES_OK(context, CheckCounts(counts, "counts", n));
+    OP_REQUIRES_OK(context, CheckFits(buffer.dim_size(0)));
     const int32_t *unique = inverse.flat<int32_t>().data(), *start = starts.flat<int32_t>().data(),
                   *position = order.flat<int32_t>().data();
     // Where an occurrence's gradients lie.
-    std::vector<int64_t> linear_at(n), factors_at(n);
+    const std::unique_ptr<int32_t[]> linear_at(new int32_t[n]), factors_at(new int32_t[n]);
     int64_t at = 0, i = 0;
     for (int64_t s = 0; s < ranks; ++s) {
       const int64_t count = counts.flat<int32_t>()(s), linear = at - i;
       at += count;
       for (int64_t k = 0; k < count; ++k, ++i) {
-        linear_at[i] = linear + i;
-        factors_at[i] = at;
+        linear_at[i] = static_cast<int32_t>(linear + i);
+        factors_at[i] = static_cast<int32_t>(at);
         at += offset[unique[i] + 1] - offset[unique[i]];
       }
     }
@@ -276,13 +280,21 @@ class SumGradientsOp : public tensorflow::OpKernel {
     ParallelForOf(context)(u, 20 + 2 * width, [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; ++j) {
         const int64_t width = offset[j + 1] - offset[j];
-        w[j] = 0.0f;
-        std::fill_n(v + offset[j], width, 0.0f);
+        float sum = 0.0f;
+        bool first = true;
         for (int64_t z = start[j]; z < start[j + 1]; ++z) {
-          w[j] += static_cast<float>(in[linear_at[position[z]]]);
-          // An order that names another key's occurrence would read beyond the buffer.
-          if (unique[position[z]] == j) Add(in + factors_at[position[z]], width, v + offset[j]);
+          const int32_t i = position[z];
+          sum += static_cast<float>(in[linear_at[i]]);
+          if (unique[i] != j) continue;  // an order that names another key's occurrence would read beyond the buffer
+          if (first) {
+            ConvertBack(in + factors_at[i], width, v + offset[j]);
+          } else {
+            Add(in + factors_at[i], width, v + offset[j]);
+          }
+          first = false;
         }
+        w[j] = sum;
+        if (first) std::fill_n(v + offset[j], width, 0.0f);
       }
     });
   }

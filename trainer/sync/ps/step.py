@@ -3,6 +3,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops import row_store
+from trainer.config import INTERACTIONS
 from trainer.features import to_tensor
 from trainer.sparse.store import make_store
 from trainer.sync.ps.servers import Servers
@@ -26,6 +27,8 @@ class PsStep(TrainStep):
   def __init__(self, cfg, peers, cluster, target):
     self.cluster, self._target = cluster, target
     self.lockstep = cfg.sync.mode == 'ps'
+    # Dropout draws by a sample's place in the global batch, which costs a message more.
+    self._draws = self.lockstep and any(i.kind not in INTERACTIONS or i.args.get('dropout') for i in cfg.model.interactions)
     super().__init__(cfg, peers)
     self._samples = 0  # since the last report
     if not peers.late:
@@ -54,9 +57,7 @@ class PsStep(TrainStep):
     """As TrainStep.train; in mode ps_async the sums are of this worker alone."""
     batch, deduped = staged
     self._samples += len(batch.label)
-    before = 0
-    if self._draws and self.lockstep:
-      before = sum(self._peers.gather(len(batch.label))[:self._peers.rank])
+    before = sum(self._peers.gather(len(batch.label))[:self._peers.rank]) if self._draws else 0
     rows, sent, dense = self.servers.pull(deduped.unique.numpy(), True)
     arrays = tf.nest.map_structure(to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(before)))
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
