@@ -28,7 +28,7 @@ class Lane:
     """Sends rows to every rank, with none too.
 
     Args:
-      values: list of tensors, int64, int32, float32, float16 or bfloat16 [n, …], of each rank 0's rows, then rank 1's, ….
+      values: list of tensors, int64, int32, uint8, float32, float16 or bfloat16 [n, …], of each rank 0's rows, then rank 1's, ….
       counts: int32 [N], how many are each rank's.
     Returns: what the ranks had for this one, likewise: list of tensors [m, …], counts int32 [N].
     Raises: InvalidArgumentError for counts that are not of `values`; AbortedError naming a rank that is gone.

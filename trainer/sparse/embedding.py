@@ -37,6 +37,7 @@ class Embedding:
                                        poolings=poolings if self._pools else (), slots=self._slots, totals=self._totals)
     self._optimizers = [(t.linear, t.factors) for _, t in tables]
     self.owes = any(o.l2_mode == 'owed' for pair in self._optimizers for o in pair)  # rows that sat out steps take them later
+    self._one = tf.ones([1])  # a show of each occurrence; made once, for TensorFlow 2.16 loses memory with every constant
     self.stats = tf.Variable(np.stack([np.zeros(len(cfg.data.dense)), np.ones(len(cfg.data.dense))]), dtype=tf.float32, trainable=False, name='dense_stats')
 
   def hyper(self, rate):
@@ -45,7 +46,7 @@ class Embedding:
 
   def dedupe(self, batch):
     """The batch's unique keys with the shows and clicks of their occurrences: ops.row_store.Deduped."""
-    return row_store.dedupe(batch.keys, clicks=tf.cast(batch.label > 0.5, tf.float32), segments=batch.segments, fields=self.num_slots)
+    return row_store.dedupe(batch.keys, shows=self._one, clicks=tf.cast(batch.label > 0.5, tf.float32), segments=batch.segments, fields=self.num_slots)
 
   def embed(self, batch, deduped, rows):
     """Pools rows (linear [u], factors flat) to the layers' `Embedded`; differentiable in both."""

@@ -1,10 +1,12 @@
-"""How ranks meet: dense gradients, counts and flags in one allreduce; rows on lanes; objects and barriers beside them.
+"""How ranks meet: dense gradients, counts and flags in one allreduce, rows in all-to-alls, objects and barriers beside them.
 
 Every rank reaches every collective, with zero rows too. `hvd.join` is not used: it cannot carry all-to-all.
 """
+import pickle
 import secrets
 import socket
 
+import numpy as np
 import tensorflow as tf
 
 from ops.lane import Lane
@@ -50,15 +52,17 @@ class Horovod:
 
   Args:
     host: this rank's, as the others reach it.
-    nccl: whether a step's sums are of GPUs, by Horovod's NCCL. Those of cores go on a lane: Horovod's Gloo, which negotiates and
-      turns in its event loop, took a rank 6 ms of a step of 45 (docs/performance.md).
+    nccl: whether this rank's dense gradients are on a GPU. Where all are, they meet by Horovod's NCCL; else on a lane: Horovod's
+      Gloo, which negotiates and turns in its event loop, took a rank 6 ms of a step of 45 (docs/performance.md).
   """
 
   def __init__(self, host, nccl):
     import horovod.tensorflow as hvd
     self._hvd, self._host = hvd, host
     self.rank, self.size = hvd.rank(), hvd.size()
-    self._lane = None if nccl else self.lane()
+    self._objects = None
+    self._objects = self.lane()
+    self._lane = None if all(self.gather(nccl)) else self.lane()
 
   def sum_all(self, tensors):
     if self._lane is not None:
@@ -74,21 +78,24 @@ class Horovod:
     return tf.custom_gradient(lambda t: (over_ranks(t), over_ranks))(tensor)
 
   def sum_arrays(self, arrays):
-    sums = {}
-    for dtype in sorted({a.dtype.name for a in arrays.values()}):  # one message for all of a type
-      names = sorted(name for name, a in arrays.items() if a.dtype.name == dtype)
-      totals = self._hvd.grouped_allreduce([tf.constant(arrays[name]) for name in names], op=self._hvd.Sum, name=f'sum_{dtype}')
-      sums |= {name: total.numpy() for name, total in zip(names, totals)}
-    return sums
+    parts = self.gather(arrays)
+    return {name: sum(part[name] for part in parts) for name in arrays}
 
   def exchange(self, per_peer):
-    return [row[self.rank] for row in self.gather(per_peer)]
+    return self._swap([pickle.dumps(value) for value in per_peer])
+
+  def _swap(self, sent):
+    (received,), counts = self._objects.all_to_all([np.frombuffer(b''.join(sent), np.uint8)], [len(s) for s in sent])
+    return [pickle.loads(part) for part in np.split(received.numpy(), np.cumsum(counts[:-1]))]
 
   def broadcast(self, value):
-    return self._hvd.broadcast_object(value, root_rank=0, name='broadcast')
+    return self.gather(value if self.rank == 0 else None)[0]
 
   def gather(self, value):
-    return self._hvd.allgather_object(value, name='gather')
+    return self._swap([pickle.dumps(value)] * self.size)
+
+  def barrier(self):
+    self.gather(None)
 
   def lane(self):
     """A new ops.lane.Lane between all ranks: each connects to those below it. Every rank calls it.
@@ -97,23 +104,24 @@ class Horovod:
     """
     listener = _listen(self._host, self.size)
     listener.settimeout(_CONNECT_SECONDS)
-    secret = self.broadcast(secrets.token_bytes(16))  # nobody else's connection is taken for a rank's
     name = listener.getsockname()
-    addresses = self.gather(name if listener.family == socket.AF_UNIX else (self._host, name[1]))
+    own = name if listener.family == socket.AF_UNIX else (self._host, name[1])
+    secret = secrets.token_bytes(16)  # nobody else's connection is taken for a rank's
+    gather = self._hvd.allgather_object if self._objects is None else self.gather
     connections = {}
-    for rank, address in enumerate(addresses[:self.rank]):
+    for rank, (address, asked) in enumerate(gather((own, secret))[:self.rank]):
       try:
         connections[rank] = _connect(address)
       except OSError as e:
         raise ConnectionError(f'rank {self.rank} cannot reach rank {rank} at {_text(address)}: {e.strerror or e}; '
                               'wanted all ports open between hosts') from None
-      connections[rank].sendall(secret + self.rank.to_bytes(4, 'big'))
+      connections[rank].sendall(asked + self.rank.to_bytes(4, 'big'))
     while len(connections) < self.size - 1:
       try:
         connection, _ = listener.accept()
       except socket.timeout:
         missing = min(set(range(self.size)) - set(connections) - {self.rank})
-        raise ConnectionError(f'rank {missing} did not reach rank {self.rank} at {_text(addresses[self.rank])} within {_CONNECT_SECONDS} s; '
+        raise ConnectionError(f'rank {missing} did not reach rank {self.rank} at {_text(own)} within {_CONNECT_SECONDS} s; '
                               'wanted all ports open between hosts') from None
       connection.settimeout(_CONNECT_SECONDS)
       try:
@@ -129,9 +137,6 @@ class Horovod:
       else:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Lane([connections[r].detach() if r in connections else -1 for r in range(self.size)], self.rank)
-
-  def barrier(self):
-    self._hvd.allreduce(tf.zeros([1]), op=self._hvd.Sum, name='barrier')
 
 
 def _listen(host, backlog):
@@ -162,5 +167,4 @@ def peers(runtime):
   if runtime.size == 1:
     return Alone()
   import horovod.tensorflow as hvd
-  on_gpu = bool(hvd.nccl_built() and tf.config.list_logical_devices('GPU'))
-  return Horovod(runtime.host, nccl=all(hvd.allgather_object(on_gpu, name='on_gpu')))
+  return Horovod(runtime.host, nccl=bool(hvd.nccl_built() and tf.config.list_logical_devices('GPU')))
