@@ -86,7 +86,7 @@ def start(cfg):
   if distributed() and cfg.sync.mode == 'allreduce':
     # Horovod asks all ranks for work once in so many ms. Between cores it has none after the ranks have met (trainer.sync.allreduce).
     if not tf.config.list_physical_devices('GPU'):
-      os.environ.setdefault('HOROVOD_CYCLE_TIME', '50')
+      os.environ.setdefault('HOROVOD_CYCLE_TIME', '200')
     import horovod.tensorflow as hvd
     hvd.init()
     runtime = Runtime(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), _host(hvd.local_size() == hvd.size()))
