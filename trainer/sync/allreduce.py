@@ -48,7 +48,7 @@ class Alone:
 
 
 class Horovod:
-  """N ranks by Horovod.
+  """N ranks that Horovod started and brought together.
 
   Args:
     host: this rank's, as the others reach it.
