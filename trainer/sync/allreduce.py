@@ -62,7 +62,7 @@ class Horovod:
     self.rank, self.size = hvd.rank(), hvd.size()
     self._objects = None
     self._objects = self.lane()
-    self._lane = None if all(self.gather(nccl)) else self.lane()
+    self._lane = None if all(self.gather(nccl)) else self.lane()  # of all sums of a step: a graph keeps the order of its ops on one lane
 
   def sum_all(self, tensors):
     if self._lane is not None:
