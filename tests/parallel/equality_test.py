@@ -1,5 +1,6 @@
 """N ranks train the same model as one process on the same global batches. Run under horovodrun."""
 import itertools
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -169,7 +170,16 @@ class EqualityTest(tf.test.TestCase):
     self.check(self.keep | self.normed, self.uneven(), rtol=1e-4)
 
   def test_sums_by_horovod_as_between_gpus(self):
-    self.check(self.keep | self.normed, self.uneven(), rtol=1e-4, peers=allreduce.Horovod('localhost', nccl=True))
+    import horovod.tensorflow as hvd
+    with mock.patch.object(hvd, 'allreduce', wraps=hvd.allreduce) as over_horovod:
+      self.check(self.keep | self.normed, self.uneven(), rtol=1e-4, peers=allreduce.Horovod('localhost', nccl=True))
+    self.assertGreater(over_horovod.call_count, 1)  # dense gradients, and batch norm's sums
+
+  def test_one_rank_without_a_gpu_is_enough_for_lanes(self):
+    import horovod.tensorflow as hvd
+    peers = allreduce.Horovod('localhost', nccl=self.peers.rank == 0)
+    with mock.patch.object(hvd, 'allreduce', side_effect=AssertionError):
+      self.assertAllEqual(peers.sum_all([tf.ones([3])])[0], [self.peers.size] * 3)
 
   def test_sums_over_ranks(self):
     rank, size = self.peers.rank, self.peers.size

@@ -60,8 +60,7 @@ class Horovod:
     import horovod.tensorflow as hvd
     self._hvd, self._host = hvd, host
     self.rank, self.size = hvd.rank(), hvd.size()
-    self._objects = None
-    self._objects = self.lane()
+    self._objects = self._connected(hvd.allgather_object)
     self._lane = None if all(self.gather(nccl)) else self.lane()  # of all sums of a step: a graph keeps the order of its ops on one lane
 
   def sum_all(self, tensors):
@@ -102,12 +101,15 @@ class Horovod:
 
     Raises: ConnectionError naming a rank that cannot be reached.
     """
+    return self._connected(self.gather)
+
+  def _connected(self, gather):
+    """As `lane`; `gather`: what tells all ranks' addresses to all."""
     listener = _listen(self._host, self.size)
     listener.settimeout(_CONNECT_SECONDS)
     name = listener.getsockname()
     own = name if listener.family == socket.AF_UNIX else (self._host, name[1])
     secret = secrets.token_bytes(16)  # nobody else's connection is taken for a rank's
-    gather = self._hvd.allgather_object if self._objects is None else self.gather
     connections = {}
     for rank, (address, asked) in enumerate(gather((own, secret))[:self.rank]):
       try:

@@ -1,4 +1,4 @@
-// Collectives between processes over TCP, one after the other. TensorFlow-free.
+// Collectives between processes over stream sockets, one after the other. TensorFlow-free.
 //
 // A process that has nothing for another one sends it a header of 8 bytes all the same, so that all meet in every call.
 // What crosses is `int64 bytes` and as many bytes, in the machines' own order: hosts of one kind are taken for granted.

@@ -22,6 +22,7 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
                       absl::InvalidArgumentError(absl::StrCat("counts: found shape ", counts.shape().DebugString(),
                                                               "; wanted [", n, "], one for each rank")),
                       done);
+    Spans sent;
     std::vector<int64_t> row_bytes;  // of each of values
     for (const Tensor& t : values) {
       OP_REQUIRES_ASYNC(
@@ -29,6 +30,7 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
           absl::InvalidArgumentError(absl::StrCat("values: found shapes ", values[0].shape().DebugString(), " and ",
                                                   t.shape().DebugString(), "; wanted [n, …], the same n of all")),
           done);
+      sent.push_back(SpanOf(t));
       row_bytes.push_back(tensorflow::DataTypeSize(t.dtype()));
       for (int d = 1; d < t.dims(); ++d) row_bytes.back() *= t.dim_size(d);
       OP_REQUIRES_ASYNC(context, row_bytes.back() > 0, absl::InvalidArgumentError("values: found rows of no bytes"),
@@ -43,7 +45,7 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
           absl::InvalidArgumentError(absl::StrCat("counts[", r, "]: found ", count, "; wanted at most ",
                                                   values[0].dim_size(0) - rows, ", what values has left")),
           done);
-      from[r] = RowsOf(values, row_bytes, rows, count);
+      from[r] = RowsOf(sent, row_bytes, rows, count);
       rows += count;
     }
     OP_REQUIRES_ASYNC(context, rows == values[0].dim_size(0),
@@ -64,16 +66,14 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  template <typename List>
-  static Spans RowsOf(const List& tensors, const std::vector<int64_t>& row_bytes, int64_t begin, int64_t count) {
+  // Rows [begin, begin + count) of each of `tensors`.
+  static Spans RowsOf(const Spans& tensors, const std::vector<int64_t>& row_bytes, int64_t begin, int64_t count) {
     Spans spans;
     for (size_t i = 0; i < row_bytes.size(); ++i) {
-      spans.push_back({SpanOf(*Pointer(tensors[i])).data + begin * row_bytes[i], count * row_bytes[i]});
+      spans.push_back({tensors[i].data + begin * row_bytes[i], count * row_bytes[i]});
     }
     return spans;
   }
-  static const Tensor* Pointer(const Tensor& t) { return &t; }
-  static const Tensor* Pointer(Tensor* t) { return t; }
 
   // The outputs, the counts filled in.
   static tensorflow::Status Allocate(tensorflow::OpKernelContext* context, const std::vector<int64_t>& bytes,
@@ -92,11 +92,13 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
       }
       counts->flat<int32_t>()(r) = static_cast<int32_t>(count);
     }
-    std::vector<Tensor*> received(outputs);
+    Spans received;
     for (int i = 0; i < outputs; ++i) {
       tensorflow::TensorShape shape = context->input(1 + i).shape();
       shape.set_dim(0, rows);
-      TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &received[i]));
+      Tensor* output;
+      TF_RETURN_IF_ERROR(context->allocate_output(i, shape, &output));
+      received.push_back(SpanOf(*output));
     }
     int64_t begin = 0;
     for (size_t r = 0; r < bytes.size(); ++r) {

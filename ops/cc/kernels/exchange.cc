@@ -34,21 +34,16 @@ bool MaskBit(const T* mask, int64_t i) {
   return reinterpret_cast<const unsigned char*>(mask)[i / 8] >> (i % 8) & 1;
 }
 
-template <typename T>
-void Convert(const float* from, int64_t n, T* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(from[i]);
+template <typename From, typename To>
+void Convert(const From* from, int64_t n, To* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
-template <>
 void Convert(const float* from, int64_t n, float* to) {
   // Most are rows of some 16 values: a call for each would take longer than the copy.
   for (; n >= 16 && n < 256; n -= 16, from += 16, to += 16) std::memcpy(to, from, 16 * sizeof(float));
   if (n > 0) std::memcpy(to, from, sizeof(float) * n);
 }
 
-template <typename T>
-void ConvertBack(const T* from, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
-}
 template <typename T>
 void Add(const T* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] += static_cast<float>(from[i]);
@@ -197,7 +192,7 @@ class UnpackRowsOp : public tensorflow::OpKernel {
       const int64_t begin = offset[j];
       j += count[s];
       const int64_t values = offset[j] - begin;
-      ConvertBack(in + place[s], values, v + begin);
+      Convert(in + place[s], values, v + begin);
     }
   }
 
@@ -289,7 +284,7 @@ class SumGradientsOp : public tensorflow::OpKernel {
           sum += static_cast<float>(in[linear_at[i]]);
           if (unique[i] != j) continue;  // an order that names another key's occurrence would read beyond the buffer
           if (first) {
-            ConvertBack(in + factors_at[i], width, v + offset[j]);
+            Convert(in + factors_at[i], width, v + offset[j]);
           } else {
             Add(in + factors_at[i], width, v + offset[j]);
           }

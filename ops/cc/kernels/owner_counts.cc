@@ -1,6 +1,4 @@
 // How many keys of a batch each process owns.
-#include <algorithm>
-
 #include "ops/cc/lifecycle/hash.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -38,14 +36,14 @@ class OwnerCountsOp : public tensorflow::OpKernel {
     tensorflow::Tensor* counts;
     OP_REQUIRES_OK(c, c->allocate_output(0, tensorflow::TensorShape({owners_}), &counts));
     auto out = counts->flat<int32_t>();
-    const int64_t* const end = keys.flat<int64_t>().data() + keys.dim_size(0);
-    const int64_t* begin = keys.flat<int64_t>().data();
-    for (int64_t owner = 0; owner < owners_; ++owner) {
-      const int64_t* const next = std::partition_point(begin, end, [&](int64_t key) {
-        return static_cast<int64_t>(ctr::ShardOf(ctr::Mix64(key))) * owners_ / ctr::kShards <= owner;
-      });
-      out(owner) = static_cast<int32_t>(next - begin);
-      begin = next;
+    out.setZero();
+    const auto in = keys.flat<int64_t>();
+    int64_t last = 0;
+    for (int64_t i = 0; i < in.size(); ++i) {
+      const int64_t owner = static_cast<int64_t>(ctr::ShardOf(ctr::Mix64(in(i)))) * owners_ / ctr::kShards;
+      OP_REQUIRES(c, owner >= last, absl::InvalidArgumentError("keys: wanted them grouped by logical shard"));
+      last = owner;
+      ++out(owner);
     }
   }
 
