@@ -88,6 +88,7 @@ test-integration: setup | $(LOGS)
 	timeout -k 10 1800 $(PY) -m pytest tests/integration 2>&1 | tee $(LOGS)/integration.log
 
 lint: setup
+	ruff format --check .
 	ruff check .
 	clang-format --dry-run -Werror $$(find ops tests/cc -name '*.h' -o -name '*.cc')
 

@@ -1,4 +1,8 @@
-"""`pip install .` compiles the op library into the `ops` package; all else stands in pyproject.toml."""
+"""`pip install .` compiles the op library into the `ops` package;
+
+all else stands in pyproject.toml.
+"""
+
 import pathlib
 import sys
 
@@ -13,7 +17,9 @@ class BuildOps(build_ext):
   """Compiles the op library with TensorFlow's flags in place of an extension module's."""
 
   def get_ext_filename(self, fullname):
-    return fullname.replace('.', '/') + '.so'  # no Python ABI in its name: TensorFlow loads it, Python does not
+    return (
+      fullname.replace('.', '/') + '.so'
+    )  # no Python ABI in its name: TensorFlow loads it, Python does not
 
   def build_extension(self, ext):
     library = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
@@ -21,4 +27,6 @@ class BuildOps(build_ext):
     build.build(library=str(library))
 
 
-setuptools.setup(ext_modules=[setuptools.Extension('ops._ctr_ops', sources=[])], cmdclass={'build_ext': BuildOps})
+setuptools.setup(
+  ext_modules=[setuptools.Extension('ops._ctr_ops', sources=[])], cmdclass={'build_ext': BuildOps}
+)

@@ -1,7 +1,9 @@
-"""What every contender trains on: click samples whose features follow a power law, the same for all.
+"""What every contender trains on: click samples whose features follow a power law, the same for
+all.
 
 NumPy only, since peers run in environments without TensorFlow; `prepare` alone imports the trainer.
 """
+
 import dataclasses
 import itertools
 import os
@@ -14,7 +16,12 @@ MOST_FEATURES = 9  # of a multi-valued slot, which holds 1 to so many
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """The shape of model and data. Slot f has `vocabulary[f]` features; by default F sizes from 10 to 2 million, evenly in the logarithm."""
+  """The shape of model and data.
+
+  Slot f has `vocabulary[f]` features; by default F sizes from 10 to 2 million, evenly in the
+  logarithm.
+  """
+
   batch: int = 4096  # samples a step
   slots: int = 26  # F
   dense: int = 13  # Dn
@@ -38,30 +45,49 @@ class Shape:
 
 
 CRITEO = Shape()
-FRAPPE = Shape(slots=10, dense=0, width=10, hidden=(400, 400, 400), vocabulary=(957, 4082, 7, 7, 2, 3, 2, 9, 80, 233))
+FRAPPE = Shape(
+  slots=10,
+  dense=0,
+  width=10,
+  hidden=(400, 400, 400),
+  vocabulary=(957, 4082, 7, 7, 2, 3, 2, 9, 80, 233),
+)
 OTHERS = {
-    'width_8': dataclasses.replace(CRITEO, width=8), 'width_32': dataclasses.replace(CRITEO, width=32),
-    'batch_1k': dataclasses.replace(CRITEO, batch=1024, batches=240), 'batch_16k': dataclasses.replace(CRITEO, batch=16384, batches=15),
-    'slots_40': Shape(slots=40, multi=2), 'frappe': FRAPPE,
+  'width_8': dataclasses.replace(CRITEO, width=8),
+  'width_32': dataclasses.replace(CRITEO, width=32),
+  'batch_1k': dataclasses.replace(CRITEO, batch=1024, batches=240),
+  'batch_16k': dataclasses.replace(CRITEO, batch=16384, batches=15),
+  'slots_40': Shape(slots=40, multi=2),
+  'frappe': FRAPPE,
 }
 
 
 def make(shape, seed):
   """Samples in order, n = shape.samples.
 
-  Returns: ids, a list of F int64 arrays, [n] or, for a multi-valued slot, [nnz]; counts int64 [n, F], features in each slot;
+  Returns: ids, a list of F int64 arrays, [n] or, for a multi-valued slot, [nnz]; counts int64 [n,
+    F], features in each slot;
     dense float32 [n, Dn]; label float32 [n].
   """
   rng = np.random.default_rng(seed)
   counts = np.ones([shape.samples, shape.slots], np.int64)
   if shape.multi:
-    counts[:, -shape.multi:] = rng.integers(1, MOST_FEATURES + 1, [shape.samples, shape.multi])
-  ids = [(size * rng.random(counts[:, f].sum()) ** 3).astype(np.int64) for f, size in enumerate(shape.vocabulary)]
-  return ids, counts, rng.random([shape.samples, shape.dense], np.float32), (rng.random(shape.samples) < 0.25).astype(np.float32)
+    counts[:, -shape.multi :] = rng.integers(1, MOST_FEATURES + 1, [shape.samples, shape.multi])
+  ids = [
+    (size * rng.random(counts[:, f].sum()) ** 3).astype(np.int64)
+    for f, size in enumerate(shape.vocabulary)
+  ]
+  return (
+    ids,
+    counts,
+    rng.random([shape.samples, shape.dense], np.float32),
+    (rng.random(shape.samples) < 0.25).astype(np.float32),
+  )
 
 
 def batches(shape, seed, keys_of):
-  """The batches of a shape without multi-valued slots: lists of keys int64 [B, F], dense float32 [B, Dn], label float32 [B, 1].
+  """The batches of a shape without multi-valued slots: lists of keys int64 [B, F], dense float32
+  [B, Dn], label float32 [B, 1].
 
   Args:
     keys_of: (slot, ids) -> keys, as the contender numbers features.
@@ -78,7 +104,10 @@ def static_ids(shape):
 
 
 def hashed_keys(f, ids):
-  """`keys_of` for hash tables: the slot on top, 52 mixed bits below, as trainer.features.hash_keys gives them."""
+  """`keys_of` for hash tables:
+
+  the slot on top, 52 mixed bits below, as trainer.data.features.hash_keys gives them.
+  """
   mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(12)
   return np.int64(f + 1) << 52 | mixed.astype(np.int64)
 
@@ -90,20 +119,36 @@ def config(shape, path, optimizer='adagrad', interactions=None, lifecycle=None):
     path: directory of the pass.
     optimizer: of rows and of dense variables, at a learning rate of 0.01 as the peers'.
     interactions: by default linear, fm and a dnn of the shape's hidden layers.
-    lifecycle: by default every feature is admitted at its first show, so that the work is the peers'.
+    lifecycle: by default every feature is admitted at its first show, so that the work is the
+      peers'.
   """
   row_optimizer = {'kind': optimizer, 'learning_rate': 0.01}
   return {
-      'run_dir': os.path.join('build', 'bench', 'run'),
-      'data': {
-          'train': [path], 'format': 'prepared',
-          'slots': [{'name': f'C{f}'} | ({'separator': '|'} if f >= shape.slots - shape.multi else {}) for f in range(shape.slots)],
-          'dense': [{'name': f'I{i}'} for i in range(shape.dense)],
-      },
-      'sparse': {'tables': {'default': {'width': shape.width, 'linear': row_optimizer, 'factors': row_optimizer}}},
-      'lifecycle': {'admission': 'score', 'admission_threshold': 0.1} if lifecycle is None else lifecycle,
-      'model': {'interactions': interactions or ['linear', 'fm', {'dnn': {'hidden': list(shape.hidden)}}]},
-      'train': {'batch_size': shape.batch, 'dense_optimizer': {'kind': optimizer, 'learning_rate': 0.01}},
+    'run_dir': os.path.join('build', 'bench', 'run'),
+    'data': {
+      'train': [path],
+      'format': 'prepared',
+      'slots': [
+        {'name': f'C{f}'} | ({'separator': '|'} if f >= shape.slots - shape.multi else {})
+        for f in range(shape.slots)
+      ],
+      'dense': [{'name': f'I{i}'} for i in range(shape.dense)],
+    },
+    'sparse': {
+      'tables': {
+        'default': {'width': shape.width, 'linear': row_optimizer, 'factors': row_optimizer}
+      }
+    },
+    'lifecycle': {'admission': 'score', 'admission_threshold': 0.1}
+    if lifecycle is None
+    else lifecycle,
+    'model': {
+      'interactions': interactions or ['linear', 'fm', {'dnn': {'hidden': list(shape.hidden)}}]
+    },
+    'train': {
+      'batch_size': shape.batch,
+      'dense_optimizer': {'kind': optimizer, 'learning_rate': 0.01},
+    },
   }
 
 
@@ -112,6 +157,7 @@ def prepare(shape, seed, cfg, directory):
   from trainer.data.parse import Parsed
   from trainer.data.prepared import Writer
   from trainer.data.schema import schema
+
   if os.path.exists(directory):
     return
   ids, counts, dense, label = make(shape, seed)
@@ -120,7 +166,9 @@ def prepare(shape, seed, cfg, directory):
   flat = np.empty([counts.sum()], np.int64)
   for f, own in enumerate(keys):
     starts = np.repeat(ends[:, f] - counts[:, f], counts[:, f])
-    flat[starts + np.arange(len(own)) - np.repeat(np.cumsum(counts[:, f]) - counts[:, f], counts[:, f])] = own
+    flat[
+      starts + np.arange(len(own)) - np.repeat(np.cumsum(counts[:, f]) - counts[:, f], counts[:, f])
+    ] = own
   os.makedirs(os.path.dirname(directory), exist_ok=True)
   temporary = tempfile.mkdtemp(dir=os.path.dirname(directory))
   writer = Writer(temporary, shape.slots, shape.dense, weighted=False, grouped=False)

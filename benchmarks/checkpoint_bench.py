@@ -1,9 +1,12 @@
-"""Checkpoints: rows a second, bytes against the payload, and memory above the table's, saving and loading.
+"""Checkpoints: rows a second, bytes against the payload, and memory above the table's, saving and
+loading.
 
     python -m benchmarks.checkpoint_bench [--full] [--dir DIR]
 
-One process, D = 8, AdaGrad; all features have factors (`--admitted`). Saving ends with everything on the disk.
+One process, D = 8, AdaGrad; all features have factors (`--admitted`). Saving ends with everything
+on the disk.
 """
+
 import os
 import shutil
 import tempfile
@@ -38,6 +41,7 @@ class PeakMemory:
     def sample():
       while not self._ended.wait(0.005):
         self.peak = max(self.peak, self._resident())
+
     self._thread = threading.Thread(target=sample)
     self._thread.start()
     return self
@@ -52,60 +56,100 @@ class PeakMemory:
 def make_store():
   from ops.policy import Policy
   from ops.row_store import Part, RowStore, TableSpec
-  table = TableSpec(name='default', parts=(Part('plain', WIDTH),), linear='adagrad', factors='adagrad')
-  return RowStore(Policy(admission='count', admission_count=2.0), tables=[table], slot_table=[-1, 0], seed=SEED.value)
+
+  table = TableSpec(
+    name='default', parts=(Part('plain', WIDTH),), linear='adagrad', factors='adagrad'
+  )
+  return RowStore(
+    Policy(admission='count', admission_count=2.0),
+    tables=[table],
+    slot_table=[-1, 0],
+    seed=SEED.value,
+  )
 
 
 def fill(store, features):
   """Pushes every key once, and once more those to be admitted: they get factors. Returns: keys."""
   import tensorflow as tf
 
-  from ops import row_store
+  from ops import row_optimizers
+  from ops.dedupe import dedupe
   from trainer.config import RowOptimizer
+
   rng = np.random.default_rng(SEED.value)
-  hyper = row_store.hyper([(RowOptimizer(), RowOptimizer())])
+  hyper = row_optimizers.hyper([(RowOptimizer(), RowOptimizer())])
   for step, begin in enumerate(range(0, features, 1 << 18), 1):
     n = min(1 << 18, features - begin)
     keys = np.int64(1) << 52 | (np.arange(begin, begin + n) * 2654435761 % (1 << 52))
     shows = 1.0 + (rng.random(n) < ADMITTED.value)
-    d = row_store.dedupe(keys, shows.astype(np.float32), np.zeros([1], np.float32))
+    d = dedupe(keys, shows.astype(np.float32), np.zeros([1], np.float32))
     for shows in (d.shows, tf.zeros_like(d.shows)):  # the second trains the factors
       rows = store.pull(d.unique, train=True)
-      store.push(d.unique, rows, shows, d.clicks, tf.random.stateless_normal(tf.shape(rows.linear), [step, 0]),
-                 tf.random.stateless_normal(tf.shape(rows.factors), [step, 1]), tf.ones([1]), hyper, tf.constant(step, tf.int64))
+      store.push(
+        d.unique,
+        rows,
+        shows,
+        d.clicks,
+        tf.random.stateless_normal(tf.shape(rows.linear), [step, 0]),
+        tf.random.stateless_normal(tf.shape(rows.factors), [step, 1]),
+        tf.ones([1]),
+        hyper,
+        tf.constant(step, tf.int64),
+      )
 
 
 def payload(store):
   """Bytes of what a checkpoint must hold: the columns themselves."""
-  return sum(np.asarray(column).nbytes for chunk in store.export_state() for column in chunk.values())
+  return sum(
+    np.asarray(column).nbytes for chunk in store.export_state() for column in chunk.values()
+  )
 
 
 def main(_):
-  from trainer import checkpoint
+  from trainer.storage import checkpoint
+
   features = 20_000_000 if FULL.value else FEATURES.value
-  print(f'{os.uname().nodename}, {len(os.sched_getaffinity(0))} cores, seed {SEED.value}, {features:,} features, D = {WIDTH}, adagrad, '
-        f'{ADMITTED.value:.0%} admitted')
+  print(
+    f'{os.uname().nodename}, {len(os.sched_getaffinity(0))} cores, seed {SEED.value}, '
+    f'{features:,} features, D = {WIDTH}, adagrad, '
+    f'{ADMITTED.value:.0%} admitted'
+  )
   store = make_store()
   fill(store, features)
   directory = DIR.value or tempfile.mkdtemp()
   try:
     with PeakMemory() as memory:
       started = time.monotonic()
-      path = checkpoint.save(directory, 1, store=store, dense={}, progress={}, config_text='', keep=1)
+      path = checkpoint.save(
+        directory, 1, store=store, dense={}, progress={}, config_text='', keep=1
+      )
       seconds = time.monotonic() - started
-    size = sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
-    print(f'save {features / seconds / 1e6:6.2f} M rows/s  {seconds:6.1f} s  {size / 1e9:.3f} GB = {size / payload(store):.4f} x payload  '
-          f'{(memory.peak - memory.start) / 2**20:6.0f} MiB above the table')
+    size = sum(
+      os.path.getsize(os.path.join(folder, name))
+      for folder, _, names in os.walk(path)
+      for name in names
+    )
+    print(
+      f'save {features / seconds / 1e6:6.2f} M rows/s  {seconds:6.1f} s  {size / 1e9:.3f} GB = '
+      f'{size / payload(store):.4f} x payload  '
+      f'{(memory.peak - memory.start) / 2**20:6.0f} MiB above the table'
+    )
     new = make_store()
     with PeakMemory() as memory:
       started = time.monotonic()
       checkpoint.restore(path, store=new)
       seconds = time.monotonic() - started
-    print(f'load {features / seconds / 1e6:6.2f} M rows/s  {seconds:6.1f} s  '
-          f'{(memory.peak - memory.start - int(new.bytes())) / 2**20:6.0f} MiB above the table of {int(new.bytes()) / 2**20:,.0f} MiB')
+    print(
+      f'load {features / seconds / 1e6:6.2f} M rows/s  {seconds:6.1f} s  '
+      f'{(memory.peak - memory.start - int(new.bytes())) / 2**20:6.0f} MiB above the table of '
+      f'{int(new.bytes()) / 2**20:,.0f} MiB'
+    )
     assert int(new.size()) == int(store.size())
   finally:
-    shutil.rmtree(directory if DIR.value is None else os.path.join(directory, 'ckpt-000000001'), ignore_errors=True)
+    shutil.rmtree(
+      directory if DIR.value is None else os.path.join(directory, 'ckpt-000000001'),
+      ignore_errors=True,
+    )
 
 
 if __name__ == '__main__':

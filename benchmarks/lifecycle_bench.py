@@ -1,8 +1,11 @@
-"""Speed and memory of the feature lifecycle, through its Python face: `python -m benchmarks.lifecycle_bench [--full]`.
+"""Speed and memory of the feature lifecycle, through its Python face: `python -m
+benchmarks.lifecycle_bench [--full]`.
 
-Prints machine, seed and shapes, then what was measured beside what is wanted: the best of several rounds, since other
+Prints machine, seed and shapes, then what was measured beside what is wanted: the best of several
+  rounds, since other
 work on the machine only slows.
 """
+
 import os
 import platform
 import time
@@ -20,7 +23,9 @@ flags.DEFINE_integer('features', 10_000_000, 'Features of the table.')
 flags.DEFINE_integer('batch', 50_000, 'Keys of a batch.')
 flags.DEFINE_integer('threads', 2, 'Threads of TensorFlow.')
 flags.DEFINE_integer('seed', 1, 'Of the keys.')
-flags.DEFINE_bool('full', False, 'Measure memory and day end of 50 million features too: half a minute.')
+flags.DEFINE_bool(
+  'full', False, 'Measure memory and day end of 50 million features too: half a minute.'
+)
 
 
 def random_keys(rng, n):
@@ -57,14 +62,19 @@ def day_end(table):
 
 def cpu():
   with open('/proc/cpuinfo', encoding='utf-8') as f:
-    return next((x.split(':')[1].strip() for x in f if x.startswith('model name')), platform.processor())
+    return next(
+      (x.split(':')[1].strip() for x in f if x.startswith('model name')), platform.processor()
+    )
 
 
 def main(_):
   tf.config.threading.set_intra_op_parallelism_threads(FLAGS.threads)
   n, batch = FLAGS.features, FLAGS.batch
   rng = np.random.default_rng(FLAGS.seed)
-  print(f'{cpu()}, {os.cpu_count()} cores, {FLAGS.threads} threads; seed {FLAGS.seed}; {n} features, batches of {batch} keys')
+  print(
+    f'{cpu()}, {os.cpu_count()} cores, {FLAGS.threads} threads; seed {FLAGS.seed}; {n} features, '
+    f'batches of {batch} keys'
+  )
   table = FeatureLifecycle(Policy(delete_threshold=0.5))
   keys = random_keys(rng, n)
   start = time.perf_counter()
@@ -74,29 +84,39 @@ def main(_):
   shows, clicks = tf.ones([batch], tf.float64), tf.zeros([batch], tf.float64)
 
   def observe(i):
-    for b in batches[i % 2::2]:
+    for b in batches[i % 2 :: 2]:
       table.observe(b, shows, clicks)
 
   def admitted(i):
-    for b in batches[i % 2::2]:
+    for b in batches[i % 2 :: 2]:
       table.admitted(b)
 
   line('observe', 20 * batch / best_seconds(10, observe) / 1e6, 'M keys/s', '>= 15')
   line('admitted', 20 * batch / best_seconds(10, admitted) / 1e6, 'M keys/s', '>= 25')
   line('bytes a feature', int(table.bytes()) / int(table.size()), 'bytes', '<= 64')
-  line('decay + evict + age', n / best_seconds(5, lambda _: day_end(table)) / 1e6, 'M features/s', '>= 20')
+  line(
+    'decay + evict + age',
+    n / best_seconds(5, lambda _: day_end(table)) / 1e6,
+    'M features/s',
+    '>= 20',
+  )
   lone = random_keys(rng, n // 4)
   table.observe(lone, np.ones(len(lone)), np.zeros(len(lone)))
   held = int(table.size())
   start = time.perf_counter()
   evicted = day_end(table)
-  line(f'the same, evicting {evicted / held:.0%}', held / (time.perf_counter() - start) / 1e6, 'M features/s', '>= 20')
+  line(
+    f'the same, evicting {evicted / held:.0%}',
+    held / (time.perf_counter() - start) / 1e6,
+    'M features/s',
+    '>= 20',
+  )
   if FLAGS.full:
     del table
     table = FeatureLifecycle(Policy(delete_threshold=0.5))
     for _ in range(50):
       fill(table, random_keys(rng, 1_000_000))
-    line(f'{int(table.size())} features', int(table.bytes()) / 2 ** 30, 'GiB', '<= 4')
+    line(f'{int(table.size())} features', int(table.bytes()) / 2**30, 'GiB', '<= 4')
     start = time.perf_counter()
     day_end(table)
     line('day end on them', time.perf_counter() - start, 's', 'seconds')

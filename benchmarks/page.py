@@ -1,4 +1,8 @@
-"""What benchmarks.run and benchmarks.quality write: figures beside what is wanted, tables and a picture, between the markers of a page."""
+"""What benchmarks.run and benchmarks.quality write:
+
+figures beside what is wanted, tables and a picture, between the markers of a page.
+"""
+
 import os
 import platform
 from importlib import metadata
@@ -10,35 +14,60 @@ BEGIN, END = '<!-- written from here -->', '<!-- to here -->'
 
 # What is asked of a figure of bench.json: key -> (sense, wanted, what it is).
 WANTED = {
-    'vs_tfra_adagrad': ('>=', 3, "our samples/s over TFRA's Keras path, AdaGrad on both sides"),
-    'vs_tfra_adam': ('>=', 5, 'the same with Adam on both sides'),
-    'vs_torch_static': ('>=', 1.3, 'over PyTorch nn.Embedding(sparse=True), a static vocabulary'),
-    'vs_keras_static': ('>=', 0.9, "over Keras' static Embedding, no hash table at all"),
-    'over_dense_floor': ('<=', 1.6, 'time of our step over its dense part alone'),
-    'two_rank_efficiency': ('>=', 0.85, 'samples/s of 2 ranks of half the threads over one process of all'),
-    'input_over_train': ('>=', 5, 'samples/s of the input alone over training'),
-    'lifecycle_over_none': ('<=', 1.15, 'time of a step with the lifecycle on over one with admission and eviction none'),
-    'startup_seconds': ('<=', 15, 'from the start of the process to the end of its first step, s'),
-    'rss_growth': ('<=', 1.02, 'resident memory at the end of a long run over that after 100 steps'),
-    'step_5m_over_100k': ('<=', 1.6, 'time of a step on a table of 5 M features over one of 0.1 M'),
-    'step_50m_over_100k': ('<=', 1.6, 'the same with 50 M features (--full)'),
-    'memory_over_payload': ('<=', 1.5, 'bytes of an admitted feature over its weights and optimizer state'),
-    'probation_bytes': ('<=', 96, 'bytes of a feature on probation'),
-    'ffm_samples_per_second': ('>=', 300_000, "FFM with D = 4 on frappe's shape, samples/s"),
-    'fm_over_dnn': ('<=', 1.25, 'time of a step of a DNN with FM added over one without'),
-    'cross_over_dnn': ('<=', 1.25, 'the same with a cross network (2 layers of rank 32)'),
-    'fwfm_over_dnn': ('<=', 1.25, 'the same with FwFM'),
+  'vs_tfra_adagrad': ('>=', 3, "our samples/s over TFRA's Keras path, AdaGrad on both sides"),
+  'vs_tfra_adam': ('>=', 5, 'the same with Adam on both sides'),
+  'vs_torch_static': ('>=', 1.3, 'over PyTorch nn.Embedding(sparse=True), a static vocabulary'),
+  'vs_keras_static': ('>=', 0.9, "over Keras' static Embedding, no hash table at all"),
+  'over_dense_floor': ('<=', 1.6, 'time of our step over its dense part alone'),
+  'two_rank_efficiency': (
+    '>=',
+    0.85,
+    'samples/s of 2 ranks of half the threads over one process of all',
+  ),
+  'input_over_train': ('>=', 5, 'samples/s of the input alone over training'),
+  'lifecycle_over_none': (
+    '<=',
+    1.15,
+    'time of a step with the lifecycle on over one with admission and eviction none',
+  ),
+  'startup_seconds': ('<=', 15, 'from the start of the process to the end of its first step, s'),
+  'rss_growth': ('<=', 1.02, 'resident memory at the end of a long run over that after 100 steps'),
+  'step_5m_over_100k': ('<=', 1.6, 'time of a step on a table of 5 M features over one of 0.1 M'),
+  'step_50m_over_100k': ('<=', 1.6, 'the same with 50 M features (--full)'),
+  'memory_over_payload': (
+    '<=',
+    1.5,
+    'bytes of an admitted feature over its weights and optimizer state',
+  ),
+  'probation_bytes': ('<=', 96, 'bytes of a feature on probation'),
+  'ffm_samples_per_second': ('>=', 300_000, "FFM with D = 4 on frappe's shape, samples/s"),
+  'fm_over_dnn': ('<=', 1.25, 'time of a step of a DNN with FM added over one without'),
+  'cross_over_dnn': ('<=', 1.25, 'the same with a cross network (2 layers of rank 32)'),
+  'fwfm_over_dnn': ('<=', 1.25, 'the same with FwFM'),
 }
 
 
 def machine():
   """What figures depend on."""
   with open('/proc/cpuinfo', encoding='utf-8') as f:
-    cpu = next((text.split(':')[1].strip() for text in f if text.startswith('model name')), platform.processor() or platform.machine())
-  versions = {name: metadata.version(name) for name in ('tensorflow', 'tf_keras', 'tensorflow-recommenders-addons', 'horovod', 'numpy')}
-  return {'cpu': cpu, 'cores': os.cpu_count(), 'cores_used': len(os.sched_getaffinity(0)), 'load_before': os.getloadavg()[0],
-          'memory_gib': round(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30, 1), 'system': platform.platform(),
-          'python': platform.python_version(), **versions}
+    cpu = next(
+      (text.split(':')[1].strip() for text in f if text.startswith('model name')),
+      platform.processor() or platform.machine(),
+    )
+  versions = {
+    name: metadata.version(name)
+    for name in ('tensorflow', 'tf_keras', 'tensorflow-recommenders-addons', 'horovod', 'numpy')
+  }
+  return {
+    'cpu': cpu,
+    'cores': os.cpu_count(),
+    'cores_used': len(os.sched_getaffinity(0)),
+    'load_before': os.getloadavg()[0],
+    'memory_gib': round(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30, 1),
+    'system': platform.platform(),
+    'python': platform.python_version(),
+    **versions,
+  }
 
 
 def met(key, value):
@@ -65,66 +94,152 @@ def markdown_table(head, rows):
 def tables(result):
   """The page's tables, as Markdown, of what bench.json holds."""
   m, raw = result['machine'], result['raw']
-  versions = [f"TensorFlow {m['tensorflow']}", f"TFRA {m['tensorflow-recommenders-addons']}", f"Horovod {m['horovod']}",
-              *sorted({v for v in raw.get('versions', {}).values() if not v.startswith('tensorflow')})]
-  parts = [f"Measured on {m['cpu']}, {m['cores_used']} of {m['cores']} cores, {m['memory_gib']} GiB, load before {m['load_before']:.1f}; "
-           f"{', '.join(versions)}; seed {result['seed']}; {result['rounds']} rounds."]
+  versions = [
+    f'TensorFlow {m["tensorflow"]}',
+    f'TFRA {m["tensorflow-recommenders-addons"]}',
+    f'Horovod {m["horovod"]}',
+    *sorted({v for v in raw.get('versions', {}).values() if not v.startswith('tensorflow')}),
+  ]
+  parts = [
+    f'Measured on {m["cpu"]}, {m["cores_used"]} of {m["cores"]} cores, {m["memory_gib"]} GiB, '
+    f'load before {m["load_before"]:.1f}; '
+    f'{", ".join(versions)}; seed {result["seed"]}; {result["rounds"]} rounds.'
+  ]
   if raw.get('main'):
-    rows = [[name, number(r['samples_per_second']), between(r['rounds'])] for name, r in raw['main'].items()]
-    parts += ['## Side by side', '![Samples a second](performance.png)', markdown_table(['', 'samples/s', 'rounds'], rows)]
+    rows = [
+      [name, number(r['samples_per_second']), between(r['rounds'])]
+      for name, r in raw['main'].items()
+    ]
+    parts += [
+      '## Side by side',
+      '![Samples a second](performance.png)',
+      markdown_table(['', 'samples/s', 'rounds'], rows),
+    ]
   rows = []
   for key, (sense, wanted, what) in WANTED.items():
     value, spread = result[key], result['spread'].get(key)
-    rows.append([f'`{key}`', what, number(value), between(spread) if spread else '', f"{'≥' if sense == '>=' else '≤'} {number(wanted)}",
-                 '' if value is None else 'yes' if met(key, value) else '**no**'])
-  parts += ['## What is wanted', markdown_table(['key', 'what', 'median', 'rounds', 'wanted', 'met'], rows)]
+    rows.append(
+      [
+        f'`{key}`',
+        what,
+        number(value),
+        between(spread) if spread else '',
+        f'{"≥" if sense == ">=" else "≤"} {number(wanted)}',
+        '' if value is None else 'yes' if met(key, value) else '**no**',
+      ]
+    )
+  parts += [
+    '## What is wanted',
+    markdown_table(['key', 'what', 'median', 'rounds', 'wanted', 'met'], rows),
+  ]
   if any(name in raw for name in OTHERS):
-    rows = [[name, str(s.batch), f'{s.slots}, {s.multi} of them multi-valued' if s.multi else str(s.slots), str(s.width),
-             '-'.join(map(str, s.hidden)), number(result.get(f'{name}_samples_per_second')), number(result.get(f'{name}_over_dense_floor'))]
-            for name, s in OTHERS.items()]
-    parts += ['## Other shapes', markdown_table(['', 'batch', 'slots', 'D', 'MLP', 'samples/s', 'time over its dense part'], rows)]
+    rows = [
+      [
+        name,
+        str(s.batch),
+        f'{s.slots}, {s.multi} of them multi-valued' if s.multi else str(s.slots),
+        str(s.width),
+        '-'.join(map(str, s.hidden)),
+        number(result.get(f'{name}_samples_per_second')),
+        number(result.get(f'{name}_over_dense_floor')),
+      ]
+      for name, s in OTHERS.items()
+    ]
+    parts += [
+      '## Other shapes',
+      markdown_table(
+        ['', 'batch', 'slots', 'D', 'MLP', 'samples/s', 'time over its dense part'], rows
+      ),
+    ]
   if result.get('bytes_per_sample') is not None:
-    parts += ['## Between 2 ranks',
-              f"{number(result['bytes_per_sample'])} bytes a sample leave the ranks in all-to-alls; the unique keys, their "
-              f"rows and gradients need {number(result['bytes_per_sample_needed'])}. "
-              f"The dense allreduce adds {number(result['dense_bytes_per_sample'])}."]
+    parts += [
+      '## Between 2 ranks',
+      f'{number(result["bytes_per_sample"])} bytes a sample leave the ranks in all-to-alls; the '
+      'unique keys, their '
+      f'rows and gradients need {number(result["bytes_per_sample_needed"])}. '
+      f'The dense allreduce adds {number(result["dense_bytes_per_sample"])}.',
+    ]
   if raw.get('table'):
-    rows = [[name, number(r['samples_per_second']), f"{r['features']:,}", mebi(r['table_bytes']), mebi(r['rss'])]
-            for name, r in raw['table'].items()]
-    parts += ['## Tables and memory', markdown_table(['', 'samples/s', 'features', 'table, MiB', 'process, MiB'], rows)]
+    rows = [
+      [
+        name,
+        number(r['samples_per_second']),
+        f'{r["features"]:,}',
+        mebi(r['table_bytes']),
+        mebi(r['rss']),
+      ]
+      for name, r in raw['table'].items()
+    ]
+    parts += [
+      '## Tables and memory',
+      markdown_table(['', 'samples/s', 'features', 'table, MiB', 'process, MiB'], rows),
+    ]
   if raw.get('memory'):
     r = raw['memory']
-    parts += [f"An admitted feature of D = {CRITEO.width} with AdaGrad, {r['payload_bytes']} bytes of weights and state, takes "
-              f"{number(r['admitted_bytes'])} bytes of the table ({number(r['admitted_resident_bytes'])} of the process), one on probation "
-              f"{number(r['probation_bytes'])} ({number(r['probation_resident_bytes'])})."]
+    parts += [
+      f'An admitted feature of D = {CRITEO.width} with AdaGrad, {r["payload_bytes"]} bytes of '
+      'weights and state, takes '
+      f'{number(r["admitted_bytes"])} bytes of the table ({number(r["admitted_resident_bytes"])} '
+      'of the process), one on probation '
+      f'{number(r["probation_bytes"])} ({number(r["probation_resident_bytes"])}).'
+    ]
   if raw.get('flat'):
     r = raw['flat']
-    parts += [f"Resident memory is {mebi(r['early_rss'])} MiB after {r['early_steps']} steps, {mebi(r['rss'])} MiB after {r['steps']:,}."]
+    parts += [
+      f'Resident memory is {mebi(r["early_rss"])} MiB after {r["early_steps"]} steps, '
+      f'{mebi(r["rss"])} MiB after {r["steps"]:,}.'
+    ]
   if raw.get('parts'):
-    parts += ['## Where a step goes', 'Each part by itself, as a function of its own on the same batches; medians. On a busy machine '
-              'only the CPU time means anything.',
-              markdown_table(['part', 'ms', 'CPU ms, all threads'],
-                             [[name, f'{wall:.2f}', f'{cpu:.2f}'] for name, (wall, cpu) in raw['parts'].items()])]
+    parts += [
+      '## Where a step goes',
+      'Each part by itself, as a function of its own on the same batches; medians. On a busy '
+      'machine '
+      'only the CPU time means anything.',
+      markdown_table(
+        ['part', 'ms', 'CPU ms, all threads'],
+        [[name, f'{wall:.2f}', f'{cpu:.2f}'] for name, (wall, cpu) in raw['parts'].items()],
+      ),
+    ]
   for name, other in result['others'].items():
-    parts += [f'## {name}', f"`{other['command']}` printed", f"```\n{other['output'].rstrip()}\n```"]
+    parts += [
+      f'## {name}',
+      f'`{other["command"]}` printed',
+      f'```\n{other["output"].rstrip()}\n```',
+    ]
   parts += [f'Left out: {name}: {why}.' for name, why in result['left_out'].items()]
   return '\n\n'.join(parts)
 
 
 def picture(rates, path):
-  """Bars of samples/s with the spread of the rounds. rates: name -> dict samples_per_second, rounds."""
+  """Bars of samples/s with the spread of the rounds.
+
+  rates: name -> dict samples_per_second, rounds.
+  """
   import matplotlib
+
   matplotlib.use('Agg')
   from matplotlib import pyplot
+
   floor = rates.get('dense part alone')
-  names = sorted((n for n in rates if n not in ('input alone', 'dense part alone')), key=lambda n: rates[n]['samples_per_second'])
+  names = sorted(
+    (n for n in rates if n not in ('input alone', 'dense part alone')),
+    key=lambda n: rates[n]['samples_per_second'],
+  )
   medians = [rates[n]['samples_per_second'] / 1000 for n in names]
   low = [m - min(rates[n]['rounds']) / 1000 for m, n in zip(medians, names)]
   high = [max(rates[n]['rounds']) / 1000 - m for m, n in zip(medians, names)]
   figure, axes = pyplot.subplots(figsize=(8, 0.45 * len(names) + 1.2), layout='constrained')
-  axes.barh(names, medians, xerr=[low, high], color=['#1f6fb4' if n.startswith('ours') else '#b8b8b8' for n in names], error_kw={'lw': 1})
+  axes.barh(
+    names,
+    medians,
+    xerr=[low, high],
+    color=['#1f6fb4' if n.startswith('ours') else '#b8b8b8' for n in names],
+    error_kw={'lw': 1},
+  )
   if floor:
-    axes.axvline(floor['samples_per_second'] / 1000, color='#444444', ls=':', label='dense part alone')
+    axes.axvline(
+      floor['samples_per_second'] / 1000, color='#444444', ls=':', label='dense part alone'
+    )
     axes.legend(frameon=False, loc='lower right')
   axes.set_xlabel('thousand samples/s, complete training step')
   axes.spines[['top', 'right']].set_visible(False)

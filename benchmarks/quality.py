@@ -1,8 +1,11 @@
-"""The quality table: `python -m benchmarks.quality` (`make quality`) trains the committed Frappe configs and rewrites docs/quality.md.
+"""The quality table: `python -m benchmarks.quality` (`make quality`) trains the committed Frappe
+configs and rewrites docs/quality.md.
 
-Each model with each seed is one run of `trainer.run`, in build/quality/; a finished one is not done again. What counts is the test set,
+Each model with each seed is one run of `trainer.run`, in build/quality/; a finished one is not done
+again. What counts is the test set,
 scored by the best epoch on the validation set, and the median over seeds.
 """
+
 import json
 import os
 import statistics
@@ -13,13 +16,14 @@ from absl import app, flags
 
 from benchmarks.page import ROOT, machine, markdown_table, write_between
 
-MODELS = {  # model -> published AUC and logloss (BARS, Frappe_x1, single runs), then what we ask for
-    'lr': ((.9356, .3076), .9350),
-    'fm': ((.9671, .2065), .9670),
-    'ffm': ((.9786, .1860), .9770),
-    'dnn': ((.9833, .1622), .9830),
-    'deepfm': ((.9842, .1482), .9835),
-    'dcnv2': ((.9845, .1491), .9835),
+# model -> published AUC and logloss (BARS, Frappe_x1, single runs), then what we ask for
+MODELS = {
+  'lr': ((0.9356, 0.3076), 0.9350),
+  'fm': ((0.9671, 0.2065), 0.9670),
+  'ffm': ((0.9786, 0.1860), 0.9770),
+  'dnn': ((0.9833, 0.1622), 0.9830),
+  'deepfm': ((0.9842, 0.1482), 0.9835),
+  'dcnv2': ((0.9845, 0.1491), 0.9835),
 }
 NAMES = {'lr': 'LR', 'fm': 'FM', 'ffm': 'FFM', 'dnn': 'DNN', 'deepfm': 'DeepFM', 'dcnv2': 'DCNv2'}
 
@@ -32,13 +36,22 @@ PAGE = os.path.join('docs', 'quality.md')
 
 
 def final_test(run_dir):
-  """(AUC, logloss) of the test set in a run_dir's metrics.jsonl, or None where the run is not finished."""
+  """(AUC, logloss) of the test set in a run_dir's metrics.jsonl, or None where the run is not
+  finished.
+  """
   path = os.path.join(run_dir, 'metrics.jsonl')
   if not os.path.exists(path):
     return None
   with open(path, encoding='utf-8') as f:
     events = [json.loads(text) for text in f]
-  return next(((e['auc'], e['logloss']) for e in reversed(events) if e['event'] == 'eval' and e.get('split') == 'test'), None)
+  return next(
+    (
+      (e['auc'], e['logloss'])
+      for e in reversed(events)
+      if e['event'] == 'eval' and e.get('split') == 'test'
+    ),
+    None,
+  )
 
 
 def train(model, seed, ranks):
@@ -46,8 +59,17 @@ def train(model, seed, ranks):
   run_dir = os.path.join(OUT, f'{model}_seed{seed}' + (f'_{ranks}ranks' if ranks > 1 else ''))
   found = final_test(run_dir)
   if found is None:
-    command = [sys.executable, '-m', 'trainer.run', '--config', os.path.join('configs', f'frappe_{model}.yaml'), '--set', f'seed={seed}',
-               '--run_dir', run_dir]
+    command = [
+      sys.executable,
+      '-m',
+      'trainer.run',
+      '--config',
+      os.path.join('configs', f'frappe_{model}.yaml'),
+      '--set',
+      f'seed={seed}',
+      '--run_dir',
+      run_dir,
+    ]
     if ranks > 1:
       horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
       command = [horovodrun, '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}', *command]
@@ -57,8 +79,14 @@ def train(model, seed, ranks):
       done = subprocess.run(command, stdout=log, stderr=log, check=False)
     found = final_test(run_dir)
     if done.returncode or found is None:
-      raise SystemExit(f'{" ".join(command)} ended with status {done.returncode}: see {run_dir}.log')
-  print(f'{model}, seed {seed}, {ranks} rank{"s" if ranks > 1 else ""}: test AUC {found[0]:.5f}, logloss {found[1]:.5f}', flush=True)
+      raise SystemExit(
+        f'{" ".join(command)} ended with status {done.returncode}: see {run_dir}.log'
+      )
+  print(
+    f'{model}, seed {seed}, {ranks} rank{"s" if ranks > 1 else ""}: test AUC {found[0]:.5f}, '
+    f'logloss {found[1]:.5f}',
+    flush=True,
+  )
   return found
 
 
@@ -79,16 +107,40 @@ def main(_):
     print('skipped: ../shared/data/frappe is not there; it may not be redistributed')
     return
   one = {model: [train(model, seed, 1) for seed in SEEDS.value] for model in SELECTED.value}
-  two = {model: [train(model, seed, 2) for seed in SEEDS.value] for model in TWO_RANKS.value if model in one}
-  rows = [[NAMES[model], score(*medians(results)), score(*MODELS[model][0]), f'{MODELS[model][1]:.4f}',
-           ', '.join(score(*r) for r in results), score(*medians(two[model])) if model in two else '']
-          for model, results in one.items()]
-  head = ['model', 'ours, median', 'published', 'AUC wanted', f"ours, seeds {', '.join(SEEDS.value)}", '2 ranks, median']
+  two = {
+    model: [train(model, seed, 2) for seed in SEEDS.value]
+    for model in TWO_RANKS.value
+    if model in one
+  }
+  rows = [
+    [
+      NAMES[model],
+      score(*medians(results)),
+      score(*MODELS[model][0]),
+      f'{MODELS[model][1]:.4f}',
+      ', '.join(score(*r) for r in results),
+      score(*medians(two[model])) if model in two else '',
+    ]
+    for model, results in one.items()
+  ]
+  head = [
+    'model',
+    'ours, median',
+    'published',
+    'AUC wanted',
+    f'ours, seeds {", ".join(SEEDS.value)}',
+    '2 ranks, median',
+  ]
   here = machine()
-  text = markdown_table(head, rows) + f"\n\nAUC / logloss on test. TensorFlow {here['tensorflow']}, {here['cpu']}."
+  text = (
+    markdown_table(head, rows)
+    + f'\n\nAUC / logloss on test. TensorFlow {here["tensorflow"]}, {here["cpu"]}.'
+  )
   print(text)
   with open(os.path.join('build', 'quality.json'), 'w', encoding='utf-8') as f:
-    json.dump({'seeds': SEEDS.value, 'one_process': one, 'two_ranks': two, 'machine': here}, f, indent=1)
+    json.dump(
+      {'seeds': SEEDS.value, 'one_process': one, 'two_ranks': two, 'machine': here}, f, indent=1
+    )
   if set(one) == set(MODELS):
     write_between(PAGE, text)
     print(f'wrote build/quality.json and {PAGE}')

@@ -1,9 +1,14 @@
-"""The benchmark page: `python -m benchmarks.run` (`make bench`) measures us beside our peers and rewrites docs/performance.md.
+"""The benchmark page: `python -m benchmarks.run` (`make bench`) measures us beside our peers and
+rewrites docs/performance.md.
 
-Contenders are processes that stay alive for their group's whole run and take turns, A, B, C, A, B, C, …, a round being some training steps;
-only one works at a time, so that a machine that drifts drifts for all. A ratio is the median over rounds of the rates of one round. All
-goes to build/bench.json; a run of all groups, not --quick, rewrites the tables and the picture of docs/performance.md too.
+Contenders are processes that stay alive for their group's whole run and take turns, A, B, C, A, B,
+C, …, a round being some training steps;
+only one works at a time, so that a machine that drifts drifts for all. A ratio is the median over
+rounds of the rates of one round. All
+goes to build/bench.json; a run of all groups, not --quick, rewrites the tables and the picture of
+docs/performance.md too.
 """
+
 import dataclasses
 import glob
 import itertools
@@ -26,12 +31,20 @@ from benchmarks import bench_data
 from benchmarks.bench_data import CRITEO, FRAPPE, OTHERS
 from benchmarks.page import ROOT, WANTED, machine, picture, tables, write_between
 
-QUICK = flags.DEFINE_bool('quick', False, 'One round of a few steps: whether it runs, not how fast.')
-FULL = flags.DEFINE_bool('full', False, 'Also 50 M features and 10 k steps: 16 GiB of memory, half an hour more.')
+QUICK = flags.DEFINE_bool(
+  'quick', False, 'One round of a few steps: whether it runs, not how fast.'
+)
+FULL = flags.DEFINE_bool(
+  'full', False, 'Also 50 M features and 10 k steps: 16 GiB of memory, half an hour more.'
+)
 ROUNDS = flags.DEFINE_integer('rounds', 7, 'Turns of each contender.', lower_bound=1)
 SEED = flags.DEFINE_integer('seed', 0, 'Of data and models.')
 CORES = flags.DEFINE_integer('cores', 2, 'Cores that a contender may use.', lower_bound=1)
-ONLY = flags.DEFINE_list('only', None, 'Groups to measure, out of: main, shapes, interactions, ffm, table, flat, memory, parts, others.')
+ONLY = flags.DEFINE_list(
+  'only',
+  None,
+  'Groups to measure, out of: main, shapes, interactions, ffm, table, flat, memory, parts, others.',
+)
 
 OUT = os.path.join('build', 'bench')
 PEERS = os.path.join('build', 'peers-venv')
@@ -43,7 +56,8 @@ class Failed(Exception):
 
 
 class Contender:
-  """A process (or several ranks) of benchmarks.contenders; see contenders/channel.py for the line to it.
+  """A process (or several ranks) of benchmarks.contenders; see contenders/channel.py for the line
+  to it.
 
   Args:
     module: in benchmarks.contenders.
@@ -57,7 +71,10 @@ class Contender:
     self.module, self.spec, self.ranks, self.python, self.pace = module, spec, ranks, python, pace
 
   def start(self, name):
-    """Starts it, waits for its first step, and stops it until its turn. Returns: what it tells of itself. Raises: Failed."""
+    """Starts it, waits for its first step, and stops it until its turn.
+
+    Returns: what it tells of itself. Raises: Failed.
+    """
     self._log = os.path.join(OUT, f'{name}.log')
     self._directory = tempfile.TemporaryDirectory()
     path = os.path.join(self._directory.name, 'line')
@@ -66,15 +83,31 @@ class Contender:
     listener.listen(self.ranks)
     threads = str(max(1, CORES.value // self.ranks))
     env = os.environ | {
-        'PYTHONPATH': ROOT, 'CTR_THREADS': threads, 'OMP_NUM_THREADS': threads, 'CUDA_VISIBLE_DEVICES': '', 'TF_CPP_MIN_LOG_LEVEL': '3',
-        'TF_USE_LEGACY_KERAS': '1', 'HOROVOD_GLOO_TIMEOUT_SECONDS': '100000'}  # a stopped rank is not a lost one
+      'PYTHONPATH': ROOT,
+      'CTR_THREADS': threads,
+      'OMP_NUM_THREADS': threads,
+      'CUDA_VISIBLE_DEVICES': '',
+      'TF_CPP_MIN_LOG_LEVEL': '3',
+      'TF_USE_LEGACY_KERAS': '1',
+      'HOROVOD_GLOO_TIMEOUT_SECONDS': '100000',
+    }  # a stopped rank is not a lost one
     spec = json.dumps(self.spec | {'seed': SEED.value, 'socket': path, 'launched': time.time()})
     command = [self.python, '-m', f'benchmarks.contenders.{self.module}', spec]
     if self.ranks > 1:
       horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
-      command = [horovodrun, '--gloo', '-np', str(self.ranks), '-H', f'localhost:{self.ranks}', *command]
+      command = [
+        horovodrun,
+        '--gloo',
+        '-np',
+        str(self.ranks),
+        '-H',
+        f'localhost:{self.ranks}',
+        *command,
+      ]
     with open(self._log, 'wb') as log:
-      self._process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+      self._process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+      )
     self._lines = []
     listener.settimeout(1)
     while len(self._lines) < self.ranks:
@@ -105,7 +138,10 @@ class Contender:
       os.kill(pid, number)
 
   def take_steps(self, count):
-    """Lets it work for `count` steps. Returns: what the ranks told, summed, `seconds` being the slowest's. Raises: Failed."""
+    """Lets it work for `count` steps.
+
+    Returns: what the ranks told, summed, `seconds` being the slowest's. Raises: Failed.
+    """
     self._signal(signal.SIGCONT)
     for line in self._lines:
       line.write(f'{count}\n')
@@ -137,7 +173,8 @@ class Contender:
   def _last_words(self):
     with open(self._log, encoding='utf-8', errors='replace') as f:
       words = [text.strip() for text in f if text.strip()]
-    return f'ended with status {self._process.returncode}: {words[-1] if words else "said nothing"} ({self._log})'
+    last = words[-1] if words else 'said nothing'
+    return f'ended with status {self._process.returncode}: {last} ({self._log})'
 
 
 class Round(dict):
@@ -158,7 +195,8 @@ def interleave(contenders, shape_of, steps, warm_up=20):
     contenders: name -> Contender.
     shape_of: name -> Shape.
     steps: a round's.
-  Returns: (Round, name -> what it told first, name -> its last answer, name -> why it was left out).
+  Returns: (Round, name -> what it told first, name -> its last answer, name -> why it was left
+    out).
   """
   rounds, hellos, last, failed = Round(), {}, {}, {}
   count, steps, warm_up = (1, min(steps, 4), 2) if QUICK.value else (ROUNDS.value, steps, warm_up)
@@ -171,25 +209,34 @@ def interleave(contenders, shape_of, steps, warm_up=20):
       rounds.pop(name, None)
       logging.warning('%s is left out: %s', name, e)
       return None
+
   for name, contender in contenders.items():
-    hello = attempt(name, lambda: contender.start(name))  # noqa: B023
-    if hello and attempt(name, lambda: contender.take_steps(warm_up)):  # noqa: B023
+    hello = attempt(name, lambda: contender.start(name))
+    if hello and attempt(name, lambda: contender.take_steps(warm_up)):
       hellos[name], rounds[name] = hello, []
   for r in range(count):
     for name in list(rounds):
       own_steps = steps * contenders[name].pace
-      answer = attempt(name, lambda: contenders[name].take_steps(own_steps))  # noqa: B023
+      answer = attempt(name, lambda: contenders[name].take_steps(own_steps))
       if answer:
         rounds[name].append(own_steps * shape_of(name).batch / answer['seconds'])
         last[name] = answer
-    logging.info('round %d of %d: %s', r + 1, count, ', '.join(f'{name} {rates[-1]:,.0f}' for name, rates in rounds.items()))
+    logging.info(
+      'round %d of %d: %s',
+      r + 1,
+      count,
+      ', '.join(f'{name} {rates[-1]:,.0f}' for name, rates in rounds.items()),
+    )
   for name in list(rounds):
     contenders[name].close()
   return rounds, hellos, last, failed
 
 
 class Bench:
-  """Measures group by group; `figures` holds what bench.json says at its top, `raw` what it is made of."""
+  """Measures group by group;
+
+  `figures` holds what bench.json says at its top, `raw` what it is made of.
+  """
 
   def __init__(self):
     self.figures = dict.fromkeys(WANTED)
@@ -202,15 +249,24 @@ class Bench:
       self.figures[key], self.spread[key] = statistics.median(ratios), [min(ratios), max(ratios)]
 
   def keep(self, group, rounds, shapes, failed):
-    self.raw[group] = {name: {'samples_per_second': rounds.rate(name), 'rounds': rates, 'shape': shapes[name].as_dict()}
-                       for name, rates in rounds.items()}
+    self.raw[group] = {
+      name: {
+        'samples_per_second': rounds.rate(name),
+        'rounds': rates,
+        'shape': shapes[name].as_dict(),
+      }
+      for name, rates in rounds.items()
+    }
     self.left_out |= failed
 
   def spec(self, shape, **config):
     """spec of a contender of ours, its config and data written."""
     from trainer import config as trainer_config
     from trainer import runtime  # noqa: F401 TensorFlow reads what it sets
-    directory = os.path.abspath(os.path.join(OUT, 'data', f'{zlib.crc32(repr((shape, SEED.value)).encode()):08x}'))
+
+    directory = os.path.abspath(
+      os.path.join(OUT, 'data', f'{zlib.crc32(repr((shape, SEED.value)).encode()):08x}')
+    )
     tree = bench_data.config(shape, directory, **config) | {'seed': SEED.value}
     file = os.path.abspath(os.path.join(OUT, f'config_{next(self._numbers)}.yaml'))
     with open(file, 'w', encoding='utf-8') as f:
@@ -223,17 +279,21 @@ class Bench:
     peer = {'shape': shape.as_dict(), 'capacity': 8_000_000}
     ours = self.spec(shape)
     contenders = {
-        'ours, AdaGrad': Contender('ours', ours),
-        'TFRA, AdaGrad': Contender('tfra', peer | {'optimizer': 'Adagrad'}),
-        'PyTorch static, AdaGrad': Contender('torch_static', peer, python=os.path.join(PEERS, 'bin', 'python')),
-        'Keras static, AdaGrad': Contender('keras_static', peer),
-        'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
-        'TFRA, Adam': Contender('tfra', peer | {'optimizer': 'Adam'}),
-        'dense part alone': Contender('dense_part', peer),
-        'ours, 2 ranks': Contender('ours', ours, ranks=2),
-        'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
-        'ours, no lifecycle': Contender('ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})),
-        'input alone': Contender('input', ours, pace=10),
+      'ours, AdaGrad': Contender('ours', ours),
+      'TFRA, AdaGrad': Contender('tfra', peer | {'optimizer': 'Adagrad'}),
+      'PyTorch static, AdaGrad': Contender(
+        'torch_static', peer, python=os.path.join(PEERS, 'bin', 'python')
+      ),
+      'Keras static, AdaGrad': Contender('keras_static', peer),
+      'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
+      'TFRA, Adam': Contender('tfra', peer | {'optimizer': 'Adam'}),
+      'dense part alone': Contender('dense_part', peer),
+      'ours, 2 ranks': Contender('ours', ours, ranks=2),
+      'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
+      'ours, no lifecycle': Contender(
+        'ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})
+      ),
+      'input alone': Contender('input', ours, pace=10),
     }
     why = peers_environment()
     if why:
@@ -243,12 +303,19 @@ class Bench:
     self.keep('main', rounds, dict.fromkeys(contenders, shape), failed)
     self.figures['samples_per_second'] = rounds.rate('ours, AdaGrad')
     for key, over, under in (
-        ('vs_tfra_adagrad', 'ours, AdaGrad', 'TFRA, AdaGrad'), ('vs_tfra_adam', 'ours, Adam', 'TFRA, Adam'),
-        ('vs_torch_static', 'ours, AdaGrad', 'PyTorch static, AdaGrad'), ('vs_keras_static', 'ours, AdaGrad', 'Keras static, AdaGrad'),
-        ('over_dense_floor', 'dense part alone', 'ours, AdaGrad'), ('two_rank_efficiency', 'ours, 2 ranks', 'ours, AdaGrad'),
-        ('input_over_train', 'input alone', 'ours, AdaGrad'), ('lifecycle_over_none', 'ours, no lifecycle', 'ours, AdaGrad')):
+      ('vs_tfra_adagrad', 'ours, AdaGrad', 'TFRA, AdaGrad'),
+      ('vs_tfra_adam', 'ours, Adam', 'TFRA, Adam'),
+      ('vs_torch_static', 'ours, AdaGrad', 'PyTorch static, AdaGrad'),
+      ('vs_keras_static', 'ours, AdaGrad', 'Keras static, AdaGrad'),
+      ('over_dense_floor', 'dense part alone', 'ours, AdaGrad'),
+      ('two_rank_efficiency', 'ours, 2 ranks', 'ours, AdaGrad'),
+      ('input_over_train', 'input alone', 'ours, AdaGrad'),
+      ('lifecycle_over_none', 'ours, no lifecycle', 'ours, AdaGrad'),
+    ):
       self.ratio(key, rounds.ratios(over, under))
-    self.raw['versions'] = {name: hello['version'] for name, hello in hellos.items() if 'version' in hello}
+    self.raw['versions'] = {
+      name: hello['version'] for name, hello in hellos.items() if 'version' in hello
+    }
     self.figures['startup_seconds'] = hellos.get('ours, AdaGrad', {}).get('startup_seconds')
     two = last.get('ours, 2 ranks')
     if two:
@@ -260,8 +327,14 @@ class Bench:
   def shapes(self):
     for key, shape in OTHERS.items():
       spec = self.spec(shape)
-      rounds, _, _, failed = interleave({f'ours, {key}': Contender('ours', spec), f'dense part, {key}': Contender('dense_part', {'shape': shape.as_dict()})},
-                                        lambda _: shape, steps=20)  # noqa: B023
+      rounds, _, _, failed = interleave(
+        {
+          f'ours, {key}': Contender('ours', spec),
+          f'dense part, {key}': Contender('dense_part', {'shape': shape.as_dict()}),
+        },
+        lambda _: shape,
+        steps=20,
+      )
       self.keep(key, rounds, dict.fromkeys(rounds, shape), failed)
       self.figures[f'{key}_samples_per_second'] = rounds.rate(f'ours, {key}')
       self.ratio(f'{key}_over_dense_floor', rounds.ratios(f'dense part, {key}', f'ours, {key}'))
@@ -269,7 +342,10 @@ class Bench:
   def interactions(self):
     dnn = {'dnn': {'hidden': list(CRITEO.hidden)}}
     added = {'fm': ['fm'], 'cross': [{'cross': {'layers': 2, 'low_rank': 32}}], 'fwfm': ['fwfm']}
-    contenders = {name: Contender('ours', self.spec(CRITEO, interactions=[dnn, *more])) for name, more in ({'dnn': []} | added).items()}
+    contenders = {
+      name: Contender('ours', self.spec(CRITEO, interactions=[dnn, *more]))
+      for name, more in ({'dnn': []} | added).items()
+    }
     rounds, _, _, failed = interleave(contenders, lambda _: CRITEO, steps=20)
     self.keep('interactions', rounds, dict.fromkeys(rounds, CRITEO), failed)
     for name in added:
@@ -283,36 +359,56 @@ class Bench:
     self.figures['ffm_samples_per_second'] = rounds.rate('ours, FFM')
 
   def table(self):
-    """A table of 0.1 M features holds those of two batches, shuffled anew each epoch; larger ones those of all 60, and others."""
+    """A table of 0.1 M features holds those of two batches, shuffled anew each epoch;
+
+    larger ones those of all 60, and others.
+    """
     small, large = dataclasses.replace(CRITEO, batches=2), CRITEO
     sizes = {'0.1 M features': (small, 100_000), '5 M features': (large, 5_000_000)}
     if FULL.value:
       sizes['50 M features'] = (large, 50_000_000)
-    contenders = {name: Contender('ours', self.spec(shape) | {'features': count}) for name, (shape, count) in sizes.items()}
+    contenders = {
+      name: Contender('ours', self.spec(shape) | {'features': count})
+      for name, (shape, count) in sizes.items()
+    }
     rounds, _, last, failed = interleave(contenders, lambda _: CRITEO, steps=20)
     self.keep('table', rounds, {name: shape for name, (shape, _) in sizes.items()}, failed)
     for name, answer in last.items():
-      self.raw['table'][name] |= {k: answer[k] for k in ('features', 'admitted', 'table_bytes', 'rss')}
+      self.raw['table'][name] |= {
+        k: answer[k] for k in ('features', 'admitted', 'table_bytes', 'rss')
+      }
     self.ratio('step_5m_over_100k', rounds.ratios('0.1 M features', '5 M features'))
     self.ratio('step_50m_over_100k', rounds.ratios('0.1 M features', '50 M features'))
 
   def flat(self):
-    """Resident memory over a long run: after 100 steps, every sample having been seen, and at its end."""
+    """Resident memory over a long run:
+
+    after 100 steps, every sample having been seen, and at its end.
+    """
     early, steps = (10, 20) if QUICK.value else (100, 10_000 if FULL.value else 1000)
     contender = Contender('ours', self.spec(CRITEO))
     contender.start('flat')
     first = contender.take_steps(early)
     end = contender.take_steps(steps - early)
     contender.close()
-    self.raw['flat'] = {'early_steps': early, 'early_rss': first['rss'], 'steps': steps, 'rss': end['rss']}
+    self.raw['flat'] = {
+      'early_steps': early,
+      'early_rss': first['rss'],
+      'steps': steps,
+      'rss': end['rss'],
+    }
     self.figures['rss_growth'] = end['rss'] / first['rss']
 
   def memory(self):
-    contender = Contender('memory', self.spec(CRITEO) | {'features': 300_000 if QUICK.value else 3_000_000})
+    contender = Contender(
+      'memory', self.spec(CRITEO) | {'features': 300_000 if QUICK.value else 3_000_000}
+    )
     told = contender.start('memory')
     contender.close()
     payload = 4 * 2 * (1 + CRITEO.width)  # AdaGrad: an accumulator for each weight
-    self.raw['memory'] = {k: v for k, v in told.items() if k.endswith('bytes')} | {'payload_bytes': payload}
+    self.raw['memory'] = {k: v for k, v in told.items() if k.endswith('bytes')} | {
+      'payload_bytes': payload
+    }
     self.figures['memory_over_payload'] = told['admitted_bytes'] / payload
     self.figures['probation_bytes'] = told['probation_bytes']
 
@@ -322,12 +418,17 @@ class Bench:
     contender.close()
 
   def other(self):
-    """The benchmarks of single parts, each by its own command: their output, and where they write build/bench/NAME.json, that."""
+    """The benchmarks of single parts, each by its own command:
+
+    their output, and where they write build/bench/NAME.json, that.
+    """
     for file in sorted(glob.glob(os.path.join(ROOT, 'benchmarks', '*_bench.py'))):
       name = os.path.basename(file).removesuffix('.py')
       result = os.path.join(OUT, f'{name}.json')
       command = [sys.executable, '-m', f'benchmarks.{name}']
-      done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+      done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+      )
       if done.returncode:
         self.left_out[name] = (done.stderr.strip().splitlines() or ['said nothing'])[-1]
         continue
@@ -338,17 +439,24 @@ class Bench:
 
 
 def needed_bytes(shape):
-  """Bytes a sample that must cross between 2 ranks: half of each rank's unique keys belong to the other.
+  """Bytes a sample that must cross between 2 ranks: half of each rank's unique keys belong to the
+  other.
 
-  Each costs its key and show and click one way (16 bytes), its row the other way and its gradient the first again (4 (1 + D) each).
+  Each costs its key and show and click one way (16 bytes), its row the other way and its gradient
+  the first again (4 (1 + D) each).
   """
   keys, _, _ = bench_data.batches(shape, SEED.value, bench_data.hashed_keys)
-  unique = sum(len(np.unique(half)) for batch in keys[:20] for half in np.array_split(batch, 2)) / 20
+  unique = (
+    sum(len(np.unique(half)) for batch in keys[:20] for half in np.array_split(batch, 2)) / 20
+  )
   return unique / 2 * (16 + 8 * (1 + shape.width)) / shape.batch
 
 
 def peers_environment():
-  """Installs the peers that are not our dependencies, once. Returns: why that could not be done, or None."""
+  """Installs the peers that are not our dependencies, once.
+
+  Returns: why that could not be done, or None.
+  """
   requirements = os.path.join('benchmarks', 'requirements-peers.txt')
   stamp = os.path.join(PEERS, 'installed.txt')
   with open(requirements, encoding='utf-8') as f:
@@ -358,34 +466,63 @@ def peers_environment():
       if f.read() == wanted:
         return None
   print(f'installing {requirements} into {PEERS}', flush=True)
-  for command in ([sys.executable, '-m', 'venv', '--clear', PEERS],
-                  [os.path.join(PEERS, 'bin', 'python'), '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '-r', requirements]):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+  for command in (
+    [sys.executable, '-m', 'venv', '--clear', PEERS],
+    [
+      os.path.join(PEERS, 'bin', 'python'),
+      '-m',
+      'pip',
+      'install',
+      '-q',
+      '--disable-pip-version-check',
+      '-r',
+      requirements,
+    ],
+  ):
+    done = subprocess.run(
+      command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
-      return f"not installable: {(done.stdout.strip().splitlines() or ['pip said nothing'])[-1]}"
+      return f'not installable: {(done.stdout.strip().splitlines() or ["pip said nothing"])[-1]}'
   with open(stamp, 'w', encoding='utf-8') as f:
     f.write(wanted)
   return None
 
 
-GROUPS = {'main': Bench.main, 'shapes': Bench.shapes, 'interactions': Bench.interactions, 'ffm': Bench.ffm, 'table': Bench.table,
-          'flat': Bench.flat, 'memory': Bench.memory, 'parts': Bench.parts, 'others': Bench.other}
+GROUPS = {
+  'main': Bench.main,
+  'shapes': Bench.shapes,
+  'interactions': Bench.interactions,
+  'ffm': Bench.ffm,
+  'table': Bench.table,
+  'flat': Bench.flat,
+  'memory': Bench.memory,
+  'parts': Bench.parts,
+  'others': Bench.other,
+}
 
 
 def main(_):
   os.chdir(ROOT)
   os.makedirs(OUT, exist_ok=True)
-  cores = sorted(os.sched_getaffinity(0))[:CORES.value]
+  cores = sorted(os.sched_getaffinity(0))[: CORES.value]
   os.sched_setaffinity(0, cores)  # for the contenders, who inherit it
   chosen = ONLY.value or list(GROUPS)
   for group in chosen:
     if group not in GROUPS:
       raise app.UsageError(f"--only: found '{group}'; wanted some of {', '.join(GROUPS)}")
   here = machine()
-  print(f"{here['cpu']}, {here['cores_used']} of {here['cores']} cores, {here['memory_gib']} GiB, load {here['load_before']:.1f}; "
-        f'seed {SEED.value}; {CRITEO}', flush=True)
+  print(
+    f'{here["cpu"]}, {here["cores_used"]} of {here["cores"]} cores, {here["memory_gib"]} GiB, '
+    f'load {here["load_before"]:.1f}; '
+    f'seed {SEED.value}; {CRITEO}',
+    flush=True,
+  )
   if here['load_before'] > 0.5 * len(cores):
-    logging.warning('this machine is busy (load %.1f): ratios will wander, figures will be low', here['load_before'])
+    logging.warning(
+      'this machine is busy (load %.1f): ratios will wander, figures will be low',
+      here['load_before'],
+    )
   bench = Bench()
   for group in chosen:
     print(f'-- {group}', flush=True)
@@ -394,8 +531,17 @@ def main(_):
     except Failed as e:
       bench.left_out[group] = str(e)
       logging.warning('%s is left out: %s', group, e)
-  result = {**bench.figures, 'seed': SEED.value, 'rounds': 1 if QUICK.value else ROUNDS.value, 'quick': QUICK.value, 'machine': here,
-            'spread': bench.spread, 'raw': bench.raw, 'left_out': bench.left_out, 'others': bench.others}
+  result = {
+    **bench.figures,
+    'seed': SEED.value,
+    'rounds': 1 if QUICK.value else ROUNDS.value,
+    'quick': QUICK.value,
+    'machine': here,
+    'spread': bench.spread,
+    'raw': bench.raw,
+    'left_out': bench.left_out,
+    'others': bench.others,
+  }
   with open(os.path.join('build', 'bench.json'), 'w', encoding='utf-8') as f:
     json.dump(result, f, indent=1)
   text = tables(result)

@@ -1,7 +1,9 @@
-"""Compiles the op library: `python -m ops.build`. Flags come from `tf.sysconfig`; only what changed is compiled again.
+"""Compiles the op library: `python -m ops.build`. Flags come from `tf.sysconfig`; only what changed
+is compiled again.
 
 `--only GLOB … --out FILE` compiles a part, for a test of its own.
 """
+
 import argparse
 import concurrent.futures
 import fcntl
@@ -14,8 +16,14 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARY = os.path.join(ROOT, 'ops', '_ctr_ops.so')
-SOURCES = ('ops/cc/lifecycle/*.cc', 'ops/cc/exchange/*.cc', 'ops/cc/rows/*.cc', 'ops/cc/kernels/*.cc', 'ops/cc/ops/*.cc')
-TENSORFLOW_HEADERS = '''
+SOURCES = (
+  'ops/cc/lifecycle/*.cc',
+  'ops/cc/comm/*.cc',
+  'ops/cc/rows/*.cc',
+  'ops/cc/kernels/*.cc',
+  'ops/cc/ops/*.cc',
+)
+TENSORFLOW_HEADERS = """
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,7 +31,7 @@ TENSORFLOW_HEADERS = '''
 #include "tensorflow/core/framework/resource_op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/util/work_sharder.h"
-'''
+"""
 
 
 def _headers(source, seen):
@@ -38,11 +46,18 @@ def _headers(source, seen):
 
 
 def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
-  """Builds `library` from the sources that `patterns` match. Raises: SystemExit with the compiler's output."""
+  """Builds `library` from the sources that `patterns` match.
+
+  Raises: SystemExit with the compiler's output.
+  """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf  # late: a clean tree needs no TensorFlow to import this file
+
   # TensorFlow's own headers do not pass our warnings: they are system headers to the compiler.
-  compile_flags = [f.replace('-I', '-isystem', 1) if f.startswith('-I') else f for f in tf.sysconfig.get_compile_flags()]
+  compile_flags = [
+    f.replace('-I', '-isystem', 1) if f.startswith('-I') else f
+    for f in tf.sysconfig.get_compile_flags()
+  ]
   compile_flags += ['-O3', '-g1', '-fPIC', '-Wall', '-Wextra', '-Werror', '-I' + ROOT]
   compiler = os.environ.get('CXX', 'g++')
   objects = os.path.join(ROOT, 'build', 'objs')
@@ -50,13 +65,20 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
   sources = sorted(s for p in patterns for s in glob.glob(os.path.join(ROOT, p)))
 
   def precompile():
-    """TensorFlow's headers, compiled once for all kernels: they take six of a kernel's seven seconds."""
-    key = hashlib.sha256(' '.join([compiler, tf.__version__, *compile_flags, TENSORFLOW_HEADERS]).encode()).hexdigest()[:16]
+    """TensorFlow's headers, compiled once for all kernels:
+
+    they take six of a kernel's seven seconds.
+    """
+    key = hashlib.sha256(
+      ' '.join([compiler, tf.__version__, *compile_flags, TENSORFLOW_HEADERS]).encode()
+    ).hexdigest()[:16]
     header = os.path.join(objects, f'tensorflow-{key}.h')
     if not os.path.exists(header + '.gch'):
       with open(header, 'w', encoding='utf-8') as f:
         f.write(TENSORFLOW_HEADERS)
-      subprocess.run([compiler, *compile_flags, '-x', 'c++-header', header, '-o', header + '.new'], check=True)
+      subprocess.run(
+        [compiler, *compile_flags, '-x', 'c++-header', header, '-o', header + '.new'], check=True
+      )
       os.replace(header + '.new', header + '.gch')
     return ['-include', header]
 
@@ -65,18 +87,29 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
     for path in [source, *sorted(_headers(source, set()))]:
       with open(path, 'rb') as f:
         digest.update(f.read())
-    target = os.path.join(objects, f"{os.path.relpath(source, ROOT).replace('/', '_')}.{digest.hexdigest()[:16]}.o")
+    target = os.path.join(
+      objects, f'{os.path.relpath(source, ROOT).replace("/", "_")}.{digest.hexdigest()[:16]}.o'
+    )
     if not os.path.exists(target):
       temporary = f'{target}.{os.getpid()}'
-      first = with_tensorflow if os.path.basename(os.path.dirname(source)) in ('kernels', 'ops') else []
-      done = subprocess.run([compiler, *compile_flags, *first, '-c', source, '-o', temporary], capture_output=True, text=True)
+      first = (
+        with_tensorflow if os.path.basename(os.path.dirname(source)) in ('kernels', 'ops') else []
+      )
+      done = subprocess.run(
+        [compiler, *compile_flags, *first, '-c', source, '-o', temporary],
+        capture_output=True,
+        text=True,
+      )
       if done.returncode:
         return None, done.stderr
       os.replace(temporary, target)
     return target, None
 
   # One build at a time: the next finds this one's objects.
-  with open(os.path.join(objects, 'lock'), 'w') as lock, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+  with (
+    open(os.path.join(objects, 'lock'), 'w') as lock,
+    concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+  ):
     fcntl.flock(lock, fcntl.LOCK_EX)
     with_tensorflow = precompile()
     results = list(pool.map(compile_one, sources))
@@ -84,7 +117,17 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
   if errors:
     sys.exit('\n'.join(errors))
   temporary = f'{library}.{os.getpid()}'
-  subprocess.run([compiler, '-shared', '-o', temporary, *(o for o, _ in results), *tf.sysconfig.get_link_flags()], check=True)
+  subprocess.run(
+    [
+      compiler,
+      '-shared',
+      '-o',
+      temporary,
+      *(o for o, _ in results),
+      *tf.sysconfig.get_link_flags(),
+    ],
+    check=True,
+  )
   os.replace(temporary, library)
   return library
 

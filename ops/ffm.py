@@ -1,4 +1,8 @@
-"""Pairs of a field-aware factorization machine, fused: one pass over the factors forward, one back."""
+"""Pairs of a field-aware factorization machine, fused:
+
+one pass over the factors forward, one back.
+"""
+
 import tensorflow as tf
 
 from ops import library
@@ -20,7 +24,10 @@ def _gradient(op, grad):
 
 
 def pairs_in_plain_ops(field_factors):
-  """What `pairs` gives, by TensorFlow's own ops: for graphs that are served, and the tests' second opinion."""
+  """What `pairs` gives, by TensorFlow's own ops:
+
+  for graphs that are served, and the tests' second opinion.
+  """
   slots = field_factors.shape[1]
   factors = tf.reshape(field_factors, [-1, slots, slots, field_factors.shape[2] // slots])
   return 0.5 * tf.reduce_sum(factors * tf.transpose(factors, [0, 2, 1, 3]), [1, 2, 3])

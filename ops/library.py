@@ -1,21 +1,44 @@
 """The compiled ops, loaded once when first needed."""
+
 import functools
 import os
+import types
 
 import tensorflow as tf
 
+# TensorFlow's deleter is private, but the alternative, DestroyResourceOp at the end of an object's
+# life, fails where the garbage collector runs while a v1 graph is being built.
+# tests/single/private_api_test.py notices when it moves.
+from tensorflow.python.ops import resource_variable_ops
+
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), '_ctr_ops.so')
+
+TensorLike = tf.types.experimental.TensorLike
 
 
 @functools.cache
-def load(path=PATH):
-  """The module of the op library's generated functions.
+def load(path: str = PATH) -> types.ModuleType:
+  """Returns the module of the op library's generated functions.
 
-  Raises: ImportError where it is not built, or was built for another TensorFlow.
+  Raises:
+    ImportError: where the library is not built, or was built for another TensorFlow.
   """
   if not os.path.exists(path):
     raise ImportError(f'{path}: no such file; run `python -m ops.build` to compile the ops')
   try:
     return tf.load_op_library(path)
   except tf.errors.NotFoundError as e:
-    raise ImportError(f'{path}: {e.message}; run `python -m ops.build` to compile the ops again') from None
+    raise ImportError(
+      f'{path}: {e.message}; run `python -m ops.build` to compile the ops again'
+    ) from None
+
+
+class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
+  """Deletes the resource of an eager handle when nobody holds this object any more.
+
+  Args:
+    handle: a resource handle that was created eagerly.
+  """
+
+  def __init__(self, handle: tf.Tensor):
+    super().__init__(handle=handle, handle_device=handle.device)

@@ -1,4 +1,8 @@
-"""What every test needs before TensorFlow is imported: legacy Keras, quiet logs, no GPU, the root on the path."""
+"""What every test needs before TensorFlow is imported:
+
+legacy Keras, quiet logs, no GPU, the root on the path.
+"""
+
 import os
 import pathlib
 import sys
@@ -15,4 +19,6 @@ os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [ROOT, os.environ.get('P
 
 
 def pytest_collection_modifyitems(items):
-  items[:] = [item for item in items if item.name != 'test_session']  # a method of tf.test.TestCase, not a test
+  items[:] = [
+    item for item in items if item.name != 'test_session'
+  ]  # a method of tf.test.TestCase, not a test

@@ -1,237 +1,389 @@
 """The configuration: a strict schema read once from YAML, with every check that spans several keys.
 
-`load(path, overrides)` is the only way in. A mistake raises `ConfigError`, whose text is one line: what, where
-(file and key), the value found, the value wanted and, for an unknown key, the nearest valid one.
-This file imports no TensorFlow: a mistake is reported before anything slow starts.
+`load(path, overrides)` is the only way in. A mistake raises `ConfigError`, whose text is one line:
+what, where (file and key), the value found, the value wanted and, for an unknown key, the nearest
+valid one. This file imports no TensorFlow: a mistake is reported before anything slow starts.
+
+The string under each key is its description.
 """
+
 import dataclasses
-import difflib
 import glob
 import os
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
 import yaml
 
 from ops.policy import Policy
+from trainer.errors import ConfigError, nearest
 
-INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn')  # built in; others are dotted paths of Keras layers
+# Interactions that are built in; others are dotted paths of Keras layers.
+INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn')
 MAX_SLOTS = 2047  # slot ids take the 11 bits under the sign of a key
 
 
-class UserError(Exception):
-  """A mistake of the user's: the text is one line, and the process ends with status 2."""
+class Section(pydantic.BaseModel):
+  """A part of the config: unknown keys are errors, and nothing changes once it was read."""
 
-
-class ConfigError(UserError):
-  pass
-
-
-class _Strict(pydantic.BaseModel):
-  model_config = pydantic.ConfigDict(extra='forbid', frozen=True, protected_namespaces=())
+  model_config = pydantic.ConfigDict(
+    extra='forbid', frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+  )
 
 
 Positive = Annotated[float, pydantic.Field(gt=0)]
 NonNegative = Annotated[float, pydantic.Field(ge=0)]
 PositiveInt = Annotated[int, pydantic.Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, pydantic.Field(ge=0, strict=True)]
+Port = Annotated[int, pydantic.Field(ge=1, le=65535, strict=True)]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+PositiveShare = Annotated[float, pydantic.Field(gt=0, le=1)]
 
 
-class Slot(_Strict):
+class Slot(Section):
   """A column of the log with categorical features."""
+
   name: str
-  column: str | None = None  # in the file; the slot's name where null
-  separator: str | None = None  # between the features of a multi-valued slot
-  value_separator: str | None = None  # between a feature and its value x_i, "sports:0.5"; without one x_i is 1
-  table: str = 'default'  # the table that holds the rows of this slot
-  shares: str | None = None  # use the features (keys and rows) of that slot
-  pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'  # of the slot vector that dnn and cross read
-  lifecycle: dict[str, Any] = {}  # thresholds of the lifecycle that differ for this slot
+  """Names the slot in reports and in other keys."""
+  column: str | None = None
+  """Its column in the file; null: the slot's name."""
+  separator: str | None = None
+  """Stands between the features of a multi-valued slot; null: each value is one feature."""
+  value_separator: str | None = None
+  """Stands between a feature and its value x_i, as in sports:0.5; null: every x_i is 1."""
+  table: str = 'default'
+  """The table of sparse.tables that holds the rows of this slot."""
+  shares: str | None = None
+  """Another slot whose features (keys and rows) this one uses."""
+  pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'
+  """How several features of a sample become the slot vector that dnn and cross read."""
+  lifecycle: dict[str, Any] = {}
+  """Thresholds of `lifecycle` that differ for this slot."""
 
 
-class DenseColumn(_Strict):
+class DenseColumn(Section):
   """A numeric column; blank means missing."""
+
   name: str
-  transform: Literal['none', 'log1p', 'standardise', 'log1p_standardise'] = 'none'  # log1p is sign(x)·log(1 + |x|)
-  missing: float = 0.0  # what the model sees, after the transform, where the value is missing
-  mean: float | None = None  # for standardise; both null: measured on the first training pass
+  """Its column in the file."""
+  transform: Literal['none', 'log1p', 'standardise', 'log1p_standardise'] = 'none'
+  """log1p is sign(x)·log(1 + |x|); standardise is (x − mean) / std, after log1p."""
+  missing: float = 0.0
+  """What the model sees, after the transform, where the value is missing."""
+  mean: float | None = None
+  """Of standardise; null: measured on the first training pass."""
   std: Positive | None = None
+  """Of standardise; null: measured on the first training pass."""
 
 
-class Data(_Strict):
-  """Where the log lies and how to read it. Every file that a pattern matches is one pass, in name order."""
+class Data(Section):
+  """Where the log lies and how to read it. Every file that a pattern matches is one pass."""
+
   train: list[str] = []
+  """Patterns of the files to train on, in order of their days."""
   valid: list[str] = []
+  """Patterns of the files to validate on after each epoch."""
   test: list[str] = []
-  watch: str | None = None  # follow this directory: pass NAME is ready when NAME.done exists beside it
+  """Patterns of the files that the best epoch is evaluated on at the end."""
+  watch: str | None = None
+  """A directory to follow: the pass NAME in it is ready when NAME.done exists beside it."""
   format: Literal['csv', 'parquet', 'prepared'] = 'csv'
+  """Of all these files; prepared: directories that trainer.prepare wrote."""
   delimiter: str = ','
-  columns: list[str] | None = None  # names of the columns where the file has no header line
+  """Between the fields of a csv line; a tab is written "\\t"."""
+  columns: list[str] | None = None
+  """Names of the columns, where a csv file has no header line."""
   label: str = 'label'
+  """The column of the label."""
   label_is: Literal['binary', 'real'] = 'binary'
-  label_positive: str | None = None  # a regular expression: a label that matches it whole is 1, any other text 0
+  """binary: 0 or 1; real: any number, for squared_error."""
+  label_positive: str | None = None
+  """A regular expression: a label that matches it whole is 1, any other text 0."""
   weight: str | None = None
-  group: str | None = None  # the user, say: GAUC is computed over it
+  """The column of the samples' weights; null: each weighs 1."""
+  group: str | None = None
+  """The column of the user, say: GAUC is computed over its values."""
   slots: list[Slot]
+  """The categorical columns."""
   dense: list[DenseColumn] = []
-  day_pattern: str | None = None  # a regular expression; its first group in the file's name is the day (an integer)
-  max_bad_share: Share = 0.0  # of a pass's records; above it the run fails
-  shuffle: bool = True  # the samples of a training pass, by seed
+  """The numeric columns."""
+  day_pattern: str | None = None
+  """A regular expression that finds the day in a path: one group that holds a whole number or a
+  date as 2024-01-31, or three groups of year, month and day. Features age and are evicted at the
+  end of each day; null: there are no days."""
+  max_bad_share: Share = 0.0
+  """The share of a pass's records that may be malformed and are left out; above it the pass is
+  refused."""
+  shuffle: bool = True
+  """Whether the samples of a training pass are shuffled, by seed."""
 
 
-class RowOptimizer(_Strict):
-  """How a row's weights are updated; what each does and its state stand in ops/cc/rows/row_optimizers.h."""
+class RowOptimizer(Section):
+  """How a row's weights are updated; ops/cc/rows/row_optimizers.h has the formulas."""
+
   kind: Literal['sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'] = 'adagrad'
+  """The rule; docs/layers.md has a table."""
   learning_rate: NonNegative = 0.05
-  # Small beside the squares of mean gradients (a few 1e-4 each): .1 keeps rows from learning. adagrad_row wants about 3, PaddlePaddle's.
-  initial_accumulator: NonNegative = 1e-6  # adagrad, adagrad_row, ftrl
-  beta1: Share = 0.9  # adam
-  beta2: Share = 0.999  # adam; the decay of rmsprop
+  """The step's size."""
+  initial_accumulator: NonNegative = 1e-6
+  """adagrad, adagrad_row, ftrl: what the sums of squared gradients start from. It should be small
+  beside the squares of mean gradients (a few 1e-4 each): .1 keeps rows from learning. adagrad_row
+  wants about 3, PaddlePaddle's."""
+  beta1: Share = 0.9
+  """adam: decay of the mean of gradients, a step."""
+  beta2: Share = 0.999
+  """adam, rmsprop: decay of the mean of squared gradients, a step."""
   epsilon: NonNegative = 1e-7
-  learning_rate_power: Annotated[float, pydantic.Field(ge=-1, le=0)] = -0.5  # ftrl
-  beta: NonNegative = 0.0  # ftrl
+  """adam, rmsprop: added to the denominator."""
+  learning_rate_power: Annotated[float, pydantic.Field(ge=-1, le=0)] = -0.5
+  """ftrl: the power of the sums of squared gradients that the rate is multiplied by."""
+  beta: NonNegative = 0.0
+  """ftrl: added to the root of those sums."""
   l1: NonNegative = 0.0
-  l2: NonNegative = 0.0  # the penalty is l2/2·‖w‖², not divided by the batch
-  # touch: only rows of the batch take a step; owed: a row takes the steps that it sat out, with the penalty alone, at its next touch or before it
-  # is evaluated or saved, as a dense optimizer with a penalty on the whole table would.
-  l2_mode: Literal['touch', 'owed'] = 'touch'
-  clip: Positive | None = None  # of each element of the summed gradient
+  """Weight of Σ|w| in the loss, not divided by the batch."""
+  l2: NonNegative = 0.0
+  """Weight of ½·Σw² in the loss, not divided by the batch."""
+  l2_mode: Literal['touch', 'catch_up'] = 'touch'
+  """touch: only rows of the batch take a step. catch_up: a row also takes the steps of the batches
+  that it was not in, with the penalty alone, at its next touch or before it is evaluated or saved,
+  as a dense optimizer with a penalty on the whole table would."""
+  clip: Positive | None = None
+  """Bounds each element of the summed gradient; null: no bound."""
+
+  @pydantic.field_validator('l2_mode', mode='before')
+  @classmethod
+  def _old_spelling(cls, value: Any) -> Any:
+    """Configs and run_dirs of before say `owed` for `catch_up`."""
+    return 'catch_up' if value == 'owed' else value
 
 
-class Table(_Strict):
+class Table(Section):
   """Rows of one layout: a linear weight, then, after admission, factors."""
-  width: PositiveInt = 8  # D
+
+  width: PositiveInt = 8
+  """D, the number of factors (of ffm: for each field)."""
   init: Literal['normal', 'uniform'] = 'normal'
-  init_scale: NonNegative = 0.01  # standard deviation, or half the range
+  """The distribution of the initial factors."""
+  init_scale: NonNegative = 0.01
+  """Its standard deviation, or half its range."""
   linear: RowOptimizer = RowOptimizer()
+  """Of the linear weights."""
   factors: RowOptimizer = RowOptimizer()
+  """Of the factors."""
 
 
-class Sparse(_Strict):
+class Sparse(Section):
+  """The embedding tables."""
+
   store: Literal['rows', 'tfra'] = 'rows'
+  """rows: our C++ row store; tfra: the hash tables of tensorflow-recommenders-addons."""
   gradient_scale: Literal['batch', 'feature'] = 'batch'
+  """What a feature's summed gradient is divided by: batch: the weight of the global batch; feature:
+  its own shows in it, so that a rare feature's step does not shrink as the batch grows."""
   exchange_dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'
+  """Of rows and their gradients on the way between processes."""
   tables: dict[str, Table] = {'default': Table()}
+  """The tables by name."""
 
 
-class Interaction(_Strict):
-  """One term of the logit. `kind` is built in or the dotted path of a Keras layer, which `args` are passed to."""
+class Interaction(Section):
+  """One term of the logit. `fm` and `{dnn: {hidden: [64]}}` are short forms."""
+
   kind: str
+  """Built in (docs/layers.md), or the dotted path of a Keras layer."""
   args: dict[str, Any] = {}
+  """What the layer's constructor is given."""
 
 
-class Model(_Strict):
+class Model(Section):
+  """The layers and the loss."""
+
   interactions: list[Interaction]
+  """The terms of the logit, which are added up."""
   loss: Literal['log_loss', 'focal', 'squared_error'] = 'log_loss'
+  """log_loss and focal want clicks, squared_error any number."""
   focal_gamma: NonNegative = 2.0
+  """γ of focal."""
   label_smoothing: Share = 0.0
-  dense_linear: bool = True  # dense columns have linear weights too, where `linear` is among the interactions
-  negative_sampling_rate: Annotated[float, pydantic.Field(gt=0, le=1)] = 1.0  # share of the negatives the log kept
+  """s turns a label y into y·(1 − s) + s/2."""
+  dense_linear: bool = True
+  """Whether dense columns have linear weights, where linear is among the interactions."""
+  negative_sampling_rate: PositiveShare = 1.0
+  """The share of the negatives that the log kept; predictions are corrected for it."""
 
   @pydantic.field_validator('interactions', mode='before')
   @classmethod
-  def _short_form(cls, value):
+  def _short_form(cls, value: Any) -> Any:
     """`fm`, `{dnn: {hidden: [64]}}` and `{kind: dnn, args: {...}}` all name an interaction."""
     if not isinstance(value, list):
       return value
-    def one(item):
+
+    def one(item: Any) -> Any:
       if isinstance(item, str):
         return {'kind': item}
       if isinstance(item, dict) and len(item) == 1 and 'kind' not in item:
-        (kind, args), = item.items()
+        ((kind, args),) = item.items()
         return {'kind': kind, 'args': args or {}}
       return item
+
     return [one(item) for item in value]
 
 
-class DenseOptimizer(_Strict):
+class DenseOptimizer(Section):
   """A Keras optimizer for the dense variables."""
+
   kind: Literal['sgd', 'adagrad', 'adam', 'ftrl', 'rmsprop'] = 'adam'
+  """The rule."""
   learning_rate: NonNegative = 1e-3
-  args: dict[str, Any] = {}  # further arguments of the Keras optimizer
+  """The step's size."""
+  args: dict[str, Any] = {}
+  """Further arguments of the Keras optimizer."""
 
 
-class Plateau(_Strict):
-  """When the validation metric stops improving: lower every learning rate, then stop; the best epoch is kept."""
+class Plateau(Section):
+  """What to do when the validation metric stops improving. The best epoch is kept."""
+
   metric: Literal['auc', 'gauc', 'logloss'] = 'auc'
-  factor: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.1
-  patience: PositiveInt = 1  # evaluations without improvement before the rates are lowered, each time
-  stop_after: PositiveInt = 2  # evaluations without improvement
+  """The metric that the best epoch is chosen by."""
+  factor: PositiveShare = 0.1
+  """What every learning rate is multiplied by."""
+  patience: PositiveInt = 1
+  """Evaluations without improvement before the rates are lowered, each time."""
+  stop_after: PositiveInt = 2
+  """Evaluations without improvement before the training stops."""
   min_delta: NonNegative = 0.0
+  """How much better counts as an improvement."""
 
 
-class Train(_Strict):
-  batch_size: PositiveInt = 4096  # samples a step, over all ranks and workers together; in ps_async of one worker
+class Train(Section):
+  """The training loop."""
+
+  batch_size: PositiveInt = 4096
+  """Samples of a step, over all ranks and workers together; in ps_async of one worker."""
   epochs: PositiveInt = 1
+  """How often the passes of data.train are trained on."""
   dense_optimizer: DenseOptimizer = DenseOptimizer()
+  """Of the dense variables."""
   plateau: Plateau | None = None
-  progressive_validation: bool = False  # predict on each pass before training on it
+  """Early stopping by data.valid; null: all epochs are trained."""
+  progressive_validation: bool = False
+  """Whether each pass is predicted before it is trained on."""
   log_every_steps: PositiveInt = 50
-  deterministic: bool = False  # bit-for-bit repeatable, somewhat slower
+  """How often the live line changes."""
+  deterministic: bool = False
+  """Whether a run repeats bit for bit; somewhat slower."""
 
 
-class Checkpoint(_Strict):
+class Checkpoint(Section):
+  """When the state is saved."""
+
   every_steps: PositiveInt | None = None
+  """Steps between checkpoints; null: not by steps."""
   every_seconds: Positive | None = None
+  """Seconds between checkpoints; null: not by time."""
   every_passes: PositiveInt | None = 1
+  """Passes between checkpoints; null: not by passes."""
   keep: PositiveInt = 3
+  """How many of the newest are kept."""
 
 
-class Export(_Strict):
-  base: bool = False  # after the last pass of a day
+class Export(Section):
+  """What is written for serving, and when."""
+
+  base: bool = False
+  """Whether a base is written after the last pass of each day."""
   delta_every_passes: PositiveInt | None = None
-  saved_model: bool = False  # at each day's end
+  """Passes between deltas; null: no deltas."""
+  saved_model: bool = False
+  """Whether a SavedModel is written at each day's end."""
+  keep: PositiveInt | None = None
+  """How many bases, each with the deltas after it, and how many versions of each kind of model are
+  kept; null: all."""
 
 
-class Sync(_Strict):
+class Sync(Section):
+  """How the processes of a job work together, and when one of them counts as lost."""
+
   mode: Literal['allreduce', 'ps', 'ps_async', 'ps_geo'] = 'allreduce'
-  lost_peer_seconds: Positive = 60  # a rank silent for so long ends the job
-  stalled_peer_seconds: Positive = 1800  # a rank that beats but makes no progress for so long ends the job
-  max_staleness: PositiveInt | None = None  # ps_async: steps a worker may be ahead of the slowest
-  geo_steps: PositiveInt = 10  # ps_geo: local steps between merges
-  on_lost_worker: Literal['end', 'wait'] = 'end'  # ps
+  """allreduce: Horovod's ranks; the others: parameter servers (docs/architecture.md)."""
+  dense_allreduce: Literal['horovod', 'connections'] = 'horovod'
+  """allreduce: what sums dense gradients over ranks: Horovod's ring allreduce, or our own
+  connections, which wait for less (docs/performance.md)."""
+  row_exchange: Literal['connections', 'horovod'] = 'connections'
+  """allreduce: what carries rows between ranks: our own connections, or Horovod's all-to-all, for
+  clusters where only Horovod's network may be used."""
+  ports: tuple[Port, Port] | None = None
+  """The first and the last port that a process may listen at; null: any port. A host needs one for
+  each of its ranks, and one more where rank 0 runs."""
+  lost_peer_seconds: Positive = 60
+  """A process that is silent for so long ends the job."""
+  stalled_peer_seconds: Positive = 1800
+  """A process that lives but makes no progress for so long ends the job."""
+  max_staleness: PositiveInt | None = None
+  """ps_async: steps that a worker may be ahead of the slowest; null: any number."""
+  geo_steps: PositiveInt = 10
+  """ps_geo: a worker's steps between merges."""
+  on_lost_worker: Literal['end', 'wait'] = 'end'
+  """ps: whether a lost worker ends the job or is waited for."""
 
 
-class Metrics(_Strict):
-  auc_buckets: PositiveInt = 100_000  # finer where predictions crowd
+class Metrics(Section):
+  """How quality is measured."""
+
+  auc_buckets: PositiveInt = 100_000
+  """Buckets of predictions that AUC is computed from; finer where predictions crowd."""
 
 
-class Config(_Strict):
+class Config(Section):
+  """Everything that a job is told."""
+
   seed: NonNegativeInt = 0
+  """Of initial weights, shuffling, dropout and admission by probability."""
   run_dir: str = 'runs/default'
+  """Where the run is kept: checkpoints, reports, exports."""
   data: Data
+  """Where the log lies and how to read it."""
   sparse: Sparse = Sparse()
-  lifecycle: dict[str, Any] = {'admission': 'none', 'eviction': 'none'}  # keys of ops.policy.Policy; checked below
+  """The embedding tables."""
+  lifecycle: dict[str, Any] = {'admission': 'none', 'eviction': 'none'}
+  """When features earn their factors, fade and are deleted: fields of ops.policy.Policy."""
   model: Model
+  """The layers and the loss."""
   train: Train = Train()
+  """The training loop."""
   checkpoint: Checkpoint = Checkpoint()
+  """When the state is saved."""
   export: Export = Export()
+  """What is written for serving, and when."""
   sync: Sync = Sync()
+  """How the processes of a job meet."""
   metrics: Metrics = Metrics()
+  """How quality is measured."""
 
   @property
-  def slots(self):
-    """Slots in canonical order: by table (in the order of `sparse.tables`), then as listed. Position = field index."""
+  def slots(self) -> list[Slot]:
+    """Slots in canonical order: by table (as in `sparse.tables`), then as listed.
+
+    A slot's position in it is its field's index.
+    """
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
-  def slot_ids(self):
-    """name -> the slot id in the top bits of its keys: 1 + its position in `data.slots`, or that of the slot it shares."""
+  def slot_ids(self) -> dict[str, int]:
+    """The slot id in the top bits of keys, by slot.
+
+    It is 1 + the slot's position in `data.slots`, or the id of the slot that it shares.
+    """
     own = {s.name: i + 1 for i, s in enumerate(self.data.slots)}
     return {s.name: own[s.shares or s.name] for s in self.data.slots}
 
-  def policy(self):
-    """The lifecycle's `Policy`, per-slot thresholds included."""
+  def policy(self) -> Policy:
+    """The lifecycle's policy, per-slot thresholds included."""
     ids = self.slot_ids()
     per_slot = {ids[s.name]: s.lifecycle for s in self.data.slots if s.lifecycle}
     return Policy(**self.lifecycle, per_slot=per_slot)
-
-
-def _nearest(name, valid):
-  close = difflib.get_close_matches(str(name), [str(v) for v in valid], n=1, cutoff=0)
-  return f"; the nearest valid name is '{close[0]}'" if close else ''
 
 
 def _fields_at(loc):
@@ -253,7 +405,7 @@ def _one_line(error, where):
   loc = first['loc']
   key = '.'.join(str(p) for p in loc)
   if first['type'] == 'extra_forbidden':
-    return f"{where}: unknown key '{key}'{_nearest(loc[-1], _fields_at(loc))}"
+    return f"{where}: unknown key '{key}'{nearest(loc[-1], _fields_at(loc))}"
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
   wanted = first['msg'][0].lower() + first['msg'][1:]
@@ -262,8 +414,10 @@ def _one_line(error, where):
 
 def _check(cfg, where):
   """Checks that span several keys."""
+
   def fail(key, text):
     raise ConfigError(f"{where}: key '{key}': {text}")
+
   data, names = cfg.data, [s.name for s in cfg.data.slots]
   if not names:
     fail('data.slots', 'found []; wanted at least one slot')
@@ -276,22 +430,45 @@ def _check(cfg, where):
   by_name = {s.name: s for s in data.slots}
   for i, s in enumerate(data.slots):
     if s.table not in cfg.sparse.tables:
-      fail(f'data.slots.{i}.table', f"found '{s.table}'; wanted a table of sparse.tables" + _nearest(s.table, cfg.sparse.tables))
+      fail(
+        f'data.slots.{i}.table',
+        f"found '{s.table}'; wanted a table of sparse.tables" + nearest(s.table, cfg.sparse.tables),
+      )
     if s.shares is not None:
       if s.shares not in by_name or s.shares == s.name:
-        fail(f'data.slots.{i}.shares', f"found '{s.shares}'; wanted another slot" + _nearest(s.shares, set(names) - {s.name}))
+        fail(
+          f'data.slots.{i}.shares',
+          f"found '{s.shares}'; wanted another slot" + nearest(s.shares, set(names) - {s.name}),
+        )
       if by_name[s.shares].shares:
-        fail(f'data.slots.{i}.shares', f"'{s.shares}' itself shares '{by_name[s.shares].shares}'; wanted a slot with features of its own")
+        fail(
+          f'data.slots.{i}.shares',
+          f"'{s.shares}' itself shares '{by_name[s.shares].shares}'; wanted a slot with features "
+          'of its own',
+        )
       if by_name[s.shares].table != s.table:
-        fail(f'data.slots.{i}.table', f"found '{s.table}'; wanted '{by_name[s.shares].table}', the table of '{s.shares}', which it shares")
+        fail(
+          f'data.slots.{i}.table',
+          f"found '{s.table}'; wanted '{by_name[s.shares].table}', the table of '{s.shares}', "
+          'which it shares',
+        )
     if s.value_separator and not s.separator and s.value_separator == data.delimiter:
-      fail(f'data.slots.{i}.value_separator', f'found {s.value_separator!r}, which is data.delimiter; wanted another character')
+      fail(
+        f'data.slots.{i}.value_separator',
+        f'found {s.value_separator!r}, which is data.delimiter; wanted another character',
+      )
   for name in cfg.sparse.tables:
     if not any(s.table == name for s in data.slots):
-      fail(f'sparse.tables.{name}', 'no slot uses this table; wanted it named by a slot or left out')
+      fail(
+        f'sparse.tables.{name}', 'no slot uses this table; wanted it named by a slot or left out'
+      )
   for name, table in cfg.sparse.tables.items():
-    if cfg.sparse.store == 'tfra' and 'owed' in (table.linear.l2_mode, table.factors.l2_mode):
-      fail(f'sparse.tables.{name}', "l2_mode 'owed' wants sparse.store 'rows'; found 'tfra', which takes no step on rows outside the batch")
+    if cfg.sparse.store == 'tfra' and 'catch_up' in (table.linear.l2_mode, table.factors.l2_mode):
+      fail(
+        f'sparse.tables.{name}',
+        "l2_mode 'catch_up' wants sparse.store 'rows'; found 'tfra', which takes no step on rows "
+        'outside the batch',
+      )
   if not data.train and not data.watch:
     fail('data.train', 'found []; wanted files, or data.watch set to a directory')
   if data.day_pattern is not None:
@@ -300,18 +477,28 @@ def _check(cfg, where):
     except re.error as e:
       fail('data.day_pattern', f'found {data.day_pattern!r}; wanted a regular expression ({e})')
     if groups < 1:
-      fail('data.day_pattern', f'found {data.day_pattern!r}; wanted a group in parentheses that holds the day')
+      fail(
+        'data.day_pattern',
+        f'found {data.day_pattern!r}; wanted a group in parentheses that holds the day',
+      )
   kinds = [t.kind for t in cfg.model.interactions]
   if not kinds:
     fail('model.interactions', 'found []; wanted at least one interaction')
   for i, kind in enumerate(kinds):
     if kind not in INTERACTIONS and '.' not in kind:
-      fail(f'model.interactions.{i}', f"unknown interaction '{kind}'" + _nearest(kind, INTERACTIONS) +
-           ', or give the dotted path of a Keras layer')
+      fail(
+        f'model.interactions.{i}',
+        f"unknown interaction '{kind}'"
+        + nearest(kind, INTERACTIONS)
+        + ', or give the dotted path of a Keras layer',
+      )
   widths = {s.name: cfg.sparse.tables[s.table].width for s in data.slots}
   for kind in ('fm', 'fwfm', 'ffm'):
     if kind in kinds and len(set(widths.values())) > 1:
-      fail('model.interactions', f"'{kind}' needs one width for all slots; found widths {sorted(set(widths.values()))}")
+      fail(
+        'model.interactions',
+        f"'{kind}' needs one width for all slots; found widths {sorted(set(widths.values()))}",
+      )
   if 'ffm' in kinds and len(cfg.sparse.tables) > 1:
     fail('model.interactions', f"'ffm' needs one table; found {sorted(cfg.sparse.tables)}")
   if data.label_is == 'real' and cfg.model.loss != 'squared_error':
@@ -320,11 +507,21 @@ def _check(cfg, where):
     fail('train.plateau', 'needs data.valid; found no validation files')
   if cfg.train.plateau and cfg.train.plateau.metric == 'gauc' and not data.group:
     fail('train.plateau.metric', "found 'gauc'; it needs data.group, the column of the user")
+  if cfg.sync.dense_allreduce == 'connections' and cfg.sync.row_exchange == 'horovod':
+    fail(
+      'sync.row_exchange',
+      "found 'horovod' with sync.dense_allreduce 'connections'; wanted 'connections' for rows too, "
+      "or 'horovod' for both",
+    )
+  if cfg.sync.ports and cfg.sync.ports[0] > cfg.sync.ports[1]:
+    fail('sync.ports', f'found {list(cfg.sync.ports)}; wanted [first, last] with first <= last')
   known = {f.name for f in dataclasses.fields(Policy)} - {'per_slot'}
-  for place, keys in [('lifecycle', cfg.lifecycle)] + [(f'data.slots.{i}.lifecycle', s.lifecycle) for i, s in enumerate(data.slots)]:
+  for place, keys in [('lifecycle', cfg.lifecycle)] + [
+    (f'data.slots.{i}.lifecycle', s.lifecycle) for i, s in enumerate(data.slots)
+  ]:
     for key in keys:
       if key not in known:
-        raise ConfigError(f"{where}: unknown key '{place}.{key}'{_nearest(key, known)}")
+        raise ConfigError(f"{where}: unknown key '{place}.{key}'{nearest(key, known)}")
   try:
     cfg.policy()
   except (ValueError, TypeError) as e:
@@ -345,45 +542,68 @@ def _set(tree, assignment):
   for i, part in enumerate(path):
     if isinstance(node, list):
       if not part.isdigit() or int(part) >= len(node):
-        raise ConfigError(f"--set {assignment}: '{'.'.join(path[:i + 1])}' is not there; the list has {len(node)} entries")
+        raise ConfigError(
+          f"--set {assignment}: '{'.'.join(path[: i + 1])}' is not there; the list has "
+          f'{len(node)} entries'
+        )
       node = node[int(part)]
     elif isinstance(node, dict):
       if node.get(part) is None:
         node[part] = {}
       node = node[part]
     if not isinstance(node, (dict, list)):
-      raise ConfigError(f"--set {assignment}: '{'.'.join(path[:i + 1])}' is the value {node!r}, which holds no keys")
+      raise ConfigError(
+        f"--set {assignment}: '{'.'.join(path[: i + 1])}' is the value {node!r}, which holds no "
+        'keys'
+      )
   if isinstance(node, list):
     if not last.isdigit() or int(last) >= len(node):
-      raise ConfigError(f"--set {assignment}: '{last}' is not there; the list has {len(node)} entries")
+      raise ConfigError(
+        f"--set {assignment}: '{last}' is not there; the list has {len(node)} entries"
+      )
     node[int(last)] = value
   else:
     node[last] = value
 
 
-def load(path, overrides=(), run_dir=None):
+def load(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> Config:
   """Reads, overrides and checks a config.
 
   Args:
     path: a YAML file.
     overrides: strings `a.b=value`.
     run_dir: replaces `run_dir` where given.
-  Returns: a frozen `Config`.
-  Raises: ConfigError with one line.
+  Returns:
+    A frozen `Config`.
+  Raises:
+    ConfigError: with one line.
   """
   try:
     with open(path, encoding='utf-8') as f:
-      tree = yaml.safe_load(f)
+      text = f.read()
   except FileNotFoundError:
     raise ConfigError(f'--config {path}: no such file') from None
   except IsADirectoryError:
     raise ConfigError(f'--config {path}: found a directory; wanted a YAML file') from None
-  except (yaml.YAMLError, UnicodeDecodeError) as e:
+  except UnicodeDecodeError as e:
+    raise ConfigError(f'{path}: not YAML: {e}') from None
+  return parse(text, path, overrides, run_dir)
+
+
+def parse(
+  text: str, where: str, overrides: Sequence[str] = (), run_dir: str | None = None
+) -> Config:
+  """As `load`, of YAML text; `where` says in messages where it comes from."""
+  try:
+    tree = yaml.safe_load(text)
+  except yaml.YAMLError as e:
     mark = getattr(e, 'problem_mark', None)
     at = f':{mark.line + 1}' if mark else ''
-    raise ConfigError(f"{path}{at}: not YAML: {getattr(e, 'problem', None) or e}") from None
+    raise ConfigError(f'{where}{at}: not YAML: {getattr(e, "problem", None) or e}') from None
   if not isinstance(tree, dict):
-    raise ConfigError(f'{path}: found {type(tree).__name__}; wanted a mapping with keys data, model, …')
+    raise ConfigError(
+      f'{where}: found {type(tree).__name__}; wanted a mapping with keys data, model, …'
+    )
   for assignment in overrides:
     _set(tree, assignment)
   if run_dir:
@@ -391,8 +611,8 @@ def load(path, overrides=(), run_dir=None):
   try:
     cfg = Config.model_validate(tree)
   except pydantic.ValidationError as e:
-    raise ConfigError(_one_line(e, path)) from None
-  _check(cfg, path)
+    raise ConfigError(_one_line(e, where)) from None
+  _check(cfg, where)
   return cfg
 
 

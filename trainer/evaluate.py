@@ -1,26 +1,38 @@
-"""Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--checkpoint best|last]`; prints one JSON object."""
+"""Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]…`.
+
+It prints one JSON object.
+"""
+
 import json
 
 from absl import flags
 
-from trainer import config
-from trainer.entry import entry, open_run
+from trainer import command_line
+from trainer.errors import UserError
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
-DATA = flags.DEFINE_multi_string('data', [], 'Files to evaluate on; data.test of the config where left out. May be repeated.')
+DATA = flags.DEFINE_multi_string(
+  'data', [], 'Files to evaluate on; data.test of the config where left out. May be repeated.'
+)
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
-CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.')
+CHECKPOINT = flags.DEFINE_enum(
+  'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
+)
 
 
-def main():
-  job = open_run(RUN_DIR.value, SET.value, CHECKPOINT.value)
+def main() -> None:
   from trainer.data.passes import passes
+  from trainer.training.job import finished_job
+
+  job = finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value)
   patterns = DATA.value or job.cfg.data.test
   if not patterns:
-    raise config.UserError('--data: found none, and the config has no data.test; wanted files to evaluate on')
+    raise UserError(
+      '--data: found none, and the config has no data.test; wanted files to evaluate on'
+    )
   found = passes(job.cfg, patterns, '--data')
-  print(json.dumps(job.evaluate(job.prepared(found, 'evaluate'))))
+  print(json.dumps(job.evaluation.evaluate(job.inputs.prepared(found, 'evaluate'))))
 
 
 if __name__ == '__main__':
-  entry(main)
+  command_line.entry(main)

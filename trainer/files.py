@@ -1,36 +1,22 @@
 """Writes that count as a whole or not at all: temporary name, fsync, rename, then one DONE marker.
 
-A directory without DONE does not count, whatever lies in it. Everything is flushed to the disk before DONE appears, so a crash or
+A directory without DONE does not count, whatever lies in it. Everything is flushed to the disk
+before DONE appears, so a crash or
 a power cut at any moment leaves the old directories as they were.
 """
+
 import contextlib
-import errno
 import json
 import os
 import shutil
 import zlib
+from collections.abc import Mapping
 
-from trainer.config import UserError
+from trainer.errors import DataLoss
 
 DONE = 'DONE'
 MANIFEST = 'MANIFEST.json'
 UNFINISHED = '.unfinished'  # ends the temporary name
-_WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | dict.fromkeys(
-    [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST], '; wanted a directory that can be written')
-
-
-class DataLoss(UserError):
-  """What was written cannot be trusted: a file is missing, cut short, changed or foreign."""
-
-
-@contextlib.contextmanager
-def plain_errors(what):
-  """An operating system's error (full disk, read-only directory …) becomes a UserError of one line that starts with `what`."""
-  try:
-    yield
-  except OSError as e:
-    where = f'{e.filename}: ' if e.filename else ''
-    raise UserError(f'{what}: {where}{e.strerror or e}{_WANTED.get(e.errno, "")}') from e
 
 
 def sync_directory(path):
@@ -65,7 +51,8 @@ def crc32_of(path):
 
 
 def publish(unfinished, final, manifest):
-  """Gives a directory its final name and marks it DONE; process 0 calls it once everything in it is written and synced.
+  """Gives a directory its final name and marks it DONE; process 0 calls it once everything in it is
+  written and synced.
 
   Args:
     unfinished: the directory under its temporary name.
@@ -91,6 +78,7 @@ def is_done(path):
 
 def read_manifest(path):
   """The MANIFEST.json of a directory that is DONE. Raises: DataLoss naming the file."""
+
   def load(name, crc=None):
     file = os.path.join(path, name)
     try:
@@ -104,6 +92,7 @@ def read_manifest(path):
       raise DataLoss(f'{file}: is missing; the directory does not count') from None
     except (ValueError, KeyError, TypeError):
       raise DataLoss(f'{file}: is damaged; found {data[:40]!r}') from None
+
   return load(MANIFEST, load(DONE))
 
 
@@ -114,23 +103,47 @@ def check_listed(path, files):
     files: dict of relative path -> {'bytes': n, …}.
   Raises: DataLoss naming the first file that is missing, cut short or foreign.
   """
-  found = {os.path.relpath(os.path.join(folder, name), path) for folder, _, names in os.walk(path) for name in names}
+  found = {
+    os.path.relpath(os.path.join(folder, name), path)
+    for folder, _, names in os.walk(path)
+    for name in names
+  }
   for name in sorted(files.keys() - found):
     raise DataLoss(f'{os.path.join(path, name)}: is missing')
   for name in sorted(found - files.keys() - {DONE, MANIFEST}):
-    raise DataLoss(f'{os.path.join(path, name)}: is not of this directory; its {MANIFEST} does not list it')
+    raise DataLoss(
+      f'{os.path.join(path, name)}: is not of this directory; its {MANIFEST} does not list it'
+    )
   for name, entry in sorted(files.items()):
     size = os.path.getsize(os.path.join(path, name))
     if size != entry['bytes']:
       raise DataLoss(f'{os.path.join(path, name)}: has {size} bytes; wanted {entry["bytes"]}')
 
 
+def check_crc32(path: str, name: str, files: Mapping[str, Mapping[str, int]]) -> None:
+  """Checks one of the manifest's files, which may be larger than memory.
+
+  Raises:
+    DataLoss: where its bytes are not those that were written.
+  """
+  file = os.path.join(path, name)
+  found, wanted = crc32_of(file), files[name]['crc32']
+  if found != wanted:
+    raise DataLoss(f'{file}: its checksum is {found:08x}; wanted {wanted:08x}')
+
+
 def read_checked(path, name, files):
-  """The bytes of one of the manifest's files. Raises: DataLoss where they are not those that were written."""
+  """The bytes of one of the manifest's files.
+
+  Raises: DataLoss where they are not those that were written.
+  """
   with open(os.path.join(path, name), 'rb') as f:
     data = f.read()
   if zlib.crc32(data) != files[name]['crc32']:
-    raise DataLoss(f'{os.path.join(path, name)}: its checksum is {zlib.crc32(data):08x}; wanted {files[name]["crc32"]:08x}')
+    raise DataLoss(
+      f'{os.path.join(path, name)}: its checksum is {zlib.crc32(data):08x}; wanted '
+      f'{files[name]["crc32"]:08x}'
+    )
   return data
 
 
@@ -139,25 +152,3 @@ def remove(path):
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(path, DONE))
   shutil.rmtree(path, ignore_errors=True)
-
-
-def together(peers, what, action):
-  """Runs `action` on this process; a user's error on any process is raised on all, so that none waits for the others.
-
-  Args:
-    peers: how processes meet (trainer.sync.allreduce); its `gather` is also the barrier.
-    what: the start of the message where the operating system refuses something.
-  Returns: what `action` returned.
-  """
-  value, error = None, None
-  try:
-    with plain_errors(what):
-      value = action()
-  except UserError as e:
-    error = e
-  errors = peers.gather(error and (type(error), str(error)))
-  if error:
-    raise error
-  for kind, text in filter(None, errors):
-    raise kind(text)
-  return value

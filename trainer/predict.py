@@ -1,34 +1,46 @@
-"""Predicts with a run: `python -m trainer.predict --run_dir DIR --data PATTERN --out FILE`; one probability a line, in input order."""
+"""Predicts with a run: `python -m trainer.predict --run_dir DIR --data PATTERN --out FILE`.
+
+It writes one probability a line, in input order.
+"""
+
 import os
 
 from absl import flags
 
-from trainer import config
-from trainer.entry import entry, open_run
+from trainer import command_line
+from trainer.errors import UserError
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
-DATA = flags.DEFINE_multi_string('data', [], 'Files to predict on; data.test of the config where left out. May be repeated.')
+DATA = flags.DEFINE_multi_string(
+  'data', [], 'Files to predict on; data.test of the config where left out. May be repeated.'
+)
 OUT = flags.DEFINE_string('out', '-', 'Where to write; - is standard output.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
-CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.')
+CHECKPOINT = flags.DEFINE_enum(
+  'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
+)
 
 
-def main():
-  # A bad record ends it: dropped ones would shift the lines after them.
-  job = open_run(RUN_DIR.value, [*SET.value, 'data.max_bad_share=0'], CHECKPOINT.value)
+def main() -> None:
   from trainer.data.passes import passes
+  from trainer.training.job import finished_job
+
+  # A bad record ends it: dropped ones would shift the lines after them.
+  job = finished_job(RUN_DIR.value, [*SET.value, 'data.max_bad_share=0'], CHECKPOINT.value)
   patterns = DATA.value or job.cfg.data.test
   if not patterns:
-    raise config.UserError('--data: found none, and the config has no data.test; wanted files to predict on')
+    raise UserError(
+      '--data: found none, and the config has no data.test; wanted files to predict on'
+    )
   found = passes(job.cfg, patterns, '--data')
   out = '/dev/stdout' if OUT.value == '-' else OUT.value + '.new'
   with open(out, 'w', encoding='ascii') as f:
-    for one in job.prepared(found, 'predict'):
-      for _, probabilities in job.predict(one):
+    for one in job.inputs.prepared(found, 'predict'):
+      for _, probabilities in job.evaluation.predict(one):
         f.writelines(f'{p:.9g}\n' for p in probabilities)
   if OUT.value != '-':
     os.replace(out, OUT.value)
 
 
 if __name__ == '__main__':
-  entry(main)
+  command_line.entry(main)

@@ -1,39 +1,65 @@
 """Trains a model: `python -m trainer.run --config FILE [--set a.b=value]… [--run_dir DIR]`.
 
-Under Horovod: `horovodrun -np N -H hosts python -m trainer.run --config FILE`. Run again on the same run_dir, it continues from the last checkpoint.
+Under Horovod: `horovodrun -np N -H hosts python -m trainer.run --config FILE`.
+Run again on the same run_dir, it continues from the last checkpoint.
 """
+
+from collections.abc import Callable
+
 from absl import flags
 
-from trainer import config
-from trainer.entry import entry
+from trainer import command_line, config, runtime
+from trainer.comm.heartbeat import Heartbeat
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
-SET = flags.DEFINE_multi_string('set', [], 'Overrides a key, as in --set train.batch_size=1024; may be repeated.')
-RUN_DIR = flags.DEFINE_string('run_dir', None, 'Where the run is kept; replaces run_dir of the config.')
+SET = flags.DEFINE_multi_string(
+  'set', [], 'Overrides a key, as in --set train.batch_size=1024; may be repeated.'
+)
+RUN_DIR = flags.DEFINE_string(
+  'run_dir', None, 'Where the run is kept; replaces run_dir of the config.'
+)
 
 
-def main():
+def main() -> int:
   cfg = config.load(CONFIG.value, SET.value, RUN_DIR.value)
   for key in ('train', 'valid', 'test'):
     config.expand(getattr(cfg.data, key), f'{CONFIG.value}: data.{key}')
-  from trainer import runtime  # now: a mistake in the config is told without waiting for TensorFlow
-  place = runtime.start(cfg)
   if cfg.sync.mode != 'allreduce':
-    from trainer.sync import parameter_server
-    return parameter_server.run(cfg)
-  from trainer import lifecycle, report, train_step
-  from trainer.sync import allreduce, watch
-  peers = allreduce.peers(place)
-  guard = watch.Watch(peers, place, cfg.sync.lost_peer_seconds, cfg.sync.stalled_peer_seconds) if place.size > 1 else None
-  job = lifecycle.Job(cfg, peers, train_step.TrainStep(cfg, peers), guard.progress if guard else lambda: None)
-  done = job.run()
-  if place.is_chief:
-    report.close(cfg)
-  peers.barrier()
-  if guard:
-    guard.close()
-  return 0 if done else 143  # as a shell says of a process ended by SIGTERM
+    runtime.start(cfg)
+    from trainer.parameter_server import run
+
+    return run.run(cfg)
+  here = runtime.launched()
+  if here.size == 1:
+    return train(cfg, here, lambda: None)
+  with Heartbeat(here, cfg.sync) as heartbeat:
+    return train(cfg, here, heartbeat.progress)
+
+
+def train(cfg: config.Config, here: runtime.Runtime, progress_made: Callable[[], None]) -> int:
+  """Trains in this process, which may be one rank of several.
+
+  Args:
+    cfg: the config.
+    here: where this process stands.
+    progress_made: called once a step or a chunk of slow work.
+  Returns:
+    The exit status.
+  """
+  runtime.start(cfg, here)
+  # TensorFlow takes seconds to import: these come after the config was checked.
+  from trainer.comm import horovod
+  from trainer.reporting import closing
+  from trainer.training.job import Job
+  from trainer.training.step import TrainStep
+
+  communicator = horovod.communicator(here, cfg.sync)
+  done = Job(cfg, communicator, TrainStep(cfg, communicator), progress_made).run()
+  if here.is_chief:
+    closing.close(cfg)
+  communicator.barrier()
+  return 0 if done else command_line.STOPPED
 
 
 if __name__ == '__main__':
-  entry(main)
+  command_line.entry(main)

@@ -1,60 +1,126 @@
-"""The only reader of the environment: ranks, device pinning, threads and seeds. Import it before TensorFlow."""
+"""Where this process stands: ranks, devices, threads and seeds.
+
+This file alone reads the environment. It imports TensorFlow and Horovod in `start`, not before.
+"""
+
 import dataclasses
+import ipaddress
 import json
 import os
 import random
-
-os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')  # with Keras 3, Horovod's wrappers train without any allreduce
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+import socket
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
+import psutil
 
-from trainer.config import UserError
+from trainer.config import Config, Sync
+from trainer.errors import UserError
 
-# Set by horovodrun, by Open MPI and by MPICH: any of them says that this process is one rank of several.
-RANK_VARIABLES = ('HOROVOD_SIZE', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')
+# With Keras 3, Horovod's wrappers train without any allreduce.
+os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+
+# Horovod asks all ranks for work once in so many milliseconds. 3 cost least where each rank has a
+# core or two (docs/performance.md); a job whose steps do not use Horovod should not be disturbed.
+_CYCLE_MILLISECONDS, _IDLE_CYCLE_MILLISECONDS = 3, 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-  """Where this process stands among its peers."""
+  """This process among the ranks of its job; by default it is alone.
+
+  Attributes:
+    rank: from 0.
+    size: the number of ranks.
+    local_rank: among the ranks of this host.
+    local_size: the number of ranks of this host.
+    host: the address at which other ranks reach this one; None where all are on this machine.
+    rendezvous: the URL of horovodrun's key-value store.
+  """
+
   rank: int = 0
   size: int = 1
   local_rank: int = 0
   local_size: int = 1
-  host: str = 'localhost'  # as the peers reach it
+  host: str | None = None
+  rendezvous: str = ''
 
   @property
-  def is_chief(self):
+  def is_chief(self) -> bool:
+    """Whether this process writes what is written once."""
     return self.rank == 0
 
 
-def visible_gpu(local_rank, gpus):
-  """The one GPU of `gpus` that this rank uses, or None where there is none.
+def launched() -> Runtime:
+  """Returns where horovodrun has put this process; a single process where nothing launched it.
 
-  Raises: UserError where more ranks run on this host than it has GPUs.
+  Raises:
+    UserError: where another launcher started several processes, or this host has no address on the
+      job's network.
   """
-  if not gpus:
-    return None
-  if local_rank >= len(gpus):
-    raise UserError(f'local rank {local_rank} has no GPU: this host has {len(gpus)}; wanted at most {len(gpus)} ranks on it, '
-                    'or CUDA_VISIBLE_DEVICES= to train on its CPUs')
-  return gpus[local_rank]
+  for name in ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE'):
+    if int(os.environ.get(name, '1')) > 1 and 'HOROVOD_SIZE' not in os.environ:
+      raise UserError(
+        f'environment variable {name}: found {os.environ[name]}, so MPI started these processes; '
+        'wanted horovodrun, as in horovodrun -np 2 python -m trainer.run …'
+      )
+  size = int(os.environ.get('HOROVOD_SIZE', '1'))
+  if size == 1:
+    return Runtime()
+  wanted = ['HOROVOD_RANK', 'HOROVOD_LOCAL_RANK', 'HOROVOD_LOCAL_SIZE']
+  wanted += ['HOROVOD_GLOO_RENDEZVOUS_ADDR', 'HOROVOD_GLOO_RENDEZVOUS_PORT']
+  for name in wanted:
+    if name not in os.environ:
+      raise UserError(
+        f'environment variable {name}: is not set beside HOROVOD_SIZE={size}; wanted a process '
+        'that horovodrun started'
+      )
+  rank, local_rank, local_size, address, port = (os.environ[name] for name in wanted)
+  one_machine = int(local_size) == size
+  return Runtime(
+    int(rank),
+    size,
+    int(local_rank),
+    int(local_size),
+    None if one_machine else _address_of(os.environ.get('HOROVOD_GLOO_IFACE', '')),
+    f'http://[{address}]:{port}' if ':' in address else f'http://{address}:{port}',
+  )
 
 
-def _threads(local_size):
-  """Threads of one process: CTR_THREADS, or an equal share of the cores it may use."""
-  text = os.environ.get('CTR_THREADS')
-  if text is None:
-    return max(1, len(os.sched_getaffinity(0)) // local_size)
-  if not text.isdigit() or int(text) < 1:
-    raise UserError(f"environment variable CTR_THREADS: found '{text}'; wanted a whole number >= 1")
-  return int(text)
+def rank() -> int:
+  """Returns the rank that the launcher gave this process; 0 where it is alone."""
+  return int(os.environ.get('HOROVOD_RANK', '0'))
 
 
-def tf_config():
-  """TF_CONFIG as a dict, or None where it is not set. Raises: UserError where it is not JSON."""
+def _address_of(interface: str) -> str:
+  """Returns the address of a network interface: IPv4 where it has one, else IPv6."""
+  interfaces = psutil.net_if_addrs()
+  addresses = [
+    a.address
+    for a in interfaces.get(interface, [])
+    if a.family in (socket.AF_INET, socket.AF_INET6)
+  ]
+  if not addresses:
+    raise UserError(
+      f"network interface '{interface}' (HOROVOD_GLOO_IFACE) has no address on this host; wanted "
+      f'one of {sorted(interfaces)} that all hosts have, as in launch/cluster.sh -i eth0'
+    )
+
+  def preference(address: str) -> tuple[bool, bool]:
+    parsed = ipaddress.ip_address(address.partition('%')[0])
+    return parsed.is_link_local, parsed.version == 6
+
+  return min(addresses, key=preference)
+
+
+def tf_config() -> Any:
+  """Returns TF_CONFIG as a dict, or None where it is not set.
+
+  Raises:
+    UserError: where it is not JSON.
+  """
   text = os.environ.get('TF_CONFIG')
   if not text:
     return None
@@ -64,33 +130,20 @@ def tf_config():
     raise UserError(f'environment variable TF_CONFIG: not JSON: {e}') from None
 
 
-def distributed():
-  """Whether this process is one rank of several."""
-  return any(name in os.environ for name in RANK_VARIABLES)
+def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
+  """Imports TensorFlow, joins the ranks, pins the device, and sets threads and seeds.
 
+  Call it once, before any op of TensorFlow runs.
 
-def rank_hint():
-  """This process's rank before Horovod is up, from the launcher's variables."""
-  for name in ('HOROVOD_RANK', 'OMPI_COMM_WORLD_RANK', 'PMI_RANK'):
-    if name in os.environ:
-      return int(os.environ[name])
-  return 0
-
-
-def start(cfg):
-  """Joins the ranks, pins the device, sets threads and seeds. Call once, before any TensorFlow op runs.
-
-  Returns: Runtime.
+  Raises:
+    UserError: where this host has too few GPUs, or CTR_THREADS is not a number.
   """
-  runtime = Runtime()
-  if distributed() and cfg.sync.mode == 'allreduce':
-    # Horovod asks all ranks for work once in so many ms. Between cores it has none after the ranks have met (trainer.sync.allreduce).
-    if not tf.config.list_physical_devices('GPU'):
-      os.environ.setdefault('HOROVOD_CYCLE_TIME', '200')
-    import horovod.tensorflow as hvd
-    hvd.init()
-    runtime = Runtime(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), _host(hvd.local_size() == hvd.size()))
-  gpu = visible_gpu(runtime.local_rank, tf.config.list_physical_devices('GPU'))
+  import tensorflow as tf
+
+  gpus = tf.config.list_physical_devices('GPU')
+  if runtime.size > 1:
+    _join_horovod(runtime, cfg.sync, gpus)
+  gpu = visible_gpu(runtime.local_rank, gpus)
   if gpu is not None:
     tf.config.set_visible_devices(gpu, 'GPU')
     tf.config.experimental.set_memory_growth(gpu, True)
@@ -98,15 +151,53 @@ def start(cfg):
   seed_everything(cfg.seed)
   if cfg.train.deterministic:
     tf.config.experimental.enable_op_determinism()
-  return runtime
 
 
-def _host(one_host):
-  return 'localhost' if one_host else os.environ.get('HOROVOD_HOSTNAME') or os.uname().nodename
+def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Any]) -> None:
+  if not gpus:  # else the cores are free enough for Horovod's own choice
+    idle = sync.dense_allreduce == sync.row_exchange == 'connections'
+    cycle = _IDLE_CYCLE_MILLISECONDS if idle else _CYCLE_MILLISECONDS
+    os.environ.setdefault('HOROVOD_CYCLE_TIME', str(cycle))
+  # Gloo aborts without saying for whom it waited: the heartbeat, which says it, has to be first.
+  patience = str(int(sync.lost_peer_seconds) + 60)
+  os.environ.setdefault('HOROVOD_GLOO_TIMEOUT_SECONDS', patience)
+  import horovod.tensorflow as hvd
+
+  hvd.init()
+  if (hvd.rank(), hvd.size()) != (runtime.rank, runtime.size):
+    raise RuntimeError(f'Horovod says rank {hvd.rank()} of {hvd.size()}, horovodrun {runtime}')
 
 
-def seed_everything(seed):
-  """The same seed on every rank: what must differ among ranks comes from the data."""
+def visible_gpu(local_rank: int, gpus: Sequence[Any]) -> Any:
+  """Returns the one GPU of `gpus` that this rank uses, or None where there is none.
+
+  Raises:
+    UserError: where more ranks run on this host than it has GPUs.
+  """
+  if not gpus:
+    return None
+  if local_rank >= len(gpus):
+    raise UserError(
+      f'local rank {local_rank} has no GPU: this host has {len(gpus)}; wanted at most {len(gpus)} '
+      'ranks on it, or CUDA_VISIBLE_DEVICES= to train on its CPUs'
+    )
+  return gpus[local_rank]
+
+
+def _threads(local_size: int) -> int:
+  """Returns the threads of one process: CTR_THREADS, or an equal share of the cores it may use."""
+  text = os.environ.get('CTR_THREADS')
+  if text is None:
+    return max(1, len(os.sched_getaffinity(0)) // local_size)
+  if not text.isdigit() or int(text) < 1:
+    raise UserError(f"environment variable CTR_THREADS: found '{text}'; wanted a whole number >= 1")
+  return int(text)
+
+
+def seed_everything(seed: int) -> None:
+  """Sets the same seed on every rank: what must differ among ranks comes from the data."""
+  import tensorflow as tf
+
   random.seed(seed)
   np.random.seed(seed % 2**32)
   tf.random.set_seed(seed)

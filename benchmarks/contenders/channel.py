@@ -1,9 +1,14 @@
-"""The contender's end of the line to benchmarks.run. Standard library only: contenders run in several environments.
+"""The contender's end of the line to benchmarks.run. Standard library only: contenders run in
+several environments.
 
-A contender is a process `python -m benchmarks.contenders.NAME SPEC`, SPEC being a JSON object; it connects to the Unix socket
-`spec['socket']` and speaks lines of JSON. It says `{"pid", "startup_seconds", ...}` once its first step is done; then, for each line N, it
-takes N steps and says `{"seconds", "rss", ...}`. It ends when the line does. In between run.py stops it (SIGSTOP): one works at a time.
+A contender is a process `python -m benchmarks.contenders.NAME SPEC`, SPEC being a JSON object; it
+connects to the Unix socket
+`spec['socket']` and speaks lines of JSON. It says `{"pid", "startup_seconds", ...}` once its first
+step is done; then, for each line N, it
+takes N steps and says `{"seconds", "rss", ...}`. It ends when the line does. In between run.py
+stops it (SIGSTOP): one works at a time.
 """
+
 import json
 import os
 import socket
@@ -33,9 +38,11 @@ def serve(spec, take_steps, hello=None, more=dict):
   with socket.socket(socket.AF_UNIX) as line:
     line.connect(spec['socket'])
     with line.makefile('rw', encoding='ascii') as text:
+
       def say(message):
         text.write(json.dumps(message) + '\n')
         text.flush()
+
       say({'pid': os.getpid(), 'startup_seconds': time.time() - spec['launched'], **(hello or {})})
       for request in text:
         start = time.perf_counter()
@@ -50,4 +57,5 @@ def turns(items):
   def following():
     place[0] = (place[0] + 1) % len(items)
     return items[place[0]]
+
   return following

@@ -1,7 +1,10 @@
-"""The dense part alone, the floor that no table can lower: FM, linear and MLP as a user writes them, on inputs that were gathered before.
+"""The dense part alone, the floor that no table can lower: FM, linear and MLP as a user writes
+them, on inputs that were gathered before.
 
-Forward, and backward with respect to the variables and to what comes from rows; no optimizer. spec: shape.
+Forward, and backward with respect to the variables and to what comes from rows; no optimizer. spec:
+shape.
 """
+
 import tensorflow as tf
 
 from benchmarks.bench_data import Shape
@@ -24,14 +27,19 @@ def main():
   rng = tf.random.Generator.from_seed(spec['seed'])
 
   def gathered():
-    normal = (rng.normal([shape.batch, *s], stddev=0.01) for s in ([shape.slots, shape.width], [shape.slots, 1], [shape.dense]))
+    normal = (
+      rng.normal([shape.batch, *s], stddev=0.01)
+      for s in ([shape.slots, shape.width], [shape.slots, 1], [shape.dense])
+    )
     return *normal, tf.cast(rng.uniform([shape.batch, 1]) < 0.25, tf.float32)
+
   following = channel.turns([gathered() for _ in range(8)])
 
   def take_steps(count):
     for _ in range(count):
       gradients = step(*following())
     gradients[0].numpy()
+
   channel.serve(spec, take_steps)
 
 

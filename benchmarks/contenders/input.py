@@ -1,14 +1,21 @@
-"""Our input alone: the batches of the prepared pass, shuffled and prefetched, given to nobody. spec: config, a YAML file."""
+"""Our input alone:
+
+the batches of the prepared pass, shuffled and prefetched, given to nobody. spec: config, a YAML
+file.
+"""
+
 from benchmarks.contenders import channel
 from benchmarks.contenders.ours import stream
 from trainer import config
 
 if __name__ == '__main__':
-  from trainer.sync.allreduce import Alone
+  from trainer.comm.communicator import SingleProcess
+
   spec = channel.spec()
-  batches = stream(config.load(spec['config']), Alone())
+  batches = stream(config.load(spec['config']), SingleProcess())
 
   def take_steps(count):
     for _ in range(count):
       next(batches)
+
   channel.serve(spec, take_steps)

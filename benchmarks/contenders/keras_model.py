@@ -1,4 +1,8 @@
-"""The model of the peers that use TensorFlow, as a user would write it: FM + linear + MLP on [B, F, D] vectors and [B, F, 1] weights."""
+"""The model of the peers that use TensorFlow, as a user would write it:
+
+FM + linear + MLP on [B, F, D] vectors and [B, F, 1] weights.
+"""
+
 import tensorflow as tf
 
 from benchmarks.bench_data import batches
@@ -9,7 +13,9 @@ class Model:
   """Its MLP, and the loss of a batch."""
 
   def __init__(self, shape):
-    self.net = tf.keras.Sequential([*(tf.keras.layers.Dense(h, 'relu') for h in shape.hidden), tf.keras.layers.Dense(1)])
+    self.net = tf.keras.Sequential(
+      [*(tf.keras.layers.Dense(h, 'relu') for h in shape.hidden), tf.keras.layers.Dense(1)]
+    )
     self._width = shape.slots * shape.width
 
   def loss(self, vectors, weights, dense, label):
@@ -28,14 +34,19 @@ def contend(spec, shape, keys_of, embedding, linear, optimizer):
   def step(keys, dense, label):
     with tf.GradientTape() as tape:
       loss = model.loss(embedding(keys), linear(keys), dense, label)
-    variables = embedding.trainable_variables + linear.trainable_variables + model.net.trainable_variables
+    variables = (
+      embedding.trainable_variables + linear.trainable_variables + model.net.trainable_variables
+    )
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     return loss
 
-  following = channel.turns([tuple(map(tf.constant, b)) for b in zip(*batches(shape, spec['seed'], keys_of))])
+  following = channel.turns(
+    [tuple(map(tf.constant, b)) for b in zip(*batches(shape, spec['seed'], keys_of))]
+  )
 
   def take_steps(count):
     for _ in range(count):
       loss = step(*following())
     loss.numpy()  # as of every step: what came before is finished too
+
   channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'})

@@ -1,4 +1,8 @@
-"""Keras Embedding over a static vocabulary, legacy Adagrad (it updates only the rows of the batch): no hash table at all."""
+"""Keras Embedding over a static vocabulary, legacy Adagrad (it updates only the rows of the batch):
+
+no hash table at all.
+"""
+
 import tensorflow as tf
 
 from benchmarks.bench_data import Shape, static_ids
@@ -8,5 +12,11 @@ from benchmarks.contenders.keras_model import contend
 if __name__ == '__main__':
   spec = channel.spec()
   shape = Shape(**spec['shape'])
-  contend(spec, shape, static_ids(shape), tf.keras.layers.Embedding(sum(shape.vocabulary), shape.width),
-          tf.keras.layers.Embedding(sum(shape.vocabulary), 1), tf.keras.optimizers.legacy.Adagrad(1e-2))
+  contend(
+    spec,
+    shape,
+    static_ids(shape),
+    tf.keras.layers.Embedding(sum(shape.vocabulary), shape.width),
+    tf.keras.layers.Embedding(sum(shape.vocabulary), 1),
+    tf.keras.optimizers.legacy.Adagrad(1e-2),
+  )

@@ -1,7 +1,10 @@
-"""What the table costs in memory: bytes a feature while it grows, all admitted and all on probation.
+"""What the table costs in memory: bytes a feature while it grows, all admitted and all on
+probation.
 
-spec: config, a YAML file; features, the most. What counts is the largest figure from a third of the features on: just after a growth.
+spec: config, a YAML file; features, the most. What counts is the largest figure from a third of the
+  features on: just after a growth.
 """
+
 import numpy as np
 
 from benchmarks.contenders import channel
@@ -13,23 +16,30 @@ def main():
   spec = channel.spec()
   cfg = config.load(spec['config'])
   runtime.start(cfg)
-  from ops import row_store
-  from trainer.sync.allreduce import Alone
-  from trainer.train_step import TrainStep
+  from ops.dedupe import dedupe
+  from trainer.comm.communicator import SingleProcess
+  from trainer.training.step import TrainStep
+
   told = {}
   for kind, threshold in (('admitted', 0.1), ('probation', 1e9)):
-    step = TrainStep(cfg.model_copy(update={'lifecycle': cfg.lifecycle | {'admission_threshold': threshold}}), Alone())
+    step = TrainStep(
+      cfg.model_copy(update={'lifecycle': cfg.lifecycle | {'admission_threshold': threshold}}),
+      SingleProcess(),
+    )
     rng = np.random.default_rng(cfg.seed)
     part, worst, before = 1 << 16, 0.0, channel.rss()
     for start in range(0, spec['features'], part):
       keys = rng.integers(1, len(cfg.slots) + 1, part) << 52 | rng.integers(0, 1 << 52, part)
-      observe(step.store, row_store.dedupe(keys), step.embedding.hyper(1.0))
+      observe(step.store, dedupe(keys), step.dense.row_hyperparameters())
       if start >= spec['features'] // 3:
         worst = max(worst, int(step.store.bytes()) / int(step.store.size()))
     told[f'{kind}_bytes'] = worst
     told[f'{kind}_resident_bytes'] = (channel.rss() - before) / int(step.store.size())
     if kind == 'admitted' and int(step.store.admitted_size()) != int(step.store.size()):
-      raise RuntimeError(f'{int(step.store.admitted_size())} of {int(step.store.size())} features were admitted; wanted all')
+      raise RuntimeError(
+        f'{int(step.store.admitted_size())} of {int(step.store.size())} features were admitted; '
+        'wanted all'
+      )
     del step
   channel.serve(spec, lambda _: None, told)
 

@@ -1,7 +1,10 @@
-"""Our complete training loop: prepared pass, prefetch, dedupe, lifecycle, rows, layers, optimizers, metrics; one process or one rank.
+"""Our complete training loop: prepared pass, prefetch, dedupe, lifecycle, rows, layers, optimizers,
+metrics; one process or one rank.
 
-spec: config, a YAML file; features, where given, are in the table before the first step. Of a rank the bytes that leave it are counted.
+spec: config, a YAML file; features, where given, are in the table before the first step. Of a rank
+  the bytes that leave it are counted.
 """
+
 import itertools
 import os
 
@@ -12,78 +15,132 @@ from benchmarks.contenders import channel
 from trainer import config, runtime
 
 
-def stream(cfg, peers, stage=lambda batch: batch):
+def stream(cfg, communicator, stage=lambda batch: batch):
   """The batches of this rank, epoch after epoch, as a job reads them."""
   from trainer.data.prepared import PreparedPass, prefetch
+
   one = PreparedPass(cfg.data.train[0], cfg)
-  return prefetch(stage(batch) for epoch in itertools.count() for batch in one.batches(
-      cfg.train.batch_size, rank=peers.rank, size=peers.size, seed=cfg.seed, epoch=epoch, shuffle=cfg.data.shuffle))
+  return prefetch(
+    stage(batch)
+    for epoch in itertools.count()
+    for batch in one.batches(
+      cfg.train.batch_size,
+      rank=communicator.rank,
+      size=communicator.size,
+      seed=cfg.seed,
+      epoch=epoch,
+      shuffle=cfg.data.shuffle,
+    )
+  )
 
 
 def fill(step, cfg, count, part=1 << 18):
-  """Puts the pass's own features and random others, `count` in all, into the table, shuffled, each with one show."""
-  from ops import row_store
+  """Puts the pass's own features and random others, `count` in all, into the table, shuffled, each
+  with one show.
+  """
+  from ops.dedupe import dedupe
+
   rng = np.random.default_rng(cfg.seed + 1)
   own = np.unique(np.load(os.path.join(cfg.data.train[0], 'keys.npy')))
   others = max(0, count - len(own))
-  keys = np.concatenate([own, rng.integers(1, len(cfg.slots) + 1, others) << 52 | rng.integers(0, 1 << 52, others)])
+  keys = np.concatenate(
+    [own, rng.integers(1, len(cfg.slots) + 1, others) << 52 | rng.integers(0, 1 << 52, others)]
+  )
   rng.shuffle(keys)
   for start in range(0, len(keys), part):
-    observe(step.store, row_store.dedupe(keys[start:start + part]), step.embedding.hyper(1.0))
+    observe(step.store, dedupe(keys[start : start + part]), step.dense.row_hyperparameters())
 
 
 def observe(store, deduped, hyper):
   """A push that trains nothing: features come to be, are counted and admitted."""
   rows = store.pull(deduped.unique, False)
-  store.push(deduped.unique, rows, deduped.shows, deduped.clicks, tf.zeros_like(rows.linear), tf.zeros_like(rows.factors), tf.ones([1]),
-             hyper, tf.constant(1, tf.int64))
+  store.push(
+    deduped.unique,
+    rows,
+    deduped.shows,
+    deduped.clicks,
+    tf.zeros_like(rows.linear),
+    tf.zeros_like(rows.factors),
+    tf.ones([1]),
+    hyper,
+    tf.constant(1, tf.int64),
+  )
 
 
-def count_exchange(peers):
-  """Makes the lanes of `peers` count the rows that leave this rank for others. Returns the counter, int64 bytes; call before a step is built."""
-  sent, plain = tf.Variable(0, dtype=tf.int64, trainable=False), peers.lane
+def count_exchange(communicator):
+  """Makes the row exchanges of `communicator` count the rows that leave this rank for others.
 
-  def lane():
-    made = plain()
+  Returns the counter, int64 bytes; call before a step is built.
+  """
+  sent, plain = tf.Variable(0, dtype=tf.int64, trainable=False), communicator.row_exchange
+
+  def row_exchange(name):
+    made = plain(name)
     all_to_all = made.all_to_all
 
     def counting(values, counts):
-      row = sum(tf.size(v, tf.int64) // tf.maximum(tf.shape(v, tf.int64)[0], 1) * v.dtype.size for v in values)
-      sent.assign_add(row * tf.cast(tf.reduce_sum(counts) - counts[peers.rank], tf.int64))
+      row = sum(
+        tf.size(v, tf.int64) // tf.maximum(tf.shape(v, tf.int64)[0], 1) * v.dtype.size
+        for v in values
+      )
+      sent.assign_add(row * tf.cast(tf.reduce_sum(counts) - counts[communicator.rank], tf.int64))
       return all_to_all(values, counts)
+
     made.all_to_all = counting
     return made
-  peers.lane = lane
+
+  communicator.row_exchange = row_exchange
   return sent
 
 
 def main():
   spec = channel.spec()
   cfg = config.load(spec['config'])
-  place = runtime.start(cfg)
-  from trainer.lifecycle import Job
-  from trainer.sync import allreduce
-  from trainer.train_step import TrainStep
-  peers = allreduce.peers(place)
-  sent = count_exchange(peers) if peers.size > 1 else None
-  step = TrainStep(cfg, peers)
-  job = Job(cfg, peers, step)
+  place = runtime.launched()
+  runtime.start(cfg, place)
+  from trainer.comm import horovod
+  from trainer.training.loop import train_in_lockstep
+  from trainer.training.run_state import RunState
+  from trainer.training.step import TrainStep
+
+  communicator = horovod.communicator(place, cfg.sync)
+  sent = count_exchange(communicator) if communicator.size > 1 else None
+  step = TrainStep(cfg, communicator)
+  state = RunState(cfg, communicator, step)
   if spec.get('features'):
     fill(step, cfg, spec['features'])
-  batches = stream(cfg, peers, step.stage)
+  batches = stream(cfg, communicator, step.stage)
 
   def take_steps(count):
-    if not job.train_batches(itertools.islice(batches, count)):
-      raise RuntimeError('asked to stop')
+    train_in_lockstep(
+      cfg,
+      step,
+      communicator,
+      state,
+      itertools.islice(batches, count),
+      save=lambda: None,
+      stop_requested=lambda: False,
+      on_step=lambda: None,
+    )
 
   def more():
-    seen, bytes_sent = step.metrics.state()['sums'][1], 0 if sent is None else int(sent.numpy())
-    step.metrics.reset()
+    seen, bytes_sent = (
+      step.dense.metrics.state()['sums'][1],
+      0 if sent is None else int(sent.numpy()),
+    )
+    step.dense.metrics.reset()
     if sent is not None:
       sent.assign(0)
-    return {'steps': step.step, 'samples': seen, 'sent_bytes': bytes_sent, 'features': int(step.store.size()),
-            'admitted': int(step.store.admitted_size()), 'table_bytes': int(step.store.bytes()),
-            'dense_bytes': 4 * sum(v.shape.num_elements() for v in step.model.trainable_variables)}
+    return {
+      'steps': step.steps,
+      'samples': seen,
+      'sent_bytes': bytes_sent,
+      'features': int(step.store.size()),
+      'admitted': int(step.store.admitted_size()),
+      'table_bytes': int(step.store.bytes()),
+      'dense_bytes': 4 * sum(v.shape.num_elements() for v in step.dense.trainable),
+    }
+
   channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'}, more)
 
 

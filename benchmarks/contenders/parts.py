@@ -1,8 +1,11 @@
-"""Where a step's time goes: each part of TrainStep by itself, as a function of its own, on the same batches.
+"""Where a step's time goes: each part of TrainStep by itself, as a function of its own, on the same
+batches.
 
-spec: config, a YAML file; repeats, batches that are timed. The parts do not add up to the step: in it, independent ones run side by side,
+spec: config, a YAML file; repeats, batches that are timed. The parts do not add up to the step: in
+  it, independent ones run side by side,
 and what one leaves in the caches the next one finds.
 """
+
 import statistics
 import time
 
@@ -14,8 +17,15 @@ from trainer import config, runtime
 
 
 def from_rows(embedded):
-  """The tensors of an Embedded that come from rows."""
-  tensors = [embedded.linear, *embedded.factors, *embedded.totals, embedded.squares, embedded.field_factors, embedded.field_squares]
+  """The tensors of a `LayerInputs` that come from rows."""
+  tensors = [
+    embedded.linear,
+    *embedded.factors,
+    *embedded.totals,
+    embedded.squares,
+    embedded.field_factors,
+    embedded.field_squares,
+  ]
   return [t for t in tensors if t is not None]
 
 
@@ -23,16 +33,23 @@ def main():
   spec = channel.spec()
   cfg = config.load(spec['config'])
   runtime.start(cfg)
-  from trainer.losses import per_sample_loss
-  from trainer.sparse.exchange import LocalRows
-  from trainer.sync.allreduce import Alone
-  from trainer.train_step import TrainStep, dense_optimizer
-  peers = Alone()
-  step = TrainStep(cfg, peers)
-  batches = stream(cfg, peers)
-  rows, loss_of, optimizer = LocalRows(step.store, cfg), per_sample_loss(cfg.model), dense_optimizer(cfg.train.dense_optimizer)
+  from trainer.comm.communicator import SingleProcess
+  from trainer.embedding.exchange import LocalRows
+  from trainer.model.losses import per_sample_loss
+  from trainer.training.dense_part import dense_optimizer
+  from trainer.training.step import StepFlags, TrainStep
+
+  communicator = SingleProcess()
+  step, flags = TrainStep(cfg, communicator), StepFlags(True, False, False)
+  batches = stream(cfg, communicator)
+  rows, loss_of, optimizer = (
+    LocalRows(step.store, cfg),
+    per_sample_loss(cfg.model),
+    dense_optimizer(cfg.train.dense_optimizer),
+  )
   for _ in range(max(20, 80 * (spec['repeats'] > 5))):  # every feature of the pass is in the table
-    step.train(step.stage(next(batches)), [1, 0, 0])
+    staged = step.stage(next(batches))
+    step.train(staged, step.route(staged), None, flags)
   fixed = [next(batches) for _ in range(spec['repeats'])]
 
   def function(fn, signature=None):
@@ -42,48 +59,73 @@ def main():
     inputs = from_rows(embedded)
     with tf.GradientTape() as tape:
       tape.watch(inputs)
-      logits = step.model(embedded, training=True)
+      logits = step.dense.model(embedded, training=True)
       loss = tf.reduce_sum(weight * loss_of(label, logits))
-    gradients = tape.gradient(loss, [*step.model.trainable_variables, *inputs])
-    return step.model.probability(logits), gradients[:len(step.model.trainable_variables)]
+    gradients = tape.gradient(loss, [*step.dense.trainable, *inputs])
+    return step.dense.model.probability(logits), gradients[: len(step.dense.trainable)]
 
   def embed_and_back(batch, deduped, pulled):
     with tf.GradientTape() as tape:
       tape.watch([pulled.linear, pulled.factors])
-      embedded = step.embedding.embed(batch, deduped, pulled)
+      embedded = step.dense.embedding.embed(batch, deduped, pulled)
       out = from_rows(embedded)
     # The outputs stand in for their gradients: same shapes, as dense.
     return tape.gradient(out, [pulled.linear, pulled.factors], output_gradients=out)
 
   def push(deduped, pulled, linear, factors, number):
-    rows.push(deduped, pulled, linear, factors, 1.0 / cfg.train.batch_size, step.embedding.hyper(tf.constant(1.0)), number)
+    rows.push(
+      deduped,
+      pulled,
+      linear,
+      factors,
+      1.0 / cfg.train.batch_size,
+      step.dense.embedding.hyper(tf.constant(1.0)),
+      number,
+    )
 
   pull = function(lambda d: rows.pull(d, (), True))
-  embed, pool_both, model, push = function(step.embedding.embed), function(embed_and_back), function(layers), function(push)
+  embed, pool_both, model, push = (
+    function(step.dense.embedding.embed),
+    function(embed_and_back),
+    function(layers),
+    function(push),
+  )
 
   def update(gradients):
-    optimizer.apply_gradients(list(zip(gradients, step.model.trainable_variables)))
+    optimizer.apply_gradients(list(zip(gradients, step.dense.trainable)))
+
   optimize = function(update)
-  measure = function(step.metrics.update)
+  measure = function(step.dense.metrics.update)
   times = {}
 
   def timed(name, fn):
     start, cpu = time.perf_counter(), time.process_time()
     out = fn()
-    times.setdefault(name, []).append((1000 * (time.perf_counter() - start), 1000 * (time.process_time() - cpu)))
+    times.setdefault(name, []).append(
+      (1000 * (time.perf_counter() - start), 1000 * (time.process_time() - cpu))
+    )
     return out
+
   for batch in fixed:
     timed('input (in a thread of its own)', lambda: next(batches))
-    tensors, deduped = staged = timed('batch to tensors, dedupe (likewise)', lambda: step.stage(batch))  # noqa: B023
-    pulled = timed('pull', lambda: pull(deduped))  # noqa: B023
-    embedded = timed('pool, dense transforms', lambda: embed(tensors, deduped, pulled))  # noqa: B023
-    linear, factors = timed('pool and its gradient', lambda: pool_both(tensors, deduped, pulled))  # noqa: B023
-    probabilities, dense = timed('layers and loss, forward and backward', lambda: model(embedded, tensors.label, tensors.weight))  # noqa: B023
-    timed('dense optimizer', lambda: optimize(dense))  # noqa: B023
-    timed('push', lambda: push(deduped, pulled, linear, factors, tf.constant(step.step, tf.int64)))  # noqa: B023
-    timed('metrics', lambda: measure(tensors.label, probabilities, tensors.weight))  # noqa: B023
-    timed('the whole step', lambda: step.train(staged, [1, 0, 0]))  # noqa: B023
-  told = {name: [statistics.median(column) for column in zip(*values[2:])] for name, values in times.items()}
+    tensors, deduped = staged = timed(
+      'batch to tensors, dedupe (likewise)', lambda: step.stage(batch)
+    )
+    pulled = timed('pull', lambda: pull(deduped))
+    embedded = timed('pool, dense transforms', lambda: embed(tensors, deduped, pulled))
+    linear, factors = timed('pool and its gradient', lambda: pool_both(tensors, deduped, pulled))
+    probabilities, dense = timed(
+      'layers and loss, forward and backward',
+      lambda: model(embedded, tensors.label, tensors.weight),
+    )
+    timed('dense optimizer', lambda: optimize(dense))
+    timed('push', lambda: push(deduped, pulled, linear, factors, tf.constant(step.steps, tf.int64)))
+    timed('metrics', lambda: measure(tensors.label, probabilities, tensors.weight))
+    timed('the whole step', lambda: step.train(staged, (), None, flags))
+  told = {
+    name: [statistics.median(column) for column in zip(*values[2:])]
+    for name, values in times.items()
+  }
   channel.serve(spec, lambda _: None, {'milliseconds': told})
 
 

@@ -1,4 +1,9 @@
-"""TFRA's Keras path: Embedding layers on dynamic hash tables and DynamicEmbeddingOptimizer. spec: optimizer, Adagrad or Adam."""
+"""TFRA's Keras path:
+
+Embedding layers on dynamic hash tables and DynamicEmbeddingOptimizer. spec: optimizer, Adagrad or
+Adam.
+"""
+
 import tensorflow as tf
 from tensorflow_recommenders_addons import dynamic_embedding as de
 
@@ -11,7 +16,13 @@ if __name__ == '__main__':
   shape = Shape(**spec['shape'])
   init = tf.keras.initializers
   capacity = spec['capacity']
-  contend(spec, shape, hashed_keys,
-          de.keras.layers.Embedding(shape.width, name='vectors', initializer=init.RandomNormal(0, 0.01), init_capacity=capacity),
-          de.keras.layers.Embedding(1, name='linear', initializer=init.Zeros(), init_capacity=capacity),
-          de.DynamicEmbeddingOptimizer(getattr(tf.keras.optimizers, spec['optimizer'])(1e-2)))
+  contend(
+    spec,
+    shape,
+    hashed_keys,
+    de.keras.layers.Embedding(
+      shape.width, name='vectors', initializer=init.RandomNormal(0, 0.01), init_capacity=capacity
+    ),
+    de.keras.layers.Embedding(1, name='linear', initializer=init.Zeros(), init_capacity=capacity),
+    de.DynamicEmbeddingOptimizer(getattr(tf.keras.optimizers, spec['optimizer'])(1e-2)),
+  )

@@ -1,4 +1,7 @@
-"""PyTorch nn.Embedding(sparse=True) over a static vocabulary, one table of D + 1 columns, sparse Adagrad."""
+"""PyTorch nn.Embedding(sparse=True) over a static vocabulary, one table of D + 1 columns, sparse
+Adagrad.
+"""
+
 import itertools
 
 import torch
@@ -12,17 +15,23 @@ if __name__ == '__main__':
   rows = torch.nn.Embedding(sum(shape.vocabulary), shape.width + 1, sparse=True)
   torch.nn.init.normal_(rows.weight, 0, 0.01)
   widths = [shape.slots * shape.width + shape.dense, *shape.hidden]
-  hidden = [m for i, o in itertools.pairwise(widths) for m in (torch.nn.Linear(i, o), torch.nn.ReLU())]
+  hidden = [
+    m for i, o in itertools.pairwise(widths) for m in (torch.nn.Linear(i, o), torch.nn.ReLU())
+  ]
   net = torch.nn.Sequential(*hidden, torch.nn.Linear(widths[-1], 1))
   optimizers = [torch.optim.Adagrad(m.parameters(), lr=1e-2) for m in (rows, net)]
-  following = channel.turns([tuple(map(torch.from_numpy, b)) for b in zip(*batches(shape, spec['seed'], static_ids(shape)))])
+  following = channel.turns(
+    [tuple(map(torch.from_numpy, b)) for b in zip(*batches(shape, spec['seed'], static_ids(shape)))]
+  )
 
   def step(keys, dense, label):
     row = rows(keys)
     linear, vectors = row[:, :, :1].sum(1), row[:, :, 1:]
     total = vectors.sum(1)
     fm = 0.5 * (total * total - (vectors * vectors).sum(1)).sum(1, keepdim=True)
-    logits = linear + fm + net(torch.cat([vectors.reshape(-1, shape.slots * shape.width), dense], 1))
+    logits = (
+      linear + fm + net(torch.cat([vectors.reshape(-1, shape.slots * shape.width), dense], 1))
+    )
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, label)
     for optimizer in optimizers:
       optimizer.zero_grad()
@@ -33,4 +42,5 @@ if __name__ == '__main__':
   def take_steps(count):
     for _ in range(count):
       step(*following())
+
   channel.serve(spec, take_steps, {'version': f'torch {torch.__version__}'})

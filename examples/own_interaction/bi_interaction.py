@@ -1,12 +1,18 @@
-"""An interaction of one's own: any Keras layer that says what it `needs` and gives logits [B, 1]."""
+"""An interaction of one's own:
+
+any Keras layer that says what it `needs` and gives logits [B, 1].
+"""
+
 import tensorflow as tf
 
 
 class BiInteraction(tf.keras.layers.Layer):
-  """A hidden layer over the bi-interaction of slots (He & Chua 2017, "Neural Factorization Machines").
+  """A hidden layer over the bi-interaction of slots (He & Chua 2017, "Neural Factorization
+  Machines").
 
-      p = Σ_{f<g} S_f ⊙ S_g = ½ ((Σ_f S_f)² − Σ_f S_f²), [B, D];  logit = relu(p K + c) · head
+  p = Σ_{f<g} S_f ⊙ S_g = ½ ((Σ_f S_f)² − Σ_f S_f²), [B, D];  logit = relu(p K + c) · head
   """
+
   needs = {'factors'}
 
   def __init__(self, units=64, name=None):
@@ -16,7 +22,7 @@ class BiInteraction(tf.keras.layers.Layer):
     self.hidden = tf.keras.layers.Dense(units, 'relu', name='hidden')
     self.head = tf.keras.layers.Dense(1, use_bias=False, name='head')
 
-  def call(self, embedded, training=False):
-    sums = tf.concat(embedded.factors, 1)  # [B, F, D]
+  def call(self, inputs, training=False):
+    sums = tf.concat(inputs.factors, 1)  # [B, F, D]
     pooled = 0.5 * (tf.square(tf.reduce_sum(sums, 1)) - tf.reduce_sum(tf.square(sums), 1))
     return self.head(self.hidden(pooled))

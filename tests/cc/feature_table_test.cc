@@ -27,10 +27,14 @@ Policy MakePolicy(const std::string& text) {
   return policy;
 }
 
-std::vector<bool> Observe(FeatureTable* table, const std::vector<int64_t>& keys, double show, double click) {
+std::vector<bool> Observe(FeatureTable* table, const std::vector<int64_t>& keys, double show,
+                          double click) {
   const std::vector<double> shows(keys.size(), show), clicks(keys.size(), click);
   const std::unique_ptr<bool[]> admitted(new bool[keys.size()]);
-  CHECK(table->Observe(keys.data(), shows.data(), clicks.data(), nullptr, keys.size(), Serial, admitted.get()).ok());
+  CHECK(table
+            ->Observe(keys.data(), shows.data(), clicks.data(), nullptr, keys.size(), Serial,
+                      admitted.get())
+            .ok());
   return std::vector<bool>(admitted.get(), admitted.get() + keys.size());
 }
 
@@ -95,9 +99,12 @@ TEST(AgreesWithShadowMap) {
       std::vector<int64_t> keys(n);
       std::vector<double> shows(n), clicks(n);
       for (int64_t i = 0; i < n; ++i) {
-        keys[i] = static_cast<int64_t>((random() % 8) << 52 | (random() % (random() % 2 ? 50 : 20000)));
+        keys[i] =
+            static_cast<int64_t>((random() % 8) << 52 | (random() % (random() % 2 ? 50 : 20000)));
         shows[i] = static_cast<double>(random() % 4);
-        clicks[i] = shows[i] > 0 ? static_cast<double>(random() % static_cast<uint64_t>(shows[i] + 1)) : random() % 2;
+        clicks[i] = shows[i] > 0
+                        ? static_cast<double>(random() % static_cast<uint64_t>(shows[i] + 1))
+                        : random() % 2;
       }
       std::map<int64_t, std::pair<double, double>> sums;
       for (int64_t i = 0; i < n; ++i) {
@@ -113,7 +120,10 @@ TEST(AgreesWithShadowMap) {
         feature.admitted |= rules.Score(feature.show, feature.click) >= rules.admission_threshold;
       }
       const std::unique_ptr<bool[]> admitted(new bool[n]);
-      CHECK(table.Observe(keys.data(), shows.data(), clicks.data(), nullptr, n, parallel_for, admitted.get()).ok());
+      CHECK(table
+                .Observe(keys.data(), shows.data(), clicks.data(), nullptr, n, parallel_for,
+                         admitted.get())
+                .ok());
       for (int64_t i = 0; i < n; ++i) CHECK(admitted[i] == shadow[keys[i]].admitted);
       if (random() % 4 == 0) {
         table.Decay(parallel_for);
@@ -127,7 +137,8 @@ TEST(AgreesWithShadowMap) {
           ++feature.unseen_days;
           ++feature.age_days;
           if (feature.unseen_days > 4 ||
-              (feature.age_days >= 1 && rules.Score(feature.show, feature.click) < rules.delete_threshold)) {
+              (feature.age_days >= 1 &&
+               rules.Score(feature.show, feature.click) < rules.delete_threshold)) {
             want.insert(it->first);
             selected.erase(it->first);
             it = shadow.erase(it);
@@ -142,8 +153,8 @@ TEST(AgreesWithShadowMap) {
         const std::vector<int64_t> chosen = table.Select(Kind::kDelta, parallel_for);
         selected.clear();
         for (const auto& [key, feature] : shadow) {
-          if (rules.Score(feature.show, feature.click) >= rules.base_threshold && feature.delta_score >= 0.5 &&
-              feature.unseen_days <= rules.delta_keep_days) {
+          if (rules.Score(feature.show, feature.click) >= rules.base_threshold &&
+              feature.delta_score >= 0.5 && feature.unseen_days <= rules.delta_keep_days) {
             selected[key] = feature.delta_score;
           }
         }
@@ -166,7 +177,8 @@ TEST(AgreesWithShadowMap) {
 
 TEST(IdsAndAddressesOutliveGrowthAndEviction) {
   FeatureTable table(MakePolicy(""), /*payload_bytes=*/20);
-  const std::vector<int64_t> first = {1, 2, 3, int64_t{7} << 52, std::numeric_limits<int64_t>::max(), 0};
+  const std::vector<int64_t> first = {
+      1, 2, 3, int64_t{7} << 52, std::numeric_limits<int64_t>::max(), 0};
   Observe(&table, first, 100, 0);
   std::vector<int64_t> ids;
   std::vector<Feature*> places;
@@ -178,7 +190,8 @@ TEST(IdsAndAddressesOutliveGrowthAndEviction) {
   }
   int64_t erased = 0;
   table.on_erase = [&](int, char* payload) {
-    for (int i = 0; i < 20; ++i) CHECK_EQ(payload[i], 0);  // of features created since, which nobody wrote to
+    for (int i = 0; i < 20; ++i)
+      CHECK_EQ(payload[i], 0);  // of features created since, which nobody wrote to
     ++erased;
   };
   std::vector<int64_t> many(200000);
@@ -193,27 +206,31 @@ TEST(IdsAndAddressesOutliveGrowthAndEviction) {
       CHECK_EQ(IdOf(&table, first[i]), ids[i]);
       FeatureTable::Shard& shard = table.shard(ids[i] >> 32);
       CHECK(shard.At(ids[i] & 0xffffffff) == places[i]);
-      for (int b = 0; b < 20; ++b) CHECK_EQ(shard.Payload(ids[i] & 0xffffffff)[b], static_cast<char>(i + 1));
+      for (int b = 0; b < 20; ++b)
+        CHECK_EQ(shard.Payload(ids[i] & 0xffffffff)[b], static_cast<char>(i + 1));
     }
   }
   CHECK_EQ(erased, static_cast<int64_t>(3 * many.size()));
 }
 
 TEST(CountsItsBytes) {
-  // 64 bytes a feature in whatever state of growth, beyond what is allotted at once (a slab of 2 MiB, a chunk a shard).
+  // 64 bytes a feature in whatever state of growth, beyond what is allotted at once (a slab of 2
+  // MiB, a chunk a shard).
   FeatureTable table(MakePolicy(""));
   int64_t next = 0, worst = 0;
   for (int round = 0; round < 60; ++round) {
     std::vector<int64_t> keys(20000);
     for (int64_t& key : keys) key = next++;
     Observe(&table, keys, 1, 0);
-    if (table.Size() >= 400000) worst = std::max(worst, (table.Bytes() - (2 << 20)) * 100 / table.Size());
+    if (table.Size() >= 400000)
+      worst = std::max(worst, (table.Bytes() - (2 << 20)) * 100 / table.Size());
   }
   CHECK(worst <= 6400);
 }
 
 TEST(RepeatsAreSummedFirst) {
-  // Key 5 would be admitted by its first occurrence alone if clicks were not worth less than nothing here.
+  // Key 5 would be admitted by its first occurrence alone if clicks were not worth less than
+  // nothing here.
   FeatureTable table(MakePolicy("nonclk_coeff=1 clk_coeff=0 admission_threshold=2"));
   const std::vector<int64_t> keys = {5, 9, 5, 5};
   const std::vector<double> shows = {2, 2, 0, 1}, clicks = {0, 0, 1, 1};
@@ -233,14 +250,16 @@ TEST(ChanceDependsOnTheCountAlone) {
   for (int count = 1; count <= 8; ++count) {
     const std::vector<bool> admitted = Observe(&one, keys, 1, 0);
     wanted *= 0.75;
-    const double share = static_cast<double>(std::count(admitted.begin(), admitted.end(), true)) / keys.size();
+    const double share =
+        static_cast<double>(std::count(admitted.begin(), admitted.end(), true)) / keys.size();
     CHECK(std::abs(share - (1 - wanted)) < 5 * std::sqrt(0.25 / keys.size()));
     if (count == 3) {
       CHECK(Observe(&other, keys, 3, 0) == admitted);
       CHECK(Observe(&reseeded, keys, 3, 0) != admitted);
     }
   }
-  CHECK(Observe(&other, keys, 0x1p53, 0) == std::vector<bool>(keys.size(), true));  // and ends at once
+  CHECK(Observe(&other, keys, 0x1p53, 0) ==
+        std::vector<bool>(keys.size(), true));  // and ends at once
 }
 
 TEST(CapacityKeepsTheBest) {
@@ -258,7 +277,8 @@ TEST(CapacityKeepsTheBest) {
     std::vector<Ranked> all;
     for (int day = 0; day < 4; ++day) {
       for (int i = 0; i < 1000; ++i) {
-        const double show = static_cast<double>(random() % 8), click = show > 0 && random() % 2 ? 1 : 0;
+        const double show = static_cast<double>(random() % 8),
+                     click = show > 0 && random() % 2 ? 1 : 0;
         const int64_t key = day * 100000 + i;
         Observe(&whole, {key}, show, click);
         Observe(&parts[key % 3], {key}, show, click);
@@ -290,16 +310,17 @@ TEST(CapacityKeepsTheBest) {
 }
 
 TEST(RulesOfASlot) {
-  FeatureTable table(
-      MakePolicy("admission=count admission_count=2\n7 admission_count=5 delete_after_unseen_days=null"));
+  FeatureTable table(MakePolicy(
+      "admission=count admission_count=2\n7 admission_count=5 delete_after_unseen_days=null"));
   const int64_t in_seven = int64_t{7} << 52 | 3;
   CHECK(Observe(&table, {1, in_seven}, 2, 0) == std::vector<bool>({true, false}));
   CHECK(Observe(&table, {1, in_seven}, 3, 0) == std::vector<bool>({true, true}));
 }
 
 TEST(RefusesBadPolicies) {
-  for (const char* text : {"admission=maybe", "decay=x", "decay=nan", "nonsense=1", "capacity=0", "delta_keep_days=-1",
-                           "word", "\n2048 decay=1", "\nx decay=1", "\n7 capacity=3", "seed=-1", "decay=1e999"}) {
+  for (const char* text :
+       {"admission=maybe", "decay=x", "decay=nan", "nonsense=1", "capacity=0", "delta_keep_days=-1",
+        "word", "\n2048 decay=1", "\nx decay=1", "\n7 capacity=3", "seed=-1", "decay=1e999"}) {
     Policy policy;
     CHECK(Policy::Parse(text, &policy).code() == Status::kInvalidArgument);
   }
@@ -315,25 +336,26 @@ TEST(RefusesBadInputAndChangesNothing) {
     int64_t slot;
     const char* message;
   };
-  for (const Case& bad :
-       std::vector<Case>{{-1, 1, 0, 0, "keys[1]: found -1"},
-                         {std::numeric_limits<int64_t>::min(), 1, 0, 0, "keys[1]: found -9223372036854775808"},
-                         {2, nan, 0, 0, "shows[1]: found nan"},
-                         {2, infinity, 0, 0, "shows[1]: found inf"},
-                         {2, -1, 0, 0, "shows[1]: found -1"},
-                         {2, 1e16, 0, 0, "shows[1]: found 1e+16"},
-                         {2, 1, nan, 0, "clicks[1]: found nan"},
-                         {2, 1, -1, 0, "clicks[1]: found -1"},
-                         {2, 0, infinity, 0, "clicks[1]: found inf"},
-                         {2, 1, 2, 0, "clicks[1]: found 2; wanted at most shows[1] = 1"},
-                         {2, 1, 0, -1, "slots[1]: found -1"},
-                         {2, 1, 0, 2048, "slots[1]: found 2048"}}) {
+  for (const Case& bad : std::vector<Case>{
+           {-1, 1, 0, 0, "keys[1]: found -1"},
+           {std::numeric_limits<int64_t>::min(), 1, 0, 0, "keys[1]: found -9223372036854775808"},
+           {2, nan, 0, 0, "shows[1]: found nan"},
+           {2, infinity, 0, 0, "shows[1]: found inf"},
+           {2, -1, 0, 0, "shows[1]: found -1"},
+           {2, 1e16, 0, 0, "shows[1]: found 1e+16"},
+           {2, 1, nan, 0, "clicks[1]: found nan"},
+           {2, 1, -1, 0, "clicks[1]: found -1"},
+           {2, 0, infinity, 0, "clicks[1]: found inf"},
+           {2, 1, 2, 0, "clicks[1]: found 2; wanted at most shows[1] = 1"},
+           {2, 1, 0, -1, "slots[1]: found -1"},
+           {2, 1, 0, 2048, "slots[1]: found 2048"}}) {
     const int64_t keys[] = {1, bad.key}, slots[] = {0, bad.slot};
     const double shows[] = {1, bad.show}, clicks[] = {0, bad.click};
     bool admitted[2];
     const Status status = table.Observe(keys, shows, clicks, slots, 2, Serial, admitted);
     CHECK(status.code() == Status::kInvalidArgument);
-    if (status.message().rfind(bad.message, 0) != 0) std::fprintf(stderr, "%s\n", status.message().c_str());
+    if (status.message().rfind(bad.message, 0) != 0)
+      std::fprintf(stderr, "%s\n", status.message().c_str());
     CHECK(status.message().rfind(bad.message, 0) == 0);
   }
   CheckEqual(&table, {{1, {1, 0, 0.1, 0, 0, false}}}, Serial);
@@ -398,7 +420,8 @@ TEST(ExportsAndImportsEverything) {
     CHECK(id >= 0);
     const Feature& feature = *copy.shard(id >> 32).At(id & 0xffffffff);
     CHECK(feature.show == columns.show[i] && feature.click == columns.click[i]);
-    CHECK(feature.delta_score == columns.delta_score[i] && feature.unseen_days == columns.unseen_days[i]);
+    CHECK(feature.delta_score == columns.delta_score[i] &&
+          feature.unseen_days == columns.unseen_days[i]);
     CHECK(feature.age_days == columns.age_days[i] && feature.admitted == columns.admitted[i]);
   }
   // A key twice at the end: what was added before it goes again.
@@ -424,7 +447,8 @@ TEST(ExportsAndImportsEverything) {
   CHECK_EQ(sum.Size(), 5003);
 }
 
-// Eight threads at once on the same few shards and keys; shows are whole numbers, so their sums are exact.
+// Eight threads at once on the same few shards and keys; shows are whole numbers, so their sums are
+// exact.
 TEST(ThreadsDoNotLoseOneAnother) {
   constexpr int kThreads = 8, kRounds = 30, kKeys = 600;
   FeatureTable table(MakePolicy("eviction=unseen"));

@@ -1,4 +1,5 @@
-// The row store: pushes, pulls and evictions at the same time; rows handed on; dedupe and pooling in bounds.
+// The row store: pushes, pulls and evictions at the same time; rows handed on; dedupe and pooling
+// in bounds.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -25,8 +26,17 @@ RowLayout MakeLayout(RowOptimizerKind kind) {
 }
 
 RowHyper MakeHyper(float learning_rate) {
-  return {
-      learning_rate, 0.1f, 0.9f, 0.999f, 1e-7f, -0.5f, 0.0f, 0.0f, 0.0f, 0.0f, std::numeric_limits<float>::infinity()};
+  return {learning_rate,
+          0.1f,
+          0.9f,
+          0.999f,
+          1e-7f,
+          -0.5f,
+          0.0f,
+          0.0f,
+          0.0f,
+          0.0f,
+          std::numeric_limits<float>::infinity()};
 }
 
 Policy MakePolicy(const std::string& text) {
@@ -43,13 +53,14 @@ struct Pulled {
   std::vector<float> linear, factors;
 };
 
-Pulled Pull(RowStore* store, const std::vector<int64_t>& keys, bool train, const ParallelFor& parallel_for) {
+Pulled Pull(RowStore* store, const std::vector<int64_t>& keys, bool train,
+            const ParallelFor& parallel_for) {
   Pulled p;
   p.ids.resize(keys.size());
   p.offsets.resize(keys.size() + 1);
   p.linear.resize(keys.size());
-  const Status status = store->Pull(keys.data(), keys.size(), train, parallel_for, p.ids.data(), p.offsets.data(),
-                                    p.linear.data(), [&](int64_t total) {
+  const Status status = store->Pull(keys.data(), keys.size(), train, parallel_for, p.ids.data(),
+                                    p.offsets.data(), p.linear.data(), [&](int64_t total) {
                                       p.factors.resize(total + 1);
                                       return p.factors.data();
                                     });
@@ -58,10 +69,10 @@ Pulled Pull(RowStore* store, const std::vector<int64_t>& keys, bool train, const
   return p;
 }
 
-Status Push(RowStore* store, const std::vector<int64_t>& keys, const Pulled& p, float gradient, float show,
-            int64_t step, float learning_rate, const ParallelFor& parallel_for) {
-  const std::vector<float> shows(keys.size(), show), clicks(keys.size(), 0.0f), linear(keys.size(), gradient),
-      factors(p.offsets.back() + 1, gradient);
+Status Push(RowStore* store, const std::vector<int64_t>& keys, const Pulled& p, float gradient,
+            float show, int64_t step, float learning_rate, const ParallelFor& parallel_for) {
+  const std::vector<float> shows(keys.size(), show), clicks(keys.size(), 0.0f),
+      linear(keys.size(), gradient), factors(p.offsets.back() + 1, gradient);
   const float one = 1.0f;
   const std::vector<RowHyper> hyper(4, MakeHyper(learning_rate));
   RowPush push;
@@ -119,8 +130,9 @@ TEST(ConcurrentPushesLoseNothing) {
 
 TEST(PushesPullsAndEvictionsTogether) {
   const RowLayout layout = MakeLayout(RowOptimizerKind::kAdagrad);
-  FeatureTable table(MakePolicy("admission=count admission_count=3 eviction=unseen delete_after_unseen_days=0"),
-                     RowStore::PayloadBytes(layout));
+  FeatureTable table(
+      MakePolicy("admission=count admission_count=3 eviction=unseen delete_after_unseen_days=0"),
+      RowStore::PayloadBytes(layout));
   RowStore store(&table, layout);
   std::atomic<bool> stop(false);
   std::thread lifecycle([&] {
@@ -159,7 +171,9 @@ TEST(RowsAreHandedOn) {
   for (int day = 0; day < 5; ++day) {
     std::vector<int64_t> keys(20000);
     for (size_t i = 0; i < keys.size(); ++i) keys[i] = Key(1 + i % 2, day * 1000000 + i);
-    CHECK(Push(&store, keys, Pull(&store, keys, true, Serial), 1.0f, 1.0f, day + 1, 0.1f, testing::Threads(3)).ok());
+    CHECK(Push(&store, keys, Pull(&store, keys, true, Serial), 1.0f, 1.0f, day + 1, 0.1f,
+               testing::Threads(3))
+              .ok());
     if (day == 0) bytes = store.Bytes();
     CHECK(store.Bytes() <= bytes * 1.1);
     table.Age(Serial);
@@ -170,7 +184,8 @@ TEST(RowsAreHandedOn) {
 TEST(ExportAndImport) {
   const RowLayout layout = MakeLayout(RowOptimizerKind::kFtrl);
   const Policy policy = MakePolicy("admission=count admission_count=2");
-  FeatureTable one(policy, RowStore::PayloadBytes(layout)), two(policy, RowStore::PayloadBytes(layout));
+  FeatureTable one(policy, RowStore::PayloadBytes(layout)),
+      two(policy, RowStore::PayloadBytes(layout));
   RowStore from(&one, layout), to(&two, layout);
   std::vector<int64_t> keys(3000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = Key(1 + i % 2, i);
@@ -189,17 +204,20 @@ TEST(ExportAndImport) {
     const bool* admitted = reinterpret_cast<const bool*>(flags.data());
     rows[0].resize(n * layout.tables[0].row_floats());
     rows[1].resize(n * layout.tables[1].row_floats());
-    CHECK(from.ExportRows(columns.key.data(), admitted, n, linear.data(), last.data(), {rows[0].data(), rows[1].data()})
+    CHECK(from.ExportRows(columns.key.data(), admitted, n, linear.data(), last.data(),
+                          {rows[0].data(), rows[1].data()})
               .ok());
     CHECK(two.Import(columns).ok());
-    CHECK(to.ImportRows(columns.key.data(), admitted, n, linear.data(), last.data(), {rows[0].data(), rows[1].data()})
+    CHECK(to.ImportRows(columns.key.data(), admitted, n, linear.data(), last.data(),
+                        {rows[0].data(), rows[1].data()})
               .ok());
   }
   keys.resize(3000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = Key(1 + i % 2, i);
   for (int step = 5; step < 7; ++step) {
     const Pulled a = Pull(&from, keys, true, Serial), b = Pull(&to, keys, true, Serial);
-    CHECK(a.offsets == b.offsets && a.linear == b.linear && a.factors == b.factors && !a.factors.empty());
+    CHECK(a.offsets == b.offsets && a.linear == b.linear && a.factors == b.factors &&
+          !a.factors.empty());
     CHECK(Push(&from, keys, a, -0.5f, 1.0f, step, 0.1f, Serial).ok());
     CHECK(Push(&to, keys, b, -0.5f, 1.0f, step, 0.1f, Serial).ok());
   }
@@ -278,7 +296,8 @@ TEST(DedupeThenPool) {
     std::vector<int64_t> unique(u);
     std::vector<int32_t> inverse(n), starts(u + 1), offsets(u + 1);
     std::vector<float> shows(u), clicks(u), linear(u, 1.0f);
-    dedupe.Write(unique.data(), inverse.data(), shows.data(), clicks.data(), starts.data(), testing::Threads(3));
+    dedupe.Write(unique.data(), inverse.data(), shows.data(), clicks.data(), starts.data(),
+                 testing::Threads(3));
     std::map<int64_t, int> count;
     for (const int64_t key : keys) ++count[key];
     CHECK(static_cast<int64_t>(count.size()) == u && starts[u] == n);
@@ -322,14 +341,14 @@ TEST(DedupeThenPool) {
     double total = 0;
     for (const float x : out_linear) total += x;
     CHECK(total == n);
-    CHECK(PoolGradient(layout, batch, gradients, starts.data(), order.data(), testing::Threads(3), linear_grad.data(),
-                       factors_grad.data()));
+    CHECK(PoolGradient(layout, batch, gradients, starts.data(), order.data(), testing::Threads(3),
+                       linear_grad.data(), factors_grad.data()));
     if (n > 0) {
       inverse[n / 2] = static_cast<int32_t>(u);
       CHECK(!Pool(layout, batch, linear.data(), inverse.data(), Serial, outputs));
       order[n / 2] = static_cast<int32_t>(n);
-      CHECK(!PoolGradient(layout, batch, gradients, starts.data(), order.data(), Serial, linear_grad.data(),
-                          factors_grad.data()));
+      CHECK(!PoolGradient(layout, batch, gradients, starts.data(), order.data(), Serial,
+                          linear_grad.data(), factors_grad.data()));
     }
   }
 }

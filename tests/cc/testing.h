@@ -1,4 +1,5 @@
-// The little that a test needs: TEST registers a function, CHECK ends the process where it does not hold, RunAll runs.
+// The little that a test needs: TEST registers a function, CHECK ends the process where it does not
+// hold, RunAll runs.
 #pragma once
 
 #include <cstdio>
@@ -40,7 +41,8 @@ inline ctr::ParallelFor Threads(int threads) {
   return [threads](int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& work) {
     std::vector<std::thread> running;
     for (int t = 0; t < threads; ++t) {
-      running.emplace_back([&work, total, t, threads] { work(total * t / threads, total * (t + 1) / threads); });
+      running.emplace_back(
+          [&work, total, t, threads] { work(total * t / threads, total * (t + 1) / threads); });
     }
     for (std::thread& thread : running) thread.join();
   };
@@ -61,11 +63,11 @@ inline ctr::ParallelFor Threads(int threads) {
     }                                                                                    \
   } while (false)
 
-#define CHECK_EQ(a, b)                                                                                         \
-  do {                                                                                                         \
-    if (!((a) == (b))) {                                                                                       \
-      std::fprintf(stderr, "%s:%d: %s = %s, %s = %s\n", __FILE__, __LINE__, #a, std::to_string(a).c_str(), #b, \
-                   std::to_string(b).c_str());                                                                 \
-      std::exit(1);                                                                                            \
-    }                                                                                                          \
+#define CHECK_EQ(a, b)                                                          \
+  do {                                                                          \
+    if (!((a) == (b))) {                                                        \
+      std::fprintf(stderr, "%s:%d: %s = %s, %s = %s\n", __FILE__, __LINE__, #a, \
+                   std::to_string(a).c_str(), #b, std::to_string(b).c_str());   \
+      std::exit(1);                                                             \
+    }                                                                           \
   } while (false)

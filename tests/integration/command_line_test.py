@@ -1,4 +1,8 @@
-"""The commands as a user types them: train, continue, evaluate, predict; and every mistake ends in one line and status 2."""
+"""The commands as a user types them:
+
+train, continue, evaluate, predict; and every mistake ends in one line and status 2.
+"""
+
 import json
 import os
 import signal
@@ -12,24 +16,37 @@ import tensorflow as tf
 import yaml
 
 CONFIG = {
-    'data': {'label': 'click', 'group': 'user', 'slots': [{'name': 'user'}, {'name': 'item'}], 'dense': [{'name': 'price', 'transform': 'standardise'}]},
-    'model': {'interactions': ['linear', 'fm']},
-    'train': {'batch_size': 100, 'log_every_steps': 1},
+  'data': {
+    'label': 'click',
+    'group': 'user',
+    'slots': [{'name': 'user'}, {'name': 'item'}],
+    'dense': [{'name': 'price', 'transform': 'standardise'}],
+  },
+  'model': {'interactions': ['linear', 'fm']},
+  'train': {'batch_size': 100, 'log_every_steps': 1},
 }
 
 
 def command(name, *args, **kwargs):
-  return subprocess.run([sys.executable, '-m', f'trainer.{name}', *args], capture_output=True, text=True, timeout=300, **kwargs)
+  return subprocess.run(
+    [sys.executable, '-m', f'trainer.{name}', *args],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    **kwargs,
+  )
 
 
 class CommandLineTest(tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     rng = np.random.default_rng(0)
     for name in ('train', 'test'):
-      rows = [f'{rng.integers(30)},{rng.integers(20)},{rng.random():.3f},{int(rng.random() < 0.3)}' for _ in range(950)]
+      rows = [
+        f'{rng.integers(30)},{rng.integers(20)},{rng.random():.3f},{int(rng.random() < 0.3)}'
+        for _ in range(950)
+      ]
       self.write(f'{name}.csv', rows)
     self.config()
 
@@ -38,12 +55,24 @@ class CommandLineTest(tf.test.TestCase):
       f.write('\n'.join([header, *rows] if header else rows) + '\n' * bool(header or rows))
 
   def config(self, **data):
-    tree = CONFIG | {'data': CONFIG['data'] | {'train': [f'{self.folder}/train.csv'], 'test': [f'{self.folder}/test.csv']} | data}
+    tree = CONFIG | {
+      'data': CONFIG['data']
+      | {'train': [f'{self.folder}/train.csv'], 'test': [f'{self.folder}/test.csv']}
+      | data
+    }
     with open(f'{self.folder}/config.yaml', 'w', encoding='utf-8') as f:
       yaml.safe_dump(tree, f)
 
   def train(self, *args, **kwargs):
-    return command('run', '--config', f'{self.folder}/config.yaml', '--run_dir', f'{self.folder}/run', *args, **kwargs)
+    return command(
+      'run',
+      '--config',
+      f'{self.folder}/config.yaml',
+      '--run_dir',
+      f'{self.folder}/run',
+      *args,
+      **kwargs,
+    )
 
   def events(self):
     with open(f'{self.folder}/run/metrics.jsonl', encoding='utf-8') as f:
@@ -53,22 +82,46 @@ class CommandLineTest(tf.test.TestCase):
     done = self.train()
     self.assertEqual(done.returncode, 0, done.stderr)
     train, test = self.events()
-    self.assertEqual((train['event'], train['examples'], train['pass'], test['event']), ('train', 950, 'train', 'eval'))
-    for name in ('logloss', 'auc', 'calibration', 'examples_per_second', 'features', 'admitted', 'table_bytes', 'step'):
+    self.assertEqual(
+      (train['event'], train['examples'], train['pass'], test['event']),
+      ('train', 950, 'train', 'eval'),
+    )
+    for name in (
+      'logloss',
+      'auc',
+      'calibration',
+      'examples_per_second',
+      'features',
+      'admitted',
+      'table_bytes',
+      'step',
+    ):
       self.assertIn(name, train)
     for name in ('config.yaml', 'tensorboard', 'checkpoints', 'report.html'):
       self.assertTrue(os.path.exists(f'{self.folder}/run/{name}'), name)
     evaluated = json.loads(command('evaluate', '--run_dir', f'{self.folder}/run').stdout)
     self.assertAllClose(evaluated['auc'], test['auc'])
     out = f'{self.folder}/predicted.txt'
-    done = command('predict', '--run_dir', f'{self.folder}/run', '--data', f'{self.folder}/test.csv', '--out', out)
+    done = command(
+      'predict',
+      '--run_dir',
+      f'{self.folder}/run',
+      '--data',
+      f'{self.folder}/test.csv',
+      '--out',
+      out,
+    )
     self.assertEqual(done.returncode, 0, done.stderr)
     predicted = np.loadtxt(out)
     with open(f'{self.folder}/test.csv', encoding='utf-8') as f:
       labels = np.array([int(line.rsplit(',', 1)[1]) for line in list(f)[1:]])
     self.assertLen(predicted, 950)
-    self.assertAllClose(evaluated['auc'], sklearn.metrics.roc_auc_score(labels, predicted), atol=1e-3)
-    self.assertAllClose(evaluated['logloss'], sklearn.metrics.log_loss(labels, predicted), atol=1e-6)
+    self.assertAllClose(
+      evaluated['auc'], sklearn.metrics.roc_auc_score(labels, predicted), atol=1e-3
+    )
+    self.assertAllClose(
+      evaluated['logloss'], sklearn.metrics.log_loss(labels, predicted), atol=1e-6
+    )
     self.assertAllClose(evaluated['calibration'], predicted.sum() / labels.sum(), rtol=1e-6)
     again = self.train()
     self.assertEqual(again.returncode, 0, again.stderr)
@@ -77,7 +130,9 @@ class CommandLineTest(tf.test.TestCase):
     self.assertEqual(more.returncode, 0, more.stderr)
     self.assertEqual([e['step'] for e in self.events() if e['event'] == 'train'], [10, 20])
     other = self.train('--set', 'sparse.tables.default.width=3')
-    self.assert_mistake(other, 'it holds another model: .* sparse.tables.default.width = 8, this config 3')
+    self.assert_mistake(
+      other, 'it holds another model: .* sparse.tables.default.width = 8, this config 3'
+    )
 
   def test_a_validation_is_part_of_what_a_run_continues_from(self):
     valid = f'data.valid=[{self.folder}/test.csv]'
@@ -89,17 +144,36 @@ class CommandLineTest(tf.test.TestCase):
     self.assertEqual((after[0], len(after)), (before[0], 2))
 
   def test_plateau(self):
-    """Nothing counts as better than the first epoch: the rates fall at every second stall, and the fifth is the last."""
+    """Nothing counts as better than the first epoch:
+
+    the rates fall at every second stall, and the fifth is the last.
+    """
     plateau = 'train.plateau={factor: 0.5, patience: 2, stop_after: 5, min_delta: 1}'
-    done = self.train('--set', f'data.valid=[{self.folder}/test.csv]', '--set', 'train.epochs=9', '--set', plateau)
+    done = self.train(
+      '--set', f'data.valid=[{self.folder}/test.csv]', '--set', 'train.epochs=9', '--set', plateau
+    )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertLen([e for e in self.events() if e.get('split') == 'valid'], 6)
     with open(f'{self.folder}/run/checkpoints/ckpt-000000060/progress.json', encoding='utf-8') as f:
       self.assertEqual(json.load(f)['rate'], 0.25)
 
   def test_interrupted_run_continues(self):
-    job = subprocess.Popen([sys.executable, '-m', 'trainer.run', '--config', f'{self.folder}/config.yaml', '--run_dir', f'{self.folder}/run', '--set',
-                            'train.epochs=30'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = subprocess.Popen(
+      [
+        sys.executable,
+        '-m',
+        'trainer.run',
+        '--config',
+        f'{self.folder}/config.yaml',
+        '--run_dir',
+        f'{self.folder}/run',
+        '--set',
+        'train.epochs=30',
+      ],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
     for line in job.stdout:
       if 'epoch 1' in line:
         job.send_signal(signal.SIGTERM)
@@ -121,20 +195,35 @@ class CommandLineTest(tf.test.TestCase):
     self.assertNotIn('Traceback', done.stderr)
 
   def test_mistakes_in_the_config(self):
-    for args, pattern in [(('--set', 'train.batch_sise=1'), "unknown key 'train.batch_sise'; the nearest valid name is 'batch_size'"),
-                          (('--set', 'train.batch_size=many'), "'train.batch_size': found 'many'"),
-                          (('--set', 'data.train=[nowhere.csv]'), "data.train: found no file that matches 'nowhere.csv'"),
-                          (('--sett', 'x=1'), 'Unknown command line flag'), (('more',), "unknown argument 'more'")]:
+    for args, pattern in [
+      (
+        ('--set', 'train.batch_sise=1'),
+        "unknown key 'train.batch_sise'; the nearest valid name is 'batch_size'",
+      ),
+      (('--set', 'train.batch_size=many'), "'train.batch_size': found 'many'"),
+      (
+        ('--set', 'data.train=[nowhere.csv]'),
+        "data.train: found no file that matches 'nowhere.csv'",
+      ),
+      (('--sett', 'x=1'), 'Unknown command line flag'),
+      (('more',), "unknown argument 'more'"),
+    ]:
       self.assert_mistake(self.train(*args), pattern)
-    self.assert_mistake(command('evaluate', '--run_dir', f'{self.folder}/nothing'), 'no config.yaml there')
+    self.assert_mistake(
+      command('evaluate', '--run_dir', f'{self.folder}/nothing'), 'no config.yaml there'
+    )
 
   def test_mistakes_in_the_data(self):
     for rows, header, pattern in [
-        (['1,2,0.5,1'], 'user,itme,price,click', "'item'"),
-        (['1,2,0.5,1', '1,2,0.5'], 'user,item,price,click', r'train.csv:3: '),
-        (['1,2,0.5,1', '1,2,0.5,7'], 'user,item,price,click', r"train.csv:3: .*found '7'; wanted 0 or 1"),
-        (['1,2,nan,1'], 'user,item,price,click', r'train.csv:2: .*price'),
-        ([], None, 'the file is empty'),
+      (['1,2,0.5,1'], 'user,itme,price,click', "'item'"),
+      (['1,2,0.5,1', '1,2,0.5'], 'user,item,price,click', r'train.csv:3: '),
+      (
+        ['1,2,0.5,1', '1,2,0.5,7'],
+        'user,item,price,click',
+        r"train.csv:3: .*found '7'; wanted 0 or 1",
+      ),
+      (['1,2,nan,1'], 'user,item,price,click', r'train.csv:2: .*price'),
+      ([], None, 'the file is empty'),
     ]:
       self.write('train.csv', rows, header)
       self.assert_mistake(self.train(), pattern)

@@ -1,7 +1,10 @@
-"""A job killed with SIGKILL at any moment and started again ends in the very state, and the very exports, of one that was left alone.
+"""A job killed with SIGKILL at any moment and started again ends in the very state, and the very
+exports, of one that was left alone.
 
-KILL_TRIALS sets how many kills are tried (default 4, half of them on 2 ranks); each is seeded by its number.
+KILL_TRIALS sets how many kills are tried (default 4, half of them on 2 ranks); each is seeded by
+its number.
 """
+
 import json
 import os
 import random
@@ -16,9 +19,9 @@ import psutil
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from trainer import checkpoint
+from trainer.storage import checkpoint
 
-CONFIG = '''
+CONFIG = """
 seed: 5
 data:
   train: [{folder}/day_*.csv]
@@ -27,31 +30,75 @@ data:
   label: click
   slots: [{{name: user}}, {{name: item}}, {{name: tags, separator: '|'}}]
   dense: [{{name: price, transform: log1p_standardise}}]
-lifecycle: {{admission_threshold: 1.0, delete_threshold: 0.3, delete_after_unseen_days: 1, decay: 0.8}}
+lifecycle:
+  {{admission_threshold: 1.0, delete_threshold: 0.3, delete_after_unseen_days: 1, decay: 0.8}}
 sparse: {{tables: {{default: {{width: 4}}}}}}
 model: {{interactions: [linear, fm, {{dnn: {{hidden: [8]}}}}]}}
 train: {{batch_size: 256, deterministic: true, log_every_steps: 1}}
 checkpoint: {{every_steps: 3}}
 export: {{base: true, delta_every_passes: 1}}
-'''
+"""
 
 
 class KillTest(tf.test.TestCase):
-
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
     cls.folder = tempfile.mkdtemp()
-    subprocess.run([sys.executable, '-m', 'trainer.synthesize', '--out', cls.folder, '--days', '3', '--samples_per_day', '2500', '--users', '200',
-                    '--items', '100'], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+      [
+        sys.executable,
+        '-m',
+        'trainer.synthesize',
+        '--out',
+        cls.folder,
+        '--days',
+        '3',
+        '--samples_per_day',
+        '2500',
+        '--users',
+        '200',
+        '--items',
+        '100',
+      ],
+      check=True,
+      stdout=subprocess.DEVNULL,
+    )
     with open(f'{cls.folder}/config.yaml', 'w', encoding='utf-8') as f:
       f.write(CONFIG.format(folder=cls.folder))
 
   def run_job(self, ranks, run_dir, kill_at=None):
-    """Runs a job to its end, or kills all of it after `kill_at` signs of life. Returns how many it gave."""
-    launcher = [] if ranks == 1 else [os.path.join(os.path.dirname(sys.executable), 'horovodrun'), '-np', str(ranks), '-H', f'localhost:{ranks}']
-    job = subprocess.Popen([*launcher, sys.executable, '-m', 'trainer.run', '--config', f'{self.folder}/config.yaml', '--run_dir', run_dir],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {'CTR_THREADS': '1'})
+    """Runs a job to its end, or kills all of it after `kill_at` signs of life.
+
+    Returns how many it gave.
+    """
+    launcher = (
+      []
+      if ranks == 1
+      else [
+        os.path.join(os.path.dirname(sys.executable), 'horovodrun'),
+        '-np',
+        str(ranks),
+        '-H',
+        f'localhost:{ranks}',
+      ]
+    )
+    job = subprocess.Popen(
+      [
+        *launcher,
+        sys.executable,
+        '-m',
+        'trainer.run',
+        '--config',
+        f'{self.folder}/config.yaml',
+        '--run_dir',
+        run_dir,
+      ],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      env=os.environ | {'CTR_THREADS': '1'},
+    )
     signs, output = 0, ''
     for line in job.stdout:  # text mode turns the live line's carriage returns into line ends
       output += line
@@ -78,8 +125,21 @@ class KillTest(tf.test.TestCase):
         for chunk in chunks:
           factors = iter(chunk['factors_default'])
           for i, key in enumerate(chunk['key']):
-            own = tuple(chunk[c][i].tobytes() for c in ('show', 'click', 'delta_score', 'unseen_days', 'age_days', 'admitted', 'linear', 'last_step'))
+            own = tuple(
+              chunk[c][i].tobytes()
+              for c in (
+                'show',
+                'click',
+                'delta_score',
+                'unseen_days',
+                'age_days',
+                'admitted',
+                'linear',
+                'last_step',
+              )
+            )
             rows[int(key)] = own + ((next(factors).tobytes(),) if chunk['admitted'][i] else ())
+
     newest = next(iter(checkpoint.candidates(f'{run_dir}/checkpoints')))
     dense, progress = checkpoint.restore(newest, store=Store())
     exports = {}
@@ -88,10 +148,24 @@ class KillTest(tf.test.TestCase):
         if file.endswith('.parquet'):
           exports[f'{name}/{file}'] = pq.read_table(f'{run_dir}/exports/{name}/{file}').to_pydict()
     with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
-      events = [{k: v for k, v in json.loads(line).items() if k not in ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes')} for line in f]
+      events = [
+        {
+          k: v
+          for k, v in json.loads(line).items()
+          if k not in ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes')
+        }
+        for line in f
+      ]
     progress.pop('metrics_position')
     metrics = {k: dense.pop(k) for k in list(dense) if k.startswith('metrics/')}
-    return rows, {k: np.asarray(v).tobytes() for k, v in dense.items()}, progress, exports, metrics, events
+    return (
+      rows,
+      {k: np.asarray(v).tobytes() for k, v in dense.items()},
+      progress,
+      exports,
+      metrics,
+      events,
+    )
 
   def check(self, ranks, trials):
     reference = tempfile.mkdtemp(dir=self.folder) + '/run'
@@ -108,14 +182,19 @@ class KillTest(tf.test.TestCase):
       self.run_job(ranks, run_dir)
       *found, metrics, events = self.state(run_dir)
       for what, one, wanted in zip(('rows', 'dense', 'progress', 'exports'), found, expected):
-        self.assertEqual(one, wanted, f'{what} of trial {trial}, killed after sign {kill_at} of {signs}')
-      # Metrics are sums in float64; after a restart one rank goes on from the sum of all: equal but for their last digits.
+        self.assertEqual(
+          one, wanted, f'{what} of trial {trial}, killed after sign {kill_at} of {signs}'
+        )
+      # Metrics are sums in float64; after a restart one rank goes on from the sum of all: equal but
+      # for their last digits.
       self.assertAllClose(metrics, expected[-2], rtol=1e-12, atol=0)
       self.assertLen(events, len(expected[-1]))
       for one, wanted in zip(events, expected[-1]):
         self.assertEqual(one.keys(), wanted.keys())
         for key, value in wanted.items():
-          (self.assertAllClose if isinstance(value, float) else self.assertEqual)(one[key], value, msg=f'{key} of {wanted}, trial {trial}')
+          (self.assertAllClose if isinstance(value, float) else self.assertEqual)(
+            one[key], value, msg=f'{key} of {wanted}, trial {trial}'
+          )
       self.assertFalse([n for n in os.listdir(f'{run_dir}/exports') if 'unfinished' in n])
 
   trials = int(os.environ.get('KILL_TRIALS', '4'))

@@ -1,4 +1,8 @@
-"""The launch scripts, with stand-ins for what they start; the Kubernetes manifests against their schemas."""
+"""The launch scripts, with stand-ins for what they start;
+
+the Kubernetes manifests against their schemas.
+"""
+
 import json
 import os
 import pathlib
@@ -14,10 +18,12 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / 'launch'
 
-# Says what it was started as, and with what; the script under test puts it in place of the real command.
+# Says what it was started as, and with what; the script under test puts it in place of the real
+# command.
 STAND_IN = '#!/bin/sh\necho "$(basename "$0") $*" "threads=$CTR_THREADS"\n'
 
-# In place of python: leaves its TF_CONFIG and pid in $RECORD, then ends with $FAILING's status or waits to be ended.
+# In place of python: leaves its TF_CONFIG and pid in $RECORD, then ends with $FAILING's status or
+# waits to be ended.
 PROCESS = f"""#!{sys.executable}
 import json, os, signal, sys, time
 if sys.argv[1:3] != ['-m', 'trainer.run']:
@@ -28,7 +34,8 @@ if name in os.environ.get('STUBBORN', ''):
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
 path = os.path.join(os.environ['RECORD'], name)
 with open(path + '.writing', 'w') as f:
-  json.dump({{'tf_config': json.loads(os.environ['TF_CONFIG']), 'argv': sys.argv, 'pid': os.getpid()}}, f)
+  tf_config = json.loads(os.environ['TF_CONFIG'])
+  json.dump({{'tf_config': tf_config, 'argv': sys.argv, 'pid': os.getpid()}}, f)
 os.rename(path + '.writing', path)
 sys.stdout.write(f'line of {{name}}\\n')
 sys.stdout.flush()
@@ -58,7 +65,6 @@ def _alive(pid):
 
 
 class LaunchTestCase(tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
@@ -72,8 +78,14 @@ class LaunchTestCase(tf.test.TestCase):
 
   def launch(self, script, *args, **env):
     drop = ('CTR_THREADS', 'OMP_NUM_THREADS')
-    env = {**{k: v for k, v in os.environ.items() if k not in drop}, 'PATH': f"{self.bin}:{os.environ['PATH']}", **env}
-    return subprocess.run([LAUNCH / script, *args], capture_output=True, text=True, timeout=60, env=env, cwd=self.folder)
+    env = {
+      **{k: v for k, v in os.environ.items() if k not in drop},
+      'PATH': f'{self.bin}:{os.environ["PATH"]}',
+      **env,
+    }
+    return subprocess.run(
+      [LAUNCH / script, *args], capture_output=True, text=True, timeout=60, env=env, cwd=self.folder
+    )
 
   def assert_mistake(self, done, pattern):
     self.assertEqual(done.returncode, 2, done.stderr)
@@ -82,13 +94,18 @@ class LaunchTestCase(tf.test.TestCase):
 
 
 class LocalTest(LaunchTestCase):
-
   def test_ranks_share_the_cores(self):
     self.stand_in('horovodrun')
     self.stand_in('nproc', '#!/bin/sh\necho 8\n')
     done = self.launch('local.sh', '3', '--config', 'a b.yaml')
-    self.assertEqual(done.stdout, 'horovodrun --gloo -np 3 -H localhost:3 python -m trainer.run --config a b.yaml threads=2\n')
-    self.assertEqual(done.stderr, "+ horovodrun --gloo -np 3 -H localhost:3 python -m trainer.run --config 'a b.yaml'\n")
+    self.assertEqual(
+      done.stdout,
+      'horovodrun --gloo -np 3 -H localhost:3 python -m trainer.run --config a b.yaml threads=2\n',
+    )
+    self.assertEqual(
+      done.stderr,
+      "+ horovodrun --gloo -np 3 -H localhost:3 python -m trainer.run --config 'a b.yaml'\n",
+    )
     self.assertIn('threads=5', self.launch('local.sh', '3', CTR_THREADS='5').stdout)
     self.assertIn('threads=1', self.launch('local.sh', '9').stdout)
 
@@ -99,15 +116,20 @@ class LocalTest(LaunchTestCase):
   def test_mistakes(self):
     self.assert_mistake(self.launch('local.sh'), '^local.sh: wanted RANKS')
     for found in ('0', 'two', '-1', '1.5'):
-      self.assert_mistake(self.launch('local.sh', found), f"RANKS: found '{found}'; wanted a whole number >= 1")
+      self.assert_mistake(
+        self.launch('local.sh', found), f"RANKS: found '{found}'; wanted a whole number >= 1"
+      )
 
 
 class ClusterTest(LaunchTestCase):
-
   def setUp(self):
     super().setUp()
     self.stand_in('horovodrun')
-    self.stand_in('ssh', '#!/bin/sh\ncase "$*" in *gone*) echo "connect to host gone: No route to host" >&2; exit 255;; esac\n')
+    self.stand_in(
+      'ssh',
+      '#!/bin/sh\ncase "$*" in *gone*) echo "connect to host gone: No route to host" >&2; exit '
+      '255;; esac\n',
+    )
 
   def hosts(self, text):
     (self.folder / 'hosts').write_text(text)
@@ -116,42 +138,70 @@ class ClusterTest(LaunchTestCase):
   def test_hosts_file(self):
     hosts = self.hosts('# ours\nalpha slots=2\n\nbeta  # one rank\ngamma.local slots=12')
     done = self.launch('cluster.sh', '-i', 'ib0', hosts, '--config', 'c.yaml')
-    self.assertIn('horovodrun --gloo -np 15 -H alpha:2,beta:1,gamma.local:12 --network-interfaces ib0 python -m trainer.run ',
-                  done.stdout)
+    self.assertIn(
+      'horovodrun --gloo -np 15 -H alpha:2,beta:1,gamma.local:12 --network-interfaces ib0 python '
+      '-m trainer.run ',
+      done.stdout,
+    )
     self.assertTrue(done.stderr.startswith('+ horovodrun --gloo -np 15 '), done.stderr)
 
   def test_mistakes(self):
     self.assert_mistake(self.launch('cluster.sh'), 'wanted .* HOSTSFILE')
-    self.assert_mistake(self.launch('cluster.sh', 'nowhere'), "nowhere: no such file; wanted lines 'host slots=n'")
+    self.assert_mistake(
+      self.launch('cluster.sh', 'nowhere'), "nowhere: no such file; wanted lines 'host slots=n'"
+    )
     self.assert_mistake(self.launch('cluster.sh', '-x', 'hosts'), 'unknown option -x')
-    for text, pattern in (('# none\n', 'found no host'), ('a slots=1\nb slot=2\n', "hosts:2: found 'b slot=2'; wanted 'host slots=n'"),
-                          ('a slots=0\n', 'hosts:1: '), ('a slots=1 b\n', "found 'a slots=1 b'"),
-                          ('alpha\ngone\n', "host 'gone' of .*ssh without a password failed: .*No route to host")):
+    for text, pattern in (
+      ('# none\n', 'found no host'),
+      ('a slots=1\nb slot=2\n', "hosts:2: found 'b slot=2'; wanted 'host slots=n'"),
+      ('a slots=0\n', 'hosts:1: '),
+      ('a slots=1 b\n', "found 'a slots=1 b'"),
+      ('alpha\ngone\n', "host 'gone' of .*ssh without a password failed: .*No route to host"),
+    ):
       self.assert_mistake(self.launch('cluster.sh', self.hosts(text)), pattern)
 
 
 class SlurmTest(LaunchTestCase):
-
   def test_nodes_become_hosts(self):
     self.stand_in('horovodrun')
     self.stand_in('ssh', '#!/bin/sh\n')
     self.stand_in('scontrol', '#!/bin/sh\necho node7; echo node8\n')
-    done = self.launch('slurm.sh', '--config', 'c.yaml', SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_ID='42', SLURM_JOB_NODELIST='node[7-8]',
-                       SLURM_NTASKS_PER_NODE='4', SLURM_CPUS_PER_TASK='6', CTR_NIC='eth1')
+    done = self.launch(
+      'slurm.sh',
+      '--config',
+      'c.yaml',
+      SLURM_SUBMIT_DIR=str(ROOT),
+      SLURM_JOB_ID='42',
+      SLURM_JOB_NODELIST='node[7-8]',
+      SLURM_NTASKS_PER_NODE='4',
+      SLURM_CPUS_PER_TASK='6',
+      CTR_NIC='eth1',
+    )
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn('horovodrun --gloo -np 8 -H node7:4,node8:4 --network-interfaces eth1 python -m trainer.run --config c.yaml threads=6',
-                  done.stdout)
+    self.assertIn(
+      'horovodrun --gloo -np 8 -H node7:4,node8:4 --network-interfaces eth1 python -m trainer.run '
+      '--config c.yaml threads=6',
+      done.stdout,
+    )
     self.assertEmpty(list(ROOT.glob('.hosts-*')))
 
 
 class ParameterServersTest(LaunchTestCase):
-
   def start(self, servers, workers, *args, **env):
     self.stand_in('python', PROCESS)
     names = [f'ps{i}' for i in range(servers)] + [f'worker{i}' for i in range(workers)]
-    self.stand_in('horovodrun')  # so that the environment's own python does not come first on the path
-    done = self.launch('parameter_servers.sh', str(servers), str(workers), *args, RECORD=str(self.folder), EVERYONE=json.dumps(names),
-                       **env)
+    self.stand_in(
+      'horovodrun'
+    )  # so that the environment's own python does not come first on the path
+    done = self.launch(
+      'parameter_servers.sh',
+      str(servers),
+      str(workers),
+      *args,
+      RECORD=str(self.folder),
+      EVERYONE=json.dumps(names),
+      **env,
+    )
     records = {n: json.loads((self.folder / n).read_text()) for n in names}
     for name, record in records.items():
       self.assertFalse(_alive(record['pid']), f'{name} was left behind')
@@ -168,8 +218,12 @@ class ParameterServersTest(LaunchTestCase):
       self.assertRegex(address, r'^127\.0\.0\.1:\d+$')
     for name, record in records.items():
       kind, index = re.fullmatch(r'(\D+)(\d)', name).groups()
-      self.assertEqual(record['tf_config'], {'cluster': cluster, 'task': {'type': kind, 'index': int(index)}})
-      self.assertEqual(record['argv'][1:], ['-m', 'trainer.run', '--config', 'c.yaml', '--set', 'sync.mode=ps'])
+      self.assertEqual(
+        record['tf_config'], {'cluster': cluster, 'task': {'type': kind, 'index': int(index)}}
+      )
+      self.assertEqual(
+        record['argv'][1:], ['-m', 'trainer.run', '--config', 'c.yaml', '--set', 'sync.mode=ps']
+      )
     self.assertLen(re.findall("^\\+ env 'TF_CONFIG={", done.stderr, re.MULTILINE), 5)
     self.assertIn('line of worker0\n', done.stdout)
     self.assertIn('[worker 1] line of worker1\n', done.stdout)
@@ -188,7 +242,9 @@ class ParameterServersTest(LaunchTestCase):
   def test_a_killed_worker_does_not_end_the_others(self):
     done, _ = self.start(1, 2, FAILING='worker1=137', OUTLIVING='ps0 worker0')
     self.assertEqual(done.returncode, 137)
-    self.assertIn('worker 1 ended by a signal, with status 137; waiting for the others', done.stderr)
+    self.assertIn(
+      'worker 1 ended by a signal, with status 137; waiting for the others', done.stderr
+    )
     self.assertNotIn('ending', done.stderr)
     self.assertIn('worker0 goes on\n', done.stdout)
     self.assertIn('[ps 0] ps0 goes on\n', done.stdout)
@@ -213,73 +269,174 @@ class ParameterServersTest(LaunchTestCase):
     self.assert_mistake(self.launch('parameter_servers.sh', '1', 'x'), "WORKERS: found 'x'")
 
 
-# The fields in use of Kubernetes' core v1 and of Kubeflow's CRDs, strict: an unknown key is an error (a cluster drops it silently). They follow
-# mpi-operator at 35b1421 (2026; pkg/apis/kubeflow/v2beta1, whose CRD is manifests/base/kubeflow.org_mpijobs.yaml) and training-operator at e0df08c
-# (2024, the last line with TFJob; pkg/apis/kubeflow.org/v1, manifests/base/crds/kubeflow.org_tfjobs.yaml). Where the CRD says no more than `string`
+# The fields in use of Kubernetes' core v1 and of Kubeflow's CRDs, strict: an unknown key is an
+# error (a cluster drops it silently). They follow
+# mpi-operator at 35b1421 (2026; pkg/apis/kubeflow/v2beta1, whose CRD is
+# manifests/base/kubeflow.org_mpijobs.yaml) and training-operator at e0df08c
+# (2024, the last line with TFJob; pkg/apis/kubeflow.org/v1,
+# manifests/base/crds/kubeflow.org_tfjobs.yaml). Where the CRD says no more than `string`
 # or `integer`, values are those that the operators' own validation admits.
 def _object(required=(), **properties):
-  return {'type': 'object', 'properties': properties, 'required': list(required), 'additionalProperties': False}
+  return {
+    'type': 'object',
+    'properties': properties,
+    'required': list(required),
+    'additionalProperties': False,
+  }
 
 
 def _list(items):
   return {'type': 'array', 'items': items, 'minItems': 1}
 
 
-STRING, INTEGER, BOOLEAN = {'type': 'string'}, {'type': 'integer', 'minimum': 0, 'maximum': 2**31 - 1}, {'type': 'boolean'}
-NAME = {'type': 'string', 'pattern': r'^[a-z0-9]([-a-z0-9]*[a-z0-9])?$', 'maxLength': 63}  # RFC 1123 label
+STRING, INTEGER, BOOLEAN = (
+  {'type': 'string'},
+  {'type': 'integer', 'minimum': 0, 'maximum': 2**31 - 1},
+  {'type': 'boolean'},
+)
+NAME = {
+  'type': 'string',
+  'pattern': r'^[a-z0-9]([-a-z0-9]*[a-z0-9])?$',
+  'maxLength': 63,
+}  # RFC 1123 label
 QUANTITY = {'type': 'string', 'pattern': r'^\d+(\.\d+)?(m|[KMGTPE]i?)?$'}
 PORT = {'type': 'integer', 'minimum': 1, 'maximum': 65535}
-RESOURCES = {'type': 'object', 'additionalProperties': QUANTITY,
-             'propertyNames': {'pattern': r'^(cpu|memory|ephemeral-storage|[a-z.]+/[a-z.-]+)$'}}
-ENV = _object(['name'], name=STRING, value=STRING,
-              valueFrom=_object(resourceFieldRef=_object(['resource'], resource=STRING, containerName=STRING, divisor=QUANTITY)))
+RESOURCES = {
+  'type': 'object',
+  'additionalProperties': QUANTITY,
+  'propertyNames': {'pattern': r'^(cpu|memory|ephemeral-storage|[a-z.]+/[a-z.-]+)$'},
+}
+ENV = _object(
+  ['name'],
+  name=STRING,
+  value=STRING,
+  valueFrom=_object(
+    resourceFieldRef=_object(['resource'], resource=STRING, containerName=STRING, divisor=QUANTITY)
+  ),
+)
 CONTAINER = _object(
-    ['name', 'image'], name=NAME, image=STRING, command=_list(STRING), args=_list(STRING), env=_list(ENV),
-    ports=_list(_object(['containerPort'], name={**NAME, 'maxLength': 15}, containerPort=PORT, protocol={'enum': ['TCP', 'UDP', 'SCTP']})),
-    readinessProbe=_object(tcpSocket=_object(['port'], port=PORT), periodSeconds=INTEGER, failureThreshold=INTEGER),
-    resources=_object(limits=RESOURCES, requests=RESOURCES),
-    volumeMounts=_list(_object(['name', 'mountPath'], name=NAME, mountPath={'type': 'string', 'pattern': '^/'}, readOnly=BOOLEAN)))
-VOLUME = _object(['name'], name=NAME, persistentVolumeClaim=_object(['claimName'], claimName=NAME, readOnly=BOOLEAN),
-                 emptyDir=_object(medium={'enum': ['', 'Memory']}, sizeLimit=QUANTITY))
-TEMPLATE = _object(['spec'], metadata=_object(labels={'type': 'object', 'additionalProperties': STRING}), spec=_object(
-    ['containers'], containers=_list(CONTAINER), volumes=_list(VOLUME), nodeSelector={'type': 'object', 'additionalProperties': STRING},
-    securityContext=_object(runAsUser=INTEGER, runAsGroup=INTEGER, fsGroup=INTEGER)))
+  ['name', 'image'],
+  name=NAME,
+  image=STRING,
+  command=_list(STRING),
+  args=_list(STRING),
+  env=_list(ENV),
+  ports=_list(
+    _object(
+      ['containerPort'],
+      name={**NAME, 'maxLength': 15},
+      containerPort=PORT,
+      protocol={'enum': ['TCP', 'UDP', 'SCTP']},
+    )
+  ),
+  readinessProbe=_object(
+    tcpSocket=_object(['port'], port=PORT), periodSeconds=INTEGER, failureThreshold=INTEGER
+  ),
+  resources=_object(limits=RESOURCES, requests=RESOURCES),
+  volumeMounts=_list(
+    _object(
+      ['name', 'mountPath'],
+      name=NAME,
+      mountPath={'type': 'string', 'pattern': '^/'},
+      readOnly=BOOLEAN,
+    )
+  ),
+)
+VOLUME = _object(
+  ['name'],
+  name=NAME,
+  persistentVolumeClaim=_object(['claimName'], claimName=NAME, readOnly=BOOLEAN),
+  emptyDir=_object(medium={'enum': ['', 'Memory']}, sizeLimit=QUANTITY),
+)
+TEMPLATE = _object(
+  ['spec'],
+  metadata=_object(labels={'type': 'object', 'additionalProperties': STRING}),
+  spec=_object(
+    ['containers'],
+    containers=_list(CONTAINER),
+    volumes=_list(VOLUME),
+    nodeSelector={'type': 'object', 'additionalProperties': STRING},
+    securityContext=_object(runAsUser=INTEGER, runAsGroup=INTEGER, fsGroup=INTEGER),
+  ),
+)
 
 
 def _replicas(restart_policies, most=2**31 - 1):
-  return _object(['template'], replicas={**INTEGER, 'minimum': 1, 'maximum': most}, template=TEMPLATE, restartPolicy={'enum': restart_policies})
+  return _object(
+    ['template'],
+    replicas={**INTEGER, 'minimum': 1, 'maximum': most},
+    template=TEMPLATE,
+    restartPolicy={'enum': restart_policies},
+  )
 
 
-MPI_RESTARTS, TF_REPLICAS = ['OnFailure', 'Never'], _replicas(['Always', 'OnFailure', 'Never', 'ExitCode'])
-RUN_POLICY = _object(cleanPodPolicy={'enum': ['None', 'Running', 'All']}, backoffLimit=INTEGER, ttlSecondsAfterFinished=INTEGER,
-                     activeDeadlineSeconds=INTEGER, suspend=BOOLEAN)
+MPI_RESTARTS, TF_REPLICAS = (
+  ['OnFailure', 'Never'],
+  _replicas(['Always', 'OnFailure', 'Never', 'ExitCode']),
+)
+RUN_POLICY = _object(
+  cleanPodPolicy={'enum': ['None', 'Running', 'All']},
+  backoffLimit=INTEGER,
+  ttlSecondsAfterFinished=INTEGER,
+  activeDeadlineSeconds=INTEGER,
+  suspend=BOOLEAN,
+)
 
 
 def _job(api_version, kind, spec, name=NAME):
-  return _object(['apiVersion', 'kind', 'metadata', 'spec'], apiVersion={'const': api_version}, kind={'const': kind},
-                 metadata=_object(['name'], name=name, namespace=NAME), spec=spec)
+  return _object(
+    ['apiVersion', 'kind', 'metadata', 'spec'],
+    apiVersion={'const': api_version},
+    kind={'const': kind},
+    metadata=_object(['name'], name=name, namespace=NAME),
+    spec=spec,
+  )
 
 
 SCHEMAS = {
-    'mpijob.yaml': _job('kubeflow.org/v2beta1', 'MPIJob', _object(
-        ['mpiReplicaSpecs'], slotsPerWorker={**INTEGER, 'minimum': 1}, sshAuthMountPath=STRING, runPolicy=RUN_POLICY,
-        mpiImplementation={'enum': ['OpenMPI', 'Intel', 'MPICH']}, launcherCreationPolicy={'enum': ['AtStartup', 'WaitForWorkersReady']},
-        mpiReplicaSpecs=_object(['Launcher', 'Worker'], Launcher=_replicas(MPI_RESTARTS, most=1), Worker=_replicas(MPI_RESTARTS)))),
-    'tfjob.yaml': _job('kubeflow.org/v1', 'TFJob', _object(
-        ['runPolicy', 'tfReplicaSpecs'], runPolicy=RUN_POLICY, successPolicy={'enum': ['', 'AllWorkers']}, enableDynamicWorker=BOOLEAN,
-        tfReplicaSpecs=_object(Chief=TF_REPLICAS, Evaluator=TF_REPLICAS, PS=TF_REPLICAS, Worker=TF_REPLICAS)),
-        {**NAME, 'pattern': r'^[a-z]([-a-z0-9]*[a-z0-9])?$'}),  # RFC 1035 label
+  'mpijob.yaml': _job(
+    'kubeflow.org/v2beta1',
+    'MPIJob',
+    _object(
+      ['mpiReplicaSpecs'],
+      slotsPerWorker={**INTEGER, 'minimum': 1},
+      sshAuthMountPath=STRING,
+      runPolicy=RUN_POLICY,
+      mpiImplementation={'enum': ['OpenMPI', 'Intel', 'MPICH']},
+      launcherCreationPolicy={'enum': ['AtStartup', 'WaitForWorkersReady']},
+      mpiReplicaSpecs=_object(
+        ['Launcher', 'Worker'],
+        Launcher=_replicas(MPI_RESTARTS, most=1),
+        Worker=_replicas(MPI_RESTARTS),
+      ),
+    ),
+  ),
+  'tfjob.yaml': _job(
+    'kubeflow.org/v1',
+    'TFJob',
+    _object(
+      ['runPolicy', 'tfReplicaSpecs'],
+      runPolicy=RUN_POLICY,
+      successPolicy={'enum': ['', 'AllWorkers']},
+      enableDynamicWorker=BOOLEAN,
+      tfReplicaSpecs=_object(
+        Chief=TF_REPLICAS, Evaluator=TF_REPLICAS, PS=TF_REPLICAS, Worker=TF_REPLICAS
+      ),
+    ),
+    {**NAME, 'pattern': r'^[a-z]([-a-z0-9]*[a-z0-9])?$'},
+  ),  # RFC 1035 label
 }
 
 
 class KubernetesTest(tf.test.TestCase):
-
   def manifests(self):
     for path in sorted((LAUNCH / 'kubernetes').glob('*.yaml')):
       yield path.name, yaml.safe_load(path.read_text())
 
   def containers(self, manifest):
-    for role, replicas in (manifest['spec'].get('mpiReplicaSpecs') or manifest['spec']['tfReplicaSpecs']).items():
+    for role, replicas in (
+      manifest['spec'].get('mpiReplicaSpecs') or manifest['spec']['tfReplicaSpecs']
+    ).items():
       for container in replicas['template']['spec']['containers']:
         yield role, container, replicas['template']['spec'].get('volumes', [])
 
@@ -287,16 +444,22 @@ class KubernetesTest(tf.test.TestCase):
     self.assertSameElements(SCHEMAS, [name for name, _ in self.manifests()])
     for name, manifest in self.manifests():
       jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
-      errors = [f'{e.json_path}: {e.message}' for e in jsonschema.Draft202012Validator(SCHEMAS[name]).iter_errors(manifest)]
+      errors = [
+        f'{e.json_path}: {e.message}'
+        for e in jsonschema.Draft202012Validator(SCHEMAS[name]).iter_errors(manifest)
+      ]
       self.assertEmpty(errors, name)
 
   def test_schemas_refuse(self):
     for name, manifest in self.manifests():
       specs = 'mpiReplicaSpecs' if name == 'mpijob.yaml' else 'tfReplicaSpecs'
-      for breakage in (lambda s: s.update(slotPerWorker=2), lambda s, k=specs: s[k]['Worker'].update(replicas='2'),
-                       lambda s, k=specs: s[k]['Worker'].update(restartPolicy='Sometimes'),
-                       lambda s: s['runPolicy'].update(cleanPodPolicy='Some'),
-                       lambda s, k=specs: s[k]['Worker']['template']['spec']['containers'][0].pop('image')):
+      for breakage in (
+        lambda s: s.update(slotPerWorker=2),
+        lambda s, k=specs: s[k]['Worker'].update(replicas='2'),
+        lambda s, k=specs: s[k]['Worker'].update(restartPolicy='Sometimes'),
+        lambda s: s['runPolicy'].update(cleanPodPolicy='Some'),
+        lambda s, k=specs: s[k]['Worker']['template']['spec']['containers'][0].pop('image'),
+      ):
         spec = json.loads(json.dumps(manifest['spec']))
         breakage(spec)
         with self.assertRaises(jsonschema.ValidationError):
@@ -305,14 +468,19 @@ class KubernetesTest(tf.test.TestCase):
   def test_names_agree(self):
     for _, manifest in self.manifests():
       for _, container, volumes in self.containers(manifest):
-        self.assertContainsSubset([m['name'] for m in container.get('volumeMounts', [])], [v['name'] for v in volumes])
+        self.assertContainsSubset(
+          [m['name'] for m in container.get('volumeMounts', [])], [v['name'] for v in volumes]
+        )
         self.assertEqual(container['image'], 'ctr-trainer:0.1.0')
 
   def test_commands_exist(self):
     manifests = dict(self.manifests())
     by_role = {role: container for role, container, _ in self.containers(manifests['mpijob.yaml'])}
     self.assertTrue(os.access(ROOT / by_role['Launcher']['command'][0], os.X_OK))
-    self.assertEqual(by_role['Worker']['args'][-1], manifests['mpijob.yaml']['spec']['sshAuthMountPath'].replace('.ssh', '.sshd_config'))
+    self.assertEqual(
+      by_role['Worker']['args'][-1],
+      manifests['mpijob.yaml']['spec']['sshAuthMountPath'].replace('.ssh', '.sshd_config'),
+    )
     for _, container, _ in self.containers(manifests['tfjob.yaml']):
       self.assertEqual(container['name'], 'tensorflow')  # the training operator looks for it
       self.assertEqual(container['command'], ['python', '-m', 'trainer.run'])

@@ -1,8 +1,11 @@
-"""Two hosts for real, on one machine: network namespaces joined by a veth pair, a hostname and an sshd in each.
+"""Two hosts for real, on one machine: network namespaces joined by a veth pair, a hostname and an
+sshd in each.
 
-Both name the interface eth0 and know each other from a hosts file of their own, as machines of a cluster do. Skipped, with the
+Both name the interface eth0 and know each other from a hosts file of their own, as machines of a
+cluster do. Skipped, with the
 reason, where the machine allows no namespaces or has no sshd. All that is made is undone.
 """
+
 import json
 import os
 import pathlib
@@ -28,16 +31,18 @@ import tensorflow as tf
 hvd.init()
 total = hvd.allreduce(tf.constant([1.0 + hvd.rank(), 10.0]), op=hvd.Sum)
 lines, sizes = hvd.alltoall(tf.range(3, dtype=tf.int64), splits=[hvd.rank(), 3 - hvd.rank()])
-print('result', hvd.rank(), hvd.size(), hvd.local_size(), os.uname().nodename, total.numpy().tolist(), sizes.numpy().tolist(), flush=True)
+place = hvd.rank(), hvd.size(), hvd.local_size(), os.uname().nodename
+print('result', *place, total.numpy().tolist(), sizes.numpy().tolist(), flush=True)
 """
 
 
 def _run(*args, **kwargs):
-  return subprocess.run([str(a) for a in args], check=True, capture_output=True, text=True, timeout=60, **kwargs)
+  return subprocess.run(
+    [str(a) for a in args], check=True, capture_output=True, text=True, timeout=60, **kwargs
+  )
 
 
 class MultiHostTest(tf.test.TestCase):
-
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
@@ -54,20 +59,26 @@ class MultiHostTest(tf.test.TestCase):
       try:
         _run('ip', 'netns', 'add', space)
       except subprocess.CalledProcessError as e:
-        raise unittest.SkipTest(f'this machine allows no network namespaces: {e.stderr.strip()}') from None
+        raise unittest.SkipTest(
+          f'this machine allows no network namespaces: {e.stderr.strip()}'
+        ) from None
       cls.addClassCleanup(subprocess.run, ['ip', 'netns', 'del', space], check=False)
       cls.spaces[host] = space
     try:
       _run('unshare', '-u', 'true')
     except subprocess.CalledProcessError as e:
-      raise unittest.SkipTest(f'this machine allows no hostname of its own: {e.stderr.strip()}') from None
+      raise unittest.SkipTest(
+        f'this machine allows no hostname of its own: {e.stderr.strip()}'
+      ) from None
     cls._network()
     cls._ssh()
 
   @classmethod
   def _network(cls):
     a, b = cls.spaces.values()
-    _run('ip', 'link', 'add', 'eth0', 'netns', a, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', b)
+    _run(
+      'ip', 'link', 'add', 'eth0', 'netns', a, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', b
+    )
     for host, space in cls.spaces.items():
       _run('ip', '-n', space, 'addr', 'add', f'{HOSTS[host]}/24', 'dev', 'eth0')
       _run('ip', '-n', space, 'link', 'set', 'eth0', 'up')
@@ -75,7 +86,10 @@ class MultiHostTest(tf.test.TestCase):
 
   @classmethod
   def _ssh(cls):
-    """Keys, configs and an sshd in each host. `ip netns exec` lays /etc/netns/NAME over /etc, seen by nobody else."""
+    """Keys, configs and an sshd in each host.
+
+    `ip netns exec` lays /etc/netns/NAME over /etc, seen by nobody else.
+    """
     _run('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', cls.folder / 'key')
     if not os.path.isdir('/run/sshd'):
       os.mkdir('/run/sshd')  # where sshd drops its privileges
@@ -87,27 +101,71 @@ class MultiHostTest(tf.test.TestCase):
       etc = pathlib.Path('/etc/netns') / space
       (etc / 'ssh').mkdir(parents=True)
       cls.addClassCleanup(shutil.rmtree, etc, ignore_errors=True)
-      (etc / 'hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {h}\n' for h, a in HOSTS.items()))
+      (etc / 'hosts').write_text(
+        '127.0.0.1 localhost\n' + ''.join(f'{a} {h}\n' for h, a in HOSTS.items())
+      )
       (etc / 'ssh' / 'ssh_config').write_text(
-          f'Host *\n  IdentityFile {cls.folder}/key\n  IdentitiesOnly yes\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n'
-          '  LogLevel ERROR\n')
+        f'Host *\n  IdentityFile {cls.folder}/key\n  IdentitiesOnly yes\n  StrictHostKeyChecking '
+        'no\n  UserKnownHostsFile /dev/null\n'
+        '  LogLevel ERROR\n'
+      )
       (etc / 'ssh' / 'sshd_config').write_text(
-          f'ListenAddress {HOSTS[host]}\nHostKey {cls.folder}/key\nAuthorizedKeysFile {cls.folder}/key.pub\nPidFile none\n'
-          'StrictModes no\nPermitRootLogin yes\nUsePAM no\nMaxStartups 50\n')
+        f'ListenAddress {HOSTS[host]}\nHostKey {cls.folder}/key\nAuthorizedKeysFile '
+        f'{cls.folder}/key.pub\nPidFile none\n'
+        'StrictModes no\nPermitRootLogin yes\nUsePAM no\nMaxStartups 50\n'
+      )
     for host in HOSTS:
-      cls.addClassCleanup(cls._end, cls.on(host, SSHD, '-D', '-e', stdout=subprocess.DEVNULL, stderr=open(cls.folder / f'{host}.log', 'w')))
+      cls.addClassCleanup(
+        cls._end,
+        cls.on(
+          host,
+          SSHD,
+          '-D',
+          '-e',
+          stdout=subprocess.DEVNULL,
+          stderr=open(cls.folder / f'{host}.log', 'w'),
+        ),
+      )
     cls.addClassCleanup(cls._end_all)
     deadline = time.monotonic() + 30
     for host in HOSTS:
-      while cls.on('hosta', 'ssh', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', host, 'true', stderr=subprocess.DEVNULL).wait(60) != 0:
+      while (
+        cls.on(
+          'hosta',
+          'ssh',
+          '-o',
+          'BatchMode=yes',
+          '-o',
+          'ConnectTimeout=5',
+          host,
+          'true',
+          stderr=subprocess.DEVNULL,
+        ).wait(60)
+        != 0
+      ):
         if time.monotonic() > deadline:
-          raise RuntimeError(f"no ssh to {host}: {(cls.folder / f'{host}.log').read_text()}")
+          raise RuntimeError(f'no ssh to {host}: {(cls.folder / f"{host}.log").read_text()}')
 
   @classmethod
   def on(cls, host, *command, **kwargs):
     """Starts `command` on `host`: in its network, with its files in /etc and its name."""
-    return subprocess.Popen(['ip', 'netns', 'exec', cls.spaces[host], 'unshare', '-u', 'sh', '-c', f'hostname {host} && exec "$@"', 'sh',
-                             *map(str, command)], cwd=ROOT, **kwargs)
+    return subprocess.Popen(
+      [
+        'ip',
+        'netns',
+        'exec',
+        cls.spaces[host],
+        'unshare',
+        '-u',
+        'sh',
+        '-c',
+        f'hostname {host} && exec "$@"',
+        'sh',
+        *map(str, command),
+      ],
+      cwd=ROOT,
+      **kwargs,
+    )
 
   @staticmethod
   def _end(process):
@@ -135,13 +193,25 @@ class MultiHostTest(tf.test.TestCase):
 
   def environment(self):
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
-    return {**os.environ, 'HOME': str(self.folder), 'CTR_THREADS': '1', 'PATH': path}  # HOME: horovodrun keeps a cache there
+    return {
+      **os.environ,
+      'HOME': str(self.folder),
+      'CTR_THREADS': '1',
+      'PATH': path,
+    }  # HOME: horovodrun keeps a cache there
 
   def test_allreduce(self):
     script = self.folder / 'allreduce.py'
     script.write_text(ALLREDUCE)
-    process = self.on('hosta', *'horovodrun --gloo -np 2 -H hosta:1,hostb:1 --network-interfaces eth0 python'.split(), script,
-                      env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = self.on(
+      'hosta',
+      *'horovodrun --gloo -np 2 -H hosta:1,hostb:1 --network-interfaces eth0 python'.split(),
+      script,
+      env=self.environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
     output = self.finish(process, 180)
     self.assertEqual(process.returncode, 0, output)
     self.assertIn('result 0 2 1 hosta [3.0, 20.0] [0, 1]', output)
@@ -153,16 +223,40 @@ class MultiHostTest(tf.test.TestCase):
     labels = (rng.random(3000) < 0.2 + 0.6 * (items % 2)).astype(int)
     rows = '\n'.join(f'{y},{u},{i}' for y, u, i in zip(labels, users, items))
     (self.folder / 'log.csv').write_text(f'label,user,item\n{rows}\n')
-    (self.folder / 'config.yaml').write_text(json.dumps({
-        'data': {'train': [str(self.folder / 'log.csv')], 'slots': [{'name': 'user'}, {'name': 'item'}]},
-        'model': {'interactions': ['linear', 'fm']}, 'train': {'batch_size': 256}}))
+    (self.folder / 'config.yaml').write_text(
+      json.dumps(
+        {
+          'data': {
+            'train': [str(self.folder / 'log.csv')],
+            'slots': [{'name': 'user'}, {'name': 'item'}],
+          },
+          'model': {'interactions': ['linear', 'fm']},
+          'train': {'batch_size': 256},
+        }
+      )
+    )
     (self.folder / 'hosts').write_text('hosta slots=1\nhostb slots=1\n')
-    process = self.on('hosta', ROOT / 'launch/cluster.sh', '-i', 'eth0', self.folder / 'hosts', '--config', self.folder / 'config.yaml',
-                      '--run_dir', self.folder / 'run', env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = self.on(
+      'hosta',
+      ROOT / 'launch/cluster.sh',
+      '-i',
+      'eth0',
+      self.folder / 'hosts',
+      '--config',
+      self.folder / 'config.yaml',
+      '--run_dir',
+      self.folder / 'run',
+      env=self.environment(),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
     output = self.finish(process, 240)
     self.assertEqual(process.returncode, 0, output)
     self.assertIn('+ horovodrun --gloo -np 2 -H hosta:1,hostb:1 --network-interfaces eth0', output)
-    events = [json.loads(line) for line in (self.folder / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    events = [
+      json.loads(line) for line in (self.folder / 'run' / 'metrics.jsonl').read_text().splitlines()
+    ]
     trained = [e for e in events if e['event'] == 'train']
     self.assertEqual(trained[-1]['examples'], 3000, 'samples of both hosts, each once')
     self.assertGreater(trained[-1]['auc'], 0.6)

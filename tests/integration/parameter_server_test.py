@@ -1,4 +1,5 @@
 """Jobs of real processes: servers and workers as a launcher starts them, on loopback."""
+
 import json
 import os
 import pathlib
@@ -13,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 import yaml
 
-from trainer import checkpoint
-from trainer.report import read_events
+from trainer.reporting.report import read_events
+from trainer.storage import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 150  # seconds a job may take, however busy the machine
-CONFIG = '''
+CONFIG = """
 seed: 1
 data:
   day_pattern: 'day_(\\d+)'
@@ -26,13 +27,21 @@ data:
   group: user
   slots: [{name: user}, {name: item}, {name: tags, separator: '|'}]
   dense: [{name: price, transform: log1p_standardise}]
-lifecycle: {admission: score, admission_threshold: 0.5, eviction: score, decay: 0.9, delete_threshold: 0.15, delete_after_unseen_days: 1}
-sparse: {tables: {default: {width: 4, init_scale: 0.05, linear: {kind: ftrl, learning_rate: 0.1}, factors: {kind: adagrad, learning_rate: 0.1}}}}
+lifecycle:
+  {admission: score, admission_threshold: 0.5, eviction: score, decay: 0.9, delete_threshold: 0.15,
+   delete_after_unseen_days: 1}
+sparse:
+  tables:
+    default:
+      width: 4
+      init_scale: 0.05
+      linear: {kind: ftrl, learning_rate: 0.1}
+      factors: {kind: adagrad, learning_rate: 0.1}
 model: {interactions: [linear, fm, {dnn: {hidden: [8]}}]}
 train: {batch_size: 64, log_every_steps: 1000}
 sync: {lost_peer_seconds: 20, stalled_peer_seconds: 120}
 metrics: {auc_buckets: 10000}
-'''
+"""
 
 
 def write_log(path, day, samples):
@@ -55,18 +64,23 @@ def state(run_dir):
   class Store:
     def import_state(self, found):
       chunks.extend(found)
+
   dense, progress = checkpoint.restore(path, store=Store())
   rows = {}
   for chunk in chunks:
     factors = iter(chunk['factors_default'])
     for i, key in enumerate(chunk['key']):
-      rows[int(key)] = np.concatenate([[chunk[c][i] for c in ('show', 'click', 'delta_score', 'unseen_days', 'admitted')], chunk['linear'][i],
-                                       next(factors) if chunk['admitted'][i] else []])
+      rows[int(key)] = np.concatenate(
+        [
+          [chunk[c][i] for c in ('show', 'click', 'delta_score', 'unseen_days', 'admitted')],
+          chunk['linear'][i],
+          next(factors) if chunk['admitted'][i] else [],
+        ]
+      )
   return rows, dense, progress
 
 
 class ParameterServerTest(tf.test.TestCase):
-
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
@@ -96,10 +110,19 @@ class ParameterServerTest(tf.test.TestCase):
     return path
 
   def start(self, tf_config, config, run_dir, *overrides):
-    environment = os.environ | {'CTR_THREADS': '1'} | ({'TF_CONFIG': json.dumps(tf_config)} if tf_config else {})
+    environment = (
+      os.environ
+      | {'CTR_THREADS': '1'}
+      | ({'TF_CONFIG': json.dumps(tf_config)} if tf_config else {})
+    )
     log = open(os.path.join(self.work, f'log_{len(self.processes)}'), 'w+', encoding='utf-8')
-    process = subprocess.Popen([sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir, *overrides],
-                               cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+      [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir, *overrides],
+      cwd=ROOT,
+      env=environment,
+      stdout=log,
+      stderr=subprocess.STDOUT,
+    )
     process.log = log
     self.processes.append(process)
     return process
@@ -113,8 +136,13 @@ class ParameterServerTest(tf.test.TestCase):
 
   def start_job(self, cluster, config, run_dir, *overrides):
     """Returns: dict of name -> process."""
-    return {f'{kind} {i}': self.start({'cluster': cluster, 'task': {'type': kind, 'index': i}}, config, run_dir, *overrides)
-            for kind in ('ps', 'worker') for i in range(len(cluster[kind]))}
+    return {
+      f'{kind} {i}': self.start(
+        {'cluster': cluster, 'task': {'type': kind, 'index': i}}, config, run_dir, *overrides
+      )
+      for kind in ('ps', 'worker')
+      for i in range(len(cluster[kind]))
+    }
 
   def text(self, process):
     process.log.seek(0)
@@ -157,7 +185,10 @@ class ParameterServerTest(tf.test.TestCase):
     return checkpoint.candidates(os.path.join(run_dir, 'checkpoints'))
 
   def test_ps_equals_one_process_and_each_reads_the_others_checkpoints(self):
-    """The servers' rows lie on TFRA's tables, the one process's in the fused store; batches are normalised over all workers."""
+    """The servers' rows lie on TFRA's tables, the one process's in the fused store;
+
+    batches are normalised over all workers.
+    """
     one, two, back = self.directory('one'), self.directory('two'), self.directory('back')
     model = {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8], 'batch_norm': 'sync'}}]}
     first, both = (self.config(days, model=model) for days in ([0], [0, 1]))
@@ -182,16 +213,31 @@ class ParameterServerTest(tf.test.TestCase):
           self.assertAllClose(a[name], b[name], rtol=1e-4)
 
   def test_a_run_goes_on_with_any_number_of_ranks_or_servers(self):
-    """Day by day on 1, 3, 2 and 1 ranks, 2 workers with 2 servers, and 3 ranks: as one process that trains all days."""
+    """Day by day on 1, 3, 2 and 1 ranks, 2 workers with 2 servers, and 3 ranks:
+
+    as one process that trains all days.
+    """
     horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
     environment = os.environ | {'CTR_THREADS': '1'}
 
     def ranks(number, module, *args):
-      launcher = [] if number == 1 else [horovodrun, '--gloo', '-np', str(number), '-H', f'localhost:{number}']
-      done = subprocess.run([*launcher, sys.executable, '-m', module, *args], cwd=ROOT, env=environment, timeout=LIMIT, capture_output=True, text=True,
-                            check=False)
+      launcher = (
+        []
+        if number == 1
+        else [horovodrun, '--gloo', '-np', str(number), '-H', f'localhost:{number}']
+      )
+      done = subprocess.run(
+        [*launcher, sys.executable, '-m', module, *args],
+        cwd=ROOT,
+        env=environment,
+        timeout=LIMIT,
+        capture_output=True,
+        text=True,
+        check=False,
+      )
       self.assertEqual(done.returncode, 0, done.stderr)
       return done.stdout
+
     one, many = self.directory('alone'), self.directory('many')
     evaluation = os.path.join(self.work, 'day_1.csv')
     for day in (2, 3, 4, 5):
@@ -205,13 +251,29 @@ class ParameterServerTest(tf.test.TestCase):
         ranks(number, 'trainer.run', '--config', config, '--run_dir', many)
       # What was saved predicts the same on the next number of ranks.
       if day in (0, 1):
-        found = [json.loads(re.search(r'{.*}', ranks(n, 'trainer.evaluate', '--run_dir', many, '--data', evaluation)).group()) for n in (1, 3, 2)]
+        found = [
+          json.loads(
+            re.search(
+              r'{.*}', ranks(n, 'trainer.evaluate', '--run_dir', many, '--data', evaluation)
+            ).group()
+          )
+          for n in (1, 3, 2)
+        ]
         for other in found[1:]:
-          self.assertAllClose([other[k] for k in ('logloss', 'auc', 'gauc')], [found[0][k] for k in ('logloss', 'auc', 'gauc')], rtol=1e-6)
+          self.assertAllClose(
+            [other[k] for k in ('logloss', 'auc', 'gauc')],
+            [found[0][k] for k in ('logloss', 'auc', 'gauc')],
+            rtol=1e-6,
+          )
     self.assert_same(many, one)
-    for a, b in zip(*([e for e in read_events(d) if e['event'] in ('train', 'day_end')] for d in (many, one)), strict=True):
-      self.assertEqual([a.get(k) for k in ('event', 'step', 'features', 'admitted', 'evicted')],
-                       [b.get(k) for k in ('event', 'step', 'features', 'admitted', 'evicted')])
+    for a, b in zip(
+      *([e for e in read_events(d) if e['event'] in ('train', 'day_end')] for d in (many, one)),
+      strict=True,
+    ):
+      self.assertEqual(
+        [a.get(k) for k in ('event', 'step', 'features', 'admitted', 'evicted')],
+        [b.get(k) for k in ('event', 'step', 'features', 'admitted', 'evicted')],
+      )
       if 'logloss' in b:
         self.assertAllClose([a['logloss'], a['auc']], [b['logloss'], b['auc']], rtol=1e-5)
 
@@ -222,13 +284,21 @@ class ParameterServerTest(tf.test.TestCase):
     self.wait_for(lambda: len(self.checkpoints(run_dir)) >= 2, job)
     job['worker 1'].kill()
     job['worker 1'].wait()
-    job['worker 1'] = self.start({'cluster': cluster, 'task': {'type': 'worker', 'index': 1}}, config, run_dir, '--set', 'sync.mode=ps_async')
+    job['worker 1'] = self.start(
+      {'cluster': cluster, 'task': {'type': 'worker', 'index': 1}},
+      config,
+      run_dir,
+      '--set',
+      'sync.mode=ps_async',
+    )
     self.finish(job)
     said = self.text(job['worker 0'])
     self.assertRegex(said, r'worker 1 \(process \d+ on .*\) was lost: .*The others go on')
     self.assertGreater(len(self.checkpoints(run_dir)), 2)
     _, _, progress = state(run_dir)
-    self.assertBetween(progress['step'], -(-20000 // 64), -(-20000 // 64) + 1)  # every batch was a step; the one under way perhaps twice
+    self.assertBetween(
+      progress['step'], -(-20000 // 64), -(-20000 // 64) + 1
+    )  # every batch was a step; the one under way perhaps twice
 
   def test_a_lost_server_ends_the_job_and_the_next_continues(self):
     run_dir, config = self.directory('lost'), self.config([9], checkpoint={'every_steps': 50})
@@ -239,9 +309,22 @@ class ParameterServerTest(tf.test.TestCase):
     lost.wait()
     self.finish(job, 3)
     for process in job.values():
-      self.assertRegex(self.text(process), r'ps 1 \(process \d+ on .*\) was lost: .*run the same command again to continue from the last checkpoint')
-    job = self.start_job(self.cluster(1, 1), config, run_dir, '--set', 'sync.mode=ps_geo', '--set', 'sync.geo_steps=5',
-                         '--set', 'sparse.store=tfra')  # another mode and store take it up
+      self.assertRegex(
+        self.text(process),
+        r'ps 1 \(process \d+ on .*\) was lost: .*run the same command again to continue from the '
+        r'last checkpoint',
+      )
+    job = self.start_job(
+      self.cluster(1, 1),
+      config,
+      run_dir,
+      '--set',
+      'sync.mode=ps_geo',
+      '--set',
+      'sync.geo_steps=5',
+      '--set',
+      'sparse.store=tfra',
+    )  # another mode and store take it up
     self.finish(job)
     rows, _, progress = state(run_dir)
     self.assertEqual(progress['done'], 1)
@@ -251,20 +334,55 @@ class ParameterServerTest(tf.test.TestCase):
     run_dir, config = self.directory('errors'), self.config([0])
     cluster = self.cluster(1, 2)
     with socket.create_server(('', int(cluster['worker'][1].rpartition(':')[2]))):
-      taken = self.start({'cluster': cluster, 'task': {'type': 'worker', 'index': 1}}, config, run_dir, '--set', 'sync.mode=ps')
+      taken = self.start(
+        {'cluster': cluster, 'task': {'type': 'worker', 'index': 1}},
+        config,
+        run_dir,
+        '--set',
+        'sync.mode=ps',
+      )
       unset = self.start(None, config, run_dir, '--set', 'sync.mode=ps')
       self.finish({'port taken': taken, 'TF_CONFIG unset': unset}, 2)
-    apart = self.start({'cluster': cluster, 'task': {'type': 'worker', 'index': 0}}, config, run_dir, '--set', 'sync.mode=ps_async',
-                       '--set', 'model.interactions=[{dnn: {hidden: [4], batch_norm: sync}}]')
+    apart = self.start(
+      {'cluster': cluster, 'task': {'type': 'worker', 'index': 0}},
+      config,
+      run_dir,
+      '--set',
+      'sync.mode=ps_async',
+      '--set',
+      'model.interactions=[{dnn: {hidden: [4], batch_norm: sync}}]',
+    )
     self.finish({'sync batch norm': apart}, 2)
-    self.assertIn("error: model.interactions.0.batch_norm: found 'sync', but no two workers share a step in sync.mode=ps_async", self.text(apart))
-    self.assertRegex(self.text(taken), r'error: .*TF_CONFIG: the port \d+ of worker 1 is in use on this host')
+    self.assertIn(
+      "error: model.interactions.0.batch_norm: found 'sync', but no two workers share a step in "
+      'sync.mode=ps_async',
+      self.text(apart),
+    )
+    self.assertRegex(
+      self.text(taken), r'error: .*TF_CONFIG: the port \d+ of worker 1 is in use on this host'
+    )
     self.assertRegex(self.text(unset), 'error: .*TF_CONFIG: is not set; sync.mode=ps needs it')
     cluster = self.cluster(1, 1)
-    self.finish({kind: self.start({'cluster': cluster, 'task': {'type': kind, 'index': 0}}, config, run_dir, '--set', 'sync.mode=ps', '--set', f'seed={seed}')
-                 for seed, kind in enumerate(('ps', 'worker'))}, 2)
+    self.finish(
+      {
+        kind: self.start(
+          {'cluster': cluster, 'task': {'type': kind, 'index': 0}},
+          config,
+          run_dir,
+          '--set',
+          'sync.mode=ps',
+          '--set',
+          f'seed={seed}',
+        )
+        for seed, kind in enumerate(('ps', 'worker'))
+      },
+      2,
+    )
     for process in self.processes[-2:]:
-      self.assertIn('error: seed: found 1 on worker 0 and 0 on ps 0; wanted the same command on every process', self.text(process))
+      self.assertIn(
+        'error: seed: found 1 on worker 0 and 0 on ps 0; wanted the same command on every process',
+        self.text(process),
+      )
 
 
 if __name__ == '__main__':

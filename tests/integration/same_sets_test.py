@@ -1,4 +1,8 @@
-"""Real clicks trained as several days: 1, 2 and 3 ranks admit and evict the identical sets, and count the same shows."""
+"""Real clicks trained as several days:
+
+1, 2 and 3 ranks admit and evict the identical sets, and count the same shows.
+"""
+
 import json
 import os
 import subprocess
@@ -8,19 +12,22 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from trainer import checkpoint
+from trainer.storage import checkpoint
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 FRAPPE = os.path.join(ROOT, '..', 'shared', 'data', 'frappe', 'train.csv')
-CONFIG = '''
+CONFIG = """
 data:
   train: [{folder}/day_*.csv]
   day_pattern: 'day_(\\d+)'
-  slots: [{{name: user}}, {{name: item}}, {{name: daytime}}, {{name: weekday}}, {{name: weather}}, {{name: country}}, {{name: city}}]
-lifecycle: {{admission_threshold: 2.0, delete_threshold: 0.5, delete_after_unseen_days: 1, decay: 0.7, capacity: 1500}}
+  slots: [{{name: user}}, {{name: item}}, {{name: daytime}}, {{name: weekday}}, {{name: weather}},
+    {{name: country}}, {{name: city}}]
+lifecycle:
+  {{admission_threshold: 2.0, delete_threshold: 0.5, delete_after_unseen_days: 1, decay: 0.7,
+    capacity: 1500}}
 model: {{interactions: [linear, fm]}}
 train: {{batch_size: 1000}}
-'''
+"""
 
 
 class Features:
@@ -31,11 +38,17 @@ class Features:
 
   def import_state(self, chunks):
     for chunk in chunks:
-      self.features.update(zip(chunk['key'].tolist(), zip(chunk['admitted'].tolist(), *(np.round(chunk[c], 6).tolist() for c in ('show', 'click')))))
+      self.features.update(
+        zip(
+          chunk['key'].tolist(),
+          zip(
+            chunk['admitted'].tolist(), *(np.round(chunk[c], 6).tolist() for c in ('show', 'click'))
+          ),
+        )
+      )
 
 
 class SameSetsTest(tf.test.TestCase):
-
   def test_frappe_as_three_days(self):
     if not os.path.exists(FRAPPE):
       self.skipTest('../shared/data/frappe is not there')
@@ -44,18 +57,47 @@ class SameSetsTest(tf.test.TestCase):
       header, *rows = f
     for day in range(3):
       with open(f'{folder}/day_{day}.csv', 'w', encoding='utf-8') as f:
-        f.writelines([header, *rows[day * 10_000:day * 10_000 + 9_999]])
+        f.writelines([header, *rows[day * 10_000 : day * 10_000 + 9_999]])
     with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
       f.write(CONFIG.format(folder=folder))
     found = {}
     for ranks in (1, 2, 3):
-      launcher = [] if ranks == 1 else [os.path.join(os.path.dirname(sys.executable), 'horovodrun'), '-np', str(ranks), '-H', f'localhost:{ranks}']
-      subprocess.run([*launcher, sys.executable, '-m', 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/{ranks}'],
-                     check=True, stdout=subprocess.DEVNULL, env=os.environ | {'CTR_THREADS': '1'})
+      launcher = (
+        []
+        if ranks == 1
+        else [
+          os.path.join(os.path.dirname(sys.executable), 'horovodrun'),
+          '-np',
+          str(ranks),
+          '-H',
+          f'localhost:{ranks}',
+        ]
+      )
+      subprocess.run(
+        [
+          *launcher,
+          sys.executable,
+          '-m',
+          'trainer.run',
+          '--config',
+          f'{folder}/config.yaml',
+          '--run_dir',
+          f'{folder}/{ranks}',
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {'CTR_THREADS': '1'},
+      )
       store = Features()
-      checkpoint.restore(next(iter(checkpoint.candidates(f'{folder}/{ranks}/checkpoints'))), store=store)
+      checkpoint.restore(
+        next(iter(checkpoint.candidates(f'{folder}/{ranks}/checkpoints'))), store=store
+      )
       with open(f'{folder}/{ranks}/metrics.jsonl', encoding='utf-8') as f:
-        days = [(e['features'], e['admitted'], e['evicted']) for e in map(json.loads, f) if e['event'] == 'day_end']
+        days = [
+          (e['features'], e['admitted'], e['evicted'])
+          for e in map(json.loads, f)
+          if e['event'] == 'day_end'
+        ]
       found[ranks] = days, store.features
     days, rows = found[1]
     self.assertTrue(all(evicted for _, _, evicted in days), days)

@@ -1,4 +1,5 @@
 """Set-up and packaging: prerequisites, pinned versions, the Dockerfile, `pip install .`."""
+
 import importlib.metadata
 import os
 import pathlib
@@ -32,7 +33,14 @@ class PrerequisitesTest(tf.test.TestCase):
       (folder / 'python3.11').write_text(f'#!/bin/bash\n{python}\n')
       (folder / 'python3.11').chmod(0o755)
     env = {'PATH': str(folder), 'HOME': str(folder)}
-    return subprocess.run([folder / 'make', '-n', *(args or ['setup'])], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+      [folder / 'make', '-n', *(args or ['setup'])],
+      cwd=ROOT,
+      env=env,
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
 
   def assert_wanted(self, done, package, missing):
     self.assertEqual(done.returncode, 2)
@@ -47,13 +55,19 @@ class PrerequisitesTest(tf.test.TestCase):
   def test_each_missing_one_is_named(self):
     python = f'exec {sys.executable} "$@"'
     for goal in ('setup', 'train', 'test'):
-      self.assert_wanted(self.make(TOOLS, goal), 'python3.11 python3.11-venv', 'python3.11 is missing')
-    self.assert_wanted(self.make(self.without('g++'), python=python), 'g++', 'C++ compiler, is missing')
+      self.assert_wanted(
+        self.make(TOOLS, goal), 'python3.11 python3.11-venv', 'python3.11 is missing'
+      )
+    self.assert_wanted(
+      self.make(self.without('g++'), python=python), 'g++', 'C++ compiler, is missing'
+    )
     self.assert_wanted(self.make(self.without('cmake'), python=python), 'cmake', 'cmake is missing')
     no_venv = f'case "$*" in *ensurepip*) exit 1;; *) {python};; esac'
     self.assert_wanted(self.make(TOOLS, python=no_venv), 'python3.11-venv', 'has no venv')
     newer = '[ "$1" = -V ] && echo Python 3.12.1; exit 1'
-    self.assert_wanted(self.make(TOOLS, python=newer), 'python3.11', 'is Python 3.12.1; wanted Python 3.11')
+    self.assert_wanted(
+      self.make(TOOLS, python=newer), 'python3.11', 'is Python 3.12.1; wanted Python 3.11'
+    )
     self.assert_wanted(self.make(TOOLS, 'setup', 'PYTHON=snake'), 'python3.11', 'snake is missing')
 
   def test_complete(self):
@@ -62,15 +76,20 @@ class PrerequisitesTest(tf.test.TestCase):
 
 
 class PinsTest(tf.test.TestCase):
-
   def test_every_requirement_is_pinned_and_installed(self):
     for line in _pins('requirements.txt') + _pins('requirements-dev.txt'):
       match = re.fullmatch(r'([A-Za-z0-9_.-]+)==([0-9][0-9A-Za-z.]*)', line)
       self.assertIsNotNone(match, line)
-      self.assertEqual(importlib.metadata.version(match[1]), match[2], 'make setup brings the environment up to date')
+      self.assertEqual(
+        importlib.metadata.version(match[1]),
+        match[2],
+        'make setup brings the environment up to date',
+      )
 
   def test_what_is_pulled_in_is_listed_too(self):
-    listed = {re.sub('[-_.]+', '-', line.partition('==')[0]).lower() for line in _pins('requirements.txt')}
+    listed = {
+      re.sub('[-_.]+', '-', line.partition('==')[0]).lower() for line in _pins('requirements.txt')
+    }
     for name in listed | {'horovod'}:
       for requirement in importlib.metadata.requires(name) or []:
         if 'extra ==' in requirement:
@@ -86,15 +105,14 @@ class PinsTest(tf.test.TestCase):
       if '==' in requirement:
         name, version = requirement.split('==')
         self.assertEqual(pins[name], version)
-    self.assertIn(f"tensorflow=={pins['tensorflow']}", project['build-system']['requires'])
+    self.assertIn(f'tensorflow=={pins["tensorflow"]}', project['build-system']['requires'])
     horovod = importlib.metadata.version('horovod')
     self.assertIn(f'HOROVOD := {horovod}\n', (ROOT / 'Makefile').read_text())
     self.assertIn(f'ARG HOROVOD={horovod}\n', (ROOT / 'Dockerfile').read_text())
-    self.assertIn(f"## {project['project']['version']}", (ROOT / 'CHANGELOG.md').read_text())
+    self.assertIn(f'## {project["project"]["version"]}', (ROOT / 'CHANGELOG.md').read_text())
 
 
 class DockerfileTest(tf.test.TestCase):
-
   def test_copies_what_exists_and_is_let_through(self):
     ignored = (ROOT / '.dockerignore').read_text().split()
     copied = re.findall(r'^COPY (.+) \S+$', (ROOT / 'Dockerfile').read_text(), re.MULTILINE)
@@ -104,15 +122,40 @@ class DockerfileTest(tf.test.TestCase):
 
 
 class InstallTest(tf.test.TestCase):
-
   def test_pip_install_builds_the_op_library(self):
     target = pathlib.Path(self.get_temp_dir()) / 'site'
-    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '--no-build-isolation', '--no-deps',
-                    '--target', target, '.'], cwd=ROOT, check=True, timeout=900, stdin=subprocess.DEVNULL)
+    subprocess.run(
+      [
+        sys.executable,
+        '-m',
+        'pip',
+        'install',
+        '-q',
+        '--disable-pip-version-check',
+        '--no-build-isolation',
+        '--no-deps',
+        '--target',
+        target,
+        '.',
+      ],
+      cwd=ROOT,
+      check=True,
+      timeout=900,
+      stdin=subprocess.DEVNULL,
+    )
     env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
-    probe = 'import ops.library as o, trainer.config as c; print(o.__file__, c.__file__, o.load().__name__, sep="\\n")'
-    found = subprocess.run([sys.executable, '-c', probe], cwd=self.get_temp_dir(), env={**env, 'PYTHONPATH': str(target)},
-                           capture_output=True, text=True, timeout=120)
+    probe = (
+      'import ops.library as o, trainer.config as c; '
+      'print(o.__file__, c.__file__, o.load().__name__, sep="\\n")'
+    )
+    found = subprocess.run(
+      [sys.executable, '-c', probe],
+      cwd=self.get_temp_dir(),
+      env={**env, 'PYTHONPATH': str(target)},
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
     self.assertEqual(found.returncode, 0, found.stderr)
     for path in found.stdout.splitlines()[:2]:
       self.assertTrue(path.startswith(str(target)), path)

@@ -1,4 +1,9 @@
-"""The online loop: passes announced by donefiles are evaluated, trained on, exported; SIGTERM ends it cleanly with its state saved."""
+"""The online loop:
+
+passes announced by donefiles are evaluated, trained on, exported; SIGTERM ends it cleanly with its
+state saved.
+"""
+
 import json
 import os
 import signal
@@ -8,7 +13,7 @@ import tempfile
 
 import tensorflow as tf
 
-CONFIG = '''
+CONFIG = """
 data:
   watch: {folder}/passes
   day_pattern: 'day_(\\d+)'
@@ -18,11 +23,10 @@ lifecycle: {{admission_threshold: 0.5, delete_threshold: 0.3}}
 model: {{interactions: [linear, fm]}}
 train: {{batch_size: 50, progressive_validation: true, log_every_steps: 1000}}
 export: {{base: true, delta_every_passes: 1}}
-'''
+"""
 
 
 class WatchTest(tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
@@ -32,14 +36,31 @@ class WatchTest(tf.test.TestCase):
 
   def announce(self, name, samples=200):
     with open(f'{self.folder}/passes/{name}', 'w', encoding='utf-8') as f:
-      f.write('user,item,click\n' + ''.join(f'{i % 7},{i % 5},{i % 3 == 0:d}\n' for i in range(samples)))
+      f.write(
+        'user,item,click\n' + ''.join(f'{i % 7},{i % 5},{i % 3 == 0:d}\n' for i in range(samples))
+      )
     with open(f'{self.folder}/passes/{name}.done', 'w', encoding='utf-8'):
       pass
 
   def watch(self, names):
-    """Runs the loop, announces each pass once the one before is trained, then asks it to stop. Returns its status."""
-    job = subprocess.Popen([sys.executable, '-m', 'trainer.run', '--config', f'{self.folder}/config.yaml', '--run_dir', f'{self.folder}/run'],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Runs the loop, announces each pass once the one before is trained, then asks it to stop.
+
+    Returns its status.
+    """
+    job = subprocess.Popen(
+      [
+        sys.executable,
+        '-m',
+        'trainer.run',
+        '--config',
+        f'{self.folder}/config.yaml',
+        '--run_dir',
+        f'{self.folder}/run',
+      ],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
     names, output = list(names), ''
     try:
       for line in job.stdout:
@@ -65,11 +86,28 @@ class WatchTest(tf.test.TestCase):
       events = [json.loads(line) for line in f]
     passes = ['day_0_hour_0.csv', 'day_0_hour_1.csv', 'day_1_hour_0.csv', 'day_1_hour_1.csv']
     self.assertEqual([e['pass'] for e in events if e['event'] == 'train'], passes)
-    self.assertEqual([e['pass'] for e in events if e['event'] == 'eval' and e['split'] == 'next'], passes)
+    self.assertEqual(
+      [e['pass'] for e in events if e['event'] == 'eval' and e['split'] == 'next'], passes
+    )
     self.assertEqual([e['day'] for e in events if e['event'] == 'day_end'], [0])  # day 1 goes on
     exports = [(e['kind'], e['pass']) for e in events if e['event'] == 'export']
-    self.assertEqual(exports, [('delta', passes[0]), ('delta', passes[1]), ('base', passes[1]), ('delta', passes[2]), ('delta', passes[3])])
-    self.assertTrue(all(e['seconds_since_announced'] >= e['seconds'] for e in events if e['event'] == 'export' and e['kind'] == 'delta'))
+    self.assertEqual(
+      exports,
+      [
+        ('delta', passes[0]),
+        ('delta', passes[1]),
+        ('base', passes[1]),
+        ('delta', passes[2]),
+        ('delta', passes[3]),
+      ],
+    )
+    self.assertTrue(
+      all(
+        e['seconds_since_announced'] >= e['seconds']
+        for e in events
+        if e['event'] == 'export' and e['kind'] == 'delta'
+      )
+    )
 
 
 if __name__ == '__main__':

@@ -1,4 +1,8 @@
-"""The benchmarks' harness on toy shapes: data, a contender's rounds, figures and pages. Nothing here asks how fast."""
+"""The benchmarks' harness on toy shapes:
+
+data, a contender's rounds, figures and pages. Nothing here asks how fast.
+"""
+
 import json
 import os
 import tempfile
@@ -13,11 +17,12 @@ from benchmarks import bench_data, page, quality, run
 from trainer import config
 from trainer.data.prepared import PreparedPass
 
-TOY = bench_data.Shape(batch=64, slots=4, dense=2, width=4, hidden=(8,), vocabulary=(3, 10, 100, 50), batches=3)
+TOY = bench_data.Shape(
+  batch=64, slots=4, dense=2, width=4, hidden=(8,), vocabulary=(3, 10, 100, 50), batches=3
+)
 
 
 class DataTest(tf.test.TestCase):
-
   def _prepared(self, shape):
     directory = os.path.join(self.get_temp_dir(), f'pass_{shape.multi}')
     file = os.path.join(self.get_temp_dir(), 'config.yaml')
@@ -52,7 +57,6 @@ class DataTest(tf.test.TestCase):
 
 
 class ContenderTest(tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     self.addCleanup(os.chdir, os.getcwd())
@@ -63,7 +67,10 @@ class ContenderTest(tf.test.TestCase):
 
   def test_ours_takes_turns_with_its_dense_part(self):
     spec = run.Bench().spec(TOY)
-    contenders = {'ours': run.Contender('ours', spec), 'floor': run.Contender('dense_part', {'shape': TOY.as_dict()})}
+    contenders = {
+      'ours': run.Contender('ours', spec),
+      'floor': run.Contender('dense_part', {'shape': TOY.as_dict()}),
+    }
     rounds, hellos, last, failed = run.interleave(contenders, lambda _: TOY, steps=2, warm_up=3)
     self.assertEmpty(failed)
     self.assertEqual({name: len(rates) for name, rates in rounds.items()}, {'ours': 2, 'floor': 2})
@@ -75,23 +82,46 @@ class ContenderTest(tf.test.TestCase):
     self.assertLen(rounds.ratios('floor', 'ours'), 2)
 
   def test_one_that_fails_is_left_out_with_its_last_words(self):
-    rounds, _, _, failed = run.interleave({'ours': run.Contender('ours', {'config': 'nowhere.yaml'})}, lambda _: TOY, steps=1)
+    rounds, _, _, failed = run.interleave(
+      {'ours': run.Contender('ours', {'config': 'nowhere.yaml'})}, lambda _: TOY, steps=1
+    )
     self.assertEmpty(rounds)
     self.assertRegex(failed['ours'], 'ended with status 1.*nowhere.yaml: no such file')
 
 
 class PageTest(tf.test.TestCase):
-
   def _result(self, **figures):
-    return {**dict.fromkeys(page.WANTED), **figures, 'seed': 0, 'rounds': 2, 'machine': page.machine(), 'spread': {}, 'raw': {},
-            'left_out': {}, 'others': {}}
+    return {
+      **dict.fromkeys(page.WANTED),
+      **figures,
+      'seed': 0,
+      'rounds': 2,
+      'machine': page.machine(),
+      'spread': {},
+      'raw': {},
+      'left_out': {},
+      'others': {},
+    }
 
   def test_keys_that_readers_of_bench_json_rely_on(self):
-    self.assertContainsSubset(['vs_tfra_adagrad', 'vs_tfra_adam', 'vs_torch_static', 'vs_keras_static', 'over_dense_floor',
-                               'two_rank_efficiency', 'input_over_train'], json.loads(json.dumps(run.Bench().figures)))
+    self.assertContainsSubset(
+      [
+        'vs_tfra_adagrad',
+        'vs_tfra_adam',
+        'vs_torch_static',
+        'vs_keras_static',
+        'over_dense_floor',
+        'two_rank_efficiency',
+        'input_over_train',
+      ],
+      json.loads(json.dumps(run.Bench().figures)),
+    )
 
   def test_a_figure_stands_beside_what_is_wanted_of_it(self):
-    text = page.tables(self._result(vs_torch_static=1.5, over_dense_floor=2.0) | {'left_out': {'TFRA, Adam': 'not installable'}})
+    text = page.tables(
+      self._result(vs_torch_static=1.5, over_dense_floor=2.0)
+      | {'left_out': {'TFRA, Adam': 'not installable'}}
+    )
     self.assertRegex(text, r'`vs_torch_static` .* 1\.50 .* ≥ 1\.30 \| yes')
     self.assertRegex(text, r'`over_dense_floor` .* 2\.00 .* ≤ 1\.60 \| \*\*no\*\*')
     self.assertRegex(text, r'`vs_tfra_adam` .* – ')
@@ -116,7 +146,10 @@ class PageTest(tf.test.TestCase):
     self.assertIsNone(quality.final_test(self.get_temp_dir()))
     with tempfile.TemporaryDirectory() as run_dir:
       with open(os.path.join(run_dir, 'metrics.jsonl'), 'w', encoding='utf-8') as f:
-        for event in ({'event': 'train', 'auc': .9, 'logloss': .3}, {'event': 'eval', 'split': 'valid', 'auc': .8, 'logloss': .4},
-                      {'event': 'eval', 'split': 'test', 'auc': .7, 'logloss': .5}):
+        for event in (
+          {'event': 'train', 'auc': 0.9, 'logloss': 0.3},
+          {'event': 'eval', 'split': 'valid', 'auc': 0.8, 'logloss': 0.4},
+          {'event': 'eval', 'split': 'test', 'auc': 0.7, 'logloss': 0.5},
+        ):
           f.write(json.dumps(event) + '\n')
-      self.assertEqual(quality.final_test(run_dir), (.7, .5))
+      self.assertEqual(quality.final_test(run_dir), (0.7, 0.5))

@@ -1,69 +1,40 @@
-"""Checkpoints: lossless, atomic, of any number of processes for any other; every kind of damage is refused in one line."""
+"""Checkpoints:
+
+lossless, atomic, of any number of processes for any other; every kind of damage is refused in one
+line.
+"""
+
 import builtins
 import errno
 import json
 import os
 import shutil
 import tempfile
-import threading
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from ops import row_store
+from ops import row_optimizers
+from ops.dedupe import dedupe
 from ops.policy import Policy
-from ops.row_store import Part, RowStore, TableSpec, shard_of
-from trainer import checkpoint, files
-from trainer.config import RowOptimizer, UserError
+from ops.row_store import Part, RowStore, TableSpec
+from ops.sharding import shard_of, shards_of
+from tests.support.threads import on_threads
+from trainer import errors
+from trainer.config import RowOptimizer
+from trainer.errors import UserError
+from trainer.storage import checkpoint
 
 WIDTH = {'small': 4, 'wide': 6}  # floats of an admitted row in each table, optimizer state included
 
 
-class ThreadPeers:
-  """N processes played by N threads: what one gathers, all have."""
-
-  def __init__(self, size):
-    self.size, self._barrier, self._values = size, threading.Barrier(size), [None] * size
-    self._local = threading.local()
-
-  @property
-  def rank(self):
-    return self._local.rank
-
-  def gather(self, value):
-    self._values[self.rank] = value
-    self._barrier.wait()
-    values = list(self._values)
-    self._barrier.wait()
-    return values
-
-  def broadcast(self, value):
-    return self.gather(value)[0]
-
-  def run(self, action):
-    """action(rank) on every thread. Returns: results by rank, an exception where one was raised."""
-    results = [None] * self.size
-
-    def one(rank):
-      self._local.rank = rank
-      try:
-        results[rank] = action(rank)
-      except BaseException as e:
-        results[rank] = e
-        if not isinstance(e, UserError):
-          self._barrier.abort()
-    threads = [threading.Thread(target=one, args=(r,)) for r in range(self.size)]
-    for t in threads:
-      t.start()
-    for t in threads:
-      t.join()
-    return results
-
-
 class Store:
-  """Columns in memory, a chunk of at most 7 rows of one shard at a time. Imports add, as parameter servers' do."""
+  """Columns in memory, a chunk of at most 7 rows of one shard at a time.
+
+  Imports add, as parameter servers' do.
+  """
 
   def __init__(self, columns=None):
     self.chunks = columns or []
@@ -84,7 +55,11 @@ class Store:
     for c in self.chunks:
       at = dict.fromkeys(['small', 'narrow', 'wide'], 0)
       for i, key in enumerate(c['key']):
-        row = [column[i].tobytes() for name, column in sorted(c.items()) if column.ndim and not name.startswith('factors')]
+        row = [
+          column[i].tobytes()
+          for name, column in sorted(c.items())
+          if column.ndim and not name.startswith('factors')
+        ]
         table = 'wide' if c['slot'][i] == 2 else 'small' if 'factors_small' in c else 'narrow'
         if c['admitted'][i]:
           row.append(c['factors_' + table][at[table]].tobytes())
@@ -102,38 +77,72 @@ def make_chunks(n, rng, shards=range(256)):
   for shard in shards:
     mine = keys[of == shard]
     for begin in range(0, len(mine), 7):
-      key = mine[begin:begin + 7]
+      key = mine[begin : begin + 7]
       m = len(key)
       slots = (key >> 52).astype(np.uint16)
       admitted = rng.random(m) < 0.5
       unseen, age, step = (rng.integers(0, 9, m) for _ in range(3))
-      chunk = {'key': key, 'show': rng.random(m), 'click': rng.random(m), 'delta_score': rng.random(m),
-               'unseen_days': unseen.astype(np.uint16), 'age_days': age.astype(np.uint16), 'slot': slots, 'admitted': admitted,
-               'linear': rng.random([m, 2], np.float32), 'last_step': step.astype(np.int32), 'checksum': np.int64(rng.integers(1 << 40))}
+      chunk = {
+        'key': key,
+        'show': rng.random(m),
+        'click': rng.random(m),
+        'delta_score': rng.random(m),
+        'unseen_days': unseen.astype(np.uint16),
+        'age_days': age.astype(np.uint16),
+        'slot': slots,
+        'admitted': admitted,
+        'linear': rng.random([m, 2], np.float32),
+        'last_step': step.astype(np.int32),
+        'checksum': np.int64(rng.integers(1 << 40)),
+      }
       for name, width in WIDTH.items():
-        chunk['factors_' + name] = rng.standard_normal([np.sum(admitted & ((slots == 2) == (name == 'wide'))), width]).astype(np.float32)
+        chunk['factors_' + name] = rng.standard_normal(
+          [np.sum(admitted & ((slots == 2) == (name == 'wide'))), width]
+        ).astype(np.float32)
       chunks.append(chunk)
   return chunks
 
 
 def split(chunks, size):
   """The stores of `size` owners."""
-  return [Store([c for c in chunks if shard_of(c['key'][:1])[0] in checkpoint.shards_of(r, size)]) for r in range(size)]
+  return [
+    Store([c for c in chunks if shard_of(c['key'][:1])[0] in shards_of(r, size)])
+    for r in range(size)
+  ]
 
 
-DENSE = {'model/dnn/kernel:0': np.arange(6, dtype=np.float32).reshape(2, 3), 'step': np.int64(7), 'empty': np.zeros([0, 3])}
+DENSE = {
+  'model/dnn/kernel:0': np.arange(6, dtype=np.float32).reshape(2, 3),
+  'step': np.int64(7),
+  'empty': np.zeros([0, 3]),
+}
 PROGRESS = {'epoch': 1, 'last': 'day_3', 'rate': 0.1, 'best': None}
 
 
 def save(directory, stores, step=5, keep=3, dense=None):
-  peers = ThreadPeers(len(stores))
-  return peers.run(lambda r: checkpoint.save(directory, step, store=stores[r], dense=DENSE if dense is None else dense, progress=PROGRESS,
-                                             config_text='seed: 1\n', keep=keep, peers=peers))
+  return on_threads(
+    len(stores),
+    lambda communicator: checkpoint.save(
+      directory,
+      step,
+      store=stores[communicator.rank],
+      dense=DENSE if dense is None else dense,
+      progress=PROGRESS,
+      config_text='seed: 1\n',
+      keep=keep,
+      communicator=communicator,
+    ),
+  )
 
 
 def restore(directory, size):
-  peers, stores = ThreadPeers(size), [Store() for _ in range(size)]
-  return stores, peers.run(lambda r: checkpoint.restore_latest(directory, store=stores[r], peers=peers))
+  stores = [Store() for _ in range(size)]
+  return stores, on_threads(
+    size,
+    lambda communicator: checkpoint.restore_latest(
+      directory, store=stores[communicator.rank], communicator=communicator
+    ),
+  )
 
 
 class Killed(BaseException):
@@ -141,17 +150,11 @@ class Killed(BaseException):
 
 
 class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
-
   def setUp(self):
     super().setUp()
     self.directory = os.path.join(self.enter_context(tempfile.TemporaryDirectory()), 'checkpoints')
     self.chunks = make_chunks(3000, np.random.default_rng(0))
     self.rows = Store(self.chunks).rows()
-
-  def test_shards_of_is_the_owner_rule(self):
-    for size in (1, 2, 3, 5, 255, 256, 300):
-      for rank in range(size):
-        self.assertEqual(list(checkpoint.shards_of(rank, size)), [s for s in range(256) if s * size // 256 == rank])
 
   @parameterized.parameters((1, 1), (1, 3), (3, 2), (2, 1), (2, 3), (3, 1), (1, 2), (2, 2), (3, 3))
   def test_any_number_reads_any_others(self, writers, readers):
@@ -166,76 +169,120 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       for name, value in DENSE.items():
         self.assertEqual(dense[name].dtype, np.asarray(value).dtype)
         self.assertAllEqual(dense[name], value)
-      own = checkpoint.shards_of(rank, readers)
+      own = shards_of(rank, readers)
       self.assertTrue(all(shard_of(c['key'][:1])[0] in own for c in store.chunks))
       union.update(store.rows())
     self.assertEqual(union, self.rows)
     for name in ('key', 'checksum'):  # in the order of shards, chunk by chunk
-      self.assertEqual([c[name].tolist() for s in stores for c in s.chunks], [c[name].tolist() for c in self.chunks])
+      self.assertEqual(
+        [c[name].tolist() for s in stores for c in s.chunks],
+        [c[name].tolist() for c in self.chunks],
+      )
 
   def test_each_process_reads_only_its_own_rows(self):
     save(self.directory, split(self.chunks, 1))
-    path, = checkpoint.candidates(self.directory)
-    # All but the last quarter of a column's bytes is damaged, and the reader of the last quarter of the shards does not see it.
+    (path,) = checkpoint.candidates(self.directory)
+    # All but the last quarter of a column's bytes is damaged, and the reader of the last quarter of
+    # the shards does not see it.
     name = os.path.join(path, 'rows/part-00000-of-00001/linear.npy')
     with open(name, 'r+b') as f:
       f.seek(128)
       f.write(b'\xff' * int((os.path.getsize(name) - 128) * 0.6))
-    own = checkpoint.shards_of(3, 4)
+    own = shards_of(3, 4)
     rows = Store(list(checkpoint.read_rows(path, checkpoint.check(path), own))).rows()
-    self.assertEqual(rows, Store([c for c in self.chunks if shard_of(c['key'][:1])[0] in own]).rows())
-    with self.assertRaisesRegex(files.DataLoss, 'linear.npy: block 0, rows 0 to 7: its checksum is'):
+    self.assertEqual(
+      rows, Store([c for c in self.chunks if shard_of(c['key'][:1])[0] in own]).rows()
+    )
+    with self.assertRaisesRegex(
+      errors.DataLoss, 'linear.npy: block 0, rows 0 to 7: its checksum is'
+    ):
       list(checkpoint.read_rows(path, checkpoint.check(path), range(256)))
 
   def test_columns_are_plain_npy_files_and_small(self):
     save(self.directory, split(self.chunks, 1))
-    path, = checkpoint.candidates(self.directory)
+    (path,) = checkpoint.candidates(self.directory)
     part = os.path.join(path, 'rows/part-00000-of-00001')
     for name in self.chunks[0]:
-      self.assertAllEqual(np.load(os.path.join(part, name + '.npy')), np.concatenate([np.atleast_1d(c[name]) for c in self.chunks]))
-    self.assertEqual(set(os.listdir(path)), {'rows', 'dense.npz', 'progress.json', 'config.yaml', 'MANIFEST.json', 'DONE'})
+      self.assertAllEqual(
+        np.load(os.path.join(part, name + '.npy')),
+        np.concatenate([np.atleast_1d(c[name]) for c in self.chunks]),
+      )
+    self.assertEqual(
+      set(os.listdir(path)),
+      {'rows', 'dense.npz', 'progress.json', 'config.yaml', 'MANIFEST.json', 'DONE'},
+    )
     with open(os.path.join(path, 'config.yaml'), encoding='utf-8') as f:
       self.assertEqual(f.read(), 'seed: 1\n')
 
   def test_the_row_store_comes_back_to_the_bit(self):
-    tables = [TableSpec('narrow', (Part('plain', 2),), factors='adam', linear='ftrl'),
-              TableSpec('wide', (Part('plain', 5),), linear='adam')]
+    tables = [
+      TableSpec('narrow', (Part('plain', 2),), factors='adam', linear='ftrl'),
+      TableSpec('wide', (Part('plain', 5),), linear='adam'),
+    ]
 
     def make():
-      return RowStore(Policy(admission='count', admission_count=3.0), tables=tables, slot_table=[-1, 0, 1])
+      return RowStore(
+        Policy(admission='count', admission_count=3.0), tables=tables, slot_table=[-1, 0, 1]
+      )
+
     rng, one = np.random.default_rng(0), make()
-    hyper = row_store.hyper([(RowOptimizer(), RowOptimizer())] * 2)
+    hyper = row_optimizers.hyper([(RowOptimizer(), RowOptimizer())] * 2)
     for step in range(1, 4):
-      d = row_store.dedupe(rng.integers(1, 3, 900) << 52 | rng.integers(0, 400, 900))
+      d = dedupe(rng.integers(1, 3, 900) << 52 | rng.integers(0, 400, 900))
       rows = one.pull(d.unique)
       noise = [rng.standard_normal(t.shape).astype(np.float32) for t in (rows.linear, rows.factors)]
-      one.push(d.unique, rows, d.shows, d.clicks, *noise, tf.ones([1]), hyper, tf.constant(step, tf.int64))
+      one.push(
+        d.unique, rows, d.shows, d.clicks, *noise, tf.ones([1]), hyper, tf.constant(step, tf.int64)
+      )
     one.decay()
     one.age()
     wanted = Store(list(one.export_state())).rows()
     checkpoint.save(self.directory, 1, store=one, dense={}, progress={}, config_text='', keep=1)
     for size in (3, 2, 1):  # each reads what the one before wrote
-      peers, stores = ThreadPeers(size), [make() for _ in range(size)]
-      peers.run(lambda r, stores=stores, peers=peers: checkpoint.restore_latest(self.directory, store=stores[r], peers=peers))
-      self.assertEqual({k: row for s in stores for k, row in Store(list(s.export_state())).rows().items()}, wanted)
+      stores = [make() for _ in range(size)]
+      on_threads(
+        size,
+        lambda communicator, stores=stores: checkpoint.restore_latest(
+          self.directory, store=stores[communicator.rank], communicator=communicator
+        ),
+      )
+      self.assertEqual(
+        {k: row for s in stores for k, row in Store(list(s.export_state())).rows().items()}, wanted
+      )
       save(self.directory, stores, step=1 + size)
     self.assertGreater(len(wanted), 500)
 
   def test_blocks_of_wide_rows_are_small(self):
     keys = np.arange(1 << 52, (1 << 52) + 20_000)
     keys = keys[shard_of(keys) == 7][:40]
-    store = RowStore(Policy(admission='none'), tables=[TableSpec('wide', (Part('plain', 500_000),), factors='sgd')], slot_table=[-1, 0])
+    store = RowStore(
+      Policy(admission='none'),
+      tables=[TableSpec('wide', (Part('plain', 500_000),), factors='sgd')],
+      slot_table=[-1, 0],
+    )
     for part in np.array_split(keys, 10):
       rows = store.pull(part)
-      store.push(part, rows, tf.ones([4]), tf.zeros([4]), tf.zeros([4]), tf.zeros_like(rows.factors), [1.0],
-                 row_store.hyper([(RowOptimizer(), RowOptimizer(kind='sgd'))]), 1)
+      store.push(
+        part,
+        rows,
+        tf.ones([4]),
+        tf.zeros([4]),
+        tf.zeros([4]),
+        tf.zeros_like(rows.factors),
+        [1.0],
+        row_optimizers.hyper([(RowOptimizer(), RowOptimizer(kind='sgd'))]),
+        1,
+      )
     chunks = [(len(chunk['key']), chunk['factors_wide'].nbytes) for chunk in store.export_state()]
     self.assertLess(max(size for _, size in chunks), 17 << 20)
     self.assertEqual(sum(n for n, _ in chunks), 40)
 
   def test_rows_of_another_layout_are_refused(self):
     save(self.directory, [Store(self.chunks)])
-    store = RowStore(tables=[TableSpec('small', (Part('plain', 1),)), TableSpec('wide', (Part('plain', 9),))], slot_table=[-1, 0, 1, 0])
+    store = RowStore(
+      tables=[TableSpec('small', (Part('plain', 1),)), TableSpec('wide', (Part('plain', 9),))],
+      slot_table=[-1, 0, 1, 0],
+    )
     with self.assertRaisesRegex(UserError, 'ckpt-000000005: its rows do not go into this table: '):
       checkpoint.restore_latest(self.directory, store=store)
 
@@ -252,7 +299,10 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
   def test_keeps_the_newest(self):
     for step in (1, 2, 3, 4):
       save(self.directory, [Store(self.chunks[:5])], step=step, keep=2)
-    self.assertEqual([os.path.basename(p) for p in checkpoint.candidates(self.directory)], ['ckpt-000000004', 'ckpt-000000003'])
+    self.assertEqual(
+      [os.path.basename(p) for p in checkpoint.candidates(self.directory)],
+      ['ckpt-000000004', 'ckpt-000000003'],
+    )
 
   def test_the_same_step_again_and_an_earlier_one_are_newer(self):
     for step in (7, 7, 7, 2):
@@ -271,6 +321,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         byte = f.read(1)[0]
         f.seek(-1, 1)
         f.write(bytes([byte ^ 4]))
+
     if kind == 'missing_part':
       shutil.rmtree(part)
     elif kind == 'missing_column':
@@ -287,21 +338,22 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       flip(name, int(at))
 
   @parameterized.parameters(
-      ('missing_part', 'rows/part-00001-of-00002/.*is missing'),
-      ('missing_column', 'click.npy: is missing'),
-      ('foreign_part', 'part-00001-of-00003/.*: is not of this directory'),
-      ('truncated', 'linear.npy: has .* bytes; wanted'),
-      ('rows/part-00001-of-00002/linear.npy@-1', 'linear.npy: block .*its checksum is'),
-      ('rows/part-00001-of-00002/key.npy@200', 'key.npy: block'),
-      ('rows/part-00000-of-00002/factors_wide.npy@300', 'factors_wide.npy: block'),
-      ('rows/part-00000-of-00002/show.npy@20', 'show.npy: its header'),
-      ('rows/part-00000-of-00002/index.json@50', 'index.json: its checksum'),
-      ('dense.npz@100', 'dense.npz: its checksum'),
-      ('progress.json@5', 'progress.json: its checksum'),
-      ('config.yaml@1', 'config.yaml: its checksum'),
-      ('MANIFEST.json@9', 'MANIFEST.json: its checksum'),
-      ('DONE@3', 'DONE: is damaged'),
-      ('DONE@-3', 'MANIFEST.json: its checksum'))
+    ('missing_part', 'rows/part-00001-of-00002/.*is missing'),
+    ('missing_column', 'click.npy: is missing'),
+    ('foreign_part', 'part-00001-of-00003/.*: is not of this directory'),
+    ('truncated', 'linear.npy: has .* bytes; wanted'),
+    ('rows/part-00001-of-00002/linear.npy@-1', 'linear.npy: block .*its checksum is'),
+    ('rows/part-00001-of-00002/key.npy@200', 'key.npy: block'),
+    ('rows/part-00000-of-00002/factors_wide.npy@300', 'factors_wide.npy: block'),
+    ('rows/part-00000-of-00002/show.npy@20', 'show.npy: its header'),
+    ('rows/part-00000-of-00002/index.json@50', 'index.json: its checksum'),
+    ('dense.npz@100', 'dense.npz: its checksum'),
+    ('progress.json@5', 'progress.json: its checksum'),
+    ('config.yaml@1', 'config.yaml: its checksum'),
+    ('MANIFEST.json@9', 'MANIFEST.json: its checksum'),
+    ('DONE@3', 'DONE: is damaged'),
+    ('DONE@-3', 'MANIFEST.json: its checksum'),
+  )
   def test_damage_is_refused_in_one_line_and_the_one_before_is_used(self, kind, message):
     before = make_chunks(500, np.random.default_rng(1))
     save(self.directory, split(before, 1), step=1)
@@ -325,7 +377,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     self._damage(os.path.join(self.directory, 'ckpt-000000002'), 'not_done')
     _, results = restore(self.directory, 1)
     self.assertEqual(os.path.basename(results[0][0]), 'ckpt-000000001')
-    with self.assertRaisesRegex(files.DataLoss, 'DONE: is missing; the directory does not count'):
+    with self.assertRaisesRegex(errors.DataLoss, 'DONE: is missing; the directory does not count'):
       checkpoint.restore(os.path.join(self.directory, 'ckpt-000000002'), store=Store())
 
   # Atomicity
@@ -339,7 +391,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       save(self.directory, [Store(old)], step=1)
       with self.subTest(stage=stage):
         patches = self._patched(stage, Killed)
-        result, = save(self.directory, [Store(new)], step=2)
+        (result,) = save(self.directory, [Store(new)], step=2)
         for p in patches:
           p.stop()
         killed = isinstance(result, Killed)
@@ -350,9 +402,12 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn(found, (['ckpt-000000001'], ['ckpt-000000002', 'ckpt-000000001']))
         self.assertEqual(store.rows(), Store(new if len(found) == 2 else old).rows())
         # The next save works, whatever was left, and leaves nothing unfinished.
-        again, = save(self.directory, [Store(new)], step=2)
+        (again,) = save(self.directory, [Store(new)], step=2)
         self.assertTrue(os.path.isdir(again))
-        self.assertEqual({os.path.join(self.directory, n) for n in os.listdir(self.directory)}, set(checkpoint.candidates(self.directory)))
+        self.assertEqual(
+          {os.path.join(self.directory, n) for n in os.listdir(self.directory)},
+          set(checkpoint.candidates(self.directory)),
+        )
     self.assertGreater(stage, 30)
 
   def _patched(self, n, error):
@@ -365,15 +420,22 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         if count[0] == n:
           raise error()
         return original(*args, **kwargs)
+
       return call
-    patches = [mock.patch.object(target, name, counting(getattr(target, name)))
-               for target, name in ((os, 'fsync'), (os, 'rename'), (builtins, 'open'))]
+
+    patches = [
+      mock.patch.object(target, name, counting(getattr(target, name)))
+      for target, name in ((os, 'fsync'), (os, 'rename'), (builtins, 'open'))
+    ]
     for p in patches:
       p.start()
     return patches
 
-  @parameterized.parameters((errno.ENOSPC, 'No space left on device.*wanted free space'), (errno.EACCES, 'Permission denied'),
-                            (errno.EROFS, 'Read-only file system.*can be written'))
+  @parameterized.parameters(
+    (errno.ENOSPC, 'No space left on device.*wanted free space'),
+    (errno.EACCES, 'Permission denied'),
+    (errno.EROFS, 'Read-only file system.*can be written'),
+  )
   def test_the_system_refuses(self, number, message):
     save(self.directory, split(self.chunks, 2), step=1)
     before = sorted(os.walk(self.directory))
@@ -394,13 +456,16 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     """A true refusal by the system, in the middle of a column."""
     import resource
     import signal
+
     save(self.directory, split(self.chunks, 1), step=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
       resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
       with self.assertRaisesRegex(UserError, 'cannot save a checkpoint in .*File too large'):
-        checkpoint.save(self.directory, 2, store=Store(self.chunks), dense={}, progress={}, config_text='', keep=1)
+        checkpoint.save(
+          self.directory, 2, store=Store(self.chunks), dense={}, progress={}, config_text='', keep=1
+        )
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, limits)
       signal.signal(signal.SIGXFSZ, handler)
@@ -412,7 +477,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       checkpoint.save(path, 1, store=Store(), dense={}, progress={}, config_text='', keep=1)
 
   def test_progress_is_json(self):
-    path, = save(self.directory, [Store()])
+    (path,) = save(self.directory, [Store()])
     with open(os.path.join(path, 'progress.json'), encoding='utf-8') as f:
       self.assertEqual(json.load(f), PROGRESS)
 

@@ -1,20 +1,27 @@
-"""The config: every mistake is one line that says what, where, what was found and what is wanted."""
+"""The config:
+
+every mistake is one line that says what, where, what was found and what is wanted.
+"""
+
 import glob
 import os
 
 import tensorflow as tf
 import yaml
 
-from trainer import config
+from trainer import config, errors
 
 GOOD = {
-    'data': {'train': ['x.csv'], 'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'last_item', 'shares': 'item'}], 'dense': [{'name': 'price'}]},
-    'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
+  'data': {
+    'train': ['x.csv'],
+    'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'last_item', 'shares': 'item'}],
+    'dense': [{'name': 'price'}],
+  },
+  'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
 }
 
 
 class ConfigTest(tf.test.TestCase):
-
   def load(self, tree=None, overrides=()):
     path = os.path.join(self.get_temp_dir(), 'config.yaml')
     with open(path, 'w', encoding='utf-8') as f:
@@ -22,62 +29,104 @@ class ConfigTest(tf.test.TestCase):
     return config.load(path, overrides)
 
   def test_dump_reads_back(self):
-    cfg = self.load(overrides=['lifecycle={admission: score, decay: 0.9}', 'data.slots.0.lifecycle={admission_threshold: 3}'])
+    cfg = self.load(
+      overrides=[
+        'lifecycle={admission: score, decay: 0.9}',
+        'data.slots.0.lifecycle={admission_threshold: 3}',
+      ]
+    )
     path = os.path.join(self.get_temp_dir(), 'dumped.yaml')
     with open(path, 'w', encoding='utf-8') as f:
       f.write(config.dump(cfg))
     self.assertEqual(config.load(path), cfg)
     self.assertEqual(cfg.policy().for_slot(1).admission_threshold, 3)
 
+  def test_the_old_spelling_of_catch_up_is_read(self):
+    cfg = self.load(
+      overrides=['sparse.tables.default={linear: {l2_mode: owed}, factors: {l2_mode: touch}}']
+    )
+    table = cfg.sparse.tables['default']
+    self.assertEqual((table.linear.l2_mode, table.factors.l2_mode), ('catch_up', 'touch'))
+    self.assertNotIn('owed', config.dump(cfg))
+
   def test_slots_share_ids_and_tables_order_them(self):
-    cfg = self.load(overrides=['sparse.tables={small: {width: 2}, default: {width: 8}}', 'data.slots.0.table=small', 'model.interactions=[linear, dnn]'])
+    cfg = self.load(
+      overrides=[
+        'sparse.tables={small: {width: 2}, default: {width: 8}}',
+        'data.slots.0.table=small',
+        'model.interactions=[linear, dnn]',
+      ]
+    )
     self.assertEqual(cfg.slot_ids(), {'user': 1, 'item': 2, 'last_item': 2})
-    cfg = self.load(overrides=['sparse.tables={default: {}, small: {width: 2}}', 'data.slots.0.table=small', 'model.interactions=[linear, dnn]'])
+    cfg = self.load(
+      overrides=[
+        'sparse.tables={default: {}, small: {width: 2}}',
+        'data.slots.0.table=small',
+        'model.interactions=[linear, dnn]',
+      ]
+    )
     self.assertEqual([s.name for s in cfg.slots], ['item', 'last_item', 'user'])
 
   def test_mistakes(self):
     for overrides, wanted in [
-        (['train.batch_sise=10'], r"unknown key 'train.batch_sise'; the nearest valid name is 'batch_size'"),
-        (['data.slots.0.nam=x'], r"unknown key 'data.slots.0.nam'; the nearest valid name is 'name'"),
-        (['sparse.tables.default.wdth=3'], r"unknown key 'sparse.tables.default.wdth'; the nearest valid name is 'width'"),
-        (['sparse.tables.default.linear.knd=sgd'], r"'kind'"),
-        (['lifecycle.decai=1'], r"unknown key 'lifecycle.decai'; the nearest valid name is 'decay'"),
-        (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*greater than 0"),
-        (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*integer"),
-        (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),
-        (['lifecycle.decay=3'], r'decay: found 3; wanted a number in \[0, 1\]'),
-        (['data.slots.0.lifecycle={deacy: 1}'], r"unknown key 'data.slots.0.lifecycle.deacy'; the nearest valid name is 'decay'"),
-        (['model.interactions=[fmm]'], r"unknown interaction 'fmm'; the nearest valid name is 'fm'"),
-        (['model.interactions=[]'], r'wanted at least one interaction'),
-        (['data.slots.2.shares=itm'], r"found 'itm'; wanted another slot; the nearest valid name is 'item'"),
-        (['data.slots.1.table=big'], r"found 'big'; wanted a table of sparse.tables; the nearest valid name is 'default'"),
-        (['data.slots.1.name=user'], r"the name 'user' stands twice"),
-        (['data.slots=[]'], r'wanted at least one slot'),
-        (['data.train=[]'], r'wanted files, or data.watch'),
-        (['data.day_pattern=day'], r'wanted a group in parentheses'),
-        (['train.plateau={}'], r'needs data.valid'),
-        (['data.label_is=real'], r"wants 'squared_error'"),
-        (['train.batch_size'], r'wanted KEY=VALUE'),
-        (['train.batch_size.x=1'], r'.'),
-        (['data.slots.7.name=x'], r'the list has 3 entries'),
+      (
+        ['train.batch_sise=10'],
+        r"unknown key 'train.batch_sise'; the nearest valid name is 'batch_size'",
+      ),
+      (['data.slots.0.nam=x'], r"unknown key 'data.slots.0.nam'; the nearest valid name is 'name'"),
+      (
+        ['sparse.tables.default.wdth=3'],
+        r"unknown key 'sparse.tables.default.wdth'; the nearest valid name is 'width'",
+      ),
+      (['sparse.tables.default.linear.knd=sgd'], r"'kind'"),
+      (['lifecycle.decai=1'], r"unknown key 'lifecycle.decai'; the nearest valid name is 'decay'"),
+      (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*greater than 0"),
+      (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*integer"),
+      (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),
+      (['lifecycle.decay=3'], r'decay: found 3; wanted a number in \[0, 1\]'),
+      (
+        ['data.slots.0.lifecycle={deacy: 1}'],
+        r"unknown key 'data.slots.0.lifecycle.deacy'; the nearest valid name is 'decay'",
+      ),
+      (['model.interactions=[fmm]'], r"unknown interaction 'fmm'; the nearest valid name is 'fm'"),
+      (['model.interactions=[]'], r'wanted at least one interaction'),
+      (
+        ['data.slots.2.shares=itm'],
+        r"found 'itm'; wanted another slot; the nearest valid name is 'item'",
+      ),
+      (
+        ['data.slots.1.table=big'],
+        r"found 'big'; wanted a table of sparse.tables; the nearest valid name is 'default'",
+      ),
+      (['data.slots.1.name=user'], r"the name 'user' stands twice"),
+      (['data.slots=[]'], r'wanted at least one slot'),
+      (['data.train=[]'], r'wanted files, or data.watch'),
+      (['data.day_pattern=day'], r'wanted a group in parentheses'),
+      (['train.plateau={}'], r'needs data.valid'),
+      (['data.label_is=real'], r"wants 'squared_error'"),
+      (['train.batch_size'], r'wanted KEY=VALUE'),
+      (['train.batch_size.x=1'], r'.'),
+      (['data.slots.7.name=x'], r'the list has 3 entries'),
     ]:
-      with self.assertRaisesRegex(config.ConfigError, wanted, msg=overrides) as caught:
+      with self.assertRaisesRegex(errors.ConfigError, wanted, msg=overrides) as caught:
         self.load(overrides=overrides)
       self.assertNotIn('\n', str(caught.exception))
 
   def test_files(self):
-    with self.assertRaisesRegex(config.ConfigError, 'no such file'):
+    with self.assertRaisesRegex(errors.ConfigError, 'no such file'):
       config.load('/nowhere.yaml')
     path = os.path.join(self.get_temp_dir(), 'bad.yaml')
     with open(path, 'w', encoding='utf-8') as f:
       f.write('a: [1\nb: 2')
-    with self.assertRaisesRegex(config.ConfigError, r'bad.yaml:2: not YAML'):
+    with self.assertRaisesRegex(errors.ConfigError, r'bad.yaml:2: not YAML'):
       config.load(path)
-    with self.assertRaisesRegex(config.ConfigError, "found no file that matches 'nothing_"):
+    with self.assertRaisesRegex(errors.ConfigError, "found no file that matches 'nothing_"):
       config.expand(['nothing_*'], 'data.train')
 
   def test_every_committed_config_loads(self):
-    for path in glob.glob(os.path.join(os.path.dirname(config.__file__), '..', 'configs', '*.yaml')):
+    for path in glob.glob(
+      os.path.join(os.path.dirname(config.__file__), '..', 'configs', '*.yaml')
+    ):
       config.load(path)
 
 

@@ -1,4 +1,8 @@
-"""Base and delta exports: replaying base + deltas gives what a shadow of the rules says, crash or not, for 1 to 3 processes."""
+"""Base and delta exports:
+
+replaying base + deltas gives what a shadow of the rules says, crash or not, for 1 to 3 processes.
+"""
+
 import builtins
 import os
 import shutil
@@ -14,20 +18,34 @@ from absl.testing import parameterized
 
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
-from ops.row_store import shard_of
-from trainer import checkpoint, export, files
-from trainer.config import UserError
+from ops.sharding import owner_of, shard_of, shards_of
+from tests.support.steps import make_config
+from tests.support.threads import on_threads
+from trainer import config, files
+from trainer.errors import DataLoss, UserError
+from trainer.storage import chain, export
 
 # Powers of two, so that the shadow's sums are the table's to the last bit.
-POLICY = Policy(nonclk_coeff=0.25, clk_coeff=1.0, admission_threshold=1.0, base_threshold=1.0, delta_threshold=0.75, delta_keep_days=2,
-                decay=0.5, delete_threshold=0.25, delete_after_unseen_days=4)
-CFG = {'slot_ids': lambda: {'user': 1, 'item': 2}, 'sparse': types.SimpleNamespace(tables={})}
+POLICY = Policy(
+  nonclk_coeff=0.25,
+  clk_coeff=1.0,
+  admission_threshold=1.0,
+  base_threshold=1.0,
+  delta_threshold=0.75,
+  delta_keep_days=2,
+  decay=0.5,
+  delete_threshold=0.25,
+  delete_after_unseen_days=4,
+)
 MODEL = types.SimpleNamespace(variables=[tf.Variable([1.0, 2.0], name='bias')])
 STATS = np.zeros([2, 0], np.float32)
 
 
 class Store(FeatureLifecycle):
-  """The lifecycle's own table, with rows whose values are the number of pushes so far: linear n, factors [n, −n] once admitted."""
+  """The lifecycle's own table, with rows whose values are the number of pushes so far:
+
+  linear n, factors [n, −n] once admitted.
+  """
 
   def __init__(self):
     super().__init__(POLICY)
@@ -48,7 +66,9 @@ class Store(FeatureLifecycle):
     admitted = self.admitted(keys).numpy()
     factors = np.stack([linear, -linear], 1)[admitted].ravel()
     offsets = np.append(0, np.cumsum(2 * admitted)).astype(np.int32)
-    return types.SimpleNamespace(linear=tf.constant(linear), factors=tf.constant(factors), offsets=tf.constant(offsets))
+    return types.SimpleNamespace(
+      linear=tf.constant(linear), factors=tf.constant(factors), offsets=tf.constant(offsets)
+    )
 
   def copy(self):
     new = Store()
@@ -57,54 +77,20 @@ class Store(FeatureLifecycle):
     return new
 
 
-class Peers:
-  """N processes played by N threads."""
-
-  def __init__(self, size):
-    self.size, self._barrier, self._values, self._local = size, threading.Barrier(size), [None] * size, threading.local()
-
-  @property
-  def rank(self):
-    return self._local.rank
-
-  def gather(self, value):
-    self._values[self.rank] = value
-    self._barrier.wait()
-    values = list(self._values)
-    self._barrier.wait()
-    return values
-
-  def broadcast(self, value):
-    return self.gather(value)[0]
-
-  def run(self, action):
-    results = [None] * self.size
-
-    def one(rank):
-      self._local.rank = rank
-      try:
-        results[rank] = action(rank)
-      except BaseException as e:
-        results[rank] = e
-        if not isinstance(e, UserError):
-          self._barrier.abort()
-    threads = [threading.Thread(target=one, args=(r,)) for r in range(self.size)]
-    for t in threads:
-      t.start()
-    for t in threads:
-      t.join()
-    return results
-
-
 class Shadow:
-  """The rules in plain Python: the state of every feature, and what a consumer of the exports holds."""
+  """The rules in plain Python:
+
+  the state of every feature, and what a consumer of the exports holds.
+  """
 
   def __init__(self):
     self.features, self.exported = {}, {}
 
   def push(self, keys, shows, clicks):
     for k, s, c in zip(keys.tolist(), shows.tolist(), clicks.tolist()):
-      f = self.features.setdefault(k, {'show': 0, 'click': 0, 'gain': 0, 'unseen': 0, 'admitted': False, 'pushes': 0})
+      f = self.features.setdefault(
+        k, {'show': 0, 'click': 0, 'gain': 0, 'unseen': 0, 'admitted': False, 'pushes': 0}
+      )
       f['show'] += s
       f['click'] += c
       f['gain'] += self._score(s, c)
@@ -116,8 +102,12 @@ class Shadow:
     return (show - click) * POLICY.nonclk_coeff + click * POLICY.clk_coeff
 
   def filtered(self):
-    return {k for k, f in self.features.items()
-            if self._score(f['show'], f['click']) >= POLICY.base_threshold and f['unseen'] <= POLICY.delta_keep_days}
+    return {
+      k
+      for k, f in self.features.items()
+      if self._score(f['show'], f['click']) >= POLICY.base_threshold
+      and f['unseen'] <= POLICY.delta_keep_days
+    }
 
   def row(self, key):
     f = self.features[key]
@@ -127,7 +117,13 @@ class Shadow:
     """Returns: keys of rows, tombstones."""
     keys = self.filtered()
     gone = {} if kind == 'base' else self.exported.keys() - keys
-    written = {k for k in keys if kind == 'base' or k not in self.exported or self.features[k]['gain'] >= POLICY.delta_threshold}
+    written = {
+      k
+      for k in keys
+      if kind == 'base'
+      or k not in self.exported
+      or self.features[k]['gain'] >= POLICY.delta_threshold
+    }
     for k in written:
       self.features[k]['gain'] = 0
     self.exported = {k: self.row(k) if k in written else self.exported[k] for k in keys}
@@ -137,14 +133,20 @@ class Shadow:
     for k, f in list(self.features.items()):
       f['show'] *= POLICY.decay
       f['click'] *= POLICY.decay
-      if self._score(f['show'], f['click']) < POLICY.delete_threshold or f['unseen'] > POLICY.delete_after_unseen_days:
+      if (
+        self._score(f['show'], f['click']) < POLICY.delete_threshold
+        or f['unseen'] > POLICY.delete_after_unseen_days
+      ):
         del self.features[k]
       else:
         f['unseen'] += 1
 
 
 def replay(directory):
-  """What a consumer holds after the last base and the deltas behind it: key -> (linear, factors)."""
+  """What a consumer holds after the last base and the deltas behind it:
+
+  key -> (linear, factors).
+  """
   held = {}
   for name in sorted(n for n in os.listdir(directory) if n[0] != '.'):
     path = os.path.join(directory, name)
@@ -165,7 +167,7 @@ def replay(directory):
 def make_pass(rng):
   """Keys with shows and clicks of one pass; some features are frequent, most are rare."""
   every = np.concatenate([1 << 52 | np.arange(200), 2 << 52 | np.arange(200)])
-  keys = rng.permutation(every)[:rng.integers(0, 120)]
+  keys = rng.permutation(every)[: rng.integers(0, 120)]
   shows = rng.integers(0, 5, len(keys)).astype(np.float64)
   return keys, shows, np.minimum(shows, rng.integers(0, 2, len(keys)))
 
@@ -185,18 +187,29 @@ def contents(directory):
 
 
 class ExportTest(tf.test.TestCase, parameterized.TestCase):
-
   def setUp(self):
     super().setUp()
     self.run_dir = self.enter_context(tempfile.TemporaryDirectory())
     self.directory = os.path.join(self.run_dir, 'exports')
+    self.cfg = make_config({})
 
   def _write(self, stores, kind, position, run_dir=None):
-    peers, cfg = Peers(len(stores)), types.SimpleNamespace(run_dir=run_dir or self.run_dir, **CFG)
-    return peers.run(lambda r: export.write(cfg, kind, position, store=stores[r], model=MODEL, dense_stats=STATS, peers=peers))
+    cfg = self.cfg.model_copy(update={'run_dir': run_dir or self.run_dir})
+    return on_threads(
+      len(stores),
+      lambda communicator: export.write(
+        cfg,
+        kind,
+        position,
+        store=stores[communicator.rank],
+        model=MODEL,
+        dense_stats=STATS,
+        communicator=communicator,
+      ),
+    )
 
   def _push(self, stores, one):
-    owner = shard_of(one[0]) * len(stores) // 256
+    owner = owner_of(shard_of(one[0]), len(stores))
     for r, store in enumerate(stores):
       store.push(*(c[owner == r] for c in one))
 
@@ -243,7 +256,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       pushes = {k: v for s in stores for k, v in s.pushes.items()}
       stores = [Store() for _ in range(size)]
       for r, store in enumerate(stores):
-        store.import_state([c for c in every if int(c['shard']) in checkpoint.shards_of(r, size)])
+        store.import_state([c for c in every if int(c['shard']) in shards_of(r, size)])
         store.pushes = pushes
       one = make_pass(rng)
       self._push(stores, one)
@@ -298,18 +311,26 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
           for p in patches:
             p.stop()
         directory = os.path.join(run_dir, 'exports')
-        for _, _, path in export.exports(directory):  # what is visible is whole
+        for _, _, path in chain.exports(directory):  # what is visible is whole
           name = os.path.basename(path)
-          self.assertEqual(contents(path), {os.path.relpath(n, name): b for n, b in wanted.items() if n.startswith(name)})
+          self.assertEqual(
+            contents(path),
+            {os.path.relpath(n, name): b for n, b in wanted.items() if n.startswith(name)},
+          )
         self._play(saved, events[4:], run_dir)
         self.assertEqual(contents(directory), wanted)
         for a, b in zip(whole, saved):
-          self.assertEqual([{n: np.asarray(c).tolist() for n, c in chunk.items()} for chunk in a.export_state()],
-                           [{n: np.asarray(c).tolist() for n, c in chunk.items()} for chunk in b.export_state()])
+          self.assertEqual(
+            [{n: np.asarray(c).tolist() for n, c in chunk.items()} for chunk in a.export_state()],
+            [{n: np.asarray(c).tolist() for n, c in chunk.items()} for chunk in b.export_state()],
+          )
     self.assertGreater(stage, 40)
 
   def _patched(self, n):
-    """The n-th fsync, rename or open of a file from now on raises; every write lies between two of them."""
+    """The n-th fsync, rename or open of a file from now on raises;
+
+    every write lies between two of them.
+    """
     count = [0]
 
     def counting(original):
@@ -318,9 +339,13 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
         if count[0] == n:
           raise Killed()
         return original(*args, **kwargs)
+
       return call
-    patches = [mock.patch.object(target, name, counting(getattr(target, name)))
-               for target, name in ((os, 'fsync'), (os, 'rename'), (builtins, 'open'))]
+
+    patches = [
+      mock.patch.object(target, name, counting(getattr(target, name)))
+      for target, name in ((os, 'fsync'), (os, 'rename'), (builtins, 'open'))
+    ]
     for p in patches:
       p.start()
     return patches
@@ -333,11 +358,18 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     with mock.patch.object(pq, 'ParquetWriter', side_effect=OSError(28, 'No space left on device')):
       for e in self._write(stores, 'base', {'day': 1}):
         self.assertIsInstance(e, UserError)
-        self.assertRegex(str(e), f'cannot export into {self.directory}: No space left on device; wanted free space')
+        self.assertRegex(
+          str(e), f'cannot export into {self.directory}: No space left on device; wanted free space'
+        )
     for a, b in zip(before, [list(s.export_state()) for s in stores]):
-      self.assertAllEqual(np.concatenate([c['delta_score'] for c in a]), np.concatenate([c['delta_score'] for c in b]))
-    self.assertEqual(export.exports(self.directory), [])
-    self.assertEqual([r.path for r in self._write(stores, 'base', {'day': 1})], [os.path.join(self.directory, '000001-base')] * 2)
+      self.assertAllEqual(
+        np.concatenate([c['delta_score'] for c in a]), np.concatenate([c['delta_score'] for c in b])
+      )
+    self.assertEqual(chain.exports(self.directory), [])
+    self.assertEqual(
+      [r.path for r in self._write(stores, 'base', {'day': 1})],
+      [os.path.join(self.directory, '000001-base')] * 2,
+    )
 
   def test_a_broken_chain_begins_anew(self):
     rng, store = np.random.default_rng(4), Store()
@@ -348,9 +380,11 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       self._write([store], 'delta', {'part': 9})
     self.assertRegex(logs.output[0], '000002-delta: is missing, and .*000003-delta names it')
-    path = export.exports(self.directory)[-1][2]
+    path = chain.exports(self.directory)[-1][2]
     manifest = files.read_manifest(path)
-    self.assertEqual((manifest['base'], manifest['previous'], manifest['sequence']), (None, None, 4))
+    self.assertEqual(
+      (manifest['base'], manifest['previous'], manifest['sequence']), (None, None, 4)
+    )
     keys = pq.read_table(os.path.join(path, 'rows-00000-of-00001.parquet'))['key'].to_numpy()
     self.assertAllEqual(np.sort(keys), np.sort(store.select('base').numpy()))
 
@@ -359,8 +393,82 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     store.push(*make_pass(rng))
     self._write([store], 'base', {})
     os.truncate(os.path.join(self.directory, '000001-base/rows-00000-of-00001.parquet'), 100)
-    error, = self._write([store], 'delta', {})
+    (error,) = self._write([store], 'delta', {})
     self.assertRegex(str(error), 'rows-00000-of-00001.parquet: has 100 bytes; wanted')
+
+  @parameterized.parameters(False, True)
+  def test_a_flipped_bit_never_changes_what_a_chain_holds(self, of_before):
+    rng, store = np.random.default_rng(6), Store()
+    for i, kind in enumerate(['base', 'delta', 'delta']):
+      store.push(*make_pass(rng))
+      self._write([store], kind, {'part': i})
+    if of_before:
+      for one in chain.exports(self.directory):
+        self._forget_keys_checksums(one.path)
+    wanted = chain.live_keys(chain.chain(self.directory), shards_of(0, 1))
+    self.assertNotEmpty(wanted)
+    parts = [
+      os.path.join(folder, name)
+      for folder, _, names in os.walk(self.directory)
+      for name in names
+      if name.endswith('.parquet')
+    ]
+    refused = 0
+    for _ in range(300):
+      path = parts[rng.integers(len(parts))]
+      with open(path, 'rb') as f:
+        original = f.read()
+      flipped = bytearray(original)
+      flipped[rng.integers(len(flipped))] ^= 1 << rng.integers(8)
+      with open(path, 'wb') as f:
+        f.write(flipped)
+      try:
+        found = chain.live_keys(chain.chain(self.directory), shards_of(0, 1))
+        self.assertAllEqual(found, wanted)
+      except DataLoss as e:
+        self.assertIn(path, str(e))
+        refused += 1
+      with open(path, 'wb') as f:
+        f.write(original)
+    self.assertGreater(refused, 50)
+
+  def _forget_keys_checksums(self, path):
+    """Makes an export like those of before, whose manifests had no checksums of keys."""
+    manifest = files.read_manifest(path)
+    for entry in manifest['files'].values():
+      entry.pop('keys_crc32', None)
+    os.rename(path, path + files.UNFINISHED)
+    for name in (files.DONE, files.MANIFEST):
+      os.remove(os.path.join(path + files.UNFINISHED, name))
+    files.publish(path + files.UNFINISHED, path, manifest)
+
+  def test_a_delta_of_the_state_of_a_base_is_empty(self):
+    """Also where the base's gains were not committed: another process exported it."""
+    rng, store = np.random.default_rng(8), Store()
+    store.push(*make_pass(rng))
+    self._write([store.copy()], 'base', {'last': 'p1'})
+    (delta,) = self._write([store.copy()], 'delta', {'last': 'p1'})
+    self.assertEqual((delta.rows, delta.tombstones), (0, 0))
+    (delta,) = self._write([store.copy()], 'delta', {'last': 'p2'})
+    self.assertGreater(delta.rows, 0)
+
+  def test_old_exports_are_removed(self):
+    self.cfg = self.cfg.model_copy(update={'export': config.Export(keep=2)})
+    rng, store = np.random.default_rng(9), Store()
+
+    def left():
+      return [os.path.basename(one.path) for one in chain.exports(self.directory)]
+
+    for i, kind in enumerate(['delta', 'base', 'delta', 'base', 'delta', 'delta']):
+      store.push(*make_pass(rng))
+      self._write([store], kind, {'part': i})
+    self.assertEqual(
+      left(), ['000002-base', '000003-delta', '000004-base', '000005-delta', '000006-delta']
+    )
+    store.push(*make_pass(rng))
+    self._write([store], 'base', {'part': 9})
+    self.assertEqual(left(), ['000004-base', '000005-delta', '000006-delta', '000007-base'])
+    self.assertLen(chain.chain(self.directory), 1)
 
   def test_manifest_and_files(self):
     rng, store = np.random.default_rng(4), Store()
@@ -368,14 +476,31 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     self._write([store], 'base', {'pass': 'p1'})
     self._write([store], 'delta', {'pass': 'p1'})
     path = os.path.join(self.directory, '000002-delta')
-    self.assertEqual(sorted(os.listdir(path)), ['DONE', 'MANIFEST.json', 'dense.npz', 'rows-00000-of-00001.parquet',
-                                                'tombstones-00000-of-00001.parquet'])
+    self.assertEqual(
+      sorted(os.listdir(path)),
+      [
+        'DONE',
+        'MANIFEST.json',
+        'config.yaml',
+        'dense.npz',
+        'rows-00000-of-00001.parquet',
+        'tombstones-00000-of-00001.parquet',
+      ],
+    )
     manifest = files.read_manifest(path)
-    self.assertEqual([manifest[k] for k in ('kind', 'sequence', 'base', 'previous', 'position', 'parts', 'rows', 'tombstones')],
-                     ['delta', 2, '000001-base', '000001-base', {'pass': 'p1'}, 1, 0, 0])
+    self.assertEqual(
+      [
+        manifest[k]
+        for k in ('kind', 'sequence', 'base', 'previous', 'position', 'parts', 'rows', 'tombstones')
+      ],
+      ['delta', 2, '000001-base', '000001-base', {'pass': 'p1'}, 1, 0, 0],
+    )
     with np.load(os.path.join(path, 'dense.npz')) as z:
       self.assertAllEqual(z['000/bias:0'], [1.0, 2.0])
-    self.assertEqual(pq.read_schema(os.path.join(path, 'rows-00000-of-00001.parquet')).names, ['key', 'slot', 'linear', 'factors'])
+    self.assertEqual(
+      pq.read_schema(os.path.join(path, 'rows-00000-of-00001.parquet')).names,
+      ['key', 'slot', 'linear', 'factors'],
+    )
 
 
 if __name__ == '__main__':

@@ -1,4 +1,8 @@
-"""The feature lifecycle through its Python face: against a real server's answers, a shadow model, and hostile input."""
+"""The feature lifecycle through its Python face:
+
+against a real server's answers, a shadow model, and hostile input.
+"""
+
 import gc
 import itertools
 import json
@@ -10,9 +14,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ops.feature_lifecycle import COLUMNS, FeatureLifecycle, Policy, capacity_cut
+from ops import chunks
+from ops.feature_lifecycle import FeatureLifecycle, Policy, capacity_cut
 
-VECTORS = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'shared', 'facts', 'lifecycle_vectors.json')
+VECTORS = os.path.join(
+  os.path.dirname(__file__), '..', '..', '..', 'shared', 'facts', 'lifecycle_vectors.json'
+)
 InvalidArgument = tf.errors.InvalidArgumentError
 FIELDS = ('show', 'click', 'delta_score', 'unseen_days', 'age_days', 'slot', 'admitted')
 
@@ -23,11 +30,18 @@ def keys_of(tensor):
 
 def contents(table):
   """Everything a table holds: key -> fields."""
-  return {int(c['key'][i]): tuple(c[f][i].item() for f in FIELDS) for c in table.export_state() for i in range(len(c['key']))}
+  return {
+    int(c['key'][i]): tuple(c[f][i].item() for f in FIELDS)
+    for c in table.export_state()
+    for i in range(len(c['key']))
+  }
 
 
 class Shadow:
-  """The rules in plain Python: a dict of key -> [show, click, delta_score, unseen_days, age_days, slot, admitted]."""
+  """The rules in plain Python:
+
+  a dict of key -> [show, click, delta_score, unseen_days, age_days, slot, admitted].
+  """
 
   def __init__(self, policy):
     self.policy, self.features, self.selected = policy, {}, {'delta': {}, 'base': {}}
@@ -49,7 +63,11 @@ class Shadow:
       f[1] += click
       f[2] += self.score(p, show, click)
       f[3] = 0
-      f[6] |= {'score': self.score(p, f[0], f[1]) >= p.admission_threshold, 'count': f[0] >= p.admission_count, 'none': True}[p.admission]
+      f[6] |= {
+        'score': self.score(p, f[0], f[1]) >= p.admission_threshold,
+        'count': f[0] >= p.admission_count,
+        'none': True,
+      }[p.admission]
     return [self.features[key][6] for key in keys]
 
   def decay(self):
@@ -73,11 +91,15 @@ class Shadow:
     for key in doomed:
       self._remove(key)
     if self.policy.capacity is not None:
+
       def rank(item):
         key, f = item
         score = self.score(self.of_slot[f[5]], f[0], f[1])
-        return {'score': (-score, key), 'recency': (f[3], -score, key), 'frequency': (-f[0], key)}[self.policy.capacity_by]
-      for key, _ in sorted(self.features.items(), key=rank)[self.policy.capacity:]:
+        return {'score': (-score, key), 'recency': (f[3], -score, key), 'frequency': (-f[0], key)}[
+          self.policy.capacity_by
+        ]
+
+      for key, _ in sorted(self.features.items(), key=rank)[self.policy.capacity :]:
         self._remove(key)
         doomed.append(key)
     return sorted(doomed)
@@ -92,7 +114,11 @@ class Shadow:
     for key, f in self.features.items():
       p = self.of_slot[f[5]]
       least = p.delta_threshold if kind == 'delta' else 0
-      if self.score(p, f[0], f[1]) >= p.base_threshold and f[2] >= least and f[3] <= p.delta_keep_days:
+      if (
+        self.score(p, f[0], f[1]) >= p.base_threshold
+        and f[2] >= least
+        and f[3] <= p.delta_keep_days
+      ):
         found[key] = f[2]
     self.selected[kind] = found
     return sorted(found)
@@ -121,57 +147,96 @@ class VectorsTest(tf.test.TestCase):
 
   def play(self, scenario):
     p = scenario['params']
-    table = FeatureLifecycle(Policy(
-        admission_threshold=p['embedx_threshold'], nonclk_coeff=p['nonclk_coeff'], clk_coeff=p['click_coeff'],
-        base_threshold=p['base_threshold'], delta_threshold=p['delta_threshold'], delta_keep_days=p['delta_keep_days'],
-        decay=p['show_click_decay_rate'], delete_threshold=p['delete_threshold'], delete_after_unseen_days=p['delete_after_unseen_days']))
+    table = FeatureLifecycle(
+      Policy(
+        admission_threshold=p['embedx_threshold'],
+        nonclk_coeff=p['nonclk_coeff'],
+        clk_coeff=p['click_coeff'],
+        base_threshold=p['base_threshold'],
+        delta_threshold=p['delta_threshold'],
+        delta_keep_days=p['delta_keep_days'],
+        decay=p['show_click_decay_rate'],
+        delete_threshold=p['delete_threshold'],
+        delete_after_unseen_days=p['delete_after_unseen_days'],
+      )
+    )
     for step in scenario['steps']:
-      where = f"{scenario['name']} step {step['step']}"
+      where = f'{scenario["name"]} step {step["step"]}'
       if step['op'] == 'push':
-        events = [(key, e[1], e[2]) for e in step['events'] for key in (e[0] if isinstance(e[0], list) else [e[0]])]
+        events = [
+          (key, e[1], e[2])
+          for e in step['events']
+          for key in (e[0] if isinstance(e[0], list) else [e[0]])
+        ]
         keys, shows, clicks = (list(column) for column in zip(*events))
         admitted = table.observe(keys, shows, clicks, [7] * len(keys))
-        self.assertAllEqual(admitted, [step['state_after'][str(key)]['has_embedx'] for key in keys], where)
+        self.assertAllEqual(
+          admitted, [step['state_after'][str(key)]['has_embedx'] for key in keys], where
+        )
       elif step['op'] == 'shrink':
         before = set(contents(table))
         table.decay()
-        self.assertEqual(set(keys_of(table.evict())), before - {int(key) for key in step['state_after']}, where)
+        self.assertEqual(
+          set(keys_of(table.evict())), before - {int(key) for key in step['state_after']}, where
+        )
       elif step['mode'] in (1, 2):
         kind = {1: 'delta', 2: 'base'}[step['mode']]
         selected = table.select(kind)
         self.assertEqual(keys_of(selected), sorted(int(key) for key in step['file_rows']), where)
         table.commit(kind, selected)
       else:
-        self.assertEqual(keys_of(table.select('all')), sorted(int(key) for key in step['file_rows']), where)
+        self.assertEqual(
+          keys_of(table.select('all')), sorted(int(key) for key in step['file_rows']), where
+        )
         if step['mode'] == 3:
           table.age()
       wanted = {int(key): state for key, state in step['state_after'].items()}
       self.assertEqual(set(contents(table)), set(wanted), where)
       found = table.lookup(list(wanted))
       for field in ('show', 'click', 'delta_score', 'unseen_days', 'slot'):
-        self.assertAllClose(found[field], [state[field] for state in wanted.values()], rtol=2e-6, atol=2e-6, msg=f'{where} {field}')
-      self.assertAllEqual(found['admitted'], [state['has_embedx'] for state in wanted.values()], where)
+        self.assertAllClose(
+          found[field],
+          [state[field] for state in wanted.values()],
+          rtol=2e-6,
+          atol=2e-6,
+          msg=f'{where} {field}',
+        )
+      self.assertAllEqual(
+        found['admitted'], [state['has_embedx'] for state in wanted.values()], where
+      )
       for kind in ('delta', 'base'):
         if f'{kind}_save_keys' in step:
-          self.assertEqual(keys_of(table.select(kind)), sorted(step[f'{kind}_save_keys']), f'{where} {kind}')
+          self.assertEqual(
+            keys_of(table.select(kind)), sorted(step[f'{kind}_save_keys']), f'{where} {kind}'
+          )
 
 
 class ShadowModelTest(tf.test.TestCase):
-
   def test_a_million_operations(self):
     """1.1 million random operations, in batches, over all policies."""
     seed = int(os.environ.get('LIFECYCLE_TEST_SEED', time.time_ns() % 2**32))
     print(f'seed {seed}: LIFECYCLE_TEST_SEED={seed} repeats it')
     policies = [
-        Policy(delta_keep_days=3, delete_after_unseen_days=4),
-        Policy(admission='count', admission_count=4, eviction='unseen', delete_after_unseen_days=2, decay=0.5),
-        Policy(admission='none', min_age_days=2, delete_after_unseen_days=None, delta_threshold=1.0),
-        Policy(admission='none', eviction='none', nonclk_coeff=1.0, clk_coeff=0.25),
-        Policy(capacity=700, capacity_by='score', decay=0.75),
-        Policy(eviction='none', capacity=900, capacity_by='recency', decay=0.75),
-        Policy(eviction='unseen', capacity=500, capacity_by='frequency', decay=0.75),
-        Policy(per_slot={3: {'admission_threshold': 2.0, 'decay': 0.5}, 5: {'delete_threshold': 3.0, 'delta_keep_days': 0},
-                         7: {'nonclk_coeff': 0.5}}),
+      Policy(delta_keep_days=3, delete_after_unseen_days=4),
+      Policy(
+        admission='count',
+        admission_count=4,
+        eviction='unseen',
+        delete_after_unseen_days=2,
+        decay=0.5,
+      ),
+      Policy(admission='none', min_age_days=2, delete_after_unseen_days=None, delta_threshold=1.0),
+      Policy(admission='none', eviction='none', nonclk_coeff=1.0, clk_coeff=0.25),
+      Policy(capacity=700, capacity_by='score', decay=0.75),
+      Policy(eviction='none', capacity=900, capacity_by='recency', decay=0.75),
+      Policy(eviction='unseen', capacity=500, capacity_by='frequency', decay=0.75),
+      Policy(
+        per_slot={
+          3: {'admission_threshold': 2.0, 'decay': 0.5},
+          5: {'delete_threshold': 3.0, 'delta_keep_days': 0},
+          7: {'nonclk_coeff': 0.5},
+        }
+      ),
     ]
     operations = 0
     for number, policy in enumerate(policies):
@@ -182,12 +247,22 @@ class ShadowModelTest(tf.test.TestCase):
     table, shadow, done = FeatureLifecycle(policy), Shadow(policy), 0
     while done < operations:
       n = int(rng.integers(0, 4000))
-      # Half of the keys come again and again; numbers that binary fractions hold, so that sums are exact in any order.
-      keys = np.where(rng.random(n) < 0.5, rng.integers(0, 100, n), rng.integers(0, 6000, n)) | rng.integers(0, 8, n) << 52
+      # Half of the keys come again and again; numbers that binary fractions hold, so that sums are
+      # exact in any order.
+      keys = (
+        np.where(rng.random(n) < 0.5, rng.integers(0, 100, n), rng.integers(0, 6000, n))
+        | rng.integers(0, 8, n) << 52
+      )
       shows = rng.integers(0, 9, n) / 2
-      clicks = np.where(shows > 0, np.minimum(shows, rng.integers(0, 3, n) / 4), rng.integers(0, 2, n))
+      clicks = np.where(
+        shows > 0, np.minimum(shows, rng.integers(0, 3, n) / 4), rng.integers(0, 2, n)
+      )
       slots = keys >> 52 if rng.random() < 0.5 else (keys * 7 + 1) % 8
-      given = None if slots[:1].tolist() == (keys >> 52)[:1].tolist() and (slots == keys >> 52).all() else slots
+      given = (
+        None
+        if slots[:1].tolist() == (keys >> 52)[:1].tolist() and (slots == keys >> 52).all()
+        else slots
+      )
       wanted = shadow.observe(keys.tolist(), shows.tolist(), clicks.tolist(), slots.tolist())
       self.assertAllEqual(table.observe(keys, shows, clicks, given), np.array(wanted, bool))
       done += n
@@ -207,7 +282,10 @@ class ShadowModelTest(tf.test.TestCase):
         shadow.commit(kind)
       else:
         asked = rng.integers(0, 7000, 1000) | rng.integers(0, 8, 1000) << 52
-        self.assertAllEqual(table.admitted(asked), [k in shadow.features and shadow.features[k][6] for k in asked.tolist()])
+        self.assertAllEqual(
+          table.admitted(asked),
+          [k in shadow.features and shadow.features[k][6] for k in asked.tolist()],
+        )
         done += 1000
       self.assertEqual(int(table.size()), len(shadow.features))
     found = contents(table)
@@ -218,7 +296,6 @@ class ShadowModelTest(tf.test.TestCase):
 
 
 class LifecycleTest(tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     self.table = FeatureLifecycle(Policy())
@@ -252,42 +329,50 @@ class LifecycleTest(tf.test.TestCase):
   def test_hostile_input_is_named_and_changes_nothing(self):
     nan, inf = float('nan'), float('inf')
     cases = [
-        ([1, -5], [1, 1], [0, 0], None, r'keys\[1\]: found -5'),
-        ([-2**63], [1], [0], None, r'keys\[0\]: found -9223372036854775808'),
-        ([1, 4], [1, nan], [0, 0], None, r'shows\[1\]: found nan'),
-        ([1, 4], [1, inf], [0, 0], None, r'shows\[1\]: found inf'),
-        ([1, 4], [1, -2], [0, 0], None, r'shows\[1\]: found -2'),
-        ([1, 4], [1, 1e300], [0, 0], None, r'shows\[1\]: found 1e\+300'),
-        ([1, 4], [1, 1], [0, nan], None, r'clicks\[1\]: found nan'),
-        ([1, 4], [1, 1], [0, -1], None, r'clicks\[1\]: found -1'),
-        ([1, 4], [1, 1], [0, 3], None, r'clicks\[1\]: found 3; wanted at most shows\[1\] = 1'),
-        ([1, 4], [1], [0, 0], None, 'shows: found 1 elements; wanted 2'),
-        ([1, 4], [1, 1], [0, 0, 0], None, 'clicks: found 3 elements; wanted 2'),
-        ([1, 4], [1, 1], [0, 0], [1], 'slots: found 1 elements; wanted 2'),
-        ([1, 4], [1, 1], [0, 0], [], 'slots: found 0 elements; wanted 2'),
-        ([1, 4], [1, 1], [0, 0], [1, 2048], r'slots\[1\]: found 2048'),
-        ([1, 4], [1, 1], [0, 0], [-1, 1], r'slots\[0\]: found -1'),
-        ([1, 4], [1, 1], [0, 0], [1.0, 1.0], 'slots: found dtype float64'),
-        ([1.0, 4.0], [1, 1], [0, 0], None, 'keys: found dtype float64; wanted int64'),
-        (['1', '4'], [1, 1], [0, 0], None, 'keys: found dtype str'),
-        ([True], [1], [0], None, 'keys: found dtype bool'),
-        ([2**63], [1], [0], None, 'keys: found dtype uint64'),
-        ([2**70], [1], [0], None, 'keys: found dtype object'),
-        ([1, 4], ['a', 'b'], [0, 0], None, 'shows: found dtype str'),
-        ([1, 4], [1, 1], [1j, 0], None, 'clicks: found dtype complex128'),
-        (tf.constant([1.0, 4.0]), [1, 1], [0, 0], None, 'keys: found dtype float32'),
-        ([[1, 4]], [1, 1], [0, 0], None, r'keys: found shape \[1, 2\]; wanted \[n\]'),
-        (1, 1, 0, None, r'keys: found shape \[\]'),
-        ([[1], [4, 5]], [1, 1], [0, 0], None, 'keys: found a ragged list'),
-        ([1, 4], [[1, 1]], [0, 0], None, r'shows: found shape \[1, 2\]'),
+      ([1, -5], [1, 1], [0, 0], None, r'keys\[1\]: found -5'),
+      ([-(2**63)], [1], [0], None, r'keys\[0\]: found -9223372036854775808'),
+      ([1, 4], [1, nan], [0, 0], None, r'shows\[1\]: found nan'),
+      ([1, 4], [1, inf], [0, 0], None, r'shows\[1\]: found inf'),
+      ([1, 4], [1, -2], [0, 0], None, r'shows\[1\]: found -2'),
+      ([1, 4], [1, 1e300], [0, 0], None, r'shows\[1\]: found 1e\+300'),
+      ([1, 4], [1, 1], [0, nan], None, r'clicks\[1\]: found nan'),
+      ([1, 4], [1, 1], [0, -1], None, r'clicks\[1\]: found -1'),
+      ([1, 4], [1, 1], [0, 3], None, r'clicks\[1\]: found 3; wanted at most shows\[1\] = 1'),
+      ([1, 4], [1], [0, 0], None, 'shows: found 1 elements; wanted 2'),
+      ([1, 4], [1, 1], [0, 0, 0], None, 'clicks: found 3 elements; wanted 2'),
+      ([1, 4], [1, 1], [0, 0], [1], 'slots: found 1 elements; wanted 2'),
+      ([1, 4], [1, 1], [0, 0], [], 'slots: found 0 elements; wanted 2'),
+      ([1, 4], [1, 1], [0, 0], [1, 2048], r'slots\[1\]: found 2048'),
+      ([1, 4], [1, 1], [0, 0], [-1, 1], r'slots\[0\]: found -1'),
+      ([1, 4], [1, 1], [0, 0], [1.0, 1.0], 'slots: found dtype float64'),
+      ([1.0, 4.0], [1, 1], [0, 0], None, 'keys: found dtype float64; wanted int64'),
+      (['1', '4'], [1, 1], [0, 0], None, 'keys: found dtype str'),
+      ([True], [1], [0], None, 'keys: found dtype bool'),
+      ([2**63], [1], [0], None, 'keys: found dtype uint64'),
+      ([2**70], [1], [0], None, 'keys: found dtype object'),
+      ([1, 4], ['a', 'b'], [0, 0], None, 'shows: found dtype str'),
+      ([1, 4], [1, 1], [1j, 0], None, 'clicks: found dtype complex128'),
+      (tf.constant([1.0, 4.0]), [1, 1], [0, 0], None, 'keys: found dtype float32'),
+      ([[1, 4]], [1, 1], [0, 0], None, r'keys: found shape \[1, 2\]; wanted \[n\]'),
+      (1, 1, 0, None, r'keys: found shape \[\]'),
+      ([[1], [4, 5]], [1, 1], [0, 0], None, 'keys: found a ragged list'),
+      ([1, 4], [[1, 1]], [0, 0], None, r'shows: found shape \[1, 2\]'),
     ]
     before = contents(self.table)
     for keys, shows, clicks, slots, message in cases:
       with self.assertRaisesRegex(InvalidArgument, message):
         self.table.observe(keys, shows, clicks, slots)
       self.assertEqual(contents(self.table), before, message)
-    for verb in (self.table.admitted, self.table.lookup, lambda keys: self.table.commit('delta', keys)):
-      for keys, message in (([1, -1], r'keys\[1\]: found -1'), ([1.5], 'keys: found dtype'), ([[1]], 'keys: found shape')):
+    for verb in (
+      self.table.admitted,
+      self.table.lookup,
+      lambda keys: self.table.commit('delta', keys),
+    ):
+      for keys, message in (
+        ([1, -1], r'keys\[1\]: found -1'),
+        ([1.5], 'keys: found dtype'),
+        ([[1]], 'keys: found shape'),
+      ):
         with self.assertRaisesRegex(InvalidArgument, message):
           verb(keys)
     with self.assertRaisesRegex(InvalidArgument, "kind: found 'some'"):
@@ -303,7 +388,9 @@ class LifecycleTest(tf.test.TestCase):
   def test_commit_keeps_a_gain_since_the_selection(self):
     self.assertEqual(keys_of(self.table.select('delta')), [1])
     self.table.observe([1], [20], [0])
-    with self.assertRaisesRegex(InvalidArgument, r'keys\[1\]: found 2; wanted a key of the last selection'):
+    with self.assertRaisesRegex(
+      InvalidArgument, r'keys\[1\]: found 2; wanted a key of the last selection'
+    ):
       self.table.commit('delta', [1, 2])
     self.assertAllClose(self.table.lookup([1])['delta_score'], [12.0])
     self.table.commit('delta', [1])
@@ -332,7 +419,10 @@ class LifecycleTest(tf.test.TestCase):
     tables = [FeatureLifecycle(Policy(capacity=10)) for _ in range(2)]
     for table in tables:
       table.observe(np.arange(25), np.arange(25) + 1.0, np.zeros(25))
-    removed = [keys_of(table.evict(all_reduce)) for table, all_reduce in zip(tables, (None, lambda counts: counts))]
+    removed = [
+      keys_of(table.evict(all_reduce))
+      for table, all_reduce in zip(tables, (None, lambda counts: counts))
+    ]
     self.assertEqual(removed[0], removed[1])
     self.assertEqual(keys_of(tables[0].select('all')), list(range(15, 25)))
 
@@ -344,7 +434,7 @@ class LifecycleTest(tf.test.TestCase):
     for _ in range(4):
       found = one_by_one.observe(keys[::-1], np.ones(n), np.zeros(n)).numpy()[::-1]
     self.assertAllEqual(found, wanted)
-    self.assertNear(wanted.mean(), 1 - 0.8**4, 5 * (0.25 / n)**0.5)
+    self.assertNear(wanted.mean(), 1 - 0.8**4, 5 * (0.25 / n) ** 0.5)
     other = FeatureLifecycle(Policy(admission='probability', admission_probability=0.2, seed=12))
     self.assertNotAllEqual(other.observe(keys, np.full(n, 4.0), np.zeros(n)), wanted)
 
@@ -362,7 +452,6 @@ class LifecycleTest(tf.test.TestCase):
 
 
 class GraphTest(tf.test.TestCase):
-
   def test_tf_function(self):
     table = FeatureLifecycle(Policy(admission='count', admission_count=2))
 
@@ -383,7 +472,9 @@ class GraphTest(tf.test.TestCase):
   def test_shapes_are_checked_where_the_graph_is_built(self):
     table = FeatureLifecycle(Policy())
     with self.assertRaises(ValueError):
-      tf.function(lambda: table.observe(tf.constant([1, 2]), tf.constant([1.0]), tf.constant([0.0])))()
+      tf.function(
+        lambda: table.observe(tf.constant([1, 2]), tf.constant([1.0]), tf.constant([0.0]))
+      )()
     with tf.Graph().as_default():
       graph_table = FeatureLifecycle(Policy())
       self.assertEqual(graph_table.admitted(tf.compat.v1.placeholder(tf.int64, [7])).shape, [7])
@@ -397,7 +488,9 @@ class GraphTest(tf.test.TestCase):
         with tf.device('/job:localhost/task:0'):
           table = FeatureLifecycle(Policy(), name='shared')
         keys = tf.compat.v1.placeholder(tf.int64, [None])
-        pushed = table.observe(keys, tf.ones_like(keys, tf.float64), tf.zeros_like(keys, tf.float64))
+        pushed = table.observe(
+          keys, tf.ones_like(keys, tf.float64), tf.zeros_like(keys, tf.float64)
+        )
         found = table.lookup(keys)['show']
         with tf.compat.v1.Session(server.target) as session:
           session.run(pushed, {keys: [3]})
@@ -406,7 +499,11 @@ class GraphTest(tf.test.TestCase):
             session.run(pushed, {keys: [-3]})
 
   def test_tables_share_by_name(self):
-    one, same, other = FeatureLifecycle(name='a'), FeatureLifecycle(name='a'), FeatureLifecycle(name='b')
+    one, same, other = (
+      FeatureLifecycle(name='a'),
+      FeatureLifecycle(name='a'),
+      FeatureLifecycle(name='b'),
+    )
     nameless = FeatureLifecycle()
     one.observe([1], [1], [0])
     self.assertEqual([int(t.size()) for t in (one, same, other, nameless)], [1, 1, 0, 0])
@@ -421,7 +518,6 @@ class GraphTest(tf.test.TestCase):
 
 
 class StateTest(tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     rng = np.random.default_rng(2)
@@ -454,7 +550,9 @@ class StateTest(tf.test.TestCase):
     for part in parts:
       again.import_state(part.export_state(), replace=False)
     self.assertEqual(contents(again), self.wanted)
-    with self.assertRaisesRegex(tf.errors.DataLossError, 'key: found .*; wanted keys that the table does not hold'):
+    with self.assertRaisesRegex(
+      tf.errors.DataLossError, 'key: found .*; wanted keys that the table does not hold'
+    ):
       again.import_state(parts[0].export_state(), replace=False)
     self.assertEqual(contents(again), self.wanted)
 
@@ -470,38 +568,43 @@ class StateTest(tf.test.TestCase):
 
   def test_bad_chunks(self):
     good = list(self.table.export_state())
+
     def changed(**fields):
       chunk = {**good[3], **fields}
       return [*good[:3], chunk, *good[4:]]
+
     def sealed(name, i, value):
       """A chunk whose checksum is right and whose content is not."""
-      from ops import feature_lifecycle
       column = good[3][name].copy()
       column[i] = value
       chunk = {**good[3], name: column}
-      return changed(**{name: column, 'checksum': feature_lifecycle._checksum(chunk)})
+      return changed(**{name: column, 'checksum': chunks.checksum(chunk)})
+
     cases = [
-        (changed(show=good[3]['show'] + 1), 'chunk 3: checksum: found'),
-        (changed(show=good[3]['show'].astype(np.float32)), 'chunk 3: show: found dtype float32'),
-        (changed(show=good[3]['show'][1:]), 'chunk 3: show: found shape'),
-        (changed(click=good[3]['click'].tolist()), 'chunk 3: click: found dtype list'),
-        ([*good, {'key': good[0]['key']}], 'show: found nothing'),
-        ([7], 'chunk 0: found int'),
-        (sealed('key', 0, -3), r'chunk 3: .*key\[0\]: found -3'),
-        (sealed('key', 1, good[3]['key'][0]), r'chunk 3: .*key\[1\]: found .*; wanted a key that stands once'),
-        (sealed('show', 2, np.nan), r'chunk 3: .*show\[2\]: found nan'),
-        (sealed('click', 2, -1), r'chunk 3: .*click\[2\]: found -1'),
-        (sealed('delta_score', 2, np.inf), r'chunk 3: .*delta_score\[2\]: found inf'),
-        (sealed('slot', 2, 2048), r'chunk 3: .*slot\[2\]: found 2048'),
-        ([*good, good[3]], r'chunk \d+: .*key\[\d+\]: found .*; wanted a key that stands once'),
+      (changed(show=good[3]['show'] + 1), 'chunk 3: checksum: found'),
+      (changed(show=good[3]['show'].astype(np.float32)), 'chunk 3: show: found dtype float32'),
+      (changed(show=good[3]['show'][1:]), 'chunk 3: show: found shape'),
+      (changed(click=good[3]['click'].tolist()), 'chunk 3: click: found dtype list'),
+      ([*good, {'key': good[0]['key']}], 'show: found nothing'),
+      ([7], 'chunk 0: found int'),
+      (sealed('key', 0, -3), r'chunk 3: .*key\[0\]: found -3'),
+      (
+        sealed('key', 1, good[3]['key'][0]),
+        r'chunk 3: .*key\[1\]: found .*; wanted a key that stands once',
+      ),
+      (sealed('show', 2, np.nan), r'chunk 3: .*show\[2\]: found nan'),
+      (sealed('click', 2, -1), r'chunk 3: .*click\[2\]: found -1'),
+      (sealed('delta_score', 2, np.inf), r'chunk 3: .*delta_score\[2\]: found inf'),
+      (sealed('slot', 2, 2048), r'chunk 3: .*slot\[2\]: found 2048'),
+      ([*good, good[3]], r'chunk \d+: .*key\[\d+\]: found .*; wanted a key that stands once'),
     ]
-    for chunks, message in cases:
+    for damaged, message in cases:
       for replace in (True, False):
         table = FeatureLifecycle(Policy())
         table.observe([1], [1], [0])
         before = contents(table)
         with self.assertRaisesRegex(tf.errors.DataLossError, message):
-          table.import_state(chunks, replace=replace)
+          table.import_state(damaged, replace=replace)
         self.assertEqual(contents(table), before, message)
 
   def test_corrupted_and_truncated_files(self):
@@ -514,7 +617,7 @@ class StateTest(tf.test.TestCase):
     rng = np.random.default_rng(7)
     bad = [good[:size] for size in (0, 1, 100, len(good) // 2, len(good) - 1)]
     for place in [*places[:3], *rng.integers(0, len(good), 20)]:
-      bad.append(good[:place] + bytes([good[place] ^ 0x40]) + good[place + 1:])
+      bad.append(good[:place] + bytes([good[place] ^ 0x40]) + good[place + 1 :])
     bad.append(b'not a state file')
     for i, content in enumerate(bad):
       with open(path, 'wb') as f:
@@ -534,20 +637,40 @@ class StateTest(tf.test.TestCase):
 
   def test_columns(self):
     chunk = next(self.table.export_state())
-    self.assertEqual({name: chunk[name].dtype for name in COLUMNS}, {name: np.dtype(dtype) for name, dtype in COLUMNS.items()})
+    self.assertEqual(
+      {name: chunk[name].dtype for name in chunks.COLUMNS},
+      {name: np.dtype(dtype) for name, dtype in chunks.COLUMNS.items()},
+    )
 
 
 class PolicyTest(tf.test.TestCase):
-
   def test_refuses_what_cannot_be(self):
-    for fields in ({'admission': 'maybe'}, {'decay': 1.5}, {'decay': float('nan')}, {'capacity': 0}, {'delta_keep_days': -1},
-                   {'admission_probability': 2}, {'per_slot': {3000: {}}}, {'per_slot': {1: {'capacity': 3}}}, {'seed': -1}):
+    for fields in (
+      {'admission': 'maybe'},
+      {'decay': 1.5},
+      {'decay': float('nan')},
+      {'capacity': 0},
+      {'delta_keep_days': -1},
+      {'admission_probability': 2},
+      {'per_slot': {3000: {}}},
+      {'per_slot': {1: {'capacity': 3}}},
+      {'seed': -1},
+    ):
       with pytest.raises(ValueError, match=next(iter(fields))):
         Policy(**fields)
 
   def test_extremes_reach_the_table(self):
-    FeatureLifecycle(Policy(seed=2**64 - 1, delete_after_unseen_days=None, capacity=2**62, decay=1e-300, per_slot={
-        2047: {'min_age_days': None, 'delete_after_unseen_days': None, 'nonclk_coeff': 1 / 3}}))
+    FeatureLifecycle(
+      Policy(
+        seed=2**64 - 1,
+        delete_after_unseen_days=None,
+        capacity=2**62,
+        decay=1e-300,
+        per_slot={
+          2047: {'min_age_days': None, 'delete_after_unseen_days': None, 'nonclk_coeff': 1 / 3}
+        },
+      )
+    )
 
 
 if __name__ == '__main__':

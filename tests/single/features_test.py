@@ -1,13 +1,14 @@
 """Keys, dense transforms and pooling against plain TensorFlow and NumPy."""
+
 import numpy as np
 import tensorflow as tf
 
+from ops.tensors import to_tensor
 from trainer.config import DenseColumn
-from trainer.features import dense_stats, hash_keys, pool_norm, to_tensor, transform_dense
+from trainer.data.features import dense_stats, hash_keys, pool_norm, transform_dense
 
 
 class HashKeysTest(tf.test.TestCase):
-
   def test_slot_in_the_top_bits(self):
     texts = [b'5', 'größe'.encode(), b'\xff\xfe', b'a' * 1000]
     keys = hash_keys(texts, 2047).numpy()
@@ -17,20 +18,23 @@ class HashKeysTest(tf.test.TestCase):
 
   def test_never_changes(self):
     # Models in service depend on it: keys written down once, from FarmHash's Fingerprint64.
-    self.assertAllEqual(hash_keys(['hello', '5', ''], 1), [7852339209178344, 6996394395781867, 4901877037678671])
+    self.assertAllEqual(
+      hash_keys(['hello', '5', ''], 1), [7852339209178344, 6996394395781867, 4901877037678671]
+    )
 
   def test_space_around_and_integers(self):
     self.assertAllEqual(hash_keys([' a b\t', '\r\nx '], 3), hash_keys(['a b', 'x'], 3))
     self.assertAllEqual(hash_keys(np.array([5, -17]), 3), hash_keys(['5', '-17'], 3))
 
   def test_in_a_graph_with_a_slot_for_each(self):
-    keys = tf.function(hash_keys)(tf.constant([['a', 'b'], ['c', 'a']]), tf.constant([1, 2], tf.int64))
+    keys = tf.function(hash_keys)(
+      tf.constant([['a', 'b'], ['c', 'a']]), tf.constant([1, 2], tf.int64)
+    )
     self.assertAllEqual(keys[:, 0], hash_keys(['a', 'c'], 1))
     self.assertAllEqual(keys[:, 1], hash_keys(['b', 'a'], 2))
 
 
 class TransformDenseTest(tf.test.TestCase):
-
   def test_against_numpy(self):
     kinds = ('none', 'log1p', 'standardise', 'log1p_standardise')
     columns = [DenseColumn(name=k, transform=k, missing=i + 0.5) for i, k in enumerate(kinds)]
@@ -39,27 +43,36 @@ class TransformDenseTest(tf.test.TestCase):
     x[3] = 0
     slog = np.sign(x) * np.log1p(np.abs(x))
     seen = np.stack([x[:, 0], slog[:, 1], x[:, 2], slog[:, 3]], 1).astype(np.float64)
-    measured = {k: [np.sum(~np.isnan(c)), np.nanmean(c), np.nansum((c - np.nanmean(c))**2)] for k, c in zip(kinds, seen.T)}
+    measured = {
+      k: [np.sum(~np.isnan(c)), np.nanmean(c), np.nansum((c - np.nanmean(c)) ** 2)]
+      for k, c in zip(kinds, seen.T)
+    }
     stats = dense_stats(columns, measured)
     want = seen.copy()
     for i in (2, 3):
       want[:, i] = (want[:, i] - np.nanmean(want[:, i])) / np.nanstd(want[:, i])
     want = np.where(np.isnan(want), [0.5, 1.5, 2.5, 3.5], want)
     self.assertAllClose(transform_dense(x, columns, stats), want, 1e-5, 1e-5)
-    self.assertAllEqual(tf.function(lambda d: transform_dense(d, columns, stats))(tf.zeros([0, 4])).shape, [0, 4])
+    self.assertAllEqual(
+      tf.function(lambda d: transform_dense(d, columns, stats))(tf.zeros([0, 4])).shape, [0, 4]
+    )
 
   def test_given_constant_and_empty_statistics(self):
-    columns = [DenseColumn(name='a', transform='standardise', mean=2.0, std=4.0), DenseColumn(name='b', transform='standardise'),
-               DenseColumn(name='c', transform='standardise')]
+    columns = [
+      DenseColumn(name='a', transform='standardise', mean=2.0, std=4.0),
+      DenseColumn(name='b', transform='standardise'),
+      DenseColumn(name='c', transform='standardise'),
+    ]
     stats = dense_stats(columns, {'a': [9, 0, 1], 'b': [5, 3, 0], 'c': [0, 0, 0]})
     self.assertAllClose(transform_dense([[10, 3, 1]], columns, stats), [[2, 0, 1]])
 
   def test_no_columns(self):
-    self.assertAllEqual(transform_dense(np.zeros([3, 0], np.float32), [], dense_stats([], {})).shape, [3, 0])
+    self.assertAllEqual(
+      transform_dense(np.zeros([3, 0], np.float32), [], dense_stats([], {})).shape, [3, 0]
+    )
 
 
 class PoolNormTest(tf.test.TestCase):
-
   def test_as_embedding_lookup_sparse(self):
     rng = np.random.default_rng(1)
     b, poolings = 7, ['mean', 'sqrtn', 'sum']
@@ -69,21 +82,29 @@ class PoolNormTest(tf.test.TestCase):
     values = rng.normal(1, 1, len(segments)).astype(np.float32)
     rows = tf.constant(rng.normal(size=[len(segments), 3]), tf.float32)
     norm = pool_norm(values, segments, b, poolings)
-    sums = tf.reshape(tf.math.unsorted_segment_sum(rows * values[:, None], segments, b * f), [b, f, 3])
+    sums = tf.reshape(
+      tf.math.unsorted_segment_sum(rows * values[:, None], segments, b * f), [b, f, 3]
+    )
     for slot, combiner in enumerate(poolings):
       mine = np.flatnonzero(segments % f == slot)
-      # Every sample has an id of weight 0, which changes no sum, so that empty slots stay in their place.
+      # Every sample has an id of weight 0, which changes no sum, so that empty slots stay in their
+      # place.
       sample = np.concatenate([segments[mine] // f, np.arange(b)])
       order = np.argsort(sample, kind='stable')
-      ids = tf.SparseTensor(np.stack([sample[order], np.arange(len(order))], 1).astype(np.int64),
-                            np.concatenate([mine, np.zeros(b, np.int64)])[order], [b, len(order)])
-      weights = tf.SparseTensor(ids.indices, np.concatenate([values[mine], np.zeros(b, np.float32)])[order], ids.dense_shape)
+      ids = tf.SparseTensor(
+        np.stack([sample[order], np.arange(len(order))], 1).astype(np.int64),
+        np.concatenate([mine, np.zeros(b, np.int64)])[order],
+        [b, len(order)],
+      )
+      weights = tf.SparseTensor(
+        ids.indices, np.concatenate([values[mine], np.zeros(b, np.float32)])[order], ids.dense_shape
+      )
       want = tf.nn.embedding_lookup_sparse(rows, ids, weights, combiner=combiner)
       self.assertAllClose(sums[:, slot] / norm[:, slot, None], want, 1e-5, 1e-5)
     self.assertAllEqual(norm[4], [1, 1, 1])
 
   def test_a_divisor_of_zero(self):
-    norm = pool_norm(tf.constant([1., -1, 0]), tf.constant([0, 0, 1]), 1, ['mean', 'sqrtn'])
+    norm = pool_norm(tf.constant([1.0, -1, 0]), tf.constant([0, 0, 1]), 1, ['mean', 'sqrtn'])
     self.assertAllEqual(norm, [[np.inf, np.inf]])
 
   def test_nothing_to_divide(self):
@@ -97,12 +118,19 @@ class PoolNormTest(tf.test.TestCase):
 
 
 class ToTensorTest(tf.test.TestCase):
-
   def test_is_a_copy_of_any_array(self):
-    for array in (np.arange(7, dtype=np.int64)[::2], np.float32([[1, 2], [3, 4]]).T, np.zeros([0, 3], np.float32), np.int32(5), np.zeros([0], np.int64)):
+    for array in (
+      np.arange(7, dtype=np.int64)[::2],
+      np.float32([[1, 2], [3, 4]]).T,
+      np.zeros([0, 3], np.float32),
+      np.int32(5),
+      np.zeros([0], np.int64),
+    ):
       tensor = to_tensor(array)
       wanted = np.array(array)
-      self.assertEqual((tensor.dtype.as_numpy_dtype, tuple(tensor.shape)), (wanted.dtype, wanted.shape))
+      self.assertEqual(
+        (tensor.dtype.as_numpy_dtype, tuple(tensor.shape)), (wanted.dtype, wanted.shape)
+      )
       self.assertAllEqual(tensor, wanted)
     own = np.zeros([3])
     tensor = to_tensor(own)
@@ -111,6 +139,7 @@ class ToTensorTest(tf.test.TestCase):
 
   def test_loses_no_memory(self):
     import psutil
+
     array, process = np.zeros([10], np.float32), psutil.Process()
     for _ in range(2000):
       to_tensor(array)

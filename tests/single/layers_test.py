@@ -1,4 +1,7 @@
-"""Interactions against double loops over features, and their gradients in the rows against finite differences."""
+"""Interactions against double loops over features, and their gradients in the rows against finite
+differences.
+"""
+
 import itertools
 import os
 import pathlib
@@ -7,15 +10,14 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from ops import cross
-from trainer.layers.batch_norm import BatchNorm
-from trainer.layers.cross import Cross
-from trainer.layers.dnn import DNN, dropout
-from trainer.layers.embedded import Embedded, slot_vectors
-from trainer.layers.ffm import FFM
-from trainer.layers.fm import FM
-from trainer.layers.fwfm import FwFM
-from trainer.layers.linear import Linear
+from trainer.embedding.layer_inputs import LayerInputs, slot_vectors
+from trainer.model.layers.batch_norm import BatchNorm
+from trainer.model.layers.cross import Cross
+from trainer.model.layers.dnn import DNN, dropout
+from trainer.model.layers.ffm import FFM
+from trainer.model.layers.fm import FM
+from trainer.model.layers.fwfm import FwFM
+from trainer.model.layers.linear import Linear
 
 F, D, DN, ROWS = 4, 3, 2, 12
 
@@ -44,25 +46,47 @@ class Log:
     segments = b * F + f
 
     def sums(values):  # [nnz, k] -> [B, F, k]
-      return tf.reshape(tf.math.unsorted_segment_sum(values * x[:, None], segments, batch * F), [batch, F, values.shape[1]])
+      return tf.reshape(
+        tf.math.unsorted_segment_sum(values * x[:, None], segments, batch * F),
+        [batch, F, values.shape[1]],
+      )
 
     def squares(values):
-      return tf.math.unsorted_segment_sum(tf.reduce_sum(tf.square(values * x[:, None]), 1), b, batch)
+      return tf.math.unsorted_segment_sum(
+        tf.reduce_sum(tf.square(values * x[:, None]), 1), b, batch
+      )
+
     starts = np.cumsum([0, *(n for n, _ in self.tables)])
-    by_table = [sums(tf.gather(v, row))[:, s:s + n] for v, s, (n, _) in zip(factors, starts, self.tables)]
+    by_table = [
+      sums(tf.gather(v, row))[:, s : s + n] for v, s, (n, _) in zip(factors, starts, self.tables)
+    ]
     own_field = tf.gather_nd(field_factors, np.stack([row, f], 1))
-    return Embedded(
-        linear=sums(tf.gather(linear, row)[:, None])[:, :, 0], factors=by_table, totals=[tf.reduce_sum(t, 1) for t in by_table],
-        squares=tf.add_n([squares(tf.gather(v, row) * ((f >= s) & (f < s + n)).astype(np.float32)[:, None])
-                          for v, s, (n, _) in zip(factors, starts, self.tables)]),
-        field_factors=sums(tf.reshape(tf.gather(field_factors, row), [-1, F * D])),
-        field_squares=squares(own_field), norm=None if norm is None else tf.constant(norm, tf.float32),
-        dense=tf.constant(self.dense, tf.float32))
+    return LayerInputs(
+      linear=sums(tf.gather(linear, row)[:, None])[:, :, 0],
+      factors=by_table,
+      totals=[tf.reduce_sum(t, 1) for t in by_table],
+      squares=tf.add_n(
+        [
+          squares(tf.gather(v, row) * ((f >= s) & (f < s + n)).astype(np.float32)[:, None])
+          for v, s, (n, _) in zip(factors, starts, self.tables)
+        ]
+      ),
+      field_factors=sums(tf.reshape(tf.gather(field_factors, row), [-1, F * D])),
+      field_squares=squares(own_field),
+      norm=None if norm is None else tf.constant(norm, tf.float32),
+      dense=tf.constant(self.dense, tf.float32),
+    )
 
   def pairs(self, term):
     """Σ over i < j of term(i, j) x_i x_j of each sample, i and j being (slot, row)."""
-    return np.array([sum(term((f, i), (g, j)) * x * y for (f, i, x), (g, j, y) in itertools.combinations(sample, 2))
-                     for sample in self.samples])
+    return np.array(
+      [
+        sum(
+          term((f, i), (g, j)) * x * y for (f, i, x), (g, j, y) in itertools.combinations(sample, 2)
+        )
+        for sample in self.samples
+      ]
+    )
 
   def slot_sums(self, sample):
     sums = [np.zeros(self._width(f)) for f in range(F)]
@@ -79,9 +103,15 @@ class Log:
 
 
 ONE_EACH = [[(f, (b * F + f) % ROWS, 1.0) for f in range(F)] for b in range(5)]
-# Several features a slot, values of either sign, a feature twice in a sample, empty slots, an empty sample.
-MANY = [[(0, 1, .5), (0, 2, -1.5), (0, 3, 1.), (2, 4, 2.), (3, 5, 1.), (3, 6, .25)], [], [(1, 7, 1.), (1, 7, 1.), (1, 8, -.5)],
-        [(0, 0, 3.)], [(0, 9, 1.), (1, 10, 1.), (2, 11, -1.), (2, 1, 1.), (3, 2, .1)]]
+# Several features a slot, values of either sign, a feature twice in a sample, empty slots, an empty
+# sample.
+MANY = [
+  [(0, 1, 0.5), (0, 2, -1.5), (0, 3, 1.0), (2, 4, 2.0), (3, 5, 1.0), (3, 6, 0.25)],
+  [],
+  [(1, 7, 1.0), (1, 7, 1.0), (1, 8, -0.5)],
+  [(0, 0, 3.0)],
+  [(0, 9, 1.0), (1, 10, 1.0), (2, 11, -1.0), (2, 1, 1.0), (3, 2, 0.1)],
+]
 LOGS = {'one': ONE_EACH, 'many': MANY, 'none': []}
 
 
@@ -90,14 +120,16 @@ def built(layer, embedded):
   rng = np.random.default_rng(5)
   for v in layer.variables:
     if 'variance' not in v.name:
-      v.assign(rng.normal(scale=.5, size=v.shape))
+      v.assign(rng.normal(scale=0.5, size=v.shape))
   return layer
 
 
 class LayerTestCase(tf.test.TestCase):
-
   def check(self, layer, oracle, **log_args):
-    """`oracle(log, layer)` gives the logits [B]; with training or without, gradients right, for every kind of log."""
+    """`oracle(log, layer)` gives the logits [B];
+
+    with training or without, gradients right, for every kind of log.
+    """
     for name, samples in LOGS.items():
       with self.subTest(log=name):
         log = Log(samples, **log_args)
@@ -116,6 +148,7 @@ class LayerTestCase(tf.test.TestCase):
 
     def loss():
       return tf.reduce_sum(weights * layer(log.pool(*rows), training=training))
+
     with tf.GradientTape() as tape:
       tape.watch(rows)
       value = loss()
@@ -135,42 +168,66 @@ class LayerTestCase(tf.test.TestCase):
           rows[i] = original[i]
         else:
           target.assign_sub(step * direction)
-      self.assertAllClose(tf.reduce_sum(direction * gradient), (ends[0] - ends[1]) / 2e-2, rtol=2e-2, atol=2e-2)
+      self.assertAllClose(
+        tf.reduce_sum(direction * gradient), (ends[0] - ends[1]) / 2e-2, rtol=2e-2, atol=2e-2
+      )
 
 
 class InteractionsTest(LayerTestCase):
-
   def test_linear(self):
     def oracle(log, layer):
-      return np.array([sum(log.linear[row] * x for _, row, x in sample) for sample in log.samples]) + \
-          (log.dense @ layer.variables[0].numpy())[:, 0]
+      return (
+        np.array([sum(log.linear[row] * x for _, row, x in sample) for sample in log.samples])
+        + (log.dense @ layer.variables[0].numpy())[:, 0]
+      )
+
     self.check(Linear(), oracle)
 
   def test_linear_without_dense(self):
-    self.check(Linear(dense_linear=False), lambda log, _: np.array([sum(log.linear[row] * x for _, row, x in s) for s in log.samples]))
+    self.check(
+      Linear(dense_linear=False),
+      lambda log, _: np.array([sum(log.linear[row] * x for _, row, x in s) for s in log.samples]),
+    )
 
   def test_fm(self):
     self.check(FM(), lambda log, _: log.pairs(lambda i, j: log.factor(*i) @ log.factor(*j)))
 
   def test_fm_over_two_tables(self):
-    self.check(FM(), lambda log, _: log.pairs(lambda i, j: log.factor(*i) @ log.factor(*j)), tables=((1, D), (3, D)))
+    self.check(
+      FM(),
+      lambda log, _: log.pairs(lambda i, j: log.factor(*i) @ log.factor(*j)),
+      tables=((1, D), (3, D)),
+    )
 
   def test_ffm(self):
-    self.check(FFM(), lambda log, _: log.pairs(lambda i, j: log.field_factors[i[1], j[0]] @ log.field_factors[j[1], i[0]]))
+    self.check(
+      FFM(),
+      lambda log, _: log.pairs(
+        lambda i, j: log.field_factors[i[1], j[0]] @ log.field_factors[j[1], i[0]]
+      ),
+    )
 
   def test_fwfm(self):
     def oracle(log, layer):
       r = layer.variables[0].numpy()
-      return log.pairs(lambda i, j: 0 if i[0] == j[0] else r[min(i[0], j[0]), max(i[0], j[0])] * log.factor(*i) @ log.factor(*j))
+      return log.pairs(
+        lambda i, j: (
+          0
+          if i[0] == j[0]
+          else r[min(i[0], j[0]), max(i[0], j[0])] * log.factor(*i) @ log.factor(*j)
+        )
+      )
+
     self.check(FwFM(), oracle)
     self.check(FwFM(), oracle, tables=((3, D), (1, D)))
 
   def cross_oracle(self, log, layer):
     named = {v.name.split(':')[0]: v.numpy() for v in layer.variables}
+    layers = sum(name.startswith('b_') for name in named)
     logits = []
     for sample, dense in zip(log.samples, log.dense):
       x = x0 = np.concatenate([*log.slot_sums(sample), dense])
-      for l in range(2):
+      for l in range(layers):
         w = named[f'w_{l}'] if f'w_{l}' in named else named[f'v_{l}'] @ named[f'u_{l}']
         x = x0 * (x @ w + named[f'b_{l}']) + x
       logits.append(x @ named['head'][:, 0])
@@ -181,30 +238,9 @@ class InteractionsTest(LayerTestCase):
     self.check(Cross(layers=2), self.cross_oracle, tables=((1, 2), (3, 5)))
 
   def test_cross_of_low_rank(self):
-    self.check(Cross(layers=2, low_rank=2), self.cross_oracle)
-
-  def test_fused_cross_equals_plain_ops(self):
-    """Across the borders of its tiles: batch, width and rank that fill none of them."""
-    rng = np.random.default_rng(0)
-    for batch, width, rank, layers in ((71, 137, 5, 3), (64, 32, 16, 2), (1, 1, 1, 1), (600, 20, 17, 1), (0, 5, 2, 2)):
-      def normal(*shape):
-        return tf.constant(rng.normal(scale=.5, size=shape), tf.float32)
-      inputs = [normal(batch, width), normal(layers, width, rank), normal(layers, rank, width), normal(layers, width), normal(width)]
-      weights = normal(batch)
-
-      def plain(x0, v, u, b, head):
-        x = x0
-        for l in range(v.shape[0]):
-          x = x0 * (x @ v[l] @ u[l] + b[l]) + x
-        return tf.linalg.matvec(x, head)
-      found = []
-      for function in (plain, lambda x0, *rest: cross.logits(tf.split(x0, [1, x0.shape[1] - 1], 1), *rest)):
-        with tf.GradientTape() as tape:
-          tape.watch(inputs)
-          y = function(*inputs)
-        found.append([y, *tape.gradient(y, inputs, output_gradients=weights)])
-      for a, b in zip(*found):
-        self.assertAllClose(a, b, rtol=1e-3, atol=1e-3 * max(1, float(tf.reduce_max(tf.abs(a))) if batch else 1))
+    for layers in (1, 2, 3):
+      self.check(Cross(layers=layers, low_rank=2), self.cross_oracle)
+    self.check(Cross(layers=2, low_rank=3), self.cross_oracle, tables=((1, 2), (3, 5)))
 
   def dnn_oracle(self, log, layer):
     named = {v.name.split(':')[0]: v.numpy() for v in layer.variables}
@@ -230,13 +266,14 @@ class InteractionsTest(LayerTestCase):
     log = Log(MANY, tables=((1, 2), (3, 5)))
     count = np.array([[sum(f == g for f, _, _ in sample) for g in range(F)] for sample in MANY])
     vectors = tf.concat(slot_vectors(log.pool(*log.rows(), norm=count)), 1)
-    expected = [np.concatenate([*(s / max(n, 1) for s, n in zip(log.slot_sums(sample), counts)), dense])
-                for sample, counts, dense in zip(MANY, count, log.dense)]
+    expected = [
+      np.concatenate([*(s / max(n, 1) for s, n in zip(log.slot_sums(sample), counts)), dense])
+      for sample, counts, dense in zip(MANY, count, log.dense)
+    ]
     self.assertAllClose(vectors, expected, rtol=1e-5, atol=1e-5)
 
 
 class BatchNormTest(tf.test.TestCase):
-
   def reference(self, x, gamma, beta):
     mean, variance = tf.nn.moments(x, 0)
     return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-5)
@@ -244,25 +281,40 @@ class BatchNormTest(tf.test.TestCase):
   def layer(self, sum_across_ranks=None):
     layer = BatchNorm(sum_across_ranks)
     layer.build([None, 3])
-    layer._gamma.assign([1., 2., .5])
-    layer._beta.assign([0., -1., 3.])
+    layer._gamma.assign([1.0, 2.0, 0.5])
+    layer._beta.assign([0.0, -1.0, 3.0])
     return layer
 
   def test_equals_the_textbook_and_its_gradient(self):
-    layer, x, c = self.layer(), tf.random.stateless_normal([9, 3], [1, 2]) * 3 + 1, tf.random.stateless_normal([9, 3], [3, 4])
+    layer, x, c = (
+      self.layer(),
+      tf.random.stateless_normal([9, 3], [1, 2]) * 3 + 1,
+      tf.random.stateless_normal([9, 3], [3, 4]),
+    )
     grads = []
-    for function in (lambda: layer(x, training=True), lambda: self.reference(x, layer._gamma, layer._beta)):
+    for function in (
+      lambda: layer(x, training=True),
+      lambda: self.reference(x, layer._gamma, layer._beta),
+    ):
       with tf.GradientTape() as tape:
         tape.watch(x)
         y = function()
       grads.append((y, *tape.gradient(y, [x, layer._gamma, layer._beta], output_gradients=c)))
     self.assertAllClose(*grads, rtol=1e-4, atol=1e-5)
-    self.assertAllClose(layer._mean, .1 * tf.reduce_mean(x, 0))
-    self.assertAllClose(layer._variance, .9 + .1 * tf.math.reduce_variance(x, 0))
-    self.assertAllClose(layer(x), (x - layer._mean) / tf.sqrt(layer._variance + 1e-5) * layer._gamma + layer._beta, rtol=1e-4, atol=1e-5)
+    self.assertAllClose(layer._mean, 0.1 * tf.reduce_mean(x, 0))
+    self.assertAllClose(layer._variance, 0.9 + 0.1 * tf.math.reduce_variance(x, 0))
+    self.assertAllClose(
+      layer(x),
+      (x - layer._mean) / tf.sqrt(layer._variance + 1e-5) * layer._gamma + layer._beta,
+      rtol=1e-4,
+      atol=1e-5,
+    )
 
   def test_uneven_ranks_equal_one_process(self):
-    """Two ranks of 6 and 3 samples (and a third with none), made in turn: each is told what the others' sums are."""
+    """Two ranks of 6 and 3 samples (and a third with none), made in turn:
+
+    each is told what the others' sums are.
+    """
     x, c = tf.random.stateless_normal([9, 3], [1, 2]), tf.random.stateless_normal([9, 3], [3, 4])
     whole = self.layer()
     with tf.GradientTape() as tape:
@@ -278,21 +330,34 @@ class BatchNormTest(tf.test.TestCase):
         call = next(calls)
         own[rank, call] = sums
         return sums_of(rank, call, sums)
+
       layer, part = self.layer(sum_across_ranks), x[parts[rank]]
       with tf.GradientTape() as tape:
         tape.watch(part)
         out = layer(part, training=True)
-      return out, tape.gradient(out, [part, layer._gamma, layer._beta], output_gradients=c[parts[rank]]), layer
+      return (
+        out,
+        tape.gradient(out, [part, layer._gamma, layer._beta], output_gradients=c[parts[rank]]),
+        layer,
+      )
+
     def summed(calls, known):
-      return lambda rank, call, sums: tf.add_n([known[i, call] for i in range(3)]) if call < calls else sums
-    for calls in range(2):  # first learn the sums that each rank brings forward, then, given those, backward
+      return lambda rank, call, sums: (
+        tf.add_n([known[i, call] for i in range(3)]) if call < calls else sums
+      )
+
+    for calls in range(
+      2
+    ):  # first learn the sums that each rank brings forward, then, given those, backward
       known = dict(own)
       for rank in range(3):
         run(rank, summed(calls, known))
     known = dict(own)
     ranks = [run(rank, summed(2, known)) for rank in range(3)]
     self.assertAllClose(tf.concat([out for out, _, _ in ranks], 0), y, rtol=1e-5, atol=1e-5)
-    self.assertAllClose(tf.concat([g[0] for _, g, _ in ranks], 0), expected[0], rtol=1e-4, atol=1e-5)
+    self.assertAllClose(
+      tf.concat([g[0] for _, g, _ in ranks], 0), expected[0], rtol=1e-4, atol=1e-5
+    )
     for i in (1, 2):
       self.assertAllClose(tf.add_n([g[i] for _, g, _ in ranks]), expected[i], rtol=1e-4, atol=1e-5)
     for _, _, layer in ranks:
@@ -315,25 +380,29 @@ class BatchNormTest(tf.test.TestCase):
 
 
 class DropoutTest(tf.test.TestCase):
-
   def test_a_rank_drops_what_one_process_drops_in_its_place(self):
     x = tf.random.stateless_uniform([50, 7], [1, 2], 1, 2)
-    whole = dropout(x, .3, 11, tf.constant([4, 0], tf.int64))
+    whole = dropout(x, 0.3, 11, tf.constant([4, 0], tf.int64))
     for start, stop in ((0, 20), (20, 50), (50, 50)):
-      self.assertAllEqual(dropout(x[start:stop], .3, 11, tf.constant([4, start], tf.int64)), whole[start:stop])
-    for other in (dropout(x, .3, 11, tf.constant([5, 0], tf.int64)), dropout(x, .3, 12, tf.constant([4, 0], tf.int64))):
+      self.assertAllEqual(
+        dropout(x[start:stop], 0.3, 11, tf.constant([4, start], tf.int64)), whole[start:stop]
+      )
+    for other in (
+      dropout(x, 0.3, 11, tf.constant([5, 0], tf.int64)),
+      dropout(x, 0.3, 12, tf.constant([4, 0], tf.int64)),
+    ):
       self.assertNotAllEqual(whole == 0, other == 0)
 
   def test_drops_a_share_and_keeps_the_mean(self):
-    out = dropout(tf.ones([4000, 5]), .3, 1, tf.constant([1, 0], tf.int64)).numpy()
-    self.assertAllClose((out == 0).mean(0), [.3] * 5, atol=.03)
-    self.assertAllClose(out[out != 0], np.full((out != 0).sum(), 1 / .7))
+    out = dropout(tf.ones([4000, 5]), 0.3, 1, tf.constant([1, 0], tf.int64)).numpy()
+    self.assertAllClose((out == 0).mean(0), [0.3] * 5, atol=0.03)
+    self.assertAllClose(out[out != 0], np.full((out != 0).sum(), 1 / 0.7))
 
   def test_says_what_it_misses(self):
     log = Log(ONE_EACH)
     embedded = log.pool(*log.rows())
-    layer = built(DNN(hidden=[4], dropout=.5), embedded)
-    with self.assertRaisesRegex(ValueError, 'dropout needs Embedded.position'):
+    layer = built(DNN(hidden=[4], dropout=0.5), embedded)
+    with self.assertRaisesRegex(ValueError, 'dropout needs LayerInputs.position'):
       layer(embedded, training=True)
     placed = embedded._replace(position=tf.constant([1, 0], tf.int64))
     self.assertAllClose(layer(placed, training=False), layer(embedded, training=False))
@@ -341,16 +410,20 @@ class DropoutTest(tf.test.TestCase):
 
 
 class OwnInteractionTest(LayerTestCase):
-
   def test_example(self):
-    sys.path.insert(0, os.path.join(pathlib.Path(__file__).parents[2], 'examples', 'own_interaction'))
+    sys.path.insert(
+      0, os.path.join(pathlib.Path(__file__).parents[2], 'examples', 'own_interaction')
+    )
     try:
       from bi_interaction import BiInteraction
     finally:
       del sys.path[0]
 
     def oracle(log, layer):
-      named = {v.name.split('/')[-2] + '/' + v.name.split('/')[-1].split(':')[0]: v.numpy() for v in layer.variables}
+      named = {
+        v.name.split('/')[-2] + '/' + v.name.split('/')[-1].split(':')[0]: v.numpy()
+        for v in layer.variables
+      }
       logits = []
       for sample in log.samples:
         sums = log.slot_sums(sample)
@@ -358,4 +431,5 @@ class OwnInteractionTest(LayerTestCase):
         hidden = np.maximum(pooled @ named['hidden/kernel'] + named['hidden/bias'], 0)
         logits.append(hidden @ named['head/kernel'][:, 0])
       return np.array(logits)
+
     self.check(BiInteraction(units=6), oracle)

@@ -1,12 +1,14 @@
 """Losses against their closed forms."""
+
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import Model, UserError
-from trainer.losses import per_sample_loss
+from trainer.config import Model
+from trainer.errors import UserError
+from trainer.model.losses import per_sample_loss
 
 Y = np.array([0, 1, 0, 1, 1, 0], np.float32)
-Z = np.array([[-3.], [-3.], [2.], [2.], [0.], [.5]], np.float32)
+Z = np.array([[-3.0], [-3.0], [2.0], [2.0], [0.0], [0.5]], np.float32)
 P = 1 / (1 + np.exp(-Z[:, 0].astype(np.float64)))
 
 
@@ -15,34 +17,37 @@ def loss(**args):
 
 
 class LossesTest(tf.test.TestCase):
-
   def test_log_loss(self):
     self.assertAllClose(loss()(Y, Z), -np.log(np.where(Y > 0, P, 1 - P)))
 
   def test_label_smoothing(self):
-    y = Y * .8 + .1
-    self.assertAllClose(loss(label_smoothing=.2)(Y, Z), -y * np.log(P) - (1 - y) * np.log(1 - P))
+    y = Y * 0.8 + 0.1
+    self.assertAllClose(loss(label_smoothing=0.2)(Y, Z), -y * np.log(P) - (1 - y) * np.log(1 - P))
 
   def test_focal(self):
     right = np.where(Y > 0, P, 1 - P)
-    self.assertAllClose(loss(loss='focal')(Y, Z), -(1 - right)**2 * np.log(right))
-    self.assertAllClose(loss(loss='focal', focal_gamma=.5)(Y, Z), -(1 - right)**.5 * np.log(right))
+    self.assertAllClose(loss(loss='focal')(Y, Z), -((1 - right) ** 2) * np.log(right))
+    self.assertAllClose(
+      loss(loss='focal', focal_gamma=0.5)(Y, Z), -((1 - right) ** 0.5) * np.log(right)
+    )
     self.assertAllClose(loss(loss='focal', focal_gamma=0)(Y, Z), loss()(Y, Z))
 
   def test_squared_error(self):
-    y = np.array([.5, -2, 0, 1, 7, 3], np.float32)
-    self.assertAllClose(loss(loss='squared_error')(y, Z), (y - Z[:, 0])**2)
+    y = np.array([0.5, -2, 0, 1, 7, 3], np.float32)
+    self.assertAllClose(loss(loss='squared_error')(y, Z), (y - Z[:, 0]) ** 2)
 
   def test_squared_error_refuses_label_smoothing(self):
-    with self.assertRaisesRegex(UserError, r"model.label_smoothing: found 0.1; 'squared_error' takes none"):
-      loss(loss='squared_error', label_smoothing=.1)
+    with self.assertRaisesRegex(
+      UserError, r"model.label_smoothing: found 0.1; 'squared_error' takes none"
+    ):
+      loss(loss='squared_error', label_smoothing=0.1)
 
   def test_far_out_logits_keep_loss_and_gradient_finite(self):
-    z = tf.constant([[-90.], [90.], [-90.], [90.]])
-    for args in ({}, {'loss': 'focal'}, {'loss': 'focal', 'focal_gamma': .5}):
+    z = tf.constant([[-90.0], [90.0], [-90.0], [90.0]])
+    for args in ({}, {'loss': 'focal'}, {'loss': 'focal', 'focal_gamma': 0.5}):
       with tf.GradientTape() as tape:
         tape.watch(z)
-        value = loss(**args)(tf.constant([0., 0., 1., 1.]), z)
+        value = loss(**args)(tf.constant([0.0, 0.0, 1.0, 1.0]), z)
       self.assertAllClose(value, [0, 90, 90, 0])
       self.assertAllClose(tape.gradient(value, z)[:, 0], [0, 1, -1, 0])
 

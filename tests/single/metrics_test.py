@@ -1,55 +1,82 @@
 """Metrics against scikit-learn's."""
+
 import types
 
 import numpy as np
 import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer.metrics import Metrics, group_auc_sums, result
+from trainer.model.metrics import Metrics, group_auc_sums, result
 
 
 def config(loss='log_loss', buckets=1_000_000):
-  return types.SimpleNamespace(model=types.SimpleNamespace(loss=loss), metrics=types.SimpleNamespace(auc_buckets=buckets))
+  return types.SimpleNamespace(
+    model=types.SimpleNamespace(loss=loss), metrics=types.SimpleNamespace(auc_buckets=buckets)
+  )
 
 
 def sample(n, mean, spread, seed=0):
-  """Labels drawn from probabilities whose logits are normal: (labels, predictions float32, weights)."""
+  """Labels drawn from probabilities whose logits are normal:
+
+  (labels, predictions float32, weights).
+  """
   rng = np.random.default_rng(seed)
   logits = rng.normal(mean, spread, n)
-  truth = 1 / (1 + np.exp(-(logits - mean) * 2 / spread))  # so that the classes separate, whatever the spread
+  truth = 1 / (
+    1 + np.exp(-(logits - mean) * 2 / spread)
+  )  # so that the classes separate, whatever the spread
   predictions = (1 / (1 + np.exp(-logits))).astype(np.float32)
-  return (rng.random(n) < truth).astype(np.float32), predictions, rng.integers(1, 4, n).astype(np.float32)
+  return (
+    (rng.random(n) < truth).astype(np.float32),
+    predictions,
+    rng.integers(1, 4, n).astype(np.float32),
+  )
 
 
 class MetricsTest(tf.test.TestCase):
-
   def test_equals_sklearn_in_batches(self):
     y, p, w = sample(20000, -1, 1.5)
     metrics = Metrics(config())
     update = tf.function(metrics.update)
     for i in range(0, 20000, 7000):
-      update(y[i:i + 7000], p[i:i + 7000], w[i:i + 7000])
+      update(y[i : i + 7000], p[i : i + 7000], w[i : i + 7000])
     update(tf.zeros([0]), tf.zeros([0]), tf.zeros([0]))
     found = result(metrics.state())
     self.assertAllClose(found['auc'], roc_auc_score(y, p, sample_weight=w), atol=1e-5)
-    self.assertAllClose(found['logloss'], log_loss(y, p.astype(np.float64), sample_weight=w), atol=1e-7)
-    self.assertAllClose(found['calibration'], (w * p.astype(np.float64)).sum() / (w * y).sum(), rtol=1e-9)
+    self.assertAllClose(
+      found['logloss'], log_loss(y, p.astype(np.float64), sample_weight=w), atol=1e-7
+    )
+    self.assertAllClose(
+      found['calibration'], (w * p.astype(np.float64)).sum() / (w * y).sum(), rtol=1e-9
+    )
     self.assertEqual(found['examples'], 20000)
 
   def test_auc_of_skewed_and_of_crowded_predictions(self):
     for buckets, least_spread in ((1_000_000, 3e-3), (2**16, 3e-2)):
-      for mean, spread in ((-14, 1), (-7, 1e-1), (-7, least_spread), (0, 1e-4), (-1.4, least_spread), (9, 1), (0, 8)):
+      for mean, spread in (
+        (-14, 1),
+        (-7, 1e-1),
+        (-7, least_spread),
+        (0, 1e-4),
+        (-1.4, least_spread),
+        (9, 1),
+        (0, 8),
+      ):
         y, p, w = sample(20000, mean, spread)
         metrics = Metrics(config(buckets=buckets))
         metrics.update(y, p, w)
         with self.subTest(buckets=buckets, mean=mean, spread=spread):
-          self.assertAllClose(result(metrics.state())['auc'], roc_auc_score(y, p, sample_weight=w), atol=1e-3)
+          self.assertAllClose(
+            result(metrics.state())['auc'], roc_auc_score(y, p, sample_weight=w), atol=1e-3
+          )
 
   def test_probabilities_of_0_and_1(self):
     metrics = Metrics(config())
-    metrics.update(tf.constant([0., 1., 0., 1.]), tf.constant([0., 1., .5, .5]), tf.ones([4]))
+    metrics.update(
+      tf.constant([0.0, 1.0, 0.0, 1.0]), tf.constant([0.0, 1.0, 0.5, 0.5]), tf.ones([4])
+    )
     found = result(metrics.state())
-    self.assertAllClose(found['auc'], .875)
+    self.assertAllClose(found['auc'], 0.875)
     self.assertAllClose(found['logloss'], np.log(2) / 2, atol=1e-6)
 
   def test_states_add_up(self):
@@ -59,7 +86,9 @@ class MetricsTest(tf.test.TestCase):
     for part, rows in zip(parts, (slice(0, 2500), slice(2500, 3000), slice(0, 0))):
       part.update(y[rows], p[rows], w[rows])
     states = [part.state() for part in parts]
-    self.assertAllClose(result({k: sum(s[k] for s in states) for k in states[0]}), result(whole.state()), rtol=1e-12)
+    self.assertAllClose(
+      result({k: sum(s[k] for s in states) for k in states[0]}), result(whole.state()), rtol=1e-12
+    )
 
   def test_load_and_reset(self):
     y, p, w = sample(100, 0, 1)
@@ -68,11 +97,13 @@ class MetricsTest(tf.test.TestCase):
     other.load(one.state())
     self.assertEqual(result(other.state()), result(one.state()))
     one.reset()
-    self.assertEqual(result(one.state()), {'auc': None, 'logloss': None, 'calibration': None, 'examples': 0})
+    self.assertEqual(
+      result(one.state()), {'auc': None, 'logloss': None, 'calibration': None, 'examples': 0}
+    )
 
   def test_one_class_has_no_auc(self):
     metrics = Metrics(config())
-    metrics.update(tf.zeros([5]), tf.fill([5], .5), tf.ones([5]))
+    metrics.update(tf.zeros([5]), tf.fill([5], 0.5), tf.ones([5]))
     found = result(metrics.state())
     self.assertIsNone(found['auc'])
     self.assertIsNone(found['calibration'])
@@ -81,17 +112,21 @@ class MetricsTest(tf.test.TestCase):
   def test_regression_has_rmse(self):
     metrics = Metrics(config('squared_error'))
     self.assertEqual(result(metrics.state()), {'rmse': None, 'examples': 0})
-    metrics.update(tf.constant([1., -2.]), tf.constant([2., 0.]), tf.constant([1., 3.]))
+    metrics.update(tf.constant([1.0, -2.0]), tf.constant([2.0, 0.0]), tf.constant([1.0, 3.0]))
     self.assertAllClose(result(metrics.state()), {'rmse': np.sqrt((1 + 3 * 4) / 4), 'examples': 2})
 
 
 class GroupAucTest(tf.test.TestCase):
-
   def data(self, n=4000):
     rng = np.random.default_rng(3)
     groups = rng.choice(rng.integers(0, 2**62, 300), n)
     p = np.round(rng.random(n), 1).astype(np.float32)  # many ties
-    return (rng.random(n) < p).astype(np.float32), p, groups, rng.integers(1, 5, n).astype(np.float32)
+    return (
+      (rng.random(n) < p).astype(np.float32),
+      p,
+      groups,
+      rng.integers(1, 5, n).astype(np.float32),
+    )
 
   def test_equals_a_loop_of_sklearn(self):
     y, p, groups, w = self.data()
@@ -111,4 +146,6 @@ class GroupAucTest(tf.test.TestCase):
 
   def test_no_samples_or_one_class(self):
     self.assertEqual(group_auc_sums(*np.zeros([4, 0])), (0, 0))
-    self.assertEqual(group_auc_sums(np.ones(3), np.ones(3), np.array([1, 1, 2]), np.ones(3)), (0, 0))
+    self.assertEqual(
+      group_auc_sums(np.ones(3), np.ones(3), np.array([1, 1, 2]), np.ones(3)), (0, 0)
+    )

@@ -1,4 +1,8 @@
-"""Model assembly: what a config names is built, on every rank the same; what it names wrongly is said in one line."""
+"""Model assembly:
+
+what a config names is built, on every rank the same; what it names wrongly is said in one line.
+"""
+
 import os
 import sys
 import tempfile
@@ -6,19 +10,30 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from trainer import config
-from trainer.layers.embedded import Embedded
-from trainer.model import build, empty_batch
+from trainer import config, errors
+from trainer.embedding.layer_inputs import LayerInputs
+from trainer.model.builder import build, empty_batch
 
 
 def make_config(interactions, **model):
-  return config.Config.model_validate({
+  return config.Config.model_validate(
+    {
       'seed': model.pop('seed', 0),
       'data': {'train': ['x'], 'slots': [{'name': n} for n in 'abc'], 'dense': [{'name': 'u'}]},
-      'sparse': {'tables': {'default': {'width': 4}}}, 'model': {'interactions': interactions, **model}})
+      'sparse': {'tables': {'default': {'width': 4}}},
+      'model': {'interactions': interactions, **model},
+    }
+  )
 
 
-ALL = ['linear', 'fm', 'ffm', 'fwfm', {'cross': {'layers': 2, 'low_rank': 2}}, {'dnn': {'hidden': [8, 4], 'batch_norm': 'local'}}]
+ALL = [
+  'linear',
+  'fm',
+  'ffm',
+  'fwfm',
+  {'cross': {'layers': 2, 'low_rank': 2}},
+  {'dnn': {'hidden': [8, 4], 'batch_norm': 'local'}},
+]
 
 
 def batch(size, seed=0):
@@ -26,7 +41,10 @@ def batch(size, seed=0):
 
   def normal(*shape):
     return tf.constant(rng.normal(size=(size, *shape)), tf.float32)
-  return Embedded(normal(3), [normal(3, 4)], [normal(4)], normal(), normal(3, 12), normal(), None, normal(1))
+
+  return LayerInputs(
+    normal(3), [normal(3, 4)], [normal(4)], normal(), normal(3, 12), normal(), None, normal(1)
+  )
 
 
 def present(embedded):
@@ -34,11 +52,12 @@ def present(embedded):
 
 
 class ModelTest(tf.test.TestCase):
-
   def test_logit_is_the_sum_of_interactions_and_bias(self):
     model, embedded = build(make_config(ALL)), batch(5)
-    model._bias.assign([.25])
-    self.assertAllClose(model(embedded), sum(layer(embedded) for layer in model.interactions) + .25)
+    model._bias.assign([0.25])
+    self.assertAllClose(
+      model(embedded), sum(layer(embedded) for layer in model.interactions) + 0.25
+    )
     self.assertEqual(model.needs, {'linear', 'factors', 'totals', 'field_factors'})
 
   def test_every_variable_exists_at_once_and_follows_the_seed(self):
@@ -65,8 +84,16 @@ class ModelTest(tf.test.TestCase):
     def gradients(tensors):
       linear, factors, totals, squares, field_factors, field_squares, dense = tensors
       with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(Embedded(linear, [factors], [totals], squares, field_factors, field_squares, None, dense), training=True))
+        loss = tf.reduce_sum(
+          model(
+            LayerInputs(
+              linear, [factors], [totals], squares, field_factors, field_squares, None, dense
+            ),
+            training=True,
+          )
+        )
       return tape.gradient(loss, model.trainable_variables)
+
     for size in (5, 1, 0):
       for g in gradients(present(batch(size))):
         self.assertAllInRange(g, -1e6, 1e6)
@@ -89,22 +116,26 @@ class ModelTest(tf.test.TestCase):
   def test_negative_sampling_is_corrected(self):
     """Keep a share of the negatives, fit the odds by counting, and find the true rate again."""
     rng = np.random.default_rng(0)
-    clicked = rng.random(400_000) < .05
-    kept = clicked | (rng.random(clicked.size) < .1)
+    clicked = rng.random(400_000) < 0.05
+    kept = clicked | (rng.random(clicked.size) < 0.1)
     sampled_rate = clicked[kept].mean()
     logit = np.log(sampled_rate / (1 - sampled_rate))
-    model = build(make_config(['linear'], negative_sampling_rate=.1))
+    model = build(make_config(['linear'], negative_sampling_rate=0.1))
     corrected = model.probability(tf.constant([[logit]], tf.float32))
-    self.assertAllClose(corrected, [.05], atol=.002)
-    self.assertAllClose(corrected, [sampled_rate / (sampled_rate + (1 - sampled_rate) / .1)], rtol=1e-5)
-    self.assertAllClose(build(make_config(['linear'])).probability(tf.constant([[logit]], tf.float32)), [sampled_rate])
+    self.assertAllClose(corrected, [0.05], atol=0.002)
+    self.assertAllClose(
+      corrected, [sampled_rate / (sampled_rate + (1 - sampled_rate) / 0.1)], rtol=1e-5
+    )
+    self.assertAllClose(
+      build(make_config(['linear'])).probability(tf.constant([[logit]], tf.float32)), [sampled_rate]
+    )
 
   def test_squared_error_predicts_the_logit(self):
     model = build(make_config(['linear'], loss='squared_error'))
-    self.assertAllEqual(model.probability(tf.constant([[3.], [-2.]])), [3, -2])
+    self.assertAllEqual(model.probability(tf.constant([[3.0], [-2.0]])), [3, -2])
 
 
-MODULE = '''
+MODULE = """
 import tensorflow as tf
 something = 3
 class NoNeeds(tf.keras.layers.Layer):
@@ -124,11 +155,10 @@ class Unseeded(tf.keras.layers.Layer):
     self.hidden, self.head = tf.keras.layers.Dense(units), tf.keras.layers.Dense(1)
   def call(self, embedded, training=False):
     return self.head(self.hidden(embedded.linear))
-'''
+"""
 
 
 class UserLayerTest(tf.test.TestCase):
-
   def setUp(self):
     super().setUp()
     directory = self.enterContext(tempfile.TemporaryDirectory())
@@ -141,7 +171,9 @@ class UserLayerTest(tf.test.TestCase):
     self.addCleanup(sys.modules.pop, 'my_layers', None)
 
   def test_is_built_from_its_path_the_same_on_every_rank(self):
-    one, same = (build(make_config(['linear', {'my_layers.Unseeded': {'units': 4}}])) for _ in range(2))
+    one, same = (
+      build(make_config(['linear', {'my_layers.Unseeded': {'units': 4}}])) for _ in range(2)
+    )
     self.assertLen(one.variables, 6)
     for a, b in zip(one.variables, same.variables):
       self.assertAllEqual(a, b)
@@ -158,28 +190,78 @@ class UserLayerTest(tf.test.TestCase):
 
   def test_mistakes_are_one_line_each(self):
     cases = [
-        ({'dnn': {'hiden': [4]}}, "model.interactions.0: unknown argument 'hiden' of 'dnn'; the nearest valid name is 'hidden'"),
-        ({'dnn': {'seed': 3}}, "model.interactions.0: unknown argument 'seed' of 'dnn'"),
-        ({'fm': {'width': 3}}, "model.interactions.0: unknown argument 'width' of 'fm'; it takes none"),
-        ({'dnn': {'hidden': 4}}, "model.interactions.0: 'dnn': hidden: found 4; wanted a list of whole numbers >= 1"),
-        ({'dnn': {'dropout': 1.5}}, "model.interactions.0: 'dnn': dropout: found 1.5; wanted a number in [0, 1)"),
-        ({'dnn': {'batch_norm': True}}, "model.interactions.0: 'dnn': batch_norm: found True; wanted none, local or sync"),
-        ({'dnn': {'activation': 'relux'}}, "model.interactions.0: 'dnn': activation: found 'relux'"),
-        ({'cross': {'layers': 0}}, "model.interactions.0: 'cross': layers: found 0; wanted a whole number >= 1"),
-        ({'cross': {'low_rank': 0}}, "model.interactions.0: 'cross': low_rank: found 0; wanted a whole number >= 1 or null"),
-        ('no_such_module.Layer', "model.interactions.0: cannot import 'no_such_module.Layer': ModuleNotFoundError"),
-        ('my_broken_layers.Layer', "model.interactions.0: cannot import 'my_broken_layers.Layer': ZeroDivisionError: division by zero"),
-        ('my_layers.Unseded', "model.interactions.0: 'my_layers' has no 'Unseded'; the nearest valid name is 'Unseeded'"),
-        ('my_layers.something', "model.interactions.0: 'my_layers.something' is a int; wanted a subclass of tf.keras.layers.Layer"),
-        ('my_layers.NoNeeds', "model.interactions.0: 'my_layers.NoNeeds' has no class attribute `needs`"),
-        ('my_layers.WrongNeeds', "model.interactions.0: 'my_layers.WrongNeeds' needs 'factor'; the nearest valid name is 'factors'"),
-        ('my_layers.WrongShape', "model.interactions.0: 'my_layers.WrongShape' fails on an empty batch: ValueError: gave shape (0, 3)"),
-        ({'my_layers.Unseeded': {'units': 11}}, "model.interactions.0: 'my_layers.Unseeded': ValueError: units: found 11; wanted fewer"),
-        ({'my_layers.Unseeded': {'unit': 1}}, "model.interactions.0: 'my_layers.Unseeded': "),
+      (
+        {'dnn': {'hiden': [4]}},
+        "model.interactions.0: unknown argument 'hiden' of 'dnn'; the nearest valid name is "
+        "'hidden'",
+      ),
+      ({'dnn': {'seed': 3}}, "model.interactions.0: unknown argument 'seed' of 'dnn'"),
+      (
+        {'fm': {'width': 3}},
+        "model.interactions.0: unknown argument 'width' of 'fm'; it takes none",
+      ),
+      (
+        {'dnn': {'hidden': 4}},
+        "model.interactions.0: 'dnn': hidden: found 4; wanted a list of whole numbers >= 1",
+      ),
+      (
+        {'dnn': {'dropout': 1.5}},
+        "model.interactions.0: 'dnn': dropout: found 1.5; wanted a number in [0, 1)",
+      ),
+      (
+        {'dnn': {'batch_norm': True}},
+        "model.interactions.0: 'dnn': batch_norm: found True; wanted none, local or sync",
+      ),
+      ({'dnn': {'activation': 'relux'}}, "model.interactions.0: 'dnn': activation: found 'relux'"),
+      (
+        {'cross': {'layers': 0}},
+        "model.interactions.0: 'cross': layers: found 0; wanted a whole number >= 1",
+      ),
+      (
+        {'cross': {'low_rank': 0}},
+        "model.interactions.0: 'cross': low_rank: found 0; wanted a whole number >= 1 or null",
+      ),
+      (
+        'no_such_module.Layer',
+        "model.interactions.0: cannot import 'no_such_module.Layer': ModuleNotFoundError",
+      ),
+      (
+        'my_broken_layers.Layer',
+        "model.interactions.0: cannot import 'my_broken_layers.Layer': ZeroDivisionError: "
+        'division by zero',
+      ),
+      (
+        'my_layers.Unseded',
+        "model.interactions.0: 'my_layers' has no 'Unseded'; the nearest valid name is 'Unseeded'",
+      ),
+      (
+        'my_layers.something',
+        "model.interactions.0: 'my_layers.something' is a int; wanted a subclass of "
+        'tf.keras.layers.Layer',
+      ),
+      (
+        'my_layers.NoNeeds',
+        "model.interactions.0: 'my_layers.NoNeeds' has no class attribute `needs`",
+      ),
+      (
+        'my_layers.WrongNeeds',
+        "model.interactions.0: 'my_layers.WrongNeeds' needs 'factor'; the nearest valid name is "
+        "'factors'",
+      ),
+      (
+        'my_layers.WrongShape',
+        "model.interactions.0: 'my_layers.WrongShape' fails on an empty batch: ValueError: gave "
+        'shape (0, 3)',
+      ),
+      (
+        {'my_layers.Unseeded': {'units': 11}},
+        "model.interactions.0: 'my_layers.Unseeded': ValueError: units: found 11; wanted fewer",
+      ),
+      ({'my_layers.Unseeded': {'unit': 1}}, "model.interactions.0: 'my_layers.Unseeded': "),
     ]
     for interaction, text in cases:
       with self.subTest(text):
-        with self.assertRaises(config.UserError) as caught:
+        with self.assertRaises(errors.UserError) as caught:
           build(make_config([interaction]))
         self.assertStartsWith(str(caught.exception), text)
         self.assertNotIn('\n', str(caught.exception))

@@ -1,4 +1,5 @@
 """Pooling against a double loop, and its gradient against finite differences."""
+
 import os
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -8,23 +9,27 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from ops import row_store
-from ops.row_store import Part, PoolLayout
-from trainer.features import pool_norm
+from ops import pooling, row_store
+from ops.dedupe import Deduped, dedupe
+from ops.pooling import PoolLayout
+from ops.row_store import Part
+from trainer.data.features import pool_norm
 
 PLAIN = PoolLayout([0, 0, 0], [[Part('plain', 4)]], totals=True)
 FIELD = PoolLayout([0, 0, 0], [[Part('field', 6)]])
 BOTH = PoolLayout([0, 0, 0], [[Part('plain', 5), Part('field', 3)]], totals=True)
 TABLES = PoolLayout([0, 0, 1], [[Part('plain', 3)], [Part('plain', 17)]], totals=True)
 NO_TOTALS = PoolLayout([0, 1, 1], [[Part('plain', 3)], [Part('plain', 2)]])
-NO_SLOTS = PoolLayout([0, 0, 1], [[Part('plain', 3), Part('field', 6)], [Part('plain', 16)]], slots=False, totals=True)
+NO_SLOTS = PoolLayout(
+  [0, 0, 1], [[Part('plain', 3), Part('field', 6)], [Part('plain', 16)]], slots=False, totals=True
+)
 LINEAR_ONLY = PoolLayout([0, 0, 1], [[], []])
 LAYOUTS = [PLAIN, FIELD, BOTH, TABLES, NO_TOTALS, NO_SLOTS, LINEAR_ONLY]
 
 
 class Batch(NamedTuple):
   rows: row_store.Rows
-  deduped: row_store.Deduped
+  deduped: Deduped
   values: np.ndarray
   segments: np.ndarray
   size: int
@@ -37,12 +42,19 @@ def make_batch(rng, layout, size=5, fast=False, vocabulary=6, admitted=0.7):
   segments = np.repeat(np.arange(size * fields), counts).astype(np.int32)
   table = np.asarray(layout.slot_table)[segments % fields]
   keys = ((table + 1).astype(np.int64) << 52) + rng.integers(0, vocabulary, len(segments))
-  d = row_store.Deduped(*(x.numpy() for x in row_store.dedupe(keys)))
+  d = Deduped(*(x.numpy() for x in dedupe(keys)))
   widths = np.array([sum(p.width for p in parts) for parts in layout.parts])
   width = widths[(d.unique >> 52) - 1] * (rng.random(len(d.unique)) < admitted)
   offsets = np.concatenate([[0], np.cumsum(width)]).astype(np.int32)
-  rows = row_store.Rows(None, offsets, rng.normal(size=len(width)).astype(np.float32), rng.normal(size=offsets[-1]).astype(np.float32))
-  values = np.zeros(0, np.float32) if fast else rng.uniform(0.5, 2, len(segments)).astype(np.float32)
+  rows = row_store.Rows(
+    None,
+    offsets,
+    rng.normal(size=len(width)).astype(np.float32),
+    rng.normal(size=offsets[-1]).astype(np.float32),
+  )
+  values = (
+    np.zeros(0, np.float32) if fast else rng.uniform(0.5, 2, len(segments)).astype(np.float32)
+  )
   return Batch(rows, d, values, segments[:0] if fast else segments, size)
 
 
@@ -54,19 +66,33 @@ def double_loop(batch, layout, linear, factors):
   values = batch.values if len(batch.values) else np.ones(n)
   pooled_linear = np.zeros([batch.size, fields])
   field = [[p.kind == 'field' for p in parts] for parts in layout.parts]
-  slots = [[np.zeros([batch.size * (layout.slots or field[t][k]), layout.slot_table.count(t), p.width]) for k, p in enumerate(parts)]
-           for t, parts in enumerate(layout.parts)]
-  totals = [[np.zeros([batch.size * (layout.totals and not field[t][k]), p.width]) for k, p in enumerate(parts)] for t, parts in enumerate(layout.parts)]
-  squares = [[np.zeros([batch.size * (layout.totals or field[t][k])]) for k in range(len(parts))] for t, parts in enumerate(layout.parts)]
+  slots = [
+    [
+      np.zeros([batch.size * (layout.slots or field[t][k]), layout.slot_table.count(t), p.width])
+      for k, p in enumerate(parts)
+    ]
+    for t, parts in enumerate(layout.parts)
+  ]
+  totals = [
+    [
+      np.zeros([batch.size * (layout.totals and not field[t][k]), p.width])
+      for k, p in enumerate(parts)
+    ]
+    for t, parts in enumerate(layout.parts)
+  ]
+  squares = [
+    [np.zeros([batch.size * (layout.totals or field[t][k])]) for k in range(len(parts))]
+    for t, parts in enumerate(layout.parts)
+  ]
   for i in range(n):
     b, f, j, x = segments[i] // fields, segments[i] % fields, d.inverse[i], float(values[i])
     table = layout.slot_table[f]
     pooled_linear[b, f] += x * linear[j]
-    row = factors[batch.rows.offsets[j]:batch.rows.offsets[j + 1]]
+    row = factors[batch.rows.offsets[j] : batch.rows.offsets[j + 1]]
     if not len(row):
       continue
     for k, p in enumerate(layout.parts[table]):
-      v, row = row[:p.width], row[p.width:]
+      v, row = row[: p.width], row[p.width :]
       if len(slots[table][k]):
         slots[table][k][b, f - layout.slot_table.index(table)] += x * v
       if len(totals[table][k]):
@@ -78,17 +104,26 @@ def double_loop(batch, layout, linear, factors):
 
 
 def run(batch, layout, linear=None, factors=None):
-  rows = row_store.Rows(None, batch.rows.offsets, batch.rows.linear if linear is None else linear, batch.rows.factors if factors is None else factors)
-  pooled = row_store.pool(rows, batch.deduped, batch.values, batch.segments, batch.size, layout)
+  rows = row_store.Rows(
+    None,
+    batch.rows.offsets,
+    batch.rows.linear if linear is None else linear,
+    batch.rows.factors if factors is None else factors,
+  )
+  pooled = pooling.pool(rows, batch.deduped, batch.values, batch.segments, batch.size, layout)
   return tf.nest.flatten([pooled.linear, pooled.slots, pooled.totals, pooled.squares])
 
 
 class PoolTest(tf.test.TestCase, parameterized.TestCase):
-
-  @parameterized.product(layout=LAYOUTS, fast=[False, True], admitted=[0.0, 0.7, 1.0], size=[0, 1, 40])
+  @parameterized.product(
+    layout=LAYOUTS, fast=[False, True], admitted=[0.0, 0.7, 1.0], size=[0, 1, 40]
+  )
   def test_equals_double_loop(self, layout, fast, admitted, size):
     batch = make_batch(np.random.default_rng(1), layout, size, fast, admitted=admitted)
-    found, wanted = run(batch, layout), double_loop(batch, layout, batch.rows.linear, batch.rows.factors)
+    found, wanted = (
+      run(batch, layout),
+      double_loop(batch, layout, batch.rows.linear, batch.rows.factors),
+    )
     self.assertEqual([list(x.shape) for x in found], [list(x.shape) for x in wanted])
     for f, w in zip(found, wanted):
       self.assertAllClose(f, w, rtol=1e-4, atol=1e-5)
@@ -101,7 +136,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
       values[:9] = [0, -1, 1, 2, 0, 0, -3, 3, -1]
     poolings = ('mean', 'sum', 'sqrtn')
     layout = PoolLayout([0, 0, 0], PLAIN.parts, poolings=poolings)
-    found = row_store.pool(batch.rows, batch.deduped, values, batch.segments, size, layout).norm
+    found = pooling.pool(batch.rows, batch.deduped, values, batch.segments, size, layout).norm
     if fast or not size:  # no segments
       self.assertAllEqual(found, np.ones([size, 3]))
     else:
@@ -118,8 +153,12 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
       weights = [rng.normal(size=x.shape) for x in out]
       loss = tf.add_n([tf.reduce_sum(x * w.astype(np.float32)) for x, w in zip(out, weights)])
     found = tape.gradient(loss, [linear, factors])
+
     def loss_at(linear, factors):
-      return sum(np.sum(x * w) for x, w in zip(double_loop(batch, layout, linear, factors), weights))
+      return sum(
+        np.sum(x * w) for x, w in zip(double_loop(batch, layout, linear, factors), weights)
+      )
+
     point = [batch.rows.linear.astype(np.float64), batch.rows.factors.astype(np.float64)]
     for which in (0, 1):
       wanted = np.zeros(len(point[which]))
@@ -145,8 +184,11 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
       values = batch.values if len(batch.values) else np.ones(len(batch.deduped.inverse))
       self.assertAllClose(linear_grad, np.bincount(batch.deduped.inverse, values), rtol=1e-4)
       # Euler: sums are linear in the factors, squares quadratic.
-      self.assertAllClose(tf.reduce_sum(factors_grad * factors),
-                          sum((2 if x.shape.ndims == 1 else 1) * tf.reduce_sum(x) for x in out[1:]), rtol=1e-3)
+      self.assertAllClose(
+        tf.reduce_sum(factors_grad * factors),
+        sum((2 if x.shape.ndims == 1 else 1) * tf.reduce_sum(x) for x in out[1:]),
+        rtol=1e-3,
+      )
 
   def test_only_what_is_used_has_a_gradient(self):
     batch = make_batch(np.random.default_rng(4), BOTH)
@@ -154,8 +196,18 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
 
     @tf.function
     def gradients():
-      out = row_store.pool(row_store.Rows(None, batch.rows.offsets, linear, factors), batch.deduped, batch.values, batch.segments, batch.size, BOTH)
-      return tf.gradients(tf.reduce_sum(out.linear), [linear, factors], unconnected_gradients='zero')
+      out = pooling.pool(
+        row_store.Rows(None, batch.rows.offsets, linear, factors),
+        batch.deduped,
+        batch.values,
+        batch.segments,
+        batch.size,
+        BOTH,
+      )
+      return tf.gradients(
+        tf.reduce_sum(out.linear), [linear, factors], unconnected_gradients='zero'
+      )
+
     linear_grad, factors_grad = gradients()
     self.assertAllClose(linear_grad, np.bincount(batch.deduped.inverse, batch.values))
     self.assertAllEqual(factors_grad, np.zeros(factors.shape))
@@ -164,21 +216,50 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     batch = make_batch(np.random.default_rng(5), PLAIN, 4)
     spec = tf.TensorSpec
 
-    @tf.function(input_signature=[spec([None], tf.float32), spec([None], tf.float32), spec([None], tf.int32), spec([None], tf.int64),
-                                  spec([None], tf.float32), spec([None], tf.int32), spec([], tf.int32)])
+    @tf.function(
+      input_signature=[
+        spec([None], tf.float32),
+        spec([None], tf.float32),
+        spec([None], tf.int32),
+        spec([None], tf.int64),
+        spec([None], tf.float32),
+        spec([None], tf.int32),
+        spec([], tf.int32),
+      ]
+    )
     def f(linear, factors, offsets, keys, values, segments, size):
-      pooled = row_store.pool(row_store.Rows(None, offsets, linear, factors), row_store.dedupe(keys), values, segments, size, PLAIN)
+      pooled = pooling.pool(
+        row_store.Rows(None, offsets, linear, factors),
+        dedupe(keys),
+        values,
+        segments,
+        size,
+        PLAIN,
+      )
       self.assertEqual(pooled.linear.shape.as_list(), [None, 3])
       self.assertEqual(pooled.slots[0][0].shape.as_list(), [None, 3, 4])
       return pooled
+
     keys = batch.deduped.unique[batch.deduped.inverse]
-    found = f(batch.rows.linear, batch.rows.factors, batch.rows.offsets, keys, batch.values, batch.segments, batch.size)
-    self.assertAllClose(tf.nest.flatten([found.linear, found.slots, found.totals, found.squares]), run(batch, PLAIN))
+    found = f(
+      batch.rows.linear,
+      batch.rows.factors,
+      batch.rows.offsets,
+      keys,
+      batch.values,
+      batch.segments,
+      batch.size,
+    )
+    self.assertAllClose(
+      tf.nest.flatten([found.linear, found.slots, found.totals, found.squares]), run(batch, PLAIN)
+    )
 
   def test_no_features_at_all(self):
     empty = np.zeros([0], np.float32)
-    d = row_store.dedupe(np.zeros([0], np.int64))
-    pooled = row_store.pool(row_store.Rows(None, [0], empty, empty), d, empty, empty.astype(np.int32), 3, BOTH)
+    d = dedupe(np.zeros([0], np.int64))
+    pooled = pooling.pool(
+      row_store.Rows(None, [0], empty, empty), d, empty, empty.astype(np.int32), 3, BOTH
+    )
     self.assertAllEqual(pooled.linear, np.zeros([3, 3]))
     self.assertAllEqual(pooled.slots[0][0], np.zeros([3, 3, 5]))
     self.assertAllEqual(pooled.squares[0][1], np.zeros([3]))
@@ -187,28 +268,65 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     batch = make_batch(np.random.default_rng(6), PLAIN, 4, admitted=1.0)
     u, n = len(batch.deduped.unique), len(batch.deduped.inverse)
     inverse, offsets = batch.deduped.inverse, batch.rows.offsets
+
     def with_(array, i, value):
       array = array.copy()
       array[i] = value
       return array
+
     wrong = [
-        dict(inverse=with_(inverse, 0, u)), dict(inverse=with_(inverse, 0, -1)), dict(inverse=inverse[1:]), dict(segments=batch.segments[::-1]),
-        dict(segments=with_(batch.segments, n - 1, 12)), dict(segments=with_(batch.segments, 0, -1)), dict(values=batch.values[1:]), dict(size=-1),
-        dict(size=3), dict(offsets=with_(offsets, 1, -5)), dict(offsets=with_(offsets, u, 10 ** 9)), dict(offsets=with_(offsets, 1, 1)),
-        dict(offsets=offsets[:0]), dict(linear=batch.rows.linear[1:]), dict(factors=batch.rows.factors[1:]),
-        dict(segments=batch.segments[:0], values=batch.values[:0]), dict(size=2 ** 31 - 1)]
+      dict(inverse=with_(inverse, 0, u)),
+      dict(inverse=with_(inverse, 0, -1)),
+      dict(inverse=inverse[1:]),
+      dict(segments=batch.segments[::-1]),
+      dict(segments=with_(batch.segments, n - 1, 12)),
+      dict(segments=with_(batch.segments, 0, -1)),
+      dict(values=batch.values[1:]),
+      dict(size=-1),
+      dict(size=3),
+      dict(offsets=with_(offsets, 1, -5)),
+      dict(offsets=with_(offsets, u, 10**9)),
+      dict(offsets=with_(offsets, 1, 1)),
+      dict(offsets=offsets[:0]),
+      dict(linear=batch.rows.linear[1:]),
+      dict(factors=batch.rows.factors[1:]),
+      dict(segments=batch.segments[:0], values=batch.values[:0]),
+      dict(size=2**31 - 1),
+    ]
     for change in wrong:
       rows = batch.rows._replace(**{k: v for k, v in change.items() if k in row_store.Rows._fields})
-      d = batch.deduped._replace(**{k: v for k, v in change.items() if k in row_store.Deduped._fields})
+      d = batch.deduped._replace(**{k: v for k, v in change.items() if k in Deduped._fields})
       with self.assertRaises(tf.errors.InvalidArgumentError, msg=str(change)):
-        row_store.pool(rows, d, change.get('values', batch.values), change.get('segments', batch.segments), change.get('size', batch.size), PLAIN)
+        pooling.pool(
+          rows,
+          d,
+          change.get('values', batch.values),
+          change.get('segments', batch.segments),
+          change.get('size', batch.size),
+          PLAIN,
+        )
     order, starts = batch.deduped.order, batch.deduped.starts
-    for change in (dict(order=with_(order, 0, n)), dict(order=with_(order, 0, -1)), dict(starts=with_(starts, 1, n + 1)), dict(starts=starts[1:]),
-                   dict(order=order[1:])):
-      with self.assertRaises(tf.errors.InvalidArgumentError, msg=str(change)), tf.GradientTape() as tape:
+    for change in (
+      dict(order=with_(order, 0, n)),
+      dict(order=with_(order, 0, -1)),
+      dict(starts=with_(starts, 1, n + 1)),
+      dict(starts=starts[1:]),
+      dict(order=order[1:]),
+    ):
+      with (
+        self.assertRaises(tf.errors.InvalidArgumentError, msg=str(change)),
+        tf.GradientTape() as tape,
+      ):
         linear = tf.constant(batch.rows.linear)
         tape.watch(linear)
-        pooled = row_store.pool(batch.rows._replace(linear=linear), batch.deduped._replace(**change), batch.values, batch.segments, batch.size, PLAIN)
+        pooled = pooling.pool(
+          batch.rows._replace(linear=linear),
+          batch.deduped._replace(**change),
+          batch.values,
+          batch.segments,
+          batch.size,
+          PLAIN,
+        )
         tape.gradient(pooled.linear, linear)
     for layout in (dict(slot_table=[1, 0, 0]), dict(slot_table=[0, 0, -1])):
       with self.assertRaises(tf.errors.InvalidArgumentError):

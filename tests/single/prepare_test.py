@@ -1,4 +1,5 @@
 """Conversion of logs against a slow parser in plain Python, and every kind of bad input."""
+
 import csv
 import gzip
 import json
@@ -16,27 +17,39 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from trainer import config
-from trainer.config import UserError
-from trainer.data import csv_reader, parquet_reader
+from trainer.data import csv_format as csv_reader
+from trainer.data import parquet_format as parquet_reader
+from trainer.data.conversion import prepare_pass
+from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass, prefetch
-from trainer.features import hash_keys
-from trainer.prepare import prepare_pass
+from trainer.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'
 
 
 def make_config(data, tables=('default',)):
-  tree = {'data': {'train': ['unused'], 'label': 'click', **data}, 'model': {'interactions': ['linear']},
-          'sparse': {'tables': {t: {} for t in tables}}}
+  tree = {
+    'data': {'train': ['unused'], 'label': 'click', **data},
+    'model': {'interactions': ['linear']},
+    'sparse': {'tables': {t: {} for t in tables}},
+  }
   return config.Config.model_validate(tree)
 
 
 MIXED = {
-    'slots': [{'name': 'user'}, {'name': 'tags', 'separator': '|', 'table': 'other'}, {'name': 'item'}, {'name': 'last', 'shares': 'item'},
-              {'name': 'topics', 'separator': '|', 'value_separator': ':'}],
-    'dense': [{'name': 'price', 'transform': 'log1p_standardise'}, {'name': 'age'}],
-    'weight': 'w', 'group': 'user', 'max_bad_share': 1.0}
+  'slots': [
+    {'name': 'user'},
+    {'name': 'tags', 'separator': '|', 'table': 'other'},
+    {'name': 'item'},
+    {'name': 'last', 'shares': 'item'},
+    {'name': 'topics', 'separator': '|', 'value_separator': ':'},
+  ],
+  'dense': [{'name': 'price', 'transform': 'log1p_standardise'}, {'name': 'age'}],
+  'weight': 'w',
+  'group': 'user',
+  'max_bad_share': 1.0,
+}
 MIXED_TABLES = ('other', 'default')
 HEADER = 'click,item,user,tags,extra,price,age,w,last,topics'
 
@@ -56,7 +69,9 @@ def oracle_number(text):
 
 
 def oracle(text, cfg, names=None, delimiter=','):
-  """The good records of a file's text, as (keys by slot, values by slot, dense, label, weight, group), and the lines of the bad ones."""
+  """The good records of a file's text, as (keys by slot, values by slot, dense, label, weight,
+  group), and the lines of the bad ones.
+  """
   ids, good, bad = cfg.slot_ids(), [], []
   for number, line in enumerate(text.split('\n'), 1):
     line = line.removesuffix('\r')
@@ -70,14 +85,19 @@ def oracle(text, cfg, names=None, delimiter=','):
       bad.append(number)
       continue
     row, wrong = dict(zip(names, fields)), False
-    label, weight = oracle_number(row[cfg.data.label]), oracle_number(row[cfg.data.weight]) if cfg.data.weight else 1.0
+    label, weight = (
+      oracle_number(row[cfg.data.label]),
+      oracle_number(row[cfg.data.weight]) if cfg.data.weight else 1.0,
+    )
     dense = [oracle_number(row[c.name]) for c in cfg.data.dense]
     wrong |= label not in (0, 1) or weight is None or not weight >= 0 or None in dense
     keys, values = [], []
     for s in cfg.slots:
       keys.append([])
       values.append([])
-      for part in row[s.column or s.name].split(s.separator) if s.separator else [row[s.column or s.name]]:
+      for part in (
+        row[s.column or s.name].split(s.separator) if s.separator else [row[s.column or s.name]]
+      ):
         x = 1.0
         if s.value_separator and s.value_separator in part:
           part, x = part.rsplit(s.value_separator, 1)
@@ -89,12 +109,20 @@ def oracle(text, cfg, names=None, delimiter=','):
     if wrong:
       bad.append(number)
     else:
-      good.append((keys, values, dense, label, weight, oracle_key(row[cfg.data.group], 0) if cfg.data.group else 0))
+      good.append(
+        (
+          keys,
+          values,
+          dense,
+          label,
+          weight,
+          oracle_key(row[cfg.data.group], 0) if cfg.data.group else 0,
+        )
+      )
   return good, bad
 
 
 class PrepareTestCase(tf.test.TestCase):
-
   def path(self, *names):
     return os.path.join(self.get_temp_dir(), *names)
 
@@ -114,7 +142,10 @@ class PrepareTestCase(tf.test.TestCase):
     count = 0
     for batch in one.batches(batch_size):
       b, fast = len(batch.label), not len(batch.segments) and len(batch.keys)
-      self.assertEqual([a.dtype for a in batch], [np.int64, np.float32, np.int32, np.float32, np.float32, np.float32, np.int64])
+      self.assertEqual(
+        [a.dtype for a in batch],
+        [np.int64, np.float32, np.int32, np.float32, np.float32, np.float32, np.int64],
+      )
       segments = np.arange(b * f) if fast else batch.segments
       values = np.ones(b * f) if fast else batch.values
       self.assertAllEqual(segments, np.sort(segments))
@@ -132,41 +163,82 @@ class PrepareTestCase(tf.test.TestCase):
 
 
 class CsvTest(PrepareTestCase):
-
   def random_text(self, seed, n, end):
-    """A file with everything in it: blanks, quotes, other alphabets, bad records of every kind, blank lines."""
+    """A file with everything in it:
+
+    blanks, quotes, other alphabets, bad records of every kind, blank lines.
+    """
     rng = np.random.default_rng(seed)
+
     def pick(*choices):
       return choices[rng.integers(len(choices))]
+
     lines = [HEADER]
     for _ in range(n):
-      lines.append(','.join([
-          pick('0', '1', '1.0', *(['2', 'yes', '', 'nan'] if rng.random() < 0.1 else [])), pick('i1', 'i2', '', '"a,b"', 'größe', ' i1 '),
-          pick('u1', 'u2', '7', '', '用户'), pick('', 'a', 'a|b', '|a||a|', ' b | c '), pick('x', '"say ""hi"""'),
-          pick('', '1', '-2.5', '1e3', ' 4 ', '+5', *(['inf', 'nan', '1e39', 'x', '1_0'] if rng.random() < 0.1 else [])), pick('', '30'),
-          pick('1', '0.5', '0', *(['', '-1', 'inf'] if rng.random() < 0.1 else [])), pick('i1', 'i3', ''),
-          pick('', 's', 's:0.5', 's:0.5|t:2|u', 'a:b:-1e-1', *(['s:', 's:x', ':1', 's:nan'] if rng.random() < 0.1 else []))]))
+      lines.append(
+        ','.join(
+          [
+            pick('0', '1', '1.0', *(['2', 'yes', '', 'nan'] if rng.random() < 0.1 else [])),
+            pick('i1', 'i2', '', '"a,b"', 'größe', ' i1 '),
+            pick('u1', 'u2', '7', '', '用户'),
+            pick('', 'a', 'a|b', '|a||a|', ' b | c '),
+            pick('x', '"say ""hi"""'),
+            pick(
+              '',
+              '1',
+              '-2.5',
+              '1e3',
+              ' 4 ',
+              '+5',
+              *(['inf', 'nan', '1e39', 'x', '1_0'] if rng.random() < 0.1 else []),
+            ),
+            pick('', '30'),
+            pick('1', '0.5', '0', *(['', '-1', 'inf'] if rng.random() < 0.1 else [])),
+            pick('i1', 'i3', ''),
+            pick(
+              '',
+              's',
+              's:0.5',
+              's:0.5|t:2|u',
+              'a:b:-1e-1',
+              *(['s:', 's:x', ':1', 's:nan'] if rng.random() < 0.1 else []),
+            ),
+          ]
+        )
+      )
       if rng.random() < 0.05:
         lines.append(pick('', 'too,few', ','.join('x' * 12)))
     return end.join(lines) + pick('', end)
 
   def test_against_plain_python(self):
     cfg = make_config(MIXED, MIXED_TABLES)
-    for seed, end, block in ((0, '\n', 1 << 20), (1, '\r\n', 700), (2, '\n', 300), (3, '\r\n', 1 << 20)):
+    for seed, end, block in (
+      (0, '\n', 1 << 20),
+      (1, '\r\n', 700),
+      (2, '\n', 300),
+      (3, '\r\n', 1 << 20),
+    ):
       text = self.random_text(seed, 200, end)
       good, bad = oracle(text, cfg)
       with mock.patch.object(csv_reader, 'BLOCK_BYTES', block):
         meta, one = self.prepare(cfg, text)
       self.assert_equals_oracle(one, good)
       self.assertGreater(len(bad), 10)
-      self.assertEqual((meta['bad']['records'], meta['bad']['of']), (len(bad), len(bad) + len(good)))
+      self.assertEqual(
+        (meta['bad']['records'], meta['bad']['of']), (len(bad), len(bad) + len(good))
+      )
       self.assertEqual([e['line'] for e in meta['bad']['examples']], bad[:10])
-      self.assertEqual([e['text'] for e in meta['bad']['examples']], [text.split('\n')[b - 1].rstrip('\r') for b in bad[:10]])
+      self.assertEqual(
+        [e['text'] for e in meta['bad']['examples']],
+        [text.split('\n')[b - 1].rstrip('\r') for b in bad[:10]],
+      )
       seen = np.array([g[2] for g in good])
       seen[:, 0] = np.sign(seen[:, 0]) * np.log1p(np.abs(seen[:, 0]))
       for column, x in zip(('price', 'age'), seen.T):
         x = x[~np.isnan(x)]
-        self.assertAllClose(meta['dense'][column], [len(x), x.mean(), np.square(x - x.mean()).sum()], 1e-5, 1e-5)
+        self.assertAllClose(
+          meta['dense'][column], [len(x), x.mean(), np.square(x - x.mean()).sum()], 1e-5, 1e-5
+        )
 
   def test_fast_path_where_every_slot_has_one(self):
     cfg = make_config({'slots': [{'name': 'a'}, {'name': 'b', 'separator': '|'}]})
@@ -197,11 +269,22 @@ class CsvTest(PrepareTestCase):
     self.assertAllEqual([len(batch.keys), len(batch.segments), len(batch.label)], [0, 0, 2])
 
   def test_columns_without_header(self):
-    cfg = make_config({'columns': ['click', 'a', 'x'], 'slots': [{'name': 'slot', 'column': 'a'}], 'dense': [{'name': 'x'}],
-                       'delimiter': '\t'})
+    cfg = make_config(
+      {
+        'columns': ['click', 'a', 'x'],
+        'slots': [{'name': 'slot', 'column': 'a'}],
+        'dense': [{'name': 'x'}],
+        'delimiter': '\t',
+      }
+    )
     rows = '1\tu\t2\n0\t\t\n'
     good, _ = oracle(rows, cfg, ['click', 'a', 'x'], '\t')
-    for text in (rows, '\ufeff' + rows, 'click\ta\tx\n' + rows, 'click\ta\tx\r\n' + rows.replace('\n', '\r\n')):
+    for text in (
+      rows,
+      '\ufeff' + rows,
+      'click\ta\tx\n' + rows,
+      'click\ta\tx\r\n' + rows.replace('\n', '\r\n'),
+    ):
       _, one = self.prepare(cfg, text)
       self.assert_equals_oracle(one, good)
 
@@ -214,13 +297,19 @@ class CsvTest(PrepareTestCase):
 
   def test_open_quotes_spoil_their_line_only(self):
     cfg = make_config({'slots': [{'name': 'a'}, {'name': 'b'}], 'max_bad_share': 1.0})
-    meta, one = self.prepare(cfg, 'a,b,click\n1,2,1\n4,"5,0\n7,8,1\n1,2",0\n"a""b",x"y,1\n1,2\r3,1\n9,9,1')
+    meta, one = self.prepare(
+      cfg, 'a,b,click\n1,2,1\n4,"5,0\n7,8,1\n1,2",0\n"a""b",x"y,1\n1,2\r3,1\n9,9,1'
+    )
     self.assertEqual([e['line'] for e in meta['bad']['examples']], [3, 7])
     texts = ['1', '2', '7', '8', '1', '2"', 'a"b', 'x"y', '9', '9']
-    self.assertAllEqual(next(one.batches(9)).keys, [oracle_key(t, 1 + i % 2) for i, t in enumerate(texts)])
+    self.assertAllEqual(
+      next(one.batches(9)).keys, [oracle_key(t, 1 + i % 2) for i, t in enumerate(texts)]
+    )
 
   def test_label_positive(self):
-    cfg = make_config({'slots': [{'name': 'a'}], 'label_positive': r'>50K\.?', 'max_bad_share': 0.5})
+    cfg = make_config(
+      {'slots': [{'name': 'a'}], 'label_positive': r'>50K\.?', 'max_bad_share': 0.5}
+    )
     meta, one = self.prepare(cfg, 'a, click\nx, >50K\nx, <=50K\nx, >50K.\nx,\nx,>50K+\n')
     self.assertAllEqual(next(one.batches(9)).label, [1, 0, 1, 0])
     self.assertEqual(meta['bad']['kinds'], {'label': 1})
@@ -232,23 +321,40 @@ class CsvTest(PrepareTestCase):
 
 
 class ParquetTest(PrepareTestCase):
-
   def test_same_keys_as_csv(self):
-    rows = {'user': [5, None, -7, 5], 'item': ['a b', 'größe', None, ''], 'flag': [True, False, None, True], 'tags': ['x|y', None, '', 'y'],
-            'price': [1.5, None, -2.0, 1e30], 'click': [1, 0, 0, 1]}
-    table = pa.table(rows).append_column('lists', pa.array([['x', 'y'], [None, ' '], None, [' z ']]))
+    rows = {
+      'user': [5, None, -7, 5],
+      'item': ['a b', 'größe', None, ''],
+      'flag': [True, False, None, True],
+      'tags': ['x|y', None, '', 'y'],
+      'price': [1.5, None, -2.0, 1e30],
+      'click': [1, 0, 0, 1],
+    }
+    table = pa.table(rows).append_column(
+      'lists', pa.array([['x', 'y'], [None, ' '], None, [' z ']])
+    )
     table = table.append_column('numbers', pa.array([[1, 2], [], None, [3]], pa.list_(pa.int32())))
     table = table.set_column(1, 'item', table['item'].dictionary_encode())
     pa.parquet.write_table(table, self.path('day.parquet'), row_group_size=3)
-    slots = [{'name': n} for n in ('user', 'item', 'flag')] + [{'name': n, 'separator': '|'} for n in ('tags', 'lists', 'numbers')]
+    slots = [{'name': n} for n in ('user', 'item', 'flag')] + [
+      {'name': n, 'separator': '|'} for n in ('tags', 'lists', 'numbers')
+    ]
     data = {'slots': slots, 'dense': [{'name': 'price'}]}
     with mock.patch.object(parquet_reader, 'BLOCK_ROWS', 2):
-      prepare_pass(make_config(data | {'format': 'parquet'}), self.path('day.parquet'), self.path('parquet'))
-    text = ('user,item,flag,tags,price,click,lists,numbers\n5,a b,true,x|y,1.5,1,x|y,1|2\n,größe,false,,,0,,\n'
-            '-7,,,,-2,0,,\n5,,true,y,1e30,1,z,3\n')
+      prepare_pass(
+        make_config(data | {'format': 'parquet'}), self.path('day.parquet'), self.path('parquet')
+      )
+    text = (
+      'user,item,flag,tags,price,click,lists,numbers\n5,a '
+      'b,true,x|y,1.5,1,x|y,1|2\n,größe,false,,,0,,\n'
+      '-7,,,,-2,0,,\n5,,true,y,1e30,1,z,3\n'
+    )
     cfg = make_config(data)
     prepare_pass(cfg, self.write('day.csv', text), self.path('csv'))
-    for a, b in zip(next(PreparedPass(self.path('parquet')).batches(9)), next(PreparedPass(self.path('csv')).batches(9))):
+    for a, b in zip(
+      next(PreparedPass(self.path('parquet')).batches(9)),
+      next(PreparedPass(self.path('csv')).batches(9)),
+    ):
       self.assertAllEqual(a, b)
     self.assert_equals_oracle(PreparedPass(self.path('parquet')), oracle(text, cfg)[0])
 
@@ -256,10 +362,15 @@ class ParquetTest(PrepareTestCase):
     cfg = make_config({'slots': [{'name': 'a'}], 'dense': [{'name': 'x'}], 'format': 'parquet'})
     table = pa.table({'a': ['u', 'v', 'w'], 'x': [1.0, math.nan, 2], 'click': [1, 0, 1]})
     pa.parquet.write_table(table, self.path('p'))
-    with self.assertRaisesRegex(UserError, r"p:2: column 'x': found nan; wanted a finite number, or blank.*; 1 of 3 records are bad"):
+    with self.assertRaisesRegex(
+      UserError,
+      r"p:2: column 'x': found nan; wanted a finite number, or blank.*; 1 of 3 records are bad",
+    ):
       prepare_pass(cfg, self.path('p'), self.path('out'))
     pa.parquet.write_table(table.set_column(0, 'a', pa.array([0.5, 1, 2])), self.path('p'))
-    with self.assertRaisesRegex(UserError, "column 'a': found values of type double; wanted strings or integers"):
+    with self.assertRaisesRegex(
+      UserError, "column 'a': found values of type double; wanted strings or integers"
+    ):
       prepare_pass(cfg, self.path('p'), self.path('out'))
     pa.parquet.write_table(table.slice(0, 0), self.path('p'))
     with self.assertRaisesRegex(UserError, 'p: found no records'):
@@ -272,32 +383,61 @@ class ParquetTest(PrepareTestCase):
 
 
 class BadInputTest(PrepareTestCase):
-  CONFIG = {'slots': [{'name': 'user'}, {'name': 'topics', 'separator': '|', 'value_separator': ':'}],
-            'dense': [{'name': 'price'}], 'weight': 'w'}
+  CONFIG = {
+    'slots': [{'name': 'user'}, {'name': 'topics', 'separator': '|', 'value_separator': ':'}],
+    'dense': [{'name': 'price'}],
+    'weight': 'w',
+  }
   GOOD = 'click,user,topics,price,w\n' + '1,u,s:1,1,1\n' * 9
 
   def test_bad_records(self):
     for record, kind, message in (
-        ('1,u,s:1,1', 'malformed', 'malformed record: found 4 fields; wanted 5 fields'),
-        ('1,u,s:1,1,1,1', 'malformed', 'malformed record: found 6 fields; wanted 5 fields'),
-        ('1,"u,s:1,1,1', 'malformed', 'malformed record: found an open quote or a stray line end; wanted 5 fields'),
-        ('yes,u,s:1,1,1', 'label', "column 'click': found 'yes'; wanted 0 or 1"),
-        ('2,u,s:1,1,1', 'label', "column 'click': found '2'; wanted 0 or 1"),
-        (',u,s:1,1,1', 'label', "column 'click': found ''; wanted 0 or 1"),
-        ('1,u,s:1,NaN,1', 'dense', "column 'price': found 'NaN'; wanted a finite number, or blank for missing"),
-        ('1,u,s:1,-inf,1', 'dense', "column 'price': found '-inf'; wanted a finite number, or blank for missing"),
-        ('1,u,s:1,cheap,1', 'dense', "column 'price': found 'cheap'; wanted a finite number, or blank for missing"),
-        ('1,u,s:1,1,-1', 'weight', "column 'w': found '-1'; wanted a finite number >= 0"),
-        ('1,u,s:1,1,', 'weight', "column 'w': found ''; wanted a finite number >= 0"),
-        ('1,u,s:1|t:x,1,1', 'value', "column 'topics': found 's:1|t:x'; wanted features as NAME or NAME:NUMBER")):
+      ('1,u,s:1,1', 'malformed', 'malformed record: found 4 fields; wanted 5 fields'),
+      ('1,u,s:1,1,1,1', 'malformed', 'malformed record: found 6 fields; wanted 5 fields'),
+      (
+        '1,"u,s:1,1,1',
+        'malformed',
+        'malformed record: found an open quote or a stray line end; wanted 5 fields',
+      ),
+      ('yes,u,s:1,1,1', 'label', "column 'click': found 'yes'; wanted 0 or 1"),
+      ('2,u,s:1,1,1', 'label', "column 'click': found '2'; wanted 0 or 1"),
+      (',u,s:1,1,1', 'label', "column 'click': found ''; wanted 0 or 1"),
+      (
+        '1,u,s:1,NaN,1',
+        'dense',
+        "column 'price': found 'NaN'; wanted a finite number, or blank for missing",
+      ),
+      (
+        '1,u,s:1,-inf,1',
+        'dense',
+        "column 'price': found '-inf'; wanted a finite number, or blank for missing",
+      ),
+      (
+        '1,u,s:1,cheap,1',
+        'dense',
+        "column 'price': found 'cheap'; wanted a finite number, or blank for missing",
+      ),
+      ('1,u,s:1,1,-1', 'weight', "column 'w': found '-1'; wanted a finite number >= 0"),
+      ('1,u,s:1,1,', 'weight', "column 'w': found ''; wanted a finite number >= 0"),
+      (
+        '1,u,s:1|t:x,1,1',
+        'value',
+        "column 'topics': found 's:1|t:x'; wanted features as NAME or NAME:NUMBER",
+      ),
+    ):
       with self.subTest(record):
         raw = self.write('day.csv', self.GOOD + record + '\n')
         with self.assertRaises(UserError) as caught:
           prepare_pass(make_config(self.CONFIG), raw, self.path('out'))
-        self.assertEqual(str(caught.exception), f'{raw}:11: {message}; 1 of 10 records are bad, data.max_bad_share allows 0 of them')
+        self.assertEqual(
+          str(caught.exception),
+          f'{raw}:11: {message}; 1 of 10 records are bad, data.max_bad_share allows 0 of them',
+        )
         self.assertEqual(os.listdir(self.get_temp_dir()), ['day.csv'])
         with self.assertLogs('absl', 'WARNING') as logs:
-          meta = prepare_pass(make_config(self.CONFIG | {'max_bad_share': 0.1}), raw, self.path('good'))
+          meta = prepare_pass(
+            make_config(self.CONFIG | {'max_bad_share': 0.1}), raw, self.path('good')
+          )
         self.assertIn(f'{raw}:11: {message}; dropped 1 bad of 10 records', logs.output[0])
         self.assertEqual((meta['samples'], meta['bad']['kinds']), (9, {kind: 1}))
         self.assertEqual(meta['bad']['examples'][0]['text'], record)
@@ -306,10 +446,19 @@ class BadInputTest(PrepareTestCase):
   def test_files(self):
     cfg = make_config(self.CONFIG)
     for content, message in (
-        ('', 'the file is empty'), ('click,user,topics,price,w\n', 'found no records'), ('click,user,topics,price,w', 'found no records'),
-        ('click,usr,topics,price,w\n1,u,,,1\n', r":1: no column 'user' \(slot 'user'\) among 5 columns; the nearest is 'usr'"),
-        ('click,user,user,topics,price,w\n', r":1: column 'user' \(slot 'user'\) stands 2 times; wanted once"),
-        ('\n1,u,,,1\n', r':1: no column')):
+      ('', 'the file is empty'),
+      ('click,user,topics,price,w\n', 'found no records'),
+      ('click,user,topics,price,w', 'found no records'),
+      (
+        'click,usr,topics,price,w\n1,u,,,1\n',
+        r":1: no column 'user' \(slot 'user'\) among 5 columns; the nearest is 'usr'",
+      ),
+      (
+        'click,user,user,topics,price,w\n',
+        r":1: column 'user' \(slot 'user'\) stands 2 times; wanted once",
+      ),
+      ('\n1,u,,,1\n', r':1: no column'),
+    ):
       with self.assertRaisesRegex(UserError, 'day.csv(: )?' + message):
         prepare_pass(cfg, self.write('day.csv', content), self.path('out'))
     with self.assertRaisesRegex(UserError, 'nothing.csv: no such file'):
@@ -318,47 +467,79 @@ class BadInputTest(PrepareTestCase):
       prepare_pass(cfg, self.get_temp_dir(), self.path('out'))
     with self.assertRaisesRegex(UserError, r'day.csv.gz: cannot be read'):
       prepare_pass(cfg, self.write('day.csv.gz', 'no gzip'), self.path('out'))
-    with mock.patch.object(csv_reader, 'MAX_LINE_BYTES', 10), mock.patch.object(csv_reader, 'BLOCK_BYTES', 8), \
-        self.assertRaisesRegex(UserError, 'found no line end in .* bytes'):
+    with (
+      mock.patch.object(csv_reader, 'MAX_LINE_BYTES', 10),
+      mock.patch.object(csv_reader, 'BLOCK_BYTES', 8),
+      self.assertRaisesRegex(UserError, 'found no line end in .* bytes'),
+    ):
       prepare_pass(cfg, self.write('day.csv', b'\0' * 100), self.path('out'))
 
   def test_config(self):
     raw = self.write('day.csv', self.GOOD)
-    for change, message in (({'delimiter': ',,'}, "data.delimiter: found ',,'; wanted one ASCII character"),
-                            ({'label_positive': '('}, r"data.label_positive: found '\('; wanted a regular expression"),
-                            ({'label_positive': 'x', 'label_is': 'real'}, "wanted data.label_is 'binary'"),
-                            ({'columns': ['click', 'user']}, "data.columns: no column 'w'")):
+    for change, message in (
+      ({'delimiter': ',,'}, "data.delimiter: found ',,'; wanted one ASCII character"),
+      ({'label_positive': '('}, r"data.label_positive: found '\('; wanted a regular expression"),
+      ({'label_positive': 'x', 'label_is': 'real'}, "wanted data.label_is 'binary'"),
+      ({'columns': ['click', 'user']}, "data.columns: no column 'w'"),
+    ):
       with self.assertRaisesRegex(UserError, message):
         prepare_pass(make_config(self.CONFIG | change), raw, self.path('out'))
 
   def test_command_line(self):
     raw = self.write('day.csv', 'click,user\n1,u\n7,v\n')
-    tree = {'data': {'train': [raw], 'label': 'click', 'slots': [{'name': 'user'}]}, 'model': {'interactions': ['linear']}}
-    command = [sys.executable, '-m', 'trainer.prepare', '--config', self.write('c.yaml', json.dumps(tree)), '--out', self.path('out')]
+    tree = {
+      'data': {'train': [raw], 'label': 'click', 'slots': [{'name': 'user'}]},
+      'model': {'interactions': ['linear']},
+    }
+    command = [
+      sys.executable,
+      '-m',
+      'trainer.prepare',
+      '--config',
+      self.write('c.yaml', json.dumps(tree)),
+      '--out',
+      self.path('out'),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     self.assertEqual(done.returncode, 2, done.stderr)
-    self.assertIn(f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; 1 of 2 records are bad", done.stderr)
+    self.assertIn(
+      f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; 1 of 2 records are bad",
+      done.stderr,
+    )
     self.assertNotIn('Traceback', done.stderr)
-    done = subprocess.run([*command, '--set', 'data.max_bad_share=0.5'], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+      [*command, '--set', 'data.max_bad_share=0.5'], cwd=ROOT, capture_output=True, text=True
+    )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn('train/day: 1 samples, 1 features, 1 bad records dropped', done.stdout)
     self.assertEqual(PreparedPass(self.path('out', 'train', 'day')).num_samples, 1)
 
 
 class PreparedTest(PrepareTestCase):
-  CONFIG = {'slots': [{'name': 'user'}, {'name': 'item'}], 'dense': [{'name': 'x'}], 'day_pattern': r'(\d+)'}
+  CONFIG = {
+    'slots': [{'name': 'user'}, {'name': 'item'}],
+    'dense': [{'name': 'x'}],
+    'day_pattern': r'(\d+)',
+  }
 
   def test_used_again_only_when_unchanged(self):
     cfg = make_config(self.CONFIG)
     raw = self.write('day_7.csv', 'click,user,item,x\n1,u,i,1\n')
+
     def convert(cfg=cfg):
-      with mock.patch('trainer.prepare.Writer', side_effect=KeyError('converts')):
+      with mock.patch('trainer.data.conversion.Writer', side_effect=KeyError('converts')):
         prepare_pass(cfg, raw, self.path('out'))
+
     with self.assertRaises(KeyError):
       convert()
     self.assertEqual(prepare_pass(cfg, raw, self.path('out'))['day'], 7)
     convert()
-    for change in ({'slots': [{'name': 'item'}, {'name': 'user'}]}, {'label_positive': '1'}, {'day_pattern': None}, {'dense': []}):
+    for change in (
+      {'slots': [{'name': 'item'}, {'name': 'user'}]},
+      {'label_positive': '1'},
+      {'day_pattern': None},
+      {'dense': []},
+    ):
       with self.assertRaises(KeyError):
         convert(make_config(self.CONFIG | change))
     os.utime(raw, ns=(0, 0))
@@ -369,12 +550,22 @@ class PreparedTest(PrepareTestCase):
 
   def test_another_schema(self):
     _, _ = self.prepare(make_config(self.CONFIG), 'click,user,item,x\n1,u,i,1\n')
-    for change, message in (({'slots': [{'name': 'user'}]}, r"its 'slots' has \['item', 2\], the config wants None; prepare it again"),
-                            ({'slots': [{'name': 'item'}, {'name': 'user'}]}, r"'slots' has \['user', 1\], the config wants \['item', 1\]"),
-                            ({'dense': [{'name': 'x', 'transform': 'log1p'}]},
-                             r"'dense' has \['x', False\], the config wants \['x', True\]"),
-                            ({'group': 'user'}, "'group' has None, the config wants 'user'"),
-                            ({'label': 'other'}, "'label' has 'click', the config wants 'other'")):
+    for change, message in (
+      (
+        {'slots': [{'name': 'user'}]},
+        r"its 'slots' has \['item', 2\], the config wants None; prepare it again",
+      ),
+      (
+        {'slots': [{'name': 'item'}, {'name': 'user'}]},
+        r"'slots' has \['user', 1\], the config wants \['item', 1\]",
+      ),
+      (
+        {'dense': [{'name': 'x', 'transform': 'log1p'}]},
+        r"'dense' has \['x', False\], the config wants \['x', True\]",
+      ),
+      ({'group': 'user'}, "'group' has None, the config wants 'user'"),
+      ({'label': 'other'}, "'label' has 'click', the config wants 'other'"),
+    ):
       with self.assertRaisesRegex(UserError, message):
         PreparedPass(self.path('out'), make_config(self.CONFIG | change))
 
@@ -383,7 +574,9 @@ class PreparedTest(PrepareTestCase):
     with self.assertRaisesRegex(UserError, 'not a prepared pass, it holds no meta.json'):
       PreparedPass(self.get_temp_dir())
     os.truncate(self.path('out', 'splits.npy'), 140)
-    with self.assertRaisesRegex(UserError, r'splits.npy: cannot be read .*; prepare the pass again'):
+    with self.assertRaisesRegex(
+      UserError, r'splits.npy: cannot be read .*; prepare the pass again'
+    ):
       PreparedPass(self.path('out'))
     os.remove(self.path('out', 'splits.npy'))
     with self.assertRaisesRegex(UserError, 'splits.npy: cannot be read'):
@@ -393,12 +586,13 @@ class PreparedTest(PrepareTestCase):
       PreparedPass(self.path('out'))
 
   def test_pass_without_samples(self):
-    meta, one = self.prepare(make_config(self.CONFIG | {'max_bad_share': 1.0}), 'click,user,item,x\n5,u,i,1\n')
+    meta, one = self.prepare(
+      make_config(self.CONFIG | {'max_bad_share': 1.0}), 'click,user,item,x\n5,u,i,1\n'
+    )
     self.assertEqual((meta['samples'], one.num_batches(4), list(one.batches(4))), (0, 0, []))
 
 
 class PrefetchTest(tf.test.TestCase):
-
   def test_order_and_end(self):
     self.assertEqual(list(prefetch(iter(range(100)), 3)), list(range(100)))
     self.assertEqual(list(prefetch([])), [])
@@ -407,6 +601,7 @@ class PrefetchTest(tf.test.TestCase):
     def fails():
       yield 1
       raise UserError('told')
+
     items = prefetch(fails())
     self.assertEqual(next(items), 1)
     with self.assertRaisesRegex(UserError, 'told'):
@@ -414,10 +609,12 @@ class PrefetchTest(tf.test.TestCase):
 
   def test_stops_with_its_consumer(self):
     made = []
+
     def endless():
       while True:
         made.append(0)
         yield 0
+
     for depth in (1, 4):
       made.clear()
       items = prefetch(endless(), depth)
@@ -427,11 +624,12 @@ class PrefetchTest(tf.test.TestCase):
 
 
 class PublicLogsTest(PrepareTestCase):
-
   def convert(self, name, split, data=()):
     if not SHARED.is_dir():
       self.skipTest('../shared/data is not here')
-    cfg = config.load(ROOT / 'configs' / f'{name}.yaml', [f'data.{k}={v}' for k, v in dict(data).items()])
+    cfg = config.load(
+      ROOT / 'configs' / f'{name}.yaml', [f'data.{k}={v}' for k, v in dict(data).items()]
+    )
     (raw,) = (ROOT / p for p in getattr(cfg.data, split))
     prepare_pass(cfg, str(raw), self.path('out'))
     return cfg, raw.read_text(), PreparedPass(self.path('out'), cfg)
@@ -441,7 +639,9 @@ class PublicLogsTest(PrepareTestCase):
     good, bad = oracle(text, cfg, cfg.data.columns, '\t')
     self.assertEqual((len(good), len(bad), one.num_slots), (391, 0, 26))
     self.assert_equals_oracle(one, good, 100)
-    cfg, text, one = self.convert('criteo', 'train', {'train': '[../shared/data/criteo_10k/criteo_first10000.txt]'})
+    cfg, text, one = self.convert(
+      'criteo', 'train', {'train': '[../shared/data/criteo_10k/criteo_first10000.txt]'}
+    )
     self.assertEqual((one.num_samples, sum(b.label.sum() for b in one.batches(999))), (10000, 2182))
 
   def test_avazu(self):
@@ -449,17 +649,26 @@ class PublicLogsTest(PrepareTestCase):
     self.assert_equals_oracle(one, oracle(text, cfg, cfg.data.columns)[0], 100)
     cfg, text, one = self.convert('avazu', 'train')  # with a header
     self.assertEqual((one.num_samples, sum(b.label.sum() for b in one.batches(999))), (8087, 1397))
-    cfg, text, one = self.convert('avazu', 'train', {'train': '[../shared/data/avazu_9k/ycjuan.tr.rx.csv]'})  # CRLF
+    cfg, text, one = self.convert(
+      'avazu', 'train', {'train': '[../shared/data/avazu_9k/ycjuan.tr.rx.csv]'}
+    )  # CRLF
     self.assertEqual(one.num_samples, 2994)
 
   def test_adult(self):
     for split, samples in (('train', 32561), ('test', 16281)):
       cfg, text, one = self.convert('adult', split)
       batch = next(one.batches(samples))
-      self.assertAllEqual(batch.label, [line.rstrip('.').endswith('>50K') for line in text.splitlines()])
-      self.assertAllEqual(batch.dense[:, 0], [float(line.split(',')[0]) for line in text.splitlines()])
+      self.assertAllEqual(
+        batch.label, [line.rstrip('.').endswith('>50K') for line in text.splitlines()]
+      )
+      self.assertAllEqual(
+        batch.dense[:, 0], [float(line.split(',')[0]) for line in text.splitlines()]
+      )
       fields = text.split('\n')[0].split(',')
-      self.assertAllEqual(batch.keys[:8], [oracle_key(fields[i], slot) for slot, i in enumerate([1, 3, 5, 6, 7, 8, 9, 13], 1)])
+      self.assertAllEqual(
+        batch.keys[:8],
+        [oracle_key(fields[i], slot) for slot, i in enumerate([1, 3, 5, 6, 7, 8, 9, 13], 1)],
+      )
 
 
 if __name__ == '__main__':

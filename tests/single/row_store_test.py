@@ -1,4 +1,7 @@
-"""The row store against a store in Python dicts, and the exchange between ranks against the direct path."""
+"""The row store against a store in Python dicts, and the exchange between ranks against the direct
+path.
+"""
+
 import os
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -9,19 +12,22 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from ops import row_store
+from ops import packing, pooling, row_optimizers, row_store, sharding
+from ops.dedupe import dedupe
 from ops.policy import Policy
 from ops.row_store import Part, RowStore, TableSpec
-from tests import row_oracle
-from tests.row_oracle import Optimizer
+from tests.support import row_oracle
+from tests.support.row_oracle import Optimizer
 
 SLOT_TABLE = [-1, 0, 0, 1]
 SEED = 11
 
 
 def make_tables(linear='adagrad', factors='adagrad'):
-  return [TableSpec('user', [Part('plain', 5)], 'normal', 0.1, linear, factors),
-          TableSpec('item', [Part('plain', 3), Part('field', 9)], 'uniform', 0.2, 'sgd', factors)]
+  return [
+    TableSpec('user', [Part('plain', 5)], 'normal', 0.1, linear, factors),
+    TableSpec('item', [Part('plain', 3), Part('field', 9)], 'uniform', 0.2, 'sgd', factors),
+  ]
 
 
 def make_keys(rng, n, vocabulary=60):
@@ -35,8 +41,13 @@ def score_policy(threshold=1.0, **args):
 def random_push(rng, keys, offsets):
   """shows, clicks, linear gradient, factor gradients (flat), scale."""
   shows = rng.integers(1, 4, len(keys)).astype(np.float32)
-  return (shows, np.minimum(shows, rng.integers(0, 2, len(keys))).astype(np.float32), rng.normal(size=len(keys)).astype(np.float32),
-          rng.normal(size=offsets[-1]).astype(np.float32), rng.uniform(0.5, 1, len(keys)).astype(np.float32))
+  return (
+    shows,
+    np.minimum(shows, rng.integers(0, 2, len(keys))).astype(np.float32),
+    rng.normal(size=len(keys)).astype(np.float32),
+    rng.normal(size=offsets[-1]).astype(np.float32),
+    rng.uniform(0.5, 1, len(keys)).astype(np.float32),
+  )
 
 
 def split(flat, offsets):
@@ -54,7 +65,19 @@ def contents(store):
       if chunk['admitted'][i]:
         factors = tuple(chunk[f'factors_{table}'][left[table]])
         left[table] += 1
-      columns = tuple(chunk[c][i].item() for c in ('show', 'click', 'delta_score', 'unseen_days', 'age_days', 'slot', 'admitted', 'last_step'))
+      columns = tuple(
+        chunk[c][i].item()
+        for c in (
+          'show',
+          'click',
+          'delta_score',
+          'unseen_days',
+          'age_days',
+          'slot',
+          'admitted',
+          'last_step',
+        )
+      )
       rows[int(key)] = (*columns, tuple(chunk['linear'][i]), factors)
     for t in store.tables:
       assert left[t.name] == len(chunk[f'factors_{t.name}'])
@@ -62,34 +85,53 @@ def contents(store):
 
 
 class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
-
-  @parameterized.product(factors=row_store.ROW_OPTIMIZERS, threshold=[1.0, None], grouped=[True, False])
+  @parameterized.product(
+    factors=row_optimizers.ROW_OPTIMIZERS, threshold=[1.0, None], grouped=[True, False]
+  )
   def test_equals_store_in_dicts(self, factors, threshold, grouped):
     rng = np.random.default_rng(1)
     tables = make_tables('ftrl', factors)
     linear = Optimizer('ftrl', l1=0.01, l2=0.1)
-    optimizers = [(linear, Optimizer(factors, l2=0.05, l2_mode='owed')), (Optimizer('sgd', clip=0.5), Optimizer(factors, learning_rate=0.02))]
+    optimizers = [
+      (linear, Optimizer(factors, l2=0.05, l2_mode='catch_up')),
+      (Optimizer('sgd', clip=0.5), Optimizer(factors, learning_rate=0.02)),
+    ]
     policy = Policy(admission='none') if threshold is None else score_policy(threshold)
     store = RowStore(policy, tables=tables, slot_table=SLOT_TABLE, seed=SEED)
     oracle = row_oracle.Store(tables, optimizers, SLOT_TABLE, SEED, threshold)
-    hyper = row_store.hyper(optimizers)
+    hyper = row_optimizers.hyper(optimizers)
     for step in range(1, 31):
       keys = np.unique(make_keys(rng, 50))
-      keys = row_store.dedupe(keys).unique.numpy() if grouped else rng.permutation(keys)
+      keys = dedupe(keys).unique.numpy() if grouped else rng.permutation(keys)
       train = step % 5 != 0
       rows = store.pull(keys, train)
       wanted_linear, wanted_factors = oracle.pull(keys, train)
-      self.assertAllClose(rows.linear, wanted_linear, rtol=5e-4, atol=2e-5)  # float32 against float64 over owed steps too
+      self.assertAllClose(
+        rows.linear, wanted_linear, rtol=5e-4, atol=2e-5
+      )  # float32 against float64 over missed steps too
       offsets = rows.offsets.numpy()
       self.assertAllEqual(np.diff(offsets), [0 if f is None else len(f) for f in wanted_factors])
-      self.assertAllClose(rows.factors, np.concatenate([[]] + [f for f in wanted_factors if f is not None]), rtol=5e-4, atol=2e-5)
+      self.assertAllClose(
+        rows.factors,
+        np.concatenate([[]] + [f for f in wanted_factors if f is not None]),
+        rtol=5e-4,
+        atol=2e-5,
+      )
       self.assertAllEqual(rows.ids >= 0, store.lookup(keys)['exists'])
       if not train:
         continue
       shows, clicks, linear_grad, factors_grad, scale = random_push(rng, keys, offsets)
       store.push(keys, rows, shows, clicks, linear_grad, factors_grad, scale, hyper, step)
-      oracle.push(keys, np.diff(offsets) > 0, shows, clicks, linear_grad.astype(np.float64), split(factors_grad.astype(np.float64), offsets),
-                  scale.astype(np.float64), step)
+      oracle.push(
+        keys,
+        np.diff(offsets) > 0,
+        shows,
+        clicks,
+        linear_grad.astype(np.float64),
+        split(factors_grad.astype(np.float64), offsets),
+        scale.astype(np.float64),
+        step,
+      )
     self.assertEqual(store.size(), len(oracle.rows))
     keys = np.array(list(oracle.rows))
     found = store.lookup(keys)
@@ -99,7 +141,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
 
   def one_key(self, policy, **args):
     store = RowStore(policy, tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED, **args)
-    return store, np.array([(1 << 52) + 5]), row_store.hyper([(Optimizer(), Optimizer())] * 2)
+    return store, np.array([(1 << 52) + 5]), row_optimizers.hyper([(Optimizer(), Optimizer())] * 2)
 
   def test_push_that_admits_does_not_train_factors(self):
     store, key, hyper = self.one_key(score_policy(1.0))
@@ -154,7 +196,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     for step in range(1, 6):
       rows = [s.pull(keys) for s in stores]
       pushed = random_push(np.random.default_rng(step), keys, rows[0].offsets.numpy())
-      wrong = rng.permutation(rows[1].ids.numpy()) + np.arange(len(keys)) % 3 * 2 ** 31
+      wrong = rng.permutation(rows[1].ids.numpy()) + np.arange(len(keys)) % 3 * 2**31
       for store, pulled in zip(stores, (rows[0], rows[1]._replace(ids=wrong))):
         store.push(keys, pulled, *pushed[:4], pushed[4], hyper, step)
     self.assertEqual(contents(stores[0]), contents(stores[1]))
@@ -164,7 +206,9 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     store.push(key, store.pull(key), [1.0], [1.0], [0.25], [], [1.0], hyper, 1, add=True)
     rows = store.pull(key)
     self.assertAllEqual(rows.linear, [0.25])
-    store.push(key, rows, [1.0], [0.0], [-0.5], np.arange(5, dtype=np.float32), [1.0], hyper, 2, add=True)
+    store.push(
+      key, rows, [1.0], [0.0], [-0.5], np.arange(5, dtype=np.float32), [1.0], hyper, 2, add=True
+    )
     self.assertAllEqual(store.pull(key).linear, [-0.25])
     self.assertAllClose(store.pull(key).factors, rows.factors + np.arange(5))
     rows = store.pull(key)  # then a step, whose state starts here
@@ -174,8 +218,10 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
   @parameterized.parameters(-0.5, -0.7)
   def test_ftrl_goes_on_from_what_was_added(self, power):
     o = Optimizer('ftrl', l1=0.3, l2=0.2, beta=0.5, learning_rate_power=power)
-    store = RowStore(Policy(admission='none'), tables=make_tables('ftrl', 'ftrl'), slot_table=SLOT_TABLE, seed=SEED)
-    key, hyper = np.array([(1 << 52) + 5]), row_store.hyper([(o, o)] * 2)
+    store = RowStore(
+      Policy(admission='none'), tables=make_tables('ftrl', 'ftrl'), slot_table=SLOT_TABLE, seed=SEED
+    )
+    key, hyper = np.array([(1 << 52) + 5]), row_optimizers.hyper([(o, o)] * 2)
     rng = np.random.default_rng(6)
     weights = [np.zeros(1), row_oracle.initial_factors(key, SEED, 5, 'normal', 0.1)[0]]
     states = [row_oracle.fresh_state(o, w) for w in weights]
@@ -189,18 +235,36 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
         by = by.astype(np.float64)
         if step % 6 == 1 and i == 1:
           by = -w
-        weights[i] = row_oracle.add_row(o, w, state, by) if added else row_oracle.step_row(o, w, state, by, 1.0, step, 0)
+        weights[i] = (
+          row_oracle.add_row(o, w, state, by)
+          if added
+          else row_oracle.step_row(o, w, state, by, 1.0, step, 0)
+        )
       rows = store.pull(key)
       self.assertAllClose(rows.linear, weights[0], rtol=1e-4, atol=1e-5)
       self.assertAllClose(rows.factors, weights[1], rtol=1e-4, atol=1e-5)
 
   def test_eviction_frees_rows_for_others(self):
-    store, _, hyper = self.one_key(score_policy(0.5, decay=1.0, delete_threshold=0.0, delete_after_unseen_days=0))
+    store, _, hyper = self.one_key(
+      score_policy(0.5, decay=1.0, delete_threshold=0.0, delete_after_unseen_days=0)
+    )
+
     def admit(keys, step):
       for _ in range(2):
         rows = store.pull(keys)
         n = len(keys)
-        store.push(keys, rows, np.ones(n), np.ones(n), np.ones(n), np.ones(rows.factors.shape), [1.0], hyper, step)
+        store.push(
+          keys,
+          rows,
+          np.ones(n),
+          np.ones(n),
+          np.ones(n),
+          np.ones(rows.factors.shape),
+          [1.0],
+          hyper,
+          step,
+        )
+
     old, new = (1 << 52) + np.arange(20000), (1 << 52) + np.arange(20000, 40000)
     admit(old, 1)
     held = store.bytes()
@@ -213,23 +277,30 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(store.pull(old[100:]).ids, np.full(19900, -1))
     admit(new[:19900], 3)
     self.assertLessEqual(float(store.bytes()), 1.02 * float(held))
-    self.assertAllClose(store.pull(new[:19900]).factors[:5], row_oracle.initial_factors(new[:1], SEED, 5, 'normal', 0.1)[0] - 0.05 / np.sqrt(1.1))
+    self.assertAllClose(
+      store.pull(new[:19900]).factors[:5],
+      row_oracle.initial_factors(new[:1], SEED, 5, 'normal', 0.1)[0] - 0.05 / np.sqrt(1.1),
+    )
     again = store.pull(old[100:101])
     store.push(old[100:101], again, [1.0], [1.0], [0.0], [], [1.0], hyper, 4)  # comes back as new
     self.assertAllEqual(store.pull(old[100:101]).linear, [0.0])
 
   def test_push_after_eviction_does_not_train_anothers_row(self):
-    store, key, hyper = self.one_key(score_policy(1.0, decay=1.0, delete_threshold=0.0, delete_after_unseen_days=0))
+    store, key, hyper = self.one_key(
+      score_policy(1.0, decay=1.0, delete_threshold=0.0, delete_after_unseen_days=0)
+    )
     store.push(key, store.pull(key), [1.0], [1.0], [0.0], [], [1.0], hyper, 1)
     rows = store.pull(key)
     self.assertAllEqual(rows.offsets, [0, 5])
     store.age()
     store.evict()
     other = key + (np.arange(1, 4000))
-    other = other[row_store.shard_of(other) == row_store.shard_of(key)]
+    other = other[sharding.shard_of(other) == sharding.shard_of(key)]
     pulled = store.pull(other)
     n = len(other)
-    store.push(other, pulled, np.ones(n), np.ones(n), np.zeros(n), [], [1.0], hyper, 2)  # one of them has the id and the row now
+    store.push(
+      other, pulled, np.ones(n), np.ones(n), np.zeros(n), [], [1.0], hyper, 2
+    )  # one of them has the id and the row now
     before = contents(store)
     store.push(key, rows, [1.0], [0.0], [1.0], np.full(5, 9.0), [1.0], hyper, 3)
     after = contents(store)
@@ -237,20 +308,27 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(store.pull(key).offsets, [0, 0])
 
   def fill(self, store, rng, steps=8, vocabulary=300):
-    hyper = row_store.hyper([(Optimizer(), Optimizer())] * 2)
+    hyper = row_optimizers.hyper([(Optimizer(), Optimizer())] * 2)
     for step in range(1, steps + 1):
-      d = row_store.dedupe(make_keys(rng, 700, vocabulary))
+      d = dedupe(make_keys(rng, 700, vocabulary))
       rows = store.pull(d.unique)
       _, _, linear_grad, factors_grad, _ = random_push(rng, d.unique.numpy(), rows.offsets.numpy())
       store.push(d.unique, rows, d.shows, d.clicks, linear_grad, factors_grad, [0.7], hyper, step)
 
   def test_export_and_import_are_lossless(self):
     rng = np.random.default_rng(5)
-    store, other = (RowStore(score_policy(1.0), tables=make_tables('adam', 'ftrl'), slot_table=SLOT_TABLE, seed=SEED) for _ in range(2))
+    store, other = (
+      RowStore(
+        score_policy(1.0), tables=make_tables('adam', 'ftrl'), slot_table=SLOT_TABLE, seed=SEED
+      )
+      for _ in range(2)
+    )
     self.fill(store, rng)
     self.fill(other, rng)
     wanted = contents(store)
-    self.assertBetween(sum(bool(r[-1]) for r in wanted.values()), 0.1 * len(wanted), 0.9 * len(wanted))
+    self.assertBetween(
+      sum(bool(r[-1]) for r in wanted.values()), 0.1 * len(wanted), 0.9 * len(wanted)
+    )
     other.import_state(store.export_state())
     self.assertEqual(contents(other), wanted)
     # Two halves, as two ranks would have written them.
@@ -274,10 +352,14 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     other = min(chunks, key=lambda c: len(c['key']))
     good = max(chunks, key=lambda c: len(c['factors_user']))
     without = {k: v for k, v in good.items() if k != 'linear'}
-    for chunk, wanted in ((without, 'linear: found nothing'), (good | {'linear': good['linear'][:, :1]}, 'linear: found shape'),
-                          (good | {'factors_user': good['factors_user'][1:]}, r'factors\[0\]: found shape'),
-                          (good | {'last_step': good['last_step'].astype(np.int64)}, 'last_step: found int64'),
-                          (good | {'key': good['key'] | (9 << 52)}, 'slot'), (good | {'admitted': good['admitted'][1:]}, 'admitted')):
+    for chunk, wanted in (
+      (without, 'linear: found nothing'),
+      (good | {'linear': good['linear'][:, :1]}, 'linear: found shape'),
+      (good | {'factors_user': good['factors_user'][1:]}, r'factors\[0\]: found shape'),
+      (good | {'last_step': good['last_step'].astype(np.int64)}, 'last_step: found int64'),
+      (good | {'key': good['key'] | (9 << 52)}, 'slot'),
+      (good | {'admitted': good['admitted'][1:]}, 'admitted'),
+    ):
       with self.assertRaisesRegex(tf.errors.DataLossError, wanted):
         store.import_state([other, chunk])
       self.assertEqual(store.size(), 0)
@@ -289,7 +371,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     tables = [TableSpec('default', [])]
     store = RowStore(Policy(admission='none'), tables=tables, slot_table=[-1, 0], seed=SEED)
     keys = (1 << 52) + np.arange(1000)
-    hyper = row_store.hyper([(Optimizer(), Optimizer())])
+    hyper = row_optimizers.hyper([(Optimizer(), Optimizer())])
     for step in (1, 2):
       rows = store.pull(keys)
       self.assertEqual(rows.factors.shape, [0])
@@ -301,19 +383,38 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(other.pull(keys).linear, store.pull(keys).linear)
 
   def test_memory(self):
-    store = RowStore(score_policy(2.0), tables=[TableSpec('default', [Part('plain', 16)])], slot_table=[-1, 0], seed=SEED)
-    hyper = row_store.hyper([(Optimizer(), Optimizer())])
+    store = RowStore(
+      score_policy(2.0),
+      tables=[TableSpec('default', [Part('plain', 16)])],
+      slot_table=[-1, 0],
+      seed=SEED,
+    )
+    hyper = row_optimizers.hyper([(Optimizer(), Optimizer())])
     n = 400000
     keys = (1 << 52) + np.arange(n)
     ones, empty = np.ones(n, np.float32), tf.zeros([n + 1], tf.int32)
+
     def push(step):
-      store.push(keys, row_store.Rows(tf.fill([n], tf.constant(-1, tf.int64)), empty, None, None), ones, ones, ones, [], [1.0], hyper, step)
+      store.push(
+        keys,
+        row_store.Rows(tf.fill([n], tf.constant(-1, tf.int64)), empty, None, None),
+        ones,
+        ones,
+        ones,
+        [],
+        [1.0],
+        hyper,
+        step,
+      )
+
     push(1)
     self.assertEqual(store.admitted_size(), 0)
     self.assertLessEqual(store.bytes() / n, 96)
     push(2)
     self.assertEqual(store.admitted_size(), n)
-    payload = 40 + 4 * (2 + 2 + 32)  # lifecycle fields; factor row, last step, linear weight and state; factors and state
+    payload = 40 + 4 * (
+      2 + 2 + 32
+    )  # lifecycle fields; factor row, last step, linear weight and state; factors and state
     self.assertLessEqual(store.bytes() / n, 1.5 * payload)
 
   def test_hostile_input_changes_nothing(self):
@@ -321,23 +422,56 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     keys = np.concatenate([key, key + 1])
     store.push(keys, store.pull(keys), [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [], [1.0], hyper, 1)
     rows = store.pull(keys)
-    good = dict(keys=keys, ids=rows.ids, offsets=rows.offsets, shows=[1.0, 2.0], clicks=[0.0, 1.0], linear_grad=[1.0, 2.0], factors_grad=np.ones(10),
-                scale=[1.0], hyper=hyper, step=2)
+    good = dict(
+      keys=keys,
+      ids=rows.ids,
+      offsets=rows.offsets,
+      shows=[1.0, 2.0],
+      clicks=[0.0, 1.0],
+      linear_grad=[1.0, 2.0],
+      factors_grad=np.ones(10),
+      scale=[1.0],
+      hyper=hyper,
+      step=2,
+    )
     before = contents(store)
     nan, inf = float('nan'), float('inf')
     bad_hyper = hyper.numpy()
     bad_hyper[0, 1, 0] = nan
-    cases = [('keys', -keys, 'keys'), ('keys', keys + (3 << 52), 'slot 4'), ('keys', keys[:1], 'ids'), ('keys', keys[:, None], None),
-             ('ids', [0], 'ids'), ('offsets', [0, 5], 'offsets'), ('offsets', [0, -5, 10], 'offsets'), ('offsets', [0, 4, 10], 'offsets'),
-             ('offsets', [0, 10, 10], 'offsets'), ('offsets', [5, 5, 10], 'offsets'), ('offsets', [0, 5, 2 ** 31 - 1], 'offsets'),
-             ('shows', [1.0, -1.0], 'shows'), ('shows', [nan, 1.0], 'shows'), ('shows', [1.0], 'shows'), ('clicks', [2.0, 0.0], 'clicks'),
-             ('clicks', [inf, 0.0], 'clicks'), ('linear_grad', [nan, 0.0], 'linear_grad.0.*of key 4503599627370501'),
-             ('factors_grad', [0.0] * 7 + [inf] + [0.0] * 2, 'factors_grad.7.*of key 4503599627370502'), ('factors_grad', np.ones(9), 'offsets'),
-             ('scale', [nan], 'scale'), ('scale', [1.0, inf], 'scale'), ('scale', [1.0] * 3, 'scale'), ('scale', 1.0, None),
-             ('hyper', hyper[:1], 'hyper'), ('hyper', bad_hyper, r'hyper\[0, 1\]: learning_rate'), ('step', 0, 'step'), ('step', 2 ** 31, 'step')]
+    cases = [
+      ('keys', -keys, 'keys'),
+      ('keys', keys + (3 << 52), 'slot 4'),
+      ('keys', keys[:1], 'ids'),
+      ('keys', keys[:, None], None),
+      ('ids', [0], 'ids'),
+      ('offsets', [0, 5], 'offsets'),
+      ('offsets', [0, -5, 10], 'offsets'),
+      ('offsets', [0, 4, 10], 'offsets'),
+      ('offsets', [0, 10, 10], 'offsets'),
+      ('offsets', [5, 5, 10], 'offsets'),
+      ('offsets', [0, 5, 2**31 - 1], 'offsets'),
+      ('shows', [1.0, -1.0], 'shows'),
+      ('shows', [nan, 1.0], 'shows'),
+      ('shows', [1.0], 'shows'),
+      ('clicks', [2.0, 0.0], 'clicks'),
+      ('clicks', [inf, 0.0], 'clicks'),
+      ('linear_grad', [nan, 0.0], 'linear_grad.0.*of key 4503599627370501'),
+      ('factors_grad', [0.0] * 7 + [inf] + [0.0] * 2, 'factors_grad.7.*of key 4503599627370502'),
+      ('factors_grad', np.ones(9), 'offsets'),
+      ('scale', [nan], 'scale'),
+      ('scale', [1.0, inf], 'scale'),
+      ('scale', [1.0] * 3, 'scale'),
+      ('scale', 1.0, None),
+      ('hyper', hyper[:1], 'hyper'),
+      ('hyper', bad_hyper, r'hyper\[0, 1\]: learning_rate'),
+      ('step', 0, 'step'),
+      ('step', 2**31, 'step'),
+    ]
     push = store._ops.ctr_row_store_push
     for name, value, message in cases:
-      with self.assertRaisesRegex(tf.errors.InvalidArgumentError, message or '', msg=f'{name} {value}'):
+      with self.assertRaisesRegex(
+        tf.errors.InvalidArgumentError, message or '', msg=f'{name} {value}'
+      ):
         push(store.handle, **{**good, name: value})
       self.assertEqual(contents(store), before)
     push(store.handle, **good)
@@ -346,14 +480,21 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
         store.pull(keys)
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'wanted a row store'):
       from ops.feature_lifecycle import FeatureLifecycle
+
       table = FeatureLifecycle()
       store._ops.ctr_row_store_pull(table.handle, [1], train=True)
 
   def test_hostile_construction(self):
     good = dict(tables=make_tables(), slot_table=SLOT_TABLE)
-    for change in (dict(slot_table=[2]), dict(slot_table=[-2]), dict(slot_table=[0] * 3000), dict(tables=[TableSpec('a', [Part('plain', -1)])] * 2),
-                   dict(tables=[TableSpec('a', [], 'normalish')] * 2), dict(tables=[TableSpec('a', [], init_scale=float('nan'))] * 2),
-                   dict(tables=[TableSpec('a', [], linear='adamax')] * 2)):
+    for change in (
+      dict(slot_table=[2]),
+      dict(slot_table=[-2]),
+      dict(slot_table=[0] * 3000),
+      dict(tables=[TableSpec('a', [Part('plain', -1)])] * 2),
+      dict(tables=[TableSpec('a', [], 'normalish')] * 2),
+      dict(tables=[TableSpec('a', [], init_scale=float('nan'))] * 2),
+      dict(tables=[TableSpec('a', [], linear='adamax')] * 2),
+    ):
       with self.assertRaises(tf.errors.InvalidArgumentError, msg=str(change)):
         RowStore(Policy(), **{**good, **change})
     RowStore(Policy(), name='one', **good)
@@ -364,105 +505,155 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_empty_batches(self):
     store, _, hyper = self.one_key(score_policy(0.5))
-    d = row_store.dedupe(np.zeros([0], np.int64))
+    d = dedupe(np.zeros([0], np.int64))
     rows = store.pull(d.unique)
     store.push(d.unique, rows, d.shows, d.clicks, [], [], [1.0], hyper, 1)
     self.assertEqual((store.size(), list(store.export_state())), (0, []))
 
   def test_v1_graph_and_server(self):
-    """Two sessions of a tf.distribute.Server see one store on its device; gradients flow by tf.gradients."""
+    """Two sessions of a tf.distribute.Server see one store on its device;
+
+    gradients flow by tf.gradients.
+    """
     server = tf.distribute.Server.create_local_server()
     key = np.array([(1 << 52) + 1])
+
     def session(fetch):
       with tf.Graph().as_default(), tf.device('/cpu:0'):
-        store = RowStore(score_policy(0.5), tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED, name='shared')
+        store = RowStore(
+          score_policy(0.5), tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED, name='shared'
+        )
         keys = tf.compat.v1.placeholder(tf.int64, [None])
-        d = row_store.dedupe(keys)
+        d = dedupe(keys)
         rows = store.pull(d.unique)
-        layout = row_store.PoolLayout([0, 0, 1], [t.parts for t in store.tables], totals=True)
-        pooled = row_store.pool(rows, d, [1.0], [0], 1, layout)
-        grads = tf.gradients(tf.reduce_sum(pooled.linear) + tf.reduce_sum(pooled.squares[0][0]), [rows.linear, rows.factors])
-        hyper = row_store.hyper([(Optimizer(), Optimizer())] * 2, tf.constant(2.0))
+        layout = pooling.PoolLayout([0, 0, 1], [t.parts for t in store.tables], totals=True)
+        pooled = pooling.pool(rows, d, [1.0], [0], 1, layout)
+        grads = tf.gradients(
+          tf.reduce_sum(pooled.linear) + tf.reduce_sum(pooled.squares[0][0]),
+          [rows.linear, rows.factors],
+        )
+        hyper = row_optimizers.hyper([(Optimizer(), Optimizer())] * 2, tf.constant(2.0))
         train = store.push(d.unique, rows, d.shows, d.shows, grads[0], grads[1], [1.0], hyper, 1)
         with tf.compat.v1.Session(server.target) as sess:
           return sess.run(train if fetch == 'train' else rows, {keys: key})
+
     session('train')
     self.assertAllClose(session('rows').linear, [-0.1 / np.sqrt(1.1)])
-    self.assertAllClose(session('rows').factors, row_oracle.initial_factors(key, SEED, 5, 'normal', 0.1)[0])
+    self.assertAllClose(
+      session('rows').factors, row_oracle.initial_factors(key, SEED, 5, 'normal', 0.1)[0]
+    )
     session('train')
-    self.assertNotAllClose(session('rows').factors, row_oracle.initial_factors(key, SEED, 5, 'normal', 0.1)[0])
+    self.assertNotAllClose(
+      session('rows').factors, row_oracle.initial_factors(key, SEED, 5, 'normal', 0.1)[0]
+    )
 
   def test_same_for_any_number_of_threads(self):
-    code = ('import hashlib, sys, numpy as np, tensorflow as tf; n = int(sys.argv[1]);'
-            'tf.config.threading.set_intra_op_parallelism_threads(n); tf.config.threading.set_inter_op_parallelism_threads(n);'
-            'from tests.single import row_store_test as t; from ops import row_store as r;'
-            's = r.RowStore(t.score_policy(1.0), tables=t.make_tables("adam", "ftrl"), slot_table=t.SLOT_TABLE, seed=1);'
-            't.RowStoreTest().fill(s, np.random.default_rng(0), steps=5, vocabulary=3000);'
-            'print(hashlib.md5(repr(sorted(t.contents(s).items())).encode()).hexdigest())')
-    found = {subprocess.run([sys.executable, '-c', code, str(n)], capture_output=True, text=True, check=True).stdout for n in (1, 5)}
+    code = (
+      'import hashlib, sys, numpy as np, tensorflow as tf; n = int(sys.argv[1]);'
+      'tf.config.threading.set_intra_op_parallelism_threads(n); '
+      'tf.config.threading.set_inter_op_parallelism_threads(n);'
+      'from tests.single import row_store_test as t; from ops import row_store as r;'
+      's = r.RowStore(t.score_policy(1.0), tables=t.make_tables("adam", "ftrl"), '
+      'slot_table=t.SLOT_TABLE, seed=1);'
+      't.RowStoreTest().fill(s, np.random.default_rng(0), steps=5, vocabulary=3000);'
+      'print(hashlib.md5(repr(sorted(t.contents(s).items())).encode()).hexdigest())'
+    )
+    found = {
+      subprocess.run(
+        [sys.executable, '-c', code, str(n)], capture_output=True, text=True, check=True
+      ).stdout
+      for n in (1, 5)
+    }
     self.assertLen(found, 1)
-
-  def test_mix64_and_shards(self):
-    self.assertEqual(int(row_store.mix64(0)), 0)
-    self.assertEqual(int(row_store.mix64(1)), 0xb456bcfc34c2cb2c)
-    keys = make_keys(np.random.default_rng(8), 1000)
-    unique = row_store.dedupe(keys).unique
-    self.assertAllEqual(np.sort(row_store.shard_of(unique)), row_store.shard_of(unique))
-    self.assertAllEqual(row_store.owner_counts(unique, 3), np.bincount(row_store.shard_of(unique) * 3 // 256, minlength=3))
 
 
 class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
-
   @parameterized.product(ranks=[1, 2, 3], dtype=[tf.float32, tf.float16, tf.bfloat16])
   def test_round_trip_equals_direct_path(self, ranks, dtype):
-    """Ranks' keys to their owners' stores and back, the all-to-alls done by hand, against one store."""
+    """Ranks' keys to their owners' stores and back, the all-to-alls done by hand, against one
+    store.
+    """
     rng = np.random.default_rng(ranks)
     optimizers = [(Optimizer(), Optimizer())] * 2
-    hyper = row_store.hyper(optimizers)
-    one, *owners = (RowStore(score_policy(1.0), tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED) for _ in range(1 + ranks))
-    tolerance = {'rtol': 1e-5, 'atol': 1e-6} if dtype == tf.float32 else {'rtol': 0.05, 'atol': 0.05}
+    hyper = row_optimizers.hyper(optimizers)
+    one, *owners = (
+      RowStore(score_policy(1.0), tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED)
+      for _ in range(1 + ranks)
+    )
+    tolerance = (
+      {'rtol': 1e-5, 'atol': 1e-6} if dtype == tf.float32 else {'rtol': 0.05, 'atol': 0.05}
+    )
     for step in range(1, 8):
-      batches = [row_store.dedupe(make_keys(rng, 0 if r == 1 and step % 2 else 200)) for r in range(ranks)]
-      sent = np.stack([row_store.owner_counts(d.unique, ranks) for d in batches])  # [rank, owner]
+      batches = [dedupe(make_keys(rng, 0 if r == 1 and step % 2 else 200)) for r in range(ranks)]
+      sent = np.stack([sharding.owner_counts(d.unique, ranks) for d in batches])  # [rank, owner]
+
       def exchange(parts, splits):
         """parts[r] split by splits[r] -> what each receives, by sender."""
         pieces = [np.split(p, np.cumsum(s)[:-1]) for p, s in zip(parts, splits)]
         return [np.concatenate([pieces[r][o] for r in range(ranks)]) for o in range(ranks)]
+
       received = sent.T.astype(np.int32)
       keys = exchange([d.unique.numpy() for d in batches], sent)
       shows = exchange([d.shows.numpy() for d in batches], sent)
-      owned = [row_store.dedupe(k, s, [0.0]) for k, s in zip(keys, shows)]
+      owned = [dedupe(k, s, [0.0]) for k, s in zip(keys, shows)]
       owned_rows = [store.pull(d.unique) for store, d in zip(owners, owned)]
-      packed = [row_store.pack_rows(r, d.inverse, c, dtype) for r, d, c in zip(owned_rows, owned, received)]
+      packed = [
+        packing.pack_rows(r, d.inverse, c, dtype) for r, d, c in zip(owned_rows, owned, received)
+      ]
       self.assertAllEqual(packed[0].buffer.dtype, dtype)
       buffers = exchange([p.buffer.numpy() for p in packed], [p.splits.numpy() for p in packed])
-      rows = [row_store.unpack_rows(b, c.astype(np.int32), d.unique, SLOT_TABLE, one.widths) for b, c, d in zip(buffers, sent, batches)]
-      all_unique = row_store.dedupe(np.concatenate([d.unique for d in batches]), np.concatenate([d.shows for d in batches]))
+      rows = [
+        packing.unpack_rows(b, c.astype(np.int32), d.unique, SLOT_TABLE, one.widths)
+        for b, c, d in zip(buffers, sent, batches)
+      ]
+      all_unique = dedupe(
+        np.concatenate([d.unique for d in batches]), np.concatenate([d.shows for d in batches])
+      )
       direct = one.pull(all_unique.unique)
       place = {int(k): j for j, k in enumerate(all_unique.unique)}
       linear_grad, factors_grad = np.zeros(len(place)), np.zeros(direct.factors.shape)
       grads = []
       for d, r in zip(batches, rows):
         offsets = r.offsets.numpy()
-        grads.append((rng.normal(size=len(d.unique)).astype(np.float32), rng.normal(size=offsets[-1]).astype(np.float32)))
+        grads.append(
+          (
+            rng.normal(size=len(d.unique)).astype(np.float32),
+            rng.normal(size=offsets[-1]).astype(np.float32),
+          )
+        )
         places = np.array([place[int(k)] for k in d.unique.numpy()], int)
-        columns = np.concatenate([[]] + [np.arange(direct.offsets[j], direct.offsets[j + 1]) for j in places]).astype(int)
+        columns = np.concatenate(
+          [[]] + [np.arange(direct.offsets[j], direct.offsets[j + 1]) for j in places]
+        ).astype(int)
         self.assertAllEqual(np.diff(offsets), np.diff(direct.offsets)[places])
         self.assertAllClose(r.linear, direct.linear.numpy()[places], **tolerance)
         self.assertAllClose(r.factors, direct.factors.numpy()[columns], **tolerance)
         np.add.at(linear_grad, places, grads[-1][0])
         np.add.at(factors_grad, columns, grads[-1][1])
-      packed = [row_store.pack_gradients(*g, r.offsets, c.astype(np.int32), dtype) for g, r, c in zip(grads, rows, sent)]
+      packed = [
+        packing.pack_gradients(*g, r.offsets, c.astype(np.int32), dtype)
+        for g, r, c in zip(grads, rows, sent)
+      ]
       buffers = exchange([p.buffer.numpy() for p in packed], [p.splits.numpy() for p in packed])
       for store, d, r, b, c in zip(owners, owned, owned_rows, buffers, received):
-        linear, factors = row_store.sum_gradients(b, c, r.offsets, d)
+        linear, factors = packing.sum_gradients(b, c, r.offsets, d)
         store.push(d.unique, r, d.shows, d.clicks, linear, factors, [0.1], hyper, step)
-      one.push(all_unique.unique, direct, all_unique.shows, all_unique.clicks, linear_grad, factors_grad, [0.1], hyper, step)
+      one.push(
+        all_unique.unique,
+        direct,
+        all_unique.shows,
+        all_unique.clicks,
+        linear_grad,
+        factors_grad,
+        [0.1],
+        hyper,
+        step,
+      )
     self.assertEqual(sum(int(s.size()) for s in owners), int(one.size()))
     self.assertGreater(int(one.admitted_size()), 20)
     keys = np.array(list(contents(one)))
     for owner, store in enumerate(owners):
-      own = keys[row_store.shard_of(keys) * ranks // 256 == owner]
+      own = keys[sharding.owner_of(sharding.shard_of(keys), ranks) == owner]
       found, wanted = store.pull(own), one.pull(own)
       self.assertAllEqual(found.offsets, wanted.offsets)
       self.assertAllClose(found.linear, wanted.linear, **tolerance)
@@ -470,52 +661,58 @@ class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_features_without_factors_cost_a_value_and_a_bit(self):
     n = 1000
-    rows = row_store.Rows(None, np.zeros(n + 1, np.int32), np.ones(n, np.float32), np.zeros(0, np.float32))
-    packed = row_store.pack_rows(rows, np.arange(n, dtype=np.int32), np.array([n], np.int32))
+    rows = row_store.Rows(
+      None, np.zeros(n + 1, np.int32), np.ones(n, np.float32), np.zeros(0, np.float32)
+    )
+    packed = packing.pack_rows(rows, np.arange(n, dtype=np.int32), np.array([n], np.int32))
     self.assertEqual(packed.splits[0], n + 32)
 
   def test_nothing_at_all(self):
     zero = np.zeros(0, np.float32)
     for ranks in (0, 1, 2):
       counts = np.zeros(ranks, np.int32)
-      d = row_store.dedupe(np.zeros(0, np.int64))
-      packed = row_store.pack_rows(row_store.Rows(None, [0], zero, zero), d.inverse, counts)
+      d = dedupe(np.zeros(0, np.int64))
+      packed = packing.pack_rows(row_store.Rows(None, [0], zero, zero), d.inverse, counts)
       self.assertAllEqual(packed.splits, counts)
-      rows = row_store.unpack_rows(packed.buffer, counts, d.unique, SLOT_TABLE, [5, 12])
+      rows = packing.unpack_rows(packed.buffer, counts, d.unique, SLOT_TABLE, [5, 12])
       self.assertAllEqual(rows.offsets, [0])
-      packed = row_store.pack_gradients(zero, zero, [0], counts)
-      self.assertAllEqual(row_store.sum_gradients(packed.buffer, counts, [0], d)[0], zero)
+      packed = packing.pack_gradients(zero, zero, [0], counts)
+      self.assertAllEqual(packing.sum_gradients(packed.buffer, counts, [0], d)[0], zero)
 
   def test_hostile_input(self):
     keys = (1 << 52) + np.arange(4)
-    d = row_store.dedupe(keys)
+    d = dedupe(keys)
     offsets = np.array([0, 5, 5, 10, 10], np.int32)
     rows = row_store.Rows(None, offsets, np.ones(4, np.float32), np.ones(10, np.float32))
     counts = np.array([3, 1], np.int32)
-    buffer = row_store.pack_rows(rows, d.inverse, counts).buffer.numpy()
-    gradients = row_store.pack_gradients(rows.linear, rows.factors, offsets, counts).buffer.numpy()
-    row_store.unpack_rows(buffer, counts, d.unique, SLOT_TABLE, [5, 12])
-    row_store.sum_gradients(gradients, counts, offsets, d)
-    bad_counts = [np.array(c, np.int32) for c in ([3, 2], [3], [5, -1], [], [2 ** 31 - 1, 5 - 2 ** 31])]
+    buffer = packing.pack_rows(rows, d.inverse, counts).buffer.numpy()
+    gradients = packing.pack_gradients(rows.linear, rows.factors, offsets, counts).buffer.numpy()
+    packing.unpack_rows(buffer, counts, d.unique, SLOT_TABLE, [5, 12])
+    packing.sum_gradients(gradients, counts, offsets, d)
+    bad_counts = [np.array(c, np.int32) for c in ([3, 2], [3], [5, -1], [], [2**31 - 1, 5 - 2**31])]
+
     def wrong(f, *args):
       with self.assertRaises(tf.errors.InvalidArgumentError, msg=str(args)):
         f(*args)
+
     for c in bad_counts:
-      wrong(row_store.pack_rows, rows, d.inverse, c)
-      wrong(row_store.unpack_rows, buffer, c, d.unique, SLOT_TABLE, [5, 12])
-      wrong(row_store.pack_gradients, rows.linear, rows.factors, offsets, c)
-      wrong(row_store.sum_gradients, gradients, c, offsets, d)
+      wrong(packing.pack_rows, rows, d.inverse, c)
+      wrong(packing.unpack_rows, buffer, c, d.unique, SLOT_TABLE, [5, 12])
+      wrong(packing.pack_gradients, rows.linear, rows.factors, offsets, c)
+      wrong(packing.sum_gradients, gradients, c, offsets, d)
     for left in (0, 2, 5, -1):
-      wrong(row_store.unpack_rows, buffer[:left], counts, d.unique, SLOT_TABLE, [5, 12])
-      wrong(row_store.sum_gradients, gradients[:left], counts, offsets, d)
-    wrong(row_store.unpack_rows, buffer, counts, d.unique + (8 << 52), SLOT_TABLE, [5, 12])
-    wrong(row_store.unpack_rows, buffer, counts, d.unique, SLOT_TABLE, [2 ** 20, 12])
-    wrong(row_store.pack_rows, rows._replace(offsets=offsets[::-1].copy()), d.inverse, counts)
-    wrong(row_store.pack_rows, rows, d.inverse + 1, counts)
-    wrong(row_store.sum_gradients, gradients, counts, offsets + 1, d)
-    wrong(row_store.sum_gradients, gradients, counts, offsets, d._replace(order=d.order + 1))
-    wrong(row_store.sum_gradients, gradients, counts, offsets, d._replace(starts=d.starts * 2))
-    row_store.sum_gradients(gradients, counts, offsets, d._replace(order=d.order[::-1]))  # another's occurrences: wrong, but in bounds
+      wrong(packing.unpack_rows, buffer[:left], counts, d.unique, SLOT_TABLE, [5, 12])
+      wrong(packing.sum_gradients, gradients[:left], counts, offsets, d)
+    wrong(packing.unpack_rows, buffer, counts, d.unique + (8 << 52), SLOT_TABLE, [5, 12])
+    wrong(packing.unpack_rows, buffer, counts, d.unique, SLOT_TABLE, [2**20, 12])
+    wrong(packing.pack_rows, rows._replace(offsets=offsets[::-1].copy()), d.inverse, counts)
+    wrong(packing.pack_rows, rows, d.inverse + 1, counts)
+    wrong(packing.sum_gradients, gradients, counts, offsets + 1, d)
+    wrong(packing.sum_gradients, gradients, counts, offsets, d._replace(order=d.order + 1))
+    wrong(packing.sum_gradients, gradients, counts, offsets, d._replace(starts=d.starts * 2))
+    packing.sum_gradients(
+      gradients, counts, offsets, d._replace(order=d.order[::-1])
+    )  # another's occurrences: wrong, but in bounds
 
 
 if __name__ == '__main__':

@@ -1,12 +1,12 @@
 """Which GPU a rank takes; no GPU is needed to know."""
+
 import tensorflow as tf
 
 from trainer import runtime
-from trainer.config import UserError
+from trainer.errors import UserError
 
 
 class RuntimeTest(tf.test.TestCase):
-
   def test_visible_gpu(self):
     self.assertIsNone(runtime.visible_gpu(3, []))
     self.assertEqual([runtime.visible_gpu(r, ['gpu0', 'gpu1']) for r in range(2)], ['gpu0', 'gpu1'])

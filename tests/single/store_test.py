@@ -1,25 +1,32 @@
-"""Both stores, one contract: the same steps give the same rows, and each takes up the other's state."""
+"""Both stores, one contract:
+
+the same steps give the same rows, and each takes up the other's state.
+"""
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
 from ops import row_store
-from tests.batches import make_batch
-from tests.parallel.equality_test import make_config, rows_of
-from trainer.sync.allreduce import Alone
-from trainer.train_step import TrainStep
+from ops.dedupe import dedupe
+from tests.support.batches import make_batch
+from tests.support.steps import make_config, rows_of, train
+from trainer.comm.communicator import SingleProcess
+from trainer.training.step import TrainStep
 
 SETTINGS = {
-    'at_once': {'lifecycle': {'admission': 'none', 'eviction': 'none'}},
-    'admission': {'lifecycle': {'admission_threshold': 1.5, 'delete_threshold': 0.4, 'decay': 0.7}},
-    'linear_only': {'lifecycle': {'admission': 'none', 'eviction': 'none'}, 'model': {'interactions': ['linear']}},
+  'at_once': {'lifecycle': {'admission': 'none', 'eviction': 'none'}},
+  'admission': {'lifecycle': {'admission_threshold': 1.5, 'delete_threshold': 0.4, 'decay': 0.7}},
+  'linear_only': {
+    'lifecycle': {'admission': 'none', 'eviction': 'none'},
+    'model': {'interactions': ['linear']},
+  },
 }
 
 
 class StoreTest(tf.test.TestCase, parameterized.TestCase):
-
   def assert_same(self, first, second):
-    first, second = rows_of(first), rows_of(second)
+    first, second = rows_of(first.store.export_state()), rows_of(second.store.export_state())
     self.assertEqual(first.keys(), second.keys())
     for key, (show, click, admitted, linear, factors) in first.items():
       self.assertAllClose(second[key][:2], (show, click))
@@ -31,37 +38,60 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
   @parameterized.product(setting=list(SETTINGS), kind=['adagrad', 'ftrl'])
   def test_equal_steps_and_state(self, setting, kind):
     rule = {'kind': kind, 'learning_rate': 0.1}
-    tree = SETTINGS[setting] | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule}
-    steps = [TrainStep(make_config(tree | {'sparse.store': store}), Alone()) for store in ('rows', 'tfra')]
+    tree = SETTINGS[setting] | {
+      'sparse.tables.default.linear': rule,
+      'sparse.tables.default.factors': rule,
+    }
+    steps = [
+      TrainStep(make_config(tree | {'sparse.store': store}), SingleProcess())
+      for store in ('rows', 'tfra')
+    ]
     rng = np.random.default_rng(2)
     for _ in range(4):
       batch = make_batch(rng, 32)
-      losses = [step.train(step.stage(batch), [0, 0, 0])[1] for step in steps]
+      losses = [train(step, batch).loss for step in steps]
       self.assertAllClose(losses[0], losses[1], rtol=1e-6)
     for step in steps:
       step.store.decay()
     evicted = [sorted(step.store.evict().numpy()) for step in steps]
     self.assertEqual(evicted[0], evicted[1])
     self.assert_same(*steps)
-    crossed = [TrainStep(make_config(tree | {'sparse.store': store}), Alone()) for store in ('rows', 'tfra')]
+    crossed = [
+      TrainStep(make_config(tree | {'sparse.store': store}), SingleProcess())
+      for store in ('rows', 'tfra')
+    ]
     for step, source in zip(crossed, steps[::-1]):
       step.store.import_state(list(source.store.export_state()))
-      step.load_dense(source.dense())
+      step.load_dense_state(source.dense_state())
     self.assert_same(*crossed)
     batch = make_batch(rng, 16)
     staged = steps[0].stage(batch)
     self.assertAllClose(crossed[0].predict(staged), steps[0].predict(staged), rtol=1e-6)
-    self.assertAllClose(crossed[1].train(staged, [0, 0, 0]), steps[0].train(staged, [0, 0, 0]), rtol=1e-6)
+    self.assertAllClose(train(crossed[1], batch), train(steps[0], batch), rtol=1e-6)
 
-  @parameterized.product(setting=['at_once', 'admission'], kind=['adagrad', 'adam'], add=[False, True])
+  @parameterized.product(
+    setting=['at_once', 'admission'], kind=['adagrad', 'adam'], add=[False, True]
+  )
   def test_equal_pushes_of_rows_that_others_have_changed(self, setting, kind, add):
-    """Workers of parameter servers: two pull, then one pushes after the other, and what they send are plain rows."""
+    """Workers of parameter servers:
+
+    two pull, then one pushes after the other, and what they send are plain rows.
+    """
     rule = {'kind': kind, 'learning_rate': 0.1}
-    tree = SETTINGS[setting] | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule}
-    steps = [TrainStep(make_config(tree | {'sparse.store': store}), Alone()) for store in ('rows', 'tfra')]
-    hyper = steps[0].embedding.hyper(1.0)
+    tree = SETTINGS[setting] | {
+      'sparse.tables.default.linear': rule,
+      'sparse.tables.default.factors': rule,
+    }
+    steps = [
+      TrainStep(make_config(tree | {'sparse.store': store}), SingleProcess())
+      for store in ('rows', 'tfra')
+    ]
+    hyper = steps[0].dense.embedding.hyper(1.0)
     for i in range(4):
-      keys = [row_store.dedupe(make_batch(np.random.default_rng([i, worker]), 8).keys).unique.numpy() for worker in range(2)]
+      keys = [
+        dedupe(make_batch(np.random.default_rng([i, worker]), 8).keys).unique.numpy()
+        for worker in range(2)
+      ]
       pulled = [[step.store.pull(k, True) for k in keys] for step in steps]
       for worker, k in enumerate(keys):
         rng = np.random.default_rng([i, worker, 1])
@@ -69,10 +99,25 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(rows.offsets, of_tfra.offsets)
         self.assertAllClose(rows.linear, of_tfra.linear, rtol=1e-6)
         self.assertAllClose(rows.factors, of_tfra.factors, rtol=1e-6)
-        sent = row_store.Rows(-np.ones(len(k), np.int64), rows.offsets, *(rng.normal(size=len(x)).astype(np.float32) for x in (k, rows.factors)))
+        sent = row_store.Rows(
+          -np.ones(len(k), np.int64),
+          rows.offsets,
+          *(rng.normal(size=len(x)).astype(np.float32) for x in (k, rows.factors)),
+        )
         shows = rng.integers(1, 3, len(k)).astype(np.float32)
         for step in steps:
-          step.store.push(k, sent, shows, 0 * shows, sent.linear, sent.factors, [0.1], hyper, 2 * i + 2 - worker, add=add)
+          step.store.push(
+            k,
+            sent,
+            shows,
+            0 * shows,
+            sent.linear,
+            sent.factors,
+            [0.1],
+            hyper,
+            2 * i + 2 - worker,
+            add=add,
+          )
     self.assert_same(*steps)
 
 

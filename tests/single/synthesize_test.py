@@ -1,4 +1,5 @@
 """The made-up log: repeatable, as told by its truth, and readable by configs/demo.yaml."""
+
 import hashlib
 import json
 import os
@@ -10,20 +11,22 @@ import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
 from trainer import config
+from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
-from trainer.prepare import prepare_pass
-from trainer.synthesize import World, best_reachable, synthesize
+from trainer.data.synthetic import World, best_reachable, synthesize
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class SynthesizeTest(tf.test.TestCase):
-
   def path(self, *names):
     return os.path.join(self.get_temp_dir(), *names)
 
   def digests(self, directory):
-    return {name: hashlib.sha256(pathlib.Path(directory, name).read_bytes()).hexdigest() for name in os.listdir(directory)}
+    return {
+      name: hashlib.sha256(pathlib.Path(directory, name).read_bytes()).hexdigest()
+      for name in os.listdir(directory)
+    }
 
   def test_repeatable(self):
     for out, days, seed in (('a', 2, 7), ('b', 2, 7), ('more', 3, 7), ('other', 2, 8)):
@@ -31,7 +34,10 @@ class SynthesizeTest(tf.test.TestCase):
     a, b, more, other = (self.digests(self.path(d)) for d in ('a', 'b', 'more', 'other'))
     self.assertEqual(set(a), {'day_00.csv', 'day_01.csv', 'test_day_02.csv', 'truth.json'})
     self.assertEqual(a, b)
-    self.assertEqual([more['day_00.csv'], more['day_01.csv'], more['day_02.csv']], [a['day_00.csv'], a['day_01.csv'], a['test_day_02.csv']])
+    self.assertEqual(
+      [more['day_00.csv'], more['day_01.csv'], more['day_02.csv']],
+      [a['day_00.csv'], a['day_01.csv'], a['test_day_02.csv']],
+    )
     self.assertNotEqual(a['day_00.csv'], other['day_00.csv'])
 
   def test_bound_is_that_of_the_true_probabilities(self):
@@ -47,7 +53,7 @@ class SynthesizeTest(tf.test.TestCase):
       self.assertLess(abs(click[part].sum() - p.sum()), 4 * np.sqrt((p * (1 - p)).sum()))
 
   def test_ties_and_one_class(self):
-    p, click = np.array([.5, .5, .2, .9, .2]), np.array([True, False, False, True, True])
+    p, click = np.array([0.5, 0.5, 0.2, 0.9, 0.2]), np.array([True, False, False, True, True])
     self.assertAllClose(best_reachable(p, click)['auc'], roc_auc_score(click, p))
     self.assertIsNone(best_reachable(p, np.zeros(5, bool))['auc'])
 
@@ -67,7 +73,7 @@ class SynthesizeTest(tf.test.TestCase):
     self.assertGreater(len(items[0] - items[3]), 50)  # died
     for column in ('user', 'item'):  # power laws: the first hundredth takes far more than its share
       counts = days[0][column].value_counts()
-      self.assertGreater(counts.iloc[:len(counts) // 100].sum() / counts.sum(), 0.08)
+      self.assertGreater(counts.iloc[: len(counts) // 100].sum() / counts.sum(), 0.08)
     self.assertTrue(days[0].tags.isna().any() and days[0].tags.str.contains('|', regex=False).any())
 
   def test_demo_config_reads_it(self):

@@ -2,6 +2,7 @@
 
 Shapes: n samples of the pass, F slots, nnz features, Dn dense columns, B samples of a batch.
 """
+
 import itertools
 import json
 import os
@@ -11,15 +12,17 @@ import zlib
 
 import numpy as np
 
-from trainer.config import UserError
+from trainer.data.features import SlotBatch
 from trainer.data.parse import ranges
 from trainer.data.schema import schema
-from trainer.features import SlotBatch
+from trainer.errors import UserError
 
 META = 'meta.json'  # written last: the pass counts when it exists
 HEADER_BYTES = 128
 SMALL_PASS = 2_000_000  # samples; a pass below is shuffled as a whole
-BLOCK = 8192  # samples; larger passes are shuffled in blocks, then inside windows of blocks, so that reads stay near one another
+# samples; larger passes are shuffled in blocks, then inside windows of blocks, so that reads stay
+# near one another
+BLOCK = 8192
 WINDOW = 64 * BLOCK
 
 
@@ -35,16 +38,26 @@ class _Column:
     self._file.write(np.ascontiguousarray(array, self._dtype).data)
 
   def close(self, shape):
-    header = repr({'descr': self._dtype.str, 'fortran_order': False, 'shape': tuple(shape)}).encode()
+    header = repr(
+      {'descr': self._dtype.str, 'fortran_order': False, 'shape': tuple(shape)}
+    ).encode()
     self._file.seek(0)
-    self._file.write(b'\x93NUMPY\x01\x00' + (HEADER_BYTES - 10).to_bytes(2, 'little') + header.ljust(HEADER_BYTES - 11) + b'\n')
+    self._file.write(
+      b'\x93NUMPY\x01\x00'
+      + (HEADER_BYTES - 10).to_bytes(2, 'little')
+      + header.ljust(HEADER_BYTES - 11)
+      + b'\n'
+    )
     self._file.flush()
     os.fsync(self._file.fileno())
     self._file.close()
 
 
 class Writer:
-  """Writes the columns of a prepared pass into a directory, block by block; `splits` and `values` only from when they are needed."""
+  """Writes the columns of a prepared pass into a directory, block by block;
+
+  `splits` and `values` only from when they are needed.
+  """
 
   def __init__(self, directory, num_slots, num_dense, weighted, grouped):
     self._directory, self._num_slots, self._num_dense = directory, num_slots, num_dense
@@ -77,11 +90,19 @@ class Writer:
   def close(self, meta):
     """Completes the files, then writes `meta` (a dict), each of them synced."""
     n, f = self.samples, self._num_slots
-    shapes = {'keys': (self.features,) if 'splits' in self._columns else (n, f), 'splits': (n * f + 1,), 'values': (self.features,),
-              'dense': (n, self._num_dense)}
+    shapes = {
+      'keys': (self.features,) if 'splits' in self._columns else (n, f),
+      'splits': (n * f + 1,),
+      'values': (self.features,),
+      'dense': (n, self._num_dense),
+    }
     for name, column in self._columns.items():
       column.close(shapes.get(name, (n,)))
-    meta = meta | {'samples': n, 'features': self.features, 'arrays': {c: list(shapes.get(c, (n,))) for c in self._columns}}
+    meta = meta | {
+      'samples': n,
+      'features': self.features,
+      'arrays': {c: list(shapes.get(c, (n,))) for c in self._columns},
+    }
     with open(os.path.join(self._directory, META), 'w', encoding='utf-8') as out:
       json.dump(meta, out)
       out.flush()
@@ -94,13 +115,17 @@ def read_meta(path):
     with open(os.path.join(path, META), encoding='utf-8') as f:
       return json.load(f)
   except (FileNotFoundError, NotADirectoryError):
-    raise UserError(f'{path}: not a prepared pass, it holds no {META}; wanted a directory that trainer.prepare wrote') from None
+    raise UserError(
+      f'{path}: not a prepared pass, it holds no {META}; wanted a directory that trainer.prepare '
+      'wrote'
+    ) from None
   except ValueError as e:
     raise UserError(f'{os.path.join(path, META)}: not JSON: {e}; prepare the pass again') from None
 
 
 class PreparedPass:
-  """A prepared pass, memory-mapped: a process reads no more of it than the samples of its own slices.
+  """A prepared pass, memory-mapped: a process reads no more of it than the samples of its own
+  slices.
 
   Args:
     path: its directory.
@@ -115,18 +140,32 @@ class PreparedPass:
       for part, wanted in schema(cfg).items():
         found = self.meta['schema'].get(part)
         if found != wanted:
-          if isinstance(found, list) and isinstance(wanted, list):  # name no more than the first that differs
+          if isinstance(found, list) and isinstance(
+            wanted, list
+          ):  # name no more than the first that differs
             found, wanted = next((a, b) for a, b in itertools.zip_longest(found, wanted) if a != b)
-          raise UserError(f"{path}: prepared for another schema: its '{part}' has {found!r}, the config wants {wanted!r}; prepare it again")
+          raise UserError(
+            f"{path}: prepared for another schema: its '{part}' has {found!r}, the config wants "
+            f'{wanted!r}; prepare it again'
+          )
     self.num_samples, self.day = self.meta['samples'], self.meta['day']
-    self.num_slots, self._num_dense = len(self.meta['schema']['slots']), len(self.meta['schema']['dense'])
+    self.num_slots, self._num_dense = (
+      len(self.meta['schema']['slots']),
+      len(self.meta['schema']['dense']),
+    )
     arrays = {name: self._array(name, shape) for name, shape in self.meta['arrays'].items()}
     self._keys, self._values = arrays['keys'], arrays.get('values')
-    self._label, self._dense, self._weight, self._group = (arrays.get(name) for name in ('label', 'dense', 'weight', 'group'))
+    self._label, self._dense, self._weight, self._group = (
+      arrays.get(name) for name in ('label', 'dense', 'weight', 'group')
+    )
     self._splits = None
     if 'splits' in arrays:  # a row a sample, with the next sample's first split at its end
       self._splits = np.lib.stride_tricks.as_strided(
-          arrays['splits'], [self.num_samples, self.num_slots + 1], [8 * self.num_slots, 8], writeable=False)
+        arrays['splits'],
+        [self.num_samples, self.num_slots + 1],
+        [8 * self.num_slots, 8],
+        writeable=False,
+      )
 
   def _array(self, name, shape):
     file = os.path.join(self.path, name + '.npy')
@@ -135,7 +174,9 @@ class PreparedPass:
     except (OSError, ValueError) as e:
       raise UserError(f'{file}: cannot be read ({e}); prepare the pass again') from None
     if list(array.shape) != shape:
-      raise UserError(f'{file}: found shape {list(array.shape)}; wanted {shape}; prepare the pass again')
+      raise UserError(
+        f'{file}: found shape {list(array.shape)}; wanted {shape}; prepare the pass again'
+      )
     return np.asarray(array)
 
   def num_batches(self, batch_size):
@@ -144,12 +185,15 @@ class PreparedPass:
   def slices(self, batch_size, size, seed=0, epoch=0, shuffle=False):
     """The pass's global batches in `size` slices each.
 
-    The global batches follow from (seed, name of the pass, epoch) alone. Slice r has samples [r·b // size, (r + 1)·b // size) of a
-    global batch of b samples, so slices side by side give it in order; a slice of the last batch may be empty.
+    The global batches follow from (seed, name of the pass, epoch) alone. Slice r has samples [r·b
+    // size, (r + 1)·b // size) of a
+    global batch of b samples, so slices side by side give it in order; a slice of the last batch
+    may be empty.
 
     Args:
       batch_size: samples of a global batch.
-    Returns: a function (global batch, slice) -> SlotBatch of NumPy arrays; fast where batches come in order.
+    Returns: a function (global batch, slice) -> SlotBatch of NumPy arrays; fast where batches come
+      in order.
     """
     rows = self._shuffled(seed, epoch) if shuffle else np.arange
 
@@ -157,6 +201,7 @@ class PreparedPass:
       start = batch * batch_size
       b = min(batch_size, self.num_samples - start)
       return self._gather(rows(start + r * b // size, start + (r + 1) * b // size))
+
     return slice_of
 
   def batches(self, batch_size, rank=0, size=1, seed=0, epoch=0, shuffle=False, start_batch=0):
@@ -176,11 +221,13 @@ class PreparedPass:
 
     def generator(*window):
       return np.random.default_rng([seed, epoch, zlib.crc32(self.name.encode()), *window])
+
     if n < SMALL_PASS:
       order = generator().permutation(n).astype(np.int32)
       return lambda lo, hi: order[lo:hi]
     blocks = generator().permutation(-(-n // BLOCK))
-    # The pass's last block is short. Wherever it stands, the places behind it move up by what it lacks.
+    # The pass's last block is short. Wherever it stands, the places behind it move up by what it
+    # lacks.
     starts = np.concatenate([[0], np.cumsum(np.minimum(BLOCK, n - blocks * BLOCK))])
     per_window = WINDOW // BLOCK
     kept = {}
@@ -188,8 +235,10 @@ class PreparedPass:
     def window(w):
       if w not in kept:
         kept.clear()
-        mine = blocks[w * per_window:(w + 1) * per_window]
-        kept[w] = generator(1, w).permutation(ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK)))
+        mine = blocks[w * per_window : (w + 1) * per_window]
+        kept[w] = generator(1, w).permutation(
+          ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK))
+        )
       return kept[w]
 
     def rows(lo, hi):
@@ -198,9 +247,10 @@ class PreparedPass:
         w = (np.searchsorted(starts, lo, side='right') - 1) // per_window
         first, last = starts[w * per_window], starts[min((w + 1) * per_window, len(blocks))]
         end = min(hi, last)
-        parts.append(window(w)[lo - first:end - first])
+        parts.append(window(w)[lo - first : end - first])
         lo = end
       return np.concatenate(parts)
+
     return rows
 
   def _gather(self, rows):
@@ -224,7 +274,8 @@ def prefetch(iterable, depth=2):
 
   Args:
     depth: how many items may wait. Up to `depth` + 1 are made ahead.
-  Yields: its items, in order. An exception in it comes out here. When the consumer stops, so does the thread.
+  Yields: its items, in order. An exception in it comes out here. When the consumer stops, so does
+    the thread.
   """
   items, stopped, end = queue.Queue(depth), threading.Event(), object()
 
@@ -238,6 +289,7 @@ def prefetch(iterable, depth=2):
       items.put((end, None))
     except BaseException as e:  # told to the consumer, whatever it is
       items.put((end, e))
+
   thread = threading.Thread(target=produce, name='prefetch', daemon=True)
   thread.start()
   try:

@@ -1,29 +1,44 @@
-"""What a config says of the log: the columns to read, and the schema that a prepared pass is bound to."""
+"""What a config says of the log:
+
+the columns to read, and the schema that a prepared pass is bound to.
+"""
+
 import difflib
 
-from trainer.config import UserError
-from trainer.features import HASH_NAME, has_log1p
+from trainer.data.features import HASH_NAME, has_log1p
+from trainer.errors import UserError
 
 
 def schema(cfg):
-  """What must be equal between the config that prepared a pass and the one that reads it, as JSON has it."""
+  """What must be equal between the config that prepared a pass and the one that reads it, as JSON
+  has it.
+  """
   data, ids = cfg.data, cfg.slot_ids()
   return {
-      'format': 1,
-      'hash': HASH_NAME,
-      'slots': [[s.name, ids[s.name]] for s in cfg.slots],  # canonical order, slot id
-      'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
-      'label': [data.label, data.label_is],
-      'weight': data.weight,
-      'group': data.group,
+    'format': 1,
+    'hash': HASH_NAME,
+    'slots': [[s.name, ids[s.name]] for s in cfg.slots],  # canonical order, slot id
+    'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
+    'label': [data.label, data.label_is],
+    'weight': data.weight,
+    'group': data.group,
   }
 
 
 def reading(cfg):
-  """What else decides what is made of a raw file; with `schema` and the file itself, whether a conversion can be used again."""
+  """What else decides what is made of a raw file;
+
+  with `schema` and the file itself, whether a conversion can be used again.
+  """
   data = cfg.data
-  return {'data_format': data.format, 'delimiter': data.delimiter, 'columns': data.columns, 'label_positive': data.label_positive,
-          'max_bad_share': data.max_bad_share, 'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots]}
+  return {
+    'data_format': data.format,
+    'delimiter': data.delimiter,
+    'columns': data.columns,
+    'label_positive': data.label_positive,
+    'max_bad_share': data.max_bad_share,
+    'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
+  }
 
 
 def wanted_columns(cfg):
@@ -45,6 +60,11 @@ def check_columns(where, names, wanted):
   for column, key in wanted.items():
     if column not in names:
       close = difflib.get_close_matches(column, names, n=1, cutoff=0)
-      raise UserError(f"{where}: no column '{column}' ({key}) among {len(names)} columns; the nearest is '{close[0] if close else ''}'")
+      raise UserError(
+        f"{where}: no column '{column}' ({key}) among {len(names)} columns; the nearest is "
+        f"'{close[0] if close else ''}'"
+      )
     if names.count(column) > 1:
-      raise UserError(f"{where}: column '{column}' ({key}) stands {names.count(column)} times; wanted once")
+      raise UserError(
+        f"{where}: column '{column}' ({key}) stands {names.count(column)} times; wanted once"
+      )

@@ -22,8 +22,9 @@ class DedupeOp : public tensorflow::OpKernel {
       OP_REQUIRES_OK(context, CheckVector(counts, i == 1 ? "shows" : "clicks"));
       if (i == 2 && fields_ > 0) continue;
       OP_REQUIRES(context, counts.dim_size(0) == 1 || counts.dim_size(0) == n,
-                  absl::InvalidArgumentError(absl::StrCat(i == 1 ? "shows" : "clicks", ": found shape ",
-                                                          counts.shape().DebugString(), "; wanted [1] or [", n, "]")));
+                  absl::InvalidArgumentError(
+                      absl::StrCat(i == 1 ? "shows" : "clicks", ": found shape ",
+                                   counts.shape().DebugString(), "; wanted [1] or [", n, "]")));
     }
     const ParallelFor parallel_for = ParallelForOf(context);
     const ScratchPool<Dedupe>::Lease dedupe(&pool_);
@@ -44,18 +45,21 @@ class DedupeOp : public tensorflow::OpKernel {
     }
     tensorflow::Tensor *unique, *inverse, *shows, *clicks, *starts, *order;
     OP_REQUIRES_OK(context, context->allocate_output(5, {n}, &order));
-    const int64_t u = dedupe->Find(batch, parallel_for, context->device()->tensorflow_cpu_worker_threads()->num_threads,
+    const int64_t u = dedupe->Find(batch, parallel_for,
+                                   context->device()->tensorflow_cpu_worker_threads()->num_threads,
                                    order->flat<int32_t>().data());
     OP_REQUIRES(context, u >= 0,
-                absl::InvalidArgumentError(absl::StrCat("segments: wanted them of the ", batch.clicks_n, " samples of ",
-                                                        fields_, " fields that clicks has")));
+                absl::InvalidArgumentError(absl::StrCat("segments: wanted them of the ",
+                                                        batch.clicks_n, " samples of ", fields_,
+                                                        " fields that clicks has")));
     OP_REQUIRES_OK(context, context->allocate_output(0, {u}, &unique));
     OP_REQUIRES_OK(context, context->allocate_output(1, {n}, &inverse));
     OP_REQUIRES_OK(context, context->allocate_output(2, {u}, &shows));
     OP_REQUIRES_OK(context, context->allocate_output(3, {u}, &clicks));
     OP_REQUIRES_OK(context, context->allocate_output(4, {u + 1}, &starts));
-    dedupe->Write(unique->flat<int64_t>().data(), inverse->flat<int32_t>().data(), shows->flat<float>().data(),
-                  clicks->flat<float>().data(), starts->flat<int32_t>().data(), parallel_for);
+    dedupe->Write(unique->flat<int64_t>().data(), inverse->flat<int32_t>().data(),
+                  shows->flat<float>().data(), clicks->flat<float>().data(),
+                  starts->flat<int32_t>().data(), parallel_for);
   }
 
  private:

@@ -1,8 +1,10 @@
-// Rows and gradients between the ranks that read them and those that own them, packed for one all-to-all each.
+// Rows and gradients between the ranks that read them and those that own them, packed for one
+// all-to-all each.
 //
-// A buffer is a block for each other rank. A block of n occurrences holds n linear values; of rows, then a bit an
-// occurrence, whether it has factors (in raw words, `bits per value` each); then the factors of those that have them.
-// So a feature without factors costs its linear value and a bit. Values travel as T: float, half or bfloat16.
+// A buffer is a block for each other rank. A block of n occurrences holds n linear values; of rows,
+// then a bit an occurrence, whether it has factors (in raw words, `bits per value` each); then the
+// factors of those that have them. So a feature without factors costs its linear value and a bit.
+// Values travel as T: float, half or bfloat16.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -40,7 +42,8 @@ void Convert(const From* from, int64_t n, To* to) {
 }
 void Convert(const float* from, int64_t n, float* to) {
   // Most are rows of some 16 values: a call for each would take longer than the copy.
-  for (; n >= 16 && n < 256; n -= 16, from += 16, to += 16) std::memcpy(to, from, 16 * sizeof(float));
+  for (; n >= 16 && n < 256; n -= 16, from += 16, to += 16)
+    std::memcpy(to, from, 16 * sizeof(float));
   if (n > 0) std::memcpy(to, from, sizeof(float) * n);
 }
 
@@ -62,17 +65,20 @@ tensorflow::Status CheckCounts(const Tensor& counts, const char* name, int64_t t
     sum += at(s);
   }
   if (sum == total) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, ": found a sum of ", sum, "; wanted ", total));
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": found a sum of ", sum, "; wanted ", total));
 }
 
 tensorflow::Status CheckBufferSize(int64_t found, int64_t wanted) {
   if (found == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("buffer: found ", found, " values; wanted ", wanted));
+  return absl::InvalidArgumentError(
+      absl::StrCat("buffer: found ", found, " values; wanted ", wanted));
 }
 
 tensorflow::Status CheckFits(int64_t values) {
   if (values <= std::numeric_limits<int32_t>::max()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("buffer: would hold ", values, " values; wanted at most 2^31 - 1"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("buffer: would hold ", values, " values; wanted at most 2^31 - 1"));
 }
 
 template <typename T>
@@ -81,8 +87,9 @@ class PackRowsOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor &linear = context->input(0), &factors = context->input(1), &offsets = context->input(2),
-                 &inverse = context->input(3), &counts = context->input(4);
+    const Tensor &linear = context->input(0), &factors = context->input(1),
+                 &offsets = context->input(2), &inverse = context->input(3),
+                 &counts = context->input(4);
     OP_REQUIRES_OK(context, CheckVector(linear, "linear"));
     OP_REQUIRES_OK(context, CheckVector(factors, "factors"));
     OP_REQUIRES_OK(context, CheckVector(inverse, "inverse"));
@@ -92,7 +99,8 @@ class PackRowsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, CheckCounts(counts, "counts", n));
     const int64_t ranks = counts.dim_size(0);
     const float *w = linear.flat<float>().data(), *v = factors.flat<float>().data();
-    const int32_t *offset = offsets.flat<int32_t>().data(), *unique = inverse.flat<int32_t>().data();
+    const int32_t *offset = offsets.flat<int32_t>().data(),
+                  *unique = inverse.flat<int32_t>().data();
     const int32_t* count = counts.flat<int32_t>().data();
     Tensor* splits;
     OP_REQUIRES_OK(context, context->allocate_output(1, {ranks}, &splits));
@@ -119,7 +127,8 @@ class PackRowsOp : public tensorflow::OpKernel {
       std::memset(mask, 0, sizeof(T) * MaskWords<T>(count[s]));
       for (int64_t k = 0; k < count[s]; ++k, ++i) {
         block[k] = static_cast<T>(w[unique[i]]);
-        if (offset[unique[i] + 1] > offset[unique[i]]) mask[k / 8] |= static_cast<unsigned char>(1 << (k % 8));
+        if (offset[unique[i] + 1] > offset[unique[i]])
+          mask[k / 8] |= static_cast<unsigned char>(1 << (k % 8));
       }
       at += splits->flat<int32_t>()(s);
     }
@@ -147,7 +156,8 @@ class UnpackRowsOp : public tensorflow::OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor &buffer = context->input(0), &counts = context->input(1), &keys = context->input(2);
+    const Tensor &buffer = context->input(0), &counts = context->input(1),
+                 &keys = context->input(2);
     OP_REQUIRES_OK(context, CheckVector(buffer, "buffer"));
     OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
     const int64_t u = keys.dim_size(0), ranks = counts.dim_size(0), size = buffer.dim_size(0);
@@ -173,9 +183,10 @@ class UnpackRowsOp : public tensorflow::OpKernel {
         int width = 0;
         if (MaskBit(mask, k)) {
           const int table = layout_.TableOf(key[j]);
-          OP_REQUIRES(context, table >= 0,
-                      absl::InvalidArgumentError(
-                          absl::StrCat("keys[", j, "]: found ", key[j], "; wanted a key whose slot has a table")));
+          OP_REQUIRES(
+              context, table >= 0,
+              absl::InvalidArgumentError(absl::StrCat("keys[", j, "]: found ", key[j],
+                                                      "; wanted a key whose slot has a table")));
           width = layout_.tables[table].width;
         }
         OP_REQUIRES(context, width <= size - offset[j], CheckBufferSize(size, offset[j] + width));
@@ -206,8 +217,8 @@ class PackGradientsOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor &linear = context->input(0), &factors = context->input(1), &offsets = context->input(2),
-                 &counts = context->input(3);
+    const Tensor &linear = context->input(0), &factors = context->input(1),
+                 &offsets = context->input(2), &counts = context->input(3);
     OP_REQUIRES_OK(context, CheckVector(linear, "linear_grad"));
     OP_REQUIRES_OK(context, CheckVector(factors, "factors_grad"));
     const int64_t u = linear.dim_size(0), total = u + factors.dim_size(0);
@@ -237,8 +248,9 @@ class SumGradientsOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    const Tensor &buffer = context->input(0), &counts = context->input(1), &offsets = context->input(2),
-                 &inverse = context->input(3), &starts = context->input(4), &order = context->input(5);
+    const Tensor &buffer = context->input(0), &counts = context->input(1),
+                 &offsets = context->input(2), &inverse = context->input(3),
+                 &starts = context->input(4), &order = context->input(5);
     OP_REQUIRES_OK(context, CheckVector(buffer, "buffer"));
     OP_REQUIRES_OK(context, CheckVector(offsets, "offsets"));
     OP_REQUIRES_OK(context, CheckVector(inverse, "inverse"));
@@ -282,7 +294,8 @@ class SumGradientsOp : public tensorflow::OpKernel {
         for (int64_t z = start[j]; z < start[j + 1]; ++z) {
           const int32_t i = position[z];
           sum += static_cast<float>(in[linear_at[i]]);
-          if (unique[i] != j) continue;  // an order that names another key's occurrence would read beyond the buffer
+          if (unique[i] != j)
+            continue;  // an order that names another key's occurrence would read beyond the buffer
           if (first) {
             Convert(in + factors_at[i], width, v + offset[j]);
           } else {
@@ -297,14 +310,18 @@ class SumGradientsOp : public tensorflow::OpKernel {
   }
 };
 
-#define REGISTER(T)                                                                                                  \
-  REGISTER_KERNEL_BUILDER(Name("CtrPackRows").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), PackRowsOp<T>); \
-  REGISTER_KERNEL_BUILDER(Name("CtrUnpackRows").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),               \
-                          UnpackRowsOp<T>);                                                                          \
-  REGISTER_KERNEL_BUILDER(Name("CtrPackGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),            \
-                          PackGradientsOp<T>);                                                                       \
-  REGISTER_KERNEL_BUILDER(Name("CtrSumGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),             \
-                          SumGradientsOp<T>);
+#define REGISTER(T)                                                                              \
+  REGISTER_KERNEL_BUILDER(                                                                       \
+      Name("CtrPackRows").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"), PackRowsOp<T>); \
+  REGISTER_KERNEL_BUILDER(                                                                       \
+      Name("CtrUnpackRows").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),               \
+      UnpackRowsOp<T>);                                                                          \
+  REGISTER_KERNEL_BUILDER(                                                                       \
+      Name("CtrPackGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),            \
+      PackGradientsOp<T>);                                                                       \
+  REGISTER_KERNEL_BUILDER(                                                                       \
+      Name("CtrSumGradients").Device(tensorflow::DEVICE_CPU).TypeConstraint<T>("T"),             \
+      SumGradientsOp<T>);
 REGISTER(float);
 REGISTER(Eigen::half);
 REGISTER(Eigen::bfloat16);

@@ -23,18 +23,23 @@ struct TableAttachment {
 
 class FeatureTableResource : public tensorflow::ResourceBase {
  public:
-  // description: what the handle op was told (its policy, say); a second handle of this name must be told the same.
+  // description: what the handle op was told (its policy, say); a second handle of this name must
+  // be told the same.
   FeatureTableResource(Policy policy, int64_t payload_bytes, std::string description)
       : table_(std::move(policy), payload_bytes), description_(std::move(description)) {}
 
   FeatureTable* table() { return &table_; }
   TableAttachment* attachment() const { return attachment_.get(); }
   // Before the resource is published.
-  void set_attachment(std::unique_ptr<TableAttachment> attachment) { attachment_ = std::move(attachment); }
+  void set_attachment(std::unique_ptr<TableAttachment> attachment) {
+    attachment_ = std::move(attachment);
+  }
   const std::string& description() const { return description_; }
 
   int64_t Bytes() const { return table_.Bytes() + (attachment_ ? attachment_->Bytes() : 0); }
-  std::string DebugString() const override { return "FeatureTable of " + std::to_string(table_.Size()) + " features"; }
+  std::string DebugString() const override {
+    return "FeatureTable of " + std::to_string(table_.Size()) + " features";
+  }
   int64_t MemoryUsed() const override { return Bytes(); }
 
  private:
@@ -60,13 +65,16 @@ inline tensorflow::Status ToTensorFlow(const Status& status) {
 // The device's thread pool.
 inline ParallelFor ParallelForOf(tensorflow::OpKernelContext* context) {
   const auto* workers = context->device()->tensorflow_cpu_worker_threads();
-  return [workers](int64_t total, int64_t cost_per_unit, const std::function<void(int64_t, int64_t)>& work) {
+  return [workers](int64_t total, int64_t cost_per_unit,
+                   const std::function<void(int64_t, int64_t)>& work) {
     tensorflow::Shard(workers->num_threads, workers->workers, total, cost_per_unit, work);
   };
 }
 
-// InvalidArgument naming the argument and its shape unless it is a vector, of `length` elements where length >= 0.
-inline tensorflow::Status CheckVector(const tensorflow::Tensor& tensor, const char* name, int64_t length = -1) {
+// InvalidArgument naming the argument and its shape unless it is a vector, of `length` elements
+// where length >= 0.
+inline tensorflow::Status CheckVector(const tensorflow::Tensor& tensor, const char* name,
+                                      int64_t length = -1) {
   if (tensor.dims() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": found shape ", tensor.shape().DebugString(), "; wanted [n]"));
@@ -76,17 +84,18 @@ inline tensorflow::Status CheckVector(const tensorflow::Tensor& tensor, const ch
         absl::StrCat(name, ": found ", tensor.dim_size(0), " elements; wanted at most 2^31 - 1"));
   }
   if (length >= 0 && tensor.dim_size(0) != length) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": found ", tensor.dim_size(0), " elements; wanted ", length, ", as many as keys"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ": found ", tensor.dim_size(0), " elements; wanted ", length, ", as many as keys"));
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-tensorflow::Status OutputVector(tensorflow::OpKernelContext* context, int index, const std::vector<T>& values) {
+tensorflow::Status OutputVector(tensorflow::OpKernelContext* context, int index,
+                                const std::vector<T>& values) {
   tensorflow::Tensor* output;
-  TF_RETURN_IF_ERROR(
-      context->allocate_output(index, tensorflow::TensorShape({static_cast<int64_t>(values.size())}), &output));
+  TF_RETURN_IF_ERROR(context->allocate_output(
+      index, tensorflow::TensorShape({static_cast<int64_t>(values.size())}), &output));
   std::copy(values.begin(), values.end(), output->flat<T>().data());
   return absl::OkStatus();
 }
@@ -97,7 +106,8 @@ class FeatureTableOpKernel : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
   void Compute(tensorflow::OpKernelContext* context) final {
     tensorflow::core::RefCountPtr<FeatureTableResource> resource;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), &resource));
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 0), &resource));
     ComputeOn(context, resource.get());
   }
 

@@ -1,5 +1,6 @@
-// Pairs of a field-aware factorization machine and their gradient; ops/cc/ops/ffm_ops.cc says what they compute.
-// Neither keeps anything between calls; samples are independent and shared among threads.
+// Pairs of a field-aware factorization machine and their gradient; ops/cc/ops/ffm_ops.cc says what
+// they compute. Neither keeps anything between calls; samples are independent and shared among
+// threads.
 #include <cstdint>
 #include <string>
 
@@ -8,8 +9,8 @@
 
 namespace {
 
-// <A[f, g], A[g, f]> summed over all f and g, halved. A of one sample is [fields, fields, width]; kWidth is the width,
-// or 0 for any.
+// <A[f, g], A[g, f]> summed over all f and g, halved. A of one sample is [fields, fields, width];
+// kWidth is the width, or 0 for any.
 template <int64_t kWidth>
 float Pairs(const float* a, int64_t fields, int64_t any_width) {
   const int64_t width = kWidth ? kWidth : any_width;
@@ -41,9 +42,12 @@ void PairsGrad(const float* a, float grad, int64_t fields, int64_t any_width, fl
 }
 
 // Checks `factors` and reads its sizes.
-absl::Status Sizes(const tensorflow::Tensor& factors, int64_t* samples, int64_t* fields, int64_t* width) {
-  if (factors.dims() != 3 || factors.dim_size(1) < 1 || factors.dim_size(2) % factors.dim_size(1) != 0) {
-    return absl::InvalidArgumentError("factors: wanted shape [B, F, F*D], found " + factors.shape().DebugString());
+absl::Status Sizes(const tensorflow::Tensor& factors, int64_t* samples, int64_t* fields,
+                   int64_t* width) {
+  if (factors.dims() != 3 || factors.dim_size(1) < 1 ||
+      factors.dim_size(2) % factors.dim_size(1) != 0) {
+    return absl::InvalidArgumentError("factors: wanted shape [B, F, F*D], found " +
+                                      factors.shape().DebugString());
   }
   *samples = factors.dim_size(0);
   *fields = factors.dim_size(1);
@@ -86,8 +90,8 @@ class FfmGradOp : public tensorflow::OpKernel {
     int64_t samples, fields, width;
     OP_REQUIRES_OK(c, Sizes(factors, &samples, &fields, &width));
     OP_REQUIRES(c, grad.dims() == 1 && grad.dim_size(0) == samples,
-                absl::InvalidArgumentError("grad: wanted shape [" + std::to_string(samples) + "], found " +
-                                           grad.shape().DebugString()));
+                absl::InvalidArgumentError("grad: wanted shape [" + std::to_string(samples) +
+                                           "], found " + grad.shape().DebugString()));
     tensorflow::Tensor* factors_grad;
     OP_REQUIRES_OK(c, c->allocate_output(0, factors.shape(), &factors_grad));
     const float* a = factors.flat<float>().data();
@@ -96,7 +100,8 @@ class FfmGradOp : public tensorflow::OpKernel {
     const int64_t floats = fields * fields * width;
     const auto one = width == 4 ? PairsGrad<4> : width == 8 ? PairsGrad<8> : PairsGrad<0>;
     OverSamples(c, samples, floats, [=](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b) one(a + b * floats, g[b], fields, width, out + b * floats);
+      for (int64_t b = begin; b < end; ++b)
+        one(a + b * floats, g[b], fields, width, out + b * floats);
     });
   }
 };

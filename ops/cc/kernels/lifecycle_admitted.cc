@@ -13,12 +13,13 @@ class LifecycleAdmittedOp : public FeatureTableOpKernel {
     OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
     tensorflow::Tensor* admitted;
     OP_REQUIRES_OK(context, context->allocate_output(0, keys.shape(), &admitted));
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(resource->table()->Admitted(keys.flat<int64_t>().data(), keys.NumElements(),
-                                                            ParallelForOf(context), admitted->flat<bool>().data())));
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Admitted(
+                                keys.flat<int64_t>().data(), keys.NumElements(),
+                                ParallelForOf(context), admitted->flat<bool>().data())));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAdmitted").Device(tensorflow::DEVICE_CPU), LifecycleAdmittedOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAdmitted").Device(tensorflow::DEVICE_CPU),
+                        LifecycleAdmittedOp);
 
 }  // namespace
 }  // namespace ctr

@@ -31,7 +31,8 @@ class LifecycleAdmittedSizeOp : public FeatureTableOpKernel {
     output->scalar<int64_t>()() = total;
   }
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAdmittedSize").Device(tensorflow::DEVICE_CPU), LifecycleAdmittedSizeOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAdmittedSize").Device(tensorflow::DEVICE_CPU),
+                        LifecycleAdmittedSizeOp);
 
 }  // namespace
 }  // namespace ctr

@@ -1,4 +1,5 @@
-// Deletion by the policy's tests, and of all but the best: at this table's cut, or at one that processes agreed on.
+// Deletion by the policy's tests, and of all but the best: at this table's cut, or at one that
+// processes agreed on.
 #include <vector>
 
 #include "ops/cc/kernels/feature_table_resource.h"
@@ -12,7 +13,8 @@ tensorflow::Status ReadDigits(const tensorflow::Tensor& tensor, const char* name
   TF_RETURN_IF_ERROR(CheckVector(tensor, name));
   const auto values = tensor.flat<int32_t>();
   if (values.size() > most) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": found ", values.size(), " digits; wanted at most ", most));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": found ", values.size(), " digits; wanted at most ", most));
   }
   for (int64_t i = 0; i < values.size(); ++i) {
     if (values(i) < 0 || values(i) >= kRankBins) {
@@ -26,7 +28,8 @@ tensorflow::Status ReadDigits(const tensorflow::Tensor& tensor, const char* name
 
 class LifecycleEvictOp : public FeatureTableOpKernel {
  public:
-  explicit LifecycleEvictOp(tensorflow::OpKernelConstruction* context) : FeatureTableOpKernel(context) {
+  explicit LifecycleEvictOp(tensorflow::OpKernelConstruction* context)
+      : FeatureTableOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("capacity", &capacity_));
   }
 
@@ -36,7 +39,8 @@ class LifecycleEvictOp : public FeatureTableOpKernel {
     FeatureTable* table = resource->table();
     std::vector<int64_t> keys = table->Evict(parallel_for);
     if (capacity_) {
-      const std::vector<int64_t> worst = table->EvictBelow(table->CapacityCut(parallel_for), parallel_for);
+      const std::vector<int64_t> worst =
+          table->EvictBelow(table->CapacityCut(parallel_for), parallel_for);
       keys.insert(keys.end(), worst.begin(), worst.end());
     }
     OP_REQUIRES_OK(context, OutputVector(context, 0, keys));
@@ -54,10 +58,13 @@ class LifecycleRankHistogramOp : public FeatureTableOpKernel {
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
     std::vector<uint16_t> prefix;
     OP_REQUIRES_OK(context, ReadDigits(context->input(1), "prefix", kRankDigits - 1, &prefix));
-    OP_REQUIRES_OK(context, OutputVector(context, 0, resource->table()->RankHistogram(prefix, ParallelForOf(context))));
+    OP_REQUIRES_OK(
+        context,
+        OutputVector(context, 0, resource->table()->RankHistogram(prefix, ParallelForOf(context))));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleRankHistogram").Device(tensorflow::DEVICE_CPU), LifecycleRankHistogramOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleRankHistogram").Device(tensorflow::DEVICE_CPU),
+                        LifecycleRankHistogramOp);
 
 class LifecycleEvictBelowOp : public FeatureTableOpKernel {
  public:
@@ -67,10 +74,13 @@ class LifecycleEvictBelowOp : public FeatureTableOpKernel {
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
     std::vector<uint16_t> cut;
     OP_REQUIRES_OK(context, ReadDigits(context->input(1), "cut", kRankDigits, &cut));
-    OP_REQUIRES_OK(context, OutputVector(context, 0, resource->table()->EvictBelow(cut, ParallelForOf(context))));
+    OP_REQUIRES_OK(
+        context,
+        OutputVector(context, 0, resource->table()->EvictBelow(cut, ParallelForOf(context))));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleEvictBelow").Device(tensorflow::DEVICE_CPU), LifecycleEvictBelowOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleEvictBelow").Device(tensorflow::DEVICE_CPU),
+                        LifecycleEvictBelowOp);
 
 }  // namespace
 }  // namespace ctr

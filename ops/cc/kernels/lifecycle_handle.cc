@@ -10,7 +10,8 @@ namespace {
 
 class LifecycleHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResource> {
  public:
-  explicit LifecycleHandleOp(tensorflow::OpKernelConstruction* context) : ResourceOpKernel(context) {
+  explicit LifecycleHandleOp(tensorflow::OpKernelConstruction* context)
+      : ResourceOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("policy", &text_));
     OP_REQUIRES_OK(context, ToTensorFlow(Policy::Parse(text_, &policy_)));
   }
@@ -23,14 +24,16 @@ class LifecycleHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResour
 
   tensorflow::Status VerifyResource(FeatureTableResource* resource) override {
     if (resource->description() == text_) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("policy: found '", text_, "'; wanted '", resource->description(),
+    return absl::InvalidArgumentError(absl::StrCat("policy: found '", text_, "'; wanted '",
+                                                   resource->description(),
                                                    "', that of the table of the same name"));
   }
 
   std::string text_;
   Policy policy_;
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleHandle").Device(tensorflow::DEVICE_CPU), LifecycleHandleOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleHandle").Device(tensorflow::DEVICE_CPU),
+                        LifecycleHandleOp);
 
 }  // namespace
 }  // namespace ctr

@@ -9,7 +9,8 @@ class LifecycleObserveOp : public FeatureTableOpKernel {
 
  private:
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
-    const tensorflow::Tensor &keys = context->input(1), &shows = context->input(2), &clicks = context->input(3);
+    const tensorflow::Tensor &keys = context->input(1), &shows = context->input(2),
+                             &clicks = context->input(3);
     OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
     const int64_t n = keys.NumElements();
     OP_REQUIRES_OK(context, CheckVector(shows, "shows", n));
@@ -22,11 +23,13 @@ class LifecycleObserveOp : public FeatureTableOpKernel {
     tensorflow::Tensor* admitted;
     OP_REQUIRES_OK(context, context->allocate_output(0, keys.shape(), &admitted));
     OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Observe(
-                                keys.flat<int64_t>().data(), shows.flat<double>().data(), clicks.flat<double>().data(),
-                                slots, n, ParallelForOf(context), admitted->flat<bool>().data())));
+                                keys.flat<int64_t>().data(), shows.flat<double>().data(),
+                                clicks.flat<double>().data(), slots, n, ParallelForOf(context),
+                                admitted->flat<bool>().data())));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleObserve").Device(tensorflow::DEVICE_CPU), LifecycleObserveOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleObserve").Device(tensorflow::DEVICE_CPU),
+                        LifecycleObserveOp);
 
 }  // namespace
 }  // namespace ctr

@@ -20,12 +20,14 @@ class LifecycleSelectOp : public FeatureTableOpKernel {
 
  private:
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
-    OP_REQUIRES_OK(context, OutputVector(context, 0, resource->table()->Select(kind_, ParallelForOf(context))));
+    OP_REQUIRES_OK(context, OutputVector(context, 0,
+                                         resource->table()->Select(kind_, ParallelForOf(context))));
   }
 
   const Kind kind_;
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleSelect").Device(tensorflow::DEVICE_CPU), LifecycleSelectOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleSelect").Device(tensorflow::DEVICE_CPU),
+                        LifecycleSelectOp);
 
 class LifecycleCommitOp : public FeatureTableOpKernel {
  public:
@@ -36,13 +38,15 @@ class LifecycleCommitOp : public FeatureTableOpKernel {
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
     const tensorflow::Tensor& keys = context->input(1);
     OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
-    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Commit(kind_, keys.flat<int64_t>().data(),
-                                                                   keys.NumElements(), ParallelForOf(context))));
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Commit(
+                                kind_, keys.flat<int64_t>().data(), keys.NumElements(),
+                                ParallelForOf(context))));
   }
 
   const Kind kind_;
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleCommit").Device(tensorflow::DEVICE_CPU), LifecycleCommitOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleCommit").Device(tensorflow::DEVICE_CPU),
+                        LifecycleCommitOp);
 
 }  // namespace
 }  // namespace ctr

@@ -21,13 +21,17 @@ class LifecycleExportOp : public FeatureTableOpKernel {
                   absl::InvalidArgumentError("shard, begin, limit: wanted scalars"));
     }
     const int32_t shard = context->input(1).scalar<int32_t>()();
-    const int64_t begin = context->input(2).scalar<int64_t>()(), limit = context->input(3).scalar<int64_t>()();
+    const int64_t begin = context->input(2).scalar<int64_t>()(),
+                  limit = context->input(3).scalar<int64_t>()();
     OP_REQUIRES(context, shard >= 0 && shard < kShards,
-                absl::InvalidArgumentError(absl::StrCat("shard: found ", shard, "; wanted one in [0, 255]")));
-    OP_REQUIRES(context, begin >= 0,
-                absl::InvalidArgumentError(absl::StrCat("begin: found ", begin, "; wanted a place >= 0")));
-    OP_REQUIRES(context, limit >= 1,
-                absl::InvalidArgumentError(absl::StrCat("limit: found ", limit, "; wanted a number >= 1")));
+                absl::InvalidArgumentError(
+                    absl::StrCat("shard: found ", shard, "; wanted one in [0, 255]")));
+    OP_REQUIRES(
+        context, begin >= 0,
+        absl::InvalidArgumentError(absl::StrCat("begin: found ", begin, "; wanted a place >= 0")));
+    OP_REQUIRES(
+        context, limit >= 1,
+        absl::InvalidArgumentError(absl::StrCat("limit: found ", limit, "; wanted a number >= 1")));
     FeatureColumns columns;
     const int64_t next = resource->table()->Export(shard, begin, limit, &columns);
     OP_REQUIRES_OK(context, OutputVector(context, 0, columns.key));
@@ -45,7 +49,8 @@ class LifecycleExportOp : public FeatureTableOpKernel {
     output->scalar<int64_t>()() = next;
   }
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleExport").Device(tensorflow::DEVICE_CPU), LifecycleExportOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleExport").Device(tensorflow::DEVICE_CPU),
+                        LifecycleExportOp);
 
 template <typename T>
 std::vector<T> Column(tensorflow::OpKernelContext* context, int i) {
@@ -76,26 +81,31 @@ class LifecycleImportOp : public FeatureTableOpKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Import(columns)));
   }
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleImport").Device(tensorflow::DEVICE_CPU), LifecycleImportOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleImport").Device(tensorflow::DEVICE_CPU),
+                        LifecycleImportOp);
 
 class LifecycleAbsorbOp : public FeatureTableOpKernel {
  public:
-  explicit LifecycleAbsorbOp(tensorflow::OpKernelConstruction* context) : FeatureTableOpKernel(context) {
+  explicit LifecycleAbsorbOp(tensorflow::OpKernelConstruction* context)
+      : FeatureTableOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("replace", &replace_));
   }
 
  private:
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
     tensorflow::core::RefCountPtr<FeatureTableResource> other;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 1), &other));
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 1), &other));
     OP_REQUIRES(context, other.get() != resource,
                 absl::InvalidArgumentError("other: found the table itself; wanted another"));
-    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Absorb(other->table(), replace_, ParallelForOf(context))));
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Absorb(other->table(), replace_,
+                                                                   ParallelForOf(context))));
   }
 
   bool replace_;
 };
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAbsorb").Device(tensorflow::DEVICE_CPU), LifecycleAbsorbOp);
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAbsorb").Device(tensorflow::DEVICE_CPU),
+                        LifecycleAbsorbOp);
 
 }  // namespace
 }  // namespace ctr

@@ -40,8 +40,10 @@ class OwnerCountsOp : public tensorflow::OpKernel {
     const auto in = keys.flat<int64_t>();
     int64_t last = 0;
     for (int64_t i = 0; i < in.size(); ++i) {
-      const int64_t owner = static_cast<int64_t>(ctr::ShardOf(ctr::Mix64(in(i)))) * owners_ / ctr::kShards;
-      OP_REQUIRES(c, owner >= last, absl::InvalidArgumentError("keys: wanted them grouped by logical shard"));
+      const int64_t owner =
+          static_cast<int64_t>(ctr::ShardOf(ctr::Mix64(in(i)))) * owners_ / ctr::kShards;
+      OP_REQUIRES(c, owner >= last,
+                  absl::InvalidArgumentError("keys: wanted them grouped by logical shard"));
       last = owner;
       ++out(owner);
     }

@@ -9,7 +9,8 @@ class RowStoreEraseOp : public RowStoreOpKernel {
   using RowStoreOpKernel::RowStoreOpKernel;
 
  private:
-  void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource* resource, RowStore*) override {
+  void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource* resource,
+                     RowStore*) override {
     const tensorflow::Tensor& keys = context->input(1);
     OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
     FeatureTable* const table = resource->table();

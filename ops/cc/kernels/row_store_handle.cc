@@ -28,11 +28,12 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     OP_REQUIRES_OK(context, context->GetAttr("factors_optimizers", &factors));
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
     const size_t tables = widths.size();
-    OP_REQUIRES(
-        context,
-        inits.size() == tables && init_scales.size() == tables && linear.size() == tables && factors.size() == tables,
-        absl::InvalidArgumentError("inits, init_scales, linear_optimizers, factors_optimizers: wanted as many as "
-                                   "widths, one a table"));
+    OP_REQUIRES(context,
+                inits.size() == tables && init_scales.size() == tables && linear.size() == tables &&
+                    factors.size() == tables,
+                absl::InvalidArgumentError(
+                    "inits, init_scales, linear_optimizers, factors_optimizers: wanted as many as "
+                    "widths, one a table"));
     layout_.slot_table = slot_table;
     layout_.seed = static_cast<uint64_t>(seed);
     for (size_t t = 0; t < tables; ++t) {
@@ -40,13 +41,15 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
       table.width = widths[t];
       table.init_scale = init_scales[t];
       OP_REQUIRES(context, inits[t] == "normal" || inits[t] == "uniform",
-                  absl::InvalidArgumentError(
-                      absl::StrCat("inits[", t, "]: found '", inits[t], "'; wanted 'normal' or 'uniform'")));
+                  absl::InvalidArgumentError(absl::StrCat("inits[", t, "]: found '", inits[t],
+                                                          "'; wanted 'normal' or 'uniform'")));
       table.normal = inits[t] == "normal";
-      for (const auto& [name, kind] : {std::make_pair(linear[t], &table.linear), {factors[t], &table.factors}}) {
+      for (const auto& [name, kind] :
+           {std::make_pair(linear[t], &table.linear), {factors[t], &table.factors}}) {
         OP_REQUIRES(context, ParseRowOptimizer(name, kind),
                     absl::InvalidArgumentError(absl::StrCat(
-                        "optimizers: found '", name, "'; wanted sgd, adagrad, adagrad_row, adam, ftrl or rmsprop")));
+                        "optimizers: found '", name,
+                        "'; wanted sgd, adagrad, adagrad_row, adam, ftrl or rmsprop")));
       }
       layout_.tables.push_back(table);
     }
@@ -55,8 +58,8 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     description_ = text;
     for (const int t : slot_table) absl::StrAppend(&description_, " ", t);
     for (size_t t = 0; t < tables; ++t) {
-      absl::StrAppend(&description_, "; ", widths[t], " ", inits[t], " ", init_scales[t], " ", linear[t], " ",
-                      factors[t]);
+      absl::StrAppend(&description_, "; ", widths[t], " ", inits[t], " ", init_scales[t], " ",
+                      linear[t], " ", factors[t]);
     }
     absl::StrAppend(&description_, "; ", seed);
   }
@@ -64,14 +67,16 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
  private:
   tensorflow::Status CreateResource(FeatureTableResource** resource) override {
     *resource = new FeatureTableResource(policy_, RowStore::PayloadBytes(layout_), description_);
-    (*resource)->set_attachment(std::make_unique<RowStoreAttachment>((*resource)->table(), layout_));
+    (*resource)->set_attachment(
+        std::make_unique<RowStoreAttachment>((*resource)->table(), layout_));
     return absl::OkStatus();
   }
 
   tensorflow::Status VerifyResource(FeatureTableResource* resource) override {
     if (resource->description() == description_) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("row store: found '", description_, "'; wanted '",
-                                                   resource->description(), "', that of the store of the same name"));
+    return absl::InvalidArgumentError(absl::StrCat("row store: found '", description_,
+                                                   "'; wanted '", resource->description(),
+                                                   "', that of the store of the same name"));
   }
 
   Policy policy_;

@@ -10,10 +10,11 @@
 namespace ctr {
 
 // InvalidArgument naming the argument and its shape unless it is a vector of `length` elements.
-inline tensorflow::Status CheckLength(const tensorflow::Tensor& tensor, const char* name, int64_t length) {
+inline tensorflow::Status CheckLength(const tensorflow::Tensor& tensor, const char* name,
+                                      int64_t length) {
   if (tensor.dims() == 1 && tensor.dim_size(0) == length) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ": found shape ", tensor.shape().DebugString(), "; wanted [", length, "]"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, ": found shape ", tensor.shape().DebugString(), "; wanted [", length, "]"));
 }
 
 inline tensorflow::Status CheckScalar(const tensorflow::Tensor& tensor, const char* name) {
@@ -23,18 +24,21 @@ inline tensorflow::Status CheckScalar(const tensorflow::Tensor& tensor, const ch
 }
 
 // offsets [u + 1] that ascend from 0 to `total`.
-inline tensorflow::Status CheckOffsets(const tensorflow::Tensor& offsets, const char* name, int64_t u, int64_t total) {
+inline tensorflow::Status CheckOffsets(const tensorflow::Tensor& offsets, const char* name,
+                                       int64_t u, int64_t total) {
   TF_RETURN_IF_ERROR(CheckLength(offsets, name, u + 1));
   const int32_t* at = offsets.flat<int32_t>().data();
   bool ascending = at[0] == 0;
   for (int64_t j = 0; j < u; ++j) ascending &= at[j + 1] >= at[j];
   if (ascending && at[u] == total) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, ": wanted them ascending from 0 to ", total, "; found the last ",
-                                                 at[u], ascending ? "" : ", not ascending from 0"));
+  return absl::InvalidArgumentError(absl::StrCat(name, ": wanted them ascending from 0 to ", total,
+                                                 "; found the last ", at[u],
+                                                 ascending ? "" : ", not ascending from 0"));
 }
 
 // Indices in [0, bound).
-inline tensorflow::Status CheckIndices(const tensorflow::Tensor& indices, const char* name, int64_t bound) {
+inline tensorflow::Status CheckIndices(const tensorflow::Tensor& indices, const char* name,
+                                       int64_t bound) {
   const auto at = indices.flat<int32_t>();
   for (int64_t i = 0; i < at.size(); ++i) {
     if (at(i) < 0 || at(i) >= bound) {
@@ -59,13 +63,15 @@ class RowStoreOpKernel : public FeatureTableOpKernel {
   using FeatureTableOpKernel::FeatureTableOpKernel;
 
  protected:
-  virtual void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource* resource, RowStore* store) = 0;
+  virtual void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource* resource,
+                             RowStore* store) = 0;
 
  private:
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) final {
     auto* attachment = dynamic_cast<RowStoreAttachment*>(resource->attachment());
     OP_REQUIRES(context, attachment != nullptr,
-                absl::InvalidArgumentError("table: found a feature table without rows; wanted a row store's handle"));
+                absl::InvalidArgumentError(
+                    "table: found a feature table without rows; wanted a row store's handle"));
     ComputeOnRows(context, resource, &attachment->store);
   }
 };

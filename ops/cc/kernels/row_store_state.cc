@@ -1,4 +1,5 @@
-// Rows out of a store and into one, for checkpoints, beside CtrLifecycleExport and CtrLifecycleImport.
+// Rows out of a store and into one, for checkpoints, beside CtrLifecycleExport and
+// CtrLifecycleImport.
 #include <vector>
 
 #include "ops/cc/kernels/row_store_kernels.h"
@@ -32,11 +33,13 @@ class RowStoreExportOp : public RowStoreOpKernel {
   }
 
  private:
-  void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource*, RowStore* store) override {
+  void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource*,
+                     RowStore* store) override {
     const tensorflow::Tensor &keys = context->input(1), &admitted = context->input(2);
     const RowLayout& layout = store->layout();
     OP_REQUIRES(context, tables_ == static_cast<int64_t>(layout.tables.size()),
-                absl::InvalidArgumentError(absl::StrCat("tables: found ", tables_, "; wanted ", layout.tables.size())));
+                absl::InvalidArgumentError(
+                    absl::StrCat("tables: found ", tables_, "; wanted ", layout.tables.size())));
     std::vector<int64_t> counts;
     OP_REQUIRES_OK(context, CountAdmitted(layout, keys, admitted, &counts));
     const int64_t n = keys.dim_size(0);
@@ -46,12 +49,14 @@ class RowStoreExportOp : public RowStoreOpKernel {
     std::vector<float*> factors;
     for (size_t t = 0; t < counts.size(); ++t) {
       tensorflow::Tensor* rows;
-      OP_REQUIRES_OK(context, context->allocate_output(2 + t, {counts[t], layout.tables[t].row_floats()}, &rows));
+      OP_REQUIRES_OK(context, context->allocate_output(
+                                  2 + t, {counts[t], layout.tables[t].row_floats()}, &rows));
       factors.push_back(rows->flat<float>().data());
     }
-    OP_REQUIRES_OK(context, ToTensorFlow(store->ExportRows(keys.flat<int64_t>().data(), admitted.flat<bool>().data(), n,
-                                                           linear->flat<float>().data(),
-                                                           last_step->flat<int32_t>().data(), factors)));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(store->ExportRows(
+                       keys.flat<int64_t>().data(), admitted.flat<bool>().data(), n,
+                       linear->flat<float>().data(), last_step->flat<int32_t>().data(), factors)));
   }
 
   int64_t tables_;
@@ -63,31 +68,38 @@ class RowStoreImportOp : public RowStoreOpKernel {
   using RowStoreOpKernel::RowStoreOpKernel;
 
  private:
-  void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource*, RowStore* store) override {
-    const tensorflow::Tensor &keys = context->input(1), &admitted = context->input(2), &linear = context->input(3);
+  void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource*,
+                     RowStore* store) override {
+    const tensorflow::Tensor &keys = context->input(1), &admitted = context->input(2),
+                             &linear = context->input(3);
     const RowLayout& layout = store->layout();
     std::vector<int64_t> counts;
     OP_REQUIRES_OK(context, CountAdmitted(layout, keys, admitted, &counts));
     const int64_t n = keys.dim_size(0);
     OP_REQUIRES(context, linear.shape() == tensorflow::TensorShape({n, layout.linear_floats()}),
-                absl::InvalidArgumentError(absl::StrCat("linear: found shape ", linear.shape().DebugString(),
-                                                        "; wanted [", n, ", ", layout.linear_floats(), "]")));
+                absl::InvalidArgumentError(absl::StrCat("linear: found shape ",
+                                                        linear.shape().DebugString(), "; wanted [",
+                                                        n, ", ", layout.linear_floats(), "]")));
     OP_REQUIRES_OK(context, CheckLength(context->input(4), "last_step", n));
     OP_REQUIRES(context, context->num_inputs() == 5 + static_cast<int>(counts.size()),
-                absl::InvalidArgumentError(absl::StrCat("factors: found ", context->num_inputs() - 5,
-                                                        " tensors; wanted ", counts.size(), ", one a table")));
+                absl::InvalidArgumentError(
+                    absl::StrCat("factors: found ", context->num_inputs() - 5, " tensors; wanted ",
+                                 counts.size(), ", one a table")));
     std::vector<const float*> factors;
     for (size_t t = 0; t < counts.size(); ++t) {
       const tensorflow::Tensor& rows = context->input(5 + t);
       OP_REQUIRES(
-          context, rows.shape() == tensorflow::TensorShape({counts[t], layout.tables[t].row_floats()}),
-          absl::InvalidArgumentError(absl::StrCat("factors[", t, "]: found shape ", rows.shape().DebugString(),
-                                                  "; wanted [", counts[t], ", ", layout.tables[t].row_floats(), "]")));
+          context,
+          rows.shape() == tensorflow::TensorShape({counts[t], layout.tables[t].row_floats()}),
+          absl::InvalidArgumentError(
+              absl::StrCat("factors[", t, "]: found shape ", rows.shape().DebugString(),
+                           "; wanted [", counts[t], ", ", layout.tables[t].row_floats(), "]")));
       factors.push_back(rows.flat<float>().data());
     }
-    OP_REQUIRES_OK(context, ToTensorFlow(store->ImportRows(keys.flat<int64_t>().data(), admitted.flat<bool>().data(), n,
-                                                           linear.flat<float>().data(),
-                                                           context->input(4).flat<int32_t>().data(), factors)));
+    OP_REQUIRES_OK(context, ToTensorFlow(store->ImportRows(
+                                keys.flat<int64_t>().data(), admitted.flat<bool>().data(), n,
+                                linear.flat<float>().data(),
+                                context->input(4).flat<int32_t>().data(), factors)));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("CtrRowStoreImport").Device(tensorflow::DEVICE_CPU), RowStoreImportOp);

@@ -30,7 +30,8 @@ class InitialFactorsOp : public tensorflow::OpKernel {
     float* out = factors->flat<float>().data();
     ParallelForOf(context)(n, 20 * width_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        InitialFactors(static_cast<uint64_t>(seed_), key[i], width_, normal_, scale_, out + i * width_);
+        InitialFactors(static_cast<uint64_t>(seed_), key[i], width_, normal_, scale_,
+                       out + i * width_);
       }
     });
   }
@@ -49,7 +50,8 @@ class RowOptimizerOpKernel : public tensorflow::OpKernel {
   explicit RowOptimizerOpKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
     std::string kind;
     OP_REQUIRES_OK(context, context->GetAttr("kind", &kind));
-    OP_REQUIRES(context, ParseRowOptimizer(kind, &kind_), absl::InvalidArgumentError("kind: found " + kind));
+    OP_REQUIRES(context, ParseRowOptimizer(kind, &kind_),
+                absl::InvalidArgumentError("kind: found " + kind));
   }
 
  protected:
@@ -63,10 +65,12 @@ class RowOptimizerOpKernel : public tensorflow::OpKernel {
   RowOptimizerKind kind_;
 };
 
-tensorflow::Status CheckMatrix(const tensorflow::Tensor& tensor, const char* name, int64_t rows, int64_t columns) {
+tensorflow::Status CheckMatrix(const tensorflow::Tensor& tensor, const char* name, int64_t rows,
+                               int64_t columns) {
   if (tensor.shape() == tensorflow::TensorShape({rows, columns})) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ": found shape ", tensor.shape().DebugString(), "; wanted [", rows, ", ", columns, "]"));
+  return absl::InvalidArgumentError(absl::StrCat(name, ": found shape ",
+                                                 tensor.shape().DebugString(), "; wanted [", rows,
+                                                 ", ", columns, "]"));
 }
 
 class RowInitOp : public RowOptimizerOpKernel {
@@ -76,12 +80,13 @@ class RowInitOp : public RowOptimizerOpKernel {
   void Compute(tensorflow::OpKernelContext* context) override {
     const tensorflow::Tensor& weights = context->input(0);
     OP_REQUIRES(context, weights.dims() == 2 && weights.dim_size(1) >= 1,
-                absl::InvalidArgumentError(
-                    absl::StrCat("weights: found shape ", weights.shape().DebugString(), "; wanted [n, dim]")));
+                absl::InvalidArgumentError(absl::StrCat(
+                    "weights: found shape ", weights.shape().DebugString(), "; wanted [n, dim]")));
     RowHyper hyper;
     OP_REQUIRES_OK(context, Hyper(context->input(1), &hyper));
     const RowStep step(kind_, hyper, 1);
-    const int64_t n = weights.dim_size(0), dim = weights.dim_size(1), stride = dim + RowStateFloats(kind_, dim);
+    const int64_t n = weights.dim_size(0), dim = weights.dim_size(1),
+                  stride = dim + RowStateFloats(kind_, dim);
     tensorflow::Tensor* rows;
     OP_REQUIRES_OK(context, context->allocate_output(0, {n, stride}, &rows));
     const float* w = weights.flat<float>().data();
@@ -101,24 +106,30 @@ class RowUpdateOp : public RowOptimizerOpKernel {
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    const tensorflow::Tensor &gradient = context->input(1), &scale = context->input(2), &last = context->input(3);
-    OP_REQUIRES(context, gradient.dims() == 2 && gradient.dim_size(1) >= 1,
-                absl::InvalidArgumentError(
-                    absl::StrCat("gradient: found shape ", gradient.shape().DebugString(), "; wanted [n, dim]")));
-    const int64_t n = gradient.dim_size(0), dim = gradient.dim_size(1), stride = dim + RowStateFloats(kind_, dim);
+    const tensorflow::Tensor &gradient = context->input(1), &scale = context->input(2),
+                             &last = context->input(3);
+    OP_REQUIRES(
+        context, gradient.dims() == 2 && gradient.dim_size(1) >= 1,
+        absl::InvalidArgumentError(absl::StrCat(
+            "gradient: found shape ", gradient.shape().DebugString(), "; wanted [n, dim]")));
+    const int64_t n = gradient.dim_size(0), dim = gradient.dim_size(1),
+                  stride = dim + RowStateFloats(kind_, dim);
     OP_REQUIRES_OK(context, CheckMatrix(context->input(0), "rows", n, stride));
-    OP_REQUIRES(context, scale.dims() == 1 && (scale.dim_size(0) == 1 || scale.dim_size(0) == n),
-                absl::InvalidArgumentError(
-                    absl::StrCat("scale: found shape ", scale.shape().DebugString(), "; wanted [1] or [", n, "]")));
+    OP_REQUIRES(
+        context, scale.dims() == 1 && (scale.dim_size(0) == 1 || scale.dim_size(0) == n),
+        absl::InvalidArgumentError(absl::StrCat("scale: found shape ", scale.shape().DebugString(),
+                                                "; wanted [1] or [", n, "]")));
     OP_REQUIRES_OK(context, CheckLength(last, "last_step", n));
     RowHyper hyper;
     OP_REQUIRES_OK(context, Hyper(context->input(4), &hyper));
     OP_REQUIRES_OK(context, CheckScalar(context->input(5), "step"));
     const int64_t now = context->input(5).scalar<int64_t>()();
-    OP_REQUIRES(context, now >= 1 && now <= std::numeric_limits<int32_t>::max(),
-                absl::InvalidArgumentError(absl::StrCat("step: found ", now, "; wanted 1 to 2^31 - 1")));
+    OP_REQUIRES(
+        context, now >= 1 && now <= std::numeric_limits<int32_t>::max(),
+        absl::InvalidArgumentError(absl::StrCat("step: found ", now, "; wanted 1 to 2^31 - 1")));
     tensorflow::Tensor* out;
-    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({0}, 0, context->input(0).shape(), &out));
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
+                                {0}, 0, context->input(0).shape(), &out));
     const RowStep step(kind_, hyper, now);
     const float *from = context->input(0).flat<float>().data(), *g = gradient.flat<float>().data(),
                 *scales = scale.flat<float>().data();
@@ -126,7 +137,8 @@ class RowUpdateOp : public RowOptimizerOpKernel {
     float* rows = out->flat<float>().data();
     const bool one_scale = scale.dim_size(0) == 1;
     ParallelForOf(context)(n, 20 + 4 * stride, [&](int64_t begin, int64_t end) {
-      if (rows != from) std::copy(from + begin * stride, from + end * stride, rows + begin * stride);
+      if (rows != from)
+        std::copy(from + begin * stride, from + end * stride, rows + begin * stride);
       for (int64_t i = begin; i < end; ++i) {
         float* w = rows + i * stride;
         if (last_step[i] <= 0) InitRowState(step, dim, w, w + dim);

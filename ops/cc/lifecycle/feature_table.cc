@@ -19,7 +19,9 @@ constexpr int64_t kIndexAhead = 24;
 constexpr int64_t kFeatureAhead = 12;
 constexpr int64_t kRing = 32;  // more than kIndexAhead
 
-std::string At(const char* name, int64_t i) { return std::string(name) + "[" + std::to_string(i) + "]"; }
+std::string At(const char* name, int64_t i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
 
 std::string Text(double value) {
   char text[32];
@@ -27,11 +29,11 @@ std::string Text(double value) {
   return text;
 }
 
-// Visits keys [begin, end) of the groups, all of one shard whose lock is held: visit(position, key, mixed, local),
-// where local is the key's, or -1 where it was absent a few keys ago.
+// Visits keys [begin, end) of the groups, all of one shard whose lock is held: visit(position, key,
+// mixed, local), where local is the key's, or -1 where it was absent a few keys ago.
 template <typename Visit>
-void ForEachKey(const FeatureTable::Shard& shard, const ShardGroups& groups, int64_t begin, int64_t end,
-                const int64_t* keys, const Visit& visit) {
+void ForEachKey(const FeatureTable::Shard& shard, const ShardGroups& groups, int64_t begin,
+                int64_t end, const int64_t* keys, const Visit& visit) {
   struct Ahead {
     int64_t position, key;
     uint64_t mixed;
@@ -80,32 +82,41 @@ Status CheckKeys(const int64_t* keys, int64_t n) {
   for (int64_t i = 0; i < n; ++i) all |= keys[i];
   if (all >= 0) return Status();
   const int64_t i = std::find_if(keys, keys + n, [](int64_t key) { return key < 0; }) - keys;
-  return Status::InvalidArgument(At("keys", i) + ": found " + std::to_string(keys[i]) + "; wanted a key >= 0");
+  return Status::InvalidArgument(At("keys", i) + ": found " + std::to_string(keys[i]) +
+                                 "; wanted a key >= 0");
 }
 
 template <typename T>
 static Status CheckCountsOf(const T* shows, const T* clicks, int64_t n) {
-  const auto is_count = [](T x) { return x >= 0 && x <= static_cast<T>(kMaxCount); };  // false for NaN
+  const auto is_count = [](T x) {
+    return x >= 0 && x <= static_cast<T>(kMaxCount);
+  };  // false for NaN
   bool good = true;
   for (int64_t i = 0; i < n; ++i) {
     good &= is_count(shows[i]) & is_count(clicks[i]) & ((clicks[i] <= shows[i]) | (shows[i] == 0));
   }
   if (good) return Status();
   for (int64_t i = 0; i < n; ++i) {
-    for (const auto& [name, value] : {std::make_pair("shows", shows[i]), std::make_pair("clicks", clicks[i])}) {
+    for (const auto& [name, value] :
+         {std::make_pair("shows", shows[i]), std::make_pair("clicks", clicks[i])}) {
       if (is_count(value)) continue;
-      return Status::InvalidArgument(At(name, i) + ": found " + Text(value) + "; wanted a number in [0, 2^53]");
+      return Status::InvalidArgument(At(name, i) + ": found " + Text(value) +
+                                     "; wanted a number in [0, 2^53]");
     }
     if (clicks[i] > shows[i] && shows[i] != 0) {
-      return Status::InvalidArgument(At("clicks", i) + ": found " + Text(clicks[i]) + "; wanted at most " +
-                                     At("shows", i) + " = " + Text(shows[i]));
+      return Status::InvalidArgument(At("clicks", i) + ": found " + Text(clicks[i]) +
+                                     "; wanted at most " + At("shows", i) + " = " + Text(shows[i]));
     }
   }
   return Status();
 }
 
-Status CheckCounts(const double* shows, const double* clicks, int64_t n) { return CheckCountsOf(shows, clicks, n); }
-Status CheckCounts(const float* shows, const float* clicks, int64_t n) { return CheckCountsOf(shows, clicks, n); }
+Status CheckCounts(const double* shows, const double* clicks, int64_t n) {
+  return CheckCountsOf(shows, clicks, n);
+}
+Status CheckCounts(const float* shows, const float* clicks, int64_t n) {
+  return CheckCountsOf(shows, clicks, n);
+}
 
 // One shard.
 
@@ -120,7 +131,8 @@ int64_t FeatureTable::Shard::FindOrCreate(int64_t key, uint64_t mixed, int slot,
     if (free_ == std::numeric_limits<int64_t>::max()) free_ = -1;
   } else {
     local = end_++;
-    if ((local >> kChunkBits) == static_cast<int64_t>(chunks_.size())) chunks_.push_back(arena_->Allocate());
+    if ((local >> kChunkBits) == static_cast<int64_t>(chunks_.size()))
+      chunks_.push_back(arena_->Allocate());
   }
   Feature* feature = At(local);
   std::memset(static_cast<void*>(feature), 0, stride_);
@@ -137,7 +149,9 @@ int64_t FeatureTable::Shard::FindOrCreate(int64_t key, uint64_t mixed, int slot,
 void FeatureTable::Shard::GrowIndex() {
   // By 3/2 and 4/3 in turn: doubling would leave 21 bytes of index a feature, this leaves 16.
   const uint64_t entries = index_entries_, power = entries & (entries - 1);
-  const uint64_t grown_entries = entries == 0 ? kMinIndex : power == 0 ? entries / 2 * 3 : entries / 3 * 4;
+  const uint64_t grown_entries = entries == 0 ? kMinIndex
+                                 : power == 0 ? entries / 2 * 3
+                                              : entries / 3 * 4;
   Block grown(grown_entries * sizeof(uint64_t), index_arena_);
   uint64_t* to = reinterpret_cast<uint64_t*>(grown.data());
   const uint64_t* from = Index();
@@ -173,8 +187,9 @@ void FeatureTable::Shard::Erase(int64_t local) {
 
 FeatureTable::Shard::Selected* FeatureTable::Shard::FindSelected(Kind kind, int64_t key) {
   auto& selected = selected_[static_cast<int>(kind)];
-  const auto it = std::lower_bound(selected.begin(), selected.end(), key,
-                                   [](const Selected& s, int64_t wanted) { return s.key < wanted; });
+  const auto it =
+      std::lower_bound(selected.begin(), selected.end(), key,
+                       [](const Selected& s, int64_t wanted) { return s.key < wanted; });
   return it == selected.end() || it->key != key || std::isnan(it->written) ? nullptr : &*it;
 }
 
@@ -192,8 +207,9 @@ FeatureTable::FeatureTable(Policy policy, int64_t payload_bytes)
   }
 }
 
-Status FeatureTable::Observe(const int64_t* keys, const double* shows, const double* clicks, const int64_t* slots,
-                             int64_t n, const ParallelFor& parallel_for, bool* admitted) {
+Status FeatureTable::Observe(const int64_t* keys, const double* shows, const double* clicks,
+                             const int64_t* slots, int64_t n, const ParallelFor& parallel_for,
+                             bool* admitted) {
   Status status = CheckKeys(keys, n);
   if (!status.ok()) return status;
   status = CheckCounts(shows, clicks, n);
@@ -214,14 +230,17 @@ Status FeatureTable::Observe(const int64_t* keys, const double* shows, const dou
       places.clear();
       bool repeats = false;
       std::lock_guard<std::mutex> lock(shard.mutex);
-      ForEachKey(shard, groups, begin, end, keys, [&](int64_t i, int64_t key, uint64_t mixed, int64_t local) {
-        bool created;
-        if (local < 0) local = shard.FindOrCreate(key, mixed, slots ? static_cast<int>(slots[i]) : -1, &created);
-        Feature* feature = shard.At(local);
-        repeats |= (feature->marks & kBatchMark) != 0;
-        feature->marks |= kBatchMark;
-        places.push_back(static_cast<uint64_t>(local) << 32 | static_cast<uint64_t>(i));
-      });
+      ForEachKey(shard, groups, begin, end, keys,
+                 [&](int64_t i, int64_t key, uint64_t mixed, int64_t local) {
+                   bool created;
+                   if (local < 0)
+                     local = shard.FindOrCreate(key, mixed, slots ? static_cast<int>(slots[i]) : -1,
+                                                &created);
+                   Feature* feature = shard.At(local);
+                   repeats |= (feature->marks & kBatchMark) != 0;
+                   feature->marks |= kBatchMark;
+                   places.push_back(static_cast<uint64_t>(local) << 32 | static_cast<uint64_t>(i));
+                 });
       if (repeats) std::sort(places.begin(), places.end());
       for (size_t i = 0; i < places.size();) {
         Feature* feature = shard.At(places[i] >> 32);
@@ -241,7 +260,8 @@ Status FeatureTable::Observe(const int64_t* keys, const double* shows, const dou
   return Status();
 }
 
-Status FeatureTable::Admitted(const int64_t* keys, int64_t n, const ParallelFor& parallel_for, bool* admitted) {
+Status FeatureTable::Admitted(const int64_t* keys, int64_t n, const ParallelFor& parallel_for,
+                              bool* admitted) {
   LookupResult result;
   result.admitted = admitted;
   return Lookup(keys, n, parallel_for, result);
@@ -358,13 +378,15 @@ std::vector<int64_t> FeatureTable::Evict(const ParallelFor& parallel_for) {
 
 Rank FeatureTable::RankOf(const Feature& feature) const {
   const bool by_show = policy_.capacity_by == Policy::CapacityBy::kFrequency;
-  const double value = by_show ? feature.show : policy_.For(feature.slot).Score(feature.show, feature.click);
+  const double value =
+      by_show ? feature.show : policy_.For(feature.slot).Score(feature.show, feature.click);
   uint64_t ordered;  // compares as the number does
   std::memcpy(&ordered, &value, sizeof(ordered));
   ordered = ordered >> 63 ? ~ordered : ordered | uint64_t{1} << 63;
   const uint64_t key = ~static_cast<uint64_t>(feature.key);  // of equals the smaller key stays
   Rank rank;
-  rank[0] = policy_.capacity_by == Policy::CapacityBy::kRecency ? kMaxDays - feature.unseen_days : 0;
+  rank[0] =
+      policy_.capacity_by == Policy::CapacityBy::kRecency ? kMaxDays - feature.unseen_days : 0;
   for (int d = 0; d < 4; ++d) {
     rank[1 + d] = static_cast<uint16_t>(ordered >> (48 - 16 * d));
     rank[5 + d] = static_cast<uint16_t>(key >> (48 - 16 * d));
@@ -372,7 +394,8 @@ Rank FeatureTable::RankOf(const Feature& feature) const {
   return rank;
 }
 
-std::vector<int64_t> FeatureTable::RankHistogram(const std::vector<uint16_t>& prefix, const ParallelFor& parallel_for) {
+std::vector<int64_t> FeatureTable::RankHistogram(const std::vector<uint16_t>& prefix,
+                                                 const ParallelFor& parallel_for) {
   std::vector<int64_t> total(kRankBins, 0);
   if (prefix.size() >= kRankDigits) return total;
   std::mutex mutex;  // guards total; taken under no shard's lock
@@ -405,13 +428,15 @@ std::vector<uint16_t> FeatureTable::CapacityCut(const ParallelFor& parallel_for)
   return cut;
 }
 
-std::vector<int64_t> FeatureTable::EvictBelow(const std::vector<uint16_t>& cut, const ParallelFor& parallel_for) {
+std::vector<int64_t> FeatureTable::EvictBelow(const std::vector<uint16_t>& cut,
+                                              const ParallelFor& parallel_for) {
   if (cut.empty()) return {};
   return EraseIf(
       [&](const Feature& feature) {
         const Rank rank = RankOf(feature);
         const size_t digits = std::min<size_t>(cut.size(), kRankDigits);
-        return std::lexicographical_compare(rank.begin(), rank.begin() + digits, cut.begin(), cut.begin() + digits);
+        return std::lexicographical_compare(rank.begin(), rank.begin() + digits, cut.begin(),
+                                            cut.begin() + digits);
       },
       parallel_for);
 }
@@ -433,7 +458,8 @@ std::vector<int64_t> FeatureTable::Select(Kind kind, const ParallelFor& parallel
       const Rules& rules = policy_.For(feature->slot);
       const double delta_threshold = kind == Kind::kDelta ? rules.delta_threshold : 0;
       if (rules.Score(feature->show, feature->click) >= rules.base_threshold &&
-          feature->delta_score >= delta_threshold && feature->unseen_days <= rules.delta_keep_days) {
+          feature->delta_score >= delta_threshold &&
+          feature->unseen_days <= rules.delta_keep_days) {
         selected.push_back({feature->key, feature->delta_score});
         feature->marks |= mark;
       } else {
@@ -450,12 +476,14 @@ std::vector<int64_t> FeatureTable::Select(Kind kind, const ParallelFor& parallel
   return Join(keys);
 }
 
-Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n, const ParallelFor& parallel_for) {
+Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
+                            const ParallelFor& parallel_for) {
   const Status status = CheckKeys(keys, n);
   if (!status.ok() || kind == Kind::kAll) return status;
   const ShardGroups groups = GroupByShard(keys, n);
   const Kind other = kind == Kind::kDelta ? Kind::kBase : Kind::kDelta;
-  const uint8_t mark = kSelectedMark << static_cast<int>(kind), other_mark = kSelectedMark << static_cast<int>(other);
+  const uint8_t mark = kSelectedMark << static_cast<int>(kind),
+                other_mark = kSelectedMark << static_cast<int>(other);
   // First look, then change: a key that was not selected must leave all as it is.
   for (const bool change : {false, true}) {
     std::mutex mutex;  // guards unknown
@@ -481,7 +509,8 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n, const Par
                      feature->marks &= ~mark;
                      feature->delta_score -= written;
                      if (!(feature->marks & other_mark)) return;
-                     // The other kind's open selection holds the same gain: it is not to be taken twice.
+                     // The other kind's open selection holds the same gain: it is not to be taken
+                     // twice.
                      if (Shard::Selected* too = shard.FindSelected(other, key)) {
                        too->written = std::max(0.0, too->written - written);
                      }
@@ -489,8 +518,9 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n, const Par
       }
     });
     if (!change && unknown < n) {
-      return Status::InvalidArgument(At("keys", unknown) + ": found " + std::to_string(keys[unknown]) +
-                                     "; wanted a key of the last selection that is not committed yet");
+      return Status::InvalidArgument(
+          At("keys", unknown) + ": found " + std::to_string(keys[unknown]) +
+          "; wanted a key of the last selection that is not committed yet");
     }
   }
   return Status();
@@ -510,8 +540,10 @@ int64_t FeatureTable::Bytes() const {
   for (const Shard& shard : shards_) {
     std::lock_guard<std::mutex> lock(shard.mutex);
     if (&shard == &shards_[0]) bytes += shard.arena_->Bytes() + shard.index_arena_->Bytes();
-    bytes += sizeof(Shard) + shard.index_.bytes_outside_arena() + shard.chunks_.capacity() * sizeof(char*);
-    for (const auto& selected : shard.selected_) bytes += selected.capacity() * sizeof(Shard::Selected);
+    bytes += sizeof(Shard) + shard.index_.bytes_outside_arena() +
+             shard.chunks_.capacity() * sizeof(char*);
+    for (const auto& selected : shard.selected_)
+      bytes += selected.capacity() * sizeof(Shard::Selected);
   }
   return bytes;
 }
@@ -539,12 +571,15 @@ Status FeatureTable::Import(const FeatureColumns& columns) {
     if (columns.key[i] < 0) return bad("key", i, std::to_string(columns.key[i]), "a key >= 0");
     for (const auto& [name, value] :
          {std::make_pair("show", columns.show[i]), std::make_pair("click", columns.click[i])}) {
-      if (!(value >= 0) || std::isinf(value)) return bad(name, i, Text(value), "a finite number >= 0");
+      if (!(value >= 0) || std::isinf(value))
+        return bad(name, i, Text(value), "a finite number >= 0");
     }
     if (!std::isfinite(columns.delta_score[i]))
       return bad("delta_score", i, Text(columns.delta_score[i]), "a finite number");
-    if (columns.slot[i] >= kSlots) return bad("slot", i, std::to_string(columns.slot[i]), "a slot in [0, 2047]");
-    if (columns.admitted[i] > 1) return bad("admitted", i, std::to_string(columns.admitted[i]), "0 or 1");
+    if (columns.slot[i] >= kSlots)
+      return bad("slot", i, std::to_string(columns.slot[i]), "a slot in [0, 2047]");
+    if (columns.admitted[i] > 1)
+      return bad("admitted", i, std::to_string(columns.admitted[i]), "0 or 1");
   }
   const ShardGroups groups = GroupByShard(columns.key.data(), n);
   int64_t twice = -1;
@@ -622,7 +657,8 @@ Status FeatureTable::Absorb(FeatureTable* other, bool replace, const ParallelFor
       });
     });
     if (twice >= 0)
-      return Status::DataLoss("key: found " + std::to_string(twice) + "; wanted keys that the table does not hold yet");
+      return Status::DataLoss("key: found " + std::to_string(twice) +
+                              "; wanted keys that the table does not hold yet");
   }
   return Status();
 }
@@ -630,7 +666,9 @@ Status FeatureTable::Absorb(FeatureTable* other, bool replace, const ParallelFor
 void FeatureTable::Clear(const ParallelFor& parallel_for) {
   ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
     if (on_erase) {
-      ForEachFeature(shard, [&](int64_t local, Feature*) { on_erase(static_cast<int>(s), shard.Payload(local)); });
+      ForEachFeature(shard, [&](int64_t local, Feature*) {
+        on_erase(static_cast<int>(s), shard.Payload(local));
+      });
     }
     shard.index_ = Block();
     shard.index_entries_ = 0;

@@ -8,7 +8,8 @@ namespace ctr {
 
 constexpr int kShards = 256;
 
-// The finaliser of MurmurHash3: a bijection of 64 bits whose every output bit depends on every input bit.
+// The finaliser of MurmurHash3: a bijection of 64 bits whose every output bit depends on every
+// input bit.
 inline uint64_t Mix64(int64_t key) {
   uint64_t h = static_cast<uint64_t>(key);
   h ^= h >> 33;

@@ -1,4 +1,5 @@
-// Memory for tables: zero-filled, in huge pages where it is large, so that random access misses the TLB less.
+// Memory for tables: zero-filled, in huge pages where it is large, so that random access misses the
+// TLB less.
 #pragma once
 
 #include <sys/mman.h>
@@ -21,8 +22,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 class BlockArena;
 
-// Zero-filled memory, aligned to 64 bytes, to huge pages from 2 MiB on. With an arena, blocks of 64 KiB to 1 MiB (whole
-// pages; few sizes, as 2^k and 3 * 2^k) lie in the huge pages of the arena.
+// Zero-filled memory, aligned to 64 bytes, to huge pages from 2 MiB on. With an arena, blocks of 64
+// KiB to 1 MiB (whole pages; few sizes, as 2^k and 3 * 2^k) lie in the huge pages of the arena.
 class Block {
  public:
   Block() = default;
@@ -55,20 +56,23 @@ class Block {
   size_t bytes_ = 0;
 };
 
-// Packs small blocks into huge pages; sizes do not mix. What is released goes back to the system until it is used
-// again. Safe to use from several threads.
+// Packs small blocks into huge pages; sizes do not mix. What is released goes back to the system
+// until it is used again. Safe to use from several threads.
 class BlockArena {
  public:
   static constexpr size_t kPage = size_t{4} << 10;
 
-  static bool Takes(size_t bytes) { return bytes >= 16 * kPage && bytes <= kHugePage / 2 && bytes % kPage == 0; }
+  static bool Takes(size_t bytes) {
+    return bytes >= 16 * kPage && bytes <= kHugePage / 2 && bytes % kPage == 0;
+  }
 
   char* Allocate(size_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<char*>& free = free_[bytes];
     if (free.empty()) {
       slabs_.emplace_back(std::lcm(kHugePage, bytes));
-      for (size_t at = slabs_.back().bytes(); at > 0; at -= bytes) free.push_back(slabs_.back().data() + at - bytes);
+      for (size_t at = slabs_.back().bytes(); at > 0; at -= bytes)
+        free.push_back(slabs_.back().data() + at - bytes);
       slab_bytes_ += slabs_.back().bytes();
     } else if (released_.erase(free.back()) > 0) {
       released_bytes_ -= bytes;
@@ -96,7 +100,7 @@ class BlockArena {
   std::vector<Block> slabs_;
   size_t slab_bytes_ = 0;
   std::unordered_map<size_t, std::vector<char*>> free_;  // by size
-  std::unordered_set<char*> released_;                   // of the free ones, those that were used before
+  std::unordered_set<char*> released_;  // of the free ones, those that were used before
   size_t released_bytes_ = 0;
 };
 
@@ -110,14 +114,18 @@ inline Block::Block(size_t bytes, std::shared_ptr<BlockArena> arena) : bytes_(by
   if (bytes < kHugePage) {
     data_.reset(static_cast<char*>(std::calloc(bytes + 64, 1)));
     if (data_ == nullptr) throw std::bad_alloc();
-    begin_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(data_.get()) + 63) & ~uintptr_t{63});
+    begin_ =
+        reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(data_.get()) + 63) & ~uintptr_t{63});
     return;
   }
-  mapped_bytes_ = bytes + kHugePage;  // never touched beyond `bytes`, so it costs address space only
-  void* mapped = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  mapped_bytes_ =
+      bytes + kHugePage;  // never touched beyond `bytes`, so it costs address space only
+  void* mapped =
+      mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   mapped_ = static_cast<char*>(mapped);
-  begin_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(mapped) + kHugePage - 1) & ~(kHugePage - 1));
+  begin_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(mapped) + kHugePage - 1) &
+                                   ~(kHugePage - 1));
   madvise(begin_, bytes, MADV_HUGEPAGE);
 }
 inline Block::~Block() {
@@ -125,7 +133,8 @@ inline Block::~Block() {
   if (mapped_ != nullptr) munmap(mapped_, mapped_bytes_);
 }
 
-// Hands out zero-filled chunks of one size, which live as long as the arena. Safe to use from several threads.
+// Hands out zero-filled chunks of one size, which live as long as the arena. Safe to use from
+// several threads.
 class ChunkArena {
  public:
   explicit ChunkArena(size_t chunk_bytes) : chunk_bytes_((chunk_bytes + 63) & ~size_t{63}) {

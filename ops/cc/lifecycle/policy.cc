@@ -19,7 +19,8 @@ bool ReadNumber(const std::string& value, T* number) {
 }
 
 template <typename E>
-bool ReadName(const std::string& value, std::initializer_list<std::pair<const char*, E>> names, E* out) {
+bool ReadName(const std::string& value, std::initializer_list<std::pair<const char*, E>> names,
+              E* out) {
   for (const auto& name : names) {
     if (value != name.first) continue;
     *out = name.second;
@@ -98,7 +99,10 @@ Status Policy::Parse(const std::string& text, Policy* policy) {
           return Bad(field, value, "score, count, probability or none");
         }
       } else if (first && field == "eviction") {
-        if (!ReadName(value, {{"score", Eviction::kScore}, {"unseen", Eviction::kUnseen}, {"none", Eviction::kNone}},
+        if (!ReadName(value,
+                      {{"score", Eviction::kScore},
+                       {"unseen", Eviction::kUnseen},
+                       {"none", Eviction::kNone}},
                       &policy->eviction)) {
           return Bad(field, value, "score, unseen or none");
         }
@@ -111,7 +115,8 @@ Status Policy::Parse(const std::string& text, Policy* policy) {
           return Bad(field, value, "score, recency or frequency");
         }
       } else if (first && field == "seed") {
-        if (!ReadNumber(value, &policy->seed)) return Bad(field, value, "a whole number in [0, 2^64)");
+        if (!ReadNumber(value, &policy->seed))
+          return Bad(field, value, "a whole number in [0, 2^64)");
       } else if (first && field == "capacity") {
         policy->capacity = 0;
         if (value != "null" && (!ReadNumber(value, &policy->capacity) || policy->capacity < 1)) {

@@ -1,4 +1,5 @@
-// The lifecycle's rules and thresholds; ops/policy.py says what each field means and checks its range.
+// The lifecycle's rules and thresholds; ops/policy.py says what each field means and checks its
+// range.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +36,9 @@ struct Rules {
   int64_t delete_after_unseen_days = 30;  // kNever: off
   int64_t min_age_days = 0;
 
-  double Score(double show, double click) const { return (show - click) * nonclk_coeff + click * clk_coeff; }
+  double Score(double show, double click) const {
+    return (show - click) * nonclk_coeff + click * clk_coeff;
+  }
 };
 
 class Policy {
@@ -46,8 +49,8 @@ class Policy {
 
   Policy() : rules_(1), rule_of_slot_(kSlots, 0) {}
 
-  // Reads what `ops.policy.Policy.serialize` writes: a line of `name=value` pairs, then, for each slot that differs,
-  // a line `slot name=value …`. A field that is left out keeps its default.
+  // Reads what `ops.policy.Policy.serialize` writes: a line of `name=value` pairs, then, for each
+  // slot that differs, a line `slot name=value …`. A field that is left out keeps its default.
   static Status Parse(const std::string& text, Policy* policy);
 
   const Rules& For(int slot) const { return rules_[rule_of_slot_[slot]]; }
@@ -74,8 +77,9 @@ class Policy {
   CapacityBy capacity_by = CapacityBy::kScore;
 
  private:
-  // Each whole show admits with probability p. The show that does is geometrically distributed; it is drawn once, by
-  // inversion from a hash of (seed, key), so that the answer depends on the count alone and not on how it came about.
+  // Each whole show admits with probability p. The show that does is geometrically distributed; it
+  // is drawn once, by inversion from a hash of (seed, key), so that the answer depends on the count
+  // alone and not on how it came about.
   bool AdmitsByChance(double p, int64_t key, double show) const {
     const double count = std::floor(show);
     if (count < 1 || p <= 0) return false;

@@ -11,13 +11,17 @@ class Status {
   enum Code { kOk, kInvalidArgument, kDataLoss, kAborted };
 
   Status() = default;
-  static Status InvalidArgument(std::string message) { return Status(kInvalidArgument, std::move(message)); }
+  static Status InvalidArgument(std::string message) {
+    return Status(kInvalidArgument, std::move(message));
+  }
   static Status DataLoss(std::string message) { return Status(kDataLoss, std::move(message)); }
   static Status Aborted(std::string message) { return Status(kAborted, std::move(message)); }
 
   bool ok() const { return code_ == kOk; }
   Code code() const { return code_; }
-  const std::string& message() const { return message_; }  // one line: argument, index, value found, value wanted
+  const std::string& message() const {
+    return message_;
+  }  // one line: argument, index, value found, value wanted
 
  private:
   Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}

@@ -9,24 +9,24 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-REGISTER_OP("CtrLaneHandle")
+REGISTER_OP("CtrConnectionsHandle")
     .Attr("fds: list(int)")
     .Attr("rank: int >= 0")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
-    .Output("lane: resource")
+    .Output("connections: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Takes over connected sockets for collectives.
+Makes connections of connected sockets, for collectives between ranks.
 
-fds: file descriptors, a rank each; -1 at this rank's own place. They are closed with the lane.
-rank: this process's.
-lane: collectives on one lane follow one another, in the same order on every rank.
+fds: one file descriptor for each rank, -1 at this rank's place. They are closed with the connections.
+rank: the rank of this process.
+connections: takes one collective after the other, in the same order on every rank.
 )doc");
 
 REGISTER_OP("CtrAllToAll")
-    .Input("lane: resource")
+    .Input("connections: resource")
     .Input("values: T")
     .Input("counts: int32")
     .Attr("T: list({int64, int32, uint8, float, half, bfloat16}) >= 1")
@@ -48,29 +48,45 @@ REGISTER_OP("CtrAllToAll")
     .Doc(R"doc(
 Sends rows to every rank and receives theirs. Every rank runs it, with no rows too.
 
-values: tensors [n, …], rank 0's rows, then rank 1's, …, of each.
-counts: [N] how many are each rank's; they sum to n.
-received: [m, …] what rank 0 had for this rank, then rank 1, …, of each tensor.
-received_counts: [N] how many each sent.
-Aborted naming a rank whose connection ended.
+values: tensors [n, …], each holding the rows for rank 0, then those for rank 1, and so on.
+counts: [N] how many rows go to each rank; they sum to n.
+received: tensors [m, …] of what rank 0 had for this rank, then rank 1, and so on.
+received_counts: [N] how many rows each rank sent.
+It fails as Aborted, naming a rank whose connection ended, or as DataLoss, naming a rank that is at
+another operation.
 )doc");
 
 REGISTER_OP("CtrAllReduce")
-    .Input("lane: resource")
-    .Input("values: n * float")
+    .Input("connections: resource")
+    .Input("values: n * T")
     .Attr("n: int >= 1")
-    .Output("sums: n * float")
+    .Attr("T: {float, double, int64}")
+    .Output("sums: n * T")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       for (int i = 1; i < c->num_inputs(); ++i) c->set_output(i - 1, c->input(i));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Sums over ranks, in their order: the same bits on all. Every rank runs it, with the same shapes.
+Sums over ranks in the order of the ranks: the same bits on all. Every rank runs it.
 
-values: of any shapes.
+values: of any shapes, the same shapes on every rank.
 sums: of the same shapes.
-Aborted naming a rank whose connection ended; DataLoss where ranks differ in their number of values.
+It fails as CtrAllToAll does, and as DataLoss where ranks differ in their number of values.
+)doc");
+
+REGISTER_OP("CtrConnectionsCounters")
+    .Input("connections: resource")
+    .Output("counters: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(4));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns what the connections have done since they were made.
+
+counters: [4] connections to other ranks, bytes sent, bytes received, system calls.
 )doc");
 
 }  // namespace

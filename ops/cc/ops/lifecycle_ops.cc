@@ -1,4 +1,5 @@
-// Registrations of the feature lifecycle's ops; a kernel file each in ops/cc/kernels/lifecycle_*.cc.
+// Registrations of the feature lifecycle's ops; a kernel file each in
+// ops/cc/kernels/lifecycle_*.cc.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -278,7 +279,8 @@ REGISTER_OP("CtrLifecycleImport")
       return EqualVectors(c, 1, 8, &length);
     })
     .Doc(
-        "Adds features, [n] a column, of any shards. DataLoss, and nothing is added, where one is not valid or "
+        "Adds features, [n] a column, of any shards. DataLoss, and nothing is added, where one is "
+        "not valid or "
         "exists.");
 
 REGISTER_OP("CtrLifecycleAbsorb")

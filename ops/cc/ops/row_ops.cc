@@ -1,4 +1,5 @@
-// Registrations of the ops on rows: dedupe, the row store, pooling, the exchange between ranks, the row optimizers.
+// Registrations of the ops on rows: dedupe, the row store, pooling, the exchange between ranks, the
+// row optimizers.
 #include <string>
 #include <vector>
 
@@ -167,7 +168,7 @@ step: the global step, from 1.
 add: the gradients are differences, which are added to the weights; no state moves but FTRL's z.
 )doc");
 
-REGISTER_OP("CtrRowStoreSettle")
+REGISTER_OP("CtrRowStoreCatchUp")
     .Input("table: resource")
     .Input("hyper: float")
     .Input("step: int64")
@@ -178,7 +179,7 @@ REGISTER_OP("CtrRowStoreSettle")
       return c->WithRank(c->input(2), 0, &shape);
     })
     .Doc(R"doc(
-Takes, on every row, the steps up to and with `step` that it sat out, where its optimizer owes them.
+Takes, on every row, the steps up to and with `step` that the row missed, where its optimizer has l2_catch_up.
 
 hyper: [tables, 2, fields], as of CtrRowStorePush.
 )doc");

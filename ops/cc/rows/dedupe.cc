@@ -23,7 +23,8 @@ int64_t Unmix64(uint64_t h) {
 
 }  // namespace
 
-int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int threads, int32_t* order) {
+int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int threads,
+                     int32_t* order) {
   const int64_t n = batch.n;
   const int64_t* const keys = batch.keys;
   blocks_ = std::max<int64_t>(1, std::min<int64_t>(threads, n / kBlock));
@@ -48,7 +49,8 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
   int32_t running = 0;
   for (int s = 0; s < kShards; ++s) {
     shard_begin_[s] = running;
-    for (int64_t b = 0; b < blocks; ++b) running += std::exchange(cursor_[b * kShards + s], running);
+    for (int64_t b = 0; b < blocks; ++b)
+      running += std::exchange(cursor_[b * kShards + s], running);
   }
   shard_begin_[kShards] = running;
   Occurrence* const occurrences = occurrences_.data();
@@ -80,15 +82,17 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
         Occurrence& o = occurrences[i];
         uint32_t of_clicks = all_clicks ? 0 : o.position;
         if (batch.fields > 0) {
-          of_clicks =
-              static_cast<uint32_t>(batch.segments == nullptr ? o.position : batch.segments[o.position]) / fields;
+          of_clicks = static_cast<uint32_t>(
+                          batch.segments == nullptr ? o.position : batch.segments[o.position]) /
+                      fields;
           if (of_clicks >= batch.clicks_n) {  // a negative segment too
             good = false;
             return;
           }
         }
         uint64_t p = o.mixed & (slots - 1);
-        while (entries[p] != 0 && uniques[entries[p] - 1].mixed != o.mixed) p = (p + 1) & (slots - 1);
+        while (entries[p] != 0 && uniques[entries[p] - 1].mixed != o.mixed)
+          p = (p + 1) & (slots - 1);
         if (entries[p] == 0) {
           uniques[u] = {o.mixed, 0.0f, 0.0f, 0};
           entries[p] = ++u;
@@ -107,7 +111,8 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
         next[k] = at;
         at += uniques[k].count;
       }
-      for (int64_t i = begin; i < end; ++i) order[next[occurrences[i].unique]++] = occurrences[i].position;
+      for (int64_t i = begin; i < end; ++i)
+        order[next[occurrences[i].unique]++] = occurrences[i].position;
     }
   });
   if (!good) return -1;
@@ -133,12 +138,13 @@ void Dedupe::Write(int64_t* unique, int32_t* inverse, float* shows, float* click
       }
     }
   });
-  // By position, so that no two threads write one line of the cache: the occurrences of a shard come in their order.
+  // By position, so that no two threads write one line of the cache: the occurrences of a shard
+  // come in their order.
   parallel_for(blocks_, 2 * n / blocks_, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       int32_t next[kShards];
-      const int32_t* begin =
-          b == 0 ? shard_begin_.data() : &cursor_[(b - 1) * kShards];  // where the block before ended
+      const int32_t* begin = b == 0 ? shard_begin_.data()
+                                    : &cursor_[(b - 1) * kShards];  // where the block before ended
       std::copy(begin, begin + kShards, next);
       for (int64_t i = n * b / blocks_; i < n * (b + 1) / blocks_; ++i) {
         const int shard = shard_of_[i];

@@ -1,7 +1,7 @@
 // Distinct keys of a batch, grouped by logical shard, with the sums of their occurrences.
 //
-// Occurrences are partitioned by shard, then each shard is deduplicated on its own with a table that fits the L1 cache.
-// The result does not depend on the number of threads.
+// Occurrences are partitioned by shard, then each shard is deduplicated on its own with a table
+// that fits the L1 cache. The result does not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,18 @@ class Dedupe {
     int64_t shows_n = 0;
     const float* clicks = nullptr;  // [n], or [1] for all, or where fields > 0 one a sample
     int64_t clicks_n = 0;
-    int64_t fields = 0;                 // F
-    const int32_t* segments = nullptr;  // [n] sample * F + field; null: occurrence i is of sample i / F
+    int64_t fields = 0;  // F
+    const int32_t* segments =
+        nullptr;  // [n] sample * F + field; null: occurrence i is of sample i / F
   };
 
-  // Finds the distinct keys and writes order [n]. Returns their number u, or -1 where a segment's sample is not in
-  // [0, clicks_n).
+  // Finds the distinct keys and writes order [n]. Returns their number u, or -1 where a segment's
+  // sample is not in [0, clicks_n).
   int64_t Find(const Batch& batch, const ParallelFor& parallel_for, int threads, int32_t* order);
 
-  // Writes the rest of what the last Find found: unique keys by shard, by first occurrence within; inverse [n]; sums of
-  // shows and clicks [u]; starts [u + 1]: the occurrences of unique j are order[starts[j]:starts[j + 1]], ascending.
+  // Writes the rest of what the last Find found: unique keys by shard, by first occurrence within;
+  // inverse [n]; sums of shows and clicks [u]; starts [u + 1]: the occurrences of unique j are
+  // order[starts[j]:starts[j + 1]], ascending.
   void Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts,
              const ParallelFor& parallel_for);
 
@@ -46,9 +48,10 @@ class Dedupe {
     int32_t count;
   };
 
-  int64_t blocks_ = 1;                   // of occurrences, by position
-  std::vector<uint8_t> shard_of_;        // [n], by position
-  std::vector<int32_t> cursor_;          // [blocks, kShards], where a block's next occurrence of a shard goes
+  int64_t blocks_ = 1;             // of occurrences, by position
+  std::vector<uint8_t> shard_of_;  // [n], by position
+  std::vector<int32_t>
+      cursor_;  // [blocks, kShards], where a block's next occurrence of a shard goes
   std::vector<Occurrence> occurrences_;  // [n] by shard, then position
   std::vector<Unique> uniques_;          // those of shard s from shard_begin_[s] on
   std::vector<int32_t> shard_begin_;     // [kShards + 1] occurrences before a shard

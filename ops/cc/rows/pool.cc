@@ -19,18 +19,21 @@ CTR_INLINE void Prefetch(const float* begin, int n) {
 }
 
 // Samples [begin, end) of a batch.
-CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in, const float* linear,
-                                  const int32_t* inverse, const PoolOutputs& out, int64_t begin, int64_t end,
+CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
+                                  const float* linear, const int32_t* inverse,
+                                  const PoolOutputs& out, int64_t begin, int64_t end,
                                   float* square_sums) {
   const int64_t fields = layout.num_fields();
   const PoolPart* parts = layout.parts.data();
   const int num_parts = static_cast<int>(layout.parts.size());
-  int64_t i = in.segments == nullptr ? begin * fields
-                                     : std::lower_bound(in.segments, in.segments + in.n, begin * fields) - in.segments;
+  int64_t i = in.segments == nullptr
+                  ? begin * fields
+                  : std::lower_bound(in.segments, in.segments + in.n, begin * fields) - in.segments;
   for (int64_t b = begin; b < end; ++b) {
     float* sums = square_sums;
     for (int p = 0; p < num_parts; ++p) {
-      if (out.totals[p] != nullptr) std::fill_n(out.totals[p] + b * parts[p].columns, parts[p].columns, 0.0f);
+      if (out.totals[p] != nullptr)
+        std::fill_n(out.totals[p] + b * parts[p].columns, parts[p].columns, 0.0f);
       if (out.squares[p] == nullptr) continue;
       std::fill_n(sums, parts[p].width, 0.0f);
       sums += parts[p].width;
@@ -61,7 +64,8 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
             __builtin_prefetch(linear + far);
           }
           const uint32_t next = static_cast<uint32_t>(inverse[i + kAhead]);
-          if (next < in.u) Prefetch(in.factors + in.offsets[next], in.offsets[next + 1] - in.offsets[next]);
+          if (next < in.u)
+            Prefetch(in.factors + in.offsets[next], in.offsets[next + 1] - in.offsets[next]);
         }
         const uint32_t j = static_cast<uint32_t>(inverse[i]);
         if (j >= in.u) return false;
@@ -102,8 +106,8 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
       if (out.norm != nullptr) {
         if (pooling == Pooling::kSqrtN) divisor = std::sqrt(divisor);
         out.norm[segment] = pooling == Pooling::kSum || i == slot_begin ? 1.0f
-                            : divisor == 0.0f                           ? std::numeric_limits<float>::infinity()
-                                                                        : divisor;
+                            : divisor == 0.0f ? std::numeric_limits<float>::infinity()
+                                              : divisor;
       }
       if (!any) {
         for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
@@ -125,8 +129,9 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
 }
 
 // Distinct features [begin, end). slopes: [parts], working memory.
-CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& in, const PoolGradients& gradients,
-                                     const int32_t* starts, const int32_t* order, int64_t begin, int64_t end,
+CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& in,
+                                     const PoolGradients& gradients, const int32_t* starts,
+                                     const int32_t* order, int64_t begin, int64_t end,
                                      float* linear, float* factors, float* slopes) {
   const uint32_t fields = static_cast<uint32_t>(layout.num_fields());
   const PoolPart* parts = layout.parts.data();
@@ -168,10 +173,12 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
       if (layout.table_of_field[f] != table) {
         if (!first || layout.row_width[layout.table_of_field[f]] != width) return false;
         table = layout.table_of_field[f];
-        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) slopes[p] = 0.0f;
+        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p)
+          slopes[p] = 0.0f;
       }
-      const int64_t place =
-          one_table ? segment : static_cast<int64_t>(b) * layout.fields[table] + (f - layout.first_field[table]);
+      const int64_t place = one_table ? segment
+                                      : static_cast<int64_t>(b) * layout.fields[table] +
+                                            (f - layout.first_field[table]);
       for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
         const PoolPart& part = parts[p];
         float* __restrict to = row + part.begin;
@@ -218,7 +225,8 @@ std::string PoolLayout::Complete() {
   for (size_t f = 0; f < table_of_field.size(); ++f) {
     const int t = table_of_field[f];
     if (t < 0) return "table_of_field: found " + std::to_string(t) + "; wanted tables >= 0";
-    if (!first_field.empty() && t < tables - 1) return "table_of_field: wanted fields in ascending order of tables";
+    if (!first_field.empty() && t < tables - 1)
+      return "table_of_field: wanted fields in ascending order of tables";
     if (t >= tables) {
       first_field.resize(t + 1, 0);
       fields.resize(t + 1, 0);
@@ -226,13 +234,16 @@ std::string PoolLayout::Complete() {
     }
     if (fields[t]++ == 0) first_field[t] = static_cast<int>(f);
   }
-  if (!poolings.empty() && poolings.size() != table_of_field.size()) return "poolings: wanted one a field, or none";
+  if (!poolings.empty() && poolings.size() != table_of_field.size())
+    return "poolings: wanted one a field, or none";
   row_width.assign(tables, 0);
   first_part.assign(tables + 1, 0);
   int last = 0;
   for (PoolPart& part : parts) {
-    if (part.table < last || part.table >= tables) return "part_tables: wanted tables of fields, in ascending order";
-    if (part.width < 1) return "part_widths: found " + std::to_string(part.width) + "; wanted widths > 0";
+    if (part.table < last || part.table >= tables)
+      return "part_tables: wanted tables of fields, in ascending order";
+    if (part.width < 1)
+      return "part_widths: found " + std::to_string(part.width) + "; wanted widths > 0";
     last = part.table;
     part.columns = part.field ? part.width * static_cast<int>(num_fields()) : part.width;
     part.begin = row_width[part.table];
@@ -247,8 +258,8 @@ std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int
   const int64_t positions = batch.batch * layout.num_fields();
   if (batch.segments == nullptr) {
     if (batch.n != positions) {
-      return "inverse: found " + std::to_string(batch.n) + " occurrences; wanted " + std::to_string(positions) +
-             ", one for each sample and field where segments is empty";
+      return "inverse: found " + std::to_string(batch.n) + " occurrences; wanted " +
+             std::to_string(positions) + ", one for each sample and field where segments is empty";
     }
   } else {
     int32_t last = 0;
@@ -268,13 +279,14 @@ std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int
     last = batch.offsets[j];
   }
   if (!ordered || last != factors_n) {
-    return "offsets: wanted them ascending from 0 to " + std::to_string(factors_n) + ", the length of factors";
+    return "offsets: wanted them ascending from 0 to " + std::to_string(factors_n) +
+           ", the length of factors";
   }
   return "";
 }
 
-bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear, const int32_t* inverse,
-          const ParallelFor& parallel_for, const PoolOutputs& out) {
+bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear,
+          const int32_t* inverse, const ParallelFor& parallel_for, const PoolOutputs& out) {
   if (batch.batch == 0) return true;
   int64_t columns = 0, squares = 0;
   for (size_t p = 0; p < layout.parts.size(); ++p) {
@@ -291,31 +303,33 @@ bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear,
 }
 
 bool PoolGradient(const PoolLayout& layout, const PoolBatch& batch, const PoolGradients& gradients,
-                  const int32_t* starts, const int32_t* order, const ParallelFor& parallel_for, float* linear,
-                  float* factors) {
+                  const int32_t* starts, const int32_t* order, const ParallelFor& parallel_for,
+                  float* linear, float* factors) {
   int64_t columns = 0;
   for (const PoolPart& part : layout.parts) columns += part.columns;
   // Blocks of about equal work: a feature costs a little, its occurrences the most.
   constexpr int64_t kWork = 2048;
   const int64_t work = batch.n + batch.u;
   const int64_t blocks = (work + kWork - 1) / kWork;
-  const auto first_of = [&](int64_t block) {  // the first feature j with starts[j] + j >= block * kWork
-    int64_t low = 0, high = batch.u;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (starts[middle] + middle >= block * kWork) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return low;
-  };
+  const auto first_of =
+      [&](int64_t block) {  // the first feature j with starts[j] + j >= block * kWork
+        int64_t low = 0, high = batch.u;
+        while (low < high) {
+          const int64_t middle = (low + high) / 2;
+          if (starts[middle] + middle >= block * kWork) {
+            high = middle;
+          } else {
+            low = middle + 1;
+          }
+        }
+        return low;
+      };
   std::atomic<bool> good(true);
   parallel_for(blocks, kWork * (10 + columns / 2), [&](int64_t begin, int64_t end) {
     const int64_t first = first_of(begin), last = end == blocks ? batch.u : first_of(end);
     std::vector<float> slopes(layout.parts.size());
-    if (!PoolGradientOf(layout, batch, gradients, starts, order, first, last, linear, factors, slopes.data())) {
+    if (!PoolGradientOf(layout, batch, gradients, starts, order, first, last, linear, factors,
+                        slopes.data())) {
       good = false;
     }
   });

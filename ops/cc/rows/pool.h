@@ -1,15 +1,18 @@
 // Pooling: rows of distinct features -> slot sums of a batch, and the gradient back.
 //
-// A row's factors are the concatenation of its table's parts: a plain part has D columns (fm, dnn), a field part F*D,
-// D for each field of the batch (ffm). For sample b, field f and its features i with values x_i:
+// A row's factors are the concatenation of its table's parts: a plain part has D columns (fm, dnn),
+// a field part F*D, D for each field of the batch (ffm). For sample b, field f and its features i
+// with values x_i:
 //   linear [b, f]              = sum_i x_i w_i
-//   norm [b, f]                = sum_i x_i (mean) or sqrt(sum_i x_i^2) (sqrt-n); 1 where f is summed or empty; infinite
+//   norm [b, f]                = sum_i x_i (mean) or sqrt(sum_i x_i^2) (sqrt-n); 1 where f is
+//   summed or empty; infinite
 //                                where it would be 0
-//   slots of a part [b, f']    = sum_i x_i v_i                 f' = f's place among its table's fields
-//   totals of a part [b]       = sum_f sum_i x_i v_i
-//   squares of a part [b]      = sum_f sum_i x_i^2 |v_i|^2     of a field part: over the columns of f itself only
-// Totals and squares are all that fm reads: where nothing else reads the part, its slots are never written.
-// Features without factors add 0. Fields are in canonical order: those of one table are neighbours.
+//   slots of a part [b, f']    = sum_i x_i v_i                 f' = f's place among its table's
+//   fields totals of a part [b]       = sum_f sum_i x_i v_i squares of a part [b]      = sum_f
+//   sum_i x_i^2 |v_i|^2     of a field part: over the columns of f itself only
+// Totals and squares are all that fm reads: where nothing else reads the part, its slots are never
+// written. Features without factors add 0. Fields are in canonical order: those of one table are
+// neighbours.
 #pragma once
 
 #include <cstdint>
@@ -45,11 +48,13 @@ struct PoolLayout {
   std::vector<int> first_part;      // [T + 1]
 
   int64_t num_fields() const { return static_cast<int64_t>(table_of_field.size()); }
-  // Fills the rest from table_of_field and each part's table, width, field, slots and totals. What is wrong, or empty.
+  // Fills the rest from table_of_field and each part's table, width, field, slots and totals. What
+  // is wrong, or empty.
   std::string Complete();
 };
 
-// One batch. Where `segments` is null every sample has one feature of value 1 in each field, and n = batch * F.
+// One batch. Where `segments` is null every sample has one feature of value 1 in each field, and n
+// = batch * F.
 struct PoolBatch {
   int64_t batch = 0;
   int64_t n = 0;                      // occurrences
@@ -60,11 +65,12 @@ struct PoolBatch {
   const float* factors = nullptr;     // [offsets[u]]
 };
 
-// What is wrong with segments or offsets, or empty. `factors_n`: length of factors. Before the functions below.
+// What is wrong with segments or offsets, or empty. `factors_n`: length of factors. Before the
+// functions below.
 std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int64_t factors_n);
 
-// Where null, a result is not wanted. False where an inverse is out of range or a row has not its table's
-// width; then the results mean nothing.
+// Where null, a result is not wanted. False where an inverse is out of range or a row has not its
+// table's width; then the results mean nothing.
 struct PoolOutputs {
   float* linear = nullptr;      // [batch, F]
   float* norm = nullptr;        // [batch, F]
@@ -72,8 +78,8 @@ struct PoolOutputs {
   std::vector<float*> totals;   // [parts]: [batch, columns]
   std::vector<float*> squares;  // [parts]: [batch]
 };
-bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear, const int32_t* inverse,
-          const ParallelFor& parallel_for, const PoolOutputs& out);
+bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear,
+          const int32_t* inverse, const ParallelFor& parallel_for, const PoolOutputs& out);
 
 // Gradients of the results; null: none.
 struct PoolGradients {
@@ -82,10 +88,11 @@ struct PoolGradients {
   std::vector<const float*> totals;
   std::vector<const float*> squares;
 };
-// Sums, for each distinct feature, over its occurrences order[starts[j]:starts[j + 1]], in that order: threads share no
-// row. Writes linear [u] and factors [offsets[u]]. False as above, or where starts or order is out of range.
+// Sums, for each distinct feature, over its occurrences order[starts[j]:starts[j + 1]], in that
+// order: threads share no row. Writes linear [u] and factors [offsets[u]]. False as above, or where
+// starts or order is out of range.
 bool PoolGradient(const PoolLayout& layout, const PoolBatch& batch, const PoolGradients& gradients,
-                  const int32_t* starts, const int32_t* order, const ParallelFor& parallel_for, float* linear,
-                  float* factors);
+                  const int32_t* starts, const int32_t* order, const ParallelFor& parallel_for,
+                  float* linear, float* factors);
 
 }  // namespace ctr

@@ -26,8 +26,8 @@ CTR_INLINE void Adagrad(const RowHyper& h, int n, const float* __restrict g, flo
   for (int i = 0; i < n; ++i) w[i] -= h.learning_rate * g[i] / (root[i] + h.epsilon);
 }
 
-CTR_INLINE void Adam(const RowHyper& h, float rate, int n, const float* __restrict g, float* __restrict w,
-                     float* __restrict m, float* __restrict v) {
+CTR_INLINE void Adam(const RowHyper& h, float rate, int n, const float* __restrict g,
+                     float* __restrict w, float* __restrict m, float* __restrict v) {
   const float move1 = 1.0f - h.beta1, move2 = 1.0f - h.beta2;
   float root[kBlock];
   for (int i = 0; i < n; ++i) m[i] += move1 * (g[i] - m[i]);
@@ -36,7 +36,8 @@ CTR_INLINE void Adam(const RowHyper& h, float rate, int n, const float* __restri
   for (int i = 0; i < n; ++i) w[i] -= rate * m[i] / (root[i] + h.epsilon);
 }
 
-CTR_INLINE void Rmsprop(const RowHyper& h, int n, const float* __restrict g, float* __restrict w, float* __restrict v) {
+CTR_INLINE void Rmsprop(const RowHyper& h, int n, const float* __restrict g, float* __restrict w,
+                        float* __restrict v) {
   const float move = 1.0f - h.beta2;
   float root[kBlock];
   for (int i = 0; i < n; ++i) root[i] = v[i] = v[i] + move * (g[i] * g[i] - v[i]);
@@ -44,8 +45,8 @@ CTR_INLINE void Rmsprop(const RowHyper& h, int n, const float* __restrict g, flo
   for (int i = 0; i < n; ++i) w[i] -= h.learning_rate * g[i] / (root[i] + h.epsilon);
 }
 
-CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float* __restrict w, float* __restrict acc,
-                     float* __restrict z) {
+CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float* __restrict w,
+                     float* __restrict acc, float* __restrict z) {
   float before[kBlock], after[kBlock];  // acc ^ -learning_rate_power
   for (int i = 0; i < n; ++i) before[i] = acc[i];
   for (int i = 0; i < n; ++i) after[i] = acc[i] = acc[i] + g[i] * g[i];
@@ -58,7 +59,8 @@ CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float*
   }
   for (int i = 0; i < n; ++i) {
     z[i] += g[i] - (after[i] - before[i]) / h.learning_rate * w[i];
-    const float solved = (std::copysign(h.l1, z[i]) - z[i]) / ((h.beta + after[i]) / h.learning_rate + h.l2);
+    const float solved =
+        (std::copysign(h.l1, z[i]) - z[i]) / ((h.beta + after[i]) / h.learning_rate + h.l2);
     w[i] = std::abs(z[i]) <= h.l1 ? 0.0f : solved;
   }
 }
@@ -67,18 +69,23 @@ CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float*
 void SolveFtrl(const RowHyper& h, int n, const float* w, const float* acc, float* z) {
   if (h.learning_rate == 0.0f) return;  // no step reads it
   for (int i = 0; i < n; ++i) {
-    const float denominator = (h.beta + std::pow(acc[i], -h.learning_rate_power)) / h.learning_rate + h.l2;
-    z[i] = w[i] == 0.0f ? std::clamp(z[i], -h.l1, h.l1) : -w[i] * denominator - std::copysign(h.l1, w[i]);
+    const float denominator =
+        (h.beta + std::pow(acc[i], -h.learning_rate_power)) / h.learning_rate + h.l2;
+    z[i] = w[i] == 0.0f ? std::clamp(z[i], -h.l1, h.l1)
+                        : -w[i] * denominator - std::copysign(h.l1, w[i]);
   }
 }
 
 }  // namespace
 
-RowStep::RowStep(RowOptimizerKind kind, const RowHyper& hyper, int64_t step) : kind(kind), hyper(hyper) {
-  owed = hyper.l2_owed != 0.0f && kind != RowOptimizerKind::kFtrl;  // FTRL's weights follow from its sums
-  log_l2_keep = std::log(std::max(1.0 - static_cast<double>(hyper.learning_rate) * hyper.l2, 1e-30));
+RowStep::RowStep(RowOptimizerKind kind, const RowHyper& hyper, int64_t step)
+    : kind(kind), hyper(hyper) {
+  catches_up = hyper.l2_catch_up != 0.0f &&
+               kind != RowOptimizerKind::kFtrl;  // FTRL's weights follow from its sums
+  log_l2_keep =
+      std::log(std::max(1.0 - static_cast<double>(hyper.learning_rate) * hyper.l2, 1e-30));
   const int64_t last = std::max<int64_t>(step, 1);
-  const bool replays = owed && kind == RowOptimizerKind::kAdam;
+  const bool replays = catches_up && kind == RowOptimizerKind::kAdam;
   for (int64_t t = last; t >= std::max<int64_t>(1, replays ? last - kMostReplayed : last); --t) {
     const double left1 = 1.0 - std::pow(static_cast<double>(hyper.beta1), static_cast<double>(t));
     const double left2 = 1.0 - std::pow(static_cast<double>(hyper.beta2), static_cast<double>(t));
@@ -102,7 +109,8 @@ std::string CheckRowHyper(RowOptimizerKind kind, const RowHyper& h) {
     return std::string(name) + ": found " + std::to_string(found) + "; wanted " + wanted;
   };
   const auto non_negative = [](float x) { return x >= 0.0f && std::isfinite(x); };
-  if (!non_negative(h.learning_rate)) return wrong("learning_rate", h.learning_rate, "a finite number >= 0");
+  if (!non_negative(h.learning_rate))
+    return wrong("learning_rate", h.learning_rate, "a finite number >= 0");
   if (!non_negative(h.initial_accumulator)) {
     return wrong("initial_accumulator", h.initial_accumulator, "a finite number >= 0");
   }
@@ -112,7 +120,8 @@ std::string CheckRowHyper(RowOptimizerKind kind, const RowHyper& h) {
   if (kind == RowOptimizerKind::kAdam && !(h.beta1 >= 0.0f && h.beta1 < 1.0f)) {
     return wrong("beta1", h.beta1, "a number in [0, 1)");
   }
-  if ((kind == RowOptimizerKind::kAdam || kind == RowOptimizerKind::kRmsprop) && !(h.beta2 >= 0.0f && h.beta2 < 1.0f)) {
+  if ((kind == RowOptimizerKind::kAdam || kind == RowOptimizerKind::kRmsprop) &&
+      !(h.beta2 >= 0.0f && h.beta2 < 1.0f)) {
     return wrong("beta2", h.beta2, "a number in [0, 1)");
   }
   if (!non_negative(h.epsilon)) return wrong("epsilon", h.epsilon, "a finite number >= 0");
@@ -144,7 +153,8 @@ int RowStateFloats(RowOptimizerKind kind, int dim) {
 
 void InitRowState(const RowStep& step, int dim, const float* w, float* state) {
   const RowHyper& h = step.hyper;
-  const bool accumulates = step.kind == RowOptimizerKind::kAdagrad || step.kind == RowOptimizerKind::kFtrl;
+  const bool accumulates =
+      step.kind == RowOptimizerKind::kAdagrad || step.kind == RowOptimizerKind::kFtrl;
   std::fill_n(state, RowStateFloats(step.kind, dim), 0.0f);
   if (accumulates) std::fill_n(state, dim, h.initial_accumulator);
   if (step.kind == RowOptimizerKind::kFtrl) SolveFtrl(h, dim, w, state, state + dim);
@@ -155,10 +165,12 @@ void AddToRow(const RowStep& step, int dim, const float* difference, float* w, f
   if (step.kind == RowOptimizerKind::kFtrl) SolveFtrl(step.hyper, dim, w, state, state + dim);
 }
 
-// One step on a block of n <= kBlock elements, whose state begins at state[0] and, of Adam and FTRL, state[dim] too.
-// gradient: null for none but the penalty's. Returns the sum of squared gradients to adagrad_row, which adds it up.
-CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate, int n, int dim, float scale,
-                           const float* __restrict gradient, float* __restrict w, float* __restrict state) {
+// One step on a block of n <= kBlock elements, whose state begins at state[0] and, of Adam and
+// FTRL, state[dim] too. gradient: null for none but the penalty's. Returns the sum of squared
+// gradients to adagrad_row, which adds it up.
+CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate, int n, int dim,
+                           float scale, const float* __restrict gradient, float* __restrict w,
+                           float* __restrict state) {
   const RowHyper& h = step.hyper;
   const float l2 = step.kind == RowOptimizerKind::kFtrl ? 0.0f : h.l2;
   float g[kBlock];
@@ -166,7 +178,8 @@ CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate,
   if (gradient == nullptr) {
     for (int i = 0; i < n; ++i) g[i] = l2 * w[i];
   } else {
-    for (int i = 0; i < n; ++i) g[i] = std::min(std::max(scale * gradient[i], -h.clip), h.clip) + l2 * w[i];
+    for (int i = 0; i < n; ++i)
+      g[i] = std::min(std::max(scale * gradient[i], -h.clip), h.clip) + l2 * w[i];
   }
   switch (step.kind) {
     case RowOptimizerKind::kSgd:
@@ -198,12 +211,14 @@ CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate,
 
 // gradient: null for none but the penalty's.
 CTR_MULTIVERSION
-void TakeStep(const RowStep& step, float adam_rate, int dim, float scale, const float* gradient, float* w,
-              float* state) {
+void TakeStep(const RowStep& step, float adam_rate, int dim, float scale, const float* gradient,
+              float* w, float* state) {
   const RowHyper& h = step.hyper;
   const bool by_row = step.kind == RowOptimizerKind::kAdagradRow;
   const float row_rate =
-      by_row ? h.learning_rate * std::sqrt(h.initial_accumulator / (h.initial_accumulator + state[0])) : 0.0f;
+      by_row
+          ? h.learning_rate * std::sqrt(h.initial_accumulator / (h.initial_accumulator + state[0]))
+          : 0.0f;
   float squares = 0.0f;
   if (dim == 1) {  // linear weights: a constant size makes plain scalar code
     squares = StepBlock(step, adam_rate, row_rate, 1, 1, scale, gradient, w, state);
@@ -212,18 +227,20 @@ void TakeStep(const RowStep& step, float adam_rate, int dim, float scale, const 
   } else {
     for (int at = 0; at < dim; at += kBlock) {
       squares += StepBlock(step, adam_rate, row_rate, std::min(kBlock, dim - at), dim, scale,
-                           gradient == nullptr ? nullptr : gradient + at, w + at, by_row ? state : state + at);
+                           gradient == nullptr ? nullptr : gradient + at, w + at,
+                           by_row ? state : state + at);
     }
   }
   if (by_row) state[0] += squares / static_cast<float>(dim);
 }
 
 void TakeMissedSteps(const RowStep& step, int dim, int64_t missed, float* w, float* state) {
-  if (!step.owed || missed <= 0) return;
+  if (!step.catches_up || missed <= 0) return;
   int64_t replayed = std::min(missed, kMostReplayed);
   if (step.kind == RowOptimizerKind::kSgd && step.hyper.l1 == 0.0f) replayed = 0;
   if (missed > replayed) {
-    const float keep = static_cast<float>(std::exp(step.log_l2_keep * static_cast<double>(missed - replayed)));
+    const float keep =
+        static_cast<float>(std::exp(step.log_l2_keep * static_cast<double>(missed - replayed)));
     for (int i = 0; i < dim; ++i) w[i] *= keep;
   }
   const int64_t rates = static_cast<int64_t>(step.adam_rates.size());
@@ -232,9 +249,10 @@ void TakeMissedSteps(const RowStep& step, int dim, int64_t missed, float* w, flo
   }
 }
 
-void UpdateRow(const RowStep& step, int dim, int64_t missed, float scale, const float* gradient, float* w,
-               float* state) {
-  if (step.kind == RowOptimizerKind::kFtrl && step.hyper.learning_rate == 0.0f) return;  // its step divides by the rate
+void UpdateRow(const RowStep& step, int dim, int64_t missed, float scale, const float* gradient,
+               float* w, float* state) {
+  if (step.kind == RowOptimizerKind::kFtrl && step.hyper.learning_rate == 0.0f)
+    return;  // its step divides by the rate
   TakeMissedSteps(step, dim, missed, w, state);
   TakeStep(step, step.adam_rates[0], dim, scale, gradient, w, state);
 }

@@ -48,18 +48,20 @@ int RowLayout::linear_floats() const {
 std::string RowLayout::Check() const {
   for (size_t t = 0; t < tables.size(); ++t) {
     if (tables[t].width < 0 || tables[t].width > 1 << 20) {
-      return "widths[" + std::to_string(t) + "]: found " + std::to_string(tables[t].width) + "; wanted 0 to 2^20";
+      return "widths[" + std::to_string(t) + "]: found " + std::to_string(tables[t].width) +
+             "; wanted 0 to 2^20";
     }
     if (!(tables[t].init_scale >= 0.0f) || !std::isfinite(tables[t].init_scale)) {
-      return "init_scales[" + std::to_string(t) + "]: found " + std::to_string(tables[t].init_scale) +
-             "; wanted a finite number >= 0";
+      return "init_scales[" + std::to_string(t) + "]: found " +
+             std::to_string(tables[t].init_scale) + "; wanted a finite number >= 0";
     }
   }
   if (slot_table.size() > kSlots)
     return "slot_table: found " + std::to_string(slot_table.size()) + " slots; wanted at most 2048";
   for (size_t s = 0; s < slot_table.size(); ++s) {
     if (slot_table[s] < -1 || slot_table[s] >= static_cast<int>(tables.size())) {
-      return "slot_table[" + std::to_string(s) + "]: found " + std::to_string(slot_table[s]) + "; wanted -1 or a table";
+      return "slot_table[" + std::to_string(s) + "]: found " + std::to_string(slot_table[s]) +
+             "; wanted -1 or a table";
     }
   }
   return "";
@@ -77,7 +79,8 @@ RowStore::RowStore(FeatureTable* table, RowLayout layout)
   }
   for (ShardRows& shard : shards_) shard.tables.resize(layout_.tables.size());
   table->on_erase = [this](int shard, char* payload) {
-    FreeRow(shard, reinterpret_cast<Feature*>(payload - sizeof(Feature)), reinterpret_cast<Head*>(payload));
+    FreeRow(shard, reinterpret_cast<Feature*>(payload - sizeof(Feature)),
+            reinterpret_cast<Head*>(payload));
   };
 }
 
@@ -110,15 +113,17 @@ Status RowStore::CheckKeysAndTables(const int64_t* keys, int64_t n) const {
   if (!status.ok()) return status;
   for (int64_t i = 0; i < n; ++i) {
     if (layout_.TableOf(keys[i]) < 0) {
-      return Status::InvalidArgument("keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) + " of slot " +
-                                     std::to_string(SlotOf(keys[i])) + "; wanted a slot that has a table");
+      return Status::InvalidArgument(
+          "keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) + " of slot " +
+          std::to_string(SlotOf(keys[i])) + "; wanted a slot that has a table");
     }
   }
   return Status();
 }
 
-Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for, int64_t* ids,
-                      int32_t* offsets, float* linear, const std::function<float*(int64_t)>& allocate_factors) {
+Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for,
+                      int64_t* ids, int32_t* offsets, float* linear,
+                      const std::function<float*(int64_t)>& allocate_factors) {
   const ShardGroups groups = GroupByShard(keys, n);
   std::atomic<bool> right(true);  // each key has a table
   const bool at_once = train && table_->policy().admission == Policy::Admission::kNone;
@@ -194,7 +199,8 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           InitialFactors(layout_.seed, keys[i], t.width, t.normal, t.init_scale, to);
           continue;
         }
-        // Between the passes an eviction may have taken the row: then the factors read 0, as an absent feature's.
+        // Between the passes an eviction may have taken the row: then the factors read 0, as an
+        // absent feature's.
         const int64_t local = ids[i] & 0xffffffff;
         if (intact || (shard.At(local)->key == keys[i] &&
                        reinterpret_cast<Head*>(shard.Payload(local))->factor_row == rows[i] + 1)) {
@@ -218,12 +224,14 @@ bool RowStore::LooksRight(const RowPush& push, const ParallelFor& parallel_for) 
       const int table = layout_.TableOf(push.keys[i]);
       const int width = push.offsets[i + 1] - push.offsets[i];
       const float show = push.shows[i], click = push.clicks[i];
-      good &= push.keys[i] >= 0 && table >= 0 && (width == 0 || width == layout_.tables[table].width);
       good &=
-          show >= 0.0f && click >= 0.0f && show <= kMaxCount && click <= kMaxCount && (click <= show || show == 0.0f);
+          push.keys[i] >= 0 && table >= 0 && (width == 0 || width == layout_.tables[table].width);
+      good &= show >= 0.0f && click >= 0.0f && show <= kMaxCount && click <= kMaxCount &&
+              (click <= show || show == 0.0f);
     }
     good = good && FindNotFinite(push.linear_grad + begin, end - begin) < 0;
-    good = good && FindNotFinite(push.factors_grad + push.offsets[begin], push.offsets[end] - push.offsets[begin]) < 0;
+    good = good && FindNotFinite(push.factors_grad + push.offsets[begin],
+                                 push.offsets[end] - push.offsets[begin]) < 0;
     if (!good) right = false;
   });
   return right;
@@ -235,19 +243,21 @@ Status RowStore::CheckPush(const RowPush& push) const {
   if (status.ok()) status = CheckCounts(push.shows, push.clicks, n);
   if (!status.ok()) return status;
   if (push.offsets[0] != 0)
-    return Status::InvalidArgument("offsets[0]: found " + std::to_string(push.offsets[0]) + "; wanted 0");
+    return Status::InvalidArgument("offsets[0]: found " + std::to_string(push.offsets[0]) +
+                                   "; wanted 0");
   for (int64_t i = 0; i < n; ++i) {
     const int64_t width = static_cast<int64_t>(push.offsets[i + 1]) - push.offsets[i];
     const int wanted = layout_.tables[layout_.TableOf(push.keys[i])].width;
     if (width != 0 && width != wanted) {
       return Status::InvalidArgument("offsets[" + std::to_string(i + 1) + "]: found a range of " +
-                                     std::to_string(width) + "; wanted 0 or " + std::to_string(wanted));
+                                     std::to_string(width) + "; wanted 0 or " +
+                                     std::to_string(wanted));
     }
   }
   const auto not_finite = [&](const char* name, int64_t i, const float* x, int64_t at) {
-    return Status::InvalidArgument(std::string(name) + "[" + std::to_string(at) + "]: found " + std::to_string(x[at]) +
-                                   (i < 0 ? "" : ", of key " + std::to_string(push.keys[i])) +
-                                   "; wanted a finite number");
+    return Status::InvalidArgument(
+        std::string(name) + "[" + std::to_string(at) + "]: found " + std::to_string(x[at]) +
+        (i < 0 ? "" : ", of key " + std::to_string(push.keys[i])) + "; wanted a finite number");
   };
   int64_t bad = FindNotFinite(push.linear_grad, n);
   if (bad >= 0) return not_finite("linear_grad", bad, push.linear_grad, bad);
@@ -265,15 +275,18 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
   const int64_t n = push.n;
   const int tables = static_cast<int>(layout_.tables.size());
   if (push.step < 1 || push.step > std::numeric_limits<int32_t>::max()) {
-    return Status::InvalidArgument("step: found " + std::to_string(push.step) + "; wanted 1 to 2^31 - 1");
+    return Status::InvalidArgument("step: found " + std::to_string(push.step) +
+                                   "; wanted 1 to 2^31 - 1");
   }
   std::vector<RowStep> steps;
   for (int t = 0; t < tables; ++t) {
     for (int part = 0; part < 2; ++part) {
-      const RowOptimizerKind kind = part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
+      const RowOptimizerKind kind =
+          part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
       const std::string wrong = CheckRowHyper(kind, push.hyper[2 * t + part]);
       if (!wrong.empty()) {
-        return Status::InvalidArgument("hyper[" + std::to_string(t) + ", " + std::to_string(part) + "]: " + wrong);
+        return Status::InvalidArgument("hyper[" + std::to_string(t) + ", " + std::to_string(part) +
+                                       "]: " + wrong);
       }
       steps.emplace_back(kind, push.hyper[2 * t + part], push.step);
     }
@@ -330,7 +343,8 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
         for (int k = 0; k < count; ++k) {
           const int64_t i = groups.At(begin + k), key = push.keys[i];
           bool created;
-          const int64_t local = locals[k] >= 0 ? locals[k] : shard.FindOrCreate(key, Mix64(key), -1, &created);
+          const int64_t local =
+              locals[k] >= 0 ? locals[k] : shard.FindOrCreate(key, Mix64(key), -1, &created);
           Feature* const feature = shard.At(local);
           Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
           const int table = layout_.TableOf(key);
@@ -346,9 +360,11 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
             if (train_factors && w != nullptr) AddToRow(two[1], width, factors_grad, w, w + width);
           } else {
             const float scale = push.scale[push.scale_n == 1 ? 0 : i];
-            const int64_t missed = head->last_step == 0 ? 0 : std::max(0, step - 1 - head->last_step);
+            const int64_t missed =
+                head->last_step == 0 ? 0 : std::max(0, step - 1 - head->last_step);
             UpdateRow(two[0], 1, missed, scale, push.linear_grad + i, &head->linear, head->state());
-            if (train_factors && w != nullptr) UpdateRow(two[1], width, missed, scale, factors_grad, w, w + width);
+            if (train_factors && w != nullptr)
+              UpdateRow(two[1], width, missed, scale, factors_grad, w, w + width);
             head->last_step = std::max(head->last_step, step);
           }
           table_->Observe(feature, push.shows[i], push.clicks[i]);
@@ -360,14 +376,16 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
   return Status();
 }
 
-Status RowStore::Settle(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for) {
+Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for) {
   if (step < 0 || step >= std::numeric_limits<int32_t>::max()) {
-    return Status::InvalidArgument("step: found " + std::to_string(step) + "; wanted one in [0, 2^31 - 1)");
+    return Status::InvalidArgument("step: found " + std::to_string(step) +
+                                   "; wanted one in [0, 2^31 - 1)");
   }
   std::vector<RowStep> steps;
   for (size_t t = 0; t < layout_.tables.size(); ++t) {
     for (int part = 0; part < 2; ++part) {
-      const RowOptimizerKind kind = part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
+      const RowOptimizerKind kind =
+          part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
       const std::string wrong = CheckRowHyper(kind, hyper[2 * t + part]);
       if (!wrong.empty()) return Status::InvalidArgument("hyper: " + wrong);
       steps.emplace_back(kind, hyper[2 * t + part], step + 1);  // the missed ones come before it
@@ -397,8 +415,8 @@ Status RowStore::Settle(const RowHyper* hyper, int64_t step, const ParallelFor& 
   return Status();
 }
 
-Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear, int32_t* last_step,
-                            const std::vector<float*>& factors) const {
+Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear,
+                            int32_t* last_step, const std::vector<float*>& factors) const {
   const Status status = CheckKeysAndTables(keys, n);
   if (!status.ok()) return status;
   const int linear_floats = layout_.linear_floats();
@@ -441,8 +459,9 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
   return Status();
 }
 
-Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear,
-                            const int32_t* last_step, const std::vector<const float*>& factors) {
+Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n,
+                            const float* linear, const int32_t* last_step,
+                            const std::vector<const float*>& factors) {
   Status status = CheckKeysAndTables(keys, n);
   if (!status.ok()) return status;
   const int linear_floats = layout_.linear_floats();
@@ -464,9 +483,10 @@ Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n
       const int64_t i = groups.At(at);
       const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
       if (local < 0 || reinterpret_cast<Head*>(shard.Payload(local))->factor_row != 0) {
-        status = Status::InvalidArgument("keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) +
-                                         (local < 0 ? ", which is absent" : ", which has its row already") +
-                                         "; wanted a feature that was just imported");
+        status = Status::InvalidArgument(
+            "keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) +
+            (local < 0 ? ", which is absent" : ", which has its row already") +
+            "; wanted a feature that was just imported");
         break;
       }
       Head* const head = reinterpret_cast<Head*>(shard.Payload(local));

@@ -1,12 +1,11 @@
 // Rows: what is trained of each feature of a feature table. TensorFlow-free.
 //
-// The linear weight and its optimizer state lie behind the feature's lifecycle fields, as the table's payload. Factor
-// rows (weights, then state) exist after admission, in chunks of each (shard, table); an evicted feature's row is used
-// again.
-// Locks. All of a feature, its factor row included, is guarded by its shard's lock in the feature table; every verb
-// takes each shard's lock at most twice and holds one at a time.
-// Batches. Keys come in any order and may repeat (they take their turns); a batch grouped by shard is fastest.
-// A verb that fails has changed nothing.
+// The linear weight and its optimizer state lie behind the feature's lifecycle fields, as the
+// table's payload. Factor rows (weights, then state) exist after admission, in chunks of each
+// (shard, table); an evicted feature's row is used again. Locks. All of a feature, its factor row
+// included, is guarded by its shard's lock in the feature table; every verb takes each shard's lock
+// at most twice and holds one at a time. Batches. Keys come in any order and may repeat (they take
+// their turns); a batch grouped by shard is fastest. A verb that fails has changed nothing.
 #pragma once
 
 #include <cstdint>
@@ -52,9 +51,10 @@ struct RowLayout {
 struct RowPush {
   int64_t n = 0;
   const int64_t* keys = nullptr;
-  const int64_t* ids = nullptr;      // of the pull: hints, checked
-  const int32_t* offsets = nullptr;  // [n + 1] of the pull; j's factors are trained where its range is not empty
-  const float* shows = nullptr;      // summed over the batch
+  const int64_t* ids = nullptr;  // of the pull: hints, checked
+  const int32_t* offsets =
+      nullptr;  // [n + 1] of the pull; j's factors are trained where its range is not empty
+  const float* shows = nullptr;  // summed over the batch
   const float* clicks = nullptr;
   const float* linear_grad = nullptr;   // [n]
   const float* factors_grad = nullptr;  // [offsets[n]]
@@ -62,7 +62,7 @@ struct RowPush {
   int64_t scale_n = 0;
   const RowHyper* hyper = nullptr;  // [tables, 2]: linear, factors
   int64_t step = 0;                 // the global step, from 1
-  bool add = false;                 // the gradients are differences to add to the weights instead (AddToRow)
+  bool add = false;  // the gradients are differences to add to the weights instead (AddToRow)
 };
 
 class RowStore {
@@ -71,36 +71,41 @@ class RowStore {
     return 2 * sizeof(int32_t) + sizeof(float) * layout.linear_floats();
   }
 
-  // table: with payloads of PayloadBytes(layout), not used before, living as long as the store. Sets its on_erase.
+  // table: with payloads of PayloadBytes(layout), not used before, living as long as the store.
+  // Sets its on_erase.
   RowStore(FeatureTable* table, RowLayout layout);
 
   const RowLayout& layout() const { return layout_; }
 
-  // Reads and changes nothing. ids [n]: -1 where absent. offsets [n + 1]. allocate_factors(offsets[n]) gives the memory
-  // for the factors, or null to stop (then Pull returns). Not admitted: no factors; absent: linear 0 too. With
-  // admission `none` and train: initial factors for those that have none yet.
-  Status Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for, int64_t* ids,
-              int32_t* offsets, float* linear, const std::function<float*(int64_t)>& allocate_factors);
+  // Reads and changes nothing. ids [n]: -1 where absent. offsets [n + 1].
+  // allocate_factors(offsets[n]) gives the memory for the factors, or null to stop (then Pull
+  // returns). Not admitted: no factors; absent: linear 0 too. With admission `none` and train:
+  // initial factors for those that have none yet.
+  Status Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for,
+              int64_t* ids, int32_t* offsets, float* linear,
+              const std::function<float*(int64_t)>& allocate_factors);
 
-  // Under its shard's lock, for each key: creates it where absent, one step on the linear weight and, where the pull
-  // had factors and the feature still has, on those; then observes, and gives what is newly admitted its initial
-  // factors, which this push does not train. With admission `none` a new feature's factors exist, and are trained, at
-  // once. InvalidArgument naming argument, key and value for a gradient or scale that is not finite, and for what
+  // Under its shard's lock, for each key: creates it where absent, one step on the linear weight
+  // and, where the pull had factors and the feature still has, on those; then observes, and gives
+  // what is newly admitted its initial factors, which this push does not train. With admission
+  // `none` a new feature's factors exist, and are trained, at once. InvalidArgument naming
+  // argument, key and value for a gradient or scale that is not finite, and for what
   // FeatureTable::Observe refuses.
   Status Push(const RowPush& push, const ParallelFor& parallel_for);
 
-  // Takes, on every row, the steps up to and with `step` that the row sat out, where the optimizer owes them (l2_owed).
-  // hyper: [tables, 2].
-  Status Settle(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for);
+  // Takes, on every row, the steps up to and with `step` that the row missed, where its optimizer
+  // has l2_catch_up. hyper: [tables, 2].
+  Status CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for);
 
-  // For checkpoints. linear [n, linear_floats]: weight, then state; last_step [n]; factors[t] [admitted keys of table
-  // t, row_floats], in the keys' order: weights, then state. admitted [n]: as FeatureTable::Export gave it. Export:
-  // absent keys read 0; an admitted feature that never was pushed reads its initial factors and zero state.
-  Status ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear, int32_t* last_step,
-                    const std::vector<float*>& factors) const;
+  // For checkpoints. linear [n, linear_floats]: weight, then state; last_step [n]; factors[t]
+  // [admitted keys of table t, row_floats], in the keys' order: weights, then state. admitted [n]:
+  // as FeatureTable::Export gave it. Export: absent keys read 0; an admitted feature that never was
+  // pushed reads its initial factors and zero state.
+  Status ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear,
+                    int32_t* last_step, const std::vector<float*>& factors) const;
   // InvalidArgument where a key is absent or has factors already.
-  Status ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear, const int32_t* last_step,
-                    const std::vector<const float*>& factors);
+  Status ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear,
+                    const int32_t* last_step, const std::vector<const float*>& factors);
 
   // What the store allocated beside the feature table.
   int64_t Bytes() const;

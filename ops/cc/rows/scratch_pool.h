@@ -1,4 +1,5 @@
-// Working memory that a kernel keeps from step to step, one piece for each call that runs at the same time.
+// Working memory that a kernel keeps from step to step, one piece for each call that runs at the
+// same time.
 #pragma once
 
 #include <memory>

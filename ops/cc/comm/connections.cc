@@ -1,0 +1,312 @@
+#include "ops/cc/comm/connections.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace ctr {
+namespace {
+
+constexpr size_t kMaxParts = 64;  // of one system call
+constexpr int kMaxEvents = 64;    // likewise
+
+int64_t Bytes(const Spans& spans) {
+  int64_t bytes = 0;
+  for (const Span& s : spans) bytes += s.bytes;
+  return bytes;
+}
+
+// Fills `parts` with what `header`, then `spans`, hold after their first `done` bytes. Returns the
+// number of parts, which may leave a rest for the next call.
+size_t Remaining(Span header, const Spans& spans, int64_t done, iovec* parts) {
+  size_t n = 0;
+  const auto add = [&](const Span& s) {
+    const int64_t skip = std::min(done, s.bytes);
+    done -= skip;
+    if (s.bytes > skip && n < kMaxParts) {
+      parts[n++] = {s.data + skip, static_cast<size_t>(s.bytes - skip)};
+    }
+  };
+  add(header);
+  for (const Span& s : spans) add(s);
+  return n;
+}
+
+size_t Bytes(const iovec* parts, size_t n) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < n; ++i) bytes += parts[i].iov_len;
+  return bytes;
+}
+
+void Copy(const Spans& from, const Spans& to) {
+  auto t = to.begin();
+  int64_t at = 0;  // in *t
+  for (const Span& f : from) {
+    for (int64_t done = 0; done < f.bytes;) {
+      if (at == t->bytes) {
+        ++t;
+        at = 0;
+        continue;
+      }
+      const int64_t n = std::min(f.bytes - done, t->bytes - at);
+      std::memmove(t->data + at, f.data + done, n);
+      done += n;
+      at += n;
+    }
+  }
+}
+
+const char* NameOf(float) { return "all_reduce float32"; }
+const char* NameOf(double) { return "all_reduce float64"; }
+const char* NameOf(int64_t) { return "all_reduce int64"; }
+
+// Unsigned, so that a sum of integers that overflows wraps round.
+int64_t Add(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+float Add(float a, float b) { return a + b; }
+double Add(double a, double b) { return a + b; }
+
+}  // namespace
+
+Spans Slice(const Spans& spans, int64_t begin, int64_t end) {
+  Spans slice;
+  for (const Span& s : spans) {
+    const int64_t from = std::clamp<int64_t>(begin, 0, s.bytes),
+                  to = std::clamp<int64_t>(end, 0, s.bytes);
+    if (from < to) slice.push_back({s.data + from, to - from});
+    begin -= s.bytes;
+    end -= s.bytes;
+  }
+  return slice;
+}
+
+Connections::Connections(std::vector<int> fds, int rank)
+    : rank_(rank), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  for (const int fd : fds) {
+    if (fd >= 0) {
+      fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+      epoll_event event = {};
+      event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+      event.data.u32 = static_cast<uint32_t>(peers_.size());
+      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
+        broken_ =
+            Status::Aborted(std::string("a connection cannot be watched: ") + std::strerror(errno));
+      }
+    }
+    peers_.push_back({fd});
+  }
+}
+
+Connections::~Connections() {
+  for (const Peer& peer : peers_) {
+    if (peer.fd >= 0) close(peer.fd);
+  }
+  if (epoll_ >= 0) close(epoll_);
+}
+
+Connections::Counters Connections::counters() const {
+  return {size() - 1, bytes_sent_, bytes_received_, system_calls_};
+}
+
+bool Connections::Send(Peer* peer, Transfer* t) {
+  while (peer->writable && !t->all_sent()) {
+    iovec parts[kMaxParts];
+    msghdr message = {};
+    message.msg_iov = parts;
+    message.msg_iovlen =
+        Remaining({reinterpret_cast<char*>(&t->header_out), kHeader}, t->from, t->sent, parts);
+    const ssize_t n = sendmsg(peer->fd, &message, MSG_NOSIGNAL);
+    ++system_calls_;
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    if (n > 0) {
+      t->sent += n;
+      bytes_sent_ += n;
+    }
+    peer->writable = n == static_cast<ssize_t>(Bytes(parts, message.msg_iovlen));
+  }
+  return true;
+}
+
+bool Connections::Receive(Peer* peer, Transfer* t) {
+  while (peer->readable && t->can_receive()) {
+    iovec parts[kMaxParts];
+    msghdr message = {};
+    message.msg_iov = parts;
+    message.msg_iovlen =
+        Remaining({reinterpret_cast<char*>(&t->header_in), kHeader}, t->to, t->received, parts);
+    const ssize_t n = recvmsg(peer->fd, &message, 0);
+    ++system_calls_;
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    if (n == 0) {
+      errno = 0;
+      return false;
+    }
+    if (n > 0) {
+      t->received += n;
+      bytes_received_ += n;
+    }
+    // A stream that gave less than was asked for is empty; one that ended then says so.
+    peer->readable =
+        n == static_cast<ssize_t>(Bytes(parts, message.msg_iovlen)) || (n > 0 && peer->ended);
+  }
+  return true;
+}
+
+Status Connections::Serve(int r, Transfer* t) {
+  const bool had_header = t->has_header();
+  if (!Send(&peers_[r], t) || !Receive(&peers_[r], t)) {
+    return Status::Aborted("rank " + std::to_string(r) + " is gone: its connection ended (" +
+                           (errno == 0 ? "closed by that side" : std::strerror(errno)) + ")");
+  }
+  if (had_header || !t->has_header()) return Status();
+  Header& in = t->header_in;
+  in.operation[sizeof(in.operation) - 1] = '\0';
+  const Header& out = t->header_out;
+  if (in.bytes >= 0 && in.sequence == out.sequence && !std::strcmp(in.operation, out.operation)) {
+    return Status();
+  }
+  return Status::DataLoss("ranks are out of step: operation " + std::to_string(out.sequence) +
+                          " of rank " + std::to_string(rank_) + " is '" + out.operation +
+                          "', rank " + std::to_string(r) + " sent operation " +
+                          std::to_string(in.sequence) + ", '" + in.operation + "', of " +
+                          std::to_string(in.bytes) + " bytes");
+}
+
+std::vector<int> Connections::Wait() {
+  epoll_event events[kMaxEvents];
+  const int n = epoll_wait(epoll_, events, kMaxEvents, -1);
+  ++system_calls_;
+  std::vector<int> ready;
+  for (int i = 0; i < n; ++i) {
+    ready.push_back(static_cast<int>(events[i].data.u32));
+    Peer& peer = peers_[ready.back()];
+    // Where a connection ended, the next system call finds out why.
+    if ((events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0) peer.ended = true;
+    if (peer.ended || (events[i].events & EPOLLIN) != 0) peer.readable = true;
+    if (peer.ended || (events[i].events & EPOLLOUT) != 0) peer.writable = true;
+  }
+  return ready;
+}
+
+Status Connections::Break(Status why) {
+  broken_ = std::move(why);
+  for (const Peer& peer : peers_) {
+    if (peer.fd >= 0) shutdown(peer.fd, SHUT_RDWR);  // nobody waits for this process any more
+  }
+  return broken_;
+}
+
+Status Connections::AllToAll(const std::string& operation, const std::vector<Spans>& from,
+                             const Allocate& allocate) {
+  if (!broken_.ok()) return broken_;
+  const int n = size();
+  ++sequence_;
+  std::vector<Transfer> transfers(n);
+  for (int r = 0; r < n; ++r) {
+    Transfer& t = transfers[r];
+    operation.copy(t.header_out.operation, sizeof(t.header_out.operation) - 1);
+    t.header_out.sequence = sequence_;
+    t.header_out.bytes = Bytes(from[r]);
+    t.from = from[r];
+  }
+  transfers[rank_].sent = transfers[rank_].received = kHeader;  // this process's own part is copied
+  transfers[rank_].header_in = transfers[rank_].header_out;
+
+  int headers = 1, done = 1;  // of how many connections they are here, or all is sent and received
+  // What one connection takes and has now.
+  const auto serve = [&](int r) {
+    Transfer& t = transfers[r];
+    const bool had_header = t.has_header(), was_done = t.all_sent() && t.all_received();
+    const Status status = Serve(r, &t);
+    headers += !had_header && t.has_header();
+    done += !was_done && t.all_sent() && t.all_received();
+    return status;
+  };
+  // Each begins with the rank after its own, so that not all send to the same one at first.
+  std::vector<int> ready;
+  for (int i = 1; i < n; ++i) ready.push_back((rank_ + i) % n);
+  bool allocated = false;
+  while (true) {
+    for (const int r : ready) {
+      const Status status = serve(r);
+      if (!status.ok()) return Break(status);
+    }
+    if (headers == n && !allocated) {
+      std::vector<int64_t> bytes(n);
+      for (int r = 0; r < n; ++r) bytes[r] = transfers[r].header_in.bytes;
+      std::vector<Spans> to(n);
+      const Status status = allocate(bytes, &to);
+      if (!status.ok()) return Break(status);
+      Copy(from[rank_], to[rank_]);
+      ready.clear();
+      for (int i = 1; i < n; ++i) {
+        const int r = (rank_ + i) % n;
+        transfers[r].to = std::move(to[r]);
+        transfers[r].has_memory = true;
+        ready.push_back(r);
+      }
+      allocated = true;
+      continue;
+    }
+    if (done == n && allocated) return Status();
+    ready = Wait();
+  }
+}
+
+template <typename T>
+Status Connections::AllReduce(const Spans& own, const Spans& sums) {
+  constexpr int64_t kSize = sizeof(T);
+  const int n = size();
+  const int64_t count = Bytes(own) / kSize;
+  const auto start = [&](int r) { return count * r / n * kSize; };  // of a rank's share, in bytes
+  const auto expect = [](const std::vector<int64_t>& bytes, const std::vector<Spans>& to) {
+    for (size_t r = 0; r < bytes.size(); ++r) {
+      if (bytes[r] != Bytes(to[r])) {
+        return Status::DataLoss("rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
+                                " bytes of a sum; wanted " + std::to_string(Bytes(to[r])));
+      }
+    }
+    return Status();
+  };
+
+  const int64_t mine = (start(rank_ + 1) - start(rank_)) / kSize;
+  const std::unique_ptr<T[]> shares(new T[n * mine]);  // every rank's values of this rank's share
+  std::vector<Spans> from(n);
+  for (int r = 0; r < n; ++r) from[r] = Slice(own, start(r), start(r + 1));
+  const Status status =
+      AllToAll(NameOf(T()), from, [&](const std::vector<int64_t>& bytes, std::vector<Spans>* to) {
+        for (int r = 0; r < n; ++r) {
+          (*to)[r] = {{reinterpret_cast<char*>(shares.get() + r * mine), mine * kSize}};
+        }
+        return expect(bytes, *to);
+      });
+  if (!status.ok()) return status;
+
+  for (int r = 1; r < n; ++r) {
+    const T* const share = shares.get() + r * mine;
+    for (int64_t i = 0; i < mine; ++i) shares[i] = Add(shares[i], share[i]);
+  }
+  const Spans sum = {{reinterpret_cast<char*>(shares.get()), mine * kSize}};
+  return AllToAll(NameOf(T()), std::vector<Spans>(n, sum),
+                  [&](const std::vector<int64_t>& bytes, std::vector<Spans>* to) {
+                    for (int r = 0; r < n; ++r) (*to)[r] = Slice(sums, start(r), start(r + 1));
+                    return expect(bytes, *to);
+                  });
+}
+
+template Status Connections::AllReduce<float>(const Spans&, const Spans&);
+template Status Connections::AllReduce<double>(const Spans&, const Spans&);
+template Status Connections::AllReduce<int64_t>(const Spans&, const Spans&);
+
+}  // namespace ctr

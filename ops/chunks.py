@@ -1,0 +1,129 @@
+"""Chunks of an exported feature table: how they are checked, and the .npz file that holds them.
+
+A chunk is a dict of columns, all of one logical shard: `COLUMNS`, `shard` and `checksum`, and what
+a row store adds to them.
+"""
+
+import os
+import uuid
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+COLUMNS = {
+  'key': np.int64,
+  'show': np.float64,
+  'click': np.float64,
+  'delta_score': np.float64,
+  'unseen_days': np.uint16,
+  'age_days': np.uint16,
+  'slot': np.uint16,
+  'admitted': np.bool_,
+}
+
+Chunk = Mapping[str, np.ndarray]
+
+
+def checksum(chunk: Chunk) -> int:
+  """Returns the CRC-32 of a chunk's shard, number of features and `COLUMNS`."""
+  crc = zlib.crc32(f'{int(chunk["shard"])} {len(chunk["key"])}'.encode())
+  for name in COLUMNS:
+    crc = zlib.crc32(np.ascontiguousarray(chunk[name]).view(np.uint8), crc)
+  return crc
+
+
+def check(where: str, chunk: Any) -> None:
+  """Checks that a chunk's `COLUMNS` are as they were exported.
+
+  Raises:
+    DataLossError: naming `where`, the column, what was found and what is wanted.
+  """
+
+  def fail(text: str) -> NoReturn:
+    raise tf.errors.DataLossError(None, None, f'{where}: {text}')
+
+  if not hasattr(chunk, 'keys'):
+    fail(f'found {type(chunk).__name__}; wanted a dict of columns')
+  for name in [*COLUMNS, 'shard', 'checksum']:
+    if name not in chunk:
+      fail(f'{name}: found nothing; wanted a column')
+  for name, dtype in COLUMNS.items():
+    column = chunk[name]
+    found = getattr(column, 'dtype', None)
+    if found != dtype:
+      found = found or type(column).__name__
+      fail(f'{name}: found dtype {found}; wanted {np.dtype(dtype)}')
+    if column.ndim != 1 or len(column) != len(chunk['key']):
+      wanted = np.size(chunk['key'])
+      fail(f'{name}: found shape {list(column.shape)}; wanted [{wanted}], as many as key')
+  found, wanted = checksum(chunk), int(chunk['checksum'])
+  if found != wanted:
+    fail(f'checksum: found {found} of the columns; wanted {wanted}, which was written with them')
+
+
+def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
+  """Writes chunks to an .npz file, under a temporary name that is synced and then renamed.
+
+  Returns:
+    The number of features.
+  """
+  temporary = f'{path}.{uuid.uuid4().hex}.tmp'
+  features = 0
+  try:
+    with open(temporary, 'wb') as file:
+      with zipfile.ZipFile(file, 'w') as archive:
+        for i, chunk in enumerate(chunks):
+          features += len(chunk['key'])
+          for name, column in chunk.items():
+            with archive.open(f'{i:06d}.{name}.npy', 'w', force_zip64=True) as member:
+              np.lib.format.write_array(member, np.asarray(column), allow_pickle=False)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  finally:
+    if os.path.exists(temporary):
+      os.remove(temporary)
+  return features
+
+
+def read(source: str | os.PathLike | Iterable[Chunk]) -> Iterable[Chunk]:
+  """Returns the chunks of a file that `write` wrote; what is no path is returned as it is.
+
+  Reading the chunks raises:
+    DataLossError: where the file is cut off or damaged.
+    NotFoundError: where it is not there.
+  """
+  return _read_file(source) if isinstance(source, (str, os.PathLike)) else source
+
+
+def _read_file(path: str | os.PathLike) -> Iterator[Chunk]:
+  try:
+    with zipfile.ZipFile(path) as archive:
+      members = {}
+      for name in archive.namelist():
+        number, _, column = name.removesuffix('.npy').partition('.')
+        members.setdefault(number, {})[column] = name
+      for number in sorted(members):
+        chunk = {}
+        for column, name in members[number].items():
+          with archive.open(name) as member:
+            chunk[column] = np.lib.format.read_array(member, allow_pickle=False)
+        yield chunk
+  except FileNotFoundError:
+    raise tf.errors.NotFoundError(None, None, f'{path}: no such file') from None
+  except (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+  ) as e:
+    raise tf.errors.DataLossError(
+      None, None, f'{path}: {e}; wanted a file as export_state wrote it'
+    ) from None

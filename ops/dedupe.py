@@ -1,0 +1,51 @@
+"""The distinct keys of a batch."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ops.library import TensorLike, load
+
+
+class Deduped(NamedTuple):
+  """The u distinct keys of a batch of n occurrences, by logical shard, then first occurrence."""
+
+  unique: tf.Tensor  # int64 [u]
+  inverse: tf.Tensor  # int32 [n]: the place in `unique` of each occurrence
+  shows: tf.Tensor  # float32 [u], summed over occurrences
+  clicks: tf.Tensor  # float32 [u], likewise
+  # int32 [u + 1] and int32 [n]: the occurrences of unique key j are
+  # order[starts[j]:starts[j + 1]], ascending.
+  starts: tf.Tensor
+  order: tf.Tensor
+
+
+DEDUPED_SPEC = Deduped(
+  unique=tf.TensorSpec([None], tf.int64),
+  inverse=tf.TensorSpec([None], tf.int32),
+  shows=tf.TensorSpec([None], tf.float32),
+  clicks=tf.TensorSpec([None], tf.float32),
+  starts=tf.TensorSpec([None], tf.int32),
+  order=tf.TensorSpec([None], tf.int32),
+)
+
+
+def dedupe(
+  keys: TensorLike,
+  shows: TensorLike = (1.0,),
+  clicks: TensorLike = (0.0,),
+  segments: TensorLike = (),
+  fields: int = 0,
+) -> Deduped:
+  """Finds the distinct keys of a batch and sums the shows and clicks of each.
+
+  Args:
+    keys: int64 [n].
+    shows: float32 [n], or [1] for all.
+    clicks: float32 [n], or [1] for all; where `fields` is given, [B], one a sample.
+    segments: int32 [n], as in `ops.pooling.pool`. Read only where `fields` is given.
+    fields: F, the number of fields of a sample, where clicks are given by sample.
+  """
+  return Deduped(
+    *load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks, segments=segments, fields=fields)
+  )

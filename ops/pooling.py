@@ -1,0 +1,136 @@
+"""Pooling: rows of distinct features to slot sums of a batch, differentiable.
+
+ops/cc/rows/pooling.h has the formulas.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ops.dedupe import Deduped
+from ops.library import TensorLike, load
+from ops.row_store import Part, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolLayout:
+  """What pooling needs to know of the model.
+
+  Fields stand in canonical order: those of one table are neighbours.
+
+  Raises:
+    ValueError: for a part of an unknown kind or of an impossible width.
+  """
+
+  slot_table: tuple[int, ...]  # [F], the table of each field, ascending
+  parts: tuple[tuple[Part, ...], ...]  # of each table
+  poolings: tuple[str, ...] = ()  # [F] of 'sum', 'mean', 'sqrtn'; (): norms are not wanted
+  slots: bool = True  # whether slot sums of plain parts are wanted; those of field parts always are
+  # Whether totals and squares of plain parts are wanted; squares of field parts always are.
+  totals: bool = False
+
+  def __post_init__(self):
+    for part in (p for parts in self.parts for p in parts):
+      if part.kind not in ('plain', 'field'):
+        raise ValueError(f"Part.kind: found {part.kind!r}; wanted 'plain' or 'field'")
+      if part.kind == 'field' and part.width % len(self.slot_table):
+        raise ValueError(
+          f'Part.width: found {part.width} of a field part; wanted a multiple of the '
+          f'{len(self.slot_table)} fields'
+        )
+
+  def attributes(self) -> dict[str, Any]:
+    """Returns the attributes of the pooling ops, which know the parts of all tables as one list."""
+    parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
+    return {
+      'parts': len(parts),
+      'table_of_field': list(self.slot_table),
+      'poolings': list(self.poolings),
+      'part_tables': [t for t, _, _ in parts],
+      'part_widths': [
+        p.width // len(self.slot_table) if field else p.width for _, p, field in parts
+      ],
+      'part_field': [field for _, _, field in parts],
+      'part_slots': [field or self.slots for _, _, field in parts],
+      'part_totals': [self.totals and not field for _, _, field in parts],
+    }
+
+  def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """Cuts a list with a tensor for each part of all tables into a list for each table."""
+    tensors = iter(tensors)
+    return [[next(tensors) for _ in of_table] for of_table in self.parts]
+
+
+class Pooled(NamedTuple):
+  """Slot sums of B samples. What the layout does not want has 0 in place of B.
+
+  Σ runs over the occurrences of a slot, or of a sample, with values x, linear weights w and factors
+  v. The lists hold a list of each table's parts.
+  """
+
+  linear: tf.Tensor  # float32 [B, F]: Σ x·w
+  norm: tf.Tensor  # float32 [B, F]: what pooling divides a slot's sum by
+  slots: list[list[tf.Tensor]]  # float32 [B, fields of the table, width]: Σ x·v
+  totals: list[list[tf.Tensor]]  # float32 [B, width]: Σ x·v over all fields of the table
+  # float32 [B]: Σ x²·‖v‖² over all fields; of field parts, over the columns of the own field only.
+  squares: list[list[tf.Tensor]]
+
+
+def pool(
+  rows: Rows,
+  deduped: Deduped,
+  values: TensorLike,
+  segments: TensorLike,
+  batch_size: TensorLike,
+  layout: PoolLayout,
+) -> Pooled:
+  """Pools rows of distinct features to slot sums, differentiable in `rows.linear`, `rows.factors`.
+
+  Args:
+    rows: of `deduped.unique`; only linear, factors and offsets are read.
+    deduped: of the batch's n occurrences.
+    values: float32 [n]; or [0], then all are 1.
+    segments: int32 [n], sample * F + field, ascending; or [0], then each field of each sample has
+      one occurrence.
+    batch_size: int32 [], B.
+    layout: the model's.
+  """
+  linear, norm, slots, totals, squares = load().ctr_pool(
+    linear=rows.linear,
+    inverse=deduped.inverse,
+    factors=rows.factors,
+    offsets=rows.offsets,
+    values=values,
+    segments=segments,
+    batch_size=batch_size,
+    starts=deduped.starts,
+    order=deduped.order,
+    **layout.attributes(),
+  )
+  return Pooled(linear, norm, *map(layout.by_table, (slots, totals, squares)))
+
+
+@tf.RegisterGradient('CtrPool')
+def _pool_gradient(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
+  _, _, factors, offsets, values, segments, batch_size, starts, order = op.inputs
+  linear, _, *of_parts = [tf.zeros([0]) if g is None else g for g in gradients]
+  parts = op.get_attr('parts')
+  attributes = ('table_of_field', 'poolings', 'part_tables', 'part_widths')
+  attributes += ('part_field', 'part_slots', 'part_totals')
+  linear_grad, factors_grad = load().ctr_pool_grad(
+    factors=factors,
+    offsets=offsets,
+    values=values,
+    segments=segments,
+    batch_size=batch_size,
+    starts=starts,
+    order=order,
+    linear_grad=linear,
+    slots_grads=of_parts[:parts],
+    totals_grads=of_parts[parts : 2 * parts],
+    squares_grads=of_parts[2 * parts :],
+    **{name: op.get_attr(name) for name in attributes},
+  )
+  return [linear_grad, None, factors_grad] + [None] * 6

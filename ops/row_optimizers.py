@@ -1,0 +1,135 @@
+"""Row optimizers: what updates the weights of a feature's row. ops/cc/rows/row_optimizers.h has the
+formula of each.
+
+`RowStore` takes their steps inside its push. `row_init` and `row_update` are for stores that look
+rows up and write them back.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ops.library import TensorLike, load
+
+ROW_OPTIMIZERS = ('sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop')
+# Fields of the `hyper` tensor, in its order: RowHyper of ops/cc/rows/row_optimizers.h.
+HYPER_FIELDS = (
+  'learning_rate',
+  'initial_accumulator',
+  'beta1',
+  'beta2',
+  'epsilon',
+  'learning_rate_power',
+  'beta',
+  'l1',
+  'l2',
+  'l2_catch_up',
+  'clip',
+)
+
+
+class RowOptimizer(Protocol):
+  """The settings of a row optimizer, as `trainer.config.RowOptimizer` has them."""
+
+  kind: str  # one of ROW_OPTIMIZERS
+  learning_rate: float
+  initial_accumulator: float
+  beta1: float
+  beta2: float
+  epsilon: float
+  learning_rate_power: float
+  beta: float
+  l1: float
+  l2: float
+  l2_mode: str  # 'touch' or 'catch_up'
+  clip: float | None  # None: no bound
+
+
+def state_floats(kind: str, dim: int) -> int:
+  """Returns how many floats of optimizer state stand behind `dim` weights.
+
+  Raises:
+    KeyError: for an unknown kind.
+  """
+  return {
+    'sgd': 0,
+    'adagrad': dim,
+    'adagrad_row': 1,
+    'adam': 2 * dim,
+    'ftrl': 2 * dim,
+    'rmsprop': dim,
+  }[kind]
+
+
+def hyper(tables: Sequence[tuple[RowOptimizer, RowOptimizer]], rate: TensorLike = 1.0) -> tf.Tensor:
+  """Returns hyperparameters as a push takes them.
+
+  Args:
+    tables: of each table, the optimizers of the linear weight and of the factors.
+    rate: number or float32 [], by which every learning rate is multiplied.
+
+  Returns:
+    float32 [T, 2, 11], fields in the order of `HYPER_FIELDS`.
+  """
+
+  def fields(o: RowOptimizer) -> list[float]:
+    special = {
+      'l2_catch_up': float(o.l2_mode == 'catch_up'),
+      'clip': math.inf if o.clip is None else o.clip,
+    }
+    return [special[name] if name in special else getattr(o, name) for name in HYPER_FIELDS]
+
+  values = np.array([[fields(linear), fields(factors)] for linear, factors in tables], np.float32)
+  return tf.concat([values[..., :1] * tf.cast(rate, tf.float32), values[..., 1:]], -1)
+
+
+def row_init(weights: TensorLike, hyper: TensorLike, kind: str) -> tf.Tensor:
+  """Returns weights with fresh optimizer state behind them, float32 [n, dim + state].
+
+  Args:
+    weights: float32 [n, dim].
+    hyper: float32 [11], one optimizer's row of the `hyper` tensor.
+    kind: one of ROW_OPTIMIZERS.
+  """
+  return load().ctr_row_init(weights=weights, hyper=hyper, kind=kind)
+
+
+def row_update(
+  rows: TensorLike,
+  gradient: TensorLike,
+  scale: TensorLike,
+  last_step: TensorLike,
+  hyper: TensorLike,
+  step: TensorLike,
+  kind: str,
+  add: bool = False,
+) -> tf.Tensor:
+  """Takes one optimizer step on rows that were looked up.
+
+  Args:
+    rows: float32 [n, dim + state], weights, then state.
+    gradient: float32 [n, dim].
+    scale: float32 [1] or [n], by which the gradient is multiplied.
+    last_step: int32 [n], the step of a row's last update; 0: none yet, so its state is initialised
+      first.
+    hyper: float32 [11], one optimizer's row of the `hyper` tensor.
+    step: int64 [], the global step, from 1.
+    kind: one of ROW_OPTIMIZERS.
+    add: as in `RowStore.push`.
+
+  Returns:
+    float32 [n, dim + state].
+  """
+  return load().ctr_row_update(
+    rows=rows,
+    gradient=gradient,
+    scale=scale,
+    last_step=last_step,
+    hyper=hyper,
+    step=step,
+    kind=kind,
+    add=add,
+  )

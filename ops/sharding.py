@@ -1,0 +1,67 @@
+"""Which logical shard a key belongs to, and which process owns it.
+
+Locks, checkpoint files and owners all follow the logical shard. ops/cc/lifecycle/hash.h states the
+same rule in C++.
+"""
+
+from typing import TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from ops.library import TensorLike, load
+
+SHARDS = 256
+
+IntOrArray = TypeVar('IntOrArray', int, np.ndarray)
+
+
+def mix64(keys: np.ndarray) -> np.ndarray:
+  """Hashes keys with the finaliser of MurmurHash3, a bijection of 64 bits.
+
+  Args:
+    keys: int64 [...].
+
+  Returns:
+    uint64 [...].
+  """
+  h = np.asarray(keys).astype(np.int64).view(np.uint64)
+  with np.errstate(over='ignore'):
+    h = (h ^ (h >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    h = (h ^ (h >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+  return h ^ (h >> np.uint64(33))
+
+
+def shard_of(keys: np.ndarray) -> np.ndarray:
+  """Returns the logical shard of each key, int32 [...] in [0, 256): the top 8 bits of its hash.
+
+  Args:
+    keys: int64 [...].
+  """
+  return (mix64(keys) >> np.uint64(56)).astype(np.int32)
+
+
+def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:
+  """Returns which of `owners` processes owns each logical shard.
+
+  An owner's shards are neighbours, so keys that are grouped by shard are grouped by owner too.
+  """
+  return shards * owners // SHARDS
+
+
+def shards_of(owner: int, owners: int) -> range:
+  """Returns the logical shards that process `owner` of `owners` owns."""
+  return range(-(-owner * SHARDS // owners), -(-(owner + 1) * SHARDS // owners))
+
+
+def owner_counts(keys: TensorLike, owners: int) -> tf.Tensor:
+  """Counts the keys of each owner.
+
+  Args:
+    keys: int64 [n], grouped by logical shard, as `ops.dedupe.dedupe` leaves them.
+    owners: N.
+
+  Returns:
+    int32 [N].
+  """
+  return load().ctr_owner_counts(keys=keys, owners=owners)

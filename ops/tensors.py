@@ -1,0 +1,42 @@
+"""NumPy arrays as tensors."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+ALIGNMENT = 64  # bytes; TensorFlow's kernels rely on it
+
+
+def aligned(shape: Any, dtype: Any) -> np.ndarray:
+  """Returns an uninitialised array that begins where TensorFlow wants tensors to begin."""
+  dtype, shape = np.dtype(dtype), tuple(np.atleast_1d(np.asarray(shape, np.int64)))
+  size = int(np.prod(shape)) * dtype.itemsize
+  memory = np.empty(size + ALIGNMENT, np.uint8)
+  start = -memory.ctypes.data % ALIGNMENT
+  return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def share(array: np.ndarray) -> tf.Tensor:
+  """Returns a tensor in the memory of an aligned, writeable array, which must not change after.
+
+  tf.constant of TensorFlow 2.16 loses 340 bytes at each call; over the nine tensors of a step that
+  is 3 GiB in a million steps. This loses none.
+  """
+  if not array.size:
+    return _empty(array.dtype.name, array.shape)
+  return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def to_tensor(array: Any) -> tf.Tensor:
+  """Returns a tensor with a copy of an array, or of what NumPy makes one of."""
+  array = np.asarray(array)
+  copy = aligned(array.shape, array.dtype)
+  copy[...] = array
+  return share(copy)
+
+
+@functools.cache
+def _empty(dtype: str, shape: tuple[int, ...]) -> tf.Tensor:
+  return tf.zeros(shape, dtype)

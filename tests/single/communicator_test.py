@@ -1,0 +1,75 @@
+"""The communicators that need no horovodrun keep the contract."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support.communicator_contract import CommunicatorContract, RankCommunicatorContract
+from tests.support.threads import on_threads
+from trainer.comm.communicator import SingleProcess
+from trainer.comm.connections import ConnectionsCommunicator, Connector
+from trainer.config import Sync
+
+
+class SingleProcessTest(CommunicatorContract, tf.test.TestCase):
+  def on_every_rank(self, action):
+    action(SingleProcess())
+
+
+def on_every_thread(size, action):
+  """As on_threads; raises what one of them raised."""
+  for result in on_threads(size, action):
+    if isinstance(result, BaseException):
+      raise result
+
+
+class ThreadsTest(CommunicatorContract, tf.test.TestCase):
+  in_graphs = False
+
+  def on_every_rank(self, action):
+    on_every_thread(3, action)
+
+
+class ConnectionsTest(RankCommunicatorContract, tf.test.TestCase):
+  """Ranks that are threads connect as processes do, by Unix sockets and by TCP."""
+
+  SIZE = 3
+
+  def on_every_rank(self, action, host=None, sync=Sync(lost_peer_seconds=30)):
+    def rank(bootstrap):
+      connector = Connector(bootstrap, host, sync)
+      action(ConnectionsCommunicator(connector, bootstrap.rank, bootstrap.size))
+
+    on_every_thread(self.SIZE, rank)
+
+  def test_over_tcp_in_a_range_of_ports(self):
+    used = []
+
+    def action(communicator):
+      used.append(communicator._connector._listener.address)
+      ones = communicator.sum_arrays({'one': np.ones([], np.int64)})
+      self.assertEqual(ones['one'], self.SIZE)
+
+    # Below the ports that the system gives to outgoing connections, some of which may be taken.
+    self.on_every_rank(action, '127.0.0.1', Sync(ports=(21000, 21100), lost_peer_seconds=30))
+    self.assertLen({tuple(address) for address in used}, self.SIZE)
+    for host, port in used:
+      self.assertEqual(host, '127.0.0.1')
+      self.assertBetween(port, 21000, 21100)
+
+  def test_a_rank_that_does_not_come_is_named(self):
+    def action(communicator):
+      if communicator.rank < self.SIZE - 1:
+        communicator.row_exchange('where rank 2 is missing')
+
+    with self.assertRaisesRegex(ConnectionError, r'rank 2 did not reach rank [01] .* within 1 s'):
+      self.on_every_rank(action, sync=Sync(lost_peer_seconds=1))
+
+  def test_a_rank_without_a_port_is_a_mistake_of_all(self):
+    sync = Sync(ports=(21101, 21101))
+    errors = on_threads(2, lambda bootstrap: Connector(bootstrap, '127.0.0.1', sync))
+    for error in errors:  # one of them has the port
+      self.assertRegex(str(error), r'sync.ports: found \[21101, 21101\], .*wanted a range with')
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,491 @@
+"""Workers and servers in one process, a thread each:
+
+N workers in mode ps train the same model as one process on the same global batches.
+"""
+
+import functools
+import itertools
+import socket
+import threading
+import traceback
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from ops import packing, row_store, sharding
+from tests.support import row_oracle, steps
+from tests.support.batches import join, make_batch
+from tests.support.steps import rows_of, train
+from trainer.comm.communicator import SingleProcess
+from trainer.data.features import empty_batch
+from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.coordinator import Coordinator, CoordinatorClient
+from trainer.parameter_server.geo import GeoStep
+from trainer.parameter_server.worker_step import ServerStep
+from trainer.training.step import TrainStep
+
+KEEP = {'lifecycle': {'admission': 'none', 'eviction': 'none', 'decay': 1.0}}
+
+
+def make_config(changes):
+  return steps.make_config({'sync': {'mode': 'ps', 'lost_peer_seconds': 20}} | changes)
+
+
+class LocalCluster:
+  """Servers and workers of this process on free loopback ports."""
+
+  def __init__(self, cfg, servers, workers):
+    held = [socket.create_server(('127.0.0.1', 0)) for _ in range(servers + workers)]
+    addresses = [f'127.0.0.1:{s.getsockname()[1]}' for s in held]
+    for s in held:
+      s.close()
+    clusters = [
+      Cluster(tuple(addresses[:servers]), tuple(addresses[servers:]), kind, i)
+      for kind, n in (('ps', servers), ('worker', workers))
+      for i in range(n)
+    ]
+    self.cfg, self.workers, self._servers = (
+      cfg,
+      clusters[servers:],
+      [c.start_server() for c in clusters],
+    )
+    self.targets = [s.target for s in self._servers[servers:]]
+    self.hub = Coordinator(clusters[0], cfg.sync, {})
+    self.others = clusters[1:servers]
+
+  def run(self, work, make_step=ServerStep):
+    """work(worker's step, its CoordinatorClient) in a thread for each worker.
+
+    Returns: list of results.
+    """
+    results, errors = [None] * len(self.workers), []
+
+    def server(cluster):
+      CoordinatorClient(self.hub.address, cluster, self.cfg.sync, {}).wait()
+
+    def worker(i):
+      try:
+        communicator = CoordinatorClient(self.hub.address, self.workers[i], self.cfg.sync, {})
+        results[i] = work(
+          make_step(self.cfg, communicator, self.workers[i], self.targets[i]), communicator
+        )
+        communicator.bye()
+      except BaseException as e:  # told below
+        errors.append(e)
+        traceback.print_exc()
+        communicator.fail(str(e), 1)
+
+    threads = [threading.Thread(target=server, args=(c,), daemon=True) for c in self.others]
+    threads += [
+      threading.Thread(target=worker, args=(i,), daemon=True) for i in range(len(self.workers))
+    ]
+    for t in threads:
+      t.start()
+    status = self.hub.wait()
+    if errors:
+      raise errors[0]
+    for t in threads:
+      t.join()
+    assert status == 0
+    return results
+
+
+STORES = parameterized.parameters('rows', 'tfra')
+
+
+class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
+  def check(self, tree, servers, workers, batches_of, days=1, rtol=1e-5):
+    """batches_of(worker) -> its list of batches, one list a day;
+
+    trains on them and compares with one process.
+    """
+    cfg = make_config(tree)
+    everything = [batches_of(r) for r in range(workers)]
+    empty = empty_batch(2)
+
+    def work(step, communicator):
+      losses, evicted = [], []
+      for day in range(days):
+        mine, i, more = everything[communicator.rank][day], 0, True
+        while more:
+          batch = mine[i] if i < len(mine) else empty
+          weight, loss, more, *_ = train(step, batch, has_next=i + 1 < len(mine))
+          losses.append(loss / max(weight, 1e-12))
+          i += 1
+        step.store.decay()
+        evicted.append(
+          [int(k) for k in step.store.evict(lambda a: communicator.sum_arrays({'c': a})['c'])]
+        )
+        step.store.age()
+        communicator.barrier()
+      communicator.barrier()
+      probabilities = step.predict(step.stage(everything[0][0][0]))
+      counts = communicator.sum_arrays({'n': np.array(step.store.size())})['n']
+      return (
+        losses,
+        evicted,
+        list(step.store.export_state()),
+        step.dense_state(),
+        probabilities,
+        counts,
+      )
+
+    results = LocalCluster(cfg, servers, workers).run(work)
+    losses, _, _, dense, probabilities, features = results[0]
+    evicted = [sorted(itertools.chain(*(r[1][day] for r in results))) for day in range(days)]
+    rows = rows_of(itertools.chain(*(r[2] for r in results)))
+    alone = TrainStep(make_config(tree | {'sparse.store': 'rows'}), SingleProcess())
+    expected_losses, expected_evicted = [], []
+    for day in range(days):
+      for i in range(max(len(e[day]) for e in everything)):
+        counts = train(alone, join([e[day][i] for e in everything if i < len(e[day])]))
+        expected_losses.append(counts.loss / counts.weight)
+      alone.store.decay()
+      expected_evicted.append(sorted(int(k) for k in alone.store.evict()))
+      alone.store.age()
+    expected = rows_of(alone.store.export_state())
+    self.assertAllClose(losses, expected_losses, rtol=rtol, atol=1e-7)
+    self.assertEqual(evicted, expected_evicted)
+    self.assertEqual(rows.keys(), expected.keys())
+    self.assertEqual(features, len(expected))
+    for key, (show, click, admitted, linear, factors) in expected.items():
+      self.assertAllClose(rows[key][0], show, rtol=1e-12)
+      self.assertAllClose(rows[key][1], click, rtol=1e-12)
+      self.assertEqual(rows[key][2], admitted)
+      self.assertAllClose(rows[key][3], linear, rtol=rtol, atol=1e-5)
+      if admitted:
+        self.assertAllClose(rows[key][4], factors, rtol=rtol, atol=1e-5)
+    for name, value in alone.dense_state().items():
+      self.assertAllClose(dense[name], value, rtol=rtol, atol=1e-5)
+    self.assertAllClose(
+      probabilities, alone.predict(alone.stage(everything[0][0][0])), rtol=1e-5, atol=1e-6
+    )
+
+  def uneven(self, workers, days=1, steps=4, one_has_none=True, single=False):
+    def batches_of(rank):
+      rng = np.random.default_rng(100 + rank)
+
+      def day():
+        if one_has_none and workers > 1 and rank == workers - 1:
+          return []
+        n = steps + 2 * rank
+        return [
+          make_batch(rng, 5 if i == n - 1 else 16, single=single) for i in range(n)
+        ]  # the last one short
+
+      return [day() for _ in range(days)]
+
+    return batches_of
+
+  def test_sgd(self):
+    rule = {'kind': 'sgd', 'learning_rate': 0.1}
+    self.check(
+      KEEP | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule},
+      2,
+      2,
+      self.uneven(2, steps=50, one_has_none=False),
+    )
+
+  def rules(self, kind, rate, dense=None):
+    rule = {'kind': kind, 'learning_rate': rate}
+    return KEEP | {
+      'sparse.tables.default.linear': rule,
+      'sparse.tables.default.factors': rule,
+      'train.dense_optimizer': dense or {'kind': kind, 'learning_rate': rate},
+    }
+
+  def test_adagrad_three_workers(self):
+    self.check(self.rules('adagrad', 0.05), 2, 3, self.uneven(3, steps=50))
+
+  @STORES
+  def test_adam(self, store):
+    self.check(
+      self.rules('adam', 0.002) | {'sparse.store': store},
+      1,
+      2,
+      self.uneven(2, steps=50, one_has_none=False, single=True),
+      rtol=1e-4,
+    )
+
+  def test_ftrl_one_worker(self):
+    self.check(self.rules('ftrl', 0.05), 1, 1, self.uneven(1, steps=50))
+
+  @STORES
+  def test_admission_eviction_and_gradient_scale_feature(self, store):
+    lifecycle = {
+      'admission_threshold': 3.0,
+      'delete_threshold': 0.4,
+      'delete_after_unseen_days': 1,
+      'decay': 0.8,
+    }
+    self.check(
+      {'lifecycle': lifecycle, 'sparse.gradient_scale': 'feature', 'sparse.store': store},
+      2,
+      2,
+      self.uneven(2, days=3, one_has_none=False),
+    )
+
+  @STORES
+  def test_capacity_is_over_all_servers(self, store):
+    lifecycle = {'admission': 'count', 'admission_count': 4.0, 'eviction': 'none', 'capacity': 25}
+    self.check({'lifecycle': lifecycle, 'sparse.store': store}, 2, 1, self.uneven(1, days=2))
+
+  def test_batch_norm_over_all_workers(self):
+    """Worker 0 has no samples any more in the last two steps."""
+    self.check(
+      self.rules('sgd', 0.05)
+      | {'model.interactions': ['linear', {'dnn': {'hidden': [8, 4], 'batch_norm': 'sync'}}]},
+      1,
+      2,
+      self.uneven(2, steps=8, one_has_none=False),
+    )
+
+  def test_half_precision_on_the_wire(self):
+    batches = [make_batch(np.random.default_rng(i), 32) for i in range(3)]
+
+    def work(step, communicator):
+      del communicator
+      for batch in batches:
+        train(step, batch)
+      return rows_of(step.store.export_state()), step.traffic()['bytes_per_sample']
+
+    ((full, bytes_full),) = LocalCluster(make_config(self.rules('sgd', 0.1)), 2, 1).run(work)
+    for mode in ('ps', 'ps_async'):
+      ((half, bytes_half),) = LocalCluster(
+        make_config(
+          self.rules('sgd', 0.1) | {'sparse.exchange_dtype': 'bfloat16', 'sync.mode': mode}
+        ),
+        2,
+        1,
+      ).run(work)
+      self.assertLess(bytes_half, bytes_full)
+      self.assertEqual(half.keys(), full.keys())
+      for key, (*_, linear, factors) in full.items():
+        self.assertAllClose(half[key][3], linear, rtol=0.05, atol=2e-3)
+        self.assertAllClose(half[key][4], factors, rtol=0.05, atol=2e-3)
+
+  def test_requests_that_are_refused_or_not_answered(self):
+    """Without a barrier the worker goes on: it reads again, and takes its push for done."""
+    batches = [make_batch(np.random.default_rng(i), 32) for i in range(3)]
+
+    def second_fails(run, fail):
+      calls = []
+
+      def wrapped(*args, **kwargs):
+        result = run(*args, **kwargs)
+        calls.append(result)
+        if len(calls) == 2:
+          fail(**kwargs)
+        return result
+
+      return wrapped
+
+    def refuse(**_):
+      raise tf.errors.AbortedError(
+        None, None, 'The same RunGraph (Worker) request was received twice. graph_handle: "4"'
+      )
+
+    def work(step, communicator, fails):
+      del communicator
+      servers, run = step.servers, step.servers.session.run
+      servers._patience = 1
+      with servers._graph.as_default(), tf.device('/job:ps/task:0'):
+        never = tf.compat.v1.FIFOQueue(1, [tf.float32]).dequeue()
+      fail = {
+        'refused': refuse,
+        'not answered': lambda options, **_: run(never, options=options),
+        None: lambda **_: None,
+      }[fails]
+      servers._pulls = {k: second_fails(pull, fail) for k, pull in servers._pulls.items()}
+      servers._push = second_fails(servers._push, fail)
+      for batch in batches:
+        train(step, batch)
+      servers.session.run = second_fails(run, fail)
+      return rows_of(step.store.export_state())
+
+    cfg = make_config(self.rules('sgd', 0.1) | {'sync.mode': 'ps_async'})
+    (plain,), *others = (
+      LocalCluster(cfg, 1, 1).run(functools.partial(work, fails=f))
+      for f in (None, 'refused', 'not answered')
+    )
+    for (other,) in others:
+      self.assertEqual(plain.keys(), other.keys())
+      for key, row in plain.items():
+        self.assertAllClose(row[3], other[key][3])
+
+  @STORES
+  def test_colliding_pushes_all_count(self, store):
+    """Three workers push onto one set of keys at once;
+
+    with SGD and a linear model the sums do not depend on the order.
+    """
+    steps, rate = 400, 0.001
+    cfg = make_config(
+      self.rules('sgd', rate)
+      | {
+        'sync.mode': 'ps_async',
+        'sparse.store': store,
+        'model.interactions': ['linear'],
+        'model.loss': 'squared_error',
+        'model.dense_linear': False,
+        'data.label_is': 'real',
+      }
+    )
+    batch = make_batch(np.random.default_rng(0), 8, vocabulary=3)
+
+    def work(step, communicator):
+      communicator.barrier()
+      for _ in range(steps):
+        # The servers are asked for nothing: the gradient is 1 a feature, whatever the weights are.
+        keys = np.unique(batch.keys)
+        keys = keys[np.argsort(sharding.shard_of(keys), kind='stable')]
+        sent = sharding.owner_counts(keys, step.servers.count).numpy()
+        ones = np.ones(len(keys), np.float32)
+        rows = row_store.Rows(
+          None, np.zeros(len(keys) + 1, np.int32), ones, np.zeros(0, np.float32)
+        )
+        buffer, values = packing.pack_rows(rows, np.arange(len(keys), dtype=np.int32), sent)
+        dense = [np.ones(v.shape, np.float32) for v in step.dense.trainable]
+        step.servers.push(
+          keys,
+          ones,
+          0 * ones,
+          buffer.numpy(),
+          sent,
+          values.numpy(),
+          *dense,
+          np.array([1, 0, 0, 0, 0], np.float32),
+        )
+      communicator.barrier()
+      return list(step.store.export_state()), step.dense_state(), step.steps
+
+    results = LocalCluster(cfg, 2, 3).run(work)
+    rows = rows_of(itertools.chain(*(r[0] for r in results)))
+    self.assertEqual(set(rows), set(batch.keys))
+    for show, _, _, linear, _ in rows.values():
+      self.assertEqual(show, 3 * steps)
+      self.assertAllClose(linear[0], -rate * 3 * steps, rtol=1e-4)
+    _, dense, taken = results[0]
+    self.assertEqual(taken, 3 * steps)
+    for name, value in dense.items():
+      if name.endswith('bias:0'):
+        self.assertAllClose(value, np.full(value.shape, -rate * 3 * steps), rtol=1e-4)
+
+  @STORES
+  def test_geo_with_one_worker_is_local_training(self, store):
+    """With one worker the servers get the whole differences:
+
+    after each merge they hold what one process has.
+    """
+    tree = self.rules('adagrad', 0.05)
+    batches = [make_batch(np.random.default_rng(i), 16) for i in range(10)]
+
+    def work(step, communicator):
+      del communicator
+      for i, batch in enumerate(batches):
+        train(step, batch)
+        if i == 4:
+          step.finish_pass()  # as between two passes
+      step.finish_pass()
+      return list(step.store.export_state()), step.dense_state(), step.steps
+
+    cfg = make_config(tree | {'sync.mode': 'ps_geo', 'sync.geo_steps': 3, 'sparse.store': store})
+    ((chunks, dense, taken),) = LocalCluster(cfg, 2, 1).run(work, GeoStep)
+    self.assertEqual(taken, 10)
+    alone = TrainStep(cfg, SingleProcess())
+    for batch in batches:
+      train(alone, batch)
+    rows, expected = rows_of(chunks), rows_of(alone.store.export_state())
+    self.assertEqual(rows.keys(), expected.keys())
+    for key, (show, click, admitted, linear, factors) in expected.items():
+      self.assertEqual(rows[key][:3], (show, click, admitted))
+      self.assertAllClose(rows[key][3][0], linear[0], rtol=1e-5, atol=1e-6)
+      self.assertAllClose(rows[key][4][:4], factors[:4], rtol=1e-5, atol=1e-6)
+    for name, value in alone.dense_state().items():
+      self.assertAllClose(dense[name], value, rtol=1e-5, atol=1e-6)
+
+  @STORES
+  def test_geo_merges_differences(self, store):
+    """Two workers in turns, against the formulas in NumPy:
+
+    a linear model with squared error. FTRL goes on from the weights that merges leave.
+    """
+    sgd, ftrl = (
+      {'kind': 'sgd', 'learning_rate': 0.02},
+      {
+        'kind': 'ftrl',
+        'learning_rate': 0.1,
+        'l1': 0.05,
+        'l2': 0.1,
+        'beta': 0.2,
+        'initial_accumulator': 0.1,
+      },
+    )
+    self.check_merges(store, sgd, sgd)
+    args = {'l1_regularization_strength': 0.05, 'l2_regularization_strength': 0.1 / 2, 'beta': 0.2}
+    self.check_merges(store, ftrl, {'kind': 'ftrl', 'learning_rate': 0.1, 'args': args})
+
+  def check_merges(self, store, rule, dense_rule):
+    merge_every, rounds, bias = 2, 9, -1  # the bias follows the formulas of rows
+    cfg = make_config(
+      KEEP
+      | {
+        'sparse.tables.default.linear': rule,
+        'train.dense_optimizer': dense_rule,
+        'sync.mode': 'ps_geo',
+        'sync.geo_steps': merge_every,
+        'sparse.store': store,
+        'model.interactions': ['linear'],
+        'model.loss': 'squared_error',
+        'model.dense_linear': False,
+        'data.label_is': 'real',
+      }
+    )
+    batches = [
+      [
+        make_batch(np.random.default_rng(10 * r + i), 8, vocabulary=5, single=True)
+        for i in range(rounds)
+      ]
+      for r in range(2)
+    ]
+
+    def work(step, communicator):
+      for i in range(rounds):
+        for turn in range(2):
+          if turn == communicator.rank:
+            train(step, batches[turn][i])
+            if i == rounds - 1:
+              step.finish_pass()
+          communicator.barrier()
+      return list(step.store.export_state()), step.dense_state()
+
+    results = LocalCluster(cfg, 1, 2).run(work, GeoStep)
+    o, zero = row_oracle.Optimizer(**rule), np.zeros(1)
+    server, local, old, states, touched = {}, [{}, {}], [{}, {}], [{}, {}], [set(), set()]
+    for i in range(rounds):
+      for r in range(2):
+        batch, w, state = batches[r][i], local[r], states[r]
+        keys = np.pad(batch.keys.reshape(8, 3), [(0, 0), (0, 1)], constant_values=bias)
+        for k in set(keys.ravel()) - set(w):
+          w[k] = old[r][k] = server.get(k, zero)
+          state[k] = row_oracle.fresh_state(o, w[k])
+        predicted = np.array([sum(w[k][0] for k in row) for row in keys])
+        slope = 2 * batch.weight * (predicted - batch.label) / batch.weight.sum()
+        for k in set(keys.ravel()):
+          w[k] = row_oracle.step_row(
+            o, w[k], state[k], slope @ (keys == k).sum(1, keepdims=True), 1.0, i + 1, 0
+          )
+        touched[r] |= set(keys.ravel())
+        if i % merge_every == merge_every - 1 or i == rounds - 1:
+          for k in touched[r]:
+            difference = (w[k] - old[r][k]) / 2
+            server[k] = server.get(k, zero) + difference
+            w[k] = row_oracle.add_row(o, w[k], state[k], server[k] - (old[r][k] + difference))
+            old[r][k] = server[k]
+          touched[r] = set()
+    found = {k: row[3][0] for k, row in rows_of(itertools.chain(*(r[0] for r in results))).items()}
+    (found[bias],) = (v[0] for name, v in results[0][1].items() if name.endswith('bias:0'))
+    self.assertEqual(set(found), set(server))
+    for key, value in server.items():
+      self.assertAllClose(found[key], value[0], rtol=1e-4, atol=1e-6)

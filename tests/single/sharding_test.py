@@ -1,0 +1,36 @@
+"""Logical shards and their owners."""
+
+import numpy as np
+import tensorflow as tf
+
+from ops import sharding
+from ops.dedupe import dedupe
+
+
+class ShardingTest(tf.test.TestCase):
+  def test_mix64_is_murmur3s_finaliser(self):
+    self.assertEqual(int(sharding.mix64(0)), 0)
+    self.assertEqual(int(sharding.mix64(1)), 0xB456BCFC34C2CB2C)
+
+  def test_the_shards_of_all_owners_are_all_shards_in_order(self):
+    for owners in (1, 2, 3, 5, 255, 256, 300):
+      of_each = [list(sharding.shards_of(owner, owners)) for owner in range(owners)]
+      self.assertEqual(sum(of_each, []), list(range(256)))
+      for owner, shards in enumerate(of_each):
+        self.assertAllEqual(sharding.owner_of(np.array(shards, int), owners), [owner] * len(shards))
+      self.assertLessEqual(max(map(len, of_each)) - min(map(len, of_each)), 1)
+
+  def test_counts_of_owners_and_the_order_of_dedupe_agree(self):
+    keys = np.random.default_rng(8).integers(0, 2**62, 1000)
+    unique = dedupe(keys).unique.numpy()
+    shards = sharding.shard_of(unique)
+    self.assertAllEqual(np.sort(shards), shards)
+    for owners in (1, 3, 256):
+      self.assertAllEqual(
+        sharding.owner_counts(unique, owners),
+        np.bincount(sharding.owner_of(shards, owners), minlength=owners),
+      )
+
+
+if __name__ == '__main__':
+  tf.test.main()

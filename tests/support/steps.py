@@ -1,0 +1,84 @@
+"""A small model, single steps of it, and the rows that they leave, for tests of what steps do."""
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import yaml
+
+from trainer import config
+from trainer.data.features import SlotBatch
+from trainer.training.step import Step, StepCounts, StepFlags
+
+# Goes with the batches of tests.support.batches.
+CONFIG = """
+seed: 3
+data:
+  train: [none]
+  slots: [{name: a, separator: "|", value_separator: ":"}, {name: b, separator: "|", pooling: sum},
+    {name: c, separator: "|", pooling: sqrtn}]
+  dense: [{name: x}, {name: y, transform: log1p, missing: 0.5}]
+sparse:
+  tables: {default: {width: 4, init_scale: 0.1}}
+model: {interactions: [linear, fm, {dnn: {hidden: [8, 4]}}]}
+train: {dense_optimizer: {kind: sgd, learning_rate: 0.1}}
+"""
+
+
+class Row(NamedTuple):
+  """What is kept of one feature."""
+
+  show: float
+  click: float
+  admitted: bool
+  linear: np.ndarray  # weight and optimizer state
+  factors: np.ndarray | None  # likewise; None before admission
+
+
+def make_config(changes: Mapping[str, Any]) -> config.Config:
+  """The small model's config with some keys changed, as {'train.batch_size': 8}."""
+  tree = yaml.safe_load(CONFIG)
+  for key, value in changes.items():
+    node = tree
+    *parents, last = key.split('.')
+    for part in parents:
+      node = node.setdefault(part, {})
+    node[last] = value
+  path = os.path.join(tf.compat.v1.test.get_temp_dir(), 'config.yaml')
+  with open(path, 'w', encoding='utf-8') as f:
+    yaml.safe_dump(tree, f)
+  return config.load(path)
+
+
+def train(step: Step, batch: SlotBatch, has_next: bool = False) -> StepCounts:
+  """Takes one step on a batch whose keys are routed within it."""
+  staged = step.stage(batch)
+  counts, _ = step.train(staged, step.route(staged), None, StepFlags(has_next, False, False))
+  return counts
+
+
+def rows_of(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[int, Row]:
+  """Rows by key, of what `export_state` of one or several stores gave.
+
+  Raises:
+    AssertionError: where two stores hold one key.
+  """
+  found = {}
+  for chunk in chunks:
+    admitted = 0
+    for i, key in enumerate(chunk['key'].tolist()):
+      factors = None
+      if chunk['admitted'][i] and 'factors_default' in chunk:
+        factors = chunk['factors_default'][admitted]
+        admitted += 1
+      assert key not in found, f'key {key} has two owners'
+      found[key] = Row(
+        chunk['show'][i],
+        chunk['click'][i],
+        bool(chunk['admitted'][i]),
+        chunk['linear'][i],
+        factors,
+      )
+  return found

@@ -1,0 +1,181 @@
+"""How the processes of a job meet: one interface, and its simplest form, a single process.
+
+Every process of a job calls the same methods in the same order, also when it has no samples left.
+A call that meets a lost process raises an error or ends the process; it never waits forever.
+
+What travels beside tensors is *plain data*: None, bool, int, float, str, NumPy arrays and
+scalars, and lists and dicts (with str keys) of these. A tuple arrives as a list.
+"""
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import errors
+from trainer.comm import messages
+
+Value = TypeVar('Value')
+
+
+class Communicator(abc.ABC):
+  """What the processes of a job do together.
+
+  Attributes:
+    rank: this process's number, from 0.
+    size: the number of processes, N.
+  """
+
+  rank: int
+  size: int
+
+  # Within a training step
+
+  def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums tensors over the processes, inside or outside a tf.function.
+
+    Args:
+      tensors: one or more of one dtype, float32, float64 or int64, of any shapes; the same shapes
+        on every process.
+    Returns:
+      Their sums, equal to the last bit on every process.
+    """
+
+    def total(*values: np.ndarray) -> list[np.ndarray]:
+      return list(self.sum_arrays({str(i): value for i, value in enumerate(values)}).values())
+
+    sums = tf.nest.flatten(tf.numpy_function(total, tensors, [t.dtype for t in tensors]))
+    return [tf.ensure_shape(one, t.shape) for one, t in zip(sums, tensors)]
+
+  def all_reduce_with_gradient(self, tensor: tf.Tensor) -> tf.Tensor:
+    """Sums one tensor; its gradient is the sum of the incoming gradients."""
+
+    def total(t: tf.Tensor) -> tf.Tensor:
+      return self.all_reduce([t])[0]
+
+    return tf.custom_gradient(lambda t: (total(t), total))(tensor)
+
+  # Between steps
+
+  @abc.abstractmethod
+  def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Sums arrays (float32, float64 or int64) by name; the same names and shapes everywhere."""
+
+  @abc.abstractmethod
+  def exchange(self, per_process: Sequence[Any]) -> list[Any]:
+    """Sends plain data `per_process[r]` to each process r; returns what each had for this one."""
+
+  def gather(self, value: Any) -> list[Any]:
+    """Returns what every process passed, by rank."""
+    return self.exchange([value] * self.size)
+
+  def broadcast(self, value: Any) -> Any:
+    """Returns what process 0 passed; what the others pass does not matter."""
+    return self.exchange([value if self.rank == 0 else None] * self.size)[0]
+
+  def barrier(self) -> None:
+    """Returns when every process has called it."""
+    self.gather(None)
+
+  def together(self, what: str, action: Callable[[], Value]) -> Value:
+    """Runs `action` here; a user's error on any process is raised on all, so that none waits.
+
+    Args:
+      what: how the message starts where the operating system refuses something.
+      action: a function that calls no method of this communicator.
+    Returns:
+      What `action` returned.
+    Raises:
+      UserError: the first of the errors, by rank; this process's own where it has one.
+    """
+    value, own = None, None
+    try:
+      with errors.plain_errors(what):
+        value = action()
+    except errors.UserError as e:
+      own = e
+    found = self.gather(own and [type(own).__name__, str(own)])
+    if own:
+      raise own
+    for kind, text in filter(None, found):
+      raise getattr(errors, kind, errors.UserError)(text)
+    return value
+
+
+class SingleProcess(Communicator):
+  """One process: it does by itself what N do together."""
+
+  rank, size = 0, 1
+
+  def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return list(tensors)
+
+  def all_reduce_with_gradient(self, tensor: tf.Tensor) -> tf.Tensor:
+    return tensor
+
+  def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return dict(arrays)
+
+  def exchange(self, per_process: Sequence[Any]) -> list[Any]:
+    return list(per_process)
+
+
+class RowExchange(Protocol):
+  """All-to-alls of rows that follow one another; in a graph, different exchanges may overlap."""
+
+  def all_to_all(
+    self, values: Sequence[tf.Tensor], counts: tf.Tensor
+  ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Sends rows to every rank; every rank calls it, with no rows too.
+
+    Args:
+      values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the
+        rows for rank 0, then those for rank 1, and so on.
+      counts: int32 [N], how many rows go to each rank.
+    Returns:
+      What the ranks had for this one, likewise: tensors [m, …] and counts int32 [N].
+    """
+    ...
+
+
+# Plain data travels in rows of so many bytes: their number, an int32, then allows 128 GiB.
+_ROW_BYTES = 64
+
+
+class RankCommunicator(Communicator):
+  """N ranks that exchange rows of embedding tables, and their plain data likewise.
+
+  Args:
+    rank: the rank of this process.
+    size: the number of ranks.
+    plain_data: what carries plain data.
+  """
+
+  def __init__(self, rank: int, size: int, plain_data: RowExchange):
+    self.rank, self.size, self._plain_data = rank, size, plain_data
+
+  @abc.abstractmethod
+  def row_exchange(self, name: str) -> RowExchange:
+    """Opens an exchange of its own; every rank calls it, with the same name."""
+
+  def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    sums = dict(arrays)
+    for dtype in sorted({a.dtype for a in arrays.values()}, key=str):
+      names = [name for name, a in arrays.items() if a.dtype == dtype and a.size]
+      if names:
+        totals = self.all_reduce([tf.constant(arrays[name]) for name in names])
+        sums |= {name: total.numpy() for name, total in zip(names, totals)}
+    return sums
+
+  def exchange(self, per_process: Sequence[Any]) -> list[Any]:
+    sent = [messages.encode(value) for value in per_process]
+    sent = [data + bytes(-len(data) % _ROW_BYTES) for data in sent]
+    rows = np.frombuffer(b''.join(sent), np.uint8).reshape([-1, _ROW_BYTES])
+    (received,), counts = self._plain_data.all_to_all(
+      [tf.constant(rows)], tf.constant([len(data) // _ROW_BYTES for data in sent], tf.int32)
+    )
+    parts = np.split(received.numpy(), np.cumsum(counts)[:-1])
+    return [messages.decode(part.data.cast('B')) for part in parts]

@@ -1,0 +1,253 @@
+"""The heartbeat of a job of ranks: a rank that dies, freezes or stands still ends the job, by name.
+
+Without it a frozen rank would make all others wait for ever: Horovod's own stall check does nothing
+under Gloo. Every rank keeps a connection to rank 0, over which both sides beat. Whoever notices
+that the other side is silent, has hung up, or makes no progress tells rank 0, which says why the
+job ends and ends all ranks with the same exit status.
+
+The heartbeat begins before TensorFlow and Horovod are imported, so that it bounds every wait of the
+start-up. Ranks find rank 0 through the key-value store that horovodrun runs for its own rendezvous.
+The job's secret lies there too: the heartbeat is as open as Horovod itself.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+import traceback
+import types
+import urllib.error
+import urllib.request
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from trainer.comm import messages
+from trainer.config import Sync
+from trainer.errors import UserError, one_line
+from trainer.runtime import Runtime
+
+EXIT_STATUS = 3  # of every process of a job that lost one
+_CONTINUE = 'The job ends; run the same command again to continue from the last checkpoint'
+_RENDEZVOUS_KEY = 'ctr_trainer/heartbeat'
+_ATTEMPT_SECONDS = 3  # of one request to the key-value store
+
+
+class Heartbeat(contextlib.AbstractContextManager):
+  """Beats until the `with` block ends; an error in the block ends the job on every rank.
+
+  A UserError is told once, whichever rank raises it, and the exit status is 2.
+
+  Args:
+    runtime: of this rank.
+    sync: the section of the config.
+  Raises:
+    UserError: where rank 0 has no free port.
+  """
+
+  def __init__(self, runtime: Runtime, sync: Sync):
+    self._rank, self._size, self._sync = runtime.rank, runtime.size, sync
+    self._name = f'rank {runtime.rank} (process {os.getpid()} on {os.uname().nodename})'
+    self._progress = time.monotonic()
+    self._lock = threading.Lock()  # guards what follows
+    self._members: dict[int, _Member] = {}  # by rank: for rank 0 all others, for others rank 0
+    self._closing = self._ending = False
+    if self._rank == 0:
+      secret = secrets.token_bytes(32)
+      listener = messages.Listener(
+        runtime.host or '127.0.0.1', sync.ports, secret, sync.lost_peer_seconds, self._accept
+      )
+      record = {'address': listener.address, 'secret': secret.hex(), 'name': self._name}
+      self._request(runtime.rendezvous, json.dumps(record).encode())
+      threading.Thread(target=self._expect_all, daemon=True).start()
+    else:
+      self._join(json.loads(self._request(runtime.rendezvous)))
+
+  def progress(self) -> None:
+    """Says that this rank gets on; called once a step or once a chunk of slow work."""
+    self._progress = time.monotonic()
+
+  def end(self, text: str, status: int) -> NoReturn:
+    """Ends the job: rank 0 prints the text, and all ranks end with the status.
+
+    Where rank 0 does not answer, this rank prints the text itself.
+    """
+    if self._rank == 0:
+      self._end_all(text, status)
+    self._members[0].connection.send(['end', text, status])
+    time.sleep(min(10, self._sync.lost_peer_seconds))  # rank 0's answer ends this process
+    _exit(text, status)
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: types.TracebackType | None,
+  ) -> None:
+    if error is None:
+      self._close()
+    elif isinstance(error, UserError):
+      self.end(f'error: {error}', 2)
+    elif isinstance(error, Exception):
+      traceback.print_exception(error)
+      # A lost rank makes the others fail too: whoever lost it has the time to say so first.
+      time.sleep(min(5, self._sync.lost_peer_seconds))
+      self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', _status_of(error))
+
+  def _close(self) -> None:
+    """Says good-bye: from here on a connection that closes is no loss."""
+    with self._lock:
+      self._closing = True
+      members = list(self._members.values())
+    for member in members:
+      member.connection.send(['bye'])
+    for member in members:
+      member.connection.close()
+
+  # Meeting
+
+  def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
+    """Puts the record of rank 0 into the key-value store, or waits for it there."""
+    method = 'GET' if data is None else 'PUT'
+    request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)
+    waited, why = 0.0, ''
+    while waited < self._sync.lost_peer_seconds:
+      began = time.monotonic()
+      try:
+        with urllib.request.urlopen(request, timeout=_ATTEMPT_SECONDS) as response:
+          return response.read()
+      except urllib.error.HTTPError as e:
+        why = '' if e.code == 404 else str(e)
+      except OSError as e:
+        why = str(e)
+      time.sleep(0.05)
+      # A pause of this process itself counts as one attempt.
+      waited += min(time.monotonic() - began, 2 * _ATTEMPT_SECONDS)
+    seconds = f'within {self._sync.lost_peer_seconds:.0f} s'
+    if why:
+      _exit(f'{self._name} cannot reach horovodrun at {rendezvous} {seconds}: {why}', EXIT_STATUS)
+    _exit(f'rank 0 was lost: it did not start {seconds}. {_CONTINUE}.', EXIT_STATUS)
+
+  def _join(self, record: dict[str, Any]) -> None:
+    try:
+      connection = messages.connect(
+        record['address'], bytes.fromhex(record['secret']), self._sync.lost_peer_seconds
+      )
+    except ConnectionError as e:
+      host, port = record['address']
+      why = f'{self._name} cannot reach it at {host}:{port}: {e}'
+      _exit(f'{record["name"]} was lost: {why}. {_CONTINUE}.', EXIT_STATUS)
+    member = _Member(0, record['name'], self._connection(connection))
+    member.connection.send(['hello', self._rank, self._name])
+    self._members[0] = member
+    threading.Thread(target=self._listen, args=(member,), daemon=True).start()
+
+  def _accept(self, accepted: Connection) -> None:
+    """On rank 0, in a thread of its own: another rank has greeted."""
+    connection = self._connection(accepted)
+    try:
+      kind, *rest = connection.receive()
+      while kind == 'beat':
+        kind, *rest = connection.receive()
+      rank, name = rest
+    except ConnectionError:
+      return  # the others see the same as for a rank that never came
+    member = _Member(rank, name, connection)
+    with self._lock:
+      self._members[rank] = member
+    self._listen(member)
+
+  def _connection(self, connection: Connection) -> messages.MessageConnection:
+    return messages.MessageConnection(
+      connection,
+      self._sync.lost_peer_seconds,
+      lambda: ['beat', time.monotonic() - self._progress],
+    )
+
+  def _expect_all(self) -> None:
+    """On rank 0: all ranks must have come within the time after which one counts as lost."""
+    for _ in range(10):  # so that a pause of this process itself counts little
+      time.sleep(self._sync.lost_peer_seconds / 10)
+      with self._lock:
+        missing = set(range(1, self._size)) - set(self._members)
+      if not missing:
+        return
+    self._end_all(
+      f'rank {min(missing)} was lost: it did not start within '
+      f'{self._sync.lost_peer_seconds:.0f} s. {_CONTINUE}.',
+      EXIT_STATUS,
+    )
+
+  # Listening
+
+  def _listen(self, member: '_Member') -> None:
+    """Listens to another rank until it says good-bye."""
+    while True:
+      try:
+        kind, *rest = member.connection.receive()
+      except ConnectionError as e:
+        if not self._closing:
+          self._lose(member.name, str(e))
+        return
+      if kind == 'beat':
+        (member.idle,) = rest
+        if member.idle > self._sync.stalled_peer_seconds:
+          self._lose_stalled()
+      elif kind == 'bye':
+        return
+      elif kind == 'end' and self._rank == 0:
+        self._end_all(*rest)
+      elif kind == 'end':
+        os._exit(rest[1])  # rank 0 has said why
+
+  def _lose_stalled(self) -> None:
+    """Whoever stands still the longest is the one for whom the others wait."""
+    idle = {m.name: m.idle for m in self._members.values()}
+    idle[self._name] = time.monotonic() - self._progress
+    name = max(idle, key=idle.get)
+    self._lose(name, f'it beats but has made no progress for {idle[name]:.0f} s')
+
+  def _lose(self, name: str, why: str) -> None:
+    text = f'{name} was lost: {why}. {_CONTINUE}.'
+    if self._rank == 0:
+      self._end_all(text, EXIT_STATUS)
+    _exit(text, EXIT_STATUS)  # it was rank 0 that was lost
+
+  def _end_all(self, text: str, status: int) -> NoReturn:
+    """On rank 0: ends all ranks, for the first reason that was told."""
+    with self._lock:
+      first, self._ending = not self._ending, True
+      members = list(self._members.values())
+    if not first:
+      threading.Event().wait()  # the thread that came first ends this process
+    sys.stderr.write(text + '\n')
+    sys.stderr.flush()
+    for member in members:
+      member.connection.send(['end', text, status])
+    for member in members:
+      member.connection.close()
+    os._exit(status)
+
+
+class _Member:
+  """Another rank, as this one knows it."""
+
+  def __init__(self, rank: int, name: str, connection: messages.MessageConnection):
+    self.rank, self.name, self.connection = rank, name, connection
+    self.idle = 0.0  # seconds without progress, as of its last beat
+
+
+def _status_of(error: Exception) -> int:
+  """3 where the error is a connection that ended, 1 else."""
+  import tensorflow as tf  # late: an error may come before TensorFlow
+
+  ended = isinstance(error, (ConnectionError, tf.errors.AbortedError))
+  return EXIT_STATUS if ended else 1
+
+
+def _exit(text: str, status: int) -> NoReturn:
+  sys.stderr.write(text + '\n')
+  sys.stderr.flush()
+  os._exit(status)

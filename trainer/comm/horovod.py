@@ -1,0 +1,100 @@
+"""What ranks do together by Horovod: ring allreduces of sums, all-to-alls of everything else."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from trainer.comm.communicator import Communicator, RankCommunicator, RowExchange, SingleProcess
+from trainer.comm.connections import ConnectionsCommunicator, Connector
+from trainer.config import Sync
+from trainer.runtime import Runtime
+
+
+class HorovodCommunicator(RankCommunicator):
+  """The ranks of the job that Horovod started; `hvd.init` has been called.
+
+  Args:
+    open_row_exchange: opens what carries rows in place of Horovod's own all-to-all.
+  """
+
+  def __init__(self, open_row_exchange: Callable[[str], RowExchange] | None = None):
+    import horovod.tensorflow as hvd
+
+    self._hvd = hvd
+    self._open_row_exchange = open_row_exchange or HorovodRowExchange
+    super().__init__(hvd.rank(), hvd.size(), HorovodRowExchange('messages'))
+
+  def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    # One group is negotiated, fused and reduced at once. Horovod knows it by the name of its op,
+    # which TensorFlow makes unique within a graph.
+    return self._hvd.grouped_allreduce(list(tensors), op=self._hvd.Sum, name='sum')
+
+  def row_exchange(self, name: str) -> RowExchange:
+    return self._open_row_exchange(name)
+
+
+class HorovodRowExchange:
+  """A RowExchange by Horovod's all-to-all.
+
+  Horovod negotiates every tensor by itself and never fuses all-to-alls, so what goes together
+  travels as one tensor of bytes.
+
+  Args:
+    name: by which Horovod tells exchanges apart that overlap in a graph. Outside of graphs ops have
+      no names, so that only one exchange at a time may be under way there.
+  """
+
+  def __init__(self, name: str):
+    import horovod.tensorflow as hvd
+
+    self._hvd, self._name = hvd, name
+
+  def all_to_all(
+    self, values: Sequence[tf.Tensor], counts: tf.Tensor
+  ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """See RowExchange."""
+    values = [tf.convert_to_tensor(value) for value in values]
+    widths = [v.dtype.size * v.shape[1:].num_elements() for v in values]
+    with tf.device('/CPU:0'):  # where rows are
+      rows = [_as_bytes(value, width) for value, width in zip(values, widths)]
+      received, counts = self._hvd.alltoall(
+        rows[0] if len(rows) == 1 else tf.concat(rows, 1), splits=counts, name=self._name
+      )
+      parts = [received] if len(rows) == 1 else tf.split(received, widths, 1)
+      return [_as_tensor(part, like=value) for part, value in zip(parts, values)], counts
+
+
+def _as_bytes(value: tf.Tensor, width: int) -> tf.Tensor:
+  """Returns [n, …] as uint8 [n, width]."""
+  if value.dtype != tf.uint8:
+    value = tf.bitcast(value, tf.uint8)
+  return tf.reshape(value, [-1, width])
+
+
+def _as_tensor(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+  """The inverse of `_as_bytes` for a tensor of the dtype and row shape of `like`."""
+  shape = [-1, *like.shape[1:]]
+  if like.dtype == tf.uint8:
+    return tf.reshape(rows, shape)
+  size = [like.dtype.size] if like.dtype.size > 1 else []
+  return tf.bitcast(tf.reshape(rows, shape + size), like.dtype)
+
+
+def communicator(runtime: Runtime, sync: Sync) -> Communicator:
+  """Returns what the processes of this job do together, as the config asks for.
+
+  Every rank calls it, after trainer.runtime.start.
+
+  Raises:
+    UserError: on every rank, where one has no free port.
+    ConnectionError: naming a rank that cannot be reached.
+  """
+  if runtime.size == 1:
+    return SingleProcess()
+  by_horovod = HorovodCommunicator()
+  if sync.row_exchange == 'horovod':
+    return by_horovod
+  connector = Connector(by_horovod, runtime.host, sync)
+  if sync.dense_allreduce == 'connections':
+    return ConnectionsCommunicator(connector, runtime.rank, runtime.size)
+  return HorovodCommunicator(connector.connect)

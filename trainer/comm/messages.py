@@ -1,0 +1,287 @@
+"""Messages of plain data between processes: as bytes, and over connections with a greeting.
+
+A message is a JSON text in which each NumPy array is replaced by its dtype and shape, followed by
+the bytes of the arrays. Nothing in it could run code. All hosts of a job have one byte order.
+
+The standard library's `multiprocessing.connection` frames what travels and greets: both sides prove
+with an HMAC that they know the job's secret before the first message. A stranger who is silent,
+sends rubbish or hangs up is dropped, and nobody waits for him.
+"""
+
+import json
+import multiprocessing
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+import numpy as np
+
+from trainer.errors import UserError
+
+_HEADER = struct.Struct('!QI')  # bytes of the whole message, bytes of its JSON text
+_ARRAY = '__array__'
+_BEATS = 10  # in the time after which a silent process counts as lost
+
+Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host, port]
+
+
+def encode(value: Any) -> bytes:
+  """Returns plain data (see trainer.comm.communicator) as bytes.
+
+  Raises:
+    TypeError: for anything that is not plain data.
+  """
+  arrays = []
+
+  def plain(v: Any) -> Any:
+    if isinstance(v, np.generic):
+      v = v.item()
+    if v is None or type(v) in (bool, int, float, str):
+      return v
+    if isinstance(v, np.ndarray) and v.dtype.kind in 'biufUS':
+      arrays.append(np.ascontiguousarray(v))
+      return {_ARRAY: [v.dtype.str, v.shape]}
+    if isinstance(v, (list, tuple)):
+      return [plain(item) for item in v]
+    if isinstance(v, dict) and all(isinstance(k, str) and k != _ARRAY for k in v):
+      return {k: plain(item) for k, item in v.items()}
+    raise TypeError(f'cannot send {v!r} of type {type(v).__name__}; wanted plain data')
+
+  text = json.dumps(plain(value)).encode()
+  size = _HEADER.size + len(text) + sum(a.nbytes for a in arrays)
+  return b''.join([_HEADER.pack(size, len(text)), text, *(a.tobytes() for a in arrays)])
+
+
+def decode(data: bytes | bytearray | memoryview) -> Any:
+  """Returns the value that `encode` made `data` of; bytes after the message do not matter.
+
+  Its arrays are views of `data`.
+
+  Raises:
+    ValueError: where `data` does not begin with a whole message.
+  """
+  view = memoryview(data)
+  if len(view) < _HEADER.size:
+    raise ValueError(f'found a message of {len(view)} bytes; wanted at least {_HEADER.size}')
+  size, text_size = _HEADER.unpack_from(view)
+  if size > len(view):
+    raise ValueError(f'found {len(view)} bytes of a message; wanted {size}')
+  place = _HEADER.size + text_size
+
+  def with_arrays(found: dict[str, Any]) -> Any:
+    nonlocal place
+    if _ARRAY not in found:
+      return found
+    name, shape = found[_ARRAY]
+    dtype, count = np.dtype(name), int(np.prod(shape, dtype=np.int64))
+    array = np.frombuffer(view, dtype, count, place) if count else np.empty([0], dtype)
+    place += count * dtype.itemsize
+    return array.reshape(shape)
+
+  value = json.loads(bytes(view[_HEADER.size : place]), object_hook=with_arrays)
+  if place != size:
+    raise ValueError(f'found a message of {size} bytes; wanted {place}')
+  return value
+
+
+class Listener:
+  """Accepts connections for as long as the process lives, and greets each in a thread of its own.
+
+  Args:
+    host: the address to listen at, IPv4 or IPv6; None for a Unix socket, which only processes of
+      this machine reach.
+    ports: the first and the last port that may be used; None for one that the system chooses.
+    secret: what the other side must know.
+    lost_seconds: how long a greeting, or the rest of a message that has begun, may take.
+    serve: called in the greeting's thread with each Connection whose other side knows the secret.
+  Attributes:
+    address: what `connect` needs.
+  Raises:
+    UserError: where no port of `ports` is free.
+  """
+
+  def __init__(
+    self,
+    host: str | None,
+    ports: Sequence[int] | None,
+    secret: bytes,
+    lost_seconds: float,
+    serve: Callable[[Connection], None],
+  ):
+    self._secret, self._lost_seconds, self._serve = secret, lost_seconds, serve
+    self._socket = _listen(host, ports)
+    name = self._socket.getsockname()
+    self.address: Address = name.hex() if host is None else [host, name[1]]
+    threading.Thread(target=self._accept, daemon=True).start()
+
+  def _accept(self) -> None:
+    while True:
+      try:
+        accepted, _ = self._socket.accept()
+      except OSError:  # the stranger has hung up already, or there are too many of them
+        time.sleep(0.01)
+        continue
+      threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
+
+  def _greet(self, accepted: socket.socket) -> None:
+    try:
+      steps = deliver_challenge, answer_challenge
+      connection = _greeted(accepted, self._secret, self._lost_seconds, steps)
+    except ConnectionError:
+      return
+    self._serve(connection)
+
+
+def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
+  """Connects to a Listener.
+
+  Args:
+    address: the listener's.
+    secret: the listener's.
+    lost_seconds: how long connecting, the greeting, or the rest of a message may take.
+  Raises:
+    ConnectionError: saying why nobody who knows the secret was reached at the address.
+  """
+  try:
+    if isinstance(address, str):
+      connected = socket.socket(socket.AF_UNIX)
+      connected.settimeout(lost_seconds)
+      connected.connect(bytes.fromhex(address))
+    else:
+      connected = socket.create_connection((address[0], address[1]), timeout=lost_seconds)
+  except OSError as e:
+    raise ConnectionError(e.strerror or str(e)) from None
+  return _greeted(connected, secret, lost_seconds, (answer_challenge, deliver_challenge))
+
+
+class MessageConnection:
+  """Messages both ways over one greeted connection, and beats that show that this side lives.
+
+  A thread sends, so that nobody waits in `send`. Both sides beat ten times in `lost_seconds`.
+
+  Args:
+    connection: from `connect` or a Listener.
+    lost_seconds: after so long a silence the other side counts as lost.
+    beat: returns the message that the next beat is.
+  """
+
+  def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Any]):
+    self._connection, self._lost_seconds, self._beat = connection, lost_seconds, beat
+    self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    self._sender = threading.Thread(target=self._send_all, daemon=True)
+    self._sender.start()
+
+  def send(self, message: Any) -> None:
+    """Sends plain data after all that was sent before; returns at once."""
+    self._outgoing.put(encode(message))
+
+  def receive(self) -> Any:
+    """Waits for the next message of the other side, beats included.
+
+    Raises:
+      ConnectionError: where the other side was silent for `lost_seconds`, hung up or sent what is
+        no message; the text says which.
+    """
+    silent = ConnectionError(f'it was silent for {self._lost_seconds:.0f} s')
+    try:
+      # Counted in short waits: where this process itself was stopped for long, the other side's
+      # beats lie in the buffer, or need a moment to come.
+      if any(self._connection.poll(self._lost_seconds / _BEATS) for _ in range(_BEATS)):
+        return decode(self._connection.recv_bytes())
+      raise TimeoutError
+    except (BlockingIOError, TimeoutError):
+      raise silent from None
+    except EOFError:
+      raise ConnectionError('its connection closed: the process has ended') from None
+    except ValueError as e:
+      raise ConnectionError(f'it sent what is no message: {e}') from None
+    except OSError as e:
+      raise ConnectionError(f'its connection broke: {e.strerror or e}') from None
+
+  def close(self) -> None:
+    """Sends what is waiting, then hangs up."""
+    self._outgoing.put(None)
+    if threading.current_thread() is not self._sender:
+      self._sender.join(self._lost_seconds)
+
+  def _send_all(self) -> None:
+    pause, beaten = self._lost_seconds / _BEATS, -np.inf
+    try:
+      while True:
+        if time.monotonic() - beaten >= pause:
+          self._connection.send_bytes(encode(self._beat()))
+          beaten = time.monotonic()
+        try:
+          message = self._outgoing.get(timeout=max(0.0, beaten + pause - time.monotonic()))
+        except queue.Empty:
+          continue
+        if message is None:
+          _shut_down(self._connection, socket.SHUT_WR)
+          return
+        self._connection.send_bytes(message)
+    except OSError:
+      return  # the receiving side notices, and knows what it means
+
+
+def _listen(host: str | None, ports: Sequence[int] | None) -> socket.socket:
+  if host is None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind('')  # the system gives it a name that no other has
+    listener.listen(128)
+    return listener
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  first, last = ports or (0, 0)
+  for port in range(first, last + 1):
+    try:
+      return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as e:
+      why = e.strerror or str(e)
+  raise UserError(
+    f'sync.ports: found {ports and list(ports)}, in which {host} has no port to listen at: {why}; '
+    'wanted a range with a free port'
+  )
+
+
+def _greeted(
+  connected: socket.socket,
+  secret: bytes,
+  seconds: float,
+  steps: Sequence[Callable[[Connection, bytes], None]],
+) -> Connection:
+  """Takes the steps of a greeting over a connected socket.
+
+  Raises:
+    ConnectionError: where the other side did not show in time that it knows the secret.
+  """
+  connected.setblocking(True)
+  limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
+  for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+    connected.setsockopt(socket.SOL_SOCKET, option, limit)
+  if connected.family != socket.AF_UNIX:
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  connection = Connection(connected.detach())
+  timer = threading.Timer(seconds, _shut_down, (connection, socket.SHUT_RDWR))
+  timer.start()
+  try:
+    for step in steps:
+      step(connection, secret)
+    return connection
+  except (OSError, EOFError, AssertionError, multiprocessing.AuthenticationError) as e:
+    connection.close()
+    raise ConnectionError(f'no greeting from a process of this job: {e}'.rstrip(': ')) from None
+  finally:
+    timer.cancel()
+
+
+def _shut_down(connection: Connection, how: int) -> None:
+  try:
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+      same.shutdown(how)
+  except OSError:
+    pass  # closed already

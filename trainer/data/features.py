@@ -1,0 +1,137 @@
+"""Raw columns to what a model reads: the `SlotBatch`, feature keys, dense transforms, pooling.
+
+Shapes: B samples, F slots, nnz features in the batch, Dn dense columns.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+HASH_BITS = 52
+HASH_NAME = 'farmhash64 of the stripped text, mod 2^52'
+
+
+class SlotBatch(NamedTuple):
+  """A batch, in NumPy or TensorFlow.
+
+  Where every slot of every sample holds exactly one feature of value 1 (the fast path), `values`
+  and `segments` are
+  empty and nnz = B·F, a sample's features side by side. B may be 0.
+  """
+
+  keys: np.ndarray  # int64 [nnz]
+  values: np.ndarray  # float32 [nnz] x_i, or [0]
+  segments: np.ndarray  # int32 [nnz] sample·F + slot, ascending, or [0]
+  dense: np.ndarray  # float32 [B, Dn], NaN where missing
+  label: np.ndarray  # float32 [B]
+  weight: np.ndarray  # float32 [B]; 1 where the log has none
+  group: np.ndarray  # int64 [B]; 0 where the log has none
+
+
+def empty_batch(num_dense):
+  """A SlotBatch of no samples: what a rank without data takes part with."""
+  f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
+  return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), f, f, i)
+
+
+def hash_keys(texts, slot_id):
+  """Keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`, text without the white space
+  around it.
+
+  Plain TensorFlow, so that a serving graph hashes as the log's conversion does.
+
+  Args:
+    texts: string tensor of any shape (or integers, which hash as their decimal text).
+    slot_id: int, or an int64 tensor that broadcasts against `texts`; `Config.slot_ids()` has it.
+  Returns: int64 tensor of the shape of `texts`, never negative. Blank texts hash too: the caller
+    leaves them out.
+  """
+  texts = tf.convert_to_tensor(texts)
+  if texts.dtype.is_integer:
+    texts = tf.strings.as_string(texts)
+  hashed = tf.strings.to_hash_bucket_fast(tf.strings.strip(texts), 1 << HASH_BITS)
+  return (
+    tf.bitwise.left_shift(tf.cast(slot_id, tf.int64), tf.constant(HASH_BITS, tf.int64)) + hashed
+  )
+
+
+def has_log1p(column):
+  return column.transform in ('log1p', 'log1p_standardise')
+
+
+def dense_stats(columns, measured):
+  """What `transform_dense` standardises with.
+
+  Args:
+    columns: `Config.data.dense`.
+    measured: the `dense` of a prepared pass's meta.json: name -> [count, mean, M2] of the values
+      present, after log1p
+      where the transform has it.
+  Returns: float32 [2, Dn]: mean and standard deviation (of the population); (0, 1) where a column
+    is not standardised or constant.
+  """
+  stats = np.zeros([2, len(columns)], np.float32)
+  stats[1] = 1
+  for i, column in enumerate(columns):
+    if 'standardise' not in column.transform:
+      continue
+    count, mean, m2 = measured[column.name]
+    std = np.sqrt(m2 / count) if count else 0
+    stats[0, i] = mean if column.mean is None else column.mean
+    stats[1, i] = (std if std > 0 else 1) if column.std is None else column.std
+  return stats
+
+
+def transform_dense(dense, columns, stats):
+  """log1p: sign(x)·log(1 + |x|); then standardise: (x − mean) / std; then NaN becomes the column's
+  `missing`.
+
+  Args:
+    dense: float32 [B, Dn], NaN where missing.
+    columns: `Config.data.dense`.
+    stats: float32 [2, Dn] of `dense_stats`.
+  Returns: float32 [B, Dn], finite.
+  """
+  dense = tf.convert_to_tensor(dense, tf.float32)
+  if any(has_log1p(c) for c in columns):
+    dense = tf.where(
+      [has_log1p(c) for c in columns], tf.sign(dense) * tf.math.log1p(tf.abs(dense)), dense
+    )
+  if any('standardise' in c.transform for c in columns):
+    dense = (dense - stats[0]) / stats[1]
+  return tf.where(
+    tf.math.is_nan(dense), tf.constant([c.missing for c in columns], tf.float32), dense
+  )
+
+
+def pool_norm(values, segments, batch_size, poolings):
+  """What a slot's sum Σ x_i v_i is divided by, as `tf.nn.embedding_lookup_sparse` does: mean by Σ
+  x_i, sqrtn by √(Σ x_i²).
+
+  Args:
+    values: float32 [nnz]; segments: int32 [nnz] (a SlotBatch's; both empty on the fast path).
+    batch_size: B, an int or a scalar tensor.
+    poolings: F of 'sum' | 'mean' | 'sqrtn'.
+  Returns: float32 [B, F], or None where nothing is to be divided: every slot is 'sum', or the
+    static shape says that there
+    are no segments. 1 for 'sum', for empty slots and, with segments empty at run time, everywhere.
+    Infinity where the divisor
+    of a slot that has features would be 0: the quotient is 0, as `embedding_lookup_sparse` has it.
+  """
+  if all(p == 'sum' for p in poolings) or segments.shape[0] == 0:
+    return None
+  num_slots = len(poolings)
+  slot = segments % num_slots
+  squared = tf.gather(tf.constant([p == 'sqrtn' for p in poolings]), slot)
+  total = tf.math.unsorted_segment_sum(
+    tf.where(squared, values * values, values), segments, batch_size * num_slots
+  )
+  total = tf.reshape(total, [batch_size, num_slots])
+  count = tf.reshape(
+    tf.math.unsorted_segment_sum(tf.ones_like(values), segments, batch_size * num_slots),
+    [batch_size, num_slots],
+  )
+  total = tf.where([p == 'sqrtn' for p in poolings], tf.sqrt(tf.maximum(total, 0)), total)
+  total = tf.where(tf.equal(total, 0), tf.constant(np.inf, tf.float32), total)
+  return tf.where(tf.logical_or([p == 'sum' for p in poolings], tf.equal(count, 0)), 1.0, total)

@@ -1,0 +1,194 @@
+"""Writes a click log with known ground truth: `python -m trainer.synthesize --out DIR [--days 5]
+[--samples_per_day 250000] [--seed 0] …`.
+
+DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json: the AUC and
+logloss of the true probabilities of each
+file, which no model can beat but by chance.
+
+The world: a click's logit is
+
+  bias + user_bias + item_bias + category_bias + Σ tag_bias + ⟨user factors, item factors⟩ + hour,
+  device and user × device effects
+       + effects of price, age and of the popular queries
+
+Item factors lie around those of the item's category and tags, so that new items can be told by
+them. Users, items and popular queries
+are drawn by power laws; half of the queries are typed once and never again, the long tail that real
+logs have. Items are born every day
+and fade, each at a pace of its own. Prices and ages are partly blank. Equal arguments give equal
+files; more days leave the earlier
+ones as they are.
+"""
+
+import json
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+FACTORS, CATEGORIES, TAGS, DEVICES, QUERIES = 2, 30, 50, 4, 3000
+FRESH_QUERIES = (
+  0.5  # share of the samples whose query was never seen before and never will be again
+)
+MAX_TAGS = 3
+BIAS = -2.4
+BLANK_PRICE, BLANK_AGE = 0.05, 0.2  # shares
+
+
+class World:
+  """Everything that is drawn once: users, and items as they are born."""
+
+  def __init__(self, seed, users, items, days):
+    self._seed = seed
+    rng = np.random.default_rng([seed, 0])
+    normal = rng.standard_normal
+    self.hour_effect = 0.3 * np.sin(2 * np.pi * (np.arange(24) - 14) / 24)
+    self.device_effect = 0.3 * normal(DEVICES)
+    self.category_bias, category_factors = 0.4 * normal(CATEGORIES), normal([CATEGORIES, FACTORS])
+    self.tag_bias, tag_factors = (
+      0.2 * normal(TAGS + 1),
+      normal([TAGS + 1, FACTORS]),
+    )  # the last stands for no tag
+    self.tag_bias[TAGS] = tag_factors[TAGS] = 0
+    self.user_names = rng.permutation(users)
+    self.user_bias, self.user_factors = 0.8 * normal(users), normal([users, FACTORS])
+    self.user_device = 0.4 * normal([users, DEVICES])
+    self.user_age = rng.integers(16, 80, users)
+    self.user_age_known = rng.random(users) >= BLANK_AGE
+    self.query_effect = 0.2 * np.random.default_rng([seed, 3]).standard_normal(QUERIES)
+    cohorts = [self._born(day, items if day == 0 else items // 10) for day in range(days)]
+    self.born, self.weight, self.pace, self.category, self.tags, bias, price, own = (
+      np.concatenate(c) for c in zip(*cohorts)
+    )
+    self.item_price = price
+    self.item_bias = bias + self.category_bias[self.category] + self.tag_bias[self.tags].sum(1)
+    self.item_factors = (
+      0.75 * category_factors[self.category] + 0.5 * tag_factors[self.tags].sum(1) + 0.3 * own
+    )
+    texts = np.array([str(t) for t in range(TAGS)] + [''])
+    self.tag_text = pa.array(
+      ['|'.join('t' + texts[t] for t in row if t != TAGS) for row in self.tags]
+    )
+
+  def _born(self, day, count):
+    """The items of one day:
+
+    born, weight, pace [count], category, tags [count, MAX_TAGS], bias, price, own factors [count,
+    FACTORS].
+    """
+    rng = np.random.default_rng([self._seed, 1, day])
+    tags = rng.integers(0, TAGS, [count, MAX_TAGS])
+    tags[np.arange(MAX_TAGS) >= rng.integers(0, MAX_TAGS + 1, [count, 1])] = TAGS
+    tags.sort(1)
+    tags[:, 1:][tags[:, 1:] == tags[:, :-1]] = TAGS  # each tag once
+    # Items that are there on the first day were born before it.
+    born = day - (rng.exponential(3, count) if day == 0 else np.zeros(count))
+    weight, pace = (1 + rng.permutation(count)) ** -0.8, rng.uniform(1.5, 6, count)
+    category = (CATEGORIES * rng.random(count) ** 2).astype(int)
+    price = np.exp(2.5 + 0.8 * rng.standard_normal(count))
+    return (
+      born,
+      weight,
+      pace,
+      category,
+      tags,
+      0.4 * rng.standard_normal(count),
+      price,
+      rng.standard_normal([count, FACTORS]),
+    )
+
+  def log(self, day, samples):
+    """The records of one day.
+
+    Returns: (pyarrow table, probabilities float64 [samples], clicks bool [samples]).
+    """
+    rng = np.random.default_rng([self._seed, 2, day])
+    user = (len(self.user_names) * rng.random(samples) ** 2.5).astype(np.int64)
+    # An item's share fades from its birth on, until it is gone.
+    left = np.exp((self.born - day) / self.pace)
+    weight = np.where((self.born <= day) & (left > 0.1), self.weight * left, 0)
+    item = np.searchsorted(np.cumsum(weight), weight.sum() * rng.random(samples), side='right')
+    hour, device = rng.integers(0, 24, samples), rng.integers(0, DEVICES, samples)
+    asked = np.random.default_rng([self._seed, 4, day])
+    query, fresh = (
+      (QUERIES * asked.random(samples) ** 2.5).astype(int),
+      asked.random(samples) < FRESH_QUERIES,
+    )
+    price = np.round(self.item_price[item] * np.exp(0.2 * rng.standard_normal(samples)), 2)
+    logit = (
+      BIAS
+      + self.user_bias[user]
+      + self.item_bias[item]
+      + 0.7 * np.einsum('nd,nd->n', self.user_factors[user], self.item_factors[item])
+      + self.hour_effect[hour]
+      + self.device_effect[device]
+      + self.user_device[user, device]
+      - 0.5 * (np.log1p(price) - 2.5)
+      + 0.02 * (self.user_age[user] - 48)
+      + np.where(fresh, 0, self.query_effect[query])
+    )
+    probability = 1 / (1 + np.exp(-logit))
+    click = rng.random(samples) < probability
+    table = pa.table(
+      {
+        'user': self.user_names[user],
+        'item': item,
+        'category': pa.array([f'c{c}' for c in range(CATEGORIES)]).take(
+          pa.array(self.category[item])
+        ),
+        'tags': self.tag_text.take(pa.array(item)),
+        'query': pa.array(np.where(fresh, QUERIES + day * samples + np.arange(samples), query)),
+        'hour': hour,
+        'device': pa.array(['phone', 'tablet', 'desktop', 'tv']).take(pa.array(device)),
+        'price': pa.array(price, mask=rng.random(samples) < BLANK_PRICE),
+        'age': pa.array(self.user_age[user], mask=~self.user_age_known[user]),
+        'click': click.astype(np.int8),
+      }
+    )
+    return table, probability, click
+
+
+def best_reachable(probability, click):
+  """What the true probabilities [n] reach on the clicks [n]:
+
+  dict samples, ctr, auc (null where all clicks are equal), logloss.
+  """
+  clicks = int(click.sum())
+  others = len(click) - clicks
+  _, rank, count = np.unique(probability, return_inverse=True, return_counts=True)
+  mean_rank = np.cumsum(count) - (count - 1) / 2  # of equal probabilities together
+  auc = (
+    (mean_rank[rank][click].sum() - clicks * (clicks + 1) / 2) / (clicks * others)
+    if clicks and others
+    else None
+  )
+  logloss = -np.log(np.where(click, probability, 1 - probability)).mean()
+  return {'samples': len(click), 'ctr': clicks / len(click), 'auc': auc, 'logloss': logloss}
+
+
+def synthesize(out, days, samples_per_day, seed, users, items):
+  """Writes the log.
+
+  Returns: the content of truth.json: {'passes': {name: `best_reachable`}, …the arguments}.
+  """
+  world = World(seed, users, items, days + 1)
+  truth = {
+    'seed': seed,
+    'days': days,
+    'samples_per_day': samples_per_day,
+    'users': users,
+    'items': items,
+    'passes': {},
+  }
+  os.makedirs(out, exist_ok=True)
+  for day in range(days + 1):
+    name = f'day_{day:02d}' if day < days else f'test_day_{day:02d}'
+    table, probability, click = world.log(day, samples_per_day)
+    pa.csv.write_csv(
+      table, os.path.join(out, name + '.csv'), pa.csv.WriteOptions(quoting_style='none')
+    )
+    truth['passes'][name] = best_reachable(probability, click)
+  with open(os.path.join(out, 'truth.json'), 'w', encoding='utf-8') as f:
+    json.dump(truth, f, indent=1)
+  return truth

@@ -1,0 +1,57 @@
+"""Errors that end a process with one line, and the helpers that write such lines."""
+
+import contextlib
+import difflib
+import errno
+from collections.abc import Iterable, Iterator
+
+_WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | dict.fromkeys(
+  [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
+  '; wanted a directory that can be written',
+)
+# Lines of a TensorFlow message that say where in the graph it failed, not what failed.
+_GRAPH_TRACE = ('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '[')
+
+
+class UserError(Exception):
+  """A user's mistake: the text is one line, and the process ends with status 2."""
+
+
+class ConfigError(UserError):
+  """A mistake in the configuration."""
+
+
+class DataLoss(UserError):
+  """Stored data cannot be trusted: a file is missing, cut short, changed or foreign."""
+
+
+def one_line(error: BaseException) -> str:
+  """Returns the exception's type and the telling line of its message.
+
+  TensorFlow's messages begin with where in the graph they were raised; that part is left out.
+  """
+  lines = [' '.join(line.split()) for line in str(error).splitlines() if line.strip()]
+  telling = [line for line in lines if not line.startswith(_GRAPH_TRACE)]
+  return f'{type(error).__name__}: {(telling or lines or [""])[0]}'
+
+
+def nearest(name: object, valid: Iterable[object]) -> str:
+  """Returns "; the nearest valid name is 'x'", or '' where there are no valid names."""
+  close = difflib.get_close_matches(str(name), sorted(map(str, valid)), n=1, cutoff=0)
+  return f"; the nearest valid name is '{close[0]}'" if close else ''
+
+
+@contextlib.contextmanager
+def plain_errors(what: str) -> Iterator[None]:
+  """Turns an error of the operating system (full disk, read-only directory) into a UserError.
+
+  Args:
+    what: how the message starts.
+  Raises:
+    UserError: in place of an OSError.
+  """
+  try:
+    yield
+  except OSError as e:
+    where = f'{e.filename}: ' if e.filename else ''
+    raise UserError(f'{what}: {where}{e.strerror or e}{_WANTED.get(e.errno, "")}') from e

@@ -1,0 +1,92 @@
+"""Batch normalisation over the samples of one rank or of all."""
+
+import tensorflow as tf
+
+
+class BatchNorm(tf.keras.layers.Layer):
+  """y = γ (x − mean) / √(variance + ε) + β, a column at a time (Ioffe & Szegedy 2015).
+
+  Statistics are sums: count, Σx and Σx², added up over ranks by `sum_across_ranks`, once forward
+    and once backward. So N ranks
+  normalise as one process does with the whole batch, however unevenly they share it; zero samples
+  are fine anywhere.
+  The variance is the biased one, in the moving average too. A step without samples leaves the
+  moving statistics alone.
+
+  With each rank's own sums ("local") the moving statistics differ among ranks; the mean over ranks
+  is what a checkpoint should hold.
+
+  Args:
+    sum_across_ranks: float32 [k] -> float32 [k], the sum over ranks; None for statistics of this
+      rank's samples only.
+    momentum: share of the moving statistics that a step keeps. Keras' defaults (.99, ε 1e-3) cost
+      .002 AUC on Frappe.
+  """
+
+  def __init__(self, sum_across_ranks=None, momentum=0.9, epsilon=1e-5, name=None):
+    super().__init__(name=name)
+    self._sum = sum_across_ranks or (lambda sums: sums)
+    self._momentum, self._epsilon = momentum, epsilon
+
+  def build(self, shape):
+    columns = shape[1:]
+    self._gamma = self.add_weight('gamma', columns, initializer='ones')
+    self._beta = self.add_weight('beta', columns, initializer='zeros')
+    self._mean = self.add_weight('moving_mean', columns, initializer='zeros', trainable=False)
+    self._variance = self.add_weight(
+      'moving_variance', columns, initializer='ones', trainable=False
+    )
+    self.built = True
+
+  def call(self, x, training=False):
+    """float32 [B, H] -> float32 [B, H]."""
+    if not training:
+      return tf.nn.batch_normalization(
+        x, self._mean, self._variance, self._beta, self._gamma, self._epsilon
+      )
+    y, mean, variance, count = self._normalise(
+      x, tf.convert_to_tensor(self._gamma), tf.convert_to_tensor(self._beta)
+    )
+    rate = tf.where(count > 0, 1 - self._momentum, 0.0)
+    updates = [
+      self._mean.assign_sub(rate * (self._mean - mean)),
+      self._variance.assign_sub(rate * (self._variance - variance)),
+    ]
+    with tf.control_dependencies(updates):
+      return tf.identity(y)
+
+  def _normalise(self, x, gamma, beta):
+    """Returns (y [B, H], mean [H], variance [H], count), of which y has a gradient."""
+
+    @tf.custom_gradient  # a third of the passes over [B, H] that automatic differentiation makes
+    def normalise(x, gamma, beta):
+      columns = tf.shape(x)[1]
+      sums = self._sum(
+        tf.concat(
+          [
+            tf.reduce_sum(x, 0),
+            tf.reduce_sum(tf.square(x), 0),
+            [tf.cast(tf.shape(x)[0], tf.float32)],
+          ],
+          0,
+        )
+      )
+      count = sums[-1]
+      of_sums = tf.math.divide_no_nan(sums[:-1], count)
+      mean = of_sums[:columns]
+      variance = tf.maximum(of_sums[columns:] - tf.square(mean), 0)
+      inverse = tf.math.rsqrt(variance + self._epsilon)
+      scale = gamma * inverse
+
+      def gradient(dy, *_):
+        own_dy, own_dyx = tf.reduce_sum(dy, 0), tf.reduce_sum(dy * x, 0)
+        own_dgamma = (own_dyx - mean * own_dy) * inverse
+        means = tf.math.divide_no_nan(self._sum(tf.concat([own_dy, own_dgamma], 0)), count)
+        # dx = scale (dy − mean(dy) − x̂ mean(dy·x̂)), the means over all ranks, as a combination of
+        # dy, x and 1.
+        of_x = -scale * inverse * means[columns:]
+        return dy * scale + (x * of_x - (scale * means[:columns] + mean * of_x)), own_dgamma, own_dy
+
+      return (x * scale + (beta - mean * scale), mean, variance, count), gradient
+
+    return normalise(x, gamma, beta)

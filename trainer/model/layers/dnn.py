@@ -1,0 +1,124 @@
+"""Multilayer perceptron."""
+
+import itertools
+
+import tensorflow as tf
+
+from trainer.embedding.layer_inputs import slot_vectors, vector_width
+from trainer.model.layers.batch_norm import BatchNorm
+
+
+class DNN(tf.keras.layers.Layer):
+  """A multilayer perceptron, the deep part of Wide&Deep (Cheng et al. 2016) and DeepFM (Guo et al.
+  2017).
+
+      h_0 = slot vectors joined with dense, [B, W]
+      h_{l+1} = dropout(activation(batch_norm(h_l K_l + c_l))), [B, hidden[l]]
+      logit = h_L · head
+
+  Args:
+    hidden: widths of the hidden layers.
+    activation: name of a Keras activation.
+    dropout: share of each hidden layer's outputs that a training step sets to 0; the rest is scaled
+      up.
+    batch_norm: 'none'; 'local', over the samples of one rank; 'sync', over those of all ranks (or
+      workers in step), equal to one process on the whole batch.
+    seed: of the initial weights (Glorot uniform; biases 0) and of dropout.
+    sum_across_ranks: for 'sync', float32 [k] -> float32 [k] summed over ranks.
+  """
+
+  needs = frozenset({'factors'})
+
+  def __init__(
+    self,
+    hidden=(400, 400, 400),
+    activation='relu',
+    dropout=0.0,
+    batch_norm='none',
+    seed=0,
+    sum_across_ranks=None,
+    name=None,
+  ):
+    super().__init__(name=name)
+    if not isinstance(hidden, (list, tuple)) or not all(type(h) is int and h > 0 for h in hidden):
+      raise ValueError(f'hidden: found {hidden!r}; wanted a list of whole numbers >= 1')
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+      raise ValueError(f'dropout: found {dropout!r}; wanted a number in [0, 1)')
+    if batch_norm not in ('none', 'local', 'sync'):
+      raise ValueError(f'batch_norm: found {batch_norm!r}; wanted none, local or sync')
+    if not isinstance(activation, str) or not callable(
+      getattr(tf.keras.activations, activation, None)
+    ):
+      raise ValueError(
+        f"activation: found {activation!r}; wanted the name of a Keras activation, as 'relu'"
+      )
+    self._hidden, self._dropout, self._seed = tuple(hidden), dropout, seed
+    self._activation = tf.keras.activations.get(activation)
+    self._norms = []
+    if batch_norm != 'none':
+      self._norms = [
+        BatchNorm(sum_across_ranks if batch_norm == 'sync' else None, name=f'norm_{l}')
+        for l in range(len(hidden))
+      ]
+
+  def build(self, shapes):
+    widths = [vector_width(shapes), *self._hidden, 1]
+    self._kernels = [
+      self.add_weight(
+        f'kernel_{l}', list(shape), initializer=tf.keras.initializers.GlorotUniform(self._seed + l)
+      )
+      for l, shape in enumerate(itertools.pairwise(widths))
+    ]
+    # Batch norm has its own bias, the model has the head's.
+    self._biases = (
+      []
+      if self._norms
+      else [
+        self.add_weight(f'bias_{l}', [h], initializer='zeros') for l, h in enumerate(self._hidden)
+      ]
+    )
+    self.built = True
+
+  def call(self, inputs, training=False):
+    """LayerInputs -> float32 [B, 1]."""
+    # Part times its rows of the kernel, summed: joining the parts first would copy [B, W] once
+    # forward and once backward.
+    parts = slot_vectors(inputs)
+    kernels = tf.split(self._kernels[0], [p.shape[1] for p in parts])
+    product = tf.add_n([part @ kernel for part, kernel in zip(parts, kernels)])
+    for l, kernel in enumerate(self._kernels[1:]):
+      h = (
+        self._norms[l](product, training=training)
+        if self._norms
+        else tf.nn.bias_add(product, self._biases[l])
+      )
+      h = self._activation(h)
+      if training and self._dropout:
+        h = dropout(h, self._dropout, self._seed + l, inputs.position)
+      product = h @ kernel
+    return product
+
+
+def dropout(x, rate, seed, position):
+  """Zeroes a share `rate` of x float32 [B, H] and scales the rest by 1/(1 − rate).
+
+  What falls is a pure function of (seed, step, place of the sample in the step's global batch,
+  column): the same for any number of ranks,
+  and again after a restart.
+
+  Args:
+    position: int64 [2], (step, samples of this step on lower ranks).
+  Raises: ValueError where position is None.
+  """
+  if position is None:
+    raise ValueError(
+      'dropout needs LayerInputs.position, (step, samples on lower ranks), in a training step'
+    )
+  columns = x.shape[1]
+  groups = -(-columns // 4)  # Philox gives 4 numbers a count: a row starts at a count of its own
+  step, before = tf.unstack(position)
+  counter = tf.cast(tf.stack([before * groups, step]), tf.uint64)
+  numbers = tf.raw_ops.StatelessRandomUniformV2(
+    shape=[tf.shape(x)[0], 4 * groups], key=tf.constant([seed], tf.uint64), counter=counter, alg=1
+  )
+  return tf.where(numbers[:, :columns] < rate, 0.0, x * (1 / (1 - rate)))

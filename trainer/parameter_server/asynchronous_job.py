@@ -1,0 +1,71 @@
+"""A job whose workers do not take their steps together: modes ps_async and ps_geo."""
+
+import dataclasses
+from collections.abc import Callable
+
+from trainer.data.prepared import PreparedPass
+from trainer.training.job import Job
+from trainer.training.loop import check_loss, wants_checkpoint
+from trainer.training.run_state import Progress
+from trainer.training.step import StepFlags
+
+_NO_FLAGS = StepFlags(False, False, False)
+
+
+class AsynchronousJob(Job):
+  """Within a pass workers claim units of work, and none waits for another.
+
+  Whoever asks next gets the next unit, so that a slow worker holds nobody up and a lost one's unit
+  is another's. All meet before and after a pass, and for checkpoints in between.
+
+  A unit of ps_async is a whole global batch: each push is a step on the servers' one model. A unit
+  of ps_geo is one of N slices of it: N copies step on their own, and their average counts.
+  """
+
+  def open_run(self) -> None:
+    self._reports = self.communicator.rank == 0 and not self.communicator.late
+    if not self.communicator.late:
+      super().open_run()
+      return
+    state = self.communicator.enter()
+    self.state.progress = Progress(**state['progress'])
+    self.step.load_local_state(state['local'])
+
+  def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
+    cfg, progress = self.cfg, self.progress
+    slices = len(self.step.cluster.workers) if cfg.sync.mode == 'ps_geo' else 1
+    total = prepared.num_batches(cfg.train.batch_size) * slices
+    slice_of = prepared.slices(
+      cfg.train.batch_size, slices, cfg.seed, progress.epoch, cfg.data.shuffle
+    )
+    while True:
+      # What a worker needs that enters while the pass is under way.
+      started = dataclasses.asdict(progress) | {'batch': max(1, progress.batch)}
+      state = {'progress': started, 'local': self.step.local_state()}
+      self.communicator.open_pass(
+        slices, progress.batch * slices, total, cfg.checkpoint.every_steps, state
+      )
+      while True:
+        save = wants_checkpoint(cfg, self.state)
+        unit, reason, batches = self.communicator.claim(self.stop_requested, save)
+        if unit is None:
+          break
+        staged = self.step.stage(slice_of(*divmod(unit, slices)))
+        counts, _ = self.step.train(staged, self.step.route(staged), None, _NO_FLAGS)
+        check_loss(counts.loss, self.step.steps)
+        progress.batch = unit // slices
+        on_step()
+      self.step.finish_pass()
+      self.communicator.close_pass()
+      self._let_first_report()
+      progress.batch = batches
+      if reason != 'save':
+        return reason == 'end'
+      self.step.consolidate()
+      self.save()
+
+  def _let_first_report(self) -> None:
+    """The first of the workers that are there writes the reports: worker 0 unless it was lost."""
+    if self._reports != (self.communicator.rank == 0):
+      self._reports = not self._reports
+      self.open_reports(self._reports, keep_bytes=None)

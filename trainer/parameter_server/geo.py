@@ -1,0 +1,216 @@
+"""Mode ps_geo: workers train copies of rows and dense variables; differences meet now and then.
+
+After PaddlePaddle's GEO-SGD. A worker copies the rows that it touches; every `sync.geo_steps` steps
+it merges, with N workers:
+
+  what it learnt:       difference = (local − old) / N;  server += difference;  old += difference
+  what others learnt:   local += server − old;  old = server
+
+Optimizer state stays with the worker. FTRL's z alone moves with what is added to a weight, because
+the weight follows from it. Admission stays with the servers: shows and clicks go there with the
+differences, and a feature has factors here once its pull has. A copy that was not used since the
+pass before is brought up to date when it is used first.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ops import packing, row_store, sharding
+from ops.dedupe import dedupe
+from ops.policy import Policy
+from trainer import config
+from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.coordinator import CoordinatorClient
+from trainer.parameter_server.worker_step import WorkerStep
+from trainer.training.step import Staged, StepCounts, StepFlags
+
+# A copy is admitted when the server's feature is: it is then given as many shows as nothing else
+# brings about.
+_ADMITTING_SHOWS = 2.0**40
+
+
+class GeoStep(WorkerStep):
+  """The step of mode ps_geo. Args: as of WorkerStep."""
+
+  def __init__(
+    self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
+  ):
+    super().__init__(cfg, communicator, cluster, target)
+    self._rows_lag = False  # copies catch up where they train
+    self._share = 1 / len(cluster.workers)
+    self._every = cfg.sync.geo_steps
+    policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')
+    embedding = self.dense.embedding
+    self._local, self._old = (
+      row_store.RowStore(
+        policy, tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed
+      )
+      for _ in range(2)
+    )
+    self._old_dense = None  # arrays; None outside a pass
+    self._touched, self._steps = [], 0  # since the last merge: (keys, shows, clicks) of each step
+    self._step_here = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+  def train(
+    self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
+  ) -> tuple[StepCounts, tuple[()]]:
+    batch, deduped = staged
+    self._samples += len(batch.label)
+    if self._old_dense is None:
+      self._refresh()
+      self._old_dense = [v.numpy() for v in self.dense.trainable]
+    keys = deduped.unique.numpy()
+    found = self._local.lookup(deduped.unique)
+    # `finish_pass` ages all copies, a push makes them young again.
+    old = keys[(found['unseen_days'].numpy() > 0) | ~found['exists'].numpy()]
+    if len(old):
+      self._follow(old)
+    rows = self._local.pull(deduped.unique, False)
+    loss, weight = self._train_copies(batch, deduped, rows)
+    self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
+    self._steps += 1
+    if self._steps >= self._every:
+      self._merge()
+    return StepCounts(float(weight), float(loss), *map(int, flags)), ()
+
+  @tf.function(autograph=False, reduce_retracing=True)
+  def _train_copies(self, batch, deduped, rows):
+    sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
+    scale = 1 / tf.maximum(sums.weight, 1e-12)
+    self.dense.apply(sums.dense, scale)
+    none = tf.zeros_like(deduped.shows)  # the servers count
+    per_key = 1 / tf.maximum(deduped.shows, 1) if self.servers.per_feature else scale[None]
+    self._local.push(
+      deduped.unique,
+      rows,
+      none,
+      none,
+      sums.linear,
+      sums.factors,
+      per_key,
+      self.dense.row_hyperparameters(),
+      self._step_here.assign_add(1),
+    )
+    return sums.loss, sums.weight
+
+  def _add(self, store, keys, rows, linear, factors, shows=None):
+    none = tf.zeros([len(keys)])
+    store.push(
+      keys,
+      rows,
+      none if shows is None else shows,
+      none,
+      linear,
+      factors,
+      [1.0],
+      self.dense.row_hyperparameters(),
+      1,
+      add=True,
+    )
+
+  def _follow(self, keys):
+    """local += server − old; old = server."""
+    server, _, _ = self.servers.pull(keys, True)
+    has = np.diff(server.offsets) > 0
+    for store in (self._local, self._old):
+      copy = store.pull(keys, False)
+      evicted = ~has & (np.diff(copy.offsets) > 0)
+      if evicted.any():
+        store.erase(keys[evicted])
+        copy = store.pull(keys, False)
+      missing = has & (np.diff(copy.offsets) == 0)
+      absent = copy.ids.numpy() < 0
+      change = missing | absent
+      if change.any():
+        some = keys[change]
+        zeros, none = np.zeros(len(some), np.float32), np.zeros(0, np.float32)
+        without_factors = row_store.Rows(
+          np.full(len(some), -1), np.zeros(len(some) + 1, np.int32), zeros, none
+        )
+        self._add(
+          store,
+          some,
+          without_factors,
+          zeros,
+          none,
+          np.where(missing[change], _ADMITTING_SHOWS, 0).astype(np.float32),
+        )
+    old = self._old.pull(keys, False)
+    linear, factors = server.linear - old.linear, server.factors - old.factors
+    for store in (self._local, self._old):
+      self._add(store, keys, old, linear, factors)
+
+  def _merge(self):
+    """Gives the servers this worker's differences, and takes up the others'."""
+    if not self._steps:
+      return
+    keys, shows, clicks = (np.concatenate(c) for c in zip(*self._touched))
+    touched = dedupe(keys, shows, clicks)
+    keys = touched.unique.numpy()
+    local, old = self._local.pull(keys, False), self._old.pull(keys, False)
+    difference = old._replace(
+      linear=(local.linear - old.linear) * self._share,
+      factors=(local.factors - old.factors) * self._share,
+    )
+    sent = sharding.owner_counts(keys, self.servers.count)
+    buffer, values = packing.pack_rows(difference, tf.range(len(keys)), sent, self._dtype)
+    dense = [
+      (v.numpy() - old_v) * np.float32(self._share)
+      for v, old_v in zip(self.dense.trainable, self._old_dense)
+    ]
+    counts = np.array([self._steps, 0, 0, 0, 0], np.float32)
+    self.servers.push(
+      keys,
+      touched.shows.numpy(),
+      touched.clicks.numpy(),
+      buffer.numpy(),
+      sent.numpy(),
+      values.numpy(),
+      *dense,
+      counts,
+    )
+    self._add(self._old, keys, old, difference.linear, difference.factors)
+    self._follow(keys)
+    server, _, _ = self.servers.state()
+    self._take(
+      [
+        v.numpy() + (value - (old_v + change))
+        for v, value, old_v, change in zip(self.dense.trainable, server, self._old_dense, dense)
+      ]
+    )
+    self._old_dense = [v for _, v in zip(self._old_dense, server)]
+    self._touched, self._steps, self._stale = [], 0, True
+
+  def finish_pass(self) -> None:
+    self._merge()
+    self._old_dense, self._stale = None, True
+    self._local.age()
+
+  def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
+    super().load_dense_state(arrays)
+    for store in (self._local, self._old):
+      store.clear()
+
+  def _take(self, state: list[np.ndarray]) -> None:
+    # Optimizer slots are each worker's own; a checkpoint holds those of worker 0.
+    for variable, value in zip(self.dense.trainable, state):
+      if isinstance(self.dense.optimizer, tf.keras.optimizers.legacy.Ftrl):
+        self._solve_ftrl(variable, value)
+      variable.assign(value)
+
+  def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
+    """Moves FTRL's z to where a new weight follows from it, as AddToRow does for rows.
+
+    The denominator is that of TensorFlow's ResourceApplyFtrl.
+    """
+    optimizer = self.dense.optimizer
+    settings = optimizer.get_config()
+    l1, l2 = settings['l1_regularization_strength'], settings['l2_regularization_strength']
+    rate = settings['learning_rate'] / (1 + settings['decay'] * int(optimizer.iterations))
+    n, z = optimizer.get_slot(variable, 'accumulator'), optimizer.get_slot(variable, 'linear')
+    root = n ** -settings['learning_rate_power']
+    solved = -value * ((settings['beta'] + root) / rate + 2 * l2) - l1 * np.sign(value)
+    at_zero = tf.clip_by_value(z, -l1, l1)
+    z.assign(tf.where(value == variable, z, tf.where(value == 0, at_zero, solved)))

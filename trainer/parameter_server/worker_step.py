@@ -1,0 +1,257 @@
+"""The training step of a worker: rows and dense variables come from servers, gradients go there.
+
+Modes ps and ps_async are here; trainer/parameter_server/geo.py has mode ps_geo.
+"""
+
+import abc
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ops import packing, row_store
+from ops.tensors import to_tensor
+from trainer import config
+from trainer.embedding.stores import make_store
+from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.coordinator import CoordinatorClient
+from trainer.parameter_server.servers import Servers
+from trainer.parameter_server.store import ServedStore
+from trainer.training.dense_part import DensePart, dense_optimizer
+from trainer.training.step import (
+  BATCH_SPEC,
+  DEDUPED_SPEC,
+  Staged,
+  Step,
+  StepCounts,
+  StepFlags,
+  average_local_state,
+)
+
+ROWS_SPEC = tf.TensorSpec([None]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)
+
+
+class WorkerStep(Step):
+  """What the steps of all modes share. The dense part here is a copy of what is on the servers.
+
+  Args:
+    cfg: the job's config.
+    communicator: of this worker.
+    cluster: the processes of the job.
+    target: address of this worker's tf.distribute.Server.
+
+  Attributes:
+    cluster: as above.
+    servers: the state there, and a worker's verbs on it.
+  """
+
+  def __init__(
+    self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
+  ):
+    self.cluster, self._communicator = cluster, communicator
+    self.in_lockstep = cfg.sync.mode == 'ps'
+    self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
+    embedding = self.dense.embedding
+    self.servers = Servers(
+      cfg,
+      cluster,
+      target,
+      communicator,
+      [v.shape for v in self.dense.trainable],
+      lambda: dense_optimizer(cfg.train.dense_optimizer),
+      lambda name: make_store(cfg, embedding, name),
+      np.asarray(embedding.hyper(1.0)),
+    )
+    self.store = ServedStore(self.servers, communicator)
+    self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
+    self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+    self._rows_lag = embedding.catches_up
+    self._samples = 0  # since `traffic` was last asked
+    self._stale = True  # whether the copy may differ from what is on the servers
+    self._forward = tf.function(
+      self._forward_graph, autograph=False, input_signature=[BATCH_SPEC, DEDUPED_SPEC, *ROWS_SPEC]
+    )
+    if not communicator.late:
+      if communicator.rank == 0:
+        self.servers.start(self._copies())
+      communicator.barrier()
+      self.servers.start_worker(communicator.fail_by)
+      communicator.barrier()
+
+  def route(self, staged: Staged) -> tuple[()]:
+    return ()  # keys go to the servers within the step
+
+  def predict(self, staged: Staged) -> np.ndarray:
+    self._refresh()
+    batch, deduped = staged
+    rows, _, _ = self.servers.pull(deduped.unique.numpy(), False)
+    tensors = map(to_tensor, (rows.linear, rows.factors, rows.offsets))
+    return self._forward(batch, deduped, *tensors).numpy()
+
+  def _forward_graph(self, batch, deduped, linear, factors, offsets):
+    return self.dense.predict(batch, deduped, row_store.Rows(None, offsets, linear, factors))
+
+  @abc.abstractmethod
+  def finish_pass(self) -> None:
+    """After the last step before all meet: sends what this worker has not sent yet."""
+
+  @abc.abstractmethod
+  def _take(self, state: list[np.ndarray]) -> None:
+    """Sets the copy to what is on the servers: dense variables, then optimizer slots."""
+
+  def consolidate(self) -> None:
+    self._refresh()
+    if self._rows_lag:
+      self.store.catch_up(self.dense.row_hyperparameters(), self._step)
+    average_local_state(self.dense.model.non_trainable_variables, self._communicator)
+
+  def traffic(self) -> dict[str, float]:
+    """Bytes that workers and servers exchanged for a sample, since this was last asked.
+
+    They are keys, rows, gradients and dense variables.
+    """
+    own = np.array([self.servers.bytes, self._samples], np.int64)
+    sent, samples = self._communicator.sum_arrays({'bytes': own})['bytes']
+    self.servers.bytes = self._samples = 0
+    return {'bytes_per_sample': round(sent / max(1, samples), 1)}
+
+  # State
+
+  def _copies(self) -> list[np.ndarray]:
+    return [v.numpy() for v in [*self.dense.trainable, *self.dense.optimizer.weights]]
+
+  def _refresh(self) -> None:
+    """Makes the copy equal to what is on the servers, where it may differ; nobody trains then."""
+    if not self._stale:
+      return
+    state, steps, _ = self.servers.state()
+    self._take(state)
+    self._step.assign(steps)
+    self._stale = False
+
+  def _assign(self, **values: Any) -> None:
+    """One worker sets values on the servers; every worker calls this."""
+    self._communicator.barrier()
+    if self._communicator.rank == 0 and not self._communicator.alone:
+      self.servers.assign(**values)
+    self._communicator.barrier()
+
+  @property
+  def steps(self) -> int:
+    if not self.in_lockstep:
+      self._refresh()
+    return int(self._step.numpy())
+
+  def set_steps(self, value: int) -> None:
+    self._step.assign(value)
+    self._assign(step=value)
+
+  def set_rate(self, factor: float) -> None:
+    self.dense.set_rate(factor)
+    self._assign(rate=factor)
+
+  def dense_state(self) -> dict[str, np.ndarray]:
+    self._refresh()
+    return self.dense.state()
+
+  def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
+    self.dense.load_state(arrays)
+    self._assign(state=self._copies())
+    self._stale = False
+
+  def _local_variables(self) -> list[tf.Variable]:
+    return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
+
+  def local_state(self) -> dict[str, np.ndarray]:
+    """What a worker keeps by itself and one that comes late needs, by name."""
+    return {v.name: v.numpy() for v in self._local_variables()}
+
+  def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
+    """Takes up what `local_state` gave."""
+    for variable in self._local_variables():
+      variable.assign(arrays[variable.name])
+
+
+class ServerStep(WorkerStep):
+  """The step of modes ps and ps_async.
+
+  In mode ps N workers with b samples each equal one process with N·b samples, as N ranks do:
+  workers send sums, and the servers divide once, by the global weight. In mode ps_async a worker's
+  push is a step of its own and divides by its own weight.
+
+  Args: as of WorkerStep.
+  """
+
+  def __init__(
+    self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
+  ):
+    super().__init__(cfg, communicator, cluster, target)
+    # Dropout draws by a sample's place in the global batch, which costs one more message a step.
+    self._tells_samples = self.in_lockstep and any(
+      i.kind not in config.INTERACTIONS or i.args.get('dropout') for i in cfg.model.interactions
+    )
+    self._gradients = tf.function(
+      self._gradients_graph,
+      autograph=False,
+      input_signature=[
+        BATCH_SPEC,
+        DEDUPED_SPEC,
+        *ROWS_SPEC,
+        tf.TensorSpec([self.servers.count], tf.int32),
+        [tf.TensorSpec(v.shape) for v in self.dense.trainable],
+        tf.TensorSpec([], tf.int64),
+      ],
+    )
+
+  def train(
+    self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
+  ) -> tuple[StepCounts, tuple[()]]:
+    batch, deduped = staged
+    self._samples += len(batch.label)
+    lower = 0  # samples of this step on workers of lower rank
+    if self._tells_samples:
+      lower = sum(self._communicator.gather(len(batch.label))[: self._communicator.rank])
+    rows, sent, dense = self.servers.pull(deduped.unique.numpy(), True)
+    arrays = tf.nest.map_structure(
+      to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(lower))
+    )
+    loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
+    counts = np.array([weight, loss, *map(float, flags)], np.float32)
+    result = self.servers.push(
+      deduped.unique.numpy(),
+      deduped.shows.numpy(),
+      deduped.clicks.numpy(),
+      buffer.numpy(),
+      sent,
+      values.numpy(),
+      *(g.numpy() for g in gradients),
+      counts,
+    )
+    self._stale = True
+    if not self.in_lockstep:
+      self._step.assign(to_tensor(result))
+      return StepCounts(*counts), ()
+    # The accumulators give means: times the workers, flags are whole but for rounding.
+    return StepCounts(*result[:2], *np.rint(result[2:])), ()
+
+  def _gradients_graph(self, batch, deduped, linear, factors, offsets, sent, dense, lower):
+    for variable, value in zip(self.dense.trainable, dense):
+      variable.assign(value)
+    rows = row_store.Rows(None, offsets, linear, factors)
+    sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step, lower]))
+    if self.in_lockstep:
+      self._step.assign_add(1)
+      buffer, values = packing.pack_gradients(sums.linear, sums.factors, offsets, sent, self._dtype)
+    else:
+      gradients = row_store.Rows(None, offsets, sums.linear, sums.factors)
+      places = tf.range(tf.size(sums.linear))
+      buffer, values = packing.pack_rows(gradients, places, sent, self._dtype)
+    dense = [tf.convert_to_tensor(g) for g in sums.dense]
+    return sums.loss, sums.weight, dense, buffer, values
+
+  def finish_pass(self) -> None:
+    self._stale = True
+
+  def _take(self, state: list[np.ndarray]) -> None:
+    for variable, value in zip([*self.dense.trainable, *self.dense.optimizer.weights], state):
+      variable.assign(value)

@@ -1,0 +1,329 @@
+"""Writes exports of a run for serving: base, delta, saved_model and dense_model.
+
+    exports/000012-base/
+      rows-00000-of-00002.parquet         what process 0 of 2 owns, one row a feature, by logical
+                                          shard, then key: key int64, slot int32 (its id), linear
+                                          float32, factors list<float32> (empty before admission)
+      tombstones-00000-of-00002.parquet   of deltas: key int64, exported earlier, gone now
+      dense.npz                           the dense variables
+      config.yaml                         the resolved config
+      MANIFEST.json  DONE                 as of checkpoints; kind, sequence, base, previous,
+                                          position
+    exports/000013-delta/ …
+    exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
+
+**What base + deltas is.** A base and the deltas after it form a *chain*; each delta's manifest
+names the chain's `base` and the `previous` export. To *replay* a chain: take the base's rows; for
+each delta in order, drop the keys of its tombstones and put its rows in place of those of the same
+key. Let B be the keys of `select base` at a moment, D those of `select delta`, both by the policy,
+and L the keys that the replay of the chain holds. An export then writes
+
+    base:   rows B
+    delta:  rows D ∪ (B − L), tombstones L − (B ∪ D)
+
+so that the replay holds exactly the keys B (D ⊆ B where delta_threshold ≥ 0): nothing that was
+evicted or has faded stays, and a feature that faded, was dropped and now is back comes whole,
+however small its gain. Every row of the replay has the values that its feature had when it was last
+written; it is written again as soon as it has gained delta_threshold, so that for all features with
+a gain since then of less than delta_threshold, and for no others, the values may be older. With
+delta_threshold 0 the replay *is* the base of that moment. Where the chain's last export is of the
+same place in the data, nothing can have changed since, and D is empty.
+
+L is read from the chain's own files, which makes it crash-safe without any state in the trainer:
+what is DONE has been exported. Where a chain is broken (a directory was removed), the next delta
+starts another one from nothing: its `base` and `previous` are null.
+
+**Exactly once.** An export is known by its kind and its position in the data. Written again after a
+crash, it is the same; where it is DONE already, it is left alone, and only the gains of the
+features in it are taken from their delta_score, as after every export that is DONE. A gain between
+selection and commit is kept. The command's own exports take their place in the chain too, but the
+trainer, which does not know of them, keeps the gains and exports these rows once more.
+
+**Retention.** `export.keep` keeps the newest so many bases with the deltas after the oldest of
+them, and as many versions of each kind of model.
+"""
+
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ops.sharding import shard_of, shards_of
+from trainer import config, files
+from trainer.comm.communicator import Communicator, SingleProcess
+from trainer.data.features import HASH_BITS
+from trainer.storage import chain, saved_model
+from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
+from trainer.storage.checkpoint import file_entries, npz
+
+KINDS = (*ROW_KINDS, *MODEL_KINDS)
+ROWS_AT_ONCE = 1 << 16  # of one pull; a row group of a Parquet file
+FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
+SCHEMA = pa.schema(
+  [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]
+)
+KEY_SCHEMA = pa.schema([('key', pa.int64())])
+
+
+class Export(NamedTuple):
+  """What was written, or was there already."""
+
+  path: str
+  rows: int  # over all processes
+  tombstones: int
+  seconds: float
+
+
+class _Plan(NamedTuple):
+  """What process 0 found in the directory; the same on every process."""
+
+  path: str
+  sequence: int
+  done: bool  # the export is there already
+  chain: list[str]  # paths, base first, whose replay the consumers hold
+  unchanged: bool  # the chain's last export is of this very state
+
+
+class _Selection(NamedTuple):
+  """What one process writes of its features; keys are int64, by logical shard, then key."""
+
+  rows: np.ndarray
+  tombstones: np.ndarray | None  # None: the kind has none
+  commits: dict[str, np.ndarray]  # by kind of selection
+
+
+class _Part(NamedTuple):
+  """What one process wrote."""
+
+  rows: int = 0
+  tombstones: int = 0
+  keys_crc32: dict[str, int] = {}  # of the keys in each of its files
+
+
+def _by_shard(keys: np.ndarray) -> np.ndarray:
+  return keys[np.lexsort((keys, shard_of(keys)))]
+
+
+def _write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
+  """Writes a Parquet file and waits until it is on the disk. Returns: the CRC-32 of its keys."""
+  crc = 0
+  with open(path, 'wb') as f:
+    with pq.ParquetWriter(
+      f, schema, use_dictionary=['slot'] if 'slot' in schema.names else False
+    ) as writer:
+      for table in tables:
+        writer.write_table(table)
+        crc = zlib.crc32(table['key'].to_numpy().tobytes(), crc)
+    f.flush()
+    os.fsync(f.fileno())
+  return crc
+
+
+def row_tables(store: Any, keys: np.ndarray) -> Iterator[pa.Table]:
+  """Yields keys' rows as Parquet holds them.
+
+  Args:
+    store: has `pull(keys, train=False)` (ops.row_store.RowStore).
+    keys: int64 [n], by logical shard, then key.
+  """
+  for begin in range(0, len(keys), ROWS_AT_ONCE):
+    some = keys[begin : begin + ROWS_AT_ONCE]
+    rows = store.pull(some, train=False)
+    offsets, linear, factors = (
+      pa.array(np.asarray(a)) for a in (rows.offsets, rows.linear, rows.factors)
+    )
+    lists = pa.ListArray.from_arrays(offsets, factors, type=FACTORS)
+    yield pa.Table.from_arrays(
+      [pa.array(some), pa.array((some >> HASH_BITS).astype(np.int32)), linear, lists], schema=SCHEMA
+    )
+
+
+def _begin(directory: str, kind: str, position: dict[str, Any]) -> _Plan:
+  """Finds the export, or makes room for it under a temporary name; process 0 calls it."""
+  os.makedirs(directory, exist_ok=True)
+  for path in chain.unfinished(directory):
+    files.remove(path)
+  found = chain.exports(directory)
+  for one in found:
+    if one.kind == kind and files.read_manifest(one.path)['position'] == position:
+      return _Plan(one.path, one.sequence, True, [], False)
+  sequence = 1 + max((one.sequence for one in found), default=0)
+  path = path_of(directory, kind, sequence)
+  os.makedirs(path + files.UNFINISHED)
+  links = [e.path for e in chain.chain(directory)] if kind == 'delta' else []
+  unchanged = bool(links) and files.read_manifest(links[-1])['position'] == position
+  return _Plan(path, sequence, False, links, unchanged)
+
+
+def _select(store: Any, kind: str, plan: _Plan, shards: range) -> _Selection:
+  """Says what this process writes and, once all is DONE, commits."""
+  if kind == 'dense_model':
+    return _Selection(np.zeros([0], np.int64), None, {})
+  if kind == 'saved_model':
+    return _Selection(_by_shard(np.asarray(store.select('all'))), None, {})
+  base = np.asarray(store.select('base'))
+  delta = base[:0]
+  if kind == 'delta' and not plan.unchanged:
+    delta = np.asarray(store.select('delta'))
+  tombstones = None
+  if plan.done:
+    written = chain.RowExport(plan.path).keys('rows', shards)
+    base, delta = np.intersect1d(base, written), np.intersect1d(delta, written)
+  elif kind == 'delta':
+    live = chain.live_keys(map(chain.RowExport, plan.chain), shards)
+    tombstones = _by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
+    base = np.setdiff1d(base, live, assume_unique=True)
+  commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
+  return _Selection(_by_shard(np.union1d(base, delta)), tombstones, commits)
+
+
+def _write_part(
+  store: Any, selection: _Selection, unfinished: str, communicator: Communicator
+) -> _Part:
+  """Writes this process's rows and tombstones."""
+  crc = {}
+
+  def write_file(content: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    name = part_name(content, communicator.rank, communicator.size)
+    crc[name] = _write_parquet(os.path.join(unfinished, name), schema, tables)
+
+  write_file('rows', SCHEMA, row_tables(store, selection.rows))
+  tombstones = selection.tombstones
+  if tombstones is not None:
+    write_file('tombstones', KEY_SCHEMA, [pa.table({'key': tombstones}, KEY_SCHEMA)])
+  return _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc)
+
+
+def _retire(directory: str, kind: str, keep: int) -> None:
+  """Removes what `export.keep` no longer keeps of this kind; process 0 calls it."""
+  same = [one for one in chain.exports(directory) if one.kind == kind]
+  if kind in MODEL_KINDS:
+    old = same[:-keep]
+  elif kind == 'base' and len(same) >= keep:
+    oldest = same[-keep].sequence
+    found = [one for one in chain.exports(directory) if one.kind in ROW_KINDS]
+    old = [one for one in found if one.sequence < oldest]
+  else:
+    old = []
+  for one in old:
+    files.remove(one.path)
+
+
+def write(
+  cfg: config.Config,
+  kind: str,
+  position: dict[str, Any],
+  *,
+  store: Any,
+  model: Any,
+  dense_stats: Any,
+  integer_slots: Sequence[str] = (),
+  communicator: Communicator | None = None,
+) -> Export:
+  """Writes an export into `run_dir/exports`, or finds it there; every process calls it.
+
+  The gains of what a base or delta holds are then taken from their features' delta_score.
+
+  Args:
+    cfg: the job's config.
+    kind: one of KINDS.
+    position: dict that JSON can hold, where in the data the run stands: the same when the run comes
+      here again, else another.
+    store: the rows that this process owns: `select`, `commit` and `pull` (ops.row_store.RowStore).
+    model: trainer.model.builder.CTRModel.
+    dense_stats: float32 [2, Dn], what dense columns are standardised with.
+    integer_slots: of a SavedModel, names of slots whose columns are int64.
+    communicator: how the processes meet; None: there is one.
+  Returns:
+    What was written.
+  Raises:
+    UserError: on every process where one could not write; nothing is committed then.
+  """
+  communicator = communicator or SingleProcess()
+  started, directory = time.monotonic(), os.path.join(cfg.run_dir, 'exports')
+  what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
+  is_first = communicator.rank == 0
+
+  def begin() -> dict[str, Any] | None:
+    return _begin(directory, kind, position)._asdict() if is_first else None
+
+  plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
+  unfinished = plan.path + files.UNFINISHED
+
+  def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
+    selection = _select(store, kind, plan, shards)
+    part = _Part()
+    if not plan.done and kind != 'dense_model':
+      part = _write_part(store, selection, unfinished, communicator)
+    return part, selection.commits
+
+  def finish(parts: list[_Part]) -> None:
+    if not is_first or plan.done:
+      return
+    if kind in MODEL_KINDS:
+      _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
+    else:
+      dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
+      dense['dense_stats'] = np.asarray(dense_stats)
+      files.write_synced(os.path.join(unfinished, chain.DENSE), npz(dense))
+      # An export is the same wherever its run lies.
+      text = config.dump(cfg.model_copy(update={'run_dir': ''}))
+      files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
+    entries = file_entries(unfinished)
+    for name, crc in (item for part in parts for item in part.keys_crc32.items()):
+      if name in entries:
+        entries[name]['keys_crc32'] = crc
+    previous = [os.path.basename(p) for p in plan.chain]
+    files.publish(
+      unfinished,
+      plan.path,
+      {
+        'kind': kind,
+        'sequence': plan.sequence,
+        'position': position,
+        'parts': communicator.size,
+        'base': previous[0] if previous and previous[0].endswith('base') else None,
+        'previous': previous[-1] if previous else None,
+        'rows': sum(part.rows for part in parts),
+        'tombstones': sum(part.tombstones for part in parts),
+        'slots': cfg.slot_ids(),
+        'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
+        'files': entries,
+      },
+    )
+    if cfg.export.keep is not None:
+      _retire(directory, kind, cfg.export.keep)
+
+  part, commits = communicator.together(what, write_part)
+  parts = [_Part(*fields) for fields in communicator.gather(tuple(part))]
+  communicator.together(what, lambda: finish(parts))
+  for selection, keys in commits.items():
+    if len(keys):
+      store.commit(selection, keys)
+  manifest = files.read_manifest(plan.path)
+  return Export(plan.path, manifest['rows'], manifest['tombstones'], time.monotonic() - started)
+
+
+def _write_model(
+  cfg: config.Config,
+  kind: str,
+  model: Any,
+  dense_stats: Any,
+  integer_slots: Sequence[str],
+  unfinished: str,
+  processes: int,
+) -> None:
+  """Writes a SavedModel from the rows of all processes, which are then removed."""
+  if kind == 'dense_model':
+    saved_model.save_dense(cfg, model, dense_stats, unfinished)
+    return
+  parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]
+  rows = chain.concatenate([rows for part in parts for rows in chain.read_rows(part)])
+  saved_model.save(cfg, model, dense_stats, rows, unfinished, integer_slots)
+  for part in parts:
+    os.remove(part)

@@ -1,0 +1,148 @@
+"""The dense part of a model: everything that does not live in embedding tables."""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ops.dedupe import Deduped
+from ops.row_store import Rows
+from trainer import config
+from trainer.data.features import SlotBatch
+from trainer.embedding.embedding import Embedding
+from trainer.errors import UserError
+from trainer.model.builder import build
+from trainer.model.losses import per_sample_loss
+from trainer.model.metrics import Metrics
+
+
+class Gradients(NamedTuple):
+  """Sums over the samples of one process, before any division by their weight."""
+
+  loss: tf.Tensor  # float32 [], Σ weight·loss
+  weight: tf.Tensor  # float32 [], Σ weight
+  dense: list[tf.Tensor]  # of the trainable variables, in their order
+  linear: tf.Tensor  # float32 [u], of the linear weights of u distinct keys
+  factors: tf.Tensor  # float32, flat, of their factors
+
+
+def dense_optimizer(settings: config.DenseOptimizer) -> tf.keras.optimizers.legacy.Optimizer:
+  """Returns the Keras optimizer that `train.dense_optimizer` names.
+
+  It is one of Keras' legacy optimizers: their state lies in plain variables that a checkpoint reads
+  and that run on parameter servers.
+  """
+  kinds = tf.keras.optimizers.legacy
+  kind = {
+    'sgd': kinds.SGD,
+    'adagrad': kinds.Adagrad,
+    'adam': kinds.Adam,
+    'ftrl': kinds.Ftrl,
+    'rmsprop': kinds.RMSprop,
+  }[settings.kind]
+  return kind(learning_rate=settings.learning_rate, **settings.args)
+
+
+class DensePart:
+  """The layers with their loss, optimizer and metrics, on one process.
+
+  Args:
+    cfg: the job's config.
+    sum_across_ranks: float32 tensor -> its sum over ranks, differentiable; sync batch norm uses it.
+
+  Attributes:
+    model: trainer.model.builder.CTRModel.
+    embedding: turns the rows of a batch into what the layers read.
+    optimizer: of the trainable variables.
+    metrics: of the samples trained on since they were last reset.
+    rate: float32 variable that multiplies every learning rate, of rows too; a plateau lowers it.
+  """
+
+  def __init__(self, cfg: config.Config, sum_across_ranks):
+    self.model = build(cfg, sum_across_ranks)
+    self.embedding = Embedding(cfg, self.model.needs)
+    self.metrics = Metrics(cfg)
+    self.optimizer = dense_optimizer(cfg.train.dense_optimizer)
+    # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded into
+    # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
+    self.optimizer._create_all_weights(self.model.trainable_variables)
+    self.rate = tf.Variable(1.0, trainable=False)
+    self._loss = per_sample_loss(cfg.model)
+    self._learning_rate = cfg.train.dense_optimizer.learning_rate
+
+  @property
+  def trainable(self) -> list[tf.Variable]:
+    """The variables that dense gradients are of."""
+    return self.model.trainable_variables
+
+  def gradients(
+    self, batch: SlotBatch, deduped: Deduped, rows: Rows, position: tf.Tensor
+  ) -> Gradients:
+    """Differentiates Σ weight·loss over this process's samples, and counts them in the metrics.
+
+    The division by the weight of all samples of the step comes later, once, so that N ranks with b
+    samples each equal one process with N·b samples.
+
+    Args:
+      batch: tensors; may hold no samples.
+      deduped: the batch's distinct keys.
+      rows: the linear weights and factors of those keys.
+      position: int64 [2], (step, samples of this step on lower ranks): what dropout draws by.
+    """
+    with tf.GradientTape() as tape:
+      tape.watch([rows.linear, rows.factors])
+      inputs = self.embedding.embed(batch, deduped, rows)._replace(position=position)
+      logits = self.model(inputs, training=True)
+      loss = tf.reduce_sum(batch.weight * self._loss(batch.label, logits))
+    *dense, linear, factors = tape.gradient(
+      loss, [*self.trainable, rows.linear, rows.factors], unconnected_gradients='zero'
+    )
+    self.metrics.update(batch.label, self.model.probability(logits), batch.weight)
+    return Gradients(loss, tf.reduce_sum(batch.weight), dense, linear, factors)
+
+  def predict(self, batch: SlotBatch, deduped: Deduped, rows: Rows) -> tf.Tensor:
+    """Returns probabilities float32 [B]; changes nothing."""
+    inputs = self.embedding.embed(batch, deduped, rows)
+    return self.model.probability(self.model(inputs, training=False))
+
+  def apply(self, gradients: list[tf.Tensor], scale: tf.Tensor) -> None:
+    """One step of the optimizer. Args: gradients: sums over all samples; scale: 1 / Σ weight."""
+    scaled = [gradient * scale for gradient in gradients]
+    self.optimizer.apply_gradients(zip(scaled, self.trainable))
+
+  def set_rate(self, factor: float) -> None:
+    """Multiplies the configured learning rates, dense and sparse, by `factor`."""
+    self.rate.assign(factor)
+    self.optimizer.learning_rate = self._learning_rate * factor
+
+  def row_hyperparameters(self) -> tf.Tensor:
+    """Hyperparameters of every table's row optimizers, at the rate of now: float32 [T, 2, H]."""
+    return self.embedding.hyper(self.rate)
+
+  def set_dense_stats(self, stats: np.ndarray) -> None:
+    """Sets what dense columns are standardised with: float32 [2, Dn], mean and deviation."""
+    self.embedding.stats.assign(stats)
+
+  def _variables(self) -> dict[str, tf.Variable]:
+    variables = [*self.model.variables, *self.optimizer.weights]
+    return {'dense_stats': self.embedding.stats} | {
+      f'{i:03d}/{v.name}': v for i, v in enumerate(variables)
+    }
+
+  def state(self) -> dict[str, np.ndarray]:
+    """Every variable of the layers and of their optimizer, by name; the same on every rank."""
+    return {name: v.numpy() for name, v in self._variables().items()}
+
+  def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    """Takes up what `state` gave.
+
+    Raises:
+      UserError: naming a variable that is missing or of another shape.
+    """
+    for name, variable in self._variables().items():
+      shape = tuple(variable.shape)
+      if name not in arrays or tuple(arrays[name].shape) != shape:
+        raise UserError(
+          f"the checkpoint has no dense variable '{name}' of shape {shape}; it is of another model"
+        )
+      variable.assign(arrays[name])

@@ -1,0 +1,92 @@
+"""Prediction and evaluation over all processes of a job."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ops.tensors import to_tensor
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.features import SlotBatch
+from trainer.data.prepared import PreparedPass
+from trainer.model.metrics import Metrics, group_auc_sums, result
+from trainer.training.inputs import Inputs
+from trainer.training.step import Step
+
+
+class Evaluation:
+  """Scores passes with the model as it is.
+
+  Args:
+    cfg: the job's config.
+    communicator: how the processes meet.
+    step: the model and its rows.
+    inputs: gives the passes' batches.
+    progress_made: called after each batch.
+  """
+
+  def __init__(
+    self,
+    cfg: config.Config,
+    communicator: Communicator,
+    step: Step,
+    inputs: Inputs,
+    progress_made: Callable[[], None],
+  ):
+    self._communicator, self._step, self._inputs = communicator, step, inputs
+    self._progress_made = progress_made
+    self._grouped = cfg.data.group is not None
+    self._metrics = Metrics(cfg)
+    self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
+
+  def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
+    """Yields (batch of tensors, probabilities [B]) of this process's share, in input order."""
+    for staged in self._inputs.staged(prepared):
+      self._progress_made()
+      yield staged.batch, self._step.predict(staged)
+
+  def evaluate(self, prepared: Sequence[PreparedPass]) -> dict[str, float | int | None]:
+    """Metrics over all samples of the passes, those of all processes.
+
+    Returns:
+      auc, logloss, calibration and examples; of squared error rmse and examples; gauc where
+      data.group is set. None stands for a figure that the samples do not define.
+    """
+    self._metrics.reset()
+    columns = []  # of each batch: group, label, probability, weight
+    for one in prepared:
+      for batch, probabilities in self.predict(one):
+        self._measure(batch.label, to_tensor(probabilities), batch.weight)
+        if self._grouped:
+          columns.append(
+            (batch.group.numpy(), batch.label.numpy(), probabilities, batch.weight.numpy())
+          )
+    values = result(self._communicator.sum_arrays(self._metrics.state()))
+    if self._grouped:
+      values['gauc'] = group_auc(columns, self._communicator)
+    return values
+
+
+def group_auc(
+  columns: Sequence[tuple[np.ndarray, ...]], communicator: Communicator
+) -> float | None:
+  """AUC within each group, weighted by impressions, over the samples of all processes.
+
+  All samples of a group meet on one process, where its AUC is exact.
+
+  Args:
+    columns: of each batch of this process: group int64, label, probability, weight float32 [B].
+    communicator: how the processes meet.
+  Returns:
+    None where no group has both classes.
+  """
+  size = communicator.size
+  none = [np.zeros([0], np.int64)] + [np.zeros([0], np.float32)] * 3
+  own = [np.concatenate(parts) for parts in zip(none, *columns)]
+  to = own[0] % size
+  received = communicator.exchange([[c[to == r] for c in own] for r in range(size)])
+  groups, labels, probabilities, weights = (np.concatenate(parts) for parts in zip(*received))
+  sums = group_auc_sums(labels, probabilities, groups, weights)
+  total, weight = communicator.sum_arrays({'gauc': np.array(sums, np.float64)})['gauc']
+  return float(total / weight) if weight > 0 else None

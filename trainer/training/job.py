@@ -1,0 +1,403 @@
+"""A job: trains passes day by day, evaluates, saves and exports, as the config asks."""
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from absl import logging
+
+from trainer import config, runtime
+from trainer.comm.communicator import Communicator, SingleProcess
+from trainer.data.features import dense_stats
+from trainer.data.passes import Pass, passes
+from trainer.data.prepared import PreparedPass
+from trainer.errors import UserError
+from trainer.model.metrics import result
+from trainer.reporting.events import EventLog
+from trainer.reporting.live_line import LiveLine
+from trainer.storage import export
+from trainer.training.day_end import end_day, table_counts
+from trainer.training.evaluation import Evaluation
+from trainer.training.inputs import Inputs
+from trainer.training.loop import train_in_lockstep
+from trainer.training.run_state import Progress, RunState, open_run_dir
+from trainer.training.step import Step, TrainStep
+
+SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
+
+
+class Job:
+  """A model, its rows and its place in the data.
+
+  Args:
+    cfg: the job's config.
+    communicator: how the processes meet.
+    step: of the ranks, or of the parameter servers' workers.
+    progress_made: called once a step or a chunk of slow work; the heartbeat tells the others.
+
+  Attributes:
+    state: the place in the data, and checkpoints.
+    inputs: the passes.
+    evaluation: scores passes.
+  """
+
+  def __init__(
+    self,
+    cfg: config.Config,
+    communicator: Communicator,
+    step: Step,
+    progress_made: Callable[[], None] = lambda: None,
+  ):
+    self.cfg, self.communicator, self.step = cfg, communicator, step
+    self.progress_made = progress_made
+    self.state = RunState(cfg, communicator, step)
+    self.inputs = Inputs(cfg, communicator, step, progress_made)
+    self.evaluation = Evaluation(cfg, communicator, step, self.inputs, progress_made)
+    self.stop_requested = False
+    self._events = EventLog('', active=False)
+    self._live = LiveLine(active=False)
+
+  @property
+  def progress(self) -> Progress:
+    """The place in the data."""
+    return self.state.progress
+
+  def run(self) -> bool:
+    """Trains what the config asks for, from the last checkpoint on where there is one.
+
+    Returns:
+      Whether all was done; False where the job was asked to stop and its state was saved.
+    """
+    cfg = self.cfg
+    self.open_run()
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, self._request_stop)
+    valid = self.inputs.prepared(passes(cfg, cfg.data.valid, 'data.valid'), 'valid')
+    test = self.inputs.prepared(passes(cfg, cfg.data.test, 'data.test'), 'test')
+    while True:
+      trained = self._epoch()
+      if trained is None:
+        self.save()
+        self._live.show(
+          f'stopped at step {self.progress.step}; the state is saved: run the same command again '
+          'to continue',
+          keep=True,
+        )
+        return cfg.data.watch is not None
+      if trained and valid:
+        self._validate(valid)
+      if trained and not self.state.is_saved:
+        self.save()
+      if self.progress.finished or self.progress.epoch + 1 >= cfg.train.epochs:
+        break
+      self.progress.epoch += 1
+      self.progress.done, self.progress.last = 0, ''
+    if test:
+      if self.progress.best is not None:
+        self.state.restore(best=True)
+      self._evaluate_split(test, 'test')
+    return True
+
+  def open_run(self) -> None:
+    """Opens `run_dir`, restores its last checkpoint where there is one, and opens the reports."""
+    is_first = self.communicator.rank == 0
+    self.communicator.together(
+      f'cannot use run_dir {self.cfg.run_dir}', lambda: open_run_dir(self.cfg) if is_first else None
+    )
+    resumed = self.state.restore()
+    self.open_reports(is_first, self.progress.metrics_position)
+    if resumed:
+      logging.info(
+        'continuing at epoch %d, pass %d, batch %d, step %d',
+        self.progress.epoch,
+        self.progress.done,
+        self.progress.batch,
+        self.progress.step,
+      )
+
+  def open_reports(self, active: bool, keep_bytes: int | None) -> None:
+    """As trainer.reporting.events.EventLog, and the live line."""
+    self._events = EventLog(self.cfg.run_dir, active, keep_bytes)
+    self._live = LiveLine(active)
+
+  def save(self) -> None:
+    """Writes a checkpoint; every process calls it."""
+    self.state.save(self._events.position)
+
+  def _request_stop(self, *_: Any) -> None:
+    self.stop_requested = True
+
+  # Passes
+
+  def _listed(self) -> Iterator[tuple[Pass, bool]]:
+    """Yields (pass, whether it is the last of its day) for the rest of this epoch."""
+    listed = passes(self.cfg, self.cfg.data.train, 'data.train')
+    names = [p.name for p in listed]
+    rest = listed
+    if self.progress.done:
+      if self.progress.last not in names:
+        raise UserError(
+          f"data.train: the pass '{self.progress.last}', trained last, is not among the "
+          f'{len(names)} files found; wanted it kept, so that later ones can be told'
+        )
+      rest = listed[names.index(self.progress.last) + 1 :]
+    self.inputs.prepared(rest, 'train')
+    for one, following in zip(rest, [*rest[1:], None]):
+      yield one, following is None or following.day != one.day
+
+  def _watched(self) -> Iterator[tuple[Pass, bool]]:
+    """Yields (pass, False) as passes are announced in `data.watch`, until asked to stop."""
+    directory = self.cfg.data.watch
+    waiting = False
+
+    def next_name() -> str | None:
+      ready = sorted(f.removesuffix('.done') for f in os.listdir(directory) if f.endswith('.done'))
+      return next((name for name in ready if name > self.progress.last), None)
+
+    while True:
+      is_first = self.communicator.rank == 0
+      name, stop = self.communicator.broadcast(
+        (next_name(), self.stop_requested) if is_first else None
+      )
+      self.progress_made()
+      if stop:
+        return
+      if name is None:
+        if not waiting:
+          self._live.show(f'waiting for a pass in {directory}', keep=True)
+        waiting = True
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        continue
+      waiting = False
+      one = passes(self.cfg, [os.path.join(directory, name)], 'data.watch')[0]
+      yield dataclasses.replace(one, name=name), False
+
+  def _epoch(self) -> int | None:
+    """Trains on every pass of this epoch that is left.
+
+    Returns:
+      How many, or None where the job was asked to stop.
+    """
+    cfg, progress, trained = self.cfg, self.progress, 0
+    for one, ends_day in self._watched() if cfg.data.watch else self._listed():
+      if progress.day is not None and progress.day != one.day:
+        self._end_day()
+      progress.day = one.day if cfg.data.day_pattern else None
+      (prepared,) = self.inputs.prepared([one], 'train')
+      if self.step.steps == 0:
+        # What dense columns are standardised with follows the first pass, for good.
+        self.step.dense.set_dense_stats(dense_stats(cfg.data.dense, prepared.meta['dense']))
+      if cfg.train.progressive_validation and progress.batch == 0:
+        self._evaluate_split([prepared], 'next', one.name)
+      if not self._train_pass(prepared, one.name):
+        return None
+      trained += 1
+      progress.done, progress.last, progress.batch = progress.done + 1, one.name, 0
+      if cfg.export.delta_every_passes and progress.done % cfg.export.delta_every_passes == 0:
+        self._export('delta')
+      if ends_day and progress.day is not None:
+        self._end_day()
+      if cfg.checkpoint.every_passes and progress.done % cfg.checkpoint.every_passes == 0:
+        self.save()
+    return None if self.stop_requested else trained
+
+  # Training
+
+  def _train_pass(self, prepared: PreparedPass, name: str) -> bool:
+    """Trains on one pass from `progress.batch` on.
+
+    Returns:
+      Whether it was finished; False where the job was asked to stop.
+    """
+    if self.progress.batch == 0:
+      self.step.dense.metrics.reset()
+    started, before = time.monotonic(), self._metrics()['examples']
+    steps = 0
+
+    def figures() -> dict[str, Any]:
+      now = self._metrics()
+      rate = (now['examples'] - before) / max(time.monotonic() - started, 1e-9)
+      return now | {'examples_per_second': round(rate, 1)} | self._counts()
+
+    def on_step() -> None:
+      nonlocal steps
+      steps += 1
+      self.progress_made()
+      if steps % self.cfg.train.log_every_steps == 0:
+        share = self.progress.batch / max(1, prepared.num_batches(self.cfg.train.batch_size))
+        self._live.show(f'{self._line(name, figures())} · {share:4.0%}')
+
+    finished = self.train_on(prepared, on_step)
+    self.step.consolidate()
+    now = figures()
+    if finished:
+      self._live.show(self._line(name, now), keep=True)
+      self.progress.examples += now['examples']
+      fields = now | self.step.traffic() | {'pass': name}
+      self._write('train', epoch=self.progress.epoch, day=self.progress.day, **fields)
+    return finished
+
+  def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
+    """Trains on this process's share of a pass from `progress.batch` on.
+
+    Args:
+      prepared: the pass.
+      on_step: called after each step.
+    Returns:
+      Whether it was finished; False where a process was asked to stop.
+    """
+    batches = self.inputs.staged(
+      prepared, self.progress.epoch, self.cfg.data.shuffle, self.progress.batch
+    )
+    return train_in_lockstep(
+      self.cfg,
+      self.step,
+      self.communicator,
+      self.state,
+      batches,
+      save=self.save,
+      stop_requested=lambda: self.stop_requested,
+      on_step=on_step,
+    )
+
+  def _metrics(self) -> dict[str, Any]:
+    """Metrics of the samples trained on since the pass began, over all processes."""
+    return result(self.communicator.sum_arrays(self.step.dense.metrics.state()))
+
+  def _counts(self) -> dict[str, int]:
+    return table_counts(self.step.store, self.communicator)
+
+  # Evaluation
+
+  def _evaluate_split(
+    self, prepared: Sequence[PreparedPass], split: str, name: str | None = None
+  ) -> dict[str, Any]:
+    """Evaluates passes as the split's, and reports it. Args: name: of the pass in the event."""
+    name = name or ' '.join(p.name for p in prepared)
+    started = time.monotonic()
+    values = self.evaluation.evaluate(prepared)
+    rate = values['examples'] / max(time.monotonic() - started, 1e-9)
+    fields = values | self._counts() | {'pass': name, 'examples_per_second': round(rate, 1)}
+    self._write('eval', split=split, epoch=self.progress.epoch, day=self.progress.day, **fields)
+    self._live.show(f'{split:5} · {name} · {_quality(values)}', keep=True)
+    return values
+
+  def _validate(self, valid: Sequence[PreparedPass]) -> None:
+    """Evaluates, keeps the best state, and on a plateau lowers the learning rates or stops."""
+    progress, plateau = self.progress, self.cfg.train.plateau
+    metric = 'rmse' if self.cfg.model.loss == 'squared_error' else 'auc'
+    metric = plateau.metric if plateau else metric
+    value = self._evaluate_split(valid, 'valid')[metric]
+    value = -value if metric in ('logloss', 'rmse') else value
+    if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
+      progress.best, progress.stalls = value, 0
+      self.state.save(self._events.position, best=True)
+    elif plateau:
+      progress.stalls += 1
+      if progress.stalls % plateau.patience == 0:
+        progress.rate *= plateau.factor
+        self.step.set_rate(progress.rate)
+      progress.finished = progress.stalls >= plateau.stop_after
+
+  # Days and exports
+
+  def _end_day(self) -> None:
+    """Exports, then decay, eviction and ageing, once a day, on every process."""
+    day = self.progress.day
+    if self.cfg.export.base:
+      self._export('base')
+    if self.cfg.export.saved_model:
+      self._export('saved_model')
+    evicted = end_day(self.step.store, self.communicator)
+    counts = self._counts()
+    self._write('day_end', day=day, evicted=evicted, **counts)
+    self._live.show(
+      f'day {day} ended · {evicted:,} features evicted · {counts["features"]:,} left, '
+      f'{counts["admitted"]:,} admitted',
+      keep=True,
+    )
+    self.progress.day = None
+
+  def _export(self, kind: str) -> None:
+    self.step.consolidate()
+    progress = self.progress
+    written = export.write(
+      self.cfg,
+      kind,
+      {
+        'epoch': progress.epoch,
+        'passes': progress.done,
+        'last': progress.last,
+        'day': progress.day,
+      },
+      store=self.step.store,
+      model=self.step.dense.model,
+      dense_stats=self.step.dense.embedding.stats,
+      communicator=self.communicator,
+    )
+    fields = {'pass': progress.last} | self._latency()
+    self._write(
+      'export',
+      kind=kind,
+      path=written.path,
+      rows=written.rows,
+      tombstones=written.tombstones,
+      seconds=round(written.seconds, 3),
+      day=progress.day,
+      **fields,
+    )
+
+  def _latency(self) -> dict[str, float]:
+    """In watch mode, how long ago the pass that was trained last was announced."""
+    if not self.cfg.data.watch:
+      return {}
+    marker = os.path.join(self.cfg.data.watch, f'{self.progress.last}.done')
+    if not os.path.exists(marker):
+      return {}
+    return {'seconds_since_announced': round(time.time() - os.path.getmtime(marker), 3)}
+
+  # Reports
+
+  def _write(self, event: str, **fields: Any) -> None:
+    self._events.write(event, self.step.steps, **fields)
+
+  def _line(self, name: str, now: dict[str, Any]) -> str:
+    return (
+      f'epoch {self.progress.epoch} · pass {name} · {now["examples_per_second"]:9,.0f} samples/s · '
+      f'{_quality(now)} · {now["features"]:,} features'
+    )
+
+
+def _quality(values: dict[str, Any]) -> str:
+  if 'rmse' in values:
+    return f'rmse {values["rmse"]:.4f}'
+  return f'logloss {values["logloss"]:.4f} · AUC {values["auc"] or 0:.4f}'
+
+
+def finished_job(run_dir: str, overrides: Sequence[str] = (), checkpoint: str = 'best') -> Job:
+  """Takes up a finished run in this one process, to evaluate, predict or export.
+
+  Args:
+    run_dir: of trainer.run.
+    overrides: as for trainer.run.
+    checkpoint: best (the best by validation, or the last where there was none) or last.
+  Raises:
+    UserError: where there is no checkpoint.
+  """
+  path = os.path.join(run_dir, 'config.yaml')
+  if not os.path.exists(path):
+    raise UserError(
+      f'--run_dir {run_dir}: no config.yaml there; wanted the run_dir of a training run'
+    )
+  cfg = config.load(path, overrides, run_dir)
+  runtime.start(cfg)
+  job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+  best = checkpoint == 'best' and os.path.isdir(os.path.join(run_dir, 'best'))
+  if not (best and job.state.restore(best=True)) and not job.state.restore():
+    raise UserError(
+      f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
+    )
+  return job

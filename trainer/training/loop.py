@@ -1,0 +1,82 @@
+"""The loop over the steps of a pass."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.features import empty_batch
+from trainer.errors import UserError
+from trainer.training.run_state import RunState
+from trainer.training.step import Staged, Step, StepFlags
+
+
+def check_loss(loss: float, steps: int) -> None:
+  """Raises UserError where a step's loss is not finite."""
+  if not np.isfinite(loss):
+    raise UserError(
+      f'the loss is {loss} at step {steps}: lower train.dense_optimizer.learning_rate or the '
+      'learning rates of sparse.tables, or set clip'
+    )
+
+
+def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
+  """Whether `checkpoint.every_seconds` have passed since the last one."""
+  every = cfg.checkpoint.every_seconds
+  return every is not None and time.monotonic() - state.last_save > every
+
+
+def train_in_lockstep(
+  cfg: config.Config,
+  step: Step,
+  communicator: Communicator,
+  state: RunState,
+  batches: Iterator[Staged],
+  *,
+  save: Callable[[], None],
+  stop_requested: Callable[[], bool],
+  on_step: Callable[[], None],
+) -> bool:
+  """Trains on this rank's batches until no rank has any; ranks need not have equally many.
+
+  Ranks never agree on a number of steps beforehand. One that has no more batches takes part with an
+  empty one; a flag in each step's sums says when nobody has another, and then all stop together.
+
+  Args:
+    cfg: the job's config.
+    step: what to call.
+    communicator: how the ranks meet.
+    state: its `progress.batch` counts the steps of the pass.
+    batches: this rank's.
+    save: writes a checkpoint; called at the same step on every rank.
+    stop_requested: whether this rank was asked to stop.
+    on_step: called after each step.
+  Returns:
+    Whether all was trained on; False where a rank was asked to stop.
+  Raises:
+    UserError: where the loss is not finite.
+  """
+  no_samples = step.stage(empty_batch(len(cfg.data.dense)))
+  current = next(batches, None)
+  has_batch = {'first': np.array(current is not None, np.int64)}
+  if not communicator.sum_arrays(has_batch)['first']:
+    return True
+  current = current or no_samples
+  routed = step.route(current)
+  while True:
+    following = next(batches, None) if current is not no_samples else None
+    flags = StepFlags(following is not None, stop_requested(), wants_checkpoint(cfg, state))
+    current, last = following or no_samples, current
+    counts, routed = step.train(last, routed, current, flags)
+    check_loss(counts.loss, step.steps)
+    state.progress.batch += 1
+    on_step()
+    if not counts.has_next:
+      return True
+    if counts.stop:
+      return False
+    every = cfg.checkpoint.every_steps
+    if counts.save or (every is not None and step.steps % every == 0):
+      save()

@@ -1,0 +1,166 @@
+"""Where a run stands, and how its state is saved and restored."""
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.errors import UserError
+from trainer.storage import checkpoint
+from trainer.training.step import Step
+
+# Keys that may differ when a run is continued; every other key makes another model of it.
+MAY_CHANGE = (
+  'run_dir',
+  'train.epochs',
+  'train.log_every_steps',
+  'train.plateau',
+  'train.progressive_validation',
+  'data.train',
+  'data.valid',
+  'data.test',
+  'data.watch',
+  'data.max_bad_share',
+  'sparse.store',
+  'checkpoint',
+  'export',
+  'sync',
+  'metrics',
+)
+
+
+@dataclasses.dataclass
+class Progress:
+  """How far a run has come; part of every checkpoint."""
+
+  epoch: int = 0
+  done: int = 0  # passes of this epoch that are finished
+  last: str = ''  # the name of the last finished one
+  batch: int = 0  # batches of the next one that were trained on
+  step: int = 0
+  examples: int = 0
+  day: int | None = None  # the day that is open
+  rate: float = 1.0  # what plateaus have made of the learning rate
+  best: float | None = None  # the validation metric's best value
+  stalls: int = 0  # evaluations since then
+  finished: bool = False
+  metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
+
+
+class RunState:
+  """The state of a run: its place in the data, and what its checkpoints hold.
+
+  Args:
+    cfg: the job's config.
+    communicator: how the processes meet.
+    step: the model, its rows and their optimizers.
+
+  Attributes:
+    progress: the place in the data.
+    last_save: when the last checkpoint was written, as time.monotonic().
+  """
+
+  def __init__(self, cfg: config.Config, communicator: Communicator, step: Step):
+    self._cfg, self._communicator, self._step = cfg, communicator, step
+    self._checkpoints = os.path.join(cfg.run_dir, 'checkpoints')
+    self._best = os.path.join(cfg.run_dir, 'best')
+    self.progress = Progress()
+    self.last_save = time.monotonic()
+    self._saved = Progress()
+
+  @property
+  def is_saved(self) -> bool:
+    """Whether a checkpoint holds this place in the data."""
+    position = self._saved.metrics_position
+    return self._saved == dataclasses.replace(self.progress, metrics_position=position)
+
+  def save(self, metrics_position: int, best: bool = False) -> str:
+    """Writes a checkpoint of everything; every process calls it.
+
+    Args:
+      metrics_position: bytes of metrics.jsonl that belong to it, as process 0 knows them.
+      best: whether it is the best state, which is kept apart: a run does not continue from it.
+    Returns:
+      Its path.
+    """
+    self.progress.step = self._step.steps
+    self.progress.metrics_position = self._communicator.broadcast(metrics_position)
+    metrics = self._communicator.sum_arrays(self._step.dense.metrics.state())
+    started = time.monotonic()
+    path = checkpoint.save(
+      self._best if best else self._checkpoints,
+      self.progress.step,
+      store=self._step.store,
+      dense=self._step.dense_state() | {f'metrics/{k}': v for k, v in metrics.items()},
+      progress=dataclasses.asdict(self.progress),
+      config_text=config.dump(self._cfg),
+      keep=1 if best else self._cfg.checkpoint.keep,
+      communicator=self._communicator,
+    )
+    self.last_save = time.monotonic()
+    if self._communicator.rank == 0:
+      logging.info('checkpoint %s in %.1f s', path, self.last_save - started)
+    if not best:
+      self._saved = dataclasses.replace(self.progress)
+    return path
+
+  def restore(self, best: bool = False) -> bool:
+    """Takes up the newest good checkpoint, whatever number of processes wrote it.
+
+    Returns:
+      Whether there was one.
+    """
+    self._step.store.clear()
+    found = checkpoint.restore_latest(
+      self._best if best else self._checkpoints,
+      store=self._step.store,
+      communicator=self._communicator,
+    )
+    if found is None:
+      return False
+    _, dense, progress = found
+    self.progress = Progress(**progress)
+    self._step.load_dense_state(dense)
+    # The metrics of the open pass are sums over all processes: one of them goes on from the sum.
+    metrics = {k.removeprefix('metrics/'): v for k, v in dense.items() if k.startswith('metrics/')}
+    if self._communicator.rank:
+      metrics = {k: np.zeros_like(v) for k, v in metrics.items()}
+    self._step.dense.metrics.load(metrics)
+    self._step.set_steps(self.progress.step)
+    self._step.set_rate(self.progress.rate)
+    return True
+
+
+def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
+  """Nested dicts as one: 'a.b' -> value."""
+  if isinstance(tree, dict) and tree:
+    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f'{prefix}{name}.').items()}
+  return {prefix[:-1]: tree}
+
+
+def open_run_dir(cfg: config.Config) -> None:
+  """Makes `run_dir` and writes config.yaml; refuses a directory that holds another model.
+
+  Raises:
+    UserError: naming the first key that differs.
+  """
+  os.makedirs(cfg.run_dir, exist_ok=True)
+  path = os.path.join(cfg.run_dir, 'config.yaml')
+  if os.path.exists(path):
+    old, new = _flat(config.load(path).model_dump()), _flat(cfg.model_dump())
+    for key in sorted(old.keys() | new.keys()):
+      may_change = any(key == k or key.startswith(k + '.') for k in MAY_CHANGE)
+      if old.get(key) != new.get(key) and not may_change:
+        raise UserError(
+          f'run_dir {cfg.run_dir}: it holds another model: its config.yaml has '
+          f'{key} = {old.get(key)!r}, this config {new.get(key)!r}; '
+          'wanted the same, or another --run_dir'
+        )
+  with open(path + '.new', 'w', encoding='utf-8') as f:
+    f.write(config.dump(cfg))
+  os.replace(path + '.new', path)
