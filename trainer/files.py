@@ -1,16 +1,20 @@
 """Writes that count as a whole or not at all: temporary name, fsync, rename, then one DONE marker.
 
 A directory without DONE does not count, whatever lies in it. Everything is flushed to the disk
-before DONE appears, so a crash or
-a power cut at any moment leaves the old directories as they were.
+before DONE appears, so a crash or a power cut at any moment leaves the old directories as they
+were.
 """
 
 import contextlib
+import io
 import json
 import os
 import shutil
 import zlib
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from trainer.errors import DataLoss
 
@@ -18,8 +22,10 @@ DONE = 'DONE'
 MANIFEST = 'MANIFEST.json'
 UNFINISHED = '.unfinished'  # ends the temporary name
 
+Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path -> bytes, crc32
 
-def sync_directory(path):
+
+def sync_directory(path: str) -> None:
   """Makes the names in a directory durable."""
   fd = os.open(path, os.O_RDONLY)
   try:
@@ -28,7 +34,7 @@ def sync_directory(path):
     os.close(fd)
 
 
-def write_synced(path, data):
+def write_synced(path: str, data: bytes) -> None:
   """Writes bytes to a file and waits until they are on the disk."""
   with open(path, 'wb') as f:
     f.write(data)
@@ -36,13 +42,34 @@ def write_synced(path, data):
     os.fsync(f.fileno())
 
 
-def to_json(value):
-  """Compact JSON bytes, the same for the same value."""
+def to_json(value: Any) -> bytes:
+  """Returns compact JSON, the same bytes for the same value."""
   return json.dumps(value, sort_keys=True, separators=(',', ':')).encode()
 
 
-def crc32_of(path):
-  """CRC-32 of a file's bytes, 4 MiB at a time."""
+def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+  """Returns an uncompressed .npz, the same bytes for the same arrays."""
+  out = io.BytesIO()
+  np.savez(out, **arrays)
+  return out.getvalue()
+
+
+def from_npz(data: bytes) -> dict[str, np.ndarray]:
+  """Returns the arrays of a .npz by name."""
+  with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+    return {name: arrays[name] for name in arrays.files}
+
+
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+  """Returns the header of a .npy file, which is equally long for any number of rows `shape[0]`."""
+  out = io.BytesIO()
+  fields = {'descr': dtype.str, 'fortran_order': False, 'shape': shape}
+  np.lib.format.write_array_header_1_0(out, fields)
+  return out.getvalue()
+
+
+def crc32_of(path: str) -> int:
+  """Returns the CRC-32 of a file's bytes, read 4 MiB at a time."""
   crc = 0
   with open(path, 'rb') as f:
     while data := f.read(4 << 20):
@@ -50,14 +77,15 @@ def crc32_of(path):
   return crc
 
 
-def publish(unfinished, final, manifest):
-  """Gives a directory its final name and marks it DONE; process 0 calls it once everything in it is
-  written and synced.
+def publish(unfinished: str, final: str, manifest: Mapping[str, Any]) -> None:
+  """Gives a directory its final name and marks it DONE.
+
+  Process 0 calls it once everything in the directory is written and synced.
 
   Args:
     unfinished: the directory under its temporary name.
     final: its final name; whatever unfinished thing lies there is removed.
-    manifest: dict; MANIFEST.json. DONE holds its checksum.
+    manifest: becomes MANIFEST.json, whose checksum DONE holds.
   """
   data = to_json(manifest)
   write_synced(os.path.join(unfinished, MANIFEST), data)
@@ -72,14 +100,19 @@ def publish(unfinished, final, manifest):
   sync_directory(final)
 
 
-def is_done(path):
+def is_done(path: str) -> bool:
+  """Returns whether a directory counts."""
   return os.path.isfile(os.path.join(path, DONE))
 
 
-def read_manifest(path):
-  """The MANIFEST.json of a directory that is DONE. Raises: DataLoss naming the file."""
+def read_manifest(path: str) -> dict[str, Any]:
+  """Returns the MANIFEST.json of a directory that is DONE.
 
-  def load(name, crc=None):
+  Raises:
+    DataLoss: naming the file that is missing or damaged.
+  """
+
+  def load(name: str, crc: int | None = None) -> Any:
     file = os.path.join(path, name)
     try:
       with open(file, 'rb') as f:
@@ -96,59 +129,62 @@ def read_manifest(path):
   return load(MANIFEST, load(DONE))
 
 
-def check_listed(path, files):
+def check_listed(path: str, listed: Listed) -> None:
   """Checks that a directory holds exactly its manifest's files, each of its size.
 
   Args:
-    files: dict of relative path -> {'bytes': n, …}.
-  Raises: DataLoss naming the first file that is missing, cut short or foreign.
+    path: of the directory.
+    listed: the manifest's files.
+  Raises:
+    DataLoss: naming the first file that is missing, cut short or foreign.
   """
   found = {
     os.path.relpath(os.path.join(folder, name), path)
     for folder, _, names in os.walk(path)
     for name in names
   }
-  for name in sorted(files.keys() - found):
+  for name in sorted(listed.keys() - found):
     raise DataLoss(f'{os.path.join(path, name)}: is missing')
-  for name in sorted(found - files.keys() - {DONE, MANIFEST}):
+  for name in sorted(found - listed.keys() - {DONE, MANIFEST}):
     raise DataLoss(
       f'{os.path.join(path, name)}: is not of this directory; its {MANIFEST} does not list it'
     )
-  for name, entry in sorted(files.items()):
+  for name, entry in sorted(listed.items()):
     size = os.path.getsize(os.path.join(path, name))
     if size != entry['bytes']:
       raise DataLoss(f'{os.path.join(path, name)}: has {size} bytes; wanted {entry["bytes"]}')
 
 
-def check_crc32(path: str, name: str, files: Mapping[str, Mapping[str, int]]) -> None:
+def check_crc32(path: str, name: str, listed: Listed) -> None:
   """Checks one of the manifest's files, which may be larger than memory.
 
   Raises:
     DataLoss: where its bytes are not those that were written.
   """
   file = os.path.join(path, name)
-  found, wanted = crc32_of(file), files[name]['crc32']
+  _compare(file, crc32_of(file), listed[name]['crc32'])
+
+
+def read_checked(path: str, name: str, listed: Listed) -> bytes:
+  """Returns the bytes of one of the manifest's files.
+
+  Raises:
+    DataLoss: where they are not those that were written.
+  """
+  file = os.path.join(path, name)
+  with open(file, 'rb') as f:
+    data = f.read()
+  _compare(file, zlib.crc32(data), listed[name]['crc32'])
+  return data
+
+
+def _compare(file: str, found: int, wanted: int) -> None:
   if found != wanted:
     raise DataLoss(f'{file}: its checksum is {found:08x}; wanted {wanted:08x}')
 
 
-def read_checked(path, name, files):
-  """The bytes of one of the manifest's files.
-
-  Raises: DataLoss where they are not those that were written.
-  """
-  with open(os.path.join(path, name), 'rb') as f:
-    data = f.read()
-  if zlib.crc32(data) != files[name]['crc32']:
-    raise DataLoss(
-      f'{os.path.join(path, name)}: its checksum is {zlib.crc32(data):08x}; wanted '
-      f'{files[name]["crc32"]:08x}'
-    )
-  return data
-
-
-def remove(path):
-  """Removes a directory so that no moment of it counts: DONE goes first."""
+def remove(path: str) -> None:
+  """Removes a directory so that it counts at no moment from here on: DONE goes first."""
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(path, DONE))
   shutil.rmtree(path, ignore_errors=True)

@@ -6,7 +6,6 @@
 The number, an export's *sequence*, counts all kinds together and only grows.
 """
 
-import io
 import os
 import re
 import zlib
@@ -132,9 +131,7 @@ class RowExport:
 
   def dense(self) -> dict[str, np.ndarray]:
     """Returns the dense variables by name, and `dense_stats`."""
-    data = files.read_checked(self.path, DENSE, self._manifest['files'])
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-      return {name: arrays[name] for name in arrays.files}
+    return files.from_npz(files.read_checked(self.path, DENSE, self._manifest['files']))
 
   def config(self) -> str | None:
     """Returns the resolved config as YAML; None for exports of before, which lack it."""

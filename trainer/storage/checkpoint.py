@@ -1,10 +1,9 @@
-"""Checkpoints: everything of a run, lossless, that any number of processes writes and any other
-number reads.
+"""Checkpoints: everything of a run. Any number of processes writes one, any other number reads it.
 
     checkpoints/ckpt-000000123/
       rows/part-00000-of-00002/   what process 0 of 2 owns: the logical shards [0, 128)
         key.npy, show.npy, …      one file a column (docs/architecture.md), all in one row order: by
-        logical shard
+                                  logical shard
         factors_default.npy       the admitted rows of a table, in the same order
         index.json                where each block of rows starts, and its checksum in every column
       dense.npz                   dense variables, optimizer slots, metrics: name -> array
@@ -12,21 +11,20 @@ number reads.
       MANIFEST.json               every file, its size and checksum
       DONE                        the checkpoint counts; holds MANIFEST.json's checksum
 
-A block is a run of rows of one logical shard (256 of them by the key's hash, whatever the number of
-processes), and each is
-checked by itself: a process reads and checks only the blocks of its own shards. A column's
-  checksums are those of its
-header and of its blocks, which cover every byte; they stand in index.json, whose checksum is in
-MANIFEST.json.
-Both ways go one block at a time, in one sequential pass over the rows.
+A block is a run of rows of one of the 256 logical shards (ops.sharding). Each block has a checksum
+of its own, so that a process reads and checks only the blocks of the shards that it owns. The
+checksums of a column are those of its header and of its blocks, which cover every byte; they stand
+in index.json, whose checksum is in MANIFEST.json. Rows are written and read one block at a time, in
+one sequential pass.
 """
 
 import functools
-import io
 import json
 import os
 import re
 import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -34,59 +32,71 @@ from absl import logging
 
 from ops.sharding import shard_of, shards_of
 from trainer import files
-from trainer.comm.communicator import SingleProcess
+from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prepared import prefetch
 from trainer.errors import DataLoss, UserError, plain_errors
 
 FORMAT = 1
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
+Chunk = dict[str, np.ndarray]  # rows of one logical shard: column -> array [n, …]
 
-def _part(rank, size):
+
+class Store(Protocol):
+  """What a checkpoint needs of the rows that a process owns (ops.row_store.RowStore)."""
+
+  def export_state(self) -> Iterator[Chunk]:
+    """Yields all rows, logical shards ascending."""
+
+  def import_state(self, source: Iterable[Chunk]) -> None:
+    """Takes up the rows in place of those that it holds."""
+
+  def clear(self) -> None:
+    """Drops all rows."""
+
+
+def _part(rank: int, size: int) -> str:
   return f'part-{rank:05d}-of-{size:05d}'
 
 
-class _Column:
-  """A .npy file written block by block; its header, which holds the number of rows, is written
-  again at the end.
+class _ColumnWriter:
+  """Writes a .npy file block by block.
+
+  Its header, which holds the number of rows, is written again at the end.
 
   Args:
-    array: the first block: [n, …]; or a scalar, one each block.
+    path: of the file.
+    first: the first block: [n, …], or a scalar where the column has one value a block.
   """
 
-  def __init__(self, path, array):
+  def __init__(self, path: str, first: np.ndarray):
     self._file = open(path, 'wb', buffering=0)
-    self._dtype, self._scalar, self._row_shape = array.dtype, array.ndim == 0, array.shape[1:]
+    self._dtype, self._scalar, self._row_shape = first.dtype, first.ndim == 0, first.shape[1:]
     self._header_bytes = self._file.write(self._header(0))
-    self._counts, self._crc32 = [], []  # of each block
+    self._counts: list[int] = []  # rows of each block
+    self._crc32: list[int] = []  # of each block
 
-  def _header(self, rows):
-    out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-      out, {'descr': self._dtype.str, 'fortran_order': False, 'shape': (rows, *self._row_shape)}
-    )
-    return out.getvalue()
+  def _header(self, rows: int) -> bytes:
+    return files.npy_header(self._dtype, (rows, *self._row_shape))
 
-  def append(self, array):
-    if (
-      array.dtype != self._dtype
-      or (array.ndim == 0) != self._scalar
-      or array.shape[1:] != self._row_shape
-    ):
+  def append(self, array: np.ndarray) -> None:
+    """Writes a block."""
+    found = array.dtype, array.ndim == 0, array.shape[1:]
+    if found != (self._dtype, self._scalar, self._row_shape):
       raise ValueError(
         f'{self._file.name}: a block of {array.dtype} {array.shape}; wanted {self._dtype} and '
         f'rows of {self._row_shape}'
       )
     array = np.ascontiguousarray(array).reshape(-1, *self._row_shape)
-    data = memoryview(array.reshape(-1).view(np.uint8))
+    data = _bytes_of(array)
     self._crc32.append(zlib.crc32(data))
     self._counts.append(len(array))
-    while data:
+    while data:  # an unbuffered write may take a part
       data = data[self._file.write(data) :]
 
-  def close(self):
-    """Returns: the column's entry of index.json."""
-    header = self._header(sum(self._counts))  # NumPy leaves room in it for any number of rows
+  def close(self) -> dict[str, Any]:
+    """Completes the file on the disk; returns the column's entry of index.json."""
+    header = self._header(sum(self._counts))
     self._file.seek(0)
     self._file.write(header)
     os.fsync(self._file.fileno())
@@ -102,41 +112,40 @@ class _Column:
     }
 
 
-def _write_rows(folder, store, shards):
-  """Writes a store's rows as one part. Returns: their number."""
+def _bytes_of(array: np.ndarray) -> memoryview:
+  return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _write_rows(folder: str, store: Store, shards: range) -> None:
+  """Writes a store's rows, which are of these logical shards, as one part."""
   os.makedirs(folder)
-  columns, block_shards, rows = {}, [], 0
+  columns: dict[str, _ColumnWriter] = {}
+  block_shards, rows = [], 0
   for chunk in store.export_state():
     shard = int(shard_of(chunk['key'][:1])[0])
     if shard not in shards:
       raise ValueError(f'the store gave a row of shard {shard}; it owns {shards}')
     for name, array in chunk.items():
       if name not in columns:
-        columns[name] = _Column(os.path.join(folder, name + '.npy'), array)
+        columns[name] = _ColumnWriter(os.path.join(folder, name + '.npy'), array)
       columns[name].append(array)
     block_shards.append(shard)
     rows += len(chunk['key'])
   index = {
     'rows': rows,
     'block_shards': block_shards,
-    'columns': {n: c.close() for n, c in columns.items()},
+    'columns': {name: column.close() for name, column in columns.items()},
   }
   files.write_synced(os.path.join(folder, 'index.json'), files.to_json(index))
   files.sync_directory(folder)
-  return rows
 
 
-def npz(arrays):
-  """dict of arrays -> the bytes of an uncompressed .npz, the same for the same arrays."""
-  out = io.BytesIO()
-  np.savez(out, **arrays)
-  return out.getvalue()
+def file_entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
+  """Returns what a manifest says of a folder's files: relative path -> size and checksum.
 
-
-def file_entries(folder, unchecked=()):
-  """For a manifest:
-
-  relative path -> size and, but for names that end in one of `unchecked`, checksum.
+  Args:
+    folder: to walk.
+    unchecked: ends of names whose checksums are left out.
   """
   entries = {}
   for base, _, names in os.walk(folder):
@@ -148,10 +157,10 @@ def file_entries(folder, unchecked=()):
   return entries
 
 
-def _serial(path):
-  """Counts the saves in a directory:
+def _serial(path: str) -> int | None:
+  """Returns a checkpoint's serial number, or None where its manifest is damaged.
 
-  a later save has a greater one, whatever its step. None where the manifest is damaged.
+  Saves in one directory are counted: a later one has a greater number, whatever its step.
   """
   try:
     return int(files.read_manifest(path)['serial'])
@@ -159,124 +168,130 @@ def _serial(path):
     return None
 
 
-def candidates(directory):
-  """Checkpoints that are DONE, as dict of path -> serial (see `_serial`), newest first by time of
-  writing, damaged ones before all.
+def candidates(directory: str) -> dict[str, int | None]:
+  """Returns the checkpoints that are DONE: path -> serial number (None: damaged).
+
+  Damaged ones come first, then the newest; so a reader that takes the first good one says of each
+  damaged one that it was refused.
   """
   try:
     paths = [os.path.join(directory, n) for n in os.listdir(directory) if _NAME.fullmatch(n)]
   except FileNotFoundError:
     return {}
-  serials = [(_serial(p), p) for p in paths if files.is_done(p)]
-  return {
-    p: s for s, p in sorted(serials, key=lambda x: (x[0] is None, x[0] or 0, x[1]), reverse=True)
-  }
+  found = [(_serial(path), path) for path in paths if files.is_done(path)]
+  found.sort(key=lambda one: (one[0] is None, one[0] or 0, one[1]), reverse=True)
+  return {path: serial for serial, path in found}
 
 
 def save(
-  directory, step, *, store, dense, progress, config_text, keep, communicator=SingleProcess()
-):
+  directory: str,
+  step: int,
+  *,
+  store: Store,
+  dense: Mapping[str, np.ndarray],
+  progress: Mapping[str, Any],
+  config_text: str,
+  keep: int,
+  communicator: Communicator | None = None,
+) -> str:
   """Writes a checkpoint; every process calls it, each with the rows that it owns.
 
   Args:
-    directory: of the checkpoints, which all processes see.
+    directory: of the checkpoints; all processes see it.
     step: the number in its name; a second one at the same step is named `ckpt-STEP-2`.
-    store: has `export_state()`: an iterator of dicts of columns, each of one logical shard, shards
-      ascending.
-    dense: dict of name -> array, process 0's counts.
-    progress: dict that JSON can hold, process 0's counts.
+    store: the rows.
+    dense: name -> array; process 0's counts.
+    progress: what JSON can hold; process 0's counts.
     config_text: the resolved config.
-    keep: the newest so many are kept, this one among them.
-    communicator: how the processes meet (trainer.comm.horovod).
-  Returns: its path.
-  Raises: UserError on every process where one could not write; earlier checkpoints are then as they
-    were.
+    keep: so many of the newest are kept, this one among them.
+    communicator: how the processes meet; None: there is one.
+  Returns:
+    Its path.
+  Raises:
+    UserError: on every process where one could not write; earlier checkpoints are then as they
+      were.
   """
+  communicator = communicator or SingleProcess()
+  rank, size = communicator.rank, communicator.size
   what = f'cannot save a checkpoint in {directory}'
 
-  def begin():
-    if communicator.rank:
-      return None
-    os.makedirs(directory, exist_ok=True)
-    done = candidates(directory)
-    for name in os.listdir(directory):  # left by a crash
-      if name.startswith('ckpt-') and os.path.join(directory, name) not in done:
-        files.remove(os.path.join(directory, name))
-    same = [
-      int(m[2] or 1)
-      for m in (_NAME.fullmatch(os.path.basename(p)) for p in done)
-      if int(m[1]) == step
-    ]
-    final = os.path.join(directory, f'ckpt-{step:09d}' + (f'-{max(same) + 1}' if same else ''))
-    os.makedirs(os.path.join(final + files.UNFINISHED, 'rows'))
-    return final, 1 + max(filter(None, done.values()), default=0)
+  def begin() -> tuple[str, int] | None:
+    return _begin(directory, step) if rank == 0 else None
 
   final, serial = communicator.broadcast(communicator.together(what, begin))
   unfinished = final + files.UNFINISHED
 
-  def write():
-    part = os.path.join(unfinished, 'rows', _part(communicator.rank, communicator.size))
-    _write_rows(part, store, shards_of(communicator.rank, communicator.size))
-    if communicator.rank == 0:
-      files.write_synced(os.path.join(unfinished, 'dense.npz'), npz(dense))
-      files.write_synced(
-        os.path.join(unfinished, 'progress.json'), json.dumps(progress, indent=1).encode()
-      )
-      files.write_synced(os.path.join(unfinished, 'config.yaml'), config_text.encode())
+  def write() -> None:
+    _write_rows(os.path.join(unfinished, 'rows', _part(rank, size)), store, shards_of(rank, size))
+    if rank == 0:
+      for name, data in (
+        ('dense.npz', files.to_npz(dense)),
+        ('progress.json', json.dumps(progress, indent=1).encode()),
+        ('config.yaml', config_text.encode()),
+      ):
+        files.write_synced(os.path.join(unfinished, name), data)
 
-  def finish():
-    if communicator.rank:
+  def finish() -> None:
+    if rank:
       return
     entries = file_entries(unfinished, unchecked=['.npy'])
-    for rank in range(communicator.size):
-      index = os.path.join('rows', _part(rank, communicator.size), 'index.json')
+    for part in range(size):
+      index = os.path.join('rows', _part(part, size), 'index.json')
       if index not in entries:
         raise DataLoss(
           f'{os.path.join(unfinished, index)}: is missing; do all processes write to the same '
           f'{directory}?'
         )
-    files.publish(
-      unfinished,
-      final,
-      {
-        'format': FORMAT,
-        'serial': serial,
-        'step': step,
-        'parts': communicator.size,
-        'files': entries,
-      },
-    )
-    for old in [p for p, serial in candidates(directory).items() if serial][keep:]:
+    manifest = {'format': FORMAT, 'serial': serial, 'step': step, 'parts': size, 'files': entries}
+    files.publish(unfinished, final, manifest)
+    for old in [path for path, serial in candidates(directory).items() if serial][keep:]:
       files.remove(old)
 
   try:
     communicator.together(what, write)
     communicator.together(what, finish)
   except UserError:
-    if communicator.rank == 0:
+    if rank == 0:
       files.remove(unfinished)  # gives its space back
     raise
   return final
 
 
-def read_rows(path, manifest, shards):
-  """Yields the rows of some logical shards, block by block as they were given to `save`, each
-  checked.
+def _begin(directory: str, step: int) -> tuple[str, int]:
+  """Makes room for a checkpoint under its temporary name; returns its path and serial number."""
+  os.makedirs(directory, exist_ok=True)
+  done = candidates(directory)
+  for name in os.listdir(directory):
+    path = os.path.join(directory, name)
+    if name.startswith('ckpt-') and path not in done:  # a crash has left it
+      files.remove(path)
+  names = [_NAME.fullmatch(os.path.basename(path)) for path in done]
+  same_step = [int(name[2] or 1) for name in names if int(name[1]) == step]
+  suffix = f'-{max(same_step) + 1}' if same_step else ''
+  final = os.path.join(directory, f'ckpt-{step:09d}{suffix}')
+  os.makedirs(os.path.join(final + files.UNFINISHED, 'rows'))
+  return final, 1 + max(filter(None, done.values()), default=0)
+
+
+def read_rows(path: str, manifest: Mapping[str, Any], shards: range) -> Iterator[Chunk]:
+  """Yields the rows of some logical shards, block by block as they were given to `save`.
 
   Args:
+    path: of the checkpoint.
     manifest: of `check`.
-    shards: a range.
-  Raises: DataLoss naming the file.
+    shards: the logical shards.
+  Raises:
+    DataLoss: naming the file whose bytes are not those that were written.
   """
-  for rank in range(manifest['parts']):
-    own = shards_of(rank, manifest['parts'])
+  parts, listed = manifest['parts'], manifest['files']
+  for rank in range(parts):
+    own = shards_of(rank, parts)
     if own.start >= shards.stop or shards.start >= own.stop:
       continue
-    part = os.path.join('rows', _part(rank, manifest['parts']))
-    index = json.loads(
-      files.read_checked(path, os.path.join(part, 'index.json'), manifest['files'])
-    )
-    columns, opened = index['columns'], {}
+    part = os.path.join('rows', _part(rank, parts))
+    index = json.loads(files.read_checked(path, os.path.join(part, 'index.json'), listed))
+    columns: dict[str, dict[str, Any]] = index['columns']
+    opened: dict[str, BinaryIO] = {}
     try:
       for name, column in columns.items():
         file = os.path.join(path, part, name + '.npy')
@@ -286,21 +301,19 @@ def read_rows(path, manifest, shards):
       starts = {n: np.concatenate([[0], np.cumsum(c['counts'])]) for n, c in columns.items()}
       for i, shard in enumerate(index['block_shards']):
         if shard in shards:
-          yield {n: _read_block(opened[n], c, i, starts[n][i]) for n, c in columns.items()}
+          yield {n: _read_block(opened[n], c, i, int(starts[n][i])) for n, c in columns.items()}
     finally:
-      for f in opened.values():
-        f.close()
+      for file in opened.values():
+        file.close()
 
 
-def _read_block(file, column, i, start):
+def _read_block(file: BinaryIO, column: Mapping[str, Any], i: int, start: int) -> np.ndarray:
+  """Reads block i of a column, whose first row is row `start`."""
   array = np.empty([column['counts'][i], *column['row_shape']], np.dtype(column['dtype']))
-  data = memoryview(array.reshape(-1).view(np.uint8))
-  file.seek(
-    column['header_bytes']
-    + int(start) * (array.itemsize * int(np.prod(column['row_shape'], dtype=np.int64)))
-  )
-  left = data
-  while left:
+  data = left = _bytes_of(array)
+  row_bytes = array.itemsize * int(np.prod(column['row_shape'], dtype=np.int64))
+  file.seek(column['header_bytes'] + start * row_bytes)
+  while left:  # an unbuffered read may bring a part
     n = file.readinto(left)
     if not n:
       raise DataLoss(f'{file.name}: ends {len(left)} bytes too early')
@@ -308,16 +321,18 @@ def _read_block(file, column, i, start):
   if zlib.crc32(data) != column['crc32'][i]:
     raise DataLoss(
       f'{file.name}: block {i}, rows {start} to {start + len(array)}: its checksum is '
-      f'{zlib.crc32(data):08x}; '
-      f'wanted {column["crc32"][i]:08x}'
+      f'{zlib.crc32(data):08x}; wanted {column["crc32"][i]:08x}'
     )
   return array[0] if column['scalar'] else array
 
 
-def check(path):
-  """Checks that a checkpoint is whole, as far as sizes and names tell.
+def check(path: str) -> dict[str, Any]:
+  """Checks that a checkpoint is whole, as far as names and sizes tell.
 
-  Returns: its manifest. Raises: DataLoss.
+  Returns:
+    Its manifest.
+  Raises:
+    DataLoss: where it is not.
   """
   manifest = files.read_manifest(path)
   if manifest['format'] != FORMAT:
@@ -330,31 +345,32 @@ def check(path):
   return manifest
 
 
-def restore(path, *, store, communicator=SingleProcess()):
-  """Reads one checkpoint, of whatever number of processes: the rows that this process owns, in
-  place of what its store holds.
+def restore(
+  path: str, *, store: Store, communicator: Communicator | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Reads one checkpoint, whatever number of processes wrote it.
 
   Args:
-    store: has `import_state(chunks)`; a chunk is what `export_state` yields.
-  Returns: (dense: dict of arrays, progress: dict).
-  Raises: DataLoss, UserError; the store may then hold some of the rows.
+    path: of the checkpoint.
+    store: takes up the rows that this process owns, in place of what it holds.
+    communicator: how the processes meet; None: there is one.
+  Returns:
+    What `save` was given as `dense` and `progress`.
+  Raises:
+    DataLoss: where the checkpoint is damaged; the store may then hold some of the rows.
+    UserError: where it cannot be read.
   """
+  communicator = communicator or SingleProcess()
   with plain_errors(f'cannot read {path}'):
     manifest = check(path)
     listed = manifest['files']
-    with np.load(
-      io.BytesIO(files.read_checked(path, 'dense.npz', listed)), allow_pickle=False
-    ) as z:
-      dense = {name: z[name] for name in z.files}
+    dense = files.from_npz(files.read_checked(path, 'dense.npz', listed))
     progress = json.loads(files.read_checked(path, 'progress.json', listed))
     files.read_checked(path, 'config.yaml', listed)
+    rows = read_rows(path, manifest, shards_of(communicator.rank, communicator.size))
     try:
-      # The next block is read and checked while one goes into the table.
-      store.import_state(
-        prefetch(
-          read_rows(path, manifest, shards_of(communicator.rank, communicator.size)), depth=1
-        )
-      )
+      # The next block is read and checked while this one goes into the table.
+      store.import_state(prefetch(rows, depth=1))
     except tf.errors.OpError as e:
       raise DataLoss(
         f'{path}: its rows do not go into this table: {" ".join(e.message.split())}'
@@ -362,19 +378,27 @@ def restore(path, *, store, communicator=SingleProcess()):
   return dense, progress
 
 
-def restore_latest(directory, *, store, communicator=SingleProcess()):
-  """Reads the newest checkpoint that is good on every process; says in the log why a newer one was
-  refused.
+def restore_latest(
+  directory: str, *, store: Store, communicator: Communicator | None = None
+) -> tuple[str, dict[str, np.ndarray], dict[str, Any]] | None:
+  """Reads the newest checkpoint that is good on every process.
+
+  Why a newer one was refused is said in the log.
 
   Args:
-    store: as of `restore`; it is empty, or `import_state` replaces what it holds. `clear` empties
-      it.
-  Returns: (path, dense, progress), or None where there is none yet.
-  Raises: UserError where there are checkpoints and none is good.
+    directory: of the checkpoints.
+    store: takes up the rows that this process owns, in place of what it holds.
+    communicator: how the processes meet; None: there is one.
+  Returns:
+    Its path and what `save` was given as `dense` and `progress`; None where there is none yet.
+  Raises:
+    UserError: where there are checkpoints and none is good.
   """
+  communicator = communicator or SingleProcess()
+  is_first = communicator.rank == 0
   paths = communicator.broadcast(
     communicator.together(
-      f'cannot read {directory}', lambda: [] if communicator.rank else list(candidates(directory))
+      f'cannot read {directory}', lambda: list(candidates(directory)) if is_first else None
     )
   )
   refusal = None
@@ -390,7 +414,7 @@ def restore_latest(directory, *, store, communicator=SingleProcess()):
     except UserError as e:
       refusal = refusal or e
       logging.warning('checkpoint refused: %s', e)
-      store.clear()  # of the rows that came before what is wrong
+      store.clear()  # of the rows that were read before the damage was found
   if refusal:
     raise UserError(f'{directory}: none of its {len(paths)} checkpoints is good: {refusal}')
   return None

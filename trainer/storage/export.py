@@ -59,7 +59,7 @@ from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.storage import chain, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
-from trainer.storage.checkpoint import file_entries, npz
+from trainer.storage.checkpoint import file_entries
 
 KINDS = (*ROW_KINDS, *MODEL_KINDS)
 ROWS_AT_ONCE = 1 << 16  # of one pull; a row group of a Parquet file
@@ -270,7 +270,7 @@ def write(
     else:
       dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
       dense['dense_stats'] = np.asarray(dense_stats)
-      files.write_synced(os.path.join(unfinished, chain.DENSE), npz(dense))
+      files.write_synced(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
       # An export is the same wherever its run lies.
       text = config.dump(cfg.model_copy(update={'run_dir': ''}))
       files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
