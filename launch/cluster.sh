@@ -39,4 +39,4 @@ for entry in ${hosts//,/ }; do
   why=$(ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=no -- "$host" true 2>&1) ||
     fail "host '$host' of $file: ssh without a password failed: $(tail -n 1 <<<"$why")"
 done
-run horovodrun --gloo -np "$ranks" -H "$hosts" ${nic:+--network-interfaces "$nic"} python -m trainer.run "$@"
+run_ranks horovodrun --gloo -np "$ranks" -H "$hosts" ${nic:+--network-interfaces "$nic"} python -m trainer.run "$@"

@@ -24,7 +24,7 @@ show() {  # a command as one would type it
   echo "$line" >&2
 }
 
-run() {  # shows the command, then becomes it
+run_ranks() {  # shows a command of horovodrun, then becomes it; it can be stopped, and ends with the job's own status
   show "$@"
-  exec "$@"
+  exec python launch/ranks.py "$@"
 }

@@ -10,4 +10,4 @@ count RANKS "$ranks"
 share=$(($(nproc) / ranks))
 export CTR_THREADS=${CTR_THREADS:-$((share > 1 ? share : 1))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
-run horovodrun --gloo -np "$ranks" -H "localhost:$ranks" python -m trainer.run "$@"
+run_ranks horovodrun --gloo -np "$ranks" -H "localhost:$ranks" python -m trainer.run "$@"

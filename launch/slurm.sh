@@ -7,12 +7,11 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
 #SBATCH --output=slurm-%j.log
+#SBATCH --signal=B:TERM@300  # so long before the time is over the job is asked to stop, and saves its state
 # With GPUs, one a rank: sbatch --gpus-per-node=4 launch/slurm.sh …
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?runs under sbatch}"  # Slurm runs a copy of this file from a folder of its own
-hosts=$(mktemp "$PWD/.hosts-$SLURM_JOB_ID.XXXX")
-trap 'rm -f "$hosts"' EXIT
-scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/$/ slots=${SLURM_NTASKS_PER_NODE:-1}/" >"$hosts"
 export CTR_THREADS=${CTR_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
-launch/cluster.sh ${CTR_NIC:+-i "$CTR_NIC"} "$hosts" "$@"
+exec launch/cluster.sh ${CTR_NIC:+-i "$CTR_NIC"} \
+  <(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/$/ slots=${SLURM_NTASKS_PER_NODE:-1}/") "$@"

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,9 @@ import jsonschema
 import tensorflow as tf
 import yaml
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support import jobs
+
+ROOT = jobs.ROOT
 LAUNCH = ROOT / 'launch'
 
 # Says what it was started as, and with what; the script under test puts it in place of the real
@@ -110,8 +113,10 @@ class LocalTest(LaunchTestCase):
     self.assertIn('threads=1', self.launch('local.sh', '9').stdout)
 
   def test_status_is_horovodruns(self):
-    self.stand_in('horovodrun', '#!/bin/sh\nexit 7\n')
-    self.assertEqual(self.launch('local.sh', '2').returncode, 7)
+    self.stand_in('horovodrun', '#!/bin/sh\necho Traceback of its own >&2\nexit 7\n')
+    done = self.launch('local.sh', '2')
+    self.assertEqual(done.returncode, 7)
+    self.assertIn('Traceback of its own', done.stderr)
 
   def test_mistakes(self):
     self.assert_mistake(self.launch('local.sh'), '^local.sh: wanted RANKS')
@@ -119,6 +124,45 @@ class LocalTest(LaunchTestCase):
       self.assert_mistake(
         self.launch('local.sh', found), f"RANKS: found '{found}'; wanted a whole number >= 1"
       )
+
+
+class JobTest(LaunchTestCase):
+  """Jobs of 2 ranks, not stand-ins."""
+
+  def test_stopped(self):
+    config = jobs.write_config(self.folder)
+    command = [LAUNCH / 'local.sh', '2', '--config', config, '--run_dir', self.folder / 'run']
+    for number in signal.SIGTERM, signal.SIGINT:
+      job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+      output, ranks = '', {}
+      for line in job.stdout:
+        output += line
+        if 'samples/s' in line and not ranks:  # both ranks train
+          ranks = jobs.ranks_below(job.pid)
+          job.send_signal(number)
+      self.assertEqual(job.wait(60), 143, output)
+      self.assertRegex(output, 'stopped at step .*; the state is saved')
+      self.assertNotIn('Traceback', output)
+      self.assertNotIn('Process 0 exit', output)
+      self.assertLen(ranks, 2)
+      self.assertEmpty([rank for rank in ranks.values() if rank.is_running()])
+    self.assertIn('continuing at epoch', output)
+
+  def test_a_mistake_is_one_line(self):
+    """One that every rank sees before it knows the others, and one that is found together."""
+    for section, pattern in (
+      ({'data': {'train': ['nowhere.csv']}}, "no file that matches 'nowhere.csv'"),
+      ({'data': {'label': 'clicked'}}, "'clicked'"),
+    ):
+      tree = yaml.safe_load(pathlib.Path(jobs.write_config(self.folder)).read_text())
+      config = jobs.write_config(self.folder, data=tree['data'] | section['data'])
+      run_dir = str(self.folder / 'run')
+      done = self.launch('local.sh', '2', '--config', config, '--run_dir', run_dir)
+      self.assertEqual(done.returncode, 2, done.stderr)
+      said = [line for line in done.stderr.splitlines() if not line.startswith('+ ')]
+      self.assertLen(said, 1, done.stderr)
+      self.assertRegex(said[0], rf'^\[0\]<stderr>:error: .*{pattern}')
+      self.assertEmpty(done.stdout)
 
 
 class ClusterTest(LaunchTestCase):
@@ -144,6 +188,19 @@ class ClusterTest(LaunchTestCase):
       done.stdout,
     )
     self.assertTrue(done.stderr.startswith('+ horovodrun --gloo -np 15 '), done.stderr)
+
+  def test_rank_0_is_stopped_on_its_host(self):
+    self.stand_in('horovodrun', '#!/bin/sh\nHOROVOD_RANK=0 sh -c "echo trains; exec sleep 60"\n')
+    self.stand_in('ssh', '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    job = subprocess.Popen(
+      [LAUNCH / 'cluster.sh', self.hosts('alpha slots=2')],
+      stdout=subprocess.PIPE,
+      env=os.environ | {'PATH': f'{self.bin}:{os.environ["PATH"]}'},
+      cwd=self.folder,
+    )
+    self.assertEqual(job.stdout.readline(), b'trains\n')
+    job.send_signal(signal.SIGTERM)
+    self.assertEqual(job.wait(60), 143)
 
   def test_mistakes(self):
     self.assert_mistake(self.launch('cluster.sh'), 'wanted .* HOSTSFILE')

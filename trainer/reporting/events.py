@@ -65,4 +65,6 @@ class EventLog:
 def read_events(run_dir: str) -> pd.DataFrame:
   """The events of a run, a row each, in order; NaN or None where an event has no such field."""
   with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
-    return pd.DataFrame([json.loads(line) for line in f])
+    records = [json.loads(line) for line in f]
+  # A run that was stopped early may have none: the frame has the columns that every event has.
+  return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])

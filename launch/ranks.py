@@ -1,0 +1,111 @@
+"""Runs horovodrun, so that a job can be stopped and ends with its own status.
+
+`python launch/ranks.py horovodrun … -H HOST:SLOTS,… COMMAND`
+
+By itself horovodrun kills its ranks on SIGTERM before they can save their state, and ends every
+failure with status 1 and a stack trace of its own. Here SIGTERM and SIGINT go to rank 0, which
+stops the job on all ranks; a second one ends horovodrun. The status is that of the rank that ended
+first, and of what horovodrun says itself only what is no consequence of that is shown.
+"""
+
+import ctypes
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import BinaryIO
+
+_OF_A_RANK = re.compile(rb'\[\d+\]<std(out|err)>:')
+# The last is what a rank's shell says of a rank that horovodrun ends because of another one.
+_CONSEQUENCE = re.compile(
+  rb'Process \d+ exit with status|Terminating remaining workers|\[\d+\]<stderr>:Terminated\s*$'
+)
+_FIRST_TO_END = re.compile(r'exited with non-zero.*Process name: (\d+)\s+Exit code: (\d+)', re.S)
+_TOLD = 2, 143  # the ranks have said what was wrong, or that they were stopped
+
+
+class Ranks:
+  """The ranks of one job.
+
+  Args:
+    command: the whole command line of horovodrun.
+  """
+
+  def __init__(self, command: Sequence[str]):
+    self._host = command[command.index('-H') + 1].split(',')[0].split(':')[0]
+    self._job = secrets.token_hex(8)
+    self._asked = False
+    self._trace = b''  # horovodrun's own
+    self._process = subprocess.Popen(
+      command,
+      env=os.environ | {'CTR_JOB': self._job},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      start_new_session=True,  # a terminal's Ctrl-C is for this process alone
+      preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM),  # when this process is killed
+    )
+
+  def stop(self, *_: object) -> None:
+    """Asks the job to stop; from the second time on, ends horovodrun."""
+    if self._asked or not self._signal_rank_0():
+      self._process.terminate()
+    self._asked = True
+
+  def _signal_rank_0(self) -> bool:
+    """Returns whether rank 0 was there."""
+    found = (
+      f"grep -lsz '^CTR_JOB={self._job}$' /proc/[0-9]*/environ | "
+      "xargs -r grep -lsz '^HOROVOD_RANK=0$' | tr -dc '0-9\\n'"
+    )
+    shell = ['sh', '-c']
+    if self._host not in ('localhost', '127.0.0.1', socket.gethostname()):
+      shell = ['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'StrictHostKeyChecking=no', self._host]
+    done = subprocess.run(
+      [*shell, f'kill -TERM $({found})'], stderr=subprocess.DEVNULL, timeout=30, check=False
+    )
+    return done.returncode == 0
+
+  def wait(self) -> int:
+    """Shows what the job says until it ends, and returns its status."""
+    outputs = (self._process.stdout, sys.stdout.buffer), (self._process.stderr, sys.stderr.buffer)
+    threads = [threading.Thread(target=self._forward, args=pair, daemon=True) for pair in outputs]
+    for thread in threads:
+      thread.start()
+    status = self._process.wait()
+    for thread in threads:
+      thread.join()
+    first = _FIRST_TO_END.search(self._trace.decode(errors='replace'))
+    if first is None:
+      sys.stderr.buffer.write(self._trace)
+      return status if status >= 0 else 128 - status
+    if int(first[2]) not in _TOLD:
+      sys.stderr.write(f'rank {first[1]} ended first, with status {first[2]}\n')
+    return int(first[2])
+
+  def _forward(self, source: BinaryIO, to: BinaryIO) -> None:
+    rest = b''
+    while chunk := source.read1(1 << 16):
+      # A carriage return ends a line, too: it is how the live line is shown.
+      *lines, rest = re.split(rb'(?<=[\r\n])', rest + chunk)
+      for line in lines:
+        if _CONSEQUENCE.match(line):
+          continue
+        if not _OF_A_RANK.match(line) and (self._trace or line.startswith(b'Traceback ')):
+          self._trace += line
+        else:
+          to.write(line)
+      to.flush()
+    to.write(rest)
+    to.flush()
+
+
+if __name__ == '__main__':
+  ranks = Ranks(sys.argv[1:])
+  for number in signal.SIGTERM, signal.SIGINT:
+    signal.signal(number, ranks.stop)
+  sys.exit(ranks.wait())

@@ -1,0 +1,110 @@
+"""Small jobs of several ranks, for tests that stop them, freeze them or disturb them."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+import yaml
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+from horovod.runner.http.http_server import RendezvousServer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def write_config(folder: str, samples: int = 5000, **sections: Mapping[str, Any]) -> str:
+  """Writes a log of one pass and the config of a job that trains on it for ever.
+
+  Args:
+    folder: where both go.
+    samples: of the pass.
+    **sections: keys of the config that differ, by section.
+  Returns:
+    The config's path.
+  """
+  lines = [f'{i % 97},{i % 89},{i % 3 == 0:d}\n' for i in range(samples)]
+  pathlib.Path(f'{folder}/day_0.csv').write_text('user,item,click\n' + ''.join(lines))
+  tree = {
+    'data': {
+      'train': [f'{folder}/day_*.csv'],
+      'label': 'click',
+      'slots': [{'name': 'user'}, {'name': 'item'}],
+    },
+    'model': {'interactions': ['linear', 'fm']},
+    'train': {'batch_size': 64, 'epochs': 100_000, 'log_every_steps': 5},
+    'checkpoint': {'every_passes': None},
+  }
+  for section, values in sections.items():
+    tree[section] = tree.get(section, {}) | values
+  path = f'{folder}/config.yaml'
+  pathlib.Path(path).write_text(yaml.safe_dump(tree))
+  return path
+
+
+class Ranks(contextlib.AbstractContextManager):
+  """The ranks of one job on this machine, started one by one, as horovodrun would start all.
+
+  When the `with` block ends, so does all that still runs.
+
+  Args:
+    size: the number of ranks.
+    flags: of trainer.run.
+  Attributes:
+    processes: by rank, those that were started.
+  """
+
+  def __init__(self, size: int, flags: Sequence[str]):
+    self._flags, self._slots = flags, get_host_assignments(parse_hosts(f'localhost:{size}'), size)
+    self._store = RendezvousServer()
+    self._port = self._store.start()
+    self._store.init(self._slots)
+    self._folder = tempfile.mkdtemp()
+    self.processes: dict[int, subprocess.Popen] = {}
+
+  def start(self, rank: int, program: Sequence[str] = ('-m', 'trainer.run')) -> subprocess.Popen:
+    """Starts a rank; `program` is what Python runs with the flags."""
+    env = create_slot_env_vars(self._slots[rank])
+    env |= create_run_env_vars('127.0.0.1', ['lo'], str(self._port))
+    with open(self._log(rank), 'wb') as log:
+      self.processes[rank] = subprocess.Popen(
+        [sys.executable, *program, *self._flags],
+        cwd=ROOT,
+        env=os.environ | env | {'CTR_THREADS': '1'},
+        stdout=log,
+        stderr=log,
+      )
+    return self.processes[rank]
+
+  def _log(self, rank: int) -> str:
+    return f'{self._folder}/rank_{rank}.log'
+
+  def output(self, rank: int) -> str:
+    """What a rank has said so far."""
+    return pathlib.Path(self._log(rank)).read_text()
+
+  def wait(self, rank: int, seconds: float = 120) -> int:
+    """Returns the status of a rank, which must end within so many seconds."""
+    return self.processes[rank].wait(seconds)
+
+  def __exit__(self, *_: object) -> None:
+    for process in self.processes.values():
+      process.kill()
+      process.wait()
+    self._store.stop()
+
+
+def ranks_below(launcher: int) -> dict[int, psutil.Process]:
+  """Returns the processes by rank that the launcher with this process id started."""
+  found = {}
+  for process in psutil.Process(launcher).children(recursive=True):
+    with contextlib.suppress(psutil.Error):
+      rank = process.environ().get('HOROVOD_RANK')
+      if rank is not None and not process.children():
+        found[int(rank)] = process
+  return found
