@@ -1,22 +1,22 @@
-"""Where the rows that a process owns live:
+"""Where the rows that a process owns live: our row store (the default), or TFRA's hash tables."""
 
-the fused row store (the default on CPU) or TFRA's tables; the same verbs on both.
-"""
+from ops.row_store import RowStore
+from trainer.config import Config
+from trainer.embedding.embedding import Embedding
 
-from ops import row_store
 
+def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> RowStore:
+  """Returns the store that `sparse.store` names; both kinds have the verbs of RowStore.
 
-def make_store(cfg, embedding, name=None):
-  """The store that `sparse.store` names;
-
-  pull, push, the lifecycle's verbs and its state (ops.row_store.RowStore, which has `name` too).
+  Args:
+    cfg: the job's config.
+    embedding: what rows are made of.
+    name: by which parameter servers' graphs share it; None where it is this process's alone.
   """
+  store = RowStore
   if cfg.sparse.store == 'tfra':
-    from trainer.embedding.tfra_store import (
-      TfraStore as Store,  # late: TFRA takes seconds to import
-    )
-  else:
-    Store = row_store.RowStore
-  return Store(
+    # Imported where it is used: TFRA takes seconds.
+    from trainer.embedding.tfra_store import TfraStore as store
+  return store(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name
   )

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from tensorflow.core.framework import tensor_pb2
 
 FILE = os.path.join('assets.extra', 'tf_serving_warmup_requests')
 SIZES = (1, 100)  # samples of the requests
@@ -21,6 +20,7 @@ _OPTIONAL = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
 _REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 _STRING = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _MESSAGE = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
+_TENSOR = type(tf.make_tensor_proto(0)).DESCRIPTOR
 
 
 def _message_class() -> type:
@@ -28,7 +28,7 @@ def _message_class() -> type:
   file = descriptor_pb2.FileDescriptorProto(
     name='ctr_trainer/warmup.proto', package=_PACKAGE, syntax='proto3'
   )
-  file.dependency.append(tensor_pb2.DESCRIPTOR.name)
+  file.dependency.append(_TENSOR.file.name)
 
   def message(parent, name, *fields):
     added = parent.add(name=name)
