@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer import config, errors
 from trainer.embedding.layer_inputs import LayerInputs
-from trainer.model.builder import build, empty_batch
+from trainer.model.builder import build, empty_inputs
 
 
 def make_config(interactions, **model):
@@ -105,7 +105,7 @@ class ModelTest(tf.test.TestCase):
     self.assertEqual(build(make_config(['fm'])).needs, {'totals'})
     self.assertEqual(build(make_config(['linear', 'ffm'])).needs, {'linear', 'field_factors'})
     self.assertEqual(build(make_config(['dnn'])).needs, {'factors'})
-    embedded = empty_batch(make_config(['fm']), {'totals'})
+    embedded = empty_inputs(make_config(['fm']), {'totals'})
     self.assertIsNone(embedded.linear)
     self.assertIsNone(embedded.field_factors)
 
@@ -186,7 +186,7 @@ class UserLayerTest(tf.test.TestCase):
     cfg = config.load(os.path.join(example, 'config.yaml'))
     model = build(cfg)
     self.assertEqual(model.needs, {'linear', 'factors'})
-    self.assertEqual(model(empty_batch(cfg, model.needs), training=True).shape, [0, 1])
+    self.assertEqual(model(empty_inputs(cfg, model.needs), training=True).shape, [0, 1])
 
   def test_mistakes_are_one_line_each(self):
     cases = [

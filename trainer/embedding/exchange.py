@@ -1,85 +1,103 @@
-"""How a process reaches rows:
+"""How a process reaches rows: its own, or those that other ranks own, by all-to-all."""
 
-its own, or its peers' by all-to-all. One small interface: `route`, `pull` and `push`.
-"""
-
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ops import packing, row_store, sharding
+from ops import packing, sharding
 from ops.dedupe import DEDUPED_SPEC, Deduped, dedupe
-
-
-def rows_of(store, communicator, cfg):
-  """The rows of one process, or of N ranks."""
-  return LocalRows(store, cfg) if communicator.size == 1 else ShardedRows(store, communicator, cfg)
+from ops.row_store import Rows, RowStore
+from trainer.comm.communicator import Communicator, RankCommunicator
+from trainer.config import Config
 
 
 class LocalRows:
   """All rows are this process's own.
 
   Args:
-    store: trainer.embedding.stores.
+    store: the rows (trainer.embedding.stores).
+    cfg: the job's config.
 
   Attributes:
-    routed: TensorSpecs of what `route` returns; () where keys need not travel.
+    routed: the TensorSpecs of what `route` returns; () where keys need not travel.
   """
 
-  routed = ()
+  routed: Any = ()
 
-  def __init__(self, store, cfg):
+  def __init__(self, store: RowStore, cfg: Config):
     self._store = store
-    self._per_feature = cfg.sparse.gradient_scale == 'feature'
+    self._scales_by_feature = cfg.sparse.gradient_scale == 'feature'
 
-  def route(self, deduped, weight):
-    """Sends keys to their owners and tells all ranks how much this one has; reads no rows, so that
-    it may happen a batch ahead.
+  def route(self, deduped: Deduped, weight: tf.Tensor) -> Any:
+    """Sends keys to their owners, and tells all ranks how many samples this one has.
+
+    It reads no rows, so that it may happen a batch ahead.
 
     Args:
-      deduped: ops.dedupe.Deduped of this process's samples.
+      deduped: of this process's samples.
       weight: float32 [B], theirs.
-    Returns: what `totals` and `pull` want of it.
+    Returns:
+      What `totals` and `pull` want of it.
     """
     del deduped, weight
     return ()
 
-  def totals(self, weight, routed):
-    """The weight of all ranks' samples, float32 [], and how many lower ranks have, int64 [].
+  def totals(self, weight: tf.Tensor, routed: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the weight of all ranks' samples, and how many samples lower ranks have.
 
-    Args: as of, and from, `route`.
+    Args:
+      weight: as for `route`.
+      routed: what it returned.
+    Returns:
+      float32 [], int64 [].
     """
     del routed
     return tf.reduce_sum(weight), tf.zeros([], tf.int64)
 
-  def pull(self, deduped, routed, train):
+  def pull(self, deduped: Deduped, routed: Any, train: bool) -> Any:
     """Reads rows; changes nothing.
 
     Args:
-      deduped: ops.dedupe.Deduped of this process's samples.
+      deduped: of this process's samples.
       routed: what `route` returned for them.
-      train: whether features unknown so far read the factors they will start with (admission none);
+      train: whether features that are new read the factors they will start with (admission none);
         else they read 0.
-    Returns: ops.row_store.Rows of the unique keys.
+    Returns:
+      The rows of the unique keys: `linear`, `factors` and `offsets` as of ops.row_store.Rows.
     """
+    del routed
     return self._store.pull(deduped.unique, train)
 
-  def push(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
+  def push(
+    self,
+    deduped: Deduped,
+    rows: Any,
+    linear_gradient: tf.Tensor,
+    factors_gradient: tf.Tensor,
+    scale: tf.Tensor,
+    hyper: tf.Tensor,
+    step: tf.Tensor,
+  ) -> None:
     """Updates rows, then counts shows and clicks and admits.
 
     Args:
-      rows: what `pull` returned.
-      linear_gradient: float32 [u]; factors_gradient: float32, flat as rows.factors: sums over this
-        process's samples.
+      deduped: of this process's samples.
+      rows: what `pull` returned for them.
+      linear_gradient: float32 [u], summed over this process's samples.
+      factors_gradient: float32, flat as rows.factors, likewise.
       scale: float32 [], one over the global weight.
-      hyper: float32 [T, 2, H]; step: int64 [], counted from 1.
+      hyper: float32 [T, 2, H], of ops.row_optimizers.hyper.
+      step: int64 [], counted from 1.
     """
-    self._push(deduped, rows, linear_gradient, factors_gradient, scale, hyper, step)
+    self._push_own(deduped, rows, linear_gradient, factors_gradient, scale, hyper, step)
 
-  def _push(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
-    # `feature`: a rare feature's step does not shrink as the batch, or the number of ranks, grows.
-    scale = 1 / tf.maximum(deduped.shows, 1) if self._per_feature else tf.reshape(scale, [1])
-    return self._store.push(
+  def _push_own(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
+    if self._scales_by_feature:
+      # A rare feature's step does not shrink as the batch, or the number of ranks, grows.
+      scale = 1 / tf.maximum(deduped.shows, 1)
+    else:
+      scale = tf.reshape(scale, [1])
+    self._store.push(
       deduped.unique,
       rows,
       deduped.shows,
@@ -93,54 +111,58 @@ class LocalRows:
 
 
 class Routed(NamedTuple):
-  """Where the keys of this rank went and which came here."""
+  """Where the keys of this rank went, and which came here."""
 
-  sent: tf.Tensor  # int32 [N] keys that went to each owner
-  received: tf.Tensor  # int32 [N] keys that came from each rank
+  sent: tf.Tensor  # int32 [N], keys that went to each owner
+  received: tf.Tensor  # int32 [N], keys that came from each rank
   owned: Deduped  # of all keys that came here
   weights: tf.Tensor  # float32 [N], of each rank's samples
   samples: tf.Tensor  # int64 [N], how many each rank has
 
 
-class _Sharded(NamedTuple):
+class ShardedPull(NamedTuple):
   """Rows of this rank's unique keys, and what the way back to their owners needs."""
 
-  linear: tf.Tensor
-  factors: tf.Tensor
-  offsets: tf.Tensor
+  linear: tf.Tensor  # float32 [u]
+  factors: tf.Tensor  # float32 [offsets[u]]
+  offsets: tf.Tensor  # int32 [u + 1]
   routed: Routed
-  owned: row_store.Rows  # of routed.owned
+  owned: Rows  # of routed.owned
 
 
 class ShardedRows(LocalRows):
   """Rows are sharded over N ranks by the hash of their key; a step takes three all-to-alls of rows.
 
-  Keys (with their shows and clicks) go to their owners, rows come back, gradients go to the owners,
-  who sum them. What travels is
-  one entry for each key that is unique on a rank; a feature that has no factors yet costs no
-  factors.
+  Keys with their shows and clicks go to their owners, rows come back, and gradients go to the
+  owners, who sum them. What travels is one entry for each key that is unique on a rank. A feature
+  that has no factors yet costs no factors.
+
+  Args:
+    store: the rows that this rank owns.
+    communicator: of the ranks.
+    cfg: the job's config.
   """
 
   routed = Routed(
-    *[tf.TensorSpec([None], tf.int32)] * 2,
-    DEDUPED_SPEC,
-    tf.TensorSpec([None]),
-    tf.TensorSpec([None], tf.int64),
+    sent=tf.TensorSpec([None], tf.int32),
+    received=tf.TensorSpec([None], tf.int32),
+    owned=DEDUPED_SPEC,
+    weights=tf.TensorSpec([None]),
+    samples=tf.TensorSpec([None], tf.int64),
   )
 
-  def __init__(self, store, communicator, cfg):
+  def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config):
     super().__init__(store, cfg)
-    # An exchange each: the next batch's keys may come before or after this one's rows.
-    self._keys, self._rows, self._gradients = (
-      communicator.row_exchange(name) for name in ('keys', 'rows', 'gradients')
-    )
+    # Three exchanges: the next batch's keys may travel before or after this batch's rows.
+    self._keys = communicator.row_exchange('keys')
+    self._rows = communicator.row_exchange('rows')
+    self._gradients = communicator.row_exchange('gradients')
     self._rank, self._size = communicator.rank, communicator.size
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
 
-  def route(self, deduped, weight):
-    sent = sharding.owner_counts(
-      deduped.unique, self._size
-    )  # owners hold contiguous ranges of shards, and keys are grouped by shard
+  def route(self, deduped: Deduped, weight: tf.Tensor) -> Routed:
+    # Owners hold contiguous ranges of shards and keys are grouped by shard, so counts say it all.
+    sent = sharding.owner_counts(deduped.unique, self._size)
     (keys, shows, clicks), received = self._keys.all_to_all(
       [deduped.unique, deduped.shows, deduped.clicks], sent
     )
@@ -150,23 +172,30 @@ class ShardedRows(LocalRows):
     )
     return Routed(sent, received, dedupe(keys, shows, clicks), weights, samples)
 
-  def totals(self, weight, routed):
+  def totals(self, weight: tf.Tensor, routed: Routed) -> tuple[tf.Tensor, tf.Tensor]:
+    del weight
     return tf.reduce_sum(routed.weights), tf.reduce_sum(routed.samples[: self._rank])
 
-  def pull(self, deduped, routed, train):
+  def pull(self, deduped: Deduped, routed: Routed, train: bool) -> ShardedPull:
     owned = self._store.pull(routed.owned.unique, train)
     buffer, splits = packing.pack_rows(owned, routed.owned.inverse, routed.received, self._dtype)
     (buffer,), _ = self._rows.all_to_all([buffer], splits)
+    widths = [t.width for t in self._store.tables]
     linear, factors, offsets = packing.unpack_rows(
-      buffer,
-      routed.sent,
-      deduped.unique,
-      self._store.slot_table,
-      [t.width for t in self._store.tables],
+      buffer, routed.sent, deduped.unique, self._store.slot_table, widths
     )
-    return _Sharded(linear, factors, offsets, routed, owned)
+    return ShardedPull(linear, factors, offsets, routed, owned)
 
-  def push(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
+  def push(
+    self,
+    deduped: Deduped,
+    rows: ShardedPull,
+    linear_gradient: tf.Tensor,
+    factors_gradient: tf.Tensor,
+    scale: tf.Tensor,
+    hyper: tf.Tensor,
+    step: tf.Tensor,
+  ) -> None:
     routed = rows.routed
     buffer, splits = packing.pack_gradients(
       linear_gradient, factors_gradient, rows.offsets, routed.sent, self._dtype
@@ -175,4 +204,11 @@ class ShardedRows(LocalRows):
     linear, factors = packing.sum_gradients(
       buffer, routed.received, rows.owned.offsets, routed.owned
     )
-    self._push(routed.owned, rows.owned, linear, factors, scale, hyper, step)
+    self._push_own(routed.owned, rows.owned, linear, factors, scale, hyper, step)
+
+
+def rows_of(store: RowStore, communicator: Communicator, cfg: Config) -> LocalRows:
+  """Returns how this process reaches rows: alone, or as one of N ranks."""
+  if communicator.size == 1:
+    return LocalRows(store, cfg)
+  return ShardedRows(store, communicator, cfg)

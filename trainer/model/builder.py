@@ -4,9 +4,12 @@ import importlib
 import inspect
 import math
 import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from trainer.config import Config, Interaction
 from trainer.embedding.layer_inputs import NEEDS, LayerInputs
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.layers.cross import Cross
@@ -27,108 +30,125 @@ class CTRModel(tf.keras.Model):
   Every variable exists once `build` returns and is a function of the config alone, so that all
   ranks start from the same values.
 
+  Args:
+    interactions: layers that each give one term of the logit.
+    dense_columns: Dn.
+    loss: `model.loss` of the config.
+    negative_sampling_rate: `model.negative_sampling_rate` of the config.
+
   Attributes:
-    interactions: list of Keras layers.
-    needs: frozenset, what the interactions read of a batch (trainer.embedding.layer_inputs.NEEDS).
+    interactions: as given.
+    needs: what they read of a batch, names of trainer.embedding.layer_inputs.NEEDS.
   """
 
-  def __init__(self, interactions, dense_columns, loss, negative_sampling_rate):
+  def __init__(
+    self,
+    interactions: Sequence[tf.keras.layers.Layer],
+    dense_columns: int,
+    loss: str,
+    negative_sampling_rate: float,
+  ):
     super().__init__(name='model')
-    self.interactions = interactions
+    self.interactions = list(interactions)
     self._dense_columns = dense_columns
     self.needs = frozenset().union(*(layer.needs for layer in interactions))
-    self._clicks = loss != 'squared_error'
-    self._shift = math.log(negative_sampling_rate)
+    self._predicts_clicks = loss != 'squared_error'
+    self._logit_shift = math.log(negative_sampling_rate)
     self._bias = self.add_weight('bias', [1], initializer='zeros')
 
-  def call(self, inputs, training=False):
-    """LayerInputs -> logits float32 [B, 1]."""
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns the logits, float32 [B, 1]."""
     # Layers read widths off static shapes, and readers of files may leave this one open.
     inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
     return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self._bias
 
-  def probability(self, logits):
-    """float32 [B, 1] -> float32 [B]: probability of a click; for squared error what the model
-    predicts, the logit itself.
+  def probability(self, logits: tf.Tensor) -> tf.Tensor:
+    """Returns the probabilities of a click; for squared error, the logits themselves.
 
     Where the log kept a share r of the negatives, odds of P(1)/P(0) stand in it as P(1)/(r·P(0)).
-    So the true odds are r times
-    what the model says, p' = p / (p + (1 − p)/r), or ln r added to the logit (He et al. 2014,
-    "Practical Lessons from Predicting
-    Clicks on Ads at Facebook").
+    So the true odds are r times what the model says, p' = p / (p + (1 − p)/r), or ln r added to the
+    logit (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook").
+
+    Args:
+      logits: float32 [B, 1].
+    Returns:
+      float32 [B].
     """
     logits = logits[:, 0]
-    return tf.sigmoid(logits + self._shift) if self._clicks else logits
+    return tf.sigmoid(logits + self._logit_shift) if self._predicts_clicks else logits
 
 
-def _layer_class(path, where):
-  """The class that `path` names: a built-in kind, or a dotted path of a Keras layer."""
-  if path in BUILT_IN:
-    return BUILT_IN[path]
-  module_name, _, name = path.rpartition('.')
+def _layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
+  """Returns the class of a built-in kind, or of a user's layer by its dotted path.
+
+  Raises:
+    UserError: where there is none, or it is no interaction.
+  """
+  if kind in BUILT_IN:
+    return BUILT_IN[kind]
+  module_name, _, name = kind.rpartition('.')
   try:
     module = importlib.import_module(module_name)
   except Exception as e:  # the module is the user's: anything may go wrong in it
     raise UserError(
-      f"{where}: cannot import '{path}': {one_line(e)}; is its directory on PYTHONPATH?"
+      f"{where}: cannot import '{kind}': {one_line(e)}; is its directory on PYTHONPATH?"
     ) from e
   layer = getattr(module, name, None)
   if layer is None:
-    raise UserError(
-      f"{where}: '{module_name}' has no "
-      f"'{name}'{nearest(name, [n for n in vars(module) if not n.startswith('_')])}"
-    )
+    public = [n for n in vars(module) if not n.startswith('_')]
+    raise UserError(f"{where}: '{module_name}' has no '{name}'{nearest(name, public)}")
   if not (inspect.isclass(layer) and issubclass(layer, tf.keras.layers.Layer)):
     raise UserError(
-      f"{where}: '{path}' is a {type(layer).__name__}; wanted a subclass of tf.keras.layers.Layer"
+      f"{where}: '{kind}' is a {type(layer).__name__}; wanted a subclass of tf.keras.layers.Layer"
     )
   needs = getattr(layer, 'needs', None)
   if not isinstance(needs, (set, frozenset, tuple, list)):
     raise UserError(
-      f"{where}: '{path}' has no class attribute `needs`; wanted a set of names out of "
+      f"{where}: '{kind}' has no class attribute `needs`; wanted a set of names out of "
       f'{", ".join(NEEDS)}'
     )
   for need in needs:
     if need not in NEEDS:
-      raise UserError(f"{where}: '{path}' needs {need!r}{nearest(need, NEEDS)}")
+      raise UserError(f"{where}: '{kind}' needs {need!r}{nearest(need, NEEDS)}")
   return layer
 
 
-def _make(interaction, where, passed):
-  """One layer of the config, built-in or a user's."""
+def _make_layer(
+  interaction: Interaction, where: str, passed: Mapping[str, Any]
+) -> tf.keras.layers.Layer:
+  """Makes one layer of the config, built-in or a user's.
+
+  Args:
+    interaction: what the config says of it.
+    where: its key, for messages.
+    passed: values for those of PASSED that its constructor takes.
+  Raises:
+    UserError: naming the argument that the layer does not take, or what it says itself.
+  """
   layer = _layer_class(interaction.kind, where)
-  parameters = inspect.signature(layer.__init__).parameters
-  inherits = layer.__init__ is tf.keras.layers.Layer.__init__
-  takes_any = not inherits and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-  own = (
-    []
-    if inherits
-    else [
-      name
-      for name, p in parameters.items()
-      if name not in ('self', *PASSED) and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-  )
-  for arg in interaction.args:
-    if arg in PASSED or (arg not in own and not takes_any):
+  parameters = {}
+  if layer.__init__ is not tf.keras.layers.Layer.__init__:
+    parameters = dict(inspect.signature(layer.__init__).parameters)
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+  own = [n for n, p in parameters.items() if n not in ('self', *PASSED) and p.kind not in variadic]
+  for argument in interaction.args:
+    if argument in PASSED or (argument not in own and not takes_any):
       raise UserError(
-        f"{where}: unknown argument '{arg}' of '{interaction.kind}'"
-        + (nearest(arg, own) if own else '; it takes none')
+        f"{where}: unknown argument '{argument}' of '{interaction.kind}'"
+        + (nearest(argument, own) if own else '; it takes none')
       )
-  passed = {
-    name: value
-    for name, value in passed.items()
-    if name in parameters or (takes_any and name == 'name')
-  }
+  takes_name = takes_any or not parameters
+  taken = {n: v for n, v in passed.items() if n in parameters or (n == 'name' and takes_name)}
   try:
-    return layer(**interaction.args, **passed)
+    return layer(**interaction.args, **taken)
   except Exception as e:
     text = str(e) if interaction.kind in BUILT_IN else one_line(e)
     raise UserError(f"{where}: '{interaction.kind}': {text}") from e
 
 
-def empty_batch(cfg, needs):
-  """A `LayerInputs` of no samples, with the widths that the config gives."""
+def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
+  """Returns the LayerInputs of no samples, with the widths that the config gives."""
   slots = len(cfg.slots)
   tables = [
     (sum(s.table == name for s in cfg.slots), table.width)
@@ -147,14 +167,16 @@ def empty_batch(cfg, needs):
   )
 
 
-def build(cfg, sum_across_ranks=None):
+def build(
+  cfg: Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None
+) -> CTRModel:
   """Builds the model of a config, with all its variables.
 
   Args:
-    sum_across_ranks: float32 [k] -> its sum over ranks, differentiable; None in one process. For
-      batch_norm 'sync'.
-  Returns: CTRModel.
-  Raises: UserError naming the interaction and the argument.
+    cfg: the job's config.
+    sum_across_ranks: of float32 [k], differentiable; for batch_norm 'sync'. None in one process.
+  Raises:
+    UserError: naming the interaction and the argument.
   """
   interactions = []
   for i, interaction in enumerate(cfg.model.interactions):
@@ -162,17 +184,14 @@ def build(cfg, sum_across_ranks=None):
     seed = zlib.crc32(f'{cfg.seed}/{i}'.encode()) % 2**31
     # A user's layer may leave its initialisers unseeded: they follow this one.
     tf.keras.utils.set_random_seed(seed)
-    layer = _make(
-      interaction,
-      where,
-      {
-        'name': f'{interaction.kind.rpartition(".")[2].lower()}_{i}',
-        'seed': seed,
-        'sum_across_ranks': sum_across_ranks,
-        'dense_linear': cfg.model.dense_linear,
-      },
-    )
-    example = empty_batch(cfg, layer.needs)
+    passed = {
+      'name': f'{interaction.kind.rpartition(".")[2].lower()}_{i}',
+      'seed': seed,
+      'sum_across_ranks': sum_across_ranks,
+      'dense_linear': cfg.model.dense_linear,
+    }
+    layer = _make_layer(interaction, where, passed)
+    example = empty_inputs(cfg, layer.needs)
     try:
       with tf.name_scope(layer.name):
         layer.build(tf.nest.map_structure(lambda t: None if t is None else t.shape, example))

@@ -1,23 +1,31 @@
 """Losses of one sample each; the caller weighs, sums, and divides by the global weight."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
+from trainer.config import Model
 from trainer.errors import UserError
 
+SampleLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-def per_sample_loss(model):
-  """The loss that `model` (config's Model) names: fn(labels float32 [B], logits float32 [B, 1]) ->
-  float32 [B].
 
-  With z the logit and p = σ(z):
+def per_sample_loss(model: Model) -> SampleLoss:
+  """Returns the loss that the config names.
+
+  With y the label, z the logit and p = σ(z):
     log_loss: −y log p − (1 − y) log(1 − p)
     focal: the same with each term times (1 − probability of that class)^γ (Lin et al. 2017, "Focal
-      Loss for Dense Object Detection",
-      without α); γ = 0 is log loss
+      Loss for Dense Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
   `label_smoothing` s turns y into y (1 − s) + s/2.
 
-  Raises: UserError where label smoothing is asked of squared error.
+  Args:
+    model: the section of the config.
+  Returns:
+    A function of labels float32 [B] and logits float32 [B, 1]; it gives float32 [B].
+  Raises:
+    UserError: where label smoothing is asked of squared error.
   """
   smoothing, gamma = model.label_smoothing, model.focal_gamma
   if smoothing and model.loss == 'squared_error':
@@ -29,11 +37,11 @@ def per_sample_loss(model):
     return tf.nn.sigmoid_cross_entropy_with_logits(y, z)
 
   def focal(y, z):
-    # The power as exp of a logarithm, log(1 − p) = −softplus(z): its gradient stays finite where 1
-    # − p vanishes and γ < 1.
-    return y * tf.exp(-gamma * tf.nn.softplus(z)) * tf.nn.softplus(-z) + (1 - y) * tf.exp(
-      -gamma * tf.nn.softplus(-z)
-    ) * tf.nn.softplus(z)
+    # The power as exp of a logarithm, log(1 − p) = −softplus(z): its gradient stays finite where
+    # 1 − p vanishes and γ < 1.
+    of_click = tf.exp(-gamma * tf.nn.softplus(z)) * tf.nn.softplus(-z)
+    of_none = tf.exp(-gamma * tf.nn.softplus(-z)) * tf.nn.softplus(z)
+    return y * of_click + (1 - y) * of_none
 
   def squared_error(y, z):
     return tf.square(z - y)

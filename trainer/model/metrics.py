@@ -1,22 +1,25 @@
 """Streaming metrics whose state adds up: over steps, over ranks, over files."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
-# Buckets share the logits evenly within an octave of |logit|: fine wherever predictions crowd, near
-# 0 or far below it.
-_LEAST_EXPONENT, _OCTAVES = (
-  -20,
-  25,
-)  # |logit| from 2^-20 to 2^5; what lies outside goes to the nearest
-_LEAST_BITS = (
-  127 + _LEAST_EXPONENT
-) << 23  # of 2^-20 as float32; bits of positive floats grow as they do
+from trainer.config import Config
+
+State = dict[str, np.ndarray]
+
+# Buckets share the logits evenly within an octave of |logit|, from 2^-20 to 2^5, so that they are
+# fine wherever predictions crowd, near 0 or far below it. What lies outside goes to the nearest.
+_LEAST_EXPONENT, _OCTAVES = -20, 25
+# As bits of float32, which grow as positive floats do.
+_LEAST_BITS = (127 + _LEAST_EXPONENT) << 23
 _BITS = _OCTAVES << 23
 
 
-def _bucket(logits, buckets):
-  """float32 [B] -> int32 [B] in [0, buckets), not falling as the logit grows."""
+def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
+  """Returns int32 [B] in [0, buckets) for float32 [B]; it does not fall as the logit grows."""
   half = buckets // 2
   bits = tf.bitcast(tf.abs(logits), tf.int32)
   share = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.float64) / _BITS
@@ -28,13 +31,12 @@ class Metrics:
   """Sums over the samples seen since the last `reset`; `update` works inside a tf.function.
 
   For clicks a state holds `histogram` float64 [2, buckets], the weight of negatives and of
-  positives by predicted probability, and
-  `sums` float64 [5]: weight, samples, Σ weight·log loss, Σ weight·predicted, Σ weight·clicked. For
-  squared error it holds
-  `errors` float64 [3]: weight, samples, Σ weight·error².
+  positives by predicted probability, and `sums` float64 [5]: weight, samples, Σ weight·log loss,
+  Σ weight·predicted, Σ weight·clicked. For squared error it holds `errors` float64 [3]: weight,
+  samples, Σ weight·error².
   """
 
-  def __init__(self, cfg):
+  def __init__(self, cfg: Config):
     self._regression = cfg.model.loss == 'squared_error'
     self._buckets = max(2, cfg.metrics.auc_buckets // 2 * 2)
     shapes = {'errors': [3]} if self._regression else {'histogram': [2, self._buckets], 'sums': [5]}
@@ -44,12 +46,13 @@ class Metrics:
         for name, shape in shapes.items()
       }
 
-  def update(self, labels, probabilities, weights):
+  def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
     """Adds a batch.
 
     Args:
-      labels, probabilities, weights: float32 [B]; what a model of squared error predicts stands in
-        for a probability.
+      labels: float32 [B].
+      probabilities: float32 [B]; of squared error, what the model predicts.
+      weights: float32 [B].
     """
     y, p, w = (tf.cast(t, tf.float64) for t in (labels, probabilities, weights))
     totals = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64)]
@@ -58,47 +61,44 @@ class Metrics:
       return
     # float32 rounds what lies within 2^-25 of 1 to 1.
     inside = tf.clip_by_value(p, 1e-15, 1 - 2.0**-25)
-    of_click, of_none = tf.math.log(inside), tf.math.log1p(-inside)
-    row, bucket = (
-      tf.cast(labels > 0.5, tf.int32),
-      _bucket(tf.cast(of_click - of_none, tf.float32), self._buckets),
-    )
+    log_p, log_not_p = tf.math.log(inside), tf.math.log1p(-inside)
+    row = tf.cast(labels > 0.5, tf.int32)
+    bucket = _bucket(tf.cast(log_p - log_not_p, tf.float32), self._buckets)
     self._state['histogram'].scatter_nd_add(tf.stack([row, bucket], 1), w)
-    loss = -y * of_click - (1 - y) * of_none
-    self._state['sums'].assign_add(
-      tf.stack([*totals, *(tf.reduce_sum(w * t) for t in (loss, p, y))])
-    )
+    loss = -y * log_p - (1 - y) * log_not_p
+    sums = [tf.reduce_sum(w * t) for t in (loss, p, y)]
+    self._state['sums'].assign_add(tf.stack([*totals, *sums]))
 
-  def state(self):
-    """dict of NumPy arrays; the sum of two states is the state of both."""
+  def state(self) -> State:
+    """Returns arrays by name; the sum of two states is the state of both."""
     return {name: v.numpy() for name, v in self._state.items()}
 
-  def load(self, state):
+  def load(self, state: Mapping[str, np.ndarray]) -> None:
+    """Goes on from a state."""
     for name, variable in self._state.items():
       variable.assign(state[name])
 
-  def reset(self):
+  def reset(self) -> None:
+    """Begins anew."""
     for variable in self._state.values():
       variable.assign(tf.zeros_like(variable))
 
 
-def _ratio(a, b):
+def _ratio(a: float, b: float) -> float | None:
   return float(a / b) if b > 0 else None
 
 
-def result(state):
-  """What a state (or a sum of states) says: dict auc, logloss, calibration, examples; for squared
-  error rmse, examples.
+def result(state: Mapping[str, np.ndarray]) -> dict[str, Any]:
+  """Returns what a state, or a sum of states, says.
 
-  Calibration is Σ predicted / Σ clicked. A figure that the samples do not define (AUC of one class,
-  …) is None.
+  Returns:
+    auc, logloss, calibration (Σ predicted / Σ clicked) and examples; for squared error rmse and
+    examples. A figure that the samples do not define, as the AUC of one class, is None.
   """
   if 'errors' in state:
     weight, examples, squares = state['errors']
-    return {
-      'rmse': float(np.sqrt(squares / weight)) if weight > 0 else None,
-      'examples': int(examples),
-    }
+    rmse = float(np.sqrt(squares / weight)) if weight > 0 else None
+    return {'rmse': rmse, 'examples': int(examples)}
   negatives, positives = state['histogram']
   weight, examples, loss, predicted, clicked = state['sums']
   # A pair within one bucket counts half.
@@ -111,20 +111,24 @@ def result(state):
   }
 
 
-def group_auc_sums(labels, probabilities, groups, weights):
-  """Sums of GAUC, the mean of the groups' own AUC weighted by impressions.
+def group_auc_sums(
+  labels: np.ndarray, probabilities: np.ndarray, groups: np.ndarray, weights: np.ndarray
+) -> tuple[float, float]:
+  """Returns the sums of GAUC, the mean of the groups' own AUC weighted by impressions.
 
-  Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising".
-  Groups with one class only have no AUC and are left out. Sums of disjoint sets of groups add up.
+  Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising". Groups of one class
+  have no AUC and are left out. Sums of disjoint sets of groups add up.
 
   Args:
-    labels, probabilities, weights: float [n].
+    labels: float [n].
+    probabilities: float [n].
     groups: int64 [n].
-  Returns: (Σ_g weight_g · AUC_g, Σ_g weight_g), weight_g being the sum of the group's weights: its
+    weights: float [n].
+  Returns:
+    Σ_g weight_g · AUC_g and Σ_g weight_g, where weight_g is the sum of the group's weights: its
     impressions where all weigh 1.
   """
-  n = len(labels)
-  if not n:
+  if not len(labels):
     return 0.0, 0.0
   order = np.lexsort((probabilities, groups))
   g, p = np.asarray(groups)[order], np.asarray(probabilities)[order]
@@ -132,25 +136,19 @@ def group_auc_sums(labels, probabilities, groups, weights):
   positive = np.where(np.asarray(labels)[order] > 0.5, w, 0)
   negative = w - positive
   new_group = np.concatenate([[True], g[1:] != g[:-1]])
-  ties = np.flatnonzero(
-    new_group | np.concatenate([[True], p[1:] != p[:-1]])
-  )  # first of each run of one group and one probability
+  new_probability = np.concatenate([[True], p[1:] != p[:-1]])
   starts = np.flatnonzero(new_group)
+  # A tie is a run of samples of one group and one probability.
+  ties = np.flatnonzero(new_group | new_probability)
   tied_positive, tied_negative = np.add.reduceat(positive, ties), np.add.reduceat(negative, ties)
-  group_positive, group_negative = (
-    np.add.reduceat(positive, starts),
-    np.add.reduceat(negative, starts),
-  )
-  before = np.concatenate(
-    [[0.0], np.cumsum(negative)[:-1]]
-  )  # negatives before each sample, over all groups
+  group_positive = np.add.reduceat(positive, starts)
+  group_negative = np.add.reduceat(negative, starts)
+  # Negatives before each sample, over all groups.
+  before = np.concatenate([[0.0], np.cumsum(negative)[:-1]])
   group_of_tie = np.searchsorted(starts, ties, side='right') - 1
-  won = np.add.reduceat(
-    tied_positive * (before[ties] - before[starts][group_of_tie] + 0.5 * tied_negative),
-    np.searchsorted(ties, starts),
-  )
+  won_by_tie = tied_positive * (before[ties] - before[starts][group_of_tie] + 0.5 * tied_negative)
+  won = np.add.reduceat(won_by_tie, np.searchsorted(ties, starts))
   both = (group_positive > 0) & (group_negative > 0)
   weight = (group_positive + group_negative)[both]
-  return float(np.sum(weight * won[both] / (group_positive * group_negative)[both])), float(
-    np.sum(weight)
-  )
+  auc = won[both] / (group_positive * group_negative)[both]
+  return float(np.sum(weight * auc)), float(np.sum(weight))

@@ -1,5 +1,1 @@
-"""Interactions:
-
-Keras layers that each give one term of the logit. docs/layers.md lists them and says how to write
-your own.
-"""
+"""Interactions: Keras layers that each give one term of the logit (docs/layers.md)."""

@@ -19,32 +19,33 @@ class Cross(tf.keras.layers.Layer):
 
   Args:
     layers: L.
-    low_rank: r, or None for full W_l [W, W]. A full layer costs W² multiplications a sample, a
+    low_rank: r; None for full W_l [W, W]. A full layer costs W² multiplications a sample, a
       low-rank one 2·W·r.
     seed: of the initial weights (Glorot uniform; the biases start at 0).
+    name: of the layer.
   """
 
   needs = frozenset({'factors'})
 
-  def __init__(self, layers=3, low_rank=None, seed=0, name=None):
+  def __init__(
+    self,
+    layers: int = 3,
+    low_rank: int | None = None,
+    seed: int = 0,
+    name: str | None = None,
+  ):
     super().__init__(name=name)
-    for key, value in (('layers', layers), ('low_rank', low_rank)):
-      if not (isinstance(value, int) and not isinstance(value, bool) and value > 0) and not (
-        key == 'low_rank' and value is None
-      ):
-        raise ValueError(
-          f'{key}: found {value!r}; wanted a whole number >= 1'
-          + (' or null' if key == 'low_rank' else '')
-        )
+    if type(layers) is not int or layers < 1:
+      raise ValueError(f'layers: found {layers!r}; wanted a whole number >= 1')
+    if low_rank is not None and (type(low_rank) is not int or low_rank < 1):
+      raise ValueError(f'low_rank: found {low_rank!r}; wanted a whole number >= 1 or null')
     self._layers, self._rank, self._seed = layers, low_rank, seed
 
-  def build(self, shapes):
+  def build(self, shapes: LayerInputs) -> None:
     width = vector_width(shapes)
-    shape_of = (
-      {'w': [width, width]}
-      if self._rank is None
-      else {'v': [width, self._rank], 'u': [self._rank, width]}
-    )
+    shape_of = {'w': [width, width]}
+    if self._rank is not None:
+      shape_of = {'v': [width, self._rank], 'u': [self._rank, width]}
     seeds = itertools.count(self._seed)
 
     def matrix(name, shape):
@@ -63,7 +64,7 @@ class Cross(tf.keras.layers.Layer):
     self.built = True
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """LayerInputs -> float32 [B, 1]."""
+    """Returns logits, float32 [B, 1]."""
     parts = slot_vectors(inputs)
     if self._rank is not None:
       return self._low_rank_logits(parts)
@@ -73,7 +74,7 @@ class Cross(tf.keras.layers.Layer):
     return x @ self._head
 
   def _low_rank_logits(self, parts: list[tf.Tensor]) -> tf.Tensor:
-    """The logits [B, 1] of low-rank layers, in an order that writes few arrays of [B, W].
+    """Returns the logits of low-rank layers, in an order that writes few arrays of [B, W].
 
     With c_l = x_l V_l, [B, r], the recurrence reads
 
@@ -99,7 +100,7 @@ class Cross(tf.keras.layers.Layer):
 
 
 def _product(parts: list[tf.Tensor], *kernels: tf.Tensor) -> tf.Tensor:
-  """The parts side by side, [B, W], times the transpose of the kernels one below the other.
+  """Multiplies the parts side by side, [B, W], by the transpose of the kernels one below another.
 
   Kernels are [columns, W] so that their gradient is a product of [columns, B] and [B, W]: on CPUs
   TensorFlow takes up to three times as long for the transposed one.

@@ -1,16 +1,18 @@
 """Multilayer perceptron."""
 
 import itertools
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from trainer.embedding.layer_inputs import slot_vectors, vector_width
+from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
 from trainer.model.layers.batch_norm import BatchNorm
 
 
 class DNN(tf.keras.layers.Layer):
-  """A multilayer perceptron, the deep part of Wide&Deep (Cheng et al. 2016) and DeepFM (Guo et al.
-  2017).
+  """A multilayer perceptron, the deep part of Wide&Deep and DeepFM.
+
+  Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems"; Guo et al. 2017, "DeepFM".
 
       h_0 = slot vectors joined with dense, [B, W]
       h_{l+1} = dropout(activation(batch_norm(h_l K_l + c_l))), [B, hidden[l]]
@@ -24,20 +26,21 @@ class DNN(tf.keras.layers.Layer):
     batch_norm: 'none'; 'local', over the samples of one rank; 'sync', over those of all ranks (or
       workers in step), equal to one process on the whole batch.
     seed: of the initial weights (Glorot uniform; biases 0) and of dropout.
-    sum_across_ranks: for 'sync', float32 [k] -> float32 [k] summed over ranks.
+    sum_across_ranks: for 'sync', sums float32 [k] over ranks.
+    name: of the layer.
   """
 
   needs = frozenset({'factors'})
 
   def __init__(
     self,
-    hidden=(400, 400, 400),
-    activation='relu',
-    dropout=0.0,
-    batch_norm='none',
-    seed=0,
-    sum_across_ranks=None,
-    name=None,
+    hidden: Sequence[int] = (400, 400, 400),
+    activation: str = 'relu',
+    dropout: float = 0.0,
+    batch_norm: str = 'none',
+    seed: int = 0,
+    sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    name: str | None = None,
   ):
     super().__init__(name=name)
     if not isinstance(hidden, (list, tuple)) or not all(type(h) is int and h > 0 for h in hidden):
@@ -61,7 +64,7 @@ class DNN(tf.keras.layers.Layer):
         for l in range(len(hidden))
       ]
 
-  def build(self, shapes):
+  def build(self, shapes: LayerInputs) -> None:
     widths = [vector_width(shapes), *self._hidden, 1]
     self._kernels = [
       self.add_weight(
@@ -69,46 +72,46 @@ class DNN(tf.keras.layers.Layer):
       )
       for l, shape in enumerate(itertools.pairwise(widths))
     ]
-    # Batch norm has its own bias, the model has the head's.
-    self._biases = (
-      []
-      if self._norms
-      else [
+    self._biases = []
+    if not self._norms:  # batch norm has a bias of its own; the head's bias is the model's
+      self._biases = [
         self.add_weight(f'bias_{l}', [h], initializer='zeros') for l, h in enumerate(self._hidden)
       ]
-    )
     self.built = True
 
-  def call(self, inputs, training=False):
-    """LayerInputs -> float32 [B, 1]."""
-    # Part times its rows of the kernel, summed: joining the parts first would copy [B, W] once
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns logits, float32 [B, 1]."""
+    # Each part times its rows of the kernel, summed: joining the parts first would copy [B, W] once
     # forward and once backward.
     parts = slot_vectors(inputs)
     kernels = tf.split(self._kernels[0], [p.shape[1] for p in parts])
     product = tf.add_n([part @ kernel for part, kernel in zip(parts, kernels)])
     for l, kernel in enumerate(self._kernels[1:]):
-      h = (
-        self._norms[l](product, training=training)
-        if self._norms
-        else tf.nn.bias_add(product, self._biases[l])
-      )
-      h = self._activation(h)
+      if self._norms:
+        h = self._activation(self._norms[l](product, training=training))
+      else:
+        h = self._activation(tf.nn.bias_add(product, self._biases[l]))
       if training and self._dropout:
         h = dropout(h, self._dropout, self._seed + l, inputs.position)
       product = h @ kernel
     return product
 
 
-def dropout(x, rate, seed, position):
-  """Zeroes a share `rate` of x float32 [B, H] and scales the rest by 1/(1 − rate).
+def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) -> tf.Tensor:
+  """Sets a share of elements to 0 and scales the rest by 1/(1 − rate).
 
-  What falls is a pure function of (seed, step, place of the sample in the step's global batch,
-  column): the same for any number of ranks,
-  and again after a restart.
+  Which ones is a pure function of seed, step, the sample's place in the step's global batch and
+  column: the same for any number of ranks, and again after a restart.
 
   Args:
-    position: int64 [2], (step, samples of this step on lower ranks).
-  Raises: ValueError where position is None.
+    x: float32 [B, H].
+    rate: the share.
+    seed: of the layer.
+    position: int64 [2], the step, and the samples of this step on lower ranks.
+  Returns:
+    float32 [B, H].
+  Raises:
+    ValueError: where position is None.
   """
   if position is None:
     raise ValueError(

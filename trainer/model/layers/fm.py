@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from trainer.embedding.layer_inputs import LayerInputs
+
 
 class FM(tf.keras.layers.Layer):
   """Pairs of features (Rendle 2010, "Factorization Machines"), those within one slot included.
@@ -13,8 +15,7 @@ class FM(tf.keras.layers.Layer):
 
   needs = frozenset({'totals'})
 
-  def call(self, inputs, training=False):
-    """LayerInputs -> float32 [B, 1]."""
-    return 0.5 * (
-      tf.reduce_sum(tf.square(tf.add_n(inputs.totals)), 1, keepdims=True) - inputs.squares[:, None]
-    )
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns logits, float32 [B, 1]."""
+    squared_totals = tf.reduce_sum(tf.square(tf.add_n(inputs.totals)), 1, keepdims=True)
+    return 0.5 * (squared_totals - inputs.squares[:, None])

@@ -3,31 +3,33 @@
 import numpy as np
 import tensorflow as tf
 
+from trainer.embedding.layer_inputs import LayerInputs
+
 
 class FwFM(tf.keras.layers.Layer):
-  """Pairs of slots, each with a learnt strength (Pan et al. 2018, "Field-weighted Factorization
-  Machines").
+  """Pairs of slots, each with a learnt strength.
+
+  Pan et al. 2018, "Field-weighted Factorization Machines for CTR Prediction":
 
       Σ_{f<g} r_{f,g} ⟨S_f, S_g⟩,  S_f = Σ_{i in slot f} x_i v_i
 
   A pair of features in slots f ≠ g counts r_{f,g} ⟨v_i, v_j⟩ x_i x_j; pairs within one slot are not
-  counted, as the paper has
-  one feature a field. r starts at 1, where the term is FM's over slots.
+  counted, as the paper has one feature a field. r starts at 1, where the term is FM's over slots.
 
-  Reads `factors` [B, F_t, D] of every table (one D for all). Own weights: r float32 [F, F], of
+  Reads `factors` [B, F_t, D] of every table (one D for all). Its weights are r float32 [F, F], of
   which the part above the diagonal counts.
   """
 
   needs = frozenset({'factors'})
 
-  def build(self, shapes):
+  def build(self, shapes: LayerInputs) -> None:
     slots = sum(s[1] for s in shapes.factors)
     self._above = np.triu(np.ones([slots, slots], np.float32), 1)
     self._strength = self.add_weight('r', [slots, slots], initializer='ones')
     self.built = True
 
-  def call(self, inputs, training=False):
-    """LayerInputs -> float32 [B, 1]."""
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns logits, float32 [B, 1]."""
     sums = inputs.factors[0] if len(inputs.factors) == 1 else tf.concat(inputs.factors, 1)
     strength = self._above * self._strength
     return _weighted_pairs(sums, strength + tf.transpose(strength))
@@ -35,10 +37,10 @@ class FwFM(tf.keras.layers.Layer):
 
 @tf.custom_gradient
 def _weighted_pairs(sums, strength):
-  """½ Σ_{f,g} r_{f,g} ⟨S_f, S_g⟩ for S [B, F, D] and a symmetric r [F, F] -> [B, 1]."""
+  """Returns ½ Σ_{f,g} r_{f,g} ⟨S_f, S_g⟩, [B, 1], for S [B, F, D] and a symmetric r [F, F]."""
   # Every ⟨S_f, S_g⟩ of a sample at once, which is several times faster than weighting the vectors
-  # by r first. The gradient uses
-  # that r is symmetric: one matrix product where automatic differentiation has two and their sum.
+  # by r first. The gradient uses that r is symmetric: one matrix product where automatic
+  # differentiation has two and their sum.
   slots = sums.shape[1]
   products = tf.reshape(tf.matmul(sums, sums, transpose_b=True), [-1, slots * slots])
   weights = tf.reshape(strength, [1, -1])
