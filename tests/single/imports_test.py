@@ -12,6 +12,7 @@ ORDER = (
   'parameter_server',
   'training',
   'reporting',
+  'serving',
   'storage',
   'model',
   'embedding',
@@ -24,7 +25,7 @@ ORDER = (
   'errors',
 )
 # One command each, above all of these; nothing imports them.
-COMMANDS = {'run', 'evaluate', 'predict', 'prepare', 'synthesize', 'export'}
+COMMANDS = {'run', 'evaluate', 'predict', 'prepare', 'synthesize', 'export', 'publish'}
 
 
 def imports_of(path: pathlib.Path) -> set[str]:

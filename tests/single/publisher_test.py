@@ -1,0 +1,302 @@
+"""A store holds exactly the full export of its version, whatever restart or crash led to it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support.exports import RedisServer, Run, contents, events
+from trainer import files
+from trainer.errors import UserError
+from trainer.serving import stores
+from trainer.serving.publisher import Publisher
+from trainer.serving.store import Overtaken, Version, VersionGone, decode, encode
+from trainer.storage.chain import RowExport, Rows
+
+
+class Contract:
+  """Tests of any store; `open()` opens the one of the test."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.run_ = Run(os.path.join(self.folder, 'run'))
+
+  def publisher(self, store):
+    return Publisher(self.run_.directory, store)
+
+  def check(self, store, sequence):
+    number, bias, rows = contents(store)
+    self.assertEqual(number, sequence)
+    self.assertEqual(bias, sequence)
+    self.assertEqual(rows, self.run_.versions[sequence])
+
+  def export(self, kind):
+    self.run_.train()
+    return self.run_.export(kind)
+
+  def test_every_version_equals_the_full_export(self):
+    rng, store = np.random.default_rng(1), self.open()
+    self.assertIsNone(self.publisher(store).advance())
+    self.assertIsNone(store.view())
+    for kind in events(rng, 25):
+      sequence = self.export(kind)
+      if rng.random() < 0.6:  # else several at once
+        publisher = self.publisher(store)
+        self.assertEqual(publisher.advance().version.sequence, sequence)
+        self.check(store, sequence)
+        self.assertIsNone(publisher.advance())
+    self.assertTrue(any(len(row) == 1 for row in self.run_.rows.values()))
+
+  def test_look_up_keeps_the_order_and_names_the_absent(self):
+    store = self.open()
+    self.export('base')
+    self.publisher(store).advance()
+    view = store.view()
+    self.addCleanup(view.close)
+    keys = np.array([*self.run_.rows, 17, 5 << 52], np.int64)
+    np.random.default_rng(2).shuffle(keys)
+    found = view.look_up(keys)
+    ends = np.cumsum(found.counts)
+    for i, key in enumerate(keys.tolist()):
+      row = self.run_.rows.get(key, (0.0,))
+      values = (found.linear[i], *found.factors[ends[i] - found.counts[i] : ends[i]])
+      self.assertEqual(values, row)
+      self.assertEqual(found.present[i], key in self.run_.rows)
+    self.assertLen(view.look_up(keys[:0]).linear, 0)
+    self.assertIn('interactions', view.config())
+
+  def test_a_view_shows_its_version_or_nothing(self):
+    store = self.open()
+    first = self.export('base')
+    self.publisher(store).advance()
+    keys = np.array(sorted(self.run_.rows), np.int64)
+    for kind in ('delta', 'base'):
+      view = store.view()
+      before = view.look_up(keys)
+      self.assertEqual(view.version.sequence, first)
+      first = self.export(kind)
+      self.publisher(store).advance()
+      try:
+        for old, new in zip(before, view.look_up(keys)):
+          self.assertAllEqual(old, new)
+      except VersionGone:
+        pass
+      view.close()
+      self.check(store, first)
+
+  def test_cut_short_anywhere_it_is_as_before_and_goes_on(self):
+    store = self.open()
+    held = self.export('base')
+    self.publisher(store).advance()
+    self.export('delta')
+    for kind in ('delta', 'base'):
+      newest = self.export(kind)
+      for at in range(3):
+        calls = iter(range(at))
+
+        def failing(*args, calls=calls):
+          if next(calls, None) is None:
+            raise KeyboardInterrupt
+          return encode(*args)
+
+        with mock.patch(f'{type(store).__module__}.encode', failing):
+          try:
+            self.publisher(store).advance()
+            break
+          except KeyboardInterrupt:
+            self.check(store, held)
+      self.publisher(store).advance()
+      self.check(store, newest)
+      held = newest
+
+  def test_a_removed_or_damaged_export_changes_nothing(self):
+    store = self.open()
+    first = self.export('base')
+    publisher = self.publisher(store)
+    publisher.advance()
+    middle = os.path.join(self.run_.directory, f'{self.export("delta"):06d}-delta')
+    self.export('delta')
+    files.remove(middle)
+    self.assertIsNone(publisher.advance())
+    self.check(store, first)
+    last = os.path.join(self.run_.directory, f'{self.export("base"):06d}-base')
+    name = next(n for n in os.listdir(last) if n.startswith('rows'))
+    with open(os.path.join(last, name), 'r+b') as f:
+      f.seek(200)
+      f.write(b'?')
+    self.assertIsNone(publisher.advance())
+    self.check(store, first)
+    newest = self.export('base')
+    publisher.advance()
+    self.check(store, newest)
+
+  def test_another_run_in_the_same_place_begins_anew(self):
+    store = self.open()
+    for kind in ('base', 'delta'):
+      self.export(kind)
+    self.publisher(store).advance()
+    shutil.rmtree(self.run_.directory)
+    self.run_ = Run(os.path.join(self.folder, 'run'), seed=9)
+    for kind in ('base', 'delta'):
+      sequence = self.export(kind)
+    self.publisher(store).advance()
+    self.check(store, sequence)
+
+  def test_rolled_back_it_waits_for_the_next_base(self):
+    store = self.open()
+    for kind in ('base', 'delta', 'delta', 'base', 'delta'):
+      self.export(kind)
+    publisher = self.publisher(store)
+    publisher.advance()
+    with self.assertRaisesRegex(UserError, r'^--rollback 9: no such version.*found 1, 2, 3, 4, 5$'):
+      publisher.roll_back(9)
+    for sequence in (4, 2):
+      publisher.roll_back(sequence)
+      self.check(store, sequence)
+      self.export('delta')
+      self.assertIsNone(publisher.advance())
+      self.check(store, sequence)
+    newest = self.export('base')
+    publisher.advance()
+    self.check(store, newest)
+    publisher.roll_back(newest)  # withdraws nothing
+    newest = self.export('delta')
+    publisher.advance()
+    self.check(store, newest)
+
+  def test_of_two_publishers_one_is_told_that_it_came_late(self):
+    store = self.open()
+    path = os.path.join(self.run_.directory, f'{self.export("base"):06d}-base')
+    self.publisher(store).advance()
+    with self.assertRaises(Overtaken):
+      store.apply([RowExport(path)], None)
+    self.check(store, 1)
+
+  def test_readers_see_whole_versions_while_one_is_written(self):
+    store = self.open()
+    self.export('base')
+    self.publisher(store).advance()
+    ended, wrong = threading.Event(), []
+
+    def read():
+      while not ended.is_set():
+        try:
+          number, bias, rows = contents(store)
+        except VersionGone:
+          continue
+        if bias != number or rows != self.run_.versions[number]:
+          wrong.append(number)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+      thread.start()
+    for kind in events(np.random.default_rng(3), 12):
+      self.export(kind)
+      self.publisher(store).advance()
+    ended.set()
+    for thread in threads:
+      thread.join()
+    self.assertEmpty(wrong)
+
+
+class EmbeddedStoreTest(Contract, tf.test.TestCase):
+  def open(self):
+    store = stores.open_store(os.path.join(self.folder, 'store'), '--to', writable=True)
+    self.addCleanup(store.close)
+    return store
+
+  def test_what_is_no_store(self):
+    with self.assertRaisesRegex(UserError, '^the store /nowhere: .*No such file or directory$'):
+      stores.open_store('/nowhere', '--store')
+    with self.assertRaisesRegex(UserError, '^--to s3://a: wanted a directory or redis://'):
+      stores.open_store('s3://a', '--to')
+
+  def test_the_command(self):
+    newest = [self.export(kind) for kind in ('base', 'delta')][-1]
+    path = os.path.join(self.folder, 'store')
+    command = [sys.executable, '-m', 'trainer.publish', '--to', path, '--once', '--run_dir']
+    done = subprocess.run(
+      [*command, os.path.join(self.folder, 'run')], capture_output=True, text=True
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertRegex(done.stdout, r'^version 2: 000002-delta, \d+ rows and \d+ tombstones in')
+    self.check(self.open(), newest)
+
+
+@unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')
+class RedisStoreTest(Contract, tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.server = RedisServer()
+
+  @classmethod
+  def tearDownClass(cls):
+    cls.server.stop()
+    super().tearDownClass()
+
+  def setUp(self):
+    super().setUp()
+    self.client().flushall()
+
+  def client(self):
+    import redis
+
+    client = redis.Redis.from_url(self.server.url)
+    self.addCleanup(client.close)
+    return client
+
+  def open(self):
+    store = stores.open_store(self.server.url, '--to', writable=True)
+    self.addCleanup(store.close)
+    return store
+
+  def test_nothing_of_earlier_bases_is_left(self):
+    store, publisher = self.open(), None
+    for kind in ('base', 'delta', 'base', 'base', 'delta'):
+      self.export(kind)
+      publisher = self.publisher(store)
+      publisher.advance()
+    rows = [name for name in self.client().keys() if name.startswith(b'r:')]
+    self.assertLen(rows, len(self.run_.rows))
+    self.assertLen(self.client().keys('ctr:*'), 3)
+
+  def test_a_killed_server_comes_back_with_a_whole_version(self):
+    store = self.open()
+    for kind in ('base', 'delta'):
+      held = self.export(kind)
+      self.publisher(store).advance()
+    self.server.kill()
+    with self.assertRaisesRegex(UserError, '^the store unix:'):
+      self.publisher(store).advance()
+    self.server.start()
+    self.check(store, held)
+    newest = self.export('delta')
+    self.publisher(store).advance()
+    self.check(store, newest)
+
+
+class EncodingTest(tf.test.TestCase):
+  def test_rows_are_read_as_they_were_written(self):
+    counts = np.array([0, 3, 0, 2, 3])
+    rows = Rows(
+      np.arange(5), np.array([0, -1, 2, 0, 4], np.float32), counts, np.zeros(8, np.float32)
+    )
+    found = decode([None, *encode(rows), None])
+    self.assertAllEqual(found.linear, [0, 0, -1, 2, 0, 4, 0])
+    self.assertAllEqual(found.counts, [0, *counts, 0])
+    self.assertAllEqual(found.present, [False] + [True] * 5 + [False])
+    version = Version(3, 'a', 4, 5.5)
+    self.assertEqual(Version.from_json(version.to_json()), version)
+
+
+if __name__ == '__main__':
+  tf.test.main()

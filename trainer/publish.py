@@ -1,0 +1,74 @@
+"""Publishes a run for serving: `python -m trainer.publish --run_dir DIR --to DIRECTORY|redis://…`.
+
+It follows the run's exports and applies base, deltas and tombstones to a store that scorers read
+(`trainer.serve`, docs/serving.md). It may be killed and started again at any moment.
+"""
+
+import os
+import signal
+import threading
+
+from absl import flags
+
+from trainer import command_line
+from trainer.errors import UserError
+
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
+TO = flags.DEFINE_string(
+  'to', None, 'The store: a directory, or redis://HOST:PORT[/DATABASE].', required=True
+)
+ONCE = flags.DEFINE_bool('once', False, 'Ends when the newest version is there.')
+ROLLBACK = flags.DEFINE_integer(
+  'rollback',
+  None,
+  'Brings the store to this earlier version, where it stays until the next base is written.',
+)
+SECONDS_BETWEEN_LOOKS = 0.1  # at the exports
+SECONDS_BETWEEN_TRIES = 2  # while the store cannot be reached
+
+
+def main() -> None:
+  from trainer.serving import stores
+  from trainer.serving.publisher import Applied, Publisher
+
+  if not os.path.isdir(RUN_DIR.value):
+    raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
+  store = stores.open_store(TO.value, '--to', writable=True)
+  publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
+
+  def tell(applied: Applied) -> None:
+    print(
+      f'version {applied.version.sequence}: {applied.version.export}, {applied.rows:,} rows and '
+      f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s',
+      flush=True,
+    )
+
+  if ROLLBACK.value is not None:
+    tell(publisher.roll_back(ROLLBACK.value))
+    return
+  stop = threading.Event()
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stop.set())
+  told = ''
+  while not stop.is_set():
+    try:
+      applied = publisher.advance()
+    except UserError as e:
+      if ONCE.value:
+        raise
+      if str(e) != told:
+        told = str(e)
+        print(f'waiting: {told}', flush=True)
+      stop.wait(SECONDS_BETWEEN_TRIES)
+      continue
+    told = ''
+    if applied:
+      tell(applied)
+    elif ONCE.value:
+      return
+    else:
+      stop.wait(SECONDS_BETWEEN_LOOKS)
+
+
+if __name__ == '__main__':
+  command_line.entry(main)

@@ -1,0 +1,155 @@
+"""A store in a directory: LMDB, memory-mapped, with one writer and any number of readers.
+
+    DIRECTORY/data.mdb  lock.mdb
+
+    logical shard (1 byte), key (8 bytes, big-endian) -> a row (trainer.serving.store)
+    'version'  -> Version as JSON
+    'config'   -> the resolved config
+    'dense'    -> the dense variables, .npz
+
+The order of rows is that of exports, so that a base is appended page after page. A transaction
+applies exports as a whole; readers keep seeing the version that their own transaction began with.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+
+import lmdb
+import numpy as np
+
+from ops.sharding import shard_of
+from trainer.errors import DataLoss
+from trainer.files import from_npz, to_npz
+from trainer.serving.store import (
+  Found,
+  Overtaken,
+  Store,
+  Version,
+  View,
+  config_of,
+  decode,
+  encode,
+  plain,
+)
+from trainer.storage.chain import RowExport, Rows
+
+_KEY = np.dtype([('shard', 'u1'), ('key', '>i8')])
+_VERSION, _CONFIG, _DENSE = b'version', b'config', b'dense'
+# Of the address space, not of memory or disk: what the store may grow to.
+_MAP_BYTES = 1 << 40
+_ROWS_AT_ONCE = 1 << 16
+
+
+def _keys(keys: np.ndarray) -> list[bytes]:
+  names = np.empty([len(keys)], _KEY)
+  names['shard'], names['key'] = shard_of(keys), keys
+  return names.view(f'V{_KEY.itemsize}').tolist()
+
+
+class EmbeddedStore(Store):
+  """A store in a directory.
+
+  Args:
+    path: the directory; a writer makes it.
+    writable: whether this process publishes; another may read at the same time.
+  Raises:
+    UserError: where it cannot be opened.
+  """
+
+  def __init__(self, path: str, writable: bool = False):
+    self._what = f'the store {path}'
+    self._writable = writable
+    with plain(self._what, (lmdb.Error, OSError)):
+      if writable:
+        os.makedirs(path, exist_ok=True)
+      self._env = lmdb.open(
+        path, map_size=_MAP_BYTES, readonly=not writable, create=writable, max_readers=1024
+      )
+
+  def version(self) -> Version | None:
+    with plain(self._what, lmdb.Error), self._env.begin() as transaction:
+      return Version.from_json(transaction.get(_VERSION))
+
+  def apply(
+    self,
+    exports: Sequence[RowExport],
+    expected: Version | None,
+    withdrawn: int | None = None,
+  ) -> Version:
+    version = Version.of(exports[-1], withdrawn)
+    config = config_of(exports)
+    with plain(self._what, lmdb.Error):
+      self._env.reader_check()  # pages that a killed reader held are free again
+      with self._env.begin(write=True) as transaction:
+        if Version.from_json(transaction.get(_VERSION)) != expected:
+          raise Overtaken
+        for export in exports:
+          if export.begins_chain:
+            transaction.drop(self._env.open_db(txn=transaction), delete=False)
+          _apply(transaction, export)
+        transaction.put(_VERSION, version.to_json())
+        transaction.put(_CONFIG, config.encode())
+        transaction.put(_DENSE, to_npz(exports[-1].dense()))
+    return version
+
+  def view(self) -> View | None:
+    with plain(self._what, lmdb.Error):
+      transaction = self._env.begin()
+      if transaction.get(_VERSION) is None:
+        transaction.abort()
+        return None
+      return _EmbeddedView(transaction)
+
+  def close(self) -> None:
+    self._env.close()
+
+
+def _apply(transaction: lmdb.Transaction, export: RowExport) -> None:
+  for key in _keys(export.tombstones()):
+    transaction.delete(key)
+  with transaction.cursor() as cursor:
+    for rows in export.rows():
+      items = list(zip(_keys(rows.key), encode(rows)))
+      _, added = cursor.putmulti(items, append=export.begins_chain)
+      if export.begins_chain and added < len(items):
+        raise DataLoss(f'{export.path}: its rows are not in the order of shards, then keys')
+
+
+class _EmbeddedView(View):
+  """A read transaction. Long-lived ones only keep pages from being used again."""
+
+  def __init__(self, transaction: lmdb.Transaction):
+    self._transaction = transaction
+    self._lock = threading.Lock()  # a transaction serves one thread at a time
+    self.version = Version.from_json(transaction.get(_VERSION))
+
+  def config(self) -> str:
+    with self._lock:
+      return self._transaction.get(_CONFIG).decode()
+
+  def dense(self) -> dict[str, np.ndarray]:
+    with self._lock:
+      data = self._transaction.get(_DENSE)
+    return from_npz(data)
+
+  def look_up(self, keys: np.ndarray) -> Found:
+    names, get = _keys(keys), self._transaction.get
+    with self._lock:
+      values = [get(name) for name in names]
+    return decode(values)
+
+  def rows(self) -> Iterator[Rows]:
+    with self._lock, self._transaction.cursor() as cursor:
+      pairs = iter(cursor)
+      while True:
+        some = [p for _, p in zip(range(_ROWS_AT_ONCE), pairs)]
+        if not some:
+          return
+        some = [(key, value) for key, value in some if len(key) == _KEY.itemsize]
+        keys = np.frombuffer(b''.join(key for key, _ in some), _KEY)['key'].astype(np.int64)
+        found = decode([value for _, value in some])
+        yield Rows(keys, found.linear, found.counts, found.factors)
+
+  def close(self) -> None:
+    self._transaction.abort()

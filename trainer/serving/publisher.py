@@ -1,0 +1,117 @@
+"""Follows the exports of a run, and brings a store to the newest version."""
+
+import os
+import time
+from typing import NamedTuple
+
+from absl import logging
+
+from trainer.errors import DataLoss, UserError
+from trainer.serving.store import Overtaken, Store, Version
+from trainer.storage import chain
+from trainer.storage.chain import ROW_KINDS, RowExport
+
+
+class Applied(NamedTuple):
+  """What one call has brought into the store."""
+
+  version: Version
+  rows: int
+  tombstones: int
+  seconds: float
+
+
+class Publisher:
+  """Brings a store to the newest version of a run.
+
+  What is applied follows from the exports and from the version that the store itself holds, so
+  that a publisher may be killed and started again at any moment, and doing it twice does nothing.
+
+  Args:
+    directory: the exports of a run.
+    store: what to bring up to date.
+  """
+
+  def __init__(self, directory: str, store: Store):
+    self._directory, self._store = directory, store
+    self._told = ''
+
+  def advance(self) -> Applied | None:
+    """Applies the exports that the store lacks.
+
+    Returns:
+      What was applied; None where there was nothing, or where an export cannot be read, which is
+      said in the log.
+    """
+    try:
+      held = self._store.version()
+      exports = pending(self._directory, held)
+      if not exports:
+        self._told = ''
+        return None
+      return self._apply(exports, held)
+    except Overtaken:
+      return None
+    except (DataLoss, FileNotFoundError) as e:
+      # The trainer may have removed an old export while it was read; else it is damaged, and the
+      # store waits for the next base.
+      if str(e) != self._told:
+        logging.warning('an export was not applied: %s', e)
+      self._told = str(e)
+      return None
+
+  def roll_back(self, sequence: int) -> Applied:
+    """Brings the store to an earlier version. It stays there until a base is written after this.
+
+    Raises:
+      UserError: where the exports of that version are not there any more.
+    """
+    found = [one for one in chain.exports(self._directory) if one.kind in ROW_KINDS]
+    path = next((one.path for one in found if one.sequence == sequence), None)
+    exports = chain.chain(self._directory, path) if path else []
+    if not exports:
+      names = ', '.join(str(one.sequence) for one in found) or 'none'
+      raise UserError(f'--rollback {sequence}: no such version in {self._directory}; found {names}')
+    newest = RowExport(found[-1].path)
+    withdrawn = None if newest.sequence == sequence else newest.checksum
+    return self._apply(exports, self._store.version(), withdrawn)
+
+  def _apply(
+    self, exports: list[RowExport], held: Version | None, withdrawn: int | None = None
+  ) -> Applied:
+    started = time.monotonic()
+    version = self._store.apply(exports, held, withdrawn)
+    return Applied(
+      version,
+      sum(e.num_rows for e in exports),
+      sum(e.num_tombstones for e in exports),
+      time.monotonic() - started,
+    )
+
+
+def pending(directory: str, held: Version | None) -> list[RowExport]:
+  """Returns the exports that lead from what a store holds to the newest version.
+
+  Args:
+    directory: the exports of a run.
+    held: what the store holds; None: nothing.
+  Returns:
+    Oldest first: those after the one that is held, or the newest chain from its beginning. [] where
+    the newest version is held, was withdrawn, or lacks an earlier export.
+  Raises:
+    DataLoss: where an export is damaged.
+  """
+  paths = [one.path for one in chain.exports(directory) if one.kind in ROW_KINDS]
+  links: list[RowExport] = []
+  path = paths[-1] if paths else None
+  while path:
+    if path not in paths:
+      raise DataLoss(f'{path}: is missing; {links[0].name} follows it')
+    export = RowExport(path)
+    if held and (export.name, export.checksum) == (held.export, held.checksum):
+      break
+    if held and export.checksum == held.withdrawn:
+      return []
+    links.insert(0, export)
+    path = export.previous and os.path.join(directory, export.previous)
+  return links

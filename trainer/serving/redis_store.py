@@ -1,0 +1,201 @@
+"""A store in Redis: rows as byte strings by key, for scorers on many machines.
+
+    ctr:version             Version as JSON, with the generation of its rows
+    ctr:model:GENERATION    hash: config (YAML), dense (.npz)
+    ctr:generation          counts the bases that were begun
+    r:GENERATION:KEY        a row (trainer.serving.store); both numbers 8 bytes, big-endian
+
+A base is written under a generation of its own, which nobody reads before `ctr:version` names it;
+then the generations before it are deleted. Deltas change the rows in place. Either way one
+transaction of Redis moves the version, with all rows of the deltas. A reader asks for the version
+in the very command that fetches rows; where that is not the version of its view, the view is gone.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import redis
+
+from trainer.files import from_npz, to_npz
+from trainer.serving.store import (
+  Found,
+  Overtaken,
+  Store,
+  Version,
+  VersionGone,
+  View,
+  chunks,
+  config_of,
+  decode,
+  encode,
+  plain,
+)
+from trainer.storage.chain import RowExport, Rows
+
+_VERSION, _GENERATION, _MODEL, _ROW = b'ctr:version', b'ctr:generation', b'ctr:model:', b'r:'
+_KEYS_AT_ONCE = 1000  # of a command
+_COMMANDS_AT_ONCE = 20  # sent before an answer is waited for
+_SECONDS_TO_ANSWER = 30
+
+
+def _prefix(generation: int) -> bytes:
+  return _ROW + generation.to_bytes(8, 'big') + b':'
+
+
+def _names(generation: int, keys: np.ndarray) -> list[bytes]:
+  prefix = _prefix(generation)
+  return [prefix + key for key in keys.astype('>i8').view('V8').tolist()]
+
+
+def _parse(data: bytes | None) -> tuple[Version | None, int]:
+  """Returns the version and the generation of its rows."""
+  if data is None:
+    return None, 0
+  fields = json.loads(data)
+  generation = fields.pop('generation')
+  return Version(**fields), generation
+
+
+class RedisStore(Store):
+  """A store in a database of Redis, which it has to itself.
+
+  Args:
+    url: redis://HOST:PORT, with /DATABASE where it is not 0.
+  Raises:
+    UserError: from every verb, where Redis cannot be reached or refuses.
+  """
+
+  def __init__(self, url: str):
+    self._what = f'the store {url}'
+    with plain(self._what, ValueError):
+      self._redis = redis.Redis.from_url(
+        url, socket_timeout=_SECONDS_TO_ANSWER, socket_connect_timeout=5
+      )
+
+  def version(self) -> Version | None:
+    with plain(self._what, redis.RedisError):
+      return _parse(self._redis.get(_VERSION))[0]
+
+  def apply(
+    self,
+    exports: Sequence[RowExport],
+    expected: Version | None,
+    withdrawn: int | None = None,
+  ) -> Version:
+    version = Version.of(exports[-1], withdrawn)
+    config = config_of(exports)
+    with plain(self._what, redis.RedisError), self._redis.pipeline() as transaction:
+      transaction.watch(_VERSION)
+      held, generation = _parse(transaction.get(_VERSION))
+      if held != expected:
+        raise Overtaken
+      begins = exports[0].begins_chain
+      if begins:
+        generation = int(self._redis.incr(_GENERATION))
+        with self._redis.pipeline(transaction=False) as pipeline:
+          for export in exports:
+            _write(pipeline, generation, export, at_once=_COMMANDS_AT_ONCE)
+      transaction.multi()
+      if not begins:
+        for export in exports:
+          _write(transaction, generation, export)
+      dense = to_npz(exports[-1].dense())
+      transaction.hset(
+        _MODEL + str(generation).encode(), mapping={'config': config, 'dense': dense}
+      )
+      fields = version._asdict() | {'generation': generation}
+      transaction.set(_VERSION, json.dumps(fields, sort_keys=True))
+      try:
+        transaction.execute()
+      except redis.WatchError:
+        raise Overtaken from None
+      if begins:
+        self._sweep(generation)
+    return version
+
+  def _sweep(self, generation: int) -> None:
+    """Deletes the rows of generations before this one, those of bases that were cut short too."""
+    current = _prefix(generation)
+    with self._redis.pipeline(transaction=False) as pipeline:
+      for names in _batches(self._redis.scan_iter(_ROW + b'*', count=_KEYS_AT_ONCE)):
+        old = [name for name in names if name < current]
+        if old:
+          pipeline.unlink(*old)
+        if len(pipeline) >= _COMMANDS_AT_ONCE:
+          pipeline.execute()
+      for name in self._redis.scan_iter(_MODEL + b'*', count=_KEYS_AT_ONCE):
+        if int(name[len(_MODEL) :]) < generation:
+          pipeline.unlink(name)
+      pipeline.execute()
+
+  def view(self) -> View | None:
+    with plain(self._what, redis.RedisError), self._redis.pipeline() as transaction:
+      while True:
+        data = self._redis.get(_VERSION)
+        if data is None:
+          return None
+        _, generation = _parse(data)
+        transaction.get(_VERSION)
+        transaction.hgetall(_MODEL + str(generation).encode())
+        still, model = transaction.execute()
+        if still == data:  # else another version has come between the two questions
+          return _RedisView(self._redis, self._what, data, model)
+
+  def close(self) -> None:
+    self._redis.close()
+
+
+def _batches(names: Iterator[bytes]) -> Iterator[list[bytes]]:
+  while some := [name for _, name in zip(range(_KEYS_AT_ONCE), names)]:
+    yield some
+
+
+def _write(pipeline: Any, generation: int, export: RowExport, at_once: int | None = None) -> None:
+  """Puts an export's changes into a pipeline, which it executes after `at_once` commands each."""
+
+  def sent() -> None:
+    if at_once and len(pipeline) >= at_once:
+      pipeline.execute()
+
+  for names in chunks(_names(generation, export.tombstones()), _KEYS_AT_ONCE):
+    pipeline.unlink(*names)
+    sent()
+  for rows in export.rows():
+    items = list(zip(_names(generation, rows.key), encode(rows)))
+    for some in chunks(items, _KEYS_AT_ONCE):
+      pipeline.mset(dict(some))
+      sent()
+  if at_once:
+    pipeline.execute()
+
+
+class _RedisView(View):
+  """Answers as long as Redis holds the same version."""
+
+  def __init__(self, client: redis.Redis, what: str, data: bytes, model: dict[bytes, bytes]):
+    self._redis, self._what, self._data, self._model = client, what, data, model
+    self.version, self._generation = _parse(data)
+
+  def config(self) -> str:
+    return self._model[b'config'].decode()
+
+  def dense(self) -> dict[str, np.ndarray]:
+    return from_npz(self._model[b'dense'])
+
+  def look_up(self, keys: np.ndarray) -> Found:
+    with plain(self._what, redis.RedisError):
+      data, *values = self._redis.mget([_VERSION, *_names(self._generation, keys)])
+    if data != self._data:
+      raise VersionGone
+    return decode(values)
+
+  def rows(self) -> Iterator[Rows]:
+    prefix = _prefix(self._generation)
+    names = self._redis.scan_iter(_ROW + b'*', count=_KEYS_AT_ONCE)
+    for some in _batches(names):
+      own = [name for name in some if name.startswith(prefix)]
+      keys = np.array([int.from_bytes(name[-8:], 'big') for name in own], np.int64)
+      found = self.look_up(keys)
+      yield Rows(keys, found.linear, found.counts, found.factors)

@@ -1,0 +1,187 @@
+"""What rows are served from: a store holds one version of a model, and changes it as a whole.
+
+A *version* is the replay of a chain of exports (`trainer.storage.export`): rows by key, the dense
+part and the config, which all become visible together. Its number is the sequence of the chain's
+last export. A store is written by one publisher at a time and read by any number of scorers; a
+reader sees the rows of one version or none.
+
+A row is kept as its float32 values, little-endian: the linear weight, then the factors, if any.
+"""
+
+import abc
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainer.errors import DataLoss, UserError
+from trainer.storage.chain import RowExport, Rows
+
+_ZERO = bytes(4)  # reads as a linear weight of 0 without factors
+
+
+class Version(NamedTuple):
+  """What a store holds.
+
+  Attributes:
+    sequence: the number that clients see.
+    export: the name of the chain's last export.
+    checksum: of that export's manifest; it tells it from one of the same name of another run.
+    done_at: when that export was written, as time.time().
+    withdrawn: checksum of the export that was the newest when this version was rolled back to. No
+      export that builds on it is applied.
+  """
+
+  sequence: int
+  export: str
+  checksum: int
+  done_at: float
+  withdrawn: int | None = None
+
+  @classmethod
+  def of(cls, export: RowExport, withdrawn: int | None = None) -> 'Version':
+    """Returns the version whose last export is `export`."""
+    return cls(export.sequence, export.name, export.checksum, export.done_at, withdrawn)
+
+  def to_json(self) -> bytes:
+    return json.dumps(self._asdict(), sort_keys=True).encode()
+
+  @classmethod
+  def from_json(cls, data: bytes | None) -> 'Version | None':
+    return None if data is None else cls(**json.loads(data))
+
+
+class Overtaken(Exception):
+  """Another publisher has changed the store in the meantime."""
+
+
+class VersionGone(Exception):
+  """The store has moved on from the version of this view."""
+
+
+class Found(NamedTuple):
+  """Rows of n keys in their order; absent ones have linear weight 0 and no factors."""
+
+  linear: np.ndarray  # float32 [n]
+  counts: np.ndarray  # int64 [n], factors of each
+  factors: np.ndarray  # float32 [Σ counts]
+  present: np.ndarray  # bool [n]
+
+
+class View(abc.ABC):
+  """One version of a store, for reading. Threads may share it.
+
+  Attributes:
+    version: what it shows.
+  """
+
+  version: Version
+
+  @abc.abstractmethod
+  def config(self) -> str:
+    """Returns the resolved config as YAML."""
+
+  @abc.abstractmethod
+  def dense(self) -> dict[str, np.ndarray]:
+    """Returns the dense variables by name, and `dense_stats`."""
+
+  @abc.abstractmethod
+  def look_up(self, keys: np.ndarray) -> Found:
+    """Returns the rows of keys, int64 [n].
+
+    Raises:
+      VersionGone: where the store cannot show this version any more.
+    """
+
+  @abc.abstractmethod
+  def rows(self) -> Iterator[Rows]:
+    """Yields all rows, some at a time, in no particular order."""
+
+  def close(self) -> None:
+    """Gives back what the view holds."""
+
+
+class Store(abc.ABC):
+  """Rows, dense part and config of one version."""
+
+  @abc.abstractmethod
+  def version(self) -> Version | None:
+    """Returns what the store holds; None where it is empty. Cheap: readers ask it all the time."""
+
+  @abc.abstractmethod
+  def apply(
+    self,
+    exports: Sequence[RowExport],
+    expected: Version | None,
+    withdrawn: int | None = None,
+  ) -> Version:
+    """Applies exports as a whole; killed in the midst of it, the store is as it was before.
+
+    Args:
+      exports: oldest first. The first one follows what the store holds, or begins a chain, in place
+        of what the store holds.
+      expected: what the store holds.
+      withdrawn: as in `Version`.
+    Returns:
+      What it holds now.
+    Raises:
+      Overtaken: where it holds something else than expected.
+      DataLoss: where an export is damaged.
+    """
+
+  @abc.abstractmethod
+  def view(self) -> View | None:
+    """Returns a view of what the store holds; None where it is empty."""
+
+  def close(self) -> None:
+    """Gives back what the store holds open."""
+
+
+def config_of(exports: Sequence[RowExport]) -> str:
+  """Returns the config of the last export. Raises: DataLoss where it has none."""
+  text = exports[-1].config()
+  if text is None:
+    raise DataLoss(
+      f'{exports[-1].path}: holds no config.yaml, for an earlier release wrote it; wanted a base '
+      'of this one'
+    )
+  return text
+
+
+def encode(rows: Rows) -> list[bytes]:
+  """Returns each row's values as bytes."""
+  starts = np.cumsum(rows.counts) - rows.counts
+  values = np.empty([len(rows.key)], object)
+  for count in np.unique(rows.counts):
+    chosen = np.flatnonzero(rows.counts == count)
+    block = np.empty([len(chosen), 1 + count], '<f4')
+    block[:, 0] = rows.linear[chosen]
+    block[:, 1:] = rows.factors[starts[chosen, None] + np.arange(count)]
+    values[chosen] = block.view(f'V{block.itemsize * (1 + count)}')[:, 0].astype(object)
+  return values.tolist()
+
+
+def decode(values: Sequence[bytes | None]) -> Found:
+  """Reads rows as `encode` made them; None stands for an absent one."""
+  lengths = np.array([0 if v is None else len(v) for v in values], np.int64) // 4
+  flat = np.frombuffer(b''.join([v or _ZERO for v in values]), '<f4')
+  present = lengths > 0
+  lengths = np.maximum(lengths, 1)
+  first = np.cumsum(lengths) - lengths
+  return Found(flat[first], lengths - 1, np.delete(flat, first), present)
+
+
+@contextlib.contextmanager
+def plain(what: str, errors: Any) -> Iterator[None]:
+  """Turns a library's errors into one line. Raises: UserError."""
+  try:
+    yield
+  except errors as e:
+    raise UserError(f'{what}: {" ".join(str(e).split())}') from e
+
+
+def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+  """Yields `items` in pieces of at most `size`."""
+  return (items[i : i + size] for i in range(0, len(items), size))
