@@ -1,7 +1,7 @@
-"""Compiles the op library: `python -m ops.build`. Flags come from `tf.sysconfig`; only what changed
-is compiled again.
+"""Compiles the op library: `python -m ops.build`.
 
-`--only GLOB … --out FILE` compiles a part, for a test of its own.
+Flags come from `tf.sysconfig`; only what changed is compiled again. `--only GLOB … --out FILE`
+compiles a part, for a test of its own.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARY = os.path.join(ROOT, 'ops', '_ctr_ops.so')
@@ -34,8 +35,8 @@ TENSORFLOW_HEADERS = """
 """
 
 
-def _headers(source, seen):
-  """Headers of ours that `source` includes, directly or not."""
+def _headers(source: str, seen: set[str]) -> set[str]:
+  """Adds the headers of ours that `source` includes, directly or not, to `seen`; returns it."""
   with open(source, encoding='utf-8') as f:
     for name in re.findall(r'#include "(ops/[^"]+)"', f.read()):
       path = os.path.join(ROOT, name)
@@ -45,13 +46,19 @@ def _headers(source, seen):
   return seen
 
 
-def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
-  """Builds `library` from the sources that `patterns` match.
+def build(patterns: Sequence[str] = SOURCES, library: str = LIBRARY) -> str:
+  """Builds a library from sources.
 
-  Raises: SystemExit with the compiler's output.
+  Args:
+    patterns: of the sources, from the project's root.
+    library: the path to write.
+  Returns:
+    The path.
+  Raises:
+    SystemExit: with the compiler's output.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  import tensorflow as tf  # late: a clean tree needs no TensorFlow to import this file
+  import tensorflow as tf  # here: setup.py imports this file where TensorFlow may be missing
 
   # TensorFlow's own headers do not pass our warnings: they are system headers to the compiler.
   compile_flags = [
@@ -64,10 +71,11 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
   os.makedirs(objects, exist_ok=True)
   sources = sorted(s for p in patterns for s in glob.glob(os.path.join(ROOT, p)))
 
-  def precompile():
-    """TensorFlow's headers, compiled once for all kernels:
+  def precompile() -> list[str]:
+    """Compiles TensorFlow's headers, which take six of a kernel's seven seconds, once for all.
 
-    they take six of a kernel's seven seconds.
+    Returns:
+      The flags that use them.
     """
     key = hashlib.sha256(
       ' '.join([compiler, tf.__version__, *compile_flags, TENSORFLOW_HEADERS]).encode()
@@ -82,7 +90,8 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
       os.replace(header + '.new', header + '.gch')
     return ['-include', header]
 
-  def compile_one(source):
+  def compile_one(source: str) -> tuple[str | None, str | None]:
+    """Returns the object file, or the compiler's output where it failed."""
     digest = hashlib.sha256(' '.join([compiler, tf.__version__, *compile_flags]).encode())
     for path in [source, *sorted(_headers(source, set()))]:
       with open(path, 'rb') as f:
@@ -92,14 +101,10 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
     )
     if not os.path.exists(target):
       temporary = f'{target}.{os.getpid()}'
-      first = (
-        with_tensorflow if os.path.basename(os.path.dirname(source)) in ('kernels', 'ops') else []
-      )
-      done = subprocess.run(
-        [compiler, *compile_flags, *first, '-c', source, '-o', temporary],
-        capture_output=True,
-        text=True,
-      )
+      uses_tensorflow = os.path.basename(os.path.dirname(source)) in ('kernels', 'ops')
+      flags = [*compile_flags, *(with_tensorflow if uses_tensorflow else [])]
+      command = [compiler, *flags, '-c', source, '-o', temporary]
+      done = subprocess.run(command, capture_output=True, text=True)
       if done.returncode:
         return None, done.stderr
       os.replace(temporary, target)
@@ -108,7 +113,7 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
   # One build at a time: the next finds this one's objects.
   with (
     open(os.path.join(objects, 'lock'), 'w') as lock,
-    concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+    concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
   ):
     fcntl.flock(lock, fcntl.LOCK_EX)
     with_tensorflow = precompile()
@@ -117,17 +122,9 @@ def build(patterns=SOURCES, library=LIBRARY, jobs=os.cpu_count()):
   if errors:
     sys.exit('\n'.join(errors))
   temporary = f'{library}.{os.getpid()}'
-  subprocess.run(
-    [
-      compiler,
-      '-shared',
-      '-o',
-      temporary,
-      *(o for o, _ in results),
-      *tf.sysconfig.get_link_flags(),
-    ],
-    check=True,
-  )
+  objects = [path for path, _ in results]
+  link = [compiler, '-shared', '-o', temporary, *objects, *tf.sysconfig.get_link_flags()]
+  subprocess.run(link, check=True)
   os.replace(temporary, library)
   return library
 

@@ -44,8 +44,7 @@ def entry(main: Callable[[], int | None]) -> None:
       status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-      status or 0
-    )  # not sys.exit: Horovod's shutdown must neither delay nor change the status
+    # Not sys.exit: Horovod's shutdown must neither delay nor change the status.
+    os._exit(status or 0)
 
   app.run(guarded, flags_parser=_parse)
