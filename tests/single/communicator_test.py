@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.support.communicator_contract import CommunicatorContract, RankCommunicatorContract
+from tests.support.parameter_servers import PlayedJob
 from tests.support.threads import on_threads
 from trainer.comm.communicator import SingleProcess
 from trainer.comm.connections import ConnectionsCommunicator, Connector
@@ -27,6 +28,15 @@ class ThreadsTest(CommunicatorContract, tf.test.TestCase):
 
   def on_every_rank(self, action):
     on_every_thread(3, action)
+
+
+class CoordinatorClientTest(CommunicatorContract, tf.test.TestCase):
+  """Workers of a parameter-server job that are threads."""
+
+  in_graphs = False
+
+  def on_every_rank(self, action):
+    PlayedJob(Sync(mode='ps', lost_peer_seconds=30), workers=3).run(*[action] * 3)
 
 
 class ConnectionsTest(RankCommunicatorContract, tf.test.TestCase):

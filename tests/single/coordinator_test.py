@@ -1,30 +1,25 @@
-"""Where parameter servers' processes meet:
+"""The coordinator and its clients, over real connections: forming, losing, entering, ending."""
 
-TF_CONFIG, collectives, units of work, and who is lost; no TensorFlow servers needed.
-"""
-
-import pickle
+import contextlib
+import io
+import os
 import socket
-import threading
 
-import numpy as np
 import tensorflow as tf
 
+from tests.support.parameter_servers import PATIENCE, SETTINGS, PlayedJob
+from tests.support.threads import in_thread
+from trainer.comm import messages
 from trainer.config import Sync
 from trainer.errors import UserError
-from trainer.parameter_server import coordinator as hub_module
+from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.coordinator import Coordinator, CoordinatorClient
 from trainer.parameter_server.run import _flat
 
 ADDRESSES = {'ps': ['127.0.0.1:1'], 'worker': ['127.0.0.1:2', '127.0.0.1:3', '127.0.0.1:4']}
 
 
-def cluster(kind, index, workers):
-  return Cluster(('127.0.0.1:1',), tuple(ADDRESSES['worker'][:workers]), kind, index)
-
-
-class TfConfigTest(tf.test.TestCase):
+class ClusterTest(tf.test.TestCase):
   def refuse(self, tf_config, text):
     with self.assertRaisesRegex(UserError, text) as raised:
       Cluster.from_tf_config(tf_config, 'ps')
@@ -67,276 +62,264 @@ class TfConfigTest(tf.test.TestCase):
     )
     self.assertEqual((found.name, found.workers), ('worker 1', ('c:1', 'w:1')))
 
+  def test_listens_where_the_job_reaches_it(self):
+    for address, host in (('localhost:1', '127.0.0.1'), ('[::1]:1', '::1'), ('10.1.2.3:1', None)):
+      found = Cluster((address,), ('w:1',), 'ps', 0).host(0)
+      self.assertEqual(found, host or '10.1.2.3')
+    with self.assertRaisesRegex(UserError, "the host 'no.such.invalid' of ps 0 has no address"):
+      Cluster(('no.such.invalid:1',), ('w:1',), 'ps', 0).host(0)
 
-class HubTest(tf.test.TestCase):
-  def run_workers(self, works, sync, settings=None):
-    """Each of `works` in a thread, as worker i of them. Returns: (the hub's status, results)."""
-    n = len(works)
-    hub = Coordinator(cluster('ps', 0, n), sync, {'a': 1})
-    results = [None] * n
 
-    def run(i):
-      communicator = CoordinatorClient(
-        hub.address, cluster('worker', i, n), sync, (settings or {}).get(i, {'a': 1})
-      )
-      results[i] = works[i](communicator)
+class CoordinatorTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.said = self.enter_context(contextlib.redirect_stderr(io.StringIO()))
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(n)]
-    for t in threads:
-      t.start()
-    status = hub.wait()
-    for t in threads:
-      t.join(20)
-    return status, results
+  def sync(self, mode='ps', lost_peer_seconds=30, **keys):
+    return Sync(mode=mode, lost_peer_seconds=lost_peer_seconds, **keys)
 
-  def test_collectives(self):
-    def work(communicator):
-      found = (
-        communicator.gather(communicator.rank * 10),
-        communicator.broadcast(f'from {communicator.rank}'),
-        communicator.exchange([(communicator.rank, to) for to in range(communicator.size)]),
-        communicator.sum_arrays({'x': np.array([communicator.rank, 1.0])})['x'].tolist(),
-      )
-      communicator.barrier()
-      communicator.bye()
-      return found
+  def say_hello(self, job, index):
+    """Connects as a worker's process does that never beats; `close` is its death."""
+    connection = messages.connect(job.coordinator.address, job.coordinator.secret, PATIENCE)
+    hello = ['hello', 'worker', index, f'process {os.getpid()} on host', SETTINGS]
+    connection.send_bytes(messages.encode(hello))
+    return connection
 
-    status, results = self.run_workers([work] * 3, Sync(mode='ps', lost_peer_seconds=20))
-    self.assertEqual(status, 0)
-    for rank, (gathered, broadcast, exchanged, summed) in enumerate(results):
-      self.assertEqual(gathered, [0, 10, 20])
-      self.assertEqual(broadcast, 'from 0')
-      self.assertEqual(exchanged, [(r, rank) for r in range(3)])
-      self.assertEqual(summed, [3.0, 3.0])
+  def send(self, connection, *message):
+    connection.send_bytes(messages.encode(list(message)))
 
-  def units(self, communicator, first, total, pause_after=None, stop_at=None):
-    communicator.open_pass(2, first, total, pause_after, 'state')
+  def receive(self, connection, wanted):
+    """The next message of a kind."""
+    while True:
+      kind, *rest = messages.decode(connection.recv_bytes())
+      if kind == wanted:
+        return rest
+
+  def units(self, client, first, total, pause_after=None, stop_at=None):
+    """What one worker got of a pass: its units, what ended the pass, and the batches done."""
+    client.open_pass(2, first, total, pause_after, 'state')
     mine = []
     while True:
-      unit, reason, batches = communicator.claim(
-        stop_at is not None and len(mine) >= stop_at, False
-      )
-      if unit is None:
-        communicator.close_pass()
-        return mine, reason, batches
-      mine.append(unit)
+      claimed = client.claim(stop_at is not None and len(mine) >= stop_at, False)
+      if claimed.unit is None:
+        client.close_pass()
+        return mine, claimed.reason, claimed.batches
+      mine.append(claimed.unit)
 
   def test_every_unit_goes_to_one_worker(self):
-    def work(communicator):
-      found = self.units(communicator, 4, 40, pause_after=9), self.units(communicator, 14, 40)
-      communicator.bye()
-      return found
+    def work(client):
+      return (
+        self.units(client, 4, 40, pause_after=9),
+        self.units(client, 14, 40),
+        client.gather(client.rank),
+      )
 
-    status, results = self.run_workers([work] * 2, Sync(mode='ps_async', lost_peer_seconds=20))
-    self.assertEqual(status, 0)
-    (a, again_a), (b, again_b) = results
-    self.assertEqual(sorted(a[0] + b[0]), list(range(4, 14)))  # a pause comes at a whole batch
-    self.assertEqual([a[1:], b[1:]], [('save', 7)] * 2)
-    self.assertEqual(sorted(again_a[0] + again_b[0]), list(range(14, 40)))
-    self.assertEqual([again_a[1:], again_b[1:]], [('end', 20)] * 2)
+    a, b = PlayedJob(self.sync('ps_async'), workers=2).run(work, work)
+    self.assertEqual(sorted(a[0][0] + b[0][0]), list(range(4, 14)))
+    self.assertEqual([a[0][1:], b[0][1:]], [('save', 7)] * 2)
+    self.assertEqual(sorted(a[1][0] + b[1][0]), list(range(14, 40)))
+    self.assertEqual([a[1][1:], b[1][1:]], [('end', 20)] * 2)
+    self.assertEqual([a[2], b[2]], [[0, 1]] * 2)
 
-  def test_a_stop_ends_at_a_whole_batch(self):
-    def work(communicator):
-      found = self.units(communicator, 0, 1000, stop_at=5)
-      communicator.bye()
-      return found
+  def test_one_that_is_asked_to_stop_stops_all(self):
+    def work(client):
+      return self.units(client, 0, 1000, stop_at=5 if client.rank else None)
 
-    _, ((a, reason, batches), (b, _, _)) = self.run_workers(
-      [work] * 2, Sync(mode='ps_async', lost_peer_seconds=20)
-    )
+    (a, reason, batches), (b, _, _) = PlayedJob(self.sync('ps_async'), workers=2).run(work, work)
     self.assertEqual(reason, 'stop')
     self.assertEqual(sorted(a + b), list(range(2 * batches)))
 
   def test_a_lost_workers_unit_goes_to_another_and_it_may_enter_again(self):
-    lost = threading.Event()
-    dead = []
+    job = PlayedJob(self.sync('ps_async'), workers=2)
+    dying = self.say_hello(job, 1)
+    staying = in_thread(lambda: job.connect(0))
+    self.receive(dying, 'welcome')
+    self.send(dying, 'meet', 'open_pass', [2, 0, 20, None, {'place': 7}])
+    client = staying.result(PATIENCE)
+    client.open_pass(2, 0, 20, None, {'place': 7})
+    self.assertEqual(self.receive(dying, 'reply'), [None])
+    self.send(dying, 'claim', False, False)
+    ((lost_unit, _, _),) = self.receive(dying, 'reply')
+    dying.close()
+    mine = [client.claim(False, False).unit for _ in range(4)]
+    again = in_thread(lambda: job.connect(1))
+    late = again.result(PATIENCE)
+    self.assertTrue(late.late)
+    self.assertEqual(late.sum_arrays({'x': 3}), {'x': 3})  # it meets nobody
+    self.assertEqual(late.enter(), {'place': 7})
 
-    def first(communicator):
-      communicator.open_pass(2, 0, 20, None, {'place': 7})
-      lost.wait(20)
-      mine = []
+    def rest(client, units):
       while True:
-        unit, reason, _ = communicator.claim(False, False)
-        if unit is None:
-          break
-        mine.append(unit)
-        if len(mine) == 4:  # the lost one comes back
-          entering.start()
-          entered.wait(20)
-      communicator.close_pass()
-      found = communicator.gather('first')
-      communicator.bye()
-      return mine, reason, found
+        claimed = client.claim(False, False)
+        if claimed.unit is None:
+          client.close_pass()
+          found = client.gather(f'worker at rank {client.rank}')
+          client.bye(0)
+          return units, claimed.reason, found
+        units.append(claimed.unit)
 
-    def second(communicator):
-      communicator.open_pass(2, 0, 20, None, {'place': 7})
-      dead.append(communicator.claim(False, False)[0])
-      communicator._leaving = True
-      communicator._wire._connection.close()
-      communicator._wire._connection.detach()
-      lost.set()
-      return communicator
-
-    entered = threading.Event()
-
-    def enter():
-      communicator = CoordinatorClient(self.address, cluster('worker', 1, 2), self.sync, {'a': 1})
-      self.assertTrue(communicator.late)
-      self.assertEqual(communicator.sum_arrays({'x': 3}), {'x': 3})  # it meets nobody
-      self.state = communicator.enter()
-      entered.set()
-      self.late_units, _, _ = self.units(communicator, 0, 0)
-      self.late_gather = communicator.gather('second')
-      communicator.bye()
-
-    entering = threading.Thread(target=enter, daemon=True)
-    self.sync = Sync(mode='ps_async', lost_peer_seconds=20)
-    original = hub_module.Coordinator.__init__
-
-    def remember(hub, *args):
-      original(hub, *args)
-      self.address = hub.address
-
-    with tf.compat.v1.test.mock.patch.object(hub_module.Coordinator, '__init__', remember):
-      status, results = self.run_workers([first, second], self.sync)
-    entering.join(20)
-    self.assertEqual(status, 0)
-    mine, reason, found = results[0]
-    self.assertEqual(reason, 'end')
-    self.assertEqual(found, ['first', 'second'])
-    self.assertEqual(self.late_gather, found)
-    self.assertEqual(self.state, {'place': 7})
-    self.assertEqual(sorted(mine + self.late_units), list(range(20)))
-    self.assertIn(dead[0], mine + self.late_units)
-
-  def test_staleness_is_bounded(self):
-    behind = threading.Event()
-    taken = [0, 0]
-
-    def fast(communicator):
-      communicator.open_pass(1, 0, 60, None, None)
-      while communicator.claim(False, False)[0] is not None:
-        taken[0] += 1
-        self.assertLessEqual(taken[0] - taken[1], 4 + 1)  # a step more while it is under way
-        if taken[0] == 4:
-          behind.set()
-      communicator.close_pass()
-      communicator.bye()
-
-    def slow(communicator):
-      communicator.open_pass(1, 0, 60, None, None)
-      behind.wait(20)
-      while communicator.claim(False, False)[0] is not None:
-        taken[1] += 1
-      communicator.close_pass()
-      communicator.bye()
-
-    status, _ = self.run_workers(
-      [fast, slow], Sync(mode='ps_async', max_staleness=4, lost_peer_seconds=20)
+    late.open_pass(2, 0, 0, None, None)
+    others = in_thread(lambda: rest(late, []))
+    mine, reason, found = rest(client, mine)
+    theirs, *same = others.result(PATIENCE)
+    self.assertEqual(job.coordinator.wait(), 0)
+    self.assertEqual([reason, found], same)
+    self.assertEqual([reason, found], ['end', ['worker at rank 0', 'worker at rank 1']])
+    self.assertEqual(sorted(mine + theirs), list(range(20)))
+    self.assertIn(lost_unit, mine + theirs)
+    self.assertRegex(
+      self.said.getvalue(), r'worker 1 \(process \d+ on host\) was lost: .*The others go on'
     )
-    self.assertEqual(status, 0)
-    self.assertEqual(sum(taken), 60)
-
-  def ended(self):
-    """Where a process would have ended: its status; the thread goes on."""
-    exits = []
-
-    def leave(communicator, text, status):
-      communicator._leaving = True
-      exits.append((text, status))
-      communicator._replies.put(None)
-      communicator._welcome.put((0, 0, 0, False))
-
-    patch = tf.compat.v1.test.mock.patch.object(hub_module.CoordinatorClient, '_exit', leave)
-    return exits, patch
 
   def test_a_lost_worker_ends_mode_ps_and_is_named(self):
-    exits, patch = self.ended()
+    job = PlayedJob(self.sync(), workers=2)
+    dying = self.say_hello(job, 1)
+    in_thread(lambda: job.connect(0).gather(0))
+    self.receive(dying, 'welcome')
+    dying.close()
+    self.assertEqual(job.coordinator.wait(), 3)
+    job.processes[0].wait_for(lambda p: p.ended == 3)
+    line = r'worker 1 \(process \d+ on host\) was lost: its connection .*\. The job ends; run'
+    self.assertRegex(self.said.getvalue(), rf'\[ps 0\] {line}')
+    self.assertRegex(self.said.getvalue(), rf'\[worker 0\] {line}')
 
-    def dies(communicator):
-      communicator._leaving = True
-      communicator._wire._connection.close()
-      communicator._wire._connection.detach()
+  def test_a_frozen_worker_is_lost_also_before_the_job_has_formed(self):
+    job = PlayedJob(self.sync(lost_peer_seconds=1, stalled_peer_seconds=3), workers=2)
+    frozen = self.say_hello(job, 1)
+    self.assertEqual(job.coordinator.wait(), 3)
+    self.assertRegex(
+      self.said.getvalue(), r'worker 1 \(process .*\) was lost: it was silent for 1 s'
+    )
+    self.assertRegex(self.said.getvalue(), r'worker 0, worker 1 did not come within \d+ s')
+    frozen.close()
 
-    with patch:
-      status, _ = self.run_workers(
-        [lambda communicator: communicator.gather(0), dies], Sync(mode='ps', lost_peer_seconds=20)
-      )
+  def test_a_worker_without_progress_is_lost(self):
+    job = PlayedJob(self.sync(stalled_peer_seconds=50), workers=2)
+    active, idle = (self.say_hello(job, i) for i in range(2))
+    self.receive(idle, 'welcome')
+    self.send(active, 'beat', 49)
+    self.send(idle, 'beat', 51)
+    self.assertEqual(job.coordinator.wait(), 3)
+    text, status = self.receive(active, 'end')
     self.assertEqual(status, 3)
-    ((text, status),) = exits
-    self.assertEqual(status, 3)
-    self.assertRegex(text, r'^worker 1 \(process \d+ on .*\) was lost: its connection closed')
-
-  def test_all_go_back_to_the_checkpoint_where_a_request_was_refused(self):
-    for mode in ('ps', 'ps_async'):
-      self.check_back(Sync(mode=mode, lost_peer_seconds=600))
-
-  def check_back(self, sync):
-    again = threading.Event()
-    hub, restarts = Coordinator(cluster('ps', 0, 2), sync, {'a': 1}), []
-
-    def restart(*_):  # stands in for exec: two processes come again and finish
-      restarts.append(threading.get_ident())
-      if len(restarts) == 2:
-        for i in range(2):
-          threading.Thread(
-            target=lambda i=i: CoordinatorClient(
-              hub.address, cluster('worker', i, 2), sync, {'a': 1}
-            ).bye(),
-            daemon=True,
-          ).start()
-      again.wait()
-
-    def work(i):
-      communicator = CoordinatorClient(hub.address, cluster('worker', i, 2), sync, {'a': 1})
-      if i == 1:
-        communicator.fail_by(
-          tf.errors.AbortedError(
-            None, None, 'The same RunGraph (Worker) request was received twice.'
-          )
-        )
-      communicator.gather(i)
-
-    with tf.compat.v1.test.mock.patch.object(hub_module.os, 'execv', restart):
-      for i in range(2):
-        threading.Thread(target=work, args=(i,), daemon=True).start()
-      self.assertEqual(hub.wait(), 0)
-    self.assertLen(restarts, 2)
-
-  def test_processes_must_be_told_the_same(self):
-    exits, patch = self.ended()
-    with patch:
-      status, _ = self.run_workers(
-        [lambda communicator: None] * 2,
-        Sync(mode='ps', lost_peer_seconds=20),
-        {0: {'a': 1}, 1: {'a': 2}},
-      )
-    self.assertEqual(status, 2)
-    self.assertIn(
-      ('a: found 2 on worker 1 and 1 on ps 0; wanted the same command on every process', 2), exits
+    self.assertRegex(
+      text, r'^worker 1 .* lost: it beats but has made no progress for 51 s\. The job'
     )
 
-  def test_strangers_are_not_listened_to(self):
-    sync = Sync(mode='ps', lost_peer_seconds=20)
-    hub = Coordinator(cluster('ps', 0, 1), sync, {'a': 1})
-    host, port, secret = hub.address
-    with tf.compat.v1.test.mock.patch.object(hub_module.pickle, 'loads') as loads:
-      for said in (
-        pickle.dumps(('hello', 'worker', 0, 'stranger', {'a': 1})).ljust(1000),
-        secret[:-1].encode() + b'\0' * 1000,
-      ):
-        with socket.create_connection((host, port), timeout=20) as stranger:
-          try:
-            stranger.sendall(said)
-            self.assertEmpty(stranger.recv(1))  # closed
-          except ConnectionError:
-            pass
-      loads.assert_not_called()
-    socket.create_connection((host, port)).close()
-    communicator = CoordinatorClient(hub.address, cluster('worker', 0, 1), sync, {'a': 1})
-    self.assertEqual(communicator.gather(7), [7])
-    communicator.bye()
-    self.assertEqual(hub.wait(), 0)
+  def test_a_lost_coordinator_ends_a_worker(self):
+    listener_side = []
+    secret = b'secret'
+    listener = messages.Listener('127.0.0.1', None, secret, PATIENCE, listener_side.append)
+    job = PlayedJob(self.sync(), workers=1)
+    client = in_thread(
+      lambda: CoordinatorClient(
+        listener.address,
+        secret,
+        job.cluster('worker', 0),
+        self.sync(lost_peer_seconds=1),
+        SETTINGS,
+        job.processes[0],
+      )
+    )
+    job.processes[0].wait_for(lambda p: p.ended == 3)  # it accepted, and is silent since
+    self.assertRegex(self.said.getvalue(), r'ps 0 was lost: it was silent for 1 s')
+    self.assertFalse(client.done())
+
+  def test_all_go_back_to_the_checkpoint_where_a_request_was_refused(self):
+    refused = tf.errors.AbortedError(
+      None, None, 'The same RunGraph (Worker) request was received twice.'
+    )
+    for mode in ('ps', 'ps_async'):
+      job = PlayedJob(self.sync(mode, lost_peer_seconds=600), workers=2)
+      in_thread(lambda job=job: job.connect(0).gather(0))
+      in_thread(lambda job=job: job.connect(1).end_by(refused))
+      for process in job.processes:
+        process.wait_for(lambda p: p.restarts == 1)
+      self.assertEqual(job.run(*[lambda client: client.generation] * 2), [2, 2])
+
+  def test_a_stop_of_a_server_is_one_of_the_workers(self):
+    job = PlayedJob(self.sync(), workers=2, servers=2)
+    server = in_thread(lambda: job.connect(1, 'ps'))
+    workers = [in_thread(lambda i=i: job.connect(i)) for i in range(2)]
+    server.result(PATIENCE).stop()
+    for process in job.processes:
+      process.wait_for(lambda p: p.stops == 1)
+    job.coordinator.stop()
+    for process in job.processes:
+      process.wait_for(lambda p: p.stops == 2)
+    for worker in workers:
+      worker.result(PATIENCE).bye(143)
+    self.assertEqual(job.coordinator.wait(), 143)
+    self.assertEqual(server.result(PATIENCE).wait(), 143)
+
+  def test_a_stop_without_workers_is_the_end(self):
+    job = PlayedJob(self.sync(), workers=1)
+    job.coordinator.stop()
+    self.assertEqual(job.coordinator.wait(), 143)
+
+  def test_processes_must_be_told_the_same(self):
+    job = PlayedJob(self.sync(), workers=2)
+    in_thread(lambda: job.connect(0))
+    in_thread(lambda: job.connect(1, settings={'a': 2}))
+    self.assertEqual(job.coordinator.wait(), 2)
+    job.processes[1].wait_for(lambda p: p.ended == 2)
+    self.assertIn(
+      'error: a: found 2 on worker 1 and 1 on ps 0; wanted the same command on every process\n',
+      self.said.getvalue(),
+    )
+
+  def test_a_late_process_with_another_command_ends_alone(self):
+    job = PlayedJob(self.sync('ps_async'), workers=2)
+    dying = self.say_hello(job, 1)
+    client = in_thread(lambda: job.connect(0)).result(PATIENCE)
+    in_thread(lambda: job.connect(1, settings={'a': 2}))
+    job.processes[1].wait_for(lambda p: p.ended == 2)
+    self.send(dying, 'bye', 0)
+    client.bye(0)
+    self.assertEqual(job.coordinator.wait(), 0)
+
+  def test_a_mistake_is_told_once_and_everywhere(self):
+    job = PlayedJob(self.sync(), workers=2)
+    in_thread(lambda: job.connect(0).gather(0))
+    in_thread(lambda: job.connect(1).end('data.train: found nothing', 2))
+    self.assertEqual(job.coordinator.wait(), 2)
+    for process in job.processes:
+      process.wait_for(lambda p: p.ended == 2)
+    lines = self.said.getvalue().splitlines()
+    self.assertEqual(lines, ['error: data.train: found nothing'] * 3)
+
+  def test_workers_that_do_not_call_the_same_end_the_job(self):
+    job = PlayedJob(self.sync(), workers=2)
+    in_thread(lambda: job.connect(0).gather(0))
+    in_thread(lambda: job.connect(1).sum_arrays({}))
+    self.assertEqual(job.coordinator.wait(), 1)
+    self.assertIn('do not call the same: worker 0 gather, worker 1 sum', self.said.getvalue())
+
+  def test_strangers_do_not_end_the_job(self):
+    job = PlayedJob(self.sync(lost_peer_seconds=2), workers=1)
+    host, port = job.coordinator.address
+    self.assertEqual(host, '127.0.0.1')
+    silent = socket.create_connection((host, port))
+    for said in (b'', b'GET / HTTP/1.0\r\n\r\n', bytes(1000)):
+      with socket.create_connection((host, port)) as stranger:
+        stranger.sendall(said)
+    with self.assertRaisesRegex(ConnectionError, 'no greeting'):
+      messages.connect(job.coordinator.address, b'another secret', 5)
+    # One who knows the secret and then says nothing, or nothing that is known.
+    known = messages.connect(job.coordinator.address, job.coordinator.secret, 5)
+    self.send(known, 'fail', 'I am nobody', 1)
+    self.assertEqual(job.run(lambda client: client.gather(7)), [[7]])
+    silent.settimeout(PATIENCE)
+    while silent.recv(1000):
+      pass  # until it is dropped
+    silent.close()
+
+  def test_listens_at_the_ports_of_the_config(self):
+    sync = self.sync(ports=(21200, 21300))
+    ports = [PlayedJob(sync, workers=1).coordinator.address[1] for _ in range(2)]
+    self.assertLen(set(ports), 2)
+    for port in ports:
+      self.assertBetween(port, 21200, 21300)
 
   def test_settings_are_compared_key_by_key(self):
     self.assertEqual(

@@ -5,9 +5,6 @@ N workers in mode ps train the same model as one process on the same global batc
 
 import functools
 import itertools
-import socket
-import threading
-import traceback
 
 import numpy as np
 import tensorflow as tf
@@ -16,11 +13,10 @@ from absl.testing import parameterized
 from ops import packing, row_store, sharding
 from tests.support import row_oracle, steps
 from tests.support.batches import join, make_batch
+from tests.support.parameter_servers import PlayedJob, free_addresses
 from tests.support.steps import rows_of, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
-from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.coordinator import Coordinator, CoordinatorClient
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.worker_step import ServerStep
 from trainer.training.step import TrainStep
@@ -36,59 +32,21 @@ class LocalCluster:
   """Servers and workers of this process on free loopback ports."""
 
   def __init__(self, cfg, servers, workers):
-    held = [socket.create_server(('127.0.0.1', 0)) for _ in range(servers + workers)]
-    addresses = [f'127.0.0.1:{s.getsockname()[1]}' for s in held]
-    for s in held:
-      s.close()
-    clusters = [
-      Cluster(tuple(addresses[:servers]), tuple(addresses[servers:]), kind, i)
-      for kind, n in (('ps', servers), ('worker', workers))
-      for i in range(n)
-    ]
-    self.cfg, self.workers, self._servers = (
-      cfg,
-      clusters[servers:],
-      [c.start_server() for c in clusters],
-    )
-    self.targets = [s.target for s in self._servers[servers:]]
-    self.hub = Coordinator(clusters[0], cfg.sync, {})
-    self.others = clusters[1:servers]
+    addresses = free_addresses(servers + workers)
+    self._cfg = cfg
+    self._job = PlayedJob(cfg.sync, addresses[servers:], addresses[:servers])
+    self._clusters = [self._job.cluster('worker', i) for i in range(workers)]
+    self._servers = [self._job.cluster('ps', i).start_server() for i in range(servers)]
+    self._targets = [cluster.start_server().target for cluster in self._clusters]
 
   def run(self, work, make_step=ServerStep):
-    """work(worker's step, its CoordinatorClient) in a thread for each worker.
+    """Returns what work(worker's step, its CoordinatorClient) returned, by worker."""
 
-    Returns: list of results.
-    """
-    results, errors = [None] * len(self.workers), []
+    def on_worker(client):
+      at = self._clusters[client.rank], self._targets[client.rank]
+      return work(make_step(self._cfg, client, *at), client)
 
-    def server(cluster):
-      CoordinatorClient(self.hub.address, cluster, self.cfg.sync, {}).wait()
-
-    def worker(i):
-      try:
-        communicator = CoordinatorClient(self.hub.address, self.workers[i], self.cfg.sync, {})
-        results[i] = work(
-          make_step(self.cfg, communicator, self.workers[i], self.targets[i]), communicator
-        )
-        communicator.bye()
-      except BaseException as e:  # told below
-        errors.append(e)
-        traceback.print_exc()
-        communicator.fail(str(e), 1)
-
-    threads = [threading.Thread(target=server, args=(c,), daemon=True) for c in self.others]
-    threads += [
-      threading.Thread(target=worker, args=(i,), daemon=True) for i in range(len(self.workers))
-    ]
-    for t in threads:
-      t.start()
-    status = self.hub.wait()
-    if errors:
-      raise errors[0]
-    for t in threads:
-      t.join()
-    assert status == 0
-    return results
+    return self._job.run(*[on_worker] * len(self._clusters))
 
 
 STORES = parameterized.parameters('rows', 'tfra')

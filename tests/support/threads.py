@@ -1,7 +1,8 @@
-"""A communicator of threads: N processes played by N threads of one."""
+"""Threads that collect what they raise, and a communicator of N threads in place of N processes."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -58,3 +59,17 @@ def on_threads(size: int, action: Callable[[Communicator], Any]) -> list[Any]:
   for thread in threads:
     thread.join()
   return results
+
+
+def in_thread(action: Callable[[], Any]) -> futures.Future:
+  """Runs an action in a thread of its own; the future has its result, or what it raised."""
+  future = futures.Future()
+
+  def run() -> None:
+    try:
+      future.set_result(action())
+    except BaseException as e:
+      future.set_exception(e)
+
+  threading.Thread(target=run, daemon=True).start()
+  return future

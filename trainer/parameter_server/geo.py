@@ -21,8 +21,8 @@ from ops import packing, row_store, sharding
 from ops.dedupe import dedupe
 from ops.policy import Policy
 from trainer import config
+from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.coordinator import CoordinatorClient
 from trainer.parameter_server.worker_step import WorkerStep
 from trainer.training.step import Staged, StepCounts, StepFlags
 

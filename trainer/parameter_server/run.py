@@ -1,34 +1,153 @@
-"""Parameter servers: workers train, servers keep rows and dense variables; `TF_CONFIG` says who is
-who.
+"""A process of a parameter-server job: servers keep rows and dense variables, workers train.
 
-  mode       rows and dense variables                                        a step is of
-  ps         all workers' gradients meet, then one update                    all workers: equal to
-  one process
-  ps_async   each worker's gradients are applied as they come                one worker
-  ps_geo     each worker trains copies, their differences meet now and then  one worker
+`TF_CONFIG` says who is who.
 
-The parts, in trainer/sync/ps: cluster (TF_CONFIG), hub (where processes meet: collectives, units of
-work, who is lost), servers (the
-TensorFlow graph over the servers), store (their rows as one store), step (a worker's step), job
-(passes of workers that train apart).
+  mode       whose gradients are applied                                      a step is of
+  ps         the sum of all workers', at once: equal to one process           all workers
+  ps_async   each worker's, as they come                                      one worker
+  ps_geo     none: workers train copies, whose differences meet now and then  one worker
+
+The parts:
+  cluster              the processes, as TF_CONFIG says
+  coordinator, client  where they meet: membership, and who is lost (over trainer.comm.messages)
+  collectives          what workers call together, at the coordinator
+  work_queue           the units of a pass that asynchronous workers claim, at the coordinator
+  servers, store       the TensorFlow graph over the servers; their rows as one store
+  worker_step, geo     a worker's step
+  asynchronous_job     a job whose workers do not take their steps together
 """
 
 import importlib
+import json
 import signal
-import sys
 import time
 
 import tensorflow as tf
 
 from ops import library
 from trainer import command_line
+from trainer.comm.messages import Address
+from trainer.config import Config
 from trainer.errors import UserError
+from trainer.parameter_server.asynchronous_job import AsynchronousJob
+from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.coordinator import Coordinator, CoordinatorClient
+from trainer.parameter_server.coordinator import Coordinator
+from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.servers import cpu_config
+from trainer.parameter_server.worker_step import ServerStep
+from trainer.reporting import closing
 from trainer.runtime import tf_config
+from trainer.training.job import Job
 
 v1 = tf.compat.v1
+
+
+def run(cfg: Config) -> int:
+  """Runs this process's part of a job.
+
+  Returns:
+    Its exit status.
+  Raises:
+    UserError: for a mistake that was found before the processes met.
+  """
+  cluster = Cluster.from_tf_config(tf_config(), cfg.sync.mode)
+  _check(cfg)
+  library.load()  # the servers run our ops, too
+  if cfg.sparse.store == 'tfra':
+    importlib.import_module('trainer.embedding.tfra_store')  # and TFRA's
+  settings = _flat(cfg.model_dump()) | cluster.settings()
+  if cluster.name == 'ps 0':
+    coordinator = Coordinator(cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds))
+    signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
+    server = cluster.start_server()
+    _publish(server.target, coordinator)
+    return coordinator.wait()
+  server = cluster.start_server()
+  address, secret = _find_coordinator(cluster, cfg.sync.stalled_peer_seconds)
+  client = CoordinatorClient(address, secret, cluster, cfg.sync, settings)
+  if cluster.kind == 'ps':
+    # A launcher may ask all processes to stop at once: workers first save what is here.
+    signal.signal(signal.SIGTERM, lambda *_: client.stop())
+    return client.wait()
+  try:
+    return _work(cfg, cluster, server, client)
+  except UserError as e:
+    client.end(str(e), 2)
+  except Exception as e:
+    client.end_by(e)
+
+
+def _work(
+  cfg: Config, cluster: Cluster, server: tf.distribute.Server, client: CoordinatorClient
+) -> int:
+  make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
+  make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
+  step = make_step(cfg, client, cluster, server.target)
+  done = make_job(cfg, client, step, client.progress).run()
+  if client.rank == 0:
+    closing.close(cfg)
+  client.barrier()
+  status = 0 if done else command_line.STOPPED
+  client.bye(status)
+  return status
+
+
+def _check(cfg: Config) -> None:
+  """Raises UserError, naming a key whose value this mode has not."""
+  mode = cfg.sync.mode
+  for i, interaction in enumerate(cfg.model.interactions):
+    if mode != 'ps' and interaction.args.get('batch_norm') == 'sync':
+      raise UserError(
+        f"model.interactions.{i}.batch_norm: found 'sync', but no two workers share a step in "
+        f"sync.mode={mode}; wanted 'local', or sync.mode=ps or allreduce"
+      )
+
+
+def _coordinator_variable() -> tf.Variable:
+  """Where server 0 publishes how the coordinator is reached, in a graph of its own."""
+  with tf.device('/job:ps/task:0/device:CPU:0'):
+    return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
+
+
+def _publish(target: str, coordinator: Coordinator) -> None:
+  with tf.Graph().as_default():
+    record = json.dumps([coordinator.address, coordinator.secret.hex()])
+    publish = _coordinator_variable().assign(record)
+    with v1.Session(target, config=cpu_config(device_filters=['/job:ps/task:0'])) as session:
+      session.run(publish)
+
+
+def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes]:
+  """Returns the coordinator's address and secret, once server 0 has published them.
+
+  Args:
+    cluster: the processes of the job.
+    patience: seconds.
+  Raises:
+    UserError: where server 0 did not answer by then.
+  """
+  began = told = time.monotonic()
+  config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)
+  with tf.Graph().as_default():
+    read = _coordinator_variable().read_value()
+    while True:
+      try:
+        with v1.Session('grpc://' + cluster.servers[0], config=config) as session:
+          address, secret = json.loads(session.run(read))
+          return address, bytes.fromhex(secret)
+      except tf.errors.OpError:
+        pass  # it has not started, or not published anything
+      now = time.monotonic()
+      if now - began > patience:
+        raise UserError(
+          f'environment variable TF_CONFIG: ps 0 at {cluster.servers[0]} did not answer '
+          f'{cluster.name} within {patience:.0f} s; wanted it started and its address right'
+        )
+      if now - told > 10:
+        told = now
+        cluster.say(f'waiting for ps 0 at {cluster.servers[0]} ({now - began:.0f} s)')
+      time.sleep(0.3)  # between attempts
 
 
 def _flat(tree, prefix=''):
@@ -37,109 +156,3 @@ def _flat(tree, prefix=''):
     return {prefix[:-1]: tree}
   items = tree.items() if isinstance(tree, dict) else enumerate(tree)
   return {k: v for name, value in items for k, v in _flat(value, f'{prefix}{name}.').items()}
-
-
-def _hub_variable():
-  """Where server 0 publishes the hub's address, with the secret that the hub asks for."""
-  with tf.device('/job:ps/task:0/device:CPU:0'):
-    return v1.get_variable('hub', initializer='', use_resource=True, trainable=False)
-
-
-def _publish(target, address):
-  with tf.Graph().as_default():
-    variable = _hub_variable()
-    with v1.Session(target, config=cpu_config(device_filters=['/job:ps/task:0'])) as session:
-      session.run(variable.assign(' '.join(map(str, address))))
-
-
-def _find_hub(cluster, patience):
-  """The hub's (host, port, secret), once server 0 has published it.
-
-  Raises: UserError after `patience` seconds.
-  """
-  began = told = time.monotonic()
-  config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)
-  with tf.Graph().as_default():
-    read = _hub_variable().read_value()
-    while True:
-      try:
-        with v1.Session('grpc://' + cluster.servers[0], config=config) as session:
-          host, port, secret = session.run(read).decode().split()
-          return host, int(port), secret
-      except tf.errors.OpError:
-        pass
-      now = time.monotonic()
-      if now - began > patience:
-        raise UserError(
-          f'environment variable TF_CONFIG: ps 0 at {cluster.servers[0]} did not answer '
-          f'{cluster.name} within '
-          f'{patience:.0f} s; wanted it started and its address right'
-        )
-      if now - told > 10:
-        told = now
-        sys.stderr.write(
-          f'[{cluster.name}] waiting for ps 0 at {cluster.servers[0]} ({now - began:.0f} s)\n'
-        )
-      time.sleep(0.3)  # between knocks
-
-
-def _check(cfg):
-  """Raises: UserError naming a key whose value this mode has not."""
-  mode = cfg.sync.mode
-  for i, interaction in enumerate(cfg.model.interactions):
-    if mode != 'ps' and interaction.args.get('batch_norm') == 'sync':
-      raise UserError(
-        f"model.interactions.{i}.batch_norm: found 'sync', but no two workers share a step in "
-        f"sync.mode={mode}; wanted 'local', "
-        'or sync.mode=ps or allreduce'
-      )
-
-
-def run(cfg):
-  """Runs this process's part of a job. Returns: its exit status. Raises: UserError."""
-  cluster = Cluster.from_tf_config(tf_config(), cfg.sync.mode)
-  _check(cfg)
-  library.load()  # the servers run our ops too
-  if cfg.sparse.store == 'tfra':
-    importlib.import_module('trainer.embedding.tfra_store')  # and TFRA's
-  settings = _flat(cfg.model_dump()) | _flat(cluster.describe())
-  server = cluster.start_server()
-  if cluster.kind == 'ps' and cluster.index == 0:
-    hub = Coordinator(cluster, cfg.sync, settings)
-    _publish(server.target, hub.address)
-    signal.signal(signal.SIGTERM, lambda *_: hub.asked_to_stop())
-    return hub.wait()
-  communicator = CoordinatorClient(
-    _find_hub(cluster, cfg.sync.stalled_peer_seconds), cluster, cfg.sync, settings
-  )
-  if cluster.kind == 'ps':
-    signal.signal(
-      signal.SIGTERM, signal.SIG_IGN
-    )  # a launcher may ask all to stop at once: the workers save what is here first
-    return communicator.wait()
-  try:
-    return _work(cfg, cluster, server, communicator)
-  except UserError as e:
-    communicator.fail(str(e), 2)
-    raise
-  except Exception as e:
-    communicator.fail_by(e)
-    raise
-
-
-def _work(cfg, cluster, server, communicator):
-  from trainer.parameter_server.asynchronous_job import AsynchronousJob
-  from trainer.parameter_server.geo import GeoStep
-  from trainer.parameter_server.worker_step import ServerStep
-  from trainer.reporting import closing
-  from trainer.training.job import Job
-
-  make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
-  make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
-  step = make_step(cfg, communicator, cluster, server.target)
-  done = make_job(cfg, communicator, step, communicator.progress).run()
-  if communicator.rank == 0:
-    closing.close(cfg)
-  communicator.barrier()
-  communicator.bye()
-  return 0 if done else command_line.STOPPED

@@ -17,7 +17,7 @@ from absl import logging
 
 from ops import packing, row_store, sharding
 from ops.dedupe import dedupe
-from trainer.parameter_server.cluster import sent_twice
+from trainer.parameter_server.cluster import refused_as_duplicate
 
 v1 = tf.compat.v1
 _READS = (
@@ -269,7 +269,8 @@ class Servers:
       step = together.apply_gradients(
         [*zip(dense, self._dense), (last, self._counts)], global_step=global_step
       )
-      together.ready_for_local_init_op.mark_used()  # the hub says when the first worker is ready
+      # Unused: the coordinator says when the first worker is ready.
+      together.ready_for_local_init_op.mark_used()
     with tf.control_dependencies([step]):
       result = self._counts.read_value()
     with tf.control_dependencies([global_step.assign(0)]):
@@ -363,7 +364,7 @@ class Servers:
       threading.Thread(target=run, name='steps', daemon=True).start()
 
   def _read(self, run):
-    """Runs what changes nothing, again where it was refused or is not answered (sent_twice)."""
+    """Runs what only reads, again where it was refused or is not answered."""
     seconds = self._patience
     while True:
       try:
@@ -371,7 +372,7 @@ class Servers:
       except tf.errors.DeadlineExceededError:
         seconds *= 2
       except tf.errors.AbortedError as e:
-        if not sent_twice(e):
+        if not refused_as_duplicate(e):
           raise
 
   def pull(self, keys, train):
@@ -398,7 +399,7 @@ class Servers:
     try:
       return self._push(*arrays, options=_within(self._patience))
     except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as e:
-      if isinstance(e, tf.errors.AbortedError) and not sent_twice(e):
+      if isinstance(e, tf.errors.AbortedError) and not refused_as_duplicate(e):
         raise
       logging.warning(
         'a push was refused or not answered: the servers may have taken only a part of it'

@@ -13,8 +13,8 @@ from ops import packing, row_store
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.embedding.stores import make_store
+from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.coordinator import CoordinatorClient
 from trainer.parameter_server.servers import Servers
 from trainer.parameter_server.store import ServedStore
 from trainer.training.dense_part import DensePart, dense_optimizer
@@ -75,7 +75,7 @@ class WorkerStep(Step):
       if communicator.rank == 0:
         self.servers.start(self._copies())
       communicator.barrier()
-      self.servers.start_worker(communicator.fail_by)
+      self.servers.start_worker(communicator.end_by)
       communicator.barrier()
 
   def route(self, staged: Staged) -> tuple[()]:
@@ -132,7 +132,7 @@ class WorkerStep(Step):
   def _assign(self, **values: Any) -> None:
     """One worker sets values on the servers; every worker calls this."""
     self._communicator.barrier()
-    if self._communicator.rank == 0 and not self._communicator.alone:
+    if self._communicator.rank == 0 and not self._communicator.independent:
       self.servers.assign(**values)
     self._communicator.barrier()
 
