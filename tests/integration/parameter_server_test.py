@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 import yaml
 
-from trainer.reporting.report import read_events
 from trainer.storage import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -54,6 +53,11 @@ def write_log(path, day, samples):
     for u, i, c in zip(user, item, click):
       tags = '|'.join(f't{t}' for t in rng.integers(0, 12, rng.integers(0, 3)))
       f.write(f'u{u},i{i},{tags},{rng.exponential():.3f},{int(c)}\n')
+
+
+def read_events(run_dir):
+  with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
+    return [json.loads(line) for line in f]
 
 
 def state(run_dir):
