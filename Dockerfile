@@ -49,5 +49,5 @@ USER ctr
 # Each entry point by itself, for each defines its own flags.
 RUN horovodrun --check-build && \
     python -c "import tensorflow_recommenders_addons, ops.library; ops.library.load()" && \
-    for module in run evaluate predict export publish prepare synthesize; do python -c "import trainer.$module" || exit 1; done
+    for module in run evaluate predict export publish serve prepare synthesize; do python -c "import trainer.$module" || exit 1; done
 CMD ["python", "-m", "trainer.run", "--help"]

@@ -25,7 +25,7 @@ ORDER = (
   'errors',
 )
 # One command each, above all of these; nothing imports them.
-COMMANDS = {'run', 'evaluate', 'predict', 'prepare', 'synthesize', 'export', 'publish'}
+COMMANDS = {'run', 'evaluate', 'predict', 'prepare', 'synthesize', 'export', 'publish', 'serve'}
 
 
 def imports_of(path: pathlib.Path) -> set[str]:

@@ -40,7 +40,7 @@ def private_uses() -> dict[str, set[str]]:
         continue
       for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
         match node:
-          case ast.FunctionDef() | ast.ClassDef():
+          case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             defined.add(node.name)
           case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
             defined.add(name)

@@ -214,8 +214,12 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     return store
 
   def test_what_is_no_store(self):
-    with self.assertRaisesRegex(UserError, '^the store /nowhere: .*No such file or directory$'):
-      stores.open_store('/nowhere', '--store')
+    self.assertIsNone(stores.open_store('/nowhere', '--store').version())  # it may come yet
+    file = os.path.join(self.folder, 'file')
+    with open(file, 'wb'):
+      pass
+    with self.assertRaisesRegex(UserError, f'^the store {file}: .*File exists'):
+      stores.open_store(file, '--to', writable=True)
     with self.assertRaisesRegex(UserError, '^--to s3://a: wanted a directory or redis://'):
       stores.open_store('s3://a', '--to')
 

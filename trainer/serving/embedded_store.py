@@ -51,25 +51,35 @@ class EmbeddedStore(Store):
   """A store in a directory.
 
   Args:
-    path: the directory; a writer makes it.
-    writable: whether this process publishes; another may read at the same time.
+    path: the directory; a writer makes it, a reader may come earlier.
+    writable: whether this process publishes.
   Raises:
-    UserError: where it cannot be opened.
+    UserError: where it cannot be opened; of a reader, from every verb.
   """
 
   def __init__(self, path: str, writable: bool = False):
-    self._what = f'the store {path}'
-    self._writable = writable
-    with plain(self._what, (lmdb.Error, OSError)):
-      if writable:
+    self._path, self._what, self._writable = path, f'the store {path}', writable
+    self._env: lmdb.Environment | None = None
+    if writable:
+      with plain(self._what, (lmdb.Error, OSError)):
         os.makedirs(path, exist_ok=True)
-      self._env = lmdb.open(
-        path, map_size=_MAP_BYTES, readonly=not writable, create=writable, max_readers=1024
-      )
+        self._open()
+
+  def _open(self) -> None:
+    self._env = lmdb.open(
+      self._path,
+      map_size=_MAP_BYTES,
+      readonly=not self._writable,
+      create=self._writable,
+      max_readers=1024,
+    )
 
   def version(self) -> Version | None:
-    with plain(self._what, lmdb.Error), self._env.begin() as transaction:
-      return Version.from_json(transaction.get(_VERSION))
+    view = self.view()
+    if view is None:
+      return None
+    view.close()
+    return view.version
 
   def apply(
     self,
@@ -95,6 +105,10 @@ class EmbeddedStore(Store):
 
   def view(self) -> View | None:
     with plain(self._what, lmdb.Error):
+      if self._env is None:
+        if not os.path.exists(os.path.join(self._path, 'data.mdb')):
+          return None
+        self._open()
       transaction = self._env.begin()
       if transaction.get(_VERSION) is None:
         transaction.abort()
@@ -102,7 +116,8 @@ class EmbeddedStore(Store):
       return _EmbeddedView(transaction)
 
   def close(self) -> None:
-    self._env.close()
+    if self._env is not None:
+      self._env.close()
 
 
 def _apply(transaction: lmdb.Transaction, export: RowExport) -> None:

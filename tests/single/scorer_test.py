@@ -1,0 +1,355 @@
+"""A scorer gives, over HTTP, what the trainer predicts in the same state; whatever else it is sent,
+it refuses in one line.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import random
+import socket
+import tempfile
+import threading
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support.exports import RedisServer
+from tests.support.fuzz import requests
+from tests.support.scorer import Client, served
+from tests.support.steps import train
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.data.conversion import prepare_pass
+from trainer.data.prepared import PreparedPass
+from trainer.errors import UserError
+from trainer.serving import stores
+from trainer.serving.http import Limits
+from trainer.serving.publisher import Publisher
+from trainer.serving.service import Service
+from trainer.storage import export
+from trainer.training.step import TrainStep
+
+BATCH = 64
+CONFIG = {
+  'data': {
+    'train': ['x'],
+    'delimiter': '\t',
+    'slots': [
+      {'name': 'user', 'column': 'user id'},
+      {'name': 'tags', 'separator': '|', 'pooling': 'mean'},
+      {'name': 'history', 'separator': '|', 'pooling': 'sqrtn', 'shares': 'item'},
+      {'name': 'item'},
+      {'name': 'topics', 'separator': ';', 'value_separator': ':', 'pooling': 'mean'},
+      {'name': 'age'},
+    ],
+    'dense': [
+      {'name': 'price', 'transform': 'log1p_standardise', 'missing': -0.5},
+      {'name': 'age', 'transform': 'log1p'},
+    ],
+  },
+  'sparse': {'tables': {'default': {'width': 4, 'init_scale': 0.3}}},
+  'lifecycle': {
+    'admission': 'count',
+    'admission_count': 4.0,
+    'eviction': 'score',
+    'base_threshold': 0.0,
+    'delta_threshold': 0.0,
+    'delta_keep_days': 30,
+    'decay': 0.5,
+    'delete_threshold': 0.04,
+    'delete_after_unseen_days': 3,
+  },
+  'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
+}
+COLUMNS = ('user id', 'tags', 'history', 'item', 'topics', 'age', 'price')
+CONTEXT = ('user id', 'tags', 'topics', 'age')
+
+
+def make_records(rng, n, first_id=0):
+  """Records as texts, with blanks, several features a field and odd white space."""
+
+  def some(prefix, at_most, separator):
+    ids = rng.integers(first_id, first_id + 20, rng.integers(0, at_most + 1))
+    return separator.join(f'{prefix}{i}' for i in ids)
+
+  return [
+    {
+      'user id': f' größe {first_id + int(300 * rng.random() ** 3)}',
+      'tags': some('t', 4, '|'),
+      'history': some('', 4, '|'),
+      'item': str(first_id + int(100 * rng.random() ** 3)),
+      'topics': some('x:', 3, ';') and some('x', 3, ':0.5;') + ';y:2',
+      'age': str(rng.integers(18, 40)) if rng.random() < 0.8 else '',
+      'price': f'{rng.random() * 9:.3f}' if rng.random() < 0.8 else ' ',
+      'label': str(int(rng.random() < 0.4)),
+    }
+    for _ in range(n)
+  ]
+
+
+class ScorerTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.stack = contextlib.ExitStack()
+    cls.folder = cls.stack.enter_context(tempfile.TemporaryDirectory())
+    path = os.path.join(cls.folder, 'in.json')
+    with open(path, 'w', encoding='utf-8') as f:
+      json.dump(CONFIG | {'run_dir': os.path.join(cls.folder, 'run')}, f)
+    cls.cfg = config.load(path)
+    cls.exports = os.path.join(cls.cfg.run_dir, 'exports')
+    cls.rng = np.random.default_rng(5)
+    cls.records = make_records(cls.rng, 60) + make_records(cls.rng, 15, first_id=1000)
+    cls.step = TrainStep(cls.cfg, SingleProcess())
+    cls.step.dense.set_dense_stats(np.array([[1.2, 0], [0.7, 1]], np.float32))
+    cls.written, cls.expected = 0, {}
+    cls.train_and_export('base')
+    store = stores.open_store(os.path.join(cls.folder, 'store'), '--to', writable=True)
+    cls.stack.callback(store.close)
+    cls.service = Service(store, Publisher(cls.exports, store).advance)
+    cls.service.refresh()
+    cls.client = cls.stack.enter_context(
+      served(cls.service, Limits(body_bytes=100_000, instances=200, seconds_to_send=0.3))
+    )
+
+  @classmethod
+  def tearDownClass(cls):
+    cls.stack.close()
+    super().tearDownClass()
+
+  @classmethod
+  def prepared(cls, records):
+    cls.written += 1
+    path = os.path.join(cls.folder, f'{cls.written}.csv')
+    with open(path, 'w', encoding='utf-8', newline='') as f:
+      writer = csv.DictWriter(f, records[0].keys(), delimiter='\t')
+      writer.writeheader()
+      writer.writerows(records)
+    prepare_pass(cls.cfg, path, path + '.pass')
+    return PreparedPass(path + '.pass', cls.cfg)
+
+  @classmethod
+  def predicted(cls, records):
+    """What the trainer predicts now."""
+    batches = cls.prepared(records).batches(BATCH)
+    return np.concatenate([cls.step.predict(cls.step.stage(b)) for b in batches])
+
+  @classmethod
+  def train_and_export(cls, kind):
+    for batch in cls.prepared(make_records(cls.rng, 4 * BATCH)).batches(BATCH):
+      train(cls.step, batch, has_next=True)
+    cls.step.store.decay()
+    cls.step.store.evict()
+    cls.step.store.age()
+    done = export.write(
+      cls.cfg,
+      kind,
+      {'number': cls.written},
+      store=cls.step.store,
+      model=cls.step.dense.model,
+      dense_stats=cls.step.dense.embedding.stats,
+    )
+    version = os.path.basename(done.path)[:6].lstrip('0')
+    cls.expected[version] = cls.predicted(cls.records)
+    return version
+
+  def rows(self, records):
+    return {'instances': [{name: r[name] for name in COLUMNS} for r in records]}
+
+  def test_scores_are_the_trainers(self):
+    gone = 0
+    for kind in (None, 'delta', 'delta', 'base', 'delta'):
+      before = set(np.asarray(self.step.store.select('all')).tolist())
+      version = self.train_and_export(kind) if kind else max(self.expected, key=int)
+      after = np.asarray(self.step.store.select('all'))
+      gone += len(before - set(after.tolist()))
+      self.assertBetween(np.mean(self.step.store.admitted(after)), 0.1, 0.95)
+      self.service.refresh()
+      status, answer = self.client.predict(self.rows(self.records))
+      self.assertEqual(status, 200, answer)
+      self.assertEqual(answer['model_version'], version)
+      self.assertAllClose(answer['predictions'], self.expected[version], atol=1e-6, rtol=0)
+      self.assertGreater(np.std(answer['predictions']), 1e-3)
+      columns = {name: [r[name] for r in self.records] for name in COLUMNS}
+      _, again = self.client.predict({'signature_name': 'serving_default', 'inputs': columns})
+      self.assertEqual(again['outputs'], answer['predictions'])
+    self.assertGreater(gone, 10)  # evicted features are scored like those never seen
+    status, answer = self.client.status()
+    one = answer['model_version_status'][0]
+    self.assertEqual((status, one['version'], one['state']), (200, version, 'AVAILABLE'))
+
+  def test_one_user_and_many_items(self):
+    for user in self.records[:4]:
+      many = [user | {n: r[n] for n in COLUMNS if n not in CONTEXT} for r in self.records]
+      _, wanted = self.client.predict(self.rows(many))
+      columns = {n: [user[n]] if n in CONTEXT else [r[n] for r in many] for n in COLUMNS}
+      status, found = self.client.predict({'inputs': columns})
+      self.assertEqual(status, 200)
+      self.assertAllClose(found['outputs'], wanted['predictions'], atol=1e-7, rtol=0)
+
+  def test_values_of_every_type(self):
+    def one(**changes):
+      record = dict.fromkeys(COLUMNS) | {'item': '3', 'age': '20', 'price': '1.5'} | changes
+      status, answer = self.client.predict({'instances': [record]})
+      self.assertEqual(status, 200, answer)
+      return answer['predictions'][0]
+
+    plain = one()
+    for same in ({'item': 3}, {'price': 1.5}, {'age': 20}, {'tags': ''}, {'tags': []}):
+      self.assertEqual(one(**same), plain, same)
+    self.assertEqual(one(item={'b64': 'Mw=='}), plain)
+    self.assertEqual(one(tags=['t1', 't2']), one(tags='t1|t2'))
+    self.assertEqual(one(history=[1, 2]), one(history='1|2'))
+    self.assertEqual(one(topics=['x1:0.5', 'y:2']), one(topics='x1:0.5;y:2'))
+    self.assertNotEqual(one(tags='t1|t2'), plain)
+    self.assertEqual(one(price=None), one(price=''))
+    record = dict.fromkeys(COLUMNS, '') | {'item': '3', 'age': '20', 'price': '1.5'}
+    record['user_id'] = record.pop('user id')  # as the SavedModel has it
+    self.assertEqual(self.client.predict({'inputs': record})[1]['outputs'], [plain])
+
+  def test_mistakes_end_in_one_line(self):
+    good = {name: self.records[0][name] for name in COLUMNS}
+    for body, status, text in (
+      (b'{', 400, 'the body is not JSON: '),
+      (b'\xff', 400, 'the body is not JSON: '),
+      (b'[' * 50_000, 400, 'the body is not JSON: '),
+      ([1], 400, 'the body: found a JSON list; wanted an object'),
+      ({}, 400, "wanted either 'instances' or 'inputs'"),
+      ({'instances': []}, 400, 'at least one'),
+      ({'instances': [good, {}]}, 400, r'instances\[1\]: .* is in some instances only'),
+      ({'instances': [good | {'itm': 1}]}, 400, "'itm': is unknown; the nearest .* 'item'"),
+      ({'instances': [{'item': 1}]}, 400, "column 'age': is missing"),
+      ({'instances': [good | {'item': 1.5}]}, 400, "'item', sample 0: found 1.5; wanted a text"),
+      ({'instances': [good | {'price': 'x'}]}, 400, "'price', sample 0: found 'x'; wanted a fin"),
+      ({'instances': [good | {'price': 1e39}]}, 400, "'price', sample 0: found 1e\\+39"),
+      ({'instances': [good | {'topics': 'x:oops'}]}, 400, "'topics', sample 0.*NAME:NUMBER"),
+      ({'instances': [good | {'item': '\ud800'}]}, 400, "'item': found a text that is not Uni"),
+      ({'inputs': good | {'item': ['1', '2'], 'tags': ['', '', '']}}, 400, "'tags' 3.*wanted one"),
+      ({'instances': [good], 'signature_name': 'x'}, 400, 'signature_name'),
+      ({'instances': [good] * 201}, 413, 'found 201 samples; wanted at most 200'),
+      (b' ' * 100_001, 413, 'found more than 100000 bytes'),
+    ):
+      with self.subTest(text):
+        found, answer = self.client.predict(body)
+        self.assertEqual(found, status, answer)
+        self.assertRegex(answer['error'], text)
+        self.assertNotIn('\n', answer['error'])
+    status, answer, _ = self.client.ask('GET', '/v1/models/crt')
+    self.assertEqual(status, 404)
+    self.assertIn("the nearest valid name is 'ctr'", answer.decode())
+    self.assertEqual(self.client.ask('PUT', '/v1/models/ctr:predict')[0], 405)
+
+  def test_fuzzed_requests_end_in_an_answer(self):
+    good = self.rows(self.records[:3])
+    statuses = [
+      self.client.predict(body)[0] for body in requests(random.Random(1), good, count=400)
+    ]
+    self.assertContainsSubset({200, 400}, statuses)
+    self.assertEmpty(set(statuses) - {200, 400, 413})
+
+  def test_a_client_that_does_not_finish_is_told(self):
+    with socket.create_connection(('127.0.0.1', self.client.port)) as slow:
+      slow.sendall(b'POST /v1/models/ctr:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{')
+      self.assertStartsWith(slow.recv(1000), b'HTTP/1.1 408')
+
+  def test_too_many_at_a_time_are_refused(self):
+    started, ended = threading.Event(), threading.Event()
+
+    class Held:
+      version = self.service.version
+
+      def predict(self, request):
+        started.set()
+        ended.wait()
+        raise UserError('ended')
+
+    with served(Held(), Limits(concurrency=1)) as client:
+      body = self.rows(self.records[:1])
+      first = threading.Thread(target=lambda: Client(client.port).predict(body))
+      first.start()
+      started.wait()
+      status, answer = client.predict(body)
+      ended.set()
+      first.join()
+      self.assertEqual(status, 429, answer)
+      self.assertEqual(client.predict(body)[0], 503)
+
+  def test_a_token_is_asked_for(self):
+    with served(self.service, token='secret') as client:
+      body = self.rows(self.records[:1])
+      self.assertEqual(client.predict(body)[0], 401)
+      self.assertEqual(client.predict(body, Authorization='Bearer sécret')[0], 401)
+      self.assertEqual(client.predict(body, Authorization='Bearer secret')[0], 200)
+      self.assertEqual(client.ask('GET', '/metrics')[0], 401)
+      self.assertEqual(client.ask('GET', '/healthz')[0], 200)
+
+  def test_figures(self):
+    self.client.predict(self.rows(make_records(self.rng, 3, first_id=5000)))
+    status, text, _ = self.client.ask('GET', '/metrics')
+    self.assertEqual(status, 200)
+    for line in (
+      rb'^ctr_requests_total{status="200"} \d+',
+      rb'^ctr_request_seconds_bucket{le="0.02"} \d+',
+      rb'^ctr_unknown_features_total{slot="user"} \d+',
+      rb'^ctr_version \d+',
+      rb'^ctr_version_age_seconds \d+',
+    ):
+      self.assertRegex(text, b'(?m)' + line)
+
+  def test_before_the_first_version(self):
+    store = stores.open_store(os.path.join(self.folder, 'later'), '--store')
+    service = Service(store)
+    with served(service) as client:
+      service.refresh()
+      self.assertEqual(client.ask('GET', '/healthz')[0], 503)
+      status, answer = client.predict(self.rows(self.records[:1]))
+      self.assertEqual((status, answer['error']), (503, 'no version is published yet'))
+
+  def test_every_answer_is_of_one_version_while_versions_change(self):
+    self._answers_while_versions_change(os.path.join(self.folder, 'changing'))
+
+  @unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')
+  def test_every_answer_from_redis_is_of_one_version(self):
+    server = RedisServer()
+    self.addCleanup(server.stop)
+    self._answers_while_versions_change(server.url)
+
+  def _answers_while_versions_change(self, address):
+    store = stores.open_store(address, '--to', writable=True)
+    self.addCleanup(store.close)
+    publisher, service = Publisher(self.exports, store), Service(store)
+    publisher.advance()
+    service.refresh()
+    stop, ended, answers = threading.Event(), threading.Event(), []
+    follower = threading.Thread(target=service.follow, args=(stop, 0.001))
+    follower.start()
+    with served(service) as client:
+
+      def ask():
+        own = Client(client.port)
+        while not ended.is_set():
+          answers.append(own.predict(self.rows(self.records)))
+        own.close()
+
+      clients = [threading.Thread(target=ask) for _ in range(2)]
+      for thread in clients:
+        thread.start()
+      for kind in ('delta', 'delta', 'base', 'delta'):
+        self.train_and_export(kind)
+        publisher.advance()
+      ended.set()
+      for thread in clients:
+        thread.join()
+    stop.set()
+    follower.join()
+    self.assertEqual({status for status, _ in answers}, {200})
+    self.assertGreater(len({answer['model_version'] for _, answer in answers}), 1)
+    for _, answer in answers:
+      wanted = self.expected[answer['model_version']]
+      self.assertAllClose(answer['predictions'], wanted, atol=1e-6, rtol=0)
+
+
+if __name__ == '__main__':
+  tf.test.main()

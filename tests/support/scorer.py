@@ -1,0 +1,65 @@
+"""A trained model with exports, and a scorer of it that runs in this process."""
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.serving import http as http_side
+from trainer.serving.http import App, Limits
+from trainer.serving.service import Service
+
+
+class Client:
+  """Speaks to a scorer over one connection.
+
+  Args:
+    port: where it listens.
+    name: of the model.
+  """
+
+  def __init__(self, port: int, name: str = 'ctr'):
+    self.port, self._path = port, f'/v1/models/{name}'
+    self._connection = http.client.HTTPConnection('127.0.0.1', port, timeout=60)
+
+  def ask(
+    self, method: str, path: str, body: Any = None, **headers: str
+  ) -> tuple[int, bytes, http.client.HTTPResponse]:
+    """Returns: (status, body, response)."""
+    if body is not None and not isinstance(body, bytes):
+      body = json.dumps(body).encode()
+    self._connection.request(method, path, body, headers)
+    response = self._connection.getresponse()
+    return response.status, response.read(), response
+
+  def predict(self, body: Any, **headers: str) -> tuple[int, Any]:
+    """Returns: (status, answer)."""
+    status, text, _ = self.ask('POST', f'{self._path}:predict', body, **headers)
+    return status, json.loads(text)
+
+  def status(self) -> tuple[int, Any]:
+    status, text, _ = self.ask('GET', self._path)
+    return status, json.loads(text)
+
+  def close(self) -> None:
+    self._connection.close()
+
+
+@contextlib.contextmanager
+def served(
+  service: Service, limits: Limits = Limits(), token: str | None = None
+) -> Iterator[Client]:
+  """Serves in a thread, on a port of its own."""
+  server, listener = http_side.server(App(service, 'ctr', limits, token), '127.0.0.1', 0)
+  thread = threading.Thread(target=server.run, kwargs={'sockets': [listener]})
+  thread.start()
+  client = Client(listener.getsockname()[1])
+  try:
+    yield client
+  finally:
+    client.close()
+    server.should_exit = True
+    thread.join()
+    listener.close()

@@ -1,0 +1,101 @@
+"""Serves a run over HTTP: `python -m trainer.serve --run_dir DIR` or `--store STORE`.
+
+In TensorFlow Serving's REST form: POST /v1/models/NAME:predict, GET /v1/models/NAME; also /metrics
+and /healthz. docs/serving.md has examples.
+"""
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+from typing import Any
+
+from absl import flags
+
+from trainer import command_line, runtime
+from trainer.errors import UserError, plain_errors
+
+RUN_DIR = flags.DEFINE_string(
+  'run_dir', None, 'A run of trainer.run, whose exports are followed; no publisher is needed.'
+)
+STORE = flags.DEFINE_string(
+  'store', None, 'A store that trainer.publish fills: a directory, or redis://HOST:PORT[/DATABASE].'
+)
+NAME = flags.DEFINE_string('name', 'ctr', 'The name of the model in paths.')
+HOST = flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0 is all.')
+PORT = flags.DEFINE_integer('port', 8501, 'The port to listen at; 0: any.')
+TOKEN_FILE = flags.DEFINE_string(
+  'token_file', None, 'A file with the bearer token that clients must send.'
+)
+MAX_BODY_BYTES = flags.DEFINE_integer('max_body_bytes', 4 << 20, 'Of a request.', lower_bound=1)
+MAX_INSTANCES = flags.DEFINE_integer('max_instances', 10_000, 'Of a request.', lower_bound=1)
+MAX_CONCURRENCY = flags.DEFINE_integer(
+  'max_concurrency', 64, 'Requests at a time; others are refused.', lower_bound=1
+)
+THREADS = flags.DEFINE_integer('threads', 2, 'That score requests.', lower_bound=1)
+SECONDS_BETWEEN_LOOKS = 0.05  # at the store
+
+
+def main() -> None:
+  if (RUN_DIR.value is None) == (STORE.value is None):
+    raise UserError('--run_dir, --store: wanted one of them')
+  if RUN_DIR.value and not os.path.isdir(RUN_DIR.value):
+    raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
+  try:
+    from trainer.serving import http
+  except ModuleNotFoundError as e:
+    raise UserError(
+      f"the package '{e.name}' is not installed; wanted pip install 'ctr-trainer[serve]'"
+    ) from None
+  runtime.start_serving()
+  limits = http.Limits(
+    body_bytes=MAX_BODY_BYTES.value,
+    instances=MAX_INSTANCES.value,
+    concurrency=MAX_CONCURRENCY.value,
+    threads=THREADS.value,
+  )
+  stop = threading.Event()
+  with contextlib.ExitStack() as stack:
+    service = _service(stack)
+    app = http.App(service, NAME.value, limits, _token())
+    with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
+      server, listener = http.server(app, HOST.value, PORT.value)
+    follower = threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
+    follower.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, lambda *_: None)  # the server ends, then raises the signal again
+    host, port, *_ = listener.getsockname()
+    host = f'[{host}]' if ':' in host else host
+    print(f'serving http://{host}:{port}/v1/models/{NAME.value}:predict', flush=True)
+    server.run(sockets=[listener])
+    stop.set()
+    follower.join()
+
+
+def _service(stack: contextlib.ExitStack) -> Any:
+  """Returns the service; a run's own store lies in a temporary directory."""
+  from trainer.serving import stores
+  from trainer.serving.publisher import Publisher
+  from trainer.serving.service import Service
+
+  if STORE.value:
+    return Service(stores.open_store(STORE.value, '--store'))
+  directory = stack.enter_context(tempfile.TemporaryDirectory(prefix='ctr-serve-'))
+  store = stores.open_store(directory, '--run_dir', writable=True)
+  publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
+  return Service(store, publisher.advance)
+
+
+def _token() -> str | None:
+  if TOKEN_FILE.value is None:
+    return None
+  with plain_errors('--token_file'), open(TOKEN_FILE.value, encoding='utf-8') as f:
+    token = f.read().strip()
+  if not token:
+    raise UserError(f'--token_file {TOKEN_FILE.value}: is empty; wanted a token')
+  return token
+
+
+if __name__ == '__main__':
+  command_line.entry(main)

@@ -1,0 +1,223 @@
+"""The HTTP side: routes, limits, tokens and figures, as an ASGI application."""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import hmac
+import socket
+import time
+from collections.abc import Callable
+
+import prometheus_client
+import uvicorn
+from absl import logging
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trainer.errors import UserError, nearest, one_line
+from trainer.serving import rest
+from trainer.serving.scorer import BadRequest
+from trainer.serving.service import NotReady, Service
+
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
+_BACKLOG = 1024
+_SECONDS_TO_FINISH = 10  # requests that have begun, when asked to stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What one request, and all of them together, may take."""
+
+  body_bytes: int = 4 << 20
+  instances: int = 10_000
+  concurrency: int = 64  # requests that are answered or wait
+  seconds_to_send: float = 10.0
+  threads: int = 2  # that score
+
+
+class _Refused(Exception):
+  """An answer other than scores."""
+
+  def __init__(self, status: int, text: str):
+    super().__init__(text)
+    self.status = status
+
+
+class App:
+  """Answers requests about one model.
+
+  Args:
+    service: gives the scores.
+    name: of the model, as clients have it in the path.
+    limits: beyond them a request is refused.
+    token: what clients send as `Authorization: Bearer TOKEN`; None: nothing.
+
+  Attributes:
+    asgi: the application.
+  """
+
+  def __init__(self, service: Service, name: str, limits: Limits, token: str | None = None):
+    self._service, self._name, self._limits, self._token = service, name, limits, token
+    self._waiting = 0
+    self._pool = concurrent.futures.ThreadPoolExecutor(limits.threads, 'score')
+    self._make_figures()
+    self.asgi = Starlette(
+      routes=[
+        Route('/v1/models/{name}:predict', self._answer(self._predict), methods=['POST']),
+        Route('/v1/models/{name}', self._answer(self._status), methods=['GET']),
+        Route('/metrics', self._answer(self._metrics), methods=['GET']),
+        Route('/healthz', self._health, methods=['GET']),
+      ]
+    )
+
+  def _make_figures(self) -> None:
+    self._registry = prometheus_client.CollectorRegistry()
+    registry = self._registry
+    self._requests = prometheus_client.Counter(
+      'ctr_requests', 'Requests by status.', ['status'], registry=registry
+    )
+    self._latency = prometheus_client.Histogram(
+      'ctr_request_seconds', 'From body to answer.', registry=registry, buckets=_BUCKETS
+    )
+    self._samples = prometheus_client.Counter('ctr_samples', 'Samples scored.', registry=registry)
+    self._unknown = prometheus_client.Counter(
+      'ctr_unknown_features',
+      'Distinct features of a request without a row.',
+      ['slot'],
+      registry=registry,
+    )
+    version = prometheus_client.Gauge('ctr_version', 'The version served.', registry=registry)
+    version.set_function(lambda: getattr(self._service.version, 'sequence', 0))
+    age = prometheus_client.Gauge(
+      'ctr_version_age_seconds',
+      'Since the newest export that is served was written.',
+      registry=registry,
+    )
+    age.set_function(self._age)
+
+  def _age(self) -> float:
+    version = self._service.version
+    return time.time() - version.done_at if version else float('nan')
+
+  # Routes
+
+  def _answer(self, route: Callable) -> Callable:
+    """Wraps a route: who may ask, refusals in one line, and figures."""
+
+    async def answer(request: Request) -> Response:
+      started = time.perf_counter()
+      try:
+        self._authorise(request)
+        response = await route(request)
+        if request.method == 'POST':
+          self._latency.observe(time.perf_counter() - started)
+      except _Refused as e:
+        response = _json(rest.error(str(e)), e.status)
+      except rest.TooLarge as e:
+        response = _json(rest.error(str(e)), 413)
+      except BadRequest as e:
+        response = _json(rest.error(str(e)), 400)
+      except UserError as e:  # not ready, or the store cannot be reached
+        response = _json(rest.error(str(e)), 503)
+      except ClientDisconnect:
+        response = Response(status_code=400)  # nobody reads it
+      except Exception as e:
+        logging.exception('a request failed')
+        response = _json(rest.error(one_line(e)), 500)
+      self._requests.labels(response.status_code).inc()
+      return response
+
+    return answer
+
+  def _authorise(self, request: Request) -> None:
+    if self._token is None:
+      return
+    given = request.headers.get('authorization', '')
+    if not hmac.compare_digest(given.encode(), f'Bearer {self._token}'.encode()):
+      raise _Refused(401, 'wanted the header Authorization: Bearer TOKEN')
+
+  def _check_name(self, request: Request) -> None:
+    found = request.path_params['name']
+    if found != self._name:
+      raise _Refused(404, f"model '{found[:80]}': is unknown{nearest(found[:80], [self._name])}")
+
+  async def _predict(self, request: Request) -> Response:
+    self._check_name(request)
+    if self._waiting >= self._limits.concurrency:
+      raise _Refused(429, f'{self._waiting} requests are being answered; wanted fewer at a time')
+    self._waiting += 1
+    try:
+      body = await self._body(request)
+      loop = asyncio.get_running_loop()
+      return await loop.run_in_executor(self._pool, self._score, body)
+    finally:
+      self._waiting -= 1
+
+  async def _body(self, request: Request) -> bytes:
+    limit = self._limits.body_bytes
+    body = bytearray()
+    try:
+      async with asyncio.timeout(self._limits.seconds_to_send):
+        async for piece in request.stream():
+          body += piece
+          if len(body) > limit:
+            raise _Refused(413, f'the body: found more than {limit} bytes; wanted at most so many')
+    except TimeoutError:
+      seconds = self._limits.seconds_to_send
+      raise _Refused(408, f'the body took more than {seconds:g} s to arrive') from None
+    return bytes(body)
+
+  def _score(self, body: bytes) -> Response:
+    """In a thread of the pool."""
+    request = rest.parse(body, self._limits.instances)
+    scores, version = self._service.predict(request)
+    self._samples.inc(request.size)
+    for slot, count in scores.unknown.items():
+      self._unknown.labels(slot).inc(count)
+    return _json(rest.answer(request, scores.probabilities, version), 200)
+
+  async def _status(self, request: Request) -> Response:
+    self._check_name(request)
+    version = self._service.version
+    if version is None:
+      raise NotReady('no version is published yet')
+    return _json(rest.status(version.sequence), 200)
+
+  async def _metrics(self, request: Request) -> Response:
+    text = prometheus_client.generate_latest(self._registry)
+    return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+  async def _health(self, request: Request) -> Response:
+    """200 as soon as there is a version to answer with; asks for no token."""
+    ready = self._service.version is not None
+    return Response('ok\n' if ready else 'no version yet\n', 200 if ready else 503)
+
+
+def _json(body: bytes, status: int) -> Response:
+  return Response(body, status, media_type='application/json')
+
+
+def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
+  """Returns a server of the application, to be run with the socket that listens.
+
+  Args:
+    app: what to serve.
+    host: the address to listen at.
+    port: 0: any.
+  Raises:
+    OSError: where it cannot listen there.
+  """
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+  # An answer's head and body are sent in two pieces; without this the second waits for 40 ms.
+  listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  settings = uvicorn.Config(
+    app.asgi,
+    log_level='warning',
+    access_log=False,
+    lifespan='off',
+    timeout_graceful_shutdown=_SECONDS_TO_FINISH,
+  )
+  return uvicorn.Server(settings), listener

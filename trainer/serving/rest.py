@@ -1,0 +1,122 @@
+"""Bodies of requests and answers in the form of TensorFlow Serving's REST API.
+
+    {"instances": [{"user": "u1", "item": 5}, …]}          -> {"predictions": [0.1, …], …}
+    {"inputs": {"user": ["u1"], "item": [5, 6]}}           -> {"outputs": [0.1, …], …}
+
+In the second form a column of one value stands for all samples: one user, many items. A value
+{"b64": "…"} is bytes, in base 64. Answers say their version as "model_version", too.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainer.serving.scorer import BadRequest
+
+_SIGNATURE = 'serving_default'
+
+
+class TooLarge(BadRequest):
+  """More than a request may hold."""
+
+
+class Request(NamedTuple):
+  """What is to be scored."""
+
+  columns: Mapping[str, Sequence[Any]]
+  size: int  # samples
+  by_row: bool  # whether it came as instances
+
+
+def _value(value: Any) -> Any:
+  """Decodes {"b64": …}, alone or in lists."""
+  if isinstance(value, list):
+    return [_value(v) for v in value]
+  if isinstance(value, dict) and value.keys() == {'b64'} and isinstance(value['b64'], str):
+    try:
+      return base64.b64decode(value['b64'], validate=True).decode()
+    except ValueError:
+      raise BadRequest('found b64 that is no UTF-8 text in base 64') from None
+  return value
+
+
+def parse(body: bytes, max_instances: int) -> Request:
+  """Reads a body.
+
+  Raises:
+    BadRequest: in one line. TooLarge: for more than `max_instances`.
+  """
+  try:
+    tree = json.loads(body)
+  except (ValueError, RecursionError) as e:
+    raise BadRequest(f'the body is not JSON: {" ".join(str(e).split())[:200]}') from None
+  if not isinstance(tree, dict):
+    raise BadRequest(f'the body: found a JSON {type(tree).__name__}; wanted an object')
+  signature = tree.get('signature_name', _SIGNATURE)
+  if signature not in (_SIGNATURE, ''):
+    raise BadRequest(f"signature_name: found {str(signature)[:80]!r}; wanted '{_SIGNATURE}'")
+  if ('instances' in tree) == ('inputs' in tree):
+    raise BadRequest("the body: wanted either 'instances' or 'inputs'")
+  by_row = 'instances' in tree
+  if by_row:
+    columns, size = _rows(tree['instances'], max_instances)
+  else:
+    columns, size = _columns(tree['inputs'])
+  if size > max_instances:
+    raise TooLarge(f'found {size} samples; wanted at most {max_instances}')
+  return Request(columns, size, by_row)
+
+
+def _rows(instances: Any, max_instances: int) -> tuple[dict[str, list[Any]], int]:
+  if not isinstance(instances, list) or not instances:
+    raise BadRequest("'instances': wanted a list of objects, at least one")
+  if len(instances) > max_instances:
+    raise TooLarge(f'found {len(instances)} samples; wanted at most {max_instances}')
+  names = instances[0].keys() if isinstance(instances[0], dict) else ()
+  for i, instance in enumerate(instances):
+    if not isinstance(instance, dict):
+      raise BadRequest(f'instances[{i}]: wanted an object, as in {{"user": "u1", "item": 5}}')
+    if instance.keys() != names:
+      name = sorted(instance.keys() ^ names)[0]
+      raise BadRequest(
+        f"instances[{i}]: '{name[:80]}' is in some instances only; wanted the same names in all"
+      )
+  return {name: [_value(one[name]) for one in instances] for name in names}, len(instances)
+
+
+def _columns(inputs: Any) -> tuple[dict[str, list[Any]], int]:
+  if not isinstance(inputs, dict) or not inputs:
+    raise BadRequest('\'inputs\': wanted an object of columns, as in {"user": ["u1"]}')
+  columns = {}
+  for name, values in inputs.items():
+    value = _value(values)
+    columns[name] = value if isinstance(value, list) else [value]
+  lengths = {name: len(values) for name, values in columns.items()}
+  sizes = {length for length in lengths.values() if length != 1}
+  if len(sizes) > 1:
+    some = ', '.join(f"'{name[:80]}' {length}" for name, length in list(lengths.items())[:10])
+    raise BadRequest(f'inputs: found columns of {some} values; wanted one length, or 1')
+  return columns, sizes.pop() if sizes else 1
+
+
+def answer(request: Request, probabilities: np.ndarray, version: int) -> bytes:
+  """Returns the body of an answer."""
+  # A float32 in so few digits that it reads back as itself.
+  numbers = ','.join(map('{:.9g}'.format, probabilities.tolist()))
+  kind = 'predictions' if request.by_row else 'outputs'
+  return f'{{"{kind}":[{numbers}],"model_version":"{version}"}}'.encode()
+
+
+def error(text: str) -> bytes:
+  """Returns the body of a refusal."""
+  return json.dumps({'error': text}, ensure_ascii=False).encode(errors='replace')
+
+
+def status(version: int) -> bytes:
+  """Returns the body that says which version is served."""
+  state = {'error_code': 'OK', 'error_message': ''}
+  one = {'version': str(version), 'state': 'AVAILABLE', 'status': state}
+  return json.dumps({'model_version_status': [one]}).encode()

@@ -1,0 +1,226 @@
+"""From raw columns to probabilities, with one version's dense part and rows from wherever they lie.
+
+Every stage is the trainer's own: parsing and hashing (trainer.data), pooling (ops.pooling), layers
+(trainer.model). So a score equals what `trainer.predict` gives in the same state.
+"""
+
+import collections
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from ops.dedupe import DEDUPED_SPEC
+from ops.row_store import Rows
+from ops.tensors import to_tensor
+from trainer import config
+from trainer.data.block import Block
+from trainer.data.features import HASH_BITS, SlotBatch
+from trainer.data.parse import parse
+from trainer.embedding.embedding import Embedding
+from trainer.errors import DataLoss, UserError, nearest
+from trainer.model.builder import build
+from trainer.serving.store import Found
+from trainer.storage.saved_model import input_name
+
+_LABEL = '\0label'  # a column that requests do not have and parsing wants
+
+
+class BadRequest(UserError):
+  """A client's mistake."""
+
+
+class Scores(NamedTuple):
+  """What a request's samples were given."""
+
+  probabilities: np.ndarray  # float32 [B]
+  unknown: Mapping[str, int]  # slot -> distinct features that have no row
+
+
+class Scorer:
+  """The model of a config, with the dense variables that were loaded last.
+
+  Args:
+    text: the resolved config of an export.
+  """
+
+  def __init__(self, text: str):
+    cfg = config.parse(text, "an export's config.yaml")
+    self._model = build(cfg)
+    self._embedding = Embedding(cfg, self._model.needs)
+    self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
+    self._num_slots = len(cfg.slots)
+    # Whatever the labels were: a request has none.
+    changes = {'label': _LABEL, 'label_is': 'real', 'label_positive': None}
+    changes |= {'weight': None, 'group': None}
+    self._cfg = cfg.model_copy(update={'data': cfg.data.model_copy(update=changes)})
+    categorical = {s.column or s.name for s in cfg.slots}
+    # name -> whether its values are texts
+    self._columns = dict.fromkeys(sorted(categorical), True)
+    self._columns |= {c.name: False for c in cfg.data.dense if c.name not in categorical}
+    self._aliases = {input_name(name): name for name in self._columns}
+    self._graph = tf.function(self._probabilities, autograph=False).get_concrete_function(
+      tf.TensorSpec([None], tf.float32, 'values'),
+      tf.TensorSpec([None], tf.int32, 'segments'),
+      tf.TensorSpec([None, len(cfg.data.dense)], tf.float32, 'dense'),
+      *(tf.TensorSpec(s.shape, s.dtype, f'deduped_{i}') for i, s in enumerate(DEDUPED_SPEC)),
+      tf.TensorSpec([None], tf.int32, 'offsets'),
+      tf.TensorSpec([None], tf.float32, 'linear'),
+      tf.TensorSpec([None], tf.float32, 'factors'),
+    )
+
+  def _probabilities(self, values: Any, segments: Any, dense: Any, *more: Any) -> tf.Tensor:
+    deduped = type(DEDUPED_SPEC)(*more[: len(DEDUPED_SPEC)])
+    offsets, linear, factors = more[len(DEDUPED_SPEC) :]
+    size = tf.zeros([tf.shape(dense)[0]])
+    batch = SlotBatch(tf.zeros([0], tf.int64), values, segments, dense, size, size, size)
+    rows = Rows(tf.zeros([0], tf.int64), offsets, linear, factors)
+    inputs = self._embedding.embed(batch, deduped, rows)
+    return self._model.probability(self._model(inputs, training=False))
+
+  def load(self, dense: Mapping[str, np.ndarray]) -> None:
+    """Takes the dense variables of an export. Raises: DataLoss where they are of another model."""
+    found = {name.partition('/')[0]: value for name, value in dense.items()}
+    for i, variable in enumerate(self._model.variables):
+      value = found.get(f'{i:03d}')
+      if value is None or value.shape != variable.shape:
+        raise DataLoss(
+          f"an export's dense.npz: found {'nothing' if value is None else value.shape} for "
+          f'{variable.name}; wanted shape {tuple(variable.shape)}'
+        )
+      variable.assign(value)
+    self._embedding.stats.assign(dense['dense_stats'])
+
+  # A request's columns
+
+  def parse(self, columns: Mapping[str, Sequence[Any]], size: int) -> SlotBatch:
+    """Reads a request's columns as the log's conversion reads a file.
+
+    Args:
+      columns: by name, or by `input_name` of it, values as JSON has them: `size` of them or one,
+        which stands for all samples. A value is null or '' for missing; of slots a text, a whole
+        number or a list of these; of dense columns a number or its text.
+      size: B.
+    Returns:
+      NumPy arrays; labels are 0.
+    Raises:
+      BadRequest: in one line, for a missing, unknown or malformed column or value.
+    """
+    given = {}
+    for name, values in columns.items():
+      column = name if name in self._columns else self._aliases.get(name)
+      if column is None:
+        raise BadRequest(f"column '{name}': is unknown{nearest(name, self._columns)}")
+      if column in given:
+        raise BadRequest(f"column '{column}': stands twice")
+      if len(values) not in (1, size):
+        raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
+      given[column] = values
+    arrays = {_LABEL: pa.nulls(size, pa.float64()).fill_null(0.0)}
+    for column, is_text in self._columns.items():
+      if column not in given:
+        raise BadRequest(f"column '{column}': is missing; null or '' say that a value is")
+      array = (_texts if is_text else _numbers)(column, given[column])
+      arrays[column] = array if len(array) == size else pa.repeat(array[0], size)
+    parsed = parse(self._cfg, Block(arrays, np.arange(size), lambda i: '', []))
+    if parsed.bad:
+      example = parsed.examples[0]
+      raise BadRequest('{what}, sample {line}: found {found}; wanted {wanted}'.format_map(example))
+    values, segments = parsed.values, np.zeros([0], np.int32)
+    if values is not None or (parsed.counts != 1).any():
+      segments = np.repeat(np.arange(size * self._num_slots, dtype=np.int32), parsed.counts.ravel())
+      values = np.ones([len(parsed.keys)], np.float32) if values is None else values
+    zeros = np.zeros([size], np.float32)
+    values = np.zeros([0], np.float32) if values is None else values
+    return SlotBatch(parsed.keys, values, segments, parsed.dense, zeros, zeros, zeros)
+
+  # Scores
+
+  def score(self, batch: SlotBatch, look_up: Callable[[np.ndarray], Found]) -> Scores:
+    """Scores a batch with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
+    tensors = SlotBatch(*map(to_tensor, batch))
+    deduped = self._embedding.dedupe(tensors)
+    keys = deduped.unique.numpy()
+    found = look_up(keys)
+    offsets = np.zeros([len(keys) + 1], np.int32)
+    np.cumsum(found.counts, out=offsets[1:])
+    probabilities = self._graph(
+      tensors.values,
+      tensors.segments,
+      tensors.dense,
+      *deduped,
+      *map(to_tensor, (offsets, found.linear, found.factors)),
+    ).numpy()
+    slots, counts = np.unique(keys[~found.present] >> HASH_BITS, return_counts=True)
+    unknown = {self._slot_names[s]: c for s, c in zip(slots.tolist(), counts.tolist())}
+    return Scores(probabilities, unknown)
+
+  def warm_up(self) -> None:
+    """Scores blanks, so that the first request does not wait for what TensorFlow does only once."""
+    nothing = Found(
+      np.zeros([0], np.float32),
+      np.zeros([0], np.int64),
+      np.zeros([0], np.float32),
+      np.zeros(0, bool),
+    )
+    for size in (1, 2):
+      self.score(self.parse(dict.fromkeys(self._columns, [None]), size), lambda keys: nothing)
+
+
+def _wrong(column: str, i: int, value: Any, wanted: str) -> BadRequest:
+  found = repr(value)
+  found = found if len(found) <= 80 else found[:80] + '…'
+  return BadRequest(f"column '{column}', sample {i}: found {found}; wanted {wanted}")
+
+
+def _texts(column: str, values: Sequence[Any]) -> pa.Array:
+  """Values of a slot's column as Arrow texts, or as lists of them."""
+  wanted = 'a text, a whole number, null or a list of them'
+  has_lists = any(isinstance(v, list) for v in values)
+
+  def text(i: int, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+      return value
+    if isinstance(value, int) and not isinstance(value, bool):
+      return str(value)
+    raise _wrong(column, i, value, wanted)
+
+  if not has_lists:
+    texts = [text(i, v) for i, v in enumerate(values)]
+    kind = pa.string()
+  else:
+    texts = []
+    for i, value in enumerate(values):
+      if value is not None and not isinstance(value, list):
+        raise _wrong(column, i, value, 'a list or null, for other samples have lists')
+      texts.append(value and [text(i, v) for v in value])
+    kind = pa.list_(pa.string())
+  try:
+    return pa.array(texts, kind)
+  except (UnicodeEncodeError, pa.ArrowException):
+    raise BadRequest(f"column '{column}': found a text that is not Unicode") from None
+
+
+def _numbers(column: str, values: Sequence[Any]) -> pa.Array:
+  """Values of a dense column as Arrow numbers, or as texts where there are any."""
+  wanted = 'a finite number, its text, or null'
+  numbers: list[Any] = []
+  for i, value in enumerate(values):
+    if isinstance(value, bool) or not (value is None or isinstance(value, (int, float, str))):
+      raise _wrong(column, i, value, wanted)
+    if isinstance(value, int):
+      try:
+        value = float(value)
+      except OverflowError:
+        raise _wrong(column, i, value, wanted) from None
+    numbers.append(None if isinstance(value, float) and math.isnan(value) else value)
+  kinds = collections.Counter(map(type, numbers))
+  if not kinds[str]:
+    return pa.array(numbers, pa.float64())
+  try:
+    return pa.array([repr(n) if isinstance(n, float) else n for n in numbers], pa.string())
+  except UnicodeEncodeError:
+    raise BadRequest(f"column '{column}': found a text that is not Unicode") from None

@@ -1,0 +1,141 @@
+"""Answers with one version at a time, and follows the store to the next without a pause."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from absl import logging
+
+from trainer.errors import UserError, one_line
+from trainer.serving.rest import Request
+from trainer.serving.scorer import Scorer, Scores
+from trainer.serving.store import Store, Version, VersionGone, View
+
+
+class NotReady(UserError):
+  """There is nothing to answer with yet."""
+
+
+class _Served:
+  """A version with its rows and dense part, and how many requests it is answering."""
+
+  def __init__(self, view: View, text: str, scorer: Scorer):
+    self.view, self.text, self.scorer = view, text, scorer
+    self.users = 1  # the service itself
+
+
+class Service:
+  """A model that is served from a store.
+
+  A new version is loaded beside the one that is served. Requests that have begun end with the
+  version that they began with; the store shows it to them until then (or says that it cannot, and
+  they begin again with the new one).
+
+  Args:
+    store: rows, dense part and config of a version.
+    advance: brings the store itself up to date before each look; None: somebody else does.
+  """
+
+  def __init__(self, store: Store, advance: Callable[[], object] | None = None):
+    self._store, self._advance = store, advance
+    self._served: _Served | None = None
+    self._lock = threading.Lock()  # of _served, users and _idle
+    self._refreshing = threading.Lock()
+    self._idle: list[tuple[str, Scorer]] = []  # to be loaded with another version's dense part
+    self._told = ''
+
+  @property
+  def version(self) -> Version | None:
+    """What is served."""
+    served = self._served
+    return served and served.view.version
+
+  def predict(self, request: Request) -> tuple[Scores, int]:
+    """Scores a request. Returns: the scores and their version.
+
+    Raises:
+      BadRequest: for a client's mistake.
+      NotReady: where there is no version yet.
+      UserError: where the store cannot be read.
+    """
+    while True:
+      with self._use() as served:
+        batch = served.scorer.parse(request.columns, request.size)
+        try:
+          scores = served.scorer.score(batch, served.view.look_up)
+          return scores, served.view.version.sequence
+        except VersionGone:
+          gone = served
+      self.refresh(gone)
+
+  @contextlib.contextmanager
+  def _use(self) -> Iterator[_Served]:
+    with self._lock:
+      served = self._served
+      if served is None:
+        raise NotReady('no version is published yet')
+      served.users += 1
+    try:
+      yield served
+    finally:
+      self._leave(served)
+
+  def _leave(self, served: _Served) -> None:
+    with self._lock:
+      served.users -= 1
+      ended = not served.users
+    if ended:
+      served.view.close()
+      with self._lock:
+        self._idle = [(text, s) for text, s in self._idle if text == served.text]
+        self._idle.append((served.text, served.scorer))
+
+  def refresh(self, gone: _Served | None = None) -> None:
+    """Serves what the store holds now. Args: gone: a version that the store cannot show any more.
+
+    Raises:
+      UserError: where the store cannot be read or holds what is no model; what was served before
+        still is.
+    """
+    with self._refreshing:
+      if gone is not None and self._served is not gone:
+        return  # another thread was here first
+      if self._advance:
+        self._advance()
+      if self._served and gone is None and self._store.version() == self.version:
+        return
+      view = self._store.view()
+      served = view and self._load(view)
+      with self._lock:
+        before, self._served = self._served, served
+      if before:
+        self._leave(before)
+
+  def _load(self, view: View) -> _Served:
+    try:
+      text = view.config()
+      with self._lock:
+        found = next((pair for pair in self._idle if pair[0] == text), None)
+        if found:
+          self._idle.remove(found)
+      scorer = found[1] if found else Scorer(text)
+      scorer.load(view.dense())
+      if not found:
+        scorer.warm_up()
+      return _Served(view, text, scorer)
+    except BaseException:
+      view.close()
+      raise
+
+  def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
+    """Refreshes until asked to stop; what goes wrong is said in the log, once."""
+    while not stop.is_set():
+      try:
+        self.refresh()
+        self._told = ''
+      except Exception as e:
+        text = str(e) if isinstance(e, UserError) else one_line(e)
+        if text != self._told:
+          logging.warning('version %s is still served: %s', self.version, text)
+        self._told = text
+      stop.wait(seconds_between_looks)
