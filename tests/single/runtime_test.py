@@ -1,17 +1,103 @@
-"""Which GPU a rank takes; no GPU is needed to know."""
+"""Where a process stands: what its launcher says, its GPU, and how Horovod is started."""
 
+import os
+import sys
+import types
+from unittest import mock
+
+import psutil
 import tensorflow as tf
 
+from tests.support.steps import make_config
 from trainer import runtime
 from trainer.errors import UserError
 
+LAUNCHED = {
+  'HOROVOD_RANK': '3',
+  'HOROVOD_SIZE': '4',
+  'HOROVOD_LOCAL_RANK': '1',
+  'HOROVOD_LOCAL_SIZE': '2',
+  'HOROVOD_GLOO_RENDEZVOUS_ADDR': '10.0.0.1',
+  'HOROVOD_GLOO_RENDEZVOUS_PORT': '4000',
+  'HOROVOD_GLOO_IFACE': 'eth7',
+}
 
-class RuntimeTest(tf.test.TestCase):
+
+def interfaces(*addresses):
+  """Network interfaces of which eth7 has these addresses."""
+  found = [
+    mock.Mock(address=a, family=10 if ':' in a else 2)  # AF_INET6, AF_INET
+    for a in addresses
+  ]
+  return mock.patch.object(psutil, 'net_if_addrs', lambda: {'eth7': found, 'lo': []})
+
+
+class LaunchedTest(tf.test.TestCase):
+  def launched(self, **env):
+    env = {k: v for k, v in (LAUNCHED | env).items() if v is not None}
+    with mock.patch.dict(os.environ, env, clear=True):
+      return runtime.launched()
+
+  def test_ranks_use_the_interface_that_horovodrun_was_given(self):
+    for addresses, wanted in (
+      (['fe80::1%eth7', '10.0.0.8'], '10.0.0.8'),
+      (['fe80::1%eth7', '2001:db8::8'], '2001:db8::8'),  # IPv6 where there is nothing else
+      (['2001:db8::8', '10.0.0.8'], '10.0.0.8'),
+    ):
+      with interfaces(*addresses):
+        self.assertEqual(self.launched().host, wanted)
+
+  def test_ranks_of_one_machine_use_no_network(self):
+    self.assertIsNone(self.launched(HOROVOD_LOCAL_SIZE='4').host)
+
+  def test_the_store_may_have_an_ipv6_address(self):
+    with interfaces('2001:db8::8'):
+      here = self.launched(HOROVOD_GLOO_RENDEZVOUS_ADDR='2001:db8::1')
+    self.assertEqual(here.rendezvous, 'http://[2001:db8::1]:4000')
+    self.assertEqual((here.rank, here.size, here.local_rank, here.local_size), (3, 4, 1, 2))
+
+  def test_mistakes(self):
+    with (
+      interfaces(),
+      self.assertRaisesRegex(UserError, r"'eth7' .* has no address.*wanted one of"),
+    ):
+      self.launched()
+    with self.assertRaisesRegex(UserError, 'HOROVOD_LOCAL_RANK: is not set beside HOROVOD_SIZE=4'):
+      self.launched(HOROVOD_LOCAL_RANK=None)
+    with self.assertRaisesRegex(UserError, 'OMPI_COMM_WORLD_SIZE: found 4.*wanted horovodrun'):
+      self.launched(HOROVOD_SIZE=None, OMPI_COMM_WORLD_SIZE='4')
+
+
+class StartTest(tf.test.TestCase):
   def test_visible_gpu(self):
     self.assertIsNone(runtime.visible_gpu(3, []))
     self.assertEqual([runtime.visible_gpu(r, ['gpu0', 'gpu1']) for r in range(2)], ['gpu0', 'gpu1'])
     with self.assertRaisesRegex(UserError, 'local rank 2 has no GPU: this host has 2'):
       runtime.visible_gpu(2, ['gpu0', 'gpu1'])
+
+  def test_horovod_waits_no_longer_than_it_should(self):
+    """It looks for work every 3 ms wherever it has any; the heartbeat ends a wait before it."""
+    horovod = types.ModuleType('horovod.tensorflow')
+    horovod.init, horovod.rank, horovod.size = mock.Mock(), lambda: 1, lambda: 2
+    package = types.ModuleType('horovod')
+    package.tensorflow = horovod
+    for sync, cycle in (
+      ({}, '3'),
+      ({'row_exchange': 'horovod'}, '3'),
+      ({'dense_allreduce': 'connections'}, '200'),  # Horovod sums nothing there
+    ):
+      with (
+        mock.patch.dict(sys.modules, {'horovod': package, 'horovod.tensorflow': horovod}),
+        mock.patch.dict(os.environ),
+        mock.patch.object(tf.config.threading, 'set_intra_op_parallelism_threads'),
+      ):
+        os.environ.pop('HOROVOD_CYCLE_TIME', None)
+        os.environ.pop('HOROVOD_GLOO_TIMEOUT_SECONDS', None)
+        cfg = make_config({'sync': {'lost_peer_seconds': 45} | sync})
+        runtime.start(cfg, runtime.Runtime(rank=1, size=2, local_rank=1, local_size=2))
+        self.assertEqual(os.environ['HOROVOD_CYCLE_TIME'], cycle)
+        self.assertEqual(os.environ['HOROVOD_GLOO_TIMEOUT_SECONDS'], '105')
+    self.assertEqual(horovod.init.call_count, 3)
 
 
 if __name__ == '__main__':
