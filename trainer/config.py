@@ -88,7 +88,8 @@ class Data(Section):
   test: list[str] = []
   """Patterns of the files that the best epoch is evaluated on at the end."""
   watch: str | None = None
-  """A directory to follow: the pass NAME in it is ready when NAME.done exists beside it."""
+  """A directory to follow, with those in it: the pass NAME is ready when NAME.done exists beside
+  it, and all passes of a directory when _SUCCESS exists in it (docs/online.md)."""
   format: Literal['csv', 'parquet', 'prepared'] = 'csv'
   """Of all these files; prepared: directories that trainer.prepare wrote."""
   delimiter: str = ','
@@ -118,6 +119,18 @@ class Data(Section):
   refused."""
   shuffle: bool = True
   """Whether the samples of a training pass are shuffled, by seed."""
+  late: Literal['train', 'skip', 'fail'] = 'train'
+  """What to do with a pass that comes when its day has ended. train: it counts for the open day;
+  skip: it is left out; fail: the run ends."""
+  max_refused_passes: NonNegativeInt | None = None
+  """How many passes that are empty, damaged or hold too many bad records are set aside; one more
+  ends the run. null: none of data.train, 10 of data.watch."""
+  close_day_after_hours: Positive | None = None
+  """Hours without a pass after which the open day ends; days without passes then end too, and age
+  the features. null: a day ends when a pass of a later one comes, and empty days do not count."""
+  keep_prepared_passes: NonNegativeInt | None = None
+  """How many of the passes that the run converted are kept in run_dir/prepared once they were
+  trained on; null: all."""
 
 
 class RowOptimizer(Section):
@@ -471,6 +484,15 @@ def _check(cfg, where):
       )
   if not data.train and not data.watch:
     fail('data.train', 'found []; wanted files, or data.watch set to a directory')
+  if data.watch:
+    if cfg.train.epochs != 1:
+      fail('train.epochs', f'found {cfg.train.epochs}; with data.watch each pass is trained once')
+    if cfg.train.plateau:
+      fail('train.plateau', 'with data.watch there are no epochs to compare; wanted it left out')
+  if data.close_day_after_hours is not None and data.day_pattern is None:
+    fail('data.close_day_after_hours', 'needs data.day_pattern, which says what a day is')
+  if data.late != 'train' and data.day_pattern is None:
+    fail('data.late', f"found '{data.late}'; it needs data.day_pattern, which says what is late")
   if data.day_pattern is not None:
     try:
       groups = re.compile(data.day_pattern).groups

@@ -25,6 +25,10 @@ class DataLoss(UserError):
   """Stored data cannot be trusted: a file is missing, cut short, changed or foreign."""
 
 
+class BadPass(UserError):
+  """A pass cannot be trained on: it is empty, damaged or holds too many bad records."""
+
+
 def one_line(error: BaseException) -> str:
   """Returns the exception's type and the telling line of its message.
 

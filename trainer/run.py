@@ -4,12 +4,14 @@ Under Horovod: `horovodrun -np N -H hosts python -m trainer.run --config FILE`.
 Run again on the same run_dir, it continues from the last checkpoint.
 """
 
+import os
 from collections.abc import Callable
 
 from absl import flags
 
 from trainer import command_line, config, runtime
 from trainer.comm.heartbeat import Heartbeat
+from trainer.errors import UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string(
@@ -24,6 +26,11 @@ def main() -> int:
   cfg = config.load(CONFIG.value, SET.value, RUN_DIR.value)
   for key in ('train', 'valid', 'test'):
     config.expand(getattr(cfg.data, key), f'{CONFIG.value}: data.{key}')
+  if cfg.data.watch and not os.path.isdir(os.path.expanduser(cfg.data.watch)):
+    raise UserError(
+      f"{CONFIG.value}: data.watch: found '{cfg.data.watch}', which is no directory; wanted one "
+      'where passes arrive'
+    )
   if cfg.sync.mode != 'allreduce':
     runtime.start(cfg)
     from trainer.parameter_server import run

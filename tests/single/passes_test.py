@@ -9,7 +9,15 @@ import tensorflow as tf
 from trainer import config
 from trainer.data import prepared
 from trainer.data.parse import Parsed
-from trainer.data.passes import Pass, passes
+from trainer.data.passes import (
+  Pass,
+  announced,
+  day_after,
+  days_between,
+  folder_name,
+  pass_day,
+  passes,
+)
 from trainer.data.prepared import PreparedPass, Writer
 from trainer.data.schema import schema
 from trainer.errors import ConfigError, UserError
@@ -36,15 +44,18 @@ class PassesTest(tf.test.TestCase):
       os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
       open(self.path(name), 'w').close()
 
+  def names(self, cfg, *patterns, key='data.train'):
+    return [one.name for one in passes(cfg, [self.path(p) for p in patterns], key)]
+
   def test_order_names_and_days(self):
     self.touch('day_10.csv', 'day_02.csv.gz', 'first_day_3.parquet', 'other/x')
     cfg = make_config(day_pattern=r'day_(\d+)')
-    found = passes(cfg, [self.path('first*'), self.path('day_*')], 'data.train')
+    found = passes(cfg, [self.path('day_*'), self.path('first*')], 'data.train')
     self.assertEqual(
       found,
       [
-        Pass('first_day_3', self.path('first_day_3.parquet'), 3),
         Pass('day_02', self.path('day_02.csv.gz'), 2),
+        Pass('first_day_3', self.path('first_day_3.parquet'), 3),
         Pass('day_10', self.path('day_10.csv'), 10),
       ],
     )
@@ -53,19 +64,88 @@ class PassesTest(tf.test.TestCase):
     )
     self.assertEqual(passes(make_config(), [self.path('day_10.csv')], 'data.train')[0].day, 0)
 
+  def test_numbers_in_names_are_numbers(self):
+    self.touch(*(f'h/part_{i}.csv' for i in (9, 10, 100, 1)), 'h/b.csv')
+    wanted = ['b', 'part_1', 'part_9', 'part_10', 'part_100']
+    self.assertEqual(self.names(make_config(), 'h/*'), wanted)
+    self.assertEqual(
+      self.names(make_config(), 'h/part_1*', 'h/b.csv'),
+      ['part_1', 'part_10', 'part_100', 'b'],
+      'without days a pattern at a time',
+    )
+
+  def test_days_are_dates_anywhere_in_the_path(self):
+    for day in ('2024-02-01', '2024-01-31'):
+      self.touch(f'log/dt={day}/part-0.csv', f'log/dt={day}/part-1.csv')
+    one_group = make_config(day_pattern=r'dt=(\d+-\d+-\d+)')
+    three = make_config(day_pattern=r'dt=(\d+)-(\d+)-(\d+)')
+    for cfg in (one_group, three):
+      found = passes(cfg, [self.path('log/dt=*/part-*')], 'data.train')
+      self.assertEqual(
+        [(one.name, one.day) for one in found],
+        [
+          ('dt=2024-01-31/part-0', 20240131),
+          ('dt=2024-01-31/part-1', 20240131),
+          ('dt=2024-02-01/part-0', 20240201),
+          ('dt=2024-02-01/part-1', 20240201),
+        ],
+      )
+    self.assertLen(set(map(folder_name, ('a/b', 'a%2Fb', 'a%252Fb', 'a_b'))), 4)
+    for path, day in (('day_1/day_2.csv', 2), ('day_1/x.csv', 1), ('x.csv', None)):
+      self.assertEqual(pass_day(make_config(day_pattern=r'day_(\d+)'), path), day)
+
+  def test_the_calendar(self):
+    self.assertEqual(
+      [day_after(day) for day in (3, 20240131, 20240228, 20241231)],
+      [4, 20240201, 20240229, 20250101],
+    )
+    self.assertEqual(days_between(3, 6), [4, 5])
+    self.assertEqual(days_between(3, 4), [])
+    self.assertEqual(days_between(3, 3), [])
+    self.assertEqual(days_between(20240228, 20240302), [20240229, 20240301])
+    self.assertEqual(days_between(20240228, 20240229), [])
+    self.assertLen(days_between(0, 10**9), 366)
+    self.assertEqual(days_between(0, 10**9)[-1], 10**9 - 1)
+
+  def test_equal_names_in_different_directories(self):
+    self.touch('a/x.csv', 'b/x.csv')
+    names = self.names(make_config(), 'a/x.csv', 'b/x.csv')
+    self.assertEqual([n[-3:] for n in names], ['a/x', 'b/x'])
+    self.assertEqual(self.names(make_config(), '*/x.csv'), ['a/x', 'b/x'])
+    self.assertEqual(self.names(make_config(), 'a/*', 'a/x.csv'), ['x'], 'one file, one pass')
+
+  def test_markers(self):
+    self.touch('w/day_2.csv', 'w/day_2.csv.done', 'w/day_10.csv', 'w/day_10.csv.done')
+    self.touch('w/day_3.csv.done', 'w/day_4.csv', 'w/none.csv', 'w/none.csv.done')
+    self.touch('w/day_5/p-1.csv', 'w/day_5/p-0.csv', 'w/day_5/_SUCCESS', 'w/day_5/_x', 'w/day_5/.x')
+    cfg = make_config(day_pattern=r'day_(\d+)', watch=self.path('w'))
+    found, missing, wrong = announced(cfg)
+    self.assertEqual(
+      [(one.name, one.day) for one in found],
+      [('day_2', 2), ('day_5/p-0', 5), ('day_5/p-1', 5), ('day_10', 10)],
+    )
+    listed = self.names(cfg, 'w/day_2.csv', 'w/*/p-*', 'w/day_10.csv')
+    self.assertEqual(listed, [one.name for one in found], 'the same names as of data.train')
+    self.assertEqual(missing, [self.path('w/day_3.csv')])
+    self.assertEqual(list(wrong), [self.path('w/none.csv')])
+    with self.assertRaises(FileNotFoundError):
+      announced(make_config(watch=self.path('nowhere')))
+
   def test_mistakes(self):
-    self.touch('a.csv', 'b/a.csv', 'day_x.csv')
-    cfg = make_config(day_pattern=r'day_(\w+)')
+    self.touch('a.csv', 'a.csv.gz', 'day_x.csv', 'day_².csv', f'day_{"9" * 30}.csv')
+    self.touch('day_2024-13-45.csv', 'b/x')
+    cfg = make_config(day_pattern=r'day_(.+)\.csv')
     with self.assertRaisesRegex(ConfigError, "data.train: found no file that matches '.*nothing"):
       passes(cfg, [self.path('nothing*')], 'data.train')
     with self.assertRaisesRegex(UserError, 'a.csv: data.day_pattern .* does not match'):
       passes(cfg, [self.path('a.csv')], 'data.train')
-    with self.assertRaisesRegex(
-      UserError, "data.day_pattern: found 'x' in the name 'day_x.csv'; wanted an integer"
-    ):
-      passes(cfg, [self.path('day_x.csv')], 'data.train')
-    with self.assertRaisesRegex(UserError, "are both named 'a'"):
-      passes(make_config(), [self.path('a.csv'), self.path('b/*')], 'data.train')
+    for day in ('x', '²', '9' * 30, '2024-13-45'):
+      with self.assertRaisesRegex(
+        UserError, f"data.day_pattern: found '{day}' in .*; wanted a whole number or a date"
+      ):
+        passes(cfg, [self.path(f'day_{day}.csv')], 'data.train')
+    with self.assertRaisesRegex(UserError, "are both named '.*a'"):
+      passes(make_config(), [self.path('a.*')], 'data.train')
     with self.assertRaisesRegex(UserError, 'not a prepared pass'):
       passes(make_config(format='prepared'), [self.path('b')], 'data.train')
 

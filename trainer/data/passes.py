@@ -1,71 +1,214 @@
-"""Which files are passes, in which order, of which day."""
+"""Which files are passes, what they are called, of which day they are, and in which order."""
 
 import dataclasses
+import datetime
+import glob
 import os
 import re
+from collections.abc import Iterable, Sequence
 
-from trainer.config import expand
-from trainer.data.prepared import read_meta
+from trainer.config import Config, expand
+from trainer.data.prepared import META, read_meta
 from trainer.errors import UserError
 
 SUFFIX = re.compile(r'\.(csv|tsv|txt|data|test|parquet)(\.(gz|bz2|zst|lz4))?$')
+DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
+DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
+_DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')
+_NUMBER = re.compile(r'[0-9]{1,18}')
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-  """A unit of input: a raw file or a prepared directory."""
+  """A unit of input: a raw file or a prepared directory.
+
+  Attributes:
+    name: tells it from all others in reports; it has no suffix.
+    path: where it lies.
+    day: a whole number; of a date YYYYMMDD.
+    marker: the file that announced it, in watch mode.
+  """
 
   name: str
   path: str
   day: int = 0
+  marker: str | None = None
 
 
-def pass_day(cfg, path):
-  """The day that data.day_pattern finds in the file's name, or None.
+def folder_name(name: str) -> str:
+  """A pass's name as that of one directory; different names give different ones."""
+  return name.replace('%', '%25').replace(os.sep, '%2F')
 
-  Raises: UserError where what it finds is no integer.
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+  """What to sort by so that numbers in a text count as numbers: day_9 stands before day_10."""
+  return [
+    (1, int(part), part) if _NUMBER.fullmatch(part) else (0, 0, part)
+    for part in re.split(r'([0-9]{1,18})', text)
+  ]
+
+
+def pass_day(cfg: Config, path: str) -> int | None:
+  """The day that data.day_pattern finds in a path, or None.
+
+  The last place where it matches counts, so that a directory's date serves where the file's name
+  has none. A date, as 2024-01-31 or as three groups, is the number 20240131.
+
+  Raises:
+    UserError: where what it finds is neither a whole number nor a date.
   """
   if cfg.data.day_pattern is None:
     return None
-  name = os.path.basename(os.path.normpath(path))
-  found = re.search(cfg.data.day_pattern, name)
+  found = None
+  for found in re.finditer(cfg.data.day_pattern, os.path.normpath(path)):
+    pass
   if found is None:
     return None
+  groups = found.groups()
+  text = '-'.join(map(str, groups)) if len(groups) == 3 else str(groups[0])
   try:
-    return int(found.group(1))
-  except (ValueError, TypeError):
+    if len(groups) == 3:
+      if not all(map(_NUMBER.fullmatch, map(str, groups))):
+        raise ValueError('not three whole numbers')
+      return _number(datetime.date(*map(int, groups)))
+    if date := _DATE.fullmatch(text):
+      return _number(datetime.date(*map(int, date.groups())))
+    if _NUMBER.fullmatch(text):
+      return int(text)
+    raise ValueError('not a whole number')
+  except (ValueError, OverflowError) as e:
     raise UserError(
-      f"data.day_pattern: found {found.group(1)!r} in the name '{name}'; wanted an integer"
+      f'data.day_pattern: found {text[:40]!r} in {path}; wanted a whole number or a date as '
+      f'2024-01-31 ({e})'
     ) from None
 
 
-def passes(cfg, patterns, key):
-  """The passes that `patterns` (the value of config key `key`) name, a pattern at a time, each in
-  name order.
+def _number(date: datetime.date) -> int:
+  return date.year * 10000 + date.month * 100 + date.day
 
-  The day comes from data.day_pattern (required to match training files; 0 where there is none), or
-  from the meta.json of a prepared pass.
 
-  Raises: UserError where a pattern matches nothing, two passes have one name, a training file no
-    day, or a prepared pass is none.
+def _date(day: int) -> datetime.date | None:
+  """The date that a day YYYYMMDD is; None where it is a plain number."""
+  try:
+    return datetime.date(day // 10000, day // 100 % 100, day % 100) if day >= 1900_01_01 else None
+  except ValueError:
+    return None
+
+
+def day_after(day: int) -> int:
+  """The day that follows: of dates by the calendar."""
+  date = _date(day)
+  return day + 1 if date is None else _number(date + datetime.timedelta(1))
+
+
+def days_between(day: int, later: int, at_most: int = 366) -> list[int]:
+  """The days after `day` and before `later`, in order; of a long gap the last `at_most`."""
+  start, end = _date(day), _date(later)
+  if start is None or end is None:
+    return list(range(max(day + 1, later - at_most), later))
+  gap = (end - start).days - 1
+  return [
+    _number(end - datetime.timedelta(back)) for back in range(min(max(gap, 0), at_most), 0, -1)
+  ]
+
+
+def _fixed(pattern: str) -> str:
+  """The directories of a pattern before its first wildcard."""
+  pattern = os.path.normpath(os.path.expanduser(pattern))
+  while glob.has_magic(os.path.dirname(pattern)):
+    pattern = os.path.dirname(pattern)
+  return os.path.dirname(pattern) or os.curdir
+
+
+def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
+  """The pass at a path, named as seen from the directory `below`."""
+  name = SUFFIX.sub('', os.path.relpath(path, below))
+  if cfg.data.format == 'prepared':
+    return Pass(name, path, read_meta(path)['day'], marker)
+  day = pass_day(cfg, path)
+  if day is None and cfg.data.day_pattern is not None and key in ('data.train', 'data.watch'):
+    raise UserError(
+      f'{path}: data.day_pattern {cfg.data.day_pattern!r} does not match it; wanted a day in '
+      "the file's name or path"
+    )
+  return Pass(name, path, day or 0, marker)
+
+
+def in_order(found: Iterable[Pass]) -> list[Pass]:
+  """Passes by day, those of one day by name, numbers in it as numbers."""
+  return sorted(found, key=lambda one: (one.day, natural_key(one.name), one.path))
+
+
+def passes(cfg: Config, patterns: Sequence[str], key: str) -> list[Pass]:
+  """The passes that `patterns` (the value of config key `key`) name.
+
+  Those to train on stand by day, then naturally; others, and where there are no days, a pattern at
+  a time, naturally within it. A pass is named by its path from its pattern's first wildcard on,
+  without suffix; where two would have one name, by their whole paths.
+
+  Raises:
+    UserError: where a pattern matches nothing, two passes have one name, a training file no day, or
+      a prepared pass is none.
   """
-  found = {}
-  for path in expand(patterns, key):
-    path = os.path.normpath(path)
-    if cfg.data.format == 'prepared':
-      one = Pass(os.path.basename(path), path, read_meta(path)['day'])
-    else:
-      day = pass_day(cfg, path)
-      if day is None and cfg.data.day_pattern is not None and key in ('data.train', 'data.watch'):
-        raise UserError(
-          f"{path}: data.day_pattern {cfg.data.day_pattern!r} does not match the file's name; "
-          'wanted a day in it'
-        )
-      one = Pass(SUFFIX.sub('', os.path.basename(path)), path, day or 0)
-    if one.name in found:
+  found: dict[str, Pass] = {}  # by path
+  for pattern in patterns:
+    matched = (os.path.normpath(path) for path in expand([pattern], key))
+    new = [_pass(cfg, path, _fixed(pattern), key) for path in matched]
+    found |= {one.path: found.get(one.path, one) for one in in_order(new)}
+  names = [one.name for one in found.values()]
+  named: dict[str, Pass] = {}
+  for one in found.values():
+    if names.count(one.name) > 1:
+      one = dataclasses.replace(one, name=SUFFIX.sub('', one.path).lstrip(os.sep))
+    if one.name in named:
       raise UserError(
-        f"{key}: '{found[one.name].path}' and '{path}' are both named '{one.name}'; wanted "
+        f"{key}: '{named[one.name].path}' and '{one.path}' are both named '{one.name}'; wanted "
         'distinct names'
       )
-    found[one.name] = one
-  return list(found.values())
+    named[one.name] = one
+  by_day = cfg.data.day_pattern is not None and key == 'data.train'
+  return in_order(named.values()) if by_day else list(named.values())
+
+
+def announced(cfg: Config) -> tuple[list[Pass], list[str], dict[str, str]]:
+  """What the markers in and below data.watch announce.
+
+  NAME.done announces the pass NAME beside it, _SUCCESS every pass of its directory. Names that
+  begin with a dot or an underscore are no passes.
+
+  Returns:
+    The passes, in order; the paths of passes that are announced and not there; and by path what is
+    wrong with others.
+  Raises:
+    OSError: where the directory cannot be read.
+  """
+  directory = os.path.normpath(os.path.expanduser(cfg.data.watch))
+  found: dict[str, Pass] = {}
+  missing: list[str] = []
+  wrong: dict[str, str] = {}
+
+  def fail(error: OSError) -> None:
+    if error.filename == directory:
+      raise error
+
+  for folder, folders, names in os.walk(directory, onerror=fail):
+    here = {*folders, *names}
+    marked = {n.removesuffix(DONE_MARKER): n for n in names if n.endswith(DONE_MARKER)}
+    if DIRECTORY_MARKER in names:
+      is_prepared = cfg.data.format == 'prepared'
+      for name in folders if is_prepared else names:
+        if not name.startswith(('.', '_')) and not name.endswith(DONE_MARKER):
+          if not is_prepared or os.path.exists(os.path.join(folder, name, META)):
+            marked.setdefault(name, DIRECTORY_MARKER)
+    for name, marker in marked.items():
+      path, marker = os.path.join(folder, name), os.path.join(folder, marker)
+      if name not in here:
+        missing.append(path)
+        continue
+      try:
+        found[path] = _pass(cfg, path, directory, 'data.watch', marker)
+      except UserError as e:
+        wrong[path] = str(e)
+    if cfg.data.format == 'prepared':  # what lies in a pass is none
+      folders[:] = [f for f in folders if not os.path.exists(os.path.join(folder, f, META))]
+  return in_order(found.values()), sorted(missing), wrong

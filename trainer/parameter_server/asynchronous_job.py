@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from trainer.data.prepared import PreparedPass
 from trainer.training.job import Job
+from trainer.training.ledger import Ledger
 from trainer.training.loop import check_loss, wants_checkpoint
 from trainer.training.run_state import Progress
 from trainer.training.step import StepFlags
@@ -28,6 +29,7 @@ class AsynchronousJob(Job):
       super().open_run()
       return
     state = self.communicator.enter()
+    self.state.ledger = Ledger(state['ledger'])
     self.state.progress = Progress(**state['progress'])
     self.step.load_local_state(state['local'])
 
@@ -41,7 +43,11 @@ class AsynchronousJob(Job):
     while True:
       # What a worker needs that enters while the pass is under way.
       started = dataclasses.asdict(progress) | {'batch': max(1, progress.batch)}
-      state = {'progress': started, 'local': self.step.local_state()}
+      state = {
+        'progress': started,
+        'ledger': self.state.ledger.state(),
+        'local': self.step.local_state(),
+      }
       self.communicator.open_pass(
         slices, progress.batch * slices, total, cfg.checkpoint.every_steps, state
       )

@@ -52,12 +52,16 @@ def best_reachable(cfg: config.Config) -> dict[str, dict[str, float]]:
   return bounds
 
 
+def write_report(cfg: config.Config) -> None:
+  """Writes report.html of the events so far; process 0 calls it."""
+  path = os.path.join(cfg.run_dir, 'report.html')
+  write_html(read_events(cfg.run_dir), path, cfg.run_dir, best_reachable(cfg))
+
+
 def close(cfg: config.Config) -> None:
   """Prints the closing table and writes report.html; process 0 calls it once the run is done."""
-  bounds = best_reachable(cfg)
-  events = read_events(cfg.run_dir)
-  print_table(events, bounds)
-  write_html(events, os.path.join(cfg.run_dir, 'report.html'), cfg.run_dir, bounds)
+  print_table(read_events(cfg.run_dir), best_reachable(cfg))
+  write_report(cfg)
   print(f'metrics.jsonl, report.html, checkpoints/ and tensorboard/ lie in {cfg.run_dir}')
 
 

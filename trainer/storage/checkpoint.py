@@ -18,10 +18,12 @@ in index.json, whose checksum is in MANIFEST.json. Rows are written and read one
 one sequential pass.
 """
 
+import filecmp
 import functools
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Protocol
@@ -271,6 +273,41 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
   final = os.path.join(directory, f'ckpt-{step:09d}{suffix}')
   os.makedirs(os.path.join(final + files.UNFINISHED, 'rows'))
   return final, 1 + max(filter(None, done.values()), default=0)
+
+
+def link(path: str, directory: str) -> None:
+  """Makes a checkpoint the only one of another directory, as hard links to the same files; as
+  copies where the file system has no links.
+
+  Args:
+    path: of a checkpoint that is DONE.
+    directory: of checkpoints.
+  """
+
+  def link_or_copy(source: str, target: str) -> None:
+    try:
+      os.link(source, target)
+    except OSError:
+      shutil.copyfile(source, target)
+
+  os.makedirs(directory, exist_ok=True)
+  final = os.path.join(directory, os.path.basename(path))
+  done = os.path.join(final, files.DONE)
+  if not os.path.exists(done) or not filecmp.cmp(done, os.path.join(path, files.DONE), False):
+    unfinished = final + files.UNFINISHED
+    files.remove(unfinished)
+    files.remove(final)
+    skip_done = shutil.ignore_patterns(files.DONE)
+    shutil.copytree(path, unfinished, copy_function=link_or_copy, ignore=skip_done)
+    for folder, _, _ in os.walk(unfinished):
+      files.sync_directory(folder)
+    os.rename(unfinished, final)
+    link_or_copy(os.path.join(path, files.DONE), done)
+    files.sync_directory(final)
+    files.sync_directory(directory)
+  for name in os.listdir(directory):
+    if name != os.path.basename(path):
+      files.remove(os.path.join(directory, name))
 
 
 def read_rows(path: str, manifest: Mapping[str, Any], shards: range) -> Iterator[Chunk]:

@@ -1,13 +1,16 @@
 """A job's passes: converted once, opened by every process, staged for the step."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import prepare_pass
-from trainer.data.passes import Pass
+from trainer.data.passes import Pass, folder_name
 from trainer.data.prepared import PreparedPass, prefetch
+from trainer.errors import BadPass, UserError
 from trainer.training.step import Staged, Step
 
 
@@ -40,21 +43,58 @@ class Inputs:
     Raises:
       UserError: on every process, where one of them found something wrong.
     """
-    folder = os.path.join(self._cfg.run_dir, 'prepared', split)
     rank, size = self._communicator.rank, self._communicator.size
-    is_raw = self._cfg.data.format != 'prepared'
-    paths = [os.path.join(folder, p.name) if is_raw else p.path for p in passes]
+    paths = [self._path(one, split) for one in passes]
 
     def convert() -> None:
       for i, (one, path) in enumerate(zip(passes, paths)):
-        if is_raw and i % size == rank:
-          prepare_pass(self._cfg, one.path, path)
+        if i % size == rank:
+          self._convert(one, path)
         self._progress_made()
 
-    self._communicator.together(f'cannot prepare passes in {folder}', convert)
+    self._communicator.together(f'cannot prepare passes for {split}', convert)
     return self._communicator.together(
       'cannot read passes', lambda: [PreparedPass(path, self._cfg) for path in paths]
     )
+
+  def convert_good(self, passes: Sequence[Pass], split: str) -> None:
+    """Converts those passes that are raw and whole; what is wrong with the others is met again when
+    they are opened. Every process calls it, with the same passes.
+    """
+    rank, size = self._communicator.rank, self._communicator.size
+
+    def convert() -> None:
+      for one in passes[rank::size]:
+        with contextlib.suppress(BadPass):
+          self._convert(one, self._path(one, split))
+        self._progress_made()
+
+    self._communicator.together(f'cannot prepare passes for {split}', convert)
+
+  def _path(self, one: Pass, split: str) -> str:
+    """Where the prepared pass lies."""
+    if self._cfg.data.format == 'prepared':
+      return one.path
+    return os.path.join(self._cfg.run_dir, 'prepared', split, folder_name(one.name))
+
+  def _convert(self, one: Pass, path: str) -> None:
+    # A pass in the middle of which the run stopped may have lost its file since.
+    if path == one.path or (os.path.exists(path) and not os.path.exists(one.path)):
+      return
+    try:
+      prepare_pass(self._cfg, one.path, path)
+    except UserError as e:
+      if isinstance(e.__cause__, OSError):  # of the disk, not of the pass
+        raise
+      raise BadPass(str(e)) from None
+
+  def remove(self, names: Collection[str], split: str) -> None:
+    """Removes what was converted of some passes, by name; process 0 calls it."""
+    folder = os.path.join(self._cfg.run_dir, 'prepared', split)
+    for name in {*map(folder_name, names)}.intersection(
+      os.listdir(folder) if os.path.isdir(folder) else ()
+    ):
+      shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
   def staged(
     self, prepared: PreparedPass, epoch: int = 0, shuffle: bool = False, start: int = 0

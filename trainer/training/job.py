@@ -1,10 +1,9 @@
 """A job: trains passes day by day, evaluates, saves and exports, as the config asks."""
 
-import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
@@ -12,19 +11,22 @@ from absl import logging
 from trainer import config, runtime
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import dense_stats
-from trainer.data.passes import Pass, passes
+from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
-from trainer.errors import UserError
+from trainer.errors import BadPass, UserError
 from trainer.model.metrics import result
+from trainer.reporting import closing
 from trainer.reporting.events import EventLog
 from trainer.reporting.live_line import LiveLine
 from trainer.storage import export
 from trainer.training.day_end import end_day, table_counts
 from trainer.training.evaluation import Evaluation
 from trainer.training.inputs import Inputs
+from trainer.training.ledger import TRAINED
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_state import Progress, RunState, open_run_dir
 from trainer.training.step import Step, TrainStep
+from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
 
@@ -40,7 +42,8 @@ class Job:
 
   Attributes:
     state: the place in the data, and checkpoints.
-    inputs: the passes.
+    stream: which pass comes next.
+    inputs: gives each process its share of the passes.
     evaluation: scores passes.
   """
 
@@ -56,7 +59,11 @@ class Job:
     self.state = RunState(cfg, communicator, step)
     self.inputs = Inputs(cfg, communicator, step, progress_made)
     self.evaluation = Evaluation(cfg, communicator, step, self.inputs, progress_made)
+    self.stream = Stream(cfg, communicator, self.state, self._pass_told)
     self.stop_requested = False
+    self._save_is_due = False
+    self._marker: str | None = None  # of the pass that was trained last
+    self._evaluated: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
     self._events = EventLog('', active=False)
     self._live = LiveLine(active=False)
 
@@ -75,11 +82,12 @@ class Job:
     self.open_run()
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._request_stop)
-    valid = self.inputs.prepared(passes(cfg, cfg.data.valid, 'data.valid'), 'valid')
-    test = self.inputs.prepared(passes(cfg, cfg.data.test, 'data.test'), 'test')
+    for split in ('valid', 'test'):
+      found = passes(cfg, getattr(cfg.data, split), f'data.{split}')
+      self._evaluated[split] = self.inputs.prepared(found, split)
+    valid, test = self._evaluated['valid'], self._evaluated['test']
     while True:
-      trained = self._epoch()
-      if trained is None:
+      if not self._epoch():
         self.save()
         self._live.show(
           f'stopped at step {self.progress.step}; the state is saved: run the same command again '
@@ -87,14 +95,17 @@ class Job:
           keep=True,
         )
         return cfg.data.watch is not None
-      if trained and valid:
+      if valid and self.progress.unvalidated:
         self._validate(valid)
-      if trained and not self.state.is_saved:
+      self.progress.unvalidated = False
+      if not self.state.is_saved:
         self.save()
       if self.progress.finished or self.progress.epoch + 1 >= cfg.train.epochs:
         break
       self.progress.epoch += 1
       self.progress.done, self.progress.last = 0, ''
+      self.stream.epoch_begins()
+    self._live.show(self._fates(), keep=True)
     if test:
       if self.progress.best is not None:
         self.state.restore(best=True)
@@ -108,6 +119,7 @@ class Job:
       f'cannot use run_dir {self.cfg.run_dir}', lambda: open_run_dir(self.cfg) if is_first else None
     )
     resumed = self.state.restore()
+    self.state.keep_best()
     self.open_reports(is_first, self.progress.metrics_position)
     if resumed:
       logging.info(
@@ -126,92 +138,101 @@ class Job:
   def save(self) -> None:
     """Writes a checkpoint; every process calls it."""
     self.state.save(self._events.position)
+    self._save_is_due = False
+    progress, keep = self.progress, self.cfg.data.keep_prepared_passes
+    is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
+    if keep is not None and is_last_epoch and self.communicator.rank == 0:
+      ledger = self.state.ledger
+      trained = [e.name for e in ledger if e.epoch == progress.epoch and e.fate in TRAINED]
+      self.inputs.remove(trained[: len(trained) - keep], 'train')
 
   def _request_stop(self, *_: Any) -> None:
     self.stop_requested = True
 
   # Passes
 
-  def _listed(self) -> Iterator[tuple[Pass, bool]]:
-    """Yields (pass, whether it is the last of its day) for the rest of this epoch."""
-    listed = passes(self.cfg, self.cfg.data.train, 'data.train')
-    names = [p.name for p in listed]
-    rest = listed
-    if self.progress.done:
-      if self.progress.last not in names:
-        raise UserError(
-          f"data.train: the pass '{self.progress.last}', trained last, is not among the "
-          f'{len(names)} files found; wanted it kept, so that later ones can be told'
-        )
-      rest = listed[names.index(self.progress.last) + 1 :]
-    self.inputs.prepared(rest, 'train')
-    for one, following in zip(rest, [*rest[1:], None]):
-      yield one, following is None or following.day != one.day
-
-  def _watched(self) -> Iterator[tuple[Pass, bool]]:
-    """Yields (pass, False) as passes are announced in `data.watch`, until asked to stop."""
-    directory = self.cfg.data.watch
-    waiting = False
-
-    def next_name() -> str | None:
-      ready = sorted(f.removesuffix('.done') for f in os.listdir(directory) if f.endswith('.done'))
-      return next((name for name in ready if name > self.progress.last), None)
-
-    while True:
-      is_first = self.communicator.rank == 0
-      name, stop = self.communicator.broadcast(
-        (next_name(), self.stop_requested) if is_first else None
-      )
-      self.progress_made()
-      if stop:
-        return
-      if name is None:
-        if not waiting:
-          self._live.show(f'waiting for a pass in {directory}', keep=True)
-        waiting = True
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-        continue
-      waiting = False
-      one = passes(self.cfg, [os.path.join(directory, name)], 'data.watch')[0]
-      yield dataclasses.replace(one, name=name), False
-
-  def _epoch(self) -> int | None:
-    """Trains on every pass of this epoch that is left.
+  def _epoch(self) -> bool:
+    """Trains on every pass of this epoch that is left, in the order of the stream.
 
     Returns:
-      How many, or None where the job was asked to stop.
+      Whether all were trained on; False where the job was asked to stop.
     """
-    cfg, progress, trained = self.cfg, self.progress, 0
-    for one, ends_day in self._watched() if cfg.data.watch else self._listed():
-      if progress.day is not None and progress.day != one.day:
-        self._end_day()
-      progress.day = one.day if cfg.data.day_pattern else None
-      (prepared,) = self.inputs.prepared([one], 'train')
-      if self.step.steps == 0:
-        # What dense columns are standardised with follows the first pass, for good.
-        self.step.dense.set_dense_stats(dense_stats(cfg.data.dense, prepared.meta['dense']))
-      if cfg.train.progressive_validation and progress.batch == 0:
-        self._evaluate_split([prepared], 'next', one.name)
-      if not self._train_pass(prepared, one.name):
-        return None
-      trained += 1
-      progress.done, progress.last, progress.batch = progress.done + 1, one.name, 0
-      if cfg.export.delta_every_passes and progress.done % cfg.export.delta_every_passes == 0:
-        self._export('delta')
-      if ends_day and progress.day is not None:
-        self._end_day()
-      if cfg.checkpoint.every_passes and progress.done % cfg.checkpoint.every_passes == 0:
+    data, is_waiting = self.cfg.data, False
+    if not data.watch and data.keep_prepared_passes is None:
+      convert = self.inputs.convert_good if self.stream.limit else self.inputs.prepared
+      convert(self.stream.upcoming(), 'train')
+    while True:
+      action = self.stream.next(self.stop_requested)
+      self.progress_made()
+      # What a checkpoint holds of the end of a day or an epoch, it holds of the pass before too.
+      if self._save_is_due and isinstance(action, (Train, Wait)):
         self.save()
-    return None if self.stop_requested else trained
+      match action:
+        case Train():
+          is_waiting = False
+          if not self._take(action):
+            return False
+        case EndDay():
+          self._end_day(action)
+        case Wait(reason):
+          if not is_waiting:
+            self._live.show(reason, keep=True)
+          is_waiting = True
+          time.sleep(SECONDS_BETWEEN_LOOKS)
+        case Stopped():
+          return False
+        case Finished():
+          return True
+
+  def _take(self, action: Train) -> bool:
+    """Trains on a pass, or sets it aside where it cannot be read.
+
+    Returns:
+      Whether the stream goes on; False where the job was asked to stop.
+    """
+    cfg, progress, one = self.cfg, self.progress, action.one
+    try:
+      (prepared,) = self.inputs.prepared([one], 'train')
+    except BadPass as e:
+      self.stream.refused(e)
+      return True
+    if not action.late:
+      progress.day = one.day if cfg.data.day_pattern else None
+    if self.step.steps == 0:
+      # What dense columns are standardised with follows the first pass, for good.
+      self.step.dense.set_dense_stats(dense_stats(cfg.data.dense, prepared.meta['dense']))
+    if cfg.train.progressive_validation and progress.batch == 0:
+      self._evaluate_split([prepared], 'next', one.name)
+    progress.unvalidated = True
+    if not self._train_pass(prepared, action):
+      return False
+    self.stream.trained()
+    progress.done, progress.last, progress.batch = progress.done + 1, one.name, 0
+    self._marker = one.marker
+    if cfg.export.delta_every_passes and progress.done % cfg.export.delta_every_passes == 0:
+      self._export('delta')
+    every = cfg.checkpoint.every_passes
+    self._save_is_due |= every is not None and progress.done % every == 0
+    return True
+
+  def _pass_told(self, name: str, fate: str, reason: str) -> None:
+    """Reports a pass that is not simply trained on."""
+    self._write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
+    self._live.show(f'{fate}: {reason}', keep=True)
+
+  def _fates(self) -> str:
+    fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
+    return f'passes: {fates or "none"}'
 
   # Training
 
-  def _train_pass(self, prepared: PreparedPass, name: str) -> bool:
+  def _train_pass(self, prepared: PreparedPass, action: Train) -> bool:
     """Trains on one pass from `progress.batch` on.
 
     Returns:
       Whether it was finished; False where the job was asked to stop.
     """
+    name = action.one.name
     if self.progress.batch == 0:
       self.step.dense.metrics.reset()
     started, before = time.monotonic(), self._metrics()['examples']
@@ -237,6 +258,8 @@ class Job:
       self._live.show(self._line(name, now), keep=True)
       self.progress.examples += now['examples']
       fields = now | self.step.traffic() | {'pass': name}
+      if self.cfg.data.watch:
+        fields |= {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
       self._write('train', epoch=self.progress.epoch, day=self.progress.day, **fields)
     return finished
 
@@ -293,8 +316,7 @@ class Job:
     value = self._evaluate_split(valid, 'valid')[metric]
     value = -value if metric in ('logloss', 'rmse') else value
     if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
-      progress.best, progress.stalls = value, 0
-      self.state.save(self._events.position, best=True)
+      progress.best, progress.stalls, progress.best_step = value, 0, self.step.steps
     elif plateau:
       progress.stalls += 1
       if progress.stalls % plateau.patience == 0:
@@ -304,22 +326,30 @@ class Job:
 
   # Days and exports
 
-  def _end_day(self) -> None:
+  def _end_day(self, ended: EndDay) -> None:
     """Exports, then decay, eviction and ageing, once a day, on every process."""
-    day = self.progress.day
-    if self.cfg.export.base:
-      self._export('base')
-    if self.cfg.export.saved_model:
-      self._export('saved_model')
+    if not ended.is_empty:
+      if self.cfg.export.base:
+        self._export('base')
+      if self.cfg.export.saved_model:
+        self._export('saved_model')
     evicted = end_day(self.step.store, self.communicator)
     counts = self._counts()
-    self._write('day_end', day=day, evicted=evicted, **counts)
+    is_empty = True if ended.is_empty else None
+    self._write('day_end', day=ended.day, evicted=evicted, empty=is_empty, **counts)
     self._live.show(
-      f'day {day} ended · {evicted:,} features evicted · {counts["features"]:,} left, '
-      f'{counts["admitted"]:,} admitted',
+      f'day {ended.day} ended{" without a pass" if is_empty else ""} · {evicted:,} features '
+      f'evicted · {counts["features"]:,} left, {counts["admitted"]:,} admitted',
       keep=True,
     )
-    self.progress.day = None
+    self.stream.day_ended(ended)
+    if self.cfg.data.watch:
+      for split, prepared in self._evaluated.items():
+        if prepared and not ended.is_empty:
+          self._evaluate_split(prepared, split)
+      if self.communicator.rank == 0:
+        closing.write_report(self.cfg)
+      self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _export(self, kind: str) -> None:
     self.step.consolidate()
@@ -352,12 +382,9 @@ class Job:
 
   def _latency(self) -> dict[str, float]:
     """In watch mode, how long ago the pass that was trained last was announced."""
-    if not self.cfg.data.watch:
+    if self._marker is None or not os.path.exists(self._marker):
       return {}
-    marker = os.path.join(self.cfg.data.watch, f'{self.progress.last}.done')
-    if not os.path.exists(marker):
-      return {}
-    return {'seconds_since_announced': round(time.time() - os.path.getmtime(marker), 3)}
+    return {'seconds_since_announced': round(time.time() - os.path.getmtime(self._marker), 3)}
 
   # Reports
 

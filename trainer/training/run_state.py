@@ -12,6 +12,7 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.errors import UserError
 from trainer.storage import checkpoint
+from trainer.training.ledger import Ledger
 from trainer.training.step import Step
 
 # Keys that may differ when a run is continued; every other key makes another model of it.
@@ -26,6 +27,10 @@ MAY_CHANGE = (
   'data.test',
   'data.watch',
   'data.max_bad_share',
+  'data.late',
+  'data.max_refused_passes',
+  'data.close_day_after_hours',
+  'data.keep_prepared_passes',
   'sparse.store',
   'checkpoint',
   'export',
@@ -49,6 +54,11 @@ class Progress:
   best: float | None = None  # the validation metric's best value
   stalls: int = 0  # evaluations since then
   finished: bool = False
+  unvalidated: bool = False  # passes were trained on since data.valid was evaluated
+  best_step: int | None = None  # the step of the best state
+  closed_day: int | None = None  # the day that ended last
+  empty_days: int = 0  # days that ended without a pass
+  last_time: float | None = None  # of data.close_day_after_hours: seconds since 1970, of last pass
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
 
 
@@ -62,6 +72,7 @@ class RunState:
 
   Attributes:
     progress: the place in the data.
+    ledger: what became of every pass.
     last_save: when the last checkpoint was written, as time.monotonic().
   """
 
@@ -70,8 +81,10 @@ class RunState:
     self._checkpoints = os.path.join(cfg.run_dir, 'checkpoints')
     self._best = os.path.join(cfg.run_dir, 'best')
     self.progress = Progress()
+    self.ledger = Ledger()
     self.last_save = time.monotonic()
     self._saved = Progress()
+    self._path = ''  # of the checkpoint that was written or read last
 
   @property
   def is_saved(self) -> bool:
@@ -79,35 +92,48 @@ class RunState:
     position = self._saved.metrics_position
     return self._saved == dataclasses.replace(self.progress, metrics_position=position)
 
-  def save(self, metrics_position: int, best: bool = False) -> str:
+  def save(self, metrics_position: int) -> None:
     """Writes a checkpoint of everything; every process calls it.
+
+    Where the state is the best one so far, it is kept apart as well, as links to the same files.
 
     Args:
       metrics_position: bytes of metrics.jsonl that belong to it, as process 0 knows them.
-      best: whether it is the best state, which is kept apart: a run does not continue from it.
-    Returns:
-      Its path.
     """
     self.progress.step = self._step.steps
     self.progress.metrics_position = self._communicator.broadcast(metrics_position)
     metrics = self._communicator.sum_arrays(self._step.dense.metrics.state())
     started = time.monotonic()
-    path = checkpoint.save(
-      self._best if best else self._checkpoints,
+    self._path = checkpoint.save(
+      self._checkpoints,
       self.progress.step,
       store=self._step.store,
       dense=self._step.dense_state() | {f'metrics/{k}': v for k, v in metrics.items()},
-      progress=dataclasses.asdict(self.progress),
+      progress=dataclasses.asdict(self.progress) | {'ledger': self.ledger.state()},
       config_text=config.dump(self._cfg),
-      keep=1 if best else self._cfg.checkpoint.keep,
+      keep=self._cfg.checkpoint.keep,
       communicator=self._communicator,
     )
     self.last_save = time.monotonic()
-    if self._communicator.rank == 0:
-      logging.info('checkpoint %s in %.1f s', path, self.last_save - started)
-    if not best:
-      self._saved = dataclasses.replace(self.progress)
-    return path
+    is_first = self._communicator.rank == 0
+    if is_first:
+      logging.info('checkpoint %s in %.1f s', self._path, self.last_save - started)
+    self._saved = dataclasses.replace(self.progress)
+    self._communicator.together(
+      f'cannot write in {self._cfg.run_dir}',
+      lambda: self.ledger.write(self._cfg.run_dir) if is_first else None,
+    )
+    self.keep_best()
+
+  def keep_best(self) -> None:
+    """Keeps the checkpoint that was written or read last apart, where it is the best state."""
+    if self.progress.best_step != self.progress.step:
+      return
+    is_first = self._communicator.rank == 0
+    self._communicator.together(
+      f'cannot save the best checkpoint in {self._best}',
+      lambda: checkpoint.link(self._path, self._best) if is_first else None,
+    )
 
   def restore(self, best: bool = False) -> bool:
     """Takes up the newest good checkpoint, whatever number of processes wrote it.
@@ -123,8 +149,10 @@ class RunState:
     )
     if found is None:
       return False
-    _, dense, progress = found
+    self._path, dense, progress = found
+    self.ledger = Ledger(progress.pop('ledger', []))
     self.progress = Progress(**progress)
+    self._saved = dataclasses.replace(self.progress)
     self._step.load_dense_state(dense)
     # The metrics of the open pass are sums over all processes: one of them goes on from the sum.
     metrics = {k.removeprefix('metrics/'): v for k, v in dense.items() if k.startswith('metrics/')}

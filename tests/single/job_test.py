@@ -1,0 +1,139 @@
+"""A job in one process: what it writes, keeps and sets aside."""
+
+import glob
+import json
+import os
+import tempfile
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.errors import BadPass
+from trainer.storage import checkpoint
+from trainer.training import job
+from trainer.training.job import Job
+from trainer.training.step import TrainStep
+
+
+class JobTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.run_dir = f'{self.folder}/run'
+
+  def write(self, name, samples=40):
+    rng = np.random.default_rng([*name.encode(), samples])
+    path = f'{self.folder}/{name}'
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    rows = (f'{rng.integers(9)},{rng.integers(5)},{rng.integers(2)}\n' for _ in range(samples))
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('user,item,label\n' + ''.join(rows))
+    return path
+
+  def make_job(self, data, **sections):
+    tree = {
+      'run_dir': self.run_dir,
+      'data': {'slots': [{'name': 'user'}, {'name': 'item'}]} | data,
+      'model': {'interactions': ['linear']},
+      'train': {'batch_size': 16} | sections.pop('train', {}),
+    }
+    cfg = config.Config.model_validate(tree | sections)
+    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+
+  def watch(self, data, **sections):
+    """Trains on what is announced, then stops."""
+    one = self.make_job({'watch': f'{self.folder}/log', 'day_pattern': r'day_(\d+)'} | data)
+
+    def stop(_):
+      one.stop_requested = True
+
+    with mock.patch.object(job.time, 'sleep', stop):
+      self.assertTrue(one.run())
+    return one
+
+  def events(self, kind=None):
+    with open(f'{self.run_dir}/metrics.jsonl', encoding='utf-8') as f:
+      events = [json.loads(line) for line in f]
+    return [e for e in events if kind in (None, e['event'])]
+
+  def prepared(self):
+    return sorted(map(os.path.basename, glob.glob(f'{self.run_dir}/prepared/train/*')))
+
+  def test_one_checkpoint_where_nothing_was_trained_in_between(self):
+    data = {'train': [self.write('day_1.csv')], 'valid': [self.write('valid.csv')]}
+    data['day_pattern'] = r'day_(\d+)'
+    with mock.patch.object(checkpoint, 'save', wraps=checkpoint.save) as saves:
+      self.make_job(data).run()
+      self.assertEqual(saves.call_count, 1, 'of the pass, the end of its day, and its validation')
+      self.make_job(data).run()
+      self.assertEqual(saves.call_count, 1, 'nothing was done')
+    (last,) = glob.glob(f'{self.run_dir}/checkpoints/ckpt-*')
+    (best,) = glob.glob(f'{self.run_dir}/best/ckpt-*')
+    for name in checkpoint.check(last)['files']:
+      self.assertTrue(os.path.samefile(f'{last}/{name}', f'{best}/{name}'), name)
+    checkpoint.check(best)
+
+  def test_the_best_is_kept_though_the_job_died_before_it_was_linked(self):
+    data = {'train': [self.write('a.csv')], 'valid': [self.write('valid.csv')]}
+    with mock.patch.object(checkpoint, 'link', side_effect=KeyboardInterrupt):
+      with self.assertRaises(KeyboardInterrupt):
+        self.make_job(data).run()
+    self.assertEqual(os.path.exists(f'{self.run_dir}/best'), False)
+    self.make_job(data).run()
+    (best,) = glob.glob(f'{self.run_dir}/best/ckpt-*')
+    checkpoint.check(best)
+
+  def test_a_bad_pass_is_set_aside(self):
+    for name in ('day_1.csv', 'day_3.csv'):
+      self.write(name)
+    with open(f'{self.folder}/day_2.csv', 'w', encoding='utf-8'):
+      pass
+    data = {'train': [f'{self.folder}/day_*.csv'], 'day_pattern': r'day_(\d+)'}
+    with self.assertRaisesRegex(BadPass, 'day_2.csv: the file is empty'):
+      self.make_job(data).run()
+    self.assertEmpty(self.events(), 'before anything was trained')
+    self.assertTrue(self.make_job(data | {'max_refused_passes': 1}).run())
+    self.assertEqual([e['pass'] for e in self.events('train')], ['day_1', 'day_3'])
+    (told,) = self.events('pass')
+    self.assertEqual((told['pass'], told['fate']), ('day_2', 'refused'))
+    self.assertIn('the file is empty', told['reason'])
+    with open(f'{self.run_dir}/ledger.jsonl', encoding='utf-8') as f:
+      self.assertEqual([json.loads(line)['fate'] for line in f], ['trained', 'refused', 'trained'])
+
+  def test_prepared_passes_are_deleted_behind_the_training(self):
+    for day in (1, 2, 3):
+      self.write(f'day_{day}.csv')
+    data = {'train': [f'{self.folder}/day_*.csv'], 'keep_prepared_passes': 1}
+    self.make_job(data, train={'epochs': 2}).run()
+    self.assertEqual(self.prepared(), ['day_3'])
+
+  def test_a_watching_job_evaluates_and_reports_at_the_end_of_each_day(self):
+    for day in (1, 2):
+      self.write(f'log/day={day}/part-0.csv', 30 + day)
+      self.write(f'log/day={day}/_SUCCESS')
+    data = {'day_pattern': r'day=(\d+)', 'keep_prepared_passes': 0}
+    self.watch(data | {'valid': [self.write('valid.csv')], 'test': [self.write('test.csv')]})
+    shown = [(e['event'], e.get('split') or e.get('pass') or e['day']) for e in self.events()]
+    self.assertEqual(
+      shown,
+      [
+        ('train', 'day=1/part-0'),
+        ('day_end', 1),
+        ('eval', 'valid'),
+        ('eval', 'test'),
+        ('train', 'day=2/part-0'),
+      ],
+    )
+    self.assertEqual([e['waiting'] for e in self.events('train')], [1, 0])
+    self.assertTrue(all(e['seconds_behind'] >= 0 for e in self.events('train')))
+    self.assertTrue(os.path.exists(f'{self.run_dir}/report.html'))
+    self.assertEqual(self.prepared(), [])
+    self.watch(data)
+    self.assertLen(self.events('train'), 2, 'taken up again, nothing is trained twice')
+
+
+if __name__ == '__main__':
+  tf.test.main()

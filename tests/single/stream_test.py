@@ -1,0 +1,265 @@
+"""The stream: which pass is trained when, when days end, and what becomes of every pass."""
+
+import os
+import tempfile
+import types
+
+import tensorflow as tf
+
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.errors import BadPass, UserError
+from trainer.training.ledger import FILE, Ledger
+from trainer.training.run_state import Progress
+from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
+
+HOUR = 3600.0
+
+
+class StreamTest(tf.test.TestCase):
+  """Drives a stream as trainer.training.job does, without training."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.now, self.told = 1e9, []
+
+  def write(self, name, text=None):
+    path = os.path.join(self.folder, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(name if text is None else text)
+    return path
+
+  def announce(self, *names):
+    for name in names:
+      self.write(name)
+      self.write(name + '.done', '')
+
+  def start(self, state=None, watch=True, train=(), epochs=1, **data):
+    """Makes a stream; with `state`, as after a restart from a checkpoint that holds it."""
+    tree = {
+      'watch': self.folder if watch else None,
+      'train': [os.path.join(self.folder, one) for one in train],
+      'slots': [{'name': 'a'}],
+      'day_pattern': r'day_(\d+(?:-\d+-\d+)?)',
+    }
+    self.cfg = config.Config.model_validate(
+      {'data': tree | data, 'model': {'interactions': ['linear']}, 'train': {'epochs': epochs}}
+    )
+    if state is None:
+      self.state = types.SimpleNamespace(progress=Progress(), ledger=Ledger())
+    else:
+      ledger, progress = state
+      self.state = types.SimpleNamespace(progress=Progress(**progress), ledger=Ledger(ledger))
+    self.stream = Stream(
+      self.cfg, SingleProcess(), self.state, lambda *told: self.told.append(told), lambda: self.now
+    )
+
+  def saved(self):
+    return self.state.ledger.state(), vars(self.state.progress).copy()
+
+  def run_until_idle(self, bad=(), limit=100):
+    """Takes what the stream says until it waits or is finished; returns it in short."""
+    taken, progress = [], self.state.progress
+    for _ in range(limit):
+      match self.stream.next():
+        case Train(one, late):
+          if one.name in bad:
+            self.stream.refused(BadPass(f'{one.name} is bad'))
+            continue
+          if not late:
+            progress.day = one.day if self.cfg.data.day_pattern else None
+          taken.append(('late ' if late else '') + one.name)
+          self.stream.trained()
+          progress.done, progress.last = progress.done + 1, one.name
+        case EndDay(day, is_empty) as ended:
+          taken.append(f'{"empty" if is_empty else "end"} {day}')
+          self.stream.day_ended(ended)
+        case Wait():
+          return taken
+        case Finished():
+          return taken + ['finished']
+    raise AssertionError('the stream does not come to an end')
+
+  def fates(self):
+    return {entry.name: entry.fate for entry in self.state.ledger}
+
+  def test_the_order_of_a_listing_is_that_of_its_days(self):
+    for name in ('day_10.csv', 'day_2_h_10.csv', 'day_2_h_9.csv', 'day_1.csv'):
+      self.write(name)
+    wanted = ['day_1', 'end 1', 'day_2_h_9', 'day_2_h_10', 'end 2', 'day_10', 'end 10', 'finished']
+    self.start(watch=False, train=['day_*.csv'])
+    self.assertEqual(self.run_until_idle(), wanted)
+    self.assertEqual(self.run_until_idle(), ['finished'])
+    self.stream.epoch_begins()
+    self.state.progress.epoch = 1
+    self.assertEqual(self.run_until_idle(), wanted, 'the next epoch has them all again')
+    self.assertEqual(self.state.ledger.counts(), {'trained': 8})
+
+  def test_a_watched_directory_is_taken_in_order_wherever_it_is_taken_up_again(self):
+    days = [f'day_{day}.csv' for day in (9, 10, 11)]
+    self.announce(*days)
+    wanted = ['day_9', 'end 9', 'day_10', 'end 10', 'day_11']
+    self.start()
+    self.assertEqual(self.run_until_idle(), wanted)
+    self.start(self.saved())
+    self.assertEqual(self.run_until_idle(), [])
+    self.announce('day_12.csv')
+    self.assertEqual(self.run_until_idle(), ['end 11', 'day_12'])
+
+  def test_a_pass_that_was_begun_comes_first(self):
+    self.announce('day_1.csv', 'day_2.csv')
+    self.start()
+    self.assertEqual(self.stream.next().one.name, 'day_1')
+    self.announce('day_0.csv')
+    self.start(self.saved())
+    self.assertEqual(self.stream.next().one.name, 'day_1')
+    self.stream.trained()
+
+  def test_late_passes(self):
+    self.announce('day_1.csv', 'day_3.csv')
+    for late, wanted, fate in (
+      ('train', ['day_1', 'end 1', 'day_3', 'late day_2', 'end 3', 'day_4'], 'late'),
+      ('skip', ['day_1', 'end 1', 'day_3', 'end 3', 'day_4'], 'skipped'),
+    ):
+      self.start(late=late)
+      taken = self.run_until_idle()
+      self.announce('day_2.csv')
+      taken += self.run_until_idle()
+      self.announce('day_4.csv')
+      self.assertEqual(taken + self.run_until_idle(), wanted)
+      self.assertEqual(self.fates()['day_2'], fate)
+      (told,) = self.told
+      self.assertEqual(told[:2], ('day_2', fate))
+      self.assertIn('its day 2 is over', told[2])
+      for name in ('day_2', 'day_4'):
+        os.remove(f'{self.folder}/{name}.csv.done')
+      self.told.clear()
+    self.start(late='fail')
+    self.run_until_idle()
+    self.announce('day_2.csv')
+    with self.assertRaisesRegex(UserError, "day_2.csv: its day 2 is over.*data.late is 'fail'"):
+      self.run_until_idle()
+
+  def test_a_pass_is_trained_once(self):
+    self.announce('day_1.csv', 'day_2.csv')
+    self.start(watch=False, train=['day_1.csv', 'day_2.csv'])
+    self.assertEqual(self.run_until_idle()[-1], 'finished')
+    self.start(self.saved())
+    self.assertEqual(self.run_until_idle(), [], 'trained from data.train, then announced')
+    self.write('day_2_again.csv', 'day_2.csv')  # the same bytes
+    self.write('day_2_again.csv.done', '')
+    os.makedirs(f'{self.folder}/archive')
+    os.rename(f'{self.folder}/day_1.csv', f'{self.folder}/archive/day_1.csv')
+    self.write('archive/_SUCCESS', '')
+    self.assertEqual(self.run_until_idle(), [])
+    self.assertEqual([told[1] for told in self.told], ['seen', 'seen'])
+    reasons = {told[0]: told[2] for told in self.told}
+    self.assertRegex(reasons['day_2_again'], 'its content is that of .*day_2.csv$')
+    self.assertRegex(reasons['archive/day_1'], 'is that of .*day_1.csv, which is gone')
+
+  def test_a_file_that_changes_after_training_is_told_once(self):
+    self.announce('day_1.csv')
+    self.start()
+    self.run_until_idle()
+    self.write('day_1.csv', 'more than before')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertEqual(self.run_until_idle() + self.run_until_idle(), [])
+    self.assertRegex(str(logs.output), 'day_1.csv: has changed after it was trained .9 bytes then')
+    self.assertLen(logs.output, 1)
+
+  def test_a_marker_without_its_file_waits(self):
+    self.write('day_1.csv.done', '')
+    self.announce('day_2.csv')
+    self.start()
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertEqual(self.run_until_idle(), ['day_2'])
+    self.assertRegex(str(logs.output), 'day_1.csv: is announced and not there')
+    self.write('day_1.csv')
+    self.assertEqual(self.run_until_idle(), ['late day_1'])
+
+  def test_bad_passes_are_set_aside_up_to_a_limit(self):
+    self.announce('day_1.csv', 'day_2.csv', 'day_3.csv', 'other.csv')
+    self.start(max_refused_passes=2)
+    self.assertEqual(self.run_until_idle(bad=['day_2']), ['day_1', 'end 1', 'day_3'])
+    self.assertEqual(
+      self.fates(),
+      {'other.csv': 'refused', 'day_1': 'trained', 'day_2': 'refused', 'day_3': 'trained'},
+    )
+    self.write('day_2.csv', 'repaired')
+    self.assertEqual(self.run_until_idle(), ['late day_2'])
+    self.announce('day_4.csv', 'day_5.csv')
+    with self.assertRaisesRegex(UserError, 'day_5 is bad; 3 passes were refused, data.max_refused'):
+      self.run_until_idle(bad=['day_4', 'day_5'])
+    self.start(watch=False, train=['day_1.csv'])
+    with self.assertRaisesRegex(BadPass, '^day_1 is bad$'):
+      self.run_until_idle(bad=['day_1'])
+
+  def test_days_end_by_time(self):
+    self.announce('day_2024-02-27.csv')
+    self.start(close_day_after_hours=30)
+    self.assertEqual(self.run_until_idle(), ['day_2024-02-27'])
+    self.now += 29 * HOUR
+    self.assertEqual(self.run_until_idle(), [])
+    self.now += 2 * HOUR
+    self.assertEqual(self.run_until_idle(), ['end 20240227'])
+    self.start(self.saved(), close_day_after_hours=30)
+    self.now += 22 * HOUR
+    self.assertEqual(self.run_until_idle(), [])
+    self.now += 25 * HOUR  # two days after the last one's end
+    self.assertEqual(self.run_until_idle(), ['empty 20240228', 'empty 20240229'])
+    self.announce('day_2024-03-03.csv', 'day_2024-02-29.csv')
+    self.assertEqual(
+      self.run_until_idle(),
+      ['late day_2024-02-29', 'empty 20240301', 'empty 20240302', 'day_2024-03-03'],
+    )
+    self.assertEqual(self.state.progress.empty_days, 4)
+
+  def test_without_closing_by_time_empty_days_do_not_count(self):
+    self.announce('day_1.csv', 'day_5.csv')
+    self.start()
+    self.assertEqual(self.run_until_idle(), ['day_1', 'end 1', 'day_5'])
+    self.now += 1000 * HOUR
+    self.assertEqual(self.run_until_idle(), [])
+
+  def test_how_far_behind(self):
+    self.announce('day_1.csv', 'day_2.csv')
+    os.utime(f'{self.folder}/day_1.csv.done', (self.now - 50, self.now - 50))
+    os.utime(f'{self.folder}/day_2.csv.done', (self.now - 20, self.now - 20))
+    self.start()
+    first = self.stream.next()
+    self.assertEqual((first.waiting, first.seconds_behind), (1, 50.0))
+
+  def test_stop_and_a_directory_that_is_away(self):
+    self.start()
+    self.assertEqual(self.stream.next(stop=True), Stopped())
+    self.start(watch=False)
+    self.cfg = self.cfg.model_copy(
+      update={'data': self.cfg.data.model_copy(update={'watch': f'{self.folder}/away'})}
+    )
+    stream = Stream(self.cfg, SingleProcess(), self.state, print)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertIsInstance(stream.next(), Wait)
+    self.assertRegex(str(logs.output), 'away: No such file or directory; waiting for it')
+
+  def test_checkpoints_of_before_have_no_ledger(self):
+    self.announce('day_1.csv', 'day_2.csv', 'day_3.csv')
+    self.start(([], {'done': 2, 'last': 'day_2.csv', 'day': 2}))
+    self.assertEqual(self.run_until_idle(), ['end 2', 'day_3'])
+    self.start(([], {'done': 2, 'last': 'day_2'}), watch=False, train=['day_*.csv'])
+    self.assertEqual(self.run_until_idle(), ['day_3', 'end 3', 'finished'])
+
+  def test_the_ledger_for_people(self):
+    self.announce('day_1.csv')
+    self.start()
+    self.run_until_idle()
+    self.state.ledger.write(self.folder)
+    with open(os.path.join(self.folder, FILE), encoding='utf-8') as f:
+      (line,) = f
+    self.assertRegex(line, '"path": "/.*day_1.csv", "name": "day_1", "day": 1, .*"size": 9')
+    self.assertIn('"fate": "trained"', line)
+
+
+if __name__ == '__main__':
+  tf.test.main()
