@@ -40,7 +40,7 @@ test: setup test-cc test-single test-parallel test-integration
 
 # --- set-up ---
 
-setup: ops/_ctr_ops.so
+setup: ops/_ctr_ops.so $(VENV)/.commands
 
 $(VENV)/.requirements: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,11 @@ $(VENV)/.horovod: $(VENV)/.requirements | $(WHEELS)
 # Folders are listed so that a source which is gone counts as a change.
 ops/_ctr_ops.so: ops/build.py $(wildcard ops/cc/* ops/cc/*/*.cc ops/cc/*/*.h) $(VENV)/.horovod
 	$(PY) -m ops.build
+
+# ctr-train and the other commands, of this very tree.
+$(VENV)/.commands: pyproject.toml setup.py $(VENV)/.requirements | ops/_ctr_ops.so
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
 
 build/demo_log/truth.json: | setup  # written last
 	$(PY) -m trainer.synthesize --out $(dir $@) --days 5 --samples_per_day 250000

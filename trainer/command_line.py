@@ -1,7 +1,11 @@
 """What every command shares: flags, exit statuses, and one line for a user's mistake."""
 
+import functools
+import inspect
 import os
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,11 +17,32 @@ from trainer.errors import UserError
 STOPPED = 143  # as a shell says of a process that SIGTERM ended: the job was stopped and saved
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+_WIDTH = 80  # of --help
+
+
+def _help(main: Callable[[], int | None]) -> str:
+  """Returns what a command does and what its own flags mean; --helpfull has the libraries' too."""
+  module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
+  lines = [inspect.getdoc(inspect.getmodule(main)), '']
+  for flag in flags.FLAGS.get_key_flags_for_module(module):
+    value = '' if flag.boolean else f' {flag.name.upper()}'
+    # Where several values are allowed, absl says so with a line break and spaces of its own.
+    text = f'  --{flag.name}{value}: {flag.help.split(";" + chr(10))[0]}'
+    text += f' Default: {flag.default}.' if flag.default else ''
+    lines.append(textwrap.fill(text, _WIDTH, subsequent_indent=' ' * 6))
+  return '\n'.join(lines)
+
+
+def _parse(argv: Sequence[str], main: Callable[[], int | None]) -> list[str]:
+  if {'-h', '-help', '--help'} & set(argv[1:]):
+    print(_help(main))
+    sys.exit(0)
   try:
     return flags.FLAGS(argv)
   except flags.Error as e:
-    sys.stderr.write(f'error: {e}\n')
+    missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
+    text = f'{missing[1]} is missing; it is required, see --help' if missing else str(e)
+    sys.stderr.write(f'error: {text}\n')
     sys.exit(2)
 
 
@@ -47,4 +72,9 @@ def entry(main: Callable[[], int | None]) -> None:
     # Not sys.exit: Horovod's shutdown must neither delay nor change the status.
     os._exit(status or 0)
 
-  app.run(guarded, flags_parser=_parse)
+  app.run(guarded, flags_parser=functools.partial(_parse, main=main))
+
+
+def command(main: Callable[[], int | None]) -> Callable[[], None]:
+  """Makes `main` a command: the function of a console script (pyproject.toml)."""
+  return functools.update_wrapper(functools.partial(entry, main), main)

@@ -20,6 +20,7 @@ CHECKPOINT = flags.DEFINE_enum(
 )
 
 
+@command_line.command
 def main() -> None:
   from trainer.data.passes import passes
   from trainer.training.job import finished_job
@@ -35,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()

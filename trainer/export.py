@@ -27,6 +27,7 @@ CHECKPOINT = flags.DEFINE_enum(
 )
 
 
+@command_line.command
 def main() -> None:
   from trainer.storage import export, saved_model
   from trainer.storage.chain import MODEL_KINDS
@@ -55,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()

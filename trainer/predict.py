@@ -21,6 +21,7 @@ CHECKPOINT = flags.DEFINE_enum(
 )
 
 
+@command_line.command
 def main() -> None:
   from trainer.data.passes import passes
   from trainer.training.job import finished_job
@@ -43,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()

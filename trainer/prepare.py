@@ -24,6 +24,7 @@ OUT = flags.DEFINE_string(
 SPLIT = flags.DEFINE_enum('split', 'all', ['all', *SPLITS], 'Which files of the config.')
 
 
+@command_line.command
 def main():
   cfg = config.load(CONFIG.value, SET.value)
   if cfg.data.format == 'prepared':
@@ -43,4 +44,4 @@ def main():
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()

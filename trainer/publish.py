@@ -27,6 +27,7 @@ SECONDS_BETWEEN_LOOKS = 0.1  # at the exports
 SECONDS_BETWEEN_TRIES = 2  # while the store cannot be reached
 
 
+@command_line.command
 def main() -> None:
   from trainer.serving import stores
   from trainer.serving.publisher import Applied, Publisher
@@ -71,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()

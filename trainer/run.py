@@ -22,6 +22,7 @@ RUN_DIR = flags.DEFINE_string(
 )
 
 
+@command_line.command
 def main() -> int:
   cfg = config.load(CONFIG.value, SET.value, RUN_DIR.value)
   for key in ('train', 'valid', 'test'):
@@ -69,4 +70,4 @@ def train(cfg: config.Config, here: runtime.Runtime, progress_made: Callable[[],
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()

@@ -20,7 +20,8 @@ from trainer.errors import UserError
 
 # With Keras 3, Horovod's wrappers train without any allreduce.
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+# TensorFlow logs harmless "Unable to register cuFFT factory" as errors; what fails also raises.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 # Horovod asks all ranks for work once in so many milliseconds. 3 cost least where each rank has a
 # core or two (docs/performance.md); a job whose steps do not use Horovod should not be disturbed.

@@ -20,6 +20,7 @@ ITEMS = flags.DEFINE_integer(
 )
 
 
+@command_line.command
 def main():
   from trainer.data.synthetic import synthesize
   from trainer.errors import plain_errors
@@ -35,4 +36,4 @@ def main():
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()

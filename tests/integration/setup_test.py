@@ -159,6 +159,22 @@ class InstallTest(tf.test.TestCase):
     self.assertEqual(found.returncode, 0, found.stderr)
     for path in found.stdout.splitlines()[:2]:
       self.assertTrue(path.startswith(str(target)), path)
+    scripts = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts']
+    self.assertIn('ctr-train', scripts)
+    for script, function in scripts.items():
+      module = function.partition(':')[0]
+      self.assertTrue((target / 'bin' / script).exists(), script)
+      told = subprocess.run(
+        [sys.executable, target / 'bin' / script, '--help'],
+        cwd=self.get_temp_dir(),
+        env={**env, 'PYTHONPATH': str(target)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+      )
+      self.assertEqual(told.returncode, 0, told.stderr)
+      self.assertIn(f'python -m {module}', told.stdout)
+      self.assertLess(max(map(len, told.stdout.splitlines())), 101)
 
 
 if __name__ == '__main__':
