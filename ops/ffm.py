@@ -1,33 +1,28 @@
-"""Pairs of a field-aware factorization machine, fused:
-
-one pass over the factors forward, one back.
-"""
+"""The pairs of a field-aware factorization machine, in one pass over the factors each way."""
 
 import tensorflow as tf
 
 from ops import library
 
 
-def pairs(field_factors):
-  """½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ of each sample.
+def pairs(field_factors: tf.Tensor) -> tf.Tensor:
+  """Returns ½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ of each sample, float32 [B].
+
+  Its gradient in A[f, g] is A[g, f].
 
   Args:
-    field_factors: A, float32 [B, F, F*D]; A[f, g] lies at columns [g*D, (g+1)*D) of row f.
-  Returns: float32 [B]. Its gradient in A[f, g] is A[g, f].
+    field_factors: A, float32 [B, F, F·D]; A[f, g] lies at columns [g·D, (g+1)·D) of row f.
   """
   return library.load().ctr_ffm(factors=field_factors)
 
 
 @tf.RegisterGradient('CtrFfm')
-def _gradient(op, grad):
+def _gradient(op: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
   return library.load().ctr_ffm_grad(factors=op.inputs[0], grad=grad)
 
 
-def pairs_in_plain_ops(field_factors):
-  """What `pairs` gives, by TensorFlow's own ops:
-
-  for graphs that are served, and the tests' second opinion.
-  """
+def pairs_in_plain_ops(field_factors: tf.Tensor) -> tf.Tensor:
+  """Returns what `pairs` returns, by TensorFlow's own ops: for graphs that are served."""
   slots = field_factors.shape[1]
   factors = tf.reshape(field_factors, [-1, slots, slots, field_factors.shape[2] // slots])
   return 0.5 * tf.reduce_sum(factors * tf.transpose(factors, [0, 2, 1, 3]), [1, 2, 3])
