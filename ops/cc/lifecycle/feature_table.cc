@@ -19,6 +19,13 @@ constexpr int64_t kIndexAhead = 24;
 constexpr int64_t kFeatureAhead = 12;
 constexpr int64_t kRing = 32;  // more than kIndexAhead
 
+// By 3/2 and 4/3 in turn: doubling would leave 21 bytes of index a feature, this leaves 16.
+uint64_t LargerIndex(uint64_t entries) {
+  if (entries == 0) return kMinIndex;
+  const bool is_power = (entries & (entries - 1)) == 0;
+  return is_power ? entries / 2 * 3 : entries / 3 * 4;
+}
+
 std::string At(const char* name, int64_t i) {
   return std::string(name) + "[" + std::to_string(i) + "]";
 }
@@ -146,23 +153,46 @@ int64_t FeatureTable::Shard::FindOrCreate(int64_t key, uint64_t mixed, int slot,
   return local;
 }
 
-void FeatureTable::Shard::GrowIndex() {
-  // By 3/2 and 4/3 in turn: doubling would leave 21 bytes of index a feature, this leaves 16.
-  const uint64_t entries = index_entries_, power = entries & (entries - 1);
-  const uint64_t grown_entries = entries == 0 ? kMinIndex
-                                 : power == 0 ? entries / 2 * 3
-                                              : entries / 3 * 4;
-  Block grown(grown_entries * sizeof(uint64_t), index_arena_);
-  uint64_t* to = reinterpret_cast<uint64_t*>(grown.data());
+void FeatureTable::Shard::GrowIndex() { ResizeIndex(LargerIndex(index_entries_)); }
+
+void FeatureTable::Shard::ResizeIndex(uint64_t entries) {
+  Block resized(entries * sizeof(uint64_t), index_arena_);
+  uint64_t* to = reinterpret_cast<uint64_t*>(resized.data());
   const uint64_t* from = Index();
-  for (uint64_t i = 0; i < entries; ++i) {
+  for (uint64_t i = 0; i < index_entries_; ++i) {
     if (from[i] == 0) continue;
-    uint64_t p = Home(static_cast<uint32_t>(from[i] >> 32), grown_entries);
-    while (to[p] != 0) p = p + 1 == grown_entries ? 0 : p + 1;
+    uint64_t p = Home(static_cast<uint32_t>(from[i] >> 32), entries);
+    while (to[p] != 0) p = p + 1 == entries ? 0 : p + 1;
     to[p] = from[i];
   }
-  index_ = std::move(grown);
-  index_entries_ = grown_entries;
+  index_ = std::move(resized);
+  index_entries_ = entries;
+}
+
+void FeatureTable::Shard::Compact() {
+  const size_t needed = static_cast<size_t>((size_ + kChunkFeatures - 1) / kChunkFeatures);
+  if ((chunks_.size() - needed) * 3 <= chunks_.size()) return;
+  std::vector<int64_t> moved(end_);  // local ids: from -> to
+  int64_t to = 0;
+  for (int64_t from = 0; from < end_; ++from) {
+    if (At(from)->key < 0) continue;
+    if (to != from) std::memcpy(static_cast<void*>(At(to)), At(from), stride_);
+    moved[from] = to++;
+  }
+  uint64_t* index = Index();
+  for (uint64_t i = 0; i < index_entries_; ++i) {
+    if (index[i] == 0) continue;
+    const uint64_t local = static_cast<uint64_t>(moved[static_cast<uint32_t>(index[i]) - 1]);
+    index[i] = index[i] >> 32 << 32 | (local + 1);
+  }
+  uint64_t entries = kMinIndex;
+  while (size_ * 4 > static_cast<int64_t>(entries) * 3) entries = LargerIndex(entries);
+  ResizeIndex(entries);
+  for (size_t i = needed; i < chunks_.size(); ++i) arena_->Release(chunks_[i]);
+  chunks_.resize(needed);
+  chunks_.shrink_to_fit();
+  end_ = size_;
+  free_ = -1;
 }
 
 void FeatureTable::Shard::Erase(int64_t local) {
@@ -359,6 +389,9 @@ std::vector<int64_t> FeatureTable::EraseIf(const Doomed& doomed, const ParallelF
       if (on_erase) on_erase(static_cast<int>(s), shard.Payload(local));
       shard.Erase(local);
     });
+    if (erased[s].empty()) return;
+    shard.Compact();
+    if (on_evicted) on_evicted(static_cast<int>(s));
   });
   return Join(erased);
 }

@@ -1,7 +1,9 @@
 // The feature table: everything the lifecycle keeps of a feature, found by key.
 //
-// Ids: a feature has an id for life, `shard << 32 | local`, and its address holds as long, since
-// growth moves index entries only. An id is used again after its feature's eviction.
+// Ids: a feature's id is `shard << 32 | local`. Growth moves index entries only, so that ids and
+// addresses hold until the next eviction. An eviction gives memory back: where a shard then needs
+// less than two thirds of its chunks, its features move together, and ids change. Who keeps an id
+// checks the key that it finds there.
 //
 // Memory: 40 bytes a feature (and the payload), in chunks, and an index entry of 8 bytes at a load
 // of 0.4 to 0.8, so 50 to 60 bytes a feature. Growth doubles one shard's index and stops nobody but
@@ -139,6 +141,9 @@ class FeatureTable {
 
     // Forgets a feature that exists; its id becomes free. Does not call on_erase.
     void Erase(int64_t local);
+    // Moves the features together where that frees over a third of the chunks, and gives these
+    // back. Ids and addresses change then.
+    void Compact();
 
     int64_t size() const { return size_; }
     // Local ids are in [0, end()); those with At(local)->key < 0 are free.
@@ -165,6 +170,7 @@ class FeatureTable {
       return place >= home ? place - home : place + index_entries_ - home;
     }
     void GrowIndex();
+    void ResizeIndex(uint64_t entries);  // takes over the entries of now
     Selected* FindSelected(
         Kind kind, int64_t key);  // null where the key is not of the selection or was committed
 
@@ -190,6 +196,9 @@ class FeatureTable {
   // Called with the shard's lock held for each feature that is about to be erased by Evict,
   // EvictBelow and Clear. Set it before the table is used.
   std::function<void(int shard, char* payload)> on_erase;
+  // Called with the shard's lock held once Evict or EvictBelow has erased features of the shard.
+  // Set it before the table is used.
+  std::function<void(int shard)> on_evicted;
 
   // Adds an occurrence's (or several's, summed) show and click to a feature under its shard's lock.
   // Returns whether that admitted it, for the first time.

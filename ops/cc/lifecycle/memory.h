@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -133,8 +135,8 @@ inline Block::~Block() {
   if (mapped_ != nullptr) munmap(mapped_, mapped_bytes_);
 }
 
-// Hands out zero-filled chunks of one size, which live as long as the arena. Safe to use from
-// several threads.
+// Hands out zero-filled chunks of one size. The pages of a released chunk go back to the system
+// until the chunk is used again. Safe to use from several threads.
 class ChunkArena {
  public:
   explicit ChunkArena(size_t chunk_bytes) : chunk_bytes_((chunk_bytes + 63) & ~size_t{63}) {
@@ -147,6 +149,12 @@ class ChunkArena {
 
   char* Allocate() {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (!free_.empty()) {
+      char* chunk = *free_.begin();
+      free_.erase(free_.begin());
+      released_bytes_ -= PagesOf(chunk).second;
+      return chunk;
+    }
     if (used_in_last_ == chunks_per_slab_ || slabs_.empty()) {
       slabs_.emplace_back(chunks_per_slab_ == 1 ? chunk_bytes_ : kHugePage);
       used_in_last_ = 0;
@@ -154,17 +162,42 @@ class ChunkArena {
     return slabs_.back().data() + chunk_bytes_ * used_in_last_++;
   }
 
+  void Release(char* chunk) {
+    std::memset(chunk, 0, chunk_bytes_);
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto [pages, bytes] = PagesOf(chunk);
+    if (bytes > 0) madvise(pages, bytes, MADV_DONTNEED);  // reads as zeros from now on
+    free_.insert(chunk);
+    released_bytes_ += bytes;
+  }
+
   int64_t Bytes() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return slabs_.empty() ? 0 : static_cast<int64_t>(slabs_.size() * slabs_.back().bytes());
+    const size_t slab_bytes = slabs_.empty() ? 0 : slabs_.size() * slabs_.back().bytes();
+    return static_cast<int64_t>(slab_bytes - released_bytes_);
   }
 
  private:
+  // The pages that nobody uses once this chunk is free: where they begin, and their bytes. A page
+  // that it shares with a neighbour counts where that one is free.
+  std::pair<char*, size_t> PagesOf(char* chunk) const {
+    constexpr uintptr_t kPage = BlockArena::kPage;
+    uintptr_t begin = reinterpret_cast<uintptr_t>(chunk), end = begin + chunk_bytes_;
+    if (free_.count(chunk - chunk_bytes_) == 0) begin += kPage - 1;
+    if (free_.count(chunk + chunk_bytes_) != 0) end += kPage - 1;
+    begin = begin / kPage * kPage;
+    end = end / kPage * kPage;
+    if (begin >= end) return {chunk, 0};
+    return {reinterpret_cast<char*>(begin), end - begin};
+  }
+
   const size_t chunk_bytes_;
   size_t chunks_per_slab_;
   mutable std::mutex mutex_;  // guards what follows; a leaf: no other lock is taken under it
   std::vector<Block> slabs_;
   size_t used_in_last_ = 0;
+  std::set<char*> free_;  // released chunks
+  size_t released_bytes_ = 0;
 };
 
 }  // namespace ctr

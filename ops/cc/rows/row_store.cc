@@ -82,6 +82,7 @@ RowStore::RowStore(FeatureTable* table, RowLayout layout)
     FreeRow(shard, reinterpret_cast<Feature*>(payload - sizeof(Feature)),
             reinterpret_cast<Head*>(payload));
   };
+  table->on_evicted = [this](int shard) { CompactRows(shard); };
 }
 
 int32_t RowStore::AllocateRow(int shard, int table) {
@@ -105,7 +106,42 @@ void RowStore::FreeRow(int shard, const Feature* feature, Head* head) {
   std::memcpy(Row(shard, table, row), &rows.free, sizeof(rows.free));
   rows.free = row;
   head->factor_row = 0;
-  ++shards_[shard].erased;
+  ++shards_[shard].changes;
+}
+
+void RowStore::CompactRows(int s) {
+  const FeatureTable::Shard& shard = table_->shard(s);
+  std::vector<std::vector<Head*>> heads(layout_.tables.size());  // of the features that have rows
+  for (int64_t local = 0; local < shard.end(); ++local) {
+    const Feature* feature = shard.At(local);
+    if (feature->key < 0) continue;
+    Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
+    if (head->factor_row != 0) heads[layout_.TableOf(feature->key)].push_back(head);
+  }
+  for (size_t t = 0; t < heads.size(); ++t) {
+    FactorRows& rows = shards_[s].tables[t];
+    const int bits = chunk_bits_[t];
+    const size_t needed = (heads[t].size() + (size_t{1} << bits) - 1) >> bits;
+    if ((rows.chunks.size() - needed) * 3 <= rows.chunks.size()) continue;
+    // In the order of the rows none is overwritten before it has moved.
+    std::sort(heads[t].begin(), heads[t].end(),
+              [](const Head* a, const Head* b) { return a->factor_row < b->factor_row; });
+    int32_t to = 0;
+    for (Head* head : heads[t]) {
+      const int32_t from = head->factor_row - 1;
+      if (to != from) {
+        std::memcpy(Row(s, t, to), Row(s, t, from), sizeof(float) * row_floats_[t]);
+      }
+      head->factor_row = ++to;
+    }
+    for (size_t i = needed; i < rows.chunks.size(); ++i)
+      arenas_[t]->Release(reinterpret_cast<char*>(rows.chunks[i]));
+    rows.chunks.resize(needed);
+    rows.chunks.shrink_to_fit();
+    rows.end = to;
+    rows.free = -1;
+    ++shards_[s].changes;
+  }
 }
 
 Status RowStore::CheckKeysAndTables(const int64_t* keys, int64_t n) const {
@@ -127,8 +163,8 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
   const ShardGroups groups = GroupByShard(keys, n);
   std::atomic<bool> right(true);  // each key has a table
   const bool at_once = train && table_->policy().admission == Policy::Admission::kNone;
-  std::vector<int32_t> rows(n);          // factor row, -1 where none
-  std::vector<int64_t> erased(kShards);  // a shard's count when its rows were looked up
+  std::vector<int32_t> rows(n);           // factor row, -1 where none
+  std::vector<int64_t> changes(kShards);  // a shard's count when its rows were looked up
   const int64_t cost = 40 * n / kShards + 50;
   parallel_for(kShards, cost, [&](int64_t first, int64_t last) {
     uint64_t mixed[kGroup];
@@ -136,7 +172,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       if (groups.starts[s] == groups.starts[s + 1]) continue;
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
-      erased[s] = shards_[s].erased;
+      changes[s] = shards_[s].changes;
       for (int64_t begin = groups.starts[s]; begin < groups.starts[s + 1]; begin += kGroup) {
         const int count = static_cast<int>(std::min<int64_t>(kGroup, groups.starts[s + 1] - begin));
         for (int k = 0; k < count; ++k) {
@@ -180,11 +216,11 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       if (begin == end) continue;
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
-      const bool intact = erased[s] == shards_[s].erased;
+      const bool intact = changes[s] == shards_[s].changes;
       for (int64_t at = begin; at < end; ++at) {
         if (at + kAhead < end) {
           const int64_t next = groups.At(at + kAhead);
-          if (rows[next] >= 0) {
+          if (intact && rows[next] >= 0) {
             const int table = layout_.TableOf(keys[next]);
             Prefetch(Row(s, table, rows[next]), layout_.tables[table].width);
           }
@@ -199,11 +235,13 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           InitialFactors(layout_.seed, keys[i], t.width, t.normal, t.init_scale, to);
           continue;
         }
-        // Between the passes an eviction may have taken the row: then the factors read 0, as an
-        // absent feature's.
-        const int64_t local = ids[i] & 0xffffffff;
-        if (intact || (shard.At(local)->key == keys[i] &&
-                       reinterpret_cast<Head*>(shard.Payload(local))->factor_row == rows[i] + 1)) {
+        if (!intact) {
+          // Between the passes an eviction may have moved the row, or taken it: then the factors
+          // read 0, as an absent feature's.
+          const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
+          rows[i] = local < 0 ? -1 : reinterpret_cast<Head*>(shard.Payload(local))->factor_row - 1;
+        }
+        if (rows[i] >= 0) {
           std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
         } else {
           std::memset(to, 0, sizeof(float) * width);

@@ -2,7 +2,8 @@
 //
 // The linear weight and its optimizer state lie behind the feature's lifecycle fields, as the
 // table's payload. Factor rows (weights, then state) exist after admission, in chunks of each
-// (shard, table); an evicted feature's row is used again. Locks. All of a feature, its factor row
+// (shard, table); an evicted feature's row is used again, and chunks that an eviction empties are
+// given back. Locks. All of a feature, its factor row
 // included, is guarded by its shard's lock in the feature table; every verb takes each shard's lock
 // at most twice and holds one at a time. Batches. Keys come in any order and may repeat (they take
 // their turns); a batch grouped by shard is fastest. A verb that fails has changed nothing.
@@ -127,7 +128,7 @@ class RowStore {
   };
   struct ShardRows {
     std::vector<FactorRows> tables;
-    int64_t erased = 0;  // factor rows so far
+    int64_t changes = 0;  // counts where factor rows were freed or moved
   };
 
   float* Row(int shard, int table, int32_t row) const {
@@ -137,6 +138,8 @@ class RowStore {
   }
   int32_t AllocateRow(int shard, int table);
   void FreeRow(int shard, const Feature* feature, Head* head);
+  // Moves the factor rows of each table together where that frees over a third of its chunks.
+  void CompactRows(int shard);
   Status CheckKeysAndTables(const int64_t* keys, int64_t n) const;
   // Whether a push can be; where not, CheckPush says what is wrong.
   bool LooksRight(const RowPush& push, const ParallelFor& parallel_for) const;
