@@ -20,7 +20,7 @@ STOPPED = 143  # as a shell says of a process that SIGTERM ended: the job was st
 _WIDTH = 80  # of --help
 
 
-def _help(main: Callable[[], int | None]) -> str:
+def _help(main: Callable[..., int | None]) -> str:
   """Returns what a command does and what its own flags mean; --helpfull has the libraries' too."""
   module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
   lines = [inspect.getdoc(inspect.getmodule(main)), '']
@@ -33,7 +33,7 @@ def _help(main: Callable[[], int | None]) -> str:
   return '\n'.join(lines)
 
 
-def _parse(argv: Sequence[str], main: Callable[[], int | None]) -> list[str]:
+def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
   if {'-h', '-help', '--help'} & set(argv[1:]):
     print(_help(main))
     sys.exit(0)
@@ -46,17 +46,22 @@ def _parse(argv: Sequence[str], main: Callable[[], int | None]) -> list[str]:
     sys.exit(2)
 
 
-def entry(main: Callable[[], int | None]) -> None:
-  """Runs `main()` and ends the process with the status that it returns, None being 0.
+def entry(main: Callable[..., int | None]) -> None:
+  """Runs `main` and ends the process with the status that it returns, None being 0.
 
   A user's mistake ends in one line, told by one rank, and status 2; any other failure in 1.
+
+  Args:
+    main: the command. Where it has a parameter, it is given the list of the arguments that are no
+      flags; else there may be none.
   """
+  takes_arguments = bool(inspect.signature(main).parameters)
 
   def guarded(argv: Sequence[str]) -> None:
     try:
-      if len(argv) > 1:
+      if len(argv) > 1 and not takes_arguments:
         raise UserError(f"unknown argument '{argv[1]}'; wanted flags only, see --help")
-      status = main()
+      status = main(argv[1:]) if takes_arguments else main()
     except UserError as e:
       if runtime.rank() > 0:
         # Rank 0 has most likely made the same mistake. Once it has said so and ended, the launcher
@@ -75,6 +80,6 @@ def entry(main: Callable[[], int | None]) -> None:
   app.run(guarded, flags_parser=functools.partial(_parse, main=main))
 
 
-def command(main: Callable[[], int | None]) -> Callable[[], None]:
+def command(main: Callable[..., int | None]) -> Callable[[], None]:
   """Makes `main` a command: the function of a console script (pyproject.toml)."""
   return functools.update_wrapper(functools.partial(entry, main), main)

@@ -25,7 +25,17 @@ ORDER = (
   'errors',
 )
 # One command each, above all of these; nothing imports them.
-COMMANDS = {'run', 'evaluate', 'predict', 'prepare', 'synthesize', 'export', 'publish', 'serve'}
+COMMANDS = {
+  'run',
+  'evaluate',
+  'predict',
+  'prepare',
+  'synthesize',
+  'export',
+  'publish',
+  'serve',
+  'report',
+}
 
 
 def imports_of(path: pathlib.Path) -> set[str]:

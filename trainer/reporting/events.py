@@ -65,6 +65,7 @@ class EventLog:
 def read_events(run_dir: str) -> pd.DataFrame:
   """The events of a run, a row each, in order; NaN or None where an event has no such field."""
   with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
-    records = [json.loads(line) for line in f]
+    # The last line of a run that goes on, or was killed, may have no end yet.
+    records = [json.loads(line) for line in f if line.endswith('\n')]
   # A run that was stopped early may have none: the frame has the columns that every event has.
   return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])

@@ -1,0 +1,276 @@
+"""report.html: what it says, and what a browser makes of it."""
+
+import html
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support import runs
+from trainer.errors import UserError
+from trainer.reporting import findings, report
+from trainer.reporting.runs import differing_keys, read_run
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BROWSER = next(
+  filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), ''
+)
+
+# Goes into the page's head: what was wrong, and what the figures show once they are drawn.
+PROBE = """<script>
+const errors = [];
+window.onerror = (text) => { errors.push(String(text)); };
+console.error = (...text) => { errors.push(text.join(' ')); };
+window.addEventListener('load', () => setTimeout(() => {
+  const page = document.documentElement, figures = {}, wide = [];
+  for (const plot of document.querySelectorAll('.js-plotly-plot')) {
+    figures[plot.id] = {
+      traces: plot.data.map(({name, x, y, z}) => ({name, x, y, z})),
+      drawn: plot.querySelectorAll('.main-svg').length > 0 && plot.offsetHeight > 100,
+    };
+    const card = plot.closest('.card').getBoundingClientRect();
+    const box = plot.querySelector('.main-svg').getBoundingClientRect();
+    if (box.right > card.right || box.left < card.left) wide.push(plot.id);
+  }
+  const told = {errors, figures, wide, width: page.scrollWidth, inner: window.innerWidth,
+                text: document.body.innerText};
+  parent.postMessage(JSON.stringify(told), '*');
+}, 500));
+</script>"""
+FRAME = """<body style="margin:0"><iframe src="probed.html" width="{width}" height="5000"
+style="border:0"></iframe><pre id="told"></pre><script>
+window.addEventListener('message', (e) => {{
+  document.getElementById('told').textContent = e.data; }});
+</script>"""
+
+
+class PageTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+
+  def write(self, name='run', events=None, **train):
+    events = runs.healthy_events() if events is None else events
+    return runs.write_run(f'{self.folder}/{name}', events, **train)
+
+  def browse(self, path, width):
+    """Opens a page in a window of so many pixels, without a network."""
+    page = pathlib.Path(path).read_text()
+    folder = pathlib.Path(path).parent
+    (folder / 'probed.html').write_text(page.replace('<head>', '<head>' + PROBE, 1))
+    (folder / 'frame.html').write_text(FRAME.format(width=width))
+    done = subprocess.run(
+      [
+        *(BROWSER, '--headless', '--no-sandbox', '--disable-gpu', '--hide-scrollbars'),
+        *('--host-resolver-rules=MAP * ~NOTFOUND', '--virtual-time-budget=20000', '--dump-dom'),
+        f'--user-data-dir={self.folder}/browser',
+        f'file://{folder}/frame.html',
+      ],
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+    told = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
+    self.assertTrue(told and told[1], done.stderr[-2000:])
+    return json.loads(html.unescape(told[1]))
+
+  @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
+  def test_a_browser_shows_what_the_events_say(self):
+    run_dir = self.write()
+    events = runs.healthy_events()
+    path = f'{run_dir}/report.html'
+    report.write([run_dir], path)
+    for width in (1400, 400):
+      with self.subTest(width=width):
+        page = self.browse(path, width)
+        self.assertEqual(page['errors'], [])
+        self.assertEqual((page['inner'], page['width'], page['wide']), (width, width, []))
+        self.assertTrue(all(figure['drawn'] for figure in page['figures'].values()))
+    self.assertContainsSubset(
+      {
+        'auc',
+        'logloss',
+        'calibration',
+        'deciles',
+        'slot_calibration',
+        'funnel',
+        'table_bytes',
+        'features',
+        'unknown',
+        'time_spent',
+        'speed',
+        'importance',
+      },
+      page['figures'],
+    )
+    shown = {
+      (name, trace.get('name')): trace
+      for name, figure in page['figures'].items()
+      for trace in figure['traces']
+    }
+
+    def told(event, field, **where):
+      found = [e for e in events if e['event'] == event and where.items() <= e.items()]
+      return [e['step'] for e in found], [e[field] for e in found]
+
+    for metric in ('auc', 'logloss', 'calibration'):
+      for name, event, where in (
+        ('train', 'train', {}),
+        ('next', 'eval', {'split': 'next'}),
+        ('test', 'eval', {'split': 'test'}),
+      ):
+        x, y = told(event, metric, **where)
+        trace = shown[metric, name]
+        self.assertEqual((trace['x'], trace['y']), (x, y), (metric, name))
+    within = shown['auc', 'train, within the pass']
+    self.assertEqual((within['x'], within['y']), told('window', 'auc'))
+    ahead = [(e['auc'], e['step']) for e in events if e.get('split') == 'next']
+    best = shown['auc', 'best']
+    self.assertEqual((best['y'][0], best['x'][0]), max(ahead))
+    (deciles,) = told('eval', 'deciles', split='test')[1]
+    self.assertAllClose(shown['deciles', 'test']['x'], np.array(deciles)[:, 1])
+    self.assertAllClose(shown['deciles', 'test']['y'], np.array(deciles)[:, 2])
+    # Seen: those alive, and those that four days' ends evicted.
+    self.assertEqual(
+      dict(zip(shown['funnel', 'seen']['y'], shown['funnel', 'seen']['x'])),
+      dict.fromkeys(runs.SLOTS, 900 + 4 * 100),
+    )
+    unknown = [e['slots'] for e in events if e.get('split') == 'next']
+    self.assertAllClose(
+      page['figures']['unknown']['traces'][0]['z'],
+      [[100 * slots[slot]['unknown'] for slots in unknown] for slot in runs.SLOTS],
+    )
+    self.assertEqual(
+      dict(zip(shown['importance', 'the model']['y'], shown['importance', 'the model']['x'])),
+      {slot: v['auc'] for slot, v in events[-2]['slots'].items()},
+    )
+    self.assertIn('was trained on 400,000 samples: 4 passes of 4 days.', page['text'])
+
+  @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
+  def test_a_browser_compares_runs(self):
+    dirs = [self.write('one'), self.write('other', runs.healthy_events(seed=1), batch_size=99)]
+    report.write(dirs, f'{self.folder}/comparison.html')
+    for width in (1400, 400):
+      page = self.browse(f'{self.folder}/comparison.html', width)
+      self.assertEqual((page['errors'], page['width'], page['wide']), ([], width, []))
+    self.assertLen(page['figures']['auc_next']['traces'], 2)
+    self.assertIn('train.batch_size', page['text'])
+
+  def test_it_needs_no_network(self):
+    run_dir = self.write()
+    report.write([run_dir], f'{run_dir}/report.html')
+    page = pathlib.Path(f'{run_dir}/report.html').read_text()
+    self.assertEmpty(re.findall(r'<(?:script|link|img)[^>]*(?:src|href)=', page))
+    self.assertEqual(page.count('plotly.js v'), 1)
+
+  def test_the_command_says_what_is_wrong(self):
+    for arguments, wanted in (
+      ([], 'error: found no RUN_DIR'),
+      ([self.folder], f'error: {self.folder}: no config.yaml there; wanted the run_dir'),
+    ):
+      done = subprocess.run(
+        [sys.executable, '-m', 'trainer.report', *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+      )
+      self.assertEqual(done.returncode, 2, done.stderr)
+      self.assertStartsWith(done.stderr.splitlines()[-1], wanted)
+
+
+class WordsTest(tf.test.TestCase):
+  def run_of(self, events):
+    return read_run(runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', events))
+
+  def test_a_healthy_run(self):
+    run = self.run_of(runs.healthy_events())
+    self.assertEqual(findings.faults(run), [])
+    self.assertEqual(findings.state(run), 'finished')
+    text = ' '.join(findings.summary(run))
+    self.assertIn('A model of linear, fm, dnn over 3 slots', text)
+    self.assertIn('24,000 features', text)
+    self.assertIn('150,000 samples/s on 2 processes', text)
+
+  def test_a_run_that_was_killed(self):
+    events = runs.healthy_events()
+    for kept in (0, 1, 2, 5, 9, len(events) - 1):
+      run = self.run_of(events[:kept])
+      report.write([run.directory], os.path.join(run.directory, 'report.html'))
+      self.assertEqual(findings.state(run), 'unfinished')
+      self.assertIn('was killed', ' '.join(findings.summary(run)))
+    with open(os.path.join(run.directory, 'metrics.jsonl'), 'a', encoding='utf-8') as f:
+      f.write('{"event": "tra')  # as a process that was killed leaves it
+    self.assertLen(read_run(run.directory).events, len(events) - 1)
+
+  def test_what_went_wrong_is_named(self):
+    def change(event, place, **fields):
+      events = runs.healthy_events()
+      [e for e in events if e['event'] == event][place].update(fields)
+      return events
+
+    def change_slot(place, slot, **fields):
+      events = runs.healthy_events()
+      for e in [e for e in events if e['event'] == 'train'][place:]:
+        e['slots'][slot] |= fields
+      return events
+
+    leak = {'user': {'auc': 0.4}, 'item': {'auc': 0.01}, 'query': {'auc': 0.0}}
+    late = {
+      'event': 'pass',
+      'step': 5,
+      'pass': 'day_9',
+      'fate': 'late',
+      'reason': 'day_9.csv: late',
+      'time': 1.0,
+    }
+    again = {'event': 'start', 'step': 50, 'processes': 3, 'time': 1.0}
+    for events, wanted in (
+      (change('train', 2, ctr=0.001), 'The label of day_02 looks broken: its click rate is 0.0010'),
+      (change('train', 2, auc=0.5), ''),
+      (change('eval', 2, auc=0.5), 'The label of day_02 looks broken: its AUC is 0.5000'),
+      (change_slot(2, 'item', blank=0.99), "Slot 'item' went blank from day_02 on: 99%"),
+      (change('importance', 0, auc=0.99, slots=leak), "Slot 'user' looks like a leak of the label"),
+      (change_slot(3, 'query', effective_rank=1.2), "The factors of slot 'query' have collapsed"),
+      (
+        change_slot(3, 'user', dead_columns=[2, 5]),
+        "Columns 2 and 5 of the factors of slot 'user'",
+      ),
+      (change('train', 1, bad=17), '17 bad records were left out: day_01 (17).'),
+      (change('eval', -1, calibration=1.4), 'Predictions of the test split (test) lie 40% above'),
+      ([*runs.healthy_events(), late], '1 pass was late: day_9.csv: late.'),
+      ([*runs.healthy_events(), again], 'The run was taken up again 1 times, at step 50.'),
+    ):
+      found = findings.faults(self.run_of(events))
+      with self.subTest(wanted=wanted):
+        if not wanted:
+          self.assertEqual(found, [])
+          continue
+        self.assertLen(found, 1, found)
+        self.assertStartsWith(found[0], wanted)
+
+  def test_keys_that_differ(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    events = runs.healthy_events()
+    found = [
+      read_run(runs.write_run(f'{folder}/{b}', events, batch_size=b, epochs=2)) for b in (8, 9)
+    ]
+    keys = differing_keys(found).drop('data.train')
+    self.assertEqual(keys.to_numpy().tolist(), [['8', '9']])
+    self.assertEqual(list(keys.index), ['train.batch_size'])
+
+  def test_no_run(self):
+    with self.assertRaisesRegex(UserError, 'no config.yaml there'):
+      read_run(tempfile.mkdtemp(dir=self.get_temp_dir()))
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,30 @@
+"""Makes report.html of a run again, or compares runs: `python -m trainer.report RUN_DIR…`.
+
+The run may be finished, killed or going on.
+"""
+
+import os
+
+from absl import flags
+
+from trainer import command_line
+from trainer.errors import UserError
+
+OUT = flags.DEFINE_string(
+  'out', None, 'Where to write; RUN_DIR/report.html, or comparison.html of several runs.'
+)
+
+
+@command_line.command
+def main(run_dirs: list[str]) -> None:
+  from trainer.reporting import report
+
+  if not run_dirs:
+    raise UserError('found no RUN_DIR; wanted python -m trainer.report RUN_DIR…')
+  default = os.path.join(run_dirs[0], 'report.html') if len(run_dirs) == 1 else 'comparison.html'
+  report.write(run_dirs, OUT.value or default)
+  print(OUT.value or default)
+
+
+if __name__ == '__main__':
+  main()

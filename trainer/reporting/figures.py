@@ -1,0 +1,399 @@
+"""The figures of a report, by Plotly; None where a run has nothing to show yet."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from trainer.reporting.findings import slot_table
+from trainer.reporting.runs import SPLITS, Run
+
+COLOURS = {
+  'train': '#3568a8',
+  'next': '#e07b39',
+  'valid': '#3a9a6b',
+  'test': '#8e5bb5',
+  'best reachable': '#7a7f87',
+}
+SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
+PARTS = {
+  'convert': 'converting the log',
+  'wait': 'waiting for batches',
+  'step': 'steps, exchange included',
+  'evaluate': 'evaluation',
+  'save': 'checkpoints',
+  'export': 'exports',
+}
+
+
+def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
+  figure = go.Figure()
+  figure.update_layout(
+    template='plotly_white',
+    colorway=SEQUENCE,
+    font={'family': 'system-ui, sans-serif', 'size': 12, 'color': '#2b2f36'},
+    margin={'l': 8, 'r': 12, 't': 8, 'b': 8},
+    height=height,
+    hovermode='x unified',
+    legend={
+      'orientation': 'h',
+      'y': 1.02,
+      'yanchor': 'bottom',
+      'x': 0,
+      'itemsizing': 'constant',
+      'traceorder': 'normal',
+    },
+    **layout,
+  )
+  figure.update_xaxes(title=x, automargin=True, gridcolor='#eceef1')
+  figure.update_yaxes(title=y, automargin=True, gridcolor='#eceef1')
+  return figure
+
+
+def _line(
+  figure: go.Figure, rows: pd.DataFrame, field: str, name: str, run: str = '', **style: object
+) -> None:
+  """Adds a curve over the steps, with pass and day in what hovering shows."""
+  rows = rows.dropna(subset=[field]) if field in rows else rows[:0]
+  if not len(rows):
+    return
+  about = rows.reindex(columns=['pass', 'day', 'epoch'])
+  figure.add_trace(
+    go.Scatter(
+      x=rows['step'].tolist(),
+      y=rows[field].tolist(),
+      name=f'{run} {name}'.strip(),
+      customdata=about.astype(object).where(about.notna(), '–').to_numpy().tolist(),
+      hovertemplate='%{y:.5~g} (pass %{customdata[0]}, day %{customdata[1]}, '
+      'epoch %{customdata[2]})',
+      **style,
+    )
+  )
+
+
+def quality(metric: str, title: str) -> Callable[[Run], go.Figure | None]:
+  """Returns a function that draws one metric over the steps: each split a curve of its own."""
+
+  def draw(run: Run) -> go.Figure | None:
+    figure = _figure('step', title, height=380)
+    _line(
+      figure,
+      run.of('window'),
+      metric,
+      'train, within the pass',
+      line={'color': COLOURS['train'], 'width': 1},
+      opacity=0.55,
+      mode='lines',
+    )
+    style = {'mode': 'lines+markers', 'marker': {'size': 7}}
+    _line(figure, run.of('train'), metric, 'train', line={'color': COLOURS['train']}, **style)
+    for split in SPLITS:
+      line = {'color': COLOURS[split]}
+      _line(figure, run.evaluated(split), metric, split, line=line, **style)
+    evaluated = run.of('eval')
+    if len(evaluated):
+      bound = [run.reachable(name, metric) for name in evaluated['pass']]
+      line = {'color': COLOURS['best reachable'], 'dash': 'dot'}
+      bounds = evaluated.assign(bound=bound).astype({'bound': float})
+      _line(figure, bounds, 'bound', 'best reachable', line=line, mode='lines+markers')
+    if not figure.data:
+      return None
+    best = run.best
+    if best is not None and pd.notna(best.get(metric)):
+      figure.add_trace(
+        go.Scatter(
+          x=[best['step']],
+          y=[best[metric]],
+          name='best',
+          mode='markers',
+          marker={'symbol': 'star', 'size': 15, 'color': '#d9a514', 'line': {'width': 1}},
+          hovertemplate='%{y:.5~g}',
+        )
+      )
+    _mark_days(figure, run)
+    return _zoomed(figure)
+
+  return draw
+
+
+def _mark_days(figure: go.Figure, run: Run) -> None:
+  ends = run.of('day_end')
+  for _, one in ends.iterrows() if len(ends) <= 60 else ():
+    figure.add_vline(x=one['step'], line={'color': '#c9cdd3', 'width': 1, 'dash': 'dot'})
+
+
+def _zoomed(figure: go.Figure) -> go.Figure:
+  """Leaves what the untrained model scores out of the first view, so that the curves have room."""
+  values = np.concatenate([np.array(trace.y, float) for trace in figure.data])
+  values = values[np.isfinite(values)]
+  if len(values) > 4:
+    low, high = np.quantile(values, [0.06, 0.94])
+    room = 0.35 * (high - low) or 0.01 * abs(high) or 1
+    figure.update_yaxes(
+      range=[
+        float(max(low - room, values.min() - 0.05 * room)),
+        float(min(high + room, values.max() + 0.05 * room)),
+      ]
+    )
+  return figure
+
+
+def calibration(run: Run) -> go.Figure | None:
+  """Σ predicted / Σ clicked over the steps."""
+  figure = _figure('step', 'Σ predicted / Σ clicked')
+  style = {'mode': 'lines+markers'}
+  _line(figure, run.of('train'), 'calibration', 'train', line={'color': COLOURS['train']}, **style)
+  for split in SPLITS:
+    line = {'color': COLOURS[split]}
+    _line(figure, run.evaluated(split), 'calibration', split, line=line, **style)
+  if not figure.data:
+    return None
+  figure.add_hline(y=1, line={'color': '#7a7f87', 'dash': 'dot', 'width': 1})
+  return _zoomed(figure)
+
+
+def deciles(run: Run) -> go.Figure | None:
+  """Mean prediction and click rate of each tenth of the predictions, of each split's last."""
+  evaluated = run.of('eval')
+  if 'deciles' not in evaluated or not evaluated['deciles'].notna().any():
+    return None
+  figure = _figure('mean prediction', 'click rate')
+  shown = []
+  for split in SPLITS:
+    rows = run.evaluated(split)
+    rows = rows[rows['deciles'].notna()]
+    if not len(rows):
+      continue
+    table = np.array(rows.iloc[-1]['deciles'])  # weight, mean predicted, click rate
+    # The click rate's own deviation: clicks are drawn, so that a small tenth may miss by chance.
+    deviation = np.sqrt(table[:, 2] * (1 - table[:, 2]) / table[:, 0])
+    shown += table[:, 1:][table[:, 1:] > 0].tolist()
+    figure.add_trace(
+      go.Scatter(
+        x=table[:, 1].tolist(),
+        y=table[:, 2].tolist(),
+        error_y={'array': (2 * deviation).tolist(), 'thickness': 1, 'width': 2},
+        name=split,
+        mode='lines+markers',
+        line={'color': COLOURS[split]},
+        hovertemplate='predicted %{x:.4~g}, clicked %{y:.4~g}',
+      )
+    )
+  ends = [min(shown), max(shown)]
+  line = {'color': '#7a7f87', 'dash': 'dot', 'width': 1}
+  figure.add_trace(
+    go.Scatter(x=ends, y=ends, name='calibrated', mode='lines', line=line, hoverinfo='skip')
+  )
+  figure.update_layout(hovermode='closest')
+  figure.update_xaxes(type='log', dtick='D2')
+  return figure.update_yaxes(type='log', dtick='D2')
+
+
+def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
+  height = 110 + max(3, len(slots)) * layout.pop('row_height', 34)
+  figure = _figure(x, '', height=height, **layout)
+  figure.update_layout(hovermode='y unified', barmode='group', bargap=0.25)
+  figure.update_yaxes(autorange='reversed', type='category', showgrid=False)
+  return figure
+
+
+def slot_calibration(run: Run) -> go.Figure | None:
+  """Calibration of the samples whose feature in a slot is known to the model, and of the others."""
+  known, unknown = (slot_table(run, 'eval', f'calibration_{k}') for k in ('known', 'unknown'))
+  if not len(known):
+    return None
+  figure = _bars(list(known), 'Σ predicted / Σ clicked')
+  for name, table in (('feature known', known), ('feature unknown or blank', unknown)):
+    if len(table):
+      last = table.iloc[-1].dropna()
+      figure.add_trace(
+        go.Scatter(
+          x=last.tolist(), y=list(last.index), name=name, mode='markers', marker={'size': 10}
+        )
+      )
+  figure.add_vline(x=1, line={'color': '#7a7f87', 'dash': 'dot', 'width': 1})
+  return figure
+
+
+def funnel(run: Run) -> go.Figure | None:
+  """Features by slot: seen, admitted, evicted, exported."""
+  features, admitted = (slot_table(run, 'train', f) for f in ('features', 'admitted'))
+  if not len(features):
+    return None
+  evicted = slot_table(run, 'day_end', 'evicted').sum()
+  exported = slot_table(run, 'export', 'rows')
+  alive = features.iloc[-1]
+  ended = slot_table(run, 'day_end', 'features')
+  if len(ended) and ended.index[-1] > features.index[-1]:
+    alive = ended.iloc[-1]
+    admitted = slot_table(run, 'day_end', 'admitted')
+  bars = {
+    'seen': alive.add(evicted.reindex(alive.index).fillna(0)),
+    'admitted': admitted.iloc[-1],
+    'evicted': evicted,
+    'exported': exported.iloc[-1] if len(exported) else pd.Series(dtype=float),
+  }
+  figure = _bars(list(features), 'features (log)', row_height=58)
+  for name, values in bars.items():
+    values = values[values > 0]
+    if len(values):
+      figure.add_trace(go.Bar(x=values.tolist(), y=list(values.index), name=name, orientation='h'))
+  # A bar starts at one feature, so that its length means something.
+  most = max(max(trace.x) for trace in figure.data)
+  return figure.update_xaxes(type='log', range=[0, float(np.log10(most)) + 0.1], dtick=1)
+
+
+def table_bytes(run: Run) -> go.Figure | None:
+  """Megabytes of the tables over the steps: after each pass, and after each day's end."""
+  rows = run.events[run.events['event'].isin(['window', 'train', 'day_end'])]
+  if 'table_bytes' not in rows or not len(rows):
+    return None
+  figure = _figure('step', 'MB')
+  rows = rows.assign(megabytes=rows['table_bytes'] / 1e6)
+  _line(figure, rows, 'megabytes', 'tables', mode='lines', line={'color': COLOURS['train']})
+  for event, name in (('train', 'after a pass'), ('day_end', "after a day's end")):
+    _line(figure, rows[rows['event'] == event], 'megabytes', name, mode='markers')
+  figure.update_layout(hovermode='closest')
+  return figure.update_yaxes(rangemode='tozero')
+
+
+def features(run: Run) -> go.Figure | None:
+  """Features and admitted features over the steps."""
+  rows = run.events[run.events['event'].isin(['window', 'train', 'day_end'])]
+  if 'features' not in rows or not len(rows):
+    return None
+  figure = _figure('step', 'features')
+  _line(figure, rows, 'features', 'features', mode='lines+markers', marker={'size': 4})
+  _line(figure, rows, 'admitted', 'admitted', mode='lines+markers', marker={'size': 4})
+  return figure.update_yaxes(rangemode='tozero')
+
+
+def unknown(run: Run) -> go.Figure | None:
+  """The share of samples whose feature in a slot the model did not know, by evaluation."""
+  shares = slot_table(run, 'eval', 'unknown')
+  if not len(shares):
+    return None
+  rows = run.events.loc[shares.index]
+  shares = shares.loc[
+    rows['split'] == ('next' if (rows['split'] == 'next').any() else rows['split'].iloc[-1])
+  ]
+  rows = rows.loc[shares.index]
+  figure = _figure('', '', height=110 + 30 * max(3, shares.shape[1]))
+  figure.add_trace(
+    go.Heatmap(
+      z=(100 * shares.T).to_numpy().tolist(),
+      x=[
+        f'{one["pass"]}'
+        if pd.isna(one.get('epoch')) or run.cfg.train.epochs == 1
+        else f'{one["pass"]}, epoch {one["epoch"]:.0f}'
+        for _, one in rows.iterrows()
+      ],
+      y=list(shares),
+      zmin=0,
+      zmax=100,
+      colorscale=[[0, '#f4f7fb'], [1, '#3568a8']],
+      texttemplate='%{z:.0f}' if shares.size <= 120 else None,
+      hovertemplate='%{y}, %{x}: %{z:.2f} %<extra></extra>',
+      showscale=shares.size > 120,
+      colorbar={'title': '%', 'thickness': 10},
+    )
+  )
+  figure.update_layout(hovermode='closest')
+  figure.update_xaxes(type='category')
+  return figure.update_yaxes(autorange='reversed', type='category')
+
+
+def time_spent(run: Run) -> go.Figure | None:
+  """Seconds of each part of the work, by pass."""
+  rows = run.of('train')
+  if 'seconds' not in rows or not rows['seconds'].map(lambda s: isinstance(s, dict)).any():
+    return None
+  rows = rows[rows['seconds'].map(lambda s: isinstance(s, dict))]
+  seconds = pd.json_normalize(rows['seconds'].tolist()).fillna(0)
+  figure = _figure('', 'seconds', barmode='stack')
+  names = [
+    f'{one["pass"]}' if run.cfg.train.epochs == 1 else f'{one["pass"]}, epoch {one["epoch"]:.0f}'
+    for _, one in rows.iterrows()
+  ]
+  for part, title in PARTS.items():
+    if part in seconds and seconds[part].any():
+      figure.add_trace(
+        go.Bar(x=names, y=seconds[part].tolist(), name=title, hovertemplate='%{y:.2f} s')
+      )
+  return figure.update_xaxes(type='category')
+
+
+def speed(run: Run) -> go.Figure | None:
+  """Samples a second: of training, and of evaluation."""
+  figure = _figure('step', 'samples/s')
+  style = {'mode': 'lines+markers'}
+  _line(
+    figure,
+    run.of('window'),
+    'examples_per_second',
+    'within the pass',
+    mode='lines',
+    line={'color': COLOURS['train'], 'width': 1},
+    opacity=0.55,
+  )
+  _line(
+    figure,
+    run.of('train'),
+    'examples_per_second',
+    'train',
+    line={'color': COLOURS['train']},
+    **style,
+  )
+  for split in SPLITS:
+    line = {'color': COLOURS[split]}
+    _line(figure, run.evaluated(split), 'examples_per_second', split, line=line, **style)
+  return figure.update_yaxes(rangemode='tozero') if figure.data else None
+
+
+def importance(run: Run) -> go.Figure | None:
+  """What AUC (or logloss) loses when a slot's features are exchanged between samples."""
+  found = run.of('importance')
+  if not len(found):
+    return None
+  slots = found.iloc[-1]['slots']
+  losses = pd.Series({slot: values['auc'] for slot, values in slots.items()}).dropna()
+  losses = losses.sort_values(ascending=False)
+  if not len(losses):
+    return None
+  figure = _bars(list(losses.index), 'loss of AUC')
+  figure.add_trace(
+    go.Bar(
+      x=losses.tolist(),
+      y=list(losses.index),
+      name='the model',
+      orientation='h',
+      marker={'color': COLOURS['train']},
+    )
+  )
+  true = run.truth.get('importance', {})
+  shown = [slot for slot in losses.index if slot in true]
+  if shown:
+    figure.add_trace(
+      go.Scatter(
+        x=[true[slot] for slot in shown],
+        y=shown,
+        name='the true probabilities',
+        mode='markers',
+        marker={'color': '#2b2f36', 'symbol': 'line-ns-open', 'size': 14},
+      )
+    )
+  return figure
+
+
+def compared(metric: str, title: str, split: str) -> Callable[[Sequence[Run]], go.Figure | None]:
+  """Returns a function that draws one split's metric of several runs over the steps."""
+
+  def draw(runs: Sequence[Run]) -> go.Figure | None:
+    figure = _figure('step', title, height=380)
+    for run in runs:
+      rows = run.of('train') if split == 'train' else run.evaluated(split)
+      _line(figure, rows, metric, '', run=run.name, mode='lines+markers')
+    return _zoomed(figure) if figure.data else None
+
+  return draw

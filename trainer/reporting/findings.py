@@ -1,0 +1,254 @@
+"""What a run's events say in words: what was trained, how well, how fast, and what went wrong."""
+
+import datetime
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from trainer.reporting.runs import Run
+
+NAMES = {'auc': 'AUC', 'gauc': 'GAUC', 'logloss': 'logloss', 'rmse': 'RMSE'}
+
+# From where on something is told. Each is far outside of what the demo's healthy slots show.
+LEAK_AUC, LEAK_LOSS = 0.93, 0.15  # the model's AUC, and what it loses without one slot
+COLLAPSED_SHARE = 0.25  # of a table's width, the effective rank of a slot's factors
+BLANK_JUMP = 0.5  # of a slot's blank share between one pass and the median of those before
+LABEL_FACTOR = 3.0  # between a pass's click rate and the median of the others
+LABEL_AUC_DROP = 0.1  # of a pass's AUC below the median of its neighbours
+MISCALIBRATED = 0.1
+
+
+def _list(names: list[str], most: int = 6) -> str:
+  shown = names if len(names) <= most else [*names[: most - 1], f'{len(names) - most + 1} more']
+  return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
+
+
+def state(run: Run) -> str:
+  """How the run stands: finished, stopped, or neither, which is killed or running."""
+  ends = run.of('end')
+  starts = run.of('start')
+  if len(ends) and (not len(starts) or ends.index[-1] > starts.index[-1]):
+    return str(ends.iloc[-1]['status'])
+  return 'unfinished'
+
+
+def summary(run: Run) -> list[str]:
+  """Sentences that say what was trained, on how much, how well, how fast, and how it ended."""
+  cfg, trained, told = run.cfg, run.of('train'), []
+  kinds = ', '.join(i.kind.rpartition('.')[2] for i in cfg.model.interactions)
+  model = f'A model of {kinds} over {len(cfg.slots)} slots and {len(cfg.data.dense)} dense columns'
+  if not len(trained):
+    told.append(f'{model}: no pass was trained to its end yet.')
+  else:
+    days = trained['day'].nunique()
+    count = f'{len(trained):,} pass{"es" * (len(trained) > 1)}'
+    count += f' of {days:,} day{"s" * (days > 1)}' * (days > 0)
+    epochs = trained['epoch'].nunique() if 'epoch' in trained else 1
+    count += f' in {epochs} epochs' * (epochs > 1)
+    told.append(f'{model} was trained on {trained["examples"].sum():,.0f} samples: {count}.')
+  best = run.best
+  if best is not None:
+    where = {'valid': 'of the validation', 'next': 'of a pass before it was trained on'}
+    text = f'The best {NAMES[run.metric]} {where.get(best["split"], "of the test")} is '
+    text += f'{best[run.metric]:.4f}, at step {best["step"]:,.0f}'
+    if best['split'] == 'valid' and pd.notna(best.get('epoch')):
+      text += f' (epoch {best["epoch"]:.0f})'
+    if best['split'] == 'next':
+      text += f' ({best["pass"]})'
+    told.append(text + '.')
+  test = run.evaluated('test')
+  if len(test):
+    last = test.iloc[-1]
+    shown = [m for m in ('auc', 'gauc', 'logloss', 'rmse') if pd.notna(last.get(m))]
+    text = 'On the test ' + _list([f'{NAMES[m]} is {last[m]:.4f}' for m in shown])
+    reach = [(m, run.reachable(last['pass'], m)) for m in shown]
+    reach = [f'{NAMES[m]} {value:.4f}' for m, value in reach if value is not None]
+    if reach:
+      text += f'; the true probabilities reach {_list(reach)}'
+    told.append(text + '.')
+  if len(trained):
+    starts = run.of('start')
+    by = ''
+    if len(starts):
+      processes = int(starts.iloc[-1]['processes'])
+      by = f' on {processes} process{"es" * (processes > 1)}'
+    told.append(f'Training took {trained["examples_per_second"].median():,.0f} samples/s{by}.')
+  counts = run.events[run.events['event'].isin(['train', 'day_end'])]
+  if len(counts):
+    last = counts.iloc[-1]
+    told.append(
+      f'The tables hold {last["features"]:,.0f} features, {last["admitted"]:,.0f} of them '
+      f'admitted, in {last["table_bytes"] / 1e6:,.1f} MB.'
+    )
+  told += {
+    'unfinished': [
+      'The run has not finished: it is running still, or was killed; its last event '
+      f'is of {_when(run)}.'
+    ],
+    'stopped': ['It was asked to stop, and its state was saved.'],
+  }.get(state(run), [])
+  return told
+
+
+def _when(run: Run) -> str:
+  if not len(run.events):
+    return 'no time: there is none yet'
+  at = datetime.datetime.fromtimestamp(run.events['time'].iloc[-1], datetime.timezone.utc)
+  return f'{at:%Y-%m-%d %H:%M:%S} UTC'
+
+
+def faults(run: Run) -> list[str]:
+  """Sentences that each name one thing that went wrong, or looks wrong."""
+  return [text for look in _LOOKS for text in look(run)]
+
+
+def slot_table(run: Run, event: str, field: str) -> pd.DataFrame:
+  """One figure by slot, of the events that have it: a row an event, a column a slot."""
+  found = run.of(event)
+  if 'slots' not in found:
+    return pd.DataFrame()
+  found = found[found['slots'].notna()]
+  rows = {
+    i: {slot: values.get(field) for slot, values in slots.items()}
+    for i, slots in found['slots'].items()
+  }
+  return pd.DataFrame.from_dict(rows, orient='index').dropna(axis=1, how='all')
+
+
+def _interruptions(run: Run) -> Iterator[str]:
+  starts = run.of('start')
+  if len(starts) > 1:
+    steps = _list([f'{step:,.0f}' for step in starts['step'].iloc[1:]])
+    yield f'The run was taken up again {len(starts) - 1} times, at step {steps}.'
+
+
+def _bad_records(run: Run) -> Iterator[str]:
+  trained = run.of('train')
+  if 'bad' in trained and trained['bad'].sum():
+    bad = trained[trained['bad'] > 0].drop_duplicates('pass')
+    names = _list([f'{one["pass"]} ({one["bad"]:,.0f})' for _, one in bad.iterrows()])
+    yield f'{bad["bad"].sum():,.0f} bad records were left out: {names}.'
+
+
+def _passes_set_aside(run: Run) -> Iterator[str]:
+  told = run.of('pass')
+  for fate, some in told.groupby('fate') if len(told) else ():
+    reasons = _list([str(reason) for reason in some['reason']], most=3)
+    count = f'{len(some):,} pass{"es" * (len(some) > 1)}'
+    yield f'{count} {"were" if len(some) > 1 else "was"} {fate}: {reasons}.'
+
+
+def _labels(run: Run) -> Iterator[str]:
+  trained = run.of('train').drop_duplicates('pass', keep='first')
+  if len(trained) < 3:
+    return
+  if 'ctr' in trained:
+    for _, one in trained.iterrows():
+      others = trained[trained['pass'] != one['pass']]['ctr'].median()
+      if (
+        pd.notna(one['ctr'])
+        and not 1 / LABEL_FACTOR < one['ctr'] / max(others, 1e-9) < LABEL_FACTOR
+      ):
+        yield (
+          f'The label of {one["pass"]} looks broken: its click rate is {one["ctr"]:.4f}, that of '
+          f'the other passes {others:.4f}.'
+        )
+        return
+  ahead = run.evaluated('next').drop_duplicates('pass', keep='first')
+  rows = ahead if len(ahead) > 3 else trained
+  if 'auc' in rows:
+    values = rows['auc'].iloc[1:] if rows is ahead else rows['auc']
+    for i, value in values.items():
+      others = values.drop(i).median()
+      if value < others - LABEL_AUC_DROP:
+        yield (
+          f'The label of {rows.loc[i, "pass"]} looks broken: its AUC is {value:.4f}, that of the '
+          f'other passes {others:.4f}.'
+        )
+
+
+def _blank_slots(run: Run) -> Iterator[str]:
+  shares = slot_table(run, 'train', 'blank')
+  names = run.of('train')['pass']
+  for slot in shares:
+    share = shares[slot]
+    for place in range(1, len(share)):
+      before = share.iloc[:place].median()
+      if share.iloc[place] > before + BLANK_JUMP:
+        since = 'from' if (share.iloc[place:] > before + BLANK_JUMP).all() else 'in'
+        yield (
+          f"Slot '{slot}' went blank {since} {names[share.index[place]]}"
+          f'{" on" * (since == "from")}: {share.iloc[place]:.0%} of its samples have no feature, '
+          f'{before:.0%} before.'
+        )
+        break
+
+
+def _leaks(run: Run) -> Iterator[str]:
+  for _, one in run.of('importance').tail(1).iterrows():
+    for slot, values in one['slots'].items():
+      if one['auc'] > LEAK_AUC and (values['auc'] or 0) > LEAK_LOSS:
+        yield (
+          f"Slot '{slot}' looks like a leak of the label: with it AUC is {one['auc']:.4f}, with "
+          f'its features exchanged between samples {one["auc"] - values["auc"]:.4f}.'
+        )
+
+
+def _factors(run: Run) -> Iterator[str]:
+  found = run.of('train')
+  if 'slots' not in found or not found['slots'].notna().any():
+    return
+  slots = found['slots'].dropna().iloc[-1]
+  widths = {s.name: run.cfg.sparse.tables[s.table].width for s in run.cfg.slots}
+  for slot, values in slots.items():
+    width = values.get('width') or widths[slot]
+    if (dead := values.get('dead_columns')) and width:
+      which = _list([str(column) for column in dead])
+      yield (
+        f"Column{'s' * (len(dead) > 1)} {which} of the factors of slot '{slot}' "
+        f'{"are" if len(dead) > 1 else "is"} dead: (almost) 0 in every row.'
+      )
+    rank = values.get('effective_rank')
+    if rank is None or values.get('admitted', 0) < 8 * width or width < 4:
+      continue
+    if rank < max(1.5, COLLAPSED_SHARE * (width - len(dead or ()))):
+      yield (
+        f"The factors of slot '{slot}' have collapsed: their effective rank is {rank:.1f} of "
+        f'{width}.'
+      )
+
+
+def _calibration(run: Run) -> Iterator[str]:
+  evaluated = run.of('eval')
+  if not len(evaluated) or 'calibration' not in evaluated:
+    return
+  last = evaluated.iloc[-1]
+  if pd.notna(last['calibration']) and abs(last['calibration'] - 1) > MISCALIBRATED:
+    how = 'above' if last['calibration'] > 1 else 'below'
+    yield (
+      f'Predictions of the {last["split"]} split ({last["pass"]}) lie '
+      f'{abs(last["calibration"] - 1):.0%} {how} the clicks.'
+    )
+
+
+def _overfitting(run: Run) -> Iterator[str]:
+  found = run.evaluated('valid')
+  if len(found) > 2 and run.metric in found:
+    values = (1 if run.metric in ('logloss', 'rmse') else -1) * found[run.metric].to_numpy()
+    after = len(values) - 1 - int(np.argmin(values))
+    if after >= 2:
+      yield f'The validation has not improved in the last {after} of {len(values)} evaluations.'
+
+
+_LOOKS = (
+  _labels,
+  _blank_slots,
+  _leaks,
+  _factors,
+  _calibration,
+  _overfitting,
+  _bad_records,
+  _passes_set_aside,
+  _interruptions,
+)

@@ -1,0 +1,281 @@
+"""report.html: all that is known of a run on one page, which needs no network.
+
+It is made from config.yaml and metrics.jsonl alone, so that it can be made of a run that goes on,
+was killed, or lies on a disk without its data.
+"""
+
+import html
+import os
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+import plotly.offline
+
+from trainer import files
+from trainer.reporting import figures, findings
+from trainer.reporting.events import SCALARS
+from trainer.reporting.runs import Run, differing_keys, read_run
+
+# id, heading, what it shows, figure, whether it takes the whole width
+_SECTIONS = (
+  (
+    'Quality',
+    (
+      (
+        'auc',
+        'AUC',
+        'Every split by itself; dotted lines are the ends of days.',
+        figures.quality('auc', 'AUC'),
+        True,
+      ),
+      ('logloss', 'Logloss', '', figures.quality('logloss', 'logloss'), False),
+      ('rmse', 'RMSE', '', figures.quality('rmse', 'RMSE'), True),
+      (
+        'gauc',
+        'GAUC',
+        'AUC within each group, weighted by impressions.',
+        figures.quality('gauc', 'GAUC'),
+        False,
+      ),
+    ),
+  ),
+  (
+    'Calibration',
+    (
+      (
+        'calibration',
+        'Over time',
+        '1 is right; above it, the model predicts too many clicks.',
+        figures.calibration,
+        False,
+      ),
+      (
+        'deciles',
+        'By decile of the prediction',
+        'Of the last evaluation of each split; bars are two standard deviations.',
+        figures.deciles,
+        False,
+      ),
+      (
+        'slot_calibration',
+        'By slot',
+        'Of the last evaluation: samples whose feature the model knows, and the others.',
+        figures.slot_calibration,
+        False,
+      ),
+    ),
+  ),
+  (
+    'Features',
+    (
+      (
+        'funnel',
+        'Seen, admitted, evicted, exported',
+        'By slot, over the whole run.',
+        figures.funnel,
+        True,
+      ),
+      (
+        'table_bytes',
+        'Bytes of the tables',
+        'Before and after the end of each day.',
+        figures.table_bytes,
+        False,
+      ),
+      ('features', 'Features in the tables', '', figures.features, False),
+      (
+        'unknown',
+        'Unknown features',
+        'The share of samples, in %, of a slot that the model did not know when it was evaluated.',
+        figures.unknown,
+        True,
+      ),
+      (
+        'importance',
+        'Importance of the slots',
+        'What AUC loses when a slot is exchanged between samples.',
+        figures.importance,
+        True,
+      ),
+    ),
+  ),
+  (
+    'Speed',
+    (
+      ('time_spent', 'Where the time went', 'Of process 0, by pass.', figures.time_spent, False),
+      ('speed', 'Samples a second', '', figures.speed, False),
+    ),
+  ),
+)
+
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f5f6f8; color: #2b2f36; font: 15px/1.5 system-ui, sans-serif; }
+main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 64px; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
+h2 { font-size: 19px; margin: 36px 0 12px; }
+h3 { font-size: 15px; margin: 0; }
+p { margin: 0; } .where { color: #656b75; margin-bottom: 18px; overflow-wrap: anywhere; }
+.summary { font-size: 16px; max-width: 76ch; overflow-wrap: anywhere; }
+.faults { margin: 14px 0 0; padding: 12px 16px 12px 32px; max-width: 92ch; border-radius: 8px;
+  background: #fdf3e7; border: 1px solid #efd3ad; overflow-wrap: anywhere; }
+.well { margin: 14px 0 0; color: #2c7a52; }
+.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; }
+.card { background: #fff; border: 1px solid #e3e6ea; border-radius: 8px; padding: 14px 16px;
+  min-width: 0; }
+.card.wide { grid-column: 1 / -1; }
+.note { color: #656b75; font-size: 13px; min-height: 20px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 5px 10px; border-bottom: 1px solid #eceef1; text-align: right;
+  white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+thead th { color: #656b75; font-weight: 600; }
+summary { cursor: pointer; font-weight: 600; }
+@media (max-width: 760px) {
+  main { padding: 18px 12px 40px; } h1 { font-size: 21px; } .summary { font-size: 15px; }
+  .grid { grid-template-columns: minmax(0, 1fr); } .card { padding: 12px 10px; }
+}
+"""
+
+
+def _plot(name: str, figure: go.Figure) -> str:
+  return figure.to_html(
+    full_html=False,
+    include_plotlyjs=False,
+    div_id=name,
+    config={'responsive': True, 'displayModeBar': False},
+  )
+
+
+def _card(heading: str, note: str, body: str, wide: bool) -> str:
+  return (
+    f'<section class="card{" wide" * wide}"><h3>{html.escape(heading)}</h3>'
+    f'<p class="note">{html.escape(note)}</p>{body}</section>'
+  )
+
+
+def _table(table: pd.DataFrame, index: bool = False) -> str:
+  shown = table.to_html(
+    index=index, na_rep='', border=0, float_format=lambda x: f'{x:,.6g}', escape=True
+  )
+  return f'<div class="scroll">{shown}</div>'
+
+
+def _sections(run: Run) -> str:
+  page = []
+  for heading, parts in _SECTIONS:
+    drawn = [(part, figure) for part in parts if (figure := part[3](run)) is not None]
+    cards, beside = [], False
+    for i, ((name, title, note, _, wide), figure) in enumerate(drawn):
+      # A half card stands alone where no other half card follows: then it is wide too.
+      alone = not beside and (i + 1 == len(drawn) or drawn[i + 1][0][4])
+      beside = not (wide or alone or beside)
+      cards.append(_card(title, note, _plot(name, figure), wide or alone))
+    if heading == 'Features' and (slots := _slots(run)):
+      cards.append(slots)
+    if cards:
+      page.append(f'<h2>{heading}</h2><div class="grid">{"".join(cards)}</div>')
+  return ''.join(page)
+
+
+def _slots(run: Run) -> str | None:
+  """The table of slots as the last pass left them."""
+  found = run.of('train')
+  if 'slots' not in found or not found['slots'].notna().any():
+    return None
+  table = pd.DataFrame(found['slots'].dropna().iloc[-1]).T.infer_objects()
+  if 'dead_columns' in table:
+    table['dead_columns'] = table['dead_columns'].map(lambda c: ', '.join(map(str, c or ())))
+  table.columns = [c.replace('_', ' ') for c in table]
+  return _card(
+    'Slots',
+    'As the last pass left them; python -m trainer.inspect says more.',
+    _table(table, index=True),
+    True,
+  )
+
+
+def _events(run: Run) -> str:
+  columns = ['event', 'split', 'pass', 'day', 'step', 'examples', *SCALARS]
+  shown = run.events[~run.events['event'].isin(['window', 'importance'])]
+  shown = shown.reindex(columns=columns).dropna(axis=1, how='all')
+  return (
+    f'<h2>Events</h2><section class="card"><details><summary>All {len(shown):,} events</summary>'
+    f'{_table(shown)}</details></section>'
+  )
+
+
+def _words(run: Run) -> str:
+  found = findings.faults(run)
+  summary = f'<p class="summary">{html.escape(" ".join(findings.summary(run)))}</p>'
+  if not found:
+    return summary + '<p class="well">Nothing that went wrong was found.</p>'
+  told = ''.join(f'<li>{html.escape(text)}</li>' for text in found)
+  return f'{summary}<ul class="faults">{told}</ul>'
+
+
+def _one(run: Run) -> str:
+  return (
+    f'<h1>{html.escape(run.name)}</h1><p class="where">{html.escape(run.directory)}</p>'
+    f'{_words(run)}{_sections(run)}{_events(run)}'
+  )
+
+
+def _several(runs: Sequence[Run]) -> str:
+  rows = []
+  for run in runs:
+    trained, best = run.of('train'), run.best
+    test = run.evaluated('test')
+    row = {'run': run.directory, 'state': findings.state(run)}
+    row['samples'] = trained['examples'].sum() if len(trained) else 0
+    row['samples/s'] = trained['examples_per_second'].median() if len(trained) else None
+    if best is not None:
+      row |= {f'best {run.metric}': best[run.metric], 'of': best['split'], 'step': best['step']}
+    for metric in ('auc', 'gauc', 'logloss', 'rmse', 'calibration'):
+      if len(test) and metric in test:
+        row[f'test {metric}'] = test.iloc[-1][metric]
+    rows.append(row)
+  page = [
+    f'<h1>{len(runs)} runs compared</h1>',
+    f'<section class="card">{_table(pd.DataFrame(rows))}</section>',
+    '<h2>Keys in which they differ</h2>',
+  ]
+  keys = differing_keys(list(runs))
+  keys.columns = [run.name for run in runs]
+  told = _table(keys, index=True) if len(keys) else 'There are none.'
+  page.append(f'<section class="card">{told}</section>')
+  cards = []
+  for metric, title in (('auc', 'AUC'), ('logloss', 'logloss'), ('rmse', 'RMSE')):
+    for split in ('train', 'next', 'valid', 'test'):
+      figure = figures.compared(metric, title, split)(runs)
+      if figure is not None:
+        cards.append(_card(f'{title}, {split}', '', _plot(f'{metric}_{split}', figure), False))
+  page.append(f'<h2>Quality</h2><div class="grid">{"".join(cards)}</div>')
+  for run in runs:
+    page.append(f'<h2>{html.escape(run.name)}</h2>{_words(run)}')
+  return ''.join(page)
+
+
+def write(run_dirs: Sequence[str], path: str) -> None:
+  """Writes the report of a run, or the comparison of several.
+
+  Args:
+    run_dirs: one or more.
+    path: of the HTML file.
+  Raises:
+    UserError: where one is not the directory of a run.
+  """
+  runs = [read_run(directory) for directory in run_dirs]
+  body = _one(runs[0]) if len(runs) == 1 else _several(runs)
+  title = runs[0].name if len(runs) == 1 else f'{len(runs)} runs compared'
+  page = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    f'<title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    f'<script>{plotly.offline.get_plotlyjs()}</script></head><body><main>{body}</main></body></html>'
+  )
+  files.write_synced(path + files.UNFINISHED, page.encode())
+  os.rename(path + files.UNFINISHED, path)

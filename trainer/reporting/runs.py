@@ -1,0 +1,105 @@
+"""A run as its run_dir tells it: the config and the events, of a finished run or any other."""
+
+import dataclasses
+import functools
+import json
+import os
+
+import pandas as pd
+
+from trainer import config
+from trainer.errors import UserError
+from trainer.reporting.events import read_events
+
+SPLITS = ('next', 'valid', 'test')
+# What is there of any run, at whatever moment it was killed.
+COLUMNS = ('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate')
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What is known of a run.
+
+  Attributes:
+    directory: its run_dir.
+    cfg: its config.
+    events: of trainer.reporting.events.read_events, with their place in the file as the index, and
+      every column of COLUMNS.
+    truth: the content of truth.json beside its data, where the log was synthesized; else {}.
+  """
+
+  directory: str
+  cfg: config.Config
+  events: pd.DataFrame
+  truth: dict
+
+  @property
+  def name(self) -> str:
+    """The last part of its run_dir."""
+    return os.path.basename(os.path.normpath(self.directory))
+
+  @property
+  def metric(self) -> str:
+    """What its quality is measured by."""
+    if self.cfg.model.loss == 'squared_error':
+      return 'rmse'
+    return self.cfg.train.plateau.metric if self.cfg.train.plateau else 'auc'
+
+  def of(self, event: str) -> pd.DataFrame:
+    """The events of one kind, with a column for every field that some event has."""
+    return self.events[self.events['event'] == event]
+
+  def evaluated(self, split: str) -> pd.DataFrame:
+    """The evaluations of one split."""
+    found = self.of('eval')
+    return found[found['split'] == split]
+
+  @functools.cached_property
+  def best(self) -> pd.Series | None:
+    """The best evaluation: of the validation where there is one, else of each pass ahead of it."""
+    for split in ('valid', 'next', 'test'):
+      found = self.evaluated(split)
+      if len(found) and self.metric in found and found[self.metric].notna().any():
+        sign = 1 if self.metric in ('logloss', 'rmse') else -1
+        return found.loc[(sign * found[self.metric]).idxmin()]
+    return None
+
+  def reachable(self, name: str, metric: str) -> float | None:
+    """What the true probabilities reach on a pass, where they are known."""
+    return self.truth.get('passes', {}).get(name, {}).get(metric)
+
+
+def _truth(cfg: config.Config) -> dict:
+  found: dict = {}
+  for pattern in [*cfg.data.train, *cfg.data.valid, *cfg.data.test]:
+    path = os.path.join(os.path.dirname(os.path.expanduser(pattern)), 'truth.json')
+    if os.path.exists(path):
+      with open(path, encoding='utf-8') as f:
+        one = json.load(f)
+      found |= one | {'passes': found.get('passes', {}) | one['passes']}
+  return found
+
+
+def read_run(run_dir: str) -> Run:
+  """Reads what a run has written so far; the data itself may be gone.
+
+  Raises:
+    UserError: where `run_dir` is not that of a run.
+  """
+  for name in ('config.yaml', 'metrics.jsonl'):
+    if not os.path.exists(os.path.join(run_dir, name)):
+      raise UserError(f'{run_dir}: no {name} there; wanted the run_dir of trainer.run')
+  cfg = config.load(os.path.join(run_dir, 'config.yaml'), (), run_dir)
+  events = read_events(run_dir)
+  missing = [name for name in COLUMNS if name not in events]
+  return Run(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))
+
+
+def differing_keys(runs: list[Run]) -> pd.DataFrame:
+  """The keys of the config in which runs differ: a row each, a column a run."""
+  flat = {
+    run.directory: pd.json_normalize(run.cfg.model_dump(exclude={'run_dir'})).iloc[0].map(str)
+    for run in runs
+  }
+  table = pd.DataFrame(flat)
+  return table[table.nunique(axis=1, dropna=False) > 1].fillna('')
