@@ -35,31 +35,45 @@ class Policy:
   Raises: ValueError naming the field, the value found and the value wanted.
   """
 
-  # score: score >= admission_threshold; count: show >= admission_count; probability; none: at once
   admission: str = 'score'
-  eviction: str = 'score'  # score: by score and unseen days; unseen: by unseen days only; none
+  """What earns a feature its factors. score: its score reaches admission_threshold; count: it was
+  shown admission_count times; probability: a draw at each occurrence; none: nothing is asked."""
+  eviction: str = 'score'
+  """What deletes a feature at the end of a day. score: a low score or unseen days; unseen: unseen
+  days only; none: nothing."""
   nonclk_coeff: float = 0.1
+  """What a show without a click adds to the score."""
   clk_coeff: float = 1.0
+  """What a click adds to the score."""
   admission_threshold: float = 10.0
-  admission_count: float = 10.0  # shows
-  admission_probability: float = 0.1  # per occurrence; decided by (seed, key, count)
-  seed: int = 0  # of admission by probability
+  """admission score: the score that earns factors."""
+  admission_count: float = 10.0
+  """admission count: the shows that earn factors."""
+  admission_probability: float = 0.1
+  """admission probability: of each occurrence; decided by (seed, key, count)."""
+  seed: int = 0
+  """Of admission by probability."""
   base_threshold: float = 1.5
+  """A base holds the features whose score reaches this."""
   delta_threshold: float = 0.25
+  """A delta holds, of those, the features whose score has grown by this much since they were last
+  written."""
   delta_keep_days: int = 16
-  decay: float = 0.98  # of show and click, at each day end
-  delete_threshold: float = 0.8  # delete below this score
-  delete_after_unseen_days: int | None = (
-    30  # delete when unseen for more days than this; null: never for that
-  )
-  min_age_days: int | None = (
-    None  # the score test spares features younger than this; null: none is spared
-  )
-  capacity: int | None = None  # keep the best this many features at each eviction; null: no bound
-  capacity_by: str = 'score'  # score | recency | frequency
-  per_slot: dict[int, dict[str, Any]] = dataclasses.field(
-    default_factory=dict
-  )  # slot -> fields of PER_SLOT that differ
+  """Neither holds a feature that was unseen for more days than this."""
+  decay: float = 0.98
+  """What show and click are multiplied by at the end of each day."""
+  delete_threshold: float = 0.8
+  """eviction score: a feature with a lower score is deleted."""
+  delete_after_unseen_days: int | None = 30
+  """A feature that was unseen for more days than this is deleted; null: never for that."""
+  min_age_days: int | None = None
+  """Features of fewer days are not deleted for their score; null: none is spared."""
+  capacity: int | None = None
+  """How many features are kept at the end of a day, the best by capacity_by; null: no bound."""
+  capacity_by: str = 'score'
+  """Which features are the best for capacity: score, recency or frequency."""
+  per_slot: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  """By slot, fields of PER_SLOT that differ."""
 
   def __post_init__(self):
     def fail(name, wanted):

@@ -11,6 +11,7 @@ import dataclasses
 import glob
 import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ import pydantic
 import yaml
 
 from ops.policy import Policy
+from trainer import schema_text
 from trainer.errors import ConfigError, nearest
 
 # Interactions that are built in; others are dotted paths of Keras layers.
@@ -655,3 +657,11 @@ def expand(patterns, key):
       raise ConfigError(f"{key}: found no file that matches '{pattern}'")
     files += found
   return files
+
+
+if __name__ == '__main__':
+  # `--print` shows every key with its default and what it means; docs/config.md is made by
+  # trainer.reference.
+  if sys.argv[1:] != ['--print']:
+    sys.exit(f'error: found {" ".join(sys.argv[1:])!r}; wanted python -m trainer.config --print')
+  print(schema_text.commented_yaml(Config, {'lifecycle': Policy}), end='')

@@ -21,6 +21,7 @@ ORDER = (
   'command_line',
   'runtime',
   'config',
+  'schema_text',
   'files',
   'errors',
 )
@@ -35,6 +36,7 @@ COMMANDS = {
   'publish',
   'serve',
   'report',
+  'reference',
 }
 
 

@@ -1,0 +1,122 @@
+"""Prints the reference of the config: `python -m trainer.reference > docs/config.md`.
+
+Every key stands in it with what it takes, its default, an example and what it means, as the schema
+(trainer/config.py), the lifecycle's policy (ops/policy.py) and the layers' docstrings say.
+"""
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+
+from ops.policy import Policy
+from trainer import command_line, config
+from trainer.schema_text import Key, dataclass_keys, keys, one_line_yaml
+
+HEAD = """# Every key of the config
+
+Made by `python -m trainer.reference` out of the schema; a test holds it current.
+`python -m trainer.config --print` shows the same as YAML. Keys are joined by dots in `--set` and in
+messages, as in `--set train.batch_size=1024`; an entry of a list goes by its number, as in
+`--set data.slots.0.name=user`. `null` means off. Units stand in the names (`…_seconds`, `…_steps`,
+`…_days`).
+"""
+# Where the default shows least: a value that one would write.
+EXAMPLES = {
+  'data.train': '[logs/day_*.csv]',
+  'data.valid': '[logs/valid.csv]',
+  'data.test': '[logs/test.csv]',
+  'data.watch': 'incoming',
+  'data.delimiter': '"\\t"',
+  'data.columns': '[label, user, item]',
+  'data.label': 'click',
+  'data.label_positive': "'>50K'",
+  'data.weight': 'weight',
+  'data.group': 'user_id',
+  'data.day_pattern': r"'day_(\d+)'",
+  'data.max_bad_share': '0.001',
+  'data.slots': "[{name: user_id}, {name: tags, separator: '|'}]",
+  'data.slots.*.name': 'user_id',
+  'data.slots.*.column': 'uid',
+  'data.slots.*.separator': "'|'",
+  'data.slots.*.value_separator': "':'",
+  'data.slots.*.shares': 'item_id',
+  'data.slots.*.lifecycle': '{admission_threshold: 3}',
+  'data.dense': '[{name: price, transform: log1p_standardise}]',
+  'data.dense.*.name': 'price',
+  'data.dense.*.mean': '3.5',
+  'data.dense.*.std': '1.2',
+  'sparse.tables': '{default: {width: 16}, ids: {width: 32}}',
+  'model.interactions': '[linear, fm, {dnn: {hidden: [256, 128]}}]',
+  'model.interactions.*.kind': 'dnn',
+  'model.interactions.*.args': '{hidden: [256, 128]}',
+  'train.dense_optimizer.args': '{beta_1: 0.8}',
+  'train.plateau': '{metric: logloss, patience: 2, stop_after: 4}',
+  'checkpoint.every_steps': '1000',
+  'checkpoint.every_seconds': '600',
+  'export.delta_every_passes': '1',
+  'export.keep': '7',
+  'sync.ports': '[40000, 40016]',
+  'sync.max_staleness': '100',
+}
+
+
+def _table(prefix: str, found: Iterable[Key]) -> Iterator[str]:
+  yield '| key | takes | default | example | meaning |'
+  yield '|---|---|---|---|---|'
+  for key in found:
+    path = prefix + key.name
+    default = 'required' if key.default is None else f'`{key.default}`'
+    default = 'see below' if key.section and key.default not in (None, 'null', '[]') else default
+    example = EXAMPLES.get(path, '' if key.section else key.default)
+    example = f'`{key.name}: {example}`' if example else ''
+    cells = (f'`{key.name}`', key.wanted, default, example, key.meaning)
+    yield '| ' + ' | '.join(c.replace('|', '\\|') for c in cells) + ' |'
+
+
+def _sections(prefix: str, section: type) -> Iterator[str]:
+  found = list(keys(section))
+  yield from _table(prefix, found)
+  for key in found:
+    if key.section:
+      path = prefix + key.name + {list: '.*', dict: '.NAME', None: ''}[key.container]
+      yield f'\n## `{path}`\n\n{" ".join(inspect.getdoc(key.section).split())}\n'
+      yield from _sections(path + '.', key.section)
+    elif key.name == 'lifecycle' and not prefix:
+      yield f'\n## `lifecycle`\n\n{key.meaning}\n'
+      yield from _table(
+        'lifecycle.', dataclass_keys(Policy, config.Config.model_fields[key.name].default)
+      )
+
+
+def _layers() -> Iterator[str]:
+  """The arguments of the interactions that are built in, from their constructors' docstrings."""
+  from trainer.model.builder import BUILT_IN, PASSED
+
+  yield '\n## Arguments of interactions\n'
+  yield 'What stands beside the kind in `model.interactions`; docs/layers.md has the formulas.\n'
+  yield '| interaction | argument | default | meaning |\n|---|---|---|---|'
+  for kind, layer in BUILT_IN.items():
+    text = inspect.getdoc(layer).partition('Args:\n')[2]
+    meanings = dict(re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE))
+    parameters = inspect.signature(layer.__init__).parameters if '__init__' in vars(layer) else {}
+    own = [p for name, p in parameters.items() if name not in ('self', 'kwargs', *PASSED)]
+    for p in own:
+      value = list(p.default) if isinstance(p.default, tuple) else p.default
+      meaning = ' '.join(meanings.get(p.name, '').split()).replace('|', '\\|')
+      yield f'| `{kind}` | `{p.name}` | `{one_line_yaml(value)}` | {meaning} |'
+    if not own:
+      yield f'| `{kind}` | – | | |'
+
+
+def page() -> str:
+  """Returns docs/config.md."""
+  return '\n'.join([HEAD, *_sections('', config.Config), *_layers()]) + '\n'
+
+
+@command_line.command
+def main() -> None:
+  print(page(), end='')
+
+
+if __name__ == '__main__':
+  main()
