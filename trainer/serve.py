@@ -37,6 +37,7 @@ THREADS = flags.DEFINE_integer('threads', 2, 'That score requests.', lower_bound
 SECONDS_BETWEEN_LOOKS = 0.05  # at the store
 
 
+@command_line.command
 def main() -> None:
   if (RUN_DIR.value is None) == (STORE.value is None):
     raise UserError('--run_dir, --store: wanted one of them')
@@ -98,4 +99,4 @@ def _token() -> str | None:
 
 
 if __name__ == '__main__':
-  command_line.entry(main)
+  main()
