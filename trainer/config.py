@@ -23,7 +23,10 @@ from trainer import schema_text
 from trainer.errors import ConfigError, nearest
 
 # Interactions that are built in; others are dotted paths of Keras layers.
-INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn')
+INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'tower')
+# What several tasks' towers may read, likewise.
+SHARED = ('shared_bottom', 'mmoe')
+Loss = Literal['log_loss', 'focal', 'squared_error']
 MAX_SLOTS = 2047  # slot ids take the 11 bits under the sign of a key
 
 
@@ -80,6 +83,25 @@ class DenseColumn(Section):
   """Of standardise; null: measured on the first training pass."""
 
 
+class Label(Section):
+  """One label of several. Where it is blank, the sample brings no loss for its task."""
+
+  name: str
+  """Names the task in reports, in model.tasks and in serving."""
+  column: str | None = None
+  """Its column in the file; null: the label's name."""
+  positive: str | None = None
+  """A regular expression: a label that matches it whole is 1, any other text 0."""
+  loss: Loss = 'log_loss'
+  """log_loss and focal want 0 or 1, squared_error any number."""
+  weight: NonNegative = 1.0
+  """Of the task's mean loss in the sum over tasks."""
+  click: Share | None = None
+  """What share of a click a positive label counts as in the feature lifecycle, for all labels at
+  most 1; null: 1 for the first label where none has a share, else 0. A conversion that is worth
+  three times a click: .25 and .75, and four times the click_coeff."""
+
+
 class Data(Section):
   """Where the log lies and how to read it. Every file that a pattern matches is one pass."""
 
@@ -104,6 +126,9 @@ class Data(Section):
   """binary: 0 or 1; real: any number, for squared_error."""
   label_positive: str | None = None
   """A regular expression: a label that matches it whole is 1, any other text 0."""
+  labels: list[Label] = []
+  """Several labels, each the task of its name in model.tasks, in place of `label`; the first is
+  the main one."""
   weight: str | None = None
   """The column of the samples' weights; null: each weighs 1."""
   group: str | None = None
@@ -212,12 +237,44 @@ class Interaction(Section):
   """What the layer's constructor is given."""
 
 
+def _interaction(item: Any) -> Any:
+  """`fm`, `{dnn: {hidden: [64]}}` and `{kind: dnn, args: {...}}` all name an interaction."""
+  if isinstance(item, str):
+    return {'kind': item}
+  if isinstance(item, dict) and len(item) == 1 and 'kind' not in item:
+    ((kind, args),) = item.items()
+    return {'kind': kind, 'args': args or {}}
+  return item
+
+
+def _interactions(value: Any) -> Any:
+  return [_interaction(item) for item in value] if isinstance(value, list) else value
+
+
+Interactions = Annotated[list[Interaction], pydantic.BeforeValidator(_interactions)]
+
+
+class Task(Section):
+  """What predicts one label of several."""
+
+  interactions: Interactions = []
+  """Terms of this task's logit alone, beside those of model.interactions."""
+  given: str | None = None
+  """Another task: the prediction is that one's times σ(logit), as in ESMM, where a conversion
+  wants a click."""
+
+
 class Model(Section):
   """The layers and the loss."""
 
-  interactions: list[Interaction]
-  """The terms of the logit, which are added up."""
-  loss: Literal['log_loss', 'focal', 'squared_error'] = 'log_loss'
+  interactions: Interactions = []
+  """The terms of the logit, which are added up; of every task's, where there are several."""
+  shared: Annotated[Interaction | None, pydantic.BeforeValidator(_interaction)] = None
+  """What the `tower`s of several tasks read: shared_bottom, mmoe or the dotted path of a Keras
+  layer."""
+  tasks: dict[str, Task] = {}
+  """By the name of each of data.labels."""
+  loss: Loss = 'log_loss'
   """log_loss and focal want clicks, squared_error any number."""
   focal_gamma: NonNegative = 2.0
   """γ of focal."""
@@ -228,22 +285,12 @@ class Model(Section):
   negative_sampling_rate: PositiveShare = 1.0
   """The share of the negatives that the log kept; predictions are corrected for it."""
 
-  @pydantic.field_validator('interactions', mode='before')
-  @classmethod
-  def _short_form(cls, value: Any) -> Any:
-    """`fm`, `{dnn: {hidden: [64]}}` and `{kind: dnn, args: {...}}` all name an interaction."""
-    if not isinstance(value, list):
-      return value
-
-    def one(item: Any) -> Any:
-      if isinstance(item, str):
-        return {'kind': item}
-      if isinstance(item, dict) and len(item) == 1 and 'kind' not in item:
-        ((kind, args),) = item.items()
-        return {'kind': kind, 'args': args or {}}
-      return item
-
-    return [one(item) for item in value]
+  def all_interactions(self) -> dict[str, Interaction]:
+    """Those of all tasks, and the shared part, each by its key."""
+    listed = [('model.interactions', self.interactions)]
+    listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]
+    found = {f'{key}.{i}': one for key, some in listed for i, one in enumerate(some)}
+    return found | ({} if self.shared is None else {'model.shared': self.shared})
 
 
 class DenseOptimizer(Section):
@@ -262,6 +309,8 @@ class Plateau(Section):
 
   metric: Literal['auc', 'gauc', 'logloss'] = 'auc'
   """The metric that the best epoch is chosen by."""
+  task: str | None = None
+  """The task that it is of; null: the first of data.labels."""
   factor: PositiveShare = 0.1
   """What every learning rate is multiplied by."""
   patience: PositiveInt = 1
@@ -394,6 +443,13 @@ class Config(Section):
     own = {s.name: i + 1 for i, s in enumerate(self.data.slots)}
     return {s.name: own[s.shares or s.name] for s in self.data.slots}
 
+  @property
+  def labels(self) -> list[Label]:
+    """What is predicted: `data.labels`, or the one label in the same form."""
+    data = self.data
+    one = Label(name=data.label, positive=data.label_positive, loss=self.model.loss, click=1.0)
+    return data.labels or [one]
+
   def policy(self) -> Policy:
     """The lifecycle's policy, per-slot thresholds included."""
     ids = self.slot_ids()
@@ -425,6 +481,67 @@ def _one_line(error, where):
     return f"{where}: key '{key}' is missing; it is required"
   wanted = first['msg'][0].lower() + first['msg'][1:]
   return f"{where}: key '{key}': found {first['input']!r}; {wanted}"
+
+
+def _check_tasks(cfg, fail):
+  """Checks of data.labels and model.tasks; `fail(key, text)` raises."""
+  data, model = cfg.data, cfg.model
+  names = [label.name for label in data.labels]
+  if not names:
+    for key in ('shared', 'tasks'):
+      if getattr(model, key):
+        fail(f'model.{key}', 'is for several tasks; wanted data.labels, or this left out')
+    return
+  if len(names) < 2:
+    fail('data.labels', f'found {names}; wanted at least two, or the one as data.label')
+  if data.label != 'label' or data.label_positive is not None or data.label_is != 'binary':
+    fail('data.labels', 'found beside the keys of data.label; wanted either')
+  for name in names:
+    if not re.fullmatch(r'[A-Za-z]\w*', name, re.ASCII):
+      fail('data.labels', f"found the name '{name}'; wanted letters, digits and underscores alone")
+    if names.count(name) > 1:
+      fail('data.labels', f"the name '{name}' stands twice; wanted distinct names")
+  for i, label in enumerate(data.labels):
+    if label.positive is None:
+      continue
+    if label.loss == 'squared_error':
+      fail(f'data.labels.{i}.positive', 'makes labels of 0 and 1; wanted a loss for them with it')
+    try:
+      re.compile(label.positive)
+    except re.error as e:
+      fail(
+        f'data.labels.{i}.positive',
+        f'found {label.positive!r}; wanted a regular expression ({e})',
+      )
+  for name in model.tasks:
+    if name not in names:
+      fail(f'model.tasks.{name}', 'is no name of data.labels' + nearest(name, names))
+  for name in names:
+    if name not in model.tasks:
+      fail('model.tasks', f"has no '{name}', a name of data.labels; wanted an entry for each")
+    if not (model.tasks[name].interactions or model.interactions):
+      fail(f'model.tasks.{name}', 'has no interactions; wanted at least one')
+  shares = [label.click or 0.0 for label in data.labels]
+  if sum(shares) > 1 + 1e-6:
+    fail('data.labels', f'found click {shares}; wanted shares that sum to at most 1')
+  losses = {label.name: label.loss for label in data.labels}
+  for name, task in model.tasks.items():
+    seen = [name]
+    while (given := model.tasks[seen[-1]].given) is not None:
+      if given not in names or given in seen:
+        key = f'model.tasks.{seen[-1]}.given'
+        fail(key, f"found '{given}'; wanted another task" + nearest(given, set(names) - set(seen)))
+      seen.append(given)
+    if task.given is not None and 'squared_error' in (losses[name], losses[task.given]):
+      fail(f'model.tasks.{name}.given', "wants probabilities; found loss 'squared_error'")
+  if model.loss != 'log_loss':
+    fail('model.loss', f"found '{model.loss}'; with data.labels the loss is a key of each label")
+  if model.negative_sampling_rate != 1:
+    fail(
+      'model.negative_sampling_rate',
+      f'found {model.negative_sampling_rate}; with data.labels it is not known of which label; '
+      'wanted 1',
+    )
 
 
 def _check(cfg, where):
@@ -505,17 +622,29 @@ def _check(cfg, where):
         'data.day_pattern',
         f'found {data.day_pattern!r}; wanted a group in parentheses that holds the day',
       )
-  kinds = [t.kind for t in cfg.model.interactions]
+  _check_tasks(cfg, fail)
+  interactions = cfg.model.all_interactions()
+  shared = interactions.pop('model.shared', None)
+  kinds = [t.kind for t in interactions.values()]
   if not kinds:
     fail('model.interactions', 'found []; wanted at least one interaction')
-  for i, kind in enumerate(kinds):
+  for key, kind in [(key, t.kind) for key, t in interactions.items()]:
     if kind not in INTERACTIONS and '.' not in kind:
       fail(
-        f'model.interactions.{i}',
+        key,
         f"unknown interaction '{kind}'"
         + nearest(kind, INTERACTIONS)
         + ', or give the dotted path of a Keras layer',
       )
+    if kind == 'tower' and shared is None:
+      fail(key, "found 'tower', which reads model.shared; wanted that set, or 'dnn'")
+  if shared is not None and shared.kind not in SHARED and '.' not in shared.kind:
+    fail(
+      'model.shared',
+      f"unknown layer '{shared.kind}'"
+      + nearest(shared.kind, SHARED)
+      + ', or give the dotted path of a Keras layer',
+    )
   widths = {s.name: cfg.sparse.tables[s.table].width for s in data.slots}
   for kind in ('fm', 'fwfm', 'ffm'):
     if kind in kinds and len(set(widths.values())) > 1:
@@ -529,6 +658,14 @@ def _check(cfg, where):
     fail('model.loss', f"found '{cfg.model.loss}'; data.label_is 'real' wants 'squared_error'")
   if cfg.train.plateau and not data.valid:
     fail('train.plateau', 'needs data.valid; found no validation files')
+  if cfg.train.plateau and cfg.train.plateau.task is not None:
+    names = [label.name for label in data.labels]
+    if cfg.train.plateau.task not in names:
+      fail(
+        'train.plateau.task',
+        f"found '{cfg.train.plateau.task}'; wanted a name of data.labels"
+        + nearest(cfg.train.plateau.task, names),
+      )
   if cfg.train.plateau and cfg.train.plateau.metric == 'gauc' and not data.group:
     fail('train.plateau.metric', "found 'gauc'; it needs data.group, the column of the user")
   if cfg.sync.dense_allreduce == 'connections' and cfg.sync.row_exchange == 'horovod':

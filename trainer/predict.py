@@ -1,6 +1,7 @@
 """Predicts with a run: `python -m trainer.predict --run_dir DIR --data PATTERN --out FILE`.
 
-It writes one probability a line, in input order.
+It writes one probability a line, in input order; of several tasks one a column, with a comma
+between them, in the order of data.labels.
 """
 
 import os
@@ -38,7 +39,8 @@ def main() -> None:
   with open(out, 'w', encoding='ascii') as f:
     for one in job.inputs.prepared(found, 'predict'):
       for _, probabilities in job.evaluation.predict(one):
-        f.writelines(f'{p:.9g}\n' for p in probabilities)
+        rows = probabilities.reshape(len(probabilities), -1)
+        f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
   if OUT.value != '-':
     os.replace(out, OUT.value)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.support.batches import join, make_batch
 from tests.support.ranks import ranks
-from tests.support.steps import make_config, rows_of, train
+from tests.support.steps import TASKS, make_config, rows_of, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
 from trainer.training.step import StepFlags, TrainStep
@@ -28,7 +28,7 @@ class EqualityTest(tf.test.TestCase):
     size, rank = self.communicator.size, self.communicator.rank
     step, losses, evicted = TrainStep(cfg, communicator or self.communicator), [], []
     everything = [batches_of(r) for r in range(size)]
-    empty = empty_batch(2)
+    empty = empty_batch(2, len(cfg.labels))
     for day in range(days):
       mine = everything[rank][day]
       steps = max(len(e[day]) for e in everything)
@@ -91,7 +91,7 @@ class EqualityTest(tf.test.TestCase):
       self.assertAllClose(sum(r[0] for r in rows.values()), 1.0 * samples)  # decay is 1 in these
     return rows
 
-  def uneven(self, single=False, days=1, one_has_none=True):
+  def uneven(self, single=False, days=1, one_has_none=True, tasks=1):
     def batches_of(rank):
       rng = np.random.default_rng(100 + rank)
 
@@ -100,7 +100,7 @@ class EqualityTest(tf.test.TestCase):
           return []
         n = 3 + 2 * rank
         return [
-          make_batch(rng, 5 if i == n - 1 else 16, single=single) for i in range(n)
+          make_batch(rng, 5 if i == n - 1 else 16, single=single, tasks=tasks) for i in range(n)
         ]  # the last one short
 
       return [day() for _ in range(days)]
@@ -178,6 +178,14 @@ class EqualityTest(tf.test.TestCase):
   def test_batch_norm_and_dropout_of_the_global_batch(self):
     self.check(self.keep | self.normed, self.uneven(one_has_none=False), rtol=1e-4)
     self.check(self.keep | self.normed, self.uneven(), rtol=1e-4)
+
+  def test_several_tasks_with_blank_labels(self):
+    shared = {'mmoe': {'experts': 3, 'hidden': [8, 4], 'dropout': 0.3}}
+    self.check(self.keep | TASKS | {'model.shared': shared}, self.uneven(tasks=2), rtol=1e-4)
+    self.check(
+      self.keep | TASKS | {'model.shared': {'shared_bottom': {'hidden': [8]}}},
+      self.uneven(tasks=2, one_has_none=False),
+    )
 
   def test_everything_by_horovod(self):
     self.check(

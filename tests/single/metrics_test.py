@@ -11,7 +11,8 @@ from trainer.model.metrics import Metrics, group_auc_sums, result
 
 def config(loss='log_loss', buckets=1_000_000):
   return types.SimpleNamespace(
-    model=types.SimpleNamespace(loss=loss), metrics=types.SimpleNamespace(auc_buckets=buckets)
+    labels=[types.SimpleNamespace(name='label', loss=loss)],
+    metrics=types.SimpleNamespace(auc_buckets=buckets),
   )
 
 

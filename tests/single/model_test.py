@@ -188,6 +188,14 @@ class UserLayerTest(tf.test.TestCase):
     self.assertEqual(model.needs, {'linear', 'factors'})
     self.assertEqual(model(empty_inputs(cfg, model.needs), training=True).shape, [0, 1])
 
+  def test_example_of_a_tower(self):
+    example = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'own_tower')
+    sys.path.insert(0, example)
+    self.addCleanup(sys.path.remove, example)
+    cfg = config.load(os.path.join(example, 'config.yaml'))
+    model = build(cfg)
+    self.assertEqual(model(empty_inputs(cfg, model.needs), training=True).shape, [0, 2])
+
   def test_mistakes_are_one_line_each(self):
     cases = [
       (

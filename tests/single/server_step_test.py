@@ -60,7 +60,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     """
     cfg = make_config(tree)
     everything = [batches_of(r) for r in range(workers)]
-    empty = empty_batch(2)
+    empty = empty_batch(2, len(cfg.labels))
 
     def work(step, communicator):
       losses, evicted = [], []
@@ -120,7 +120,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       probabilities, alone.predict(alone.stage(everything[0][0][0])), rtol=1e-5, atol=1e-6
     )
 
-  def uneven(self, workers, days=1, steps=4, one_has_none=True, single=False):
+  def uneven(self, workers, days=1, steps=4, one_has_none=True, single=False, tasks=1):
     def batches_of(rank):
       rng = np.random.default_rng(100 + rank)
 
@@ -129,7 +129,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
           return []
         n = steps + 2 * rank
         return [
-          make_batch(rng, 5 if i == n - 1 else 16, single=single) for i in range(n)
+          make_batch(rng, 5 if i == n - 1 else 16, single=single, tasks=tasks) for i in range(n)
         ]  # the last one short
 
       return [day() for _ in range(days)]
@@ -188,6 +188,11 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
   def test_capacity_is_over_all_servers(self, store):
     lifecycle = {'admission': 'count', 'admission_count': 4.0, 'eviction': 'none', 'capacity': 25}
     self.check({'lifecycle': lifecycle, 'sparse.store': store}, 2, 1, self.uneven(1, days=2))
+
+  def test_several_tasks_with_blank_labels(self):
+    shared = {'mmoe': {'experts': 2, 'hidden': [8], 'dropout': 0.3}}
+    rules = self.rules('sgd', 0.05) | steps.TASKS | {'model.shared': shared}
+    self.check(rules, 1, 2, self.uneven(2, steps=8, tasks=2))
 
   def test_batch_norm_over_all_workers(self):
     """Worker 0 has no samples any more in the last two steps."""

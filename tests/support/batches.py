@@ -8,8 +8,11 @@ import numpy as np
 from trainer.data.features import SlotBatch
 
 
-def make_batch(rng, samples, slots=3, vocabulary=40, num_dense=2, single=False):
-  """A SlotBatch of `samples` samples; single: exactly one feature a slot (the fast path)."""
+def make_batch(rng, samples, slots=3, vocabulary=40, num_dense=2, single=False, tasks=1):
+  """A SlotBatch of `samples` samples; single: exactly one feature a slot (the fast path).
+
+  Labels of several tasks have blanks, the later tasks the more.
+  """
   counts = np.ones([samples, slots], int) if single else rng.integers(0, 4, [samples, slots])
   segments = np.repeat(np.arange(samples * slots, dtype=np.int32), counts.ravel())
   ids = (vocabulary * rng.random(len(segments)) ** 2).astype(np.int64)
@@ -17,12 +20,16 @@ def make_batch(rng, samples, slots=3, vocabulary=40, num_dense=2, single=False):
   dense = rng.normal(size=[samples, num_dense]).astype(np.float32)
   dense[rng.random(dense.shape) < 0.1] = np.nan
   empty = np.zeros([0], np.float32)
+  label = (rng.random(samples) < 0.4).astype(np.float32)
+  if tasks > 1:
+    label = (rng.random([samples, tasks]) < 0.4).astype(np.float32)
+    label[rng.random([samples, tasks]) < 0.3 * np.arange(tasks)] = np.nan
   return SlotBatch(
     keys,
     empty if single else rng.uniform(0.5, 1.5, len(keys)).astype(np.float32),
     empty.astype(np.int32) if single else segments,
     dense,
-    (rng.random(samples) < 0.4).astype(np.float32),
+    label,
     rng.uniform(0.5, 2, samples).astype(np.float32),
     rng.integers(0, 9, samples),
   )

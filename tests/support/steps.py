@@ -25,6 +25,18 @@ sparse:
 model: {interactions: [linear, fm, {dnn: {hidden: [8, 4]}}]}
 train: {dense_optimizer: {kind: sgd, learning_rate: 0.1}}
 """
+# Changes of it that make two tasks, the second of which wants the first; model.shared is to be set.
+TASKS = {
+  'data.labels': [
+    {'name': 'click', 'click': 0.25},
+    {'name': 'conversion', 'weight': 0.7, 'click': 0.75},
+  ],
+  'model.interactions': ['linear', 'fm'],
+  'model.tasks': {
+    'click': {'interactions': [{'tower': {'hidden': [4]}}]},
+    'conversion': {'interactions': [{'tower': {'hidden': []}}], 'given': 'click'},
+  },
+}
 
 
 class Row(NamedTuple):

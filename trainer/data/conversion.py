@@ -96,7 +96,12 @@ def prepare_pass(cfg, raw_path, out_dir):
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
     data = cfg.data
     writer = Writer(
-      temporary, len(cfg.slots), len(data.dense), data.weight is not None, data.group is not None
+      temporary,
+      len(cfg.slots),
+      len(data.dense),
+      data.weight is not None,
+      data.group is not None,
+      len(cfg.labels),
     )
     bad, examples, stats = collections.Counter(), [], np.zeros([len(data.dense), 3])
     for parsed in _parsed(cfg, raw_path):

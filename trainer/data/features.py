@@ -24,15 +24,29 @@ class SlotBatch(NamedTuple):
   values: np.ndarray  # float32 [nnz] x_i, or [0]
   segments: np.ndarray  # int32 [nnz] sample·F + slot, ascending, or [0]
   dense: np.ndarray  # float32 [B, Dn], NaN where missing
-  label: np.ndarray  # float32 [B]
+  label: np.ndarray  # float32 [B]; of several tasks [B, T], NaN where blank
   weight: np.ndarray  # float32 [B]; 1 where the log has none
   group: np.ndarray  # int64 [B]; 0 where the log has none
 
 
-def empty_batch(num_dense):
+def empty_batch(num_dense, num_tasks=1):
   """A SlotBatch of no samples: what a rank without data takes part with."""
   f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
-  return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), f, f, i)
+  label = np.zeros([0, num_tasks], np.float32) if num_tasks > 1 else f
+  return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), label, f, i)
+
+
+def weigh_labels(batch):
+  """A SlotBatch of several tasks with weights float32 [B, T], 0 where a label is blank, and 0 for
+  the blank labels; one of a single task as it is.
+  """
+  if batch.label.ndim == 1:
+    return batch
+  blank = np.isnan(batch.label)
+  return batch._replace(
+    label=np.where(blank, np.float32(0), batch.label),
+    weight=np.where(blank, np.float32(0), batch.weight[:, None]),
+  )
 
 
 def hash_keys(texts, slot_id):

@@ -34,7 +34,7 @@ class Parsed(NamedTuple):
   keys: np.ndarray  # int64 [nnz], a sample's slots one after another
   values: np.ndarray | None  # float32 [nnz]; None where all are 1
   dense: np.ndarray  # float32 [n, Dn], NaN where missing
-  label: np.ndarray  # float32 [n]
+  label: np.ndarray  # float32 [n]; of several tasks [n, T], NaN where blank
   weight: np.ndarray | None  # float32 [n]
   group: np.ndarray | None  # int64 [n]
   # float64 [Dn, 3]: count, mean, M2 of the dense values present, after log1p where the transform
@@ -222,6 +222,32 @@ def _example(line, what, found, wanted, text):
   }
 
 
+def _positive(array, column, pattern):
+  """Whether texts match a pattern whole. Returns: float64 [n], NaN where blank."""
+  encoded = _trim(_as_text(array, column)).dictionary_encode()
+  distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]
+  positive = np.array([re.fullmatch(pattern, t) is not None for t in distinct] + [np.nan])
+  return positive[encoded.indices.fill_null(len(distinct)).to_numpy()]
+
+
+def _task_labels(labels, block, drop):
+  """The labels of several tasks; blanks are kept. Returns: float64 [n, T]."""
+  columns = []
+  for label in labels:
+    column = label.column or label.name
+    if label.positive is not None:
+      columns.append(_positive(block.columns[column], column, label.positive))
+      continue
+    numbers, wrong = _floats(block.columns[column], column)
+    if label.loss == 'squared_error':
+      drop(wrong, 'label', column, 'a finite number, or blank')
+    else:
+      wrong |= ~np.isnan(numbers) & (numbers != 0) & (numbers != 1)
+      drop(wrong, 'label', column, '0 or 1, or blank')
+    columns.append(numbers)
+  return np.stack(columns, 1)
+
+
 def parse(cfg, block):
   """Turns a `Block` into `Parsed`.
 
@@ -251,21 +277,16 @@ def parse(cfg, block):
           _example(int(block.lines[i]), f"column '{column}'", repr(found), wanted, block.text(i))
         )
 
-  if data.label_positive is None:
+  if data.labels:
+    label = _task_labels(data.labels, block, drop)
+  elif data.label_positive is None:
     label, wrong = _floats(block.columns[data.label], data.label)
     if data.label_is == 'binary':
       drop(~((label == 0) | (label == 1)), 'label', data.label, '0 or 1')
     else:
       drop(wrong | np.isnan(label), 'label', data.label, 'a finite number')
   else:
-    encoded = _trim(_as_text(block.columns[data.label], data.label)).dictionary_encode()
-    distinct = [
-      t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()
-    ]
-    positive = np.array(
-      [re.fullmatch(data.label_positive, t) is not None for t in distinct] + [np.nan]
-    )
-    label = positive[encoded.indices.fill_null(len(distinct)).to_numpy()]
+    label = _positive(block.columns[data.label], data.label, data.label_positive)
     drop(np.isnan(label), 'label', data.label, 'a text')
   weight = group = None
   if data.weight is not None:

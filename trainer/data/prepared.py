@@ -59,8 +59,9 @@ class Writer:
   `splits` and `values` only from when they are needed.
   """
 
-  def __init__(self, directory, num_slots, num_dense, weighted, grouped):
+  def __init__(self, directory, num_slots, num_dense, weighted, grouped, num_tasks=1):
     self._directory, self._num_slots, self._num_dense = directory, num_slots, num_dense
+    self._num_tasks = num_tasks
     used = {'keys': '<i8', 'label': '<f4'} | ({'dense': '<f4'} if num_dense else {})
     used |= ({'weight': '<f4'} if weighted else {}) | ({'group': '<i8'} if grouped else {})
     self._columns = {name: _Column(directory, name, dtype) for name, dtype in used.items()}
@@ -96,6 +97,8 @@ class Writer:
       'values': (self.features,),
       'dense': (n, self._num_dense),
     }
+    if self._num_tasks > 1:
+      shapes['label'] = (n, self._num_tasks)
     for name, column in self._columns.items():
       column.close(shapes.get(name, (n,)))
     meta = meta | {

@@ -19,7 +19,8 @@ def schema(cfg):
     'hash': HASH_NAME,
     'slots': [[s.name, ids[s.name]] for s in cfg.slots],  # canonical order, slot id
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
-    'label': [data.label, data.label_is],
+    'label': [[x.name, x.loss == 'squared_error'] for x in data.labels]
+    or [data.label, data.label_is],
     'weight': data.weight,
     'group': data.group,
   }
@@ -38,13 +39,13 @@ def reading(cfg):
     'label_positive': data.label_positive,
     'max_bad_share': data.max_bad_share,
     'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
-  }
+  } | ({'labels': [[x.column, x.positive] for x in data.labels]} if data.labels else {})
 
 
 def wanted_columns(cfg):
   """column -> the config key that asks for it, each column once."""
   data = cfg.data
-  wanted = {data.label: 'data.label'}
+  wanted = {x.column or x.name: 'data.labels' for x in data.labels} or {data.label: 'data.label'}
   for column, key in ((data.weight, 'data.weight'), (data.group, 'data.group')):
     if column is not None:
       wanted.setdefault(column, key)

@@ -52,6 +52,12 @@ class Embedding:
     self.catches_up = any(o.l2_mode == 'catch_up' for pair in self._optimizers for o in pair)
     # One show for each occurrence. Made once: TensorFlow 2.16 loses memory with every constant.
     self._one_show = tf.ones([1])
+    shares = [label.click for label in cfg.labels]
+    if set(shares) == {None}:
+      shares[0] = 1.0
+    self._click_shares = None
+    if len(shares) > 1:
+      self._click_shares = tf.constant([share or 0.0 for share in shares])
     columns = len(cfg.data.dense)
     self.stats = tf.Variable(
       np.stack([np.zeros(columns), np.ones(columns)]),
@@ -87,10 +93,13 @@ class Embedding:
 
   def dedupe(self, batch: SlotBatch) -> Deduped:
     """Returns the batch's unique keys with the shows and clicks of their occurrences."""
+    clicks = tf.cast(batch.label > 0.5, tf.float32)
+    if self._click_shares is not None:
+      clicks = tf.linalg.matvec(clicks, self._click_shares)
     return dedupe(
       batch.keys,
       shows=self._one_show,
-      clicks=tf.cast(batch.label > 0.5, tf.float32),
+      clicks=clicks,
       segments=batch.segments,
       fields=self.num_slots,
     )

@@ -35,7 +35,7 @@ class LocalRows:
 
     Args:
       deduped: of this process's samples.
-      weight: float32 [B], theirs.
+      weight: float32 [B], theirs; of several tasks [B, T], as of each label.
     Returns:
       What `totals` and `pull` want of it.
     """
@@ -49,10 +49,10 @@ class LocalRows:
       weight: as for `route`.
       routed: what it returned.
     Returns:
-      float32 [], int64 [].
+      float32 [] or [T], int64 [].
     """
     del routed
-    return tf.reduce_sum(weight), tf.zeros([], tf.int64)
+    return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64)
 
   def pull(self, deduped: Deduped, routed: Any, train: bool) -> Any:
     """Reads rows; changes nothing.
@@ -116,7 +116,7 @@ class Routed(NamedTuple):
   sent: tf.Tensor  # int32 [N], keys that went to each owner
   received: tf.Tensor  # int32 [N], keys that came from each rank
   owned: Deduped  # of all keys that came here
-  weights: tf.Tensor  # float32 [N], of each rank's samples
+  weights: tf.Tensor  # float32 [N] or [N, T], of each rank's samples
   samples: tf.Tensor  # int64 [N], how many each rank has
 
 
@@ -143,14 +143,6 @@ class ShardedRows(LocalRows):
     cfg: the job's config.
   """
 
-  routed = Routed(
-    sent=tf.TensorSpec([None], tf.int32),
-    received=tf.TensorSpec([None], tf.int32),
-    owned=DEDUPED_SPEC,
-    weights=tf.TensorSpec([None]),
-    samples=tf.TensorSpec([None], tf.int64),
-  )
-
   def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config):
     super().__init__(store, cfg)
     # Three exchanges: the next batch's keys may travel before or after this batch's rows.
@@ -159,6 +151,14 @@ class ShardedRows(LocalRows):
     self._gradients = communicator.row_exchange('gradients')
     self._rank, self._size = communicator.rank, communicator.size
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
+    tasks = len(cfg.labels)
+    self.routed = Routed(
+      sent=tf.TensorSpec([None], tf.int32),
+      received=tf.TensorSpec([None], tf.int32),
+      owned=DEDUPED_SPEC,
+      weights=tf.TensorSpec([None] if tasks == 1 else [None, tasks]),
+      samples=tf.TensorSpec([None], tf.int64),
+    )
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routed:
     # Owners hold contiguous ranges of shards and keys are grouped by shard, so counts say it all.
@@ -166,15 +166,15 @@ class ShardedRows(LocalRows):
     (keys, shows, clicks), received = self._keys.all_to_all(
       [deduped.unique, deduped.shows, deduped.clicks], sent
     )
-    own = tf.reduce_sum(weight), tf.size(weight, tf.int64)
+    own = tf.reduce_sum(weight, 0), tf.shape(weight, tf.int64)[0]
     (weights, samples), _ = self._keys.all_to_all(
-      [tf.fill([self._size], x) for x in own], tf.ones([self._size], tf.int32)
+      [tf.broadcast_to(x, [self._size, *x.shape]) for x in own], tf.ones([self._size], tf.int32)
     )
     return Routed(sent, received, dedupe(keys, shows, clicks), weights, samples)
 
   def totals(self, weight: tf.Tensor, routed: Routed) -> tuple[tf.Tensor, tf.Tensor]:
     del weight
-    return tf.reduce_sum(routed.weights), tf.reduce_sum(routed.samples[: self._rank])
+    return tf.reduce_sum(routed.weights, 0), tf.reduce_sum(routed.samples[: self._rank])
 
   def pull(self, deduped: Deduped, routed: Routed, train: bool) -> ShardedPull:
     owned = self._store.pull(routed.owned.unique, train)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 # What an interaction may name in `needs`. `totals` brings `squares` along, `field_factors` brings
-# `field_squares`.
-NEEDS = ('linear', 'factors', 'totals', 'field_factors')
+# `field_squares`. `shared` is what `model.shared` gives.
+NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'shared')
 
 
 class LayerInputs(NamedTuple):
@@ -35,6 +35,8 @@ class LayerInputs(NamedTuple):
   """float32 [B, Dn]: transformed, no NaN."""
   position: tf.Tensor | None = None
   """int64 [2]: the step, and the samples of this step on lower ranks; dropout draws by them."""
+  shared: tf.Tensor | None = None
+  """float32 [B, H]: what `model.shared` gives for the task whose layers read this."""
 
 
 def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:

@@ -18,10 +18,23 @@ from trainer.model.layers.ffm import FFM
 from trainer.model.layers.fm import FM
 from trainer.model.layers.fwfm import FwFM
 from trainer.model.layers.linear import Linear
+from trainer.model.layers.mmoe import MMoE, SharedBottom
+from trainer.model.layers.tower import Tower
+from trainer.model.tasks import TaskModel
 
-BUILT_IN = {'linear': Linear, 'fm': FM, 'ffm': FFM, 'fwfm': FwFM, 'cross': Cross, 'dnn': DNN}
+BUILT_IN = {
+  'linear': Linear,
+  'fm': FM,
+  'ffm': FFM,
+  'fwfm': FwFM,
+  'cross': Cross,
+  'dnn': DNN,
+  'tower': Tower,
+  'shared_bottom': SharedBottom,
+  'mmoe': MMoE,
+}
 # What the model, not the config, passes to a layer whose constructor takes it.
-PASSED = ('name', 'seed', 'sum_across_ranks', 'dense_linear')
+PASSED = ('name', 'seed', 'sum_across_ranks', 'dense_linear', 'tasks')
 
 
 class CTRModel(tf.keras.Model):
@@ -76,6 +89,10 @@ class CTRModel(tf.keras.Model):
     """
     logits = logits[:, 0]
     return tf.sigmoid(logits + self._logit_shift) if self._predicts_clicks else logits
+
+  def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns what serving gives: the one `probability`, float32 [B]."""
+    return {'probability': self.probability(logits)}
 
 
 def _layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
@@ -167,9 +184,67 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
   )
 
 
+class _Builder:
+  """Makes the layers of a config, each tried out on an empty batch."""
+
+  def __init__(self, cfg: Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None):
+    self._cfg = cfg
+    self._passed = {
+      'sum_across_ranks': sum_across_ranks,
+      'dense_linear': cfg.model.dense_linear,
+      'tasks': len(cfg.labels),
+    }
+
+  def layer(
+    self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
+  ) -> tuple[tf.keras.layers.Layer, Any]:
+    """Makes a layer and all its variables.
+
+    Args:
+      interaction: what the config says of it.
+      where: its key, for messages.
+      place: tells its seed and its name from others'.
+      shared: what it reads of the shared part, [0, H].
+    Returns:
+      The layer, and what it gives for no samples.
+    """
+    cfg = self._cfg
+    seed = zlib.crc32(f'{cfg.seed}/{place}'.encode()) % 2**31
+    # A user's layer may leave its initialisers unseeded: they follow this one.
+    tf.keras.utils.set_random_seed(seed)
+    name = f'{interaction.kind.rpartition(".")[2].lower()}_{place.replace("/", "_")}'
+    layer = _make_layer(interaction, where, self._passed | {'name': name, 'seed': seed})
+    if 'shared' in layer.needs and shared is None:
+      raise UserError(
+        f"{where}: '{interaction.kind}' needs 'shared'; wanted it in model.tasks, with model.shared"
+      )
+    example = empty_inputs(cfg, layer.needs)._replace(shared=shared)
+    try:
+      with tf.name_scope(layer.name):
+        layer.build(tf.nest.map_structure(lambda t: None if t is None else t.shape, example))
+      given = layer(example, training=False)
+    except Exception as e:
+      raise _fails_on_empty(where, interaction, one_line(e)) from e
+    return layer, given
+
+  def interaction(
+    self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
+  ) -> tf.keras.layers.Layer:
+    """Makes a layer that gives logits; arguments as of `layer`."""
+    layer, logits = self.layer(interaction, where, place, shared)
+    if logits.shape != [0, 1]:
+      text = f'ValueError: gave shape {logits.shape} for a batch of 0 samples; wanted (0, 1)'
+      raise _fails_on_empty(where, interaction, text)
+    return layer
+
+
+def _fails_on_empty(where: str, interaction: Interaction, text: str) -> UserError:
+  return UserError(f"{where}: '{interaction.kind}' fails on an empty batch: {text}")
+
+
 def build(
   cfg: Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None
-) -> CTRModel:
+) -> CTRModel | TaskModel:
   """Builds the model of a config, with all its variables.
 
   Args:
@@ -178,31 +253,30 @@ def build(
   Raises:
     UserError: naming the interaction and the argument.
   """
-  interactions = []
-  for i, interaction in enumerate(cfg.model.interactions):
-    where = f'model.interactions.{i}'
-    seed = zlib.crc32(f'{cfg.seed}/{i}'.encode()) % 2**31
-    # A user's layer may leave its initialisers unseeded: they follow this one.
-    tf.keras.utils.set_random_seed(seed)
-    passed = {
-      'name': f'{interaction.kind.rpartition(".")[2].lower()}_{i}',
-      'seed': seed,
-      'sum_across_ranks': sum_across_ranks,
-      'dense_linear': cfg.model.dense_linear,
-    }
-    layer = _make_layer(interaction, where, passed)
-    example = empty_inputs(cfg, layer.needs)
-    try:
-      with tf.name_scope(layer.name):
-        layer.build(tf.nest.map_structure(lambda t: None if t is None else t.shape, example))
-      logits = layer(example, training=False)
-      if logits.shape != [0, 1]:
-        raise ValueError(f'gave shape {logits.shape} for a batch of 0 samples; wanted (0, 1)')
-    except Exception as e:
-      raise UserError(
-        f"{where}: '{interaction.kind}' fails on an empty batch: {one_line(e)}"
-      ) from e
-    interactions.append(layer)
-  return CTRModel(
-    interactions, len(cfg.data.dense), cfg.model.loss, cfg.model.negative_sampling_rate
-  )
+  model, builder = cfg.model, _Builder(cfg, sum_across_ranks)
+  interactions = [
+    builder.interaction(one, f'model.interactions.{i}', str(i))
+    for i, one in enumerate(model.interactions)
+  ]
+  dense_columns = len(cfg.data.dense)
+  if not model.tasks:
+    return CTRModel(interactions, dense_columns, model.loss, model.negative_sampling_rate)
+  shared, given = None, [None] * len(cfg.labels)
+  if model.shared is not None:
+    shared, given = builder.layer(model.shared, 'model.shared', 'shared')
+    widths = [getattr(t, 'shape', None) for t in given] if isinstance(given, list) else []
+    if len(widths) != len(cfg.labels) or any(w is None or w.rank != 2 for w in widths):
+      raise _fails_on_empty(
+        'model.shared', model.shared, f'gave {given}; wanted a list of {len(cfg.labels)} [B, H]'
+      )
+  of_tasks = []
+  for label, seen in zip(cfg.labels, given):
+    where = f'model.tasks.{label.name}.interactions'
+    of_tasks.append(
+      [
+        builder.interaction(one, f'{where}.{i}', f'{label.name}/{i}', seen)
+        for i, one in enumerate(model.tasks[label.name].interactions)
+      ]
+    )
+  multiplied = {name: task.given for name, task in model.tasks.items() if task.given is not None}
+  return TaskModel(cfg.labels, interactions, shared, of_tasks, multiplied, dense_columns)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from trainer.config import Model
+from trainer.config import Config, Model
 from trainer.errors import UserError
 
 SampleLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -48,3 +48,26 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
   one = {'log_loss': log_loss, 'focal': focal, 'squared_error': squared_error}[model.loss]
   return lambda labels, logits: one(labels * (1 - smoothing) + smoothing / 2, logits[:, 0])
+
+
+def task_losses(cfg: Config) -> SampleLoss:
+  """Returns the losses of several tasks, each times the weight of its label.
+
+  Label smoothing is for the tasks of probabilities.
+
+  Returns:
+    A function of labels and logits float32 [B, T]; it gives float32 [B, T].
+  """
+  losses = []
+  for label in cfg.data.labels:
+    update = {'loss': label.loss}
+    if label.loss == 'squared_error':
+      update['label_smoothing'] = 0.0
+    losses.append(per_sample_loss(cfg.model.model_copy(update=update)))
+  weights = [label.weight for label in cfg.data.labels]
+
+  def of_all(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    columns = zip(losses, tf.unstack(labels, len(losses), 1), tf.split(logits, len(losses), 1))
+    return tf.stack([loss(y, z) for loss, y, z in columns], 1) * weights
+
+  return of_all

@@ -27,23 +27,16 @@ def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
   return tf.where(logits < 0, half - 1 - place, half + place)
 
 
-class Metrics:
-  """Sums over the samples seen since the last `reset`; `update` works inside a tf.function.
+class _Sums:
+  """Sums over the samples of one task."""
 
-  For clicks a state holds `histogram` float64 [2, buckets], the weight of negatives and of
-  positives by predicted probability, and `sums` float64 [5]: weight, samples, Σ weight·log loss,
-  Σ weight·predicted, Σ weight·clicked. For squared error it holds `errors` float64 [3]: weight,
-  samples, Σ weight·error².
-  """
-
-  def __init__(self, cfg: Config):
-    self._regression = cfg.model.loss == 'squared_error'
-    self._buckets = max(2, cfg.metrics.auc_buckets // 2 * 2)
-    shapes = {'errors': [3]} if self._regression else {'histogram': [2, self._buckets], 'sums': [5]}
+  def __init__(self, loss: str, buckets: int, name: str):
+    self._regression, self._buckets = loss == 'squared_error', buckets
+    shapes = {'errors': [3]} if self._regression else {'histogram': [2, buckets], 'sums': [5]}
     with tf.device('CPU:0'):
-      self._state = {
-        name: tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name=f'metrics_{name}')
-        for name, shape in shapes.items()
+      self.state = {
+        key: tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name=f'metrics_{name}{key}')
+        for key, shape in shapes.items()
       }
 
   def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
@@ -57,17 +50,54 @@ class Metrics:
     y, p, w = (tf.cast(t, tf.float64) for t in (labels, probabilities, weights))
     totals = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64)]
     if self._regression:
-      self._state['errors'].assign_add(tf.stack([*totals, tf.reduce_sum(w * tf.square(p - y))]))
+      self.state['errors'].assign_add(tf.stack([*totals, tf.reduce_sum(w * tf.square(p - y))]))
       return
     # float32 rounds what lies within 2^-25 of 1 to 1.
     inside = tf.clip_by_value(p, 1e-15, 1 - 2.0**-25)
     log_p, log_not_p = tf.math.log(inside), tf.math.log1p(-inside)
     row = tf.cast(labels > 0.5, tf.int32)
     bucket = _bucket(tf.cast(log_p - log_not_p, tf.float32), self._buckets)
-    self._state['histogram'].scatter_nd_add(tf.stack([row, bucket], 1), w)
+    self.state['histogram'].scatter_nd_add(tf.stack([row, bucket], 1), w)
     loss = -y * log_p - (1 - y) * log_not_p
     sums = [tf.reduce_sum(w * t) for t in (loss, p, y)]
-    self._state['sums'].assign_add(tf.stack([*totals, *sums]))
+    self.state['sums'].assign_add(tf.stack([*totals, *sums]))
+
+
+class Metrics:
+  """Sums over the samples seen since the last `reset`; `update` works inside a tf.function.
+
+  For clicks a state holds `histogram` float64 [2, buckets], the weight of negatives and of
+  positives by predicted probability, and `sums` float64 [5]: weight, samples, Σ weight·log loss,
+  Σ weight·predicted, Σ weight·clicked. For squared error it holds `errors` float64 [3]: weight,
+  samples, Σ weight·error². Of several tasks it holds these for each, as `TASK/histogram`.
+  """
+
+  def __init__(self, cfg: Config):
+    buckets = max(2, cfg.metrics.auc_buckets // 2 * 2)
+    prefixes = [f'{label.name}/' for label in cfg.labels] if len(cfg.labels) > 1 else ['']
+    self._tasks = [
+      _Sums(label.loss, buckets, prefix) for label, prefix in zip(cfg.labels, prefixes)
+    ]
+    self._state = {
+      prefix + key: variable
+      for prefix, sums in zip(prefixes, self._tasks)
+      for key, variable in sums.state.items()
+    }
+
+  def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
+    """Adds a batch.
+
+    Args:
+      labels: float32 [B]; of several tasks [B, T], as the others.
+      probabilities: float32 [B]; of squared error, what the model predicts.
+      weights: float32 [B].
+    """
+    count = len(self._tasks)
+    columns = [(labels, probabilities, weights)]
+    if count > 1:
+      columns = zip(*(tf.unstack(t, count, 1) for t in (labels, probabilities, weights)))
+    for sums, column in zip(self._tasks, columns):
+      sums.update(*column)
 
   def state(self) -> State:
     """Returns arrays by name; the sum of two states is the state of both."""
@@ -93,8 +123,16 @@ def result(state: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
   Returns:
     auc, logloss, calibration (Σ predicted / Σ clicked) and examples; for squared error rmse and
-    examples. A figure that the samples do not define, as the AUC of one class, is None.
+    examples. A figure that the samples do not define, as the AUC of one class, is None. Of several
+    tasks these are the first one's, and `tasks` has each one's by name.
   """
+  if any('/' in name for name in state):
+    of_tasks: dict[str, State] = {}
+    for name, array in state.items():
+      task, _, key = name.partition('/')
+      of_tasks.setdefault(task, {})[key] = array
+    tasks = {task: result(sums) for task, sums in of_tasks.items()}
+    return next(iter(tasks.values())) | {'tasks': tasks}
   if 'errors' in state:
     weight, examples, squares = state['errors']
     rmse = float(np.sqrt(squares / weight)) if weight > 0 else None

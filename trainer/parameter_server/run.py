@@ -96,10 +96,10 @@ def _work(
 def _check(cfg: Config) -> None:
   """Raises UserError, naming a key whose value this mode has not."""
   mode = cfg.sync.mode
-  for i, interaction in enumerate(cfg.model.interactions):
+  for key, interaction in cfg.model.all_interactions().items():
     if mode != 'ps' and interaction.args.get('batch_norm') == 'sync':
       raise UserError(
-        f"model.interactions.{i}.batch_norm: found 'sync', but no two workers share a step in "
+        f"{key}.batch_norm: found 'sync', but no two workers share a step in "
         f"sync.mode={mode}; wanted 'local', or sync.mode=ps or allreduce"
       )
 

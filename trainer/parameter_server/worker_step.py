@@ -19,13 +19,13 @@ from trainer.parameter_server.servers import Servers
 from trainer.parameter_server.store import ServedStore
 from trainer.training.dense_part import DensePart, dense_optimizer
 from trainer.training.step import (
-  BATCH_SPEC,
   DEDUPED_SPEC,
   Staged,
   Step,
   StepCounts,
   StepFlags,
   average_local_state,
+  batch_spec,
 )
 
 ROWS_SPEC = tf.TensorSpec([None]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)
@@ -69,7 +69,9 @@ class WorkerStep(Step):
     self._samples = 0  # since `traffic` was last asked
     self._stale = True  # whether the copy may differ from what is on the servers
     self._forward = tf.function(
-      self._forward_graph, autograph=False, input_signature=[BATCH_SPEC, DEDUPED_SPEC, *ROWS_SPEC]
+      self._forward_graph,
+      autograph=False,
+      input_signature=[batch_spec(cfg), DEDUPED_SPEC, *ROWS_SPEC],
     )
     if not communicator.late:
       if communicator.rank == 0:
@@ -186,20 +188,27 @@ class ServerStep(WorkerStep):
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    # Dropout draws by a sample's place in the global batch, which costs one more message a step.
-    self._tells_samples = self.in_lockstep and any(
-      i.kind not in config.INTERACTIONS or i.args.get('dropout') for i in cfg.model.interactions
+    # Dropout draws by a sample's place in the global batch, and several tasks each divide by their
+    # own weight of it, which costs one more message a step.
+    built_in = (*config.INTERACTIONS, *config.SHARED)
+    self._tells_samples = self.in_lockstep and (
+      len(cfg.labels) > 1
+      or any(
+        i.kind not in built_in or i.args.get('dropout')
+        for i in cfg.model.all_interactions().values()
+      )
     )
     self._gradients = tf.function(
       self._gradients_graph,
       autograph=False,
       input_signature=[
-        BATCH_SPEC,
+        batch_spec(cfg),
         DEDUPED_SPEC,
         *ROWS_SPEC,
         tf.TensorSpec([self.servers.count], tf.int32),
         [tf.TensorSpec(v.shape) for v in self.dense.trainable],
         tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([] if len(cfg.labels) == 1 else [len(cfg.labels)]),
       ],
     )
 
@@ -209,11 +218,14 @@ class ServerStep(WorkerStep):
     batch, deduped = staged
     self._samples += len(batch.label)
     lower = 0  # samples of this step on workers of lower rank
+    totals = batch.weight.numpy().sum(0)
     if self._tells_samples:
-      lower = sum(self._communicator.gather(len(batch.label))[: self._communicator.rank])
+      samples, weights = zip(*self._communicator.gather((len(batch.label), totals.tolist())))
+      lower = sum(samples[: self._communicator.rank])
+      totals = np.sum(weights, 0, np.float32)
     rows, sent, dense = self.servers.pull(deduped.unique.numpy(), True)
     arrays = tf.nest.map_structure(
-      to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(lower))
+      to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(lower), totals)
     )
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
     counts = np.array([weight, loss, *map(float, flags)], np.float32)
@@ -234,11 +246,11 @@ class ServerStep(WorkerStep):
     # The accumulators give means: times the workers, flags are whole but for rounding.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
-  def _gradients_graph(self, batch, deduped, linear, factors, offsets, sent, dense, lower):
+  def _gradients_graph(self, batch, deduped, linear, factors, offsets, sent, dense, lower, totals):
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)
     rows = row_store.Rows(None, offsets, linear, factors)
-    sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step, lower]))
+    sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step, lower]), totals)
     if self.in_lockstep:
       self._step.assign_add(1)
       buffer, values = packing.pack_gradients(sums.linear, sums.factors, offsets, sent, self._dtype)

@@ -59,6 +59,9 @@ class EventLog:
       for name in SCALARS:
         if isinstance(record.get(name), (int, float)):
           tf.summary.scalar(f'{event}/{name}', record[name])
+        for task, figures in record.get('tasks', {}).items():
+          if isinstance(figures.get(name), (int, float)):
+            tf.summary.scalar(f'{event}/{name}/{task}', figures[name])
     self._board.flush()
 
 

@@ -3,7 +3,8 @@
 `save` writes the whole model: raw columns in, probability out. Its rows lie in variables, features
 sorted by key: a look-up is a binary search (`tf.searchsorted`), and loading reads arrays and builds
 nothing. A feature that is not there reads 0, in weight and factors, as in evaluation; features that
-read 0 anyway are not written. Its signatures, both with the output `probability` float32 [B]:
+read 0 anyway are not written. Its signatures, both with the output `probability` float32 [B], or of
+several tasks one of each task's name:
 
 - `serving_default`: a tensor for every column: string for a slot's (its features stand as in the
   log, with the slot's separators; blank is none), int64 where the slot is among `integer_slots`,
@@ -142,7 +143,7 @@ class Serving(tf.Module):
     ]
     self._poolings = poolings(cfg)
     # Not an attribute: Keras would trace signatures of its own for a model that it finds.
-    self._probability = lambda embedded: model.probability(model(embedded, training=False))
+    self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
     self.dense_variables = list(model.variables)
     self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
     # A table's row is [plain D | field F·D], each part where an interaction needs it
@@ -194,7 +195,7 @@ class Serving(tf.Module):
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Raw columns, [B] or [1], by `input_name` -> probability float32 [B]."""
+    """Raw columns, [B] or [1], by `input_name` -> the outputs, float32 [B] each."""
     size = _common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
 
     def features(slot: config.Slot) -> _SlotFeatures:
@@ -203,10 +204,10 @@ class Serving(tf.Module):
       return self._features(slot, column, tf.range(length), length)
 
     dense = [tf.broadcast_to(inputs[input_name(c.name)], size[None]) for c in self._dense_columns]
-    return {'probability': self._predict([features(s) for s in self._slots], dense, size)}
+    return self._predict([features(s) for s in self._slots], dense, size)
 
   def from_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Serialised tf.Examples, string [B] -> probability float32 [B]."""
+    """Serialised tf.Examples, string [B] -> the outputs, float32 [B] each."""
 
     def feature(dtype: tf.DType) -> Any:
       return (
@@ -232,7 +233,7 @@ class Serving(tf.Module):
       for slot, ragged in zip(self._slots, lists)
     ]
     dense = [dense_column(parsed[c.name]) for c in self._dense_columns]
-    return {'probability': self._predict(slots, dense, size)}
+    return self._predict(slots, dense, size)
 
   def _features(
     self, slot: config.Slot, raw: tf.Tensor, samples: tf.Tensor, length: tf.Tensor
@@ -263,12 +264,12 @@ class Serving(tf.Module):
     columns = hash_keys(texts, self._ids[slot.name]), values, samples
     return _SlotFeatures(*(tf.boolean_mask(c, present) for c in columns), length)
 
-  # From features to the probability
+  # From features to the outputs
 
   def _predict(
     self, found: list[_SlotFeatures], dense: list[tf.Tensor], size: tf.Tensor
-  ) -> tf.Tensor:
-    """Returns probabilities float32 [B] of slots' features and dense columns [B]."""
+  ) -> dict[str, tf.Tensor]:
+    """Returns the outputs of slots' features and dense columns [B]."""
     num_slots = len(self._slots)
     keys = tf.concat([f.keys for f in found], 0)
     at = tf.searchsorted(self.keys, keys)
@@ -323,7 +324,7 @@ class Serving(tf.Module):
         )
     dense = [_numbers(d) if d.dtype == tf.string else tf.cast(d, tf.float32) for d in dense]
     dense = tf.stack(dense, 1) if dense else tf.zeros([size, 0])
-    return self._probability(
+    return self._outputs(
       LayerInputs(dense=transform_dense(dense, self._dense_columns, self.dense_stats), **embedded)
     )
 
@@ -340,7 +341,7 @@ class DenseServing(tf.Module):
   def __init__(self, cfg: config.Config, model: Any, dense_stats: Any):
     super().__init__(name='dense_serving')
     self._dense_columns = cfg.data.dense
-    self._probability = lambda embedded: model.probability(model(embedded, training=False))
+    self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
     self.dense_variables = list(model.variables)
     self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
     slots, self._tables = len(cfg.slots), list(cfg.sparse.tables)
@@ -370,7 +371,7 @@ class DenseServing(tf.Module):
     }
 
   def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Inputs of `specs` -> probability float32 [B]."""
+    """Inputs of `specs` -> the outputs, float32 [B] each."""
     lengths = {name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()}
     size = _common_size(lengths)
 
@@ -395,7 +396,7 @@ class DenseServing(tf.Module):
       norm=given('norm'),
       dense=transform_dense(dense, self._dense_columns, self.dense_stats),
     )
-    return {'probability': self._probability(embedded)}
+    return self._outputs(embedded)
 
 
 def save(

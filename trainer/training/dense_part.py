@@ -12,7 +12,7 @@ from trainer.data.features import SlotBatch
 from trainer.embedding.embedding import Embedding
 from trainer.errors import UserError
 from trainer.model.builder import build
-from trainer.model.losses import per_sample_loss
+from trainer.model.losses import per_sample_loss, task_losses
 from trainer.model.metrics import Metrics
 
 
@@ -20,7 +20,7 @@ class Gradients(NamedTuple):
   """Sums over the samples of one process, before any division by their weight."""
 
   loss: tf.Tensor  # float32 [], Σ weight·loss
-  weight: tf.Tensor  # float32 [], Σ weight
+  weight: tf.Tensor  # float32 [], Σ weight: what the others are divided by, once all are summed
   dense: list[tf.Tensor]  # of the trainable variables, in their order
   linear: tf.Tensor  # float32 [u], of the linear weights of u distinct keys
   factors: tf.Tensor  # float32, flat, of their factors
@@ -67,7 +67,7 @@ class DensePart:
     # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
     self.optimizer._create_all_weights(self.model.trainable_variables)
     self.rate = tf.Variable(1.0, trainable=False)
-    self._loss = per_sample_loss(cfg.model)
+    self._loss = task_losses(cfg) if cfg.data.labels else per_sample_loss(cfg.model)
     self._learning_rate = cfg.train.dense_optimizer.learning_rate
 
   @property
@@ -76,32 +76,47 @@ class DensePart:
     return self.model.trainable_variables
 
   def gradients(
-    self, batch: SlotBatch, deduped: Deduped, rows: Rows, position: tf.Tensor
+    self,
+    batch: SlotBatch,
+    deduped: Deduped,
+    rows: Rows,
+    position: tf.Tensor,
+    totals: tf.Tensor | None = None,
   ) -> Gradients:
     """Differentiates Σ weight·loss over this process's samples, and counts them in the metrics.
 
     The division by the weight of all samples of the step comes later, once, so that N ranks with b
-    samples each equal one process with N·b samples.
+    samples each equal one process with N·b samples. Of several tasks each is divided by the weight
+    of its own labels: all by the greatest of these, and the tasks with fewer labels are scaled up
+    before.
 
     Args:
       batch: tensors; may hold no samples.
       deduped: the batch's distinct keys.
       rows: the linear weights and factors of those keys.
       position: int64 [2], (step, samples of this step on lower ranks): what dropout draws by.
+      totals: float32 [T], of several tasks, the weight of each one's labels over all samples of the
+        step; None: this process's are all.
     """
+    weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
+    if weight.shape.rank:  # [T]
+      totals = weight if totals is None else totals
+      greatest = tf.argmax(totals)
+      weights *= tf.math.divide_no_nan(totals[greatest], totals)
+      weight = weight[greatest]
     with tf.GradientTape() as tape:
       tape.watch([rows.linear, rows.factors])
       inputs = self.embedding.embed(batch, deduped, rows)._replace(position=position)
       logits = self.model(inputs, training=True)
-      loss = tf.reduce_sum(batch.weight * self._loss(batch.label, logits))
+      loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
     *dense, linear, factors = tape.gradient(
       loss, [*self.trainable, rows.linear, rows.factors], unconnected_gradients='zero'
     )
     self.metrics.update(batch.label, self.model.probability(logits), batch.weight)
-    return Gradients(loss, tf.reduce_sum(batch.weight), dense, linear, factors)
+    return Gradients(loss, weight, dense, linear, factors)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: Rows) -> tf.Tensor:
-    """Returns probabilities float32 [B]; changes nothing."""
+    """Returns probabilities float32 [B]; of several tasks [B, T]. Changes nothing."""
     inputs = self.embedding.embed(batch, deduped, rows)
     return self.model.probability(self.model(inputs, training=False))
 

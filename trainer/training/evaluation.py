@@ -41,7 +41,7 @@ class Evaluation:
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
   def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
-    """Yields (batch of tensors, probabilities [B]) of this process's share, in input order."""
+    """Yields (batch of tensors, probabilities [B] or [B, T]) of this process's share, in order."""
     for staged in self._inputs.staged(prepared):
       self._progress_made()
       yield staged.batch, self._step.predict(staged)
@@ -51,7 +51,8 @@ class Evaluation:
 
     Returns:
       auc, logloss, calibration and examples; of squared error rmse and examples; gauc where
-      data.group is set. None stands for a figure that the samples do not define.
+      data.group is set. None stands for a figure that the samples do not define. Of several tasks
+      they are the first one's, and `tasks` has each one's by name.
     """
     self._metrics.reset()
     columns = []  # of each batch: group, label, probability, weight
@@ -63,7 +64,12 @@ class Evaluation:
             (batch.group.numpy(), batch.label.numpy(), probabilities, batch.weight.numpy())
           )
     values = result(self._communicator.sum_arrays(self._metrics.state()))
-    if self._grouped:
+    if self._grouped and 'tasks' in values:
+      for t, of_task in enumerate(values['tasks'].values()):
+        some = [(group, *(c[:, t] for c in rest)) for group, *rest in columns]
+        of_task['gauc'] = group_auc(some, self._communicator)
+      values['gauc'] = next(iter(values['tasks'].values()))['gauc']
+    elif self._grouped:
       values['gauc'] = group_auc(columns, self._communicator)
     return values
 

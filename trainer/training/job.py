@@ -311,9 +311,12 @@ class Job:
   def _validate(self, valid: Sequence[PreparedPass]) -> None:
     """Evaluates, keeps the best state, and on a plateau lowers the learning rates or stops."""
     progress, plateau = self.progress, self.cfg.train.plateau
-    metric = 'rmse' if self.cfg.model.loss == 'squared_error' else 'auc'
+    metric = 'rmse' if self.cfg.labels[0].loss == 'squared_error' else 'auc'
     metric = plateau.metric if plateau else metric
-    value = self._evaluate_split(valid, 'valid')[metric]
+    values = self._evaluate_split(valid, 'valid')
+    if plateau and plateau.task:
+      values = values['tasks'][plateau.task]
+    value = values[metric]
     value = -value if metric in ('logloss', 'rmse') else value
     if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
       progress.best, progress.stalls, progress.best_step = value, 0, self.step.steps
@@ -399,6 +402,8 @@ class Job:
 
 
 def _quality(values: dict[str, Any]) -> str:
+  if 'tasks' in values:
+    return ' · '.join(f'{name} {_quality(of_task)}' for name, of_task in values['tasks'].items())
   if 'rmse' in values:
     return f'rmse {values["rmse"]:.4f}'
   return f'logloss {values["logloss"]:.4f} · AUC {values["auc"] or 0:.4f}'

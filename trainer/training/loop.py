@@ -58,7 +58,7 @@ def train_in_lockstep(
   Raises:
     UserError: where the loss is not finite.
   """
-  no_samples = step.stage(empty_batch(len(cfg.data.dense)))
+  no_samples = step.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
   current = next(batches, None)
   has_batch = {'first': np.array(current is not None, np.int64)}
   if not communicator.sum_arrays(has_batch)['first']:

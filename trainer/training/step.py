@@ -11,26 +11,30 @@ from ops.dedupe import DEDUPED_SPEC, Deduped
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.comm.communicator import Communicator
-from trainer.data.features import SlotBatch, empty_batch
+from trainer.data.features import SlotBatch, empty_batch, weigh_labels
 from trainer.embedding.exchange import rows_of
 from trainer.embedding.stores import make_store
 from trainer.training.dense_part import DensePart
 
-BATCH_SPEC = SlotBatch(
-  keys=tf.TensorSpec([None], tf.int64),
-  values=tf.TensorSpec([None], tf.float32),
-  segments=tf.TensorSpec([None], tf.int32),
-  dense=tf.TensorSpec([None, None], tf.float32),
-  label=tf.TensorSpec([None], tf.float32),
-  weight=tf.TensorSpec([None], tf.float32),
-  group=tf.TensorSpec([None], tf.int64),
-)
+
+def batch_spec(cfg: config.Config) -> SlotBatch:
+  """Returns the TensorSpecs of a staged batch."""
+  samples = [None] if len(cfg.labels) == 1 else [None, len(cfg.labels)]
+  return SlotBatch(
+    keys=tf.TensorSpec([None], tf.int64),
+    values=tf.TensorSpec([None], tf.float32),
+    segments=tf.TensorSpec([None], tf.int32),
+    dense=tf.TensorSpec([None, None], tf.float32),
+    label=tf.TensorSpec(samples, tf.float32),
+    weight=tf.TensorSpec(samples, tf.float32),
+    group=tf.TensorSpec([None], tf.int64),
+  )
 
 
 class Staged(NamedTuple):
   """A batch made ready for a step, while the step before runs; it depends on no weights."""
 
-  batch: SlotBatch  # of tensors
+  batch: SlotBatch  # of tensors; of several tasks with a weight for each label
   deduped: Deduped  # its distinct keys, with their shows and clicks
 
 
@@ -67,7 +71,7 @@ class Step(abc.ABC):
 
   def stage(self, batch: SlotBatch) -> Staged:
     """Makes tensors of a batch of NumPy arrays and finds its distinct keys; any thread may."""
-    batch = SlotBatch(*map(to_tensor, batch))
+    batch = SlotBatch(*map(to_tensor, weigh_labels(batch)))
     return Staged(batch, self.dense.embedding.dedupe(batch))
 
   @abc.abstractmethod
@@ -92,7 +96,10 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def predict(self, staged: Staged) -> np.ndarray:
-    """Returns probabilities float32 [B]; every process calls it, with no samples too."""
+    """Returns probabilities float32 [B], of several tasks [B, T].
+
+    Every process calls it, with no samples too.
+    """
 
   @abc.abstractmethod
   def consolidate(self) -> None:
@@ -164,20 +171,21 @@ class TrainStep(Step):
     self.store = make_store(cfg, self.dense.embedding)
     self._rows = rows_of(self.store, communicator, cfg)
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    self._no_samples = self.stage(empty_batch(len(cfg.data.dense)))
-    route_specs = DEDUPED_SPEC, BATCH_SPEC.weight
+    self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
+    spec = batch_spec(cfg)
+    route_specs = DEDUPED_SPEC, spec.weight
     routed = self._rows.routed
     self._routes = bool(routed)
     self._route = traced(self._rows.route, *route_specs)
     self._train = traced(
       self._train_graph,
-      BATCH_SPEC,
+      spec,
       DEDUPED_SPEC,
       routed,
       route_specs if self._routes else (),
       tf.TensorSpec([3]),
     )
-    self._predict = traced(self._predict_graph, BATCH_SPEC, DEDUPED_SPEC)
+    self._predict = traced(self._predict_graph, spec, DEDUPED_SPEC)
 
   def route(self, staged: Staged) -> Any:
     return self._route(staged.deduped, staged.batch.weight)
@@ -195,12 +203,12 @@ class TrainStep(Step):
     return StepCounts(*counts.numpy()), routed
 
   def _train_graph(self, batch, deduped, routed, following, flags):
-    total_weight, lower_samples = self._rows.totals(batch.weight, routed)
+    totals, lower_samples = self._rows.totals(batch.weight, routed)
     # The floor: a step in which nobody has a sample changes nothing.
-    scale = 1 / tf.maximum(total_weight, 1e-12)
+    scale = 1 / tf.maximum(tf.reduce_max(totals), 1e-12)
     rows = self._rows.pull(deduped, routed, train=True)
     position = tf.stack([self._step, lower_samples])
-    gradients = self.dense.gradients(batch, deduped, rows, position)
+    gradients = self.dense.gradients(batch, deduped, rows, position, totals)
     *sums, counts = self._communicator.all_reduce(
       [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
     )

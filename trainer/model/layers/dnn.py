@@ -65,7 +65,7 @@ class DNN(tf.keras.layers.Layer):
       ]
 
   def build(self, shapes: LayerInputs) -> None:
-    widths = [vector_width(shapes), *self._hidden, 1]
+    widths = [self._width(shapes), *self._hidden, 1]
     self._kernels = [
       self.add_weight(
         f'kernel_{l}', list(shape), initializer=tf.keras.initializers.GlorotUniform(self._seed + l)
@@ -79,11 +79,19 @@ class DNN(tf.keras.layers.Layer):
       ]
     self.built = True
 
+  def _width(self, shapes: LayerInputs) -> int:
+    """Returns W."""
+    return vector_width(shapes)
+
+  def _parts(self, inputs: LayerInputs) -> list[tf.Tensor]:
+    """Returns h_0 in parts that stand side by side."""
+    return slot_vectors(inputs)
+
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""
     # Each part times its rows of the kernel, summed: joining the parts first would copy [B, W] once
     # forward and once backward.
-    parts = slot_vectors(inputs)
+    parts = self._parts(inputs)
     kernels = tf.split(self._kernels[0], [p.shape[1] for p in parts])
     product = tf.add_n([part @ kernel for part, kernel in zip(parts, kernels)])
     for l, kernel in enumerate(self._kernels[1:]):

@@ -1,0 +1,21 @@
+"""The tower of one task, over what the tasks share."""
+
+import tensorflow as tf
+
+from trainer.embedding.layer_inputs import LayerInputs
+from trainer.model.layers.dnn import DNN
+
+
+class Tower(DNN):
+  """A multilayer perceptron as DNN, with h_0 = LayerInputs.shared, [B, H]; its arguments are DNN's.
+
+  With `hidden: []` it is one linear layer.
+  """
+
+  needs = frozenset({'shared'})
+
+  def _width(self, shapes: LayerInputs) -> int:
+    return shapes.shared[1]
+
+  def _parts(self, inputs: LayerInputs) -> list[tf.Tensor]:
+    return [inputs.shared]
