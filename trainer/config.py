@@ -9,6 +9,7 @@ The string under each key is its description.
 
 import dataclasses
 import glob
+import math
 import os
 import re
 import sys
@@ -38,10 +39,13 @@ class Section(pydantic.BaseModel):
   )
 
 
-Positive = Annotated[float, pydantic.Field(gt=0)]
-NonNegative = Annotated[float, pydantic.Field(ge=0)]
-PositiveInt = Annotated[int, pydantic.Field(gt=0, strict=True)]
-NonNegativeInt = Annotated[int, pydantic.Field(ge=0, strict=True)]
+MAX_INT = 2**63 - 1
+Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+# Of learning rates and initial scales: what lies above makes every float32 overflow in a few steps.
+Scale = Annotated[float, pydantic.Field(ge=0, le=1e6)]
+PositiveInt = Annotated[int, pydantic.Field(gt=0, le=MAX_INT, strict=True)]
+NonNegativeInt = Annotated[int, pydantic.Field(ge=0, le=MAX_INT, strict=True)]
 Port = Annotated[int, pydantic.Field(ge=1, le=65535, strict=True)]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 PositiveShare = Annotated[float, pydantic.Field(gt=0, le=1)]
@@ -165,7 +169,7 @@ class RowOptimizer(Section):
 
   kind: Literal['sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'] = 'adagrad'
   """The rule; docs/layers.md has a table."""
-  learning_rate: NonNegative = 0.05
+  learning_rate: Scale = 0.05
   """The step's size."""
   initial_accumulator: NonNegative = 1e-6
   """adagrad, adagrad_row, ftrl: what the sums of squared gradients start from. It should be small
@@ -206,7 +210,7 @@ class Table(Section):
   """D, the number of factors (of ffm: for each field)."""
   init: Literal['normal', 'uniform'] = 'normal'
   """The distribution of the initial factors."""
-  init_scale: NonNegative = 0.01
+  init_scale: Scale = 0.01
   """Its standard deviation, or half its range."""
   linear: RowOptimizer = RowOptimizer()
   """Of the linear weights."""
@@ -298,7 +302,7 @@ class DenseOptimizer(Section):
 
   kind: Literal['sgd', 'adagrad', 'adam', 'ftrl', 'rmsprop'] = 'adam'
   """The rule."""
-  learning_rate: NonNegative = 1e-3
+  learning_rate: Scale = 1e-3
   """The step's size."""
   args: dict[str, Any] = {}
   """Further arguments of the Keras optimizer."""
@@ -411,8 +415,10 @@ class Config(Section):
   """Where the log lies and how to read it."""
   sparse: Sparse = Sparse()
   """The embedding tables."""
-  lifecycle: dict[str, Any] = {'admission': 'none', 'eviction': 'none'}
-  """When features earn their factors, fade and are deleted: fields of ops.policy.Policy."""
+  lifecycle: dict[str, Any] = {}
+  """When features earn their factors, fade and are deleted: fields of ops.policy.Policy. Admission
+  and eviction that are not given are none; a threshold of theirs, here or of a slot, switches on
+  what it is of."""
   model: Model
   """The layers and the loss."""
   train: Train = Train()
@@ -454,7 +460,50 @@ class Config(Section):
     """The lifecycle's policy, per-slot thresholds included."""
     ids = self.slot_ids()
     per_slot = {ids[s.name]: s.lifecycle for s in self.data.slots if s.lifecycle}
-    return Policy(**self.lifecycle, per_slot=per_slot)
+    modes = {kind: (self._modes(kind) or ['none'])[0] for kind in _MODES}
+    return Policy(**modes | self.lifecycle, per_slot=per_slot)
+
+  def _modes(self, kind: str) -> list[str]:
+    """The modes of admission or eviction that the given thresholds are of."""
+    given = set(self.lifecycle).union(*(s.lifecycle for s in self.data.slots))
+    return list(dict.fromkeys(mode for key, mode in _MODES[kind].items() if key in given))
+
+
+# What a threshold switches on where the mode is not given.
+_MODES = {
+  'admission': {
+    'admission_threshold': 'score',
+    'admission_count': 'count',
+    'admission_probability': 'probability',
+  },
+  'eviction': {
+    'delete_threshold': 'score',
+    'min_age_days': 'score',
+    'delete_after_unseen_days': 'unseen',
+  },
+}
+# Arguments of tf.keras.optimizers.legacy, beside the learning rate.
+_CLIPPING = ('clipnorm', 'clipvalue', 'global_clipnorm', 'decay')
+OPTIMIZER_ARGS = {
+  'sgd': ('momentum', 'nesterov'),
+  'adagrad': ('initial_accumulator_value', 'epsilon'),
+  'adam': ('beta_1', 'beta_2', 'epsilon', 'amsgrad'),
+  'ftrl': (
+    'learning_rate_power',
+    'initial_accumulator_value',
+    'l1_regularization_strength',
+    'l2_regularization_strength',
+    'l2_shrinkage_regularization_strength',
+    'beta',
+  ),
+  'rmsprop': ('rho', 'momentum', 'epsilon', 'centered'),
+}
+
+
+def short(value: Any, length: int = 120) -> str:
+  """A value as messages show it: its repr, cut where it is long."""
+  text = repr(value)
+  return text if len(text) <= length else text[: length - 1] + '…'
 
 
 def _fields_at(loc):
@@ -480,7 +529,7 @@ def _one_line(error, where):
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
   wanted = first['msg'][0].lower() + first['msg'][1:]
-  return f"{where}: key '{key}': found {first['input']!r}; {wanted}"
+  return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"
 
 
 def _check_tasks(cfg, fail):
@@ -559,6 +608,15 @@ def _check(cfg, where):
     twice = {n for n in found if found.count(n) > 1}
     if twice:
       fail(what, f"the name '{min(twice)}' stands twice; wanted distinct names")
+  for key, columns in (
+    ('data.slots', [s.column or s.name for s in data.slots]),
+    ('data.dense', [d.name for d in data.dense]),
+    ('data.weight', [data.weight]),
+    ('data.group', [data.group]),
+  ):
+    for label in [one.column or one.name for one in data.labels] or [data.label]:
+      if label in columns:
+        fail(key, f"found '{label}', which is a label: the model would read what it predicts")
   by_name = {s.name: s for s in data.slots}
   for i, s in enumerate(data.slots):
     if s.table not in cfg.sparse.tables:
@@ -683,10 +741,103 @@ def _check(cfg, where):
     for key in keys:
       if key not in known:
         raise ConfigError(f"{where}: unknown key '{place}.{key}'{nearest(key, known)}")
+  for kind in _MODES:
+    modes = cfg._modes(kind)
+    if kind not in cfg.lifecycle and len(modes) > 1 and kind == 'admission':
+      fail('lifecycle', f'found thresholds of {modes}; wanted lifecycle.{kind} to say which counts')
+  optimizer = cfg.train.dense_optimizer
+  valid = (*OPTIMIZER_ARGS[optimizer.kind], *_CLIPPING)
+  for name, value in optimizer.args.items():
+    key = f'train.dense_optimizer.args.{name}'
+    if name not in valid:
+      raise ConfigError(f"{where}: unknown key '{key}'{nearest(name, valid)}")
+    if not isinstance(value, (int, float)) or not abs(value) < math.inf:
+      fail(key, f'found {short(value)}; wanted a finite number')
   try:
     cfg.policy()
   except (ValueError, TypeError) as e:
     raise ConfigError(f"{where}: key 'lifecycle': {e}") from None
+
+
+def check_effects(cfg: Config, where: str) -> None:
+  """Checks that what the config switches on has an effect in training.
+
+  Raises:
+    ConfigError: naming the first key that would do nothing.
+  """
+  if cfg.data.day_pattern is not None:
+    return
+  policy = cfg.policy()
+  for key, value, off in (
+    ('lifecycle.eviction', policy.eviction, 'none'),
+    ('lifecycle.capacity', policy.capacity, None),
+    ('export.base', cfg.export.base, False),
+    ('export.saved_model', cfg.export.saved_model, False),
+  ):
+    if value != off:
+      raise ConfigError(
+        f"{where}: key '{key}': found {value!r}, which happens at the end of each day, and without "
+        'data.day_pattern there are no days; wanted data.day_pattern, or this left out'
+      )
+
+
+class _Loader(yaml.SafeLoader):
+  """YAML's plain values: a key may stand once, and a date is a text."""
+
+  yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(':timestamp')]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+  }
+
+  def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    keys = [k for k, _ in node.value if isinstance(k, yaml.ScalarNode) and k.value != '<<']
+    names = [k.value for k in keys]
+    for i, key in enumerate(keys):
+      if key.value in names[:i]:
+        problem = f'the key {short(key.value)} stands twice'
+        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+    return super().construct_mapping(node, deep)
+
+
+MAX_DEPTH, MAX_NODES = 40, 1_000_000
+
+
+def _read_yaml(text: str, where: str) -> Any:
+  """YAML text as plain values. Raises: ConfigError with one line."""
+  try:
+    tree = yaml.load(text, _Loader)
+  except yaml.YAMLError as e:
+    mark = getattr(e, 'problem_mark', None)
+    at = f':{mark.line + 1}' if mark else ''
+    problem = ' '.join(str(getattr(e, 'problem', None) or e).split())
+    raise ConfigError(f'{where}{at}: not YAML: {problem}') from None
+  except RecursionError:
+    raise ConfigError(f'{where}: values are nested too deep; wanted a config') from None
+  except (ValueError, TypeError, LookupError, AttributeError) as e:  # of !!int "" and the like
+    raise ConfigError(f'{where}: not YAML: {" ".join(str(e).split())[:200]}') from None
+  level, nodes = [tree], 0
+  for _ in range(MAX_DEPTH):  # anchors may make a short text a huge tree, or one without end
+    level = [v for n in level for v in _children(n)]
+    nodes += len(level)
+    if not level or nodes > MAX_NODES:
+      break
+  if level:
+    raise ConfigError(
+      f'{where}: found values nested over {MAX_DEPTH} deep, or over {MAX_NODES:,} of them; wanted '
+      'a config'
+    )
+  return tree
+
+
+def _children(node: Any) -> list[Any]:
+  """What a list or a mapping holds."""
+  if isinstance(node, dict):
+    return list(node.values())
+  return node if isinstance(node, list) else []
+
+
+def _is_index(part: str, node: list[Any]) -> bool:
+  return re.fullmatch('[0-9]{1,9}', part) is not None and int(part) < len(node)
 
 
 def _set(tree, assignment):
@@ -694,15 +845,12 @@ def _set(tree, assignment):
   key, equals, text = assignment.partition('=')
   if not equals or not key:
     raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
-  try:
-    value = yaml.safe_load(text)
-  except yaml.YAMLError:
-    raise ConfigError(f'--set {assignment}: the value is not YAML') from None
+  value = _read_yaml(text, f'--set {short(assignment)}')
   *path, last = key.split('.')
   node = tree
   for i, part in enumerate(path):
     if isinstance(node, list):
-      if not part.isdigit() or int(part) >= len(node):
+      if not _is_index(part, node):
         raise ConfigError(
           f"--set {assignment}: '{'.'.join(path[: i + 1])}' is not there; the list has "
           f'{len(node)} entries'
@@ -718,7 +866,7 @@ def _set(tree, assignment):
         'keys'
       )
   if isinstance(node, list):
-    if not last.isdigit() or int(last) >= len(node):
+    if not _is_index(last, node):
       raise ConfigError(
         f"--set {assignment}: '{last}' is not there; the list has {len(node)} entries"
       )
@@ -755,12 +903,7 @@ def parse(
   text: str, where: str, overrides: Sequence[str] = (), run_dir: str | None = None
 ) -> Config:
   """As `load`, of YAML text; `where` says in messages where it comes from."""
-  try:
-    tree = yaml.safe_load(text)
-  except yaml.YAMLError as e:
-    mark = getattr(e, 'problem_mark', None)
-    at = f':{mark.line + 1}' if mark else ''
-    raise ConfigError(f'{where}{at}: not YAML: {getattr(e, "problem", None) or e}') from None
+  tree = _read_yaml(text, where)
   if not isinstance(tree, dict):
     raise ConfigError(
       f'{where}: found {type(tree).__name__}; wanted a mapping with keys data, model, …'

@@ -40,9 +40,13 @@ def one_line(error: BaseException) -> str:
 
 
 def nearest(name: object, valid: Iterable[object]) -> str:
-  """Returns "; the nearest valid name is 'x'", or '' where there are no valid names."""
-  close = difflib.get_close_matches(str(name), sorted(map(str, valid)), n=1, cutoff=0)
-  return f"; the nearest valid name is '{close[0]}'" if close else ''
+  """Returns "; the nearest valid name is 'x'", or '' where there are no valid names.
+
+  Upper and lower case do not matter.
+  """
+  names = {str(one).lower(): str(one) for one in valid}
+  close = difflib.get_close_matches(str(name).lower(), sorted(names), n=1, cutoff=0)
+  return f"; the nearest valid name is '{names[close[0]]}'" if close else ''
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ RUN_DIR = flags.DEFINE_string(
 @command_line.command
 def main() -> int:
   cfg = config.load(CONFIG.value, SET.value, RUN_DIR.value)
+  config.check_effects(cfg, CONFIG.value)
   for key in ('train', 'valid', 'test'):
     config.expand(getattr(cfg.data, key), f'{CONFIG.value}: data.{key}')
   if cfg.data.watch and not os.path.isdir(os.path.expanduser(cfg.data.watch)):

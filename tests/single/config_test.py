@@ -107,6 +107,28 @@ class ConfigTest(tf.test.TestCase):
       (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
       (['data.close_day_after_hours=3'], r'needs data.day_pattern'),
       (['data.late=skip'], r"found 'skip'; it needs data.day_pattern"),
+      (['data.label=user'], r"key 'data.slots': found 'user', which is a label"),
+      (['data.label=price'], r"key 'data.dense': found 'price', which is a label"),
+      (['data.weight=label'], r"key 'data.weight': found 'label', which is a label"),
+      (['data.group=label'], r"key 'data.group': found 'label', which is a label"),
+      (['Train.batch_size=3'], r"unknown key 'Train'; the nearest valid name is 'train'"),
+      (['train.BATCH=3'], r"unknown key 'train.BATCH'; the nearest valid name is 'batch_size'"),
+      ([f'seed={2**63}'], r"key 'seed': found 9223372036854775808"),
+      (['sparse.tables.default.init_scale=.inf'], r'init_scale.: found inf'),
+      (['sparse.tables.default.init_scale=.nan'], r'init_scale.: found nan'),
+      (['sparse.tables.default.linear.learning_rate=1e30'], r"learning_rate': found '1e30'"),
+      (['train.dense_optimizer.learning_rate=1.0e+30'], r"learning_rate': found 1e\+30"),
+      (
+        ['train.dense_optimizer={kind: sgd, args: {momentm: .9}}'],
+        r"'train.dense_optimizer.args.momentm'; the nearest valid name is 'momentum'",
+      ),
+      (['train.dense_optimizer.args={beta_1: x}'], r"beta_1': found 'x'; wanted a finite number"),
+      (['lifecycle={admission_count: 3, admission_threshold: 2}'], r'found thresholds of '),
+      (['data.slots.².name=x'], r"'data.slots.²' is not there|the list has 3 entries"),
+      (['train.batch_size=2024-13-45'], r"batch_size': found '2024-13-45'"),
+      (['train.batch_size=!!int ""'], r'not YAML'),
+      (['model.interactions=' + '[' * 3000], r'nested too deep|not YAML'),
+      (['data.label=' + 'x' * 5000 + ': y'], r'.'),
       (['data.late=skp'], r"key 'data.late': found 'skp'"),
       (['data.label_is=real'], r"wants 'squared_error'"),
       (['train.batch_size'], r'wanted KEY=VALUE'),
@@ -116,6 +138,62 @@ class ConfigTest(tf.test.TestCase):
       with self.assertRaisesRegex(errors.ConfigError, wanted, msg=overrides) as caught:
         self.load(overrides=overrides)
       self.assertNotIn('\n', str(caught.exception))
+
+  def test_what_is_not_given_of_the_lifecycle_stays_off(self):
+    for given, admission, eviction in (
+      ({}, 'none', 'none'),
+      ({'eviction': 'none'}, 'none', 'none'),
+      ({'eviction': 'score'}, 'none', 'score'),
+      ({'admission_threshold': 2}, 'score', 'none'),
+      ({'admission_count': 2}, 'count', 'none'),
+      ({'admission_probability': 0.5}, 'probability', 'none'),
+      ({'admission': 'none', 'admission_count': 2}, 'none', 'none'),
+      ({'delete_threshold': 0.1, 'delete_after_unseen_days': 3}, 'none', 'score'),
+      ({'delete_after_unseen_days': 3}, 'none', 'unseen'),
+    ):
+      policy = self.load(GOOD | {'lifecycle': given}).policy()
+      self.assertEqual((policy.admission, policy.eviction), (admission, eviction), given)
+    cfg = self.load(overrides=['data.slots.0.lifecycle={admission_threshold: 3}'])
+    self.assertEqual(cfg.policy().admission, 'score', 'a threshold of a slot')
+
+  def test_settings_without_effect_in_training(self):
+    for override, key in (
+      ('lifecycle.delete_threshold=1', 'lifecycle.eviction'),
+      ('lifecycle.capacity=5', 'lifecycle.capacity'),
+      ('export.base=true', 'export.base'),
+      ('export.saved_model=true', 'export.saved_model'),
+    ):
+      cfg = self.load(overrides=[override])
+      with self.assertRaisesRegex(
+        errors.ConfigError, f"f.yaml: key '{key}': .*without data.day_pattern"
+      ):
+        config.check_effects(cfg, 'f.yaml')
+      config.check_effects(self.load(overrides=[override, 'data.day_pattern=(1)']), 'f.yaml')
+
+  def test_texts_that_are_no_config(self):
+    for text, wanted in (
+      ('a: 1\na: 2', r"x:2: not YAML: the key 'a' stands twice"),
+      ('a: {b: 1, b: 2}', r"x:1: not YAML: the key 'b' stands twice"),
+      ('a: !!int ""', r'x: not YAML: '),
+      ('a: !!float "z"', r'x: not YAML: '),
+      ('a: !!timestamp "no"', r'x: not YAML: '),
+      ('a: ' + '9' * 5000, r'x: not YAML: '),
+      ('a: ' + '[' * 5000, r'x: values are nested too deep|x.*: not YAML'),
+      ('a: ' + '[' * 60 + ']' * 60, r'x: found values nested over 40 deep'),
+      ('a: &a [*a]', r'x: found values nested over 40 deep'),
+      ('a: 2024-13-45', r"x: unknown key 'a'|key 'data' is missing"),
+      ('- 1', r'x: found list; wanted a mapping'),
+      ('a: \x01', r'x: not YAML: '),
+    ):
+      with self.assertRaisesRegex(errors.ConfigError, wanted, msg=text[:20]) as caught:
+        config.parse(text, 'x')
+      self.assertNotIn('\n', str(caught.exception))
+      self.assertLess(len(str(caught.exception)), 500)
+    laughs = 'a0: &a0 [1]\n' + ''.join(
+      f'a{i}: &a{i} [{", ".join([f"*a{i - 1}"] * 9)}]\n' for i in range(1, 20)
+    )
+    with self.assertRaisesRegex(errors.ConfigError, 'nested over 40 deep, or over'):
+      config.parse(laughs, 'x')
 
   def test_files(self):
     with self.assertRaisesRegex(errors.ConfigError, 'no such file'):

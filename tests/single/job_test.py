@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from trainer import config
 from trainer.comm.communicator import SingleProcess
-from trainer.errors import BadPass
+from trainer.errors import BadPass, UserError
+from trainer.reporting import closing
+from trainer.reporting.events import read_events
 from trainer.storage import checkpoint
 from trainer.training import job
 from trainer.training.job import Job
@@ -37,7 +39,7 @@ class JobTest(tf.test.TestCase):
     tree = {
       'run_dir': self.run_dir,
       'data': {'slots': [{'name': 'user'}, {'name': 'item'}]} | data,
-      'model': {'interactions': ['linear']},
+      'model': sections.pop('model', {'interactions': ['linear']}),
       'train': {'batch_size': 16} | sections.pop('train', {}),
     }
     cfg = config.Config.model_validate(tree | sections)
@@ -133,6 +135,50 @@ class JobTest(tf.test.TestCase):
     self.assertEqual(self.prepared(), [])
     self.watch(data)
     self.assertLen(self.events('train'), 2, 'taken up again, nothing is trained twice')
+
+  def test_metrics_of_a_sampled_log_are_of_the_log(self):
+    data = {'train': [self.write('day_1.csv', 400), self.write('day_2.csv', 400)]}
+    self.make_job(
+      data | {'valid': data['train']},
+      model={'interactions': ['linear'], 'negative_sampling_rate': 0.1},
+      train={'epochs': 2, 'progressive_validation': True},
+    ).run()
+    in_log = [e for e in self.events() if e['event'] == 'train' or e.get('split') == 'next']
+    self.assertLen(in_log, 8)
+    for event in in_log:
+      self.assertBetween(event['calibration'], 0.8, 1.25, event)
+    self.assertLess(self.events()[-1]['calibration'], 0.4, 'predictions are corrected')
+
+  def test_worse_than_a_constant_is_told_with_its_cause(self):
+    data = {'train': [self.write('a.csv', 200)], 'valid': [self.write('b.csv', 200)]}
+    wild = {'kind': 'rmsprop', 'learning_rate': 1.0}
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.make_job(data, sparse={'tables': {'default': {'linear': wild}}}).run()
+    self.assertRegex(
+      str(logs.output),
+      'valid: logloss .* is worse than the .* of predicting .*sparse.tables.default.linear takes '
+      'steps of rmsprop at learning_rate 1; this rule wants about 0.001',
+    )
+
+  def test_a_threshold_that_admits_almost_nothing_is_told(self):
+    one = self.make_job({'train': [self.write('a.csv')]}, lifecycle={'admission_threshold': 1000})
+    one.run()
+    told = closing.few_admitted(one.cfg, read_events(self.run_dir))
+    self.assertRegex(
+      told, r'^lifecycle.admission_threshold 1000 admits 0 of the 14 features seen \(0.0%\)'
+    )
+    plain = one.cfg.model_copy(update={'lifecycle': {}})
+    self.assertIsNone(closing.few_admitted(plain, read_events(self.run_dir)))
+
+  def test_a_run_without_a_checkpoint_pins_nothing(self):
+    data = {'train': [self.write('a.csv')]}
+    with mock.patch.object(job.Inputs, 'prepared', side_effect=BadPass('bad')):
+      with self.assertRaises(BadPass):
+        self.make_job(data, sparse={'tables': {'default': {'width': 4}}}).run()
+    self.make_job(data).run()
+    self.make_job(data, lifecycle={'admission': 'none'}).run()  # the same, in other words
+    with self.assertRaisesRegex(UserError, 'another model.*lifecycle.admission = '):
+      self.make_job(data, lifecycle={'admission': 'count'}).run()
 
 
 if __name__ == '__main__':

@@ -99,7 +99,8 @@ class MetricsTest(tf.test.TestCase):
     self.assertEqual(result(other.state()), result(one.state()))
     one.reset()
     self.assertEqual(
-      result(one.state()), {'auc': None, 'logloss': None, 'calibration': None, 'examples': 0}
+      result(one.state()),
+      {'auc': None, 'base_logloss': None, 'logloss': None, 'calibration': None, 'examples': 0},
     )
 
   def test_one_class_has_no_auc(self):

@@ -75,7 +75,7 @@ class CTRModel(tf.keras.Model):
     inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
     return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self._bias
 
-  def probability(self, logits: tf.Tensor) -> tf.Tensor:
+  def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
     """Returns the probabilities of a click; for squared error, the logits themselves.
 
     Where the log kept a share r of the negatives, odds of P(1)/P(0) stand in it as P(1)/(r·P(0)).
@@ -84,11 +84,13 @@ class CTRModel(tf.keras.Model):
 
     Args:
       logits: float32 [B, 1].
+      in_log: whether the probabilities in the log that was trained on are wanted, p and not p'.
     Returns:
       float32 [B].
     """
     logits = logits[:, 0]
-    return tf.sigmoid(logits + self._logit_shift) if self._predicts_clicks else logits
+    shift = 0.0 if in_log else self._logit_shift
+    return tf.sigmoid(logits + shift) if self._predicts_clicks else logits
 
   def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns what serving gives: the one `probability`, float32 [B]."""

@@ -118,13 +118,19 @@ def _ratio(a: float, b: float) -> float | None:
   return float(a / b) if b > 0 else None
 
 
+def _entropy(share: float) -> float:
+  """Returns the log loss of predicting a share for samples of which that share are positive."""
+  return -sum(float(p * np.log(p)) for p in (share, 1 - share) if p > 0)
+
+
 def result(state: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """Returns what a state, or a sum of states, says.
 
   Returns:
-    auc, logloss, calibration (Σ predicted / Σ clicked) and examples; for squared error rmse and
-    examples. A figure that the samples do not define, as the AUC of one class, is None. Of several
-    tasks these are the first one's, and `tasks` has each one's by name.
+    auc, logloss, base_logloss (what predicting the share of clicks for every sample would have),
+    calibration (Σ predicted / Σ clicked) and examples; for squared error rmse and examples. A
+    figure that the samples do not define, as the AUC of one class, is None. Of several tasks these
+    are the first one's, and `tasks` has each one's by name.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}
@@ -144,6 +150,7 @@ def result(state: Mapping[str, np.ndarray]) -> dict[str, Any]:
   return {
     'auc': _ratio(positives @ below, positives.sum() * negatives.sum()),
     'logloss': _ratio(loss, weight),
+    'base_logloss': _entropy(clicked / weight) if weight > 0 else None,
     'calibration': _ratio(predicted, clicked),
     'examples': int(examples),
   }

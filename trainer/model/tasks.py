@@ -80,7 +80,7 @@ class TaskModel(tf.keras.Model):
 
     return tf.concat([logit(name) for name in self._names], 1)
 
-  def probability(self, logits: tf.Tensor) -> tf.Tensor:
+  def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
     """Returns predictions float32 [B, T]: probabilities; for squared error, the logits."""
     columns = zip(tf.unstack(logits, len(self._names), 1), self._predicts_clicks)
     return tf.stack([tf.sigmoid(z) if clicks else z for z, clicks in columns], 1)

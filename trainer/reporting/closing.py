@@ -39,8 +39,39 @@ def close(cfg: config.Config) -> None:
   """Prints the closing table and writes report.html; process 0 calls it once the run is done."""
   run = read_run(cfg.run_dir)
   print_table(run.events, run.truth.get('passes', {}))
+  if warning := few_admitted(cfg, run.events):
+    print(warning)
   write_report(cfg)
   print(f'metrics.jsonl, report.html, checkpoints/ and tensorboard/ lie in {cfg.run_dir}')
+
+
+FEW_ADMITTED = 0.05
+
+
+def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
+  """Says which threshold admits almost none of the features that were seen; None where none does.
+
+  Args:
+    cfg: the job's config.
+    events: of trainer.reporting.events.read_events.
+  """
+  policy = cfg.policy()
+  key = {
+    'score': 'admission_threshold',
+    'count': 'admission_count',
+    'probability': 'admission_probability',
+  }.get(policy.admission)
+  trained = events.reindex(columns=['event', 'features', 'admitted'])
+  trained = trained[trained['event'] == 'train']
+  if key is None or not len(trained) or not trained['features'].iloc[-1]:
+    return None
+  features, admitted = trained['features'].iloc[-1], trained['admitted'].iloc[-1]
+  if admitted >= FEW_ADMITTED * features:
+    return None
+  return (
+    f'lifecycle.{key} {getattr(policy, key):g} admits {admitted:,.0f} of the {features:,.0f} '
+    f'features seen ({admitted / features:.1%}): all others have a linear weight only'
+  )
 
 
 def _cell(value: Any, form: str) -> str:

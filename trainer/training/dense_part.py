@@ -112,7 +112,8 @@ class DensePart:
     *dense, linear, factors = tape.gradient(
       loss, [*self.trainable, rows.linear, rows.factors], unconnected_gradients='zero'
     )
-    self.metrics.update(batch.label, self.model.probability(logits), batch.weight)
+    probability = self.model.probability(logits, in_log=True)
+    self.metrics.update(batch.label, probability, batch.weight)
     return Gradients(loss, weight, dense, linear, factors)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: Rows) -> tf.Tensor:

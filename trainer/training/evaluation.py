@@ -37,6 +37,8 @@ class Evaluation:
     self._communicator, self._step, self._inputs = communicator, step, inputs
     self._progress_made = progress_made
     self._grouped = cfg.data.group is not None
+    predicts_clicks = cfg.model.loss != 'squared_error'
+    self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
     self._metrics = Metrics(cfg)
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
@@ -46,9 +48,15 @@ class Evaluation:
       self._progress_made()
       yield staged.batch, self._step.predict(staged)
 
-  def evaluate(self, prepared: Sequence[PreparedPass]) -> dict[str, float | int | None]:
+  def evaluate(
+    self, prepared: Sequence[PreparedPass], in_log: bool = False
+  ) -> dict[str, float | int | None]:
     """Metrics over all samples of the passes, those of all processes.
 
+    Args:
+      prepared: the passes.
+      in_log: whether they lack negatives as the log that is trained on does
+        (model.negative_sampling_rate), so that probabilities in it count.
     Returns:
       auc, logloss, calibration and examples; of squared error rmse and examples; gauc where
       data.group is set. None stands for a figure that the samples do not define. Of several tasks
@@ -58,6 +66,10 @@ class Evaluation:
     columns = []  # of each batch: group, label, probability, weight
     for one in prepared:
       for batch, probabilities in self.predict(one):
+        if in_log and self._kept_negatives < 1:
+          probabilities = probabilities / (
+            probabilities + self._kept_negatives * (1 - probabilities)
+          )
         self._measure(batch.label, to_tensor(probabilities), batch.weight)
         if self._grouped:
           columns.append(

@@ -301,11 +301,20 @@ class Job:
     """Evaluates passes as the split's, and reports it. Args: name: of the pass in the event."""
     name = name or ' '.join(p.name for p in prepared)
     started = time.monotonic()
-    values = self.evaluation.evaluate(prepared)
+    values = self.evaluation.evaluate(prepared, in_log=split == 'next')
     rate = values['examples'] / max(time.monotonic() - started, 1e-9)
     fields = values | self._counts() | {'pass': name, 'examples_per_second': round(rate, 1)}
     self._write('eval', split=split, epoch=self.progress.epoch, day=self.progress.day, **fields)
     self._live.show(f'{split:5} · {name} · {_quality(values)}', keep=True)
+    base_logloss = values.get('base_logloss')
+    if split != 'next' and base_logloss is not None and values['logloss'] > base_logloss:
+      logging.warning(
+        '%s: logloss %.4f is worse than the %.4f of predicting the share of clicks for all: %s',
+        split,
+        values['logloss'],
+        base_logloss,
+        _likely_cause(self.cfg, values['calibration']),
+      )
     return values
 
   def _validate(self, valid: Sequence[PreparedPass]) -> None:
@@ -407,6 +416,23 @@ def _quality(values: dict[str, Any]) -> str:
   if 'rmse' in values:
     return f'rmse {values["rmse"]:.4f}'
   return f'logloss {values["logloss"]:.4f} · AUC {values["auc"] or 0:.4f}'
+
+
+def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
+  """Why a model predicts worse than a constant."""
+  for name, table in cfg.sparse.tables.items():
+    for part, rule in (('factors', table.factors), ('linear', table.linear)):
+      if rule.kind in ('adam', 'rmsprop') and rule.learning_rate > 0.01:
+        return (
+          f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '
+          f'{rule.learning_rate:g}; this rule wants about 0.001'
+        )
+  if calibration is not None and not 0.8 < calibration < 1.25:
+    return (
+      f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '
+      'alike (model.negative_sampling_rate), and labelled alike?'
+    )
+  return 'the model overfits or diverges; lower the learning rates, train fewer epochs, or set l2'
 
 
 def finished_job(run_dir: str, overrides: Sequence[str] = (), checkpoint: str = 'best') -> Job:

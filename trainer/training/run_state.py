@@ -171,16 +171,23 @@ def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
   return {prefix[:-1]: tree}
 
 
+def _compared(cfg: config.Config) -> dict[str, Any]:
+  """What makes a model, by key; the lifecycle as it works, however it was written."""
+  per_slot = {'per_slot': {slot: _flat(fields) for slot, fields in cfg.policy().per_slot.items()}}
+  lifecycle = dataclasses.asdict(cfg.policy()) | per_slot
+  return _flat(cfg.model_dump() | {'lifecycle': lifecycle})
+
+
 def open_run_dir(cfg: config.Config) -> None:
-  """Makes `run_dir` and writes config.yaml; refuses a directory that holds another model.
+  """Makes `run_dir` and writes config.yaml; refuses a directory with checkpoints of another model.
 
   Raises:
     UserError: naming the first key that differs.
   """
   os.makedirs(cfg.run_dir, exist_ok=True)
   path = os.path.join(cfg.run_dir, 'config.yaml')
-  if os.path.exists(path):
-    old, new = _flat(config.load(path).model_dump()), _flat(cfg.model_dump())
+  if os.path.exists(path) and checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints')):
+    old, new = _compared(config.load(path)), _compared(cfg)
     for key in sorted(old.keys() | new.keys()):
       may_change = any(key == k or key.startswith(k + '.') for k in MAY_CHANGE)
       if old.get(key) != new.get(key) and not may_change:
