@@ -81,7 +81,12 @@ class TaskModel(tf.keras.Model):
     return tf.concat([logit(name) for name in self._names], 1)
 
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
-    """Returns predictions float32 [B, T]: probabilities; for squared error, the logits."""
+    """Returns predictions float32 [B, T]: probabilities; for squared error, the logits.
+
+    Args:
+      logits: float32 [B, T].
+      in_log: as of CTRModel.probability; no label of several was sampled, so it changes nothing.
+    """
     columns = zip(tf.unstack(logits, len(self._names), 1), self._predicts_clicks)
     return tf.stack([tf.sigmoid(z) if clicks else z for z, clicks in columns], 1)
 
