@@ -120,29 +120,34 @@ class FeatureLifecycle:
     policy: when features are admitted, fade, are deleted and are saved. None: `Policy()`.
     name: tables of one name on one device are one table. It lives as long as one of its users; in a
       v1 graph, as long as the session or server. None: a table of its own.
+    create_handle: makes the table's resource of (policy, shared_name); for subclasses that keep
+      rows beside its features.
 
   Raises:
     InvalidArgumentError: where a table of this name has another policy.
   """
 
-  def __init__(self, policy: Policy | None = None, name: str | None = None):
+  def __init__(
+    self,
+    policy: Policy | None = None,
+    name: str | None = None,
+    *,
+    create_handle: Callable[..., tf.Tensor] | None = None,
+  ):
     self.policy = Policy() if policy is None else policy
     if not isinstance(self.policy, Policy):
       raise _invalid(f'policy: found {type(policy).__name__}; wanted a Policy')
     self.name = name
     self._ops = library.load()
+    create_handle = create_handle or self._ops.ctr_lifecycle_handle
     with tf.init_scope():
       eager = tf.executing_eagerly()
       shared_name = name or (f'{type(self).__name__}_{uuid.uuid4().hex}' if eager else '')
-      self.handle = self._create_handle(shared_name)
+      self.handle = create_handle(policy=self.policy.serialize(), shared_name=shared_name)
       if eager:
         at = (self.handle.device, shared_name)
         self._deleter = _deleters.get(at) or library.ResourceDeleter(self.handle)
         _deleters[at] = self._deleter
-
-  def _create_handle(self, shared_name: str) -> tf.Tensor:
-    """Returns the table's resource handle; a subclass that keeps rows creates its own."""
-    return self._ops.ctr_lifecycle_handle(policy=self.policy.serialize(), shared_name=shared_name)
 
   def remote(self, run: Callable[..., Any]) -> 'FeatureLifecycle':
     """Returns this table of a v1 graph with verbs that work as if they were eager.

@@ -13,6 +13,7 @@ and gradients. ops/cc/rows/row_store.h states the contracts.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -110,21 +111,17 @@ class RowStore(FeatureLifecycle):
     self.tables = tuple(tables)
     self.slot_table = tuple(slot_table)
     self.widths = [t.width for t in self.tables]
-    self._seed = seed
-    super().__init__(policy, name)
-
-  def _create_handle(self, shared_name: str) -> tf.Tensor:
-    return self._ops.ctr_row_store_handle(
-      policy=self.policy.serialize(),
+    create_handle = functools.partial(
+      load().ctr_row_store_handle,
       slot_table=list(self.slot_table),
       widths=self.widths,
       inits=[t.init for t in self.tables],
       init_scales=[t.init_scale for t in self.tables],
       linear_optimizers=[t.linear for t in self.tables],
       factors_optimizers=[t.factors for t in self.tables],
-      seed=self._seed,
-      shared_name=shared_name,
+      seed=seed,
     )
+    super().__init__(policy, name, create_handle=create_handle)
 
   def pull(self, keys: TensorLike, train: bool = True) -> Rows:
     """Reads rows and changes nothing.

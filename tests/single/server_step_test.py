@@ -18,6 +18,7 @@ from tests.support.steps import rows_of, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
 from trainer.parameter_server.geo import GeoStep
+from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import ServerStep
 from trainer.training.step import TrainStep
 
@@ -310,15 +311,9 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         )
         buffer, values = packing.pack_rows(rows, np.arange(len(keys), dtype=np.int32), sent)
         dense = [np.ones(v.shape, np.float32) for v in step.dense.trainable]
+        counts = np.array([1, 0, 0, 0, 0], np.float32)
         step.servers.push(
-          keys,
-          ones,
-          0 * ones,
-          buffer.numpy(),
-          sent,
-          values.numpy(),
-          *dense,
-          np.array([1, 0, 0, 0, 0], np.float32),
+          Push(keys, ones, 0 * ones, buffer.numpy(), sent, values.numpy(), dense, counts)
         )
       communicator.barrier()
       return list(step.store.export_state()), step.dense_state(), step.steps

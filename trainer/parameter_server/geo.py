@@ -23,6 +23,7 @@ from ops.policy import Policy
 from trainer import config
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import WorkerStep
 from trainer.training.step import Staged, StepCounts, StepFlags
 
@@ -160,16 +161,17 @@ class GeoStep(WorkerStep):
       (v.numpy() - old_v) * np.float32(self._share)
       for v, old_v in zip(self.dense.trainable, self._old_dense)
     ]
-    counts = np.array([self._steps, 0, 0, 0, 0], np.float32)
     self.servers.push(
-      keys,
-      touched.shows.numpy(),
-      touched.clicks.numpy(),
-      buffer.numpy(),
-      sent.numpy(),
-      values.numpy(),
-      *dense,
-      counts,
+      Push(
+        keys=keys,
+        shows=touched.shows.numpy(),
+        clicks=touched.clicks.numpy(),
+        buffer=buffer.numpy(),
+        keys_per_server=sent.numpy(),
+        values_per_server=values.numpy(),
+        dense=dense,
+        counts=np.array([self._steps, 0, 0, 0, 0], np.float32),
+      )
     )
     self._add(self._old, keys, old, difference.linear, difference.factors)
     self._follow(keys)

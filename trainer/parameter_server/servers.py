@@ -1,15 +1,15 @@
-"""The servers as a worker sees them: one v1 graph whose rows and dense variables are placed on
-/job:ps, and the session that runs it.
+"""The servers as a worker sees them: one v1 graph placed on /job:ps, and the session that runs it.
 
-Every worker builds the same graph; resources on the servers are shared by name, in a container of
-the job's generation. What
-crosses the wire are keys, values (as `sparse.exchange_dtype`), counts and dense tensors, never
-optimizer state.
+Rows and dense variables lie on the servers. Every worker builds the same graph; what it holds is
+shared by name, in a container of its own each time the job forms. Between workers and servers
+travel keys, values (as `sparse.exchange_dtype`), counts and dense tensors, never optimizer state.
 """
 
 import contextlib
 import functools
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,69 +17,82 @@ from absl import logging
 
 from ops import packing, row_store, sharding
 from ops.dedupe import dedupe
-from trainer.parameter_server.cluster import refused_as_duplicate
+from trainer.config import Config
+from trainer.embedding.stores import make_store
+from trainer.parameter_server.client import CoordinatorClient
+from trainer.parameter_server.cluster import Cluster, refused_as_duplicate
+from trainer.training.dense_part import DensePart, dense_optimizer
 
 v1 = tf.compat.v1
-_READS = (
-  'lookup',
-  'histogram',
-  'select',
-  'size',
-  'bytes',
-  'export',
-  'pull',
-)  # what changes nothing ends so
+
+# Ops, and methods of TFRA's tables, that only read: they are safe to retry.
+READS = frozenset(
+  {
+    'ctr_lifecycle_bytes',
+    'ctr_lifecycle_export',
+    'ctr_lifecycle_lookup',
+    'ctr_lifecycle_rank_histogram',
+    'ctr_lifecycle_select',
+    'ctr_lifecycle_size',
+    'ctr_lifecycle_admitted_size',
+    'ctr_row_store_export',
+    'ctr_row_store_pull',
+    'lookup',
+    'size',
+  }
+)
+_COUNTS = 5  # of a step: the fields of StepCounts
+# The weight by which a step divides is at least this: one without samples then changes nothing.
+_LEAST_WEIGHT = 1e-12
 
 
-def _on_server(i):
-  return f'/job:ps/task:{i}/device:CPU:0'
+class Push(NamedTuple):
+  """What a worker sends in a step; keys are distinct and ordered by server."""
+
+  keys: Any  # int64 [u]
+  shows: Any  # float32 [u]
+  clicks: Any  # float32 [u]
+  buffer: Any  # exchange_dtype [m], gradients or differences of rows, packed by ops.packing
+  keys_per_server: Any  # int32 [S]
+  values_per_server: Any  # int32 [S], of `buffer`
+  dense: list[Any]  # gradients or differences of the dense variables
+  counts: Any  # float32 [5], as StepCounts
 
 
-def _within(seconds):
-  return v1.RunOptions(timeout_in_ms=int(1000 * seconds))
+class ServerOptimizer(v1.train.Optimizer):
+  """What SyncReplicasOptimizer has the chief run once a step.
 
-
-@contextlib.contextmanager
-def _without_warnings():
-  """TensorFlow logs errors only."""
-  logger = tf.get_logger()
-  level = logger.level
-  logger.setLevel('ERROR')
-  try:
-    yield
-  finally:
-    logger.setLevel(level)
-
-
-def cpu_config(**more):
-  """Session and server options: CPUs only, with this process's number of threads."""
-  threads = tf.config.threading.get_intra_op_parallelism_threads()
-  return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **more)
-
-
-class Mean(v1.train.Optimizer):
-  """What SyncReplicasOptimizer has the chief run once a step: exact weighted means to the Keras
-  optimizer, and the rows' one push.
-
-  The accumulators give means over the workers of what each summed over its samples; counts, the
-  last of the gradients, hold
-  (weight, loss, …), so that the division by the global weight happens here, once.
+  SyncReplicasOptimizer gives means over the workers of what each summed over its samples. The
+  counts, which are the last of these "gradients", hold the samples' weight, so that the division
+  by the weight of all workers happens here, once.
 
   Args:
-    apply: (gradient sums of the dense variables, counts of the step) -> op.
+    workers: their number.
+    counts: float32 [5] variable, which is set to the counts of all workers.
+    apply_sums: (gradient sums of the dense variables, counts of all workers) -> op.
   """
 
-  def __init__(self, workers, counts, apply):
+  def __init__(
+    self,
+    workers: int,
+    counts: tf.Variable,
+    apply_sums: Callable[[list[tf.Tensor], tf.Tensor], tf.Operation],
+  ):
     super().__init__(use_locking=False, name='mean')
-    self._workers, self._counts, self._apply_sums = workers, counts, apply
+    self._workers, self._counts, self._apply_sums = workers, counts, apply_sums
 
-  def apply_gradients(self, grads_and_vars, global_step=None, name=None):
-    sums = [gradient * self._workers for gradient, _ in grads_and_vars]
-    with tf.control_dependencies(
-      sums
-    ):  # the chief is ahead, waiting for gradients: until they come, rates and counters may change
-      applied = self._apply_sums(sums[:-1], sums[-1])
-    with tf.control_dependencies([applied, self._counts.assign(sums[-1])]):
+  def apply_gradients(
+    self,
+    grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]],
+    global_step: tf.Variable | None = None,
+    name: str | None = None,
+  ) -> tf.Operation:
+    *sums, counts = [gradient * self._workers for gradient, _ in grads_and_vars]
+    # The chief waits here ahead of the workers: until their gradients come, learning rates and
+    # counters may still change.
+    with tf.control_dependencies([*sums, counts]):
+      applied = self._apply_sums(sums, counts)
+    with tf.control_dependencies([applied, self._counts.assign(counts)]):
       return global_step.assign_add(1)
 
 
@@ -87,85 +100,87 @@ class Servers:
   """The state on the servers and the verbs of a worker on it.
 
   Args:
-    cfg: trainer.config.Config.
-    cluster: trainer.parameter_server.cluster.Cluster; target: of this worker's
-      tf.distribute.Server.
-    communicator: trainer.parameter_server.coordinator.CoordinatorClient.
-    shapes: of the dense variables.
-    make_optimizer: () -> a legacy Keras optimizer for them.
-    make_store: name -> a store of trainer.embedding.stores.
-    hyper: float32 [T, 2, H], the rows' hyperparameters before plateaus lower the rates.
+    cfg: the job's config.
+    cluster: the processes of the job.
+    target: address of this worker's tf.distribute.Server.
+    communicator: of this worker.
+    dense: the worker's own dense part; the servers' dense variables are like its.
   Attributes:
+    count: the number of servers.
+    stores: of rows, by server; they belong to the graph.
+    per_feature: whether a feature's gradient is divided by its own shows.
     bytes: sent and received by this worker's steps so far.
+    session: runs the graph.
   """
 
-  def __init__(self, cfg, cluster, target, communicator, shapes, make_optimizer, make_store, hyper):
+  def __init__(
+    self,
+    cfg: Config,
+    cluster: Cluster,
+    target: str,
+    communicator: CoordinatorClient,
+    dense: DensePart,
+  ):
     self.count, self._cluster, self._communicator = len(cluster.servers), cluster, communicator
     self.per_feature = cfg.sparse.gradient_scale == 'feature'
-    self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
-    self._rate_of_dense = cfg.train.dense_optimizer.learning_rate
     self.bytes = 0
-    self._lock = threading.RLock()
+    self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
+    self._in_lockstep = cfg.sync.mode == 'ps'
+    self._patience = cfg.sync.lost_peer_seconds
+    self._lock = threading.RLock()  # guards the graph
     self._graph = tf.Graph()
-    self._cache = {}
-    with (
-      self._graph.as_default(),
-      self._graph.container(f'generation{communicator.generation}'),
-      tf.device(_on_server(0)),
-    ):
+    self._remote_graphs: dict[tuple[int, Any, str], tuple[Any, list[tf.Tensor]]] = {}
+    self._hyper = np.asarray(dense.embedding.hyper(1.0))  # float32 [T, 2, H]
+    with self._placed(0):
       self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name='step')
       self._rate = tf.Variable(1.0, trainable=False, name='rate')
-      self._dense = self._dense_variables(shapes)
-      self._optimizer = make_optimizer()
-      self._optimizer.learning_rate = lambda: self._rate_of_dense * self._rate.read_value()
+      self._dense = self._dense_variables([v.shape for v in dense.trainable])
+      settings = cfg.train.dense_optimizer
+      self._optimizer = dense_optimizer(settings)
+      self._optimizer.learning_rate = lambda: settings.learning_rate * self._rate.read_value()
       self._optimizer._create_all_weights(self._dense)  # private: see DensePart
       self.stores = []
       for i in range(self.count):
         with tf.device(_on_server(i)):
-          self.stores.append(make_store('rows'))
-      self._hyper = lambda: tf.concat(
-        [hyper[..., :1] * self._rate.read_value(), hyper[..., 1:]], -1
-      )
+          self.stores.append(make_store(cfg, dense.embedding, 'rows'))
       pulls = {train: self._pull_graph(train) for train in (True, False)}
-      push = (
-        self._push_together_graph()
-        if cfg.sync.mode == 'ps'
-        else self._push_at_once_graph(add=cfg.sync.mode == 'ps_geo')
-      )
+      if self._in_lockstep:
+        push = self._push_together_graph()
+      else:
+        push = self._push_at_once_graph(differences=cfg.sync.mode == 'ps_geo')
       state = [*self._dense, *self._optimizer.weights, self._step, self._rate]
-      self._state_fetch = [v.read_value() for v in state]
-      self._state_feed = [v1.placeholder(v.dtype, v.shape) for v in state]
-      self._state_assign = tf.group([v.assign(p) for v, p in zip(state, self._state_feed)])
-      self._start = v1.global_variables_initializer()
-    self.session = v1.Session(
-      target,
-      self._graph,
-      cpu_config(device_filters=['/job:ps', f'/job:worker/task:{cluster.index}']),
-    )
-    self._pulls = {
-      train: self.session.make_callable(fetches, feeds) for train, (fetches, feeds) in pulls.items()
-    }
+      self._state_fetches = [v.read_value() for v in state]
+      self._state_feeds = [v1.placeholder(v.dtype, v.shape) for v in state]
+      self._assign_state = tf.group([v.assign(p) for v, p in zip(state, self._state_feeds)])
+      self._initialize = v1.global_variables_initializer()
+    filters = ['/job:ps', f'/job:worker/task:{cluster.index}']
+    self.session = v1.Session(target, self._graph, cpu_config(device_filters=filters))
+    self._pulls = {train: self.session.make_callable(*graph) for train, graph in pulls.items()}
     self._push = self.session.make_callable(*push)
-    self._sync = cfg.sync.mode == 'ps'
-    self._patience = cfg.sync.lost_peer_seconds
 
-  def _dense_variables(self, shapes):
-    """Zeros until `assign`; each on the server that holds the least."""
+  @contextlib.contextmanager
+  def _placed(self, server: int) -> Iterator[None]:
+    """Adds to the graph, on a server, in the container of this forming of the job."""
+    container = f'generation{self._communicator.generation}'
+    with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
+      yield
+
+  def _dense_variables(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Variable]:
+    """Makes the dense variables, each on the server that holds the least; zeros until `assign`."""
     held, variables = [0] * self.count, []
     for i, shape in enumerate(shapes):
-      at = held.index(min(held))
-      held[at] += int(np.prod(shape))
-      with tf.device(_on_server(at)):
+      server = held.index(min(held))
+      held[server] += shape.num_elements()
+      with tf.device(_on_server(server)):
         variables.append(tf.Variable(tf.zeros(shape), name=f'dense_{i}'))
     return variables
 
-  # Graphs of a step
+  # Graphs of a step; each method returns (fetches, feeds)
 
-  def _split(self, tensors, sent):
-    """Tensors of all servers, and how many values each has -> a list for each server."""
-    return list(zip(*(tf.split(t, s, num=self.count) for t, s in zip(tensors, sent))))
+  def _on_worker(self) -> contextlib.AbstractContextManager:
+    return tf.device(f'/job:worker/task:{self._cluster.index}/device:CPU:0')
 
-  def _pull_graph(self, train):
+  def _pull_graph(self, train: bool) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     with self._on_worker():
       keys = v1.placeholder(tf.int64, [None])
       sent = sharding.owner_counts(keys, self.count)
@@ -173,102 +188,89 @@ class Servers:
     buffers = []
     for i, (store, part) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
-        n = tf.size(part)
-        buffers.append(
-          packing.pack_rows(store.pull(part, train), tf.range(n), n[None], self._dtype)[0]
-        )
+        rows, size = store.pull(part, train), tf.size(part)
+        packed = packing.pack_rows(rows, tf.range(size), size[None], self._dtype)
+        buffers.append(packed.buffer)
     with self._on_worker():
-      buffer = tf.concat(buffers, 0)
-      rows = packing.unpack_rows(
-        buffer, sent, keys, self.stores[0].slot_table, self.stores[0].widths
-      )
+      buffer, store = tf.concat(buffers, 0), self.stores[0]
+      rows = packing.unpack_rows(buffer, sent, keys, store.slot_table, store.widths)
       fetches = [*rows, sent, tf.size(buffer)]
     if train:
       fetches += [v.read_value() for v in self._dense]
     return fetches, [keys]
 
-  def _on_worker(self):
-    return tf.device(f'/job:worker/task:{self._cluster.index}/device:CPU:0')
-
-  def _placeholders(self):
-    """What a worker sends in a step:
-
-    keys, shows, clicks [u], a buffer of gradients, how much of each goes where; dense gradients;
-    counts.
-    """
+  def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
+    """Returns what a worker feeds, and for each server (keys, shows, clicks, buffer) of it."""
     with self._on_worker():
-      feeds = [
-        v1.placeholder(tf.int64, [None]),
-        v1.placeholder(tf.float32, [None]),
-        v1.placeholder(tf.float32, [None]),
-        v1.placeholder(self._dtype, [None]),
-        v1.placeholder(tf.int32, [self.count]),
-        v1.placeholder(tf.int32, [self.count]),
+      given = Push(
+        keys=v1.placeholder(tf.int64, [None]),
+        shows=v1.placeholder(tf.float32, [None]),
+        clicks=v1.placeholder(tf.float32, [None]),
+        buffer=v1.placeholder(self._dtype, [None]),
+        keys_per_server=v1.placeholder(tf.int32, [self.count]),
+        values_per_server=v1.placeholder(tf.int32, [self.count]),
+        dense=[v1.placeholder(tf.float32, v.shape) for v in self._dense],
+        counts=v1.placeholder(tf.float32, [_COUNTS]),
+      )
+      columns = [
+        tf.split(column, given.keys_per_server, num=self.count)
+        for column in (given.keys, given.shows, given.clicks)
       ]
-      keys, shows, clicks, buffer, sent, values = feeds
-      parts = self._split([keys, shows, clicks, buffer], [sent, sent, sent, values])
-      dense = [v1.placeholder(tf.float32, v.shape) for v in self._dense]
-      counts = v1.placeholder(tf.float32, [5])
-    return parts, dense, counts, [*feeds, *dense, counts]
+      columns.append(tf.split(given.buffer, given.values_per_server, num=self.count))
+    return given, list(zip(*columns))
 
-  def _scale(self, scale, shows):
+  def _row_hyperparameters(self) -> tf.Tensor:
+    rates, others = self._hyper[..., :1], self._hyper[..., 1:]
+    return tf.concat([rates * self._rate.read_value(), others], -1)
+
+  def _scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
     return 1 / tf.maximum(shows, 1) if self.per_feature else tf.reshape(scale, [1])
 
-  def _push_together_graph(self):
-    """mode ps:
+  def _apply_dense(self, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Operation:
+    return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
 
-    each worker's gradients wait in its queue on each server until all are there; then the chief's
-    op pushes once.
-    """
+  def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Mode ps: gradients wait in queues until all workers' are there; the chief pushes once."""
     workers = self._communicator.size
-    parts, dense, counts, feeds = self._placeholders()
-    self._counts = tf.Variable(tf.zeros([5]), trainable=False, name='counts')
+    given, parts = self._push_feeds()
+    self._counts = tf.Variable(tf.zeros([_COUNTS]), trainable=False, name='counts')
     global_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='tokens')
     types = [tf.int64, tf.float32, tf.float32, self._dtype]
     queues, waiting = [], []
     for i, part in enumerate(parts):
       with tf.device(_on_server(i)):
-        queues.append(
-          [v1.FIFOQueue(1, types, shared_name=f'gradients_{r}') for r in range(workers)]
-        )
+        names = [f'gradients_{rank}' for rank in range(workers)]
+        queues.append([v1.FIFOQueue(1, types, shared_name=name) for name in names])
         waiting.append(queues[i][self._communicator.rank].enqueue(part))
 
-    def apply(sums, total):
-      scale = 1 / tf.maximum(total[0], 1e-12)  # a step in which nobody has a sample changes nothing
-      step, hyper = tf.identity(self._step.assign_add(1)), self._hyper()
+    def apply_sums(sums: list[tf.Tensor], counts: tf.Tensor) -> tf.Operation:
+      scale = 1 / tf.maximum(counts[0], _LEAST_WEIGHT)
+      step, hyper = tf.identity(self._step.assign_add(1)), self._row_hyperparameters()
       pushes = []
       for i, store in enumerate(self.stores):
         with tf.device(_on_server(i)):
-          keys, shows, clicks, buffers = zip(
-            *(q.dequeue() for q in queues[i])
-          )  # in the order of the workers, whoever came first
+          # In the order of the workers, whoever came first.
+          keys, shows, clicks, buffers = zip(*(q.dequeue() for q in queues[i]))
+          sizes = tf.stack([tf.size(k) for k in keys])
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
           rows = store.pull(owned.unique, True)
-          linear, factors = packing.sum_gradients(
-            tf.concat(buffers, 0), tf.stack([tf.size(k) for k in keys]), rows.offsets, owned
-          )
+          gradients = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
           by = self._scale(scale, owned.shows)
-          pushes.append(
-            store.push(
-              owned.unique, rows, owned.shows, owned.clicks, linear, factors, by, hyper, step
-            )
-          )
-      return tf.group(
-        self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(sums, self._dense)]),
-        *pushes,
-      )
+          seen = owned.shows, owned.clicks
+          pushes.append(store.push(owned.unique, rows, *seen, *gradients, by, hyper, step))
+      return tf.group(self._apply_dense(sums, scale), *pushes)
 
-    with tf.control_dependencies(waiting):  # whoever has the counts of all workers has their rows
-      last = tf.identity(counts)
+    # So that whoever has the counts of all workers has their rows, too.
+    with tf.control_dependencies(waiting):
+      counts = tf.identity(given.counts)
     with _without_warnings():  # that SyncReplicasOptimizer is deprecated
       together = v1.train.SyncReplicasOptimizer(
-        Mean(workers, self._counts, apply),
+        ServerOptimizer(workers, self._counts, apply_sums),
         replicas_to_aggregate=workers,
         total_num_replicas=workers,
       )
-      step = together.apply_gradients(
-        [*zip(dense, self._dense), (last, self._counts)], global_step=global_step
-      )
+      gradients = [*zip(given.dense, self._dense), (counts, self._counts)]
+      step = together.apply_gradients(gradients, global_step=global_step)
       # Unused: the coordinator says when the first worker is ready.
       together.ready_for_local_init_op.mark_used()
     with tf.control_dependencies([step]):
@@ -277,82 +279,67 @@ class Servers:
       self._start_chief = tf.group(together.chief_init_op, together.get_init_tokens_op(0))
     self._start_worker = together.local_step_init_op
     self._step_of_chief = together.get_chief_queue_runner().enqueue_ops[0]
-    return result, feeds
+    return result, tf.nest.flatten(given)
 
-  def _push_at_once_graph(self, add=False):
-    """mode ps_async: this worker's gradients are applied as they come, its mean over its own
-    samples.
+  def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Modes ps_async and ps_geo: what comes from a worker is applied as it comes.
 
-    add: mode ps_geo: what comes are differences to add, of rows and of dense variables, and
-      counts[0] is the steps that made them.
+    Args:
+      differences: mode ps_geo: what comes is to be added to rows and dense variables, and
+        counts[0] is the number of steps that made it. Else they are gradients, whose mean is over
+        this worker's own samples.
     """
-    parts, dense, counts, feeds = self._placeholders()
-    scale = 1 / tf.maximum(counts[0], 1e-12)
-    step, hyper = (
-      tf.identity(self._step.assign_add(tf.cast(counts[0], tf.int64) if add else 1)),
-      self._hyper(),
-    )
+    given, parts = self._push_feeds()
+    scale = 1 / tf.maximum(given.counts[0], _LEAST_WEIGHT)
+    steps = tf.cast(given.counts[0], tf.int64) if differences else 1
+    step, hyper = tf.identity(self._step.assign_add(steps)), self._row_hyperparameters()
     pushes = []
     for i, (store, (keys, shows, clicks, buffer)) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
-        sums = self._unpack(store, keys, buffer)
-        pushes.append(
-          store.push(
-            keys,
-            sums,
-            shows,
-            clicks,
-            sums.linear,
-            sums.factors,
-            self._scale(scale, shows),
-            hyper,
-            step,
-            add=add,
-          )
+        # They travel as rows do: between a worker's pull and its push others may have admitted a
+        # feature.
+        size = tf.size(keys)[None]
+        linear, factors, offsets = packing.unpack_rows(
+          buffer, size, keys, store.slot_table, store.widths
         )
-    if add:
-      pushes += [v.assign_add(g) for g, v in zip(dense, self._dense)]
+        rows = row_store.Rows(-tf.ones_like(keys), offsets, linear, factors)
+        by = self._scale(scale, shows)
+        pushes.append(
+          store.push(keys, rows, shows, clicks, linear, factors, by, hyper, step, add=differences)
+        )
+    if differences:
+      pushes += [v.assign_add(change) for change, v in zip(given.dense, self._dense)]
     else:
-      pushes.append(
-        self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(dense, self._dense)])
-      )
+      pushes.append(self._apply_dense(given.dense, scale))
     with tf.control_dependencies(pushes):
-      return tf.identity(step), feeds
-
-  def _unpack(self, store, keys, buffer):
-    """Gradients or differences that came as rows do:
-
-    between a worker's pull and its push others may have admitted a feature.
-    """
-    linear, factors, offsets = packing.unpack_rows(
-      buffer, tf.size(keys)[None], keys, store.slot_table, store.widths
-    )
-    return row_store.Rows(-tf.ones_like(keys), offsets, linear, factors)
+      return tf.identity(step), tf.nest.flatten(given)
 
   # A step
 
-  def start(self, state):
-    """Makes the state on the servers what this worker, the first, says.
+  def start(self, state: Sequence[np.ndarray]) -> None:
+    """Makes the state on the servers this worker's, who is the first.
 
-    Args: state: arrays, of dense variables and optimizer slots.
+    Args:
+      state: of dense variables and optimizer slots.
     """
-    self.session.run(self._start)
+    self.session.run(self._initialize)
     self.assign(state=state)
-    if self._sync:
+    if self._in_lockstep:
       self.session.run(self._start_chief)
 
-  def start_worker(self, failed):
+  def start_worker(self, failed: Callable[[Exception], None]) -> None:
     """Readies this worker, after `start`.
 
-    Args: failed: called with the error where the chief's part of a step fails.
+    Args:
+      failed: called with the error where the chief's part of a step fails.
     """
-    if not self._sync:
+    if not self._in_lockstep:
       return
     self.session.run(self._start_worker)
     if self._communicator.rank == 0:
       step = self.session.make_callable(self._step_of_chief)
 
-      def run():
+      def run() -> None:
         try:
           while True:
             step()
@@ -363,22 +350,16 @@ class Servers:
 
       threading.Thread(target=run, name='steps', daemon=True).start()
 
-  def _read(self, run):
-    """Runs what only reads, again where it was refused or is not answered."""
-    seconds = self._patience
-    while True:
-      try:
-        return run(options=_within(seconds))
-      except tf.errors.DeadlineExceededError:
-        seconds *= 2
-      except tf.errors.AbortedError as e:
-        if not refused_as_duplicate(e):
-          raise
+  def pull(
+    self, keys: np.ndarray, train: bool
+  ) -> tuple[row_store.Rows, np.ndarray, list[np.ndarray]]:
+    """Reads rows of distinct keys.
 
-  def pull(self, keys, train):
-    """Rows of distinct keys (int64 [u], by logical shard) as NumPy:
-
-    (Rows, keys of each server int32 [S], dense variables where train).
+    Args:
+      keys: int64 [u], ordered by logical shard.
+      train: whether for a step, which needs the dense variables, too.
+    Returns:
+      Rows of NumPy arrays, the number of keys of each server (int32 [S]), dense variables.
     """
     linear, factors, offsets, sent, values, *dense = self._read(
       functools.partial(self._pulls[train], keys)
@@ -387,14 +368,15 @@ class Servers:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
     return row_store.Rows(None, offsets, linear, factors), sent, dense
 
-  def push(self, *arrays):
-    """Sends a step: keys, shows, clicks, buffer, keys of each server, values of each, dense
-    gradients …, counts [5].
+  def push(self, push: Push) -> np.ndarray:
+    """Sends a step, of NumPy arrays.
 
-    Returns: mode ps: the counts of all workers; else the number of pushes so far.
+    Returns:
+      In mode ps the counts of all workers; else the number of steps so far.
     """
-    self.bytes += sum(a.nbytes for a in arrays)
-    if self._sync:
+    arrays = tf.nest.flatten(push)
+    self.bytes += sum(array.nbytes for array in arrays)
+    if self._in_lockstep:
       return self._push(*arrays)
     try:
       return self._push(*arrays, options=_within(self._patience))
@@ -406,57 +388,98 @@ class Servers:
       )
       return self.state()[1]
 
+  def _read(self, run: Callable[..., Any]) -> Any:
+    """Runs what only reads, again where it was refused or is not answered."""
+    seconds = self._patience
+    while True:
+      try:
+        return run(options=_within(seconds))
+      except tf.errors.DeadlineExceededError:
+        seconds *= 2
+      except tf.errors.AbortedError as e:
+        if not refused_as_duplicate(e):
+          raise
+
   # State
 
-  def state(self):
-    """Arrays of (dense variables and optimizer slots, step, rate)."""
-    *state, step, rate = self._read(functools.partial(self.session.run, self._state_fetch))
+  def state(self) -> tuple[list[np.ndarray], int, float]:
+    """Returns dense variables and optimizer slots, the number of steps, and the rate's factor."""
+    *state, step, rate = self._read(functools.partial(self.session.run, self._state_fetches))
     return state, step, rate
 
-  def assign(self, state=None, step=None, rate=None):
-    """Sets what is given. Workers must not be training."""
+  def assign(
+    self,
+    state: Sequence[np.ndarray] | None = None,
+    step: int | None = None,
+    rate: float | None = None,
+  ) -> None:
+    """Sets what is given of the state; no worker may be training."""
     old = self.state()
     state, step, rate = (a if b is None else b for a, b in zip(old, (state, step, rate)))
-    self.session.run(self._state_assign, dict(zip(self._state_feed, [*state, step, rate])))
+    self.session.run(self._assign_state, dict(zip(self._state_feeds, [*state, step, rate])))
 
-  def run(self, server, function, *args, **kwargs):
-    """Runs on a server what `function` builds of the graph, as if it were eager here: arrays in,
-    eager tensors out.
+  def run(self, server: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs an op of the graph on a server as if it were eager here.
 
     Args:
-      args, kwargs: arrays are fed; anything else stays in the graph, which is built once for each
-        function and such arguments.
+      server: its index.
+      function: makes the op.
+      *args: of the function. Arrays are fed; anything else stays in the graph, which is built once
+        for each function and such arguments.
+      **kwargs: likewise.
+    Returns:
+      What the function returns, as eager tensors.
     """
-
-    def is_array(a):
-      return (
-        isinstance(a, (np.ndarray, np.generic)) or tf.is_tensor(a) and not tf.is_symbolic_tensor(a)
-      )
-
-    arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if is_array(a)]
-    key = (
-      server,
-      function,
-      repr(tf.nest.map_structure(lambda a: a.dtype if is_array(a) else a, (args, kwargs))),
-    )
+    arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
+    signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))
+    key = server, function, repr(signature)
     with self._lock:
-      if key not in self._cache:
+      if key not in self._remote_graphs:
         feeds = []
 
-        def placeholder(a):
-          if not is_array(a):
+        def placeholder(a: Any) -> Any:
+          if not _is_array(a):
             return a
           feeds.append(v1.placeholder(tf.as_dtype(a.dtype), [None] * len(a.shape)))
           return feeds[-1]
 
-        with (
-          self._graph.as_default(),
-          self._graph.container(f'generation{self._communicator.generation}'),
-          tf.device(_on_server(server)),
-        ):
+        with self._placed(server):
           args, kwargs = tf.nest.map_structure(placeholder, (args, kwargs))
-          self._cache[key] = function(*args, **kwargs), feeds
-      fetches, feeds = self._cache[key]
+          self._remote_graphs[key] = function(*args, **kwargs), feeds
+      fetches, feeds = self._remote_graphs[key]
     run = functools.partial(self.session.run, fetches, dict(zip(feeds, arrays)))
-    result = self._read(run) if function.__name__.endswith(_READS) else run()
+    result = self._read(run) if function.__name__ in READS else run()
     return None if result is None else tf.nest.map_structure(tf.constant, result)
+
+
+def cpu_config(**options: Any) -> v1.ConfigProto:
+  """Options of a session or server that uses only CPUs, with this process's number of threads."""
+  threads = tf.config.threading.get_intra_op_parallelism_threads()
+  return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **options)
+
+
+def _on_server(server: int) -> str:
+  return f'/job:ps/task:{server}/device:CPU:0'
+
+
+def _within(seconds: float) -> v1.RunOptions:
+  return v1.RunOptions(timeout_in_ms=int(1000 * seconds))
+
+
+def _is_array(value: Any) -> bool:
+  """Whether a value is fed to the graph: an array or an eager tensor."""
+  if tf.is_tensor(value):
+    return not tf.is_symbolic_tensor(value)
+  return isinstance(value, (np.ndarray, np.generic))
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+  """TensorFlow logs errors only."""
+  logger = tf.get_logger()
+  level = logger.level
+  logger.setLevel('ERROR')
+  try:
+    yield
+  finally:
+    logger.setLevel(level)

@@ -12,12 +12,11 @@ import tensorflow as tf
 from ops import packing, row_store
 from ops.tensors import to_tensor
 from trainer import config
-from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.servers import Servers
+from trainer.parameter_server.servers import Push, Servers
 from trainer.parameter_server.store import ServedStore
-from trainer.training.dense_part import DensePart, dense_optimizer
+from trainer.training.dense_part import DensePart
 from trainer.training.step import (
   DEDUPED_SPEC,
   Staged,
@@ -51,21 +50,11 @@ class WorkerStep(Step):
     self.cluster, self._communicator = cluster, communicator
     self.in_lockstep = cfg.sync.mode == 'ps'
     self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
-    embedding = self.dense.embedding
-    self.servers = Servers(
-      cfg,
-      cluster,
-      target,
-      communicator,
-      [v.shape for v in self.dense.trainable],
-      lambda: dense_optimizer(cfg.train.dense_optimizer),
-      lambda name: make_store(cfg, embedding, name),
-      np.asarray(embedding.hyper(1.0)),
-    )
+    self.servers = Servers(cfg, cluster, target, communicator, self.dense)
     self.store = ServedStore(self.servers, communicator)
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    self._rows_lag = embedding.catches_up
+    self._rows_lag = self.dense.embedding.catches_up
     self._samples = 0  # since `traffic` was last asked
     self._stale = True  # whether the copy may differ from what is on the servers
     self._forward = tf.function(
@@ -228,21 +217,22 @@ class ServerStep(WorkerStep):
       to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(lower), totals)
     )
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
-    counts = np.array([weight, loss, *map(float, flags)], np.float32)
     result = self.servers.push(
-      deduped.unique.numpy(),
-      deduped.shows.numpy(),
-      deduped.clicks.numpy(),
-      buffer.numpy(),
-      sent,
-      values.numpy(),
-      *(g.numpy() for g in gradients),
-      counts,
+      Push(
+        keys=deduped.unique.numpy(),
+        shows=deduped.shows.numpy(),
+        clicks=deduped.clicks.numpy(),
+        buffer=buffer.numpy(),
+        keys_per_server=sent,
+        values_per_server=values.numpy(),
+        dense=[g.numpy() for g in gradients],
+        counts=np.array([weight, loss, *map(float, flags)], np.float32),
+      )
     )
     self._stale = True
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
-      return StepCounts(*counts), ()
+      return StepCounts(float(weight), float(loss), *map(int, flags)), ()
     # The accumulators give means: times the workers, flags are whole but for rounding.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
