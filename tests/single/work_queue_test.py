@@ -68,6 +68,12 @@ class WorkQueueTest(tf.test.TestCase):
     self.assertEqual(work.hand_out(), {0: Claimed(1)})
     self.assertEqual(self.claim(work, 0), Claimed(None, 'end', 3))
 
+  def test_who_asks_for_the_first_time_when_all_is_done_is_told_so(self):
+    work = WorkQueue([0, 1], slices=1, first=0, total=1)
+    self.assertEqual(self.claim(work, 0).unit, 0)
+    self.assertEqual(self.claim(work, 0), Claimed(None, 'end', 1))
+    self.assertEqual(self.claim(work, 1), Claimed(None, 'end', 1))
+
   def test_nobody_is_further_ahead_than_allowed(self):
     rng = np.random.default_rng(0)
     work = WorkQueue(range(3), slices=1, first=0, total=200, max_ahead=4)

@@ -234,6 +234,6 @@ class CoordinatorClient(Communicator):
 
   def _end(self, text: str, status: int) -> None:
     if not self._ended.is_set():
-      self._ended.set()
       self._cluster.say_end(text, status)
+      self._ended.set()
     self._process.end(status)

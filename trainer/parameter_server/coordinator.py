@@ -336,11 +336,12 @@ class Coordinator:
         self._view, self._queue = self._queue.workers, None
       for index, reply in completed.replies.items():
         self._send([index], ['reply', reply])
-    if self._queue and not self._queue.is_over:
-      for index in sorted(self._entering):
+    if self._queue:
+      entering = [] if self._queue.is_over else sorted(self._entering)
+      for index in entering:
         self._queue.enter(index)
         self._send([index], ['reply', self._pass_state])
         self._cluster.say(f'worker {index} is here again')
-      self._entering.clear()
+      self._entering.difference_update(entering)
       for index, claimed in self._queue.hand_out().items():
         self._send([index], ['reply', list(claimed)])
