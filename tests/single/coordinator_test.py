@@ -156,7 +156,9 @@ class CoordinatorTest(tf.test.TestCase):
     again = in_thread(lambda: job.connect(1))
     late = again.result(PATIENCE)
     self.assertTrue(late.late)
-    self.assertEqual(late.sum_arrays({'x': 3}), {'x': 3})  # it meets nobody
+    self.assertEqual((late.rank, late.size), (0, 1))  # it meets nobody
+    self.assertEqual(late.sum_arrays({'x': 3}), {'x': 3})
+    self.assertEqual(late.broadcast('own'), 'own')
     self.assertEqual(late.enter(), {'place': 7})
 
     def rest(client, units):

@@ -52,11 +52,12 @@ class CoordinatorClient(Communicator):
     settings: plain data by name, which must be the same on all processes.
     process: this one.
   Attributes:
-    rank: of this worker among those that meet.
-    size: their number.
+    rank: of this worker among those that meet; changes with `close_pass`.
+    size: their number; likewise.
     generation: how often the job has formed.
     independent: see above.
-    late: whether this worker came to a job that is under way; it begins with `enter`.
+    late: whether this worker came to a job that is under way. It begins with `enter`, and is by
+      itself, at rank 0 of 1, until the pass that it enters is closed.
   Raises:
     UserError: where the coordinator cannot be reached.
   """

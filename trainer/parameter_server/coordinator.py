@@ -163,7 +163,8 @@ class Coordinator:
     elif not self._view:
       self._form()
     else:
-      connection.send(['welcome', self._generation, index, len(self._cluster.workers), True])
+      # By itself, as a single process is, until the pass that it enters is closed.
+      connection.send(['welcome', self._generation, 0, 1, True])
     return member
 
   def _difference(self, member: _Member, settings: dict[str, Any]) -> str:
