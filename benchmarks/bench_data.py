@@ -112,7 +112,9 @@ def hashed_keys(f, ids):
   return np.int64(f + 1) << 52 | mixed.astype(np.int64)
 
 
-def config(shape, path, optimizer='adagrad', interactions=None, lifecycle=None):
+def config(
+  shape, path, optimizer='adagrad', interactions=None, lifecycle=None, store='rows', sync=None
+):
   """The config, as a dict, of our trainer on a prepared pass of this shape.
 
   Args:
@@ -121,6 +123,8 @@ def config(shape, path, optimizer='adagrad', interactions=None, lifecycle=None):
     interactions: by default linear, fm and a dnn of the shape's hidden layers.
     lifecycle: by default every feature is admitted at its first show, so that the work is the
       peers'.
+    store: `sparse.store`.
+    sync: the section of the config.
   """
   row_optimizer = {'kind': optimizer, 'learning_rate': 0.01}
   return {
@@ -134,10 +138,12 @@ def config(shape, path, optimizer='adagrad', interactions=None, lifecycle=None):
       ],
       'dense': [{'name': f'I{i}'} for i in range(shape.dense)],
     },
+    'sync': sync or {},
     'sparse': {
+      'store': store,
       'tables': {
         'default': {'width': shape.width, 'linear': row_optimizer, 'factors': row_optimizer}
-      }
+      },
     },
     'lifecycle': {'admission': 'score', 'admission_threshold': 0.1}
     if lifecycle is None

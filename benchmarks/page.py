@@ -21,9 +21,16 @@ WANTED = {
   'over_dense_floor': ('<=', 1.6, 'time of our step over its dense part alone'),
   'two_rank_efficiency': (
     '>=',
-    0.85,
-    'samples/s of 2 ranks of half the threads over one process of all',
+    0.8,
+    'samples/s of 2 ranks of half the threads over one process of all; Horovod sums (the default)',
   ),
+  'two_rank_efficiency_connections': (
+    '>=',
+    0.85,
+    'the same with `sync.dense_allreduce: connections`',
+  ),
+  'two_rank_efficiency_horovod': ('>=', 0.6, 'the same with `sync.row_exchange: horovod`'),
+  'own_over_tfra_store': ('>=', 1, 'samples/s on our row store over `sparse.store: tfra`'),
   'input_over_train': ('>=', 5, 'samples/s of the input alone over training'),
   'lifecycle_over_none': (
     '<=',
@@ -151,9 +158,14 @@ def tables(result):
         ['', 'batch', 'slots', 'D', 'MLP', 'samples/s', 'time over its dense part'], rows
       ),
     ]
+  if raw.get('ranks'):
+    rows = [
+      [name, number(r['samples_per_second']), between(r['rounds'])]
+      for name, r in raw['ranks'].items()
+    ]
+    parts += ['## Between 2 ranks', markdown_table(['', 'samples/s', 'rounds'], rows)]
   if result.get('bytes_per_sample') is not None:
     parts += [
-      '## Between 2 ranks',
       f'{number(result["bytes_per_sample"])} bytes a sample leave the ranks in all-to-alls; the '
       'unique keys, their '
       f'rows and gradients need {number(result["bytes_per_sample_needed"])}. '

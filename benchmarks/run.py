@@ -43,7 +43,7 @@ CORES = flags.DEFINE_integer('cores', 2, 'Cores that a contender may use.', lowe
 ONLY = flags.DEFINE_list(
   'only',
   None,
-  'Groups to measure, out of: main, shapes, interactions, ffm, table, flat, memory, parts, others.',
+  'Groups to measure: main, ranks, shapes, interactions, ffm, table, flat, memory, parts, others.',
 )
 
 OUT = os.path.join('build', 'bench')
@@ -288,7 +288,7 @@ class Bench:
       'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
       'TFRA, Adam': Contender('tfra', peer | {'optimizer': 'Adam'}),
       'dense part alone': Contender('dense_part', peer),
-      'ours, 2 ranks': Contender('ours', ours, ranks=2),
+      "ours on TFRA's tables": Contender('ours', self.spec(shape, store='tfra')),
       'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
       'ours, no lifecycle': Contender(
         'ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})
@@ -299,7 +299,7 @@ class Bench:
     if why:
       del contenders['PyTorch static, AdaGrad']
       self.left_out['PyTorch static, AdaGrad'] = why
-    rounds, hellos, last, failed = interleave(contenders, lambda _: shape, steps=40)
+    rounds, hellos, _, failed = interleave(contenders, lambda _: shape, steps=40)
     self.keep('main', rounds, dict.fromkeys(contenders, shape), failed)
     self.figures['samples_per_second'] = rounds.rate('ours, AdaGrad')
     for key, over, under in (
@@ -308,7 +308,7 @@ class Bench:
       ('vs_torch_static', 'ours, AdaGrad', 'PyTorch static, AdaGrad'),
       ('vs_keras_static', 'ours, AdaGrad', 'Keras static, AdaGrad'),
       ('over_dense_floor', 'dense part alone', 'ours, AdaGrad'),
-      ('two_rank_efficiency', 'ours, 2 ranks', 'ours, AdaGrad'),
+      ('own_over_tfra_store', 'ours, AdaGrad', "ours on TFRA's tables"),
       ('input_over_train', 'input alone', 'ours, AdaGrad'),
       ('lifecycle_over_none', 'ours, no lifecycle', 'ours, AdaGrad'),
     ):
@@ -317,7 +317,26 @@ class Bench:
       name: hello['version'] for name, hello in hellos.items() if 'version' in hello
     }
     self.figures['startup_seconds'] = hellos.get('ours, AdaGrad', {}).get('startup_seconds')
-    two = last.get('ours, 2 ranks')
+
+  def ranks(self):
+    """2 ranks of half the threads beside one process of all, by what sums and carries rows."""
+    shape = CRITEO
+    contenders = {
+      'one process': Contender('ours', self.spec(shape)),
+      '2 ranks': Contender('ours', self.spec(shape), ranks=2),
+      '2 ranks, sums by our connections, too': Contender(
+        'ours', self.spec(shape, sync={'dense_allreduce': 'connections'}), ranks=2
+      ),
+      '2 ranks, rows by Horovod, too': Contender(
+        'ours', self.spec(shape, sync={'row_exchange': 'horovod'}), ranks=2
+      ),
+    }
+    rounds, _, last, failed = interleave(contenders, lambda _: shape, steps=40)
+    self.keep('ranks', rounds, dict.fromkeys(contenders, shape), failed)
+    keys = 'two_rank_efficiency', 'two_rank_efficiency_connections', 'two_rank_efficiency_horovod'
+    for key, name in zip(keys, list(contenders)[1:]):
+      self.ratio(key, rounds.ratios(name, 'one process'))
+    two = last.get('2 ranks')
     if two:
       self.figures['bytes_per_sample'] = two['sent_bytes'] / two['samples']
       # A ring of N ranks sends 2 (N − 1)/N of the buffer from each: the whole buffer where N is 2.
@@ -491,6 +510,7 @@ def peers_environment():
 
 GROUPS = {
   'main': Bench.main,
+  'ranks': Bench.ranks,
   'shapes': Bench.shapes,
   'interactions': Bench.interactions,
   'ffm': Bench.ffm,

@@ -96,19 +96,19 @@ Connections::Connections(std::vector<int> fds, int rank)
       fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
       epoll_event event = {};
       event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-      event.data.u32 = static_cast<uint32_t>(peers_.size());
+      event.data.u32 = static_cast<uint32_t>(connections_.size());
       if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
         broken_ =
             Status::Aborted(std::string("a connection cannot be watched: ") + std::strerror(errno));
       }
     }
-    peers_.push_back({fd});
+    connections_.push_back({fd});
   }
 }
 
 Connections::~Connections() {
-  for (const Peer& peer : peers_) {
-    if (peer.fd >= 0) close(peer.fd);
+  for (const Connection& connection : connections_) {
+    if (connection.fd >= 0) close(connection.fd);
   }
   if (epoll_ >= 0) close(epoll_);
 }
@@ -117,14 +117,14 @@ Connections::Counters Connections::counters() const {
   return {size() - 1, bytes_sent_, bytes_received_, system_calls_};
 }
 
-bool Connections::Send(Peer* peer, Transfer* t) {
-  while (peer->writable && !t->all_sent()) {
+bool Connections::Send(Connection* connection, Transfer* t) {
+  while (connection->writable && !t->all_sent()) {
     iovec parts[kMaxParts];
     msghdr message = {};
     message.msg_iov = parts;
     message.msg_iovlen =
         Remaining({reinterpret_cast<char*>(&t->header_out), kHeader}, t->from, t->sent, parts);
-    const ssize_t n = sendmsg(peer->fd, &message, MSG_NOSIGNAL);
+    const ssize_t n = sendmsg(connection->fd, &message, MSG_NOSIGNAL);
     ++system_calls_;
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
@@ -132,19 +132,19 @@ bool Connections::Send(Peer* peer, Transfer* t) {
       t->sent += n;
       bytes_sent_ += n;
     }
-    peer->writable = n == static_cast<ssize_t>(Bytes(parts, message.msg_iovlen));
+    connection->writable = n == static_cast<ssize_t>(Bytes(parts, message.msg_iovlen));
   }
   return true;
 }
 
-bool Connections::Receive(Peer* peer, Transfer* t) {
-  while (peer->readable && t->can_receive()) {
+bool Connections::Receive(Connection* connection, Transfer* t) {
+  while (connection->readable && t->can_receive()) {
     iovec parts[kMaxParts];
     msghdr message = {};
     message.msg_iov = parts;
     message.msg_iovlen =
         Remaining({reinterpret_cast<char*>(&t->header_in), kHeader}, t->to, t->received, parts);
-    const ssize_t n = recvmsg(peer->fd, &message, 0);
+    const ssize_t n = recvmsg(connection->fd, &message, 0);
     ++system_calls_;
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
@@ -157,15 +157,15 @@ bool Connections::Receive(Peer* peer, Transfer* t) {
       bytes_received_ += n;
     }
     // A stream that gave less than was asked for is empty; one that ended then says so.
-    peer->readable =
-        n == static_cast<ssize_t>(Bytes(parts, message.msg_iovlen)) || (n > 0 && peer->ended);
+    connection->readable =
+        n == static_cast<ssize_t>(Bytes(parts, message.msg_iovlen)) || (n > 0 && connection->ended);
   }
   return true;
 }
 
 Status Connections::Serve(int r, Transfer* t) {
   const bool had_header = t->has_header();
-  if (!Send(&peers_[r], t) || !Receive(&peers_[r], t)) {
+  if (!Send(&connections_[r], t) || !Receive(&connections_[r], t)) {
     return Status::Aborted("rank " + std::to_string(r) + " is gone: its connection ended (" +
                            (errno == 0 ? "closed by that side" : std::strerror(errno)) + ")");
   }
@@ -190,19 +190,20 @@ std::vector<int> Connections::Wait() {
   std::vector<int> ready;
   for (int i = 0; i < n; ++i) {
     ready.push_back(static_cast<int>(events[i].data.u32));
-    Peer& peer = peers_[ready.back()];
+    Connection& connection = connections_[ready.back()];
     // Where a connection ended, the next system call finds out why.
-    if ((events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0) peer.ended = true;
-    if (peer.ended || (events[i].events & EPOLLIN) != 0) peer.readable = true;
-    if (peer.ended || (events[i].events & EPOLLOUT) != 0) peer.writable = true;
+    if ((events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0) connection.ended = true;
+    if (connection.ended || (events[i].events & EPOLLIN) != 0) connection.readable = true;
+    if (connection.ended || (events[i].events & EPOLLOUT) != 0) connection.writable = true;
   }
   return ready;
 }
 
 Status Connections::Break(Status why) {
   broken_ = std::move(why);
-  for (const Peer& peer : peers_) {
-    if (peer.fd >= 0) shutdown(peer.fd, SHUT_RDWR);  // nobody waits for this process any more
+  for (const Connection& connection : connections_) {
+    if (connection.fd >= 0)
+      shutdown(connection.fd, SHUT_RDWR);  // nobody waits for this process any more
   }
   return broken_;
 }

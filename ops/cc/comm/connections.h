@@ -35,7 +35,7 @@ class Connections {
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  int size() const { return static_cast<int>(peers_.size()); }
+  int size() const { return static_cast<int>(connections_.size()); }
 
   // Provides the memory for what arrives: bytes[r] from each process r. Where it fails, the
   // collective fails on every process.
@@ -76,7 +76,7 @@ class Connections {
 
   // A connection. epoll tells a change of the first two flags once (edge-triggered): a system call
   // that moves less than it was asked to clears the flag, the next event sets it again.
-  struct Peer {
+  struct Connection {
     int fd;
     bool readable = true, writable = true;
     bool ended = false;  // at the other side; what it sent before may still be read
@@ -98,14 +98,14 @@ class Connections {
   // Sends and receives what one connection takes and has at the moment.
   Status Serve(int r, Transfer* transfer);
   // false: the connection ended; errno says why, 0 where the other side closed it.
-  bool Send(Peer* peer, Transfer* transfer);
-  bool Receive(Peer* peer, Transfer* transfer);
+  bool Send(Connection* connection, Transfer* transfer);
+  bool Receive(Connection* connection, Transfer* transfer);
   // Marks the connections that have become ready, and returns them.
   std::vector<int> Wait();
   // Makes all calls fail from here on, on the other processes too.
   Status Break(Status why);
 
-  std::vector<Peer> peers_;
+  std::vector<Connection> connections_;
   const int rank_;
   int epoll_;
   uint64_t sequence_ = 0;

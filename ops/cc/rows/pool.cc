@@ -221,10 +221,12 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
 }  // namespace
 
 std::string PoolLayout::Complete() {
+  constexpr int64_t kMost = 1 << 20;  // of tables, and of a row's factors
   int tables = 0;
   for (size_t f = 0; f < table_of_field.size(); ++f) {
     const int t = table_of_field[f];
-    if (t < 0) return "table_of_field: found " + std::to_string(t) + "; wanted tables >= 0";
+    if (t < 0 || t >= kMost)
+      return "table_of_field: found " + std::to_string(t) + "; wanted tables in [0, 2^20)";
     if (!first_field.empty() && t < tables - 1)
       return "table_of_field: wanted fields in ascending order of tables";
     if (t >= tables) {
@@ -242,10 +244,12 @@ std::string PoolLayout::Complete() {
   for (PoolPart& part : parts) {
     if (part.table < last || part.table >= tables)
       return "part_tables: wanted tables of fields, in ascending order";
-    if (part.width < 1)
-      return "part_widths: found " + std::to_string(part.width) + "; wanted widths > 0";
+    const int64_t columns = part.field ? part.width * num_fields() : part.width;
+    if (part.width < 1 || columns + row_width[part.table] > kMost)
+      return "part_widths: found " + std::to_string(part.width) +
+             "; wanted widths > 0, and at most 2^20 factors a row";
     last = part.table;
-    part.columns = part.field ? part.width * static_cast<int>(num_fields()) : part.width;
+    part.columns = static_cast<int>(columns);
     part.begin = row_width[part.table];
     row_width[part.table] += part.columns;
     ++first_part[part.table + 1];

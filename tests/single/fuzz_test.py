@@ -1,0 +1,56 @@
+"""Whatever an op is called with, it gives a result or an error; the process lives."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import tensorflow as tf
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CALLS = os.environ.get('FUZZ_CALLS', '40')  # of each op
+
+
+class FuzzTest(tf.test.TestCase):
+  def test_wrong_arguments(self):
+    log = pathlib.Path(self.create_tempfile('last_call').full_path)
+    done = subprocess.run(
+      [sys.executable, '-m', 'tests.support.fuzz_ops', '0', CALLS, str(log)],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+      timeout=300,
+    )
+    self.assertEqual(done.returncode, 0, f'{done.stderr[-3000:]}\nlast call: {log.read_text()}')
+    # Every op that is registered was called.
+    sources = (ROOT / 'ops' / 'cc' / 'ops').glob('*.cc')
+    registered = sum(source.read_text().count('REGISTER_OP(') for source in sources)
+    self.assertLen(done.stdout.split(), registered)
+
+  def test_a_table_of_an_impossible_number_is_an_error(self):
+    from ops import library
+
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'table_of_field: found 2147483647'):
+      library.load().ctr_pool(
+        linear=[],
+        inverse=tf.zeros([0], tf.int32),
+        factors=[],
+        offsets=[0],
+        values=[],
+        segments=tf.zeros([0], tf.int32),
+        batch_size=0,
+        starts=[0],
+        order=tf.zeros([0], tf.int32),
+        parts=0,
+        table_of_field=[2**31 - 1],
+        poolings=[],
+        part_tables=[],
+        part_widths=[],
+        part_field=[],
+        part_slots=[],
+        part_totals=[],
+      )
+
+
+if __name__ == '__main__':
+  tf.test.main()
