@@ -43,7 +43,7 @@ CORES = flags.DEFINE_integer('cores', 2, 'Cores that a contender may use.', lowe
 ONLY = flags.DEFINE_list(
   'only',
   None,
-  'Groups to measure: main, ranks, shapes, interactions, ffm, table, flat, memory, parts, others.',
+  'Groups to measure, by name: see GROUPS.',
 )
 
 OUT = os.path.join('build', 'bench')
@@ -288,7 +288,6 @@ class Bench:
       'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
       'TFRA, Adam': Contender('tfra', peer | {'optimizer': 'Adam'}),
       'dense part alone': Contender('dense_part', peer),
-      "ours on TFRA's tables": Contender('ours', self.spec(shape, store='tfra')),
       'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
       'ours, no lifecycle': Contender(
         'ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})
@@ -308,7 +307,6 @@ class Bench:
       ('vs_torch_static', 'ours, AdaGrad', 'PyTorch static, AdaGrad'),
       ('vs_keras_static', 'ours, AdaGrad', 'Keras static, AdaGrad'),
       ('over_dense_floor', 'dense part alone', 'ours, AdaGrad'),
-      ('own_over_tfra_store', 'ours, AdaGrad', "ours on TFRA's tables"),
       ('input_over_train', 'input alone', 'ours, AdaGrad'),
       ('lifecycle_over_none', 'ours, no lifecycle', 'ours, AdaGrad'),
     ):
@@ -342,6 +340,16 @@ class Bench:
       # A ring of N ranks sends 2 (N − 1)/N of the buffer from each: the whole buffer where N is 2.
       self.figures['dense_bytes_per_sample'] = two['dense_bytes'] / shape.batch
       self.figures['bytes_per_sample_needed'] = needed_bytes(shape)
+
+  def stores(self):
+    """The complete loop on our row store and on TFRA's tables (`sparse.store: tfra`)."""
+    contenders = {
+      'own row store': Contender('ours', self.spec(CRITEO)),
+      "TFRA's tables": Contender('ours', self.spec(CRITEO, store='tfra')),
+    }
+    rounds, _, _, failed = interleave(contenders, lambda _: CRITEO, steps=20)
+    self.keep('stores', rounds, dict.fromkeys(contenders, CRITEO), failed)
+    self.ratio('own_over_tfra_store', rounds.ratios('own row store', "TFRA's tables"))
 
   def shapes(self):
     for key, shape in OTHERS.items():
@@ -511,6 +519,7 @@ def peers_environment():
 GROUPS = {
   'main': Bench.main,
   'ranks': Bench.ranks,
+  'stores': Bench.stores,
   'shapes': Bench.shapes,
   'interactions': Bench.interactions,
   'ffm': Bench.ffm,

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import tensorflow as tf
 
@@ -62,6 +63,12 @@ class ImportsTest(tf.test.TestCase):
   def test_every_place_has_its_place_in_the_order(self):
     places = {p.name.removesuffix('.py') for p in (ROOT / 'trainer').iterdir()}
     self.assertEqual(places - {'__init__', '__pycache__'}, set(ORDER) | COMMANDS)
+
+  def test_the_architecture_shows_the_same_order(self):
+    page = (ROOT / 'docs' / 'architecture.md').read_text(encoding='utf-8')
+    table = page.split('| place in `trainer/` |')[1].split('\n\n')[0]
+    shown = re.findall(r'^\| `(\w+)(?:/|\.py)` \|', table, re.MULTILINE)
+    self.assertEqual(tuple(shown), ORDER)
 
   def test_imports_go_down(self):
     for path, names in files('trainer').items():
