@@ -4,6 +4,8 @@ import glob
 import json
 import os
 import tempfile
+import threading
+import time
 from unittest import mock
 
 import numpy as np
@@ -49,8 +51,13 @@ class JobTest(tf.test.TestCase):
     """Trains on what is announced, then stops."""
     one = self.make_job({'watch': f'{self.folder}/log', 'day_pattern': r'day_(\d+)'} | data)
 
-    def stop(_):
-      one.stop_requested = True
+    sleep, own = time.sleep, threading.current_thread()
+
+    def stop(seconds):
+      if threading.current_thread() is own:
+        one.stop_requested = True
+      else:
+        sleep(seconds)
 
     with mock.patch.object(job.time, 'sleep', stop):
       self.assertTrue(one.run())

@@ -1,5 +1,6 @@
 """Which files are passes, what they are called, of which day they are, and in which order."""
 
+import collections
 import dataclasses
 import datetime
 import glob
@@ -155,10 +156,10 @@ def passes(cfg: Config, patterns: Sequence[str], key: str) -> list[Pass]:
     matched = (os.path.normpath(path) for path in expand([pattern], key))
     new = [_pass(cfg, path, _fixed(pattern), key) for path in matched]
     found |= {one.path: found.get(one.path, one) for one in in_order(new)}
-  names = [one.name for one in found.values()]
+  names = collections.Counter(one.name for one in found.values())
   named: dict[str, Pass] = {}
   for one in found.values():
-    if names.count(one.name) > 1:
+    if names[one.name] > 1:
       one = dataclasses.replace(one, name=SUFFIX.sub('', one.path).lstrip(os.sep))
     if one.name in named:
       raise UserError(

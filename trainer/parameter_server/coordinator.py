@@ -198,7 +198,7 @@ class Coordinator:
   def _watch_forming(self) -> None:
     """Says for whom the job waits, and gives those up who do not come."""
     told = time.monotonic()
-    while True:
+    while self._status is None:
       time.sleep(min(1, self._sync.lost_peer_seconds / 10))
       with self._lock:
         if self._view or self._status is not None:

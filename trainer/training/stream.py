@@ -97,6 +97,7 @@ class Stream:
     self._tell, self._clock = tell, clock
     self._listed: list[Pass] | None = None
     self._said: set[str] = set()
+    self._read: dict[str, tuple[Any, Any]] = {}  # of files that changed: stamp and content, by path
     self._trains: Entry | None = None
 
   @property
@@ -304,16 +305,19 @@ class Stream:
     if known.fate not in (*TRAINED, 'refused') or known.size is None:
       return False
     try:
-      if stamp(one.path) == (known.size, known.modified):
+      found = stamp(one.path)
+      if found == (known.size, known.modified):
         return False
-      now = entry_of(one, known.epoch)
+      if self._read.get(one.path, (None, None))[0] != found:
+        self._read[one.path] = found, entry_of(one, known.epoch).content
     except OSError:
       return False
+    content = self._read[one.path][1]
     if known.fate == 'refused':
-      return now.content != known.content
-    if now.content != known.content:
+      return content != known.content
+    if content != known.content:
       self._say(
-        f'{one.path}: has changed after it was trained ({known.size:,} bytes then, {now.size:,} '
+        f'{one.path}: has changed after it was trained ({known.size:,} bytes then, {content[0]:,} '
         'now); it is not trained again'
       )
     return False
