@@ -1,0 +1,107 @@
+"""The two ends of launch/online_demo.sh: writes passes, and shows what scores become of them.
+
+`python launch/online_demo.py FOLDER PASSES` announces passes in FOLDER/passes, one after another.
+In each, somebody sees one item 100 times, and always clicks or never does. Then the scorer is asked
+again and again, until the score of this pair has changed.
+"""
+
+import http.client
+import json
+import os
+import re
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.csv
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from trainer.data.synthetic import World
+
+SAMPLES, SHOWS, PASSES_A_DAY = 10_000, 100, 10
+SECONDS_TO_WAIT = 120
+PAIR = {
+  'user': 'you',
+  'item': 'this',
+  'category': 'c1',
+  'tags': 't1|t2',
+  'query': 'q',
+  'hour': '12',
+  'device': 'phone',
+  'price': '9.9',
+  'age': '40',
+}
+
+
+class Scorer:
+  """Asks for the score of the pair, over one connection."""
+
+  def __init__(self, log: str):
+    address = None
+    while not address:  # the scorer says where it listens
+      with open(log, encoding='utf-8', errors='replace') as f:
+        address = re.search(r'serving http://([^/]+)(/\S+)', f.read())
+      time.sleep(0.1)
+    self.connection, self.path = http.client.HTTPConnection(address[1]), address[2]
+
+  def ask(self) -> tuple[float | None, str]:
+    """Returns: (score, version); (None, '') while there is no version."""
+    self.connection.request('POST', self.path, json.dumps({'instances': [PAIR]}))
+    answer = json.loads(self.connection.getresponse().read())
+    if 'error' in answer:
+      return None, ''
+    return answer['predictions'][0], answer['model_version']
+
+
+def announce(folder: str, number: int, world: World, clicks: bool) -> tuple[str, float]:
+  """Writes a pass and its marker. Returns: (its name, when its marker appeared)."""
+  table, _, _ = world.log(number % 2, SAMPLES)
+  texts = pa.schema([(name, pa.string()) for name in table.column_names])
+  row = PAIR | {'click': str(int(clicks))}
+  own = pa.table({name: [row[name]] * SHOWS for name in table.column_names}, texts)
+  both = pa.concat_tables([table.cast(texts), own])
+  name = f'day_{number // PASSES_A_DAY}_pass_{number:04d}.csv'
+  path = os.path.join(folder, 'passes', name)
+  pa.csv.write_csv(both, path, pa.csv.WriteOptions(quoting_style='none'))
+  with open(path + '.done', 'wb'):
+    pass
+  return name, os.path.getmtime(path + '.done')
+
+
+def events(folder: str, name: str) -> dict[str, float]:
+  """Returns when each kind of event of a pass was written: kind -> time."""
+  with open(os.path.join(folder, 'run', 'metrics.jsonl'), encoding='utf-8') as f:
+    found = [json.loads(line) for line in f]
+  return {e['event']: e['time'] for e in found if e.get('pass') == name}
+
+
+def main() -> None:
+  folder, passes = sys.argv[1], int(sys.argv[2])
+  scorer = Scorer(os.path.join(folder, 'scorer.log'))
+  world = World(seed=0, users=2000, items=1000, days=2)
+  print(f'{"":46}   seconds since the marker')
+  print('pass                   clicks     score         version    all   train  export  serve')
+  before, _ = scorer.ask()
+  for number in range(passes):
+    clicks = number % 2 == 0
+    name, announced = announce(folder, number, world, clicks)
+    after, version = scorer.ask()
+    while after is None or after == before:
+      if time.time() - announced > SECONDS_TO_WAIT:
+        sys.exit(f'the score has not changed in {SECONDS_TO_WAIT} s; see the logs in {folder}')
+      time.sleep(0.01)
+      after, version = scorer.ask()
+    seen = time.time()
+    at = events(folder, name)
+    score = f'{"–" if before is None else f"{before:.3f}"} → {after:.3f}'
+    parts = [at['train'] - announced, at['export'] - at['train'], seen - at['export']]
+    print(
+      f'{name:22} {"all" if clicks else "none":>6}  {score:>14} {version:>8} '
+      f'{seen - announced:6.1f}  ' + ' '.join(f'{part:7.1f}' for part in parts),
+      flush=True,
+    )
+    before = after
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# launch/online_demo.sh [PASSES]: the whole loop on this machine, to watch: a log that grows, a trainer on 2 ranks that follows it, a publisher, a
+# scorer, and a client that shows how a click changes a score. It ends after PASSES passes (12) and leaves everything in build/online.
+set -euo pipefail
+source "$(dirname "$0")/env.sh"
+passes=${1:-12}
+count PASSES "$passes"
+folder=build/online
+rm -rf "$folder"
+mkdir -p "$folder/passes"
+jobs=()
+trap 'kill -TERM "${jobs[@]}" 2>/dev/null || true; wait' EXIT
+start() {  # start NAME COMMAND…: in the background, with its words in build/online/NAME.log
+  local log=$folder/$1.log
+  shift
+  show "$@"
+  "$@" >"$log" 2>&1 &
+  jobs+=($!)
+}
+start trainer launch/local.sh 2 --config configs/online.yaml --run_dir "$folder/run"
+until [ -f "$folder/run/config.yaml" ]; do
+  kill -0 "${jobs[0]}" 2>/dev/null || fail "the trainer has ended; see $folder/trainer.log"
+  sleep 0.2
+done
+start publisher python -m trainer.publish --run_dir "$folder/run" --to "$folder/store"
+start scorer python -m trainer.serve --store "$folder/store" --port 0
+python launch/online_demo.py "$folder" "$passes"
