@@ -55,13 +55,13 @@ class Scorer:
 
 def announce(folder: str, number: int, world: World, clicks: bool) -> tuple[str, float]:
   """Writes a pass and its marker. Returns: (its name, when its marker appeared)."""
-  table, _, _ = world.log(number % 2, SAMPLES)
+  table, _, _ = world.log(number, SAMPLES)
   texts = pa.schema([(name, pa.string()) for name in table.column_names])
   row = PAIR | {'click': str(int(clicks))}
   own = pa.table({name: [row[name]] * SHOWS for name in table.column_names}, texts)
   both = pa.concat_tables([table.cast(texts), own])
-  name = f'day_{number // PASSES_A_DAY}_pass_{number:04d}.csv'
-  path = os.path.join(folder, 'passes', name)
+  name = f'day_{number // PASSES_A_DAY}_pass_{number:04d}'
+  path = os.path.join(folder, 'passes', f'{name}.csv')
   pa.csv.write_csv(both, path, pa.csv.WriteOptions(quoting_style='none'))
   with open(path + '.done', 'wb'):
     pass
@@ -78,9 +78,9 @@ def events(folder: str, name: str) -> dict[str, float]:
 def main() -> None:
   folder, passes = sys.argv[1], int(sys.argv[2])
   scorer = Scorer(os.path.join(folder, 'scorer.log'))
-  world = World(seed=0, users=2000, items=1000, days=2)
-  print(f'{"":46}   seconds since the marker')
-  print('pass                   clicks     score         version    all   train  export  serve')
+  world = World(seed=0, users=2000, items=1000, days=passes)
+  print(f'{"":42}   seconds since the marker')
+  print('pass               clicks      score         version    all   train  export  serve')
   before, _ = scorer.ask()
   for number in range(passes):
     clicks = number % 2 == 0
@@ -96,7 +96,7 @@ def main() -> None:
     score = f'{"–" if before is None else f"{before:.3f}"} → {after:.3f}'
     parts = [at['train'] - announced, at['export'] - at['train'], seen - at['export']]
     print(
-      f'{name:22} {"all" if clicks else "none":>6}  {score:>14} {version:>8} '
+      f'{name:18} {"all" if clicks else "none":>6}  {score:>14} {version:>8} '
       f'{seen - announced:6.1f}  ' + ' '.join(f'{part:7.1f}' for part in parts),
       flush=True,
     )

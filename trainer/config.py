@@ -357,6 +357,16 @@ class Checkpoint(Section):
   """How many of the newest are kept."""
 
 
+class Gate(Section):
+  """When a pass is so bad that nothing is exported after it, until a good one comes."""
+
+  metric: Literal['auc', 'gauc', 'logloss', 'rmse'] = 'auc'
+  """The metric of train.progressive_validation that is compared with that of the passes before."""
+  tolerance: NonNegative = 0.002
+  """How much worse it may be. A slot that turns blank, or a metric that is not finite, never
+  passes."""
+
+
 class Export(Section):
   """What is written for serving, and when."""
 
@@ -369,6 +379,8 @@ class Export(Section):
   keep: PositiveInt | None = None
   """How many bases, each with the deltas after it, and how many versions of each kind of model are
   kept; null: all."""
+  gate: Gate | None = None
+  """Withholds exports after bad passes; null: all are written."""
 
 
 class Sync(Section):
@@ -714,6 +726,17 @@ def _check(cfg, where):
     fail('model.interactions', f"'ffm' needs one table; found {sorted(cfg.sparse.tables)}")
   if data.label_is == 'real' and cfg.model.loss != 'squared_error':
     fail('model.loss', f"found '{cfg.model.loss}'; data.label_is 'real' wants 'squared_error'")
+  gate = cfg.export.gate
+  if gate and not cfg.train.progressive_validation:
+    fail('export.gate', 'needs train.progressive_validation true; found false')
+  if gate and gate.metric == 'gauc' and not data.group:
+    fail('export.gate.metric', "found 'gauc'; it needs data.group, the column of the user")
+  if gate and (gate.metric == 'rmse') != (cfg.model.loss == 'squared_error'):
+    fail(
+      'export.gate.metric',
+      f"found '{gate.metric}'; model.loss '{cfg.model.loss}' has "
+      + ('rmse' if cfg.model.loss == 'squared_error' else 'auc, gauc and logloss'),
+    )
   if cfg.train.plateau and not data.valid:
     fail('train.plateau', 'needs data.valid; found no validation files')
   if cfg.train.plateau and cfg.train.plateau.task is not None:

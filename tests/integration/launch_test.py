@@ -371,6 +371,13 @@ ENV = _object(
     resourceFieldRef=_object(['resource'], resource=STRING, containerName=STRING, divisor=QUANTITY)
   ),
 )
+PROBE_PORT = {'anyOf': [PORT, NAME]}
+PROBE = _object(
+  tcpSocket=_object(['port'], port=PROBE_PORT),
+  httpGet=_object(['port'], path=STRING, port=PROBE_PORT),
+  periodSeconds=INTEGER,
+  failureThreshold=INTEGER,
+)
 CONTAINER = _object(
   ['name', 'image'],
   name=NAME,
@@ -386,9 +393,9 @@ CONTAINER = _object(
       protocol={'enum': ['TCP', 'UDP', 'SCTP']},
     )
   ),
-  readinessProbe=_object(
-    tcpSocket=_object(['port'], port=PORT), periodSeconds=INTEGER, failureThreshold=INTEGER
-  ),
+  startupProbe=PROBE,
+  readinessProbe=PROBE,
+  livenessProbe=PROBE,
   resources=_object(limits=RESOURCES, requests=RESOURCES),
   volumeMounts=_list(
     _object(
@@ -405,9 +412,10 @@ VOLUME = _object(
   persistentVolumeClaim=_object(['claimName'], claimName=NAME, readOnly=BOOLEAN),
   emptyDir=_object(medium={'enum': ['', 'Memory']}, sizeLimit=QUANTITY),
 )
+TEXTS = {'type': 'object', 'additionalProperties': STRING}
 TEMPLATE = _object(
   ['spec'],
-  metadata=_object(labels={'type': 'object', 'additionalProperties': STRING}),
+  metadata=_object(labels=TEXTS, annotations=TEXTS),
   spec=_object(
     ['containers'],
     containers=_list(CONTAINER),
@@ -541,6 +549,43 @@ class KubernetesTest(tf.test.TestCase):
     for _, container, _ in self.containers(manifests['tfjob.yaml']):
       self.assertEqual(container['name'], 'tensorflow')  # the training operator looks for it
       self.assertEqual(container['command'], ['python', '-m', 'trainer.run'])
+
+
+DEPLOYMENT = _job(
+  'apps/v1',
+  'Deployment',
+  _object(
+    ['selector', 'template'],
+    replicas=INTEGER,
+    strategy=_object(type={'enum': ['Recreate', 'RollingUpdate']}),
+    selector=_object(matchLabels=TEXTS),
+    template=TEMPLATE,
+  ),
+)
+
+
+class ServingManifestsTest(tf.test.TestCase):
+  def test_they_fit_together(self):
+    text = (LAUNCH / 'kubernetes' / 'serving' / 'serving.yaml').read_text()
+    publisher, scorer, service = yaml.safe_load_all(text)
+    for manifest in (publisher, scorer):
+      jsonschema.validate(manifest, DEPLOYMENT)
+      labels = manifest['spec']['template']['metadata']['labels']
+      self.assertEqual(manifest['spec']['selector']['matchLabels'], labels)
+    self.assertEqual(service['kind'], 'Service')
+    self.assertEqual(service['spec']['selector'], labels)
+    commands = []
+    for manifest in (publisher, scorer):
+      (container,) = manifest['spec']['template']['spec']['containers']
+      commands.append((container['command'][-1], dict(zip(*[iter(container['args'])] * 2))))
+    (_, to), (_, of) = commands
+    self.assertEqual([c for c, _ in commands], ['trainer.publish', 'trainer.serve'])
+    self.assertEqual(to['--to'], of['--store'])
+    (port,) = container['ports']
+    self.assertEqual(service['spec']['ports'][0]['targetPort'], port['name'])
+    for probe in ('startupProbe', 'readinessProbe', 'livenessProbe'):
+      (how,) = [v for k, v in container[probe].items() if k in ('tcpSocket', 'httpGet')]
+      self.assertEqual(how['port'], port['name'])
 
 
 if __name__ == '__main__':

@@ -176,7 +176,7 @@ class App:
     self._samples.inc(request.size)
     for slot, count in scores.unknown.items():
       self._unknown.labels(slot).inc(count)
-    return _json(rest.answer(request, scores.probabilities, version), 200)
+    return _json(rest.answer(request, scores.outputs, version), 200)
 
   async def _status(self, request: Request) -> Response:
     self._check_name(request)

@@ -102,12 +102,28 @@ def _columns(inputs: Any) -> tuple[dict[str, list[Any]], int]:
   return columns, sizes.pop() if sizes else 1
 
 
-def answer(request: Request, probabilities: np.ndarray, version: int) -> bytes:
-  """Returns the body of an answer."""
+def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
+  """Returns the body of an answer; a single output goes without its name.
+
+  Args:
+    request: what it answers.
+    outputs: float32 [B] each, by name.
+    version: of the model.
+  """
   # A float32 in so few digits that it reads back as itself.
-  numbers = ','.join(map('{:.9g}'.format, probabilities.tolist()))
+  texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
+  if len(texts) == 1:
+    (values,) = texts.values()
+    found = f'[{",".join(values)}]'
+  elif request.by_row:
+    names = [json.dumps(name) for name in texts]
+    rows = (','.join(map('{}:{}'.format, names, row)) for row in zip(*texts.values()))
+    found = f'[{",".join(map("{{{}}}".format, rows))}]'
+  else:
+    columns = (f'{json.dumps(name)}:[{",".join(values)}]' for name, values in texts.items())
+    found = f'{{{",".join(columns)}}}'
   kind = 'predictions' if request.by_row else 'outputs'
-  return f'{{"{kind}":[{numbers}],"model_version":"{version}"}}'.encode()
+  return f'{{"{kind}":{found},"model_version":"{version}"}}'.encode()
 
 
 def error(text: str) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from ops.dedupe import DEDUPED_SPEC
+from ops.dedupe import DEDUPED_SPEC, dedupe
 from ops.row_store import Rows
 from ops.tensors import to_tensor
 from trainer import config
@@ -36,7 +36,7 @@ class BadRequest(UserError):
 class Scores(NamedTuple):
   """What a request's samples were given."""
 
-  probabilities: np.ndarray  # float32 [B]
+  outputs: Mapping[str, np.ndarray]  # float32 [B]: probability, or one of each task's name
   unknown: Mapping[str, int]  # slot -> distinct features that have no row
 
 
@@ -59,7 +59,7 @@ class Scorer:
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.slots)
     # Whatever the labels were: a request has none.
-    changes = {'label': _LABEL, 'label_is': 'real', 'label_positive': None}
+    changes = {'label': _LABEL, 'label_is': 'real', 'label_positive': None, 'labels': []}
     changes |= {'weight': None, 'group': None}
     self._cfg = cfg.model_copy(update={'data': cfg.data.model_copy(update=changes)})
     categorical = {s.column or s.name for s in cfg.slots}
@@ -67,7 +67,8 @@ class Scorer:
     self._columns = dict.fromkeys(sorted(categorical), True)
     self._columns |= {c.name: False for c in cfg.data.dense if c.name not in categorical}
     self._aliases = {input_name(name): name for name in self._columns}
-    self._graph = tf.function(self._probabilities, autograph=False).get_concrete_function(
+    self._one = tf.ones([1])  # what each occurrence counts as; nobody reads the counts
+    self._graph = tf.function(self._outputs, autograph=False).get_concrete_function(
       tf.TensorSpec([None], tf.float32, 'values'),
       tf.TensorSpec([None], tf.int32, 'segments'),
       tf.TensorSpec([None, len(cfg.data.dense)], tf.float32, 'dense'),
@@ -77,14 +78,14 @@ class Scorer:
       tf.TensorSpec([None], tf.float32, 'factors'),
     )
 
-  def _probabilities(self, values: Any, segments: Any, dense: Any, *more: Any) -> tf.Tensor:
+  def _outputs(self, values: Any, segments: Any, dense: Any, *more: Any) -> dict[str, tf.Tensor]:
     deduped = type(DEDUPED_SPEC)(*more[: len(DEDUPED_SPEC)])
     offsets, linear, factors = more[len(DEDUPED_SPEC) :]
     size = tf.zeros([tf.shape(dense)[0]])
     batch = SlotBatch(tf.zeros([0], tf.int64), values, segments, dense, size, size, size)
     rows = Rows(tf.zeros([0], tf.int64), offsets, linear, factors)
     inputs = self._embedding.embed(batch, deduped, rows)
-    return self._model.probability(self._model(inputs, training=False))
+    return self._model.predictions(self._model(inputs, training=False))
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
     """Takes the dense variables of an export. Raises: DataLoss where they are of another model."""
@@ -147,21 +148,21 @@ class Scorer:
   def score(self, batch: SlotBatch, look_up: Callable[[np.ndarray], Found]) -> Scores:
     """Scores a batch with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
     tensors = SlotBatch(*map(to_tensor, batch))
-    deduped = self._embedding.dedupe(tensors)
+    deduped = dedupe(tensors.keys, shows=self._one, clicks=self._one)
     keys = deduped.unique.numpy()
     found = look_up(keys)
     offsets = np.zeros([len(keys) + 1], np.int32)
     np.cumsum(found.counts, out=offsets[1:])
-    probabilities = self._graph(
+    outputs = self._graph(
       tensors.values,
       tensors.segments,
       tensors.dense,
       *deduped,
       *map(to_tensor, (offsets, found.linear, found.factors)),
-    ).numpy()
+    )
     slots, counts = np.unique(keys[~found.present] >> HASH_BITS, return_counts=True)
     unknown = {self._slot_names[s]: c for s, c in zip(slots.tolist(), counts.tolist())}
-    return Scores(probabilities, unknown)
+    return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)
 
   def warm_up(self) -> None:
     """Scores blanks, so that the first request does not wait for what TensorFlow does only once."""

@@ -19,6 +19,7 @@ from trainer.reporting import closing
 from trainer.reporting.events import EventLog
 from trainer.reporting.live_line import LiveLine
 from trainer.storage import export
+from trainer.training import gate
 from trainer.training.day_end import end_day, table_counts
 from trainer.training.evaluation import Evaluation
 from trainer.training.inputs import Inputs
@@ -202,7 +203,12 @@ class Job:
       # What dense columns are standardised with follows the first pass, for good.
       self.step.dense.set_dense_stats(dense_stats(cfg.data.dense, prepared.meta['dense']))
     if cfg.train.progressive_validation and progress.batch == 0:
-      self._evaluate_split([prepared], 'next', one.name)
+      values = self._evaluate_split([prepared], 'next', one.name)
+      if cfg.export.gate and self.step.steps:
+        gate.judge(cfg.export.gate, progress, values, gate.presence(cfg, prepared))
+        if progress.withheld:
+          self._write('withheld', reason=progress.withheld, **{'pass': one.name})
+          self._live.show(f'no export after {one.name}: {progress.withheld}', keep=True)
     progress.unvalidated = True
     if not self._train_pass(prepared, action):
       return False
@@ -364,8 +370,10 @@ class Job:
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _export(self, kind: str) -> None:
-    self.step.consolidate()
     progress = self.progress
+    if progress.withheld:  # the next good pass's export has all changes since
+      return
+    self.step.consolidate()
     written = export.write(
       self.cfg,
       kind,

@@ -59,6 +59,8 @@ class Progress:
   closed_day: int | None = None  # the day that ended last
   empty_days: int = 0  # days that ended without a pass
   last_time: float | None = None  # of data.close_day_after_hours: seconds since 1970, of last pass
+  withheld: str | None = None  # why nothing is exported (trainer.training.gate)
+  gate_reference: dict[str, Any] | None = None  # what the next pass is compared with
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
 
 

@@ -1,0 +1,27 @@
+"""launch/online_demo.sh: what is clicked in a pass changes the score that is served."""
+
+import pathlib
+import re
+import subprocess
+
+import tensorflow as tf
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class OnlineTest(tf.test.TestCase):
+  def test_clicks_change_scores(self):
+    done = subprocess.run(
+      ['launch/online_demo.sh', '3'], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    after = [float(x) for x in re.findall(r'pass_\d+ +\w+ +\S+ → ([\d.]+)', done.stdout)]
+    self.assertLen(after, 3, done.stdout)
+    self.assertLess(after[1], after[0] - 0.05)
+    self.assertGreater(after[2], after[1] + 0.05)
+    with open(ROOT / 'build/online/trainer.log', encoding='utf-8') as f:
+      self.assertIn('the state is saved', f.read())
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,77 @@
+"""Withholds exports while what the model predicts of new passes is worse than it used to be.
+
+A pass is judged by its progressive validation, before it is trained on. It is trained on in any
+case. Where it fails, nothing is exported until a later pass is good; the next delta then carries
+the changes of all of them.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from trainer import config
+from trainer.data.prepared import PreparedPass
+from trainer.training.run_state import Progress
+
+# How far a pass moves what the next one is compared with. A drop that lasts is the new normal after
+# some passes, or a lasting change in the log would end the exports for good.
+_RATE = 0.1
+_LOWER_IS_BETTER = ('logloss', 'rmse')
+# A slot is blank where the share of samples that have it falls below this part of what it was.
+_BLANK = 0.1
+_SAMPLES_AT_ONCE = 65536
+
+
+def judge(
+  gate: config.Gate,
+  progress: Progress,
+  values: Mapping[str, float | int | None],
+  present: Mapping[str, float],
+) -> None:
+  """Judges a pass: sets `progress.withheld` to what is wrong with it, or None.
+
+  Args:
+    gate: of the config.
+    progress: of the run; its `gate_reference` follows the passes.
+    values: metrics of the pass before it was trained on.
+    present: of `presence`.
+  """
+  value = values[gate.metric]
+  if value is None or not math.isfinite(value):
+    progress.withheld = f'{gate.metric} is {value}; wanted a finite one'
+    return
+  usual = progress.gate_reference or {'metric': value, 'present': present}
+  for name, share in present.items():
+    if share < _BLANK * usual['present'].get(name, 0):
+      progress.withheld = (
+        f"slot '{name}' is blank: {share:.2%} of the samples have it; wanted about "
+        f'{usual["present"][name]:.2%}'
+      )
+      return
+  wanted = usual['metric']
+  worse = value - wanted if gate.metric in _LOWER_IS_BETTER else wanted - value
+  progress.withheld = None
+  if worse > gate.tolerance:
+    progress.withheld = (
+      f'{gate.metric} is {value:.4f}; wanted {wanted:.4f}, or worse by {gate.tolerance:g} at most'
+    )
+
+  def moved(before: float, now: float) -> float:
+    return before + _RATE * (now - before)
+
+  shares = {name: moved(usual['present'].get(name, now), now) for name, now in present.items()}
+  progress.gate_reference = {'metric': moved(wanted, value), 'present': shares}
+
+
+def presence(cfg: config.Config, prepared: PreparedPass) -> dict[str, float]:
+  """Returns the share of a pass's samples that have a feature in a slot, by slot."""
+  slots = len(cfg.slots)
+  found = np.zeros([slots])
+  for batch in prepared.batches(_SAMPLES_AT_ONCE):
+    if len(batch.segments):
+      found += np.bincount(np.unique(batch.segments) % slots, minlength=slots)
+    else:  # each slot of each sample has exactly one
+      found += len(batch.dense)
+  shares = found / max(prepared.num_samples, 1)
+  return {slot.name: float(share) for slot, share in zip(cfg.slots, shares)}
