@@ -177,7 +177,7 @@ def prepare(shape, seed, cfg, directory):
     ] = own
   os.makedirs(os.path.dirname(directory), exist_ok=True)
   temporary = tempfile.mkdtemp(dir=os.path.dirname(directory))
-  writer = Writer(temporary, shape.slots, shape.dense, weighted=False, grouped=False)
-  writer.add(Parsed(counts, flat, None, dense, label, None, None, None, None, None))
+  writer = Writer(temporary, cfg)
+  writer.add(Parsed(counts, flat, None, dense, label))
   writer.close({'schema': schema(cfg), 'day': None, 'dense': {}})
   os.rename(temporary, directory)

@@ -28,10 +28,10 @@ SLOTS, DENSE = 26, 13
 
 def write(directory, cfg, blank):
   rng = np.random.default_rng(SEED.value)
-  writer = Writer(directory, SLOTS, DENSE, False, False)
+  writer = Writer(directory, cfg)
   for start in range(0, SAMPLES.value, 1 << 17):
     n = min(1 << 17, SAMPLES.value - start)
-    counts = (rng.random([n, SLOTS]) >= blank).astype(np.int64)
+    counts = (rng.random([n, SLOTS]) >= blank).astype(np.int32)
     writer.add(
       Parsed(
         counts,
@@ -39,11 +39,6 @@ def write(directory, cfg, blank):
         None,
         rng.random([n, DENSE], np.float32),
         rng.integers(0, 2, n).astype(np.float32),
-        None,
-        None,
-        None,
-        None,
-        None,
       )
     )
   writer.close({'schema': schema(cfg), 'day': 0})

@@ -118,8 +118,11 @@ class Data(Section):
   watch: str | None = None
   """A directory to follow, with those in it: the pass NAME is ready when NAME.done exists beside
   it, and all passes of a directory when _SUCCESS exists in it (docs/online.md)."""
-  format: Literal['csv', 'parquet', 'prepared'] = 'csv'
-  """Of all these files; prepared: directories that trainer.prepare wrote."""
+  format: (
+    Literal['csv', 'jsonl', 'parquet', 'orc', 'tfrecord', 'libsvm', 'libffm', 'prepared'] | None
+  ) = None
+  """Of all these files; docs/data.md has a table. prepared: directories that trainer.prepare wrote;
+  null: what each file's suffix says, csv where it says nothing."""
   delimiter: str = ','
   """Between the fields of a csv line; a tab is written "\\t"."""
   columns: list[str] | None = None
@@ -145,6 +148,8 @@ class Data(Section):
   """A regular expression that finds the day in a path: one group that holds a whole number or a
   date as 2024-01-31, or three groups of year, month and day. Features age and are evicted at the
   end of each day; null: there are no days."""
+  missing_values: list[str] = []
+  """Texts that stand for a missing value, as NULL and NaN do in some logs; blank always does."""
   max_bad_share: Share = 0.0
   """The share of a pass's records that may be malformed and are left out; above it the pass is
   refused."""

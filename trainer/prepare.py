@@ -28,7 +28,7 @@ SPLIT = flags.DEFINE_enum('split', 'all', ['all', *SPLITS], 'Which files of the 
 def main():
   cfg = config.load(CONFIG.value, SET.value)
   if cfg.data.format == 'prepared':
-    raise UserError("data.format: found 'prepared'; wanted the format of raw files, csv or parquet")
+    raise UserError("data.format: found 'prepared'; wanted the format of raw files")
   from trainer import runtime  # noqa: F401  sets what TensorFlow reads when it is imported
   from trainer.data.conversion import prepare_pass
   from trainer.data.passes import passes

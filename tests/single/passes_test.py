@@ -29,10 +29,13 @@ def make_config(**data):
   tree = {
     'slots': [{'name': f's{i}'} for i in range(SLOTS)],
     'dense': [{'name': f'd{i}'} for i in range(DENSE)],
+    'label_is': 'real',
     'weight': 'w',
     'group': 's0',
   }
-  return config.Config.model_validate({'data': tree | data, 'model': {'interactions': ['linear']}})
+  return config.Config.model_validate(
+    {'data': tree | data, 'model': {'interactions': ['linear'], 'loss': 'squared_error'}}
+  )
 
 
 class PassesTest(tf.test.TestCase):
@@ -160,6 +163,7 @@ class BatchesTest(tf.test.TestCase):
     counts = rng.integers(0, 4, [n, SLOTS]) if ragged else np.ones([n, SLOTS], np.int64)
     keys = np.arange(counts.sum())
     values = rng.random(len(keys)).astype(np.float32) if ragged else None
+    self.values = values  # by key
     dense = rng.random([n, DENSE]).astype(np.float32)
     label, weight, group = (
       (np.arange(n) + 0.25).astype(np.float32),
@@ -168,23 +172,20 @@ class BatchesTest(tf.test.TestCase):
     )
     directory = os.path.join(self.get_temp_dir(), name)
     os.makedirs(directory, exist_ok=True)
-    writer = Writer(directory, SLOTS, DENSE, True, True)
+    writer = Writer(directory, make_config())
     split = n // 3
     ends = np.cumsum(counts.sum(1))
     for lo, hi in ((0, split), (split, n)):
       a, b = (0 if lo == 0 else ends[lo - 1]), (0 if hi == 0 else ends[hi - 1])
       writer.add(
         Parsed(
-          counts[lo:hi],
+          counts[lo:hi].astype(np.int32),
           keys[a:b],
           None if values is None else values[a:b],
           dense[lo:hi],
           label[lo:hi],
           weight[lo:hi],
           group[lo:hi],
-          None,
-          None,
-          None,
         )
       )
     writer.close({'schema': schema(make_config()), 'day': 4})
@@ -240,9 +241,8 @@ class BatchesTest(tf.test.TestCase):
 
   def test_values_travel_with_their_keys(self):
     one, _ = self.write(60, True)
-    stored = np.load(os.path.join(one.path, 'values.npy'))
     for batch in one.batches(16, rank=1, size=3, shuffle=True):
-      self.assertAllEqual(batch.values, stored[batch.keys])
+      self.assertAllEqual(batch.values, self.values[batch.keys])
 
   def test_order_follows_seed_epoch_and_name(self):
     one, _ = self.write(50, False)

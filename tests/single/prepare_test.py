@@ -19,10 +19,11 @@ import tensorflow as tf
 from trainer import config
 from trainer.data import csv_format as csv_reader
 from trainer.data import parquet_format as parquet_reader
+from trainer.data import prepared
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass, prefetch
-from trainer.errors import UserError
+from trainer.errors import BadPass, UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'
@@ -245,7 +246,7 @@ class CsvTest(PrepareTestCase):
     text = 'a,b,click\n' + ''.join(f'{i % 7},{i % 3},{i % 2}\n' for i in range(40))
     with mock.patch.object(csv_reader, 'BLOCK_BYTES', 50):
       _, one = self.prepare(cfg, text)
-    self.assertEqual(list(one.meta['arrays']), ['keys', 'label'])
+    self.assertEqual(list(one.meta['arrays']), ['bases', 'codes', 'keys', 'label'])
     batch = next(one.batches(16))
     self.assertEqual([a.shape for a in batch], [(32,), (0,), (0,), (16, 0), (16,), (16,), (16,)])
     self.assert_equals_oracle(one, oracle(text, cfg)[0])
@@ -256,11 +257,14 @@ class CsvTest(PrepareTestCase):
     regular = ''.join(f'{i % 7},{i % 3},{i % 2}\n' for i in range(40))
     for last in (',x,1', 'x,x:0.5,1', ',,0\n,,1\nx,x:0,1'):
       text = 'a,b,click\n' + regular + last
-      with mock.patch.object(csv_reader, 'BLOCK_BYTES', 50):
+      with (
+        mock.patch.object(csv_reader, 'BLOCK_BYTES', 50),
+        mock.patch.object(prepared, 'CHUNK', 16),
+      ):
         _, one = self.prepare(cfg, text)
-      self.assertIn('splits', one.meta['arrays'])
-      self.assertEqual('values' in one.meta['arrays'], ':' in last)
-      self.assert_equals_oracle(one, oracle(text, cfg)[0])
+        self.assertEqual('splits' in one.meta['arrays'], ',,' in last or last.startswith(','))
+        self.assertEqual('values' in one.meta['arrays'], ':' in last)
+        self.assert_equals_oracle(one, oracle(text, cfg)[0])
 
   def test_all_slots_blank(self):
     cfg = make_config({'slots': [{'name': 'a'}, {'name': 'b'}]})
@@ -305,6 +309,26 @@ class CsvTest(PrepareTestCase):
     self.assertAllEqual(
       next(one.batches(9)).keys, [oracle_key(t, 1 + i % 2) for i, t in enumerate(texts)]
     )
+
+  def test_a_line_is_accepted_whatever_the_others_are(self):
+    cfg = make_config({'slots': [{'name': 'a'}, {'name': 'b'}], 'max_bad_share': 1.0})
+    lines = ['1,2,1', '3,4\r,0', '5,"6,0', '7,8,1', 'x"y,"z,1', '"1\r2",3,1', '9,9,1\r', '"",,0']
+    lines += ['too,few', '"a""b",c"d,0', '"a"b,c,1', '1,2,1\r\r', '\r']
+    accepted = {}
+    for line in lines:
+      _, one = self.prepare(cfg, f'a,b,click\n{line}\n1,1,1\n')
+      accepted[line] = one.num_samples - 1
+    self.assertEqual(sum(accepted.values()), 6)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+      some = [lines[i] for i in rng.integers(len(lines), size=20)]
+      _, one = self.prepare(cfg, 'a,b,click\n' + '\n'.join(some) + '\n1,1,1\n')
+      self.assertEqual(one.num_samples, 1 + sum(accepted[line] for line in some))
+
+  def test_a_long_quoted_field(self):
+    cfg = make_config({'slots': [{'name': 'a'}], 'max_bad_share': 0.5})
+    _, one = self.prepare(cfg, 'a,click\n"' + 'x' * 200_000 + '",1\nopen,"1\n')
+    self.assertAllEqual(next(one.batches(9)).keys, hash_keys(['x' * 200_000], 1))
 
   def test_label_positive(self):
     cfg = make_config(
@@ -399,7 +423,11 @@ class BadInputTest(PrepareTestCase):
         'malformed',
         'malformed record: found an open quote or a stray line end; wanted 5 fields',
       ),
-      ('yes,u,s:1,1,1', 'label', "column 'click': found 'yes'; wanted 0 or 1"),
+      (
+        'yes,u,s:1,1,1',
+        'label',
+        "column 'click': found 'yes'; wanted 0 or 1, or data.label_positive",
+      ),
       ('2,u,s:1,1,1', 'label', "column 'click': found '2'; wanted 0 or 1"),
       (',u,s:1,1,1', 'label', "column 'click': found ''; wanted 0 or 1"),
       (
@@ -463,8 +491,20 @@ class BadInputTest(PrepareTestCase):
         prepare_pass(cfg, self.write('day.csv', content), self.path('out'))
     with self.assertRaisesRegex(UserError, 'nothing.csv: no such file'):
       prepare_pass(cfg, self.path('nothing.csv'), self.path('out'))
-    with self.assertRaisesRegex(UserError, 'found a directory; wanted a file'):
-      prepare_pass(cfg, self.get_temp_dir(), self.path('out'))
+    os.mkdir(self.path('empty'))
+    with self.assertRaisesRegex(BadPass, 'the directory holds no files; wanted part files'):
+      prepare_pass(cfg, self.path('empty'), self.path('out'))
+    for content, message in (
+      ('click,user\r1,u\r0,v\r', 'found lines that end in CR; wanted LF or CRLF'),
+      ('"click,user\n1,u\n', ':1: found an open quote or a stray line end in the first line'),
+      (b'PAR1' + bytes(100), 'found a Parquet file; wanted text, or data.format: parquet'),
+      (gzip.compress(b'a'), 'found gzip-compressed data; wanted text, or the suffix .gz'),
+      ('click;user;topics;price;w\n1;u;;;1\n', ":1: the first line has one field by .*';'"),
+      ('1,5,s,2,1\n', ":1: no column 'click'.* looks like a record, .* or data.columns"),
+      ('Click,user,topics,price,w\n', ":1: no column 'click' .*; the nearest is 'Click'"),
+    ):
+      with self.assertRaisesRegex(UserError, 'day.csv(: )?' + message):
+        prepare_pass(cfg, self.write('day.csv', content), self.path('out'))
     with self.assertRaisesRegex(UserError, r'day.csv.gz: cannot be read'):
       prepare_pass(cfg, self.write('day.csv.gz', 'no gzip'), self.path('out'))
     with (
@@ -478,6 +518,7 @@ class BadInputTest(PrepareTestCase):
     raw = self.write('day.csv', self.GOOD)
     for change, message in (
       ({'delimiter': ',,'}, "data.delimiter: found ',,'; wanted one ASCII character"),
+      ({'delimiter': '\\t'}, 'a tab is written "\\\\t" in double quotes'),
       ({'label_positive': '('}, r"data.label_positive: found '\('; wanted a regular expression"),
       ({'label_positive': 'x', 'label_is': 'real'}, "wanted data.label_is 'binary'"),
       ({'columns': ['click', 'user']}, "data.columns: no column 'w'"),
@@ -573,17 +614,40 @@ class PreparedTest(PrepareTestCase):
     self.prepare(make_config(self.CONFIG), 'click,user,item,x\n1,u,i,1\n0,u,,1\n')
     with self.assertRaisesRegex(UserError, 'not a prepared pass, it holds no meta.json'):
       PreparedPass(self.get_temp_dir())
-    os.truncate(self.path('out', 'splits.npy'), 140)
-    with self.assertRaisesRegex(
-      UserError, r'splits.npy: cannot be read .*; prepare the pass again'
+    for damage, message in (
+      (lambda f: os.truncate(f, 130), r'splits.npy: has 130 bytes; wanted 1\d\d; prepare the pass'),
+      (os.remove, r'splits.npy: cannot be read \(.*; prepare the pass again'),
     ):
-      PreparedPass(self.path('out'))
-    os.remove(self.path('out', 'splits.npy'))
-    with self.assertRaisesRegex(UserError, 'splits.npy: cannot be read'):
-      PreparedPass(self.path('out'))
-    np.save(self.path('out', 'splits.npy'), np.zeros([3], np.int64))
-    with self.assertRaisesRegex(UserError, r'splits.npy: found shape \[3\]; wanted \[5\]'):
-      PreparedPass(self.path('out'))
+      damage(self.path('out', 'splits.npy'))
+      with self.assertRaisesRegex(BadPass, message):
+        PreparedPass(self.path('out'))
+
+  def test_no_flipped_bit_is_trained_on(self):
+    cfg = make_config(self.CONFIG | {'group': 'user', 'weight': 'x'})
+    self.prepare(cfg, 'click,user,item,x\n' + '1,u,i,1\n0,u,,1\n0,v,w,2\n' * 9)
+    wanted = next(PreparedPass(self.path('out')).batches(99))
+    rng = np.random.default_rng(0)
+    names = sorted(os.listdir(self.path('out')))
+    self.assertLen(names, 8)
+    refused = 0
+    for i in range(300):
+      file = self.path('out', names[i % len(names)])
+      with open(file, 'rb') as f:
+        good = bytearray(f.read())
+      bad = bytearray(good)
+      bad[rng.integers(len(bad))] ^= 1 << rng.integers(8)
+      with open(file, 'wb') as f:
+        f.write(bad)
+      try:
+        found = next(PreparedPass(self.path('out'), cfg).batches(99))
+        for a, b in zip(found, wanted):
+          self.assertAllEqual(a, b)  # the bit was of a header, which is not read
+      except UserError as e:
+        refused += 1
+        self.assertNotIn('\n', str(e))
+      with open(file, 'wb') as f:
+        f.write(good)
+    self.assertGreater(refused, 100)
 
   def test_pass_without_samples(self):
     meta, one = self.prepare(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 
 class Malformed(NamedTuple):
@@ -18,7 +19,7 @@ class Malformed(NamedTuple):
 class Block(NamedTuple):
   """n records, column by column."""
 
-  columns: dict  # name -> pyarrow.Array of n
-  lines: np.ndarray  # int64 [n], from 1: the line of a text file, the row of a Parquet file
+  columns: dict[str, pa.Array]  # of n each; lists and maps hold several features
+  lines: np.ndarray  # int64 [n], from 1: the line of a text file, the record of another
   text: Callable[[int], str]  # the raw record of row i
-  malformed: list  # of Malformed
+  malformed: list[Malformed]

@@ -3,32 +3,82 @@
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import numpy as np
+import pyarrow as pa
 from absl import logging
 
-from trainer.data import csv_format as csv_format
-from trainer.data import parquet_format as parquet_format
-from trainer.data.parse import MAX_EXAMPLES, merge_stats, parse
+from trainer import config
+from trainer.data import (
+  csv_format,
+  parquet_format,
+)
+from trainer.data.block import Block
+from trainer.data.log_files import CODECS, LogFile, files_of, is_remote, partition_columns
+from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.passes import pass_day
 from trainer.data.prepared import META, Writer, read_meta
 from trainer.data.schema import reading, schema, wanted_columns
-from trainer.errors import UserError, plain_errors
+from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, sync_directory
 
-READERS = {'csv': csv_format.blocks, 'parquet': parquet_format.blocks}
+# What each format is read by: blocks(path, data, wanted) as csv_format has it.
+READERS = {
+  'csv': csv_format.blocks,
+  'parquet': parquet_format.blocks,
+}
+SUFFIXES = {
+  '.parquet': 'parquet',
+  '.pq': 'parquet',
+}
 THREADS = 2  # that parse; reading and writing go on beside them
 
 
-def _parsed(cfg, raw_path):
-  """Yields the file's blocks parsed, in order, a few at a time in memory."""
+def format_of(data: config.Data, path: str) -> str:
+  """The format of a raw file: data.format, or else what its suffix says, or else csv."""
+  if data.format is not None:
+    return data.format
+  stem, suffix = os.path.splitext(path.lower())
+  if suffix in CODECS:
+    suffix = os.path.splitext(stem)[1]
+  return SUFFIXES.get(suffix, 'csv')
+
+
+def _with_partitions(block: Block, partitions: dict[str, str]) -> Block:
+  """A block with columns that hold the same text in all records."""
+  n = len(block.lines)
+  columns = {
+    name: pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n), [text])
+    for name, text in partitions.items()
+  }
+  return block._replace(columns=block.columns | columns)
+
+
+def raw_blocks(
+  cfg: config.Config, file: LogFile, wanted: dict[str, str]
+) -> Iterator[Callable[[], Block]]:
+  """The blocks of a raw file, with the partition columns that its path has among `wanted`."""
+  partitions = {k: v for k, v in partition_columns(file.path).items() if k in wanted}
+  inside = {k: v for k, v in wanted.items() if k not in partitions}
+  if file.bytes == 0:
+    raise BadPass(f'{file.path}: the file is empty; wanted records')
+  for read in READERS[format_of(cfg.data, file.path)](file.path, cfg.data, inside):
+    if partitions:
+      read = functools.partial(lambda read: _with_partitions(read(), partitions), read)
+    yield read
+
+
+def parsed_blocks(cfg: config.Config, file: LogFile, wanted: dict[str, str]) -> Iterator[Parsed]:
+  """Yields a file's blocks parsed, in order, a few at a time in memory."""
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   try:
     waiting = collections.deque()
-    for read in READERS[cfg.data.format](raw_path, cfg.data, wanted_columns(cfg)):
+    for read in raw_blocks(cfg, file, wanted):
       waiting.append(pool.submit(lambda read=read: parse(cfg, read())))
       if len(waiting) > THREADS:
         yield waiting.popleft().result()
@@ -38,15 +88,8 @@ def _parsed(cfg, raw_path):
     pool.shutdown(cancel_futures=True)
 
 
-def _check(cfg, raw_path):
+def _check(cfg: config.Config) -> None:
   data = cfg.data
-  if not os.path.isfile(raw_path):
-    raise UserError(
-      f'{raw_path}: '
-      + ('found a directory; wanted a file' if os.path.isdir(raw_path) else 'no such file')
-    )
-  if os.path.getsize(raw_path) == 0:
-    raise UserError(f'{raw_path}: the file is empty; wanted records')
   if data.label_positive is not None:
     if data.label_is == 'real':
       raise UserError(
@@ -60,33 +103,76 @@ def _check(cfg, raw_path):
       ) from None
 
 
-def prepare_pass(cfg, raw_path, out_dir):
-  """Converts one raw pass into the directory `out_dir`, unless it was already, from this very file
-  (size, time) with an equal schema.
+class BadRecords:
+  """Counts the records of a pass that are dropped, and says when they are too many.
+
+  Args:
+    path: of the pass.
+    max_share: `data.max_bad_share`.
+  """
+
+  def __init__(self, path: str, max_share: float):
+    self._path, self._max_share = path, max_share
+    self.kinds, self.examples = collections.Counter(), []
+
+  def add(self, file: LogFile, parsed: Parsed) -> None:
+    """Counts those of a block."""
+    self.kinds.update(parsed.bad)
+    room = MAX_EXAMPLES - len(self.examples)
+    self.examples += [{'path': file.path, **e} for e in parsed.examples[:room]]
+
+  def check(self, samples: int) -> dict[str, Any]:
+    """Returns what meta.json says of them.
+
+    Raises:
+      BadPass: where there are no records, or too many bad ones.
+    """
+    bad, total = self.kinds.total(), samples + self.kinds.total()
+    if not total:
+      raise BadPass(f'{self._path}: found no records; wanted at least one')
+    if bad:
+      first = '{path}:{line}: {what}: found {found}; wanted {wanted}'.format(**self.examples[0])
+      if bad > self._max_share * total:
+        raise BadPass(
+          f'{first}; {bad} of {total} records are bad, data.max_bad_share allows '
+          f'{self._max_share:g} of them'
+        )
+      kinds = ', '.join(f'{k} {v}' for k, v in self.kinds.items())
+      logging.warning('%s; dropped %d bad of %d records (%s)', first, bad, total, kinds)
+    return {'records': bad, 'of': total, 'kinds': dict(self.kinds), 'examples': self.examples}
+
+
+def prepare_pass(cfg: config.Config, raw_path: str, out_dir: str) -> dict[str, Any]:
+  """Converts one raw pass, a file or a directory of files, into the directory `out_dir`, unless it
+  was already, from these very files (size, time) with an equal schema.
 
   Bounded memory. Written beside `out_dir` under a temporary name, synced, then renamed.
 
-  Returns: the pass's meta.json as a dict.
-  Raises: UserError where the file is missing, empty, lacks a column, or more than
-    data.max_bad_share of its records are bad.
-    Fewer are dropped, with a warning.
+  Returns:
+    The pass's meta.json.
+  Raises:
+    BadPass: where the pass is empty, damaged, or more than data.max_bad_share of its records are
+      bad. Fewer are dropped, with a warning.
+    UserError: where there is no such file, or it lacks a column.
   """
-  _check(cfg, raw_path)
-  stat = os.stat(raw_path)
+  _check(cfg)
+  files = files_of(raw_path)
   meta = {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,
     'reading': reading(cfg),
     'source': {
-      'path': os.path.abspath(raw_path),
-      'bytes': stat.st_size,
-      'mtime_ns': stat.st_mtime_ns,
+      'path': raw_path if is_remote(raw_path) else os.path.abspath(raw_path),
+      'files': len(files),
+      'bytes': sum(f.bytes for f in files),
+      'mtime_ns': max(f.mtime_ns for f in files),
     },
   }
   if os.path.exists(os.path.join(out_dir, META)):
-    done = read_meta(out_dir)
-    if all(done.get(k) == v for k, v in meta.items()):
-      return done
+    with contextlib.suppress(BadPass):  # a damaged one is written again
+      done = read_meta(out_dir)
+      if all(done.get(k) == v for k, v in meta.items()):
+        return done
   out_dir = os.path.normpath(out_dir)
   temporary = f'{out_dir}{UNFINISHED}{os.getpid()}'
   shutil.rmtree(temporary, ignore_errors=True)
@@ -94,43 +180,13 @@ def prepare_pass(cfg, raw_path, out_dir):
     stack.enter_context(plain_errors(f'preparing {raw_path}'))
     os.makedirs(temporary)
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-    data = cfg.data
-    writer = Writer(
-      temporary,
-      len(cfg.slots),
-      len(data.dense),
-      data.weight is not None,
-      data.group is not None,
-      len(cfg.labels),
-    )
-    bad, examples, stats = collections.Counter(), [], np.zeros([len(data.dense), 3])
-    for parsed in _parsed(cfg, raw_path):
-      writer.add(parsed)
-      stats = merge_stats(stats, parsed.stats)
-      bad.update(parsed.bad)
-      examples = (examples + parsed.examples)[:MAX_EXAMPLES]
-    num_bad, total = bad.total(), writer.samples + bad.total()
-    if not total:
-      raise UserError(f'{raw_path}: found no records; wanted at least one')
-    if num_bad:
-      first = '{}:{line}: {what}: found {found}; wanted {wanted}'.format(raw_path, **examples[0])
-      if num_bad > data.max_bad_share * total:
-        raise UserError(
-          f'{first}; {num_bad} of {total} records are bad, data.max_bad_share allows '
-          f'{data.max_bad_share:g} of them'
-        )
-      logging.warning(
-        '%s; dropped %d bad of %d records (%s)',
-        first,
-        num_bad,
-        total,
-        ', '.join(f'{k} {v}' for k, v in bad.items()),
-      )
-    meta |= {
-      'dense': {c.name: row for c, row in zip(data.dense, stats.tolist())},
-      'bad': {'records': num_bad, 'of': total, 'kinds': dict(bad), 'examples': examples},
-    }
-    writer.close(meta)
+    writer, wanted = Writer(temporary, cfg), wanted_columns(cfg)
+    bad = BadRecords(raw_path, cfg.data.max_bad_share)
+    for file in files:
+      for parsed in parsed_blocks(cfg, file, wanted):
+        writer.add(parsed)
+        bad.add(file, parsed)
+    writer.close(meta | {'bad': bad.check(writer.samples)})
     sync_directory(temporary)
     shutil.rmtree(out_dir, ignore_errors=True)
     os.rename(temporary, out_dir)

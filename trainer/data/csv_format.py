@@ -1,127 +1,161 @@
-"""Delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2).
+"""Delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
 
 A record is a line, ended by LF or CRLF (or the file's end); quoted fields ("a,b", "" for a quote)
-hold no line ends. Blank lines
-are skipped.
+hold no line ends. Blank lines are skipped. Whether a line is accepted depends on that line alone.
 """
 
 import csv
 import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from trainer import config
 from trainer.data.block import Block, Malformed
+from trainer.data.log_files import raw_blocks
 from trainer.data.schema import check_columns
-from trainer.errors import UserError
+from trainer.errors import BadPass, UserError
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 64 << 20
+OTHER_DELIMITERS = b'\t;|,'
+
+csv.field_size_limit(MAX_LINE_BYTES + BLOCK_BYTES)
 
 
-def _fields(line, delimiter):
-  """Fields (bytes) of one line without its end, or None where a quote stays open or a stray CR
-  splits the line.
-  """
-  if b'"' not in line and b'\r' not in line:
+def _fields(line: bytes, delimiter: bytes) -> list[bytes] | None:
+  """Fields of one line without its end, or None where a quote stays open or a CR splits it."""
+  if b'\r' in line:
+    return None
+  if b'"' not in line:
     return line.split(delimiter)
   # With a line of its own behind it: an open quote would swallow that one.
-  rows = (
-    list(csv.reader([line.decode('latin-1') + '\n', 'x'], delimiter=delimiter.decode('latin-1')))
-    if b'\r' not in line
-    else []
+  rows = list(
+    csv.reader([line.decode('latin-1') + '\n', 'x'], delimiter=delimiter.decode('latin-1'))
   )
   return [f.encode('latin-1') for f in rows[0]] if len(rows) == 2 else None
 
 
-def _to_arrow(raw, names, wanted, delimiter):
-  """Parses whole lines. Returns: table of binary columns. Raises: pa.ArrowInvalid."""
+def _to_arrow(
+  raw: bytes, names: Sequence[str], wanted: Sequence[str], delimiter: bytes
+) -> tuple[dict[str, pa.Array], int]:
+  """Parses whole lines that end in LF and hold no CR.
+
+  Returns:
+    Binary columns, and the number of rows; fewer than lines where a line is blank or an open quote
+    swallows the next.
+  Raises:
+    pa.ArrowInvalid: where a line has another number of fields.
+  """
+  quoted = b'"' in raw
+  if quoted:  # a line of our own at the end, so that an open quote before it is noticed
+    raw += delimiter * (len(names) - 1) + b'x\n'
   index = [str(names.index(w)) for w in wanted]
   table = pa.csv.read_csv(
     pa.BufferReader(raw),
     read_options=pa.csv.ReadOptions(
       column_names=[str(i) for i in range(len(names))], use_threads=False, block_size=len(raw) + 1
     ),
-    parse_options=pa.csv.ParseOptions(delimiter=delimiter.decode()),
+    parse_options=pa.csv.ParseOptions(
+      delimiter=delimiter.decode(), quote_char='"' if quoted else False
+    ),
     convert_options=pa.csv.ConvertOptions(
       column_types={i: pa.binary() for i in index}, include_columns=index, strings_can_be_null=False
     ),
   )
+  table = table.slice(0, table.num_rows - quoted)
   return {w: table.column(i).combine_chunks() for w, i in zip(wanted, index)}, table.num_rows
 
 
-def _block(path, raw, first_line, names, wanted, delimiter):
+def _block(
+  path: str,
+  raw: bytes,
+  first_line: int,
+  names: Sequence[str],
+  wanted: Sequence[str],
+  delimiter: bytes,
+) -> Block:
   """Returns the Block of `raw`, lines that all end in LF, the first of which is line `first_line`
   of the file.
   """
 
-  def line_text(line):
-    return (
-      raw.split(b'\n', line - first_line + 1)[line - first_line]
-      .rstrip(b'\r')
-      .decode(errors='replace')
-    )
+  def line_text(line: int) -> str:
+    text = raw.split(b'\n', line - first_line + 1)[line - first_line]
+    return text.removesuffix(b'\r').decode(errors='replace')
 
-  try:
-    columns, rows = _to_arrow(raw, names, wanted, delimiter)
-    lines = first_line + np.arange(rows)
-    malformed = []
-    regular = rows == raw.count(b'\n')
-  except pa.ArrowInvalid:
-    regular = False
-  # a blank line, a malformed record, or an open quote that swallowed the next lines: look at each
-  # line
-  if not regular:
-    good, lines, malformed = [], [], []
-    for number, line in enumerate(raw.split(b'\n')[:-1], first_line):
-      line = line.rstrip(b'\r')
-      if not line:
-        continue
-      fields = _fields(line, delimiter)
-      if fields is not None and len(fields) == len(names):
-        good.append(line)
-        lines.append(number)
-      else:
-        found = 'an open quote or a stray line end' if fields is None else f'{len(fields)} fields'
-        malformed.append(
-          Malformed(number, found, f'{len(names)} fields', line.decode(errors='replace'))
-        )
-    lines = np.array(lines, np.int64)
+  clean = raw
+  if b'\r' in raw:
+    clean = raw.replace(b'\r\n', b'\n')
+  if b'\r' not in clean:
     try:
-      columns, rows = {w: pa.array([], pa.binary()) for w in wanted}, 0
-      if good:
-        columns, rows = _to_arrow(b'\n'.join(good) + b'\n', names, wanted, delimiter)
+      columns, rows = _to_arrow(clean, names, wanted, delimiter)
+      # An open quote swallows the end of its line. Nothing makes two rows of one line: where their
+      # numbers agree, each row is a line.
+      if rows == clean.count(b'\n'):
+        lines = first_line + np.arange(rows)
+        return Block(columns, lines, lambda i: line_text(lines[i]), [])
     except pa.ArrowInvalid:
-      rows = None
+      pass
+  # A blank line, a malformed one, or an open quote: look at each line by itself.
+  good, lines, malformed = [], [], []
+  for number, line in enumerate(raw.split(b'\n')[:-1], first_line):
+    line = line.removesuffix(b'\r')
+    if not line:
+      continue
+    fields = _fields(line, delimiter)
+    if fields is not None and len(fields) == len(names):
+      good.append(line)
+      lines.append(number)
+    else:
+      found = 'an open quote or a stray line end' if fields is None else f'{len(fields)} fields'
+      malformed.append(
+        Malformed(number, found, f'{len(names)} fields', line.decode(errors='replace'))
+      )
+  columns = {w: pa.array([], pa.binary()) for w in wanted}
+  if good:
+    columns, rows = _to_arrow(b'\n'.join(good) + b'\n', names, wanted, delimiter)
     if rows != len(good):
-      raise UserError(
-        f'{path}: lines {first_line} to {number}: found quotes that do not pair up; wanted '
+      raise BadPass(
+        f'{path}: lines {first_line} to {number}: found {rows} rows in {len(good)} lines; wanted '
         'delimited text'
       )
+  lines = np.array(lines, np.int64)
   return Block(columns, lines, lambda i: line_text(lines[i]), malformed)
 
 
-def _raw_blocks(path):
-  """Yields bytes of whole lines, each of which ends in LF."""
-  with pa.input_stream(path, compression='detect') as f:
-    rest = f.read(3)
-    rest = b'' if rest == b'\xef\xbb\xbf' else rest  # a byte order mark
-    while chunk := f.read(BLOCK_BYTES):
-      cut = chunk.rfind(b'\n') + 1
-      if cut:
-        yield rest + chunk[:cut]
-        rest = chunk[cut:]
-      else:
-        rest += chunk
-        if len(rest) > MAX_LINE_BYTES:
-          raise UserError(f'{path}: found no line end in {len(rest)} bytes; wanted delimited text')
-    if rest:
-      # Short files and the last line; the end of file ends a line too.
-      yield rest if rest.endswith(b'\n') else rest + b'\n'
+def _is_no_name(text: str) -> bool:
+  """Whether a text is blank or a number, as the fields of records are."""
+  try:
+    return not text or float(text) is not None
+  except ValueError:
+    return False
 
 
-def blocks(path, data, wanted):
+def _check_header(
+  path: str, line: bytes, names: Sequence[str], wanted: dict[str, str], delimiter: bytes
+) -> None:
+  """Raises UserError where the first line lacks a wanted column, with what is likely meant."""
+  missing = [w for w in wanted if w not in names]
+  if missing and len(names) == 1:
+    counts = {d: line.count(bytes([d])) for d in OTHER_DELIMITERS if bytes([d]) != delimiter}
+    best = max(counts, key=lambda d: counts[d])
+    if counts[best]:
+      shown = '"\\t"' if best == ord('\t') else f"'{chr(best)}'"
+      raise UserError(
+        f'{path}:1: the first line has one field by data.delimiter {delimiter.decode()!r} and '
+        f'{counts[best] + 1} by {shown}; wanted data.delimiter: {shown}'
+      )
+  if missing and len(missing) == len(wanted) and any(_is_no_name(n) for n in names):
+    raise UserError(
+      f"{path}:1: no column '{missing[0]}' ({wanted[missing[0]]}); the first line looks like a "
+      f'record, it begins with {names[0][:40]!r}; wanted a line of names, or data.columns'
+    )
+  check_columns(f'{path}:1', names, wanted)
+
+
+def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
   """Reads a text file in blocks of bounded size.
 
   Args:
@@ -129,30 +163,38 @@ def blocks(path, data, wanted):
     data: `Config.data`. With `columns` the file needs no header; a first line that repeats them is
       skipped.
     wanted: column -> the config key that asks for it.
-  Yields: functions without arguments that return one Block each, in file order; they may run in
+  Yields:
+    Functions without arguments that return one Block each, in file order; they may run in
     parallel.
-  Raises: UserError where the file is missing, empty or no text, or lacks a wanted column.
+  Raises:
+    BadPass: where the file is no text or is damaged.
+    UserError: where it lacks a wanted column.
   """
   delimiter = data.delimiter.encode()
-  if len(delimiter) != 1:
-    raise UserError(f'data.delimiter: found {data.delimiter!r}; wanted one ASCII character')
+  if len(delimiter) != 1 or delimiter in b'"\r\n':
+    hint = '; a tab is written "\\t" in double quotes' if data.delimiter == '\\t' else ''
+    raise UserError(
+      f'data.delimiter: found {data.delimiter!r}; wanted one ASCII character, no quote and no line '
+      f'end{hint}'
+    )
   names, line = data.columns, 1
   if names is not None:
     check_columns('data.columns', names, wanted)
-  try:
-    for raw in _raw_blocks(path):
-      if line == 1:
-        end = raw.index(b'\n') + 1
-        first = [
-          f.decode(errors='replace').strip()
-          for f in _fields(raw[:end].rstrip(b'\r\n'), delimiter) or ['']
-        ]
-        if names is None or first == names:
-          if names is None:
-            check_columns(f'{path}:1', first, wanted)
-          names, raw, line = first, raw[end:], 2
-      if raw:
-        yield functools.partial(_block, path, raw, line, names, list(wanted), delimiter)
-      line += raw.count(b'\n')
-  except (OSError, pa.ArrowInvalid) as e:
-    raise UserError(f'{path}: cannot be read: {e}') from None
+  for raw in raw_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+    if line == 1:
+      end = raw.index(b'\n') + 1
+      header = raw[:end].removesuffix(b'\n').removesuffix(b'\r')
+      fields = _fields(header, delimiter)
+      if fields is None and names is None:
+        raise BadPass(
+          f'{path}:1: found an open quote or a stray line end in the first line; wanted the names '
+          'of the columns'
+        )
+      first = [f.decode(errors='replace').strip() for f in fields or []]
+      if names is None or first == names:
+        if names is None:
+          _check_header(path, header, first, wanted, delimiter)
+        names, raw, line = first, raw[end:], 2
+    if raw:
+      yield functools.partial(_block, path, raw, line, names, list(wanted), delimiter)
+    line += raw.count(b'\n')

@@ -1,37 +1,53 @@
-"""Parquet files. Slots may be strings, integers, booleans, or lists of them."""
+"""Parquet files. Slots may be strings, integers, booleans, decimals, dates, lists of them, or maps
+from them to numbers; columns may be dictionary-encoded.
+"""
 
 import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from trainer import config
 from trainer.data.block import Block
+from trainer.data.log_files import first_line, open_file
 from trainer.data.schema import check_columns
-from trainer.errors import UserError
+from trainer.errors import BadPass
 
 BLOCK_ROWS = 65536
 
 
-def _block(batch, first_row):
-  columns = dict(zip(batch.schema.names, batch.columns))
+def record_block(batch: pa.RecordBatch, first_row: int) -> Block:
+  """A Block of the records of a batch, the first of which is record `first_row` of the file."""
   return Block(
-    columns,
+    dict(zip(batch.schema.names, batch.columns)),
     first_row + np.arange(batch.num_rows),
     lambda i: str(batch.slice(i, 1).to_pylist()[0]),
     [],
   )
 
 
-def blocks(path, data, wanted):
-  """As `csv_reader.blocks`; a line is a row, from 1."""
+def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
+  """As `csv_format.blocks`; a line is a record, from 1."""
   del data
   try:
-    with pa.parquet.ParquetFile(path, memory_map=True) as f:
-      check_columns(path, f.schema_arrow.names, wanted)
+    with open_file(path) as f, pa.parquet.ParquetFile(f, page_checksum_verification=True) as table:
+      names = table.schema_arrow.names
+      check_columns(path, names, wanted)
+      # Repeated texts need be hashed once only.
+      texts = [
+        n
+        for n in wanted
+        if pa.types.is_string(t := table.schema_arrow.field(n).type) or pa.types.is_binary(t)
+      ]
+    with (
+      open_file(path) as f,
+      pa.parquet.ParquetFile(f, read_dictionary=texts, page_checksum_verification=True) as table,
+    ):
       row = 1
-      for batch in f.iter_batches(BLOCK_ROWS, columns=list(wanted), use_threads=False):
-        yield functools.partial(_block, batch, row)
+      for batch in table.iter_batches(BLOCK_ROWS, columns=list(wanted), use_threads=False):
+        yield functools.partial(record_block, batch, row)
         row += batch.num_rows
-  except (OSError, pa.ArrowInvalid) as e:
-    raise UserError(f'{path}: not a Parquet file that can be read: {e}') from None
+  except (OSError, pa.ArrowException) as e:
+    raise BadPass(f'{path}: not a Parquet file that can be read: {first_line(e)}') from None

@@ -5,23 +5,26 @@ Shapes: n records, F slots, nnz features, Dn dense columns, u distinct texts of 
 
 import collections
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.features import has_log1p, hash_keys
+from ops.keys import NO_FEATURE, integer_keys, text_keys
+from trainer import config
+from trainer.data.block import Block
 from trainer.errors import UserError
 
 MAX_EXAMPLES = 10
 MAX_TEXT = 200
+BLANK_GROUP = 0x16A3B2F90404F  # farmhash64 of no text, mod 2^52: a group of its own
 
 
-def ranges(starts, counts):
-  """The integers of [starts[i], starts[i] + counts[i]) for every i, one after another:
-
-  int64 [Σ counts].
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """The integers of [starts[i], starts[i] + counts[i]) for every i, one after another: int64
+  [Σ counts].
   """
   ends = np.cumsum(counts)
   return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
@@ -30,91 +33,206 @@ def ranges(starts, counts):
 class Parsed(NamedTuple):
   """The good records of a block, n of them, and what was wrong with the others."""
 
-  counts: np.ndarray  # int64 [n, F], features in each slot
+  counts: np.ndarray | None  # int32 [n, F], features in each slot; None where each has one
   keys: np.ndarray  # int64 [nnz], a sample's slots one after another
   values: np.ndarray | None  # float32 [nnz]; None where all are 1
   dense: np.ndarray  # float32 [n, Dn], NaN where missing
   label: np.ndarray  # float32 [n]; of several tasks [n, T], NaN where blank
-  weight: np.ndarray | None  # float32 [n]
-  group: np.ndarray | None  # int64 [n]
-  # float64 [Dn, 3]: count, mean, M2 of the dense values present, after log1p where the transform
-  # has it
-  stats: np.ndarray
-  bad: collections.Counter  # kind -> records dropped for it
-  examples: list  # of `_example`: the first of the block
+  weight: np.ndarray | None = None  # float32 [n]
+  group: np.ndarray | None = None  # int64 [n]
+  bad: collections.Counter = collections.Counter()  # kind -> records dropped for it
+  examples: list[dict[str, Any]] = []  # of `_example`: the first of the block
 
 
-def _as_text(array, column):
-  """string array, nulls kept. Raises: UserError where the type has no text of its own."""
+def _is_list(t: pa.DataType) -> bool:
+  return pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t)
+
+
+def _is_text(t: pa.DataType) -> bool:
+  return (
+    pa.types.is_string(t)
+    or pa.types.is_binary(t)
+    or pa.types.is_large_string(t)
+    or pa.types.is_large_binary(t)
+  )
+
+
+def _as_text(array: pa.Array, column: str) -> pa.Array:
+  """A string array, nulls kept. Raises: UserError where the type has no text of its own."""
   t = array.type
   if pa.types.is_dictionary(t):
     array, t = array.dictionary_decode(), t.value_type
+  # The bytes are hashed as they are; nobody checks that they are UTF-8.
   if pa.types.is_binary(t):
-    return array.view(
-      pa.string()
-    )  # the bytes are hashed as they are; nobody checks that they are UTF-8
+    return array.view(pa.string())
   if pa.types.is_large_binary(t):
     return array.cast(pa.binary()).view(pa.string())
   if not (
-    pa.types.is_string(t)
-    or pa.types.is_large_string(t)
+    _is_text(t)
     or pa.types.is_integer(t)
     or pa.types.is_boolean(t)
+    or pa.types.is_decimal(t)
+    or pa.types.is_temporal(t)
     or pa.types.is_null(t)
   ):
     raise UserError(f"column '{column}': found values of type {t}; wanted strings or integers")
   return array.cast(pa.string())
 
 
-def _hash(texts, slot_id):
-  """int64 keys of a string array without nulls; each distinct text is hashed once."""
-  encoded = texts.dictionary_encode()
-  distinct = encoded.dictionary.view(pa.binary()).to_numpy(zero_copy_only=False)
-  return hash_keys(distinct if len(distinct) else np.zeros([0], 'S1'), slot_id).numpy()[
-    encoded.indices.to_numpy()
-  ]
+def _text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+  """The bytes of a string array and the offsets of its texts in them."""
+  n = len(texts)
+  _, offsets, data = texts.buffers()
+  if not n or offsets is None:
+    return np.zeros([0], np.uint8), np.zeros([n + 1], np.int32)
+  offsets = np.frombuffer(offsets, np.int32, n + 1, 4 * texts.offset)
+  first, last = int(offsets[0]), int(offsets[-1])
+  data = np.zeros([0], np.uint8) if last == first else np.frombuffer(data, np.uint8, last)[first:]
+  return data, offsets - offsets[0]
 
 
-def _trim(texts):
+class _Keys:
+  """Keys of one slot's features; texts that stand for a missing value have none.
+
+  Args:
+    slot_id: in the top bits of the keys.
+    missing_values: `data.missing_values`.
+    column: for messages.
+  """
+
+  def __init__(self, slot_id: int, missing_values: Sequence[str], column: str):
+    self._slot_id, self._column = slot_id, column
+    markers = pa.array([m for m in missing_values if m.strip()], pa.string())
+    self._markers = text_keys(*_text_buffers(markers), slot_id) if len(markers) else None
+
+  def __call__(self, array: pa.Array) -> np.ndarray:
+    """int64 [n], NO_FEATURE where the value is blank or missing."""
+    t = array.type
+    if pa.types.is_dictionary(t):
+      distinct = np.append(self(array.dictionary), NO_FEATURE)
+      indices = array.indices
+      if indices.null_count:
+        indices = indices.fill_null(len(distinct) - 1)
+      return distinct[indices.to_numpy()]
+    if pa.types.is_integer(t) and t != pa.uint64():
+      values = array.fill_null(0) if array.null_count else array
+      keys = integer_keys(values.cast(pa.int64()).to_numpy(), self._slot_id)
+    else:
+      texts = _as_text(array, self._column)
+      if pa.types.is_large_string(texts.type):
+        texts = texts.cast(pa.string())
+      keys = text_keys(*_text_buffers(texts), self._slot_id)
+    if array.null_count:
+      keys = np.where(array.is_valid().to_numpy(zero_copy_only=False), keys, NO_FEATURE)
+    if self._markers is not None:
+      keys = np.where(np.isin(keys, self._markers), NO_FEATURE, keys)
+    return keys
+
+
+def _trim(texts: pa.Array) -> pa.Array:
   """Without ASCII white space on both sides, blanks as null."""
   texts = pc.ascii_trim_whitespace(texts)
   return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, pa.string()))
 
 
-def _floats(array, column):
+def _null_where_empty(texts: pa.Array) -> pa.Array:
+  """A string array whose empty texts are null; nothing is copied but a bit a text."""
+  _, offsets = _text_buffers(texts)
+  present = offsets[1:] > offsets[:-1]
+  if present.all():
+    return texts
+  if texts.null_count:
+    present &= texts.is_valid().to_numpy(zero_copy_only=False)
+  bits = np.packbits(present, bitorder='little')
+  if texts.offset:
+    bits = np.packbits(np.concatenate([np.zeros(texts.offset, bool), present]), bitorder='little')
+  return pa.Array.from_buffers(
+    pa.string(), len(texts), [pa.py_buffer(bits), *texts.buffers()[1:]], offset=texts.offset
+  )
+
+
+def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
+  """float64 array, null where blank or missing, infinite where a text is no number."""
+  if not missing_values:
+    try:
+      return _null_where_empty(texts).cast(pa.float64())
+    except pa.ArrowInvalid:
+      pass  # white space, or no number
+  texts = _trim(texts)
+  if missing_values:
+    known = pc.is_in(texts, pa.array([m.strip() for m in missing_values], pa.string()))
+    texts = pc.if_else(known, pa.scalar(None, pa.string()), texts)
+  try:
+    return texts.cast(pa.float64())
+  except pa.ArrowInvalid:
+    encoded = texts.dictionary_encode()
+
+  def number(text: pa.Scalar) -> float:
+    try:
+      return text.cast(pa.float64()).as_py()
+    except pa.ArrowInvalid:
+      return np.inf
+
+  return pa.array([number(t) for t in encoded.dictionary], pa.float64()).take(encoded.indices)
+
+
+def _floats(
+  array: pa.Array, column: str, missing_values: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
   """Numbers of a column.
 
-  Returns: (float64 [n], NaN where missing; whether wrong [n]: no finite float32).
+  Returns:
+    float64 [n], NaN where missing; whether wrong [n]: no finite float32.
   """
-  if pa.types.is_boolean(array.type):
-    array = array.cast(pa.uint8())
-  if (
-    pa.types.is_floating(array.type)
-    or pa.types.is_integer(array.type)
-    or pa.types.is_decimal(array.type)
-  ):
+  t = array.type
+  if pa.types.is_dictionary(t):
+    numbers, wrong = _floats(array.dictionary, column, missing_values)
+    indices = array.indices.fill_null(len(numbers)).to_numpy()
+    return np.append(numbers, np.nan)[indices], np.append(wrong, False)[indices]
+  if pa.types.is_boolean(t):
+    array, t = array.cast(pa.uint8()), pa.uint8()
+  if pa.types.is_floating(t) or pa.types.is_integer(t) or pa.types.is_decimal(t):
     numbers = array.cast(pa.float64(), safe=False)
+    if missing_values:
+      markers = [_float_or_none(m) for m in missing_values]
+      known = pa.array([m for m in markers if m is not None], pa.float64())
+      numbers = pc.if_else(pc.is_in(numbers, known), pa.scalar(None, pa.float64()), numbers)
   else:
-    texts = _trim(_as_text(array, column))
-    try:
-      numbers = texts.cast(pa.float64())
-    except pa.ArrowInvalid:
-      encoded = texts.dictionary_encode()
-
-      def number(text):
-        try:
-          return text.cast(pa.float64()).as_py()
-        except pa.ArrowInvalid:
-          return np.inf
-
-      numbers = pa.array([number(t) for t in encoded.dictionary], pa.float64()).take(
-        encoded.indices
-      )
-  missing = numbers.is_null().to_numpy(zero_copy_only=False)
-  numbers = numbers.fill_null(0).to_numpy(zero_copy_only=False)
+    texts = _as_text(array, column)
+    if pa.types.is_large_string(texts.type):
+      texts = texts.cast(pa.string())
+    numbers = _numbers_of_texts(texts, missing_values)
+  missing = None
+  if numbers.null_count:
+    missing = numbers.is_null().to_numpy(zero_copy_only=False)
+    numbers = numbers.fill_null(0)
+  numbers = numbers.to_numpy(zero_copy_only=False)
   with np.errstate(over='ignore', invalid='ignore'):
     wrong = ~np.isfinite(numbers.astype(np.float32))
-  return np.where(missing, np.nan, numbers), wrong
+  return numbers if missing is None else np.where(missing, np.nan, numbers), wrong
+
+
+def _float_or_none(text: str) -> float | None:
+  try:
+    return float(text)
+  except ValueError:
+    return None
+
+
+def _one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
+  """A column that holds one value a record, where it came as lists.
+
+  Returns:
+    The values, null for an empty list; whether a record has several [n], None where none has.
+  """
+  if not _is_list(array.type):
+    return array, None
+  counts = pc.list_value_length(array).fill_null(0).to_numpy()
+  if (counts == 1).all():
+    return array.flatten(), None
+  ends = np.cumsum(counts)
+  first = pa.array(ends - counts, mask=counts != 1)
+  return array.flatten().take(first), counts > 1
 
 
 class _Slot(NamedTuple):
@@ -127,27 +245,45 @@ class _Slot(NamedTuple):
   values: np.ndarray | None  # float32, beside keys
   wrong: np.ndarray  # bool [u]: a value that is no finite number, or one without a feature
 
+  def select(self, keep: np.ndarray) -> '_Slot':
+    return self._replace(index=self.index[keep])
 
-def _slot(array, slot, slot_id):
+
+def _several(array: pa.Array, slot: config.Slot, keys_of: _Keys) -> _Slot:
+  """A slot that may hold several features, or values."""
   column = slot.column or slot.name
-  if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+  is_map = pa.types.is_map(array.type)
+  if _is_list(array.type) or is_map:
     index, lists = np.arange(len(array)), array
   else:
     encoded = _as_text(array, column).dictionary_encode()
-    index = (
-      encoded.indices.fill_null(len(encoded.dictionary)).to_numpy().astype(np.int64)
-    )  # one past the end: no features
+    fields = len(encoded.dictionary)
+    # One past the end: no features.
+    index = encoded.indices.fill_null(fields).to_numpy().astype(np.int64)
     lists = pc.split_pattern(encoded.dictionary, pattern=slot.separator) if slot.separator else None
   if lists is None:
-    fields, texts = len(encoded.dictionary), encoded.dictionary
-    owner = np.arange(fields)
+    texts, owner = encoded.dictionary, np.arange(fields)
   else:
-    fields, texts = len(lists), _as_text(lists.flatten(), column)
+    fields = len(lists)
+    if is_map:  # its offsets may skip what null entries hold
+      lists = lists.cast(
+        pa.list_(pa.struct([('k', array.type.key_type), ('v', array.type.item_type)]))
+      )
+    texts = lists.flatten()
     owner = np.repeat(np.arange(fields), pc.list_value_length(lists).fill_null(0).to_numpy())
   values, wrong = None, np.zeros(fields + 1, bool)
-  if slot.value_separator:
+  if is_map:
+    pairs = texts
+    texts = pairs.field('k')
+    values, not_a_number = _floats(pairs.field('v'), column)
+    keys = keys_of(texts)
+    wrong[owner[not_a_number | np.isnan(values) | (keys == NO_FEATURE)]] = True
+  elif slot.value_separator:
     parts = pc.split_pattern(
-      texts.fill_null(''), pattern=slot.value_separator, max_splits=1, reverse=True
+      _as_text(texts, column).fill_null(''),
+      pattern=slot.value_separator,
+      max_splits=1,
+      reverse=True,
     )
     first = parts.offsets.to_numpy()[:-1].astype(np.int64)
     has_value = np.diff(parts.offsets.to_numpy()) == 2
@@ -161,58 +297,53 @@ def _slot(array, slot, slot_id):
       zero_copy_only=False
     )
     wrong[owner[has_value][not_a_number | blank[has_value]]] = True
-  texts = _trim(texts)
-  present = texts.is_valid().to_numpy(zero_copy_only=False)
-  owner = owner[present]
+    keys = keys_of(texts)
+  else:
+    keys = keys_of(texts)
+  present = keys != NO_FEATURE
   if values is not None:
     values = values[present].astype(np.float32)
     values = None if (values == 1).all() else values
-  counts = np.bincount(owner, minlength=fields + 1)
-  return _Slot(
-    index, np.cumsum(counts) - counts, counts, _hash(texts.drop_null(), slot_id), values, wrong
-  )
+  counts = np.bincount(owner[present], minlength=fields + 1)
+  return _Slot(index, np.cumsum(counts) - counts, counts, keys[present], values, wrong)
 
 
-def _stats(dense, columns):
-  """float64 [Dn, 3]: count, mean and M2 = Σ (x − mean)² of what is present."""
-  stats = np.zeros([len(columns), 3])
-  for i, column in enumerate(columns):
-    x = dense[:, i].astype(np.float64)
-    x = x[~np.isnan(x)]
-    if len(x):
-      x = np.sign(x) * np.log1p(np.abs(x)) if has_log1p(column) else x
-      stats[i] = len(x), x.mean(), np.square(x - x.mean()).sum()
-  return stats
-
-
-def merge_stats(a, b):
-  """Statistics of two sets of values together (Chan et al. 1979). a, b: float64 [Dn, 3]."""
-  count = a[:, 0] + b[:, 0]
-  share = b[:, 0] / np.maximum(count, 1)
-  delta = b[:, 1] - a[:, 1]
-  return np.stack(
-    [count, a[:, 1] + delta * share, a[:, 2] + b[:, 2] + delta**2 * a[:, 0] * share], 1
-  )
-
-
-def _assemble(slots, n):
+def _assemble(
+  slots: list[np.ndarray | _Slot], n: int
+) -> tuple[np.ndarray | None, np.ndarray, np.ndarray | None]:
   """The slots' features side by side.
 
-  Returns: counts int64 [n, F], keys [nnz], values [nnz] or None.
+  Args:
+    slots: of each slot its keys [n], NO_FEATURE where it has none; or a `_Slot`.
+  Returns:
+    counts int32 [n, F] or None where all are 1, keys [nnz], values [nnz] or None.
   """
-  counts = np.stack([s.counts[s.index] for s in slots], 1)
+  if not any(isinstance(s, _Slot) for s in slots):
+    keys = np.stack(slots, 1)
+    present = keys != NO_FEATURE
+    if present.all():
+      return None, keys.reshape(-1), None
+    return present.astype(np.int32), keys[present], None
+  counts = np.stack(
+    [s.counts[s.index] if isinstance(s, _Slot) else s != NO_FEATURE for s in slots], 1
+  ).astype(np.int32)
   starts = (np.cumsum(counts) - counts.ravel()).reshape(n, len(slots))
   keys = np.empty([counts.sum()], np.int64)
-  values = np.ones([len(keys)], np.float32) if any(s.values is not None for s in slots) else None
+  valued = any(isinstance(s, _Slot) and s.values is not None for s in slots)
+  values = np.ones([len(keys)], np.float32) if valued else None
   for f, s in enumerate(slots):
+    if not isinstance(s, _Slot):
+      present = counts[:, f] > 0
+      keys[starts[present, f]] = s[present]
+      continue
     to, source = ranges(starts[:, f], counts[:, f]), ranges(s.starts[s.index], counts[:, f])
     keys[to] = s.keys[source]
     if s.values is not None:
       values[to] = s.values[source]
-  return counts, keys, values
+  return None if (counts == 1).all() else counts, keys, values
 
 
-def _example(line, what, found, wanted, text):
+def _example(line: int, what: str, found: str, wanted: str, text: str) -> dict[str, Any]:
   return {
     'line': line,
     'what': what,
@@ -222,96 +353,146 @@ def _example(line, what, found, wanted, text):
   }
 
 
-def _positive(array, column, pattern):
-  """Whether texts match a pattern whole. Returns: float64 [n], NaN where blank."""
+class _Records:
+  """Which records of a block are kept, and why the others are not.
+
+  A record that is wrong is counted once, under the first thing that is wrong with it.
+  """
+
+  def __init__(self, block: Block):
+    self._block = block
+    self.keep = np.ones([len(block.lines)], bool)
+    self.bad = collections.Counter()
+    self.examples = []
+    if block.malformed:
+      self.bad['malformed'] = len(block.malformed)
+      self.examples += [
+        _example(m.line, 'malformed record', m.found, m.wanted, m.text)
+        for m in block.malformed[:MAX_EXAMPLES]
+      ]
+
+  def drop(self, wrong: np.ndarray | None, kind: str, column: str, wanted: str) -> None:
+    """Drops the records `wrong` [n] that are still there."""
+    rows = [] if wrong is None or not wrong.any() else np.flatnonzero(wrong & self.keep)
+    if not len(rows):
+      return
+    self.bad[kind] += len(rows)
+    self.keep[rows] = False
+    for i in rows[:MAX_EXAMPLES].tolist():
+      found = self._block.columns[column][i].as_py()
+      found = found.decode(errors='replace') if isinstance(found, bytes) else found
+      hint = ''
+      if kind == 'label' and wanted == '0 or 1' and isinstance(found, str) and found.strip():
+        hint = '' if _float_or_none(found) is not None else ', or data.label_positive'
+      self.examples.append(
+        _example(
+          int(self._block.lines[i]),
+          f"column '{column}'",
+          repr(found),
+          wanted + hint,
+          self._block.text(i),
+        )
+      )
+
+
+def _positive(array: pa.Array, column: str, pattern: str, missing: Sequence[str]) -> np.ndarray:
+  """Whether texts match a pattern whole: float64 [n], NaN where blank or missing."""
   encoded = _trim(_as_text(array, column)).dictionary_encode()
   distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]
-  positive = np.array([re.fullmatch(pattern, t) is not None for t in distinct] + [np.nan])
-  return positive[encoded.indices.fill_null(len(distinct)).to_numpy()]
+  positive = [
+    np.nan if t in missing else float(re.fullmatch(pattern, t) is not None) for t in distinct
+  ]
+  return np.array([*positive, np.nan])[encoded.indices.fill_null(len(distinct)).to_numpy()]
 
 
-def _task_labels(labels, block, drop):
-  """The labels of several tasks; blanks are kept. Returns: float64 [n, T]."""
+def _labels(data: config.Data, block: Block, records: _Records) -> np.ndarray:
+  """float64 [n], or of several tasks [n, T]; records whose label is none are dropped.
+
+  A blank label of one task of several is kept, as NaN.
+  """
   columns = []
-  for label in labels:
+  for label in data.labels:
     column = label.column or label.name
+    array, several = _one_each(block.columns[column])
+    records.drop(several, 'label', column, 'one label')
     if label.positive is not None:
-      columns.append(_positive(block.columns[column], column, label.positive))
+      columns.append(_positive(array, column, label.positive, data.missing_values))
       continue
-    numbers, wrong = _floats(block.columns[column], column)
+    numbers, wrong = _floats(array, column, data.missing_values)
     if label.loss == 'squared_error':
-      drop(wrong, 'label', column, 'a finite number, or blank')
+      records.drop(wrong, 'label', column, 'a finite number, or blank')
     else:
       wrong |= ~np.isnan(numbers) & (numbers != 0) & (numbers != 1)
-      drop(wrong, 'label', column, '0 or 1, or blank')
+      records.drop(wrong, 'label', column, '0 or 1, or blank')
     columns.append(numbers)
-  return np.stack(columns, 1)
+  if columns:
+    return np.stack(columns, 1)
+  column = data.label
+  array, several = _one_each(block.columns[column])
+  records.drop(several, 'label', column, 'one label')
+  if data.label_positive is not None:
+    label = _positive(array, column, data.label_positive, data.missing_values)
+    records.drop(np.isnan(label), 'label', column, 'a text')
+    return label
+  label, wrong = _floats(array, column, data.missing_values)
+  if data.label_is == 'binary':
+    records.drop(~((label == 0) | (label == 1)), 'label', column, '0 or 1')
+  else:
+    records.drop(wrong | np.isnan(label), 'label', column, 'a finite number')
+  return label
 
 
-def parse(cfg, block):
+def parse(cfg: config.Config, block: Block) -> Parsed:
   """Turns a `Block` into `Parsed`.
 
-  Raises: UserError where a column's type cannot be read at all. A record that is wrong is dropped
-    and counted: once, under
-    the first of malformed, label, weight, dense, value that it fails.
+  A record that is wrong is dropped and counted: once, under the first of malformed, label, weight,
+  dense, value that it fails.
+
+  Raises:
+    UserError: where a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
-  bad, examples = collections.Counter(), []
-  if block.malformed:
-    bad['malformed'] = len(block.malformed)
-    examples += [
-      _example(m.line, 'malformed record', m.found, m.wanted, m.text)
-      for m in block.malformed[:MAX_EXAMPLES]
-    ]
-  keep = np.ones([n], bool)
-
-  def drop(wrong, kind, column, wanted):
-    rows = np.flatnonzero(wrong & keep)
-    if len(rows):
-      bad[kind] += len(rows)
-      keep[rows] = False
-      for i in rows[:MAX_EXAMPLES].tolist():
-        found = block.columns[column][i].as_py()
-        found = found.decode(errors='replace') if isinstance(found, bytes) else found
-        examples.append(
-          _example(int(block.lines[i]), f"column '{column}'", repr(found), wanted, block.text(i))
-        )
-
-  if data.labels:
-    label = _task_labels(data.labels, block, drop)
-  elif data.label_positive is None:
-    label, wrong = _floats(block.columns[data.label], data.label)
-    if data.label_is == 'binary':
-      drop(~((label == 0) | (label == 1)), 'label', data.label, '0 or 1')
-    else:
-      drop(wrong | np.isnan(label), 'label', data.label, 'a finite number')
-  else:
-    label = _positive(block.columns[data.label], data.label, data.label_positive)
-    drop(np.isnan(label), 'label', data.label, 'a text')
+  records = _Records(block)
+  label = _labels(data, block, records)
   weight = group = None
   if data.weight is not None:
-    weight, wrong = _floats(block.columns[data.weight], data.weight)
-    drop(wrong | ~(weight >= 0), 'weight', data.weight, 'a finite number >= 0')
+    array, several = _one_each(block.columns[data.weight])
+    records.drop(several, 'weight', data.weight, 'one weight')
+    weight, wrong = _floats(array, data.weight, data.missing_values)
+    records.drop(wrong | ~(weight >= 0), 'weight', data.weight, 'a finite number >= 0')
   if data.group is not None:
-    group = _hash(_as_text(block.columns[data.group], data.group).fill_null(''), 0)
+    array, several = _one_each(block.columns[data.group])
+    records.drop(several, 'group', data.group, 'one value')
+    group = _Keys(0, data.missing_values, data.group)(array)
+    group = np.where(group == NO_FEATURE, BLANK_GROUP, group)
   dense = np.empty([n, len(data.dense)], np.float32)
   for i, column in enumerate(data.dense):
-    numbers, wrong = _floats(block.columns[column.name], column.name)
-    drop(wrong, 'dense', column.name, 'a finite number, or blank for missing')
+    array, several = _one_each(block.columns[column.name])
+    records.drop(several, 'dense', column.name, 'one number, or none for missing')
+    numbers, wrong = _floats(array, column.name, data.missing_values)
+    records.drop(wrong, 'dense', column.name, 'a finite number, or blank for missing')
     with np.errstate(over='ignore', invalid='ignore'):
       dense[:, i] = numbers
   slots = []
   for s in cfg.slots:
-    parsed = _slot(block.columns[s.column or s.name], s, ids[s.name])
-    drop(
+    column = s.column or s.name
+    array = block.columns[column]
+    keys_of = _Keys(ids[s.name], data.missing_values, column)
+    nested = _is_list(array.type) or pa.types.is_map(array.type)
+    if not (nested or s.separator or s.value_separator):
+      slots.append(keys_of(array))
+      continue
+    parsed = _several(array, s, keys_of)
+    records.drop(
       parsed.wrong[parsed.index],
       'value',
-      s.column or s.name,
-      f'features as NAME or NAME{s.value_separator}NUMBER',
+      column,
+      f'features as NAME or NAME{s.value_separator or ": "}NUMBER',
     )
     slots.append(parsed)
+  keep = records.keep
   if not keep.all():
-    slots = [s._replace(index=s.index[keep]) for s in slots]
+    slots = [s.select(keep) if isinstance(s, _Slot) else s[keep] for s in slots]
     dense, label = dense[keep], label[keep]
     weight, group = (a if a is None else a[keep] for a in (weight, group))
   counts, keys, values = _assemble(slots, len(label))
@@ -323,7 +504,6 @@ def parse(cfg, block):
     label.astype(np.float32),
     None if weight is None else weight.astype(np.float32),
     group,
-    _stats(dense, data.dense),
-    bad,
-    sorted(examples, key=lambda e: e['line'])[:MAX_EXAMPLES],
+    records.bad,
+    sorted(records.examples, key=lambda e: e['line'])[:MAX_EXAMPLES],
   )

@@ -9,10 +9,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from trainer.config import Config, expand
-from trainer.data.prepared import META, read_meta
+from trainer.data.prepared import META, is_prepared, read_meta
 from trainer.errors import UserError
 
-SUFFIX = re.compile(r'\.(csv|tsv|txt|data|test|parquet)(\.(gz|bz2|zst|lz4))?$')
+SUFFIX = re.compile(
+  r'\.(csv|tsv|txt|data|test|parquet|pq|orc|jsonl|ndjson|json|tfrecords?|libsvm|svm|libffm|ffm)'
+  r'(\.(gz|bz2|zst|lz4))?$'
+)
 DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
 DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
 _DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')
@@ -124,7 +127,7 @@ def _fixed(pattern: str) -> str:
 def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
   """The pass at a path, named as seen from the directory `below`."""
   name = SUFFIX.sub('', os.path.relpath(path, below))
-  if cfg.data.format == 'prepared':
+  if is_prepared(cfg.data, path):
     return Pass(name, path, read_meta(path)['day'], marker)
   day = pass_day(cfg, path)
   if day is None and cfg.data.day_pattern is not None and key in ('data.train', 'data.watch'):

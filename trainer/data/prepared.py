@@ -1,4 +1,4 @@
-"""Prepared passes: what training reads. docs/architecture.md, "Prepared pass", has the format.
+"""Prepared passes: what training reads. docs/data.md has the format.
 
 Shapes: n samples of the pass, F slots, nnz features, Dn dense columns, B samples of a batch.
 """
@@ -9,38 +9,50 @@ import os
 import queue
 import threading
 import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from trainer.data.features import SlotBatch
-from trainer.data.parse import ranges
+from ops.keys import MAX_SAMPLES, encode_fields
+from trainer import config
+from trainer.data.features import SlotBatch, has_log1p
+from trainer.data.parse import Parsed, ranges
 from trainer.data.schema import schema
-from trainer.errors import UserError
+from trainer.errors import BadPass, UserError
+from trainer.files import to_json, write_synced
 
 META = 'meta.json'  # written last: the pass counts when it exists
 HEADER_BYTES = 128
+CHUNK = MAX_SAMPLES  # samples whose distinct fields are numbered together
 SMALL_PASS = 2_000_000  # samples; a pass below is shuffled as a whole
 # samples; larger passes are shuffled in blocks, then inside windows of blocks, so that reads stay
 # near one another
 BLOCK = 8192
 WINDOW = 64 * BLOCK
 
+Item = TypeVar('Item')
+
 
 class _Column:
-  """A .npy file that grows: [n, width] or, with width None, [n]."""
+  """A .npy file that grows along its first axis."""
 
-  def __init__(self, directory, name, dtype):
+  def __init__(self, directory: str, name: str, dtype: str, *shape: int):
     self._file = open(os.path.join(directory, name + '.npy'), 'wb')
     self._file.write(bytes(HEADER_BYTES))
-    self._dtype = np.dtype(dtype)
+    self._dtype, self._shape = np.dtype(dtype), shape
+    self.length = self._crc = 0
 
-  def add(self, array):
-    self._file.write(np.ascontiguousarray(array, self._dtype).data)
+  def add(self, array: np.ndarray) -> None:
+    array = np.ascontiguousarray(array, self._dtype)
+    self._file.write(array.data)
+    self._crc = zlib.crc32(array.reshape(-1).view(np.uint8), self._crc)
+    self.length += len(array)
 
-  def close(self, shape):
-    header = repr(
-      {'descr': self._dtype.str, 'fortran_order': False, 'shape': tuple(shape)}
-    ).encode()
+  def close(self) -> dict[str, Any]:
+    """Completes the file, synced; returns what meta.json says of it."""
+    shape = (self.length, *self._shape)
+    header = repr({'descr': self._dtype.str, 'fortran_order': False, 'shape': shape}).encode()
     self._file.seek(0)
     self._file.write(
       b'\x93NUMPY\x01\x00'
@@ -51,152 +63,307 @@ class _Column:
     self._file.flush()
     os.fsync(self._file.fileno())
     self._file.close()
+    return {'dtype': self._dtype.str, 'shape': list(shape), 'crc32': self._crc}
+
+
+def _concatenate(parts: Sequence[Parsed], num_slots: int) -> Parsed:
+  """The samples of several blocks."""
+  if len(parts) == 1:
+    return parts[0]
+
+  def joined(name: str) -> np.ndarray | None:
+    return (
+      None if getattr(parts[0], name) is None else np.concatenate([getattr(p, name) for p in parts])
+    )
+
+  counts = values = None
+  if any(p.counts is not None for p in parts):
+    counts = np.concatenate(
+      [
+        np.ones([len(p.label), num_slots], np.int32) if p.counts is None else p.counts
+        for p in parts
+      ]
+    )
+  if any(p.values is not None for p in parts):
+    values = np.concatenate(
+      [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
+    )
+  names = ('keys', 'dense', 'label', 'weight', 'group')
+  return Parsed(counts=counts, values=values, **{name: joined(name) for name in names})
+
+
+def _cut(parsed: Parsed, n: int, num_slots: int) -> tuple[Parsed, Parsed]:
+  """The first n samples, and the others."""
+  features = n * num_slots if parsed.counts is None else int(parsed.counts[:n].sum())
+
+  def part(samples: slice, of_keys: slice) -> Parsed:
+    def of(name: str) -> np.ndarray | None:
+      array = getattr(parsed, name)
+      return None if array is None else array[of_keys if name in ('keys', 'values') else samples]
+
+    names = ('counts', 'keys', 'values', 'dense', 'label', 'weight', 'group')
+    return Parsed(**{name: of(name) for name in names})
+
+  return (
+    part(slice(None, n), slice(None, features)),
+    part(slice(n, None), slice(features, None)),
+  )
+
+
+def _with_group(
+  parsed: Parsed, num_slots: int
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+  """keys, values and counts of samples whose group is one more slot, the last."""
+  n, counts = len(parsed.label), parsed.counts
+  if counts is None:
+    ends = np.arange(1, n + 1) * num_slots
+  else:
+    ends = np.cumsum(counts.sum(1))
+    counts = np.hstack([counts, np.ones([n, 1], np.int32)])
+  values = None if parsed.values is None else np.insert(parsed.values, ends, 1)
+  return np.insert(parsed.keys, ends, parsed.group), values, counts
+
+
+def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
+  """float64 [Dn, 3]: count, mean and M2 = Σ (x − mean)² of what is present, after log1p where the
+  transform has it.
+  """
+  stats = np.zeros([len(columns), 3])
+  for i, column in enumerate(columns):
+    x = dense[:, i].astype(np.float64)
+    x = x[~np.isnan(x)]
+    if len(x):
+      x = np.sign(x) * np.log1p(np.abs(x)) if has_log1p(column) else x
+      stats[i] = len(x), x.mean(), np.square(x - x.mean()).sum()
+  return stats
+
+
+def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+  """Statistics of two sets of values together (Chan et al. 1979). a, b: float64 [Dn, 3]."""
+  count = a[:, 0] + b[:, 0]
+  share = b[:, 0] / np.maximum(count, 1)
+  delta = b[:, 1] - a[:, 1]
+  return np.stack(
+    [count, a[:, 1] + delta * share, a[:, 2] + b[:, 2] + delta**2 * a[:, 0] * share], 1
+  )
 
 
 class Writer:
-  """Writes the columns of a prepared pass into a directory, block by block;
+  """Writes a prepared pass into a directory, CHUNK samples at a time.
 
-  `splits` and `values` only from when they are needed.
+  The files follow from the samples alone, not from the blocks that they came in.
+
+  Args:
+    directory: an empty one.
+    cfg: of the log.
   """
 
-  def __init__(self, directory, num_slots, num_dense, weighted, grouped, num_tasks=1):
-    self._directory, self._num_slots, self._num_dense = directory, num_slots, num_dense
-    self._num_tasks = num_tasks
-    used = {'keys': '<i8', 'label': '<f4'} | ({'dense': '<f4'} if num_dense else {})
-    used |= ({'weight': '<f4'} if weighted else {}) | ({'group': '<i8'} if grouped else {})
-    self._columns = {name: _Column(directory, name, dtype) for name, dtype in used.items()}
+  def __init__(self, directory: str, cfg: config.Config):
+    data = cfg.data
+    self._directory, self._dense, self._num_slots = directory, data.dense, len(cfg.slots)
+    self._grouped = data.group is not None
+    width = self._num_slots + self._grouped  # the group is one more slot, the last
+    used = {
+      'codes': ('<u2', width),
+      'bases': ('<i8', width, 2),
+      'keys': ('<i8',),
+      'label': ('|u1' if data.label_is == 'binary' else '<f4',),
+    }
+    if data.labels:
+      used['label'] = ('<f4', len(data.labels))
+    used |= {'dense': ('<f4', len(data.dense))} if data.dense else {}
+    used |= {'weight': ('<f4',)} if data.weight is not None else {}
+    self._columns = {name: _Column(directory, name, *of) for name, of in used.items()}
+    self._waiting: list[Parsed] = []
+    self._num_waiting = 0
+    self._distinct: list[int] = []  # fields of each chunk and slot
+    self._stats = np.zeros([len(data.dense), 3])
     self.samples = self.features = 0
 
-  def add(self, parsed):
-    """Appends a `trainer.data.parse.Parsed`."""
-    columns = self._columns
-    if 'splits' not in columns and (parsed.values is not None or (parsed.counts != 1).any()):
-      columns['splits'] = _Column(self._directory, 'splits', '<i8')
-      for start in range(0, self.features + 1, 1 << 20):  # so far every slot held one feature
-        columns['splits'].add(np.arange(start, min(start + (1 << 20), self.features + 1)))
-    if 'values' not in columns and parsed.values is not None:
-      columns['values'] = _Column(self._directory, 'values', '<f4')
-      for start in range(0, self.features, 1 << 20):
-        columns['values'].add(np.ones([min(1 << 20, self.features - start)]))
-    if 'splits' in columns:
-      columns['splits'].add(self.features + np.cumsum(parsed.counts))
-    if 'values' in columns:
-      columns['values'].add(np.ones([len(parsed.keys)]) if parsed.values is None else parsed.values)
-    for name in ('keys', 'dense', 'label', 'weight', 'group'):
-      if name in columns:
-        columns[name].add(getattr(parsed, name))
+  def add(self, parsed: Parsed) -> None:
+    """Appends samples."""
+    self._waiting.append(parsed)
+    self._num_waiting += len(parsed.label)
     self.samples += len(parsed.label)
     self.features += len(parsed.keys)
+    if self._num_waiting >= CHUNK:
+      rest = _concatenate(self._waiting, self._num_slots)
+      while len(rest.label) >= CHUNK:
+        chunk, rest = _cut(rest, CHUNK, self._num_slots)
+        self._write(chunk)
+      self._waiting, self._num_waiting = [rest], len(rest.label)
 
-  def close(self, meta):
-    """Completes the files, then writes `meta` (a dict), each of them synced."""
-    n, f = self.samples, self._num_slots
-    shapes = {
-      'keys': (self.features,) if 'splits' in self._columns else (n, f),
-      'splits': (n * f + 1,),
-      'values': (self.features,),
-      'dense': (n, self._num_dense),
-    }
-    if self._num_tasks > 1:
-      shapes['label'] = (n, self._num_tasks)
-    for name, column in self._columns.items():
-      column.close(shapes.get(name, (n,)))
+  def _write(self, chunk: Parsed) -> None:
+    keys, values, counts = chunk.keys, chunk.values, chunk.counts
+    if self._grouped:
+      keys, values, counts = _with_group(chunk, self._num_slots)
+    encoded = encode_fields(keys, values, counts, self._num_slots + self._grouped)
+    columns, distinct = self._columns, encoded.fields_of
+    if 'splits' not in columns and (encoded.counts != 1).any():
+      columns['splits'] = _Column(self._directory, 'splits', '<u4')
+      for n in self._distinct:  # so far every field held one feature
+        columns['splits'].add(np.arange(n + 1))
+    if 'values' not in columns and len(encoded.values):
+      columns['values'] = _Column(self._directory, 'values', '<f4')
+      columns['values'].add(np.ones([columns['keys'].length]))
+    ends = np.cumsum(distinct)
+    of_slot = np.split(encoded.counts, ends[:-1])
+    widths = np.array([c.sum() for c in of_slot], np.int64)
+    before = sum(self._distinct) + len(self._distinct)  # a slot has one split more than fields
+    bases = np.stack(
+      [
+        before + np.cumsum(distinct + 1) - distinct - 1,
+        columns['keys'].length + np.cumsum(widths) - widths,
+      ],
+      1,
+    )
+    columns['bases'].add(bases[None])
+    if 'splits' in columns:
+      for c in of_slot:
+        columns['splits'].add(np.concatenate([[0], np.cumsum(c)]))
+    if 'values' in columns:
+      columns['values'].add(encoded.values if len(encoded.values) else np.ones([len(encoded.keys)]))
+    self._distinct += distinct.tolist()
+    columns['codes'].add(encoded.codes)
+    columns['keys'].add(encoded.keys)
+    for name in ('dense', 'label', 'weight'):
+      if name in columns:
+        columns[name].add(getattr(chunk, name))
+    self._stats = merge_stats(self._stats, _stats(chunk.dense, self._dense))
+
+  def close(self, meta: dict[str, Any]) -> None:
+    """Completes the files, then writes `meta`, all of them synced."""
+    if self.samples and self._num_waiting:
+      self._write(_concatenate(self._waiting, self._num_slots))
     meta = meta | {
-      'samples': n,
+      'samples': self.samples,
       'features': self.features,
-      'arrays': {c: list(shapes.get(c, (n,))) for c in self._columns},
+      'dense': {c.name: row for c, row in zip(self._dense, self._stats.tolist())},
+      'arrays': {name: column.close() for name, column in self._columns.items()},
     }
-    with open(os.path.join(self._directory, META), 'w', encoding='utf-8') as out:
-      json.dump(meta, out)
-      out.flush()
-      os.fsync(out.fileno())
+    meta['crc32'] = zlib.crc32(to_json(meta))
+    write_synced(os.path.join(self._directory, META), to_json(meta))
 
 
-def read_meta(path):
-  """The meta.json of a prepared pass. Raises: UserError where there is none."""
+def read_meta(path: str) -> dict[str, Any]:
+  """The meta.json of a prepared pass.
+
+  Raises:
+    UserError: where there is none.
+    BadPass: where it is damaged.
+  """
+  file = os.path.join(path, META)
   try:
-    with open(os.path.join(path, META), encoding='utf-8') as f:
-      return json.load(f)
+    with open(file, encoding='utf-8') as f:
+      meta = json.load(f)
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(
       f'{path}: not a prepared pass, it holds no {META}; wanted a directory that trainer.prepare '
       'wrote'
     ) from None
-  except ValueError as e:
-    raise UserError(f'{os.path.join(path, META)}: not JSON: {e}; prepare the pass again') from None
+  except (ValueError, RecursionError) as e:
+    raise BadPass(f'{file}: not JSON: {e}; prepare the pass again') from None
+  # Passes of format 1 had no checksum; their schema says so in a better line.
+  if not isinstance(meta, dict) or not isinstance(meta.get('schema'), dict):
+    raise BadPass(f'{file}: is damaged; prepare the pass again')
+  if 'crc32' in meta or meta['schema'].get('format') != 1:
+    written = meta.pop('crc32', None)
+    if written != zlib.crc32(to_json(meta)):
+      raise BadPass(f'{file}: its checksum is wrong; prepare the pass again')
+  return meta
+
+
+def is_prepared(data: config.Data, path: str) -> bool:
+  """Whether a path of the config is a prepared pass, not a raw one."""
+  if data.format is None:
+    return os.path.exists(os.path.join(path, META))
+  return data.format == 'prepared'
 
 
 class PreparedPass:
-  """A prepared pass, memory-mapped: a process reads no more of it than the samples of its own
-  slices.
+  """A prepared pass, memory-mapped; its checksums are verified when it is opened.
 
   Args:
     path: its directory.
     cfg: where given, the pass must have been prepared with this config's schema.
-  Raises: UserError where it is no prepared pass, of another schema, or incomplete.
+
+  Raises:
+    UserError: where it is no prepared pass or of another schema.
+    BadPass: where its files are not those that were written.
   """
 
-  def __init__(self, path, cfg=None):
+  def __init__(self, path: str, cfg: config.Config | None = None):
     self.path, self.name = path, os.path.basename(os.path.normpath(path))
     self.meta = read_meta(path)
     if cfg is not None:
       for part, wanted in schema(cfg).items():
         found = self.meta['schema'].get(part)
         if found != wanted:
-          if isinstance(found, list) and isinstance(
-            wanted, list
-          ):  # name no more than the first that differs
+          # Name no more than the first that differs.
+          if isinstance(found, list) and isinstance(wanted, list):
             found, wanted = next((a, b) for a, b in itertools.zip_longest(found, wanted) if a != b)
           raise UserError(
             f"{path}: prepared for another schema: its '{part}' has {found!r}, the config wants "
             f'{wanted!r}; prepare it again'
           )
+    if self.meta['schema']['format'] != 2:
+      raise UserError(f'{path}: prepared by an earlier version; prepare it again')
     self.num_samples, self.day = self.meta['samples'], self.meta['day']
-    self.num_slots, self._num_dense = (
-      len(self.meta['schema']['slots']),
-      len(self.meta['schema']['dense']),
-    )
-    arrays = {name: self._array(name, shape) for name, shape in self.meta['arrays'].items()}
-    self._keys, self._values = arrays['keys'], arrays.get('values')
-    self._label, self._dense, self._weight, self._group = (
-      arrays.get(name) for name in ('label', 'dense', 'weight', 'group')
-    )
-    self._splits = None
-    if 'splits' in arrays:  # a row a sample, with the next sample's first split at its end
-      self._splits = np.lib.stride_tricks.as_strided(
-        arrays['splits'],
-        [self.num_samples, self.num_slots + 1],
-        [8 * self.num_slots, 8],
-        writeable=False,
-      )
+    self.num_slots = len(self.meta['schema']['slots'])
+    arrays = {name: self._array(name, of) for name, of in self.meta['arrays'].items()}
+    self._codes, self._keys = arrays['codes'], arrays['keys']
+    self._field_bases, self._key_bases = np.ascontiguousarray(np.moveaxis(arrays['bases'], 2, 0))
+    self._splits, self._values = arrays.get('splits'), arrays.get('values')
+    self._label, self._dense = arrays['label'], arrays.get('dense')
+    self._weight, self._grouped = arrays.get('weight'), self.meta['schema']['group'] is not None
 
-  def _array(self, name, shape):
+  def _array(self, name: str, written: dict[str, Any]) -> np.ndarray:
+    """A memory-mapped array whose bytes are those that were written."""
     file = os.path.join(self.path, name + '.npy')
+    dtype, shape = np.dtype(written['dtype']), tuple(written['shape'])
+    size = int(np.prod(shape)) * dtype.itemsize
     try:
-      array = np.load(file, mmap_mode='r' if np.prod(shape) else None)
-    except (OSError, ValueError) as e:
-      raise UserError(f'{file}: cannot be read ({e}); prepare the pass again') from None
-    if list(array.shape) != shape:
-      raise UserError(
-        f'{file}: found shape {list(array.shape)}; wanted {shape}; prepare the pass again'
+      found = os.path.getsize(file)
+      if found != HEADER_BYTES + size:
+        raise BadPass(
+          f'{file}: has {found} bytes; wanted {HEADER_BYTES + size}; prepare the pass again'
+        )
+      if not size:
+        return np.zeros(shape, dtype)
+      array = np.memmap(file, dtype, 'r', HEADER_BYTES, shape)
+    except OSError as e:
+      raise BadPass(f'{file}: cannot be read ({e}); prepare the pass again') from None
+    flat, crc = array.reshape(-1).view(np.uint8), 0
+    for start in range(0, size, 4 << 20):
+      crc = zlib.crc32(flat[start : start + (4 << 20)], crc)
+    if crc != written['crc32']:
+      raise BadPass(
+        f'{file}: its checksum is {crc:08x}; wanted {written["crc32"]:08x}; prepare the pass again'
       )
     return np.asarray(array)
 
-  def num_batches(self, batch_size):
+  def num_batches(self, batch_size: int) -> int:
+    """The number of global batches of so many samples."""
     return -(-self.num_samples // batch_size)
 
-  def slices(self, batch_size, size, seed=0, epoch=0, shuffle=False):
+  def slices(
+    self, batch_size: int, size: int, seed: int = 0, epoch: int = 0, shuffle: bool = False
+  ) -> Callable[[int, int], SlotBatch]:
     """The pass's global batches in `size` slices each.
 
     The global batches follow from (seed, name of the pass, epoch) alone. Slice r has samples [r·b
-    // size, (r + 1)·b // size) of a
-    global batch of b samples, so slices side by side give it in order; a slice of the last batch
-    may be empty.
+    // size, (r + 1)·b // size) of a global batch of b samples, so slices side by side give it in
+    order; a slice of the last batch may be empty.
 
     Args:
       batch_size: samples of a global batch.
-    Returns: a function (global batch, slice) -> SlotBatch of NumPy arrays; fast where batches come
-      in order.
+      size: slices of a batch.
+      seed: of the order, where shuffled.
+      epoch: another one is shuffled otherwise.
+      shuffle: whether the samples are shuffled.
+    Returns:
+      A function (global batch, slice) -> SlotBatch of NumPy arrays; fast where batches come in
+      order.
     """
     rows = self._shuffled(seed, epoch) if shuffle else np.arange
 
@@ -207,18 +374,34 @@ class PreparedPass:
 
     return slice_of
 
-  def batches(self, batch_size, rank=0, size=1, seed=0, epoch=0, shuffle=False, start_batch=0):
+  def batches(
+    self,
+    batch_size: int,
+    rank: int = 0,
+    size: int = 1,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = False,
+    start_batch: int = 0,
+  ) -> Iterator[SlotBatch]:
     """This rank's slice of each global batch.
 
     Args:
+      batch_size: samples of a global batch.
+      rank: which slice.
+      size: slices of a batch.
+      seed: of the order, where shuffled.
+      epoch: another one is shuffled otherwise.
+      shuffle: whether the samples are shuffled.
       start_batch: the first global batch to give; those before it cost nothing.
-    Yields: `num_batches(batch_size) - start_batch` SlotBatches on every rank.
+    Yields:
+      `num_batches(batch_size) - start_batch` SlotBatches on every rank.
     """
     slice_of = self.slices(batch_size, size, seed, epoch, shuffle)
     for batch in range(start_batch, self.num_batches(batch_size)):
       yield slice_of(batch, rank)
 
-  def _shuffled(self, seed, epoch):
+  def _shuffled(self, seed: int, epoch: int) -> Callable[[int, int], np.ndarray]:
     """Returns a function: (lo, hi) -> the samples at places [lo, hi) of the shuffled order."""
     n = self.num_samples
 
@@ -256,23 +439,37 @@ class PreparedPass:
 
     return rows
 
-  def _gather(self, rows):
+  def _gather(self, rows: np.ndarray) -> SlotBatch:
     """The samples `rows` [B] as a SlotBatch."""
     b, f = len(rows), self.num_slots
     dense = np.zeros([b, 0], np.float32) if self._dense is None else self._dense[rows]
     weight = np.ones([b], np.float32) if self._weight is None else self._weight[rows]
-    group = np.zeros([b], np.int64) if self._group is None else self._group[rows]
+    label = self._label[rows].astype(np.float32)
+    chunks = rows // CHUNK
+    codes, starts = self._codes[rows], self._key_bases[chunks]
     if self._splits is None:
+      starts = starts + codes
+      counts = None
+    else:
+      at = self._field_bases[chunks] + codes
+      first = self._splits[at]
+      counts = (self._splits[at + 1] - first)[:, :f].astype(np.int64)
+      starts = starts + first
+    group = self._keys[starts[:, f]] if self._grouped else np.zeros([b], np.int64)
+    starts = starts[:, :f]
+    if counts is None and self._values is None:
       none = np.empty([0], np.float32), np.empty([0], np.int32)
-      return SlotBatch(self._keys[rows].reshape(-1), *none, dense, self._label[rows], weight, group)
-    splits = self._splits[rows]
-    at = ranges(splits[:, 0], splits[:, -1] - splits[:, 0])
-    segments = np.repeat(np.arange(b * f, dtype=np.int32), np.diff(splits).ravel())
+      return SlotBatch(self._keys[starts].reshape(-1), *none, dense, label, weight, group)
+    segments = np.arange(b * f, dtype=np.int32)
+    at = starts.reshape(-1)
+    if counts is not None:
+      counts = counts.reshape(-1)
+      at, segments = ranges(at, counts), np.repeat(segments, counts)
     values = np.ones([len(at)], np.float32) if self._values is None else self._values[at]
-    return SlotBatch(self._keys[at], values, segments, dense, self._label[rows], weight, group)
+    return SlotBatch(self._keys[at], values, segments, dense, label, weight, group)
 
 
-def prefetch(iterable, depth=2):
+def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
   """Runs an iterator ahead, in a thread of its own.
 
   Args:

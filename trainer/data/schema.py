@@ -1,21 +1,23 @@
-"""What a config says of the log:
-
-the columns to read, and the schema that a prepared pass is bound to.
+"""What a config says of the log: the columns to read, and the schema that a prepared pass is bound
+to.
 """
 
 import difflib
+from collections.abc import Sequence
+from typing import Any
 
+from trainer import config
 from trainer.data.features import HASH_NAME, has_log1p
 from trainer.errors import UserError
 
 
-def schema(cfg):
+def schema(cfg: config.Config) -> dict[str, Any]:
   """What must be equal between the config that prepared a pass and the one that reads it, as JSON
   has it.
   """
   data, ids = cfg.data, cfg.slot_ids()
   return {
-    'format': 1,
+    'format': 2,
     'hash': HASH_NAME,
     'slots': [[s.name, ids[s.name]] for s in cfg.slots],  # canonical order, slot id
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
@@ -26,10 +28,9 @@ def schema(cfg):
   }
 
 
-def reading(cfg):
-  """What else decides what is made of a raw file;
-
-  with `schema` and the file itself, whether a conversion can be used again.
+def reading(cfg: config.Config) -> dict[str, Any]:
+  """What else decides what is made of a raw file; with `schema` and the file itself, whether a
+  conversion can be used again.
   """
   data = cfg.data
   return {
@@ -37,12 +38,13 @@ def reading(cfg):
     'delimiter': data.delimiter,
     'columns': data.columns,
     'label_positive': data.label_positive,
+    'missing_values': data.missing_values,
     'max_bad_share': data.max_bad_share,
     'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
   } | ({'labels': [[x.column, x.positive] for x in data.labels]} if data.labels else {})
 
 
-def wanted_columns(cfg):
+def wanted_columns(cfg: config.Config) -> dict[str, str]:
   """column -> the config key that asks for it, each column once."""
   data = cfg.data
   wanted = {x.column or x.name: 'data.labels' for x in data.labels} or {data.label: 'data.label'}
@@ -56,16 +58,24 @@ def wanted_columns(cfg):
   return wanted
 
 
-def check_columns(where, names, wanted):
-  """Raises: UserError at the first wanted column that `names` lacks or has twice."""
+def nearest_column(column: str, names: Sequence[str]) -> str:
+  """The name that was most likely meant: equal but for case, or else the most alike."""
+  for name in names:
+    if name.strip().casefold() == column.strip().casefold():
+      return name
+  close = difflib.get_close_matches(column, names, n=1, cutoff=0)
+  return close[0] if close else ''
+
+
+def check_columns(where: str, names: Sequence[str], wanted: dict[str, str]) -> None:
+  """Raises UserError at the first wanted column that `names` lacks or has twice."""
   for column, key in wanted.items():
     if column not in names:
-      close = difflib.get_close_matches(column, names, n=1, cutoff=0)
       raise UserError(
         f"{where}: no column '{column}' ({key}) among {len(names)} columns; the nearest is "
-        f"'{close[0] if close else ''}'"
+        f"'{nearest_column(column, names)}'"
       )
-    if names.count(column) > 1:
+    if list(names).count(column) > 1:
       raise UserError(
-        f"{where}: column '{column}' ({key}) stands {names.count(column)} times; wanted once"
+        f"{where}: column '{column}' ({key}) stands {list(names).count(column)} times; wanted once"
       )

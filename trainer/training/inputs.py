@@ -9,7 +9,7 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass, folder_name
-from trainer.data.prepared import PreparedPass, prefetch
+from trainer.data.prepared import PreparedPass, is_prepared, prefetch
 from trainer.errors import BadPass, UserError
 from trainer.training.step import Staged, Step
 
@@ -73,7 +73,7 @@ class Inputs:
 
   def _path(self, one: Pass, split: str) -> str:
     """Where the prepared pass lies."""
-    if self._cfg.data.format == 'prepared':
+    if is_prepared(self._cfg.data, one.path):
       return one.path
     return os.path.join(self._cfg.run_dir, 'prepared', split, folder_name(one.name))
 

@@ -1,0 +1,70 @@
+// Columns of a log to keys, and the fields of a block of samples to small codes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ctr {
+
+constexpr int kHashBits = 52;
+constexpr int64_t kNoFeature = -1;  // a key is never negative
+
+// Keys of n texts: slot_id << 52 | farmhash64 of the text without the ASCII white space around it,
+// mod 2^52; kNoFeature for a blank one.
+//
+// bytes: the texts, one after another; offsets [n + 1]: text i is [offsets[i], offsets[i + 1]),
+// ascending and within `bytes`. 0 <= slot_id < 2048.
+void KeysOfTexts(const char* bytes, const int32_t* offsets, int64_t n, int64_t slot_id,
+                 int64_t* keys);
+
+// Keys of n integers, which hash as their decimal text.
+void KeysOfIntegers(const int64_t* values, int64_t n, int64_t slot_id, int64_t* keys);
+
+// Numbers the distinct fields of a block of samples, slot by slot. A field is what a sample has in
+// a slot: none, one or several features, each with a value.
+class FieldCoder {
+ public:
+  static constexpr int64_t kMaxSamples = 65536;  // codes take 16 bits
+
+  // A block of n samples of F slots.
+  struct Block {
+    const int64_t* keys = nullptr;  // [nnz], a sample's slots one after another
+    const float* values = nullptr;  // [nnz], or null: all are 1
+    const int32_t* counts =
+        nullptr;        // [n * F] features in each field, their sum nnz; or null: all 1
+    int64_t n = 0;      // at most kMaxSamples
+    int64_t slots = 0;  // F
+  };
+
+  // Writes codes [n, F]: fields of a slot that are equal get the same code, numbered from 0 in the
+  // order of first occurrence.
+  void Encode(const Block& block, uint16_t* codes);
+
+  // The distinct fields, those of slot 0 first, by code; `fields_of` [F] says how many a slot has,
+  // `counts` how many features each of them, whose keys and values stand in `keys` and `values`
+  // (empty where the block had none).
+  std::vector<int64_t> fields_of;
+  std::vector<int32_t> counts;
+  std::vector<int64_t> keys;
+  std::vector<float> values;
+
+ private:
+  struct Entry {
+    uint64_t hash;  // of a field that holds one feature of value 1: its key
+    int32_t field;  // -1: the entry is free
+  };
+  // The distinct fields of one slot.
+  struct Slot {
+    std::vector<Entry> table;     // open addressing, at most half full
+    std::vector<int64_t> starts;  // of each field's features in keys
+    std::vector<int32_t> counts;
+    std::vector<int64_t> keys;
+    std::vector<float> values;
+  };
+
+  static void Grow(Slot* slot);
+
+  std::vector<Slot> slots_;
+};
+
+}  // namespace ctr

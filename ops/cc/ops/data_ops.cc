@@ -1,0 +1,71 @@
+// Registrations of the ops that turn logs into prepared passes.
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("CtrColumnKeys")
+    .Input("values: T")
+    .Input("offsets: int32")
+    .Attr("T: {uint8, int64}")
+    .Attr("slot_id: int >= 0")
+    .Output("keys: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle values, offsets;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &values));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &offsets));
+      tensorflow::DataType type;
+      TF_RETURN_IF_ERROR(c->GetAttr("T", &type));
+      DimensionHandle n = c->Dim(values, 0);
+      if (type == tensorflow::DT_UINT8) TF_RETURN_IF_ERROR(c->Subtract(c->Dim(offsets, 0), 1, &n));
+      c->set_output(0, c->Vector(n));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Keys of a column: slot_id << 52 | farmhash64 of the text, mod 2^52, without the white space around it.
+
+They equal those of tf.strings.to_hash_bucket_fast, which a serving graph computes.
+
+values: [n] integers, which hash as their decimal text; or the bytes of texts, one after another.
+offsets: [n + 1] where each text begins in values, and where the last one ends; [0] for integers.
+slot_id: 0 to 2047.
+keys: [n], -1 where the text is blank.
+)doc");
+
+REGISTER_OP("CtrEncodeFields")
+    .Input("keys: int64")
+    .Input("values: float")
+    .Input("counts: int32")
+    .Attr("slots: int >= 1")
+    .Output("codes: uint16")
+    .Output("fields_of: int64")
+    .Output("field_counts: int32")
+    .Output("field_keys: int64")
+    .Output("field_values: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      for (int i = 0; i < 3; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
+      int64_t slots;
+      TF_RETURN_IF_ERROR(c->GetAttr("slots", &slots));
+      c->set_output(0, c->Matrix(c->UnknownDim(), slots));
+      c->set_output(1, c->Vector(slots));
+      for (int i = 2; i < 5; ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Numbers the distinct fields of a block of samples, slot by slot.
+
+A field is what a sample has in a slot: none, one or several features, each with a value.
+
+keys: [nnz], a sample's slots one after another.
+values: [nnz], or [0]: all are 1.
+counts: [n * F] features in each field; or [0]: each has one. n is at most 65536.
+slots: F.
+codes: [n, F]; equal fields of a slot have equal codes, from 0 in the order of first occurrence.
+fields_of: [F] distinct fields of each slot.
+field_counts: [sum of fields_of] features of each of these, slot by slot, by code.
+field_keys: their keys, one field after another.
+field_values: their values, or [0].
+)doc");

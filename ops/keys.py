@@ -1,0 +1,71 @@
+"""Columns of a log to keys, and the fields of samples to codes."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ops.library import load
+from ops.tensors import to_tensor
+
+NO_FEATURE = -1
+MAX_SAMPLES = 65536  # that `encode_fields` takes at once
+
+_NO_OFFSETS = np.zeros([0], np.int32)
+_NO_VALUES = np.zeros([0], np.float32)
+
+
+class EncodedFields(NamedTuple):
+  """Fields of n samples of F slots by their number among the slot's distinct fields."""
+
+  codes: np.ndarray  # uint16 [n, F]
+  fields_of: np.ndarray  # int64 [F], the distinct fields of each slot
+  counts: np.ndarray  # int32 [Σ fields_of], features of each distinct field, by slot, then code
+  keys: np.ndarray  # int64 [Σ counts]
+  values: np.ndarray  # float32 [Σ counts], or [0] where all are 1
+
+
+def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
+  """Returns keys of texts, as `trainer.data.features.hash_keys` has them.
+
+  Args:
+    values: uint8, the bytes of the texts, one after another.
+    offsets: int32 [n + 1], where each begins in `values`, and where the last one ends.
+    slot_id: 0 to 2047.
+  Returns:
+    int64 [n], NO_FEATURE where a text is blank.
+  """
+  return (
+    load()
+    .ctr_column_keys(values=to_tensor(values), offsets=to_tensor(offsets), slot_id=slot_id)
+    .numpy()
+  )
+
+
+def integer_keys(values: np.ndarray, slot_id: int) -> np.ndarray:
+  """Returns keys of integers, int64 [n], which hash as their decimal text."""
+  return (
+    load()
+    .ctr_column_keys(values=to_tensor(values), offsets=to_tensor(_NO_OFFSETS), slot_id=slot_id)
+    .numpy()
+  )
+
+
+def encode_fields(
+  keys: np.ndarray, values: np.ndarray | None, counts: np.ndarray | None, slots: int
+) -> EncodedFields:
+  """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
+
+  Args:
+    keys: int64 [nnz], a sample's slots one after another.
+    values: float32 [nnz]; None where all are 1.
+    counts: int32 [n, F], the features of each field; None where each has one. n is at most
+      MAX_SAMPLES.
+    slots: F.
+  """
+  encoded = load().ctr_encode_fields(
+    keys=to_tensor(keys),
+    values=to_tensor(_NO_VALUES if values is None else values),
+    counts=to_tensor(_NO_OFFSETS if counts is None else counts.reshape(-1).astype(np.int32)),
+    slots=slots,
+  )
+  return EncodedFields(*(part.numpy() for part in encoded))
