@@ -53,18 +53,11 @@ class FieldCoder {
     uint64_t hash;  // of a field that holds one feature of value 1: its key
     int32_t field;  // -1: the entry is free
   };
-  // The distinct fields of one slot.
-  struct Slot {
-    std::vector<Entry> table;     // open addressing, at most half full
-    std::vector<int64_t> starts;  // of each field's features in keys
-    std::vector<int32_t> counts;
-    std::vector<int64_t> keys;
-    std::vector<float> values;
-  };
 
-  static void Grow(Slot* slot);
+  void Grow();
 
-  std::vector<Slot> slots_;
+  std::vector<Entry> table_;     // of the slot at hand: open addressing, at most half full
+  std::vector<int64_t> starts_;  // of the features of its distinct fields, in keys
 };
 
 }  // namespace ctr
