@@ -33,6 +33,18 @@ def _help(main: Callable[..., int | None]) -> str:
   return '\n'.join(lines)
 
 
+def status(done: bool, troubles: Sequence[str]) -> int:
+  """Returns the exit status of a training job, and says what its reports lack.
+
+  Args:
+    done: whether all was trained; False where the job was stopped and saved.
+    troubles: what could not be written beside the training's own result.
+  """
+  for trouble in troubles:
+    sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
+  return STOPPED if not done else 1 if troubles else 0
+
+
 def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
   if {'-h', '-help', '--help'} & set(argv[1:]):
     print(_help(main))

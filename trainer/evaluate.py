@@ -25,14 +25,14 @@ def main() -> None:
   from trainer.data.passes import passes
   from trainer.training.job import finished_job
 
-  job = finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value)
-  patterns = DATA.value or job.cfg.data.test
-  if not patterns:
-    raise UserError(
-      '--data: found none, and the config has no data.test; wanted files to evaluate on'
-    )
-  found = passes(job.cfg, patterns, '--data')
-  print(json.dumps(job.evaluation.evaluate(job.inputs.prepared(found, 'evaluate'))))
+  with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value) as job:
+    patterns = DATA.value or job.cfg.data.test
+    if not patterns:
+      raise UserError(
+        '--data: found none, and the config has no data.test; wanted files to evaluate on'
+      )
+    found = passes(job.cfg, patterns, '--data')
+    print(json.dumps(job.evaluation.evaluate(job.inputs.prepared(found, 'evaluate'))))
 
 
 if __name__ == '__main__':

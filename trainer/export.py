@@ -33,22 +33,22 @@ def main() -> None:
   from trainer.storage.chain import MODEL_KINDS
   from trainer.training.job import finished_job
 
-  job = finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value)
-  position = {
-    'command': 'trainer.export',
-    'step': job.step.steps,
-    'examples': job.progress.examples,
-    'day': job.progress.day,
-  }
-  done = export.write(
-    job.cfg,
-    KIND.value,
-    position,
-    store=job.step.store,
-    model=job.step.dense.model,
-    dense_stats=job.step.dense.embedding.stats,
-    integer_slots=INTEGER_SLOTS.value,
-  )
+  with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value) as job:
+    position = {
+      'command': 'trainer.export',
+      'step': job.step.steps,
+      'examples': job.progress.examples,
+      'day': job.progress.day,
+    }
+    done = export.write(
+      job.cfg,
+      KIND.value,
+      position,
+      store=job.step.store,
+      model=job.step.dense.model,
+      dense_stats=job.step.dense.embedding.stats,
+      integer_slots=INTEGER_SLOTS.value,
+    )
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')
   if KIND.value in MODEL_KINDS:
     size, seconds = saved_model.measure(done.path)

@@ -6,13 +6,14 @@ were.
 """
 
 import contextlib
+import fcntl
 import io
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -23,6 +24,17 @@ MANIFEST = 'MANIFEST.json'
 UNFINISHED = '.unfinished'  # ends the temporary name
 
 Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path -> bytes, crc32
+
+
+@contextlib.contextmanager
+def exclusive(path: str) -> Iterator[TextIO]:
+  """Opens a file for reading and writing that one process at a time may hold; others wait.
+
+  The operating system gives it free where its holder dies.
+  """
+  with open(path, 'a+', encoding='utf-8') as f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    yield f
 
 
 def sync_directory(path: str) -> None:

@@ -9,7 +9,7 @@ import os
 from absl import flags
 
 from trainer import command_line
-from trainer.errors import UserError
+from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 DATA = flags.DEFINE_multi_string(
@@ -28,21 +28,25 @@ def main() -> None:
   from trainer.training.job import finished_job
 
   # A bad record ends it: dropped ones would shift the lines after them.
-  job = finished_job(RUN_DIR.value, [*SET.value, 'data.max_bad_share=0'], CHECKPOINT.value)
-  patterns = DATA.value or job.cfg.data.test
-  if not patterns:
-    raise UserError(
-      '--data: found none, and the config has no data.test; wanted files to predict on'
-    )
-  found = passes(job.cfg, patterns, '--data')
-  out = '/dev/stdout' if OUT.value == '-' else OUT.value + '.new'
-  with open(out, 'w', encoding='ascii') as f:
-    for one in job.inputs.prepared(found, 'predict'):
-      for _, probabilities in job.evaluation.predict(one):
-        rows = probabilities.reshape(len(probabilities), -1)
-        f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
-  if OUT.value != '-':
-    os.replace(out, OUT.value)
+  overrides = [*SET.value, 'data.max_bad_share=0']
+  with (
+    finished_job(RUN_DIR.value, overrides, CHECKPOINT.value) as job,
+    plain_errors('cannot write --out'),
+  ):
+    patterns = DATA.value or job.cfg.data.test
+    if not patterns:
+      raise UserError(
+        '--data: found none, and the config has no data.test; wanted files to predict on'
+      )
+    prepared = job.inputs.prepared(passes(job.cfg, patterns, '--data'), 'predict')
+    out = '/dev/stdout' if OUT.value == '-' else f'{OUT.value}.new{os.getpid()}'
+    with open(out, 'w', encoding='ascii') as f:
+      for one in prepared:
+        for _, probabilities in job.evaluation.predict(one):
+          rows = probabilities.reshape(len(probabilities), -1)
+          f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
+    if OUT.value != '-':
+      os.replace(out, OUT.value)
 
 
 if __name__ == '__main__':

@@ -58,16 +58,15 @@ def train(cfg: config.Config, here: runtime.Runtime, progress_made: Callable[[],
   runtime.start(cfg, here)
   # TensorFlow takes seconds to import: these come after the config was checked.
   from trainer.comm import horovod
-  from trainer.reporting import closing
   from trainer.training.job import Job
   from trainer.training.step import TrainStep
 
   communicator = horovod.communicator(here, cfg.sync)
-  done = Job(cfg, communicator, TrainStep(cfg, communicator), progress_made).run()
-  if here.is_chief:
-    closing.close(cfg)
+  job = Job(cfg, communicator, TrainStep(cfg, communicator), progress_made)
+  done = job.run()
+  troubles = job.close()
   communicator.barrier()
-  return 0 if done else command_line.STOPPED
+  return command_line.status(done, troubles)
 
 
 if __name__ == '__main__':

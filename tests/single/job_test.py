@@ -13,10 +13,12 @@ import tensorflow as tf
 
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.data.passes import passes
 from trainer.errors import BadPass, UserError
 from trainer.reporting import closing
 from trainer.reporting.events import read_events
 from trainer.storage import checkpoint
+from trainer.storage.run_lock import RunLock
 from trainer.training import job
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
@@ -186,6 +188,37 @@ class JobTest(tf.test.TestCase):
     self.make_job(data, lifecycle={'admission': 'none'}).run()  # the same, in other words
     with self.assertRaisesRegex(UserError, 'another model.*lifecycle.admission = '):
       self.make_job(data, lifecycle={'admission': 'count'}).run()
+
+  def test_commands_leave_the_run_dir_as_it_is(self):
+    data = {'train': [self.write('a.csv')], 'valid': [self.write('b.csv')]}
+    self.make_job(data).run()
+
+    def tree():
+      return sorted(
+        (path, os.stat(path).st_mtime_ns)
+        for path in glob.glob(f'{self.run_dir}/**', recursive=True)
+      )
+
+    other, before = self.write('c.csv'), tree()
+    with mock.patch.object(job.runtime, 'start'):
+      with job.finished_job(self.run_dir) as first, job.finished_job(self.run_dir) as second:
+        figures = []
+        for one in (first, second):
+          found = passes(one.cfg, [other], '--data')
+          figures.append(one.evaluation.evaluate(one.inputs.prepared(found, 'evaluate')))
+    self.assertEqual(figures[0], figures[1])
+    self.assertEqual(tree(), before)
+
+  def test_a_second_trainer_is_refused_and_nothing_of_the_first_is_touched(self):
+    data = {'train': [self.write('a.csv')]}
+    self.make_job(data).run()
+    lock = RunLock(self.run_dir)
+    lock.acquire()
+    before = self.events()
+    with self.assertRaisesRegex(UserError, f'process {os.getpid()} on host .* trains into it'):
+      self.make_job(data | {'train': [self.write('a.csv', 50)]}).run()
+    lock.release()
+    self.assertEqual(self.events(), before)
 
 
 if __name__ == '__main__':

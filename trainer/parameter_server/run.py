@@ -36,7 +36,6 @@ from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.servers import cpu_config
 from trainer.parameter_server.worker_step import ServerStep
-from trainer.reporting import closing
 from trainer.runtime import tf_config
 from trainer.training.job import Job
 
@@ -84,11 +83,11 @@ def _work(
   make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
   make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
   step = make_step(cfg, client, cluster, server.target)
-  done = make_job(cfg, client, step, client.progress).run()
-  if client.rank == 0:
-    closing.close(cfg)
+  job = make_job(cfg, client, step, client.progress)
+  done = job.run()
+  troubles = job.close()
   client.barrier()
-  status = 0 if done else command_line.STOPPED
+  status = command_line.status(done, troubles)
   client.bye(status)
   return status
 

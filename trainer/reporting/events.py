@@ -1,12 +1,18 @@
 """The events of a run: metrics.jsonl, and their numbers in TensorBoard."""
 
+import contextlib
+import errno
 import json
 import os
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import pandas as pd
 import tensorflow as tf
+from absl import logging
+
+from trainer.errors import UserError, one_line
 
 # Figures of an event that TensorBoard shows.
 SCALARS = (
@@ -26,26 +32,69 @@ SCALARS = (
 class EventLog:
   """Appends events to `run_dir`; on processes other than the first it does nothing.
 
+  What happens to the reports (a full disk, a file removed, cut or rotated) never ends the training:
+  it is told once, and `troubles` keeps it for the end.
+
   Args:
     run_dir: of the run.
     active: whether this process writes.
     keep_bytes: how much of metrics.jsonl to keep: what the checkpoint that the run continues from
       had seen. Later lines belong to work that is done again. None keeps all of it.
+
+  Attributes:
+    troubles: what could not be written, a line each.
   """
 
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
-    self._active = active
+    self._active, self.troubles = active, []
+    self._file: BinaryIO | None = None
+    self._board: Any = None
     if not active:
       return
-    self._file = open(os.path.join(run_dir, 'metrics.jsonl'), 'ab')
-    if keep_bytes is not None:
-      self._file.truncate(keep_bytes)
-    self._board = tf.summary.create_file_writer(os.path.join(run_dir, 'tensorboard'))
+    self._path = os.path.join(run_dir, 'metrics.jsonl')
+    with self.guarded(self._path):
+      self._open()
+      self._cut(keep_bytes)
+    folder = os.path.join(run_dir, 'tensorboard')
+    with self.guarded(folder):
+      self._board = tf.summary.create_file_writer(folder)
+
+  @contextlib.contextmanager
+  def guarded(self, what: str) -> Iterator[None]:
+    """Tells of an error in writing a report, once for each, and goes on."""
+    try:
+      yield
+    except (OSError, UserError, tf.errors.OpError) as e:
+      reason = e.strerror if isinstance(e, OSError) and e.strerror else one_line(e)
+      trouble = f'{what}: {reason}'
+      if trouble not in self.troubles:
+        self.troubles.append(trouble)
+        logging.warning('cannot write %s; the training goes on', trouble)
 
   @property
   def position(self) -> int:
     """Bytes of metrics.jsonl written so far."""
-    return self._file.tell() if self._active else 0
+    return self._file.tell() if self._file is not None else 0
+
+  def _open(self) -> None:
+    self._file = open(self._path, 'ab', buffering=0)
+
+  def _cut(self, keep_bytes: int | None) -> None:
+    """Removes the lines after `keep_bytes`, where there are so many and a line ends there."""
+    size = self._file.tell()
+    if keep_bytes is None or size == keep_bytes:
+      return
+    with open(self._path, 'rb') as f:
+      f.seek(max(0, min(keep_bytes, size) - 1))
+      ends_a_line = keep_bytes == 0 or f.read(1) == b'\n'
+    if size < keep_bytes or not ends_a_line:
+      raise OSError(
+        errno.EIO,
+        f'has {size:,} bytes and another content than when the run stood here with '
+        f'{keep_bytes:,}: events of before are missing, or stand twice',
+      )
+    self._file.truncate(keep_bytes)
+    self._file.seek(0, os.SEEK_END)
 
   def write(self, event: str, step: int, **fields: Any) -> None:
     """Writes one event (train, eval, day_end or export); fields that are None are left out."""
@@ -53,22 +102,50 @@ class EventLog:
       return
     given = {name: value for name, value in fields.items() if value is not None}
     record = {'event': event, 'step': step, **given, 'time': round(time.time(), 3)}
-    self._file.write((json.dumps(record) + '\n').encode())
-    self._file.flush()
-    with self._board.as_default(step=step):
-      for name in SCALARS:
-        if isinstance(record.get(name), (int, float)):
-          tf.summary.scalar(f'{event}/{name}', record[name])
-        for task, figures in record.get('tasks', {}).items():
-          if isinstance(figures.get(name), (int, float)):
-            tf.summary.scalar(f'{event}/{name}/{task}', figures[name])
-    self._board.flush()
+    with self.guarded(self._path):
+      self._append((json.dumps(record) + '\n').encode())
+    if self._board is None:
+      return
+    with self.guarded('tensorboard/'):
+      with self._board.as_default(step=step):
+        for name in SCALARS:
+          if isinstance(record.get(name), (int, float)):
+            tf.summary.scalar(f'{event}/{name}', record[name])
+      self._board.flush()
+
+  def _append(self, line: bytes) -> None:
+    """Writes a line, into a new file where somebody took the old one away."""
+    if self._file is None:
+      self._open()
+    elif not os.path.exists(self._path) or not os.path.samestat(
+      os.stat(self._path), os.fstat(self._file.fileno())
+    ):
+      self._file.close()
+      self._open()
+      with self.guarded(self._path):
+        raise OSError(errno.EIO, 'was removed or replaced while the run wrote to it')
+    size = self._file.seek(0, os.SEEK_END)
+    if size:
+      with open(self._path, 'rb') as f:
+        f.seek(size - 1)
+        if f.read(1) != b'\n':  # a full disk, or somebody, cut the last line
+          line = b'\n' + line
+    while line:
+      line = line[self._file.write(line) :]
 
 
 def read_events(run_dir: str) -> pd.DataFrame:
   """The events of a run, a row each, in order; NaN or None where an event has no such field."""
   with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
-    # The last line of a run that goes on, or was killed, may have no end yet.
-    records = [json.loads(line) for line in f if line.endswith('\n')]
+    records = [record for line in f if (record := _record(line)) is not None]
   # A run that was stopped early may have none: the frame has the columns that every event has.
   return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])
+
+
+def _record(line: str) -> dict[str, Any] | None:
+  """The event that a line holds; None where it was cut: a run goes on, or a disk was full."""
+  try:
+    record = json.loads(line)
+  except ValueError:
+    return None
+  return record if isinstance(record, dict) and {'event', 'step'} <= record.keys() else None

@@ -43,6 +43,7 @@ trainer, which does not know of them, keeps the gains and exports these rows onc
 them, and as many versions of each kind of model.
 """
 
+import contextlib
 import os
 import time
 import zlib
@@ -249,62 +250,69 @@ def write(
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   is_first = communicator.rank == 0
 
+  held = contextlib.ExitStack()  # so that a command's export and the trainer's take turns
+
   def begin() -> dict[str, Any] | None:
-    return _begin(directory, kind, position)._asdict() if is_first else None
+    if not is_first:
+      return None
+    os.makedirs(directory, exist_ok=True)
+    held.enter_context(files.exclusive(os.path.join(cfg.run_dir, 'exports.lock')))
+    return _begin(directory, kind, position)._asdict()
 
-  plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
-  unfinished = plan.path + files.UNFINISHED
+  with held:
+    plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
+    unfinished = plan.path + files.UNFINISHED
 
-  def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
-    selection = _select(store, kind, plan, shards)
-    part = _Part()
-    if not plan.done and kind != 'dense_model':
-      part = _write_part(store, selection, unfinished, communicator)
-    return part, selection.commits
+    def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
+      selection = _select(store, kind, plan, shards)
+      part = _Part()
+      if not plan.done and kind != 'dense_model':
+        part = _write_part(store, selection, unfinished, communicator)
+      return part, selection.commits
 
-  def finish(parts: list[_Part]) -> None:
-    if not is_first or plan.done:
-      return
-    if kind in MODEL_KINDS:
-      _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
-    else:
-      dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
-      dense['dense_stats'] = np.asarray(dense_stats)
-      files.write_synced(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
-      # An export is the same wherever its run lies.
-      text = config.dump(cfg.model_copy(update={'run_dir': ''}))
-      files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
-    entries = file_entries(unfinished)
-    for name, crc in (item for part in parts for item in part.keys_crc32.items()):
-      if name in entries:
-        entries[name]['keys_crc32'] = crc
-    previous = [os.path.basename(p) for p in plan.chain]
-    files.publish(
-      unfinished,
-      plan.path,
-      {
-        'kind': kind,
-        'sequence': plan.sequence,
-        'position': position,
-        'parts': communicator.size,
-        'base': previous[0] if previous and previous[0].endswith('base') else None,
-        'previous': previous[-1] if previous else None,
-        'rows': sum(part.rows for part in parts),
-        'tombstones': sum(part.tombstones for part in parts),
-        'slots': cfg.slot_ids(),
-        'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
-        'files': entries,
-      },
-    )
-    if cfg.export.keep is not None:
-      _retire(directory, kind, cfg.export.keep)
+    def finish(parts: list[_Part]) -> None:
+      if not is_first or plan.done:
+        return
+      if kind in MODEL_KINDS:
+        _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
+      else:
+        dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
+        dense['dense_stats'] = np.asarray(dense_stats)
+        files.write_synced(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
+        # An export is the same wherever its run lies.
+        text = config.dump(cfg.model_copy(update={'run_dir': ''}))
+        files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
+      entries = file_entries(unfinished)
+      for name, crc in (item for part in parts for item in part.keys_crc32.items()):
+        if name in entries:
+          entries[name]['keys_crc32'] = crc
+      previous = [os.path.basename(p) for p in plan.chain]
+      files.publish(
+        unfinished,
+        plan.path,
+        {
+          'kind': kind,
+          'sequence': plan.sequence,
+          'position': position,
+          'parts': communicator.size,
+          'base': previous[0] if previous and previous[0].endswith('base') else None,
+          'previous': previous[-1] if previous else None,
+          'rows': sum(part.rows for part in parts),
+          'tombstones': sum(part.tombstones for part in parts),
+          'slots': cfg.slot_ids(),
+          'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
+          'files': entries,
+        },
+      )
+      if cfg.export.keep is not None:
+        _retire(directory, kind, cfg.export.keep)
 
-  part, commits = communicator.together(what, write_part)
-  parts = [_Part(*fields) for fields in communicator.gather(tuple(part))]
-  communicator.together(what, lambda: finish(parts))
-  for selection, keys in commits.items():
-    if len(keys):
-      store.commit(selection, keys)
+    part, commits = communicator.together(what, write_part)
+    parts = [_Part(*fields) for fields in communicator.gather(tuple(part))]
+    communicator.together(what, lambda: finish(parts))
+    for selection, keys in commits.items():
+      if len(keys):
+        store.commit(selection, keys)
   manifest = files.read_manifest(plan.path)
   return Export(plan.path, manifest['rows'], manifest['tombstones'], time.monotonic() - started)
 

@@ -22,6 +22,7 @@ class Inputs:
     communicator: how the processes meet.
     step: stages the batches.
     progress_made: called after each chunk of slow work.
+    folder: where converted passes go, one folder a split.
   """
 
   def __init__(
@@ -30,7 +31,9 @@ class Inputs:
     communicator: Communicator,
     step: Step,
     progress_made: Callable[[], None],
+    folder: str,
   ):
+    self._folder = folder
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._progress_made = progress_made
 
@@ -39,7 +42,7 @@ class Inputs:
 
     Args:
       passes: the same on every process.
-      split: names the folder of `run_dir/prepared` that converted passes go to.
+      split: names the folder that converted passes go to.
     Raises:
       UserError: on every process, where one of them found something wrong.
     """
@@ -75,7 +78,7 @@ class Inputs:
     """Where the prepared pass lies."""
     if is_prepared(self._cfg.data, one.path):
       return one.path
-    return os.path.join(self._cfg.run_dir, 'prepared', split, folder_name(one.name))
+    return os.path.join(self._folder, split, folder_name(one.name))
 
   def _convert(self, one: Pass, path: str) -> None:
     # A pass in the middle of which the run stopped may have lost its file since.
@@ -90,7 +93,7 @@ class Inputs:
 
   def remove(self, names: Collection[str], split: str) -> None:
     """Removes what was converted of some passes, by name; process 0 calls it."""
-    folder = os.path.join(self._cfg.run_dir, 'prepared', split)
+    folder = os.path.join(self._folder, split)
     for name in {*map(folder_name, names)}.intersection(
       os.listdir(folder) if os.path.isdir(folder) else ()
     ):

@@ -1,9 +1,11 @@
 """A job: trains passes day by day, evaluates, saves and exports, as the config asks."""
 
+import contextlib
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import logging
@@ -19,6 +21,7 @@ from trainer.reporting import closing
 from trainer.reporting.events import EventLog
 from trainer.reporting.live_line import LiveLine
 from trainer.storage import export
+from trainer.storage.run_lock import RunLock
 from trainer.training import gate
 from trainer.training.day_end import end_day, table_counts
 from trainer.training.evaluation import Evaluation
@@ -40,6 +43,7 @@ class Job:
     communicator: how the processes meet.
     step: of the ranks, or of the parameter servers' workers.
     progress_made: called once a step or a chunk of slow work; the heartbeat tells the others.
+    prepared_folder: where converted passes go; None: run_dir/prepared.
 
   Attributes:
     state: the place in the data, and checkpoints.
@@ -54,17 +58,20 @@ class Job:
     communicator: Communicator,
     step: Step,
     progress_made: Callable[[], None] = lambda: None,
+    prepared_folder: str | None = None,
   ):
     self.cfg, self.communicator, self.step = cfg, communicator, step
     self.progress_made = progress_made
     self.state = RunState(cfg, communicator, step)
-    self.inputs = Inputs(cfg, communicator, step, progress_made)
+    folder = prepared_folder or os.path.join(cfg.run_dir, 'prepared')
+    self.inputs = Inputs(cfg, communicator, step, progress_made, folder)
     self.evaluation = Evaluation(cfg, communicator, step, self.inputs, progress_made)
     self.stream = Stream(cfg, communicator, self.state, self._pass_told)
     self.stop_requested = False
     self._save_is_due = False
     self._marker: str | None = None  # of the pass that was trained last
     self._evaluated: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
+    self._lock = RunLock(cfg.run_dir)
     self._events = EventLog('', active=False)
     self._live = LiveLine(active=False)
 
@@ -79,8 +86,14 @@ class Job:
     Returns:
       Whether all was done; False where the job was asked to stop and its state was saved.
     """
-    cfg = self.cfg
     self.open_run()
+    try:
+      return self._run()
+    finally:
+      self._lock.release()
+
+  def _run(self) -> bool:
+    cfg = self.cfg
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._request_stop)
     for split in ('valid', 'test'):
@@ -116,9 +129,14 @@ class Job:
   def open_run(self) -> None:
     """Opens `run_dir`, restores its last checkpoint where there is one, and opens the reports."""
     is_first = self.communicator.rank == 0
-    self.communicator.together(
-      f'cannot use run_dir {self.cfg.run_dir}', lambda: open_run_dir(self.cfg) if is_first else None
-    )
+
+    def open_here() -> None:
+      if is_first:
+        os.makedirs(self.cfg.run_dir, exist_ok=True)
+        self._lock.acquire()
+        open_run_dir(self.cfg)
+
+    self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
     resumed = self.state.restore()
     self.state.keep_best()
     self.open_reports(is_first, self.progress.metrics_position)
@@ -131,6 +149,17 @@ class Job:
         self.progress.step,
       )
 
+  def close(self) -> list[str]:
+    """Prints the closing table and writes report.html, on process 0.
+
+    Returns:
+      What of the run's reports could not be written, a line each.
+    """
+    if self.communicator.rank == 0:
+      with self._events.guarded('report.html'):
+        closing.close(self.cfg)
+    return self._events.troubles
+
   def open_reports(self, active: bool, keep_bytes: int | None) -> None:
     """As trainer.reporting.events.EventLog, and the live line."""
     self._events = EventLog(self.cfg.run_dir, active, keep_bytes)
@@ -138,6 +167,7 @@ class Job:
 
   def save(self) -> None:
     """Writes a checkpoint; every process calls it."""
+    self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', self._lock.check)
     self.state.save(self._events.position)
     self._save_is_due = False
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
@@ -366,7 +396,8 @@ class Job:
         if prepared and not ended.is_empty:
           self._evaluate_split(prepared, split)
       if self.communicator.rank == 0:
-        closing.write_report(self.cfg)
+        with self._events.guarded('report.html'):
+          closing.write_report(self.cfg)
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _export(self, kind: str) -> None:
@@ -443,8 +474,14 @@ def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
   return 'the model overfits or diverges; lower the learning rates, train fewer epochs, or set l2'
 
 
-def finished_job(run_dir: str, overrides: Sequence[str] = (), checkpoint: str = 'best') -> Job:
-  """Takes up a finished run in this one process, to evaluate, predict or export.
+@contextlib.contextmanager
+def finished_job(
+  run_dir: str, overrides: Sequence[str] = (), checkpoint: str = 'best'
+) -> Iterator[Job]:
+  """Takes up a run in this one process, to evaluate, predict or export.
+
+  It writes nothing into the run_dir, where a trainer may be at work: what it converts goes to a
+  temporary directory, which is removed in the end.
 
   Args:
     run_dir: of trainer.run.
@@ -460,10 +497,24 @@ def finished_job(run_dir: str, overrides: Sequence[str] = (), checkpoint: str = 
     )
   cfg = config.load(path, overrides, run_dir)
   runtime.start(cfg)
-  job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
-  best = checkpoint == 'best' and os.path.isdir(os.path.join(run_dir, 'best'))
-  if not (best and job.state.restore(best=True)) and not job.state.restore():
-    raise UserError(
-      f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
-    )
-  return job
+  with tempfile.TemporaryDirectory(prefix='ctr-trainer-', ignore_cleanup_errors=True) as folder:
+    job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), prepared_folder=folder)
+    if not _restore(job.state, checkpoint == 'best'):
+      raise UserError(
+        f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
+      )
+    yield job
+
+
+_LOOKS = 3  # at the checkpoints of a run whose trainer may delete them meanwhile
+
+
+def _restore(state: RunState, best: bool) -> bool:
+  """Reads the best state, where one is kept, or the last. Returns: whether there was one."""
+  for look in range(_LOOKS):
+    try:
+      return (best and state.restore(best=True)) or state.restore()
+    except UserError:
+      if look + 1 == _LOOKS:
+        raise
+  return False

@@ -1,0 +1,88 @@
+"""Events: whatever happens to the reports, the training goes on, and the trouble is told."""
+
+import os
+import tempfile
+from unittest import mock
+
+import tensorflow as tf
+
+from trainer import command_line
+from trainer.reporting.events import EventLog, read_events
+
+
+class EventLogTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.path = os.path.join(self.run_dir, 'metrics.jsonl')
+
+  def open(self, keep_bytes=None):
+    return EventLog(self.run_dir, True, keep_bytes)
+
+  def steps(self):
+    return read_events(self.run_dir)['step'].tolist()
+
+  def test_what_a_checkpoint_had_not_seen_is_removed(self):
+    log = self.open(0)
+    log.write('train', 1)
+    place = log.position
+    log.write('train', 2)
+    log = self.open(place)
+    log.write('train', 3)
+    self.assertEqual((self.steps(), log.troubles), ([1, 3], []))
+
+  def test_removed(self):
+    log = self.open(0)
+    log.write('train', 1)
+    os.remove(self.path)
+    log.write('train', 2)
+    log.write('train', 3)
+    self.assertEqual(self.steps(), [2, 3])
+    self.assertLen(log.troubles, 1)
+    self.assertRegex(log.troubles[0], 'metrics.jsonl: was removed or replaced while the run')
+
+  def test_rotated(self):
+    log = self.open(0)
+    for step in range(9):
+      log.write('train', step)
+    place = log.position
+    os.rename(self.path, self.path + '.1')
+    log.write('train', 9)
+    self.assertEqual(self.steps(), [9])
+    again = self.open(place)
+    again.write('train', 10)
+    self.assertEqual(self.steps(), [9, 10], 'nothing is filled with zeros, nothing cut')
+    self.assertRegex(again.troubles[0], 'another content than when the run stood here')
+
+  def test_cut_within_a_line(self):
+    log = self.open(0)
+    log.write('train', 1)
+    log.write('train', 2)
+    os.truncate(self.path, log.position - 5)
+    log.write('train', 3)
+    self.assertEqual(self.steps(), [1, 3])
+
+  def test_full_disk(self):
+    log = self.open(0)
+    with mock.patch.object(log, '_append', side_effect=OSError(28, 'No space left on device')):
+      log.write('train', 1)
+      log.write('train', 2)
+    with mock.patch.object(
+      log._board, 'flush', side_effect=tf.errors.ResourceExhaustedError(None, None, 'disk full')
+    ):
+      log.write('train', 3)
+    log.write('train', 4)
+    self.assertEqual(self.steps(), [3, 4])
+    self.assertLen(log.troubles, 2)
+    self.assertRegex(log.troubles[0], 'metrics.jsonl: No space left on device')
+    self.assertRegex(log.troubles[1], 'tensorboard/: ResourceExhaustedError: disk full')
+
+  def test_status(self):
+    self.assertEqual(command_line.status(True, []), 0)
+    self.assertEqual(command_line.status(True, ['x']), 1)
+    self.assertEqual(command_line.status(False, []), command_line.STOPPED)
+    self.assertEqual(command_line.status(False, ['x']), command_line.STOPPED)
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,109 @@
+"""One owner of a run_dir."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from unittest import mock
+
+import psutil
+import tensorflow as tf
+
+from trainer.errors import UserError
+from trainer.storage.run_lock import FILE, RunLock
+
+
+class RunLockTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.path = os.path.join(self.run_dir, FILE)
+
+  def owner(self):
+    with open(self.path, encoding='utf-8') as f:
+      return json.load(f)
+
+  def give_to(self, seconds_ago=0.0, **changes):
+    """Writes an owner's file: this process's with changes."""
+    elsewhere = tempfile.mkdtemp(dir=self.get_temp_dir())
+    lock = RunLock(elsewhere)
+    lock.acquire()
+    with open(os.path.join(elsewhere, FILE), encoding='utf-8') as f:
+      owner = json.load(f) | {'id': 'another'} | changes
+    lock.release()
+    with open(self.path, 'w', encoding='utf-8') as f:
+      json.dump(owner, f)
+    then = time.time() - seconds_ago
+    os.utime(self.path, (then, then))
+
+  def take(self, **options):
+    lock = RunLock(self.run_dir, **options)
+    lock.acquire()
+    self.assertEqual(self.owner()['process'], os.getpid())
+    lock.release()
+
+  def test_a_second_trainer_is_refused_by_name(self):
+    child = subprocess.Popen(['sleep', '60'])
+    self.addCleanup(child.wait)
+    self.addCleanup(child.kill)
+    started = psutil.Process(child.pid).create_time()
+    self.give_to(host='here', process=child.pid, started=started)
+    with self.assertRaisesRegex(
+      UserError, f'process {child.pid} on host here trains into it; wanted it ended first'
+    ):
+      RunLock(self.run_dir).acquire()
+
+  def test_a_lock_is_free_once_released(self):
+    for _ in range(2):
+      lock = RunLock(self.run_dir)
+      lock.acquire()
+      self.assertEqual(self.owner()['process'], os.getpid())
+      lock.check()
+      with self.assertRaises(UserError):
+        RunLock(self.run_dir).acquire()
+      lock.release()
+      lock.release()
+
+  def test_a_dead_owner_of_this_host_is_followed_at_once(self):
+    child = subprocess.Popen(['true'])
+    started = psutil.Process(child.pid).create_time()
+    child.wait()
+    self.give_to(process=child.pid, started=started)
+    self.take()
+    self.give_to(started=1.0)  # a later process has its number
+    self.take()
+    with open(self.path, 'w', encoding='utf-8') as f:
+      f.write('{"host":')
+    self.take()
+
+  def test_an_owner_elsewhere_is_dead_when_its_file_stands_still(self):
+    self.give_to(seconds_ago=100, place='elsewhere', host='far')
+    self.take()
+    self.give_to(seconds_ago=0, place='elsewhere', host='far')
+    self.take(stale_seconds=0.5)
+    self.give_to(seconds_ago=10, place='elsewhere', host='far', process=7)
+    lock = RunLock(self.run_dir, stale_seconds=60)
+    beats = iter(range(9))
+
+    def beat(_):
+      at = time.time() - 9 + next(beats)
+      os.utime(self.path, (at, at))
+
+    with mock.patch('trainer.storage.run_lock.time.sleep', beat):
+      with self.assertRaisesRegex(UserError, 'process 7 on host far trains into it'):
+        lock.acquire()
+
+  def test_who_stood_still_and_was_followed_ends(self):
+    lock = RunLock(self.run_dir)
+    lock.acquire()
+    with open(self.path, 'w', encoding='utf-8') as f:
+      json.dump({'host': 'b', 'process': 5, 'started': 0, 'place': '', 'id': 'x'}, f)
+    with self.assertRaisesRegex(UserError, 'process 5 on host b has taken it over'):
+      lock.check()
+    lock.release()
+    self.assertEqual(self.owner()['id'], 'x', 'the lock of another is left alone')
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,142 @@
+"""One owner of a run_dir: a second trainer is refused, a dead one's lock is taken over."""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+import psutil
+
+from trainer import files
+from trainer.errors import UserError
+
+FILE = 'owner.json'
+STALE_SECONDS = 60.0  # an owner on another host that has not beaten for so long is dead
+BEATS = 6  # in that time
+
+
+class RunLock:
+  """Held by the process that trains into a run_dir.
+
+  The file names host and process. A process of this host is dead when it does not run; one of
+  another host, or in another container, when the file's time has stood still for `stale_seconds`,
+  by the clock of the file system.
+
+  Args:
+    run_dir: an existing directory, which all hosts may see.
+    stale_seconds: as above.
+  """
+
+  def __init__(self, run_dir: str, stale_seconds: float = STALE_SECONDS):
+    self._run_dir, self._stale_seconds = run_dir, stale_seconds
+    self._path = os.path.join(run_dir, FILE)
+    self._released = threading.Event()
+    self._own: dict[str, Any] | None = None
+
+  def acquire(self) -> None:
+    """Makes this process the owner; waits where only time can tell whether another one lives.
+
+    Raises:
+      UserError: naming the owner, where it lives.
+    """
+    own = _this_process() | {'id': secrets.token_hex(8)}
+    seen: tuple[str, int] | None = None  # the owner and the time of its file
+    while True:
+      with files.exclusive(self._path) as f:
+        owner, stat = _read(f), os.fstat(f.fileno())
+        is_here = owner is not None and owner['place'] == own['place']
+        if owner is None or (_is_dead(owner) if is_here else self._is_stale(stat.st_mtime)):
+          f.seek(0)
+          f.truncate()
+          f.write(json.dumps(own))
+          f.flush()
+          os.fsync(f.fileno())
+          break
+      now = owner['id'], stat.st_mtime_ns
+      if is_here or (seen is not None and now != seen):
+        raise UserError(
+          f'run_dir {self._run_dir}: process {owner["process"]} on host {owner["host"]} trains '
+          'into it; wanted it ended first, or another --run_dir'
+        )
+      seen = now
+      time.sleep(self._stale_seconds / BEATS / 10)  # between looks
+    self._own = own
+    self._released.clear()
+    threading.Thread(target=self._beat, name='run lock', daemon=True).start()
+
+  def check(self) -> None:
+    """Checks that the run_dir is still this process's, where it ever was.
+
+    Raises:
+      UserError: where another process has taken it, because this one stood still.
+    """
+    if self._own is None:
+      return
+    with files.exclusive(self._path) as f:
+      owner = _read(f)
+    if owner is not None and owner['id'] != self._own['id']:
+      raise UserError(
+        f'run_dir {self._run_dir}: process {owner["process"]} on host {owner["host"]} has taken it '
+        'over while this one stood still; this one ends'
+      )
+
+  def release(self) -> None:
+    """Gives the run_dir up, where this process owns it."""
+    if self._own is None:
+      return
+    self._released.set()
+    with files.exclusive(self._path) as f:
+      owner = _read(f)
+      if owner is not None and owner['id'] == self._own['id']:
+        f.truncate(0)
+    self._own = None
+
+  def _beat(self) -> None:
+    while not self._released.wait(self._stale_seconds / BEATS):
+      try:
+        os.utime(self._path)
+      except OSError:
+        pass  # the next beat may find the storage again
+
+  def _is_stale(self, modified: float) -> bool:
+    """Whether a file's time lies further back than that of a file written now."""
+    probe = f'{self._path}.{os.getpid()}'
+    with open(probe, 'w', encoding='utf-8'):
+      now = os.stat(probe).st_mtime
+    os.remove(probe)
+    return now - modified > self._stale_seconds
+
+
+def _this_process() -> dict[str, Any]:
+  # Containers share a host's name or not; their processes are told by their namespace.
+  host, namespace = socket.gethostname(), os.stat('/proc/self/ns/pid').st_ino
+  return {
+    'host': host,
+    'process': os.getpid(),
+    'started': psutil.Process().create_time(),
+    'place': f'{host} {namespace}',
+  }
+
+
+def _is_dead(owner: dict[str, Any]) -> bool:
+  """Whether an owner of this host has ended; a later process may have its number."""
+  try:
+    process = psutil.Process(owner['process'])
+    return (
+      abs(process.create_time() - owner['started']) > 1 or process.status() == psutil.STATUS_ZOMBIE
+    )
+  except psutil.NoSuchProcess:
+    return True
+
+
+def _read(f: Any) -> dict[str, Any] | None:
+  """The owner that the file names; None where it names none."""
+  f.seek(0)
+  try:
+    owner = json.loads(f.read())
+    return owner if {'host', 'process', 'started', 'place', 'id'} <= owner.keys() else None
+  except (ValueError, AttributeError):
+    return None
