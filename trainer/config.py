@@ -401,11 +401,13 @@ class Sync(Section):
   clusters where only Horovod's network may be used."""
   ports: tuple[Port, Port] | None = None
   """The first and the last port that a process may listen at; null: any port. A host needs one for
-  each of its ranks, and one more where rank 0 runs."""
+  each of its ranks, and one more where rank 0 runs; of parameter servers only server 0 needs one
+  beside the ports of TF_CONFIG."""
   lost_peer_seconds: Positive = 60
   """A process that is silent for so long ends the job."""
   stalled_peer_seconds: Positive = 1800
-  """A process that lives but makes no progress for so long ends the job."""
+  """A process that lives but makes no progress for so long ends the job; so does a process of
+  parameter servers that has not come for so long."""
   max_staleness: PositiveInt | None = None
   """ps_async: steps that a worker may be ahead of the slowest; null: any number."""
   geo_steps: PositiveInt = 10
@@ -946,6 +948,14 @@ def parse(
     raise ConfigError(_one_line(e, where)) from None
   _check(cfg, where)
   return cfg
+
+
+def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns nested dicts and lists as one dict, by key as in 'data.slots.0.name'."""
+  if not isinstance(tree, (dict, list, tuple)) or not tree:
+    return {prefix[:-1]: tree}
+  items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+  return {k: v for name, sub in items for k, v in flatten(sub, f'{prefix}{name}.').items()}
 
 
 def dump(cfg):

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import numpy as np
 import tensorflow as tf
 import yaml
 
+from tests.support.parameter_servers import free_addresses
 from trainer.storage import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+FROZEN = str(ROOT / 'tests' / 'support' / 'frozen_rank.py')
 LIMIT = 150  # seconds a job may take, however busy the machine
 CONFIG = """
 seed: 1
@@ -113,7 +116,7 @@ class ParameterServerTest(tf.test.TestCase):
       yaml.safe_dump(tree, f)
     return path
 
-  def start(self, tf_config, config, run_dir, *overrides):
+  def start(self, tf_config, config, run_dir, *overrides, program=('-m', 'trainer.run')):
     environment = (
       os.environ
       | {'CTR_THREADS': '1'}
@@ -121,7 +124,7 @@ class ParameterServerTest(tf.test.TestCase):
     )
     log = open(os.path.join(self.work, f'log_{len(self.processes)}'), 'w+', encoding='utf-8')
     process = subprocess.Popen(
-      [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir, *overrides],
+      [sys.executable, *program, '--config', config, '--run_dir', run_dir, *overrides],
       cwd=ROOT,
       env=environment,
       stdout=log,
@@ -132,21 +135,29 @@ class ParameterServerTest(tf.test.TestCase):
     return process
 
   def cluster(self, servers, workers):
-    held = [socket.create_server(('127.0.0.1', 0)) for _ in range(servers + workers)]
-    addresses = [f'127.0.0.1:{s.getsockname()[1]}' for s in held]
-    for s in held:
-      s.close()
+    addresses = free_addresses(servers + workers)
     return {'ps': addresses[:servers], 'worker': addresses[servers:]}
 
-  def start_job(self, cluster, config, run_dir, *overrides):
-    """Returns: dict of name -> process."""
-    return {
-      f'{kind} {i}': self.start(
-        {'cluster': cluster, 'task': {'type': kind, 'index': i}}, config, run_dir, *overrides
-      )
-      for kind in ('ps', 'worker')
-      for i in range(len(cluster[kind]))
-    }
+  def start_job(self, cluster, config, run_dir, *overrides, frozen=None):
+    """Starts all processes of a job.
+
+    Args:
+      cluster: addresses by kind.
+      config: its path.
+      run_dir: of the job.
+      *overrides: further flags.
+      frozen: {name: where that process freezes} (see tests/support/frozen_rank.py).
+    Returns:
+      The processes by name.
+    """
+    job = {}
+    for kind in ('ps', 'worker'):
+      for i in range(len(cluster[kind])):
+        name, tf_config = f'{kind} {i}', {'cluster': cluster, 'task': {'type': kind, 'index': i}}
+        place = (frozen or {}).get(name)
+        program = (FROZEN, place) if place else ('-m', 'trainer.run')
+        job[name] = self.start(tf_config, config, run_dir, *overrides, program=program)
+    return job
 
   def text(self, process):
     process.log.seek(0)
@@ -189,10 +200,7 @@ class ParameterServerTest(tf.test.TestCase):
     return checkpoint.candidates(os.path.join(run_dir, 'checkpoints'))
 
   def test_ps_equals_one_process_and_each_reads_the_others_checkpoints(self):
-    """The servers' rows lie on TFRA's tables, the one process's in the fused store;
-
-    batches are normalised over all workers.
-    """
+    """Servers keep rows on TFRA's tables, the one process in our store; batch norm is over all."""
     one, two, back = self.directory('one'), self.directory('two'), self.directory('back')
     model = {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8], 'batch_norm': 'sync'}}]}
     first, both = (self.config(days, model=model) for days in ([0], [0, 1]))
@@ -217,10 +225,7 @@ class ParameterServerTest(tf.test.TestCase):
           self.assertAllClose(a[name], b[name], rtol=1e-4)
 
   def test_a_run_goes_on_with_any_number_of_ranks_or_servers(self):
-    """Day by day on 1, 3, 2 and 1 ranks, 2 workers with 2 servers, and 3 ranks:
-
-    as one process that trains all days.
-    """
+    """Each day on another number of ranks, one on servers: as one process that trains all days."""
     horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
     environment = os.environ | {'CTR_THREADS': '1'}
 
@@ -333,6 +338,50 @@ class ParameterServerTest(tf.test.TestCase):
     rows, _, progress = state(run_dir)
     self.assertEqual(progress['done'], 1)
     self.assertGreater(len(rows), 40)
+
+  def test_a_stop_of_one_server_saves_the_state_and_ends_all(self):
+    run_dir = self.directory('stopped')
+    config = self.config([9], checkpoint={'every_steps': 20}, train={'epochs': 1000})
+    job = self.start_job(self.cluster(2, 2), config, run_dir, '--set', 'sync.mode=ps')
+    self.wait_for(lambda: self.checkpoints(run_dir), job)
+    job['ps 1'].send_signal(signal.SIGTERM)
+    self.finish(job, 143)
+    self.assertIn('the state is saved', self.text(job['worker 0']))
+    step = state(run_dir)[2]['step']
+    self.assertIn(f'stopped at step {step};', self.text(job['worker 0']))
+
+  def test_a_process_that_freezes_at_the_start_is_named(self):
+    places = {
+      'ps 1': 'trainer/parameter_server/client.py:CoordinatorClient.wait:call',
+      'worker 0': 'trainer/parameter_server/worker_step.py:WorkerStep.__init__:call',
+    }
+    config = self.config([0], sync={'lost_peer_seconds': 6})
+    for name, place in places.items():
+      job = self.start_job(
+        self.cluster(2, 2),
+        config,
+        self.directory('frozen'),
+        '--set',
+        'sync.mode=ps',
+        frozen={name: place},
+      )
+      frozen = job.pop(name)
+      self.finish(job, 3)
+      frozen.kill()
+      for process in job.values():
+        lost = rf'{name} \(process \d+ on .*\) was lost: it was silent for 6 s'
+        self.assertRegex(self.text(process), lost)
+
+  def test_a_mistake_that_workers_find_is_told_by_all(self):
+    path = self.directory('file')
+    with open(path, 'w', encoding='utf-8'):
+      pass
+    job = self.start_job(self.cluster(2, 2), self.config([0]), path, '--set', 'sync.mode=ps')
+    self.finish(job, 2)
+    for process in job.values():
+      lines = [line for line in self.text(process).splitlines() if line.startswith('error: ')]
+      self.assertLen(lines, 1)
+      self.assertStartsWith(lines[0], f'error: cannot use run_dir {path}')
 
   def test_user_errors(self):
     run_dir, config = self.directory('errors'), self.config([0])

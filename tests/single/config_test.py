@@ -41,6 +41,11 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(config.load(path), cfg)
     self.assertEqual(cfg.policy().for_slot(1).admission_threshold, 3)
 
+  def test_flatten_names_every_value(self):
+    self.assertEqual(
+      config.flatten({'a': {'b': [1, {'c': 2}]}, 'd': []}), {'a.b.0': 1, 'a.b.1.c': 2, 'd': []}
+    )
+
   def test_the_old_spelling_of_catch_up_is_read(self):
     cfg = self.load(
       overrides=['sparse.tables.default={linear: {l2_mode: owed}, factors: {l2_mode: touch}}']

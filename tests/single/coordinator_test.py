@@ -14,7 +14,6 @@ from trainer.config import Sync
 from trainer.errors import UserError
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.run import _flat
 
 ADDRESSES = {'ps': ['127.0.0.1:1'], 'worker': ['127.0.0.1:2', '127.0.0.1:3', '127.0.0.1:4']}
 
@@ -333,11 +332,6 @@ class CoordinatorTest(tf.test.TestCase):
     self.assertLen(set(ports), 2)
     for port in ports:
       self.assertBetween(port, 21200, 21300)
-
-  def test_settings_are_compared_key_by_key(self):
-    self.assertEqual(
-      _flat({'a': {'b': [1, {'c': 2}]}, 'd': []}), {'a.b.0': 1, 'a.b.1.c': 2, 'd': []}
-    )
 
 
 if __name__ == '__main__':

@@ -27,7 +27,7 @@ import tensorflow as tf
 from ops import library
 from trainer import command_line
 from trainer.comm.messages import Address
-from trainer.config import Config
+from trainer.config import Config, flatten
 from trainer.errors import UserError
 from trainer.parameter_server.asynchronous_job import AsynchronousJob
 from trainer.parameter_server.client import CoordinatorClient
@@ -55,7 +55,7 @@ def run(cfg: Config) -> int:
   library.load()  # the servers run our ops, too
   if cfg.sparse.store == 'tfra':
     importlib.import_module('trainer.embedding.tfra_store')  # and TFRA's
-  settings = _flat(cfg.model_dump()) | cluster.settings()
+  settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
     coordinator = Coordinator(cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds))
     signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
@@ -147,11 +147,3 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
         told = now
         cluster.say(f'waiting for ps 0 at {cluster.servers[0]} ({now - began:.0f} s)')
       time.sleep(0.3)  # between attempts
-
-
-def _flat(tree, prefix=''):
-  """dict and lists -> one dict, 'a.b.0' -> value."""
-  if not isinstance(tree, (dict, list, tuple)) or not tree:
-    return {prefix[:-1]: tree}
-  items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-  return {k: v for name, value in items for k, v in _flat(value, f'{prefix}{name}.').items()}

@@ -1,101 +1,100 @@
-"""The rows on the servers, in either store, as one store with the verbs of ops.row_store.RowStore;
-
-a worker's share of them is what a rank would own.
-"""
+"""The rows on all servers as one store, with the verbs of ops.row_store.RowStore."""
 
 import functools
 import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from ops.feature_lifecycle import capacity_cut
-from ops.sharding import owner_of, shard_of, shards_of
+from ops.feature_lifecycle import FeatureLifecycle, capacity_cut
+from ops.library import TensorLike
+from ops.row_store import Rows
+from ops.sharding import IntOrArray, owner_of, shard_of, shards_of
+from trainer.parameter_server.client import CoordinatorClient
+from trainer.parameter_server.servers import Servers
+
+_HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 
 
 class ServedStore:
-  """The part of all rows that this worker answers for.
+  """The part of all rows that this worker answers for, in either kind of store.
 
   Of what is asked of features, worker r of M answers for the logical shards that rank r of M would
-  own; of what is asked of a whole
-  server, one worker does.
+  own. Of what is asked of a whole server, one worker does.
 
   Args:
-    servers: trainer.parameter_server.servers.Servers.
-    communicator: trainer.parameter_server.coordinator.CoordinatorClient.
+    servers: the state there.
+    communicator: of this worker.
   """
 
-  def __init__(self, servers, communicator):
+  def __init__(self, servers: Servers, communicator: CoordinatorClient):
     self._servers, self._communicator = servers, communicator
     self._remote = [
       store.remote(functools.partial(servers.run, i)) for i, store in enumerate(servers.stores)
     ]
-    self.policy, self.tables, self.slot_table = (
-      servers.stores[0].policy,
-      servers.stores[0].tables,
-      servers.stores[0].slot_table,
-    )
+    store = servers.stores[0]
+    self.policy, self.tables, self.slot_table = store.policy, store.tables, store.slot_table
 
-  def _shards(self):
+  def _shards(self) -> range:
     return shards_of(self._communicator.rank, self._communicator.size)
 
-  def _server(self, shard):
-    return self._remote[owner_of(shard, self._servers.count)]
+  def _server_of(self, shard: IntOrArray) -> IntOrArray:
+    return owner_of(shard, self._servers.count)
 
-  def _own(self):
-    """The servers that this worker speaks for:
-
-    of those it shares with others, the ones whose first shard is its own.
-    """
+  def _own(self) -> list[FeatureLifecycle]:
+    """The servers that this worker speaks for: those whose first shard is its own."""
     first = [shards_of(i, self._servers.count)[0] for i in range(self._servers.count)]
-    return [
-      self._remote[i]
-      for i, s in enumerate(first)
-      if owner_of(s, self._communicator.size) == self._communicator.rank
-    ]
+    return [store for store, shard in zip(self._remote, first) if shard in self._shards()]
 
   # Of servers
 
-  def size(self):
-    return sum(int(s.size()) for s in self._own())
+  def size(self) -> int:
+    """The number of features."""
+    return sum(int(store.size()) for store in self._own())
 
-  def admitted_size(self):
-    return sum(int(s.admitted_size()) for s in self._own())
+  def admitted_size(self) -> int:
+    """The number of admitted features."""
+    return sum(int(store.admitted_size()) for store in self._own())
 
-  def bytes(self):
-    return sum(int(s.bytes()) for s in self._own())
+  def bytes(self) -> int:
+    """The memory of the rows."""
+    return sum(int(store.bytes()) for store in self._own())
 
-  def decay(self):
+  def decay(self) -> None:
+    """See FeatureLifecycle.decay."""
     for store in self._own():
       store.decay()
 
-  def age(self):
+  def age(self) -> None:
+    """See FeatureLifecycle.age."""
     for store in self._own():
       store.age()
 
-  def catch_up(self, hyper, step):
+  def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
+    """See RowStore.catch_up."""
     hyper, step = np.asarray(hyper), np.asarray(tf.convert_to_tensor(step))
     for store in self._own():
       store.catch_up(hyper, step)
 
-  def evict(self, all_reduce=None):
-    """As FeatureLifecycle.evict; `capacity` bounds all servers together."""
-    if self.policy.capacity is None:
-      found = [np.asarray(s.evict()) for s in self._own()]
+  def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> np.ndarray:
+    """See FeatureLifecycle.evict; `capacity` bounds all servers together."""
+    own, capacity = self._own(), self.policy.capacity
+    if capacity is None:
+      found = [np.asarray(store.evict()) for store in own]
     else:
 
-      def histogram(prefix):
-        counts = sum(
-          (s.rank_histogram(prefix).numpy() for s in self._own()), np.zeros([1 << 16], np.int64)
-        )
+      def histogram(prefix: tf.Tensor) -> np.ndarray:
+        none = np.zeros([_HISTOGRAM_SIZE], np.int64)
+        counts = sum((store.rank_histogram(prefix).numpy() for store in own), none)
         return all_reduce(counts) if all_reduce else counts
 
-      found = [np.asarray(s.evict_by_tests()) for s in self._own()]
-      cut = capacity_cut(self.policy.capacity, histogram)
-      found += [np.asarray(s.evict_below(cut)) for s in self._own()]
+      found = [np.asarray(store.evict_by_tests()) for store in own]
+      cut = capacity_cut(capacity, histogram)
+      found += [np.asarray(store.evict_below(cut)) for store in own]
     return np.concatenate([np.zeros([0], np.int64), *found])
 
-  def clear(self):
+  def clear(self) -> None:
     """Erases everything; every worker calls it."""
     self._communicator.barrier()
     for store in self._own():
@@ -104,35 +103,38 @@ class ServedStore:
 
   # Of features
 
-  def select(self, kind):
-    keys = [
-      np.asarray(s.select(kind))
-      for s in {id(s): s for s in map(self._server, self._shards())}.values()
-    ]
-    keys = np.concatenate([np.zeros([0], np.int64), *keys])
+  def select(self, kind: str) -> np.ndarray:
+    """See FeatureLifecycle.select; keys of this worker's shards."""
+    servers = sorted({self._server_of(shard) for shard in self._shards()})
+    found = [np.asarray(self._remote[i].select(kind)) for i in servers]
+    keys = np.concatenate([np.zeros([0], np.int64), *found])
     return keys[owner_of(shard_of(keys), self._communicator.size) == self._communicator.rank]
 
-  def commit(self, kind, keys):
+  def commit(self, kind: str, keys: TensorLike) -> None:
+    """See FeatureLifecycle.commit."""
     keys = np.asarray(keys)
-    servers = owner_of(shard_of(keys), self._servers.count)
+    servers = self._server_of(shard_of(keys))
     for i in np.unique(servers):
       self._remote[i].commit(kind, keys[servers == i])
 
-  def pull(self, keys, train):
-    """As RowStore.pull; keys by logical shard."""
+  def pull(self, keys: TensorLike, train: bool) -> Rows:
+    """See RowStore.pull; keys are distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
-  def export_state(self):
+  def export_state(self) -> Iterator[dict[str, np.ndarray]]:
+    """See FeatureLifecycle.export_state; of this worker's shards."""
     for shard in self._shards():
-      yield from self._server(shard).export_state(shards=[shard])
+      yield from self._remote[self._server_of(shard)].export_state(shards=[shard])
 
-  def import_state(self, chunks):
-    """Adds what exports gave, each chunk of one logical shard;
+  def import_state(self, chunks: Iterable[dict[str, np.ndarray]]) -> None:
+    """Adds what exports gave; all workers have called `clear` before.
 
-    `clear` comes before, on all workers.
+    Args:
+      chunks: each of one logical shard.
     """
-    some = (c for c in chunks if len(c['key']))
-    for server, group in itertools.groupby(
-      some, lambda c: owner_of(int(shard_of(c['key'][0])), self._servers.count)
-    ):
-      self._remote[server].import_state(group, replace=False)
+
+    def server(chunk: dict[str, np.ndarray]) -> int:
+      return self._server_of(int(shard_of(chunk['key'][:1])[0]))
+
+    for i, group in itertools.groupby((c for c in chunks if len(c['key'])), server):
+      self._remote[i].import_state(group, replace=False)

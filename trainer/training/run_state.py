@@ -166,18 +166,13 @@ class RunState:
     return True
 
 
-def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
-  """Nested dicts as one: 'a.b' -> value."""
-  if isinstance(tree, dict) and tree:
-    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f'{prefix}{name}.').items()}
-  return {prefix[:-1]: tree}
-
-
 def _compared(cfg: config.Config) -> dict[str, Any]:
   """What makes a model, by key; the lifecycle as it works, however it was written."""
-  per_slot = {'per_slot': {slot: _flat(fields) for slot, fields in cfg.policy().per_slot.items()}}
+  per_slot = {
+    'per_slot': {slot: config.flatten(fields) for slot, fields in cfg.policy().per_slot.items()}
+  }
   lifecycle = dataclasses.asdict(cfg.policy()) | per_slot
-  return _flat(cfg.model_dump() | {'lifecycle': lifecycle})
+  return config.flatten(cfg.model_dump() | {'lifecycle': lifecycle})
 
 
 def open_run_dir(cfg: config.Config) -> None:
