@@ -24,7 +24,7 @@ from trainer import schema_text
 from trainer.errors import ConfigError, nearest
 
 # Interactions that are built in; others are dotted paths of Keras layers.
-INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'tower')
+INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'tower', 'din')
 # What several tasks' towers may read, likewise.
 SHARED = ('shared_bottom', 'mmoe')
 Loss = Literal['log_loss', 'focal', 'squared_error']
@@ -51,6 +51,13 @@ Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 PositiveShare = Annotated[float, pydantic.Field(gt=0, le=1)]
 
 
+class History(Section):
+  """A history: a slot whose features stand in order, the oldest first."""
+
+  max_length: PositiveInt
+  """L: of a longer history the last L features are read."""
+
+
 class Slot(Section):
   """A column of the log with categorical features."""
 
@@ -66,6 +73,9 @@ class Slot(Section):
   """The table of sparse.tables that holds the rows of this slot."""
   shares: str | None = None
   """Another slot whose features (keys and rows) this one uses."""
+  sequence: History | None = None
+  """That the slot is a history of features of the slot that it `shares`, the candidate, which din
+  reads it against."""
   pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'
   """How several features of a sample become the slot vector that dnn and cross read."""
   lifecycle: dict[str, Any] = {}
@@ -460,6 +470,11 @@ class Config(Section):
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
+  def poolings(self) -> list[str]:
+    """How each slot's sum is divided, [F]: one feature divides by itself."""
+    several = [s.separator or s.value_separator or s.sequence for s in self.slots]
+    return [s.pooling if many else 'sum' for s, many in zip(self.slots, several)]
+
   def slot_ids(self) -> dict[str, int]:
     """The slot id in the top bits of keys, by slot.
 
@@ -661,6 +676,10 @@ def _check(cfg, where):
           f"found '{s.table}'; wanted '{by_name[s.shares].table}', the table of '{s.shares}', "
           'which it shares',
         )
+    if s.sequence and s.shares is None:
+      fail(f'data.slots.{i}.shares', "found null; a sequence wants its candidate's slot")
+    if s.sequence and s.value_separator:
+      fail(f'data.slots.{i}.value_separator', 'a sequence has no values; wanted null')
     if s.value_separator and not s.separator and s.value_separator == data.delimiter:
       fail(
         f'data.slots.{i}.value_separator',
@@ -713,6 +732,8 @@ def _check(cfg, where):
         + nearest(kind, INTERACTIONS)
         + ', or give the dotted path of a Keras layer',
       )
+    if kind == 'din' and not any(s.sequence for s in data.slots):
+      fail(key, "found 'din', which reads histories; wanted a slot with `sequence`")
     if kind == 'tower' and shared is None:
       fail(key, "found 'tower', which reads model.shared; wanted that set, or 'dnn'")
   if shared is not None and shared.kind not in SHARED and '.' not in shared.kind:

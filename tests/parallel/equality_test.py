@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.support.batches import join, make_batch
 from tests.support.ranks import ranks
-from tests.support.steps import TASKS, make_config, rows_of, train
+from tests.support.steps import HISTORY, HISTORY_IDS, TASKS, make_config, rows_of, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
 from trainer.training.step import StepFlags, TrainStep
@@ -91,7 +91,7 @@ class EqualityTest(tf.test.TestCase):
       self.assertAllClose(sum(r[0] for r in rows.values()), 1.0 * samples)  # decay is 1 in these
     return rows
 
-  def uneven(self, single=False, days=1, one_has_none=True, tasks=1):
+  def uneven(self, single=False, days=1, one_has_none=True, tasks=1, ids=(1, 2, 3)):
     def batches_of(rank):
       rng = np.random.default_rng(100 + rank)
 
@@ -100,7 +100,8 @@ class EqualityTest(tf.test.TestCase):
           return []
         n = 3 + 2 * rank
         return [
-          make_batch(rng, 5 if i == n - 1 else 16, single=single, tasks=tasks) for i in range(n)
+          make_batch(rng, 5 if i == n - 1 else 16, single=single, tasks=tasks, ids=ids)
+          for i in range(n)
         ]  # the last one short
 
       return [day() for _ in range(days)]
@@ -186,6 +187,9 @@ class EqualityTest(tf.test.TestCase):
       self.keep | TASKS | {'model.shared': {'shared_bottom': {'hidden': [8]}}},
       self.uneven(tasks=2, one_has_none=False),
     )
+
+  def test_histories(self):
+    self.check(self.keep | HISTORY, self.uneven(ids=HISTORY_IDS), rtol=1e-4)
 
   def test_everything_by_horovod(self):
     self.check(

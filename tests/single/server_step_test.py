@@ -121,7 +121,9 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       probabilities, alone.predict(alone.stage(everything[0][0][0])), rtol=1e-5, atol=1e-6
     )
 
-  def uneven(self, workers, days=1, steps=4, one_has_none=True, single=False, tasks=1):
+  def uneven(
+    self, workers, days=1, steps=4, one_has_none=True, single=False, tasks=1, ids=(1, 2, 3)
+  ):
     def batches_of(rank):
       rng = np.random.default_rng(100 + rank)
 
@@ -130,7 +132,8 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
           return []
         n = steps + 2 * rank
         return [
-          make_batch(rng, 5 if i == n - 1 else 16, single=single, tasks=tasks) for i in range(n)
+          make_batch(rng, 5 if i == n - 1 else 16, single=single, tasks=tasks, ids=ids)
+          for i in range(n)
         ]  # the last one short
 
       return [day() for _ in range(days)]
@@ -194,6 +197,10 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     shared = {'mmoe': {'experts': 2, 'hidden': [8], 'dropout': 0.3}}
     rules = self.rules('sgd', 0.05) | steps.TASKS | {'model.shared': shared}
     self.check(rules, 1, 2, self.uneven(2, steps=8, tasks=2))
+
+  def test_histories(self):
+    batches = self.uneven(2, steps=8, ids=steps.HISTORY_IDS)
+    self.check(self.rules('sgd', 0.05) | steps.HISTORY, 1, 2, batches)
 
   def test_batch_norm_over_all_workers(self):
     """Worker 0 has no samples any more in the last two steps."""

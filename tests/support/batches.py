@@ -8,15 +8,18 @@ import numpy as np
 from trainer.data.features import SlotBatch
 
 
-def make_batch(rng, samples, slots=3, vocabulary=40, num_dense=2, single=False, tasks=1):
+def make_batch(
+  rng, samples, slots=3, vocabulary=40, num_dense=2, single=False, tasks=1, ids=(1, 2, 3)
+):
   """A SlotBatch of `samples` samples; single: exactly one feature a slot (the fast path).
 
-  Labels of several tasks have blanks, the later tasks the more.
+  Labels of several tasks have blanks, the later tasks the more. `ids` are the slots' in keys: one
+  that shares another's features has its id.
   """
   counts = np.ones([samples, slots], int) if single else rng.integers(0, 4, [samples, slots])
   segments = np.repeat(np.arange(samples * slots, dtype=np.int32), counts.ravel())
-  ids = (vocabulary * rng.random(len(segments)) ** 2).astype(np.int64)
-  keys = ((segments % slots + 1).astype(np.int64) << 52) + ids * 7919
+  texts = (vocabulary * rng.random(len(segments)) ** 2).astype(np.int64)
+  keys = (np.array(ids, np.int64)[segments % slots] << 52) + texts * 7919
   dense = rng.normal(size=[samples, num_dense]).astype(np.float32)
   dense[rng.random(dense.shape) < 0.1] = np.nan
   empty = np.zeros([0], np.float32)

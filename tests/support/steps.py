@@ -37,6 +37,16 @@ TASKS = {
     'conversion': {'interactions': [{'tower': {'hidden': []}}], 'given': 'click'},
   },
 }
+# Changes of it that make the last slot a history of the first's features; batches want `ids`.
+HISTORY = {
+  'data.slots': [
+    {'name': 'a', 'separator': '|'},
+    {'name': 'b', 'separator': '|', 'pooling': 'sum'},
+    {'name': 'c', 'separator': '|', 'shares': 'a', 'sequence': {'max_length': 9}},
+  ],
+  'model.interactions': ['linear', {'din': {'attention': 5, 'hidden': [8, 4], 'dropout': 0.3}}],
+}
+HISTORY_IDS = (1, 2, 1)
 
 
 class Row(NamedTuple):

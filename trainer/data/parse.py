@@ -489,6 +489,9 @@ def parse(cfg: config.Config, block: Block) -> Parsed:
       column,
       f'features as NAME or NAME{s.value_separator or ": "}NUMBER',
     )
+    if s.sequence:  # the last so many
+      counts = np.minimum(parsed.counts, s.sequence.max_length)
+      parsed = parsed._replace(starts=parsed.starts + parsed.counts - counts, counts=counts)
     slots.append(parsed)
   keep = records.keep
   if not keep.all():

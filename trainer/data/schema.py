@@ -19,7 +19,10 @@ def schema(cfg: config.Config) -> dict[str, Any]:
   return {
     'format': 2,
     'hash': HASH_NAME,
-    'slots': [[s.name, ids[s.name]] for s in cfg.slots],  # canonical order, slot id
+    # canonical order, slot id, and of a sequence its length
+    'slots': [
+      [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])] for s in cfg.slots
+    ],
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
     'label': [[x.name, x.loss == 'squared_error'] for x in data.labels]
     or [data.label, data.label_is],

@@ -9,7 +9,7 @@ from ops import pooling, row_optimizers, row_store
 from ops.dedupe import Deduped, dedupe
 from trainer.config import Config, Table
 from trainer.data.features import SlotBatch, transform_dense
-from trainer.embedding.layer_inputs import LayerInputs
+from trainer.embedding.layer_inputs import History, LayerInputs, history_places
 
 
 class Embedding:
@@ -33,8 +33,7 @@ class Embedding:
     self.num_slots = len(slots)
     self._reads_slots, self._reads_totals = 'factors' in needs, 'totals' in needs
     self._reads_field = 'field_factors' in needs
-    # One feature divides by itself: pooling only matters where a slot may hold several.
-    poolings = tuple(s.pooling if s.separator or s.value_separator else 'sum' for s in slots)
+    poolings = tuple(cfg.poolings())
     self._divides = any(p != 'sum' for p in poolings)
     ids = cfg.slot_ids()
     self.slot_table = [-1] * (max(ids.values()) + 1)
@@ -48,6 +47,14 @@ class Embedding:
       slots=self._reads_slots,
       totals=self._reads_totals,
     )
+    # Of each history: its name, its field, its table, and its candidate's place in that table.
+    self._history_slots = []
+    for f, s in enumerate(slots if 'histories' in needs else []):
+      if s.sequence:
+        t = names.index(s.table)
+        place = [x.name for x in slots if x.table == s.table].index(s.shares)
+        self._history_slots.append((s.name, f, t, place))
+    self._widths = [t.width for t in cfg.sparse.tables.values()]
     self._optimizers = [(t.linear, t.factors) for t in cfg.sparse.tables.values()]
     self.catches_up = any(o.l2_mode == 'catch_up' for pair in self._optimizers for o in pair)
     # One show for each occurrence. Made once: TensorFlow 2.16 loses memory with every constant.
@@ -121,4 +128,38 @@ class Embedding:
       field_squares=pooled.squares[0][-1] if self._reads_field else None,
       norm=pooled.norm if self._divides else None,
       dense=transform_dense(batch.dense, self._data.dense, self.stats),
+      histories=self._histories(batch, deduped, rows, plain_slots) if self._history_slots else None,
     )
+
+  def _histories(
+    self, batch: SlotBatch, deduped: Deduped, rows: row_store.Rows, sums: list[tf.Tensor]
+  ) -> dict[str, History]:
+    """Returns each history's factors, one by one; differentiable in `rows.factors`.
+
+    Args:
+      batch: with B samples.
+      deduped: its distinct keys.
+      rows: of those.
+      sums: of each table, float32 [B, F_t, D_t].
+    """
+    segments = batch.segments
+    one_each = tf.size(segments) == 0  # then each slot of each sample has one feature
+    segments = tf.cond(one_each, lambda: tf.range(tf.size(deduped.inverse)), lambda: segments)
+    has = rows.offsets[1:] > rows.offsets[:-1]
+    found = {}
+    for name, field, table, candidate in self._history_slots:
+      width = self._widths[table]
+      mine = tf.where(tf.equal(segments % self.num_slots, field))[:, 0]
+      # Of each of the history's distinct features the factors, then a row of 0.
+      features, at = tf.unique(tf.gather(deduped.inverse, mine))
+      with_factors = tf.gather(has, features)
+      starts = tf.gather(rows.offsets, tf.boolean_mask(features, with_factors))
+      vectors = tf.gather(rows.factors, starts[:, None] + tf.range(width))
+      vectors = tf.concat([vectors, tf.zeros([1, width])], 0)
+      none = tf.size(starts)
+      row = tf.where(with_factors, tf.cumsum(tf.cast(with_factors, tf.int32)) - 1, none)
+      row = tf.concat([tf.gather(row, at), none[None]], 0)
+      places = history_places(tf.gather(segments, mine) // self.num_slots, tf.shape(batch.label)[0])
+      row = tf.gather(row, tf.where(places < 0, tf.size(mine, tf.int32), places))
+      found[name] = History(tf.gather(vectors, row), row < none, sums[table][:, candidate])
+    return found

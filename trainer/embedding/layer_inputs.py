@@ -5,8 +5,19 @@ from typing import NamedTuple
 import tensorflow as tf
 
 # What an interaction may name in `needs`. `totals` brings `squares` along, `field_factors` brings
-# `field_squares`. `shared` is what `model.shared` gives.
-NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'shared')
+# `field_squares`. `shared` is what `model.shared` gives. `histories` wants `factors` beside it.
+NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'histories', 'shared')
+
+
+class History(NamedTuple):
+  """Histories of B samples, up to L features each, from the first place on."""
+
+  vectors: tf.Tensor
+  """float32 [B, L, D]: the features' factors, in order; 0 where the mask is false."""
+  mask: tf.Tensor
+  """bool [B, L]: whether there is a feature that has factors."""
+  candidate: tf.Tensor
+  """float32 [B, D]: Σ x·v of the slot that the history shares."""
 
 
 class LayerInputs(NamedTuple):
@@ -37,6 +48,8 @@ class LayerInputs(NamedTuple):
   """int64 [2]: the step, and the samples of this step on lower ranks; dropout draws by them."""
   shared: tf.Tensor | None = None
   """float32 [B, H]: what `model.shared` gives for the task whose layers read this."""
+  histories: dict[str, History] | None = None
+  """By slot."""
 
 
 def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
@@ -59,6 +72,19 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
   if inputs.dense.shape[1]:
     parts.append(inputs.dense)
   return parts
+
+
+def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+  """Returns int32 [B, L], where each sample's features stand among n, −1 where it has no more.
+
+  Args:
+    samples: int32 or int64 [n], whose each feature is, ascending.
+    size: int32 or int64 [], B.
+  """
+  places = tf.RaggedTensor.from_value_rowids(
+    tf.range(tf.size(samples)), tf.cast(samples, tf.int64), tf.cast(size, tf.int64), validate=False
+  )
+  return places.to_tensor(default_value=-1)
 
 
 def vector_width(shapes: LayerInputs) -> int:

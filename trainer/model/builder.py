@@ -10,9 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config import Config, Interaction
-from trainer.embedding.layer_inputs import NEEDS, LayerInputs
+from trainer.embedding.layer_inputs import NEEDS, History, LayerInputs
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.layers.cross import Cross
+from trainer.model.layers.din import DIN
 from trainer.model.layers.dnn import DNN
 from trainer.model.layers.ffm import FFM
 from trainer.model.layers.fm import FM
@@ -30,6 +31,7 @@ BUILT_IN = {
   'cross': Cross,
   'dnn': DNN,
   'tower': Tower,
+  'din': DIN,
   'shared_bottom': SharedBottom,
   'mmoe': MMoE,
 }
@@ -174,6 +176,12 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
     for name, table in cfg.sparse.tables.items()
   ]
   squares = tf.zeros([0])
+  histories = {}
+  for s in cfg.slots:
+    if s.sequence:
+      width = cfg.sparse.tables[s.table].width
+      vectors, mask = tf.zeros([0, 0, width]), tf.zeros([0, 0], tf.bool)
+      histories[s.name] = History(vectors, mask, tf.zeros([0, width]))
   return LayerInputs(
     linear=tf.zeros([0, slots]) if 'linear' in needs else None,
     factors=[tf.zeros([0, count, width]) for count, width in tables] if 'factors' in needs else [],
@@ -183,6 +191,7 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
     field_squares=squares if 'field_factors' in needs else None,
     norm=None,
     dense=tf.zeros([0, len(cfg.data.dense)]),
+    histories=histories if 'histories' in needs else None,
   )
 
 

@@ -41,7 +41,7 @@ import tensorflow as tf
 
 from trainer import config
 from trainer.data.features import hash_keys, pool_norm, transform_dense
-from trainer.embedding.layer_inputs import LayerInputs
+from trainer.embedding.layer_inputs import History, LayerInputs, history_places
 from trainer.errors import UserError
 from trainer.storage import warmup
 from trainer.storage.chain import Rows
@@ -55,11 +55,6 @@ def input_name(column: str) -> str:
   """Returns the name of a column's tensor in `serving_default`."""
   name = re.sub(r'[^A-Za-z0-9_]', '_', column)
   return name if name[:1].isalpha() else f'column_{name}'
-
-
-def poolings(cfg: config.Config) -> list[str]:
-  """Returns how each slot's sum is divided, [F] (as trainer.embedding.embedding.Embedding)."""
-  return [s.pooling if s.separator or s.value_separator else 'sum' for s in cfg.slots]
 
 
 def _numbers(texts: tf.Tensor) -> tf.Tensor:
@@ -141,7 +136,8 @@ class Serving(tf.Module):
     self._slots_of = [
       [f for f, s in enumerate(self._slots) if s.table == name] for name in cfg.sparse.tables
     ]
-    self._poolings = poolings(cfg)
+    self._poolings = cfg.poolings()
+    self._reads_histories = 'histories' in model.needs
     # Not an attribute: Keras would trace signatures of its own for a model that it finds.
     self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
     self.dense_variables = list(model.variables)
@@ -262,7 +258,12 @@ class Serving(tf.Module):
     # Conversion drops a record whose value is no number; here its feature goes.
     present = tf.not_equal(texts, '') & tf.math.is_finite(values)
     columns = hash_keys(texts, self._ids[slot.name]), values, samples
-    return _SlotFeatures(*(tf.boolean_mask(c, present) for c in columns), length)
+    columns = [tf.boolean_mask(c, present) for c in columns]
+    if slot.sequence:
+      ends = tf.cumsum(tf.math.bincount(tf.cast(columns[2], tf.int32)))
+      after = tf.gather(ends, columns[2]) - tf.range(tf.size(columns[2]))
+      columns = [tf.boolean_mask(c, after <= slot.sequence.max_length) for c in columns]
+    return _SlotFeatures(*columns, length)
 
   # From features to the outputs
 
@@ -322,11 +323,45 @@ class Serving(tf.Module):
         embedded['field_squares'] = tf.math.unsorted_segment_sum(
           tf.reduce_sum(own**2, 1), of_sample, size
         )
+    embedded['histories'] = {
+      s.name: self._history(f, embedded['factors'], samples, slot, place, size)
+      for f, s in enumerate(self._slots)
+      if self._reads_histories and s.sequence
+    }
     dense = [_numbers(d) if d.dtype == tf.string else tf.cast(d, tf.float32) for d in dense]
     dense = tf.stack(dense, 1) if dense else tf.zeros([size, 0])
     return self._outputs(
       LayerInputs(dense=transform_dense(dense, self._dense_columns, self.dense_stats), **embedded)
     )
+
+  def _history(
+    self,
+    field: int,
+    sums: list[tf.Tensor],
+    samples: tf.Tensor,
+    slot: tf.Tensor,
+    place: tf.Tensor,
+    size: tf.Tensor,
+  ) -> History:
+    """Returns the history of one slot, as trainer.embedding.embedding gives it.
+
+    Args:
+      field: the slot's place among all.
+      sums: of each table, float32 [B, F_t, D_t].
+      samples, slot, place: [n], of each occurrence.
+      size: int64 [], B.
+    """
+    table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)
+    names = [self._slots[f].name for f in slots]
+    mine = tf.equal(slot, field)
+    none = tf.shape(self.factors[table])[0] - 1  # the row without factors
+    row = tf.boolean_mask(place, mine)
+    row = tf.concat([tf.where(row < 0, none, row), none[None]], 0)
+    places = history_places(tf.boolean_mask(samples, mine), size)
+    row = tf.gather(row, tf.where(places < 0, tf.size(row) - 1, places))
+    vectors = tf.gather(self.factors[table], row)[:, :, : self._plain[table]]
+    candidate = sums[table][:, names.index(self._slots[field].shares)]
+    return History(vectors, row < none, candidate)
 
 
 class DenseServing(tf.Module):
@@ -357,7 +392,7 @@ class DenseServing(tf.Module):
     if 'field_factors' in model.needs:
       shapes['field_factors'] = [slots, slots * cfg.sparse.tables[self._tables[0]].width]
       shapes['field_squares'] = []
-    if 'factors' in model.needs and any(p != 'sum' for p in poolings(cfg)):
+    if 'factors' in model.needs and any(p != 'sum' for p in cfg.poolings()):
       shapes['norm'] = [slots]
     if self._dense_columns:
       shapes['dense'] = [len(self._dense_columns)]
@@ -436,7 +471,16 @@ def save(
 
 
 def save_dense(cfg: config.Config, model: Any, dense_stats: Any, path: str) -> None:
-  """Writes the dense part alone; the arguments are those of `save`."""
+  """Writes the dense part alone; the arguments are those of `save`.
+
+  Raises:
+    UserError: where an interaction reads histories, whose features no sum holds.
+  """
+  if 'histories' in model.needs:
+    raise UserError(
+      'a dense_model: found an interaction that reads histories, feature by feature; wanted kind '
+      "'saved_model'"
+    )
   serving = DenseServing(cfg, model, dense_stats)
   specs = {spec.name: spec for spec in serving.specs().values()}
   _write(serving, {'serving_default': _graph(serving.from_sums, specs)}, specs, path)
