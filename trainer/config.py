@@ -179,17 +179,32 @@ class Data(Section):
   trained on; null: all."""
 
 
+# What a row optimizer learns with where the config says only its kind (docs/quality.md).
+ROW_DEFAULTS = {
+  'sgd': {'learning_rate': 0.1},
+  'adagrad': {'learning_rate': 0.2},
+  'adagrad_row': {'learning_rate': 0.1, 'initial_accumulator': 3.0},
+  'adam': {'learning_rate': 0.01},
+  'ftrl': {'learning_rate': 0.2},
+  'rmsprop': {'learning_rate': 2e-3},
+}
+# Their steps follow the size of a gradient, so that a mean over the batch would keep rare features
+# from learning.
+SCALED_BY_FEATURE = {'sgd', 'adagrad_row'}
+STATIC_EPOCHS = 20  # at most, of a log without days that has data.valid
+
+
 class RowOptimizer(Section):
   """How a row's weights are updated; ops/cc/rows/row_optimizers.h has the formulas."""
 
   kind: Literal['sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'] = 'adagrad'
-  """The rule; docs/layers.md has a table."""
-  learning_rate: Scale = 0.05
-  """The step's size."""
+  """The rule; docs/layers.md has a table of them and of their defaults."""
+  learning_rate: Scale = ROW_DEFAULTS['adagrad']['learning_rate']
+  """The step's size. Its default is the kind's own."""
   initial_accumulator: NonNegative = 1e-6
   """adagrad, adagrad_row, ftrl: what the sums of squared gradients start from. It should be small
-  beside the squares of mean gradients (a few 1e-4 each): .1 keeps rows from learning. adagrad_row
-  wants about 3, PaddlePaddle's."""
+  beside the squares of mean gradients (a few 1e-4 each): .1 keeps rows from learning. The default
+  of adagrad_row is 3, PaddlePaddle's."""
   beta1: Share = 0.9
   """adam: decay of the mean of gradients, a step."""
   beta2: Share = 0.999
@@ -210,6 +225,13 @@ class RowOptimizer(Section):
   as a dense optimizer with a penalty on the whole table would."""
   clip: Positive | None = None
   """Bounds each element of the summed gradient; null: no bound."""
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _defaults_of_kind(cls, value: Any) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get('kind'), str):
+      return value
+    return ROW_DEFAULTS.get(value['kind'], {}) | value
 
   @pydantic.field_validator('l2_mode', mode='before')
   @classmethod
@@ -240,11 +262,28 @@ class Sparse(Section):
   """rows: our C++ row store; tfra: the hash tables of tensorflow-recommenders-addons."""
   gradient_scale: Literal['batch', 'feature'] = 'batch'
   """What a feature's summed gradient is divided by: batch: the weight of the global batch; feature:
-  its own shows in it, so that a rare feature's step does not shrink as the batch grows."""
+  its own shows in it, so that a rare feature's step does not shrink as the batch grows. The default
+  is feature where a row optimizer is sgd or adagrad_row."""
   exchange_dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'
   """Of rows and their gradients on the way between processes."""
   tables: dict[str, Table] = {'default': Table()}
   """The tables by name."""
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _scale_of_kinds(cls, value: Any) -> Any:
+    if not isinstance(value, dict) or 'gradient_scale' in value:
+      return value
+    tables = value.get('tables')
+    found = [
+      optimizer.get('kind')
+      for table in (tables.values() if isinstance(tables, dict) else ())
+      if isinstance(table, dict)
+      for optimizer in (table.get('linear'), table.get('factors'))
+      if isinstance(optimizer, dict)
+    ]
+    by_feature = any(kind in found for kind in SCALED_BY_FEATURE)
+    return value | {'gradient_scale': 'feature' if by_feature else 'batch'}
 
 
 class Interaction(Section):
@@ -327,7 +366,8 @@ class Plateau(Section):
   """What to do when the validation metric stops improving. The best epoch is kept."""
 
   metric: Literal['auc', 'gauc', 'logloss'] = 'auc'
-  """The metric that the best epoch is chosen by."""
+  """The metric that the best epoch is chosen by: auc and gauc for the order of what is shown,
+  logloss for probabilities, which often has its best some epochs before."""
   task: str | None = None
   """The task that it is of; null: the first of data.labels."""
   factor: PositiveShare = 0.1
@@ -346,7 +386,8 @@ class Train(Section):
   batch_size: PositiveInt = 4096
   """Samples of a step, over all ranks and workers together; in ps_async of one worker."""
   epochs: PositiveInt = 1
-  """How often the passes of data.train are trained on."""
+  """How often the passes of data.train are trained on. The default is 20, with early stopping (a
+  plateau), for a log without days that has data.valid."""
   dense_optimizer: DenseOptimizer = DenseOptimizer()
   """Of the dense variables."""
   plateau: Plateau | None = None
@@ -435,6 +476,23 @@ class Metrics(Section):
 
 class Config(Section):
   """Everything that a job is told."""
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _epochs_of_a_static_log(cls, tree: Any) -> Any:
+    """A log without days is trained on until validation says that it is enough."""
+    if not isinstance(tree, dict) or not isinstance(tree.get('data'), dict):
+      return tree
+    data, train, model = tree['data'], tree.get('train') or {}, tree.get('model')
+    ends = data.get('valid') and not data.get('watch') and not data.get('day_pattern')
+    if not ends or not isinstance(train, dict) or not isinstance(model, dict):
+      return tree
+    losses = [model.get('loss')] + [
+      label.get('loss') for label in data.get('labels') or [] if isinstance(label, dict)
+    ]
+    if {'epochs', 'plateau'} & set(train) or 'squared_error' in losses:
+      return tree
+    return tree | {'train': train | {'plateau': {}, 'epochs': STATIC_EPOCHS}}
 
   seed: NonNegativeInt = 0
   """Of initial weights, shuffling, dropout and admission by probability."""
@@ -926,6 +984,35 @@ def _set(tree, assignment):
     node[last] = value
 
 
+def _kept(tree: Any, old: Any) -> Any:
+  """Returns `tree` with what it leaves out as `old` has it, but where `kind` is another."""
+  if not isinstance(tree, dict) or not isinstance(old, dict):
+    return tree
+  if 'kind' in tree and tree['kind'] != old.get('kind'):
+    return tree
+  return old | {key: _kept(value, old.get(key)) for key, value in tree.items()}
+
+
+def _with_defaults_of_run(tree: dict[str, Any]) -> dict[str, Any]:
+  """Returns `tree` with the defaults that its run_dir was begun with, where it says nothing.
+
+  Defaults may change from release to release; a run goes on with those that it has.
+  """
+  path = os.path.join(str(tree.get('run_dir') or ''), 'config.yaml')
+  if not tree.get('run_dir') or not os.path.isfile(path):
+    return tree
+  with open(path, encoding='utf-8') as f:
+    old = yaml.safe_load(f)
+  if not isinstance(old, dict) or not isinstance(tree.get('sparse', {}), dict):
+    return tree
+  sparse, old_sparse = tree.get('sparse', {}), dict(old.get('sparse', {}))
+  tables = sparse.get('tables')
+  if isinstance(tables, dict):
+    old_sparse['tables'] = {n: t for n, t in old_sparse.get('tables', {}).items() if n in tables}
+  train = {key: old['train'][key] for key in ('epochs', 'plateau') if key in old.get('train', {})}
+  return tree | {'sparse': _kept(sparse, old_sparse), 'train': _kept(tree.get('train', {}), train)}
+
+
 def load(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> Config:
   """Reads, overrides and checks a config.
 
@@ -964,7 +1051,7 @@ def parse(
   if run_dir:
     tree['run_dir'] = run_dir
   try:
-    cfg = Config.model_validate(tree)
+    cfg = Config.model_validate(_with_defaults_of_run(tree))
   except pydantic.ValidationError as e:
     raise ConfigError(_one_line(e, where)) from None
   _check(cfg, where)

@@ -136,7 +136,7 @@ class CommandLineTest(tf.test.TestCase):
 
   def test_a_validation_is_part_of_what_a_run_continues_from(self):
     valid = f'data.valid=[{self.folder}/test.csv]'
-    self.assertEqual(self.train('--set', valid).returncode, 0)
+    self.assertEqual(self.train('--set', valid, '--set', 'train.epochs=1').returncode, 0)
     before = [e for e in self.events() if e.get('split') == 'valid']
     self.assertLen(before, 1)
     self.assertEqual(self.train('--set', valid, '--set', 'train.epochs=2').returncode, 0)

@@ -5,6 +5,7 @@ every mistake is one line that says what, where, what was found and what is want
 
 import glob
 import os
+import tempfile
 
 import tensorflow as tf
 import yaml
@@ -45,6 +46,49 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(
       config.flatten({'a': {'b': [1, {'c': 2}]}, 'd': []}), {'a.b.0': 1, 'a.b.1.c': 2, 'd': []}
     )
+
+  def test_row_optimizers_have_defaults_of_their_kind(self):
+    for kind in config.ROW_DEFAULTS:
+      cfg = self.load(overrides=[f'sparse.tables.default.factors.kind={kind}'])
+      wanted = config.ROW_DEFAULTS[kind]
+      found = cfg.sparse.tables['default'].factors.model_dump()
+      self.assertEqual({key: found[key] for key in wanted}, wanted)
+      scale = 'feature' if kind in ('sgd', 'adagrad_row') else 'batch'
+      self.assertEqual(cfg.sparse.gradient_scale, scale)
+    own = ['sparse.tables.default.linear={kind: sgd, learning_rate: 7}']
+    cfg = self.load(overrides=[*own, 'sparse.gradient_scale=batch'])
+    self.assertEqual(cfg.sparse.tables['default'].linear.learning_rate, 7)
+    self.assertEqual(cfg.sparse.gradient_scale, 'batch')
+
+  def test_a_static_log_with_validation_has_epochs_and_early_stopping(self):
+    train = self.load(overrides=['data.valid=[y.csv]']).train
+    self.assertEqual((train.epochs, train.plateau), (config.STATIC_EPOCHS, config.Plateau()))
+    for overrides in (
+      [],
+      ['data.valid=[y.csv]', 'train.epochs=1'],
+      ['data.valid=[y.csv]', 'data.day_pattern=(\\d+)'],
+      ['data.valid=[y.csv]', 'data.label_is=real', 'model.loss=squared_error'],
+    ):
+      train = self.load(overrides=overrides).train
+      self.assertEqual((train.epochs, train.plateau), (1, None), overrides)
+
+  def test_a_run_goes_on_with_the_defaults_that_it_has(self):
+    run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
+    begun = self.load(overrides=['data.valid=[y.csv]', f'run_dir={run_dir}']).model_dump()
+    begun['sparse']['tables']['default']['linear']['learning_rate'] = 0.05
+    begun['sparse']['tables']['default']['width'] = 3
+    begun['train'] |= {'epochs': 1, 'plateau': None, 'batch_size': 7}
+    with open(f'{run_dir}/config.yaml', 'w', encoding='utf-8') as f:
+      yaml.safe_dump(begun, f)
+    same = ['data.valid=[y.csv]', f'run_dir={run_dir}']
+    cfg = self.load(overrides=same)
+    table = cfg.sparse.tables['default']
+    self.assertEqual((table.linear.learning_rate, table.width), (0.05, 3))
+    self.assertEqual((cfg.train.epochs, cfg.train.plateau, cfg.train.batch_size), (1, None, 4096))
+    other = self.load(overrides=[*same, 'sparse.tables.default.linear.kind=adam'])
+    wanted = config.ROW_DEFAULTS['adam']['learning_rate']
+    self.assertEqual(other.sparse.tables['default'].linear.learning_rate, wanted)
+    self.assertEqual(other.sparse.tables['default'].width, 3)
 
   def test_the_old_spelling_of_catch_up_is_read(self):
     cfg = self.load(

@@ -365,12 +365,21 @@ class Job:
     value = -value if metric in ('logloss', 'rmse') else value
     if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
       progress.best, progress.stalls, progress.best_step = value, 0, self.step.steps
+      self._live.show(f'valid {metric} is the best so far', keep=True)
     elif plateau:
       progress.stalls += 1
+      told = f'valid {metric} is not better than the best, {abs(progress.best):.4f}'
       if progress.stalls % plateau.patience == 0:
         progress.rate *= plateau.factor
         self.step.set_rate(progress.rate)
+        told += f'; learning rates are now {progress.rate:g} of the configured ones'
       progress.finished = progress.stalls >= plateau.stop_after
+      if progress.finished:
+        told += (
+          f'; stopping after epoch {progress.epoch}: {progress.stalls} evaluations without a '
+          f'better one, the best is that of step {progress.best_step:,}'
+        )
+      self._live.show(told, keep=True)
 
   # Days and exports
 
