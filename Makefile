@@ -26,10 +26,12 @@ ifneq ($(missing),)
 $(error $(missing))
 endif
 
-.PHONY: train test setup test-cc test-single test-parallel test-integration lint bench quality clean
+.PHONY: train data-demo data-flights test setup test-cc test-single test-parallel test-integration lint bench quality clean
 
-train: setup build/demo_log/truth.json
-	launch/local.sh 2 --config configs/demo.yaml --run_dir runs/demo
+# The demo, or another log that lies here or can be installed: make train DATA=flights.
+DATA ?= demo
+train: setup data-$(DATA)
+	launch/local.sh 2 --config configs/$(DATA).yaml --run_dir runs/$(DATA)
 
 test: setup test-cc test-single test-parallel test-integration
 	@# The lines of ranks come behind the launcher's prefix.
@@ -75,6 +77,13 @@ $(VENV)/.commands: pyproject.toml setup.py $(VENV)/.requirements | ops/_ctr_ops.
 
 build/demo_log/truth.json: | setup  # written last
 	$(PY) -m trainer.synthesize --out $(dir $@) --days 5 --samples_per_day 250000
+
+data-demo: build/demo_log/truth.json
+
+data-flights: build/flights/flights_2013-12-31.csv
+
+build/flights/flights_2013-12-31.csv: | setup  # written last
+	$(PY) examples/flights/prepare.py --out $(dir $@)
 
 # --- tests ---
 

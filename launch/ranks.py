@@ -43,7 +43,7 @@ class Ranks:
     self._trace = b''  # horovodrun's own
     self._process = subprocess.Popen(
       command,
-      env=os.environ | {'CTR_JOB': self._job},
+      env=os.environ | {'CTR_JOB': self._job, 'CTR_TERMINAL': str(int(sys.stdout.isatty()))},
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       start_new_session=True,  # a terminal's Ctrl-C is for this process alone

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,6 +94,11 @@ def launched() -> Runtime:
 def rank() -> int:
   """Returns the rank that the launcher gave this process; 0 where it is alone."""
   return int(os.environ.get('HOROVOD_RANK', '0'))
+
+
+def is_terminal() -> bool:
+  """Returns whether what this process prints goes to a terminal, by way of launch/ranks.py too."""
+  return sys.stdout.isatty() or os.environ.get('CTR_TERMINAL') == '1'
 
 
 def _address_of(interface: str) -> str:

@@ -396,6 +396,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     cfg = make_config(
       KEEP
       | {
+        'sparse.gradient_scale': 'batch',
         'sparse.tables.default.linear': rule,
         'train.dense_optimizer': dense_rule,
         'sync.mode': 'ps_geo',

@@ -1,23 +1,42 @@
 """The one line that shows how a run gets on."""
 
 import sys
+import time
+
+WIDTH = 80
+SECONDS_BETWEEN_LINES = 10  # where there is no terminal
 
 
 class LiveLine:
   """Shows each text in place of the one before; on processes other than the first nothing.
 
+  Where there is no terminal a text is a line of its own, at most one every ten seconds.
+
   Args:
     active: whether this process writes.
+    terminal: whether what it writes goes to a terminal.
   """
 
-  def __init__(self, active: bool):
-    self._active, self._length = active, 0
+  def __init__(self, active: bool, terminal: bool = True):
+    self._active, self._terminal, self._length = active, terminal, 0
+    self._next = 0.0  # when the next line may be written without a terminal
 
   def show(self, text: str, keep: bool = False) -> None:
     """Shows `text`; `keep` leaves it standing and begins a new line."""
     if not self._active:
       return
+    if not keep and not self._terminal:
+      if time.monotonic() < self._next:
+        return
+      self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+    in_place = self._terminal and not keep
+    text = shortened(text, WIDTH - 1) if in_place else text
     # The carriage return comes last: horovodrun forwards a rank's line when it sees one.
-    sys.stdout.write(text.ljust(self._length) + ('\n' if keep else '\r'))
+    sys.stdout.write(text.ljust(self._length) + ('\r' if in_place else '\n'))
     sys.stdout.flush()
-    self._length = 0 if keep else len(text)
+    self._length = len(text) if in_place else 0
+
+
+def shortened(text: str, width: int) -> str:
+  """Returns a text of at most `width` characters, its end cut off where it is longer."""
+  return text if len(text) <= width else text[: width - 1] + '…'

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 from trainer import config, runtime
@@ -19,7 +20,7 @@ from trainer.errors import BadPass, UserError
 from trainer.model.metrics import result
 from trainer.reporting import closing
 from trainer.reporting.events import EventLog
-from trainer.reporting.live_line import LiveLine
+from trainer.reporting.live_line import LiveLine, shortened
 from trainer.storage import export
 from trainer.storage.run_lock import RunLock
 from trainer.training import gate
@@ -163,7 +164,7 @@ class Job:
   def open_reports(self, active: bool, keep_bytes: int | None) -> None:
     """As trainer.reporting.events.EventLog, and the live line."""
     self._events = EventLog(self.cfg.run_dir, active, keep_bytes)
-    self._live = LiveLine(active)
+    self._live = LiveLine(active, runtime.is_terminal())
 
   def save(self) -> None:
     """Writes a checkpoint; every process calls it."""
@@ -271,8 +272,8 @@ class Job:
     name = action.one.name
     if self.progress.batch == 0:
       self.step.dense.metrics.reset()
-    started, before = time.monotonic(), self._metrics()['examples']
-    steps = 0
+    started, steps, shown = time.monotonic(), 0, self._metric_sums()
+    before = result(shown)['examples']
 
     def figures() -> dict[str, Any]:
       now = self._metrics()
@@ -280,12 +281,22 @@ class Job:
       return now | {'examples_per_second': round(rate, 1)} | self._counts()
 
     def on_step() -> None:
-      nonlocal steps
+      nonlocal steps, shown
       steps += 1
       self.progress_made()
       if steps % self.cfg.train.log_every_steps == 0:
-        share = self.progress.batch / max(1, prepared.num_batches(self.cfg.train.batch_size))
-        self._live.show(f'{self._line(name, figures())} · {share:4.0%}')
+        sums = self._metric_sums()
+        window = result({key: sums[key] - shown[key] for key in sums})  # since the line changed
+        shown, now = sums, result(sums)
+        seconds = max(time.monotonic() - started, 1e-9)
+        batches = prepared.num_batches(self.cfg.train.batch_size)
+        share = self.progress.batch / max(1, batches)
+        left = (batches - self.progress.batch) * seconds / steps
+        rate = (now['examples'] - before) / seconds
+        self._live.show(
+          f'epoch {self.progress.epoch} · {shortened(name, 12)} {share:4.0%} · {left:,.0f} s left'
+          f' · {_quality(window)} · {rate:,.0f} samples/s'
+        )
 
     finished = self.train_on(prepared, on_step)
     self.step.consolidate()
@@ -324,7 +335,10 @@ class Job:
 
   def _metrics(self) -> dict[str, Any]:
     """Metrics of the samples trained on since the pass began, over all processes."""
-    return result(self.communicator.sum_arrays(self.step.dense.metrics.state()))
+    return result(self._metric_sums())
+
+  def _metric_sums(self) -> dict[str, np.ndarray]:
+    return self.communicator.sum_arrays(self.step.dense.metrics.state())
 
   def _counts(self) -> dict[str, int]:
     return table_counts(self.step.store, self.communicator)
@@ -453,8 +467,8 @@ class Job:
 
   def _line(self, name: str, now: dict[str, Any]) -> str:
     return (
-      f'epoch {self.progress.epoch} · pass {name} · {now["examples_per_second"]:9,.0f} samples/s · '
-      f'{_quality(now)} · {now["features"]:,} features'
+      f'epoch {self.progress.epoch} · {name} · {_quality(now)} · '
+      f'{now["examples_per_second"]:,.0f} samples/s'
     )
 
 
@@ -463,7 +477,7 @@ def _quality(values: dict[str, Any]) -> str:
     return ' · '.join(f'{name} {_quality(of_task)}' for name, of_task in values['tasks'].items())
   if 'rmse' in values:
     return f'rmse {values["rmse"]:.4f}'
-  return f'logloss {values["logloss"]:.4f} · AUC {values["auc"] or 0:.4f}'
+  return f'logloss {values["logloss"] or 0:.4f} · AUC {values["auc"] or 0:.4f}'
 
 
 def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
