@@ -73,6 +73,8 @@ class RunLockTest(tf.test.TestCase):
     self.take()
     self.give_to(started=1.0)  # a later process has its number
     self.take()
+    self.give_to()  # this process, before it started itself again
+    self.take()
     with open(self.path, 'w', encoding='utf-8') as f:
       f.write('{"host":')
     self.take()

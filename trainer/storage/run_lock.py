@@ -17,6 +17,8 @@ FILE = 'owner.json'
 STALE_SECONDS = 60.0  # an owner on another host that has not beaten for so long is dead
 BEATS = 6  # in that time
 
+_held: set[str] = set()  # ids of the locks that this process holds
+
 
 class RunLock:
   """Held by the process that trains into a run_dir.
@@ -64,6 +66,7 @@ class RunLock:
       seen = now
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
     self._own = own
+    _held.add(own['id'])
     self._released.clear()
     threading.Thread(target=self._beat, name='run lock', daemon=True).start()
 
@@ -92,6 +95,7 @@ class RunLock:
       owner = _read(f)
       if owner is not None and owner['id'] == self._own['id']:
         f.truncate(0)
+    _held.discard(self._own['id'])
     self._own = None
 
   def _beat(self) -> None:
@@ -123,6 +127,8 @@ def _this_process() -> dict[str, Any]:
 
 def _is_dead(owner: dict[str, Any]) -> bool:
   """Whether an owner of this host has ended; a later process may have its number."""
+  if owner['process'] == os.getpid() and owner['id'] not in _held:
+    return True  # it was this process, which has since started itself again (os.execv)
   try:
     process = psutil.Process(owner['process'])
     return (
