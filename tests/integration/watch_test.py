@@ -6,6 +6,9 @@ state saved.
 
 import json
 import os
+import pathlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import tempfile
 
 import tensorflow as tf
 
+DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'online.md'
 CONFIG = """
 data:
   watch: {folder}/passes
@@ -109,6 +113,44 @@ class WatchTest(tf.test.TestCase):
         if e['event'] == 'export' and e['kind'] == 'delta'
       )
     )
+
+  def test_the_documented_start(self):
+    """The config and the command of docs/online.md, on two days of parts."""
+    with open(DOCUMENT, encoding='utf-8') as f:
+      text = f.read()
+    settings, command = re.findall(r'```\w*\n(.*?)```', text, re.DOTALL)[:2]
+    with open(f'{self.folder}/online.yaml', 'w', encoding='utf-8') as f:
+      f.write(settings)
+    for i, name in enumerate(['logs/dt=2024-01-31', 'logs/dt=2024-02-01', 'holdout']):
+      os.makedirs(f'{self.folder}/{name}')
+      with open(f'{self.folder}/{name}/part-0.csv', 'w', encoding='utf-8') as f:
+        f.write('user,item,click\n' + f'{i},1,1\n{i},2,0\n' * 50)
+      with open(f'{self.folder}/{name}/_SUCCESS', 'w', encoding='utf-8'):
+        pass
+    job = subprocess.Popen(
+      [sys.executable, *shlex.split(command)[1:]],
+      cwd=self.folder,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    self.addCleanup(job.kill)
+    output = ''
+    for line in job.stdout:
+      output += line
+      if 'waiting for a pass in logs' in line:
+        job.send_signal(signal.SIGTERM)
+        break
+    output += job.stdout.read()
+    self.assertEqual(job.wait(timeout=120), 0, output)
+    with open(f'{self.folder}/runs/online/metrics.jsonl', encoding='utf-8') as f:
+      events = [json.loads(line) for line in f]
+    self.assertEqual(
+      [(e['event'], e['day']) for e in events if e['event'] in ('train', 'day_end')],
+      [('train', 20240131), ('day_end', 20240131), ('train', 20240201)],
+    )
+    for name in ('ledger.jsonl', 'report.html', 'owner.json', 'exports'):
+      self.assertTrue(os.path.exists(f'{self.folder}/runs/online/{name}'), name)
 
 
 if __name__ == '__main__':
