@@ -548,6 +548,11 @@ class Config(Section):
     one = Label(name=data.label, positive=data.label_positive, loss=self.model.loss, click=1.0)
     return data.labels or [one]
 
+  def own_slot_ids(self) -> dict[str, int]:
+    """As `slot_ids`, of the slots that have features of their own."""
+    ids = self.slot_ids()
+    return {s.name: ids[s.name] for s in self.slots if s.shares is None}
+
   def policy(self) -> Policy:
     """The lifecycle's policy, per-slot thresholds included."""
     ids = self.slot_ids()

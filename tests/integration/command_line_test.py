@@ -81,7 +81,11 @@ class CommandLineTest(tf.test.TestCase):
   def test_train_evaluate_predict_continue(self):
     done = self.train()
     self.assertEqual(done.returncode, 0, done.stderr)
-    train, test = self.events()
+    train, test = [e for e in self.events() if e['event'] in ('train', 'eval')]
+    shown = [e['event'] for e in self.events()]
+    self.assertEqual(shown, ['start', *['window'] * 10, 'train', 'eval', 'end'])
+    windows = [e for e in self.events() if e['event'] == 'window']
+    self.assertEqual(sum(e['examples'] for e in windows), 950)
     self.assertEqual(
       (train['event'], train['examples'], train['pass'], test['event']),
       ('train', 950, 'train', 'eval'),

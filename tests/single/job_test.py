@@ -68,7 +68,8 @@ class JobTest(tf.test.TestCase):
   def events(self, kind=None):
     with open(f'{self.run_dir}/metrics.jsonl', encoding='utf-8') as f:
       events = [json.loads(line) for line in f]
-    return [e for e in events if kind in (None, e['event'])]
+    around = ('start', 'window', 'end')
+    return [e for e in events if kind == e['event'] or (kind is None and e['event'] not in around)]
 
   def prepared(self):
     return sorted(map(os.path.basename, glob.glob(f'{self.run_dir}/prepared/train/*')))

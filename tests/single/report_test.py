@@ -138,10 +138,10 @@ class PageTest(tf.test.TestCase):
     (deciles,) = told('eval', 'deciles', split='test')[1]
     self.assertAllClose(shown['deciles', 'test']['x'], np.array(deciles)[:, 1])
     self.assertAllClose(shown['deciles', 'test']['y'], np.array(deciles)[:, 2])
-    # Seen: those alive, and those that four days' ends evicted.
+    # Seen: those that are there after the last pass, and those that were evicted before it.
     self.assertEqual(
       dict(zip(shown['funnel', 'seen']['y'], shown['funnel', 'seen']['x'])),
-      dict.fromkeys(runs.SLOTS, 900 + 4 * 100),
+      {slot: 4000 * (i + 1) + 3 * 100 for i, slot in enumerate(runs.SLOTS)},
     )
     unknown = [e['slots'] for e in events if e.get('split') == 'next']
     self.assertAllClose(

@@ -27,6 +27,14 @@ def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
   return tf.where(logits < 0, half - 1 - place, half + place)
 
 
+def bucket_logits(buckets: int) -> np.ndarray:
+  """Returns the logits in the middle of the buckets of `Metrics`, float64 [buckets], ascending."""
+  half = buckets // 2
+  bits = _LEAST_BITS + (np.arange(half) + 0.5) * (_BITS / half)
+  positive = bits.astype(np.int32).view(np.float32).astype(np.float64)
+  return np.concatenate([-positive[::-1], positive])
+
+
 class _Sums:
   """Sums over the samples of one task."""
 

@@ -121,9 +121,9 @@ class ServedStore:
     """See RowStore.pull; keys are distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
-  def export_state(self) -> Iterator[dict[str, np.ndarray]]:
-    """See FeatureLifecycle.export_state; of this worker's shards."""
-    for shard in self._shards():
+  def export_state(self, shards: Iterable[int] | None = None) -> Iterator[dict[str, np.ndarray]]:
+    """See FeatureLifecycle.export_state; None: of all of this worker's shards."""
+    for shard in self._shards() if shards is None else shards:
       yield from self._remote[self._server_of(shard)].export_state(shards=[shard])
 
   def import_state(self, chunks: Iterable[dict[str, np.ndarray]]) -> None:

@@ -5,13 +5,17 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+import numpy as np
 import pandas as pd
 import tensorflow as tf
 from absl import logging
+from tensorboard.plugins.histogram.metadata import create_summary_metadata
+from tensorboard.plugins.hparams import api as hparams
 
+from trainer.config import Config
 from trainer.errors import UserError, one_line
 
 # Figures of an event that TensorBoard shows.
@@ -97,20 +101,54 @@ class EventLog:
     self._file.seek(0, os.SEEK_END)
 
   def write(self, event: str, step: int, **fields: Any) -> None:
-    """Writes one event (train, eval, day_end or export); fields that are None are left out."""
+    """Writes one event; fields that are None are left out."""
     if not self._active:
       return
     given = {name: value for name, value in fields.items() if value is not None}
     record = {'event': event, 'step': step, **given, 'time': round(time.time(), 3)}
     with self.guarded(self._path):
       self._append((json.dumps(record) + '\n').encode())
+    kind = record.get('split', event)
+    with self._to_board(step):
+      for name in SCALARS:
+        if isinstance(record.get(name), (int, float)):
+          tf.summary.scalar(f'{kind}/{name}', record[name])
+        for task, figures in record.get('tasks', {}).items():
+          if isinstance(figures.get(name), (int, float)):
+            tf.summary.scalar(f'{kind}/{name}/{task}', figures[name])
+
+  def describe(self, cfg: Config) -> None:
+    """Tells TensorBoard's HParams what the run was told, so that runs compare."""
+    flat = pd.json_normalize(cfg.model_dump()).iloc[0]
+    values = {
+      key: value if isinstance(value, (bool, int, float)) else str(value)
+      for key, value in flat.items()
+    }
+    with self._to_board(0):
+      hparams.hparams(values, trial_id=cfg.run_dir)
+
+  def histograms(self, prefix: str, step: int, found: Mapping[str, np.ndarray]) -> None:
+    """Shows histograms in TensorBoard.
+
+    Args:
+      prefix: of their names.
+      step: of the run.
+      found: by name, float64 [n, 3]: left edge, right edge and count of each bin.
+    """
+    with self._to_board(step):
+      for name, bins in found.items():
+        tf.summary.write(f'{prefix}/{name}', bins, metadata=create_summary_metadata('', ''))
+
+  @contextlib.contextmanager
+  def _to_board(self, step: int) -> Iterator[None]:
+    """What is summarised inside goes to TensorBoard; nowhere, where this process has none."""
     if self._board is None:
+      with tf.summary.record_if(False):
+        yield
       return
     with self.guarded('tensorboard/'):
       with self._board.as_default(step=step):
-        for name in SCALARS:
-          if isinstance(record.get(name), (int, float)):
-            tf.summary.scalar(f'{event}/{name}', record[name])
+        yield
       self._board.flush()
 
   def _append(self, line: bytes) -> None:

@@ -186,16 +186,19 @@ def deciles(run: Run) -> go.Figure | None:
     go.Scatter(x=ends, y=ends, name='calibrated', mode='lines', line=line, hoverinfo='skip')
   )
   figure.update_layout(hovermode='closest')
-  figure.update_xaxes(type='log', dtick='D2')
-  return figure.update_yaxes(type='log', dtick='D2')
+  ticks = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]
+  axis = {'type': 'log', 'tickvals': ticks, 'ticktext': [f'{tick:g}' for tick in ticks]}
+  figure.update_xaxes(**axis)
+  return figure.update_yaxes(**axis)
 
 
 def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
   height = 110 + max(3, len(slots)) * layout.pop('row_height', 34)
   figure = _figure(x, '', height=height, **layout)
   figure.update_layout(hovermode='y unified', barmode='group', bargap=0.25)
-  figure.update_yaxes(autorange='reversed', type='category', showgrid=False)
-  return figure
+  return figure.update_yaxes(
+    autorange='reversed', type='category', showgrid=False, categoryarray=list(slots)
+  )
 
 
 def slot_calibration(run: Run) -> go.Figure | None:
@@ -221,17 +224,12 @@ def funnel(run: Run) -> go.Figure | None:
   features, admitted = (slot_table(run, 'train', f) for f in ('features', 'admitted'))
   if not len(features):
     return None
-  evicted = slot_table(run, 'day_end', 'evicted').sum()
-  exported = slot_table(run, 'export', 'rows')
-  alive = features.iloc[-1]
-  ended = slot_table(run, 'day_end', 'features')
-  if len(ended) and ended.index[-1] > features.index[-1]:
-    alive = ended.iloc[-1]
-    admitted = slot_table(run, 'day_end', 'admitted')
+  evicted, exported = slot_table(run, 'day_end', 'evicted'), slot_table(run, 'export', 'rows')
+  gone = evicted[evicted.index < features.index[-1]].sum()
   bars = {
-    'seen': alive.add(evicted.reindex(alive.index).fillna(0)),
+    'seen': features.iloc[-1].add(gone.reindex(features.columns).fillna(0)),
     'admitted': admitted.iloc[-1],
-    'evicted': evicted,
+    'evicted': evicted.sum(),
     'exported': exported.iloc[-1] if len(exported) else pd.Series(dtype=float),
   }
   figure = _bars(list(features), 'features (log)', row_height=58)
@@ -239,6 +237,8 @@ def funnel(run: Run) -> go.Figure | None:
     values = values[values > 0]
     if len(values):
       figure.add_trace(go.Bar(x=values.tolist(), y=list(values.index), name=name, orientation='h'))
+  if not figure.data:
+    return None
   # A bar starts at one feature, so that its length means something.
   most = max(max(trace.x) for trace in figure.data)
   return figure.update_xaxes(type='log', range=[0, float(np.log10(most)) + 0.1], dtick=1)

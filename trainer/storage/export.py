@@ -78,6 +78,7 @@ class Export(NamedTuple):
   rows: int  # over all processes
   tombstones: int
   seconds: float
+  slots: dict[str, int]  # rows by slot
 
 
 class _Plan(NamedTuple):
@@ -104,6 +105,7 @@ class _Part(NamedTuple):
   rows: int = 0
   tombstones: int = 0
   keys_crc32: dict[str, int] = {}  # of the keys in each of its files
+  slots: dict[str, int] = {}  # rows by slot id
 
 
 def _by_shard(keys: np.ndarray) -> np.ndarray:
@@ -197,7 +199,9 @@ def _write_part(
   tombstones = selection.tombstones
   if tombstones is not None:
     write_file('tombstones', KEY_SCHEMA, [pa.table({'key': tombstones}, KEY_SCHEMA)])
-  return _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc)
+  ids, counts = np.unique(selection.rows >> HASH_BITS, return_counts=True)
+  slots = dict(zip(map(str, ids.tolist()), counts.tolist()))
+  return _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
@@ -300,6 +304,10 @@ def write(
           'rows': sum(part.rows for part in parts),
           'tombstones': sum(part.tombstones for part in parts),
           'slots': cfg.slot_ids(),
+          'slot_rows': {
+            slot: sum(part.slots.get(str(i), 0) for part in parts)
+            for slot, i in cfg.own_slot_ids().items()
+          },
           'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
           'files': entries,
         },
@@ -314,7 +322,8 @@ def write(
       if len(keys):
         store.commit(selection, keys)
   manifest = files.read_manifest(plan.path)
-  return Export(plan.path, manifest['rows'], manifest['tombstones'], time.monotonic() - started)
+  seconds, slots = time.monotonic() - started, manifest.get('slot_rows', {})
+  return Export(plan.path, manifest['rows'], manifest['tombstones'], seconds, slots)
 
 
 def _write_model(

@@ -1,10 +1,12 @@
 """What happens to the embedding tables when a day is over."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from trainer.comm.communicator import Communicator
+from trainer.data.features import HASH_BITS
 
 
 def table_counts(store: Any, communicator: Communicator) -> dict[str, int]:
@@ -18,16 +20,22 @@ def table_counts(store: Any, communicator: Communicator) -> dict[str, int]:
   return {name: int(n) for name, n in total.items()}
 
 
-def end_day(store: Any, communicator: Communicator) -> int:
+def end_day(store: Any, communicator: Communicator, slot_ids: Mapping[str, int]) -> dict[str, int]:
   """Decays shows and clicks, evicts features, then ages the others; every process calls it.
 
   All of it is state of the tables, which a checkpoint holds or does not hold as a whole: a job that
   crashes in between repeats the whole day end from the checkpoint before it.
 
+  Args:
+    store: the rows of this process.
+    communicator: how the processes meet.
+    slot_ids: of the slots that have features of their own, by name.
   Returns:
-    The number of features evicted, over all processes.
+    The number of features evicted, over all processes, by slot.
   """
   store.decay()
   evicted = store.evict(lambda counts: communicator.sum_arrays({'capacity': counts})['capacity'])
   store.age()
-  return int(communicator.sum_arrays({'n': np.array(len(evicted), np.int64)})['n'])
+  own = np.bincount(np.asarray(evicted) >> HASH_BITS, minlength=max(slot_ids.values()) + 1)
+  counts = communicator.sum_arrays({'n': own.astype(np.int64)})['n']
+  return {slot: int(counts[i]) for slot, i in slot_ids.items()}

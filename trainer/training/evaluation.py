@@ -10,6 +10,13 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
+from trainer.model.calibration import (
+  SlotCalibration,
+  click_rate,
+  deciles,
+  first_histogram,
+  prediction_histogram,
+)
 from trainer.model.metrics import Metrics, group_auc_sums, result
 from trainer.training.inputs import Inputs
 from trainer.training.step import Step
@@ -24,6 +31,9 @@ class Evaluation:
     step: the model and its rows.
     inputs: gives the passes' batches.
     progress_made: called after each batch.
+
+  Attributes:
+    predictions: of the last evaluation, trainer.model.calibration.prediction_histogram.
   """
 
   def __init__(
@@ -40,6 +50,8 @@ class Evaluation:
     predicts_clicks = cfg.model.loss != 'squared_error'
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
     self._metrics = Metrics(cfg)
+    self._slots = [slot.name for slot in cfg.slots]
+    self.predictions: np.ndarray | None = None
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
   def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
@@ -58,24 +70,39 @@ class Evaluation:
       in_log: whether they lack negatives as the log that is trained on does
         (model.negative_sampling_rate), so that probabilities in it count.
     Returns:
-      auc, logloss, calibration and examples; of squared error rmse and examples; gauc where
+      auc, logloss, calibration and examples; of squared error rmse and examples. Of clicks also
+      ctr and deciles, and slots, of trainer.model.calibration.SlotCalibration; gauc where
       data.group is set. None stands for a figure that the samples do not define. Of several tasks
       they are the first one's, and `tasks` has each one's by name.
     """
     self._metrics.reset()
+    slots = SlotCalibration(self._slots)
     columns = []  # of each batch: group, label, probability, weight
     for one in prepared:
-      for batch, probabilities in self.predict(one):
+      for staged in self._inputs.staged(one):
+        self._progress_made()
+        batch = staged.batch
+        probabilities, known = self._step.predict_and_know(staged)
         if in_log and self._kept_negatives < 1:
           probabilities = probabilities / (
             probabilities + self._kept_negatives * (1 - probabilities)
           )
+        if known is not None:
+          slots.update(batch, known, probabilities)
         self._measure(batch.label, to_tensor(probabilities), batch.weight)
         if self._grouped:
           columns.append(
             (batch.group.numpy(), batch.label.numpy(), probabilities, batch.weight.numpy())
           )
-    values = result(self._communicator.sum_arrays(self._metrics.state()))
+    state = self._communicator.sum_arrays(self._metrics.state() | slots.state())
+    by_slot = slots.result({'slots': state.pop('slots')})
+    values = result(state)
+    histogram = first_histogram(state)
+    if histogram is not None:
+      values |= {'ctr': click_rate(histogram), 'deciles': deciles(histogram)}
+      self.predictions = prediction_histogram(histogram)
+    if by_slot:
+      values['slots'] = by_slot
     if self._grouped and 'tasks' in values:
       for t, of_task in enumerate(values['tasks'].values()):
         some = [(group, *(c[:, t] for c in rest)) for group, *rest in columns]

@@ -64,14 +64,25 @@ def judge(
   progress.gate_reference = {'metric': moved(wanted, value), 'present': shares}
 
 
-def presence(cfg: config.Config, prepared: PreparedPass) -> dict[str, float]:
-  """Returns the share of a pass's samples that have a feature in a slot, by slot."""
+def presence(
+  cfg: config.Config, prepared: PreparedPass, most_samples: int | None = None
+) -> dict[str, float]:
+  """Returns the share of a pass's samples that have a feature in a slot, by slot.
+
+  Args:
+    cfg: the job's config.
+    prepared: the pass.
+    most_samples: how many of its samples, from the first on, are looked at; None: all.
+  """
   slots = len(cfg.slots)
-  found = np.zeros([slots])
+  found, samples = np.zeros([slots]), 0
   for batch in prepared.batches(_SAMPLES_AT_ONCE):
+    if most_samples is not None and samples >= most_samples:
+      break
+    samples += len(batch.dense)
     if len(batch.segments):
       found += np.bincount(np.unique(batch.segments) % slots, minlength=slots)
     else:  # each slot of each sample has exactly one
       found += len(batch.dense)
-  shares = found / max(prepared.num_samples, 1)
+  shares = found / max(samples, 1)
   return {slot.name: float(share) for slot, share in zip(cfg.slots, shares)}

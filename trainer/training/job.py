@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from ops.sharding import shards_of
 from trainer import config, runtime
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import dense_stats
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
+from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.errors import BadPass, UserError
-from trainer.model.metrics import result
+from trainer.model.calibration import click_rate, first_histogram
+from trainer.model.metrics import State, result
 from trainer.reporting import closing
 from trainer.reporting.events import EventLog
 from trainer.reporting.live_line import LiveLine, shortened
@@ -31,6 +34,7 @@ from trainer.training.ledger import TRAINED
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_state import Progress, RunState, open_run_dir
 from trainer.training.step import Step, TrainStep
+from trainer.training.stopwatch import Stopwatch
 from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
@@ -73,6 +77,7 @@ class Job:
     self._marker: str | None = None  # of the pass that was trained last
     self._evaluated: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
     self._lock = RunLock(cfg.run_dir)
+    self._clock = Stopwatch()
     self._events = EventLog('', active=False)
     self._live = LiveLine(active=False)
 
@@ -109,6 +114,7 @@ class Job:
           'to continue',
           keep=True,
         )
+        self._write('end', status='stopped')
         return cfg.data.watch is not None
       if valid and self.progress.unvalidated:
         self._validate(valid)
@@ -125,6 +131,7 @@ class Job:
       if self.progress.best is not None:
         self.state.restore(best=True)
       self._evaluate_split(test, 'test')
+    self._write('end', status='finished')
     return True
 
   def open_run(self) -> None:
@@ -141,6 +148,14 @@ class Job:
     resumed = self.state.restore()
     self.state.keep_best()
     self.open_reports(is_first, self.progress.metrics_position)
+    self._write(
+      'start',
+      processes=self.communicator.size,
+      mode=self.cfg.sync.mode,
+      epoch=self.progress.epoch,
+      day=self.progress.day,
+    )
+    self._events.describe(self.cfg)
     if resumed:
       logging.info(
         'continuing at epoch %d, pass %d, batch %d, step %d',
@@ -169,7 +184,8 @@ class Job:
   def save(self) -> None:
     """Writes a checkpoint; every process calls it."""
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', self._lock.check)
-    self.state.save(self._events.position)
+    with self._clock.of('save'):
+      self.state.save(self._events.position)
     self._save_is_due = False
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
@@ -192,7 +208,8 @@ class Job:
     data, is_waiting = self.cfg.data, False
     if not data.watch and data.keep_prepared_passes is None:
       convert = self.inputs.convert_good if self.stream.limit else self.inputs.prepared
-      convert(self.stream.upcoming(), 'train')
+      with self._clock.of('convert'):
+        convert(self.stream.upcoming(), 'train')
     while True:
       action = self.stream.next(self.stop_requested)
       self.progress_made()
@@ -224,7 +241,8 @@ class Job:
     """
     cfg, progress, one = self.cfg, self.progress, action.one
     try:
-      (prepared,) = self.inputs.prepared([one], 'train')
+      with self._clock.of('convert'):
+        (prepared,) = self.inputs.prepared([one], 'train')
     except BadPass as e:
       self.stream.refused(e)
       return True
@@ -273,21 +291,25 @@ class Job:
     if self.progress.batch == 0:
       self.step.dense.metrics.reset()
     started, steps, shown = time.monotonic(), 0, self._metric_sums()
-    before = result(shown)['examples']
+    before, shown_at = result(shown)['examples'], started
 
-    def figures() -> dict[str, Any]:
-      now = self._metrics()
-      rate = (now['examples'] - before) / max(time.monotonic() - started, 1e-9)
-      return now | {'examples_per_second': round(rate, 1)} | self._counts()
+    def figures(state: State, before: int, since: float) -> dict[str, Any]:
+      now = result(state)
+      rate = (now['examples'] - before) / max(time.monotonic() - since, 1e-9)
+      return now | {'examples_per_second': round(rate, 1)}
+
+    where = {'pass': name, 'epoch': self.progress.epoch, 'day': self.progress.day}
 
     def on_step() -> None:
-      nonlocal steps, shown
+      nonlocal steps, shown, shown_at
       steps += 1
       self.progress_made()
       if steps % self.cfg.train.log_every_steps == 0:
-        sums = self._metric_sums()
-        window = result({key: sums[key] - shown[key] for key in sums})  # since the line changed
-        shown, now = sums, result(sums)
+        sums, counts = self._metric_sums(), self._counts()
+        # Since the line changed.
+        window = figures({key: sums[key] - shown[key] for key in sums}, 0, shown_at)
+        self._write('window', **window, **counts, **where)
+        shown, shown_at, now = sums, time.monotonic(), result(sums)
         seconds = max(time.monotonic() - started, 1e-9)
         batches = prepared.num_batches(self.cfg.train.batch_size)
         share = self.progress.batch / max(1, batches)
@@ -298,16 +320,28 @@ class Job:
           f' · {_quality(window)} · {rate:,.0f} samples/s'
         )
 
-    finished = self.train_on(prepared, on_step)
-    self.step.consolidate()
-    now = figures()
+    with self._clock.of('step'):
+      finished = self.train_on(prepared, on_step)
+      self.step.consolidate()
+    state = self._metric_sums()
+    now = figures(state, before, started) | self._counts()
     if finished:
       self._live.show(self._line(name, now), keep=True)
       self.progress.examples += now['examples']
-      fields = now | self.step.traffic() | {'pass': name}
+      slots = self._slot_statistics(now['features'])
+      present = gate.presence(self.cfg, prepared, most_samples=1 << 19)
+      for slot, share in present.items():
+        slots.setdefault(slot, {})['blank'] = 1 - share
+      histogram = first_histogram(state)
+      fields = now | self.step.traffic() | where
+      fields |= {'ctr': None if histogram is None else click_rate(histogram), 'slots': slots}
+      fields |= {
+        'bad': prepared.meta.get('bad', {}).get('records', 0),
+        'seconds': self._clock.taken(),
+      }
       if self.cfg.data.watch:
         fields |= {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
-      self._write('train', epoch=self.progress.epoch, day=self.progress.day, **fields)
+      self._write('train', **fields)
     return finished
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
@@ -322,6 +356,7 @@ class Job:
     batches = self.inputs.staged(
       prepared, self.progress.epoch, self.cfg.data.shuffle, self.progress.batch
     )
+    batches = self._clock.waiting(batches)
     return train_in_lockstep(
       self.cfg,
       self.step,
@@ -333,12 +368,22 @@ class Job:
       on_step=on_step,
     )
 
-  def _metrics(self) -> dict[str, Any]:
-    """Metrics of the samples trained on since the pass began, over all processes."""
-    return result(self._metric_sums())
-
-  def _metric_sums(self) -> dict[str, np.ndarray]:
+  def _metric_sums(self) -> State:
+    """Sums over the samples trained on since the pass began, over all processes."""
     return self.communicator.sum_arrays(self.step.dense.metrics.state())
+
+  def _slot_statistics(self, features: int) -> dict[str, dict[str, Any]]:
+    """What the tables hold of each slot, from as many rows as are quick to read."""
+    statistics = SlotStatistics(self.cfg, {t.name: t.width for t in self.step.store.tables})
+    own = shards_of(self.communicator.rank, self.communicator.size)
+    shards, share = shards_to_read(features, own)
+    for chunk in self.step.store.export_state(shards=shards):
+      statistics.add(chunk)
+    state = statistics.state() | {'share': np.array([share, 1.0])}
+    state = self.communicator.sum_arrays(state)
+    share, processes = state.pop('share')
+    self._events.histograms('norm', self.step.steps, statistics.norm_histograms(state))
+    return statistics.result(state, share / processes)
 
   def _counts(self) -> dict[str, int]:
     return table_counts(self.step.store, self.communicator)
@@ -351,9 +396,13 @@ class Job:
     """Evaluates passes as the split's, and reports it. Args: name: of the pass in the event."""
     name = name or ' '.join(p.name for p in prepared)
     started = time.monotonic()
-    values = self.evaluation.evaluate(prepared, in_log=split == 'next')
+    with self._clock.of('evaluate'):
+      values = self.evaluation.evaluate(prepared, in_log=split == 'next')
     rate = values['examples'] / max(time.monotonic() - started, 1e-9)
     fields = values | self._counts() | {'pass': name, 'examples_per_second': round(rate, 1)}
+    if self.evaluation.predictions is not None:
+      histograms = {'predictions': self.evaluation.predictions}
+      self._events.histograms(split, self.step.steps, histograms)
     self._write('eval', split=split, epoch=self.progress.epoch, day=self.progress.day, **fields)
     self._live.show(f'{split:5} · {name} · {_quality(values)}', keep=True)
     base_logloss = values.get('base_logloss')
@@ -404,10 +453,11 @@ class Job:
         self._export('base')
       if self.cfg.export.saved_model:
         self._export('saved_model')
-    evicted = end_day(self.step.store, self.communicator)
-    counts = self._counts()
+    by_slot = end_day(self.step.store, self.communicator, self.cfg.own_slot_ids())
+    evicted, counts = sum(by_slot.values()), self._counts()
     is_empty = True if ended.is_empty else None
-    self._write('day_end', day=ended.day, evicted=evicted, empty=is_empty, **counts)
+    slots = {slot: {'evicted': n} for slot, n in by_slot.items()}
+    self._write('day_end', day=ended.day, evicted=evicted, empty=is_empty, slots=slots, **counts)
     self._live.show(
       f'day {ended.day} ended{" without a pass" if is_empty else ""} · {evicted:,} features '
       f'evicted · {counts["features"]:,} left, {counts["admitted"]:,} admitted',
@@ -428,26 +478,28 @@ class Job:
     if progress.withheld:  # the next good pass's export has all changes since
       return
     self.step.consolidate()
-    written = export.write(
-      self.cfg,
-      kind,
-      {
-        'epoch': progress.epoch,
-        'passes': progress.done,
-        'last': progress.last,
-        'day': progress.day,
-      },
-      store=self.step.store,
-      model=self.step.dense.model,
-      dense_stats=self.step.dense.embedding.stats,
-      communicator=self.communicator,
-    )
+    with self._clock.of('export'):
+      written = export.write(
+        self.cfg,
+        kind,
+        {
+          'epoch': progress.epoch,
+          'passes': progress.done,
+          'last': progress.last,
+          'day': progress.day,
+        },
+        store=self.step.store,
+        model=self.step.dense.model,
+        dense_stats=self.step.dense.embedding.stats,
+        communicator=self.communicator,
+      )
     fields = {'pass': progress.last} | self._latency()
     self._write(
       'export',
       kind=kind,
       path=written.path,
       rows=written.rows,
+      slots={slot: {'rows': n} for slot, n in written.slots.items()} or None,
       tombstones=written.tombstones,
       seconds=round(written.seconds, 3),
       day=progress.day,

@@ -101,6 +101,14 @@ class Step(abc.ABC):
     Every process calls it, with no samples too.
     """
 
+  def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray | None]:
+    """As `predict`; also returns which of the batch's features the model has learned something of.
+
+    Returns:
+      What `predict` returns, and bool [nnz], or None where that is not known.
+    """
+    return self.predict(staged), None
+
   @abc.abstractmethod
   def consolidate(self) -> None:
     """Makes the state fit to be read, saved or exported; every process calls it.
@@ -226,11 +234,17 @@ class TrainStep(Step):
     return counts, self._rows.route(*following) if following else ()
 
   def predict(self, staged: Staged) -> np.ndarray:
-    return self._predict(staged).numpy()
+    return self._predict(staged)[0].numpy()
+
+  def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray | None]:
+    probabilities, known = self._predict(staged)
+    return probabilities.numpy(), known.numpy()
 
   def _predict_graph(self, batch, deduped):
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
-    return self.dense.predict(batch, deduped, rows)
+    # A rank sees of other ranks' rows what they hold, not whether they are there.
+    known = (rows.linear != 0) | (rows.offsets[1:] > rows.offsets[:-1])
+    return self.dense.predict(batch, deduped, rows), tf.gather(known, deduped.inverse)
 
   def consolidate(self) -> None:
     if self.dense.embedding.catches_up:

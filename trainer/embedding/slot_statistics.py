@@ -1,0 +1,150 @@
+"""What the tables hold of each slot: features, shows, norms and the rank of the factors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Config
+
+MOST_FEATURES = 1 << 18  # that a look at the tables of a running job reads, of all processes
+# Norms of rows are counted in octaves, from 2^-20 to 2^12.
+_LEAST_OCTAVE, _OCTAVES = -20, 32
+# A column whose root mean square is this share of its slot's, or less, is dead.
+_DEAD = 1e-3
+
+
+def shards_to_read(features: int, own: range) -> tuple[range, float]:
+  """Which of a process's logical shards to read, so that all processes read MOST_FEATURES or so.
+
+  Keys are spread over shards by their hash, so some shards are a fair sample.
+
+  Args:
+    features: of all processes.
+    own: the shards of this process, the same number on every process, or one more.
+  Returns:
+    The shards, and the share of the features that lie in them.
+  """
+  share = min(1.0, MOST_FEATURES / max(features, 1))
+  count = max(1, round(share * len(own)))
+  return range(own.start, own.start + count), count / len(own)
+
+
+class SlotStatistics:
+  """Sums over rows, by slot; those of several processes or checkpoints' parts add up.
+
+  Args:
+    cfg: the job's config.
+    widths: the factors of a row, by table (of ffm F·D).
+  """
+
+  def __init__(self, cfg: Config, widths: Mapping[str, int]):
+    ids = cfg.own_slot_ids()
+    self._names = list(ids)
+    self._tables = {s.name: s.table for s in cfg.slots}
+    self._place = np.full(max(ids.values()) + 1, -1)
+    self._place[list(ids.values())] = np.arange(len(ids))
+    self._widths = dict(widths)
+    slots = len(self._names)
+    self._sums = {'counts': np.zeros([slots, 4]), 'bytes': np.zeros(slots), 'norm': np.zeros(slots)}
+    self._sums['norms'] = np.zeros([slots, _OCTAVES])
+    for table, width in widths.items():
+      if width:
+        self._sums[f'gram_{table}'] = np.zeros([slots, width, width])
+
+  def add(self, chunk: Mapping[str, np.ndarray]) -> None:
+    """Adds rows as a store exports them and a checkpoint holds them."""
+    slots = len(self._names)
+    place = self._place[chunk['slot']]
+    admitted = chunk['admitted'].astype(bool)
+    columns = np.ones(len(place)), admitted, chunk['show'], chunk['click']
+    counts = [np.bincount(place, column, slots) for column in columns]
+    self._sums['counts'] += np.stack(counts, 1)
+    row_bytes = sum(
+      a[0].nbytes for name, a in chunk.items() if np.ndim(a) and not name.startswith('factors_')
+    )
+    self._sums['bytes'] += counts[0] * row_bytes
+    table_of = np.array([list(self._widths).index(self._tables[n]) for n in self._names])
+    for i, (table, width) in enumerate(self._widths.items()):
+      rows = chunk.get(f'factors_{table}')
+      if not width or rows is None:
+        continue
+      of_rows = place[admitted & (table_of[place] == i)]
+      self._sums['bytes'] += np.bincount(of_rows, minlength=slots) * (rows[:1].nbytes)
+      weights = rows[:, :width]
+      norms = np.linalg.norm(weights, axis=1)
+      self._sums['norm'] += np.bincount(of_rows, norms, slots)
+      octave = np.floor(np.log2(np.maximum(norms, 2.0**_LEAST_OCTAVE))).astype(int)
+      octave = np.clip(octave - _LEAST_OCTAVE, 0, _OCTAVES - 1)
+      np.add.at(self._sums['norms'], (of_rows, octave), 1)
+      for slot in np.unique(of_rows):
+        own = weights[of_rows == slot].astype(np.float64)
+        self._sums[f'gram_{table}'][slot] += own.T @ own
+
+  def state(self) -> dict[str, np.ndarray]:
+    """Returns arrays by name; the sum of two states is the state of both."""
+    return self._sums
+
+  def result(
+    self, state: Mapping[str, np.ndarray], share: float = 1.0
+  ) -> dict[str, dict[str, Any]]:
+    """Returns what a state says, by slot.
+
+    Args:
+      state: or a sum of states.
+      share: of all features, that was read; counts are divided by it.
+    Returns:
+      By slot: features, admitted, shows, clicks, ctr, norm (the mean of ‖v‖), effective_rank,
+      width, dead_columns (places of columns that are (almost) 0 everywhere) and bytes_share.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    total_bytes = max(state['bytes'].sum(), 1)
+    for i, name in enumerate(self._names):
+      features, admitted, shows, clicks = state['counts'][i].tolist()
+      row = {
+        'features': round(features / share),
+        'admitted': round(admitted / share),
+        'shows': round(shows / share, 1),
+        'clicks': round(clicks / share, 1),
+        'ctr': clicks / shows if shows else None,
+        'bytes_share': float(state['bytes'][i] / total_bytes),
+      }
+      width = self._widths[self._tables[name]]
+      if width and admitted:
+        gram = state[f'gram_{self._tables[name]}'][i]
+        power = np.diag(gram)
+        row |= {
+          'norm': float(state['norm'][i] / admitted),
+          'width': width,
+          'effective_rank': effective_rank(gram),
+          'dead_columns': np.flatnonzero(power <= _DEAD**2 * power.mean()).tolist(),
+        }
+      found[name] = row
+    return found
+
+  def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns by slot how many rows have norms in each octave: float64 [octaves, 3] of left edge,
+    right edge and count.
+    """
+    edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
+    found = {}
+    for name, counts in zip(self._names, state['norms']):
+      used = np.flatnonzero(counts)
+      if len(used):
+        some = slice(used[0], used[-1] + 1)
+        found[name] = np.stack([edges[:-1][some], edges[1:][some], counts[some]], 1)
+    return found
+
+
+def effective_rank(gram: np.ndarray) -> float:
+  """Returns how many directions rows spread over: the exponential of the entropy of their singular
+  values (Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality").
+
+  Args:
+    gram: float64 [D, D], Σ v vᵀ over the rows.
+  """
+  values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
+  if not values.sum():
+    return 0.0
+  shares = values[values > 0] / values.sum()
+  return float(np.exp(-(shares * np.log(shares)).sum()))

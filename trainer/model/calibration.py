@@ -1,0 +1,131 @@
+"""How predictions compare with clicks: by tenths of the predictions, and by slot."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trainer.data.features import SlotBatch
+from trainer.model.metrics import bucket_logits
+
+
+def first_histogram(state: Mapping[str, np.ndarray]) -> np.ndarray | None:
+  """Returns the histogram of the first task in a state of Metrics; None where it counts errors."""
+  return next((array for name, array in state.items() if name.endswith('histogram')), None)
+
+
+def click_rate(histogram: np.ndarray) -> float | None:
+  """Returns the weight of the positives over that of all; None where there are no samples."""
+  return float(histogram[1].sum() / histogram.sum()) if histogram.sum() else None
+
+
+def first_task(column: np.ndarray) -> np.ndarray:
+  """Returns the first task's column of [B] or [B, T]."""
+  return column if column.ndim == 1 else column[:, 0]
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+  return 1 / (1 + np.exp(-logits))
+
+
+def deciles(histogram: np.ndarray) -> list[list[float]]:
+  """Compares predictions with clicks in each tenth of the samples, by ascending prediction.
+
+  Args:
+    histogram: float64 [2, buckets] of trainer.model.metrics.Metrics.
+  Returns:
+    Of each tenth that holds samples: its weight, the mean prediction and the click rate. A bucket
+    is never split, so that tenths differ where many predictions are equal.
+  """
+  weight = histogram.sum(0)
+  if not weight.sum():
+    return []
+  predicted = weight * _sigmoid(bucket_logits(len(weight)))
+  middle = (np.cumsum(weight) - weight / 2) / weight.sum()
+  tenth = np.minimum((10 * middle).astype(int), 9)
+  sums = [np.bincount(tenth, column, 10) for column in (weight, predicted, histogram[1])]
+  return [[float(w), float(p / w), float(c / w)] for w, p, c in zip(*sums) if w > 0]
+
+
+def prediction_histogram(histogram: np.ndarray, bins: int = 50) -> np.ndarray:
+  """Returns how much weight lies in equal ranges of probability.
+
+  Args:
+    histogram: as of `deciles`.
+    bins: the number of ranges.
+  Returns:
+    float64 [bins, 3]: left edge, right edge, weight.
+  """
+  weight = histogram.sum(0)
+  place = (_sigmoid(bucket_logits(len(weight))) * bins).astype(int)
+  edges = np.arange(bins + 1) / bins
+  counts = np.bincount(np.minimum(place, bins - 1), weight, bins)
+  return np.stack([edges[:-1], edges[1:], counts], 1)
+
+
+class SlotCalibration:
+  """For each slot, the samples whose feature the model knows, and the others.
+
+  The sums of several processes add up.
+
+  Args:
+    slots: their names, F of them.
+  """
+
+  def __init__(self, slots: Sequence[str]):
+    self._slots = list(slots)
+    # By slot: samples, blank, unknown; Σ weight·predicted and Σ weight·clicked of known, of others.
+    self._sums = np.zeros([len(slots), 7])
+
+  def update(self, batch: SlotBatch, known: np.ndarray, probabilities: np.ndarray) -> None:
+    """Adds a batch.
+
+    Args:
+      batch: of arrays or tensors.
+      known: bool [nnz], whether the model has learned anything of each of the batch's features.
+      probabilities: float32 [B], of several tasks [B, T], of which the first counts.
+    """
+    shape = len(probabilities), len(self._slots)
+    segments = np.asarray(batch.segments)
+    if len(segments) == 0 and len(known) == shape[0] * shape[1]:
+      present, learned = np.ones(shape, bool), known.reshape(shape)
+    else:
+      present, learned = np.zeros([2, *shape], bool)
+      present.reshape(-1)[segments] = True
+      learned.reshape(-1)[segments[known]] = True
+    weight = first_task(np.asarray(batch.weight, np.float64))
+    predicted = weight * first_task(probabilities)
+    clicked = weight * first_task(np.asarray(batch.label))
+    self._sums += np.stack(
+      [
+        np.full(shape[1], float(shape[0])),
+        (~present).sum(0),
+        (present & ~learned).sum(0),
+        predicted @ learned,
+        clicked @ learned,
+        predicted @ ~learned,
+        clicked @ ~learned,
+      ],
+      1,
+    )
+
+  def state(self) -> dict[str, np.ndarray]:
+    """Returns arrays by name; the sum of two states is the state of both."""
+    return {'slots': self._sums}
+
+  def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+    """Returns by slot what a state, or a sum of states, says: the shares of samples that are blank
+    and unknown there, and Σ predicted / Σ clicked of the samples whose feature is known, and of
+    the others. It says nothing of no samples.
+    """
+    found = {}
+    for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):
+      if not samples:
+        continue
+      known, others = (sums[0], sums[1]), (sums[2], sums[3])
+      found[slot] = {
+        'blank': blank / samples,
+        'unknown': unknown / samples,
+        'calibration_known': known[0] / known[1] if known[1] else None,
+        'calibration_unknown': others[0] / others[1] if others[1] else None,
+      }
+    return found

@@ -1,0 +1,52 @@
+"""Where the time of a job goes."""
+
+import collections
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
+Item = TypeVar('Item')
+
+
+class Stopwatch:
+  """Seconds of each part of the work; while a part runs within another, the outer one stands."""
+
+  def __init__(self):
+    self._seconds: collections.Counter[str] = collections.Counter()
+    self._running: list[str] = []
+    self._since = 0.0
+
+  def _tick(self) -> None:
+    now = time.monotonic()
+    if self._running:
+      self._seconds[self._running[-1]] += now - self._since
+    self._since = now
+
+  @contextlib.contextmanager
+  def of(self, part: str) -> Iterator[None]:
+    """Counts what happens inside as this part's."""
+    self._tick()
+    self._running.append(part)
+    try:
+      yield
+    finally:
+      self._tick()
+      self._running.pop()
+
+  def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
+    """Yields the items; the time until each is there counts as `wait`."""
+    done = object()
+    while True:
+      with self.of('wait'):
+        item = next(items, done)
+      if item is done:
+        return
+      yield item
+
+  def taken(self) -> dict[str, float]:
+    """Returns the seconds by part since the last call."""
+    self._tick()
+    found = {part: round(seconds, 3) for part, seconds in self._seconds.items()}
+    self._seconds.clear()
+    return found
