@@ -1,4 +1,4 @@
-"""What is told by slot: calibration, unknown features, what the tables hold; against plain NumPy."""
+"""What is told by slot: calibration, unknown features, what the tables hold."""
 
 import types
 
