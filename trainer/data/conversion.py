@@ -16,7 +16,11 @@ from absl import logging
 from trainer import config
 from trainer.data import (
   csv_format,
+  jsonl_format,
+  libsvm_format,
+  orc_format,
   parquet_format,
+  tfrecord_format,
 )
 from trainer.data.block import Block
 from trainer.data.log_files import CODECS, LogFile, files_of, is_remote, partition_columns
@@ -30,9 +34,24 @@ from trainer.files import UNFINISHED, sync_directory
 # What each format is read by: blocks(path, data, wanted) as csv_format has it.
 READERS = {
   'csv': csv_format.blocks,
+  'jsonl': jsonl_format.blocks,
   'parquet': parquet_format.blocks,
+  'orc': orc_format.blocks,
+  'tfrecord': tfrecord_format.blocks,
+  'libsvm': libsvm_format.libsvm_blocks,
+  'libffm': libsvm_format.libffm_blocks,
 }
 SUFFIXES = {
+  '.jsonl': 'jsonl',
+  '.ndjson': 'jsonl',
+  '.json': 'jsonl',
+  '.orc': 'orc',
+  '.tfrecord': 'tfrecord',
+  '.tfrecords': 'tfrecord',
+  '.libsvm': 'libsvm',
+  '.svm': 'libsvm',
+  '.libffm': 'libffm',
+  '.ffm': 'libffm',
   '.parquet': 'parquet',
   '.pq': 'parquet',
 }

@@ -1,8 +1,11 @@
 """Where logs lie: local paths, and s3://, gs:// and hdfs:// through pyarrow.fs."""
 
+import contextlib
 import functools
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -101,6 +104,25 @@ def open_file(path: str) -> pa.NativeFile:
   """Opens a file to be read at any place."""
   filesystem, inside = _locate(path)
   return retried(path, lambda: filesystem.open_input_file(inside))
+
+
+@contextlib.contextmanager
+def local_copy(path: str) -> Iterator[str]:
+  """A local path of a file: its own, or for the time of a `with` that of a copy."""
+  if not is_remote(path):
+    yield path
+    return
+  filesystem, inside = _locate(path)
+  with tempfile.TemporaryDirectory() as folder:
+    copy = os.path.join(folder, os.path.basename(inside))
+
+    def fetch() -> None:
+      with filesystem.open_input_stream(inside, compression=None) as source:
+        with open(copy, 'wb') as target:
+          shutil.copyfileobj(source, target, 4 << 20)
+
+    retried(path, fetch)
+    yield copy
 
 
 def natural(text: str) -> list[str | int]:

@@ -20,12 +20,15 @@ BLOCK_ROWS = 65536
 
 def record_block(batch: pa.RecordBatch, first_row: int) -> Block:
   """A Block of the records of a batch, the first of which is record `first_row` of the file."""
-  return Block(
-    dict(zip(batch.schema.names, batch.columns)),
-    first_row + np.arange(batch.num_rows),
-    lambda i: str(batch.slice(i, 1).to_pylist()[0]),
-    [],
-  )
+
+  def text(i: int) -> str:
+    try:
+      return str(batch.slice(i, 1).to_pylist()[0])
+    except UnicodeDecodeError:  # a string of bytes that are no text
+      return 'a record whose strings are not UTF-8'
+
+  columns = dict(zip(batch.schema.names, batch.columns))
+  return Block(columns, first_row + np.arange(batch.num_rows), text, [])
 
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:

@@ -379,8 +379,11 @@ class _Records:
     self.bad[kind] += len(rows)
     self.keep[rows] = False
     for i in rows[:MAX_EXAMPLES].tolist():
-      found = self._block.columns[column][i].as_py()
-      found = found.decode(errors='replace') if isinstance(found, bytes) else found
+      try:
+        found = self._block.columns[column][i].as_py()
+        found = found.decode(errors='replace') if isinstance(found, bytes) else found
+      except UnicodeDecodeError:  # a string of bytes that are no text
+        found = self._block.text(i)
       hint = ''
       if kind == 'label' and wanted == '0 or 1' and isinstance(found, str) and found.strip():
         hint = '' if _float_or_none(found) is not None else ', or data.label_positive'

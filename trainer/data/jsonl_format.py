@@ -1,0 +1,196 @@
+"""JSON lines: a record is a line with one JSON object, also compressed (.gz, .zst, .bz2, .lz4).
+
+A slot's value is a string, an integer, true or false, a list of these, or an object that maps
+features to numbers; null or absent is missing. Blank lines are skipped. Whether a line is accepted
+depends on that line alone.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from trainer import config
+from trainer.data.block import Block, Malformed
+from trainer.data.log_files import raw_blocks
+from trainer.data.schema import check_columns
+
+BLOCK_BYTES = 8 << 20
+MAX_LINE_BYTES = 64 << 20
+
+
+def _refuse(literal: str) -> None:
+  raise ValueError(f'{literal} is no JSON')
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  made = dict(pairs)
+  if len(made) != len(pairs):
+    raise ValueError('a name stands twice')
+  return made
+
+
+def _load(line: bytes) -> dict[str, Any]:
+  """The object of a line. Raises: ValueError where it is none."""
+  try:
+    value = json.loads(line.decode(), parse_constant=_refuse, object_pairs_hook=_object)
+  except RecursionError:
+    raise ValueError('it is nested too deeply') from None
+  if not isinstance(value, dict):
+    raise ValueError(f'{type(value).__name__}, not an object')
+  return value
+
+
+def _text(value: Any) -> str | None:
+  """A string, integer or boolean as Arrow has it as text. Raises: ValueError for others."""
+  if value is None or isinstance(value, str):
+    return value
+  if isinstance(value, bool):
+    return 'true' if value else 'false'
+  if isinstance(value, int):
+    return str(value)
+  raise ValueError(f'{json.dumps(value)[:40]}, which is no string and no integer')
+
+
+def _slot_value(value: Any) -> Any:
+  """None, a text, or a list of pairs (text, number or None)."""
+  if isinstance(value, list):
+    return [(text, 1.0) for text in map(_text, value) if text and text.strip()]
+  if isinstance(value, dict):
+    return [(k, v if isinstance(v, (int, float)) else np.nan) for k, v in value.items()]
+  return _text(value)
+
+
+def _number(value: Any) -> str | None:
+  """A number as text. Raises: ValueError where it is a list or an object."""
+  if isinstance(value, (list, dict)):
+    raise ValueError(f'{json.dumps(value)[:40]}, which is no number')
+  if isinstance(value, bool):
+    return str(int(value))
+  return value if value is None or isinstance(value, str) else repr(value)
+
+
+def _slot_array(values: list[Any]) -> pa.Array:
+  """Values of `_slot_value` as a column: texts, or where one is several, a map."""
+  if not any(isinstance(v, list) for v in values):
+    return pa.array(values, pa.string())
+  pairs = [v if isinstance(v, list) or v is None else [(v, 1.0)] for v in values]
+  return pa.array(pairs, pa.map_(pa.string(), pa.float64()))
+
+
+def _arrow_type(value: Any, is_slot: bool) -> pa.DataType | None:
+  """The type that Arrow's reader is asked for, None where only Python's will do."""
+  if not is_slot:
+    return pa.string() if isinstance(value, str) else pa.float64()
+  if isinstance(value, list) and value and not isinstance(value[0], (list, dict)):
+    inner = _arrow_type(value[0], True)
+    return inner and pa.list_(inner)
+  for of, t in ((bool, pa.bool_()), (int, pa.int64()), (str, pa.string())):
+    if isinstance(value, of):
+      return t
+  return None
+
+
+def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
+  """Columns by Arrow's reader; None where it cannot promise what each line by itself gives."""
+  # A line that begins with { and ends with } cannot continue in the next one.
+  if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
+    return None
+  try:
+    raw.decode()
+    first = _load(lines[0])
+  except ValueError:
+    return None
+  types = {name: _arrow_type(first.get(name), slot) for name, slot in wanted.items()}
+  if None in types.values():
+    return None
+  try:
+    table = pa.json.read_json(
+      pa.BufferReader(raw),
+      read_options=pa.json.ReadOptions(use_threads=False, block_size=len(raw) + 1),
+      parse_options=pa.json.ParseOptions(
+        explicit_schema=pa.schema(types), unexpected_field_behavior='ignore'
+      ),
+    )
+  except pa.ArrowException:
+    return None
+  if table.num_rows != len(lines):  # several objects in a line
+    return None
+  return {name: table.column(name).combine_chunks() for name in wanted}
+
+
+def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
+  """Returns the Block of whole lines.
+
+  Args:
+    raw: the lines.
+    first_line: the number of the first one.
+    wanted: column -> whether it is a slot.
+  """
+  all_lines = [line.strip() for line in raw.split(b'\n')[:-1]]
+  numbers = np.flatnonzero([bool(line) for line in all_lines])
+  lines = [all_lines[i] for i in numbers]
+
+  def text(at: int) -> str:
+    return all_lines[at].decode(errors='replace')
+
+  if not lines:
+    none = {name: pa.array([], pa.string()) for name in wanted}
+    return Block(none, np.zeros([0], np.int64), text, [])
+  columns = _fast(lines, raw, wanted)
+  if columns is not None:
+    return Block(columns, first_line + numbers, lambda i: text(numbers[i]), [])
+  values = {name: [] for name in wanted}
+  good, malformed = [], []
+  for number, line in zip(numbers.tolist(), lines):
+    try:
+      record = _load(line)
+      own = {
+        name: (_slot_value if slot else _number)(record.get(name)) for name, slot in wanted.items()
+      }
+      for value in own.values():  # lone surrogates have no bytes
+        json.dumps(value, ensure_ascii=False).encode()
+    except ValueError as e:
+      found = ' '.join(str(e).split())[:200]
+      malformed.append(Malformed(first_line + number, found, 'a JSON object', text(number)))
+      continue
+    good.append(number)
+    for name, value in own.items():
+      values[name].append(value)
+  columns = {
+    name: _slot_array(values[name]) if slot else pa.array(values[name], pa.string())
+    for name, slot in wanted.items()
+  }
+  good = np.array(good, np.int64)
+  return Block(columns, first_line + good, lambda i: text(good[i]), malformed)
+
+
+def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
+  """As `csv_format.blocks`."""
+  numbers = {c.name for c in data.dense} | {data.label, data.weight}
+  texts = {s.column or s.name for s in data.slots} | {data.group}
+  kinds = {name: name in texts or name not in numbers for name in wanted}
+  line, unseen, names = 1, dict(wanted), []
+  for raw in raw_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+    if not names:
+      names = next((list(o) for o in map(_names, raw.split(b'\n', 10)[:10]) if o), [])
+    unseen = {
+      n: key
+      for n, key in unseen.items()
+      if json.dumps(n).encode() not in raw and json.dumps(n, ensure_ascii=False).encode() not in raw
+    }
+    yield functools.partial(_block, raw, line, kinds)
+    line += raw.count(b'\n')
+  if names:  # records leave out what is missing; a name that none of them has is a mistake
+    check_columns(path, names, unseen)
+
+
+def _names(line: bytes) -> dict[str, Any]:
+  try:
+    return _load(line)
+  except ValueError:
+    return {}

@@ -1,0 +1,124 @@
+"""Text of libsvm and libffm: a record is a line `label [field:]index:value …`; # begins a comment.
+
+libffm: the column of a slot is a field's number; its features are the indices in that field.
+libsvm: the column `features` holds all indices, the column `qid` the query's id; any other name is
+an index, whose value it holds. The label is `data.label`, whatever its name.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer import config
+from trainer.data.block import Block, Malformed
+from trainer.data.log_files import raw_blocks
+from trainer.errors import UserError
+
+BLOCK_BYTES = 8 << 20
+MAX_LINE_BYTES = 64 << 20
+FEATURES, QUERY = 'features', 'qid'
+
+
+def _lines(raw: bytes) -> pa.Array:
+  """The lines of `raw`, each of which ends in LF, as a string array; the bytes are not checked."""
+  ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == ord('\n')) + 1
+  offsets = np.concatenate([[0], ends]).astype(np.int32)
+  buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw)]
+  return pa.Array.from_buffers(pa.string(), len(ends), buffers)
+
+
+def _feature_map(owner: np.ndarray, keys: pa.Array, values: pa.Array, n: int) -> pa.Array:
+  """Features of n records as a map column; `owner` ascends and says whose each feature is."""
+  offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))])
+  return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
+
+
+def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: int) -> Block:
+  """Returns the Block of whole lines; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
+  clean = re.sub(rb'#[^\n]*', b'', raw) if b'#' in raw else raw
+  tokens = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(_lines(clean)))
+  counts = np.diff(tokens.offsets.to_numpy())
+  flat = tokens.values
+  starts = tokens.offsets.to_numpy()[:-1].astype(np.int64)
+  line_of = np.repeat(np.arange(len(counts)), counts)
+  filled = pc.greater(pc.binary_length(flat.take(pa.array(starts))), 0).to_numpy(
+    zero_copy_only=False
+  )
+  split = pc.split_pattern(flat, ':')
+  split_at = split.offsets.to_numpy()
+  is_label = np.zeros(len(flat), bool)
+  is_label[starts] = True
+  wrong = (np.diff(split_at) != parts) & ~is_label
+  good = filled.copy()
+  good[line_of[wrong]] = False
+  shape = 'field:index:value' if parts == 3 else 'index:value'
+
+  def text(line: int) -> str:
+    return raw.split(b'\n', line + 1)[line].removesuffix(b'\r').decode(errors='replace')
+
+  malformed = []
+  for line in np.flatnonzero(filled & ~good).tolist():
+    own = flat.slice(starts[line], counts[line]).view(pa.binary()).to_pylist()[1:]
+    found = next(t for t in own if t.count(b':') != parts - 1).decode(errors='replace')
+    malformed.append(Malformed(first_line + line, repr(found), f'label {shape} …', text(line)))
+  rows = np.flatnonzero(good)
+  row_of = np.cumsum(good) - 1
+  keep = ~is_label & good[line_of]
+  owner, first = row_of[line_of[keep]], split_at[:-1][keep].astype(np.int64)
+  columns = {label: flat.take(pa.array(starts[rows]))}
+  part = split.values
+  index, value = part.take(pa.array(first + parts - 2)), part.take(pa.array(first + parts - 1))
+  # libsvm's tokens are told by their index, libffm's by their field.
+  names = part.take(pa.array(first)).dictionary_encode()
+  code_of = {n: i for i, n in enumerate(names.dictionary.view(pa.binary()).to_pylist())}
+  codes = names.indices.to_numpy()
+  for column in wanted:
+    if column in columns:
+      continue
+    mine = codes == code_of.get(column.encode(), -1)
+    if parts == 2 and column == FEATURES:
+      mine = codes != code_of.get(QUERY.encode(), -1)
+    if parts == 3 or column == FEATURES:
+      select = pa.array(mine)
+      columns[column] = _feature_map(
+        owner[mine], index.filter(select), value.filter(select), len(rows)
+      )
+    else:
+      at = np.full(len(rows), -1)
+      at[owner[mine]] = np.flatnonzero(mine)
+      columns[column] = value.take(pa.array(at, mask=at < 0))
+  return Block(columns, first_line + rows, lambda i: text(rows[i]), malformed)
+
+
+def _blocks(
+  path: str, data: config.Data, wanted: dict[str, str], parts: int
+) -> Iterator[Callable[[], Block]]:
+  if parts == 3:
+    for column, key in wanted.items():
+      if column != data.label and not column.isdigit():
+        raise UserError(
+          f"{path}: no column '{column}' ({key}): the columns of libffm are the numbers of its "
+          'fields; wanted one of these as the column'
+        )
+  line = 1
+  for raw in raw_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+    yield functools.partial(_block, raw, line, data.label, list(wanted), parts)
+    line += raw.count(b'\n')
+
+
+def libsvm_blocks(
+  path: str, data: config.Data, wanted: dict[str, str]
+) -> Iterator[Callable[[], Block]]:
+  """As `csv_format.blocks`."""
+  return _blocks(path, data, wanted, 2)
+
+
+def libffm_blocks(
+  path: str, data: config.Data, wanted: dict[str, str]
+) -> Iterator[Callable[[], Block]]:
+  """As `csv_format.blocks`."""
+  return _blocks(path, data, wanted, 3)

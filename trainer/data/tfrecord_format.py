@@ -1,0 +1,159 @@
+"""TFRecord files of tf.Example, also gzipped (.gz).
+
+A column is a feature of the example: bytes, integers or floats, of which a record may have several
+or none. Its kind is that of the first record that has it; records of another kind are malformed.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from trainer import config
+from trainer.data.block import Block, Malformed
+from trainer.data.log_files import codec_of, first_line, local_copy, open_stream
+from trainer.data.schema import check_columns
+from trainer.errors import BadPass
+
+BLOCK_RECORDS = 16384
+FRAME_BYTES = 16  # around each record: its length and two checksums
+# TensorFlow's message holds the record's bytes, which may be no text.
+DOES_NOT_PARSE = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
+KINDS = {'bytes_list': tf.string, 'int64_list': tf.int64, 'float_list': tf.float32}
+
+
+def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
+  """A list column; strings go as one run of bytes, not one by one."""
+  values, splits = feature.values, pa.array(feature.row_splits.numpy().astype(np.int32))
+  if values.dtype != tf.string:
+    return pa.ListArray.from_arrays(splits, pa.array(values.numpy()))
+  lengths = tf.strings.length(values).numpy()
+  offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+  data = tf.strings.reduce_join(values).numpy()
+  buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+  return pa.ListArray.from_arrays(splits, pa.Array.from_buffers(pa.binary(), len(lengths), buffers))
+
+
+def _parses(records: tf.Tensor, features: dict[str, tf.io.RaggedFeature]) -> bool:
+  try:
+    tf.io.parse_example(records, features)
+    return True
+  except DOES_NOT_PARSE:
+    return False
+
+
+def _bad_records(
+  records: tf.Tensor, features: dict[str, tf.io.RaggedFeature], first: int
+) -> list[int]:
+  """The places, from `first` on, of records that do not parse, found by halving."""
+  n = int(tf.shape(records)[0])
+  if _parses(records, features):
+    return []
+  if n == 1:
+    return [first]
+  half = n // 2
+  return _bad_records(records[:half], features, first) + _bad_records(
+    records[half:], features, first + half
+  )
+
+
+def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) -> Block:
+  features = {
+    name: tf.io.RaggedFeature(kind, row_splits_dtype=tf.int64) for name, kind in kinds.items()
+  }
+  lines = first_record + np.arange(int(tf.shape(records)[0]))
+  malformed = []
+  try:
+    parsed = tf.io.parse_example(records, features)
+  except DOES_NOT_PARSE:
+    bad = _bad_records(records, features, 0)
+    for i in bad:
+      raw = records[i].numpy()
+      malformed.append(
+        Malformed(
+          int(lines[i]),
+          f'{len(raw)} bytes',
+          'a tf.Example with features of one kind',
+          repr(raw[:200]),
+        )
+      )
+    good = np.delete(np.arange(len(lines)), bad)
+    records, lines = tf.gather(records, good), lines[good]
+    parsed = tf.io.parse_example(records, features)
+
+  def text(i: int) -> str:
+    raw = records[i].numpy()
+    try:
+      return ' '.join(str(tf.train.Example.FromString(raw)).split())
+    except DecodeError:  # stricter than TensorFlow's parser
+      return repr(raw[:200])
+
+  return Block({n: _to_arrow(f) for n, f in parsed.items()}, lines, text, malformed)
+
+
+def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
+  """The kinds of features `missing`, from the first of these records that has them.
+
+  Args:
+    records: serialised, object [n].
+    missing: the features to look for.
+    names: takes all names that were met, for messages.
+  """
+  found = {}
+  for record in records:
+    if len(found) == len(missing):
+      break
+    if names and not any(name.encode() in record for name in missing - found.keys()):
+      continue
+    try:
+      feature = tf.train.Example.FromString(record).features.feature
+    except DecodeError:  # the record is counted where it is parsed
+      continue
+    names.update(feature)
+    for name in missing - found.keys():
+      if name in feature and (kind := feature[name].WhichOneof('kind')):
+        found[name] = KINDS[kind]
+  return found
+
+
+def _size(path: str) -> int:
+  """Bytes of a local file, decompressed."""
+  if codec_of(path) is None:
+    return os.path.getsize(path)
+  with open_stream(path) as f:
+    return sum(map(len, iter(lambda: f.read(4 << 20), b'')))
+
+
+def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
+  """As `csv_format.blocks`; a line is a record, from 1."""
+  del data
+  kinds, names, record, size = {}, set(), 1, 0
+  compression = {'gzip': 'GZIP', None: ''}.get(codec_of(path))
+  if compression is None:
+    raise BadPass(f'{path}: found a TFRecord file compressed otherwise; wanted .gz')
+  try:
+    with local_copy(path) as local, tf.device('cpu'):
+      for batch in tf.data.TFRecordDataset(local, compression, 1 << 20).batch(BLOCK_RECORDS):
+        missing = wanted.keys() - kinds.keys()
+        if missing:
+          kinds = kinds | _kinds(batch.numpy(), missing, names)
+        own = {name: kinds.get(name, tf.string) for name in wanted}
+        yield functools.partial(_block, batch, record, own)
+        record += int(tf.shape(batch)[0])
+        size += int(tf.reduce_sum(tf.strings.length(batch)))
+      # TensorFlow takes less than a header at the end for the end.
+      left = _size(local) - size - FRAME_BYTES * (record - 1)
+      if left:
+        raise BadPass(
+          f'{path}: not a TFRecord file that can be read: it ends in the middle of a record, '
+          f'{left} bytes after record {record - 1}'
+        )
+  except (tf.errors.OpError, UnicodeDecodeError, OSError, pa.ArrowException) as e:
+    raise BadPass(f'{path}: not a TFRecord file that can be read: {first_line(e)}') from None
+  if record > 1:
+    # Examples leave out what is missing; a feature that none of them has is a mistake.
+    check_columns(path, sorted(names | kinds.keys()), wanted)
