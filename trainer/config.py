@@ -1090,6 +1090,18 @@ def expand(patterns, key):
   return files
 
 
+def columns_wanted(cfg: Config, path: str) -> str:
+  """Returns what the data of a config must look like, for who does not have it, in one line."""
+  data = cfg.data
+  slots = [s.column or s.name for s in data.slots]
+  dense = [d.name for d in data.dense]
+  names = list(dict.fromkeys([*(label.name for label in cfg.labels), *slots, *dense]))
+  shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
+  return (
+    f'wanted files with the columns {shown}; the first lines of {path} may say where they come from'
+  )
+
+
 if __name__ == '__main__':
   # `--print` shows every key with its default and what it means; docs/config.md is made by
   # trainer.reference.

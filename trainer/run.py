@@ -11,7 +11,7 @@ from absl import flags
 
 from trainer import command_line, config, runtime
 from trainer.comm.heartbeat import Heartbeat
-from trainer.errors import UserError
+from trainer.errors import ConfigError, UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string(
@@ -20,6 +20,9 @@ SET = flags.DEFINE_multi_string(
 RUN_DIR = flags.DEFINE_string(
   'run_dir', None, 'Where the run is kept; replaces run_dir of the config.'
 )
+DRY_RUN = flags.DEFINE_bool(
+  'dry_run', False, 'Tells what would be read and trained (passes, slots, parameters), then stops.'
+)
 
 
 @command_line.command
@@ -27,12 +30,22 @@ def main() -> int:
   cfg = config.load(CONFIG.value, SET.value, RUN_DIR.value)
   config.check_effects(cfg, CONFIG.value)
   for key in ('train', 'valid', 'test'):
-    config.expand(getattr(cfg.data, key), f'{CONFIG.value}: data.{key}')
+    try:
+      config.expand(getattr(cfg.data, key), f'{CONFIG.value}: data.{key}')
+    except ConfigError as e:
+      raise ConfigError(f'{e}; {config.columns_wanted(cfg, CONFIG.value)}') from None
   if cfg.data.watch and not os.path.isdir(os.path.expanduser(cfg.data.watch)):
     raise UserError(
       f"{CONFIG.value}: data.watch: found '{cfg.data.watch}', which is no directory; wanted one "
       'where passes arrive'
     )
+  if DRY_RUN.value:
+    runtime.start(cfg)
+    from trainer.training import dry_run
+
+    for line in dry_run.tell(cfg):
+      print(line, flush=True)
+    return 0
   if cfg.sync.mode != 'allreduce':
     runtime.start(cfg)
     from trainer.parameter_server import run

@@ -1,7 +1,8 @@
 """What a finished run prints and leaves: the closing table and report.html."""
 
 import os
-import sys
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -11,23 +12,22 @@ import rich.table
 
 from trainer import config
 from trainer.reporting import report
-from trainer.reporting.runs import read_run
+from trainer.reporting.live_line import shortened
+from trainer.reporting.runs import Run, read_run
 
 # The closing table's columns: title, field of the event, format.
 COLUMNS = (
-  ('day', 'day', '.0f'),
+  ('epoch', 'epoch', '.0f'),
   ('samples', 'examples', ',.0f'),
   ('logloss', 'logloss', '.4f'),
   ('AUC', 'auc', '.4f'),
-  ('best AUC', 'best_auc', '.4f'),
+  ('reach.', 'reachable_auc', '.4f'),
   ('GAUC', 'gauc', '.4f'),
   ('calibr.', 'calibration', '.3f'),
-  ('samples/s', 'examples_per_second', ',.0f'),
-  ('features', 'features', ',.0f'),
-  ('admitted', 'admitted', ',.0f'),
-  ('evicted', 'evicted', ',.0f'),
-  ('MB', 'megabytes', ',.1f'),
 )
+WIDTH, NAME_WIDTH = 80, 18
+GROUPS = ('train', 'next', 'valid', 'test')
+SHOWN_FIRST, SHOWN_LAST = 2, 8  # of the rows of a group; the rest is in metrics.jsonl
 
 
 def write_report(cfg: config.Config) -> None:
@@ -38,11 +38,12 @@ def write_report(cfg: config.Config) -> None:
 def close(cfg: config.Config) -> None:
   """Prints the closing table and writes report.html; process 0 calls it once the run is done."""
   run = read_run(cfg.run_dir)
-  print_table(run.events, run.truth.get('passes', {}))
+  print_table(run)
   if warning := few_admitted(cfg, run.events):
     print(warning)
   write_report(cfg)
-  print(f'metrics.jsonl, report.html, checkpoints/ and tensorboard/ lie in {cfg.run_dir}')
+  for line in last_lines(run):
+    print(line)
 
 
 FEW_ADMITTED = 0.05
@@ -78,40 +79,69 @@ def _cell(value: Any, form: str) -> str:
   return '' if pd.isna(value) else format(value, form)
 
 
-def print_table(events: pd.DataFrame, bounds: dict[str, dict[str, float]]) -> None:
-  """Prints what was trained, what validation and test said, and what the tables hold.
+def print_table(run: Run) -> None:
+  """Prints what training, each pass ahead of it, validation and test said, a group each.
 
   Args:
-    events: of trainer.reporting.events.read_events.
-    bounds: what the true probabilities reach, by pass; stands beside evaluations.
+    run: what it has written.
   """
-  wanted = ['pass', 'split', 'rmse', 'table_bytes', *(field for _, field, _ in COLUMNS)]
-  shown = events[events['event'].isin(['train', 'eval', 'day_end'])]
-  shown = shown.reindex(columns=['event', *wanted])
-  evaluated = shown['event'] == 'eval'
-  best = shown['pass'].map(lambda name: bounds.get(name, {}).get('auc'))
-  shown = shown.assign(
-    best_auc=best.where(evaluated),
-    logloss=shown['logloss'].fillna(shown['rmse']),
-    megabytes=shown['table_bytes'] / 1e6,
+  shown = run.events.reindex(
+    columns=['event', 'split', 'pass', 'rmse', *(field for _, field, _ in COLUMNS)]
   )
+  reachable = [run.reachable(name, 'auc') for name in shown['pass']]
+  shown = shown.assign(
+    group=shown['split'].where(shown['event'] == 'eval', shown['event']),
+    reachable_auc=pd.Series(reachable, shown.index, float).where(shown['event'] == 'eval'),
+    logloss=shown['logloss'].fillna(shown['rmse']),
+  )
+  shown = shown[shown['group'].isin(GROUPS)]
+  columns = [c for c in COLUMNS if shown[c[1]].notna().any()]
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-  for title in ('event', 'pass'):
-    table.add_column(title)
-  for title, _, _ in COLUMNS:
-    table.add_column(title, justify='right')
-  for _, row in shown.iterrows():
-    name = row['event'] if pd.isna(row['split']) else f'{row["event"]} {row["split"]}'
-    cells = [_cell(row[field], form) for _, field, form in COLUMNS]
-    table.add_row(name, _cell(row['pass'], ''), *cells)
-  console = rich.console.Console(width=None if sys.stdout.isatty() else 150)
-  console.print(table)
-  known = shown[evaluated & shown['pass'].isin(list(bounds))]
-  if len(known):
-    last = known.iloc[-1]
-    bound = bounds[last['pass']]
-    console.print(
-      f'{last["split"]} {last["pass"]}: AUC {last["auc"]:.4f}, logloss {last["logloss"]:.4f}; '
-      f'the true probabilities reach AUC {bound["auc"]:.4f}, logloss {bound["logloss"]:.4f}',
-      highlight=False,
-    )
+  for title in ('', 'pass'):
+    table.add_column(title, no_wrap=True)
+  for title, _, _ in columns:
+    is_rmse = title == 'logloss' and shown['rmse'].notna().any()
+    table.add_column('rmse' if is_rmse else title, justify='right', no_wrap=True)
+  for group in GROUPS:
+    rows = shown[shown['group'] == group]
+    best = None if run.best is None else run.best.name
+    shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], best}
+    if len(rows) > (count := len(rows.index.intersection(list(shown_rows)))):
+      table.add_row(group, f'{len(rows) - count} more not shown')
+    for index, row in rows[rows.index.isin(shown_rows)].iterrows():
+      cells = [_cell(row[field], form) for _, field, form in columns]
+      mark = 'best' if index == best else ''
+      name = shortened(_cell(row['pass'], ''), NAME_WIDTH)
+      table.add_row(mark or group, name, *cells, style='bold' if mark else None)
+    table.add_section()
+  rich.console.Console(width=WIDTH).print(table)
+
+
+def last_lines(run: Run) -> Iterator[str]:
+  """Yields the best figure and where it was, where things lie, and what to type next."""
+  metric, best, tests = run.metric, run.best, run.evaluated('test')
+  if best is not None:
+    where = '' if pd.isna(best['epoch']) else f', epoch {best["epoch"]:.0f}'
+    yield f'best: {best["split"]} {metric} {best[metric]:.4f} of {best["pass"]}{where}'
+  if len(tests):
+    values = [f'{n} {tests.iloc[-1][n]:.4f}' for n in ('auc', 'logloss', 'rmse') if n in tests]
+    yield f'test: {", ".join(v for v in values if not v.endswith("nan"))}'
+    bound = run.reachable(tests.iloc[-1]['pass'], 'auc')
+    if bound is not None:
+      yield f'      the true probabilities reach AUC {bound:.4f}'
+  sizes = ', '.join(
+    f'{entry.name} {_megabytes(entry.path):,.1f} MB'
+    for entry in sorted(os.scandir(run.directory), key=lambda entry: entry.name)
+  )
+  yield from textwrap.wrap(f'{run.directory}: {sizes}', WIDTH, subsequent_indent='  ')
+  yield 'next:'
+  yield f'  ctr-evaluate --run_dir {run.directory} --data FILE'
+  yield f'  ctr-predict --run_dir {run.directory} --data FILE --out probabilities.txt'
+  yield f'  ctr-export --run_dir {run.directory} --kind saved_model'
+
+
+def _megabytes(path: str) -> float:
+  if os.path.isfile(path):
+    return os.path.getsize(path) / 1e6
+  files = (os.path.join(folder, f) for folder, _, names in os.walk(path) for f in names)
+  return sum(os.path.getsize(f) for f in files if os.path.isfile(f)) / 1e6

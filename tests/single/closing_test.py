@@ -1,0 +1,92 @@
+"""What a finished run prints: narrow tables, the best marked, and what to type next."""
+
+import contextlib
+import io
+import json
+import pathlib
+import tempfile
+
+import tensorflow as tf
+import yaml
+
+from trainer import config
+from trainer.reporting import closing
+from trainer.reporting.live_line import LiveLine
+from trainer.reporting.runs import read_run
+
+CONFIG = {
+  'data': {
+    'train': ['day_*.csv'],
+    'valid': ['valid.csv'],
+    'slots': [{'name': 'user'}],
+    'group': 'user',
+  },
+  'model': {'interactions': ['linear']},
+}
+
+
+class ClosingTest(tf.test.TestCase):
+  def printed(self, events):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    (folder / 'config.yaml').write_text(yaml.safe_dump(CONFIG))
+    lines = [json.dumps({'step': i, 'time': i} | e) for i, e in enumerate(events)]
+    (folder / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+    run, out = read_run(str(folder)), io.StringIO()
+    with contextlib.redirect_stdout(out):
+      closing.print_table(run)
+      for line in closing.last_lines(run):
+        print(line.replace(str(folder), 'RUN'))
+    return out.getvalue().splitlines()
+
+  def events(self, epochs):
+    for epoch in range(epochs):
+      quality = {'logloss': 0.5, 'auc': 0.7 + 0.01 * (epoch % 4), 'gauc': 0.6, 'calibration': 1.0}
+      common = {'epoch': epoch, 'examples': 12_345_678} | quality
+      yield {'event': 'train', 'pass': 'a_pass_with_a_name_of_some_length_01'} | common
+      yield {'event': 'eval', 'split': 'valid', 'pass': 'valid'} | common
+    yield {'event': 'eval', 'split': 'test', 'pass': 'test'} | common
+
+  def test_table(self):
+    lines = self.printed(list(self.events(30)))
+    self.assertLessEqual(max(map(len, lines)), closing.WIDTH)
+    marked = [line for line in lines if line.startswith(' best')]
+    self.assertLen(marked, 1)
+    self.assertIn('0.7300', marked[0])
+    self.assertLen([line for line in lines if ' more not shown' in line], 2)
+    text = '\n'.join(lines)
+    for wanted in (
+      'best: valid auc 0.7300 of valid, epoch 3',
+      'test: auc 0.7100',
+      'ctr-predict --run_dir RUN',
+    ):
+      self.assertIn(wanted, text)
+
+  def test_lines_without_a_terminal(self):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      line = LiveLine(active=True, terminal=False)
+      for i in range(5):
+        line.show(f'step {i}')
+      line.show('done', keep=True)
+    self.assertEqual(out.getvalue(), 'step 0\ndone\n', 'one line in ten seconds, and what is kept')
+
+  def test_the_live_line_fits_the_terminal(self):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      line = LiveLine(active=True, terminal=True)
+      line.show('x' * 100)
+      line.show('short')
+      line.show('kept', keep=True)
+    shown = out.getvalue()
+    self.assertTrue(all(len(part) < 80 for part in shown.replace('\n', '\r').split('\r')))
+    self.assertTrue(shown.endswith('kept'.ljust(5) + '\n'))
+
+  def test_missing_data_tells_what_it_looks_like(self):
+    cfg = config.parse(yaml.safe_dump(CONFIG), 'my.yaml')
+    told = config.columns_wanted(cfg, 'my.yaml')
+    self.assertTrue(told.startswith('wanted files with the columns label, user; '), told)
+    self.assertTrue(told.endswith('the first lines of my.yaml may say where they come from'), told)
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,116 @@
+"""What a job would read and train, told without a step: `python -m trainer.run --dry_run`."""
+
+import collections
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.data.features import HASH_BITS
+from trainer.data.passes import passes
+from trainer.data.prepared import PreparedPass
+from trainer.training.inputs import Inputs
+from trainer.training.step import TrainStep
+
+SHOWN_PASSES = 12  # of a split; what is between the first and the last is summed up
+LIFECYCLE_BYTES = 48  # of a feature: its key, counters and place in the index, about
+
+
+def tell(cfg: config.Config) -> Iterator[str]:
+  """Yields lines on the passes, the slots, the parameters and the memory.
+
+  Raw passes are converted into run_dir/prepared, where the run itself then finds them.
+
+  Args:
+    cfg: the config of a job in one process.
+  """
+  step = TrainStep(cfg, SingleProcess())
+  folder = os.path.join(cfg.run_dir, 'prepared')
+  inputs = Inputs(cfg, SingleProcess(), step, lambda: None, folder)
+  distinct: dict[int, np.ndarray] = {}
+  samples = 0
+  for split in ('train', 'valid', 'test'):
+    found = passes(cfg, getattr(cfg.data, split), f'data.{split}')
+    rows = []
+    for one in found:
+      (prepared,) = inputs.prepared([one], split)
+      rows.append((one.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
+      if split == 'train':
+        samples += prepared.num_samples
+        _count(cfg, prepared, distinct)
+    yield from _pass_lines(cfg, split, rows)
+  yield 'slots (distinct values in data.train):'
+  ids = cfg.slot_ids()
+  for slot in cfg.slots:
+    own = '' if not slot.shares else f', with those of {slot.shares}'
+    yield f'  {slot.name:24} {len(distinct.get(ids[slot.name], ())):>12,}{own}'
+  yield from _parameter_lines(cfg, step, {i: len(keys) for i, keys in distinct.items()})
+  batches = -(-samples // cfg.train.batch_size)
+  yield f'an epoch: about {batches:,} steps of {cfg.train.batch_size:,} samples'
+  yield f'train.epochs: {cfg.train.epochs}' + (', with early stopping' if cfg.train.plateau else '')
+
+
+def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:
+  """The mean of the first label."""
+  total = sum(
+    float(batch.label.reshape(len(batch.label), -1)[:, 0].sum())
+    for batch in prepared.batches(cfg.train.batch_size)
+  )
+  return total / max(1, prepared.num_samples)
+
+
+def _count(cfg: config.Config, prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
+  """Adds the keys of a pass to those of each slot id."""
+  for batch in prepared.batches(max(cfg.train.batch_size, 65536)):
+    keys = np.unique(batch.keys)
+    for slot_id, of_slot in zip(*_by_slot(keys)):
+      known = distinct.get(slot_id)
+      distinct[slot_id] = of_slot if known is None else np.union1d(known, of_slot)
+
+
+def _by_slot(keys: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
+  """Slot ids, and the keys of each; `keys` are sorted."""
+  ids, starts = np.unique(keys >> HASH_BITS, return_index=True)
+  return ids.tolist(), np.split(keys, starts[1:])
+
+
+def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
+  total = sum(row[2] for row in rows)
+  if not rows:
+    return
+  rate = sum(row[2] * row[3] for row in rows) / max(1, total)
+  yield f'data.{split}: {len(rows):,} passes, {total:,} samples, mean label {rate:.4f}'
+  middle = len(rows) - SHOWN_PASSES
+  for i, (name, day, count, rate) in enumerate(rows):
+    if middle > 0 and SHOWN_PASSES // 2 <= i < SHOWN_PASSES // 2 + middle:
+      if i == SHOWN_PASSES // 2:
+        yield f'  … {middle:,} more'
+      continue
+    of_day = f'day {day}' if cfg.data.day_pattern else ''
+    yield f'  {name:24} {of_day:>10} {count:>12,}   label {rate:.4f}'
+
+
+def _parameter_lines(
+  cfg: config.Config, step: TrainStep, features: dict[int, int]
+) -> Iterator[str]:
+  layers: dict[str, int] = collections.Counter()
+  for variable in step.dense.trainable:
+    layers[variable.name.partition('/')[0].partition(':')[0]] += int(np.prod(variable.shape))
+  yield 'parameters of the layers:'
+  for name, count in layers.items():
+    yield f'  {name:24} {count:>12,}'
+  yield 'parameters of the tables, once every feature is admitted:'
+  ids = cfg.slot_ids()
+  total = 4 * 3 * sum(layers.values())  # with an optimizer's two moments
+  for table in step.dense.embedding.tables:
+    own = {ids[slot.name] for slot in cfg.slots if slot.table == table.name}
+    count = sum(features.get(slot_id, 0) for slot_id in own)
+    size = count * (4 * table.floats + LIFECYCLE_BYTES)
+    total += size
+    yield (
+      f'  {table.name:24} {count * (1 + table.width):>12,}   {count:,} features × '
+      f'(1 + {table.width}), {size / 1e6:,.1f} MB with optimizer state'
+    )
+  yield f'memory of the model: about {total / 1e6:,.1f} MB'
