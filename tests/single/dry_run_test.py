@@ -1,0 +1,54 @@
+"""What a dry run tells of a log, against counts of the log itself."""
+
+import os
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+import yaml
+
+from trainer import config
+from trainer.training import dry_run
+
+
+class DryRunTest(tf.test.TestCase):
+  def test_counts(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    rng, users, clicks = np.random.default_rng(0), set(), []
+    for day in range(2):
+      user, item, click = rng.integers(0, 30, 50), rng.integers(0, 9, 50), rng.integers(0, 2, 50)
+      users |= set(user.tolist())
+      clicks += click.tolist()
+      with open(f'{folder}/day_{day}.csv', 'w', encoding='utf-8') as f:
+        f.write(
+          'user,item,click\n' + ''.join(f'{u},{i},{c}\n' for u, i, c in zip(user, item, click))
+        )
+    tree = {
+      'run_dir': f'{folder}/run',
+      'data': {
+        'train': [f'{folder}/day_*.csv'],
+        'label': 'click',
+        'day_pattern': r'day_(\d+)',
+        'slots': [{'name': 'user'}, {'name': 'item'}],
+      },
+      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      'sparse': {'tables': {'default': {'width': 3}}},
+    }
+    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    features = len(users) + 9
+    layers = 2 * 3 * 4 + 4 + 4 + 1  # kernel, biases, head, the bias of all
+    for wanted in (
+      f'data.train: 2 passes, 100 samples, mean label {np.mean(clicks):.4f}',
+      r'day_1 +day 1 +50 ',
+      rf'user +{len(users)}\n',
+      r'item +9\n',
+      rf'default +{features * 4} +{features} features',
+    ):
+      self.assertRegex(text, wanted)
+    counts = text.partition('of the layers:\n')[2].partition('parameters of the tables')[0]
+    self.assertEqual(sum(int(line.split()[-1]) for line in counts.splitlines()), layers)
+    self.assertFalse(os.path.exists(f'{folder}/run/config.yaml'), 'nothing was begun')
+
+
+if __name__ == '__main__':
+  tf.test.main()
