@@ -27,7 +27,7 @@ from trainer.errors import ConfigError, nearest
 INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'tower', 'din')
 # What several tasks' towers may read, likewise.
 SHARED = ('shared_bottom', 'mmoe')
-Loss = Literal['log_loss', 'focal', 'squared_error']
+Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
 MAX_SLOTS = 2047  # slot ids take the 11 bits under the sign of a key
 
 
@@ -107,7 +107,8 @@ class Label(Section):
   positive: str | None = None
   """A regular expression: a label that matches it whole is 1, any other text 0."""
   loss: Loss = 'log_loss'
-  """log_loss and focal want 0 or 1, squared_error any number."""
+  """log_loss, focal and fake_negative (conversions that come late, docs/layers.md) want 0 or 1,
+  squared_error any number."""
   weight: NonNegative = 1.0
   """Of the task's mean loss in the sum over tasks."""
   click: Share | None = None
@@ -333,7 +334,7 @@ class Model(Section):
   tasks: dict[str, Task] = {}
   """By the name of each of data.labels."""
   loss: Loss = 'log_loss'
-  """log_loss and focal want clicks, squared_error any number."""
+  """log_loss, focal and fake_negative want clicks, squared_error any number."""
   focal_gamma: NonNegative = 2.0
   """γ of focal."""
   label_smoothing: Share = 0.0

@@ -26,7 +26,16 @@ def main():
   from trainer.errors import plain_errors
 
   with plain_errors(f'--out {OUT.value}'):
-    truth = synthesize(OUT.value, DAYS.value, SAMPLES.value, SEED.value, USERS.value, ITEMS.value)
+    truth = synthesize(
+      OUT.value,
+      DAYS.value,
+      SAMPLES.value,
+      SEED.value,
+      USERS.value,
+      ITEMS.value,
+      CONVERSIONS.value,
+      HISTORIES.value,
+    )
   for name, best in truth['passes'].items():
     auc = '-' if best['auc'] is None else f'{best["auc"]:.4f}'
     print(

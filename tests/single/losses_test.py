@@ -32,6 +32,19 @@ class LossesTest(tf.test.TestCase):
     )
     self.assertAllClose(loss(loss='focal', focal_gamma=0)(Y, Z), loss()(Y, Z))
 
+  def test_fake_negative_is_unbiased_on_a_stream_with_fake_negatives(self):
+    weight = np.where(Y > 0, 1 + P, (1 - P) * (1 + P))
+    right = np.where(Y > 0, P, 1 - P)
+    self.assertAllClose(loss(loss='fake_negative')(Y, Z), -weight * np.log(right))
+    # Each sample stands as negative, and the share q of them once more as positive.
+    q, z = 0.2, tf.Variable([[-3.0]])
+    for _ in range(300):
+      with tf.GradientTape() as tape:
+        both = loss(loss='fake_negative')(tf.constant([0.0, 1.0]), tf.repeat(z, 2, 0))
+        expected = both[0] + q * both[1]
+      z.assign_sub(5 * tape.gradient(expected, z))
+    self.assertAllClose(tf.sigmoid(z), [[q]], atol=1e-4)
+
   def test_squared_error(self):
     y = np.array([0.5, -2, 0, 1, 7, 3], np.float32)
     self.assertAllClose(loss(loss='squared_error')(y, Z), (y - Z[:, 0]) ** 2)

@@ -42,7 +42,8 @@ class SynthesizeTest(tf.test.TestCase):
 
   def test_bound_is_that_of_the_true_probabilities(self):
     world = World(1, 500, 300, 3)
-    table, probability, click = world.log(2, 20_000)
+    log = world.log(2, 20_000)
+    table, probability, click = log.table, log.probability, log.click
     best = best_reachable(probability, click)
     self.assertAllClose(best['auc'], roc_auc_score(click, probability), 1e-9)
     self.assertAllClose(best['logloss'], log_loss(click, probability), 1e-9)
@@ -51,6 +52,42 @@ class SynthesizeTest(tf.test.TestCase):
     for part in np.array_split(np.argsort(probability), 5):
       p = probability[part]
       self.assertLess(abs(click[part].sum() - p.sum()), 4 * np.sqrt((p * (1 - p)).sum()))
+
+  def test_conversions_come_late_and_histories_are_what_was_clicked_before(self):
+    plain, more = self.path('plain'), self.path('more')
+    synthesize(plain, 3, 5000, 1, 200, 100)
+    truth = synthesize(more, 3, 5000, 1, 200, 100, conversions=True, histories=True)
+    days = [pd.read_csv(os.path.join(more, f'day_{d:02d}.csv')) for d in range(3)]
+    late = [pd.read_csv(os.path.join(more, f'late_{d:02d}.csv')) for d in range(3)]
+    before = pd.read_csv(os.path.join(plain, 'day_00.csv'))
+    for name in ('user', 'item', 'query', 'price'):  # the same impressions
+      self.assertTrue(before[name].equals(days[0][name]))
+    for day, again in zip(days, late):
+      self.assertTrue((day.conversion <= day.click).all())
+      self.assertTrue((day.conversion_seen <= day.conversion).all())
+      self.assertEqual(day.conversion_now.sum(), 0)
+      self.assertAllEqual(day.delay_days.notna(), day.conversion == 1)
+      self.assertTrue(again.click.isna().all() and (again.conversion_now == 1).all())
+    # Each conversion stands once among the late ones, on the day that it comes on.
+    comes = np.concatenate(
+      [
+        np.floor(d + day.hour / 24 + day.delay_days)[day.conversion == 1]
+        for d, day in enumerate(days)
+      ]
+    )
+    self.assertAllClose(
+      [len(again) for again in late], [(comes == d).sum() for d in range(3)], atol=2
+    )
+    self.assertEqual(len(late[0]), days[0].conversion_seen.sum())
+    self.assertTrue(days[0].history.isna().all())
+    user = days[0][days[0].click == 1].user.value_counts().index[0]
+    clicked = days[0][(days[0].click == 1) & (days[0].user == user)].item.tolist()
+    for history in days[1][days[1].user == user].history:
+      self.assertEqual([int(i) for i in str(history).split('|')], clicked[-20:])
+    for d, day in enumerate(days):
+      best = truth['passes'][f'day_{d:02d}']['tasks']
+      self.assertAllClose(best['conversion']['ctr'], day.conversion.mean())
+      self.assertBetween(best['conversion']['auc'], 0.8, 0.99)
 
   def test_ties_and_one_class(self):
     p, click = np.array([0.5, 0.5, 0.2, 0.9, 0.2]), np.array([True, False, False, True, True])

@@ -22,6 +22,7 @@ ones as they are.
 
 import json
 import os
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,13 +35,28 @@ FRESH_QUERIES = (
 MAX_TAGS = 3
 BIAS = -2.4
 BLANK_PRICE, BLANK_AGE = 0.05, 0.2  # shares
+CONVERSION_BIAS, MEAN_DELAY_DAYS = -1.0, (0.5, 4.0)
+HISTORY, INTEREST = 20, 0.9
+
+
+class Log(NamedTuple):
+  """The records of one day, n of them."""
+
+  table: pa.Table
+  probability: np.ndarray  # float64 [n], of a click
+  click: np.ndarray  # bool [n]
+  conversion_probability: np.ndarray | None = None  # float64 [n], of a click and a conversion
+  conversion: np.ndarray | None = None  # bool [n]
+  arrival: np.ndarray | None = None  # int64 [n], the day that the conversion comes on
 
 
 class World:
   """Everything that is drawn once: users, and items as they are born."""
 
-  def __init__(self, seed, users, items, days):
+  def __init__(self, seed, users, items, days, conversions=False, histories=False):
     self._seed = seed
+    self._conversions = conversions
+    self._clicked = [[] for _ in range(users)] if histories else None
     rng = np.random.default_rng([seed, 0])
     normal = rng.standard_normal
     self.hour_effect = 0.3 * np.sin(2 * np.pi * (np.arange(24) - 14) / 24)
@@ -61,6 +77,12 @@ class World:
     self.born, self.weight, self.pace, self.category, self.tags, bias, price, own = (
       np.concatenate(c) for c in zip(*cohorts)
     )
+    rng = np.random.default_rng([seed, 5])
+    self.user_worth, self.item_worth = (
+      rng.standard_normal(users),
+      0.8 * rng.standard_normal(len(bias)),
+    )
+    self.delay = rng.uniform(*MEAN_DELAY_DAYS, CATEGORIES)
     self.item_price = price
     self.item_bias = bias + self.category_bias[self.category] + self.tag_bias[self.tags].sum(1)
     self.item_factors = (
@@ -99,10 +121,7 @@ class World:
     )
 
   def log(self, day, samples):
-    """The records of one day.
-
-    Returns: (pyarrow table, probabilities float64 [samples], clicks bool [samples]).
-    """
+    """The records of one day, as `Log`; with histories, days come in their order."""
     rng = np.random.default_rng([self._seed, 2, day])
     user = (len(self.user_names) * rng.random(samples) ** 2.5).astype(np.int64)
     # An item's share fades from its birth on, until it is gone.
@@ -128,6 +147,8 @@ class World:
       + 0.02 * (self.user_age[user] - 48)
       + np.where(fresh, 0, self.query_effect[query])
     )
+    if self._clicked is not None:
+      logit += INTEREST * (self._interest(user, item) - 0.5)
     probability = 1 / (1 + np.exp(-logit))
     click = rng.random(samples) < probability
     table = pa.table(
@@ -146,7 +167,35 @@ class World:
         'click': click.astype(np.int8),
       }
     )
-    return table, probability, click
+    if self._clicked is not None:
+      texts = ['|'.join(map(str, items)) for items in self._clicked]
+      table = table.append_column('history', pa.array(texts).take(pa.array(user)))
+      for u, i in zip(user[click].tolist(), item[click].tolist()):
+        self._clicked[u] = [*self._clicked[u][1 - HISTORY :], i]
+    if not self._conversions:
+      return Log(table, probability, click)
+    rng = np.random.default_rng([self._seed, 6, day])
+    logit = CONVERSION_BIAS + 0.8 * self.user_worth[user] + self.item_worth[item]
+    bought = 1 / (1 + np.exp(-logit))
+    conversion = click & (rng.random(samples) < bought)
+    delay = self.delay[self.category[item]] * rng.exponential(size=samples)
+    arrival = np.floor(day + hour / 24 + delay).astype(np.int64)
+    seen = conversion & (arrival == day)
+    for name, column in (
+      ('conversion', conversion.astype(np.int8)),
+      ('conversion_seen', seen.astype(np.int8)),
+      ('conversion_now', np.zeros(samples, np.int8)),
+      ('delay_days', pa.array(np.round(delay, 3), mask=~conversion)),
+    ):
+      table = table.append_column(name, pa.array(column))
+    return Log(table, probability, click, probability * bought, conversion, arrival)
+
+  def _interest(self, user, item):
+    """log(1 + how many of the user's clicked items are of this item's category), float64 [n]."""
+    counts = np.zeros([len(self._clicked), CATEGORIES])
+    for u, items in enumerate(self._clicked):
+      np.add.at(counts[u], self.category[items], 1)
+    return np.log1p(counts[user, self.category[item]])
 
 
 def best_reachable(probability, click):
@@ -167,12 +216,23 @@ def best_reachable(probability, click):
   return {'samples': len(click), 'ctr': clicks / len(click), 'auc': auc, 'logloss': logloss}
 
 
-def synthesize(out, days, samples_per_day, seed, users, items):
+def _late(log, day):
+  """The impressions of a log again whose conversion came on a day; the click is blank."""
+  some = log.table.filter(pa.array(log.conversion & (log.arrival == day)))
+  one = pa.array(np.ones(len(some), np.int8))
+  blank = pa.nulls(len(some), pa.int8())
+  for name, column in (('click', blank), ('conversion_seen', one), ('conversion_now', one)):
+    some = some.set_column(some.column_names.index(name), name, column)
+  return some
+
+
+def synthesize(out, days, samples_per_day, seed, users, items, conversions=False, histories=False):
   """Writes the log.
 
-  Returns: the content of truth.json: {'passes': {name: `best_reachable`}, …the arguments}.
+  Returns: the content of truth.json: {'passes': {name: `best_reachable`}, …the arguments}; with
+    conversions a pass also has 'tasks', {'click': …, 'conversion': …}.
   """
-  world = World(seed, users, items, days + 1)
+  world = World(seed, users, items, days + 1, conversions, histories)
   truth = {
     'seed': seed,
     'days': days,
@@ -182,13 +242,23 @@ def synthesize(out, days, samples_per_day, seed, users, items):
     'passes': {},
   }
   os.makedirs(out, exist_ok=True)
+
+  def write(name, table):
+    path = os.path.join(out, name + '.csv')
+    pa.csv.write_csv(table, path, pa.csv.WriteOptions(quoting_style='none'))
+
+  logs = []
   for day in range(days + 1):
     name = f'day_{day:02d}' if day < days else f'test_day_{day:02d}'
-    table, probability, click = world.log(day, samples_per_day)
-    pa.csv.write_csv(
-      table, os.path.join(out, name + '.csv'), pa.csv.WriteOptions(quoting_style='none')
-    )
-    truth['passes'][name] = best_reachable(probability, click)
+    log = world.log(day, samples_per_day)
+    write(name, log.table)
+    best = truth['passes'][name] = best_reachable(log.probability, log.click)
+    if conversions:
+      of_conversions = best_reachable(log.conversion_probability, log.conversion)
+      best['tasks'] = {'click': dict(best), 'conversion': of_conversions}
+      logs.append(log)
+      if day < days:
+        write(f'late_{day:02d}', pa.concat_tables([_late(one, day) for one in logs]))
   with open(os.path.join(out, 'truth.json'), 'w', encoding='utf-8') as f:
     json.dump(truth, f, indent=1)
   return truth

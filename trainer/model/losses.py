@@ -18,6 +18,11 @@ def per_sample_loss(model: Model) -> SampleLoss:
     focal: the same with each term times (1 − probability of that class)^γ (Lin et al. 2017, "Focal
       Loss for Dense Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
+    fake_negative: −y (1 + p) log p − (1 − y) (1 − p) (1 + p) log(1 − p), where 1 + p and 1 − p are
+      weights that no gradient flows through (Ktena et al. 2019, "Addressing Delayed Feedback for
+      Continuous Training with Neural Networks in CTR prediction"). For a stream in which every
+      sample stands first as negative and those that turn out positive stand once more, as positive,
+      when that is known: where q of the samples do, the expected gradient is 0 at p = q
   `label_smoothing` s turns y into y (1 − s) + s/2.
 
   Args:
@@ -46,7 +51,16 @@ def per_sample_loss(model: Model) -> SampleLoss:
   def squared_error(y, z):
     return tf.square(z - y)
 
-  one = {'log_loss': log_loss, 'focal': focal, 'squared_error': squared_error}[model.loss]
+  def fake_negative(y, z):
+    p = tf.stop_gradient(tf.sigmoid(z))
+    return (1 + p) * (y * tf.nn.softplus(-z) + (1 - y) * (1 - p) * tf.nn.softplus(z))
+
+  one = {
+    'log_loss': log_loss,
+    'focal': focal,
+    'squared_error': squared_error,
+    'fake_negative': fake_negative,
+  }[model.loss]
   return lambda labels, logits: one(labels * (1 - smoothing) + smoothing / 2, logits[:, 0])
 
 
