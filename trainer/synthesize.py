@@ -18,6 +18,10 @@ ITEMS = flags.DEFINE_integer(
   'Items of the first day; a tenth as many are born on each later day.',
   lower_bound=10,
 )
+CONVERSIONS = flags.DEFINE_bool(
+  'conversions', False, 'Clicks lead to conversions, which come late.'
+)
+HISTORIES = flags.DEFINE_bool('histories', False, 'Records hold what the user clicked before.')
 
 
 @command_line.command
@@ -42,6 +46,12 @@ def main():
       f'{name}: {best["samples"]:,} samples, CTR {best["ctr"]:.3f}, '
       f'best reachable AUC {auc}, logloss {best["logloss"]:.4f}'
     )
+    if 'tasks' in best:
+      of_conversions = best['tasks']['conversion']
+      print(
+        f'{name}: conversions {of_conversions["ctr"]:.4f}, best reachable AUC '
+        f'{of_conversions["auc"] or 0:.4f}, logloss {of_conversions["logloss"]:.4f}'
+      )
 
 
 if __name__ == '__main__':

@@ -18,6 +18,16 @@ logs have. Items are born every day
 and fade, each at a pace of its own. Prices and ages are partly blank. Equal arguments give equal
 files; more days leave the earlier
 ones as they are.
+
+With conversions, clicks are followed by purchases, after a delay that is exponential, with a mean
+of half a day to 4 days by category. A file has four more columns: `conversion`, as it was in the
+end; `conversion_seen`, as it was known when the day was over; `conversion_now`, 0, as it was when
+the click was logged; and `delay_days`. In the test day's file all three are as in the end.
+late_NN.csv has the impressions again whose conversion came on day NN, of that day or an earlier
+one: their click is blank, and conversion_now is 1.
+
+With histories, a file has the column `history`, the user's last clicked items before that day, the
+oldest first; what the user clicked of an item's category makes a click on it likelier.
 """
 
 import json
@@ -78,11 +88,9 @@ class World:
       np.concatenate(c) for c in zip(*cohorts)
     )
     rng = np.random.default_rng([seed, 5])
-    self.user_worth, self.item_worth = (
-      rng.standard_normal(users),
-      0.8 * rng.standard_normal(len(bias)),
-    )
+    self.user_worth = rng.standard_normal(users)
     self.delay = rng.uniform(*MEAN_DELAY_DAYS, CATEGORIES)
+    self.item_worth = 0.8 * rng.standard_normal(len(bias))  # last: more days, more items
     self.item_price = price
     self.item_bias = bias + self.category_bias[self.category] + self.tag_bias[self.tags].sum(1)
     self.item_factors = (
@@ -216,14 +224,19 @@ def best_reachable(probability, click):
   return {'samples': len(click), 'ctr': clicks / len(click), 'auc': auc, 'logloss': logloss}
 
 
+def _replaced(table, **columns):
+  """A table with some columns replaced."""
+  for name, column in columns.items():
+    table = table.set_column(table.column_names.index(name), name, column)
+  return table
+
+
 def _late(log, day):
   """The impressions of a log again whose conversion came on a day; the click is blank."""
   some = log.table.filter(pa.array(log.conversion & (log.arrival == day)))
   one = pa.array(np.ones(len(some), np.int8))
   blank = pa.nulls(len(some), pa.int8())
-  for name, column in (('click', blank), ('conversion_seen', one), ('conversion_now', one)):
-    some = some.set_column(some.column_names.index(name), name, column)
-  return some
+  return _replaced(some, click=blank, conversion_seen=one, conversion_now=one)
 
 
 def synthesize(out, days, samples_per_day, seed, users, items, conversions=False, histories=False):
@@ -251,7 +264,11 @@ def synthesize(out, days, samples_per_day, seed, users, items, conversions=False
   for day in range(days + 1):
     name = f'day_{day:02d}' if day < days else f'test_day_{day:02d}'
     log = world.log(day, samples_per_day)
-    write(name, log.table)
+    table = log.table
+    if conversions and day == days:
+      known = table['conversion']
+      table = _replaced(table, conversion_seen=known, conversion_now=known)
+    write(name, table)
     best = truth['passes'][name] = best_reachable(log.probability, log.click)
     if conversions:
       of_conversions = best_reachable(log.conversion_probability, log.conversion)
