@@ -23,8 +23,8 @@ With conversions, clicks are followed by purchases, after a delay that is expone
 of half a day to 4 days by category. A file has four more columns: `conversion`, as it was in the
 end; `conversion_seen`, as it was known when the day was over; `conversion_now`, 0, as it was when
 the click was logged; and `delay_days`. In the test day's file all three are as in the end.
-late_NN.csv has the impressions again whose conversion came on day NN, of that day or an earlier
-one: their click is blank, and conversion_now is 1.
+stream_NN.csv is the day as a stream has it: its impressions, and once more those whose conversion
+came on it, of this day or an earlier one, with a blank click and conversion_now 1.
 
 With histories, a file has the column `history`, the user's last clicked items before that day, the
 oldest first; what the user clicked of an item's category makes a click on it likelier.
@@ -275,7 +275,8 @@ def synthesize(out, days, samples_per_day, seed, users, items, conversions=False
       best['tasks'] = {'click': dict(best), 'conversion': of_conversions}
       logs.append(log)
       if day < days:
-        write(f'late_{day:02d}', pa.concat_tables([_late(one, day) for one in logs]))
+        late = [_late(one, day) for one in logs]
+        write(f'stream_{day:02d}', pa.concat_tables([table, *late]))
   with open(os.path.join(out, 'truth.json'), 'w', encoding='utf-8') as f:
     json.dump(truth, f, indent=1)
   return truth
