@@ -16,12 +16,12 @@ from ops import build
 class BuildOps(build_ext):
   """Compiles the op library with TensorFlow's flags in place of an extension module's."""
 
-  def get_ext_filename(self, fullname):
+  def get_ext_filename(self, fullname: str) -> str:
     return (
       fullname.replace('.', '/') + '.so'
     )  # no Python ABI in its name: TensorFlow loads it, Python does not
 
-  def build_extension(self, ext):
+  def build_extension(self, ext: setuptools.Extension) -> None:
     library = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
     library.parent.mkdir(parents=True, exist_ok=True)
     build.build(library=str(library))

@@ -1,7 +1,7 @@
 """What every contender trains on: click samples whose features follow a power law, the same for
 all.
 
-NumPy only, since peers run in environments without TensorFlow; `prepare` alone imports the trainer.
+NumPy only, since some contenders have no TensorFlow; `prepare` alone imports the trainer.
 """
 
 import dataclasses
@@ -119,10 +119,10 @@ def config(
 
   Args:
     path: directory of the pass.
-    optimizer: of rows and of dense variables, at a learning rate of 0.01 as the peers'.
+    optimizer: of rows and of dense variables, at a learning rate of 0.01 as the others'.
     interactions: by default linear, fm and a dnn of the shape's hidden layers.
     lifecycle: by default every feature is admitted at its first show, so that the work is the
-      peers'.
+      others'.
     store: `sparse.store`.
     sync: the section of the config.
   """

@@ -1,4 +1,4 @@
-"""The benchmark page: `python -m benchmarks.run` (`make bench`) measures us beside our peers and
+"""The benchmark page: `python -m benchmarks.run` (`make bench`) measures us beside others and
 rewrites docs/performance.md.
 
 Contenders are processes that stay alive for their group's whole run and take turns, A, B, C, A, B,
@@ -47,7 +47,7 @@ ONLY = flags.DEFINE_list(
 )
 
 OUT = os.path.join('build', 'bench')
-PEERS = os.path.join('build', 'peers-venv')
+CONTENDERS = os.path.join('build', 'contenders-venv')
 PAGE = os.path.join('docs', 'performance.md')
 
 
@@ -276,25 +276,25 @@ class Bench:
 
   def main(self):
     shape = CRITEO
-    peer = {'shape': shape.as_dict(), 'capacity': 8_000_000}
+    other = {'shape': shape.as_dict(), 'capacity': 8_000_000}
     ours = self.spec(shape)
     contenders = {
       'ours, AdaGrad': Contender('ours', ours),
-      'TFRA, AdaGrad': Contender('tfra', peer | {'optimizer': 'Adagrad'}),
+      'TFRA, AdaGrad': Contender('tfra', other | {'optimizer': 'Adagrad'}),
       'PyTorch static, AdaGrad': Contender(
-        'torch_static', peer, python=os.path.join(PEERS, 'bin', 'python')
+        'torch_static', other, python=os.path.join(CONTENDERS, 'bin', 'python')
       ),
-      'Keras static, AdaGrad': Contender('keras_static', peer),
+      'Keras static, AdaGrad': Contender('keras_static', other),
       'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
-      'TFRA, Adam': Contender('tfra', peer | {'optimizer': 'Adam'}),
-      'dense part alone': Contender('dense_part', peer),
+      'TFRA, Adam': Contender('tfra', other | {'optimizer': 'Adam'}),
+      'dense part alone': Contender('dense_part', other),
       'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
       'ours, no lifecycle': Contender(
         'ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})
       ),
       'input alone': Contender('input', ours, pace=10),
     }
-    why = peers_environment()
+    why = contenders_environment()
     if why:
       del contenders['PyTorch static, AdaGrad']
       self.left_out['PyTorch static, AdaGrad'] = why
@@ -479,24 +479,24 @@ def needed_bytes(shape):
   return unique / 2 * (16 + 8 * (1 + shape.width)) / shape.batch
 
 
-def peers_environment():
-  """Installs the peers that are not our dependencies, once.
+def contenders_environment():
+  """Installs the contenders that are not our dependencies, once.
 
   Returns: why that could not be done, or None.
   """
-  requirements = os.path.join('benchmarks', 'requirements-peers.txt')
-  stamp = os.path.join(PEERS, 'installed.txt')
+  requirements = os.path.join('benchmarks', 'requirements-contenders.txt')
+  stamp = os.path.join(CONTENDERS, 'installed.txt')
   with open(requirements, encoding='utf-8') as f:
     wanted = f.read()
   if os.path.exists(stamp):
     with open(stamp, encoding='utf-8') as f:
       if f.read() == wanted:
         return None
-  print(f'installing {requirements} into {PEERS}', flush=True)
+  print(f'installing {requirements} into {CONTENDERS}', flush=True)
   for command in (
-    [sys.executable, '-m', 'venv', '--clear', PEERS],
+    [sys.executable, '-m', 'venv', '--clear', CONTENDERS],
     [
-      os.path.join(PEERS, 'bin', 'python'),
+      os.path.join(CONTENDERS, 'bin', 'python'),
       '-m',
       'pip',
       'install',

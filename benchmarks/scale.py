@@ -57,7 +57,9 @@ def message_microseconds(sizes: tuple[int, int] = (4, 24), turns: int = 60) -> f
     ranks = mesh(size)
     rows, counts = tf.zeros([size, 16]), tf.ones([size], tf.int32)
 
-    def run(rank, count, rows=rows, counts=counts):
+    def run(
+      rank: Connections, count: int, rows: tf.Tensor = rows, counts: tf.Tensor = counts
+    ) -> None:
       for _ in range(count):
         rank.all_to_all([rows], counts)
 

@@ -5,7 +5,7 @@ Imports no TensorFlow: the config checks itself with it.
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 SCORE_KEYS = ('score', 'recency', 'frequency')
 # Thresholds that a slot may set for itself (`Policy.per_slot`).
@@ -76,7 +76,7 @@ class Policy:
   """By slot, fields of PER_SLOT that differ."""
 
   def __post_init__(self):
-    def fail(name, wanted):
+    def fail(name: str, wanted: str) -> NoReturn:
       raise ValueError(f'{name}: found {getattr(self, name)!r}; wanted {wanted}')
 
     for name, valid in (
@@ -130,20 +130,20 @@ class Policy:
           )
       dataclasses.replace(self, per_slot={}, **fields)
 
-  def for_slot(self, slot):
+  def for_slot(self, slot: int) -> 'Policy':
     """The policy as it holds for one slot, without `per_slot`."""
     return dataclasses.replace(self, per_slot={}, **self.per_slot.get(slot, {}))
 
-  def serialize(self):
+  def serialize(self) -> str:
     """The text that ops/cc/lifecycle/policy.h reads; the same for equal policies, and exact.
 
     A line of `name=value` pairs, then, for each slot that differs, a line `slot name=value ...`.
     """
 
-    def text(value):
+    def text(value: Any) -> str:
       return 'null' if value is None else value if isinstance(value, str) else repr(value)
 
-    def pairs(fields):
+    def pairs(fields: dict[str, Any]) -> str:
       return ' '.join(f'{name}={text(value)}' for name, value in sorted(fields.items()))
 
     own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != 'per_slot'}

@@ -13,8 +13,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, NoReturn
 
 import pydantic
 import yaml
@@ -604,7 +604,7 @@ def short(value: Any, length: int = 120) -> str:
   return text if len(text) <= length else text[: length - 1] + '…'
 
 
-def _fields_at(loc):
+def _fields_at(loc: Sequence[str | int]) -> list[str]:
   """The valid keys of the model that holds the key at `loc`."""
   model: Any = Config
   for part in loc[:-1]:
@@ -618,7 +618,7 @@ def _fields_at(loc):
   return list(getattr(model, 'model_fields', {}))
 
 
-def _one_line(error, where):
+def _one_line(error: pydantic.ValidationError, where: str) -> str:
   first = error.errors()[0]
   loc = first['loc']
   key = '.'.join(str(p) for p in loc)
@@ -630,7 +630,7 @@ def _one_line(error, where):
   return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"
 
 
-def _check_tasks(cfg, fail):
+def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
   """Checks of data.labels and model.tasks; `fail(key, text)` raises."""
   data, model = cfg.data, cfg.model
   names = [label.name for label in data.labels]
@@ -691,10 +691,10 @@ def _check_tasks(cfg, fail):
     )
 
 
-def _check(cfg, where):
+def _check(cfg: Config, where: str) -> None:
   """Checks that span several keys."""
 
-  def fail(key, text):
+  def fail(key: str, text: str) -> NoReturn:
     raise ConfigError(f"{where}: key '{key}': {text}")
 
   data, names = cfg.data, [s.name for s in cfg.data.slots]
@@ -955,7 +955,7 @@ def _is_index(part: str, node: list[Any]) -> bool:
   return re.fullmatch('[0-9]{1,9}', part) is not None and int(part) < len(node)
 
 
-def _set(tree, assignment):
+def _set(tree: dict[str, Any], assignment: str) -> None:
   """Applies one `a.b.0.c=value`; the value is YAML."""
   key, equals, text = assignment.partition('=')
   if not equals or not key:
@@ -1072,15 +1072,16 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
   return {k: v for name, sub in items for k, v in flatten(sub, f'{prefix}{name}.').items()}
 
 
-def dump(cfg):
+def dump(cfg: Config) -> str:
   """The resolved config as YAML text; `load` reads it back to an equal config."""
   return yaml.safe_dump(cfg.model_dump(), sort_keys=False, allow_unicode=True)
 
 
-def expand(patterns, key):
+def expand(patterns: Sequence[str], key: str) -> list[str]:
   """Files that the patterns of `key` match, in name order, a pattern at a time.
 
-  Raises: ConfigError where a pattern matches nothing.
+  Raises:
+    ConfigError: where a pattern matches nothing.
   """
   files = []
   for pattern in patterns:

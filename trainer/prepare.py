@@ -25,7 +25,7 @@ SPLIT = flags.DEFINE_enum('split', 'all', ['all', *SPLITS], 'Which files of the 
 
 
 @command_line.command
-def main():
+def main() -> None:
   cfg = config.load(CONFIG.value, SET.value)
   if cfg.data.format == 'prepared':
     raise UserError("data.format: found 'prepared'; wanted the format of raw files")

@@ -25,7 +25,7 @@ HISTORIES = flags.DEFINE_bool('histories', False, 'Records hold what the user cl
 
 
 @command_line.command
-def main():
+def main() -> None:
   from trainer.data.synthetic import synthesize
   from trainer.errors import plain_errors
 

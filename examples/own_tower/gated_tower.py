@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from trainer.embedding.layer_inputs import LayerInputs
+
 
 class GatedTower(tf.keras.layers.Layer):
   """One hidden layer whose units a gate opens and closes (Dauphin et al. 2017, GLU).
@@ -11,11 +13,11 @@ class GatedTower(tf.keras.layers.Layer):
 
   needs = {'shared'}
 
-  def __init__(self, units=16, name=None):
+  def __init__(self, units: int = 16, name: str | None = None):
     super().__init__(name=name)
     self.hidden = tf.keras.layers.Dense(units, name='hidden')
     self.gate = tf.keras.layers.Dense(units, 'sigmoid', name='gate')
     self.head = tf.keras.layers.Dense(1, use_bias=False, name='head')
 
-  def call(self, inputs, training=False):
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     return self.head(self.hidden(inputs.shared) * self.gate(inputs.shared))

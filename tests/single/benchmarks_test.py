@@ -32,7 +32,7 @@ class DataTest(tf.test.TestCase):
     bench_data.prepare(shape, 0, cfg, directory)
     return PreparedPass(directory, cfg)
 
-  def test_peers_and_we_train_on_the_same_samples(self):
+  def test_all_contenders_train_on_the_same_samples(self):
     keys, dense, label = bench_data.batches(TOY, 0, bench_data.hashed_keys)
     for ours, *theirs in zip(self._prepared(TOY).batches(TOY.batch), keys, dense, label):
       self.assertAllEqual(ours.keys, theirs[0].ravel())

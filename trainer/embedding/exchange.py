@@ -91,7 +91,16 @@ class LocalRows:
     """
     self._push_own(deduped, rows, linear_gradient, factors_gradient, scale, hyper, step)
 
-  def _push_own(self, deduped, rows, linear_gradient, factors_gradient, scale, hyper, step):
+  def _push_own(
+    self,
+    deduped: Deduped,
+    rows: Rows,
+    linear_gradient: tf.Tensor,
+    factors_gradient: tf.Tensor,
+    scale: tf.Tensor,
+    hyper: tf.Tensor,
+    step: tf.Tensor,
+  ) -> None:
     if self._scales_by_feature:
       # A rare feature's step does not shrink as the batch, or the number of ranks, grows.
       scale = 1 / tf.maximum(deduped.shows, 1)

@@ -114,7 +114,14 @@ class TfraStore(FeatureLifecycle):
     """
     step, scale = tf.cast(step, tf.int64), tf.broadcast_to(scale, tf.shape(keys))
 
-    def update(weights, gradient, scale, last, hyper, kind):
+    def update(
+      weights: tf.Tensor,
+      gradient: tf.Tensor,
+      scale: tf.Tensor,
+      last: tf.Tensor,
+      hyper: tf.Tensor,
+      kind: str,
+    ) -> tf.Tensor:
       return row_optimizers.row_update(weights, gradient, scale, last, hyper, step, kind, add)
 
     def updated_row(t: int, admitted: tf.Tensor, places: tf.Tensor, old: tf.Tensor) -> tf.Tensor:

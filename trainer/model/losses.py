@@ -38,17 +38,17 @@ def per_sample_loss(model: Model) -> SampleLoss:
       f"model.label_smoothing: found {smoothing}; 'squared_error' takes none, wanted 0"
     )
 
-  def log_loss(y, z):
+  def log_loss(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return tf.nn.sigmoid_cross_entropy_with_logits(y, z)
 
-  def focal(y, z):
+  def focal(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     # The power as exp of a logarithm, log(1 − p) = −softplus(z): its gradient stays finite where
     # 1 − p vanishes and γ < 1.
     of_click = tf.exp(-gamma * tf.nn.softplus(z)) * tf.nn.softplus(-z)
     of_none = tf.exp(-gamma * tf.nn.softplus(-z)) * tf.nn.softplus(z)
     return y * of_click + (1 - y) * of_none
 
-  def squared_error(y, z):
+  def squared_error(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return tf.square(z - y)
 
   def fake_negative(y, z):

@@ -8,6 +8,7 @@ gRPC client along.
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +31,7 @@ def _message_class() -> type:
   )
   file.dependency.append(_TENSOR.file.name)
 
-  def message(parent, name, *fields):
+  def message(parent: Any, name: str, *fields: tuple) -> Any:
     added = parent.add(name=name)
     for field, number, kind, label in fields:
       is_text = kind == _STRING

@@ -62,12 +62,12 @@ class BatchNorm(tf.keras.layers.Layer):
     with tf.control_dependencies(updates):
       return tf.identity(y)
 
-  def _normalise(self, x, gamma, beta):
+  def _normalise(self, x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
     """Returns (y [B, H], mean [H], variance [H], count), of which y has a gradient."""
 
     # Written by hand, the gradient takes a third of the passes over [B, H] of an automatic one.
     @tf.custom_gradient
-    def normalise(x, gamma, beta):
+    def normalise(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
       columns = tf.shape(x)[1]
       samples = [tf.cast(tf.shape(x)[0], tf.float32)]
       own_sums = [tf.reduce_sum(x, 0), tf.reduce_sum(tf.square(x), 0), samples]
@@ -79,7 +79,7 @@ class BatchNorm(tf.keras.layers.Layer):
       inverse = tf.math.rsqrt(variance + self._epsilon)
       scale = gamma * inverse
 
-      def gradient(dy, *_):
+      def gradient(dy: tf.Tensor, *_: tf.Tensor) -> tuple:
         own_dy, own_dyx = tf.reduce_sum(dy, 0), tf.reduce_sum(dy * x, 0)
         own_dgamma = (own_dyx - mean * own_dy) * inverse
         means = tf.math.divide_no_nan(self._sum(tf.concat([own_dy, own_dgamma], 0)), count)

@@ -48,7 +48,7 @@ class Cross(tf.keras.layers.Layer):
       shape_of = {'v': [width, self._rank], 'u': [self._rank, width]}
     seeds = itertools.count(self._seed)
 
-    def matrix(name, shape):
+    def matrix(name: str, shape: list[int]) -> tf.Variable:
       return self.add_weight(
         name, shape, initializer=tf.keras.initializers.GlorotUniform(next(seeds))
       )

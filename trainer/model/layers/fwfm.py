@@ -36,7 +36,7 @@ class FwFM(tf.keras.layers.Layer):
 
 
 @tf.custom_gradient
-def _weighted_pairs(sums, strength):
+def _weighted_pairs(sums: tf.Tensor, strength: tf.Tensor) -> tuple:
   """Returns ½ Σ_{f,g} r_{f,g} ⟨S_f, S_g⟩, [B, 1], for S [B, F, D] and a symmetric r [F, F]."""
   # Every ⟨S_f, S_g⟩ of a sample at once, which is several times faster than weighting the vectors
   # by r first. The gradient uses that r is symmetric: one matrix product where automatic
@@ -45,7 +45,7 @@ def _weighted_pairs(sums, strength):
   products = tf.reshape(tf.matmul(sums, sums, transpose_b=True), [-1, slots * slots])
   weights = tf.reshape(strength, [1, -1])
 
-  def gradient(grad):
+  def gradient(grad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return (
       tf.matmul(tf.reshape(grad * weights, [-1, slots, slots]), sums),
       0.5 * tf.reshape(tf.matmul(grad, products, transpose_a=True), [slots, slots]),
