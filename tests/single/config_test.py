@@ -256,9 +256,10 @@ class ConfigTest(tf.test.TestCase):
       config.expand(['nothing_*'], 'data.train')
 
   def test_every_committed_config_loads(self):
-    for path in glob.glob(
-      os.path.join(os.path.dirname(config.__file__), '..', 'configs', '*.yaml')
-    ):
+    pattern = os.path.join(os.path.dirname(config.__file__), '..', 'configs', '*.yaml')
+    paths = glob.glob(pattern)
+    self.assertNotEmpty(paths, pattern)
+    for path in paths:
       config.load(path)
 
 

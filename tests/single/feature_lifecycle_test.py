@@ -660,17 +660,26 @@ class PolicyTest(tf.test.TestCase):
         Policy(**fields)
 
   def test_extremes_reach_the_table(self):
-    FeatureLifecycle(
+    table = FeatureLifecycle(
       Policy(
-        seed=2**64 - 1,
+        admission_threshold=0.9,
+        eviction='score',
+        delete_threshold=0.9,
         delete_after_unseen_days=None,
         capacity=2**62,
         decay=1e-300,
-        per_slot={
-          2047: {'min_age_days': None, 'delete_after_unseen_days': None, 'nonclk_coeff': 1 / 3}
-        },
+        seed=2**64 - 1,
+        per_slot={2047: {'nonclk_coeff': 1 / 3, 'delete_threshold': 0.0}},
       )
     )
+    keys = np.array([1 << 52, 2047 << 52], np.int64)
+    table.observe(keys, [3.0, 3.0], [0.0, 0.0])
+    # Three shows without a click: .3 by the coefficient of all slots, 1 by that of slot 2047.
+    self.assertAllEqual(table.admitted(keys), [False, True])
+    table.decay()
+    self.assertAllClose(table.lookup(keys)['show'], [3e-300, 3e-300], rtol=1e-12, atol=0)
+    self.assertAllEqual(table.evict(lambda histogram: histogram), keys[:1])
+    self.assertEqual(table.size(), 1)
 
 
 if __name__ == '__main__':
