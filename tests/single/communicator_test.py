@@ -1,11 +1,17 @@
 """The communicators that need no horovodrun keep the contract."""
 
+import os
+import socket
+from unittest import mock
+
 import numpy as np
 import tensorflow as tf
 
+from ops.connections import Connections
 from tests.support.communicator_contract import CommunicatorContract, RankCommunicatorContract
 from tests.support.parameter_servers import PlayedJob
 from tests.support.threads import on_threads
+from trainer.comm import connections
 from trainer.comm.communicator import SingleProcess
 from trainer.comm.connections import ConnectionsCommunicator, Connector
 from trainer.config import Sync
@@ -65,6 +71,26 @@ class ConnectionsTest(RankCommunicatorContract, tf.test.TestCase):
     for host, port in used:
       self.assertEqual(host, '127.0.0.1')
       self.assertBetween(port, 21000, 21100)
+
+  def test_a_broken_tcp_link_is_noticed_in_time(self):
+    """The system probes a quiet link and gives up one on which nothing is acknowledged."""
+    found = []
+
+    def remember(fds, rank):
+      for fd in (fd for fd in fds if fd >= 0):
+        with socket.socket(fileno=os.dup(fd)) as same:
+          option = same.getsockopt
+          idle, interval = (
+            option(socket.IPPROTO_TCP, o) for o in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+          )
+          limit = option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+          found.append((option(socket.SOL_SOCKET, socket.SO_KEEPALIVE), idle, interval, limit))
+      return Connections(fds, rank)
+
+    with mock.patch.object(connections, 'Connections', remember):
+      self.on_every_rank(lambda _: None, '127.0.0.1', Sync(lost_peer_seconds=30))
+    self.assertLen(found, 2 * self.SIZE * (self.SIZE - 1))  # sums, messages
+    self.assertEqual(set(found), {(1, 7, 7, 30_000)})
 
   def test_a_rank_that_does_not_come_is_named(self):
     def action(communicator):
