@@ -21,6 +21,7 @@ import psutil
 import tensorflow as tf
 
 from ops import ffm, library, packing, row_optimizers, sharding
+from ops import keys as key_ops
 from ops.connections import Connections
 from ops.dedupe import dedupe
 from ops.feature_lifecycle import FeatureLifecycle
@@ -104,6 +105,10 @@ def right_calls(rng: np.random.Generator) -> list:
     tape.watch(matrix)
     pairs = ffm.pairs(matrix)
   tape.gradient(pairs, matrix)
+  text = np.frombuffer(b'onetwo', np.uint8)
+  key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)
+  filled = counts.reshape([batch, fields]).astype(np.int32)
+  key_ops.encode_fields(keys, np.ones(len(keys), np.float32), filled, fields)
   store.admitted(unique)
   store.lookup(unique)
   store.commit('delta', store.select('delta'))
