@@ -51,7 +51,7 @@ def per_sample_loss(model: Model) -> SampleLoss:
   def squared_error(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return tf.square(z - y)
 
-  def fake_negative(y, z):
+  def fake_negative(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     p = tf.stop_gradient(tf.sigmoid(z))
     return (1 + p) * (y * tf.nn.softplus(-z) + (1 - y) * (1 - p) * tf.nn.softplus(z))
 
