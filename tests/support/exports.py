@@ -9,9 +9,10 @@ import types
 from collections.abc import Iterator
 
 import numpy as np
-import tensorflow as tf
 
 from tests.support.steps import make_config
+from trainer.data.features import hash_keys
+from trainer.model.builder import build
 from trainer.serving.store import Store
 from trainer.storage import export
 
@@ -21,8 +22,10 @@ WIDTH = 3
 class Run:
   """A run without training: features come, change, earn factors and go, as the seed has it.
 
+  Two runs of one seed have the same versions, so that one can tell what the other has written.
+
   Args:
-    run_dir: where its exports lie.
+    run_dir: where its exports lie; None: it writes none.
     seed: of everything.
     features: about how many it has.
 
@@ -30,26 +33,32 @@ class Run:
     rows: key -> the values of its row: linear weight, then factors.
     directory: of the exports.
     versions: sequence -> what the full export of that moment holds, as `rows`.
+    keys: (slot, text) of every feature that there may be -> its key.
   """
 
-  def __init__(self, run_dir: str, seed: int = 0, features: int = 300):
-    self.directory = os.path.join(run_dir, 'exports')
+  def __init__(self, run_dir: str | None, seed: int = 0, features: int = 300):
+    self.directory = run_dir and os.path.join(run_dir, 'exports')
     self.rows: dict[int, tuple[float, ...]] = {}
     self.versions: dict[int, dict[int, tuple[float, ...]]] = {}
-    self._cfg = make_config({'sparse.tables.default.width': WIDTH}).model_copy(
-      update={'run_dir': run_dir}
-    )
+    changes = {'sparse.tables.default.width': WIDTH, 'data.dense': []}
+    cfg = make_config(changes | {'model.interactions': ['linear', 'fm']})
+    self._cfg = cfg.model_copy(update={'run_dir': run_dir or ''})
     self._rng = np.random.default_rng(seed)
     self._features, self._changed = features, set()
-    self._bias = tf.Variable([0.0], name='bias')
-    self._model = types.SimpleNamespace(variables=[self._bias])
+    self._model = build(self._cfg)
+    (self._bias,) = self._model.variables
+    texts = [str(i) for i in range(2 * features)]
+    self.keys = {
+      (name, text): key
+      for name, slot in self._cfg.slot_ids().items()
+      for text, key in zip(texts, hash_keys(texts, slot).numpy().tolist())
+    }
+    self._all_keys = np.array(list(self.keys.values()))
 
   def train(self) -> None:
     """A pass: some features change, some are new, some are gone."""
     rng = self._rng
-    slots = rng.integers(1, 4, self._features // 3)
-    ids = rng.integers(0, 2 * self._features, len(slots))
-    for key in ((slots << 52) + ids * 7919).tolist():
+    for key in rng.choice(self._all_keys, self._features // 3).tolist():
       width = 1 if key not in self.rows and rng.random() < 0.6 else 1 + WIDTH
       self.rows[key] = tuple(rng.normal(size=width).astype(np.float32).tolist())
       self._changed.add(key)
@@ -59,20 +68,36 @@ class Run:
         self._changed.discard(key)
 
   def export(self, kind: str) -> int:
-    """Writes an export. Returns: its sequence."""
+    """Writes an export, whose version is its number and 100 times the model's bias.
+
+    Returns:
+      Its sequence.
+    """
     number = len(self.versions) + 1
-    self._bias.assign([float(number)])
-    done = export.write(
-      self._cfg,
-      kind,
-      {'number': number},
-      store=self,
-      model=self._model,
-      dense_stats=np.zeros([2, 2], np.float32),
-    )
-    sequence = int(os.path.basename(done.path)[:6])
+    self._bias.assign([number / 100])
+    sequence = number
+    if self.directory:
+      done = export.write(
+        self._cfg,
+        kind,
+        {'number': number},
+        store=self,
+        model=self._model,
+        dense_stats=np.zeros([2, 0], np.float32),
+      )
+      sequence = int(os.path.basename(done.path)[:6])
     self.versions[sequence] = dict(self.rows)
     return sequence
+
+  def score(self, version: int, sample: dict[str, list[str]]) -> float:
+    """Returns the probability that a version gives a sample: texts by slot."""
+    rows = self.versions[version]
+    found = [
+      rows.get(self.keys[name, text], (0.0,)) for name, texts in sample.items() for text in texts
+    ]
+    factors = np.array([row[1:] for row in found if len(row) > 1]).reshape(-1, WIDTH)
+    fm = 0.5 * np.sum(factors.sum(0) ** 2 - (factors**2).sum(0))
+    return float(1 / (1 + np.exp(-(version / 100 + sum(row[0] for row in found) + fm))))
 
   # What an export asks of a store of rows
 
@@ -92,7 +117,7 @@ class Run:
 
 
 def contents(store: Store) -> tuple[int, float, dict[int, tuple[float, ...]]]:
-  """Returns what a store holds: version, the dense variable of `Run`, rows as `Run.rows`."""
+  """Returns what a store holds: version, the number in its dense part, rows as `Run.rows`."""
   view = store.view()
   try:
     found = {}
@@ -100,7 +125,8 @@ def contents(store: Store) -> tuple[int, float, dict[int, tuple[float, ...]]]:
       ends = np.cumsum(rows.counts)
       for key, linear, begin, end in zip(rows.key, rows.linear, ends - rows.counts, ends):
         found[int(key)] = (float(linear), *rows.factors[begin:end].tolist())
-    return view.version.sequence, float(view.dense()['000/bias:0'][0]), found
+    bias = next(value for name, value in view.dense().items() if 'bias' in name)
+    return view.version.sequence, round(100 * float(bias[0]), 3), found
   finally:
     view.close()
 

@@ -1,0 +1,281 @@
+"""From export to score: rows published a second, and requests answered a second with their latency.
+
+    python -m benchmarks.serving_bench [--rows 500000] [--seconds 10]
+
+The model is DeepFM (D = 8, DNN 64-32) on six single-valued slots, one multi-valued and two dense
+columns. Requests come from wrk, of 1 and of 100 candidates of one user, in columns,
+form, first from 4 connections as fast as they are answered, then at about half of that rate;
+meanwhile a delta of 1 % of the rows is applied about every second. The same requests then go to a
+plain TensorFlow SavedModel of the same rows behind the same HTTP server, whose version stays. All
+share the cores. Writes build/bench/serving_bench.json.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import numpy as np
+import tensorflow as tf
+import yaml
+from absl import app, flags
+
+from tests.support.exports import RedisServer
+from tests.support.scorer import Client
+from trainer import config, runtime
+from trainer.data.features import hash_keys
+from trainer.model.builder import build
+from trainer.serving import http, stores
+from trainer.serving.publisher import Publisher
+from trainer.serving.scorer import Scores
+from trainer.storage import export
+
+ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')
+SECONDS = flags.DEFINE_integer('seconds', 10, 'Of each measurement.')
+SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
+SAVED_MODEL = flags.DEFINE_string('saved_model', None, 'Serves this one; for the bench itself.')
+OUT = os.path.join('build', 'bench', 'serving_bench.json')
+WIDTH = 8
+CONFIG = {
+  'data': {
+    'train': ['none'],
+    'slots': [{'name': name} for name in ('user', 'item', 'category', 'query', 'hour', 'device')]
+    + [{'name': 'tags', 'separator': '|'}],
+    'dense': [{'name': 'price', 'transform': 'log1p'}, {'name': 'age'}],
+  },
+  'sparse': {'tables': {'default': {'width': WIDTH}}},
+  'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [64, 32]}}]},
+}
+CONTEXT = ('user', 'query', 'hour', 'device', 'age')
+
+
+class Rows:
+  """A store of made-up rows for trainer.storage.export."""
+
+  def __init__(self, cfg: Any):
+    self.rng = np.random.default_rng(SEED.value)
+    slots = len(cfg.slots)
+    texts = [str(i) for i in range(-(-ROWS.value // slots))]
+    self.keys = np.concatenate([hash_keys(texts, s).numpy() for s in cfg.slot_ids().values()])
+    self.changed = self.keys
+
+  def select(self, kind: str) -> np.ndarray:
+    return self.changed if kind == 'delta' else self.keys
+
+  def commit(self, kind: str, keys: np.ndarray) -> None:
+    pass
+
+  def pull(self, keys: np.ndarray, train: bool) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+      linear=self.rng.normal(size=len(keys)).astype(np.float32) / 10,
+      offsets=np.arange(len(keys) + 1, dtype=np.int32) * WIDTH,
+      factors=self.rng.normal(size=len(keys) * WIDTH).astype(np.float32) / 10,
+    )
+
+
+class Exports:
+  """Writes exports of the made-up rows."""
+
+  def __init__(self, folder: str):
+    path = os.path.join(folder, 'config.yaml')
+    with open(path, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(CONFIG | {'run_dir': os.path.join(folder, 'run')}, f)
+    self.cfg = config.load(path)
+    self.directory = os.path.join(self.cfg.run_dir, 'exports')
+    self.rows, self.model, self.number = Rows(self.cfg), build(self.cfg), 0
+
+  def write(self, kind: str) -> str:
+    """Returns: its path."""
+    self.number += 1
+    self.rows.changed = self.rows.rng.choice(self.rows.keys, len(self.rows.keys) // 100, False)
+    stats = np.stack([np.zeros(2), np.ones(2)]).astype(np.float32)
+    position = {'number': self.number}
+    more = {'store': self.rows, 'model': self.model, 'dense_stats': stats}
+    return export.write(self.cfg, kind, position, **more).path
+
+
+def measure_publishing(exports: Exports, folder: str, figures: dict[str, float]) -> None:
+  """Rows a second of a base and of a delta, into a directory and into Redis."""
+  addresses = {'embedded': os.path.join(folder, 'store')}
+  with contextlib.ExitStack() as stack:
+    if RedisServer.installed():
+      server = RedisServer()
+      stack.callback(server.stop)
+      addresses['redis'] = server.url
+    publishers = {}
+    for name, address in addresses.items():
+      store = stores.open_store(address, '--to', writable=True)
+      stack.callback(store.close)
+      publishers[name] = Publisher(exports.directory, store)
+    for kind in ('base', 'delta'):
+      exports.write(kind)
+      for name, publisher in publishers.items():
+        applied = publisher.advance()
+        rate = applied.rows / applied.seconds
+        figures[f'publish_{name}_{kind}_rows_per_second'] = rate
+        print(f'publish {kind:5} to {name:8} {applied.rows:9,} rows {rate:12,.0f} rows/s')
+
+
+def bodies(candidates: int) -> list[str]:
+  """Requests of one user and so many candidates, as JSON."""
+  rng, found = np.random.default_rng(SEED.value), []
+  names = ('user', 'item', 'category', 'query', 'hour', 'device')
+  for _ in range(200):
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+      count = 1 if name in CONTEXT else candidates
+      columns[name] = [str(i) for i in rng.integers(0, ROWS.value // 6, count)]
+    columns['tags'] = ['|'.join(map(str, rng.integers(0, 1000, 3))) for _ in range(candidates)]
+    columns['price'] = rng.random(candidates).round(3).tolist()
+    columns['age'] = [float(rng.integers(18, 80))]
+    found.append(json.dumps({'inputs': columns}))
+  return found
+
+
+def load(port: int, candidates: int, connections: int, delay: float = 0) -> dict[str, float]:
+  """Sends requests by wrk. Args: delay: milliseconds that a connection waits between two.
+
+  Returns: rate, p50, p99 (ms), failed.
+  """
+  quoted = ','.join(f'[==[{body}]==]' for body in bodies(candidates))
+  script = f"""
+local bodies, at = {{{quoted}}}, 0
+wrk.method = 'POST'
+wrk.headers['Content-Type'] = 'application/json'
+function request() at = at % #bodies + 1 return wrk.format(nil, nil, nil, bodies[at]) end
+{f'function delay() return {delay:.0f} end' if delay else ''}
+function done(summary, latency)
+  local e = summary.errors
+  print('RESULT', summary.requests / summary.duration * 1e6, latency:percentile(50) / 1e3,
+    latency:percentile(99) / 1e3, e.connect + e.read + e.write + e.status + e.timeout)
+end
+"""
+  with tempfile.NamedTemporaryFile('w', suffix='.lua') as f:
+    f.write(script)
+    f.flush()
+    url = f'http://127.0.0.1:{port}/v1/models/ctr:predict'
+    command = ['wrk', '-t1', f'-c{connections}', f'-d{SECONDS.value}s', '-s', f.name, url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+  result = re.search(r'RESULT(.*)', done.stdout)[1].split()
+  return dict(zip(('rate', 'p50_ms', 'p99_ms', 'failed'), map(float, result)))
+
+
+@contextlib.contextmanager
+def process(*arguments: str) -> Iterator[int]:
+  """Runs a server. Yields: its port."""
+  command = [sys.executable, '-m', *arguments]
+  server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+  try:
+    port = int(re.search(r':(\d+)/', server.stdout.readline())[1])
+    while True:
+      client = Client(port)
+      ready = client.ask('GET', '/healthz')[0] == 200
+      client.close()
+      if ready:
+        break
+      time.sleep(0.2)
+    yield port
+  finally:
+    server.terminate()
+    server.wait()
+
+
+def measure_requests(
+  name: str, port: int, versions: Callable[[], int], figures: dict[str, float]
+) -> None:
+  for candidates in (1, 100):
+    load(port, candidates, 4)  # warms up
+    before = versions()
+    most = load(port, candidates, 4)
+    # So many milliseconds between the requests of 2 connections that half of that rate remains.
+    delay = max(1, 2000 / (most['rate'] / 2) - most['p50_ms'] / 2)
+    half = load(port, candidates, 2, delay)
+    key = f'{name}_{candidates}'
+    figures |= {f'{key}_per_second': most['rate'], f'{key}_failed': most['failed'] + half['failed']}
+    figures |= {f'{key}_p50_ms': half['p50_ms'], f'{key}_p99_ms': half['p99_ms']}
+    print(
+      f'{name:12} {candidates:4} candidates: at most {most["rate"]:7,.0f} requests/s (p50 '
+      f'{most["p50_ms"]:.1f}, p99 {most["p99_ms"]:.1f} ms); at {half["rate"]:7,.0f}/s p50 '
+      f'{half["p50_ms"]:.1f}, p99 {half["p99_ms"]:.1f} ms; '
+      f'{figures[f"{key}_failed"]:.0f} failed; {versions() - before} versions meanwhile',
+      flush=True,
+    )
+
+
+class SavedModel:
+  """Stands in for trainer.serving.service.Service: the SavedModel's own graph from columns on."""
+
+  version = None
+
+  def __init__(self, path: str):
+    self._model = tf.saved_model.load(path)
+    self._call = self._model.signatures['serving_default']
+    self._dtypes = {n: s.dtype for n, s in self._call.structured_input_signature[1].items()}
+    self.version = types.SimpleNamespace(sequence=1, done_at=time.time())
+
+  def predict(self, request: Any) -> tuple[Any, int]:
+    inputs = {name: tf.constant(request.columns[name], d) for name, d in self._dtypes.items()}
+    outputs = self._call(**inputs)
+    return Scores({name: value.numpy() for name, value in outputs.items()}, {}), 1
+
+
+def serve_saved_model(path: str) -> None:
+  runtime.start_serving()
+  server, listener = http.server(http.App(SavedModel(path), 'ctr', http.Limits()), '127.0.0.1', 0)
+  print(f'serving http://127.0.0.1:{listener.getsockname()[1]}/', flush=True)
+  server.run(sockets=[listener])
+
+
+def main(_: list[str]) -> None:
+  if SAVED_MODEL.value:
+    return serve_saved_model(SAVED_MODEL.value)
+  figures: dict[str, float] = {}
+  print(f'{os.cpu_count()} cores, {ROWS.value:,} features, seed {SEED.value}')
+  with tempfile.TemporaryDirectory() as folder:
+    exports = Exports(folder)
+    measure_publishing(exports, folder, figures)
+    if shutil.which('wrk'):
+      _measure_serving(exports, folder, figures)
+    else:
+      print('wrk is not installed: no requests were measured')
+  os.makedirs(os.path.dirname(OUT), exist_ok=True)
+  with open(OUT, 'w', encoding='utf-8') as f:
+    json.dump(figures, f, indent=1)
+
+
+def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -> None:
+  saved_model = exports.write('saved_model')
+  address, stop = os.path.join(folder, 'store'), threading.Event()
+  store = stores.open_store(address, '--to', writable=True)
+  publisher, applied = Publisher(exports.directory, store), []
+
+  def publish() -> None:
+    while not stop.wait(1):
+      exports.write('delta')
+      applied.append(publisher.advance())
+
+  thread = threading.Thread(target=publish)
+  with process('trainer.serve', '--store', address, '--port', '0') as port:
+    thread.start()
+    measure_requests('serve', port, lambda: len(applied), figures)
+    stop.set()
+    thread.join()
+  store.close()
+  with process('benchmarks.serving_bench', '--saved_model', saved_model) as port:
+    measure_requests('saved_model', port, lambda: 0, figures)
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,282 @@
+"""Kills every part of the loop from export to score, and looks whether anything wrong is served.
+
+    python -m tests.campaigns.serving [--kills 100] [--seed 0] [--redis]
+    python -m tests.campaigns.serving --fuzz 10000
+
+A process that writes the exports of a made-up run, `trainer.publish`, `trainer.serve` and, with
+--redis, Redis are killed with SIGKILL at seeded moments and started again, while a client asks for
+scores and compares each with NumPy's for the version that the answer names. In the end the store
+must equal the full export, key by key.
+
+All processes are forked from this one, which has imported everything and runs nothing itself: that
+starts them in a tenth of the time.
+"""
+
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import numpy as np
+from absl import app, flags
+
+from tests.support.exports import RedisServer, Run, contents
+from tests.support.fuzz import requests
+from tests.support.scorer import Client
+from trainer.serving import embedded_store, redis_store, stores  # noqa: F401 before the forks
+
+KILLS = flags.DEFINE_integer('kills', 100, 'How often something is killed.')
+FUZZ = flags.DEFINE_integer('fuzz', 0, 'Sends so many broken requests, and kills nothing.')
+SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
+REDIS = flags.DEFINE_bool('redis', False, 'Publishes to Redis, not to a directory.')
+SECONDS_BETWEEN_EXPORTS, SECONDS_BETWEEN_KILLS = 0.2, 1.0
+BASE_EVERY = 7
+SLOTS = ('a', 'b', 'c')
+EXPORTS = 10_000  # more than there is time for
+
+
+def fork(action: Callable[[], object], log: str) -> int:
+  """Runs `action` in a process of its own. Returns: its id."""
+  pid = os.fork()
+  if pid:
+    return pid
+  with open(log, 'ab') as f:
+    os.dup2(f.fileno(), 1)
+    os.dup2(f.fileno(), 2)
+  try:
+    action()
+    os._exit(0)
+  except BaseException as e:
+    print(f'{type(e).__name__}: {e}', flush=True)
+    os._exit(1)
+
+
+def command(module: str, *arguments: str) -> Callable[[], object]:
+  """Returns an action that is the command `python -m module arguments`."""
+
+  def action() -> None:
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name='__main__')
+
+  return action
+
+
+def kind_of(number: int) -> str:
+  return 'base' if number % BASE_EVERY == 1 else 'delta'
+
+
+def write_exports(folder: str) -> None:
+  """Writes exports until asked to stop; those that are there already are found again."""
+  stop = []
+  signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+  run = Run(folder, SEED.value)
+  done = len(os.listdir(run.directory)) if os.path.isdir(run.directory) else 0
+  for number in range(1, EXPORTS):
+    run.train()
+    run.export(kind_of(number))
+    if number >= done:
+      if stop:
+        return
+      time.sleep(SECONDS_BETWEEN_EXPORTS)
+
+
+class Oracle:
+  """What each version of the made-up run is."""
+
+  def __init__(self):
+    self._run = Run(None, SEED.value)
+
+  def run(self, version: int) -> Run:
+    """Returns the run, which knows this version."""
+    while len(self._run.versions) < version:
+      self._run.train()
+      self._run.export(kind_of(len(self._run.versions) + 1))
+    return self._run
+
+
+def ask(port: int, out: str) -> None:
+  """Asks and compares until asked to stop, then writes what it has found."""
+  stop: list[bool] = []
+  signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+  oracle, rng = Oracle(), random.Random(SEED.value)
+  found: dict[str, Any] = {'right': 0, 'refused': 0, 'unanswered': 0, 'wrong': [], 'versions': 0}
+  texts, versions = [str(i) for i in range(600)], set()
+  client = Client(port)
+  while not stop:
+    samples = [{s: rng.choices(texts, k=rng.randrange(4)) for s in SLOTS} for _ in range(8)]
+    instances = [{s: '|'.join(sample[s]) for s in SLOTS} for sample in samples]
+    try:
+      status, answer = client.predict({'instances': instances})
+    except Exception:  # the scorer is not there
+      found['unanswered'] += 1
+      client.close()
+      time.sleep(0.05)
+      continue
+    if status != 200:
+      found['refused'] += 1
+      if status != 503:
+        found['wrong'].append([status, answer])
+      time.sleep(0.02)
+      continue
+    version = int(answer['model_version'])
+    run = oracle.run(version)
+    wanted = [run.score(version, sample) for sample in samples]
+    if np.abs(np.array(wanted) - answer['predictions']).max() > 1e-6:
+      found['wrong'].append([version, wanted, answer['predictions']])
+    found['right'] += 1
+    versions.add(version)
+  found['versions'] = len(versions)
+  with open(out, 'w', encoding='utf-8') as f:
+    json.dump(found, f)
+
+
+def compare(directory: str, address: str) -> None:
+  """Waits until the store is at the newest version, and compares it with the full export."""
+  newest = max(int(name[:6]) for name in os.listdir(directory) if name.endswith(('base', 'delta')))
+  store = stores.open_store(address, '--to')
+  deadline = time.monotonic() + 120
+  while (version := store.version()) is None or version.sequence < newest:
+    if time.monotonic() > deadline:
+      raise AssertionError(f'the store is at {version}; wanted {newest}')
+    time.sleep(0.1)
+  _, bias, rows = contents(store)
+  if bias != newest or rows != Oracle().run(newest).versions[newest]:
+    raise AssertionError(f'the store is not the full export of version {newest}')
+
+
+def free_port() -> int:
+  with socket.create_server(('127.0.0.1', 0)) as listener:
+    return listener.getsockname()[1]
+
+
+class Campaign:
+  """The processes of one campaign, in a folder of its own."""
+
+  def __init__(self, folder: str):
+    self.folder, self.port = folder, free_port()
+    self.server = RedisServer() if REDIS.value else None
+    self.address = self.server.url if self.server else os.path.join(folder, 'store')
+    run_dir = os.path.join(folder, 'run')
+    os.makedirs(run_dir)
+    self._actions = {
+      'exports': lambda: write_exports(run_dir),
+      'publisher': command('trainer.publish', '--run_dir', run_dir, '--to', self.address),
+      'scorer': command('trainer.serve', '--store', self.address, '--port', str(self.port)),
+      'client': lambda: ask(self.port, self.path('found.json')),
+      'comparison': lambda: compare(os.path.join(run_dir, 'exports'), self.address),
+    }
+    self._pids: dict[str, int] = {}
+
+  def path(self, name: str) -> str:
+    return os.path.join(self.folder, name)
+
+  def start(self, name: str) -> None:
+    self._pids[name] = fork(self._actions[name], self.path(f'{name}.log'))
+
+  def end(self, name: str, number: signal.Signals | None) -> int:
+    """Sends a signal, if any, and waits. Returns: the status."""
+    pid = self._pids.pop(name)
+    if number is not None:
+      os.kill(pid, number)
+    return os.waitpid(pid, 0)[1]
+
+  def kill(self, name: str) -> None:
+    """Kills a part and starts it again."""
+    if name == 'redis':
+      self.server.kill()
+      self.server.start()
+    else:
+      self.end(name, signal.SIGKILL)
+      self.start(name)
+
+  def close(self) -> None:
+    for name in list(self._pids):
+      self.end(name, signal.SIGKILL)
+    if self.server:
+      self.server.stop()
+
+  def answers(self) -> None:
+    """Waits for the first version that is served."""
+    deadline = time.monotonic() + 180
+    while True:
+      client = Client(self.port)
+      try:
+        if client.ask('GET', '/healthz')[0] == 200:
+          return
+      except OSError:
+        pass
+      finally:
+        client.close()
+      if time.monotonic() > deadline:
+        raise AssertionError(f'nothing is served; see {self.folder}')
+      time.sleep(0.1)
+
+
+def kill_campaign(campaign: Campaign) -> None:
+  rng = random.Random(SEED.value)
+  for name in ('exports', 'publisher', 'scorer', 'client'):
+    campaign.start(name)
+  campaign.answers()
+  killed = dict.fromkeys(['exports', 'publisher', 'scorer', *(['redis'] if REDIS.value else [])], 0)
+  for _ in range(KILLS.value):
+    time.sleep(rng.random() * 2 * SECONDS_BETWEEN_KILLS)
+    name = rng.choice(list(killed))
+    campaign.kill(name)
+    killed[name] += 1
+  campaign.answers()  # the loop goes on
+  campaign.end('exports', signal.SIGTERM)
+  campaign.start('comparison')
+  if campaign.end('comparison', None):
+    with open(campaign.path('comparison.log'), encoding='utf-8') as f:
+      raise AssertionError(f.read())
+  if campaign.end('client', signal.SIGTERM):
+    raise AssertionError(f'the client failed; see {campaign.folder}')
+  with open(campaign.path('found.json'), encoding='utf-8') as f:
+    found = json.load(f)
+  print(
+    f'killed {killed}: {found["right"]} answers of {found["versions"]} versions right, '
+    f'{len(found["wrong"])} wrong; {found["refused"]} refused with 503, {found["unanswered"]} '
+    'unanswered; the store equals the full export'
+  )
+  if found['wrong'] or found['right'] < KILLS.value:
+    raise AssertionError(found['wrong'][:3] or 'hardly anything was served')
+
+
+def fuzz_campaign(campaign: Campaign) -> None:
+  for name in ('exports', 'publisher', 'scorer'):
+    campaign.start(name)
+  campaign.answers()
+  good = {'instances': [{s: str(i) for s in SLOTS} for i in range(3)]}
+  client, statuses = Client(campaign.port), {}
+  for body in requests(random.Random(SEED.value), good, FUZZ.value):
+    status, _ = client.predict(body)
+    statuses[status] = statuses.get(status, 0) + 1
+  client.close()
+  print(f'{FUZZ.value} requests: answers by status {statuses}')
+  if not set(statuses) <= {200, 400, 413}:
+    raise AssertionError(statuses)
+
+
+def main(_: list[str]) -> None:
+  folder = tempfile.mkdtemp()
+  campaign = Campaign(folder)
+  try:
+    (fuzz_campaign if FUZZ.value else kill_campaign)(campaign)
+  finally:
+    campaign.close()
+  shutil.rmtree(folder)
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,34 @@
+"""The campaign against the loop from export to score, in short; the long one is a command
+(tests/campaigns/serving.py).
+"""
+
+import subprocess
+import sys
+import unittest
+
+import tensorflow as tf
+
+from tests.support.exports import RedisServer
+
+
+class ServingTest(tf.test.TestCase):
+  def campaign(self, *arguments):
+    done = subprocess.run(
+      [sys.executable, '-m', 'tests.campaigns.serving', *arguments],
+      capture_output=True,
+      text=True,
+      timeout=300,
+    )
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    self.assertIn(' right, 0 wrong', done.stdout)
+
+  def test_killed_at_any_moment_nothing_wrong_is_served(self):
+    self.campaign('--kills', '5')
+
+  @unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')
+  def test_the_same_with_redis(self):
+    self.campaign('--kills', '5', '--redis', '--seed', '2')
+
+
+if __name__ == '__main__':
+  tf.test.main()
