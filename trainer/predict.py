@@ -1,11 +1,18 @@
 """Predicts with a run: `python -m trainer.predict --run_dir DIR --data PATTERN --out FILE`.
 
 It writes one probability a line, in input order; of several tasks one a column, with a comma
-between them, in the order of data.labels.
+between them, in the order of data.labels. With `--columns id,…` it writes CSV with these columns of
+the input beside the probability, or Parquet where FILE ends in .parquet. `--data -` reads standard
+input. Labels, weights and groups are not read.
 """
 
 import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 
+import numpy as np
 from absl import flags
 
 from trainer import command_line
@@ -13,36 +20,74 @@ from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 DATA = flags.DEFINE_multi_string(
-  'data', [], 'Files to predict on; data.test of the config where left out. May be repeated.'
+  'data',
+  [],
+  'Files to predict on; data.test of the config where left out; - is standard input. May be '
+  'repeated.',
 )
 OUT = flags.DEFINE_string('out', '-', 'Where to write; - is standard output.')
+COLUMNS = flags.DEFINE_list('columns', [], 'Columns of the input to write beside the probability.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
 CHECKPOINT = flags.DEFINE_enum(
   'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
 )
 
 
+def _from_standard_input(folder: str) -> str:
+  """Keeps standard input in a file, for it is read twice where columns are carried."""
+  path = os.path.join(folder, 'standard_input')
+  with open(path, 'wb') as f:
+    shutil.copyfileobj(sys.stdin.buffer, f)
+  return path
+
+
 @command_line.command
 def main() -> None:
+  from trainer.data.carried import beside, carried_columns, write_tables
   from trainer.data.passes import passes
+  from trainer.data.prepared import is_prepared
   from trainer.training.job import finished_job
 
+  as_parquet = OUT.value.endswith('.parquet')
   # A bad record ends it: dropped ones would shift the lines after them.
   overrides = [*SET.value, 'data.max_bad_share=0']
   with (
     finished_job(RUN_DIR.value, overrides, CHECKPOINT.value) as job,
+    tempfile.TemporaryDirectory(prefix='ctr-predict-') as folder,
     plain_errors('cannot write --out'),
   ):
-    patterns = DATA.value or job.cfg.data.test
+    cfg = job.cfg
+    patterns = [
+      _from_standard_input(folder) if p == '-' else p for p in DATA.value or cfg.data.test
+    ]
     if not patterns:
       raise UserError(
         '--data: found none, and the config has no data.test; wanted files to predict on'
       )
-    prepared = job.inputs.prepared(passes(job.cfg, patterns, '--data'), 'predict')
-    out = '/dev/stdout' if OUT.value == '-' else f'{OUT.value}.new{os.getpid()}'
-    with open(out, 'w', encoding='ascii') as f:
+    found = passes(cfg, patterns, '--data')
+    for one in found:
+      if COLUMNS.value and is_prepared(cfg.data, one.path):
+        raise UserError(f'--columns: {one.path} is a prepared pass; wanted raw files with them')
+    prepared = job.inputs.prepared(found, 'predict', labelled=False)
+    names = [label.name for label in cfg.data.labels] or ['probability']
+
+    def predicted() -> Iterator[np.ndarray]:
       for one in prepared:
         for _, probabilities in job.evaluation.predict(one):
+          yield probabilities
+
+    out = '/dev/stdout' if OUT.value == '-' else f'{OUT.value}.new{os.getpid()}'
+    if COLUMNS.value or as_parquet:
+      carried = (
+        table
+        for one in found
+        for table in carried_columns(cfg, one.path, COLUMNS.value, as_text=not as_parquet)
+      )
+      tables = beside(carried if COLUMNS.value else None, predicted(), names)
+      write_tables(tables, out, as_parquet)
+    else:
+      with open(out, 'w', encoding='ascii') as f:
+        for probabilities in predicted():
           rows = probabilities.reshape(len(probabilities), -1)
           f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
     if OUT.value != '-':

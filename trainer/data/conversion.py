@@ -92,13 +92,13 @@ def raw_blocks(
     yield read
 
 
-def parsed_blocks(cfg: config.Config, file: LogFile, wanted: dict[str, str]) -> Iterator[Parsed]:
+def parsed_blocks(cfg: config.Config, file: LogFile, labelled: bool = True) -> Iterator[Parsed]:
   """Yields a file's blocks parsed, in order, a few at a time in memory."""
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   try:
     waiting = collections.deque()
-    for read in raw_blocks(cfg, file, wanted):
-      waiting.append(pool.submit(lambda read=read: parse(cfg, read())))
+    for read in raw_blocks(cfg, file, wanted_columns(cfg, labelled)):
+      waiting.append(pool.submit(lambda read=read: parse(cfg, read(), labelled)))
       if len(waiting) > THREADS:
         yield waiting.popleft().result()
     while waiting:
@@ -161,12 +161,19 @@ class BadRecords:
     return {'records': bad, 'of': total, 'kinds': dict(self.kinds), 'examples': self.examples}
 
 
-def prepare_pass(cfg: config.Config, raw_path: str, out_dir: str) -> dict[str, Any]:
+def prepare_pass(
+  cfg: config.Config, raw_path: str, out_dir: str, labelled: bool = True
+) -> dict[str, Any]:
   """Converts one raw pass, a file or a directory of files, into the directory `out_dir`, unless it
   was already, from these very files (size, time) with an equal schema.
 
   Bounded memory. Written beside `out_dir` under a temporary name, synced, then renamed.
 
+  Args:
+    cfg: the config.
+    raw_path: the pass.
+    out_dir: where the prepared pass goes.
+    labelled: whether labels, weights and groups are read; what only predicts needs none.
   Returns:
     The pass's meta.json.
   Raises:
@@ -179,7 +186,7 @@ def prepare_pass(cfg: config.Config, raw_path: str, out_dir: str) -> dict[str, A
   meta = {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,
-    'reading': reading(cfg),
+    'reading': reading(cfg) | {'labelled': labelled},
     'source': {
       'path': raw_path if is_remote(raw_path) else os.path.abspath(raw_path),
       'files': len(files),
@@ -199,10 +206,10 @@ def prepare_pass(cfg: config.Config, raw_path: str, out_dir: str) -> dict[str, A
     stack.enter_context(plain_errors(f'preparing {raw_path}'))
     os.makedirs(temporary)
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-    writer, wanted = Writer(temporary, cfg), wanted_columns(cfg)
+    writer = Writer(temporary, cfg)
     bad = BadRecords(raw_path, cfg.data.max_bad_share)
     for file in files:
-      for parsed in parsed_blocks(cfg, file, wanted):
+      for parsed in parsed_blocks(cfg, file, labelled):
         writer.add(parsed)
         bad.add(file, parsed)
     writer.close(meta | {'bad': bad.check(writer.samples)})

@@ -445,29 +445,44 @@ def _labels(data: config.Data, block: Block, records: _Records) -> np.ndarray:
   return label
 
 
-def parse(cfg: config.Config, block: Block) -> Parsed:
+def _labels_of_none(
+  data: config.Data, n: int
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+  """label, weight and group of n records that have none."""
+  label = np.zeros([n, len(data.labels)] if data.labels else [n])
+  weight = None if data.weight is None else np.ones([n])
+  return label, weight, None if data.group is None else np.full([n], BLANK_GROUP)
+
+
+def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   """Turns a `Block` into `Parsed`.
 
   A record that is wrong is dropped and counted: once, under the first of malformed, label, weight,
   dense, value that it fails.
 
+  Args:
+    cfg: the config.
+    block: the records.
+    labelled: whether they have labels, weights and groups; where not, labels are 0, weights 1, and
+      all are of one group.
   Raises:
     UserError: where a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   records = _Records(block)
-  label = _labels(data, block, records)
-  weight = group = None
-  if data.weight is not None:
-    array, several = _one_each(block.columns[data.weight])
-    records.drop(several, 'weight', data.weight, 'one weight')
-    weight, wrong = _floats(array, data.weight, data.missing_values)
-    records.drop(wrong | ~(weight >= 0), 'weight', data.weight, 'a finite number >= 0')
-  if data.group is not None:
-    array, several = _one_each(block.columns[data.group])
-    records.drop(several, 'group', data.group, 'one value')
-    group = _Keys(0, data.missing_values, data.group)(array)
-    group = np.where(group == NO_FEATURE, BLANK_GROUP, group)
+  label, weight, group = _labels_of_none(data, n)
+  if labelled:
+    label = _labels(data, block, records)
+    if data.weight is not None:
+      array, several = _one_each(block.columns[data.weight])
+      records.drop(several, 'weight', data.weight, 'one weight')
+      weight, wrong = _floats(array, data.weight, data.missing_values)
+      records.drop(wrong | ~(weight >= 0), 'weight', data.weight, 'a finite number >= 0')
+    if data.group is not None:
+      array, several = _one_each(block.columns[data.group])
+      records.drop(several, 'group', data.group, 'one value')
+      group = _Keys(0, data.missing_values, data.group)(array)
+      group = np.where(group == NO_FEATURE, BLANK_GROUP, group)
   dense = np.empty([n, len(data.dense)], np.float32)
   for i, column in enumerate(data.dense):
     array, several = _one_each(block.columns[column.name])

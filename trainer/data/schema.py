@@ -47,13 +47,21 @@ def reading(cfg: config.Config) -> dict[str, Any]:
   } | ({'labels': [[x.column, x.positive] for x in data.labels]} if data.labels else {})
 
 
-def wanted_columns(cfg: config.Config) -> dict[str, str]:
-  """column -> the config key that asks for it, each column once."""
+def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
+  """column -> the config key that asks for it, each column once.
+
+  Args:
+    cfg: the config.
+    labelled: whether labels, weight and group are wanted; what only predicts needs none of them.
+  """
   data = cfg.data
-  wanted = {x.column or x.name: 'data.labels' for x in data.labels} or {data.label: 'data.label'}
-  for column, key in ((data.weight, 'data.weight'), (data.group, 'data.group')):
-    if column is not None:
-      wanted.setdefault(column, key)
+  wanted = {}
+  if labelled:
+    wanted = {x.column or x.name: 'data.labels' for x in data.labels}
+    wanted = wanted or {data.label: 'data.label'}
+    for column, key in ((data.weight, 'data.weight'), (data.group, 'data.group')):
+      if column is not None:
+        wanted.setdefault(column, key)
   for c in data.dense:
     wanted.setdefault(c.name, 'data.dense')
   for s in data.slots:

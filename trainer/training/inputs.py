@@ -37,12 +37,15 @@ class Inputs:
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._progress_made = progress_made
 
-  def prepared(self, passes: Sequence[Pass], split: str) -> list[PreparedPass]:
+  def prepared(
+    self, passes: Sequence[Pass], split: str, labelled: bool = True
+  ) -> list[PreparedPass]:
     """Converts those passes that are raw, each by one process, and opens them all on each.
 
     Args:
       passes: the same on every process.
       split: names the folder that converted passes go to.
+      labelled: whether labels, weights and groups are read; what only predicts needs none.
     Raises:
       UserError: on every process, where one of them found something wrong.
     """
@@ -52,7 +55,7 @@ class Inputs:
     def convert() -> None:
       for i, (one, path) in enumerate(zip(passes, paths)):
         if i % size == rank:
-          self._convert(one, path)
+          self._convert(one, path, labelled)
         self._progress_made()
 
     self._communicator.together(f'cannot prepare passes for {split}', convert)
@@ -80,12 +83,12 @@ class Inputs:
       return one.path
     return os.path.join(self._folder, split, folder_name(one.name))
 
-  def _convert(self, one: Pass, path: str) -> None:
+  def _convert(self, one: Pass, path: str, labelled: bool = True) -> None:
     # A pass in the middle of which the run stopped may have lost its file since.
     if path == one.path or (os.path.exists(path) and not os.path.exists(one.path)):
       return
     try:
-      prepare_pass(self._cfg, one.path, path)
+      prepare_pass(self._cfg, one.path, path, labelled)
     except UserError as e:
       if isinstance(e.__cause__, OSError):  # of the disk, not of the pass
         raise

@@ -1,0 +1,78 @@
+"""trainer.predict as people use it: without labels, with columns of the input, from anywhere."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+CONFIG = {
+  'data': {
+    'label': 'click',
+    'weight': 'w',
+    'group': 'user',
+    'slots': [{'name': 'user'}, {'name': 'item'}],
+    'dense': [{'name': 'price'}],
+  },
+  'model': {'interactions': ['linear', 'fm']},
+  'train': {'batch_size': 100},
+}
+
+
+class PredictTest(tf.test.TestCase):
+  def run_command(self, name, *args, **kwargs):
+    command = [sys.executable, '-m', f'trainer.{name}', *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **kwargs)
+
+  def test_without_labels_and_with_columns(self):
+    folder = self.get_temp_dir()
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+      {
+        'id': [f'"{i}"' for i in range(500)],
+        'user': [f'u{i}' for i in rng.integers(20, size=500)],
+        'item': rng.integers(9, size=500),
+        'price': rng.random(500).round(3),
+        'click': rng.integers(2, size=500),
+        'w': 1.0,
+      }
+    )
+    table.to_csv(f'{folder}/train.csv', index=False)
+    unlabelled = table.drop(columns=['click', 'w'])
+    unlabelled.to_csv(f'{folder}/new.csv', index=False)
+    unlabelled.to_parquet(f'{folder}/new.parquet', index=False)
+    tree = CONFIG | {'data': CONFIG['data'] | {'train': [f'{folder}/train.csv']}}
+    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
+      json.dump(tree, f)
+    run = f'{folder}/run'
+    done = self.run_command('run', '--config', f'{folder}/config.yaml', '--run_dir', run)
+    self.assertEqual(done.returncode, 0, done.stderr)
+
+    def predict(*args, **kwargs):
+      done = self.run_command('predict', '--run_dir', run, *args, **kwargs)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      return done.stdout
+
+    want = np.loadtxt(predict('--data', f'{folder}/train.csv').splitlines())
+    with open(f'{folder}/new.csv', encoding='utf-8') as f:
+      plain = predict('--data', '-', stdin=f)
+    self.assertAllEqual(np.loadtxt(plain.splitlines()), want)
+    out = f'{folder}/out.csv'
+    predict('--data', f'{folder}/new.csv', '--columns', 'id,price', '--out', out)
+    found = pd.read_csv(out, dtype={'id': str})
+    self.assertEqual(list(found.columns), ['id', 'price', 'probability'])
+    self.assertEqual(list(found['id']), list(table['id']))
+    self.assertAllClose(found['probability'], want)
+    out = f'{folder}/out.parquet'
+    predict('--data', f'{folder}/new.parquet', '--columns', 'id,item', '--out', out)
+    found = pd.read_parquet(out)
+    self.assertAllEqual(found['item'], table['item'])
+    self.assertAllClose(found['probability'], want)
+    self.assertEqual(sorted(os.listdir(folder))[-1], 'train.csv')  # nothing unfinished is left
+
+
+if __name__ == '__main__':
+  tf.test.main()
