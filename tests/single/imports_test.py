@@ -37,6 +37,7 @@ COMMANDS = {
   'publish',
   'serve',
   'report',
+  'inspect',
   'reference',
 }
 

@@ -29,6 +29,7 @@ from trainer.storage.run_lock import RunLock
 from trainer.training import gate
 from trainer.training.day_end import end_day, table_counts
 from trainer.training.evaluation import Evaluation
+from trainer.training.importance import MOST_SAMPLES, slot_importance
 from trainer.training.inputs import Inputs
 from trainer.training.ledger import TRAINED
 from trainer.training.loop import train_in_lockstep
@@ -131,6 +132,12 @@ class Job:
       if self.progress.best is not None:
         self.state.restore(best=True)
       self._evaluate_split(test, 'test')
+    if scored := test or valid:
+      with self._clock.of('evaluate'):
+        found = slot_importance(
+          cfg, self.communicator, self.step, scored, self.progress_made, MOST_SAMPLES
+        )
+      self._write('importance', split='test' if test else 'valid', **found)
     self._write('end', status='finished')
     return True
 
