@@ -1,6 +1,6 @@
 """Pooling: rows of distinct features to slot sums of a batch, differentiable.
 
-ops/cc/rows/pooling.h has the formulas.
+ops/cc/rows/pool.h has the formulas.
 """
 
 import dataclasses
