@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Data flows from top to bottom. A place imports only from itself and from those below it;
 # docs/architecture.md shows this table.
 ORDER = (
+  'api',
   'parameter_server',
   'training',
   'reporting',
