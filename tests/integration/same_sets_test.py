@@ -1,7 +1,4 @@
-"""Real clicks trained as several days:
-
-1, 2 and 3 ranks admit and evict the identical sets, and count the same shows.
-"""
+"""1, 2 and 3 ranks admit and evict identical sets on real clicks, and count the same shows."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Workers and servers in one process, a thread each:
-
-N workers in mode ps train the same model as one process on the same global batches.
-"""
+"""The steps of parameter servers' workers; workers and servers are threads of one process."""
 
 import functools
 import itertools
@@ -10,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from ops import packing, row_store, sharding
+from ops import library, packing, row_store, sharding
 from tests.support import row_oracle, steps
 from tests.support.batches import join, make_batch
 from tests.support.parameter_servers import PlayedJob, free_addresses
@@ -18,7 +15,7 @@ from tests.support.steps import rows_of, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
 from trainer.parameter_server.geo import GeoStep
-from trainer.parameter_server.servers import Push
+from trainer.parameter_server.servers import READS, Push
 from trainer.parameter_server.worker_step import ServerStep
 from trainer.training.step import TrainStep
 
@@ -55,9 +52,15 @@ STORES = parameterized.parameters('rows', 'tfra')
 
 class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
   def check(self, tree, servers, workers, batches_of, days=1, rtol=1e-5):
-    """batches_of(worker) -> its list of batches, one list a day;
+    """Trains in mode ps and compares with one process on the same global batches.
 
-    trains on them and compares with one process.
+    Args:
+      tree: keys of the config that differ.
+      servers: their number.
+      workers: their number.
+      batches_of: a function of a worker's index that returns its batches, a list a day.
+      days: their number.
+      rtol: the tolerance.
     """
     cfg = make_config(tree)
     everything = [batches_of(r) for r in range(workers)]
@@ -212,7 +215,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       self.uneven(2, steps=8, one_has_none=False),
     )
 
-  def test_half_precision_on_the_wire(self):
+  def test_half_precision_costs_fewer_bytes_and_little_accuracy(self):
     batches = [make_batch(np.random.default_rng(i), 32) for i in range(3)]
 
     def work(step, communicator):
@@ -285,12 +288,13 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       for key, row in plain.items():
         self.assertAllClose(row[3], other[key][3])
 
+  def test_only_ops_that_exist_are_declared_safe_to_retry(self):
+    tables = dir(tf.lookup.experimental.MutableHashTable)  # TFRA's have the same methods
+    self.assertEmpty(READS - {*dir(library.load())} - {*tables})
+
   @STORES
   def test_colliding_pushes_all_count(self, store):
-    """Three workers push onto one set of keys at once;
-
-    with SGD and a linear model the sums do not depend on the order.
-    """
+    """With SGD and a linear model the sums of three workers' pushes do not depend on the order."""
     steps, rate = 400, 0.001
     cfg = make_config(
       self.rules('sgd', rate)
@@ -339,10 +343,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
 
   @STORES
   def test_geo_with_one_worker_is_local_training(self, store):
-    """With one worker the servers get the whole differences:
-
-    after each merge they hold what one process has.
-    """
+    """One worker's differences are whole: after each merge the servers have what it has."""
     tree = self.rules('adagrad', 0.05)
     batches = [make_batch(np.random.default_rng(i), 16) for i in range(10)]
 
@@ -372,10 +373,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
 
   @STORES
   def test_geo_merges_differences(self, store):
-    """Two workers in turns, against the formulas in NumPy:
-
-    a linear model with squared error. FTRL goes on from the weights that merges leave.
-    """
+    """Two workers in turns train as the formulas in NumPy do, also by FTRL, whose z must follow."""
     sgd, ftrl = (
       {'kind': 'sgd', 'learning_rate': 0.02},
       {

@@ -23,7 +23,7 @@ from ops.policy import Policy
 from trainer import config
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.servers import Push
+from trainer.parameter_server.servers import LEAST_WEIGHT, Push
 from trainer.parameter_server.worker_step import WorkerStep
 from trainer.training.step import Staged, StepCounts, StepFlags
 
@@ -79,76 +79,51 @@ class GeoStep(WorkerStep):
   @tf.function(autograph=False, reduce_retracing=True)
   def _train_copies(self, batch, deduped, rows):
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
-    scale = 1 / tf.maximum(sums.weight, 1e-12)
+    scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
     self.dense.apply(sums.dense, scale)
     none = tf.zeros_like(deduped.shows)  # the servers count
-    per_key = 1 / tf.maximum(deduped.shows, 1) if self.servers.per_feature else scale[None]
-    self._local.push(
-      deduped.unique,
-      rows,
-      none,
-      none,
-      sums.linear,
-      sums.factors,
-      per_key,
-      self.dense.row_hyperparameters(),
-      self._step_here.assign_add(1),
-    )
+    by, step = self.servers.scale(scale, deduped.shows), self._step_here.assign_add(1)
+    gradients, hyper = (sums.linear, sums.factors), self.dense.row_hyperparameters()
+    self._local.push(deduped.unique, rows, none, none, *gradients, by, hyper, step)
     return sums.loss, sums.weight
 
   def _add(self, store, keys, rows, linear, factors, shows=None):
-    none = tf.zeros([len(keys)])
-    store.push(
-      keys,
-      rows,
-      none if shows is None else shows,
-      none,
-      linear,
-      factors,
-      [1.0],
-      self.dense.row_hyperparameters(),
-      1,
-      add=True,
-    )
+    """Adds differences, and shows where given, to the rows of a copy."""
+    none, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters()
+    shows = none if shows is None else shows
+    store.push(keys, rows, shows, none, linear, factors, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys):
     """local += server − old; old = server."""
     server, _, _ = self.servers.pull(keys, True)
-    has = np.diff(server.offsets) > 0
     for store in (self._local, self._old):
-      copy = store.pull(keys, False)
-      evicted = ~has & (np.diff(copy.offsets) > 0)
-      if evicted.any():
-        store.erase(keys[evicted])
-        copy = store.pull(keys, False)
-      missing = has & (np.diff(copy.offsets) == 0)
-      absent = copy.ids.numpy() < 0
-      change = missing | absent
-      if change.any():
-        some = keys[change]
-        zeros, none = np.zeros(len(some), np.float32), np.zeros(0, np.float32)
-        without_factors = row_store.Rows(
-          np.full(len(some), -1), np.zeros(len(some) + 1, np.int32), zeros, none
-        )
-        self._add(
-          store,
-          some,
-          without_factors,
-          zeros,
-          none,
-          np.where(missing[change], _ADMITTING_SHOWS, 0).astype(np.float32),
-        )
+      self._follow_lifecycle(store, keys, has_factors=np.diff(server.offsets) > 0)
     old = self._old.pull(keys, False)
     linear, factors = server.linear - old.linear, server.factors - old.factors
     for store in (self._local, self._old):
       self._add(store, keys, old, linear, factors)
 
+  def _follow_lifecycle(self, store, keys, has_factors):
+    """Lets exactly those features of a copy have factors that have them on the servers."""
+    copy = store.pull(keys, False)
+    evicted = ~has_factors & (np.diff(copy.offsets) > 0)
+    if evicted.any():
+      store.erase(keys[evicted])
+      copy = store.pull(keys, False)
+    admitted = has_factors & (np.diff(copy.offsets) == 0)
+    changes = admitted | (copy.ids.numpy() < 0)
+    if changes.any():
+      new = keys[changes]
+      ids, offsets = np.full(len(new), -1), np.zeros(len(new) + 1, np.int32)
+      zeros, none = np.zeros(len(new), np.float32), np.zeros(0, np.float32)
+      shows = np.where(admitted[changes], _ADMITTING_SHOWS, 0).astype(np.float32)
+      self._add(store, new, row_store.Rows(ids, offsets, zeros, none), zeros, none, shows)
+
   def _merge(self):
     """Gives the servers this worker's differences, and takes up the others'."""
     if not self._steps:
       return
-    keys, shows, clicks = (np.concatenate(c) for c in zip(*self._touched))
-    touched = dedupe(keys, shows, clicks)
+    touched = dedupe(*(np.concatenate(column) for column in zip(*self._touched)))
     keys = touched.unique.numpy()
     local, old = self._local.pull(keys, False), self._old.pull(keys, False)
     difference = old._replace(
@@ -157,10 +132,8 @@ class GeoStep(WorkerStep):
     )
     sent = sharding.owner_counts(keys, self.servers.count)
     buffer, values = packing.pack_rows(difference, tf.range(len(keys)), sent, self._dtype)
-    dense = [
-      (v.numpy() - old_v) * np.float32(self._share)
-      for v, old_v in zip(self.dense.trainable, self._old_dense)
-    ]
+    here = [v.numpy() for v in self.dense.trainable]
+    changes = [(v - old_v) * np.float32(self._share) for v, old_v in zip(here, self._old_dense)]
     self.servers.push(
       Push(
         keys=keys,
@@ -169,20 +142,16 @@ class GeoStep(WorkerStep):
         buffer=buffer.numpy(),
         keys_per_server=sent.numpy(),
         values_per_server=values.numpy(),
-        dense=dense,
+        dense=changes,
         counts=np.array([self._steps, 0, 0, 0, 0], np.float32),
       )
     )
     self._add(self._old, keys, old, difference.linear, difference.factors)
     self._follow(keys)
-    server, _, _ = self.servers.state()
-    self._take(
-      [
-        v.numpy() + (value - (old_v + change))
-        for v, value, old_v, change in zip(self.dense.trainable, server, self._old_dense, dense)
-      ]
-    )
-    self._old_dense = [v for _, v in zip(self._old_dense, server)]
+    server = self.servers.state()[0][: len(here)]
+    columns = zip(here, server, self._old_dense, changes)
+    self._take([v + (new - (old_v + change)) for v, new, old_v, change in columns])
+    self._old_dense = server
     self._touched, self._steps, self._stale = [], 0, True
 
   def finish_pass(self) -> None:

@@ -43,7 +43,7 @@ READS = frozenset(
 )
 _COUNTS = 5  # of a step: the fields of StepCounts
 # The weight by which a step divides is at least this: one without samples then changes nothing.
-_LEAST_WEIGHT = 1e-12
+LEAST_WEIGHT = 1e-12
 
 
 class Push(NamedTuple):
@@ -108,7 +108,6 @@ class Servers:
   Attributes:
     count: the number of servers.
     stores: of rows, by server; they belong to the graph.
-    per_feature: whether a feature's gradient is divided by its own shows.
     bytes: sent and received by this worker's steps so far.
     session: runs the graph.
   """
@@ -122,7 +121,7 @@ class Servers:
     dense: DensePart,
   ):
     self.count, self._cluster, self._communicator = len(cluster.servers), cluster, communicator
-    self.per_feature = cfg.sparse.gradient_scale == 'feature'
+    self._per_feature = cfg.sparse.gradient_scale == 'feature'
     self.bytes = 0
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._in_lockstep = cfg.sync.mode == 'ps'
@@ -223,8 +222,16 @@ class Servers:
     rates, others = self._hyper[..., :1], self._hyper[..., 1:]
     return tf.concat([rates * self._rate.read_value(), others], -1)
 
-  def _scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-    return 1 / tf.maximum(shows, 1) if self.per_feature else tf.reshape(scale, [1])
+  def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
+    """Returns what multiplies the gradients of features, as sparse.gradient_scale says.
+
+    Args:
+      scale: float32 [], 1 over the weight of the step's samples.
+      shows: float32 [u], of the features.
+    Returns:
+      float32 [1] or [u].
+    """
+    return 1 / tf.maximum(shows, 1) if self._per_feature else tf.reshape(scale, [1])
 
   def _apply_dense(self, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Operation:
     return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
@@ -244,7 +251,7 @@ class Servers:
         waiting.append(queues[i][self._communicator.rank].enqueue(part))
 
     def apply_sums(sums: list[tf.Tensor], counts: tf.Tensor) -> tf.Operation:
-      scale = 1 / tf.maximum(counts[0], _LEAST_WEIGHT)
+      scale = 1 / tf.maximum(counts[0], LEAST_WEIGHT)
       step, hyper = tf.identity(self._step.assign_add(1)), self._row_hyperparameters()
       pushes = []
       for i, store in enumerate(self.stores):
@@ -255,7 +262,7 @@ class Servers:
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
           rows = store.pull(owned.unique, True)
           gradients = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
-          by = self._scale(scale, owned.shows)
+          by = self.scale(scale, owned.shows)
           seen = owned.shows, owned.clicks
           pushes.append(store.push(owned.unique, rows, *seen, *gradients, by, hyper, step))
       return tf.group(self._apply_dense(sums, scale), *pushes)
@@ -290,7 +297,7 @@ class Servers:
         this worker's own samples.
     """
     given, parts = self._push_feeds()
-    scale = 1 / tf.maximum(given.counts[0], _LEAST_WEIGHT)
+    scale = 1 / tf.maximum(given.counts[0], LEAST_WEIGHT)
     steps = tf.cast(given.counts[0], tf.int64) if differences else 1
     step, hyper = tf.identity(self._step.assign_add(steps)), self._row_hyperparameters()
     pushes = []
@@ -303,7 +310,7 @@ class Servers:
           buffer, size, keys, store.slot_table, store.widths
         )
         rows = row_store.Rows(-tf.ones_like(keys), offsets, linear, factors)
-        by = self._scale(scale, shows)
+        by = self.scale(scale, shows)
         pushes.append(
           store.push(keys, rows, shows, clicks, linear, factors, by, hyper, step, add=differences)
         )
