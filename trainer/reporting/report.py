@@ -188,7 +188,9 @@ def _slots(run: Run) -> str | None:
     return None
   table = pd.DataFrame(found['slots'].dropna().iloc[-1]).T.infer_objects()
   if 'dead_columns' in table:
-    table['dead_columns'] = table['dead_columns'].map(lambda c: ', '.join(map(str, c or ())))
+    # NaN stands for a slot that has none.
+    dead = table['dead_columns'].map(lambda c: c if isinstance(c, list) else [])
+    table['dead_columns'] = dead.map(lambda columns: ', '.join(map(str, columns)))
   table.columns = [c.replace('_', ' ') for c in table]
   return _card(
     'Slots',
