@@ -23,11 +23,16 @@ RUN_DIR = flags.DEFINE_string(
 DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'Tells what would be read and trained (passes, slots, parameters), then stops.'
 )
+INIT_FROM = flags.DEFINE_string(
+  'init_from', None, 'A run_dir whose features and layers a new run begins with.'
+)
 
 
 @command_line.command
 def main() -> int:
   cfg = config.load(CONFIG.value, SET.value, RUN_DIR.value)
+  if INIT_FROM.value and cfg.sync.mode != 'allreduce':
+    raise UserError(f"--init_from: wanted sync.mode 'allreduce'; found '{cfg.sync.mode}'")
   config.check_effects(cfg, CONFIG.value)
   for key in ('train', 'valid', 'test'):
     try:
@@ -75,7 +80,8 @@ def train(cfg: config.Config, here: runtime.Runtime, progress_made: Callable[[],
   from trainer.training.step import TrainStep
 
   communicator = horovod.communicator(here, cfg.sync)
-  job = Job(cfg, communicator, TrainStep(cfg, communicator), progress_made)
+  step = TrainStep(cfg, communicator)
+  job = Job(cfg, communicator, step, progress_made, init_from=INIT_FROM.value)
   done = job.run()
   troubles = job.close()
   communicator.barrier()

@@ -25,14 +25,14 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from ops.sharding import shard_of, shards_of
+from ops.sharding import SHARDS, shard_of, shards_of
 from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prepared import prefetch
@@ -382,8 +382,16 @@ def check(path: str) -> dict[str, Any]:
   return manifest
 
 
+# Makes the rows of a checkpoint, all of them, to those that a process wants; see `restore`.
+Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
+
+
 def restore(
-  path: str, *, store: Store, communicator: Communicator | None = None
+  path: str,
+  *,
+  store: Store,
+  communicator: Communicator | None = None,
+  adapt: Adapt | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads one checkpoint, whatever number of processes wrote it.
 
@@ -391,6 +399,8 @@ def restore(
     path: of the checkpoint.
     store: takes up the rows that this process owns, in place of what it holds.
     communicator: how the processes meet; None: there is one.
+    adapt: is given the checkpoint's config as text, and returns what changes its rows; None where
+      they are taken as they are.
   Returns:
     What `save` was given as `dense` and `progress`.
   Raises:
@@ -403,8 +413,11 @@ def restore(
     listed = manifest['files']
     dense = files.from_npz(files.read_checked(path, 'dense.npz', listed))
     progress = json.loads(files.read_checked(path, 'progress.json', listed))
-    files.read_checked(path, 'config.yaml', listed)
-    rows = read_rows(path, manifest, shards_of(communicator.rank, communicator.size))
+    config_text = files.read_checked(path, 'config.yaml', listed).decode()
+    if change := adapt(config_text) if adapt else None:
+      rows = change(read_rows(path, manifest, range(SHARDS)))
+    else:
+      rows = read_rows(path, manifest, shards_of(communicator.rank, communicator.size))
     try:
       # The next block is read and checked while this one goes into the table.
       store.import_state(prefetch(rows, depth=1))
@@ -416,7 +429,11 @@ def restore(
 
 
 def restore_latest(
-  directory: str, *, store: Store, communicator: Communicator | None = None
+  directory: str,
+  *,
+  store: Store,
+  communicator: Communicator | None = None,
+  adapt: Adapt | None = None,
 ) -> tuple[str, dict[str, np.ndarray], dict[str, Any]] | None:
   """Reads the newest checkpoint that is good on every process.
 
@@ -426,6 +443,7 @@ def restore_latest(
     directory: of the checkpoints.
     store: takes up the rows that this process owns, in place of what it holds.
     communicator: how the processes meet; None: there is one.
+    adapt: as of `restore`.
   Returns:
     Its path and what `save` was given as `dense` and `progress`; None where there is none yet.
   Raises:
@@ -443,7 +461,7 @@ def restore_latest(
     try:
       dense, progress = communicator.together(
         f'cannot read {path}',
-        functools.partial(restore, path, store=store, communicator=communicator),
+        functools.partial(restore, path, store=store, communicator=communicator, adapt=adapt),
       )
       if refusal:
         logging.warning('using %s instead', path)

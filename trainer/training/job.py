@@ -50,6 +50,7 @@ class Job:
     step: of the ranks, or of the parameter servers' workers.
     progress_made: called once a step or a chunk of slow work; the heartbeat tells the others.
     prepared_folder: where converted passes go; None: run_dir/prepared.
+    init_from: a run_dir whose model a new run begins with.
 
   Attributes:
     state: the place in the data, and checkpoints.
@@ -65,7 +66,9 @@ class Job:
     step: Step,
     progress_made: Callable[[], None] = lambda: None,
     prepared_folder: str | None = None,
+    init_from: str | None = None,
   ):
+    self._init_from = init_from
     self.cfg, self.communicator, self.step = cfg, communicator, step
     self.progress_made = progress_made
     self.state = RunState(cfg, communicator, step)
@@ -93,8 +96,8 @@ class Job:
     Returns:
       Whether all was done; False where the job was asked to stop and its state was saved.
     """
-    self.open_run()
     try:
+      self.open_run()
       return self._run()
     finally:
       self._lock.release()
@@ -153,6 +156,8 @@ class Job:
 
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
     resumed = self.state.restore()
+    if not resumed and self._init_from:
+      self.state.start_from(self._init_from)
     self.state.keep_best()
     self.open_reports(is_first, self.progress.metrics_position)
     self._write(
@@ -163,6 +168,8 @@ class Job:
       day=self.progress.day,
     )
     self._events.describe(self.cfg)
+    for what, fate in self.state.taken:
+      self._live.show(f'{what:40} {fate}', keep=True)
     if resumed:
       logging.info(
         'continuing at epoch %d, pass %d, batch %d, step %d',

@@ -12,6 +12,7 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.errors import UserError
 from trainer.storage import checkpoint
+from trainer.training import warm_start
 from trainer.training.ledger import Ledger
 from trainer.training.step import Step
 
@@ -75,6 +76,7 @@ class RunState:
   Attributes:
     progress: the place in the data.
     ledger: what became of every pass.
+    taken: where the last checkpoint was of other settings, what became of its slots and layers.
     last_save: when the last checkpoint was written, as time.monotonic().
   """
 
@@ -84,6 +86,7 @@ class RunState:
     self._best = os.path.join(cfg.run_dir, 'best')
     self.progress = Progress()
     self.ledger = Ledger()
+    self.taken: list[warm_start.Taken] = []
     self.last_save = time.monotonic()
     self._saved = Progress()
     self._path = ''  # of the checkpoint that was written or read last
@@ -143,11 +146,36 @@ class RunState:
     Returns:
       Whether there was one.
     """
+    return self._restore(self._best if best else self._checkpoints)
+
+  def start_from(self, run_dir: str) -> None:
+    """Takes up what another run has learned, and none of its place in the data.
+
+    Raises:
+      UserError: where it has no checkpoint, or is of another model.
+    """
+    if not self._restore(os.path.join(run_dir, 'checkpoints'), may_differ=False):
+      raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
+    self._step.dense.metrics.reset()
+    self.progress = Progress(step=self._step.steps)
+    self.ledger, self._path = Ledger(), ''
+    self._step.set_rate(self.progress.rate)
+
+  def _restore(self, directory: str, may_differ: bool = True) -> bool:
+    cfg, before = self._cfg, None
+
+    def adapt(text: str) -> Any:
+      nonlocal before
+      before = config.parse(text, directory)
+      if not may_differ:
+        check_continues(before, cfg, directory)
+      if not warm_start.is_needed(before, cfg):
+        return None
+      return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
+
     self._step.store.clear()
     found = checkpoint.restore_latest(
-      self._best if best else self._checkpoints,
-      store=self._step.store,
-      communicator=self._communicator,
+      directory, store=self._step.store, communicator=self._communicator, adapt=adapt
     )
     if found is None:
       return False
@@ -155,6 +183,11 @@ class RunState:
     self.ledger = Ledger(progress.pop('ledger', []))
     self.progress = Progress(**progress)
     self._saved = dataclasses.replace(self.progress)
+    self.taken = []
+    if warm_start.is_needed(before, cfg):
+      dense, self.taken = warm_start.dense(before, cfg, dense, self._step.dense_state())
+    # In the middle of a pass the place is kept, to a batch.
+    self.progress.batch = self.progress.batch * before.train.batch_size // cfg.train.batch_size
     self._step.load_dense_state(dense)
     # The metrics of the open pass are sums over all processes: one of them goes on from the sum.
     metrics = {k.removeprefix('metrics/'): v for k, v in dense.items() if k.startswith('metrics/')}
@@ -175,6 +208,24 @@ def _compared(cfg: config.Config) -> dict[str, Any]:
   return config.flatten(cfg.model_dump() | {'lifecycle': lifecycle})
 
 
+def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
+  """Checks that a model goes on with another config.
+
+  Raises:
+    UserError: naming the first key that makes it another model.
+  """
+  old, new = _compared(before), _compared(cfg)
+  for key in sorted(old.keys() | new.keys()):
+    may_change = any(key == k or key.startswith(k + '.') for k in MAY_CHANGE)
+    may_change = may_change or warm_start.may_change(key, before, cfg)
+    if old.get(key) != new.get(key) and not may_change:
+      raise UserError(
+        f'run_dir {where}: it holds another model: its config.yaml has '
+        f'{key} = {old.get(key)!r}, this config {new.get(key)!r}; '
+        'wanted the same, or another --run_dir'
+      )
+
+
 def open_run_dir(cfg: config.Config) -> None:
   """Makes `run_dir` and writes config.yaml; refuses a directory with checkpoints of another model.
 
@@ -184,15 +235,7 @@ def open_run_dir(cfg: config.Config) -> None:
   os.makedirs(cfg.run_dir, exist_ok=True)
   path = os.path.join(cfg.run_dir, 'config.yaml')
   if os.path.exists(path) and checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints')):
-    old, new = _compared(config.load(path)), _compared(cfg)
-    for key in sorted(old.keys() | new.keys()):
-      may_change = any(key == k or key.startswith(k + '.') for k in MAY_CHANGE)
-      if old.get(key) != new.get(key) and not may_change:
-        raise UserError(
-          f'run_dir {cfg.run_dir}: it holds another model: its config.yaml has '
-          f'{key} = {old.get(key)!r}, this config {new.get(key)!r}; '
-          'wanted the same, or another --run_dir'
-        )
+    check_continues(config.load(path), cfg, cfg.run_dir)
   with open(path + '.new', 'w', encoding='utf-8') as f:
     f.write(config.dump(cfg))
   os.replace(path + '.new', path)

@@ -1,0 +1,124 @@
+"""A model goes on with other slots, layers and rates: nothing that it has learned is mixed up."""
+
+import os
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.data.features import HASH_BITS
+from trainer.errors import UserError
+from trainer.training.job import Job
+from trainer.training.step import TrainStep
+
+COLUMNS = ('user', 'item', 'query')
+
+
+class WarmStartTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    for name in ('a', 'b'):
+      rng = np.random.default_rng(ord(name))
+      rows = (f'{",".join(map(str, rng.integers(9, size=3)))},{rng.integers(2)}' for _ in range(60))
+      with open(f'{self.folder}/{name}.csv', 'w', encoding='utf-8') as f:
+        f.write('\n'.join([','.join(COLUMNS) + ',label', *rows]) + '\n')
+
+  def make_job(
+    self, slots, hidden=8, interactions=('linear', 'fm'), passes=('a',), init_from=None, **sections
+  ):
+    cfg = config.Config.model_validate(
+      {
+        'run_dir': f'{self.folder}/{"new" if init_from else "run"}',
+        'data': {
+          'train': [f'{self.folder}/{one}.csv' for one in passes],
+          'slots': [{'name': name} for name in slots],
+        },
+        'model': {'interactions': [*interactions, {'dnn': {'hidden': [hidden]}}]},
+        'train': {'batch_size': 16},
+      }
+      | sections
+    )
+    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), init_from=init_from)
+
+  def rows(self, job):
+    """What is kept of each feature, by its slot's name and its hash."""
+    names = {i: name for name, i in job.cfg.slot_ids().items()}
+    found = {}
+    for chunk in job.step.store.export_state():
+      for i, key in enumerate(chunk['key'].tolist()):
+        row = chunk['show'][i], chunk['linear'][i].tolist(), chunk['factors_default'][i].tolist()
+        found[names[key >> HASH_BITS], key & ((1 << HASH_BITS) - 1)] = row
+    return found
+
+  def kernel(self, job):
+    return next(v for n, v in job.step.dense_state().items() if n.endswith('kernel_0:0'))
+
+  def test_a_slot_more_a_slot_less_and_a_wider_layer(self):
+    first = self.make_job(['user', 'item'])
+    first.run()
+    other = self.make_job(['query', 'item'], hidden=12, interactions=('fm', 'fwfm', 'linear'))
+    other.open_run()
+    self.assertEqual(other.progress.done, 1, 'the place in the data stays')
+    items = {key: row for key, row in self.rows(first).items() if key[0] == 'item'}
+    self.assertNotEmpty(items)
+    self.assertEqual(self.rows(other), items)
+    self.assertAllEqual(self.kernel(other)[8:, :8], self.kernel(first)[8:], "item's part")
+    fates = dict(other.state.taken)
+    self.assertEqual(
+      {what: fates[what] for what in ('slot query', 'slot item', 'slot user')},
+      {'slot query': 'fresh', 'slot item': 'taken over', 'slot user': 'dropped'},
+    )
+    self.assertEqual(fates['layer dnn 0'], 'partly')
+    self.assertEqual(fates['layer fwfm 0'], 'fresh')
+    other._lock.release()
+    self.make_job(
+      ['query', 'item'], hidden=12, interactions=('fm', 'fwfm', 'linear'), passes=('a', 'b')
+    ).run()
+
+  def test_a_slot_in_front_of_the_others(self):
+    first = self.make_job(['user', 'item'])
+    first.run()
+    other = self.make_job(['query', 'user', 'item'])
+    other.open_run()
+    self.assertEqual(self.rows(other), self.rows(first))
+    self.assertAllEqual(self.kernel(other)[8:], self.kernel(first))
+    other._lock.release()
+
+  def test_rates_thresholds_and_the_batch_may_change(self):
+    self.make_job(['user', 'item']).run()
+    table = {'linear': {'learning_rate': 0.5, 'l2': 1.0}, 'factors': {'clip': 1.0}}
+    other = self.make_job(
+      ['user', 'item'],
+      passes=('a', 'b'),
+      sparse={'tables': {'default': table}},
+      lifecycle={'admission_threshold': 2},
+      train={'batch_size': 20, 'dense_optimizer': {'kind': 'sgd', 'learning_rate': 0.1}},
+    )
+    other.run()
+    self.assertEqual(other.step.steps, 4 + 3)
+    for changed in (
+      {'tables': {'default': {'width': 3}}},
+      {'tables': {'default': {'init': 'uniform'}}},
+    ):
+      with self.assertRaisesRegex(UserError, 'it holds another model: .*sparse.tables.default'):
+        self.make_job(['user', 'item'], sparse=changed).run()
+
+  def test_a_new_run_from_another(self):
+    first = self.make_job(['user', 'item'])
+    first.run()
+    other = self.make_job(['user', 'item', 'query'], init_from=f'{self.folder}/run', passes=('b',))
+    other.open_run()
+    self.assertEqual(self.rows(other), self.rows(first))
+    self.assertEqual((other.progress.done, other.progress.examples), (0, 0))
+    other._lock.release()
+    self.make_job(['user', 'item', 'query'], init_from=f'{self.folder}/run', passes=('b',)).run()
+    with self.assertRaisesRegex(UserError, '--init_from .*: no finished checkpoint there'):
+      self.make_job(['user'], init_from=self.folder, run_dir=f'{self.folder}/third').run()
+    self.assertTrue(os.path.exists(f'{self.folder}/new/checkpoints'))
+
+
+if __name__ == '__main__':
+  tf.test.main()
