@@ -1,0 +1,90 @@
+"""Fifty typed mistakes: each ends in one line that names the place and what to do."""
+
+import tensorflow as tf
+
+from trainer import config, errors
+
+GOOD = """
+data:
+  train: [logs/day_*.csv]
+  valid: [logs/valid.csv]
+  label: click
+  group: user
+  slots: [{name: user}, {name: item}, {name: tags, separator: '|'}]
+  dense: [{name: price}]
+model: {interactions: [linear, fm, {dnn: {hidden: [8]}}]}
+"""
+# What was typed after --set, and what the line must say.
+MISTAKES = [
+  # misspelt keys
+  ('daat.train=[x.csv]', "unknown key 'daat'.*'data'"),
+  ('data.trian=[x.csv]', "'data.trian'.*'train'"),
+  ('data.lable=click', "'data.lable'.*'label'"),
+  ('data.slot=[]', "'data.slot'.*'slots'"),
+  ('data.slots.0.colum=uid', "'data.slots.0.colum'.*'column'"),
+  ('data.dense.0.transfrom=log1p', "'data.dense.0.transfrom'.*'transform'"),
+  ('sparse.tabels={}', "'sparse.tabels'.*'tables'"),
+  ('sparse.tables.default.with=8', "'sparse.tables.default.with'.*'width'"),
+  ('sparse.tables.default.factors.learning_rat=1', "'learning_rate'"),
+  ('model.interaction=[fm]', "'model.interaction'.*'interactions'"),
+  ('train.batchsize=64', "'train.batchsize'.*'batch_size'"),
+  ('train.epoch=3', "'train.epoch'.*'epochs'"),
+  ('train.plateau={patiance: 2}', "'train.plateau.patiance'.*'patience'"),
+  ('checkpoint.every_step=5', "'checkpoint.every_step'.*'every_steps'"),
+  ('export.bases=true', "'export.bases'.*'base'"),
+  ('sync.modes=ps', "'sync.modes'.*'mode'"),
+  ('lifecycle.admision=score', "'lifecycle.admision'.*'admission'"),
+  ('seeds=1', "unknown key 'seeds'.*'seed'"),
+  # values that are no such thing
+  ('data.train=logs/day_1.csv', "'data.train': found 'logs/day_1.csv'.*list"),
+  ('data.format=cvs', "'data.format': found 'cvs'.*'csv'"),
+  ('data.shuffle=perhaps', "'data.shuffle': found 'perhaps'"),
+  ('data.max_bad_share=5', "'data.max_bad_share': found 5"),
+  ('data.slots.0.pooling=max', "'data.slots.0.pooling': found 'max'.*'sum'"),
+  ('data.dense.0.transform=log', "'data.dense.0.transform': found 'log'.*'log1p'"),
+  ('sparse.tables.default.width=0', "'sparse.tables.default.width': found 0.*greater than 0"),
+  ('sparse.tables.default.width=8.5', "'sparse.tables.default.width': found 8.5"),
+  ('sparse.tables.default.linear.kind=adagard', "found 'adagard'.*'adagrad'"),
+  ('sparse.tables.default.linear.learning_rate=-1', 'found -1.*greater than or equal to 0'),
+  ('sparse.gradient_scale=mean', "'sparse.gradient_scale': found 'mean'.*'feature'"),
+  ('sparse.store=redis', "'sparse.store': found 'redis'.*'rows'"),
+  ('model.loss=logloss', "'model.loss': found 'logloss'.*'log_loss'"),
+  ('model.negative_sampling_rate=0', "'model.negative_sampling_rate': found 0"),
+  ('model.interactions=fm', "'model.interactions': found 'fm'.*list"),
+  ('train.epochs=0', "'train.epochs': found 0"),
+  ('train.batch_size=1e3', "'train.batch_size': found"),
+  ('train.dense_optimizer.kind=adamw', "found 'adamw'.*'adam'"),
+  ('train.plateau={metric: acc}', "'train.plateau.metric': found 'acc'.*'auc'"),
+  ('sync.mode=parameter_server', "'sync.mode': found 'parameter_server'.*'ps'"),
+  ('sync.ports=[5, 3]', r"'sync.ports': found \[5, 3\]"),
+  ('lifecycle.decay=98', 'decay: found 98'),
+  ('lifecycle.admission=shows', 'admission: found .shows.'),
+  # what does not go together
+  ('model.interactions=[linear, deep]', "unknown interaction 'deep'"),
+  ('model.interactions=[]', 'wanted at least one interaction'),
+  ('data.slots.1.name=user', "the name 'user' stands twice"),
+  ('data.slots.1.shares=usr', "found 'usr'.*'user'"),
+  ('data.slots.1.table=large', "found 'large'.*'default'"),
+  ('data.day_pattern=day_', 'wanted a group in parentheses'),
+  ('data.day_pattern=day_(', 'wanted a regular expression'),
+  # how --set is written
+  ('train.batch_size', 'wanted KEY=VALUE'),
+  ('data.slots.9.name=x', 'the list has 3 entries'),
+  ('train.batch_size.size=3', '.'),
+  ('data.slots=[{name: a]', 'not YAML'),
+]
+
+
+class MistakesTest(tf.test.TestCase):
+  def test_each_ends_in_one_line(self):
+    self.assertGreaterEqual(len(MISTAKES), 50)
+    config.parse(GOOD, 'my.yaml')
+    for typed, wanted in MISTAKES:
+      with self.subTest(typed):
+        with self.assertRaisesRegex(errors.UserError, wanted) as caught:
+          config.parse(GOOD, 'my.yaml', [typed])
+        self.assertNotIn('\n', str(caught.exception))
+
+
+if __name__ == '__main__':
+  tf.test.main()
