@@ -20,7 +20,7 @@ from trainer.storage import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FROZEN = str(ROOT / 'tests' / 'support' / 'frozen_rank.py')
-LIMIT = 150  # seconds a job may take, however busy the machine
+LIMIT = 280  # seconds a job may take, however busy the machine
 CONFIG = """
 seed: 1
 data:
