@@ -205,6 +205,8 @@ class ScorerTest(tf.test.TestCase):
     self.assertEqual(one(topics=['x1:0.5', 'y:2']), one(topics='x1:0.5;y:2'))
     self.assertNotEqual(one(tags='t1|t2'), plain)
     self.assertEqual(one(price=None), one(price=''))
+    full = {'user id': 'x', 'tags': 't1', 'history': '1', 'topics': 'y'}  # one feature in each slot
+    self.assertEqual(one(**full), one(**full | {'topics': 'y:1'}))
     record = dict.fromkeys(COLUMNS, '') | {'item': '3', 'age': '20', 'price': '1.5'}
     record['user_id'] = record.pop('user id')  # as the SavedModel has it
     self.assertEqual(self.client.predict({'inputs': record})[1]['outputs'], [plain])

@@ -26,8 +26,6 @@ from trainer.model.builder import build
 from trainer.serving.store import Found
 from trainer.storage.saved_model import input_name
 
-_LABEL = '\0label'  # a column that requests do not have and parsing wants
-
 
 class BadRequest(UserError):
   """A client's mistake."""
@@ -58,10 +56,7 @@ class Scorer:
     self._embedding = Embedding(cfg, self._model.needs)
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.slots)
-    # Whatever the labels were: a request has none.
-    changes = {'label': _LABEL, 'label_is': 'real', 'label_positive': None, 'labels': []}
-    changes |= {'weight': None, 'group': None}
-    self._cfg = cfg.model_copy(update={'data': cfg.data.model_copy(update=changes)})
+    self._cfg = cfg
     categorical = {s.column or s.name for s in cfg.slots}
     # name -> whether its values are texts
     self._columns = dict.fromkeys(sorted(categorical), True)
@@ -125,22 +120,25 @@ class Scorer:
       if len(values) not in (1, size):
         raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
       given[column] = values
-    arrays = {_LABEL: pa.nulls(size, pa.float64()).fill_null(0.0)}
+    arrays = {}
     for column, is_text in self._columns.items():
       if column not in given:
         raise BadRequest(f"column '{column}': is missing; null or '' say that a value is")
       array = (_texts if is_text else _numbers)(column, given[column])
       arrays[column] = array if len(array) == size else pa.repeat(array[0], size)
-    parsed = parse(self._cfg, Block(arrays, np.arange(size), lambda i: '', []))
+    block = Block(arrays, np.arange(size), lambda i: '', [])
+    parsed = parse(self._cfg, block, labelled=False)
     if parsed.bad:
       example = parsed.examples[0]
       raise BadRequest('{what}, sample {line}: found {found}; wanted {wanted}'.format_map(example))
     values, segments = parsed.values, np.zeros([0], np.int32)
-    if values is not None or (parsed.counts != 1).any():
+    if parsed.counts is not None:
       segments = np.repeat(np.arange(size * self._num_slots, dtype=np.int32), parsed.counts.ravel())
-      values = np.ones([len(parsed.keys)], np.float32) if values is None else values
+    elif values is not None:
+      segments = np.arange(size * self._num_slots, dtype=np.int32)
+    if values is None:
+      values = np.ones([len(segments)], np.float32)
     zeros = np.zeros([size], np.float32)
-    values = np.zeros([0], np.float32) if values is None else values
     return SlotBatch(parsed.keys, values, segments, parsed.dense, zeros, zeros, zeros)
 
   # Scores
