@@ -3,8 +3,10 @@ DIR [--split train]`.
 
 Each raw pass of a split becomes the directory DIR/SPLIT/NAME; train on them with
 `--set data.format=prepared --set 'data.train=[DIR/train/*]'` and likewise valid and test.
+`--describe` also prints what a split's log is like, and writes it to DIR/SPLIT.json.
 """
 
+import json
 import os
 
 from absl import flags
@@ -23,6 +25,8 @@ OUT = flags.DEFINE_string(
 )
 SPLIT = flags.DEFINE_enum('split', 'all', ['all', *SPLITS], 'Which files of the config.')
 
+DESCRIBE = flags.DEFINE_bool('describe', False, 'Whether to print statistics of each split.')
+
 
 @command_line.command
 def main() -> None:
@@ -32,15 +36,29 @@ def main() -> None:
   from trainer import runtime  # noqa: F401  sets what TensorFlow reads when it is imported
   from trainer.data.conversion import prepare_pass
   from trainer.data.passes import passes
+  from trainer.data.prepared import PreparedPass, is_prepared
+  from trainer.data.statistics import describe, table
 
   for split in SPLITS if SPLIT.value == 'all' else [SPLIT.value]:
+    prepared = []
     for one in passes(cfg, getattr(cfg.data, split), f'data.{split}'):
-      meta = prepare_pass(cfg, one.path, os.path.join(OUT.value, split, one.name))
-      print(
-        f'{split}/{one.name}: {meta["samples"]:,} samples, {meta["features"]:,} features, '
-        f'{meta["bad"]["records"]:,} bad records dropped',
-        flush=True,
-      )
+      path = one.path
+      if not is_prepared(cfg.data, path):
+        path = os.path.join(OUT.value, split, one.name)
+        meta = prepare_pass(cfg, one.path, path)
+        print(
+          f'{split}/{one.name}: {meta["samples"]:,} samples, {meta["features"]:,} features, '
+          f'{meta["bad"]["records"]:,} bad records dropped',
+          flush=True,
+        )
+      if DESCRIBE.value:
+        prepared.append(PreparedPass(path, cfg))
+    if prepared:
+      found = describe(prepared, cfg)
+      print(f'{split}: {table(found)}')
+      os.makedirs(OUT.value, exist_ok=True)
+      with open(os.path.join(OUT.value, f'{split}.json'), 'w', encoding='utf-8') as f:
+        json.dump(found, f, indent=1)
 
 
 if __name__ == '__main__':
