@@ -17,6 +17,7 @@ from trainer.errors import UserError
 STOPPED = 143  # as a shell says of a process that SIGTERM ended: the job was stopped and saved
 
 
+_LONGEST = 2000  # characters of an error's line
 _WIDTH = 80  # of --help
 
 
@@ -79,7 +80,7 @@ def entry(main: Callable[..., int | None]) -> None:
         # Rank 0 has most likely made the same mistake. Once it has said so and ended, the launcher
         # ends this process.
         time.sleep(5)
-      sys.stderr.write(f'error: {e}\n')
+      sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
       status = 2
     except Exception:
       logging.exception('this process failed')

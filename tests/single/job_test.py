@@ -221,6 +221,15 @@ class JobTest(tf.test.TestCase):
     lock.release()
     self.assertEqual(self.events(), before)
 
+  def test_samples_that_weigh_nothing(self):
+    path = f'{self.folder}/none.csv'
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('user,item,label,w\n' + '1,2,1,0\n3,4,0,0\n' * 20)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      data = {'train': [path], 'valid': [path], 'weight': 'w'}
+      self.assertTrue(self.make_job(data, train={'epochs': 2}).run())
+    self.assertRegex(str(logs.output), 'data.valid: weighs nothing, or is of one class')
+
 
 if __name__ == '__main__':
   tf.test.main()

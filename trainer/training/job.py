@@ -439,6 +439,9 @@ class Job:
     if plateau and plateau.task:
       values = values['tasks'][plateau.task]
     value = values[metric]
+    if value is None:
+      logging.warning('data.valid: weighs nothing, or is of one class: it has no %s', metric)
+      return
     value = -value if metric in ('logloss', 'rmse') else value
     if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
       progress.best, progress.stalls, progress.best_step = value, 0, self.step.steps
@@ -542,7 +545,7 @@ def _quality(values: dict[str, Any]) -> str:
   if 'tasks' in values:
     return ' · '.join(f'{name} {_quality(of_task)}' for name, of_task in values['tasks'].items())
   if 'rmse' in values:
-    return f'rmse {values["rmse"]:.4f}'
+    return f'rmse {values["rmse"] or 0:.4f}'
   return f'logloss {values["logloss"] or 0:.4f} · AUC {values["auc"] or 0:.4f}'
 
 
