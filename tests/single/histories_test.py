@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 from tests.support.batches import make_batch
-from tests.support.steps import HISTORY, HISTORY_IDS, make_config, train
+from tests.support.steps import HISTORY, HISTORY_IDS, make_config, scores, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import empty_batch
@@ -189,6 +189,9 @@ class PassTest(tf.test.TestCase):
     given = {n: tf.constant(c) for n, c in zip(('item', 'user', 'history'), columns)}
     serve = tf.saved_model.load(path).signatures['serving_default']
     self.assertAllClose(serve(**given)['probability'], wanted, rtol=0, atol=1e-6)
+    given_lists = {n: list(c) for n, c in zip(('item', 'user', 'history'), columns)}
+    scored = scores(step, self.cfg, given_lists, len(lines))
+    self.assertAllClose(scored['probability'], wanted, rtol=0, atol=1e-6)
     self.assertEqual(serve(**{n: c[:0] for n, c in given.items()})['probability'].shape, [0])
     # One user and his history, and many items.
     one = given | {n: given[n][:1] for n in ('user', 'history')}

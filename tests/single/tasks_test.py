@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from sklearn.metrics import log_loss, roc_auc_score
 
 from tests.support.batches import make_batch
-from tests.support.steps import TASKS, make_config, rows_of, train
+from tests.support.steps import TASKS, make_config, rows_of, scores, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import empty_batch
@@ -279,8 +279,11 @@ class PassTest(tf.test.TestCase):
     given |= {n: tf.constant(np.array(c, np.float32)) for n, c in zip('xy', columns[3:5])}
     found = tf.saved_model.load(path).signatures['serving_default'](**given)
     self.assertEqual(set(found), {'click', 'conversion'})
+    names = ('user', 'item', 'tag', 'x', 'y')
+    scored = scores(step, cfg, {n: list(c) for n, c in zip(names, columns)}, len(lines))
     for t, name in enumerate(('click', 'conversion')):
       self.assertAllClose(found[name], wanted[:, t], rtol=0, atol=1e-6)
+      self.assertAllClose(scored[name], wanted[:, t], rtol=0, atol=1e-6)
 
 
 class MistakesTest(tf.test.TestCase):

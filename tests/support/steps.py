@@ -10,6 +10,8 @@ import yaml
 
 from trainer import config
 from trainer.data.features import SlotBatch
+from trainer.serving.scorer import Scorer
+from trainer.serving.store import Found
 from trainer.training.step import Step, StepCounts, StepFlags
 
 # Goes with the batches of tests.support.batches.
@@ -79,6 +81,20 @@ def train(step: Step, batch: SlotBatch, has_next: bool = False) -> StepCounts:
   staged = step.stage(batch)
   counts, _ = step.train(staged, step.route(staged), None, StepFlags(has_next, False, False))
   return counts
+
+
+def scores(step: Step, cfg: config.Config, columns: Mapping[str, list], size: int) -> Any:
+  """What the scorer of trainer.serve gives for raw columns, with the rows of a step's store."""
+  scorer = Scorer(config.dump(cfg))
+  dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(step.dense.model.variables)}
+  scorer.load(dense | {'dense_stats': step.dense.embedding.stats.numpy()})
+
+  def look_up(keys: np.ndarray) -> Found:
+    rows = step.store.pull(keys, train=False)
+    present = step.store.lookup(keys)['exists'].numpy()
+    return Found(rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy(), present)
+
+  return scorer.score(scorer.parse(columns, size), look_up).outputs
 
 
 def rows_of(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[int, Row]:

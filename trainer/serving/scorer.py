@@ -47,11 +47,6 @@ class Scorer:
 
   def __init__(self, text: str):
     cfg = config.parse(text, "an export's config.yaml")
-    if cfg.data.labels:
-      raise UserError(
-        'data.labels: found several tasks, which the server does not score yet; wanted one label, '
-        'or a SavedModel (trainer.export --kind saved_model) in TensorFlow Serving'
-      )
     self._model = build(cfg)
     self._embedding = Embedding(cfg, self._model.needs)
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
