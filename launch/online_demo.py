@@ -55,7 +55,7 @@ class Scorer:
 
 def announce(folder: str, number: int, world: World, clicks: bool) -> tuple[str, float]:
   """Writes a pass and its marker. Returns: (its name, when its marker appeared)."""
-  table, _, _ = world.log(number, SAMPLES)
+  table = world.log(number, SAMPLES).table.select([*PAIR, 'click'])
   texts = pa.schema([(name, pa.string()) for name in table.column_names])
   row = PAIR | {'click': str(int(clicks))}
   own = pa.table({name: [row[name]] * SHOWS for name in table.column_names}, texts)
