@@ -553,10 +553,11 @@ def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
   """Why a model predicts worse than a constant."""
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):
-      if rule.kind in ('adam', 'rmsprop') and rule.learning_rate > 0.01:
+      wanted = config.ROW_DEFAULTS.get(rule.kind, {}).get('learning_rate')
+      if rule.kind in ('adam', 'rmsprop') and rule.learning_rate > wanted:
         return (
           f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '
-          f'{rule.learning_rate:g}; this rule wants about 0.001'
+          f'{rule.learning_rate:g}; this rule wants about {wanted:g}'
         )
   if calibration is not None and not 0.8 < calibration < 1.25:
     return (
