@@ -1,12 +1,15 @@
-"""Raw columns to what a model reads: the `SlotBatch`, feature keys, dense transforms, pooling.
+"""From raw columns to what a model reads: SlotBatch, feature keys, dense transforms, pooling.
 
-Shapes: B samples, F slots, nnz features in the batch, Dn dense columns.
+Shapes: B samples, F slots, nnz features in the batch, Dn dense columns, T tasks.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from trainer.config import DenseColumn
 
 HASH_BITS = 52
 HASH_NAME = 'farmhash64 of the stripped text, mod 2^52'
@@ -16,8 +19,7 @@ class SlotBatch(NamedTuple):
   """A batch, in NumPy or TensorFlow.
 
   Where every slot of every sample holds exactly one feature of value 1 (the fast path), `values`
-  and `segments` are
-  empty and nnz = B·F, a sample's features side by side. B may be 0.
+  and `segments` are empty and nnz = B·F, a sample's features side by side. B may be 0.
   """
 
   keys: np.ndarray  # int64 [nnz]
@@ -29,16 +31,20 @@ class SlotBatch(NamedTuple):
   group: np.ndarray  # int64 [B]; 0 where the log has none
 
 
-def empty_batch(num_dense, num_tasks=1):
-  """A SlotBatch of no samples: what a rank without data takes part with."""
+def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
+  """Returns a batch of no samples: what a rank without data takes part with."""
   f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
   label = np.zeros([0, num_tasks], np.float32) if num_tasks > 1 else f
   return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), label, f, i)
 
 
-def weigh_labels(batch):
-  """A SlotBatch of several tasks with weights float32 [B, T], 0 where a label is blank, and 0 for
-  the blank labels; one of a single task as it is.
+def weigh_labels(batch: SlotBatch) -> SlotBatch:
+  """Gives each label of several tasks a weight of its own, 0 where it is blank.
+
+  Args:
+    batch: of NumPy arrays.
+  Returns:
+    The batch with `weight` float32 [B, T] and 0 for blank labels; of a single task, as it is.
   """
   if batch.label.ndim == 1:
     return batch
@@ -49,41 +55,43 @@ def weigh_labels(batch):
   )
 
 
-def hash_keys(texts, slot_id):
-  """Keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`, text without the white space
-  around it.
+def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
+  """Returns the keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`.
 
-  Plain TensorFlow, so that a serving graph hashes as the log's conversion does.
+  The text is hashed without the white space around it. These are TensorFlow's own ops, so that a
+  serving graph hashes as the log's conversion does.
 
   Args:
-    texts: string tensor of any shape (or integers, which hash as their decimal text).
-    slot_id: int, or an int64 tensor that broadcasts against `texts`; `Config.slot_ids()` has it.
-  Returns: int64 tensor of the shape of `texts`, never negative. Blank texts hash too: the caller
-    leaves them out.
+    texts: strings of any shape, or integers, which hash as their decimal text.
+    slot_id: an id of `Config.slot_ids()`, or an int64 tensor that broadcasts against `texts`.
+  Returns:
+    int64 of the shape of `texts`, never negative. Blank texts hash too: the caller leaves them out.
   """
   texts = tf.convert_to_tensor(texts)
   if texts.dtype.is_integer:
     texts = tf.strings.as_string(texts)
   hashed = tf.strings.to_hash_bucket_fast(tf.strings.strip(texts), 1 << HASH_BITS)
-  return (
-    tf.bitwise.left_shift(tf.cast(slot_id, tf.int64), tf.constant(HASH_BITS, tf.int64)) + hashed
-  )
+  bits = tf.constant(HASH_BITS, tf.int64)
+  return tf.bitwise.left_shift(tf.cast(slot_id, tf.int64), bits) + hashed
 
 
-def has_log1p(column):
+def has_log1p(column: DenseColumn) -> bool:
+  """Returns whether a dense column's transform takes its logarithm."""
   return column.transform in ('log1p', 'log1p_standardise')
 
 
-def dense_stats(columns, measured):
-  """What `transform_dense` standardises with.
+def dense_stats(
+  columns: Sequence[DenseColumn], measured: Mapping[str, Sequence[float]]
+) -> np.ndarray:
+  """Returns what `transform_dense` standardises with.
 
   Args:
     columns: `Config.data.dense`.
     measured: the `dense` of a prepared pass's meta.json: name -> [count, mean, M2] of the values
-      present, after log1p
-      where the transform has it.
-  Returns: float32 [2, Dn]: mean and standard deviation (of the population); (0, 1) where a column
-    is not standardised or constant.
+      that are not missing, after log1p where the transform has it.
+  Returns:
+    float32 [2, Dn], the mean and standard deviation of the population; (0, 1) where a column is not
+    standardised, or constant.
   """
   stats = np.zeros([2, len(columns)], np.float32)
   stats[1] = 1
@@ -97,15 +105,20 @@ def dense_stats(columns, measured):
   return stats
 
 
-def transform_dense(dense, columns, stats):
-  """log1p: sign(x)·log(1 + |x|); then standardise: (x − mean) / std; then NaN becomes the column's
-  `missing`.
+def transform_dense(
+  dense: tf.Tensor, columns: Sequence[DenseColumn], stats: tf.Tensor
+) -> tf.Tensor:
+  """Applies the transforms of dense columns.
+
+  First log1p, sign(x)·log(1 + |x|); then standardise, (x − mean) / std; then NaN becomes the
+  column's `missing`.
 
   Args:
     dense: float32 [B, Dn], NaN where missing.
     columns: `Config.data.dense`.
     stats: float32 [2, Dn] of `dense_stats`.
-  Returns: float32 [B, Dn], finite.
+  Returns:
+    float32 [B, Dn], finite.
   """
   dense = tf.convert_to_tensor(dense, tf.float32)
   if any(has_log1p(c) for c in columns):
@@ -119,19 +132,22 @@ def transform_dense(dense, columns, stats):
   )
 
 
-def pool_norm(values, segments, batch_size, poolings):
-  """What a slot's sum Σ x_i v_i is divided by, as `tf.nn.embedding_lookup_sparse` does: mean by Σ
-  x_i, sqrtn by √(Σ x_i²).
+def pool_norm(
+  values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
+) -> tf.Tensor | None:
+  """Returns what a slot's sum Σ x_i v_i is divided by, as `tf.nn.embedding_lookup_sparse` divides.
+
+  That is Σ x_i for mean and √(Σ x_i²) for sqrtn.
 
   Args:
-    values: float32 [nnz]; segments: int32 [nnz] (a SlotBatch's; both empty on the fast path).
-    batch_size: B, an int or a scalar tensor.
-    poolings: F of 'sum' | 'mean' | 'sqrtn'.
-  Returns: float32 [B, F], or None where nothing is to be divided: every slot is 'sum', or the
-    static shape says that there
-    are no segments. 1 for 'sum', for empty slots and, with segments empty at run time, everywhere.
-    Infinity where the divisor
-    of a slot that has features would be 0: the quotient is 0, as `embedding_lookup_sparse` has it.
+    values: float32 [nnz], a SlotBatch's; [0] on the fast path.
+    segments: int32 [nnz], likewise.
+    batch_size: B.
+    poolings: of each slot, [F] of 'sum', 'mean' and 'sqrtn'.
+  Returns:
+    float32 [B, F]: 1 for 'sum' and for empty slots; infinity where the divisor of a slot that has
+    features would be 0, so that the quotient is 0. None where nothing is to be divided: every slot
+    is 'sum', or the static shape says that there are no segments.
   """
   if all(p == 'sum' for p in poolings) or segments.shape[0] == 0:
     return None

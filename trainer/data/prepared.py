@@ -367,7 +367,7 @@ class PreparedPass:
     """
     rows = self._shuffled(seed, epoch) if shuffle else np.arange
 
-    def slice_of(batch, r):
+    def slice_of(batch: int, r: int) -> SlotBatch:
       start = batch * batch_size
       b = min(batch_size, self.num_samples - start)
       return self._gather(rows(start + r * b // size, start + (r + 1) * b // size))
@@ -418,7 +418,7 @@ class PreparedPass:
     per_window = WINDOW // BLOCK
     kept = {}
 
-    def window(w):
+    def window(w: int) -> np.ndarray:
       if w not in kept:
         kept.clear()
         mine = blocks[w * per_window : (w + 1) * per_window]
@@ -427,7 +427,7 @@ class PreparedPass:
         )
       return kept[w]
 
-    def rows(lo, hi):
+    def rows(lo: int, hi: int) -> np.ndarray:
       parts = [np.empty([0], np.int64)]
       while lo < hi:
         w = (np.searchsorted(starts, lo, side='right') - 1) // per_window

@@ -1,23 +1,18 @@
-"""Writes a click log with known ground truth: `python -m trainer.synthesize --out DIR [--days 5]
-[--samples_per_day 250000] [--seed 0] …`.
+"""Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
 
 DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json: the AUC and
-logloss of the true probabilities of each
-file, which no model can beat but by chance.
+logloss of the true probabilities of each file, which no model can beat but by chance.
 
 The world: a click's logit is
 
-  bias + user_bias + item_bias + category_bias + Σ tag_bias + ⟨user factors, item factors⟩ + hour,
-  device and user × device effects
-       + effects of price, age and of the popular queries
+  bias + user_bias + item_bias + category_bias + Σ tag_bias + ⟨user factors, item factors⟩
+       + effects of hour, device, user × device, price, age and the popular queries
 
 Item factors lie around those of the item's category and tags, so that new items can be told by
-them. Users, items and popular queries
-are drawn by power laws; half of the queries are typed once and never again, the long tail that real
-logs have. Items are born every day
-and fade, each at a pace of its own. Prices and ages are partly blank. Equal arguments give equal
-files; more days leave the earlier
-ones as they are.
+them. Users, items and popular queries are drawn by power laws; half of the queries are typed once
+and never again, the long tail that real logs have. Items are born every day and fade, each at a
+pace of its own. Prices and ages are partly blank. Equal arguments give equal files; more days leave
+the earlier ones as they are.
 
 With conversions, clicks are followed by purchases, after a delay that is exponential, with a mean
 of half a day to 4 days by category. A file has four more columns: `conversion`, as it was in the
@@ -32,16 +27,14 @@ oldest first; what the user clicked of an item's category makes a click on it li
 
 import json
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
 FACTORS, CATEGORIES, TAGS, DEVICES, QUERIES = 2, 30, 50, 4, 3000
-FRESH_QUERIES = (
-  0.5  # share of the samples whose query was never seen before and never will be again
-)
+FRESH_QUERIES = 0.5  # share of the samples whose query is typed once and never again
 MAX_TAGS = 3
 BIAS = -2.4
 BLANK_PRICE, BLANK_AGE = 0.05, 0.2  # shares
@@ -61,9 +54,26 @@ class Log(NamedTuple):
 
 
 class World:
-  """Everything that is drawn once: users, and items as they are born."""
+  """Everything that is drawn once: users, and items as they are born.
 
-  def __init__(self, seed, users, items, days, conversions=False, histories=False):
+  Args:
+    seed: of all that is drawn.
+    users: how many there are.
+    items: how many there are on the first day; a tenth as many are born on each further day.
+    days: how many there are.
+    conversions: whether clicks are followed by purchases.
+    histories: whether a user's clicks make others likelier.
+  """
+
+  def __init__(
+    self,
+    seed: int,
+    users: int,
+    items: int,
+    days: int,
+    conversions: bool = False,
+    histories: bool = False,
+  ):
     self._seed = seed
     self._conversions = conversions
     self._clicked = [[] for _ in range(users)] if histories else None
@@ -72,10 +82,8 @@ class World:
     self.hour_effect = 0.3 * np.sin(2 * np.pi * (np.arange(24) - 14) / 24)
     self.device_effect = 0.3 * normal(DEVICES)
     self.category_bias, category_factors = 0.4 * normal(CATEGORIES), normal([CATEGORIES, FACTORS])
-    self.tag_bias, tag_factors = (
-      0.2 * normal(TAGS + 1),
-      normal([TAGS + 1, FACTORS]),
-    )  # the last stands for no tag
+    # The last tag stands for none.
+    self.tag_bias, tag_factors = 0.2 * normal(TAGS + 1), normal([TAGS + 1, FACTORS])
     self.tag_bias[TAGS] = tag_factors[TAGS] = 0
     self.user_names = rng.permutation(users)
     self.user_bias, self.user_factors = 0.8 * normal(users), normal([users, FACTORS])
@@ -101,11 +109,12 @@ class World:
       ['|'.join('t' + texts[t] for t in row if t != TAGS) for row in self.tags]
     )
 
-  def _born(self, day, count):
-    """The items of one day:
+  def _born(self, day: int, count: int) -> tuple[np.ndarray, ...]:
+    """Draws the items that are born on a day.
 
-    born, weight, pace [count], category, tags [count, MAX_TAGS], bias, price, own factors [count,
-    FACTORS].
+    Returns:
+      born, weight, pace, category [count], tags [count, MAX_TAGS], bias, price [count] and own
+      factors [count, FACTORS].
     """
     rng = np.random.default_rng([self._seed, 1, day])
     tags = rng.integers(0, TAGS, [count, MAX_TAGS])
@@ -117,19 +126,11 @@ class World:
     weight, pace = (1 + rng.permutation(count)) ** -0.8, rng.uniform(1.5, 6, count)
     category = (CATEGORIES * rng.random(count) ** 2).astype(int)
     price = np.exp(2.5 + 0.8 * rng.standard_normal(count))
-    return (
-      born,
-      weight,
-      pace,
-      category,
-      tags,
-      0.4 * rng.standard_normal(count),
-      price,
-      rng.standard_normal([count, FACTORS]),
-    )
+    bias, own_factors = 0.4 * rng.standard_normal(count), rng.standard_normal([count, FACTORS])
+    return born, weight, pace, category, tags, bias, price, own_factors
 
-  def log(self, day, samples):
-    """The records of one day, as `Log`; with histories, days come in their order."""
+  def log(self, day: int, samples: int) -> Log:
+    """Draws the records of one day; with histories, days are drawn in their order."""
     rng = np.random.default_rng([self._seed, 2, day])
     user = (len(self.user_names) * rng.random(samples) ** 2.5).astype(np.int64)
     # An item's share fades from its birth on, until it is gone.
@@ -138,10 +139,8 @@ class World:
     item = np.searchsorted(np.cumsum(weight), weight.sum() * rng.random(samples), side='right')
     hour, device = rng.integers(0, 24, samples), rng.integers(0, DEVICES, samples)
     asked = np.random.default_rng([self._seed, 4, day])
-    query, fresh = (
-      (QUERIES * asked.random(samples) ** 2.5).astype(int),
-      asked.random(samples) < FRESH_QUERIES,
-    )
+    query = (QUERIES * asked.random(samples) ** 2.5).astype(int)
+    fresh = asked.random(samples) < FRESH_QUERIES
     price = np.round(self.item_price[item] * np.exp(0.2 * rng.standard_normal(samples)), 2)
     logit = (
       BIAS
@@ -198,51 +197,72 @@ class World:
       table = table.append_column(name, pa.array(column))
     return Log(table, probability, click, probability * bought, conversion, arrival)
 
-  def _interest(self, user, item):
-    """log(1 + how many of the user's clicked items are of this item's category), float64 [n]."""
+  def _interest(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """Returns log(1 + the user's clicked items of this item's category), float64 [n]."""
     counts = np.zeros([len(self._clicked), CATEGORIES])
     for u, items in enumerate(self._clicked):
       np.add.at(counts[u], self.category[items], 1)
     return np.log1p(counts[user, self.category[item]])
 
 
-def best_reachable(probability, click):
-  """What the true probabilities [n] reach on the clicks [n]:
+def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, Any]:
+  """Returns what the true probabilities reach.
 
-  dict samples, ctr, auc (null where all clicks are equal), logloss.
+  Args:
+    probability: float64 [n].
+    click: bool [n].
+  Returns:
+    samples, ctr, auc (None where all clicks are equal) and logloss.
   """
   clicks = int(click.sum())
   others = len(click) - clicks
   _, rank, count = np.unique(probability, return_inverse=True, return_counts=True)
   mean_rank = np.cumsum(count) - (count - 1) / 2  # of equal probabilities together
-  auc = (
-    (mean_rank[rank][click].sum() - clicks * (clicks + 1) / 2) / (clicks * others)
-    if clicks and others
-    else None
-  )
+  auc = None
+  if clicks and others:
+    auc = (mean_rank[rank][click].sum() - clicks * (clicks + 1) / 2) / (clicks * others)
   logloss = -np.log(np.where(click, probability, 1 - probability)).mean()
   return {'samples': len(click), 'ctr': clicks / len(click), 'auc': auc, 'logloss': logloss}
 
 
-def _replaced(table, **columns):
-  """A table with some columns replaced."""
+def _replaced(table: pa.Table, **columns: pa.Array) -> pa.Table:
+  """Returns the table with some columns replaced."""
   for name, column in columns.items():
     table = table.set_column(table.column_names.index(name), name, column)
   return table
 
 
-def _late(log, day):
-  """The impressions of a log again whose conversion came on a day; the click is blank."""
+def _late(log: Log, day: int) -> pa.Table:
+  """Returns the impressions whose conversion came on a day, with a blank click."""
   some = log.table.filter(pa.array(log.conversion & (log.arrival == day)))
   one = pa.array(np.ones(len(some), np.int8))
   blank = pa.nulls(len(some), pa.int8())
   return _replaced(some, click=blank, conversion_seen=one, conversion_now=one)
 
 
-def synthesize(out, days, samples_per_day, seed, users, items, conversions=False, histories=False):
+def synthesize(
+  out: str,
+  days: int,
+  samples_per_day: int,
+  seed: int,
+  users: int,
+  items: int,
+  conversions: bool = False,
+  histories: bool = False,
+) -> dict[str, Any]:
   """Writes the log.
 
-  Returns: the content of truth.json: {'passes': {name: `best_reachable`}, …the arguments}; with
+  Args:
+    out: the directory.
+    days: to train on; a day to test on follows.
+    samples_per_day: how many.
+    seed: as of `World`, with the arguments that follow.
+    users: likewise.
+    items: likewise.
+    conversions: likewise.
+    histories: likewise.
+  Returns:
+    The content of truth.json: {'passes': {name: `best_reachable`}, …the arguments}; with
     conversions a pass also has 'tasks', {'click': …, 'conversion': …}.
   """
   world = World(seed, users, items, days + 1, conversions, histories)
@@ -256,7 +276,7 @@ def synthesize(out, days, samples_per_day, seed, users, items, conversions=False
   }
   os.makedirs(out, exist_ok=True)
 
-  def write(name, table):
+  def write(name: str, table: pa.Table) -> None:
     path = os.path.join(out, name + '.csv')
     pa.csv.write_csv(table, path, pa.csv.WriteOptions(quoting_style='none'))
 

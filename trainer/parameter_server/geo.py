@@ -18,9 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from ops import packing, row_store, sharding
-from ops.dedupe import dedupe
+from ops.dedupe import Deduped, dedupe
 from ops.policy import Policy
 from trainer import config
+from trainer.data.features import SlotBatch
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import LEAST_WEIGHT, Push
@@ -77,7 +78,10 @@ class GeoStep(WorkerStep):
     return StepCounts(float(weight), float(loss), *map(int, flags)), ()
 
   @tf.function(autograph=False, reduce_retracing=True)
-  def _train_copies(self, batch, deduped, rows):
+  def _train_copies(
+    self, batch: SlotBatch, deduped: Deduped, rows: row_store.Rows
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Takes a step on this worker's copies; returns Σ weight·loss and Σ weight."""
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
     scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
     self.dense.apply(sums.dense, scale)
@@ -87,14 +91,22 @@ class GeoStep(WorkerStep):
     self._local.push(deduped.unique, rows, none, none, *gradients, by, hyper, step)
     return sums.loss, sums.weight
 
-  def _add(self, store, keys, rows, linear, factors, shows=None):
+  def _add(
+    self,
+    store: row_store.RowStore,
+    keys: np.ndarray,
+    rows: row_store.Rows,
+    linear: np.ndarray,
+    factors: np.ndarray,
+    shows: np.ndarray | None = None,
+  ) -> None:
     """Adds differences, and shows where given, to the rows of a copy."""
     none, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters()
     shows = none if shows is None else shows
     store.push(keys, rows, shows, none, linear, factors, [1.0], hyper, 1, add=True)
 
-  def _follow(self, keys):
-    """local += server − old; old = server."""
+  def _follow(self, keys: np.ndarray) -> None:
+    """Takes up what the servers' rows have gained: local += server − old; old = server."""
     server, _, _ = self.servers.pull(keys, True)
     for store in (self._local, self._old):
       self._follow_lifecycle(store, keys, has_factors=np.diff(server.offsets) > 0)
@@ -103,7 +115,9 @@ class GeoStep(WorkerStep):
     for store in (self._local, self._old):
       self._add(store, keys, old, linear, factors)
 
-  def _follow_lifecycle(self, store, keys, has_factors):
+  def _follow_lifecycle(
+    self, store: row_store.RowStore, keys: np.ndarray, has_factors: np.ndarray
+  ) -> None:
     """Lets exactly those features of a copy have factors that have them on the servers."""
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)

@@ -10,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from ops import packing, row_store
+from ops.dedupe import Deduped
 from ops.tensors import to_tensor
 from trainer import config
+from trainer.data.features import SlotBatch
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push, Servers
@@ -79,7 +81,14 @@ class WorkerStep(Step):
     tensors = map(to_tensor, (rows.linear, rows.factors, rows.offsets))
     return self._forward(batch, deduped, *tensors).numpy()
 
-  def _forward_graph(self, batch, deduped, linear, factors, offsets):
+  def _forward_graph(
+    self,
+    batch: SlotBatch,
+    deduped: Deduped,
+    linear: tf.Tensor,
+    factors: tf.Tensor,
+    offsets: tf.Tensor,
+  ) -> tf.Tensor:
     return self.dense.predict(batch, deduped, row_store.Rows(None, offsets, linear, factors))
 
   @abc.abstractmethod
@@ -236,7 +245,33 @@ class ServerStep(WorkerStep):
     # The accumulators give means: times the workers, flags are whole but for rounding.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
-  def _gradients_graph(self, batch, deduped, linear, factors, offsets, sent, dense, lower, totals):
+  def _gradients_graph(
+    self,
+    batch: SlotBatch,
+    deduped: Deduped,
+    linear: tf.Tensor,
+    factors: tf.Tensor,
+    offsets: tf.Tensor,
+    sent: tf.Tensor,
+    dense: list[tf.Tensor],
+    lower: tf.Tensor,
+    totals: tf.Tensor,
+  ) -> tuple[Any, ...]:
+    """Differentiates on a worker.
+
+    Args:
+      batch: of tensors.
+      deduped: its distinct keys.
+      linear: float32 [u], of the rows of the keys.
+      factors: float32, flat, of the rows of the keys.
+      offsets: int32 [u + 1], where each key's factors begin.
+      sent: int32 [servers], how many keys go to each server.
+      dense: the servers' dense variables.
+      lower: int64 [], the samples of this step on lower workers.
+      totals: the weight of all samples of the step, by task.
+    Returns:
+      Σ weight·loss, Σ weight, the dense gradients, and the packed row gradients with their counts.
+    """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)
     rows = row_store.Rows(None, offsets, linear, factors)

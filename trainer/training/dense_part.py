@@ -1,5 +1,6 @@
 """The dense part of a model: everything that does not live in embedding tables."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ class DensePart:
     rate: float32 variable that multiplies every learning rate, of rows too; a plateau lowers it.
   """
 
-  def __init__(self, cfg: config.Config, sum_across_ranks):
+  def __init__(self, cfg: config.Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None):
     self.model = build(cfg, sum_across_ranks)
     self.embedding = Embedding(cfg, self.model.needs)
     self.metrics = Metrics(cfg)

@@ -210,7 +210,9 @@ class TrainStep(Step):
     )
     return StepCounts(*counts.numpy()), routed
 
-  def _train_graph(self, batch, deduped, routed, following, flags):
+  def _train_graph(
+    self, batch: SlotBatch, deduped: Deduped, routed: Any, following: Any, flags: tf.Tensor
+  ) -> tuple[tf.Tensor, Any]:
     totals, lower_samples = self._rows.totals(batch.weight, routed)
     # The floor: a step in which nobody has a sample changes nothing.
     scale = 1 / tf.maximum(tf.reduce_max(totals), 1e-12)
@@ -240,7 +242,7 @@ class TrainStep(Step):
     probabilities, known = self._predict(staged)
     return probabilities.numpy(), known.numpy()
 
-  def _predict_graph(self, batch, deduped):
+  def _predict_graph(self, batch: SlotBatch, deduped: Deduped) -> tuple[tf.Tensor, tf.Tensor]:
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
     # A rank sees of other ranks' rows what they hold, not whether they are there.
     known = (rows.linear != 0) | (rows.offsets[1:] > rows.offsets[:-1])
