@@ -4,7 +4,7 @@ those that own them.
 The reader of a key sends it to the key's owner. The owner answers with `pack_rows`, the reader
 reads that with `unpack_rows`; later the reader sends `pack_gradients`, and the owner adds up what
 all readers sent with `sum_gradients`. The buffers' layout is described in
-ops/cc/kernels/exchange.cc.
+ops/cc/kernels/packing.cc.
 """
 
 from collections.abc import Sequence

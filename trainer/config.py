@@ -112,9 +112,10 @@ class Label(Section):
   weight: NonNegative = 1.0
   """Of the task's mean loss in the sum over tasks."""
   click: Share | None = None
-  """What share of a click a positive label counts as in the feature lifecycle, for all labels at
-  most 1; null: 1 for the first label where none has a share, else 0. A conversion that is worth
-  three times a click: .25 and .75, and four times the click_coeff."""
+  """How much of a click a positive label adds to the clicks of its features in the lifecycle; all
+  labels together at most 1. null: 1 for the first label where no label says it, else 0. To let a
+  conversion count three times a click: .25 for the click, .75 for the conversion, and four times
+  lifecycle.clk_coeff."""
 
 
 class Data(Section):
@@ -127,8 +128,8 @@ class Data(Section):
   test: list[str] = []
   """Patterns of the files that the best epoch is evaluated on at the end."""
   watch: str | None = None
-  """A directory to follow, with those in it: the pass NAME is ready when NAME.done exists beside
-  it, and all passes of a directory when _SUCCESS exists in it (docs/online.md)."""
+  """A directory to follow, with its subdirectories. A pass NAME is ready once NAME.done lies beside
+  it, and all passes of a directory once it holds _SUCCESS (docs/online.md)."""
   format: (
     Literal['csv', 'jsonl', 'parquet', 'orc', 'tfrecord', 'libsvm', 'libffm', 'prepared'] | None
   ) = None
@@ -225,7 +226,8 @@ class RowOptimizer(Section):
   that it was not in, with the penalty alone, at its next touch or before it is evaluated or saved,
   as a dense optimizer with a penalty on the whole table would."""
   clip: Positive | None = None
-  """Bounds each element of the summed gradient; null: no bound."""
+  """Bounds each element of a row's gradient, as sparse.gradient_scale has divided it, before the
+  penalties; null: no bound."""
 
   @pydantic.model_validator(mode='before')
   @classmethod
@@ -823,11 +825,12 @@ def _check(cfg: Config, where: str) -> None:
     fail('export.gate', 'needs train.progressive_validation true; found false')
   if gate and gate.metric == 'gauc' and not data.group:
     fail('export.gate.metric', "found 'gauc'; it needs data.group, the column of the user")
-  if gate and (gate.metric == 'rmse') != (cfg.model.loss == 'squared_error'):
+  loss = cfg.labels[0].loss
+  if gate and (gate.metric == 'rmse') != (loss == 'squared_error'):
     fail(
       'export.gate.metric',
-      f"found '{gate.metric}'; model.loss '{cfg.model.loss}' has "
-      + ('rmse' if cfg.model.loss == 'squared_error' else 'auc, gauc and logloss'),
+      f"found '{gate.metric}'; the loss '{loss}' has "
+      + ('rmse' if loss == 'squared_error' else 'auc, gauc and logloss'),
     )
   if cfg.train.plateau and not data.valid:
     fail('train.plateau', 'needs data.valid; found no validation files')
@@ -839,6 +842,11 @@ def _check(cfg: Config, where: str) -> None:
         f"found '{cfg.train.plateau.task}'; wanted a name of data.labels"
         + nearest(cfg.train.plateau.task, names),
       )
+  plateau_label = next(
+    (x for x in cfg.labels if cfg.train.plateau and x.name == cfg.train.plateau.task), cfg.labels[0]
+  )
+  if cfg.train.plateau and plateau_label.loss == 'squared_error':
+    fail('train.plateau', "has no metric of 'squared_error'; wanted it left out")
   if cfg.train.plateau and cfg.train.plateau.metric == 'gauc' and not data.group:
     fail('train.plateau.metric', "found 'gauc'; it needs data.group, the column of the user")
   if cfg.sync.dense_allreduce == 'connections' and cfg.sync.row_exchange == 'horovod':

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TextIO
 
 import numpy as np
@@ -87,6 +87,23 @@ def crc32_of(path: str) -> int:
     while data := f.read(4 << 20):
       crc = zlib.crc32(data, crc)
   return crc
+
+
+def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
+  """Returns what a manifest says of a folder's files: relative path -> size and checksum.
+
+  Args:
+    folder: to walk.
+    unchecked: ends of names whose checksums are left out.
+  """
+  found = {}
+  for base, _, names in os.walk(folder):
+    for name in names:
+      path = os.path.join(base, name)
+      found[os.path.relpath(path, folder)] = entry = {'bytes': os.path.getsize(path)}
+      if not name.endswith(tuple(unchecked)):
+        entry['crc32'] = crc32_of(path)
+  return found
 
 
 def publish(unfinished: str, final: str, manifest: Mapping[str, Any]) -> None:

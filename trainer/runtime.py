@@ -49,11 +49,6 @@ class Runtime:
   host: str | None = None
   rendezvous: str = ''
 
-  @property
-  def is_chief(self) -> bool:
-    """Whether this process writes what is written once."""
-    return self.rank == 0
-
 
 def launched() -> Runtime:
   """Returns where horovodrun has put this process; a single process where nothing launched it.

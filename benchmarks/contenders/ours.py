@@ -17,7 +17,8 @@ from trainer import config, runtime
 
 def stream(cfg, communicator, stage=lambda batch: batch):
   """The batches of this rank, epoch after epoch, as a job reads them."""
-  from trainer.data.prepared import PreparedPass, prefetch
+  from trainer.data.prefetch import prefetch
+  from trainer.data.prepared import PreparedPass
 
   one = PreparedPass(cfg.data.train[0], cfg)
   return prefetch(

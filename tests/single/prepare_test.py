@@ -22,7 +22,8 @@ from trainer.data import parquet_format as parquet_reader
 from trainer.data import prepared
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
-from trainer.data.prepared import PreparedPass, prefetch
+from trainer.data.prefetch import prefetch
+from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -1,4 +1,8 @@
-"""What ranks do together by Horovod: ring allreduces of sums, all-to-alls of everything else."""
+"""How the ranks of a Horovod job meet; `communicator` chooses by `sync.*` who carries what.
+
+By default Horovod sums dense gradients and metrics (ring allreduce) and carries plain data, and
+rows travel over our own connections.
+"""
 
 from collections.abc import Callable, Sequence
 

@@ -6,10 +6,8 @@ Shapes: n samples of the pass, F slots, nnz features, Dn dense columns, B sample
 import itertools
 import json
 import os
-import queue
-import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -467,41 +465,3 @@ class PreparedPass:
       at, segments = ranges(at, counts), np.repeat(segments, counts)
     values = np.ones([len(at)], np.float32) if self._values is None else self._values[at]
     return SlotBatch(self._keys[at], values, segments, dense, label, weight, group)
-
-
-def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-  """Runs an iterator ahead, in a thread of its own.
-
-  Args:
-    depth: how many items may wait. Up to `depth` + 1 are made ahead.
-  Yields: its items, in order. An exception in it comes out here. When the consumer stops, so does
-    the thread.
-  """
-  items, stopped, end = queue.Queue(depth), threading.Event(), object()
-
-  def produce():
-    os.nice(10)  # on Linux of this thread alone: a step goes first, and this fills its waits
-    try:
-      for item in iterable:
-        items.put((item, None))
-        if stopped.is_set():
-          return
-      items.put((end, None))
-    except BaseException as e:  # told to the consumer, whatever it is
-      items.put((end, e))
-
-  thread = threading.Thread(target=produce, name='prefetch', daemon=True)
-  thread.start()
-  try:
-    while True:
-      item, error = items.get()
-      if error is not None:
-        raise error
-      if item is end:
-        return
-      yield item
-  finally:
-    stopped.set()
-    while not items.empty():  # a place in the queue lets the thread see that it is to stop
-      items.get_nowait()
-    thread.join()

@@ -32,8 +32,9 @@ def schema(cfg: config.Config) -> dict[str, Any]:
 
 
 def reading(cfg: config.Config) -> dict[str, Any]:
-  """What else decides what is made of a raw file; with `schema` and the file itself, whether a
-  conversion can be used again.
+  """Returns the settings that a raw file is parsed with, as JSON has them.
+
+  A prepared pass is used again only where these, its `schema` and the file itself are the same.
   """
   data = cfg.data
   return {

@@ -21,6 +21,7 @@ MAX_VALUES = 1_000_000  # of a dense column, from the beginning, that quantiles 
 # by for the room around it.
 PROBATION_BYTES = 73
 OVERHEAD = 1.5
+# Floats of optimizer state for each weight; the one a row of adagrad_row hardly counts.
 STATES = {'sgd': 0, 'adagrad': 1, 'adagrad_row': 0, 'adam': 2, 'ftrl': 2, 'rmsprop': 1}
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ops import pooling, row_optimizers, row_store
 from ops.dedupe import Deduped, dedupe
+from ops.library import TensorLike
 from trainer.config import Config, Table
 from trainer.data.features import SlotBatch, transform_dense
 from trainer.embedding.layer_inputs import History, LayerInputs, history_places
@@ -88,7 +89,7 @@ class Embedding:
       factors=table.factors.kind,
     )
 
-  def hyper(self, rate: float) -> np.ndarray:
+  def hyper(self, rate: TensorLike) -> tf.Tensor:
     """Returns the hyperparameters of the tables' linear weights and factors.
 
     Args:

@@ -29,7 +29,7 @@ class LocalRows:
     self._scales_by_feature = cfg.sparse.gradient_scale == 'feature'
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Any:
-    """Sends keys to their owners, and tells all ranks how many samples this one has.
+    """Sends keys to their owners where there are several, and the weight of samples to all ranks.
 
     It reads no rows, so that it may happen a batch ahead.
 
@@ -140,7 +140,9 @@ class ShardedPull(NamedTuple):
 
 
 class ShardedRows(LocalRows):
-  """Rows are sharded over N ranks by the hash of their key; a step takes three all-to-alls of rows.
+  """Rows are sharded over N ranks by the hash of their key.
+
+  A step takes four all-to-alls: keys, the weights of samples, rows, and gradients.
 
   Keys with their shows and clicks go to their owners, rows come back, and gradients go to the
   owners, who sum them. What travels is one entry for each key that is unique on a rank. A feature

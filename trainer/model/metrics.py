@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from trainer.config import Config
 
@@ -112,7 +113,11 @@ class Metrics:
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
-    """Goes on from a state."""
+    """Goes on from a state; begins anew where it has other buckets (metrics.auc_buckets)."""
+    if any(state[name].shape != variable.shape for name, variable in self._state.items()):
+      logging.warning('metrics.auc_buckets has changed: the metrics of the open pass begin anew')
+      self.reset()
+      return
     for name, variable in self._state.items():
       variable.assign(state[name])
 

@@ -24,9 +24,9 @@ from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
-from trainer.parameter_server.servers import LEAST_WEIGHT, Push
+from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import WorkerStep
-from trainer.training.step import Staged, StepCounts, StepFlags
+from trainer.training.step import LEAST_WEIGHT, Staged, StepCounts, StepFlags
 
 # A copy is admitted when the server's feature is: it is then given as many shows as nothing else
 # brings about.

@@ -22,6 +22,7 @@ from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster, refused_as_duplicate
 from trainer.training.dense_part import DensePart, dense_optimizer
+from trainer.training.step import LEAST_WEIGHT
 
 v1 = tf.compat.v1
 
@@ -42,8 +43,6 @@ READS = frozenset(
   }
 )
 _COUNTS = 5  # of a step: the fields of StepCounts
-# The weight by which a step divides is at least this: one without samples then changes nothing.
-LEAST_WEIGHT = 1e-12
 
 
 class Push(NamedTuple):

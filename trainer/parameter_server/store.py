@@ -18,10 +18,11 @@ _HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 
 
 class ServedStore:
-  """The part of all rows that this worker answers for, in either kind of store.
+  """The rows on all servers, shared out among the workers; in either kind of store.
 
-  Of what is asked of features, worker r of M answers for the logical shards that rank r of M would
-  own. Of what is asked of a whole server, one worker does.
+  What is asked of features (select, export_state) covers the logical shards of this worker: those
+  that rank r of M would own. What is asked of a whole server (size, decay, age, evict) is done for
+  each server by exactly one worker.
 
   Args:
     servers: the state there.

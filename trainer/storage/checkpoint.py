@@ -25,7 +25,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -35,7 +35,7 @@ from absl import logging
 from ops.sharding import SHARDS, shard_of, shards_of
 from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
-from trainer.data.prepared import prefetch
+from trainer.data.prefetch import prefetch
 from trainer.errors import DataLoss, UserError, plain_errors
 
 FORMAT = 1
@@ -142,23 +142,6 @@ def _write_rows(folder: str, store: Store, shards: range) -> None:
   files.sync_directory(folder)
 
 
-def file_entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
-  """Returns what a manifest says of a folder's files: relative path -> size and checksum.
-
-  Args:
-    folder: to walk.
-    unchecked: ends of names whose checksums are left out.
-  """
-  entries = {}
-  for base, _, names in os.walk(folder):
-    for name in names:
-      path = os.path.join(base, name)
-      entries[os.path.relpath(path, folder)] = entry = {'bytes': os.path.getsize(path)}
-      if not name.endswith(tuple(unchecked)):
-        entry['crc32'] = files.crc32_of(path)
-  return entries
-
-
 def _serial(path: str) -> int | None:
   """Returns a checkpoint's serial number, or None where its manifest is damaged.
 
@@ -236,7 +219,7 @@ def save(
   def finish() -> None:
     if rank:
       return
-    entries = file_entries(unfinished, unchecked=['.npy'])
+    entries = files.entries(unfinished, unchecked=['.npy'])
     for part in range(size):
       index = os.path.join('rows', _part(part, size), 'index.json')
       if index not in entries:
@@ -382,7 +365,8 @@ def check(path: str) -> dict[str, Any]:
   return manifest
 
 
-# Makes the rows of a checkpoint, all of them, to those that a process wants; see `restore`.
+# Given a checkpoint's config, returns what converts the rows of the whole checkpoint into those
+# that this process owns; None where the rows fit as they are.
 Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
 
 

@@ -60,7 +60,6 @@ from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.storage import chain, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
-from trainer.storage.checkpoint import file_entries
 
 KINDS = (*ROW_KINDS, *MODEL_KINDS)
 ROWS_AT_ONCE = 1 << 16  # of one pull; a row group of a Parquet file
@@ -286,7 +285,7 @@ def write(
         # An export is the same wherever its run lies.
         text = config.dump(cfg.model_copy(update={'run_dir': ''}))
         files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
-      entries = file_entries(unfinished)
+      entries = files.entries(unfinished)
       for name, crc in (item for part in parts for item in part.keys_crc32.items()):
         if name in entries:
           entries[name]['keys_crc32'] = crc

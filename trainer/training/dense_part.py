@@ -21,7 +21,7 @@ class Gradients(NamedTuple):
   """Sums over the samples of one process, before any division by their weight."""
 
   loss: tf.Tensor  # float32 [], Σ weight·loss
-  weight: tf.Tensor  # float32 [], Σ weight: what the others are divided by, once all are summed
+  weight: tf.Tensor  # float32 [], Σ weight, of several tasks the greatest: what sums are divided by
   dense: list[tf.Tensor]  # of the trainable variables, in their order
   linear: tf.Tensor  # float32 [u], of the linear weights of u distinct keys
   factors: tf.Tensor  # float32, flat, of their factors

@@ -9,7 +9,8 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass, folder_name
-from trainer.data.prepared import PreparedPass, is_prepared, prefetch
+from trainer.data.prefetch import prefetch
+from trainer.data.prepared import PreparedPass, is_prepared
 from trainer.errors import BadPass, UserError
 from trainer.training.step import Staged, Step
 

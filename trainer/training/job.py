@@ -42,7 +42,7 @@ SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
 
 
 class Job:
-  """A model, its rows and its place in the data.
+  """Leads a model through its passes and days: trains, evaluates, saves, exports, reports.
 
   Args:
     cfg: the job's config.
@@ -599,15 +599,15 @@ def finished_job(
     yield job
 
 
-_LOOKS = 3  # at the checkpoints of a run whose trainer may delete them meanwhile
+_RESTORE_ATTEMPTS = 3  # a trainer at work may delete a checkpoint while it is read
 
 
 def _restore(state: RunState, best: bool) -> bool:
   """Reads the best state, where one is kept, or the last. Returns: whether there was one."""
-  for look in range(_LOOKS):
+  for attempt in range(_RESTORE_ATTEMPTS):
     try:
       return (best and state.restore(best=True)) or state.restore()
     except UserError:
-      if look + 1 == _LOOKS:
+      if attempt + 1 == _RESTORE_ATTEMPTS:
         raise
   return False

@@ -16,7 +16,8 @@ from trainer.training import warm_start
 from trainer.training.ledger import Ledger
 from trainer.training.step import Step
 
-# Keys that may differ when a run is continued; every other key makes another model of it.
+# Keys that may differ freely when a run is continued. warm_start.may_change allows more, to which
+# the checkpoint is adapted. Any other difference is refused.
 MAY_CHANGE = (
   'run_dir',
   'train.epochs',
@@ -154,20 +155,21 @@ class RunState:
     Raises:
       UserError: where it has no checkpoint, or is of another model.
     """
-    if not self._restore(os.path.join(run_dir, 'checkpoints'), may_differ=False):
+    if not self._restore(os.path.join(run_dir, 'checkpoints'), is_checked=False):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     self._step.dense.metrics.reset()
     self.progress = Progress(step=self._step.steps)
     self.ledger, self._path = Ledger(), ''
     self._step.set_rate(self.progress.rate)
 
-  def _restore(self, directory: str, may_differ: bool = True) -> bool:
+  def _restore(self, directory: str, is_checked: bool = True) -> bool:
+    """As `restore`. Args: is_checked: whether the configs were compared already."""
     cfg, before = self._cfg, None
 
     def adapt(text: str) -> Any:
       nonlocal before
       before = config.parse(text, directory)
-      if not may_differ:
+      if not is_checked:
         check_continues(before, cfg, directory)
       if not warm_start.is_needed(before, cfg):
         return None
@@ -234,8 +236,11 @@ def open_run_dir(cfg: config.Config) -> None:
   """
   os.makedirs(cfg.run_dir, exist_ok=True)
   path = os.path.join(cfg.run_dir, 'config.yaml')
-  if os.path.exists(path) and checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints')):
-    check_continues(config.load(path), cfg, cfg.run_dir)
+  saved = checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints'))
+  newest = next((one for one, serial in saved.items() if serial), None)
+  if newest is not None:
+    # Not with the run_dir's own config.yaml: a run may have died between writing it and saving.
+    check_continues(config.load(os.path.join(newest, 'config.yaml')), cfg, cfg.run_dir)
   with open(path + '.new', 'w', encoding='utf-8') as f:
     f.write(config.dump(cfg))
   os.replace(path + '.new', path)

@@ -31,6 +31,10 @@ def batch_spec(cfg: config.Config) -> SlotBatch:
   )
 
 
+# What sums are divided by at least: nothing is divided by 0 where no sample weighs anything.
+LEAST_WEIGHT = 1e-12
+
+
 class Staged(NamedTuple):
   """A batch made ready for a step, while the step before runs; it depends on no weights."""
 
@@ -214,8 +218,7 @@ class TrainStep(Step):
     self, batch: SlotBatch, deduped: Deduped, routed: Any, following: Any, flags: tf.Tensor
   ) -> tuple[tf.Tensor, Any]:
     totals, lower_samples = self._rows.totals(batch.weight, routed)
-    # The floor: a step in which nobody has a sample changes nothing.
-    scale = 1 / tf.maximum(tf.reduce_max(totals), 1e-12)
+    scale = 1 / tf.maximum(tf.reduce_max(totals), LEAST_WEIGHT)
     rows = self._rows.pull(deduped, routed, train=True)
     position = tf.stack([self._step, lower_samples])
     gradients = self.dense.gradients(batch, deduped, rows, position, totals)

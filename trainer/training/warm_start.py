@@ -48,7 +48,9 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
       if slot.name in by_name
     )
     # The factors of ffm are laid out by field.
-    has_ffm = any(i.kind == 'ffm' for cfg in (old, new) for i in cfg.model.interactions)
+    has_ffm = any(
+      i.kind == 'ffm' for cfg in (old, new) for i in cfg.model.all_interactions().values()
+    )
     return same and (not has_ffm or _slots(old) == _slots(new))
   return _MAY_CHANGE.fullmatch(key) is not None
 

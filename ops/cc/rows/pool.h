@@ -1,15 +1,17 @@
 // Pooling: rows of distinct features -> slot sums of a batch, and the gradient back.
 //
+// clang-format off
 // A row's factors are the concatenation of its table's parts: a plain part has D columns (fm, dnn),
 // a field part F*D, D for each field of the batch (ffm). For sample b, field f and its features i
-// with values x_i:
-//   linear [b, f]              = sum_i x_i w_i
-//   norm [b, f]                = sum_i x_i (mean) or sqrt(sum_i x_i^2) (sqrt-n); 1 where f is
-//   summed or empty; infinite
-//                                where it would be 0
-//   slots of a part [b, f']    = sum_i x_i v_i                 f' = f's place among its table's
-//   fields totals of a part [b]       = sum_f sum_i x_i v_i squares of a part [b]      = sum_f
-//   sum_i x_i^2 |v_i|^2     of a field part: over the columns of f itself only
+// with values x_i, weights w_i and factors v_i:
+//   linear [b, f]               = sum_i x_i w_i
+//   norm [b, f]                 = sum_i x_i (mean) or sqrt(sum_i x_i^2) (sqrt-n); 1 where f is summed
+//                                 or empty; infinite where it would be 0
+//   slots of a part [b, f']     = sum_i x_i v_i; f' is f's place among its table's fields
+//   totals of a part [b]        = sum_f sum_i x_i v_i
+//   squares of a part [b]       = sum_f sum_i x_i^2 |v_i|^2; of a field part, over the columns of f
+//                                 itself only
+// clang-format on
 // Totals and squares are all that fm reads: where nothing else reads the part, its slots are never
 // written. Features without factors add 0. Fields are in canonical order: those of one table are
 // neighbours.

@@ -1,11 +1,14 @@
 // Row optimizers: one step of gradient descent on a packed row part, [w[dim], state].
 // TensorFlow-free.
 //
+// clang-format off
 // Around every kind, per element and in this order:
-//   g = clip(scale * gradient)   clip bounds the data's gradient, not the penalty's
-//   g += l2 * w                  the penalty l2/2 * |w|^2, paid when the row is touched; FTRL has
-//   its own inside the kind's own step w = sign(w) * max(|w| - learning_rate * l1, 0)   soft
-//   threshold where l1 > 0; FTRL has its own inside
+//   1. g = clip(scale * gradient)   clip bounds the data's gradient, not the penalty's
+//   2. g += l2 * w                  the penalty l2/2 * |w|^2, paid when the row is touched (not FTRL,
+//                                   which has it in its own step)
+//   3. the kind's own step, of the table below
+//   4. w = sign(w) * max(|w| - learning_rate * l1, 0)   soft threshold where l1 > 0 (not FTRL)
+//
 // With l2_catch_up, the steps that the row missed since its last touch are taken first, one by one,
 // with the penalty's gradient alone: just what a dense optimizer with a penalty on the whole table
 // does (Adam's momentum included). Of more than kMostReplayed steps the oldest are taken as
@@ -13,26 +16,25 @@
 //
 // kind         state          step (lr = learning_rate, eps = epsilon)
 // sgd          -              w -= lr * g
-// adagrad      n[dim]         n += g^2; w -= lr * g / (sqrt(n) + eps); n starts at
-// initial_accumulator
-//                             (Duchi et al. 2011, as Keras' legacy Adagrad)
-// adagrad_row  n[1]           w -= lr * g * sqrt(a / (a + n)), a = initial_accumulator; n +=
-// mean(g^2), from 0
-//                             (PaddlePaddle's SparseAdaGradSGDRule)
-// adam         m[dim] v[dim]  m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v);
+// adagrad      n[dim]         n += g^2; w -= lr * g / (sqrt(n) + eps)
+//                             n starts at initial_accumulator (Duchi et al. 2011, as Keras' legacy
+//                             Adagrad)
+// adagrad_row  n[1]           w -= lr * g * sqrt(a / (a + n)), a = initial_accumulator
+//                             n += mean(g^2), from 0 (PaddlePaddle's SparseAdaGradSGDRule)
+// adam         m[dim] v[dim]  m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)
 //                             w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 //                             Lazy without l2_catch_up: m, v and w move only when the row is
 //                             touched; t is the global step. (Kingma and Ba 2015; on a row touched
 //                             at every step, Keras' legacy Adam)
-// ftrl         n[dim] z[dim]  n' = n + g^2; z += g - (n'^-p - n^-p) / lr * w, p =
-// learning_rate_power;
+// ftrl         n[dim] z[dim]  n' = n + g^2; z += g - (n'^-p - n^-p) / lr * w, p = learning_rate_power
 //                             w = |z| <= l1 ? 0 : (sign(z) * l1 - z) / ((beta + n'^-p) / lr + l2)
 //                             FTRL-proximal (McMahan et al. 2013; Keras' Ftrl with
 //                             l2_regularization_strength l2 / 2). z starts such that the initial
 //                             weights solve the last line: factors keep their value. So do weights
 //                             that a difference was added to.
-// rmsprop      v[dim]         v += (1 - beta2) * (g^2 - v); w -= lr * g / (sqrt(v) + eps)   (Keras'
-// legacy RMSprop)
+// rmsprop      v[dim]         v += (1 - beta2) * (g^2 - v); w -= lr * g / (sqrt(v) + eps)
+//                             (Keras' legacy RMSprop)
+// clang-format on
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,17 @@
 // Rows: what is trained of each feature of a feature table. TensorFlow-free.
 //
 // The linear weight and its optimizer state lie behind the feature's lifecycle fields, as the
-// table's payload. Factor rows (weights, then state) exist after admission, in chunks of each
-// (shard, table); an evicted feature's row is used again, and chunks that an eviction empties are
-// given back. Locks. All of a feature, its factor row
-// included, is guarded by its shard's lock in the feature table; every verb takes each shard's lock
-// at most twice and holds one at a time. Batches. Keys come in any order and may repeat (they take
-// their turns); a batch grouped by shard is fastest. A verb that fails has changed nothing.
+// table's payload.
+//
+// Memory: factor rows (weights, then state) exist after admission, in chunks of each (shard,
+// table). An evicted feature's row is used again, and chunks that an eviction empties are given
+// back.
+//
+// Locks: all of a feature, its factor row included, is guarded by its shard's lock in the feature
+// table. Every verb takes each shard's lock at most twice and holds one at a time.
+//
+// Batches: keys come in any order and may repeat (they take their turns); a batch grouped by shard
+// is fastest. A verb that fails has changed nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
 // Rows and gradients between the ranks that read them and those that own them, packed for one
 // all-to-all each.
 //
-// A buffer is a block for each other rank. A block of n occurrences holds n linear values; of rows,
-// then a bit an occurrence, whether it has factors (in raw words, `bits per value` each); then the
-// factors of those that have them. So a feature without factors costs its linear value and a bit.
-// Values travel as T: float, half or bfloat16.
+// A buffer is a block for each of the N ranks. A block of n occurrences holds n linear values; of
+// rows, then a bit an occurrence, whether it has factors (in raw words, `bits per value` each);
+// then the factors of those that have them. So a feature without factors costs its linear value and
+// a bit. Values travel as T: float, half or bfloat16.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
