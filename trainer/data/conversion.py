@@ -23,7 +23,14 @@ from trainer.data import (
   tfrecord_format,
 )
 from trainer.data.block import Block
-from trainer.data.log_files import CODECS, LogFile, files_of, is_remote, partition_columns
+from trainer.data.log_files import (
+  CODECS,
+  SUFFIXES,
+  LogFile,
+  files_of,
+  is_remote,
+  partition_columns,
+)
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.passes import pass_day
 from trainer.data.prepared import META, Writer, read_meta
@@ -31,7 +38,8 @@ from trainer.data.schema import reading, schema, wanted_columns
 from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, sync_directory
 
-# What each format is read by: blocks(path, data, wanted) as csv_format has it.
+# What each format of data.format is read by: blocks(path, data, wanted), see csv_format.blocks.
+# Suffixes of files are in trainer.data.log_files.
 READERS = {
   'csv': csv_format.blocks,
   'jsonl': jsonl_format.blocks,
@@ -40,20 +48,6 @@ READERS = {
   'tfrecord': tfrecord_format.blocks,
   'libsvm': libsvm_format.libsvm_blocks,
   'libffm': libsvm_format.libffm_blocks,
-}
-SUFFIXES = {
-  '.jsonl': 'jsonl',
-  '.ndjson': 'jsonl',
-  '.json': 'jsonl',
-  '.orc': 'orc',
-  '.tfrecord': 'tfrecord',
-  '.tfrecords': 'tfrecord',
-  '.libsvm': 'libsvm',
-  '.svm': 'libsvm',
-  '.libffm': 'libffm',
-  '.ffm': 'libffm',
-  '.parquet': 'parquet',
-  '.pq': 'parquet',
 }
 THREADS = 2  # that parse; reading and writing go on beside them
 

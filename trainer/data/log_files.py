@@ -15,6 +15,22 @@ import pyarrow.fs
 
 from trainer.errors import BadPass, UserError, plain_errors
 
+# The format of a file by its suffix; CSV_SUFFIXES and all others are CSV.
+SUFFIXES = {
+  '.jsonl': 'jsonl',
+  '.ndjson': 'jsonl',
+  '.json': 'jsonl',
+  '.orc': 'orc',
+  '.tfrecord': 'tfrecord',
+  '.tfrecords': 'tfrecord',
+  '.libsvm': 'libsvm',
+  '.svm': 'libsvm',
+  '.libffm': 'libffm',
+  '.ffm': 'libffm',
+  '.parquet': 'parquet',
+  '.pq': 'parquet',
+}
+CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
 ATTEMPTS = 3  # at a remote place, beyond what its client retries by itself
 SECONDS_BETWEEN_ATTEMPTS = 1.0

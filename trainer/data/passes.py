@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from trainer.config import Config, expand
+from trainer.data.log_files import CODECS, CSV_SUFFIXES, SUFFIXES
 from trainer.data.prepared import META, is_prepared, read_meta
 from trainer.errors import UserError
 
-SUFFIX = re.compile(
-  r'\.(csv|tsv|txt|data|test|parquet|pq|orc|jsonl|ndjson|json|tfrecords?|libsvm|svm|libffm|ffm)'
-  r'(\.(gz|bz2|zst|lz4))?$'
-)
+_FORMATS = '|'.join(map(re.escape, [*CSV_SUFFIXES, *SUFFIXES]))
+_CODECS = '|'.join(map(re.escape, CODECS))
+SUFFIX = re.compile(rf'({_FORMATS})({_CODECS})?$')
 DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
 DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
 _DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')
