@@ -237,7 +237,8 @@ class CommandLineTest(tf.test.TestCase):
     done = self.train('--set', 'data.max_bad_share=0.02')
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn('dropped 1 bad of 100 records', done.stderr)
-    self.assertEqual(self.events()[0]['examples'], 99)
+    (train,) = [e for e in self.events() if e['event'] == 'train']
+    self.assertEqual(train['examples'], 99)
 
 
 if __name__ == '__main__':
