@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from absl import logging
 
 from trainer.config import Config, Sync
 from trainer.errors import UserError
@@ -149,7 +150,11 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
   if gpu is not None:
     tf.config.set_visible_devices(gpu, 'GPU')
     tf.config.experimental.set_memory_growth(gpu, True)
-  tf.config.threading.set_intra_op_parallelism_threads(_threads(runtime.local_size))
+  threads = _threads(runtime.local_size)
+  try:
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+  except RuntimeError:  # a notebook, say, has used TensorFlow before
+    logging.warning('TensorFlow runs already; its threads stay as they are, not %d', threads)
   seed_everything(cfg.seed)
   if cfg.train.deterministic:
     tf.config.experimental.enable_op_determinism()
