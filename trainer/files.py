@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -72,12 +72,55 @@ def from_npz(data: bytes) -> dict[str, np.ndarray]:
     return {name: arrays[name] for name in arrays.files}
 
 
-def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-  """Returns the header of a .npy file, which is equally long for any number of rows `shape[0]`."""
-  out = io.BytesIO()
-  fields = {'descr': dtype.str, 'fortran_order': False, 'shape': shape}
-  np.lib.format.write_array_header_1_0(out, fields)
-  return out.getvalue()
+class NpyWriter:
+  """Writes a .npy file that grows along its first axis.
+
+  Its header, which holds the number of rows and is equally long for any, is written again at the
+  end.
+
+  Args:
+    path: of the file.
+    dtype: of the array.
+    row_shape: the array's shape without its first axis.
+
+  Attributes:
+    rows: written so far.
+    header_bytes: the length of the header.
+  """
+
+  def __init__(self, path: str, dtype: np.dtype | str, row_shape: Sequence[int] = ()):
+    self.dtype, self.row_shape, self.rows = np.dtype(dtype), tuple(row_shape), 0
+    self._file = open(path, 'wb')
+    self.header_bytes = self._file.write(self._header())
+
+  def _header(self) -> bytes:
+    out = io.BytesIO()
+    shape = (self.rows, *self.row_shape)
+    fields = {'descr': self.dtype.str, 'fortran_order': False, 'shape': shape}
+    np.lib.format.write_array_header_1_0(out, fields)
+    return out.getvalue()
+
+  def append(self, array: np.ndarray) -> memoryview:
+    """Writes rows; returns their bytes.
+
+    Args:
+      array: [n, …] of the row shape; it is cast to the dtype.
+    """
+    array = np.ascontiguousarray(array, self.dtype).reshape(-1, *self.row_shape)
+    data = memoryview(array.reshape(-1).view(np.uint8))
+    self._file.write(data)
+    self.rows += len(array)
+    return data
+
+  def close(self) -> bytes:
+    """Completes the file on the disk; returns its header."""
+    header = self._header()
+    self._file.seek(0)
+    self._file.write(header)
+    self._file.flush()
+    os.fsync(self._file.fileno())
+    self._file.close()
+    return header
 
 
 def crc32_of(path: str) -> int:

@@ -18,10 +18,10 @@ from trainer.data.features import SlotBatch, has_log1p
 from trainer.data.parse import Parsed, ranges
 from trainer.data.schema import schema
 from trainer.errors import BadPass, UserError
-from trainer.files import to_json, write_synced
+from trainer.files import NpyWriter, to_json, write_synced
 
 META = 'meta.json'  # written last: the pass counts when it exists
-HEADER_BYTES = 128
+HEADER_BYTES = 128  # of each .npy
 CHUNK = MAX_SAMPLES  # samples whose distinct fields are numbered together
 SMALL_PASS = 2_000_000  # samples; a pass below is shuffled as a whole
 # samples; larger passes are shuffled in blocks, then inside windows of blocks, so that reads stay
@@ -33,35 +33,27 @@ Item = TypeVar('Item')
 
 
 class _Column:
-  """A .npy file that grows along its first axis."""
+  """A column of a prepared pass, as it is written."""
 
   def __init__(self, directory: str, name: str, dtype: str, *shape: int):
-    self._file = open(os.path.join(directory, name + '.npy'), 'wb')
-    self._file.write(bytes(HEADER_BYTES))
-    self._dtype, self._shape = np.dtype(dtype), shape
-    self.length = self._crc = 0
+    self._file = NpyWriter(os.path.join(directory, name + '.npy'), dtype, shape)
+    self._crc = 0
+
+  @property
+  def length(self) -> int:
+    """Rows written so far."""
+    return self._file.rows
 
   def add(self, array: np.ndarray) -> None:
-    array = np.ascontiguousarray(array, self._dtype)
-    self._file.write(array.data)
-    self._crc = zlib.crc32(array.reshape(-1).view(np.uint8), self._crc)
-    self.length += len(array)
+    self._crc = zlib.crc32(self._file.append(array), self._crc)
 
   def close(self) -> dict[str, Any]:
     """Completes the file, synced; returns what meta.json says of it."""
-    shape = (self.length, *self._shape)
-    header = repr({'descr': self._dtype.str, 'fortran_order': False, 'shape': shape}).encode()
-    self._file.seek(0)
-    self._file.write(
-      b'\x93NUMPY\x01\x00'
-      + (HEADER_BYTES - 10).to_bytes(2, 'little')
-      + header.ljust(HEADER_BYTES - 11)
-      + b'\n'
-    )
-    self._file.flush()
-    os.fsync(self._file.fileno())
-    self._file.close()
-    return {'dtype': self._dtype.str, 'shape': list(shape), 'crc32': self._crc}
+    header = self._file.close()
+    if len(header) != HEADER_BYTES:
+      raise ValueError(f'found a header of {len(header)} bytes; wanted {HEADER_BYTES}')
+    shape = [self.length, *self._file.row_shape]
+    return {'dtype': self._file.dtype.str, 'shape': shape, 'crc32': self._crc}
 
 
 def _concatenate(parts: Sequence[Parsed], num_slots: int) -> Parsed:

@@ -62,9 +62,7 @@ def _part(rank: int, size: int) -> str:
 
 
 class _ColumnWriter:
-  """Writes a .npy file block by block.
-
-  Its header, which holds the number of rows, is written again at the end.
+  """Writes a column of rows, block by block.
 
   Args:
     path: of the file.
@@ -72,42 +70,30 @@ class _ColumnWriter:
   """
 
   def __init__(self, path: str, first: np.ndarray):
-    self._file = open(path, 'wb', buffering=0)
-    self._dtype, self._scalar, self._row_shape = first.dtype, first.ndim == 0, first.shape[1:]
-    self._header_bytes = self._file.write(self._header(0))
+    self._path, self._scalar = path, first.ndim == 0
+    self._file = files.NpyWriter(path, first.dtype, first.shape[1:])
     self._counts: list[int] = []  # rows of each block
     self._crc32: list[int] = []  # of each block
 
-  def _header(self, rows: int) -> bytes:
-    return files.npy_header(self._dtype, (rows, *self._row_shape))
-
   def append(self, array: np.ndarray) -> None:
     """Writes a block."""
-    found = array.dtype, array.ndim == 0, array.shape[1:]
-    if found != (self._dtype, self._scalar, self._row_shape):
+    dtype, row_shape = self._file.dtype, self._file.row_shape
+    if (array.dtype, array.ndim == 0, array.shape[1:]) != (dtype, self._scalar, row_shape):
       raise ValueError(
-        f'{self._file.name}: a block of {array.dtype} {array.shape}; wanted {self._dtype} and '
-        f'rows of {self._row_shape}'
+        f'{self._path}: a block of {array.dtype} {array.shape}; wanted {dtype} and rows of '
+        f'{row_shape}'
       )
-    array = np.ascontiguousarray(array).reshape(-1, *self._row_shape)
-    data = _bytes_of(array)
-    self._crc32.append(zlib.crc32(data))
-    self._counts.append(len(array))
-    while data:  # an unbuffered write may take a part
-      data = data[self._file.write(data) :]
+    self._counts.append(array.size if self._scalar else len(array))
+    self._crc32.append(zlib.crc32(self._file.append(array)))
 
   def close(self) -> dict[str, Any]:
     """Completes the file on the disk; returns the column's entry of index.json."""
-    header = self._header(sum(self._counts))
-    self._file.seek(0)
-    self._file.write(header)
-    os.fsync(self._file.fileno())
-    self._file.close()
+    header = self._file.close()
     return {
-      'dtype': self._dtype.str,
+      'dtype': self._file.dtype.str,
       'scalar': self._scalar,
-      'row_shape': self._row_shape,
-      'header_bytes': self._header_bytes,
+      'row_shape': self._file.row_shape,
+      'header_bytes': len(header),
       'header_crc32': zlib.crc32(header),
       'counts': self._counts,
       'crc32': self._crc32,
