@@ -152,6 +152,10 @@ class ConfigTest(tf.test.TestCase):
       (['data.train=[]'], r'wanted files, or data.watch'),
       (['data.day_pattern=day'], r'wanted a group in parentheses'),
       (['train.plateau={}'], r'needs data.valid'),
+      (
+        ['model.loss=squared_error', 'train.plateau={}', 'data.valid=[y]'],
+        r"has no metric of 'squared_error'; wanted it left out",
+      ),
       (['data.watch=x', 'train.epochs=2'], r"'train.epochs': found 2; with data.watch each pass"),
       (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
       (['data.close_day_after_hours=3'], r'needs data.day_pattern'),

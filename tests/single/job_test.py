@@ -88,6 +88,17 @@ class JobTest(tf.test.TestCase):
       self.assertTrue(os.path.samefile(f'{last}/{name}', f'{best}/{name}'), name)
     checkpoint.check(best)
 
+  def test_it_is_compared_with_its_checkpoint_not_with_a_config_that_saved_nothing(self):
+    data = {'train': [self.write('a.csv')]}
+    self.make_job(data).run()
+    two = data | {'slots': [{'name': 'user'}]}
+    with mock.patch.object(Job, '_epoch', side_effect=KeyboardInterrupt):
+      with self.assertRaises(KeyboardInterrupt):
+        self.make_job(two).run()
+    other = data | {'slots': [{'name': 'user'}, {'name': 'item', 'separator': '|'}]}
+    with self.assertRaisesRegex(UserError, 'it holds another model'):
+      self.make_job(other).run()
+
   def test_the_best_is_kept_though_the_job_died_before_it_was_linked(self):
     data = {'train': [self.write('a.csv')], 'valid': [self.write('valid.csv')]}
     with mock.patch.object(checkpoint, 'link', side_effect=KeyboardInterrupt):

@@ -52,6 +52,19 @@ class MetricsTest(tf.test.TestCase):
     )
     self.assertEqual(found['examples'], 20000)
 
+  def test_a_state_of_other_buckets_begins_anew(self):
+    y, p, w = sample(100, -1, 1.5)
+    metrics, other = Metrics(config()), Metrics(config(buckets=1000))
+    for one in (metrics, other):
+      one.update(y, p, w)
+    state = metrics.state()
+    other.load(state)
+    self.assertEqual(result(other.state())['examples'], 0)
+    other.update(y, p, w)
+    metrics.load(state)
+    self.assertEqual(result(metrics.state())['examples'], 100)
+    self.assertEqual(result(other.state())['examples'], 100)
+
   def test_auc_of_skewed_and_of_crowded_predictions(self):
     for buckets, least_spread in ((1_000_000, 3e-3), (2**16, 3e-2)):
       for mean, spread in (

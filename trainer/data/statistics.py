@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ops.policy import Policy
+from ops.row_optimizers import state_floats
 from trainer import config
 from trainer.data.prepared import PreparedPass
 
@@ -21,8 +22,6 @@ MAX_VALUES = 1_000_000  # of a dense column, from the beginning, that quantiles 
 # by for the room around it.
 PROBATION_BYTES = 73
 OVERHEAD = 1.5
-# Floats of optimizer state for each weight; the one a row of adagrad_row hardly counts.
-STATES = {'sgd': 0, 'adagrad': 1, 'adagrad_row': 0, 'adam': 2, 'ftrl': 2, 'rmsprop': 1}
 
 
 class _Features:
@@ -75,7 +74,7 @@ def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
   table = cfg.sparse.tables[slot.table]
   kinds = [one.kind for one in cfg.model.all_interactions().values()]
   width = table.width * (len(cfg.slots) if 'ffm' in kinds else 1)
-  return OVERHEAD * 4 * width * (1 + STATES[table.factors.kind])
+  return OVERHEAD * 4 * (width + state_floats(table.factors.kind, width))
 
 
 def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Run:
   @property
   def metric(self) -> str:
     """What its quality is measured by."""
-    if self.cfg.model.loss == 'squared_error':
+    if self.cfg.labels[0].loss == 'squared_error':
       return 'rmse'
     return self.cfg.train.plateau.metric if self.cfg.train.plateau else 'auc'
 

@@ -20,10 +20,6 @@ from trainer.training.step import Step
 # the checkpoint is adapted. Any other difference is refused.
 MAY_CHANGE = (
   'run_dir',
-  'train.epochs',
-  'train.log_every_steps',
-  'train.plateau',
-  'train.progressive_validation',
   'data.train',
   'data.valid',
   'data.test',

@@ -109,7 +109,7 @@ class FeatureTable {
     // key's own. May grow the index, never moves a feature.
     int64_t FindOrCreate(int64_t key, uint64_t mixed, int slot, bool* created);
 
-    // Both are valid until the feature is erased. local: of a feature that exists.
+    // Both are valid until the next eviction of the shard. local: of a feature that exists.
     Feature* At(int64_t local) const {
       return reinterpret_cast<Feature*>(chunks_[local >> kChunkBits] +
                                         (local & (kChunkFeatures - 1)) * stride_);
