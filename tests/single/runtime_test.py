@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import types
 from unittest import mock
 
@@ -76,14 +77,14 @@ class StartTest(tf.test.TestCase):
       runtime.visible_gpu(2, ['gpu0', 'gpu1'])
 
   def test_horovod_waits_no_longer_than_it_should(self):
-    """It looks for work every 3 ms wherever it has any; the heartbeat ends a wait before it."""
+    """It looks for work every millisecond where it has any; the heartbeat ends a wait before it."""
     horovod = types.ModuleType('horovod.tensorflow')
     horovod.init, horovod.rank, horovod.size = mock.Mock(), lambda: 1, lambda: 2
     package = types.ModuleType('horovod')
     package.tensorflow = horovod
     for sync, cycle in (
-      ({}, '3'),
-      ({'row_exchange': 'horovod'}, '3'),
+      ({}, '1'),
+      ({'row_exchange': 'horovod'}, '1'),
       ({'dense_allreduce': 'connections'}, '200'),  # Horovod sums nothing there
     ):
       with (
@@ -98,6 +99,24 @@ class StartTest(tf.test.TestCase):
         self.assertEqual(os.environ['HOROVOD_CYCLE_TIME'], cycle)
         self.assertEqual(os.environ['HOROVOD_GLOO_TIMEOUT_SECONDS'], '105')
     self.assertEqual(horovod.init.call_count, 3)
+
+  def test_threads_of_horovod_take_no_core_from_others(self):
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    horovod = types.ModuleType('horovod.tensorflow')
+    horovod.init, horovod.rank, horovod.size = thread.start, lambda: 1, lambda: 2
+    package = types.ModuleType('horovod')
+    package.tensorflow = horovod
+    with (
+      mock.patch.dict(sys.modules, {'horovod': package, 'horovod.tensorflow': horovod}),
+      mock.patch.dict(os.environ),
+      mock.patch.object(tf.config.threading, 'set_intra_op_parallelism_threads'),
+    ):
+      runtime.start(make_config({}), runtime.Runtime(rank=1, size=2, local_rank=1, local_size=2))
+      policies = [os.sched_getscheduler(i) for i in (thread.native_id, threading.get_native_id())]
+    ended.set()
+    thread.join()
+    self.assertEqual(policies, [os.SCHED_BATCH, os.SCHED_OTHER])
 
 
 if __name__ == '__main__':
