@@ -1,7 +1,7 @@
 """Says what a checkpoint holds: `python -m trainer.inspect RUN_DIR [--importance] [--json] …`.
 
 Parameters and bytes by layer and slot; with --feature one feature, with --against what differs from
-another run.
+another run. With --importance, under horovodrun the ranks share the work.
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from trainer import command_line
+from trainer import command_line, runtime
 from trainer.errors import UserError
 
 CHECKPOINT = flags.DEFINE_enum(
@@ -46,6 +46,8 @@ def main(arguments: list[str]) -> None:
     found = {'importance': importance(arguments[0])}
   else:
     found = {'layers': inspection.layers(), 'slots': inspection.slots()}
+  if runtime.rank() > 0:
+    return
   if JSON.value:
     told = {
       name: json.loads(table.to_json(orient='table', index=True)) for name, table in found.items()
@@ -66,12 +68,14 @@ def importance(run_dir: str) -> Any:
   from trainer.training.importance import slot_importance
   from trainer.training.job import finished_job
 
-  with finished_job(run_dir, (), CHECKPOINT.value) as job:
+  with finished_job(run_dir, (), CHECKPOINT.value, runtime.launched()) as job:
     patterns = DATA.value or job.cfg.data.test
     if not patterns:
       raise UserError('--data: found none, and the config has no data.test; wanted files')
     prepared = job.inputs.prepared(passes(job.cfg, patterns, '--data'), 'evaluate')
-    found = slot_importance(job.cfg, job.communicator, job.step, prepared)
+    found = slot_importance(
+      job.cfg, job.communicator, job.step, prepared, progress_made=job.progress_made
+    )
   table = pd.DataFrame(found['slots']).T.astype(float).rename_axis('slot')
   table.columns = [f'loss_of_{name}' for name in table]
   return table.sort_values(table.columns[0], ascending=False)

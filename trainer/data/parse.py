@@ -308,6 +308,27 @@ def _several(array: pa.Array, slot: config.Slot, keys_of: _Keys) -> _Slot:
   return _Slot(index, np.cumsum(counts) - counts, counts, keys[present], values, wrong)
 
 
+def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
+  """Returns the texts of all features in a slot's column, in the order of the records; null where
+  a value is.
+  """
+  column = slot.column or slot.name
+  if pa.types.is_map(array.type):
+    return _as_text(array.keys, column)
+  if _is_list(array.type):
+    texts = _as_text(array.flatten(), column)
+  else:
+    texts = _as_text(array, column)
+    if slot.separator:
+      texts = pc.split_pattern(texts, pattern=slot.separator).flatten()
+  if slot.value_separator:
+    parts = pc.split_pattern(
+      texts.fill_null(''), pattern=slot.value_separator, max_splits=1, reverse=True
+    )
+    texts = pc.list_element(parts, 0)
+  return texts
+
+
 def _assemble(
   slots: list[np.ndarray | _Slot], n: int
 ) -> tuple[np.ndarray | None, np.ndarray, np.ndarray | None]:

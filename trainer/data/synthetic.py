@@ -1,7 +1,8 @@
 """Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
 
 DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json: the AUC and
-logloss of the true probabilities of each file, which no model can beat but by chance.
+logloss of the true probabilities of each file, which no model can beat but by chance; and what they
+lose on the test day when a slot is exchanged between samples, the true importance of the slot.
 
 The world: a click's logit is
 
@@ -27,6 +28,7 @@ oldest first; what the user clicked of an item's category makes a click on it li
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +53,7 @@ class Log(NamedTuple):
   conversion_probability: np.ndarray | None = None  # float64 [n], of a click and a conversion
   conversion: np.ndarray | None = None  # bool [n]
   arrival: np.ndarray | None = None  # int64 [n], the day that the conversion comes on
+  importance: dict[str, dict[str, float]] = {}  # by slot: what auc and logloss lose without it
 
 
 class World:
@@ -99,11 +102,8 @@ class World:
     self.user_worth = rng.standard_normal(users)
     self.delay = rng.uniform(*MEAN_DELAY_DAYS, CATEGORIES)
     self.item_worth = 0.8 * rng.standard_normal(len(bias))  # last: more days, more items
-    self.item_price = price
-    self.item_bias = bias + self.category_bias[self.category] + self.tag_bias[self.tags].sum(1)
-    self.item_factors = (
-      0.75 * category_factors[self.category] + 0.5 * tag_factors[self.tags].sum(1) + 0.3 * own
-    )
+    self.item_price, self.item_bias, self.item_factors = price, bias, own
+    self.category_factors, self.tag_factors = category_factors, tag_factors
     texts = np.array([str(t) for t in range(TAGS)] + [''])
     self.tag_text = pa.array(
       ['|'.join('t' + texts[t] for t in row if t != TAGS) for row in self.tags]
@@ -129,8 +129,47 @@ class World:
     bias, own_factors = 0.4 * rng.standard_normal(count), rng.standard_normal([count, FACTORS])
     return born, weight, pace, category, tags, bias, price, own_factors
 
-  def log(self, day: int, samples: int) -> Log:
-    """Draws the records of one day; with histories, days are drawn in their order."""
+  def _logits(self, slots: Mapping[str, np.ndarray], price: np.ndarray, age: np.ndarray) -> Any:
+    """Returns the logits of clicks, float64 [n].
+
+    Args:
+      slots: by name, int64 [n]: what the slot says. That is the number of a user, item, category,
+        hour or device; of a query too, or -1 for one that is typed once; of tags the item that has
+        them; of a history the user who has it.
+      price: float64 [n].
+      age: float64 [n].
+    """
+    user, item, category, device = (slots[s] for s in ('user', 'item', 'category', 'device'))
+    tags, query = self.tags[slots['tags']], slots['query']
+    factors = (
+      0.75 * self.category_factors[category]
+      + 0.5 * self.tag_factors[tags].sum(1)
+      + 0.3 * self.item_factors[item]
+    )
+    logit = (
+      BIAS
+      + self.user_bias[user]
+      + (self.item_bias[item] + self.category_bias[category] + self.tag_bias[tags].sum(1))
+      + 0.7 * np.einsum('nd,nd->n', self.user_factors[user], factors)
+      + self.hour_effect[slots['hour']]
+      + self.device_effect[device]
+      + self.user_device[user, device]
+      - 0.5 * (np.log1p(price) - 2.5)
+      + 0.02 * (age - 48)
+      + np.where(query < 0, 0, self.query_effect[query])
+    )
+    if self._clicked is not None:
+      logit += INTEREST * (self._interest(slots['history'], category) - 0.5)
+    return logit
+
+  def log(self, day: int, samples: int, importances: bool = False) -> Log:
+    """Draws the records of one day; with histories, days are drawn in their order.
+
+    Args:
+      day: from 0.
+      samples: how many.
+      importances: whether the slots' true importances are wanted.
+    """
     rng = np.random.default_rng([self._seed, 2, day])
     user = (len(self.user_names) * rng.random(samples) ** 2.5).astype(np.int64)
     # An item's share fades from its birth on, until it is gone.
@@ -142,22 +181,32 @@ class World:
     query = (QUERIES * asked.random(samples) ** 2.5).astype(int)
     fresh = asked.random(samples) < FRESH_QUERIES
     price = np.round(self.item_price[item] * np.exp(0.2 * rng.standard_normal(samples)), 2)
-    logit = (
-      BIAS
-      + self.user_bias[user]
-      + self.item_bias[item]
-      + 0.7 * np.einsum('nd,nd->n', self.user_factors[user], self.item_factors[item])
-      + self.hour_effect[hour]
-      + self.device_effect[device]
-      + self.user_device[user, device]
-      - 0.5 * (np.log1p(price) - 2.5)
-      + 0.02 * (self.user_age[user] - 48)
-      + np.where(fresh, 0, self.query_effect[query])
-    )
+    slots = {
+      'user': user,
+      'item': item,
+      'category': self.category[item],
+      'tags': item,
+      'query': np.where(fresh, -1, query),
+      'hour': hour,
+      'device': device,
+    }
     if self._clicked is not None:
-      logit += INTEREST * (self._interest(user, item) - 0.5)
-    probability = 1 / (1 + np.exp(-logit))
+      slots['history'] = user
+    age = self.user_age[user]
+
+    def probabilities(slots: Mapping[str, np.ndarray]) -> np.ndarray:
+      return 1 / (1 + np.exp(-self._logits(slots, price, age)))
+
+    probability = probabilities(slots)
     click = rng.random(samples) < probability
+    importance = {}
+    if importances:
+      order = np.random.default_rng([self._seed, 7, day]).permutation(samples)
+      whole = best_reachable(probability, click)
+      for name, column in slots.items():
+        without = best_reachable(probabilities(slots | {name: column[order]}), click)
+        loss = None if whole['auc'] is None else whole['auc'] - without['auc']
+        importance[name] = {'auc': loss, 'logloss': without['logloss'] - whole['logloss']}
     table = pa.table(
       {
         'user': self.user_names[user],
@@ -180,7 +229,7 @@ class World:
       for u, i in zip(user[click].tolist(), item[click].tolist()):
         self._clicked[u] = [*self._clicked[u][1 - HISTORY :], i]
     if not self._conversions:
-      return Log(table, probability, click)
+      return Log(table, probability, click, importance=importance)
     rng = np.random.default_rng([self._seed, 6, day])
     logit = CONVERSION_BIAS + 0.8 * self.user_worth[user] + self.item_worth[item]
     bought = 1 / (1 + np.exp(-logit))
@@ -195,14 +244,14 @@ class World:
       ('delay_days', pa.array(np.round(delay, 3), mask=~conversion)),
     ):
       table = table.append_column(name, pa.array(column))
-    return Log(table, probability, click, probability * bought, conversion, arrival)
+    return Log(table, probability, click, probability * bought, conversion, arrival, importance)
 
-  def _interest(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """Returns log(1 + the user's clicked items of this item's category), float64 [n]."""
+  def _interest(self, user: np.ndarray, category: np.ndarray) -> np.ndarray:
+    """Returns log(1 + the user's clicked items of this category), float64 [n]."""
     counts = np.zeros([len(self._clicked), CATEGORIES])
     for u, items in enumerate(self._clicked):
       np.add.at(counts[u], self.category[items], 1)
-    return np.log1p(counts[user, self.category[item]])
+    return np.log1p(counts[user, category])
 
 
 def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, Any]:
@@ -262,8 +311,9 @@ def synthesize(
     conversions: likewise.
     histories: likewise.
   Returns:
-    The content of truth.json: {'passes': {name: `best_reachable`}, …the arguments}; with
-    conversions a pass also has 'tasks', {'click': …, 'conversion': …}.
+    The content of truth.json: {'passes': {name: `best_reachable`}, 'importance': {slot: {'auc',
+    'logloss'}}, …the arguments}; with conversions a pass also has 'tasks', {'click': …,
+    'conversion': …}.
   """
   world = World(seed, users, items, days + 1, conversions, histories)
   truth = {
@@ -283,7 +333,7 @@ def synthesize(
   logs = []
   for day in range(days + 1):
     name = f'day_{day:02d}' if day < days else f'test_day_{day:02d}'
-    log = world.log(day, samples_per_day)
+    log = world.log(day, samples_per_day, importances=day == days)
     table = log.table
     if conversions and day == days:
       known = table['conversion']
@@ -297,6 +347,7 @@ def synthesize(
       if day < days:
         late = [_late(one, day) for one in logs]
         write(f'stream_{day:02d}', pa.concat_tables([table, *late]))
+  truth['importance'] = log.importance
   with open(os.path.join(out, 'truth.json'), 'w', encoding='utf-8') as f:
     json.dump(truth, f, indent=1)
   return truth

@@ -376,7 +376,7 @@ def importance(run: Run) -> go.Figure | None:
   if shown:
     figure.add_trace(
       go.Scatter(
-        x=[true[slot] for slot in shown],
+        x=[true[slot]['auc'] for slot in shown],
         y=shown,
         name='the true probabilities',
         mode='markers',

@@ -13,7 +13,9 @@ from absl import logging
 
 from ops.sharding import shards_of
 from trainer import config, runtime
-from trainer.comm.communicator import Communicator, SingleProcess
+from trainer.comm import horovod
+from trainer.comm.communicator import Communicator
+from trainer.comm.heartbeat import Heartbeat
 from trainer.data.features import dense_stats
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
@@ -569,17 +571,22 @@ def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
 
 @contextlib.contextmanager
 def finished_job(
-  run_dir: str, overrides: Sequence[str] = (), checkpoint: str = 'best'
+  run_dir: str,
+  overrides: Sequence[str] = (),
+  checkpoint: str = 'best',
+  here: runtime.Runtime = runtime.Runtime(),
 ) -> Iterator[Job]:
-  """Takes up a run in this one process, to evaluate, predict or export.
+  """Takes up a run, to evaluate, predict or export.
 
-  It writes nothing into the run_dir, where a trainer may be at work: what it converts goes to a
-  temporary directory, which is removed in the end.
+  It changes nothing in the run_dir, where a trainer may be at work: what it converts goes to a
+  temporary directory, which is removed in the end. That one lies in the run_dir only where ranks
+  run on several hosts, which share nothing else.
 
   Args:
     run_dir: of trainer.run.
     overrides: as for trainer.run.
     checkpoint: best (the best by validation, or the last where there was none) or last.
+    here: where this process stands among the ranks that share the work; by default it is alone.
   Raises:
     UserError: where there is no checkpoint.
   """
@@ -589,14 +596,24 @@ def finished_job(
       f'--run_dir {run_dir}: no config.yaml there; wanted the run_dir of a training run'
     )
   cfg = config.load(path, overrides, run_dir)
-  runtime.start(cfg)
-  with tempfile.TemporaryDirectory(prefix='ctr-trainer-', ignore_cleanup_errors=True) as folder:
-    job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), prepared_folder=folder)
+  with contextlib.ExitStack() as stack:
+    progress_made = lambda: None
+    if here.size > 1:
+      progress_made = stack.enter_context(Heartbeat(here, cfg.sync)).progress
+    runtime.start(cfg, here)
+    communicator = horovod.communicator(here, cfg.sync)
+    folder = tempfile.TemporaryDirectory(
+      prefix='ctr-trainer-', dir=here.host and run_dir, ignore_cleanup_errors=True
+    )
+    prepared_folder = communicator.broadcast(stack.enter_context(folder))
+    step = TrainStep(cfg, communicator)
+    job = Job(cfg, communicator, step, progress_made, prepared_folder=prepared_folder)
     if not _restore(job.state, checkpoint == 'best'):
       raise UserError(
         f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
       )
     yield job
+    communicator.barrier()  # process 0's folder is everybody's
 
 
 _RESTORE_ATTEMPTS = 3  # a trainer at work may delete a checkpoint while it is read

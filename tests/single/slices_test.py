@@ -1,0 +1,142 @@
+"""Slices by the values of a slot: against scikit-learn, and what their intervals promise."""
+
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+from sklearn.metrics import log_loss, roc_auc_score
+
+from tests.support.batches import join, make_batch
+from tests.support.steps import TASKS, make_config
+from tests.support.threads import on_threads
+from trainer.comm.communicator import SingleProcess
+from trainer.data.features import hash_keys, weigh_labels
+from trainer.data.texts import texts_of
+from trainer.model.slices import auc_interval, slice_errors, slice_figures
+from trainer.training.slices import BLANK, OTHER, slices
+
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+class IntervalTest(tf.test.TestCase):
+  def test_of_few_samples_it_still_holds(self):
+    """95 of 100 intervals hold the truth, also where a slice has a handful of clicks."""
+    rng = np.random.default_rng(0)
+    for bias, spread in ((-3, 1), (-2, 2.5), (-1, 1.5)):
+      logits = bias + spread * rng.standard_normal(200_000)
+      clicks = rng.random(len(logits)) < sigmoid(logits)
+      true_auc = roc_auc_score(clicks, logits)
+      for samples in (30, 300):
+        tries = rng.integers(0, len(logits), [400, samples])
+        found = [
+          slice_figures(clicks[some], sigmoid(logits[some] + 0.2), np.ones(samples))
+          for some in tries
+          if 0 < clicks[some].sum() < samples
+        ]
+        self.assertGreater(
+          np.mean([f['auc_low'] <= true_auc <= f['auc_high'] for f in found]), 0.92
+        )
+        if samples > 30:
+          true = sigmoid(logits + 0.2).sum() / clicks.sum()
+          holds = [f['calibration_low'] <= true <= f['calibration_high'] for f in found]
+          self.assertGreater(np.mean(holds), 0.91)
+
+  def test_all_clicks_first_is_no_certainty(self):
+    low, high = auc_interval(1.0, 2, 50)
+    self.assertLess(low, 0.75)
+    self.assertEqual(high, 1)
+    low, high = auc_interval(0.75, 4000, 40_000)
+    self.assertBetween(low, 0.74, 0.745)
+    self.assertBetween(high, 0.755, 0.76)
+
+  def test_of_squared_errors(self):
+    rng = np.random.default_rng(0)
+    errors = 0.3 + rng.standard_normal([300, 40])
+    found = [slice_errors(np.zeros(40), e, np.ones(40)) for e in errors]
+    self.assertGreater(np.mean([f['error_low'] <= 0.3 <= f['error_high'] for f in found]), 0.91)
+    self.assertAllClose(found[0]['rmse'], np.sqrt(np.mean(errors[0] ** 2)))
+
+
+class SlicesTest(tf.test.TestCase):
+  def scored(self, batches, seed=0):
+    """Batches as steps stage them, with predictions that follow from the sample."""
+    staged = [weigh_labels(batch) for batch in batches]
+    return [(b, sigmoid(b.weight * np.float32(3.7) % 4 - 3).astype(np.float32)) for b in staged]
+
+  def test_equal_to_scikit_learn_on_any_number_of_processes(self):
+    rng = np.random.default_rng(0)
+    batches = [make_batch(rng, 200) for _ in range(6)]
+    cfg = make_config({})
+    alone = slices(cfg, SingleProcess(), self.scored(batches), ['a', 'c'], 5)
+    on_three = on_threads(
+      3, lambda c: slices(cfg, c, self.scored(batches[c.rank :: 3]), ['a', 'c'], 5)
+    )
+    for found in on_three:
+      self.assertEqual(
+        [[row['key'] for row in found[s]] for s in 'ac'],
+        [[row['key'] for row in alone[s]] for s in 'ac'],
+      )
+      for a, b in zip(found['a'], alone['a']):
+        self.assertAllClose(a | {'task': 0}, b | {'task': 0}, rtol=1e-9)
+    whole = join(batches)
+    probability = sigmoid(whole.weight * np.float32(3.7) % 4 - 3).astype(np.float32)
+    holders = {BLANK: set(range(1200))}
+    for key, segment in zip(whole.keys.tolist(), whole.segments.tolist()):
+      if segment % 3 == 0:
+        holders.setdefault(key, set()).add(segment // 3)
+        holders[BLANK].discard(segment // 3)
+    head = {row['key'] for row in alone['a']} - {BLANK, OTHER}
+    self.assertLen(head, 5)
+    self.assertEqual(
+      sorted(len(holders[k]) for k in head),
+      sorted(len(v) for k, v in holders.items() if k != BLANK)[-5:],
+    )
+    holders[OTHER] = set().union(*(v for k, v in holders.items() if k != BLANK and k not in head))
+    for row in alone['a']:
+      own = sorted(holders[row['key']])
+      y, p, w = whole.label[own], probability[own].astype(np.float64), whole.weight[own]
+      self.assertEqual(row['samples'], len(own))
+      self.assertAllClose(row['auc'], roc_auc_score(y, p, sample_weight=w), rtol=1e-6)
+      self.assertAllClose(row['logloss'], log_loss(y, p, sample_weight=w), rtol=1e-6)
+      self.assertAllClose(row['calibration'], (w @ p) / (w @ y), rtol=1e-6)
+    ends = [row['auc_high'] for row in alone['a']]
+    self.assertEqual(ends, sorted(ends))
+
+  def test_tasks_and_slots_of_one_value(self):
+    rng = np.random.default_rng(1)
+    batches = [make_batch(rng, 300, single=True, tasks=2)]
+    cfg = make_config(TASKS | {'model.shared': {'shared_bottom': {'hidden': [8]}}})
+    batch = weigh_labels(batches[0])
+    probabilities = rng.uniform(0.1, 0.9, [300, 2]).astype(np.float32)
+    rows = slices(cfg, SingleProcess(), [(batch, probabilities)], ['b'], 100)['b']
+    self.assertNotIn(BLANK, [row['key'] for row in rows])
+    for t, task in enumerate(('click', 'conversion')):
+      of_task = [row for row in rows if row['task'] == task]
+      self.assertEqual(sum(row['samples'] for row in of_task), (batch.weight[:, t] > 0).sum())
+    one = max(rows, key=lambda row: row['samples'] * (row['task'] == 'conversion'))
+    own = (batch.keys.reshape(-1, 3)[:, 1] == one['key']) & (batch.weight[:, 1] > 0)
+    y, w = batch.label[own, 1], batch.weight[own, 1]
+    if one['auc'] is not None:
+      self.assertAllClose(one['auc'], roc_auc_score(y, probabilities[own, 1], sample_weight=w))
+
+
+class TextsTest(tf.test.TestCase):
+  def test_texts_of_keys_are_found_again(self):
+    folder = pathlib.Path(self.get_temp_dir())
+    (folder / 'log.csv').write_text('a,b,c,click\nred:0.5| blue ,7,x|y,1\n,8,z,0\ngreen,7,,1\n')
+    cfg = make_config({'data.label': 'click', 'data.dense': []})
+    ids = cfg.slot_ids()
+    for slot, texts in (('a', ['red', 'blue', 'green']), ('b', ['7', '8']), ('c', ['x', 'y', 'z'])):
+      keys = hash_keys(texts, ids[slot]).numpy().tolist()
+      found = {}
+      of = next(s for s in cfg.slots if s.name == slot)
+      paths = [f'{folder}/gone.csv', f'{folder}/log.csv']
+      for some in texts_of(cfg, paths, of, [*keys, 12345]):
+        found |= some
+      self.assertEqual(found, dict(zip(keys, texts)))
+
+
+if __name__ == '__main__':
+  tf.test.main()

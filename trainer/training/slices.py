@@ -1,0 +1,122 @@
+"""Evaluation by the values of a slot."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.features import SlotBatch
+from trainer.model.slices import slice_errors, slice_figures
+
+BLANK, OTHER = -1, -2  # in place of a key: samples without a value, samples of all further values
+
+
+def _values(batch: SlotBatch, slot: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the keys of a slot's values, BLANK for none, and each one's sample: int64 [m]."""
+  keys, segments = np.asarray(batch.keys), np.asarray(batch.segments)
+  samples = len(batch.label)
+  if not len(segments) and len(keys) == samples * slots:
+    return keys.reshape(-1, slots)[:, slot], np.arange(samples)
+  own = segments % slots == slot
+  pairs = np.unique(np.stack([segments[own] // slots, keys[own]], 1).astype(np.int64), axis=0)
+  blank = np.setdiff1d(np.arange(samples), pairs[:, 0])
+  return (
+    np.concatenate([pairs[:, 1], np.full(len(blank), BLANK)]),
+    np.concatenate([pairs[:, 0], blank]),
+  )
+
+
+def slices(
+  cfg: config.Config,
+  communicator: Communicator,
+  scored: Iterable[tuple[SlotBatch, np.ndarray]],
+  names: Sequence[str],
+  most: int,
+) -> dict[str, list[dict[str, Any]]]:
+  """Evaluates the samples of each value of some slots by themselves.
+
+  A sample of several values counts in each of them. All samples of a slice meet on one process,
+  where its AUC is exact. Every process calls it.
+
+  Args:
+    cfg: the job's config.
+    communicator: how the processes meet.
+    scored: this process's batches and what is predicted for them, [B] or [B, T].
+    names: of slots.
+    most: how many values of a slot to show: the most frequent ones. The others together are OTHER.
+  Returns:
+    By slot a list of slices, of several tasks those of each one: key (or BLANK, OTHER), task (None
+    where there is one), and the figures of trainer.model.slices. The worst come first: those whose
+    interval of AUC ends lowest, so that few samples alone make no slice the worst; of squared error
+    those of the largest RMSE. What has no such figure comes last.
+  """
+  places = {slot.name: i for i, slot in enumerate(cfg.slots)}
+  found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
+  columns, count = [], 0
+  tasks = len(cfg.labels)
+  for batch, probabilities in scored:
+    for name in names:
+      keys, samples = _values(batch, places[name], len(places))
+      found[name].append((keys, samples + count))
+    shape = len(probabilities), tasks
+    of_batch = np.asarray(batch.label), probabilities, np.asarray(batch.weight)
+    columns.append(np.stack([a.reshape(shape) for a in of_batch]))
+    count += len(probabilities)
+  # Labels, predictions and weights: float32 [3, n, T].
+  whole = np.concatenate([np.zeros([3, 0, tasks], np.float32), *columns], 1)
+  return {name: _of_slot(cfg, communicator, whole, some, most) for name, some in found.items()}
+
+
+def _of_slot(
+  cfg: config.Config,
+  communicator: Communicator,
+  whole: np.ndarray,
+  parts: Sequence[tuple[np.ndarray, np.ndarray]],
+  most: int,
+) -> list[dict[str, Any]]:
+  none = np.zeros([0], np.int64)
+  keys, samples = (np.concatenate(a) for a in zip((none, none), *parts))
+  head = _most_frequent(keys, communicator, most)
+  place = np.searchsorted(head, keys)
+  is_head = head[np.minimum(place, len(head) - 1)] == keys
+  # Of further values a sample counts once.
+  others = np.unique(samples[~is_head])
+  place = np.concatenate([place[is_head], np.full(len(others), len(head))])
+  samples = np.concatenate([samples[is_head], others])
+  size = communicator.size
+  sent = [(place[place % size == r], whole[:, samples[place % size == r]]) for r in range(size)]
+  received = communicator.exchange([list(pair) for pair in sent])
+  place = np.concatenate([pair[0] for pair in received])
+  columns = np.concatenate([pair[1] for pair in received], 1)
+  order = np.argsort(place, kind='stable')
+  ends = np.searchsorted(place[order], np.arange(len(head) + 2))
+  rows = []
+  for i, key in enumerate([*head.tolist(), OTHER]):
+    own = columns[:, order[ends[i] : ends[i + 1]]]
+    if not own.shape[1]:
+      continue
+    for t, label in enumerate(cfg.labels):
+      figures = slice_errors if label.loss == 'squared_error' else slice_figures
+      task = label.name if len(cfg.labels) > 1 else None
+      rows.append({'key': key, 'task': task} | figures(*own[:, :, t]))
+  rows = [row for of_process in communicator.gather(rows) for row in of_process]
+  order_of = {label.name: i for i, label in enumerate(cfg.labels)}
+
+  def badness(row: dict[str, Any]) -> tuple[int, float, int]:
+    worst = -row['rmse'] if row.get('rmse') is not None else row.get('auc_high')
+    return order_of.get(row['task'], 0), np.inf if worst is None else worst, -row['samples']
+
+  return sorted(rows, key=badness)
+
+
+def _most_frequent(keys: np.ndarray, communicator: Communicator, most: int) -> np.ndarray:
+  """Returns BLANK and the keys that the most samples of all processes have, ascending."""
+  distinct, counts = np.unique(keys, return_counts=True)
+  gathered = communicator.gather([distinct, counts])
+  all_keys, of = np.unique(np.concatenate([k for k, _ in gathered]), return_inverse=True)
+  totals = np.bincount(of, np.concatenate([c for _, c in gathered]), len(all_keys))
+  totals[all_keys == BLANK] = 0
+  first = np.argsort(-totals, kind='stable')[:most]
+  return np.unique(np.append(all_keys[first], BLANK))
