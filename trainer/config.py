@@ -383,6 +383,23 @@ class Plateau(Section):
   """How much better counts as an improvement."""
 
 
+class Schedule(Section):
+  """How every learning rate changes with the steps taken, those of rows too; a plateau lowers what
+  is left. A restart goes on where the run stood; with --init_from steps count from its start."""
+
+  kind: Literal['warmup', 'cosine', 'step']
+  """warmup: the rates rise, then stay. cosine: they fall to `floor` in `period` steps, then stay.
+  step: they fall by `factor` every `period` steps."""
+  warmup_steps: NonNegativeInt = 0
+  """Steps in which the rates rise evenly to the configured ones, before all else."""
+  period: PositiveInt | None = None
+  """cosine, step: steps of a fall; trainer.run --dry_run tells how many an epoch has."""
+  factor: PositiveShare = 0.1
+  """step: what the rates are multiplied by at each fall."""
+  floor: Share = 0.0
+  """cosine: the share of the configured rates that is left."""
+
+
 class Train(Section):
   """The training loop."""
 
@@ -393,6 +410,8 @@ class Train(Section):
   plateau), for a log without days that has data.valid."""
   dense_optimizer: DenseOptimizer = DenseOptimizer()
   """Of the dense variables."""
+  schedule: Schedule | None = None
+  """Warm-up and decay of every learning rate by steps; null: rates stay as configured."""
   plateau: Plateau | None = None
   """Early stopping by data.valid; null: all epochs are trained."""
   progressive_validation: bool = False
@@ -693,6 +712,39 @@ def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
     )
 
 
+def _check_schedule(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
+  """Checks of train.schedule; `fail(key, text)` raises."""
+  schedule = cfg.train.schedule
+  if schedule is None:
+    return
+  if schedule.kind == 'warmup' and not schedule.warmup_steps:
+    fail(
+      'train.schedule.warmup_steps', "found 0 with kind 'warmup'; wanted how long the rates rise"
+    )
+  if schedule.kind != 'warmup' and schedule.period is None:
+    fail(
+      'train.schedule.period',
+      f"found null with kind '{schedule.kind}'; wanted the steps of a fall (trainer.run --dry_run "
+      'tells how many an epoch has)',
+    )
+  for name, kinds in (
+    ('period', ('cosine', 'step')),
+    ('factor', ('step',)),
+    ('floor', ('cosine',)),
+  ):
+    default = Schedule.model_fields[name].default
+    if getattr(schedule, name) != default and schedule.kind not in kinds:
+      fail(
+        f'train.schedule.{name}', f"does nothing with kind '{schedule.kind}'; wanted it left out"
+      )
+  if cfg.sync.mode == 'ps_geo':
+    fail(
+      'train.schedule',
+      "found with sync.mode 'ps_geo', whose workers each count their own steps; wanted it left "
+      "out, or mode 'ps' or 'ps_async'",
+    )
+
+
 def _check(cfg: Config, where: str) -> None:
   """Checks that span several keys."""
 
@@ -832,6 +884,7 @@ def _check(cfg: Config, where: str) -> None:
       f"found '{gate.metric}'; the loss '{loss}' has "
       + ('rmse' if loss == 'squared_error' else 'auc, gauc and logloss'),
     )
+  _check_schedule(cfg, fail)
   if cfg.train.plateau and not data.valid:
     fail('train.plateau', 'needs data.valid; found no validation files')
   if cfg.train.plateau and cfg.train.plateau.task is not None:

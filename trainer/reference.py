@@ -50,6 +50,7 @@ EXAMPLES = {
   'model.interactions.*.kind': 'dnn',
   'model.interactions.*.args': '{hidden: [256, 128]}',
   'train.dense_optimizer.args': '{beta_1: 0.8}',
+  'train.schedule': '{kind: cosine, warmup_steps: 500, period: 20000}',
   'train.plateau': '{metric: logloss, patience: 2, stop_after: 4}',
   'checkpoint.every_steps': '1000',
   'checkpoint.every_seconds': '600',

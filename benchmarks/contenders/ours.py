@@ -49,7 +49,9 @@ def fill(step, cfg, count, part=1 << 18):
   )
   rng.shuffle(keys)
   for start in range(0, len(keys), part):
-    observe(step.store, dedupe(keys[start : start + part]), step.dense.row_hyperparameters())
+    observe(
+      step.store, dedupe(keys[start : start + part]), step.dense.row_hyperparameters(step.steps)
+    )
 
 
 def observe(store, deduped, hyper):

@@ -113,6 +113,10 @@ class EqualityTest(tf.test.TestCase):
   def test_uneven_data_adagrad(self):
     self.check(self.keep, self.uneven())
 
+  def test_uneven_data_with_a_schedule(self):
+    schedule = {'kind': 'cosine', 'period': 4, 'warmup_steps': 2}
+    self.check(self.keep | {'train.schedule': schedule}, self.uneven())
+
   def test_uneven_data_sgd_one_feature_a_slot(self):
     rule = {'kind': 'sgd', 'learning_rate': 0.5}
     self.check(

@@ -156,6 +156,10 @@ class ConfigTest(tf.test.TestCase):
         ['model.loss=squared_error', 'train.plateau={}', 'data.valid=[y]'],
         r"has no metric of 'squared_error'; wanted it left out",
       ),
+      (
+        ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],
+        r"with sync.mode 'ps_geo', whose workers each count",
+      ),
       (['data.watch=x', 'train.epochs=2'], r"'train.epochs': found 2; with data.watch each pass"),
       (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
       (['data.close_day_after_hours=3'], r'needs data.day_pattern'),

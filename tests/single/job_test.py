@@ -39,15 +39,15 @@ class JobTest(tf.test.TestCase):
       f.write('user,item,label\n' + ''.join(rows))
     return path
 
-  def make_job(self, data, **sections):
+  def make_job(self, data, init_from=None, **sections):
     tree = {
-      'run_dir': self.run_dir,
+      'run_dir': sections.pop('run_dir', self.run_dir),
       'data': {'slots': [{'name': 'user'}, {'name': 'item'}]} | data,
       'model': sections.pop('model', {'interactions': ['linear']}),
       'train': {'batch_size': 16} | sections.pop('train', {}),
     }
     cfg = config.Config.model_validate(tree | sections)
-    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), init_from=init_from)
 
   def watch(self, data, **sections):
     """Trains on what is announced, then stops."""
@@ -108,6 +108,20 @@ class JobTest(tf.test.TestCase):
     self.make_job(data).run()
     (best,) = glob.glob(f'{self.run_dir}/best/ckpt-*')
     checkpoint.check(best)
+
+  def test_a_schedule_goes_on_where_the_run_stood(self):
+    data = {'train': [self.write('a.csv')]}  # 3 steps an epoch
+    schedule = {'kind': 'cosine', 'period': 8, 'warmup_steps': 2}
+    for epochs in (1, 3):
+      self.make_job(data, train={'schedule': schedule, 'epochs': epochs}).run()
+    told = [e['learning_rate_factor'] for e in self.events('train')]
+    expected = [(1 + np.cos(np.pi * (step - 2) / 8)) / 2 for step in (2, 5, 8)]
+    self.assertAllClose(told, expected, atol=1e-5)
+    train = {'schedule': schedule}
+    later = self.make_job(data, self.run_dir, train=train, run_dir=f'{self.folder}/later')
+    later.run()
+    self.assertEqual(later.step.steps, 12)
+    self.assertAllClose(later.step.dense.rate_at(later.step.steps - 1), 1.0)  # its third step
 
   def test_a_bad_pass_is_set_aside(self):
     for name in ('day_1.csv', 'day_3.csv'):

@@ -49,6 +49,7 @@ class ReferenceTest(tf.test.TestCase):
   def test_examples_are_valid(self):
     with_others = {
       'train.plateau': ['data.valid=[x.csv]'],
+      'train.schedule.period': ['train.schedule.kind=cosine'],
       'data.slots.*.shares': ['data.slots.1.name=item_id'],
     }
     of_other_slots = (

@@ -173,6 +173,10 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       rtol=1e-4,
     )
 
+  def test_a_schedule(self):
+    schedule = {'kind': 'cosine', 'period': 6, 'warmup_steps': 3}
+    self.check(self.rules('adagrad', 0.05) | {'train.schedule': schedule}, 2, 2, self.uneven(2))
+
   def test_ftrl_one_worker(self):
     self.check(self.rules('ftrl', 0.05), 1, 1, self.uneven(1, steps=50))
 

@@ -84,10 +84,10 @@ class GeoStep(WorkerStep):
     """Takes a step on this worker's copies; returns Σ weight·loss and Σ weight."""
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
     scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
-    self.dense.apply(sums.dense, scale)
+    self.dense.apply(sums.dense, scale, self._step_here)
     none = tf.zeros_like(deduped.shows)  # the servers count
     by, step = self.servers.scale(scale, deduped.shows), self._step_here.assign_add(1)
-    gradients, hyper = (sums.linear, sums.factors), self.dense.row_hyperparameters()
+    gradients, hyper = (sums.linear, sums.factors), self.dense.row_hyperparameters(step)
     self._local.push(deduped.unique, rows, none, none, *gradients, by, hyper, step)
     return sums.loss, sums.weight
 
@@ -101,7 +101,7 @@ class GeoStep(WorkerStep):
     shows: np.ndarray | None = None,
   ) -> None:
     """Adds differences, and shows where given, to the rows of a copy."""
-    none, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters()
+    none, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
     shows = none if shows is None else shows
     store.push(keys, rows, shows, none, linear, factors, [1.0], hyper, 1, add=True)
 

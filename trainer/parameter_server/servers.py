@@ -21,6 +21,7 @@ from trainer.config import Config
 from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster, refused_as_duplicate
+from trainer.training import schedule
 from trainer.training.dense_part import DensePart, dense_optimizer
 from trainer.training.step import LEAST_WEIGHT
 
@@ -121,6 +122,7 @@ class Servers:
   ):
     self.count, self._cluster, self._communicator = len(cluster.servers), cluster, communicator
     self._per_feature = cfg.sparse.gradient_scale == 'feature'
+    self._train = cfg.train
     self.bytes = 0
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._in_lockstep = cfg.sync.mode == 'ps'
@@ -133,9 +135,8 @@ class Servers:
       self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name='step')
       self._rate = tf.Variable(1.0, trainable=False, name='rate')
       self._dense = self._dense_variables([v.shape for v in dense.trainable])
-      settings = cfg.train.dense_optimizer
-      self._optimizer = dense_optimizer(settings)
-      self._optimizer.learning_rate = lambda: settings.learning_rate * self._rate.read_value()
+      self._optimizer = dense_optimizer(cfg.train.dense_optimizer)
+      self._optimizer.learning_rate = lambda: 0.0  # no variable of its own: each step sets it
       self._optimizer._create_all_weights(self._dense)  # private: see DensePart
       self.stores = []
       for i in range(self.count):
@@ -217,9 +218,13 @@ class Servers:
       columns.append(tf.split(given.buffer, given.values_per_server, num=self.count))
     return given, list(zip(*columns))
 
-  def _row_hyperparameters(self) -> tf.Tensor:
+  def _rate_at(self, steps: tf.Tensor) -> tf.Tensor:
+    """As DensePart.rate_at."""
+    return self._rate.read_value() * schedule.factor(self._train.schedule, steps)
+
+  def _row_hyperparameters(self, rate: tf.Tensor) -> tf.Tensor:
     rates, others = self._hyper[..., :1], self._hyper[..., 1:]
-    return tf.concat([rates * self._rate.read_value(), others], -1)
+    return tf.concat([rates * rate, others], -1)
 
   def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
     """Returns what multiplies the gradients of features, as sparse.gradient_scale says.
@@ -232,7 +237,10 @@ class Servers:
     """
     return 1 / tf.maximum(shows, 1) if self._per_feature else tf.reshape(scale, [1])
 
-  def _apply_dense(self, gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tf.Operation:
+  def _apply_dense(
+    self, gradients: Sequence[tf.Tensor], scale: tf.Tensor, rate: tf.Tensor
+  ) -> tf.Operation:
+    self._optimizer.learning_rate = self._train.dense_optimizer.learning_rate * rate
     return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
 
   def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -251,7 +259,9 @@ class Servers:
 
     def apply_sums(sums: list[tf.Tensor], counts: tf.Tensor) -> tf.Operation:
       scale = 1 / tf.maximum(counts[0], LEAST_WEIGHT)
-      step, hyper = tf.identity(self._step.assign_add(1)), self._row_hyperparameters()
+      step = tf.identity(self._step.assign_add(1))
+      rate = self._rate_at(step - 1)
+      hyper = self._row_hyperparameters(rate)
       pushes = []
       for i, store in enumerate(self.stores):
         with tf.device(_on_server(i)):
@@ -264,7 +274,7 @@ class Servers:
           by = self.scale(scale, owned.shows)
           seen = owned.shows, owned.clicks
           pushes.append(store.push(owned.unique, rows, *seen, *gradients, by, hyper, step))
-      return tf.group(self._apply_dense(sums, scale), *pushes)
+      return tf.group(self._apply_dense(sums, scale, rate), *pushes)
 
     # So that whoever has the counts of all workers has their rows, too.
     with tf.control_dependencies(waiting):
@@ -298,7 +308,9 @@ class Servers:
     given, parts = self._push_feeds()
     scale = 1 / tf.maximum(given.counts[0], LEAST_WEIGHT)
     steps = tf.cast(given.counts[0], tf.int64) if differences else 1
-    step, hyper = tf.identity(self._step.assign_add(steps)), self._row_hyperparameters()
+    step = tf.identity(self._step.assign_add(steps))
+    rate = self._rate_at(step - steps)
+    hyper = self._row_hyperparameters(rate)
     pushes = []
     for i, (store, (keys, shows, clicks, buffer)) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
@@ -316,7 +328,7 @@ class Servers:
     if differences:
       pushes += [v.assign_add(change) for change, v in zip(given.dense, self._dense)]
     else:
-      pushes.append(self._apply_dense(given.dense, scale))
+      pushes.append(self._apply_dense(given.dense, scale, rate))
     with tf.control_dependencies(pushes):
       return tf.identity(step), tf.nest.flatten(given)
 

@@ -102,7 +102,7 @@ class WorkerStep(Step):
   def consolidate(self) -> None:
     self._refresh()
     if self._rows_lag:
-      self.store.catch_up(self.dense.row_hyperparameters(), self._step)
+      self.store.catch_up(self.dense.row_hyperparameters(self._step), self._step)
     average_local_state(self.dense.model.non_trainable_variables, self._communicator)
 
   def traffic(self) -> dict[str, float]:
@@ -147,7 +147,7 @@ class WorkerStep(Step):
     self._assign(step=value)
 
   def set_rate(self, factor: float) -> None:
-    self.dense.set_rate(factor)
+    self.dense.rate.assign(factor)
     self._assign(rate=factor)
 
   def dense_state(self) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ SCALARS = (
   'admitted',
   'evicted',
   'table_bytes',
+  'learning_rate_factor',
 )
 
 

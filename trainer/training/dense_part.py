@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.dedupe import Deduped
+from ops.library import TensorLike
 from ops.row_store import Rows
 from trainer import config
 from trainer.data.features import SlotBatch
@@ -15,6 +16,7 @@ from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
 from trainer.model.metrics import Metrics
+from trainer.training import schedule
 
 
 class Gradients(NamedTuple):
@@ -56,7 +58,8 @@ class DensePart:
     embedding: turns the rows of a batch into what the layers read.
     optimizer: of the trainable variables.
     metrics: of the samples trained on since they were last reset.
-    rate: float32 variable that multiplies every learning rate, of rows too; a plateau lowers it.
+    rate: float32 variable, what plateaus have made of every learning rate, of rows too.
+    first_step: int64 variable, the steps that the schedule of the rates does not count.
   """
 
   def __init__(self, cfg: config.Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None):
@@ -68,6 +71,8 @@ class DensePart:
     # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
     self.optimizer._create_all_weights(self.model.trainable_variables)
     self.rate = tf.Variable(1.0, trainable=False)
+    self.first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+    self._schedule = cfg.train.schedule
     self._loss = task_losses(cfg) if cfg.data.labels else per_sample_loss(cfg.model)
     self._learning_rate = cfg.train.dense_optimizer.learning_rate
 
@@ -122,19 +127,25 @@ class DensePart:
     inputs = self.embedding.embed(batch, deduped, rows)
     return self.model.probability(self.model(inputs, training=False))
 
-  def apply(self, gradients: list[tf.Tensor], scale: tf.Tensor) -> None:
-    """One step of the optimizer. Args: gradients: sums over all samples; scale: 1 / Σ weight."""
+  def apply(self, gradients: list[tf.Tensor], scale: tf.Tensor, steps: TensorLike) -> None:
+    """One step of the optimizer.
+
+    Args:
+      gradients: sums over all samples.
+      scale: 1 / Σ weight.
+      steps: whole number [], of the steps taken before.
+    """
+    self.optimizer.learning_rate.assign(self._learning_rate * self.rate_at(steps))
     scaled = [gradient * scale for gradient in gradients]
     self.optimizer.apply_gradients(zip(scaled, self.trainable))
 
-  def set_rate(self, factor: float) -> None:
-    """Multiplies the configured learning rates, dense and sparse, by `factor`."""
-    self.rate.assign(factor)
-    self.optimizer.learning_rate = self._learning_rate * factor
+  def rate_at(self, steps: TensorLike) -> tf.Tensor:
+    """What every configured learning rate is multiplied by after so many steps, float32 []."""
+    return self.rate * schedule.factor(self._schedule, steps - self.first_step)
 
-  def row_hyperparameters(self) -> tf.Tensor:
-    """Hyperparameters of every table's row optimizers, at the rate of now: float32 [T, 2, H]."""
-    return self.embedding.hyper(self.rate)
+  def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
+    """Hyperparameters of every table's row optimizers after so many steps: float32 [T, 2, H]."""
+    return self.embedding.hyper(self.rate_at(steps))
 
   def set_dense_stats(self, stats: np.ndarray) -> None:
     """Sets what dense columns are standardised with: float32 [2, Dn], mean and deviation."""

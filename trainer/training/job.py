@@ -324,7 +324,7 @@ class Job:
         sums, counts = self._metric_sums(), self._counts()
         # Since the line changed.
         window = figures({key: sums[key] - shown[key] for key in sums}, 0, shown_at)
-        self._write('window', **window, **counts, **where)
+        self._write('window', **window, **counts, **where, learning_rate_factor=self._rate())
         shown, shown_at, now = sums, time.monotonic(), result(sums)
         seconds = max(time.monotonic() - started, 1e-9)
         batches = prepared.num_batches(self.cfg.train.batch_size)
@@ -349,7 +349,7 @@ class Job:
       for slot, share in present.items():
         slots.setdefault(slot, {})['blank'] = 1 - share
       histogram = first_histogram(state)
-      fields = now | self.step.traffic() | where
+      fields = now | self.step.traffic() | where | {'learning_rate_factor': self._rate()}
       fields |= {'ctr': None if histogram is None else click_rate(histogram), 'slots': slots}
       fields |= {
         'bad': prepared.meta.get('bad', {}).get('records', 0),
@@ -383,6 +383,10 @@ class Job:
       stop_requested=lambda: self.stop_requested,
       on_step=on_step,
     )
+
+  def _rate(self) -> float:
+    """What the learning rates of the last step were multiplied by."""
+    return round(float(self.step.dense.rate_at(max(0, self.step.steps - 1))), 6)
 
   def _metric_sums(self) -> State:
     """Sums over the samples trained on since the pass began, over all processes."""
@@ -454,7 +458,8 @@ class Job:
       if progress.stalls % plateau.patience == 0:
         progress.rate *= plateau.factor
         self.step.set_rate(progress.rate)
-        told += f'; learning rates are now {progress.rate:g} of the configured ones'
+        told += f'; learning rates are now {progress.rate:g} of the '
+        told += 'scheduled ones' if self.cfg.train.schedule else 'configured ones'
       progress.finished = progress.stalls >= plateau.stop_after
       if progress.finished:
         told += (

@@ -63,6 +63,7 @@ class Progress:
   last_time: float | None = None  # of data.close_day_after_hours: seconds since 1970, of last pass
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: dict[str, Any] | None = None  # what the next pass is compared with
+  first_step: int = 0  # steps of --init_from, which train.schedule does not count
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
 
 
@@ -158,9 +159,9 @@ class RunState:
     if not self._restore(os.path.join(run_dir, 'checkpoints'), is_checked=False):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     self._step.dense.metrics.reset()
-    self.progress = Progress(step=self._step.steps)
+    self.progress = Progress(step=self._step.steps, first_step=self._step.steps)
     self.ledger, self._path = Ledger(), ''
-    self._step.set_rate(self.progress.rate)
+    self._set_rates()
 
   def _restore(self, directory: str, is_checked: bool = True) -> bool:
     """As `restore`. Args: is_checked: whether the configs were compared already."""
@@ -197,8 +198,12 @@ class RunState:
       metrics = {k: np.zeros_like(v) for k, v in metrics.items()}
     self._step.dense.metrics.load(metrics)
     self._step.set_steps(self.progress.step)
-    self._step.set_rate(self.progress.rate)
+    self._set_rates()
     return True
+
+  def _set_rates(self) -> None:
+    self._step.set_rate(self.progress.rate)
+    self._step.dense.first_step.assign(self.progress.first_step)
 
 
 def _compared(cfg: config.Config) -> dict[str, Any]:

@@ -231,10 +231,10 @@ class TrainStep(Step):
       gradients.linear,
       gradients.factors,
       scale,
-      self.dense.row_hyperparameters(),
+      self.dense.row_hyperparameters(self._step),
       self._step + 1,
     )
-    self.dense.apply(sums, scale)
+    self.dense.apply(sums, scale, self._step)
     self._step.assign_add(1)
     return counts, self._rows.route(*following) if following else ()
 
@@ -253,7 +253,7 @@ class TrainStep(Step):
 
   def consolidate(self) -> None:
     if self.dense.embedding.catches_up:
-      self.store.catch_up(self.dense.row_hyperparameters(), self._step)
+      self.store.catch_up(self.dense.row_hyperparameters(self._step), self._step)
     average_local_state(self.dense.model.non_trainable_variables, self._communicator)
 
   @property
@@ -264,7 +264,7 @@ class TrainStep(Step):
     self._step.assign(value)
 
   def set_rate(self, factor: float) -> None:
-    self.dense.set_rate(factor)
+    self.dense.rate.assign(factor)
 
   def dense_state(self) -> dict[str, np.ndarray]:
     return self.dense.state()

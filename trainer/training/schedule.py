@@ -1,0 +1,36 @@
+"""Learning-rate schedules: what the rates are multiplied by, from the number of steps taken."""
+
+import math
+
+import tensorflow as tf
+
+from ops.library import TensorLike
+from trainer.config import Schedule
+
+
+def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
+  """Returns what the configured learning rates are multiplied by, float32 [].
+
+  With t = `steps` − warmup_steps:
+
+    t < 0   (steps + 1) / warmup_steps
+    cosine  floor + (1 − floor)·(1 + cos(π·min(1, t / period))) / 2   (Loshchilov & Hutter 2017)
+    step    factor^⌊t / period⌋
+    warmup  1
+
+  Args:
+    schedule: of the config; None: 1.
+    steps: whole number [], of the steps taken before this one.
+  """
+  if schedule is None:
+    return tf.ones([])
+  steps = tf.cast(steps, tf.float32)
+  since = steps - schedule.warmup_steps
+  if schedule.kind == 'cosine':
+    share = tf.minimum(1.0, since / schedule.period)
+    later = schedule.floor + (1 - schedule.floor) * (1 + tf.cos(math.pi * share)) / 2
+  elif schedule.kind == 'step':
+    later = tf.pow(schedule.factor, tf.floor(since / schedule.period))
+  else:
+    later = tf.ones([])
+  return tf.where(since < 0, (steps + 1) / max(1, schedule.warmup_steps), later)
