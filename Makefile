@@ -26,7 +26,7 @@ ifneq ($(missing),)
 $(error $(missing))
 endif
 
-.PHONY: train data-demo data-flights test setup test-cc test-single test-parallel test-integration lint bench quality clean
+.PHONY: train data-demo data-flights test setup test-cc test-single test-parallel test-integration lint bench quality campaign campaign-short clean
 
 # The demo, or another log that lies here or can be installed: make train DATA=flights.
 DATA ?= demo
@@ -116,6 +116,18 @@ bench: setup
 
 quality: setup
 	$(PY) -m benchmarks.quality
+
+# --- faults (docs/reliability.md): some hours; interrupted, it goes on where it was, in build/campaign ---
+
+campaign: setup
+	$(PY) -m tests.campaigns.faults --seed $(SEED)
+
+# A minute or two of the same, from the beginning.
+campaign-short: setup
+	rm -f build/campaign/short.jsonl
+	$(PY) -m tests.campaigns.faults --seed $(SEED) --share 0.01 --out build/campaign/short.jsonl
+
+SEED ?= 0
 
 clean:
 	rm -rf build ops/_ctr_ops.so

@@ -82,7 +82,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         step.store.age()
         communicator.barrier()
       communicator.barrier()
-      probabilities = step.predict(step.stage(everything[0][0][0]))
+      probabilities, known = step.predict_and_know(step.stage(everything[0][0][0]))
       counts = communicator.sum_arrays({'n': np.array(step.store.size())})['n']
       return (
         losses,
@@ -90,11 +90,12 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         list(step.store.export_state()),
         step.dense_state(),
         probabilities,
+        known,
         counts,
       )
 
     results = LocalCluster(cfg, servers, workers).run(work)
-    losses, _, _, dense, probabilities, features = results[0]
+    losses, _, _, dense, probabilities, known, features = results[0]
     evicted = [sorted(itertools.chain(*(r[1][day] for r in results))) for day in range(days)]
     rows = rows_of(itertools.chain(*(r[2] for r in results)))
     alone = TrainStep(make_config(tree | {'sparse.store': 'rows'}), SingleProcess())
@@ -120,9 +121,9 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(rows[key][4], factors, rtol=rtol, atol=1e-5)
     for name, value in alone.dense_state().items():
       self.assertAllClose(dense[name], value, rtol=rtol, atol=1e-5)
-    self.assertAllClose(
-      probabilities, alone.predict(alone.stage(everything[0][0][0])), rtol=1e-5, atol=1e-6
-    )
+    wanted, wanted_known = alone.predict_and_know(alone.stage(everything[0][0][0]))
+    self.assertAllClose(probabilities, wanted, rtol=1e-5, atol=1e-6)
+    self.assertAllEqual(known, wanted_known)
 
   def uneven(
     self, workers, days=1, steps=4, one_has_none=True, single=False, tasks=1, ids=(1, 2, 3)

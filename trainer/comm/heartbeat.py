@@ -91,10 +91,13 @@ class Heartbeat(contextlib.AbstractContextManager):
     elif isinstance(error, UserError):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
-      traceback.print_exception(error)
-      # A lost rank makes the others fail too: whoever lost it has the time to say so first.
+      # A lost rank makes the others fail too: whoever lost it has the time to say so first, which
+      # ends this process.
       time.sleep(min(5, self._sync.lost_peer_seconds))
-      self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', _status_of(error))
+      status = _status_of(error)
+      if status != EXIT_STATUS:
+        traceback.print_exception(error)
+      self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', status)
 
   def _close(self) -> None:
     """Says good-bye: from here on a connection that closes is no loss."""

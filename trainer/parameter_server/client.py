@@ -193,7 +193,8 @@ class CoordinatorClient(Communicator):
     gone = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError
     if isinstance(error, gone):
       self._ended.wait(self._lost_seconds + 5)
-    traceback.print_exception(error)
+    else:
+      traceback.print_exception(error)
     self.end(one_line(error), 1)
 
   # What the coordinator says

@@ -74,12 +74,13 @@ class WorkerStep(Step):
   def route(self, staged: Staged) -> tuple[()]:
     return ()  # keys go to the servers within the step
 
-  def predict(self, staged: Staged) -> np.ndarray:
+  def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     self._refresh()
     batch, deduped = staged
     rows, _, _ = self.servers.pull(deduped.unique.numpy(), False)
     tensors = map(to_tensor, (rows.linear, rows.factors, rows.offsets))
-    return self._forward(batch, deduped, *tensors).numpy()
+    known = (rows.linear != 0) | (np.diff(rows.offsets) > 0)
+    return self._forward(batch, deduped, *tensors).numpy(), known[deduped.inverse.numpy()]
 
   def _forward_graph(
     self,

@@ -87,8 +87,7 @@ class Evaluation:
           probabilities = probabilities / (
             probabilities + self._kept_negatives * (1 - probabilities)
           )
-        if known is not None:
-          slots.update(batch, known, probabilities)
+        slots.update(batch, known, probabilities)
         self._measure(batch.label, to_tensor(probabilities), batch.weight)
         if self._grouped:
           columns.append(

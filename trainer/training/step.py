@@ -98,20 +98,20 @@ class Step(abc.ABC):
       The counts of the step, and what routing `following` returned.
     """
 
-  @abc.abstractmethod
   def predict(self, staged: Staged) -> np.ndarray:
     """Returns probabilities float32 [B], of several tasks [B, T].
 
     Every process calls it, with no samples too.
     """
+    return self.predict_and_know(staged)[0]
 
-  def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray | None]:
+  @abc.abstractmethod
+  def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     """As `predict`; also returns which of the batch's features the model has learned something of.
 
     Returns:
-      What `predict` returns, and bool [nnz], or None where that is not known.
+      What `predict` returns, and bool [nnz].
     """
-    return self.predict(staged), None
 
   @abc.abstractmethod
   def consolidate(self) -> None:
@@ -238,10 +238,7 @@ class TrainStep(Step):
     self._step.assign_add(1)
     return counts, self._rows.route(*following) if following else ()
 
-  def predict(self, staged: Staged) -> np.ndarray:
-    return self._predict(staged)[0].numpy()
-
-  def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray | None]:
+  def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     probabilities, known = self._predict(staged)
     return probabilities.numpy(), known.numpy()
 

@@ -1,0 +1,196 @@
+"""Files that are damaged: what is read is what was written, or is refused in one line."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.campaigns.processes import undisturbed
+from tests.campaigns.units import Found, Kind
+from trainer import config
+from trainer.errors import DataLoss, UserError
+
+TRIALS = 20  # of a unit
+_LONGEST = 2000  # characters of a message
+
+
+def damage(draw: random.Random, path: str) -> str:
+  """Damages a file. Returns: what was done to it."""
+  with open(path, 'rb') as f:
+    data = bytearray(f.read())
+  at = draw.randrange(max(1, len(data)))
+  how = draw.choice(['flip', 'flip', 'flip', 'flip', 'cut', 'zero', 'insert', 'remove', 'empty'])
+  if not data and how not in ('insert', 'remove'):
+    how = 'insert'
+  match how:
+    case 'flip':
+      data[at] ^= 1 << draw.randrange(8)
+    case 'cut':
+      del data[at:]
+    case 'zero':
+      end = min(len(data), at + draw.choice([1, 16, 512, 4096]))
+      data[at:end] = bytes(end - at)
+    case 'insert':
+      data[at:at] = draw.randbytes(draw.choice([1, 2, 8]))
+    case 'empty':
+      data.clear()
+  os.remove(path)  # what shares it by a link keeps its own
+  if how != 'remove':
+    with open(path, 'wb') as f:
+      f.write(data)
+  return f'{how} at {at} of {os.path.basename(path)}'
+
+
+def files_below(folder: str) -> list[str]:
+  """Returns the paths of all files in and below a folder, in order."""
+  return sorted(os.path.join(base, n) for base, _, names in os.walk(folder) for n in names)
+
+
+def copy(source: str, target: str) -> None:
+  """Copies a folder in place of another, as links to the same files."""
+  shutil.rmtree(target, ignore_errors=True)
+  shutil.copytree(source, target, copy_function=os.link)
+
+
+def _read_or_refused(
+  found: Found, what: str, read: Callable[[], Any], is_right: Callable[[Any], bool]
+) -> None:
+  """Counts a trial: what is read must be right, or refused in one line."""
+  try:
+    result = read()
+  except (UserError, FileNotFoundError) as e:
+    text = str(e)
+    wrong = '\n' in text or len(text) > _LONGEST
+    found.trial('refused in one line', f'{what}: {text}' if wrong else None)
+  except Exception as e:
+    found.trial('', f'{what}: {type(e).__name__}: {str(e)[:300]}')
+  else:
+    found.trial('read rightly', None if is_right(result) else f'{what}: read another content')
+
+
+def _checkpoints(draw: random.Random, folder: str, shared: str) -> Found:
+  """Damages one of two checkpoints: the other, or the whole one, is restored."""
+  path, _ = undisturbed('single', shared)
+  from trainer.comm.communicator import SingleProcess
+  from trainer.training.job import Job as TrainingJob
+  from trainer.training.step import TrainStep
+
+  source, run_dir = f'{os.path.dirname(path)}/run/checkpoints', f'{folder}/run'
+  cfg = config.load(path, [], run_dir)
+  job = TrainingJob(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+
+  def state() -> tuple[Any, ...]:
+    rows = {}
+    for chunk in job.step.store.export_state():
+      columns = {n: c for n, c in chunk.items() if np.ndim(c) and not n.startswith('factors')}
+      for i, key in enumerate(chunk['key'].tolist()):
+        rows[key] = tuple(c[i].tobytes() for c in columns.values())
+      rows[f'factors of shard {chunk["key"][:1]}'] = chunk['factors_default'].tobytes()
+    dense = {name: value.tobytes() for name, value in job.step.dense_state().items()}
+    return rows, dense, vars(job.progress).copy(), job.state.ledger.state()
+
+  names = sorted(os.listdir(source))
+  good = {}
+  for name in names:  # each alone, undamaged
+    copy(f'{source}/{name}', f'{run_dir}/checkpoints/{name}')
+    job.state.restore()
+    good[name] = state()
+    shutil.rmtree(f'{run_dir}/checkpoints')
+  found = Found()
+  for _ in range(TRIALS):
+    copy(source, f'{run_dir}/checkpoints')
+    harmed = draw.choice([[names[-1]], [names[-1]], names, names[:-1]])
+    what = [damage(draw, draw.choice(files_below(f'{run_dir}/checkpoints/{n}'))) for n in harmed]
+    _read_or_refused(
+      found,
+      str(what),
+      job.state.restore,
+      lambda there, all_harmed=harmed == names: state() in good.values() if there else all_harmed,
+    )
+  return found
+
+
+def _prepared(draw: random.Random, folder: str, shared: str) -> Found:
+  path, _ = undisturbed('single', shared)
+  from trainer.data.prepared import PreparedPass
+
+  cfg, source = config.load(path), f'{os.path.dirname(path)}/run/prepared/train/day_0'
+
+  def read(at: str) -> list[bytes]:
+    one = PreparedPass(at, cfg)
+    batches = one.batches(64, rank=0, size=1, seed=0, epoch=0, shuffle=False, start_batch=0)
+    return [np.asarray(array).tobytes() for batch in batches for array in batch]
+
+  wanted, found = read(source), Found()
+  for _ in range(TRIALS * 2):
+    copy(source, f'{folder}/pass')
+    what = damage(draw, draw.choice(files_below(f'{folder}/pass')))
+    _read_or_refused(found, what, lambda: read(f'{folder}/pass'), lambda got: got == wanted)
+  return found
+
+
+def _exports(draw: random.Random, folder: str, shared: str) -> Found:
+  path, _ = undisturbed('single', shared)
+  from trainer.storage import chain
+
+  source = f'{os.path.dirname(path)}/run/exports'
+
+  def read(at: str) -> list[Any]:
+    links, replay = chain.chain(at), {}
+    if not links:
+      raise DataLoss('the chain is broken')  # said in the log
+    for link in links:
+      for key in link.tombstones().tolist():
+        replay.pop(key, None)
+      for rows in link.rows():
+        ends = np.cumsum(rows.counts)
+        for key, linear, n, end in zip(rows.key.tolist(), rows.linear, rows.counts, ends):
+          replay[key] = linear, rows.factors[end - n : end].tobytes()
+    live = chain.live_keys(links, range(256)).tolist()
+    dense = {name: value.tobytes() for name, value in links[-1].dense().items()}
+    return [links[-1].name, replay, live, dense, links[-1].config()]
+
+  states = []  # of every export of the chain: where the last ones do not count, an earlier one does
+  copy(source, f'{folder}/exports')
+  while chain.exports(f'{folder}/exports'):
+    states.append(read(f'{folder}/exports'))
+    shutil.rmtree(chain.exports(f'{folder}/exports')[-1].path)
+  found = Found()
+  for _ in range(TRIALS * 2):
+    copy(source, f'{folder}/exports')
+    what = damage(draw, draw.choice(files_below(f'{folder}/exports')))
+    _read_or_refused(found, what, lambda: read(f'{folder}/exports'), lambda got: got in states)
+  return found
+
+
+KINDS = [
+  Kind(
+    'damaged checkpoints',
+    'a file of the newest checkpoint, of an older one or of each is changed: a state that was '
+    'saved is restored, bit by bit, or none, in one line',
+    'faults',
+    15,
+    600,
+    _checkpoints,
+  ),
+  Kind(
+    'damaged prepared passes',
+    'a file is changed: the batches are those of before, or are refused in one line',
+    'faults',
+    10,
+    600,
+    _prepared,
+  ),
+  Kind(
+    'damaged exports',
+    'a file of a chain is changed: the replay, its live keys, dense variables and config are those '
+    'of an export that was written, or are refused in one line',
+    'faults',
+    10,
+    600,
+    _exports,
+  ),
+]

@@ -1,0 +1,223 @@
+"""Inputs that are almost right, or not at all: each is taken, or refused in one line."""
+
+import copy
+import json
+import logging
+import os
+import pathlib
+import random
+import string
+from typing import Any
+
+import yaml
+
+from tests.campaigns.units import Found, Kind
+from trainer import config
+from trainer.errors import UserError
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONFIGS = 400  # of a unit
+RECORDS = 1400
+OP_CALLS = 20  # of each op
+_VALUES = (
+  None,
+  True,
+  0,
+  1,
+  -1,
+  2**31,
+  2**63,
+  10**300,
+  0.5,
+  -0.0,
+  1e30,
+  float('nan'),
+  float('inf'),
+  '',
+  ' ',
+  'x',
+  'adam',
+  'none',
+  '²',
+  'größe',
+  '\0',
+  '../..',
+  'a' * 3000,
+  '(',
+  '{}',
+  '%s',
+  [],
+  [[]],
+  [None],
+  {},
+  {'a': 1},
+  {'name': 'user'},
+  {'dnn': {'hidden': [0]}},
+)
+_LINES = (
+  '\t',
+  '- ',
+  ': ',
+  '&a *a',
+  '*a',
+  '!!int ""',
+  '!!python/object:os.system',
+  '2024-13-45',
+  '0x',
+  '1_000',
+  '[' * 500,
+  '{' * 200,
+  '9' * 5000,
+  '<<: x',
+  '? x',
+  '\ufeff',
+  '\x85',
+  '%YAML 9.9\n---\n',
+  '---\n',
+  '|2\n a',
+)
+
+
+def _places(tree: Any, path: tuple = ()) -> list[tuple]:
+  found = [path] if path else []
+  if isinstance(tree, (dict, list)):
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+      found += _places(value, (*path, key))
+  return found
+
+
+def _changed(draw: random.Random, tree: Any, names: list[str]) -> Any:
+  """A config as a tree with some values changed, added, misspelt or gone."""
+  tree = copy.deepcopy(tree)
+  for _ in range(draw.choice((1, 1, 1, 2, 4))):
+    *path, last = draw.choice(_places(tree))
+    node = tree
+    for key in path:
+      node = node[key]
+    how = draw.random()
+    if how < 0.15:
+      del node[last]
+    elif how < 0.35 and isinstance(node, dict):
+      node[draw.choice(names)] = copy.deepcopy(draw.choice(_VALUES))
+    elif how < 0.45 and isinstance(node, dict) and isinstance(last, str) and last:
+      at = draw.randrange(len(last))
+      node[last[:at] + draw.choice(string.ascii_lowercase) + last[at + 1 :]] = node.pop(last)
+    elif how < 0.5 and isinstance(node, list):
+      node.append(copy.deepcopy(node[draw.randrange(len(node))]))
+    elif how < 0.75:
+      node[last] = _alike(draw, node[last])
+    else:
+      node[last] = copy.deepcopy(draw.choice(_VALUES))
+    if not _places(tree):
+      break
+  return tree
+
+
+def _alike(draw: random.Random, value: Any) -> Any:
+  """A value of the same type."""
+  match value:
+    case bool():
+      return not value
+    case int():
+      return draw.choice((0, 1, 2, 3, 7, 64, 1000, value + 1))
+    case float():
+      return draw.choice((0.0, 1e-6, 0.1, 0.5, 1.0, 3.0, value / 2))
+    case str():
+      return draw.choice((value + 'x', value.upper(), 'sum', 'adam', 'ftrl', 'score', 'user'))
+    case list():
+      return draw.sample(value, draw.randrange(len(value) + 1))
+  return value
+
+
+def _configs(draw: random.Random, folder: str, shared: str) -> Found:
+  """Reads configs; what is taken means the same when it is written and read again."""
+  good = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / 'configs').glob('*.yaml'))]
+  schema = json.dumps(config.Config.model_json_schema()['$defs'])
+  names = sorted({name for d in json.loads(schema).values() for name in d.get('properties', {})})
+  found = Found()
+  for _ in range(CONFIGS):
+    tree, overrides = draw.choice(good), []
+    if draw.random() < 0.3:
+      path = '.'.join(map(str, draw.choice(_places(tree))))
+      value = draw.choice((*_LINES, *map(str, _VALUES)))
+      overrides = [draw.choice((f'{path}={value}', f'{path}.x={value}', value))]
+      text = yaml.safe_dump(tree)
+    else:
+      text = yaml.safe_dump(_changed(draw, tree, names), allow_unicode=True)
+    if draw.random() < 0.3:
+      for _ in range(draw.choice((1, 2))):
+        at = draw.randrange(len(text) + 1)
+        text = text[:at] + draw.choice(_LINES) + text[at + draw.randrange(4) :]
+    what = f'{text!r} {overrides}'
+    try:
+      cfg = config.parse(text, 'my.yaml', overrides)
+      again = config.parse(config.dump(cfg), 'again.yaml')
+    except UserError as e:
+      message = str(e)
+      # An override that has line ends is told as it is; the command makes one line of it.
+      wrong = '\n' in message and '\n' not in ''.join(overrides)
+      found.trial('refused in one line', f'{message}: {what}' if wrong else None)
+    except Exception as e:
+      found.trial('', f'{type(e).__name__}: {str(e)[:300]}: {what[:3000]}')
+    else:
+      same = again.model_dump() == cfg.model_dump()
+      found.trial('taken', None if same else f'is another when written and read again: {what}')
+  return found
+
+
+def _records(draw: random.Random, folder: str, shared: str) -> Found:
+  from tests.support import damage
+
+  logging.disable(logging.WARNING)
+  name, found = draw.choice(list(damage.FORMATS)), Found()
+  os.chdir(folder)  # where a file that is counted wrongly is left
+  totals = damage.trials(name, RECORDS, seed=draw.randrange(1 << 30))
+  found.trials = totals['records']
+  found.outcomes.update(
+    {
+      'kept': totals['kept'],
+      'counted as bad': totals['bad'],
+      'refused with their file': totals['refused'],
+    }
+  )
+  return found
+
+
+def _ops(draw: random.Random, folder: str, shared: str) -> Found:
+  from tests.support import fuzz_ops
+
+  ops, found = fuzz_ops.main(draw.randrange(1 << 30), OP_CALLS, f'{folder}/last_call'), Found()
+  found.trials = ops * OP_CALLS
+  found.outcomes['a result or an error'] = found.trials
+  return found
+
+
+KINDS = [
+  Kind(
+    'configs',
+    'values, keys and bytes of `configs/` and of `--set` are changed: taken, and the same when '
+    'written and read again, or refused in one line',
+    'inputs',
+    30,
+    900,
+    _configs,
+  ),
+  Kind(
+    'records',
+    'lines and bytes of CSV, JSON lines, libsvm, libffm, TFRecord, Parquet and ORC are changed: as '
+    'many are kept and counted as bad as an independent look finds, or the file is refused in one '
+    'line',
+    'inputs',
+    20,
+    900,
+    _records,
+  ),
+  Kind(
+    'ops',
+    'every op with one or two arguments wrong: a result or an error, and the process lives',
+    'inputs',
+    8,
+    900,
+    _ops,
+  ),
+]

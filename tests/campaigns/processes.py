@@ -1,0 +1,725 @@
+"""Processes that are killed, stopped and frozen, strangers at their ports, two of everything, disks
+that fill: after all of it a job ends in the state of one that was left alone.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import psutil
+import yaml
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+from horovod.runner.http.http_server import RendezvousServer
+
+from tests.campaigns.units import (
+  TRACE,
+  Found,
+  Kind,
+  command,
+  fork,
+  in_child,
+  killed_in_the_end,
+  text_of,
+  told,
+  wait,
+)
+from tests.support.parameter_servers import free_addresses
+from tests.support.states import state_of
+from trainer import files
+from trainer.comm import horovod  # noqa: F401 before the forks
+from trainer.parameter_server import run as parameter_server_run  # noqa: F401
+from trainer.storage import chain
+from trainer.training import job as training_job  # noqa: F401
+
+LOST_SECONDS = 15
+BOUND = 90  # seconds in which a job that has lost a process must have ended
+SOON = 240  # seconds in which a job that is left alone must have ended
+FAULTS = 6  # of a unit, one after the other, before the job is left alone
+DAYS, SAMPLES, BATCH = 3, 500, 100
+MODES = ('single', 'ranks', 'connections', 'ps', 'ps_async', 'ps_geo')
+EXACT = ('single', 'ranks', 'connections', 'ps')  # modes whose runs are the same each time
+STATUSES = {0, 2, 3, 143, -signal.SIGKILL, -signal.SIGTERM}
+
+
+def write_log(folder: str, seed: int = 0) -> None:
+  """Writes the days of a log in which clicks follow from user and item, and one to predict."""
+  rng = np.random.default_rng(seed)
+  for day in range(DAYS + 1):
+    user, item = rng.integers(0, 60, [2, SAMPLES])
+    click = rng.random(SAMPLES) < 1 / (1 + np.exp(1 - np.sin(user) - np.cos(item)))
+    with open(f'{folder}/day_{day}.csv', 'w', encoding='utf-8') as f:
+      f.write('user,item,tags,price,click\n')
+      for u, i, c in zip(user, item + 20 * day, click):
+        tags = '|'.join(f't{t}' for t in rng.integers(0, 12, rng.integers(0, 3)))
+        f.write(f'u{u},i{i},{tags},{rng.exponential():.3f},{c:d}\n')
+
+
+def write_config(folder: str, mode: str) -> str:
+  """Writes the config of a job in this mode on the log of the folder. Returns: its path."""
+  sync = {
+    'mode': 'allreduce' if mode not in ('ps', 'ps_async', 'ps_geo') else mode,
+    'dense_allreduce': 'connections' if mode == 'connections' else 'horovod',
+    'lost_peer_seconds': LOST_SECONDS,
+    'stalled_peer_seconds': 60,
+    'geo_steps': 2,
+  }
+  lifecycle = {'admission_threshold': 0.5, 'delete_threshold': 0.1, 'delete_after_unseen_days': 1}
+  tree = {
+    'seed': 5,
+    'data': {
+      'train': [f'{folder}/day_[0-{DAYS - 1}].csv'],
+      'day_pattern': r'day_(\d+)',
+      'label': 'click',
+      'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'tags', 'separator': '|'}],
+      'dense': [{'name': 'price', 'transform': 'log1p_standardise'}],
+    },
+    # Where runs differ, what is shown must not be forgotten: it is what they are compared by.
+    'lifecycle': lifecycle | {'decay': 0.9} if mode in EXACT else {'decay': 1.0},
+    'sparse': {'tables': {'default': {'width': 4}}},
+    'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
+    'train': {'batch_size': BATCH, 'deterministic': True, 'log_every_steps': 2},
+    'checkpoint': {'every_steps': 3},
+    'export': {'base': True, 'delta_every_passes': 1},
+    'metrics': {'auc_buckets': 1000},
+    'sync': sync,
+  }
+  path = f'{folder}/{mode}.yaml'
+  with open(path, 'w', encoding='utf-8') as f:
+    yaml.safe_dump(tree, f)
+  return path
+
+
+class Fault:
+  """A signal that a process sends itself.
+
+  Args:
+    number: of the signal.
+    place: 'file:function' of trainer/, at whose first call it is sent; None: by `calls`.
+    calls: of functions of trainer/ before it is sent.
+  """
+
+  def __init__(self, number: signal.Signals, place: str | None = None, calls: int = 0):
+    self.number, self.place, self.calls = number, place, calls
+
+  def __str__(self) -> str:
+    return f'{self.number.name} at {self.place or f"call {self.calls}"}'
+
+  def arm(self) -> None:
+    """Lets this process meet it."""
+    left = self.calls
+
+    def at_call(place: str) -> None:
+      nonlocal left
+      left -= 1
+      if place == self.place or (self.place is None and left < 0):
+        sys.setprofile(None)
+        os.write(1, b'FAULT\n')
+        os.kill(os.getpid(), self.number)
+
+    _watch_calls(at_call)
+
+
+def _watch_calls(at_call: Callable[[str], None]) -> None:
+  def profile(frame: FrameType, event: str, _: Any) -> None:
+    code = frame.f_code
+    if event == 'call' and '/trainer/' in code.co_filename:
+      at_call(f'{code.co_filename.rpartition("/trainer/")[2]}:{code.co_qualname}')
+
+  sys.setprofile(profile)
+
+
+_CALLS_A_LINE = 100
+
+
+def _record_calls(path: str) -> Callable[[], None]:
+  """Returns what makes a process note the functions that it calls, each once, and how many calls it
+  makes in all: an empty line for so many.
+  """
+
+  def arm() -> None:
+    # The process ends by os._exit: what it notes must not wait in a buffer.
+    out = open(path, 'w', buffering=1, encoding='utf-8')
+    seen: set[str] = set()
+    calls = 0
+
+    def at_call(place: str) -> None:
+      nonlocal calls
+      calls += 1
+      if place not in seen:
+        seen.add(place)
+        out.write(f'{place}\n')
+      if calls % _CALLS_A_LINE == 0:
+        out.write('\n')
+
+    _watch_calls(at_call)
+
+  return arm
+
+
+def _rendezvous(slots: list[Any], path: str) -> None:
+  store = RendezvousServer()
+  port = store.start()
+  store.init(slots)
+  with open(path + '.new', 'w', encoding='utf-8') as f:
+    f.write(str(port))
+  os.replace(path + '.new', path)
+  signal.pause()
+
+
+class Job:
+  """The processes of one run of a job.
+
+  Args:
+    folder: of their logs.
+    mode: one of MODES.
+    flags: of trainer.run.
+  Attributes:
+    pids: by name.
+    statuses: of those that have ended, by name.
+  """
+
+  names = {
+    'single': ['single'],
+    'ranks': ['rank 0', 'rank 1'],
+    'connections': ['rank 0', 'rank 1'],
+  } | dict.fromkeys(('ps', 'ps_async', 'ps_geo'), ['ps 0', 'worker 0', 'worker 1'])
+
+  def __init__(self, folder: str, mode: str, flags: list[str]):
+    self._folder, self._mode, self._flags = folder, mode, flags
+    self.pids: dict[str, int] = {}
+    self.statuses: dict[str, int] = {}
+    self._environments = self._make_environments()
+
+  def _make_environments(self) -> dict[str, dict[str, str]]:
+    names = self.names[self._mode]
+    if self._mode == 'single':
+      return {'single': {}}
+    if self._mode in ('ranks', 'connections'):
+      slots = get_host_assignments(parse_hosts('localhost:2'), 2)
+      path = f'{self._folder}/port'
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+      self.pids['rendezvous'] = fork(lambda: _rendezvous(slots, path), f'{path}.log')
+      while not (port := text_of(path)):
+        time.sleep(0.005)
+      common = create_run_env_vars('127.0.0.1', ['lo'], port)
+      return {name: create_slot_env_vars(slot) | common for name, slot in zip(names, slots)}
+    addresses = free_addresses(3)
+    cluster = {'ps': list(addresses[:1]), 'worker': list(addresses[1:])}
+    return {
+      name: {
+        'TF_CONFIG': json.dumps(
+          {'cluster': cluster, 'task': {'type': name.split()[0], 'index': int(name.split()[1])}}
+        )
+      }
+      for name in names
+    }
+
+  def log(self, name: str) -> str:
+    return f'{self._folder}/{name}.log'
+
+  def start(self, arm: dict[str, Callable[[], None]] | None = None) -> None:
+    """Starts all processes. Args: arm: what one does first, by its name."""
+    for name, environment in self._environments.items():
+      self.start_one(name, environment, (arm or {}).get(name))
+
+  def start_one(
+    self, name: str, environment: dict[str, str], arm: Callable[[], None] | None = None
+  ) -> None:
+    begin = command('trainer.run', *self._flags)
+
+    def action() -> None:
+      os.environ.update(environment)
+      signal.signal(signal.SIGTERM, signal.SIG_DFL)
+      if arm:
+        arm()
+      begin()
+
+    self.pids[name] = fork(action, self.log(name))
+
+  def wait(self, seconds: float, but: str | None = None) -> list[str]:
+    """Waits for the processes of the job. Returns: the names of those that still run."""
+    deadline = time.monotonic() + seconds
+    left = [name for name in self._environments if name not in self.statuses and name != but]
+    for name in left:
+      status = wait(self.pids[name], max(0.1, deadline - time.monotonic()))
+      if status is not None:
+        self.statuses[name] = status
+    return [name for name in left if name not in self.statuses]
+
+  def end(self) -> None:
+    """Kills what still runs."""
+    with killed_in_the_end([p for name, p in self.pids.items() if name not in self.statuses]):
+      pass
+
+  def said(self) -> str:
+    """What all processes have said."""
+    return ''.join(text_of(self.log(name)) for name in self._environments)
+
+  def problem(self) -> str | None:
+    """What must not be in how the processes ended, in a line; None where all is as it should."""
+    odd = {name: status for name, status in self.statuses.items() if status not in STATUSES}
+    said = self.said()
+    if odd:
+      return f'statuses {odd}: {told(said)[-3:] or said[-600:]}'
+    if TRACE in said:
+      return f'a stack trace: {said[said.index(TRACE) :][:1500]}'
+    refused = [name for name, status in self.statuses.items() if status in (2, 3)]
+    if refused and not told(said):
+      return f'{refused} ended without a reason: {said[-600:]}'
+    return None
+
+
+def undisturbed(mode: str, shared: str) -> tuple[str, dict[str, Any]]:
+  """Runs the job of a mode once for all units. Returns: its config, and what it did and left."""
+  folder = f'{shared}/{mode}'
+  lock, done = f'{folder}.lock', f'{folder}/reference.json'
+  while not os.path.exists(done):
+    try:
+      os.mkdir(lock)
+    except FileExistsError:  # another unit is at it
+      time.sleep(0.1)
+      continue
+    os.makedirs(folder)
+    write_log(folder)
+    config = write_config(folder, mode)
+    job = Job(folder, mode, ['--config', config, '--run_dir', f'{folder}/run'])
+    names = job.names[mode]
+    job.start({name: _record_calls(f'{folder}/{name}.calls') for name in names})
+    left = job.wait(SOON)
+    job.end()
+    if left or set(job.statuses.values()) != {0}:
+      raise AssertionError(f'the undisturbed run: {job.statuses}, {left} run: {job.said()[-3000:]}')
+    lines = {name: text_of(f'{folder}/{name}.calls').split('\n') for name in names}
+    record = {
+      'places': {name: [one for one in noted if one] for name, noted in lines.items()},
+      'calls': {name: noted.count('') * _CALLS_A_LINE for name, noted in lines.items()},
+    }
+    with open(f'{done}.new', 'w', encoding='utf-8') as f:
+      json.dump(record, f)
+    os.replace(f'{done}.new', done)
+  with open(done, encoding='utf-8') as f:
+    return f'{folder}/{mode}.yaml', json.load(f)
+
+
+def _shows(run_dir: str) -> float:
+  """The sum of shows of all features of slot user."""
+  state, total = state_of(run_dir), 0.0
+  for key, row in state['rows'].items():
+    if key >> 52 == min(k >> 52 for k in state['rows']):
+      total += float(np.frombuffer(row[0], np.float32 if len(row[0]) == 4 else np.float64)[0])
+  return total
+
+
+def difference(
+  mode: str, run_dir: str, wanted: str, faults: int, but: Collection[str] = ()
+) -> str | None:
+  """Compares a run with the undisturbed one.
+
+  Args:
+    mode: of both.
+    run_dir: of the run.
+    wanted: of the undisturbed one.
+    faults: that the run has met.
+    but: parts that may differ: exports, events.
+  Returns:
+    What differs, or None.
+  """
+  found, expected = state_of(run_dir), state_of(wanted)
+  if [n for n in os.listdir(f'{run_dir}/exports') if 'unfinished' in n]:
+    return 'an unfinished export is left'
+  if mode in EXACT:
+    for what in ('rows', 'dense', 'progress', 'exports'):
+      if what in but:
+        continue
+      if what == 'progress':
+        for state in (found, expected):
+          for entry in state['progress'].get('ledger', []):
+            del entry['modified']
+      if found[what] != expected[what]:
+        return f'{what} differ: {_first_difference(found[what], expected[what])}'
+    for name, value in expected['metrics'].items():
+      if not np.allclose(found['metrics'][name], value, rtol=1e-9, atol=1e-9):
+        return f'{name} differs'
+    names = [
+      [(e['event'], e.get('pass'), e['step']) for e in s['events']] for s in (found, expected)
+    ]
+    same = names[0] == names[1] or 'events' in but
+    return None if same else f'events differ: {names}'
+  # What is under way when a worker is lost may be done twice, by its successor.
+  for name in ('done', 'last', 'epoch', 'day'):
+    if found['progress'][name] != expected['progress'][name]:
+      return f'progress.{name}: {found["progress"][name]}; wanted {expected["progress"][name]}'
+  fates = [entry['fate'] for entry in found['progress']['ledger']]
+  if fates != ['trained'] * DAYS:
+    return f'fates: {fates}'
+  shows, least = _shows(run_dir), DAYS * SAMPLES
+  if not least <= shows <= least + faults * 2 * BATCH:
+    return f'{shows:.0f} shows; wanted {least}, and at most {2 * BATCH} more for each fault'
+  trained = [e['pass'] for e in found['events'] if e['event'] == 'train']
+  if trained != [f'day_{day}' for day in range(DAYS)]:
+    return f'train events of {trained}'
+  return None
+
+
+def _first_difference(found: Any, wanted: Any) -> str:
+  for key in sorted(found.keys() | wanted.keys(), key=str):
+    if found.get(key) != wanted.get(key):
+      return f'{key}: {str(found.get(key))[:150]} and {str(wanted.get(key))[:150]}'
+  return ''
+
+
+def _draw_fault(draw: random.Random, name: str, reference: dict[str, Any]) -> Fault:
+  number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+  if draw.random() < 0.4:
+    return Fault(number, place=draw.choice(reference['places'][name]))
+  return Fault(number, calls=draw.randrange(reference['calls'][name]))
+
+
+def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
+  def run_unit(draw: random.Random, folder: str, shared: str) -> Found:
+    config, reference = undisturbed(mode, shared)
+    flags, found = ['--config', config, '--run_dir', f'{folder}/run'], Found()
+    history = []
+    for i in range(FAULTS):
+      os.makedirs(f'{folder}/{i}')
+      job = Job(f'{folder}/{i}', mode, flags)
+      name = draw.choice(job.names[mode])
+      fault = _draw_fault(draw, name, reference)
+      history.append(f'{fault} in {name}')
+      job.start({name: fault.arm})
+      _let_fault_happen(job, name, fault, found, history)
+      if found.failures:
+        return found
+    os.makedirs(f'{folder}/last')
+    job = Job(f'{folder}/last', mode, flags)
+    job.start()
+    left = job.wait(SOON)
+    job.end()
+    wrong = f'still run: {left}' if left else job.problem()
+    if wrong is None and set(job.statuses.values()) != {0}:
+      wrong = f'the job that was left alone: {job.statuses} {told(job.said())}'
+    run_dir = f'{folder}/run'
+    wanted = f'{os.path.dirname(config)}/run'
+    wrong = wrong or in_child(lambda: difference(mode, run_dir, wanted, FAULTS), folder)
+    if wrong:
+      found.trial('', f'{wrong}, after {history}')
+    return found
+
+  return run_unit
+
+
+def _let_fault_happen(job: Job, name: str, fault: Fault, found: Found, history: list[str]) -> None:
+  """Waits for what follows a fault, and counts it."""
+  frozen = fault.number == signal.SIGSTOP
+  left = _wait_for_fault(job, name) if frozen else job.wait(SOON)
+  if frozen and not left and name not in job.statuses:  # the others have ended, or there are none
+    os.kill(job.pids[name], signal.SIGCONT)
+    left = job.wait(BOUND)
+  met = 'FAULT' in text_of(job.log(name))
+  job.end()
+  wrong = f'still run: {left}: {job.said()[-1500:]}' if left else job.problem()
+  if wrong:
+    found.trial('', f'{wrong}, after {history}')
+  elif met:
+    statuses = [s for n, s in job.statuses.items() if n != name]
+    went_on = bool(statuses) and set(statuses) == {0}
+    own = job.statuses[name]
+    outcome = 'went on' if went_on or own == 0 else 'saved and stopped' if own == 143 else ''
+    if not outcome:
+      outcome = 'ended by name' if 3 in statuses else 'ended at once'
+    found.trial(outcome)
+
+
+def _wait_for_fault(job: Job, name: str) -> list[str]:
+  """Waits until a process is frozen or has ended, and the others have ended.
+
+  Returns:
+    The names of those that still run.
+  """
+  process = psutil.Process(job.pids[name])
+  deadline = time.monotonic() + SOON
+  while time.monotonic() < deadline:
+    if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+      break
+    time.sleep(0.02)
+  if process.status() == psutil.STATUS_ZOMBIE:
+    return job.wait(SOON)
+  return job.wait(SOON, but=name)
+
+
+# Strangers
+
+_SAYINGS = (
+  b'',
+  b'GET / HTTP/1.0\r\n\r\n',
+  b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n',
+  b'\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03',
+  b'\xff' * 100,
+  b'\x7f\xff\xff\xff',
+  b'\0\0\0\x14#CHALLENGE#1234567890',
+)
+_STRANGERS = 3  # of each saying, at each port
+
+
+def _talk_to_all(pids: list[int], draw: random.Random) -> None:
+  """Connects to every port at which the processes listen, as soon as it is there, and says all
+  kinds of things; runs until it is killed.
+  """
+  met: set[Any] = set()
+  staying: list[socket.socket] = []
+  while True:
+    for pid in pids:
+      with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        found: set[Any] = {
+          ('127.0.0.1', c.laddr.port)
+          for c in process.net_connections('tcp')
+          if c.status == psutil.CONN_LISTEN
+        }
+        names = (c.laddr for c in process.net_connections('unix'))
+        found |= {b'\0' + name[1:].encode() for name in names if name.startswith('@')}
+        for address in found - met:
+          met.add(address)
+          print('stranger at', address, flush=True)
+          for saying in _SAYINGS * _STRANGERS:
+            with contextlib.suppress(OSError):
+              one = socket.socket(socket.AF_INET if isinstance(address, tuple) else socket.AF_UNIX)
+              one.settimeout(5)
+              one.connect(address)
+              one.sendall(saying)
+              staying.append(one)
+              if draw.random() < 0.3:
+                one.close()
+    time.sleep(0.02)
+
+
+def _strangers(draw: random.Random, folder: str, shared: str) -> Found:
+  mode = draw.choice(['ranks', 'connections', 'ps', 'ps_async'])
+  config, _ = undisturbed(mode, shared)
+  job = Job(folder, mode, ['--config', config, '--run_dir', f'{folder}/run'])
+  found = Found()
+  job.start()
+  pids = [pid for name, pid in job.pids.items() if name != 'rendezvous']
+  stranger = fork(lambda: _talk_to_all(pids, draw), f'{folder}/stranger.log')
+  with killed_in_the_end([stranger]):
+    left = job.wait(SOON)
+  job.end()
+  said = text_of(f'{folder}/stranger.log')
+  wrong = f'still run: {left}' if left else job.problem()
+  if wrong is None and set(job.statuses.values()) != {0}:
+    wrong = f'{job.statuses}: {told(job.said())}'
+  run_dir, wanted = f'{folder}/run', f'{os.path.dirname(config)}/run'
+  wrong = wrong or in_child(lambda: difference(mode, run_dir, wanted, 0), folder)
+  where = f'{mode}, {said.count("stranger")} ports'
+  found.trial('finished the same', wrong and f'{wrong}, with strangers at {where}')
+  return found
+
+
+# Two of everything
+
+_BESIDE = {
+  'base': 'trainer.export --kind base --run_dir {run_dir}',
+  'delta': 'trainer.export --kind delta --run_dir {run_dir}',
+  'dense_model': 'trainer.export --kind dense_model --run_dir {run_dir}',
+  'predict': 'trainer.predict --run_dir {run_dir} --data {data} --out {out}',
+  'evaluate': 'trainer.evaluate --run_dir {run_dir} --data {data}',
+  'inspect': 'trainer.inspect {run_dir}',
+}
+
+
+def _two(draw: random.Random, folder: str, shared: str) -> Found:
+  """Starts two trainers on one run_dir and some other commands, all at once or beside training."""
+  config, _ = undisturbed('single', shared)
+  source, run_dir, found = os.path.dirname(config), f'{folder}/run', Found()
+  trains = command('trainer.run', '--config', config, '--run_dir', run_dir)
+  drawn = draw.choices(list(_BESIDE), k=draw.choice([2, 3])) * 2
+  pids: dict[str, int] = {}
+  for name in ('trainer 0', 'trainer 1'):
+    pids[name] = fork(trains, f'{folder}/{name}.log')
+  time.sleep(draw.random() * 3)
+  for i, name in enumerate(drawn):
+    data, out = f'{source}/day_{DAYS}.csv', f'{folder}/out{i}'
+    words = _BESIDE[name].format(run_dir=run_dir, data=data, out=out).split()
+    pids[f'{name} {i}'] = fork(command(*words), f'{folder}/{name} {i}.log')
+  statuses = {name: wait(pid, SOON) for name, pid in pids.items()}
+  if None in statuses.values():
+    found.trial('', f'still run: {statuses}')
+    return found
+  wrong = None
+  for name, status in statuses.items():
+    said = text_of(f'{folder}/{name}.log')
+    if status not in (0, 2) or TRACE in said or (status == 2 and not told(said)):
+      wrong = f'{name} ended with {status}: {said[-1500:]}'
+  if sorted(statuses[f'trainer {i}'] for i in range(2)) not in ([0, 2], [0, 0]):
+    wrong = wrong or f'trainers: {statuses}'
+  # Exports of commands take their place in the chain, so that its numbers differ.
+  but = ['exports', 'events']
+  wrong = wrong or in_child(
+    lambda: (
+      difference('single', run_dir, f'{source}/run', 0, but)
+      or _last_base_differs(run_dir, f'{source}/run')
+    ),
+    folder,
+  )
+  found.trial('as one after the other', wrong and f'{wrong}: {drawn}')
+  return found
+
+
+def _last_base_differs(run_dir: str, wanted: str) -> str | None:
+  """Compares the base that the trainer wrote last with that of the undisturbed run."""
+  last = [one for one in chain.exports(f'{wanted}/exports') if one.kind == 'base'][-1]
+  position = files.read_manifest(last.path)['position']
+  for one in chain.exports(f'{run_dir}/exports'):
+    if one.kind == 'base' and files.read_manifest(one.path)['position'] == position:
+      keys = [chain.RowExport(path).keys('rows', range(256)) for path in (one.path, last.path)]
+      same = np.array_equal(*keys)
+      return None if same else f'{one.path} has other keys than {last.path}'
+  return f'there is no base of {position}'
+
+
+# Disks
+
+_NEW_NAMESPACE = 0x00020000  # CLONE_NEWNS
+
+
+def _mounted(path: str, kilobytes: int) -> bool:
+  """Mounts a file system of this size for this process and its children alone."""
+  if ctypes.CDLL(None).unshare(_NEW_NAMESPACE):
+    return False
+  quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
+  if subprocess.run(['mount', '--make-rprivate', '/'], **quiet).returncode:
+    return False
+  os.makedirs(path)
+  size = f'size={kilobytes}k'
+  return not subprocess.run(['mount', '-t', 'tmpfs', '-o', size, 'tmpfs', path], **quiet).returncode
+
+
+def _fill(path: str, draw: random.Random) -> None:
+  """Fills a disk at some moment, gives the space back a while later, and so on."""
+  while True:
+    time.sleep(draw.random() * 2)
+    with contextlib.suppress(OSError), open(f'{path}/ballast', 'wb', buffering=0) as f:
+      while True:
+        f.write(bytes(1 << 14))
+    time.sleep(draw.random())
+    os.remove(f'{path}/ballast')
+
+
+def _full_disks(draw: random.Random, folder: str, shared: str) -> Found:
+  mode = draw.choice(['single', 'single', 'single', 'connections'])
+  config, _ = undisturbed(mode, shared)
+  wanted, disk, found = f'{os.path.dirname(config)}/run', f'{folder}/disk', Found()
+  needed = sum(os.path.getsize(path) for path in _files(wanted)) // 1024
+  if not _mounted(disk, needed):
+    found.outcomes['cannot mount here'] += 1
+    return found
+  flags, history = ['--config', config, '--run_dir', f'{disk}/run'], []
+  for i in range(FAULTS + 1):
+    is_last = i == FAULTS
+    size = 4 * needed if is_last else int(needed * draw.random() * draw.choice([0.1, 1, 1.5])) + 40
+    used = sum(os.path.getsize(path) for path in _files(disk)) // 1024
+    size = max(size, used + draw.choice([4, 40, 400]))
+    subprocess.run(['mount', '-o', f'remount,size={size}k', disk], check=True)
+    os.makedirs(f'{folder}/{i}')
+    job = Job(f'{folder}/{i}', mode, flags)
+    job.start()
+    filler = [] if is_last else [fork(lambda: _fill(disk, draw), f'{folder}/filler.log')]
+    with killed_in_the_end(filler):
+      left = job.wait(SOON)
+    job.end()
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(f'{disk}/ballast')
+    said, statuses = job.said(), set(job.statuses.values())
+    history.append(f'{size} kB: {sorted(statuses)}')
+    wrong = f'still run: {left}' if left else None
+    if 1 in statuses and 'but the reports are not' not in said or statuses - {0, 1, 2}:
+      wrong = wrong or f'{job.statuses}: {said[-1500:]}'
+    if TRACE in said:
+      wrong = wrong or f'a stack trace: {said[said.index(TRACE) :][:2000]}'
+    if 2 in statuses and not ('No space left' in said or 'wanted free space' in said):
+      wrong = wrong or f'status 2 names no full disk: {told(said)}'
+    if is_last and statuses - {0, 1}:
+      wrong = wrong or f'the disk has space again: {job.statuses}: {told(said)}'
+    if wrong:
+      found.trial('', f'{wrong}, {mode}, after {history}')
+      return found
+    if not is_last:
+      told_of = 'named, then gone on' if 2 in statuses else 'reports named, state whole'
+      found.trial('had space enough' if statuses == {0} else told_of)
+  wrong = in_child(lambda: difference(mode, f'{disk}/run', wanted, 0, ['events']), folder)
+  if wrong:
+    found.trial('', f'{wrong}, {mode}, after {history}')
+  return found
+
+
+def _files(folder: str) -> list[str]:
+  return [os.path.join(base, name) for base, _, names in os.walk(folder) for name in names]
+
+
+KINDS = [
+  Kind(
+    f'signals, {mode}',
+    'SIGKILL, SIGTERM or SIGSTOP at any call, or at the first call of any function of the start, '
+    f'in any process; {FAULTS} in a row, then left alone: '
+    + (
+      'rows, dense state, place, exports and events equal those of the undisturbed run, bit by bit'
+      if mode in EXACT
+      else 'every pass trained once, no sample lost'
+    ),
+    'faults',
+    units,
+    1500,
+    _signals(mode),
+  )
+  for mode, units in (
+    ('single', 40),
+    ('ranks', 30),
+    ('connections', 25),
+    ('ps', 25),
+    ('ps_async', 25),
+    ('ps_geo', 25),
+  )
+] + [
+  Kind(
+    'strangers',
+    f'{len(_SAYINGS) * _STRANGERS} connections to every port and socket of a job, as soon as it '
+    'listens, that say nothing, rubbish, HTTP, TLS or half of our own greeting: the job ends as '
+    'undisturbed',
+    'faults',
+    16,
+    600,
+    _strangers,
+  ),
+  Kind(
+    'two of everything',
+    'two trainers on one run_dir, and exports, predictions, evaluations and inspections twice '
+    'beside them: one trains, the other is refused by name, the rest end rightly; the state is '
+    'that of one run, and so is the last base',
+    'faults',
+    30,
+    900,
+    _two,
+  ),
+  Kind(
+    'full disks',
+    f'a disk that is too small, or full at some moments; {FAULTS} in a row, then with space: '
+    'told in one line, and the state ends as undisturbed',
+    'faults',
+    16,
+    900,
+    _full_disks,
+  ),
+]

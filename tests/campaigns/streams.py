@@ -1,0 +1,232 @@
+"""Days of made-up streams: what the trainer's stream does is what an independent model of it says.
+
+Passes come in order, late, twice under one name or under two, damaged, misnamed, or not at all
+though their markers say so; the process ends at any moment and takes up a state of before.
+"""
+
+import json
+import os
+import random
+import re
+import types
+from typing import Any
+
+from tests.campaigns.units import Found, Kind
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.errors import BadPass
+from trainer.training.ledger import Ledger
+from trainer.training.run_state import Progress
+from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
+
+STREAMS = 25  # of a unit
+MOMENTS = 30  # of a stream, at each of which something happens
+
+
+class Model:
+  """What should become of each pass, told by rules that know nothing of the trainer's code.
+
+  Args:
+    late: data.late.
+  Attributes:
+    log: what was done: names trained, 'end N' of days.
+    fates: by name.
+  """
+
+  def __init__(self, late: str):
+    self._late = late
+    self.log: list[str] = []
+    self.fates: dict[str, str] = {}
+    self._open: int | None = None
+    self._closed: int | None = None
+    self._bytes: set[str] = set()  # of what was trained
+
+  def look(self, there: dict[str, str], bad: set[str]) -> None:
+    """Does what is to be done until nothing is ready.
+
+    Args:
+      there: the bytes of the passes that are announced and there, by name.
+      bad: names of those that cannot be read.
+    """
+    for name in sorted(there):
+      if not re.search(r'day_\d', name):
+        self.fates[name] = 'refused'
+    while True:
+      new = [n for n in there if n not in self.fates]
+      if not new:
+        return
+      # The first by day, then with numbers as numbers.
+      name = min(new, key=lambda n: (_day(n), [int(x) for x in re.findall(r'\d+', n)], n))
+      if there[name] in self._bytes:
+        self.fates[name] = 'seen'
+        continue
+      day, ended = _day(name), self._open if self._open is not None else self._closed
+      is_late = day < self._open if self._open is not None else ended is not None and day <= ended
+      if is_late and self._late == 'skip':
+        self.fates[name] = 'skipped'
+        continue
+      if not is_late and self._open is not None and day > self._open:
+        self.log.append(f'end {self._open}')
+        self._open, self._closed = None, self._open
+        continue
+      if name in bad:
+        self.fates[name] = 'refused'
+        continue
+      self.log.append(name)
+      self._bytes.add(there[name])
+      if is_late:
+        self.fates[name] = 'late'
+      else:
+        self.fates[name], self._open = 'trained', day
+
+
+def _day(name: str) -> int:
+  return int(re.search(r'day_(\d+)', name)[1])
+
+
+class Trainer:
+  """The trainer's stream without a training: it notes what it would do, and keeps its state as a
+  checkpoint would.
+  """
+
+  def __init__(self, folder: str, late: str, bad: set[str]):
+    tree = {
+      'watch': folder,
+      'late': late,
+      'max_refused_passes': 1000,
+      'slots': [{'name': 'a'}],
+      'day_pattern': r'day_(\d+)',
+    }
+    model = {'interactions': ['linear']}
+    self._cfg = config.Config.model_validate({'data': tree, 'model': model})
+    self._bad = bad
+    self.log: list[str] = []
+    self.restore('{"progress": {}, "ledger": [], "log": []}')
+
+  def saved(self) -> str:
+    """Returns all that a checkpoint would hold."""
+    progress = vars(self.state.progress)
+    state = {'progress': progress, 'ledger': self.state.ledger.state(), 'log': self.log}
+    return json.dumps(state)
+
+  def restore(self, text: str) -> None:
+    """Begins anew from what `saved` gave."""
+    state = json.loads(text)
+    progress, ledger = Progress(**state['progress']), Ledger(state['ledger'])
+    self.log = state['log']
+    self.state = types.SimpleNamespace(progress=progress, ledger=ledger)
+    self._stream = Stream(self._cfg, SingleProcess(), self.state, lambda *_: None)
+
+  def look(self, actions: int | None = None) -> None:
+    """Does what the stream says until it waits, or so many actions."""
+    progress, done = self.state.progress, 0
+    while actions is None or done < actions:
+      done += 1
+      match self._stream.next():
+        case Train(one, late):
+          if os.path.basename(one.path) in self._bad:
+            self._stream.refused(BadPass(one.name))
+            continue
+          if not late:
+            progress.day = one.day
+          self._stream.trained()
+          progress.done, progress.last = progress.done + 1, one.name
+          self.log.append(os.path.basename(one.path))
+        case EndDay(day) as ended:
+          self._stream.day_ended(ended)
+          self.log.append(f'end {day}')
+        case Wait() | Finished() | Stopped():
+          return
+
+  def fates(self) -> dict[str, str]:
+    """Returns what became of each pass, by its file's name."""
+    return {os.path.basename(entry.path): entry.fate for entry in self.state.ledger}
+
+
+def _stream(draw: random.Random, folder: str) -> str | None:
+  """Plays one stream. Returns: what differs, or None."""
+  os.makedirs(folder)
+  late, bad, there = draw.choice(['train', 'skip']), set(), {}
+  trainer, model = Trainer(folder, late, bad), Model(late)
+  events: list[Any] = []
+  day, number, contents = draw.choice([1, 8, 20240227]), 0, []
+  promised: list[tuple[str, str]] = []
+  checkpoint = trainer.saved()
+
+  def arrive(name: str, content: str) -> None:
+    _write(folder, name, content)
+    _write(folder, name + '.done', '')
+    there[name] = content
+
+  for _ in range(MOMENTS):
+    number += 1
+    content = f'content {number}'
+    what = draw.choices(
+      ['pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found'],
+      [8, 4, 3, 2, 2, 1, 2, 2],
+    )[0]
+    name = f'day_{day}_hour_{number}.csv'
+    match what:
+      case 'day':
+        day += draw.choice([1, 1, 1, 2])
+        name = f'day_{day}_hour_{number}.csv'
+      case 'late':
+        name = f'day_{max(0, day - draw.randrange(1, 4))}_hour_{number}.csv'
+      case 'double' if contents:
+        content = draw.choice(contents)
+      case 'corrupt':
+        bad.add(name)
+      case 'misnamed':
+        name = f'hour_{number}.csv'
+      case 'missing':
+        _write(folder, name + '.done', '')
+        promised.append((name, content))
+      case 'found' if promised:
+        name, content = promised.pop(draw.randrange(len(promised)))
+    if what != 'missing':
+      arrive(name, content)
+      contents += [content] if what != 'corrupt' else []
+    events.append((what, name))
+    # The model looks after every event or a few; the trainer at the same moments, but it may die
+    # at any action and take up what was saved.
+    if draw.random() < 0.6:
+      model.look(there, bad)
+      while draw.random() < 0.4:
+        trainer.look(draw.randrange(5))
+        if draw.random() < 0.5:
+          trainer.restore(checkpoint)
+          events.append('died')
+        else:
+          checkpoint = trainer.saved()
+      trainer.look()
+      checkpoint = trainer.saved()
+      if (trainer.log, trainer.fates()) != (model.log, model.fates):
+        return f'{trainer.log} {trainer.fates()}; wanted {model.log} {model.fates}: {events}'
+  return None
+
+
+def _write(folder: str, name: str, text: str) -> None:
+  with open(os.path.join(folder, name), 'w', encoding='utf-8') as f:
+    f.write(text)
+
+
+def _streams(draw: random.Random, folder: str, shared: str) -> Found:
+  found = Found()
+  for i in range(STREAMS):
+    wrong = _stream(draw, f'{folder}/{i}')
+    found.trial('as the model says', wrong)
+  return found
+
+
+KINDS = [
+  Kind(
+    'streams',
+    f'{MOMENTS} passes over some days, in order, late, doubled, damaged, misnamed or missing, and '
+    'restarts: what is trained when, which days end and the ledger are what an independent model '
+    'says',
+    'faults',
+    16,
+    600,
+    _streams,
+  ),
+]

@@ -1,0 +1,64 @@
+"""Everything that a run leaves, comparable."""
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from trainer.storage import checkpoint
+
+# Figures of an event that differ between equal runs; and events that are as many as there were
+# starts.
+_FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes', 'bytes_per_sample')
+_OF_STARTS = ('start', 'window', 'end')
+_OF_ROWS = (
+  'show',
+  'click',
+  'delta_score',
+  'unseen_days',
+  'age_days',
+  'admitted',
+  'linear',
+  'last_step',
+)
+
+
+def state_of(run_dir: str) -> dict[str, Any]:
+  """Returns rows by key, dense arrays, progress, exports, metrics and events of a run.
+
+  Values of rows and dense arrays are bytes, exports what their Parquet files hold, metrics the sums
+  of the open pass, events those of metrics.jsonl without what differs between equal runs.
+  """
+  rows: dict[int, tuple[bytes, ...]] = {}
+
+  class Store:
+    def import_state(self, chunks):
+      for chunk in chunks:
+        factors = iter(chunk['factors_default'])
+        for i, key in enumerate(chunk['key'].tolist()):
+          of_key = [chunk[name][i].tobytes() for name in _OF_ROWS]
+          rows[key] = (*of_key, *([next(factors).tobytes()] if chunk['admitted'][i] else []))
+
+  newest = next(iter(checkpoint.candidates(f'{run_dir}/checkpoints')))
+  dense, progress = checkpoint.restore(newest, store=Store())
+  exports = {}
+  folder = f'{run_dir}/exports'
+  for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+    for file in sorted(os.listdir(f'{folder}/{name}')):
+      if file.endswith('.parquet'):
+        exports[f'{name}/{file}'] = pq.read_table(f'{folder}/{name}/{file}').to_pydict()
+  with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
+    events = [json.loads(line) for line in f]
+  events = [e for e in events if e['event'] not in _OF_STARTS]
+  del progress['metrics_position']
+  metrics = {name: dense.pop(name) for name in list(dense) if name.startswith('metrics/')}
+  return {
+    'rows': rows,
+    'dense': {name: np.asarray(value).tobytes() for name, value in dense.items()},
+    'progress': progress,
+    'exports': exports,
+    'metrics': metrics,
+    'events': [{k: v for k, v in event.items() if k not in _FREE} for event in events],
+  }
