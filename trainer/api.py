@@ -16,6 +16,7 @@ import pandas as pd
 import yaml
 
 from trainer import config, runtime
+from trainer.data.log_files import matching
 from trainer.errors import UserError
 
 
@@ -104,7 +105,7 @@ def fit(
     raise UserError(f"sync.mode: found '{cfg.sync.mode}'; wanted 'allreduce', one process, in fit")
   config.check_effects(cfg, 'fit')
   for key in ('train', 'valid', 'test'):
-    config.expand(getattr(cfg.data, key), f'data.{key}')
+    matching(getattr(cfg.data, key), f'data.{key}')
   _start(cfg)
   from trainer.comm.communicator import SingleProcess
   from trainer.training.job import Job

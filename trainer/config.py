@@ -8,7 +8,6 @@ The string under each key is its description.
 """
 
 import dataclasses
-import glob
 import math
 import os
 import re
@@ -1136,21 +1135,6 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
 def dump(cfg: Config) -> str:
   """The resolved config as YAML text; `load` reads it back to an equal config."""
   return yaml.safe_dump(cfg.model_dump(), sort_keys=False, allow_unicode=True)
-
-
-def expand(patterns: Sequence[str], key: str) -> list[str]:
-  """Files that the patterns of `key` match, in name order, a pattern at a time.
-
-  Raises:
-    ConfigError: where a pattern matches nothing.
-  """
-  files = []
-  for pattern in patterns:
-    found = sorted(glob.glob(os.path.expanduser(pattern)))
-    if not found:
-      raise ConfigError(f"{key}: found no file that matches '{pattern}'")
-    files += found
-  return files
 
 
 def columns_wanted(cfg: Config, path: str) -> str:

@@ -13,7 +13,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
@@ -125,10 +125,14 @@ class NpyWriter:
 
 def crc32_of(path: str) -> int:
   """Returns the CRC-32 of a file's bytes, read 4 MiB at a time."""
-  crc = 0
   with open(path, 'rb') as f:
-    while data := f.read(4 << 20):
-      crc = zlib.crc32(data, crc)
+    return crc32_of_stream(f)
+
+
+def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
+  """Returns the CRC-32 of what a stream still holds, behind bytes whose CRC-32 is `crc`."""
+  while data := stream.read(4 << 20):
+    crc = zlib.crc32(data, crc)
   return crc
 
 

@@ -4,13 +4,13 @@ Under Horovod: `horovodrun -np N -H hosts python -m trainer.run --config FILE`.
 Run again on the same run_dir, it continues from the last checkpoint.
 """
 
-import os
 from collections.abc import Callable
 
 from absl import flags
 
 from trainer import command_line, config, runtime
 from trainer.comm.heartbeat import Heartbeat
+from trainer.data.log_files import is_directory, matching, normal
 from trainer.errors import ConfigError, UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
@@ -36,10 +36,10 @@ def main() -> int:
   config.check_effects(cfg, CONFIG.value)
   for key in ('train', 'valid', 'test'):
     try:
-      config.expand(getattr(cfg.data, key), f'{CONFIG.value}: data.{key}')
+      matching(getattr(cfg.data, key), f'{CONFIG.value}: data.{key}')
     except ConfigError as e:
       raise ConfigError(f'{e}; {config.columns_wanted(cfg, CONFIG.value)}') from None
-  if cfg.data.watch and not os.path.isdir(os.path.expanduser(cfg.data.watch)):
+  if cfg.data.watch and not is_directory(normal(cfg.data.watch)):
     raise UserError(
       f"{CONFIG.value}: data.watch: found '{cfg.data.watch}', which is no directory; wanted one "
       'where passes arrive'

@@ -260,8 +260,6 @@ class ConfigTest(tf.test.TestCase):
       f.write('a: [1\nb: 2')
     with self.assertRaisesRegex(errors.ConfigError, r'bad.yaml:2: not YAML'):
       config.load(path)
-    with self.assertRaisesRegex(errors.ConfigError, "found no file that matches 'nothing_"):
-      config.expand(['nothing_*'], 'data.train')
 
   def test_every_committed_config_loads(self):
     pattern = os.path.join(os.path.dirname(config.__file__), '..', 'configs', '*.yaml')

@@ -14,7 +14,7 @@ import pyarrow.csv
 
 from trainer import config
 from trainer.data.block import Block, Malformed
-from trainer.data.log_files import raw_blocks
+from trainer.data.log_files import text_blocks
 from trainer.data.schema import check_columns
 from trainer.errors import BadPass, UserError
 
@@ -180,7 +180,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
   names, line = data.columns, 1
   if names is not None:
     check_columns('data.columns', names, wanted)
-  for raw in raw_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
     if line == 1:
       end = raw.index(b'\n') + 1
       header = raw[:end].removesuffix(b'\n').removesuffix(b'\r')

@@ -16,7 +16,7 @@ import pyarrow.json
 
 from trainer import config
 from trainer.data.block import Block, Malformed
-from trainer.data.log_files import raw_blocks
+from trainer.data.log_files import text_blocks
 from trainer.data.schema import check_columns
 
 BLOCK_BYTES = 8 << 20
@@ -175,7 +175,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
   texts = {s.column or s.name for s in data.slots} | {data.group}
   kinds = {name: name in texts or name not in numbers for name in wanted}
   line, unseen, names = 1, dict(wanted), []
-  for raw in raw_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
     if not names:
       names = next((list(o) for o in map(_names, raw.split(b'\n', 10)[:10]) if o), [])
     unseen = {

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trainer import config
 from trainer.data.block import Block, Malformed
-from trainer.data.log_files import raw_blocks
+from trainer.data.log_files import text_blocks
 from trainer.errors import UserError
 
 BLOCK_BYTES = 8 << 20
@@ -105,7 +105,7 @@ def _blocks(
           'fields; wanted one of these as the column'
         )
   line = 1
-  for raw in raw_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
     yield functools.partial(_block, raw, line, data.label, list(wanted), parts)
     line += raw.count(b'\n')
 

@@ -1,19 +1,22 @@
 """Where logs lie: local paths, and s3://, gs:// and hdfs:// through pyarrow.fs."""
 
 import contextlib
+import fnmatch
 import functools
+import glob
+import io
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs
 
-from trainer.errors import BadPass, UserError, plain_errors
+from trainer.errors import BadPass, ConfigError, UserError, plain_errors
 
 # The format of a file by its suffix; CSV_SUFFIXES and all others are CSV.
 SUFFIXES = {
@@ -51,6 +54,19 @@ def is_remote(path: str) -> bool:
   return '://' in path
 
 
+def normal(path: str) -> str:
+  """A path without needless parts, ~ replaced."""
+  if not is_remote(path):
+    return os.path.normpath(os.path.expanduser(path))
+  scheme, _, rest = path.partition('://')
+  return f'{scheme}://{os.path.normpath(rest)}'
+
+
+def absolute(path: str) -> str:
+  """The path from its file system's root on."""
+  return path if is_remote(path) else os.path.abspath(path)
+
+
 @functools.cache
 def _filesystem(root: str) -> pa.fs.FileSystem:
   return pa.fs.FileSystem.from_uri(root)[0]
@@ -61,18 +77,15 @@ def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
   if not is_remote(path):
     return _filesystem('file:///'), os.path.abspath(os.path.expanduser(path))
   scheme, _, rest = path.partition('://')
-  host, slash, inside = rest.partition('/')
-  options = ''
-  if '?' in inside:
-    inside, _, options = inside.partition('?')
-    options = '?' + options
+  host, _, inside = os.path.normpath(rest).partition('/')
+  # Left to itself, the client of gs:// tries for a quarter of an hour.
+  options = '?retry_limit_seconds=30' if scheme in ('gs', 'gcs') else ''
   try:
     filesystem = _filesystem(f'{scheme}://{host}/{options}')
   except (pa.ArrowException, OSError) as e:
     raise UserError(f'{path}: cannot be reached: {first_line(e)}') from None
-  return filesystem, inside if scheme == 'hdfs' and not host else f'{host}/{inside}' if (
-    scheme != 'hdfs'
-  ) else f'/{inside}'
+  host = host.rpartition('@')[2]
+  return filesystem, f'/{inside}' if scheme in ('hdfs', 'viewfs') else f'{host}/{inside}'
 
 
 def first_line(error: BaseException) -> str:
@@ -84,7 +97,7 @@ def retried(path: str, action: Callable[[], Value]) -> Value:
   """Runs `action` on a file; where a remote place fails, some times more.
 
   Raises:
-    UserError: where it keeps failing.
+    UserError: where it keeps failing; its cause is the last OSError.
     FileNotFoundError: where there is no such file.
   """
   if not is_remote(path):
@@ -96,11 +109,58 @@ def retried(path: str, action: Callable[[], Value]) -> Value:
       raise
     except OSError as e:
       if attempt == ATTEMPTS:
-        raise UserError(
-          f'{path}: cannot be read after {ATTEMPTS} attempts: {first_line(e)}'
-        ) from None
+        raise UserError(f'{path}: cannot be read after {ATTEMPTS} attempts: {first_line(e)}') from e
       time.sleep(SECONDS_BETWEEN_ATTEMPTS * attempt)
   raise AssertionError
+
+
+class _RemoteFile(io.RawIOBase):
+  """A remote file, read at any place; each read is tried again where the connection is lost.
+
+  The retries lie below decompression and parsing, which must not meet a failed read: what they had
+  read before it would be lost.
+  """
+
+  def __init__(self, path: str):
+    self._path, self._place, self._file = path, 0, None
+    self._size = retried(path, self._open).size()
+
+  def _open(self) -> pa.NativeFile:
+    if self._file is None:
+      filesystem, inside = _locate(self._path)
+      self._file = filesystem.open_input_file(inside)
+    return self._file
+
+  def _read_at(self, size: int) -> bytes:
+    try:
+      data = self._open().read_at(size, self._place)
+    except OSError:
+      self._file = None
+      raise
+    if len(data) != size:
+      raise OSError(f'found {len(data)} bytes at byte {self._place}; wanted {size}')
+    return data
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def read(self, size: int = -1) -> bytes:
+    left = max(0, self._size - self._place)
+    size = left if size is None or size < 0 else min(size, left)
+    data = retried(self._path, lambda: self._read_at(size)) if size else b''
+    self._place += len(data)
+    return data
+
+  def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+    self._place = start + offset
+    return self._place
+
+  def tell(self) -> int:
+    return self._place
 
 
 def codec_of(path: str) -> str | None:
@@ -108,18 +168,18 @@ def codec_of(path: str) -> str | None:
   return CODECS.get(os.path.splitext(path)[1])
 
 
-def open_stream(path: str) -> pa.NativeFile:
-  """Opens a file to be read from its beginning, decompressed by its suffix."""
-  filesystem, inside = _locate(path)
-  raw = retried(path, lambda: filesystem.open_input_stream(inside, compression=None))
-  codec = codec_of(path)
-  return pa.CompressedInputStream(raw, codec) if codec else raw
-
-
 def open_file(path: str) -> pa.NativeFile:
   """Opens a file to be read at any place."""
+  if is_remote(path):
+    return pa.PythonFile(_RemoteFile(path), 'r')
   filesystem, inside = _locate(path)
-  return retried(path, lambda: filesystem.open_input_file(inside))
+  return filesystem.open_input_file(inside)
+
+
+def open_stream(path: str) -> pa.NativeFile:
+  """Opens a file to be read from its beginning, decompressed by its suffix."""
+  codec = codec_of(path)
+  return pa.CompressedInputStream(open_file(path), codec) if codec else open_file(path)
 
 
 @contextlib.contextmanager
@@ -128,24 +188,103 @@ def local_copy(path: str) -> Iterator[str]:
   if not is_remote(path):
     yield path
     return
-  filesystem, inside = _locate(path)
   with tempfile.TemporaryDirectory() as folder:
-    copy = os.path.join(folder, os.path.basename(inside))
-
-    def fetch() -> None:
-      with filesystem.open_input_stream(inside, compression=None) as source:
-        with open(copy, 'wb') as target:
-          shutil.copyfileobj(source, target, 4 << 20)
-
-    retried(path, fetch)
+    copy = os.path.join(folder, os.path.basename(path))
+    with open_file(path) as source, open(copy, 'wb') as target:
+      shutil.copyfileobj(source, target, 4 << 20)
     yield copy
 
 
-def natural(text: str) -> list[str | int]:
-  """A sort key under which part-9 stands before part-10."""
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+  """What to sort by so that numbers in a text count as numbers: day_9 stands before day_10."""
   return [
-    int(part) if i % 2 else part for i, part in enumerate(re.split(r'([0-9]+)', text.lower()))
+    (1, int(part), part) if i % 2 else (0, 0, part)
+    for i, part in enumerate(re.split(r'([0-9]{1,18})', text))
   ]
+
+
+def _children(folder: str) -> list[pa.fs.FileInfo]:
+  """What lies in a remote directory; nothing where there is none."""
+  filesystem, inside = _locate(folder)
+  selector = pa.fs.FileSelector(inside, allow_not_found=True)
+  return retried(folder, lambda: filesystem.get_file_info(selector))
+
+
+def matching(patterns: Sequence[str], key: str) -> list[str]:
+  """Files and directories that the patterns of a config key match, a pattern at a time, by name.
+
+  Raises:
+    ConfigError: where a pattern matches nothing.
+  """
+  files = []
+  for pattern in patterns:
+    found = sorted(_remote_glob(pattern) if is_remote(pattern) else glob.glob(normal(pattern)))
+    if not found:
+      raise ConfigError(f"{key}: found no file that matches '{pattern}'")
+    files += found
+  return files
+
+
+def _remote_glob(pattern: str) -> list[str]:
+  """As glob.glob; a directory that has no wildcards is not listed."""
+  folder, name = os.path.split(normal(pattern))
+  if not glob.has_magic(pattern):
+    return [pattern] if exists(pattern) else []
+  folders = _remote_glob(folder) if glob.has_magic(folder) else [folder]
+  return [
+    os.path.join(one, child.base_name)
+    for one in folders
+    for child in _children(one)
+    if fnmatch.fnmatchcase(child.base_name, name) and not child.base_name.startswith('.')
+  ]
+
+
+def exists(path: str) -> bool:
+  """Whether there is such a file or directory."""
+  return _info(path).type != pa.fs.FileType.NotFound
+
+
+def is_directory(path: str) -> bool:
+  """Whether there is a directory of this name; of a bucket it is the beginning of a file's name."""
+  return _info(path).type == pa.fs.FileType.Directory
+
+
+def modified(path: str) -> float | None:
+  """When a file was changed last, in seconds since 1970; None where there is none."""
+  info = _info(path)
+  return None if info.type == pa.fs.FileType.NotFound else (info.mtime_ns or 0) / 1e9
+
+
+def _info(path: str) -> pa.fs.FileInfo:
+  filesystem, inside = _locate(path)
+  return retried(path, lambda: filesystem.get_file_info(inside))
+
+
+def walk(
+  directory: str, onerror: Callable[[OSError], None]
+) -> Iterator[tuple[str, list[str], list[str]]]:
+  """As os.walk: yields each directory with its directories and its files.
+
+  Args:
+    directory: where to begin.
+    onerror: called with what was met instead of a directory's contents.
+  """
+  if not is_remote(directory):
+    yield from os.walk(directory, onerror=onerror)
+    return
+  filesystem, inside = _locate(directory)
+  try:
+    selector = pa.fs.FileSelector(inside, recursive=True)
+    found = filesystem.get_file_info(selector)
+  except OSError as e:
+    onerror(OSError(e.errno, first_line(e), directory))
+    return
+  contents = {directory: ([], [])}
+  for one in found:
+    folder, name = os.path.split(directory + one.path[len(inside.rstrip('/')) :])
+    contents.setdefault(folder, ([], []))[one.type == pa.fs.FileType.File].append(name)
+  for folder, (folders, names) in sorted(contents.items()):
+    yield folder, folders, names
 
 
 def files_of(path: str) -> list[LogFile]:
@@ -159,7 +298,7 @@ def files_of(path: str) -> list[LogFile]:
   """
   filesystem, inside = _locate(path)
   with plain_errors(f'cannot read {path}'):
-    info = retried(path, lambda: filesystem.get_file_info(inside))
+    info = _info(path)
     if info.type == pa.fs.FileType.NotFound:
       raise UserError(f'{path}: no such file')
     if info.type == pa.fs.FileType.File:
@@ -175,7 +314,7 @@ def files_of(path: str) -> list[LogFile]:
       parts.append((below, one))
   if not parts:
     raise BadPass(f'{path}: the directory holds no files; wanted part files of the pass')
-  parts.sort(key=lambda part: natural(part[0]))
+  parts.sort(key=lambda part: natural_key(part[0]))
   return [LogFile(os.path.join(path, below), one.size, one.mtime_ns or 0) for below, one in parts]
 
 
@@ -185,7 +324,7 @@ def partition_columns(path: str) -> dict[str, str]:
   return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))
 
 
-def raw_blocks(path: str, block_bytes: int, max_line_bytes: int) -> Iterator[bytes]:
+def text_blocks(path: str, block_bytes: int, max_line_bytes: int) -> Iterator[bytes]:
   """Yields a text file in runs of whole lines, each line ended by LF, without a byte order mark.
 
   Raises:
@@ -194,7 +333,7 @@ def raw_blocks(path: str, block_bytes: int, max_line_bytes: int) -> Iterator[byt
   try:
     with open_stream(path) as f:
       rest, is_start, yielded = b'', True, False
-      while chunk := retried(path, lambda: f.read(block_bytes)):
+      while chunk := f.read(block_bytes):
         if is_start:
           while len(chunk) < 3 and (more := f.read(3)):
             chunk += more

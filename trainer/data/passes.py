@@ -8,8 +8,16 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from trainer.config import Config, expand
-from trainer.data.log_files import CODECS, CSV_SUFFIXES, SUFFIXES
+from trainer.config import Config
+from trainer.data.log_files import (
+  CODECS,
+  CSV_SUFFIXES,
+  SUFFIXES,
+  matching,
+  natural_key,
+  normal,
+  walk,
+)
 from trainer.data.prepared import META, is_prepared, read_meta
 from trainer.errors import UserError
 
@@ -44,14 +52,6 @@ def folder_name(name: str) -> str:
   return name.replace('%', '%25').replace(os.sep, '%2F')
 
 
-def natural_key(text: str) -> list[tuple[int, int, str]]:
-  """What to sort by so that numbers in a text count as numbers: day_9 stands before day_10."""
-  return [
-    (1, int(part), part) if _NUMBER.fullmatch(part) else (0, 0, part)
-    for part in re.split(r'([0-9]{1,18})', text)
-  ]
-
-
 def pass_day(cfg: Config, path: str) -> int | None:
   """The day that data.day_pattern finds in a path, or None.
 
@@ -64,7 +64,7 @@ def pass_day(cfg: Config, path: str) -> int | None:
   if cfg.data.day_pattern is None:
     return None
   found = None
-  for found in re.finditer(cfg.data.day_pattern, os.path.normpath(path)):
+  for found in re.finditer(cfg.data.day_pattern, normal(path)):
     pass
   if found is None:
     return None
@@ -118,7 +118,7 @@ def days_between(day: int, later: int, at_most: int = 366) -> list[int]:
 
 def _fixed(pattern: str) -> str:
   """The directories of a pattern before its first wildcard."""
-  pattern = os.path.normpath(os.path.expanduser(pattern))
+  pattern = normal(pattern)
   while glob.has_magic(os.path.dirname(pattern)):
     pattern = os.path.dirname(pattern)
   return os.path.dirname(pattern) or os.curdir
@@ -156,7 +156,7 @@ def passes(cfg: Config, patterns: Sequence[str], key: str) -> list[Pass]:
   """
   found: dict[str, Pass] = {}  # by path
   for pattern in patterns:
-    matched = (os.path.normpath(path) for path in expand([pattern], key))
+    matched = map(normal, matching([pattern], key))
     new = [_pass(cfg, path, _fixed(pattern), key) for path in matched]
     found |= {one.path: found.get(one.path, one) for one in in_order(new)}
   names = collections.Counter(one.name for one in found.values())
@@ -186,7 +186,7 @@ def announced(cfg: Config) -> tuple[list[Pass], list[str], dict[str, str]]:
   Raises:
     OSError: where the directory cannot be read.
   """
-  directory = os.path.normpath(os.path.expanduser(cfg.data.watch))
+  directory = normal(cfg.data.watch)
   found: dict[str, Pass] = {}
   missing: list[str] = []
   wrong: dict[str, str] = {}
@@ -195,7 +195,7 @@ def announced(cfg: Config) -> tuple[list[Pass], list[str], dict[str, str]]:
     if error.filename == directory:
       raise error
 
-  for folder, folders, names in os.walk(directory, onerror=fail):
+  for folder, folders, names in walk(directory, fail):
     here = {*folders, *names}
     marked = {n.removesuffix(DONE_MARKER): n for n in names if n.endswith(DONE_MARKER)}
     if DIRECTORY_MARKER in names:

@@ -15,6 +15,7 @@ import numpy as np
 from ops.keys import MAX_SAMPLES, encode_fields
 from trainer import config
 from trainer.data.features import SlotBatch, has_log1p
+from trainer.data.log_files import is_remote
 from trainer.data.parse import Parsed, ranges
 from trainer.data.schema import schema
 from trainer.errors import BadPass, UserError
@@ -265,6 +266,10 @@ def read_meta(path: str) -> dict[str, Any]:
 
 def is_prepared(data: config.Data, path: str) -> bool:
   """Whether a path of the config is a prepared pass, not a raw one."""
+  if is_remote(path):
+    if data.format == 'prepared':
+      raise UserError(f"{path}: data.format 'prepared' wants a local path; remote passes are logs")
+    return False
   if data.format is None:
     return os.path.exists(os.path.join(path, META))
   return data.format == 'prepared'

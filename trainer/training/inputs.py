@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import prepare_pass
+from trainer.data.log_files import exists
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import PreparedPass, is_prepared
@@ -86,7 +87,7 @@ class Inputs:
 
   def _convert(self, one: Pass, path: str, labelled: bool = True) -> None:
     # A pass in the middle of which the run stopped may have lost its file since.
-    if path == one.path or (os.path.exists(path) and not os.path.exists(one.path)):
+    if path == one.path or (os.path.exists(path) and not exists(one.path)):
       return
     try:
       prepare_pass(self._cfg, one.path, path, labelled)

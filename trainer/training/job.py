@@ -17,6 +17,7 @@ from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.features import dense_stats
+from trainer.data.log_files import modified
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
@@ -532,9 +533,10 @@ class Job:
 
   def _latency(self) -> dict[str, float]:
     """In watch mode, how long ago the pass that was trained last was announced."""
-    if self._marker is None or not os.path.exists(self._marker):
+    announced = None if self._marker is None else modified(self._marker)
+    if announced is None:
       return {}
-    return {'seconds_since_announced': round(time.time() - os.path.getmtime(self._marker), 3)}
+    return {'seconds_since_announced': round(time.time() - announced, 3)}
 
   # Reports
 

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trainer import files
+from trainer.data.log_files import LogFile, absolute, files_of, is_remote, open_file
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
+from trainer.files import crc32_of_stream
 
 FILE = 'ledger.jsonl'
 TRAINED = ('trained', 'late')
@@ -19,12 +20,12 @@ class Entry:
   """A pass and its fate.
 
   Attributes:
-    path: absolute.
+    path: absolute, or the URL of a remote pass.
     name: as in reports.
     day: of its name or path.
     epoch: in which it was met.
     size: in bytes; None where the file was not read.
-    crc32: of its bytes; of a prepared pass, of its meta.json.
+    crc32: of its bytes, those of its files one after another; of a prepared pass, of its meta.json.
     modified: when the file was changed last, in ns since 1970.
     fate: entered (its training has begun), trained, late (trained after its day had ended), skipped
       (late, and data.late is skip), seen (its name or its bytes were trained before) or refused (it
@@ -52,21 +53,25 @@ class Entry:
     return Pass(self.name, self.path, self.day)
 
 
-def _file(path: str) -> str:
-  return os.path.join(path, META) if os.path.isdir(path) else path
+def _files(path: str) -> list[LogFile]:
+  meta = os.path.join(path, META)
+  return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
 
 
 def stamp(path: str) -> tuple[int, int]:
-  """Size and time of change of a pass's file, quickly: they differ where it may have changed."""
-  stat = os.stat(_file(path))
-  return stat.st_size, stat.st_mtime_ns
+  """Size and time of change of a pass's files, quickly: they differ where it may have changed."""
+  files = _files(path)
+  return sum(f.bytes for f in files), max(f.mtime_ns for f in files)
 
 
 def entry_of(one: Pass, epoch: int) -> Entry:
-  """The entry of a pass that is met for the first time; reads the whole file."""
+  """The entry of a pass that is met for the first time; reads the whole pass."""
   size, modified = stamp(one.path)
-  crc32 = files.crc32_of(_file(one.path))
-  return Entry(os.path.abspath(one.path), one.name, one.day, epoch, size, crc32, modified)
+  crc32 = 0
+  for file in _files(one.path):
+    with open_file(file.path) as f:
+      crc32 = crc32_of_stream(f, crc32)
+  return Entry(absolute(one.path), one.name, one.day, epoch, size, crc32, modified)
 
 
 class Ledger:
@@ -95,7 +100,7 @@ class Ledger:
 
   def of(self, one: Pass, epoch: int) -> Entry | None:
     """The entry of a pass by its path, or None."""
-    return self._entries.get((epoch, os.path.abspath(one.path)))
+    return self._entries.get((epoch, absolute(one.path)))
 
   def like(self, entry: Entry, by_name: bool) -> Entry | None:
     """Another entry of the epoch, trained on, that is the same pass, or None.

@@ -14,6 +14,7 @@ from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import Communicator
+from trainer.data.log_files import absolute, exists, is_remote, modified
 from trainer.data.passes import (
   Pass,
   announced,
@@ -27,6 +28,7 @@ from trainer.training.ledger import TRAINED, Entry, Ledger, entry_of, stamp
 from trainer.training.run_state import RunState
 
 REFUSED_OF_WATCH = 10  # passes, where data.max_refused_passes says nothing
+SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 DAY_SECONDS = 24 * 3600
 
 
@@ -97,6 +99,8 @@ class Stream:
     self._tell, self._clock = tell, clock
     self._listed: list[Pass] | None = None
     self._said: set[str] = set()
+    self._looked: tuple[float, Any] | None = None  # at the watched directory
+    self._checked: set[str] = set()  # remote passes that have not changed since they were trained
     self._read: dict[str, tuple[Any, Any]] = {}  # of files that changed: stamp and content, by path
     self._trains: Entry | None = None
 
@@ -225,7 +229,7 @@ class Stream:
       entry = entry_of(one, progress.epoch)
       if like := self._ledger.like(entry, by_name=cfg.day_pattern is not None):
         how = 'content' if like.content == entry.content else 'name'
-        moved = '' if os.path.exists(like.path) else ', which is gone'
+        moved = '' if exists(like.path) else ', which is gone'
         entry.fate = 'seen'
         entry.reason = f'{one.path}: not trained: its {how} is that of {like.path}{moved}'
         settled.append(entry)
@@ -246,7 +250,9 @@ class Stream:
         return decided(ending)
       settled.append(entry)
       markers = [p.marker for p in ready[place:] if p.marker is not None]
-      times = [os.path.getmtime(marker) for marker in markers if os.path.exists(marker)]
+      if is_remote(cfg.watch or ''):  # each costs a request; the first is most likely the oldest
+        markers = markers[:1]
+      times = [time for time in map(modified, markers) if time is not None]
       behind = round(max(0.0, self._clock() - min(times)), 3) if times else None
       return decided(Train(one, late, len(ready) - place - 1, behind))
     if (ending := self._ends(None)) is not None:
@@ -264,7 +270,7 @@ class Stream:
     found, wrong = list(self._listed), []
     if cfg.data.watch:
       try:
-        watched, missing, mistakes = announced(cfg)
+        watched, missing, mistakes = self._look()
       except OSError as e:
         self._say(f'{cfg.data.watch}: {e.strerror}; waiting for it')
         return [], []
@@ -276,7 +282,7 @@ class Stream:
       for path, text in mistakes.items():
         if self._ledger.of(Pass('', path), epoch) is None:
           name = os.path.relpath(path, cfg.data.watch)
-          entry = Entry(os.path.abspath(path), name, 0, epoch, fate='refused', reason=text)
+          entry = Entry(absolute(path), name, 0, epoch, fate='refused', reason=text)
           wrong.append(entry)
     ready = []
     for one in found:
@@ -284,6 +290,16 @@ class Stream:
       if known is None or self._is_new(one, known):
         ready.append(one)
     return ready, wrong
+
+  def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
+    """What the watched directory announces; a remote one is listed now and then only."""
+    if is_remote(self._cfg.data.watch) and self._looked is not None:
+      looked, found = self._looked
+      if self._clock() - looked < SECONDS_BETWEEN_REMOTE_LOOKS:
+        return found
+    found = announced(self._cfg)
+    self._looked = self._clock(), found
+    return found
 
   def _adopt(self, found: Sequence[Pass]) -> None:
     """Enters what a checkpoint without a ledger says was trained: all up to its last, as text."""
@@ -297,7 +313,7 @@ class Stream:
 
     for one in found:
       if old_name(one) <= progress.last:
-        path = os.path.abspath(one.path)
+        path = absolute(one.path)
         self._ledger.put(Entry(path, one.name, one.day, progress.epoch, fate='trained'))
 
   def _is_new(self, one: Pass, known: Entry) -> bool:
@@ -305,12 +321,16 @@ class Stream:
     if known.fate not in (*TRAINED, 'refused') or known.size is None:
       return False
     try:
+      if one.path in self._checked:
+        return False
       found = stamp(one.path)
       if found == (known.size, known.modified):
+        if is_remote(one.path) and known.fate in TRAINED:  # asking costs a request
+          self._checked.add(one.path)
         return False
       if self._read.get(one.path, (None, None))[0] != found:
         self._read[one.path] = found, entry_of(one, known.epoch).content
-    except OSError:
+    except (OSError, UserError):
       return False
     content = self._read[one.path][1]
     if known.fate == 'refused':
