@@ -58,8 +58,8 @@ def encode_fields(
   Args:
     keys: int64 [nnz], a sample's slots one after another.
     values: float32 [nnz]; None where all are 1.
-    counts: int32 [n, F], the features of each field; None where each has one. n is at most
-      MAX_SAMPLES.
+    counts: int32 [n, F], the features of each field; None where each has one, or none and the key
+      NO_FEATURE. n is at most MAX_SAMPLES.
     slots: F.
   """
   encoded = load().ctr_encode_fields(

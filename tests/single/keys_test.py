@@ -85,6 +85,27 @@ class EncodeFieldsTest(tf.test.TestCase):
       self.check(of_keys, None, counts, 3)
       self.check(of_keys, rng.integers(0, 3, counts.sum()).astype(np.float32), counts, 3)
 
+  def test_without_counts_a_negative_key_is_an_empty_field(self):
+    rng = np.random.default_rng(0)
+    of_keys = rng.integers(0, 50, 300 * 3)
+    of_keys[rng.random(len(of_keys)) < 0.3] = keys.NO_FEATURE
+    present = of_keys != keys.NO_FEATURE
+    for values in (None, rng.integers(1, 3, len(of_keys)).astype(np.float32)):
+      found = keys.encode_fields(of_keys, values, None, 3)
+      want = keys.encode_fields(
+        of_keys[present],
+        None if values is None else values[present],
+        present.astype(np.int32),
+        3,
+      )
+      for one, other in zip(found, want):
+        self.assertAllEqual(one, other)
+
+  def test_tables_of_the_block_before_leave_no_trace(self):
+    rng = np.random.default_rng(0)
+    for size in (5000, 3, 700):
+      self.check(rng.integers(0, size, size * 3), None, None, 3)
+
   def test_as_many_as_codes_go(self):
     found = keys.encode_fields(np.arange(65536), None, None, 1)
     self.assertAllEqual(found.codes[:, 0], np.arange(65536))

@@ -242,6 +242,24 @@ class CsvTest(PrepareTestCase):
           meta['dense'][column], [len(x), x.mean(), np.square(x - x.mean()).sum()], 1e-5, 1e-5
         )
 
+  def test_clean_text_however_much_of_it_is_parsed_at_once(self):
+    cfg = make_config(
+      {'slots': [{'name': 'a'}, {'name': 'x'}], 'dense': [{'name': 'x'}, {'name': 'y'}]}
+    )
+    rng = np.random.default_rng(0)
+    rows = [
+      f'{i},{i % 5 or ""},{rng.choice(["", "-1.5", " 2e3", "7"])},{i % 2}' for i in range(200)
+    ]
+    rows[40] = f'{"long" * 30},1,2,0'
+    for quoted in (False, True):
+      rows[90] = '"q,""x",1,"3",0' if quoted else rows[90]
+      text = 'a,x,y,click\n' + ''.join(f'{row}\n' for row in rows)
+      for parsed in (60, 200, 1 << 20):
+        with mock.patch.object(csv_reader, 'PARSED_BYTES', parsed):
+          meta, one = self.prepare(cfg, text)
+        self.assertEqual(meta['bad']['records'], 0)
+        self.assert_equals_oracle(one, oracle(text, cfg)[0])
+
   def test_fast_path_where_every_slot_has_one(self):
     cfg = make_config({'slots': [{'name': 'a'}, {'name': 'b', 'separator': '|'}]})
     text = 'a,b,click\n' + ''.join(f'{i % 7},{i % 3},{i % 2}\n' for i in range(40))

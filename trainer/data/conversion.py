@@ -49,7 +49,8 @@ READERS = {
   'libsvm': libsvm_format.libsvm_blocks,
   'libffm': libsvm_format.libffm_blocks,
 }
-THREADS = 2  # that parse; reading and writing go on beside them
+# That parse; reading and writing go on beside them.
+THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
 
 
 def format_of(data: config.Data, path: str) -> str:
@@ -201,6 +202,7 @@ def prepare_pass(
     os.makedirs(temporary)
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
     writer = Writer(temporary, cfg)
+    stack.callback(writer.stop)
     bad = BadRecords(raw_path, cfg.data.max_bad_share)
     for file in files:
       for parsed in parsed_blocks(cfg, file, labelled):

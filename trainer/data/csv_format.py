@@ -4,9 +4,10 @@ A record is a line, ended by LF or CRLF (or the file's end); quoted fields ("a,b
 hold no line ends. Blank lines are skipped. Whether a line is accepted depends on that line alone.
 """
 
+import contextlib
 import csv
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from trainer.data.schema import check_columns
 from trainer.errors import BadPass, UserError
 
 BLOCK_BYTES = 8 << 20
+PARSED_BYTES = 1 << 20  # that Arrow parses at once; its buffers then stay in the cache
 MAX_LINE_BYTES = 64 << 20
 OTHER_DELIMITERS = b'\t;|,'
 
@@ -39,34 +41,53 @@ def _fields(line: bytes, delimiter: bytes) -> list[bytes] | None:
 
 
 def _to_arrow(
-  raw: bytes, names: Sequence[str], wanted: Sequence[str], delimiter: bytes
+  raw: bytes,
+  names: Sequence[str],
+  wanted: Sequence[str],
+  delimiter: bytes,
+  numbers: Collection[str] = (),
+  parsed_bytes: int | None = None,
 ) -> tuple[dict[str, pa.Array], int]:
-  """Parses whole lines that end in LF and hold no CR.
+  """Parses whole lines that end in LF and hold no CR, `parsed_bytes` at once where they say so and
+  nothing is quoted.
 
   Returns:
-    Binary columns, and the number of rows; fewer than lines where a line is blank or an open quote
-    swallows the next.
+    The columns, and the number of rows; fewer than lines where a line is blank or an open quote
+    swallows the next. Those of `numbers` are float64, null where blank, the others binary.
   Raises:
-    pa.ArrowInvalid: where a line has another number of fields.
+    pa.ArrowInvalid: where a line has another number of fields, or is longer than `parsed_bytes`,
+      or a field of `numbers` is no number, or none that is finite as float32.
   """
   quoted = b'"' in raw
   if quoted:  # a line of our own at the end, so that an open quote before it is noticed
     raw += delimiter * (len(names) - 1) + b'x\n'
+  block_size = len(raw) + 1 if quoted or parsed_bytes is None else parsed_bytes
   index = [str(names.index(w)) for w in wanted]
   table = pa.csv.read_csv(
     pa.BufferReader(raw),
     read_options=pa.csv.ReadOptions(
-      column_names=[str(i) for i in range(len(names))], use_threads=False, block_size=len(raw) + 1
+      column_names=[str(i) for i in range(len(names))], use_threads=False, block_size=block_size
     ),
     parse_options=pa.csv.ParseOptions(
       delimiter=delimiter.decode(), quote_char='"' if quoted else False
     ),
     convert_options=pa.csv.ConvertOptions(
-      column_types={i: pa.binary() for i in index}, include_columns=index, strings_can_be_null=False
+      column_types={
+        i: pa.float64() if w in numbers else pa.binary() for w, i in zip(wanted, index)
+      },
+      include_columns=index,
+      null_values=[''],
+      strings_can_be_null=False,
     ),
   )
   table = table.slice(0, table.num_rows - quoted)
-  return {w: table.column(i).combine_chunks() for w, i in zip(wanted, index)}, table.num_rows
+  columns = {w: table.column(i).combine_chunks() for w, i in zip(wanted, index)}
+  with np.errstate(over='ignore'):
+    for name in numbers:
+      found = columns[name].fill_null(0).to_numpy().astype(np.float32)
+      if not np.isfinite(found).all():
+        raise pa.ArrowInvalid(f'{name}: not finite')
+  return columns, table.num_rows
 
 
 def _block(
@@ -76,9 +97,11 @@ def _block(
   names: Sequence[str],
   wanted: Sequence[str],
   delimiter: bytes,
+  num_lines: int,
+  numbers: Collection[str],
 ) -> Block:
-  """Returns the Block of `raw`, lines that all end in LF, the first of which is line `first_line`
-  of the file.
+  """Returns the Block of `raw`, `num_lines` lines that all end in LF, the first of which is line
+  `first_line` of the file. Columns of `numbers` may be float64, the others are binary.
   """
 
   def line_text(line: int) -> str:
@@ -89,15 +112,17 @@ def _block(
   if b'\r' in raw:
     clean = raw.replace(b'\r\n', b'\n')
   if b'\r' not in clean:
-    try:
-      columns, rows = _to_arrow(clean, names, wanted, delimiter)
-      # An open quote swallows the end of its line. Nothing makes two rows of one line: where their
-      # numbers agree, each row is a line.
-      if rows == clean.count(b'\n'):
-        lines = first_line + np.arange(rows)
-        return Block(columns, lines, lambda i: line_text(lines[i]), [])
-    except pa.ArrowInvalid:
-      pass
+    # A long line, or a field that is no number, is read again: all fields are bytes then, so that
+    # they can be shown as they are.
+    for as_numbers, parsed_bytes in ((numbers, PARSED_BYTES), ((), None)):
+      with contextlib.suppress(pa.ArrowInvalid):
+        columns, rows = _to_arrow(clean, names, wanted, delimiter, as_numbers, parsed_bytes)
+        # An open quote swallows the end of its line. Nothing makes two rows of one line: where
+        # their numbers agree, each row is a line.
+        if rows == num_lines:
+          lines = first_line + np.arange(rows)
+          return Block(columns, lines, lambda i: line_text(first_line + i), [])
+        break
   # A blank line, a malformed one, or an open quote: look at each line by itself.
   good, lines, malformed = [], [], []
   for number, line in enumerate(raw.split(b'\n')[:-1], first_line):
@@ -178,6 +203,10 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
       f'end{hint}'
     )
   names, line = data.columns, 1
+  numbers: set[str] = set()
+  if not data.missing_values:  # whose texts are no numbers
+    of_slots = {s.column or s.name for s in data.slots}
+    numbers = {c for c, key in wanted.items() if key == 'data.dense'} - of_slots
   if names is not None:
     check_columns('data.columns', names, wanted)
   for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
@@ -195,6 +224,9 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
         if names is None:
           _check_header(path, header, first, wanted, delimiter)
         names, raw, line = first, raw[end:], 2
+    num_lines = raw.count(b'\n')
     if raw:
-      yield functools.partial(_block, path, raw, line, names, list(wanted), delimiter)
-    line += raw.count(b'\n')
+      yield functools.partial(
+        _block, path, raw, line, names, list(wanted), delimiter, num_lines, numbers
+      )
+    line += num_lines

@@ -36,20 +36,9 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
   del data
   try:
     with open_file(path) as f, pa.parquet.ParquetFile(f, page_checksum_verification=True) as table:
-      names = table.schema_arrow.names
-      check_columns(path, names, wanted)
-      # Repeated texts need be hashed once only.
-      texts = [
-        n
-        for n in wanted
-        if pa.types.is_string(t := table.schema_arrow.field(n).type) or pa.types.is_binary(t)
-      ]
-    with (
-      open_file(path) as f,
-      pa.parquet.ParquetFile(f, read_dictionary=texts, page_checksum_verification=True) as table,
-    ):
+      check_columns(path, table.schema_arrow.names, wanted)
       row = 1
-      for batch in table.iter_batches(BLOCK_ROWS, columns=list(wanted), use_threads=False):
+      for batch in table.iter_batches(BLOCK_ROWS, columns=list(wanted)):
         yield functools.partial(record_block, batch, row)
         row += batch.num_rows
   except (OSError, pa.ArrowException) as e:

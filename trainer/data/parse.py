@@ -33,7 +33,8 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class Parsed(NamedTuple):
   """The good records of a block, n of them, and what was wrong with the others."""
 
-  counts: np.ndarray | None  # int32 [n, F], features in each slot; None where each has one
+  # int32 [n, F], features in each slot; None where each has one, or none and the key NO_FEATURE
+  counts: np.ndarray | None
   keys: np.ndarray  # int64 [nnz], a sample's slots one after another
   values: np.ndarray | None  # float32 [nnz]; None where all are 1
   dense: np.ndarray  # float32 [n, Dn], NaN where missing
@@ -337,14 +338,10 @@ def _assemble(
   Args:
     slots: of each slot its keys [n], NO_FEATURE where it has none; or a `_Slot`.
   Returns:
-    counts int32 [n, F] or None where all are 1, keys [nnz], values [nnz] or None.
+    counts, keys and values of `Parsed`.
   """
   if not any(isinstance(s, _Slot) for s in slots):
-    keys = np.stack(slots, 1)
-    present = keys != NO_FEATURE
-    if present.all():
-      return None, keys.reshape(-1), None
-    return present.astype(np.int32), keys[present], None
+    return None, np.stack(slots, 1).reshape(-1), None
   counts = np.stack(
     [s.counts[s.index] if isinstance(s, _Slot) else s != NO_FEATURE for s in slots], 1
   ).astype(np.int32)

@@ -3,6 +3,8 @@
 Shapes: n samples of the pass, F slots, nnz features, Dn dense columns, B samples of a batch.
 """
 
+import collections
+import concurrent.futures
 import itertools
 import json
 import os
@@ -12,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ops.keys import MAX_SAMPLES, encode_fields
+from ops.keys import MAX_SAMPLES, NO_FEATURE, encode_fields
 from trainer import config
 from trainer.data.features import SlotBatch, has_log1p
 from trainer.data.log_files import is_remote
@@ -29,6 +31,7 @@ SMALL_PASS = 2_000_000  # samples; a pass below is shuffled as a whole
 # near one another
 BLOCK = 8192
 WINDOW = 64 * BLOCK
+MOST_WRITING = 2  # chunks that wait for the writer
 
 Item = TypeVar('Item')
 
@@ -57,6 +60,18 @@ class _Column:
     return {'dtype': self._file.dtype.str, 'shape': shape, 'crc32': self._crc}
 
 
+def _counted(parsed: Parsed, num_slots: int) -> Parsed:
+  """The same samples, with `counts`."""
+  if parsed.counts is not None:
+    return parsed
+  present = parsed.keys != NO_FEATURE
+  return parsed._replace(
+    counts=present.reshape(-1, num_slots).astype(np.int32),
+    keys=parsed.keys[present],
+    values=None if parsed.values is None else parsed.values[present],
+  )
+
+
 def _concatenate(parts: Sequence[Parsed], num_slots: int) -> Parsed:
   """The samples of several blocks."""
   if len(parts) == 1:
@@ -69,12 +84,8 @@ def _concatenate(parts: Sequence[Parsed], num_slots: int) -> Parsed:
 
   counts = values = None
   if any(p.counts is not None for p in parts):
-    counts = np.concatenate(
-      [
-        np.ones([len(p.label), num_slots], np.int32) if p.counts is None else p.counts
-        for p in parts
-      ]
-    )
+    parts = [_counted(p, num_slots) for p in parts]
+    counts = np.concatenate([p.counts for p in parts])
   if any(p.values is not None for p in parts):
     values = np.concatenate(
       [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
@@ -140,9 +151,10 @@ def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Writer:
-  """Writes a prepared pass into a directory, CHUNK samples at a time.
+  """Writes a prepared pass into a directory, CHUNK samples at a time, in a thread of its own.
 
-  The files follow from the samples alone, not from the blocks that they came in.
+  The files follow from the samples alone, not from the blocks that they came in. Call `close` in
+  the end, or `stop` where it is given up.
 
   Args:
     directory: an empty one.
@@ -169,20 +181,27 @@ class Writer:
     self._num_waiting = 0
     self._distinct: list[int] = []  # fields of each chunk and slot
     self._stats = np.zeros([len(data.dense), 3])
-    self.samples = self.features = 0
+    self._features = self.samples = 0
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, 'writer')
+    self._writing: collections.deque[concurrent.futures.Future] = collections.deque()
 
   def add(self, parsed: Parsed) -> None:
-    """Appends samples."""
+    """Appends samples; where the disk fails, this or a later call says so."""
     self._waiting.append(parsed)
     self._num_waiting += len(parsed.label)
     self.samples += len(parsed.label)
-    self.features += len(parsed.keys)
     if self._num_waiting >= CHUNK:
       rest = _concatenate(self._waiting, self._num_slots)
       while len(rest.label) >= CHUNK:
         chunk, rest = _cut(rest, CHUNK, self._num_slots)
-        self._write(chunk)
+        self._writing.append(self._thread.submit(self._write, chunk))
+        if len(self._writing) > MOST_WRITING:
+          self._writing.popleft().result()
       self._waiting, self._num_waiting = [rest], len(rest.label)
+
+  def stop(self) -> None:
+    """Ends the thread; what it has not begun to write is left out."""
+    self._thread.shutdown(cancel_futures=True)
 
   def _write(self, chunk: Parsed) -> None:
     keys, values, counts = chunk.keys, chunk.values, chunk.counts
@@ -190,6 +209,7 @@ class Writer:
       keys, values, counts = _with_group(chunk, self._num_slots)
     encoded = encode_fields(keys, values, counts, self._num_slots + self._grouped)
     columns, distinct = self._columns, encoded.fields_of
+    self._features += int(np.count_nonzero(chunk.keys != NO_FEATURE))
     if 'splits' not in columns and (encoded.counts != 1).any():
       columns['splits'] = _Column(self._directory, 'splits', '<u4')
       for n in self._distinct:  # so far every field held one feature
@@ -225,10 +245,14 @@ class Writer:
   def close(self, meta: dict[str, Any]) -> None:
     """Completes the files, then writes `meta`, all of them synced."""
     if self.samples and self._num_waiting:
-      self._write(_concatenate(self._waiting, self._num_slots))
+      rest = _concatenate(self._waiting, self._num_slots)
+      self._writing.append(self._thread.submit(self._write, rest))
+    while self._writing:
+      self._writing.popleft().result()
+    self.stop()
     meta = meta | {
       'samples': self.samples,
-      'features': self.features,
+      'features': self._features,
       'dense': {c.name: row for c, row in zip(self._dense, self._stats.tolist())},
       'arrays': {name: column.close() for name, column in self._columns.items()},
     }

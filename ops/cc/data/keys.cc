@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "ops/cc/data/farmhash.h"
-#include "ops/cc/lifecycle/hash.h"
 
 namespace ctr {
 namespace {
@@ -38,59 +37,103 @@ void KeysOfIntegers(const int64_t* values, int64_t n, int64_t slot_id, int64_t* 
   }
 }
 
-// A table of twice the size, with the same fields.
+namespace {
+
+constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15ULL;
+// Set in the hash of every field but those of one feature of value 1, whose hash is their key.
+constexpr uint64_t kCompared = uint64_t{1} << 63;
+
+}  // namespace
+
+// Makes an empty table of 2^bits entries.
+void FieldCoder::Clear(int bits) {
+  table_.assign(size_t{1} << bits, Entry{0, -1});
+  shift_ = 64 - bits;
+}
+
+// A table of four times the size, with the same fields.
 void FieldCoder::Grow() {
-  std::vector<Entry> old(2 * table_.size(), Entry{0, -1});
+  std::vector<Entry> old;
   old.swap(table_);
+  Clear(64 - shift_ + 2);
   const size_t mask = table_.size() - 1;
   for (const Entry& entry : old) {
     if (entry.field < 0) continue;
-    size_t at = Mix64(static_cast<int64_t>(entry.hash)) & mask;
+    size_t at = Place(entry.hash);
     while (table_[at].field >= 0) at = (at + 1) & mask;
     table_[at] = entry;
   }
 }
 
+size_t FieldCoder::Place(uint64_t hash) const {
+  // The product's upper half reaches every bit of the lower one, too.
+  return (hash ^ hash >> 32) * kMultiplier >> shift_;
+}
+
+// Fills features_ and hashes_ with the fields of slot f.
+void FieldCoder::TakeSlot(const Block& block, int64_t f) {
+  for (int64_t i = 0; i < block.n; ++i) {
+    int64_t from = i * block.slots + f;
+    int32_t count = 1;
+    if (block.counts) {
+      count = block.counts[from];
+      from = next_[i];
+      next_[i] += count;
+    } else if (block.keys[from] < 0) {
+      count = 0;
+    }
+    features_[i] = {from, count};
+    const int64_t* const keys = block.keys + from;
+    const float* const values = block.values ? block.values + from : nullptr;
+    if (count == 1 && keys[0] >= 0 && (!values || values[0] == 1)) {
+      hashes_[i] = static_cast<uint64_t>(keys[0]);
+      continue;
+    }
+    uint64_t hash = static_cast<uint64_t>(count);
+    for (int32_t k = 0; k < count; ++k) {
+      hash = hash * kMultiplier + static_cast<uint64_t>(keys[k]);
+      if (values) {
+        uint32_t bits;
+        std::memcpy(&bits, values + k, sizeof(bits));
+        hash = hash * kMultiplier + bits;
+      }
+    }
+    hashes_[i] = hash | kCompared;
+  }
+}
+
 void FieldCoder::Encode(const Block& block, uint16_t* codes) {
-  constexpr size_t kSmallest = 64;
-  constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15ULL;
+  constexpr int kSmallest = 6;        // a table of 64 entries
+  constexpr int64_t kLookAhead = 16;  // samples whose places in the table are fetched early
+  const int64_t n = block.n, slots = block.slots;
   fields_of.clear();
   counts.clear();
   keys.clear();
   values.clear();
-  // Where each sample's features of the slot at hand begin.
-  std::vector<int64_t> next(block.counts ? block.n : 0);
+  bits_.resize(slots, kSmallest);
+  hashes_.resize(n);
+  features_.resize(n);
+  columns_.resize(n * slots);
+  next_.resize(block.counts ? n : 0);
   int64_t total = 0;
-  for (int64_t i = 0; i < static_cast<int64_t>(next.size()); ++i) {
-    next[i] = total;
-    for (int64_t f = 0; f < block.slots; ++f) total += block.counts[i * block.slots + f];
+  for (int64_t i = 0; i < static_cast<int64_t>(next_.size()); ++i) {
+    next_[i] = total;
+    for (int64_t f = 0; f < slots; ++f) total += block.counts[i * slots + f];
   }
   // Slot by slot, so that the table at hand stays in the cache.
-  for (int64_t f = 0; f < block.slots; ++f) {
-    table_.assign(kSmallest, Entry{0, -1});
+  for (int64_t f = 0; f < slots; ++f) {
+    TakeSlot(block, f);
+    Clear(bits_[f]);
     starts_.clear();
     const size_t before = counts.size();
-    for (int64_t i = 0; i < block.n; ++i) {
-      int64_t from = i * block.slots + f;
-      int32_t count = 1;
-      if (block.counts) {
-        count = block.counts[from];
-        from = next[i];
-        next[i] += count;
-      }
+    uint16_t* const column = columns_.data() + f * n;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kLookAhead < n) __builtin_prefetch(&table_[Place(hashes_[i + kLookAhead])]);
+      const int64_t from = features_[i].from;
+      const int32_t count = features_[i].count;
       const int64_t* const own_keys = block.keys + from;
       const float* const own_values = block.values ? block.values + from : nullptr;
-      const bool plain = count == 1 && (!own_values || *own_values == 1);
-      uint64_t hash = plain ? static_cast<uint64_t>(*own_keys) : static_cast<uint64_t>(count);
-      for (int32_t k = 0; !plain && k < count; ++k) {
-        hash = hash * kMultiplier + static_cast<uint64_t>(own_keys[k]);
-        if (own_values) {
-          uint32_t bits;
-          std::memcpy(&bits, own_values + k, sizeof(bits));
-          hash = hash * kMultiplier + bits;
-        }
-      }
-      // Two fields of equal hash are compared in full.
+      const uint64_t hash = hashes_[i];
       const auto equals = [&](int32_t field) {
         const int64_t start = starts_[field];
         return counts[before + field] == count &&
@@ -98,8 +141,9 @@ void FieldCoder::Encode(const Block& block, uint16_t* codes) {
                (!own_values || std::equal(own_values, own_values + count, values.data() + start));
       };
       const size_t mask = table_.size() - 1;
-      size_t at = Mix64(static_cast<int64_t>(hash)) & mask;
-      while (table_[at].field >= 0 && !(table_[at].hash == hash && equals(table_[at].field)))
+      size_t at = Place(hash);
+      while (table_[at].field >= 0 &&
+             !(table_[at].hash == hash && (!(hash & kCompared) || equals(table_[at].field))))
         at = (at + 1) & mask;
       int32_t field = table_[at].field;
       if (field < 0) {
@@ -111,9 +155,13 @@ void FieldCoder::Encode(const Block& block, uint16_t* codes) {
         if (own_values) values.insert(values.end(), own_values, own_values + count);
         if (2 * starts_.size() > table_.size()) Grow();
       }
-      codes[i * block.slots + f] = static_cast<uint16_t>(field);
+      column[i] = static_cast<uint16_t>(field);
     }
     fields_of.push_back(starts_.size());
+    bits_[f] = 64 - shift_;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t f = 0; f < slots; ++f) codes[i * slots + f] = columns_[f * n + i];
   }
 }
 

@@ -1,6 +1,7 @@
 // Columns of a log to keys, and the fields of a block of samples to small codes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -30,8 +31,9 @@ class FieldCoder {
   struct Block {
     const int64_t* keys = nullptr;  // [nnz], a sample's slots one after another
     const float* values = nullptr;  // [nnz], or null: all are 1
-    const int32_t* counts =
-        nullptr;        // [n * F] features in each field, their sum nnz; or null: all 1
+    // [n * F] features in each field, their sum nnz; or null: one in each, or none where its key is
+    // kNoFeature.
+    const int32_t* counts = nullptr;
     int64_t n = 0;      // at most kMaxSamples
     int64_t slots = 0;  // F
   };
@@ -53,11 +55,24 @@ class FieldCoder {
     uint64_t hash;  // of a field that holds one feature of value 1: its key
     int32_t field;  // -1: the entry is free
   };
+  struct Features {
+    int64_t from;  // where they begin in the block's keys
+    int32_t count;
+  };
 
+  void Clear(int bits);
   void Grow();
+  size_t Place(uint64_t hash) const;
+  void TakeSlot(const Block& block, int64_t f);
 
-  std::vector<Entry> table_;     // of the slot at hand: open addressing, at most half full
-  std::vector<int64_t> starts_;  // of the features of its distinct fields, in keys
+  std::vector<Entry> table_;        // of the slot at hand: open addressing, at most half full
+  int shift_ = 0;                   // 64 less the logarithm of its size
+  std::vector<int64_t> starts_;     // of the features of its distinct fields, in keys
+  std::vector<Features> features_;  // [n], of its fields
+  std::vector<uint64_t> hashes_;    // [n], of its fields
+  std::vector<int64_t> next_;       // [n], where each sample's features of the next slot begin
+  std::vector<uint16_t> columns_;   // [F, n], the codes
+  std::vector<int> bits_;           // [F], the logarithm of each slot's table in the block before
 };
 
 }  // namespace ctr

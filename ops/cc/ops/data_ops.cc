@@ -61,7 +61,8 @@ A field is what a sample has in a slot: none, one or several features, each with
 
 keys: [nnz], a sample's slots one after another.
 values: [nnz], or [0]: all are 1.
-counts: [n * F] features in each field; or [0]: each has one. n is at most 65536.
+counts: [n * F] features in each field; or [0]: each has one, or none where its key is -1. n is at
+  most 65536.
 slots: F.
 codes: [n, F]; equal fields of a slot have equal codes, from 0 in the order of first occurrence.
 fields_of: [F] distinct fields of each slot.
