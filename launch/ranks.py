@@ -5,7 +5,8 @@
 By itself horovodrun kills its ranks on SIGTERM before they can save their state, and ends every
 failure with status 1 and a stack trace of its own. Here SIGTERM and SIGINT go to rank 0, which
 stops the job on all ranks; a second one ends horovodrun. The status is that of the rank that ended
-first, and of what horovodrun says itself only what is no consequence of that is shown.
+first, and of what horovodrun says itself only what is no consequence of that is shown. Lines of
+rank 0 come as one process would print them, those of other ranks behind horovodrun's prefix.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 _OF_A_RANK = re.compile(rb'\[\d+\]<std(out|err)>:')
+_OF_RANK_0 = re.compile(rb'^\[0\]<std(out|err)>:')
 # The last is what a rank's shell says of a rank that horovodrun ends because of another one.
 _CONSEQUENCE = re.compile(
   rb'Process \d+ exit with status|Terminating remaining workers|\[\d+\]<stderr>:Terminated\s*$'
@@ -98,7 +100,7 @@ class Ranks:
         if not _OF_A_RANK.match(line) and (self._trace or line.startswith(b'Traceback ')):
           self._trace += line
         else:
-          to.write(line)
+          to.write(_OF_RANK_0.sub(b'', line))
       to.flush()
     to.write(rest)
     to.flush()

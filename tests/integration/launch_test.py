@@ -118,6 +118,13 @@ class LocalTest(LaunchTestCase):
     self.assertEqual(done.returncode, 7)
     self.assertIn('Traceback of its own', done.stderr)
 
+  def test_rank_0_speaks_without_a_prefix(self):
+    said = r'[0]<stdout>:one\r[0]<stdout>:two\n[1]<stdout>:three [0]<stdout>:\n'
+    self.stand_in('horovodrun', f"#!/bin/sh\nprintf '{said}'\nprintf '[0]<stderr>:four\n' >&2\n")
+    done = self.launch('local.sh', '2')
+    self.assertEqual(done.stdout, 'one\ntwo\n[1]<stdout>:three [0]<stdout>:\n')  # \r read as \n
+    self.assertEqual(done.stderr.splitlines()[1:], ['four'])
+
   def test_mistakes(self):
     self.assert_mistake(self.launch('local.sh'), '^local.sh: wanted RANKS')
     for found in ('0', 'two', '-1', '1.5'):
@@ -161,7 +168,7 @@ class JobTest(LaunchTestCase):
       self.assertEqual(done.returncode, 2, done.stderr)
       said = [line for line in done.stderr.splitlines() if not line.startswith('+ ')]
       self.assertLen(said, 1, done.stderr)
-      self.assertRegex(said[0], rf'^\[0\]<stderr>:error: .*{pattern}')
+      self.assertRegex(said[0], rf'^error: .*{pattern}')
       self.assertEmpty(done.stdout)
 
 

@@ -157,7 +157,11 @@ class BadRecords:
 
 
 def prepare_pass(
-  cfg: config.Config, raw_path: str, out_dir: str, labelled: bool = True
+  cfg: config.Config,
+  raw_path: str,
+  out_dir: str,
+  labelled: bool = True,
+  on_block: Callable[[int], None] = lambda samples: None,
 ) -> dict[str, Any]:
   """Converts one raw pass, a file or a directory of files, into the directory `out_dir`, unless it
   was already, from these very files (size, time) with an equal schema.
@@ -169,6 +173,7 @@ def prepare_pass(
     raw_path: the pass.
     out_dir: where the prepared pass goes.
     labelled: whether labels, weights and groups are read; what only predicts needs none.
+    on_block: called after each block, with the samples so far.
   Returns:
     The pass's meta.json.
   Raises:
@@ -208,6 +213,7 @@ def prepare_pass(
       for parsed in parsed_blocks(cfg, file, labelled):
         writer.add(parsed)
         bad.add(file, parsed)
+        on_block(writer.samples)
     writer.close(meta | {'bad': bad.check(writer.samples)})
     sync_directory(temporary)
     shutil.rmtree(out_dir, ignore_errors=True)

@@ -13,6 +13,7 @@ from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import PreparedPass, is_prepared
 from trainer.errors import BadPass, UserError
+from trainer.reporting.live_line import shortened
 from trainer.training.step import Staged, Step
 
 
@@ -25,6 +26,7 @@ class Inputs:
     step: stages the batches.
     progress_made: called after each chunk of slow work.
     folder: where converted passes go, one folder a split.
+    show: shows a line on how the conversion gets on.
   """
 
   def __init__(
@@ -34,8 +36,9 @@ class Inputs:
     step: Step,
     progress_made: Callable[[], None],
     folder: str,
+    show: Callable[[str], None] = lambda text: None,
   ):
-    self._folder = folder
+    self._folder, self._show = folder, show
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._progress_made = progress_made
 
@@ -55,10 +58,8 @@ class Inputs:
     paths = [self._path(one, split) for one in passes]
 
     def convert() -> None:
-      for i, (one, path) in enumerate(zip(passes, paths)):
-        if i % size == rank:
-          self._convert(one, path, labelled)
-        self._progress_made()
+      for i in range(rank, len(passes), size):
+        self._convert(passes[i], paths[i], f'{split} pass {i + 1} of {len(passes)}', labelled)
 
     self._communicator.together(f'cannot prepare passes for {split}', convert)
     return self._communicator.together(
@@ -72,10 +73,10 @@ class Inputs:
     rank, size = self._communicator.rank, self._communicator.size
 
     def convert() -> None:
-      for one in passes[rank::size]:
+      for i in range(rank, len(passes), size):
         with contextlib.suppress(BadPass):
-          self._convert(one, self._path(one, split))
-        self._progress_made()
+          path = self._path(passes[i], split)
+          self._convert(passes[i], path, f'{split} pass {i + 1} of {len(passes)}')
 
     self._communicator.together(f'cannot prepare passes for {split}', convert)
 
@@ -85,12 +86,18 @@ class Inputs:
       return one.path
     return os.path.join(self._folder, split, folder_name(one.name))
 
-  def _convert(self, one: Pass, path: str, labelled: bool = True) -> None:
+  def _convert(self, one: Pass, path: str, place: str, labelled: bool = True) -> None:
+    self._progress_made()
     # A pass in the middle of which the run stopped may have lost its file since.
     if path == one.path or (os.path.exists(path) and not exists(one.path)):
       return
+
+    def on_block(samples: int) -> None:
+      self._progress_made()
+      self._show(f'converting {place} · {shortened(one.name, 24)} · {samples:,} samples')
+
     try:
-      prepare_pass(self._cfg, one.path, path, labelled)
+      prepare_pass(self._cfg, one.path, path, labelled, on_block)
     except UserError as e:
       if isinstance(e.__cause__, OSError):  # of the disk, not of the pass
         raise

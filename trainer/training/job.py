@@ -42,6 +42,7 @@ from trainer.training.stopwatch import Stopwatch
 from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
+WAITING_TOLD = 0.1  # the share of the time that steps wait for input, from which on it is shown
 
 
 class Job:
@@ -76,7 +77,9 @@ class Job:
     self.progress_made = progress_made
     self.state = RunState(cfg, communicator, step)
     folder = prepared_folder or os.path.join(cfg.run_dir, 'prepared')
-    self.inputs = Inputs(cfg, communicator, step, progress_made, folder)
+    self.inputs = Inputs(
+      cfg, communicator, step, progress_made, folder, lambda text: self._live.show(text)
+    )
     self.evaluation = Evaluation(cfg, communicator, step, self.inputs, progress_made)
     self.stream = Stream(cfg, communicator, self.state, self._pass_told)
     self.stop_requested = False
@@ -307,7 +310,7 @@ class Job:
     name = action.one.name
     if self.progress.batch == 0:
       self.step.dense.metrics.reset()
-    started, steps, shown = time.monotonic(), 0, self._metric_sums()
+    started, steps, shown, waited = time.monotonic(), 0, self._metric_sums(), self._clock.waited
     before, shown_at = result(shown)['examples'], started
 
     def figures(state: State, before: int, since: float) -> dict[str, Any]:
@@ -318,7 +321,7 @@ class Job:
     where = {'pass': name, 'epoch': self.progress.epoch, 'day': self.progress.day}
 
     def on_step() -> None:
-      nonlocal steps, shown, shown_at
+      nonlocal steps, shown, shown_at, waited
       steps += 1
       self.progress_made()
       if steps % self.cfg.train.log_every_steps == 0:
@@ -326,15 +329,20 @@ class Job:
         # Since the line changed.
         window = figures({key: sums[key] - shown[key] for key in sums}, 0, shown_at)
         self._write('window', **window, **counts, **where, learning_rate_factor=self._rate())
+        waiting = (self._clock.waited - waited) / max(time.monotonic() - shown_at, 1e-9)
+        waited = self._clock.waited
         shown, shown_at, now = sums, time.monotonic(), result(sums)
         seconds = max(time.monotonic() - started, 1e-9)
         batches = prepared.num_batches(self.cfg.train.batch_size)
         share = self.progress.batch / max(1, batches)
         left = (batches - self.progress.batch) * seconds / steps
         rate = (now['examples'] - before) / seconds
+        epoch = f'epoch {self.progress.epoch} · ' if self.cfg.train.epochs > 1 else ''
+        told = f'{left:,.0f} s left'
+        if waiting >= WAITING_TOLD:
+          told = f'waits for input {waiting:.0%}'
         self._live.show(
-          f'epoch {self.progress.epoch} · {shortened(name, 12)} {share:4.0%} · {left:,.0f} s left'
-          f' · {_quality(window)} · {rate:,.0f} samples/s'
+          f'{epoch}{shortened(name, 12)} {share:4.0%} · {told} · {_quality(window)} · {rate:,.0f}/s'
         )
 
     with self._clock.of('step'):

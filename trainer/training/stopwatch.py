@@ -10,9 +10,14 @@ Item = TypeVar('Item')
 
 
 class Stopwatch:
-  """Seconds of each part of the work; while a part runs within another, the outer one stands."""
+  """Seconds of each part of the work; while a part runs within another, the outer one stands.
+
+  Attributes:
+    waited: seconds until the items of `waiting` were there, since the stopwatch was made.
+  """
 
   def __init__(self):
+    self.waited = 0.0
     self._seconds: collections.Counter[str] = collections.Counter()
     self._running: list[str] = []
     self._since = 0.0
@@ -38,8 +43,10 @@ class Stopwatch:
     """Yields the items; the time until each is there counts as `wait`."""
     done = object()
     while True:
+      began = time.monotonic()
       with self.of('wait'):
         item = next(items, done)
+      self.waited += time.monotonic() - began
       if item is done:
         return
       yield item
