@@ -3,9 +3,11 @@
 It writes one probability a line, in input order; of several tasks one a column, with a comma
 between them, in the order of data.labels. With `--columns id,…` it writes CSV with these columns of
 the input beside the probability, or Parquet where FILE ends in .parquet. `--data -` reads standard
-input. Labels, weights and groups are not read.
+input. Labels, weights and groups are not read. Under horovodrun the ranks share the work and the
+rows; rank 0 writes.
 """
 
+import collections
 import os
 import shutil
 import sys
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 from absl import flags
 
-from trainer import command_line
+from trainer import command_line, runtime
 from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -48,11 +50,17 @@ def main() -> None:
   from trainer.data.prepared import is_prepared
   from trainer.training.job import finished_job
 
+  here = runtime.launched()
+  if here.size > 1 and ('-' in DATA.value or OUT.value == '-'):
+    raise UserError(
+      f'{"--data" if "-" in DATA.value else "--out"}: found -, which ranks do not share; wanted a '
+      'file'
+    )
   as_parquet = OUT.value.endswith('.parquet')
   # A bad record ends it: dropped ones would shift the lines after them.
   overrides = [*SET.value, 'data.max_bad_share=0']
   with (
-    finished_job(RUN_DIR.value, overrides, CHECKPOINT.value) as job,
+    finished_job(RUN_DIR.value, overrides, CHECKPOINT.value, here) as job,
     tempfile.TemporaryDirectory(prefix='ctr-predict-') as folder,
     plain_errors('cannot write --out'),
   ):
@@ -73,8 +81,15 @@ def main() -> None:
 
     def predicted() -> Iterator[np.ndarray]:
       for one in prepared:
-        for _, probabilities in job.evaluation.predict(one):
-          yield probabilities
+        for _, own in job.evaluation.predict(one):
+          # The ranks' shares of a batch, side by side, are the batch.
+          shares = job.communicator.exchange([own if r == 0 else None for r in range(here.size)])
+          if here.rank == 0:
+            yield np.concatenate(shares)
+
+    if here.rank > 0:
+      collections.deque(predicted(), 0)  # takes part
+      return
 
     out = '/dev/stdout' if OUT.value == '-' else f'{OUT.value}.new{os.getpid()}'
     if COLUMNS.value or as_parquet:

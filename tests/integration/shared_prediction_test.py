@@ -1,0 +1,69 @@
+"""Ranks predict one input together: its rows in order, as one process predicts them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+
+class SharedPredictionTest(tf.test.TestCase):
+  def run_command(self, name, *arguments, ranks=1):
+    command = [sys.executable, '-m', f'trainer.{name}', *arguments]
+    if ranks > 1:
+      launcher = ['horovodrun', '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}']
+      command = [*launcher, *command]
+    environment = os.environ | {'CTR_THREADS': '1'}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+  def test_in_order(self):
+    folder = self.get_temp_dir()
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+      {
+        'id': np.arange(1051),
+        'user': rng.integers(300, size=1051),
+        'item': rng.integers(40, size=1051),
+        'price': rng.random(1051).round(3),
+        'click': rng.integers(2, size=1051),
+      }
+    )
+    # The last batch of the first file is short; the second has no sample for most ranks.
+    table[:1050].to_csv(f'{folder}/part_1.csv', index=False)
+    table[1050:].to_csv(f'{folder}/part_2.csv', index=False)
+    tree = {
+      'data': {
+        'train': [f'{folder}/part_1.csv'],
+        'label': 'click',
+        'slots': [{'name': 'user'}, {'name': 'item'}],
+        'dense': [{'name': 'price'}],
+      },
+      'model': {'interactions': ['linear', 'fm', 'dnn']},
+      'train': {'batch_size': 200},
+    }
+    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
+      json.dump(tree, f)
+    run = f'{folder}/run'
+    done = self.run_command('run', '--config', f'{folder}/config.yaml', '--run_dir', run)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    arguments = ['--run_dir', run, '--data', f'{folder}/part_*.csv']
+    found = []
+    for ranks in (1, 2, 3):
+      out = f'{folder}/{ranks}.csv'
+      done = self.run_command('predict', *arguments, '--columns', 'id', '--out', out, ranks=ranks)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      found.append(pd.read_csv(out))
+      self.assertAllEqual(found[-1]['id'], table['id'])
+      self.assertAllClose(found[-1]['probability'], found[0]['probability'], rtol=1e-6, atol=0)
+    self.assertGreater(found[0]['probability'].nunique(), 900)
+    self.assertEqual(len(os.listdir(folder)), 7, os.listdir(folder))  # nothing unfinished is left
+    done = self.run_command('predict', *arguments, ranks=2)
+    self.assertNotEqual(done.returncode, 0)
+    self.assertIn('--out: found -, which ranks do not share; wanted a file', done.stderr)
+
+
+if __name__ == '__main__':
+  tf.test.main()
