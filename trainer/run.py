@@ -4,8 +4,6 @@ Under Horovod: `horovodrun -np N -H hosts python -m trainer.run --config FILE`.
 Run again on the same run_dir, it continues from the last checkpoint.
 """
 
-from collections.abc import Callable
-
 from absl import flags
 
 from trainer import command_line, config, runtime
@@ -58,18 +56,18 @@ def main() -> int:
     return run.run(cfg)
   here = runtime.launched()
   if here.size == 1:
-    return train(cfg, here, lambda: None)
+    return train(cfg, here, None)
   with Heartbeat(here, cfg.sync) as heartbeat:
-    return train(cfg, here, heartbeat.progress)
+    return train(cfg, here, heartbeat)
 
 
-def train(cfg: config.Config, here: runtime.Runtime, progress_made: Callable[[], None]) -> int:
+def train(cfg: config.Config, here: runtime.Runtime, heartbeat: Heartbeat | None) -> int:
   """Trains in this process, which may be one rank of several.
 
   Args:
     cfg: the config.
     here: where this process stands.
-    progress_made: called once a step or a chunk of slow work.
+    heartbeat: of the job, where it has several ranks.
   Returns:
     The exit status.
   """
@@ -81,7 +79,10 @@ def train(cfg: config.Config, here: runtime.Runtime, progress_made: Callable[[],
 
   communicator = horovod.communicator(here, cfg.sync)
   step = TrainStep(cfg, communicator)
+  progress_made = heartbeat.progress if heartbeat else lambda: None
   job = Job(cfg, communicator, step, progress_made, init_from=INIT_FROM.value)
+  if heartbeat:
+    heartbeat.tell_lost = job.tell_lost
   done = job.run()
   troubles = job.close()
   communicator.barrier()

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -57,6 +58,10 @@ class LostPeerTest(tf.test.TestCase):
       for process in [*family, job]:
         if process.is_running() if process is not job else job.poll() is None:
           process.kill()
+    with open(f'{folder}/run/metrics.jsonl', encoding='utf-8') as f:
+      lost = [e['reason'] for e in map(json.loads, f) if e['event'] == 'lost']
+    self.assertLen(lost, 1)
+    self.assertIn('rank 1 (process', lost[0])
     return output
 
   def test_killed(self):

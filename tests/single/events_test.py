@@ -31,6 +31,18 @@ class EventLogTest(tf.test.TestCase):
     log.write('train', 3)
     self.assertEqual((self.steps(), log.troubles), ([1, 3], []))
 
+  def test_what_became_of_the_job_stays(self):
+    log = self.open(0)
+    log.write('start', 0)
+    place = log.position
+    log.write('train', 1)
+    log.append({'event': 'lost', 'step': 2, 'reason': 'rank 1 was lost: it hung up. The job ends'})
+    log = self.open(place)
+    log.write('start', 0)
+    log.write('train', 1)
+    events = read_events(self.run_dir)
+    self.assertEqual(events['event'].tolist(), ['start', 'lost', 'start', 'train'])
+
   def test_removed(self):
     log = self.open(0)
     log.write('train', 1)
@@ -64,7 +76,7 @@ class EventLogTest(tf.test.TestCase):
 
   def test_full_disk(self):
     log = self.open(0)
-    with mock.patch.object(log, '_append', side_effect=OSError(28, 'No space left on device')):
+    with mock.patch.object(log, '_write_line', side_effect=OSError(28, 'No space left on device')):
       log.write('train', 1)
       log.write('train', 2)
     with mock.patch.object(

@@ -2,9 +2,11 @@
 
 import json
 import os
+import pathlib
 import tempfile
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 import yaml
 
@@ -12,11 +14,14 @@ from tests.support.batches import make_batch
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
+from trainer.data.synthetic import synthesize
 from trainer.errors import UserError
 from trainer.reporting.inspection import Inspection
 from trainer.training.importance import permuted
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class InspectionTest(tf.test.TestCase):
@@ -133,6 +138,29 @@ class InspectionTest(tf.test.TestCase):
       tags,
     )
     self.assertIn('hparams', {plugin for _, plugin in tags})
+
+
+class TrueImportanceTest(tf.test.TestCase):
+  def test_importances_recover_the_generators(self):
+    folder = self.get_temp_dir()
+    truth = synthesize(folder, 3, 80_000, seed=1, users=100, items=200)['importance']
+    cfg = config.load(
+      ROOT / 'configs' / 'demo.yaml',
+      [
+        f'data.train=[{folder}/day_*.csv]',
+        f'data.test=[{folder}/test_day_*.csv]',
+        'train.progressive_validation=false',
+      ],
+      f'{folder}/run',
+    )
+    Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+    with open(f'{cfg.run_dir}/metrics.jsonl', encoding='utf-8') as f:
+      (found,) = [e['slots'] for e in map(json.loads, f) if e['event'] == 'importance']
+    for metric in ('auc', 'logloss'):
+      table = pd.DataFrame(
+        {slot: [truth[slot][metric], found[slot][metric]] for slot in truth}, ['true', 'found']
+      )
+      self.assertGreaterEqual(table.T.corr('spearman').loc['true', 'found'], 0.95, table)
 
 
 class PermutedTest(tf.test.TestCase):

@@ -232,6 +232,8 @@ class WordsTest(tf.test.TestCase):
       'reason': 'day_9.csv: late',
       'time': 1.0,
     }
+    reason = 'rank 1 was lost: it hung up. The job ends; run the same command again.'
+    lost = {'event': 'lost', 'step': 50, 'reason': reason, 'time': 1.0}
     again = {'event': 'start', 'step': 50, 'processes': 3, 'time': 1.0}
     for events, wanted in (
       (change('train', 2, ctr=0.001), 'The label of day_02 looks broken: its click rate is 0.0010'),
@@ -247,7 +249,8 @@ class WordsTest(tf.test.TestCase):
       (change('train', 1, bad=17), '17 bad records were left out: day_01 (17).'),
       (change('eval', -1, calibration=1.4), 'Predictions of the test split (test) lie 40% above'),
       ([*runs.healthy_events(), late], '1 pass was late: day_9.csv: late.'),
-      ([*runs.healthy_events(), again], 'The run was taken up again 1 times, at step 50.'),
+      ([*runs.healthy_events(), again], 'The run was taken up again once, at step 50.'),
+      ([*runs.healthy_events(), lost], 'The job ended at step 50: rank 1 was lost: it hung up.'),
     ):
       found = findings.faults(self.run_of(events))
       with self.subTest(wanted=wanted):

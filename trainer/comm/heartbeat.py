@@ -21,6 +21,7 @@ import traceback
 import types
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -43,11 +44,15 @@ class Heartbeat(contextlib.AbstractContextManager):
   Args:
     runtime: of this rank.
     sync: the section of the config.
+
+  Attributes:
+    tell_lost: is called on rank 0 with the text, where a rank is lost, before the job ends.
   Raises:
     UserError: where rank 0 has no free port.
   """
 
   def __init__(self, runtime: Runtime, sync: Sync):
+    self.tell_lost: Callable[[str], None] = lambda text: None
     self._rank, self._size, self._sync = runtime.rank, runtime.size, sync
     self._name = f'rank {runtime.rank} (process {os.getpid()} on {os.uname().nodename})'
     self._progress = time.monotonic()
@@ -229,6 +234,9 @@ class Heartbeat(contextlib.AbstractContextManager):
     sys.stderr.flush()
     for member in members:
       member.connection.send(['end', text, status])
+    if status == EXIT_STATUS:
+      with contextlib.suppress(Exception):  # whatever becomes of the report, the job ends
+        self.tell_lost(text)
     for member in members:
       member.connection.close()
     os._exit(status)

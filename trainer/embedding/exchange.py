@@ -8,6 +8,7 @@ from ops import packing, sharding
 from ops.dedupe import DEDUPED_SPEC, Deduped, dedupe
 from ops.row_store import Rows, RowStore
 from trainer.comm.communicator import Communicator, RankCommunicator
+from trainer.comm.spans import Spans
 from trainer.config import Config
 
 
@@ -152,10 +153,12 @@ class ShardedRows(LocalRows):
     store: the rows that this rank owns.
     communicator: of the ranks.
     cfg: the job's config.
+    spans: is told how long a step waits for rows and gradients; keys travel beside other work.
   """
 
-  def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config):
+  def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config, spans: Spans):
     super().__init__(store, cfg)
+    self._spans = spans
     # Three exchanges: the next batch's keys may travel before or after this batch's rows.
     self._keys = communicator.row_exchange('keys')
     self._rows = communicator.row_exchange('rows')
@@ -190,7 +193,7 @@ class ShardedRows(LocalRows):
   def pull(self, deduped: Deduped, routed: Routed, train: bool) -> ShardedPull:
     owned = self._store.pull(routed.owned.unique, train)
     buffer, splits = packing.pack_rows(owned, routed.owned.inverse, routed.received, self._dtype)
-    (buffer,), _ = self._rows.all_to_all([buffer], splits)
+    (buffer,), _ = self._spans.timed(lambda: self._rows.all_to_all([buffer], splits), [buffer])
     widths = [t.width for t in self._store.tables]
     linear, factors, offsets = packing.unpack_rows(
       buffer, routed.sent, deduped.unique, self._store.slot_table, widths
@@ -211,15 +214,15 @@ class ShardedRows(LocalRows):
     buffer, splits = packing.pack_gradients(
       linear_gradient, factors_gradient, rows.offsets, routed.sent, self._dtype
     )
-    (buffer,), _ = self._gradients.all_to_all([buffer], splits)
+    (buffer,), _ = self._spans.timed(lambda: self._gradients.all_to_all([buffer], splits), [buffer])
     linear, factors = packing.sum_gradients(
       buffer, routed.received, rows.owned.offsets, routed.owned
     )
     self._push_own(routed.owned, rows.owned, linear, factors, scale, hyper, step)
 
 
-def rows_of(store: RowStore, communicator: Communicator, cfg: Config) -> LocalRows:
+def rows_of(store: RowStore, communicator: Communicator, cfg: Config, spans: Spans) -> LocalRows:
   """Returns how this process reaches rows: alone, or as one of N ranks."""
   if communicator.size == 1:
     return LocalRows(store, cfg)
-  return ShardedRows(store, communicator, cfg)
+  return ShardedRows(store, communicator, cfg, spans)

@@ -4,6 +4,7 @@ Modes ps and ps_async are here; trainer/parameter_server/geo.py has mode ps_geo.
 """
 
 import abc
+import time
 from typing import Any
 
 import numpy as np
@@ -222,23 +223,26 @@ class ServerStep(WorkerStep):
       samples, weights = zip(*self._communicator.gather((len(batch.label), totals.tolist())))
       lower = sum(samples[: self._communicator.rank])
       totals = np.sum(weights, 0, np.float32)
+    began = time.monotonic()
     rows, sent, dense = self.servers.pull(deduped.unique.numpy(), True)
+    self.exchange_seconds += time.monotonic() - began
     arrays = tf.nest.map_structure(
       to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(lower), totals)
     )
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
-    result = self.servers.push(
-      Push(
-        keys=deduped.unique.numpy(),
-        shows=deduped.shows.numpy(),
-        clicks=deduped.clicks.numpy(),
-        buffer=buffer.numpy(),
-        keys_per_server=sent,
-        values_per_server=values.numpy(),
-        dense=[g.numpy() for g in gradients],
-        counts=np.array([weight, loss, *map(float, flags)], np.float32),
-      )
+    push = Push(
+      keys=deduped.unique.numpy(),
+      shows=deduped.shows.numpy(),
+      clicks=deduped.clicks.numpy(),
+      buffer=buffer.numpy(),
+      keys_per_server=sent,
+      values_per_server=values.numpy(),
+      dense=[g.numpy() for g in gradients],
+      counts=np.array([weight, loss, *map(float, flags)], np.float32),
     )
+    began = time.monotonic()
+    result = self.servers.push(push)
+    self.exchange_seconds += time.monotonic() - began
     self._stale = True
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))

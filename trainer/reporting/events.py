@@ -33,6 +33,9 @@ SCALARS = (
   'learning_rate_factor',
 )
 
+# Events that tell of the job, not of work that may be done again.
+OF_THE_JOB = ('start', 'lost')
+
 
 class EventLog:
   """Appends events to `run_dir`; on processes other than the first it does nothing.
@@ -44,7 +47,8 @@ class EventLog:
     run_dir: of the run.
     active: whether this process writes.
     keep_bytes: how much of metrics.jsonl to keep: what the checkpoint that the run continues from
-      had seen. Later lines belong to work that is done again. None keeps all of it.
+      had seen. Later lines belong to work that is done again; of them only those of OF_THE_JOB
+      stay. None keeps all of it.
 
   Attributes:
     troubles: what could not be written, a line each.
@@ -98,17 +102,22 @@ class EventLog:
         f'has {size:,} bytes and another content than when the run stood here with '
         f'{keep_bytes:,}: events of before are missing, or stand twice',
       )
+    with open(self._path, 'rb') as f:
+      f.seek(keep_bytes)
+      told = [record for line in f if (record := _record(line)) is not None]
     self._file.truncate(keep_bytes)
     self._file.seek(0, os.SEEK_END)
+    for record in told:
+      if record['event'] in OF_THE_JOB:
+        self._write_line(record)
 
   def write(self, event: str, step: int, **fields: Any) -> None:
     """Writes one event; fields that are None are left out."""
     if not self._active:
       return
     given = {name: value for name, value in fields.items() if value is not None}
-    record = {'event': event, 'step': step, **given, 'time': round(time.time(), 3)}
-    with self.guarded(self._path):
-      self._append((json.dumps(record) + '\n').encode())
+    record = {'event': event, 'step': step, **given}
+    self.append(record)
     kind = record.get('split', event)
     with self._to_board(step):
       for name in SCALARS:
@@ -117,6 +126,12 @@ class EventLog:
         for task, figures in record.get('tasks', {}).items():
           if isinstance(figures.get(name), (int, float)):
             tf.summary.scalar(f'{kind}/{name}/{task}', figures[name])
+
+  def append(self, record: Mapping[str, Any]) -> None:
+    """Writes one event into metrics.jsonl alone; any thread may call it."""
+    if self._active:
+      with self.guarded(self._path):
+        self._write_line(record | {'time': round(time.time(), 3)})
 
   def describe(self, cfg: Config) -> None:
     """Tells TensorBoard's HParams what the run was told, so that runs compare."""
@@ -152,8 +167,9 @@ class EventLog:
         yield
       self._board.flush()
 
-  def _append(self, line: bytes) -> None:
+  def _write_line(self, record: Mapping[str, Any]) -> None:
     """Writes a line, into a new file where somebody took the old one away."""
+    line = (json.dumps(record) + '\n').encode()
     if self._file is None:
       self._open()
     elif not os.path.exists(self._path) or not os.path.samestat(
@@ -181,7 +197,7 @@ def read_events(run_dir: str) -> pd.DataFrame:
   return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])
 
 
-def _record(line: str) -> dict[str, Any] | None:
+def _record(line: str | bytes) -> dict[str, Any] | None:
   """The event that a line holds; None where it was cut: a run goes on, or a disk was full."""
   try:
     record = json.loads(line)

@@ -20,7 +20,8 @@ SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#
 PARTS = {
   'convert': 'converting the log',
   'wait': 'waiting for batches',
-  'step': 'steps, exchange included',
+  'step': 'steps',
+  'exchange': 'exchange between processes',
   'evaluate': 'evaluation',
   'save': 'checkpoints',
   'export': 'exports',

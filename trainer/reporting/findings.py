@@ -120,7 +120,14 @@ def _interruptions(run: Run) -> Iterator[str]:
   starts = run.of('start')
   if len(starts) > 1:
     steps = _list([f'{step:,.0f}' for step in starts['step'].iloc[1:]])
-    yield f'The run was taken up again {len(starts) - 1} times, at step {steps}.'
+    times = 'once' if len(starts) == 2 else f'{len(starts) - 1} times'
+    yield f'The run was taken up again {times}, at step {steps}.'
+
+
+def _lost_ranks(run: Run) -> Iterator[str]:
+  for _, one in run.of('lost').iterrows():
+    reason = str(one['reason']).partition('. ')[0]
+    yield f'The job ended at step {one["step"]:,.0f}: {reason}.'
 
 
 def _bad_records(run: Run) -> Iterator[str]:
@@ -250,5 +257,6 @@ _LOOKS = (
   _overfitting,
   _bad_records,
   _passes_set_aside,
+  _lost_ranks,
   _interruptions,
 )

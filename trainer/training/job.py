@@ -214,6 +214,10 @@ class Job:
       trained = [e.name for e in ledger if e.epoch == progress.epoch and e.fate in TRAINED]
       self.inputs.remove(trained[: len(trained) - keep], 'train')
 
+  def tell_lost(self, reason: str) -> None:
+    """Notes that a rank was lost, and the job ends; any thread may call it."""
+    self._events.append({'event': 'lost', 'step': self.step.steps, 'reason': reason})
+
   def _request_stop(self, *_: Any) -> None:
     self.stop_requested = True
 
@@ -345,9 +349,12 @@ class Job:
           f'{epoch}{shortened(name, 12)} {share:4.0%} · {told} · {_quality(window)} · {rate:,.0f}/s'
         )
 
+    exchanged = self.step.exchange_seconds
     with self._clock.of('step'):
       finished = self.train_on(prepared, on_step)
       self.step.consolidate()
+    if exchanged := self.step.exchange_seconds - exchanged:
+      self._clock.move(exchanged, 'exchange', within='step')
     state = self._metric_sums()
     now = figures(state, before, started) | self._counts()
     if finished:

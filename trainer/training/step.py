@@ -11,6 +11,7 @@ from ops.dedupe import DEDUPED_SPEC, Deduped
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.comm.communicator import Communicator
+from trainer.comm.spans import Spans, seconds_of
 from trainer.data.features import SlotBatch, empty_batch, weigh_labels
 from trainer.embedding.exchange import rows_of
 from trainer.embedding.stores import make_store
@@ -67,8 +68,11 @@ class Step(abc.ABC):
     dense: trainer.training.dense_part.DensePart.
     store: the rows that this process answers for, with the verbs of the feature lifecycle.
     in_lockstep: whether all processes take each step together.
+    exchange_seconds: how long this process's steps so far have been exchanging rows, gradients and
+      sums with other processes, and waiting for them.
   """
 
+  exchange_seconds = 0.0
   dense: DensePart
   store: Any
   in_lockstep: bool
@@ -181,7 +185,8 @@ class TrainStep(Step):
     self._communicator = communicator
     self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
     self.store = make_store(cfg, self.dense.embedding)
-    self._rows = rows_of(self.store, communicator, cfg)
+    self._spans = Spans()
+    self._rows = rows_of(self.store, communicator, cfg, self._spans)
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
     self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
     spec = batch_spec(cfg)
@@ -206,25 +211,27 @@ class TrainStep(Step):
     self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
   ) -> tuple[StepCounts, Any]:
     following = following or self._no_samples
-    counts, routed = self._train(
+    counts, routed, spans = self._train(
       staged,
       routed,
       (following.deduped, following.batch.weight) if self._routes else (),
       to_tensor(np.array(flags, np.float32)),
     )
+    if self._routes:  # there are other ranks
+      self.exchange_seconds += seconds_of(spans.numpy())
     return StepCounts(*counts.numpy()), routed
 
   def _train_graph(
     self, batch: SlotBatch, deduped: Deduped, routed: Any, following: Any, flags: tf.Tensor
-  ) -> tuple[tf.Tensor, Any]:
+  ) -> tuple[tf.Tensor, Any, tf.Tensor]:
+    self._spans.taken()  # begins anew
     totals, lower_samples = self._rows.totals(batch.weight, routed)
     scale = 1 / tf.maximum(tf.reduce_max(totals), LEAST_WEIGHT)
     rows = self._rows.pull(deduped, routed, train=True)
     position = tf.stack([self._step, lower_samples])
     gradients = self.dense.gradients(batch, deduped, rows, position, totals)
-    *sums, counts = self._communicator.all_reduce(
-      [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
-    )
+    own = [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
+    *sums, counts = self._spans.timed(lambda: self._communicator.all_reduce(own), own)
     self._rows.push(
       deduped,
       rows,
@@ -236,7 +243,8 @@ class TrainStep(Step):
     )
     self.dense.apply(sums, scale, self._step)
     self._step.assign_add(1)
-    return counts, self._rows.route(*following) if following else ()
+    spans = self._spans.taken()
+    return counts, self._rows.route(*following) if following else (), spans
 
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     probabilities, known = self._predict(staged)

@@ -39,6 +39,12 @@ class Stopwatch:
       self._tick()
       self._running.pop()
 
+  def move(self, seconds: float, part: str, within: str) -> None:
+    """Counts seconds that passed within one part as another's."""
+    self._tick()
+    self._seconds[part] += seconds
+    self._seconds[within] -= seconds
+
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
     """Yields the items; the time until each is there counts as `wait`."""
     done = object()
