@@ -14,6 +14,7 @@ from tests.support.parameter_servers import PlayedJob, free_addresses
 from tests.support.steps import rows_of, train
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
+from trainer.errors import UserError
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.servers import READS, Push
 from trainer.parameter_server.worker_step import ServerStep
@@ -292,6 +293,34 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(plain.keys(), other.keys())
       for key, row in plain.items():
         self.assertAllClose(row[3], other[key][3])
+
+  def test_what_is_not_finite_or_weighs_nothing_leaves_the_servers_as_they_are(self):
+    rng = np.random.default_rng(0)
+    good, other = make_batch(rng, 16), make_batch(rng, 16)
+    huge = other._replace(dense=np.full_like(other.dense, 3e38))
+    weightless = other._replace(weight=np.zeros_like(other.weight))
+
+    def work(step, communicator):
+      del communicator
+      found = []
+      for batch in (good, weightless, huge):
+        if batch is huge:
+          with self.assertRaisesRegex(UserError, "not finite .*: dense column 'x' holds values"):
+            train(step, batch)
+        else:
+          self.assertEqual(train(step, batch).weight, batch.weight.sum())
+        state, _, _ = step.servers.state()
+        found.append((rows_of(step.store.export_state()), state))
+      return found
+
+    for mode, make_step in (('ps', ServerStep), ('ps_async', ServerStep), ('ps_geo', GeoStep)):
+      cfg = make_config(self.rules('sgd', 0.1) | {'sync.mode': mode, 'sync.geo_steps': 1})
+      ((first, nothing, last),) = LocalCluster(cfg, 1, 1).run(work, make_step)
+      for rows, dense in (nothing, last):
+        self.assertAllEqual(first[1][0], dense[0])
+        for key, row in first[0].items():
+          self.assertAllEqual(rows[key].linear, row.linear)
+          self.assertAllEqual(rows[key].factors, row.factors)
 
   def test_only_ops_that_exist_are_declared_safe_to_retry(self):
     tables = dir(tf.lookup.experimental.MutableHashTable)  # TFRA's have the same methods

@@ -26,7 +26,14 @@ from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import WorkerStep
-from trainer.training.step import LEAST_WEIGHT, Staged, StepCounts, StepFlags
+from trainer.training.step import (
+  LEAST_WEIGHT,
+  Staged,
+  StepCounts,
+  StepFlags,
+  check_finite,
+  loss_where_refused,
+)
 
 # A copy is admitted when the server's feature is: it is then given as many shows as nothing else
 # brings about.
@@ -70,7 +77,11 @@ class GeoStep(WorkerStep):
     if len(old):
       self._follow(old)
     rows = self._local.pull(deduped.unique, False)
-    loss, weight = self._train_copies(batch, deduped, rows)
+    try:
+      loss, weight = self._train_copies(batch, deduped, rows)
+    except tf.errors.InvalidArgumentError as e:
+      loss = weight = loss_where_refused(e)
+    check_finite(self._cfg, int(self._step_here.numpy()), batch, float(loss))
     self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
     self._steps += 1
     if self._steps >= self._every:

@@ -28,6 +28,7 @@ from trainer.training.step import (
   StepFlags,
   average_local_state,
   batch_spec,
+  check_finite,
 )
 
 ROWS_SPEC = tf.TensorSpec([None]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)
@@ -50,7 +51,7 @@ class WorkerStep(Step):
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
-    self.cluster, self._communicator = cluster, communicator
+    self._cfg, self.cluster, self._communicator = cfg, cluster, communicator
     self.in_lockstep = cfg.sync.mode == 'ps'
     self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
     self.servers = Servers(cfg, cluster, target, communicator, self.dense)
@@ -230,6 +231,8 @@ class ServerStep(WorkerStep):
       to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(lower), totals)
     )
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
+    # Before anything is sent: the servers stay whole.
+    check_finite(self._cfg, int(self._step.numpy()), batch, float(loss))
     push = Push(
       keys=deduped.unique.numpy(),
       shows=deduped.shows.numpy(),

@@ -78,6 +78,7 @@ class _ColumnWriter:
   def append(self, array: np.ndarray) -> None:
     """Writes a block."""
     dtype, row_shape = self._file.dtype, self._file.row_shape
+    _check_finite(self._path, array)
     if (array.dtype, array.ndim == 0, array.shape[1:]) != (dtype, self._scalar, row_shape):
       raise ValueError(
         f'{self._path}: a block of {array.dtype} {array.shape}; wanted {dtype} and rows of '
@@ -98,6 +99,14 @@ class _ColumnWriter:
       'counts': self._counts,
       'crc32': self._crc32,
     }
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
+  # The sum is finite where all values are, unless they are far too large already.
+  if array.dtype.kind == 'f' and not np.isfinite(array.sum()):
+    raise UserError(
+      f'{name}: holds values that are not finite; wanted lower learning rates, or clip'
+    )
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -179,8 +188,8 @@ def save(
   Returns:
     Its path.
   Raises:
-    UserError: on every process where one could not write; earlier checkpoints are then as they
-      were.
+    UserError: on every process where one could not write, or has values that are not finite;
+      earlier checkpoints are then as they were.
   """
   communicator = communicator or SingleProcess()
   rank, size = communicator.rank, communicator.size
@@ -195,6 +204,8 @@ def save(
   def write() -> None:
     _write_rows(os.path.join(unfinished, 'rows', _part(rank, size)), store, shards_of(rank, size))
     if rank == 0:
+      for name, array in dense.items():
+        _check_finite(name, np.asarray(array))
       for name, data in (
         ('dense.npz', files.to_npz(dense)),
         ('progress.json', json.dumps(progress, indent=1).encode()),

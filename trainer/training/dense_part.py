@@ -22,7 +22,7 @@ from trainer.training import schedule
 class Gradients(NamedTuple):
   """Sums over the samples of one process, before any division by their weight."""
 
-  loss: tf.Tensor  # float32 [], Σ weight·loss
+  loss: tf.Tensor  # float32 [], Σ weight·loss; NaN where it or a gradient is not finite
   weight: tf.Tensor  # float32 [], Σ weight, of several tasks the greatest: what sums are divided by
   dense: list[tf.Tensor]  # of the trainable variables, in their order
   linear: tf.Tensor  # float32 [u], of the linear weights of u distinct keys
@@ -120,6 +120,10 @@ class DensePart:
     )
     probability = self.model.probability(logits, in_log=True)
     self.metrics.update(batch.label, probability, batch.weight)
+    # 0 times what is not finite is NaN: so the loss tells of every gradient, on every process that
+    # it is summed over.
+    sums = [tf.reduce_sum(gradient) for gradient in (*dense, linear, factors)]
+    loss += 0 * tf.add_n(sums)
     return Gradients(loss, weight, dense, linear, factors)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: Rows) -> tf.Tensor:

@@ -8,18 +8,8 @@ import numpy as np
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import empty_batch
-from trainer.errors import UserError
 from trainer.training.run_state import RunState
 from trainer.training.step import Staged, Step, StepFlags
-
-
-def check_loss(loss: float, steps: int) -> None:
-  """Raises UserError where a step's loss is not finite."""
-  if not np.isfinite(loss):
-    raise UserError(
-      f'the loss is {loss} at step {steps}: lower train.dense_optimizer.learning_rate or the '
-      'learning rates of sparse.tables, or set clip'
-    )
 
 
 def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
@@ -56,7 +46,7 @@ def train_in_lockstep(
   Returns:
     Whether all was trained on; False where a rank was asked to stop.
   Raises:
-    UserError: where the loss is not finite.
+    UserError: where the loss or a gradient is not finite.
   """
   no_samples = step.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
   current = next(batches, None)
@@ -70,7 +60,6 @@ def train_in_lockstep(
     flags = StepFlags(following is not None, stop_requested(), wants_checkpoint(cfg, state))
     current, last = following or no_samples, current
     counts, routed = step.train(last, routed, current, flags)
-    check_loss(counts.loss, step.steps)
     state.progress.batch += 1
     on_step()
     if not counts.has_next:

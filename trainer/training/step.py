@@ -15,6 +15,7 @@ from trainer.comm.spans import Spans, seconds_of
 from trainer.data.features import SlotBatch, empty_batch, weigh_labels
 from trainer.embedding.exchange import rows_of
 from trainer.embedding.stores import make_store
+from trainer.errors import UserError
 from trainer.training.dense_part import DensePart
 
 
@@ -100,6 +101,8 @@ class Step(abc.ABC):
       flags: this process's.
     Returns:
       The counts of the step, and what routing `following` returned.
+    Raises:
+      UserError: where the loss or a gradient is not finite.
     """
 
   def predict(self, staged: Staged) -> np.ndarray:
@@ -151,6 +154,55 @@ class Step(abc.ABC):
     """As DensePart.load_state."""
 
 
+_HUGE = 1e5  # a dense value beyond it makes most models diverge
+
+
+def check_finite(cfg: config.Config, number: int, batch: SlotBatch, loss: float) -> None:
+  """Checks that the loss of a step and its gradients are finite, before anything of it is kept.
+
+  Args:
+    cfg: the job's config.
+    number: of the step.
+    batch: of tensors, that it is taken on.
+    loss: as of trainer.training.dense_part.Gradients.
+  Raises:
+    UserError: naming the likely cause, where they are not.
+  """
+  if not np.isfinite(loss):
+    raise UserError(
+      f'the loss or a gradient is not finite at step {number}: {_likely_cause(cfg, batch)}; the '
+      'checkpoints of before are whole'
+    )
+
+
+def loss_where_refused(error: tf.errors.InvalidArgumentError) -> float:
+  """Returns NaN, the loss of a step whose gradients the row store refuses; else raises."""
+  if 'wanted a finite number' not in error.message:
+    raise error
+  return np.nan
+
+
+def _likely_cause(cfg: config.Config, batch: SlotBatch) -> str:
+  for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
+    largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
+    if largest > _HUGE and column.transform == 'none':
+      return (
+        f"dense column '{column.name}' holds values up to {largest:.3g}; wanted transform: "
+        'log1p_standardise, or such records left out'
+      )
+  rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
+  for name, table in cfg.sparse.tables.items():
+    for part, rule in (('factors', table.factors), ('linear', table.linear)):
+      wanted = config.ROW_DEFAULTS[rule.kind]['learning_rate']
+      rates[f'sparse.tables.{name}.{part}'] = rule.learning_rate, wanted
+  key, (rate, wanted) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
+  if rate > 5 * wanted:
+    return f'{key}.learning_rate is {rate:g}; wanted about {wanted:g}'
+  return (
+    'lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, or set clip'
+  )
+
+
 def traced(function: Callable, *specs: Any) -> Callable:
   """Makes `function` a graph that is called with tensors of `specs`, flattened.
 
@@ -182,7 +234,7 @@ class TrainStep(Step):
   in_lockstep = True
 
   def __init__(self, cfg: config.Config, communicator: Communicator):
-    self._communicator = communicator
+    self._cfg, self._communicator = cfg, communicator
     self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
     self.store = make_store(cfg, self.dense.embedding)
     self._spans = Spans()
@@ -211,15 +263,20 @@ class TrainStep(Step):
     self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
   ) -> tuple[StepCounts, Any]:
     following = following or self._no_samples
-    counts, routed, spans = self._train(
-      staged,
-      routed,
-      (following.deduped, following.batch.weight) if self._routes else (),
-      to_tensor(np.array(flags, np.float32)),
-    )
+    try:
+      counts, routed, spans = self._train(
+        staged,
+        routed,
+        (following.deduped, following.batch.weight) if self._routes else (),
+        to_tensor(np.array(flags, np.float32)),
+      )
+      counts = StepCounts(*counts.numpy())
+    except tf.errors.InvalidArgumentError as e:
+      counts = StepCounts(0, loss_where_refused(e), 0, 0, 0)
+    check_finite(self._cfg, self.steps, staged.batch, counts.loss)
     if self._routes:  # there are other ranks
       self.exchange_seconds += seconds_of(spans.numpy())
-    return StepCounts(*counts.numpy()), routed
+    return counts, routed
 
   def _train_graph(
     self, batch: SlotBatch, deduped: Deduped, routed: Any, following: Any, flags: tf.Tensor

@@ -1,0 +1,96 @@
+"""What is not finite is told with its likely cause, and ruins no state that lies on disk."""
+
+import os
+import tempfile
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.errors import UserError
+from trainer.storage import checkpoint
+from trainer.training import dense_part
+from trainer.training.job import Job
+from trainer.training.step import TrainStep
+
+
+class FiniteTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.write('a', 40, price=1)
+
+  def write(self, name, samples, price):
+    with open(f'{self.folder}/{name}.csv', 'w', encoding='utf-8') as f:
+      rows = (f'{i % 5},{price},{i % 2}\n' for i in range(samples))
+      f.write('user,price,label\n' + ''.join(rows))
+
+  def make_job(self, passes, **sections):
+    tree = {
+      'run_dir': f'{self.folder}/run',
+      'data': {
+        'train': [f'{self.folder}/{one}.csv' for one in passes],
+        'slots': [{'name': 'user'}],
+        'dense': [{'name': 'price'}],
+      },
+      'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
+      'train': {'batch_size': 10},
+      'checkpoint': {'every_steps': 1},
+    }
+    cfg = config.Config.model_validate(tree | sections)
+    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+
+  def checkpoints(self):
+    folder = f'{self.folder}/run/checkpoints'
+    return [os.path.basename(path) for path in checkpoint.candidates(folder)]
+
+  def test_a_huge_dense_column(self):
+    self.make_job('a').run()
+    before = self.checkpoints()
+    self.write('b', 10, price=3e38)
+    wanted = (
+      "not finite at step 5: dense column 'price' holds values up to 3e.38; wanted transform: "
+      'log1p_standardise.*; the checkpoints of before are whole$'
+    )
+    with self.assertRaisesRegex(UserError, wanted):
+      self.make_job('ab').run()
+    self.assertEqual(self.checkpoints(), before)
+    self.write('b', 10, price=2)
+    again = self.make_job('ab')
+    again.run()
+    self.assertEqual(again.step.steps, 5)
+
+  def test_a_gradient_where_the_loss_is_finite(self):
+    def root_of_nothing(_):
+      return lambda label, logits: tf.sqrt(0 * logits)
+
+    with mock.patch.object(dense_part, 'per_sample_loss', root_of_nothing):
+      with self.assertRaisesRegex(UserError, 'a gradient is not finite at step 1: lower train.'):
+        self.make_job('a').run()
+    self.assertEqual(self.checkpoints(), [])
+
+  def test_a_rate_far_above_its_default_is_named(self):
+    rule = {'kind': 'sgd', 'learning_rate': 1e6}
+    sparse = {'tables': {'default': {'linear': rule, 'factors': rule}}}
+    wanted = r'sparse.tables.default.factors.learning_rate is 1e\+06; wanted about 0.1'
+    with self.assertRaisesRegex(UserError, wanted):
+      model = {'interactions': ['linear'], 'loss': 'squared_error'}
+      self.make_job('a', sparse=sparse, model=model, train={'batch_size': 2, 'epochs': 20}).run()
+
+  def test_a_state_that_is_not_finite_is_not_saved(self):
+    job = self.make_job('a')
+    job.run()
+    before = self.checkpoints()
+    job.open_run()
+    state = job.step.dense_state()
+    name = next(name for name in state if 'kernel' in name)
+    job.step.load_dense_state(state | {name: np.full_like(state[name], np.nan)})
+    with self.assertRaisesRegex(UserError, f'{name}: holds values that are not finite'):
+      job.save()
+    self.assertEqual(self.checkpoints(), before)
+
+
+if __name__ == '__main__':
+  tf.test.main()
