@@ -1,0 +1,106 @@
+"""One log gives one prepared pass and one model in every format on N ranks. Run by horovodrun."""
+
+import json
+import os
+import shutil
+import tempfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.orc
+import pyarrow.parquet
+import tensorflow as tf
+
+from tests.support.ranks import ranks
+from tests.support.steps import make_config, rows_of
+from trainer.comm.communicator import SingleProcess
+from trainer.data.passes import passes
+from trainer.training.inputs import Inputs
+from trainer.training.step import StepFlags, TrainStep
+
+SAMPLES = 300
+
+
+def write_all(folder: str) -> list[str]:
+  """Writes one log, of columns that every format can hold, as day.FORMAT; returns the suffixes."""
+  rng = np.random.default_rng(0)
+  samples = np.stack([rng.integers(0, n, SAMPLES) for n in (2, 40, 15)], 1).tolist()
+  names = ('label', '1', '2')
+  texts = {
+    'csv': 'label,1,2\n' + ''.join('{},{},{}\n'.format(*s) for s in samples),
+    'jsonl': ''.join(json.dumps(dict(zip(names, s))) + '\n' for s in samples),
+    'libsvm': ''.join('{} 1:{} 2:{}\n'.format(*s) for s in samples),
+    'libffm': ''.join('{} 1:{}:1 2:{}:1\n'.format(*s) for s in samples),
+  }
+  for suffix, text in texts.items():
+    with open(f'{folder}/day.{suffix}', 'w', encoding='utf-8') as f:
+      f.write(text)
+  table = pa.table(dict(zip(names, zip(*samples))))
+  pa.parquet.write_table(table, f'{folder}/day.parquet', row_group_size=100)
+  pa.orc.write_table(table, f'{folder}/day.orc')
+  with tf.io.TFRecordWriter(f'{folder}/day.tfrecord') as writer:
+    for sample in samples:
+      features = {
+        name: tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+        for name, value in zip(names, sample)
+      }
+      example = tf.train.Example(features=tf.train.Features(feature=features))
+      writer.write(example.SerializeToString())
+  return [*texts, 'parquet', 'orc', 'tfrecord']
+
+
+class FormatsTest(tf.test.TestCase):
+  def config(self, folder, suffix):
+    return make_config(
+      {
+        'data': {
+          'train': [f'{folder}/day.{suffix}'],
+          'label': 'label',
+          'slots': [{'name': 'user', 'column': '1'}, {'name': 'item', 'column': '2'}],
+        },
+        'lifecycle': {'admission': 'none', 'eviction': 'none', 'decay': 1.0},
+        'model.interactions': ['linear', 'fm'],
+        'train.batch_size': 64,
+      }
+    )
+
+  def trained(self, cfg, communicator, folder):
+    """The rows that this process owns when the pass was trained on, and the pass's path."""
+    step = TrainStep(cfg, communicator)
+    inputs = Inputs(cfg, communicator, step, lambda: None, folder)
+    (prepared,) = inputs.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
+    for staged in inputs.staged(prepared, shuffle=True):
+      step.train(staged, step.route(staged), None, StepFlags(False, False, False))
+    return rows_of(step.store.export_state()), prepared.path
+
+  def test_one_model(self):
+    communicator = ranks()
+    is_first = communicator.rank == 0
+    folder = communicator.broadcast(tempfile.mkdtemp() if is_first else None)
+    suffixes = communicator.broadcast(write_all(folder) if is_first else None)
+    alone, path = None, None
+    if is_first:
+      cfg = self.config(folder, 'csv')
+      alone, path = self.trained(cfg, SingleProcess(), f'{folder}/alone')
+      self.assertLen(alone, 55)
+    for suffix in suffixes:
+      cfg = self.config(folder, suffix)
+      own, found = self.trained(cfg, communicator, f'{folder}/{suffix}')
+      rows = communicator.gather([[key, *row] for key, row in own.items()])
+      if is_first:
+        for name in os.listdir(path):
+          if name != 'meta.json':
+            with open(f'{path}/{name}', 'rb') as a, open(f'{found}/{name}', 'rb') as b:
+              self.assertEqual(a.read(), b.read(), f'{suffix}: {name}')
+        self.assertEqual(sorted(os.listdir(path)), sorted(os.listdir(found)))
+        rows = {key: row for part in rows for key, *row in part}
+        self.assertEqual(rows.keys(), alone.keys(), suffix)
+        for key, row in alone.items():
+          self.assertAllClose(rows[key], list(row), rtol=1e-5, atol=1e-7, msg=suffix)
+    communicator.barrier()
+    if is_first:
+      shutil.rmtree(folder)
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,129 @@
+"""The examples of README.md and docs/ are right: configs are read, commands have such flags."""
+
+import ast
+import os
+import pathlib
+import re
+import shlex
+import tomllib
+
+import boto3
+import pyarrow as pa
+import pyarrow.parquet
+import tensorflow as tf
+import yaml
+
+from tests.support.s3 import S3
+from trainer import config
+from trainer.data.conversion import READERS, prepare_pass
+from trainer.data.log_files import SUFFIXES
+from trainer.data.passes import passes
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+BLOCK = re.compile(r'```(\w*)\n(.*?)```', re.DOTALL)
+SCRIPTS = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['scripts']
+COMMAND = re.compile(
+  r'-m trainer\.(\w+)|\b(ctr-\w+) |launch/(?:local|cluster|parameter_servers)\.sh '
+)
+REST = {
+  'data': {'train': ['log.csv'], 'label': 'click', 'slots': [{'name': 'user'}, {'name': 'item'}]},
+  'model': {'interactions': ['linear']},
+}
+
+
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+  """The examples of a page that are in a language, as it is named behind ```."""
+  return [text for name, text in BLOCK.findall(page.read_text('utf-8')) if name == language]
+
+
+def whole(text: str) -> config.Config:
+  """The config that an example shows, with what it leaves out."""
+  tree = yaml.safe_load(text)
+  tree = {'model': tree} if 'interactions' in tree else tree
+  for section, values in REST.items():
+    tree[section] = values | tree.get(section, {})
+    if 'labels' in tree[section]:
+      del tree[section]['label']
+  return config.parse(yaml.safe_dump(tree), 'an example', [], None)
+
+
+def commands(page: pathlib.Path) -> list[str]:
+  """The commands of a page, in blocks and in lines."""
+  text = page.read_text('utf-8')
+  lines = [line for _, block in BLOCK.findall(text) for line in block.splitlines()]
+  lines += re.findall(r'`([^`]*)`', BLOCK.sub('', text))
+  lines = [line.partition('#')[0] for line in lines]
+  # trainer.config has no flags of this kind.
+  return [line for line in lines if COMMAND.search(line) and 'trainer.config' not in line]
+
+
+def flags_of(module: str) -> set[str]:
+  """The flags that a command defines."""
+  tree = ast.parse((ROOT / 'trainer' / f'{module}.py').read_text('utf-8'))
+  return {
+    node.args[0].value
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Call) and getattr(node.func, 'attr', '').startswith('DEFINE_')
+  }
+
+
+class DocsTest(tf.test.TestCase):
+  def test_configs(self):
+    found = [(page, text) for page in PAGES for text in blocks(page, 'yaml')]
+    self.assertGreater(len(found), 9)
+    for page, text in found:
+      with self.subTest(page=page.name, text=text):
+        whole(text)
+
+  def test_commands(self):
+    found = [(page, line) for page in PAGES for line in commands(page)]
+    self.assertGreater(len(found), 30)
+    for page, line in found:
+      with self.subTest(page=page.name, line=line):
+        module, script = COMMAND.search(line).groups()
+        if script:
+          module = re.fullmatch(r'trainer\.(\w+):main', SCRIPTS[script])[1]
+        known = flags_of(module or 'run')
+        words = shlex.split(line)
+        for i, word in enumerate(words):
+          if word.startswith('--'):
+            self.assertIn(word[2:].partition('=')[0], known)
+          if word == '--set':
+            config.parse(yaml.safe_dump(REST), 'an example', [words[i + 1]], None)
+
+  def test_the_table_of_formats(self):
+    page = (ROOT / 'docs' / 'data.md').read_text('utf-8')
+    page = page[: page.index('## A prepared pass')]
+    rows = re.findall(r'^\| `(\w+)` \| ([^|]*) \|', page, re.MULTILINE)
+    self.assertEqual([name for name, _ in rows], [*READERS, 'prepared'])
+    told = {s: name for name, cell in rows for s in re.findall(r'\.\w+', cell) if name in READERS}
+    self.assertEqual({s: name for s, name in told.items() if name != 'prepared'}, SUFFIXES)
+
+  def test_the_configs_of_the_data_page(self):
+    """They read what they say, from files and from a bucket."""
+    libffm, bucket = (whole(text) for text in blocks(ROOT / 'docs' / 'data.md', 'yaml'))
+    folder = self.get_temp_dir()
+    os.makedirs(f'{folder}/log')
+    with open(f'{folder}/log/day_0.ffm', 'w', encoding='utf-8') as f:
+      f.write('1 0:3:1 1:7:0.5\n0 0:4:1 1:7:1\n')
+    (one,) = passes(libffm, [f'{folder}/{p}' for p in libffm.data.train], 'data.train')
+    meta = prepare_pass(libffm, one.path, f'{folder}/out')
+    self.assertEqual((meta['samples'], meta['features']), (2, 4))
+    table = pa.table({'click': [1, 0], 'user': ['a', 'b'], 'item': [1, 2]})
+    with S3():
+      client = boto3.client('s3')
+      client.create_bucket(Bucket='ads')
+      sink = pa.BufferOutputStream()
+      pa.parquet.write_table(table, sink)
+      for name in ('log/dt=2024-01-31/part-0.parquet', 'holdout/part.parquet'):
+        client.put_object(Bucket='ads', Key=name, Body=sink.getvalue().to_pybytes())
+      (day,) = passes(bucket, bucket.data.train, 'data.train')
+      self.assertEqual(day.day, 20240131)
+      (test,) = passes(bucket, bucket.data.test, 'data.test')
+      for one in (day, test):
+        self.assertEqual(prepare_pass(bucket, one.path, f'{folder}/out')['samples'], 2)
+
+
+if __name__ == '__main__':
+  tf.test.main()
