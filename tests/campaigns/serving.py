@@ -1,12 +1,16 @@
-"""Kills every part of the loop from export to score, and looks whether anything wrong is served.
+"""Kills every part of the loop from click to score, and looks whether anything wrong is served.
 
-    python -m tests.campaigns.serving [--kills 100] [--seed 0] [--redis]
+    python -m tests.campaigns.serving [--kills 100] [--seed 0] [--redis] [--trainer]
     python -m tests.campaigns.serving --fuzz 10000
 
 A process that writes the exports of a made-up run, `trainer.publish`, `trainer.serve` and, with
 --redis, Redis are killed with SIGKILL at seeded moments and started again, while a client asks for
 scores and compares each with NumPy's for the version that the answer names. In the end the store
 must equal the full export, key by key.
+
+With --trainer the exports are those of trainer.run, which watches a directory where passes arrive
+and is killed too. Scores are then compared with NumPy's of the exports that make up the version,
+and the store with what trainer.export writes of the trainer's last state.
 
 All processes are forked from this one, which has imported everything and runs nothing itself: that
 starts them in a tenth of the time.
@@ -29,21 +33,50 @@ os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import numpy as np
+import yaml
 from absl import app, flags
 
 from tests.support.exports import RedisServer, Run, contents
 from tests.support.fuzz import requests
 from tests.support.scorer import Client
+from trainer import config
+from trainer.data.features import hash_keys
 from trainer.serving import embedded_store, redis_store, stores  # noqa: F401 before the forks
+from trainer.storage import chain
+from trainer.training import job  # noqa: F401 likewise
 
 KILLS = flags.DEFINE_integer('kills', 100, 'How often something is killed.')
 FUZZ = flags.DEFINE_integer('fuzz', 0, 'Sends so many broken requests, and kills nothing.')
 SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
 REDIS = flags.DEFINE_bool('redis', False, 'Publishes to Redis, not to a directory.')
-SECONDS_BETWEEN_EXPORTS, SECONDS_BETWEEN_KILLS = 0.2, 1.0
+TRAINER = flags.DEFINE_bool('trainer', False, 'The exports are those of trainer.run.')
+SECONDS_BETWEEN_KILLS = flags.DEFINE_float('seconds_between_kills', 1.0, 'On average.')
+SECONDS_BETWEEN_EXPORTS, SECONDS_BETWEEN_PASSES = 0.2, 1.0
 BASE_EVERY = 7
 SLOTS = ('a', 'b', 'c')
 EXPORTS = 10_000  # more than there is time for
+TEXTS = 600  # of a slot
+PASSES_A_DAY, SAMPLES = 5, 2000
+CONFIG = {
+  'data': {
+    'day_pattern': r'day_(\d+)',
+    'label': 'click',
+    'slots': [{'name': name, 'separator': '|'} for name in SLOTS],
+  },
+  'sparse': {'tables': {'default': {'width': 4, 'init_scale': 0.1}}},
+  'lifecycle': {  # every change is exported; features come and go
+    'admission': 'score',
+    'admission_threshold': 1.0,
+    'base_threshold': 0.0,
+    'delta_threshold': 0.0,
+    'eviction': 'score',
+    'decay': 0.5,
+    'delete_threshold': 0.5,
+  },
+  'model': {'interactions': ['linear', 'fm']},
+  'train': {'batch_size': 200},
+  'export': {'base': True, 'delta_every_passes': 1, 'keep': EXPORTS},
+}
 
 
 def fork(action: Callable[[], object], log: str) -> int:
@@ -97,6 +130,10 @@ class Oracle:
   def __init__(self):
     self._run = Run(None, SEED.value)
 
+  def score(self, version: int, sample: dict[str, list[str]]) -> float:
+    """Returns the probability that a version gives a sample: texts by slot."""
+    return self.run(version).score(version, sample)
+
   def run(self, version: int) -> Run:
     """Returns the run, which knows this version."""
     while len(self._run.versions) < version:
@@ -105,13 +142,92 @@ class Oracle:
     return self._run
 
 
-def ask(port: int, out: str) -> None:
+def write_passes(folder: str) -> None:
+  """Announces passes until asked to stop: two of three texts stay popular, the others drift."""
+  stop = []
+  signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+  os.makedirs(folder, exist_ok=True)
+  taste = np.random.default_rng(SEED.value).normal(size=[len(SLOTS), TEXTS])
+  for number in range(EXPORTS):
+    rng = np.random.default_rng([SEED.value, number])
+    texts = (TEXTS * rng.random([SAMPLES, len(SLOTS), 2]) ** 3).astype(int)
+    texts[rng.random(texts.shape) < 0.3] += 7 * number
+    texts %= TEXTS
+    logit = sum(taste[s][texts[:, s]].mean(1) for s in range(len(SLOTS))) - 1
+    click = rng.random(SAMPLES) < 1 / (1 + np.exp(-logit))
+    path = os.path.join(folder, f'day_{number // PASSES_A_DAY:04d}_{number % PASSES_A_DAY}.csv')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(','.join([*SLOTS, 'click']) + '\n')
+      for pairs, clicked in zip(texts.tolist(), click.tolist()):
+        f.write(','.join('|'.join(map(str, pair)) for pair in pairs) + f',{clicked:d}\n')
+    with open(path + '.done', 'wb'):
+      pass
+    for _ in range(int(SECONDS_BETWEEN_PASSES / 0.1)):
+      if stop:
+        return
+      time.sleep(0.1)
+
+
+class TrainerOracle:
+  """What each version of a trainer's exports is, read from these.
+
+  Args:
+    run_dir: of the trainer.
+  """
+
+  def __init__(self, run_dir: str):
+    self._directory = os.path.join(run_dir, 'exports')
+    self._versions: dict[int, tuple[float, dict[int, np.ndarray]]] = {}
+    cfg = config.load(os.path.join(run_dir, 'config.yaml'), (), run_dir)
+    texts = [str(i) for i in range(TEXTS)]
+    self._keys = {
+      (name, text): key
+      for name, slot in cfg.slot_ids().items()
+      for text, key in zip(texts, hash_keys(texts, slot).numpy().tolist())
+    }
+
+  def version(self, version: int) -> tuple[float, dict[int, np.ndarray]]:
+    """Returns the bias, and each key's linear weight and factors."""
+    if version not in self._versions:
+      (path,) = [
+        one.path
+        for one in chain.exports(self._directory)
+        if one.sequence == version and one.kind in chain.ROW_KINDS
+      ]
+      rows: dict[int, np.ndarray] = {}
+      links = chain.chain(self._directory, path)
+      for export in links:
+        for key in export.tombstones().tolist():
+          rows.pop(key, None)
+        for some in export.rows():
+          ends = np.cumsum(some.counts)
+          for key, linear, begin, end in zip(some.key, some.linear, ends - some.counts, ends):
+            rows[int(key)] = np.concatenate([[linear], some.factors[begin:end]])
+      (bias,) = [value for name, value in links[-1].dense().items() if 'bias' in name]
+      self._versions[version] = float(bias[0]), rows
+    return self._versions[version]
+
+  def score(self, version: int, sample: dict[str, list[str]]) -> float:
+    """As of Oracle."""
+    bias, rows = self.version(version)
+    found = [
+      rows[key] for s, texts in sample.items() for t in texts if (key := self._keys[s, t]) in rows
+    ]
+    factors = [row[1:].astype(np.float64) for row in found if len(row) > 1]
+    squares = np.sum([f @ f for f in factors])
+    total = np.sum(factors, 0)
+    fm = 0.5 * (np.sum(total * total) - squares)
+    return float(1 / (1 + np.exp(-(bias + sum(float(row[0]) for row in found) + fm))))
+
+
+def ask(port: int, out: str, run_dir: str) -> None:
   """Asks and compares until asked to stop, then writes what it has found."""
   stop: list[bool] = []
   signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
-  oracle, rng = Oracle(), random.Random(SEED.value)
+  rng = random.Random(SEED.value)
+  oracle = TrainerOracle(run_dir) if TRAINER.value else Oracle()
   found: dict[str, Any] = {'right': 0, 'refused': 0, 'unanswered': 0, 'wrong': [], 'versions': 0}
-  texts, versions = [str(i) for i in range(600)], set()
+  texts, versions = [str(i) for i in range(TEXTS)], set()
   client = Client(port)
   while not stop:
     samples = [{s: rng.choices(texts, k=rng.randrange(4)) for s in SLOTS} for _ in range(8)]
@@ -130,8 +246,7 @@ def ask(port: int, out: str) -> None:
       time.sleep(0.02)
       continue
     version = int(answer['model_version'])
-    run = oracle.run(version)
-    wanted = [run.score(version, sample) for sample in samples]
+    wanted = [oracle.score(version, sample) for sample in samples]
     if np.abs(np.array(wanted) - answer['predictions']).max() > 1e-6:
       found['wrong'].append([version, wanted, answer['predictions']])
     found['right'] += 1
@@ -141,8 +256,9 @@ def ask(port: int, out: str) -> None:
     json.dump(found, f)
 
 
-def compare(directory: str, address: str) -> None:
+def compare(run_dir: str, address: str) -> None:
   """Waits until the store is at the newest version, and compares it with the full export."""
+  directory = os.path.join(run_dir, 'exports')
   newest = max(int(name[:6]) for name in os.listdir(directory) if name.endswith(('base', 'delta')))
   store = stores.open_store(address, '--to')
   deadline = time.monotonic() + 120
@@ -151,6 +267,23 @@ def compare(directory: str, address: str) -> None:
       raise AssertionError(f'the store is at {version}; wanted {newest}')
     time.sleep(0.1)
   _, bias, rows = contents(store)
+  if TRAINER.value:
+    pid = fork(
+      command('trainer.export', '--run_dir', run_dir, '--kind', 'base', '--checkpoint', 'last'),
+      os.path.join(run_dir, 'export.log'),
+    )
+    if os.waitpid(pid, 0)[1]:
+      raise AssertionError(f'trainer.export failed; see {run_dir}/export.log')
+    full = max(o.sequence for o in chain.exports(directory) if o.kind == 'base')
+    wanted_bias, wanted = TrainerOracle(run_dir).version(full)
+    if abs(bias - 100 * wanted_bias) > 1e-3 or rows != {k: tuple(v) for k, v in wanted.items()}:
+      different = sum(rows.get(k) != tuple(v) for k, v in wanted.items())
+      raise AssertionError(
+        f'the store of version {newest} has {len(rows)} rows and bias {bias}, the full export '
+        f'{len(wanted)} rows and {100 * wanted_bias}; {different} rows differ'
+      )
+    print(f'{len(rows)} rows of version {newest} equal the full export', flush=True)
+    return
   if bias != newest or rows != Oracle().run(newest).versions[newest]:
     raise AssertionError(f'the store is not the full export of version {newest}')
 
@@ -169,12 +302,21 @@ class Campaign:
     self.address = self.server.url if self.server else os.path.join(folder, 'store')
     run_dir = os.path.join(folder, 'run')
     os.makedirs(run_dir)
+    self.run_dir = run_dir
+    trained = os.path.join(folder, 'config.yaml')
+    with open(trained, 'w', encoding='utf-8') as f:
+      data = CONFIG['data'] | {'watch': os.path.join(folder, 'passes')}
+      yaml.safe_dump(CONFIG | {'data': data, 'run_dir': run_dir, 'seed': SEED.value}, f)
+    os.makedirs(data['watch'])
     self._actions = {
-      'exports': lambda: write_exports(run_dir),
+      'exports': command('trainer.run', '--config', trained)
+      if TRAINER.value
+      else lambda: write_exports(run_dir),
+      'passes': lambda: write_passes(data['watch']),
       'publisher': command('trainer.publish', '--run_dir', run_dir, '--to', self.address),
       'scorer': command('trainer.serve', '--store', self.address, '--port', str(self.port)),
-      'client': lambda: ask(self.port, self.path('found.json')),
-      'comparison': lambda: compare(os.path.join(run_dir, 'exports'), self.address),
+      'client': lambda: ask(self.port, self.path('found.json'), run_dir),
+      'comparison': lambda: compare(run_dir, self.address),
     }
     self._pids: dict[str, int] = {}
 
@@ -222,19 +364,35 @@ class Campaign:
         raise AssertionError(f'nothing is served; see {self.folder}')
       time.sleep(0.1)
 
+  def trained(self) -> None:
+    """Waits until the trainer has exported its last pass."""
+    last = sorted(os.listdir(self.path('passes')))[-1].removesuffix('.csv.done')
+    deadline = time.monotonic() + 300
+    while True:
+      with open(os.path.join(self.run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
+        if any(e['event'] == 'export' and e['pass'] == last for e in map(json.loads, f)):
+          return
+      if time.monotonic() > deadline:
+        raise AssertionError(f'{last} is not exported; see {self.folder}')
+      time.sleep(0.2)
+
 
 def kill_campaign(campaign: Campaign) -> None:
   rng = random.Random(SEED.value)
-  for name in ('exports', 'publisher', 'scorer', 'client'):
+  for name in (*['passes'] * TRAINER.value, 'exports', 'publisher', 'scorer'):
     campaign.start(name)
   campaign.answers()
+  campaign.start('client')
   killed = dict.fromkeys(['exports', 'publisher', 'scorer', *(['redis'] if REDIS.value else [])], 0)
   for _ in range(KILLS.value):
-    time.sleep(rng.random() * 2 * SECONDS_BETWEEN_KILLS)
+    time.sleep(rng.random() * 2 * SECONDS_BETWEEN_KILLS.value)
     name = rng.choice(list(killed))
     campaign.kill(name)
     killed[name] += 1
   campaign.answers()  # the loop goes on
+  if TRAINER.value:
+    campaign.end('passes', signal.SIGTERM)
+    campaign.trained()
   campaign.end('exports', signal.SIGTERM)
   campaign.start('comparison')
   if campaign.end('comparison', None):
