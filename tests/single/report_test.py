@@ -130,7 +130,7 @@ class PageTest(tf.test.TestCase):
         x, y = told(event, metric, **where)
         trace = shown[metric, name]
         self.assertEqual((trace['x'], trace['y']), (x, y), (metric, name))
-    within = shown['auc', 'train, within the pass']
+    within = shown['auc', 'within a pass']
     self.assertEqual((within['x'], within['y']), told('window', 'auc'))
     ahead = [(e['auc'], e['step']) for e in events if e.get('split') == 'next']
     best = shown['auc', 'best']

@@ -14,18 +14,10 @@ COLOURS = {
   'next': '#e07b39',
   'valid': '#3a9a6b',
   'test': '#8e5bb5',
-  'best reachable': '#7a7f87',
+  'reachable': '#7a7f87',
 }
 SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
-PARTS = {
-  'convert': 'converting the log',
-  'wait': 'waiting for batches',
-  'step': 'steps',
-  'exchange': 'exchange between processes',
-  'evaluate': 'evaluation',
-  'save': 'checkpoints',
-  'export': 'exports',
-}
+PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
 
 
 def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
@@ -82,7 +74,7 @@ def quality(metric: str, title: str) -> Callable[[Run], go.Figure | None]:
       figure,
       run.of('window'),
       metric,
-      'train, within the pass',
+      'within a pass',
       line={'color': COLOURS['train'], 'width': 1},
       opacity=0.55,
       mode='lines',
@@ -95,9 +87,9 @@ def quality(metric: str, title: str) -> Callable[[Run], go.Figure | None]:
     evaluated = run.of('eval')
     if len(evaluated):
       bound = [run.reachable(name, metric) for name in evaluated['pass']]
-      line = {'color': COLOURS['best reachable'], 'dash': 'dot'}
+      line = {'color': COLOURS['reachable'], 'dash': 'dot'}
       bounds = evaluated.assign(bound=bound).astype({'bound': float})
-      _line(figure, bounds, 'bound', 'best reachable', line=line, mode='lines+markers')
+      _line(figure, bounds, 'bound', 'reachable', line=line, mode='lines+markers')
     if not figure.data:
       return None
     best = run.best
@@ -126,9 +118,12 @@ def _mark_days(figure: go.Figure, run: Run) -> None:
 
 def _zoomed(figure: go.Figure) -> go.Figure:
   """Leaves what the untrained model scores out of the first view, so that the curves have room."""
-  values = np.concatenate([np.array(trace.y, float) for trace in figure.data])
-  values = values[np.isfinite(values)]
-  if len(values) > 4:
+  steps, values = (
+    np.concatenate([np.array(getattr(trace, axis), float) for trace in figure.data])
+    for axis in 'xy'
+  )
+  values = values[np.isfinite(values) & ((steps > 0) | (steps == steps.max()))]
+  if len(values) > 2:
     low, high = np.quantile(values, [0.06, 0.94])
     room = 0.35 * (high - low) or 0.01 * abs(high) or 1
     figure.update_yaxes(
@@ -198,7 +193,11 @@ def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
   figure = _figure(x, '', height=height, **layout)
   figure.update_layout(hovermode='y unified', barmode='group', bargap=0.25)
   return figure.update_yaxes(
-    autorange='reversed', type='category', showgrid=False, categoryarray=list(slots)
+    autorange='reversed',
+    type='category',
+    showgrid=False,
+    categoryarray=list(slots),
+    ticksuffix='  ',
   )
 
 
@@ -302,7 +301,7 @@ def unknown(run: Run) -> go.Figure | None:
   )
   figure.update_layout(hovermode='closest')
   figure.update_xaxes(type='category')
-  return figure.update_yaxes(autorange='reversed', type='category')
+  return figure.update_yaxes(autorange='reversed', type='category', ticksuffix='  ')
 
 
 def time_spent(run: Run) -> go.Figure | None:
@@ -317,10 +316,10 @@ def time_spent(run: Run) -> go.Figure | None:
     f'{one["pass"]}' if run.cfg.train.epochs == 1 else f'{one["pass"]}, epoch {one["epoch"]:.0f}'
     for _, one in rows.iterrows()
   ]
-  for part, title in PARTS.items():
+  for part in PARTS:
     if part in seconds and seconds[part].any():
       figure.add_trace(
-        go.Bar(x=names, y=seconds[part].tolist(), name=title, hovertemplate='%{y:.2f} s')
+        go.Bar(x=names, y=seconds[part].tolist(), name=part, hovertemplate='%{y:.2f} s')
       )
   return figure.update_xaxes(type='category')
 
@@ -333,7 +332,7 @@ def speed(run: Run) -> go.Figure | None:
     figure,
     run.of('window'),
     'examples_per_second',
-    'within the pass',
+    'within a pass',
     mode='lines',
     line={'color': COLOURS['train'], 'width': 1},
     opacity=0.55,

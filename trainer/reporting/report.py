@@ -103,7 +103,13 @@ _SECTIONS = (
   (
     'Speed',
     (
-      ('time_spent', 'Where the time went', 'Of process 0, by pass.', figures.time_spent, False),
+      (
+        'time_spent',
+        'Where the time went',
+        'Of process 0, by pass: exchange is between processes, wait is for batches.',
+        figures.time_spent,
+        False,
+      ),
       ('speed', 'Samples a second', '', figures.speed, False),
     ),
   ),
@@ -136,7 +142,8 @@ thead th { color: #656b75; font-weight: 600; }
 summary { cursor: pointer; font-weight: 600; }
 @media (max-width: 760px) {
   main { padding: 18px 12px 40px; } h1 { font-size: 21px; } .summary { font-size: 15px; }
-  .grid { grid-template-columns: minmax(0, 1fr); } .card { padding: 12px 10px; }
+  .note { min-height: 0; } .card { padding: 12px 10px; }
+  .grid { grid-template-columns: minmax(0, 1fr); }
 }
 """
 
@@ -158,8 +165,12 @@ def _card(heading: str, note: str, body: str, wide: bool) -> str:
 
 
 def _table(table: pd.DataFrame, index: bool = False) -> str:
+  def number(x: float) -> str:
+    return f'{x:,.0f}' if abs(x) >= 1000 else f'{x:,.4g}'
+
+  whole = dict.fromkeys(table.select_dtypes('integer'), '{:,}'.format)
   shown = table.to_html(
-    index=index, na_rep='', border=0, float_format=lambda x: f'{x:,.6g}', escape=True
+    index=index, na_rep='', border=0, float_format=number, formatters=whole, escape=True
   )
   return f'<div class="scroll">{shown}</div>'
 
