@@ -113,7 +113,14 @@ def hashed_keys(f, ids):
 
 
 def config(
-  shape, path, optimizer='adagrad', interactions=None, lifecycle=None, store='rows', sync=None
+  shape,
+  path,
+  optimizer='adagrad',
+  interactions=None,
+  lifecycle=None,
+  store='rows',
+  sync=None,
+  dense_dtype='float32',
 ):
   """The config, as a dict, of our trainer on a prepared pass of this shape.
 
@@ -125,6 +132,7 @@ def config(
       others'.
     store: `sparse.store`.
     sync: the section of the config.
+    dense_dtype: `train.dense_dtype`.
   """
   row_optimizer = {'kind': optimizer, 'learning_rate': 0.01}
   return {
@@ -154,6 +162,7 @@ def config(
     'train': {
       'batch_size': shape.batch,
       'dense_optimizer': {'kind': optimizer, 'learning_rate': 0.01},
+      'dense_dtype': dense_dtype,
     },
   }
 

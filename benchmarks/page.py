@@ -18,7 +18,13 @@ WANTED = {
   'vs_tfra_adam': ('>=', 5, 'the same with Adam on both sides'),
   'vs_torch_static': ('>=', 1.3, 'over PyTorch nn.Embedding(sparse=True), a static vocabulary'),
   'vs_keras_static': ('>=', 0.9, "over Keras' static Embedding, no hash table at all"),
-  'over_dense_floor': ('<=', 1.6, 'time of our step over its dense part alone'),
+  'over_dense_floor': ('<=', 1.25, 'time of our step over its dense part alone'),
+  'bfloat16_over_float32': (
+    '<=',
+    0.8,
+    'time of a step with `train.dense_dtype: bfloat16` over ours',
+  ),
+  'bfloat16_over_dense_floor': ('<=', 1.0, 'the same over the dense part alone, in float32'),
   'two_rank_efficiency': (
     '>=',
     0.8,

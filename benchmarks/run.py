@@ -288,6 +288,7 @@ class Bench:
       'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
       'TFRA, Adam': Contender('tfra', other | {'optimizer': 'Adam'}),
       'dense part alone': Contender('dense_part', other),
+      'ours, bfloat16': Contender('ours', self.spec(shape, dense_dtype='bfloat16')),
       'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
       'ours, no lifecycle': Contender(
         'ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})
@@ -307,6 +308,8 @@ class Bench:
       ('vs_torch_static', 'ours, AdaGrad', 'PyTorch static, AdaGrad'),
       ('vs_keras_static', 'ours, AdaGrad', 'Keras static, AdaGrad'),
       ('over_dense_floor', 'dense part alone', 'ours, AdaGrad'),
+      ('bfloat16_over_float32', 'ours, AdaGrad', 'ours, bfloat16'),
+      ('bfloat16_over_dense_floor', 'dense part alone', 'ours, bfloat16'),
       ('input_over_train', 'input alone', 'ours, AdaGrad'),
       ('lifecycle_over_none', 'ours, no lifecycle', 'ours, AdaGrad'),
     ):

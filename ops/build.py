@@ -19,6 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARY = os.path.join(ROOT, 'ops', '_ctr_ops.so')
 SOURCES = (
   'ops/cc/data/*.cc',
+  'ops/cc/dense/*.cc',
   'ops/cc/lifecycle/*.cc',
   'ops/cc/comm/*.cc',
   'ops/cc/rows/*.cc',

@@ -411,6 +411,11 @@ class Train(Section):
   """Of the dense variables."""
   schedule: Schedule | None = None
   """Warm-up and decay of every learning rate by steps; null: rates stay as configured."""
+  dense_dtype: Literal['float32', 'bfloat16'] = 'float32'
+  """In which training steps multiply by the kernels of dnn, din, tower, cross, mmoe and
+  shared_bottom. With bfloat16 their factors are rounded and sums stay in float32, as do weights,
+  optimizer, predictions and exports. Wants a GPU or a processor with avx512_bf16; elsewhere it is
+  float32, with a warning."""
   plateau: Plateau | None = None
   """Early stopping by data.valid; null: all epochs are trained."""
   progressive_validation: bool = False

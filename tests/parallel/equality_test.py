@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from ops import bfloat16
 from tests.support.batches import join, make_batch
 from tests.support.ranks import ranks
 from tests.support.steps import HISTORY, HISTORY_IDS, TASKS, make_config, rows_of, train
@@ -195,6 +196,13 @@ class EqualityTest(tf.test.TestCase):
 
   def test_histories(self):
     self.check(self.keep | HISTORY, self.uneven(ids=HISTORY_IDS), rtol=1e-4)
+
+  def test_products_in_bfloat16(self):
+    if not bfloat16.available():
+      self.skipTest('wants a processor with avx512_bf16')
+    self.check(
+      self.keep | self.normed | {'train.dense_dtype': 'bfloat16'}, self.uneven(), rtol=1e-4
+    )
 
   def test_everything_by_horovod(self):
     self.check(

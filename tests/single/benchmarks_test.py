@@ -123,7 +123,7 @@ class PageTest(tf.test.TestCase):
       | {'left_out': {'TFRA, Adam': 'not installable'}}
     )
     self.assertRegex(text, r'`vs_torch_static` .* 1\.50 .* ≥ 1\.30 \| yes')
-    self.assertRegex(text, r'`over_dense_floor` .* 2\.00 .* ≤ 1\.60 \| \*\*no\*\*')
+    self.assertRegex(text, r'`over_dense_floor` .* 2\.00 .* ≤ 1\.25 \| \*\*no\*\*')
     self.assertRegex(text, r'`vs_tfra_adam` .* – ')
     self.assertIn('Left out: TFRA, Adam: not installable.', text)
 

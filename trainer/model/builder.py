@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ops import bfloat16
 from trainer.config import Config, Interaction
 from trainer.embedding.layer_inputs import NEEDS, History, LayerInputs
 from trainer.errors import UserError, nearest, one_line
@@ -36,7 +37,7 @@ BUILT_IN = {
   'mmoe': MMoE,
 }
 # What the model, not the config, passes to a layer whose constructor takes it.
-PASSED = ('name', 'seed', 'sum_across_ranks', 'dense_linear', 'tasks')
+PASSED = ('name', 'seed', 'sum_across_ranks', 'dense_linear', 'tasks', 'multiply')
 
 
 class CTRModel(tf.keras.Model):
@@ -200,11 +201,15 @@ class _Builder:
 
   def __init__(self, cfg: Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None):
     self._cfg = cfg
+    # Where it is not available, the job says so.
+    in_bfloat16 = cfg.train.dense_dtype == 'bfloat16' and bfloat16.available()
     self._passed = {
       'sum_across_ranks': sum_across_ranks,
       'dense_linear': cfg.model.dense_linear,
       'tasks': len(cfg.labels),
+      'multiply': bfloat16.product if in_bfloat16 else tf.matmul,
     }
+    self.multiplies = False  # whether a layer took it
 
   def layer(
     self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
@@ -225,6 +230,7 @@ class _Builder:
     tf.keras.utils.set_random_seed(seed)
     name = f'{interaction.kind.rpartition(".")[2].lower()}_{place.replace("/", "_")}'
     layer = _make_layer(interaction, where, self._passed | {'name': name, 'seed': seed})
+    self.multiplies |= 'multiply' in inspect.signature(type(layer).__init__).parameters
     if 'shared' in layer.needs and shared is None:
       raise UserError(
         f"{where}: '{interaction.kind}' needs 'shared'; wanted it in model.tasks, with model.shared"
@@ -253,6 +259,14 @@ def _fails_on_empty(where: str, interaction: Interaction, text: str) -> UserErro
   return UserError(f"{where}: '{interaction.kind}' fails on an empty batch: {text}")
 
 
+def _check_dtype(cfg: Config, builder: _Builder) -> None:
+  if cfg.train.dense_dtype != 'float32' and not builder.multiplies:
+    raise UserError(
+      f"train.dense_dtype: found '{cfg.train.dense_dtype}', in which no layer of this model "
+      "multiplies; wanted 'float32', or a layer such as dnn, cross or mmoe"
+    )
+
+
 def build(
   cfg: Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None
 ) -> CTRModel | TaskModel:
@@ -271,6 +285,7 @@ def build(
   ]
   dense_columns = len(cfg.data.dense)
   if not model.tasks:
+    _check_dtype(cfg, builder)
     return CTRModel(interactions, dense_columns, model.loss, model.negative_sampling_rate)
   shared, given = None, [None] * len(cfg.labels)
   if model.shared is not None:
@@ -289,5 +304,6 @@ def build(
         for i, one in enumerate(model.tasks[label.name].interactions)
       ]
     )
+  _check_dtype(cfg, builder)
   multiplied = {name: task.given for name, task in model.tasks.items() if task.given is not None}
   return TaskModel(cfg.labels, interactions, shared, of_tasks, multiplied, dense_columns)

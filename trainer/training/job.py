@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from ops import bfloat16
 from ops.sharding import shards_of
 from trainer import config, runtime
 from trainer.comm import horovod
@@ -102,6 +103,11 @@ class Job:
     Returns:
       Whether all was done; False where the job was asked to stop and its state was saved.
     """
+    if self.cfg.train.dense_dtype == 'bfloat16' and not bfloat16.available():
+      logging.warning(
+        'train.dense_dtype: found bfloat16, which this processor cannot multiply in (no '
+        'avx512_bf16); it trains in float32'
+      )
     try:
       self.open_run()
       return self._run()

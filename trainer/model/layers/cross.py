@@ -1,6 +1,7 @@
 """Cross network, version 2."""
 
 import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -22,6 +23,8 @@ class Cross(tf.keras.layers.Layer):
     low_rank: r; None for full W_l [W, W]. A full layer costs W² multiplications a sample, a
       low-rank one 2·W·r.
     seed: of the initial weights (Glorot uniform; the biases start at 0).
+    multiply: how a training step multiplies matrices, in place of tf.matmul (`train.dense_dtype`).
+      Predictions, and the head of full layers, are float32.
     name: of the layer.
   """
 
@@ -32,6 +35,7 @@ class Cross(tf.keras.layers.Layer):
     layers: int = 3,
     low_rank: int | None = None,
     seed: int = 0,
+    multiply: Callable[..., tf.Tensor] = tf.matmul,
     name: str | None = None,
   ):
     super().__init__(name=name)
@@ -40,6 +44,7 @@ class Cross(tf.keras.layers.Layer):
     if low_rank is not None and (type(low_rank) is not int or low_rank < 1):
       raise ValueError(f'low_rank: found {low_rank!r}; wanted a whole number >= 1 or null')
     self._layers, self._rank, self._seed = layers, low_rank, seed
+    self._multiply = multiply
 
   def build(self, shapes: LayerInputs) -> None:
     width = vector_width(shapes)
@@ -66,14 +71,17 @@ class Cross(tf.keras.layers.Layer):
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""
     parts = slot_vectors(inputs)
+    multiply = self._multiply if training else tf.matmul
     if self._rank is not None:
-      return self._low_rank_logits(parts)
+      return self._low_rank_logits(parts, multiply)
     x0 = x = tf.concat(parts, 1)
     for (kernel,), bias in zip(self._kernels, self._biases):
-      x += x0 * tf.nn.bias_add(x @ kernel, bias)
+      x += x0 * tf.nn.bias_add(multiply(x, kernel), bias)
     return x @ self._head
 
-  def _low_rank_logits(self, parts: list[tf.Tensor]) -> tf.Tensor:
+  def _low_rank_logits(
+    self, parts: list[tf.Tensor], multiply: Callable[..., tf.Tensor]
+  ) -> tf.Tensor:
     """Returns the logits of low-rank layers, in an order that writes few arrays of [B, W].
 
     With c_l = x_l V_l, [B, r], the recurrence reads
@@ -87,23 +95,25 @@ class Cross(tf.keras.layers.Layer):
     v, u = zip(*self._kernels)
     v, head = [tf.transpose(kernel) for kernel in v], tf.transpose(self._head)
     r, widths = self._rank, [part.shape[1] for part in parts]
-    products = _product(parts, v[0], head, head * u[-1], head * self._biases[-1])
+    products = _product(multiply, parts, v[0], head, head * u[-1], head * self._biases[-1])
     c, head_of_x, q, bias = tf.split(products, [r, 1, r, 1], 1)
     left = [tf.ones_like(bias), c]
     for l in range(1, len(v)):
       right = tf.concat([1 + tf.add_n(self._biases[:l])[None], *u[:l]], 0)
-      z = [tf.concat(left, 1) @ columns for columns in tf.split(right, widths, 1)]
+      z = [multiply(tf.concat(left, 1), columns) for columns in tf.split(right, widths, 1)]
       x = [part * factor for part, factor in zip(parts, z)]
-      c, head_of_x = tf.split(_product(x, v[l], head), [r, 1], 1)
+      c, head_of_x = tf.split(_product(multiply, x, v[l], head), [r, 1], 1)
       left.append(c)
     return head_of_x + bias + tf.reduce_sum(c * q, 1, keepdims=True)
 
 
-def _product(parts: list[tf.Tensor], *kernels: tf.Tensor) -> tf.Tensor:
+def _product(
+  multiply: Callable[..., tf.Tensor], parts: list[tf.Tensor], *kernels: tf.Tensor
+) -> tf.Tensor:
   """Multiplies the parts side by side, [B, W], by the transpose of the kernels one below another.
 
   Kernels are [columns, W] so that their gradient is a product of [columns, B] and [B, W]: on CPUs
   TensorFlow takes up to three times as long for the transposed one.
   """
   kernels = tf.split(tf.concat(kernels, 0), [part.shape[1] for part in parts], 1)
-  return tf.add_n([tf.matmul(part, k, transpose_b=True) for part, k in zip(parts, kernels)])
+  return tf.add_n([multiply(part, k, transpose_b=True) for part, k in zip(parts, kernels)])

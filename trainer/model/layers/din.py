@@ -38,9 +38,12 @@ class DIN(DNN):
     batch_norm: str = 'none',
     seed: int = 0,
     sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    multiply: Callable[..., tf.Tensor] = tf.matmul,
     name: str | None = None,
   ):
-    super().__init__(hidden, activation, dropout, batch_norm, seed, sum_across_ranks, name)
+    super().__init__(
+      hidden, activation, dropout, batch_norm, seed, sum_across_ranks, multiply, name
+    )
     if type(attention) is not int or attention < 1:
       raise ValueError(f'attention: found {attention!r}; wanted a whole number >= 1')
     self._attention = attention

@@ -27,6 +27,8 @@ class DNN(tf.keras.layers.Layer):
       workers in step), equal to one process on the whole batch.
     seed: of the initial weights (Glorot uniform; biases 0) and of dropout.
     sum_across_ranks: for 'sync', sums float32 [k] over ranks.
+    multiply: how a training step multiplies by the kernels of hidden layers, in place of tf.matmul
+      (`train.dense_dtype`). Predictions and the head are float32.
     name: of the layer.
   """
 
@@ -40,6 +42,7 @@ class DNN(tf.keras.layers.Layer):
     batch_norm: str = 'none',
     seed: int = 0,
     sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    multiply: Callable[..., tf.Tensor] = tf.matmul,
     name: str | None = None,
   ):
     super().__init__(name=name)
@@ -56,6 +59,7 @@ class DNN(tf.keras.layers.Layer):
         f"activation: found {activation!r}; wanted the name of a Keras activation, as 'relu'"
       )
     self._hidden, self._dropout, self._seed = tuple(hidden), dropout, seed
+    self._multiply = multiply
     self._activation = tf.keras.activations.get(activation)
     self._norms = []
     if batch_norm != 'none':
@@ -93,7 +97,9 @@ class DNN(tf.keras.layers.Layer):
     # forward and once backward.
     parts = self._parts(inputs)
     kernels = tf.split(self._kernels[0], [p.shape[1] for p in parts])
-    product = tf.add_n([part @ kernel for part, kernel in zip(parts, kernels)])
+    # Of every layer but the head, which is last.
+    multiply = [self._multiply if training else tf.matmul] * len(self._hidden) + [tf.matmul]
+    product = tf.add_n([multiply[0](part, kernel) for part, kernel in zip(parts, kernels)])
     for l, kernel in enumerate(self._kernels[1:]):
       if self._norms:
         h = self._activation(self._norms[l](product, training=training))
@@ -101,7 +107,7 @@ class DNN(tf.keras.layers.Layer):
         h = self._activation(tf.nn.bias_add(product, self._biases[l]))
       if training and self._dropout:
         h = dropout(h, self._dropout, self._seed + l, inputs.position)
-      product = h @ kernel
+      product = multiply[l + 1](h, kernel)
     return product
 
 

@@ -1,7 +1,7 @@
 """What several tasks share: experts with a gate for each task, or one bottom for all."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -26,6 +26,8 @@ class MMoE(tf.keras.layers.Layer):
     activation: name of a Keras activation.
     dropout: share of each layer's outputs that a training step sets to 0.
     tasks: T; the model passes it.
+    multiply: how a training step multiplies x_0 by the experts' first kernels, in place of
+      tf.matmul (`train.dense_dtype`). Predictions, gates and the layers above are float32.
     seed: of the initial weights (Glorot uniform; biases 0; gates 0, so that all experts count alike
       at first) and of dropout.
     name: of the layer.
@@ -41,6 +43,7 @@ class MMoE(tf.keras.layers.Layer):
     dropout: float = 0.0,
     tasks: int = 2,
     seed: int = 0,
+    multiply: Callable[..., tf.Tensor] = tf.matmul,
     name: str | None = None,
   ):
     super().__init__(name=name)
@@ -61,7 +64,7 @@ class MMoE(tf.keras.layers.Layer):
         f"activation: found {activation!r}; wanted the name of a Keras activation, as 'relu'"
       )
     self._experts, self._hidden, self._dropout = experts, tuple(hidden), dropout
-    self._tasks, self._seed = tasks, seed
+    self._tasks, self._seed, self._multiply = tasks, seed, multiply
     self._activation = tf.keras.activations.get(activation)
 
   def build(self, shapes: LayerInputs) -> None:
@@ -83,7 +86,7 @@ class MMoE(tf.keras.layers.Layer):
   def call(self, inputs: LayerInputs, training: bool = False) -> list[tf.Tensor]:
     """Returns T of float32 [B, H]."""
     x = tf.concat(slot_vectors(inputs), 1)
-    h = x @ self._kernels[0]
+    h = (self._multiply if training else tf.matmul)(x, self._kernels[0])
     for l, bias in enumerate(self._biases):
       if l:
         by_expert = tf.reshape(h, [-1, self._experts, self._hidden[l - 1]])
@@ -112,6 +115,7 @@ class SharedBottom(MMoE):
     dropout: float = 0.0,
     tasks: int = 2,
     seed: int = 0,
+    multiply: Callable[..., tf.Tensor] = tf.matmul,
     name: str | None = None,
   ):
-    super().__init__(1, hidden, activation, dropout, tasks, seed, name)
+    super().__init__(1, hidden, activation, dropout, tasks, seed, multiply, name)
