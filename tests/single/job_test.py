@@ -13,13 +13,14 @@ import tensorflow as tf
 
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
 from trainer.errors import BadPass, UserError
 from trainer.reporting import closing
 from trainer.reporting.events import read_events
 from trainer.storage import checkpoint
 from trainer.storage.run_lock import RunLock
-from trainer.training import job
+from trainer.training import inputs, job
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -139,6 +140,88 @@ class JobTest(tf.test.TestCase):
     self.assertIn('the file is empty', told['reason'])
     with open(f'{self.run_dir}/ledger.jsonl', encoding='utf-8') as f:
       self.assertEqual([json.loads(line)['fate'] for line in f], ['trained', 'refused', 'trained'])
+
+  def test_the_next_pass_is_converted_while_one_is_trained_on(self):
+    days = [self.write(f'day_{day}.csv', 100 * day) for day in (1, 2, 3)]
+    one = self.make_job({'train': days})
+    trains, converted = threading.Event(), []
+
+    def prepare(cfg, raw_path, *args, **options):
+      if raw_path != days[0]:
+        self.assertTrue(trains.wait(60), 'converted before anything was trained')
+      converted.append((raw_path, threading.current_thread() is threading.main_thread()))
+      return prepare_pass(cfg, raw_path, *args, **options)
+
+    def train(*args):
+      trains.set()
+      return step(*args)
+
+    step = one.step.train
+    with mock.patch.object(inputs, 'prepare_pass', prepare):
+      with mock.patch.object(one.step, 'train', train):
+        self.assertTrue(one.run())
+    for day in days[1:]:
+      self.assertEqual([in_front for path, in_front in converted if path == day], [False, True])
+    first = {e['pass']: e for e in self.events('train')}
+    self.assertEqual(list(first), ['day_1', 'day_2', 'day_3'])
+
+    # The same model as of passes that were converted before.
+    for day in days:
+      name = os.path.basename(day).removesuffix('.csv')
+      prepare_pass(one.cfg, day, f'{self.folder}/prepared/{name}')
+    data = {'train': [f'{self.folder}/prepared/*'], 'format': 'prepared'}
+    self.run_dir = f'{self.folder}/other'
+    other = self.make_job(data)
+    self.assertTrue(other.run())
+    for e in self.events('train'):
+      self.assertEqual(e['logloss'], first[e['pass']]['logloss'])
+    states = [list(j.step.store.export_state()) for j in (one, other)]
+    for a, b in zip(*states, strict=True):
+      self.assertAllEqual(a['key'], b['key'])
+      self.assertAllEqual(a['linear'], b['linear'])
+
+  def test_what_is_wrong_late_in_a_pass_is_told_when_it_is_its_turn(self):
+    for day in (1, 2, 3):
+      self.write(f'day_{day}.csv')
+    with open(f'{self.folder}/day_2.csv', 'a', encoding='utf-8') as f:
+      f.write('1,2,maybe\n')
+    data = {'train': [f'{self.folder}/day_*.csv']}
+    with self.assertRaisesRegex(BadPass, "day_2.csv:42: column 'label': found 'maybe'"):
+      self.make_job(data).run()
+    self.assertEqual([e['pass'] for e in self.events('train')], ['day_1'])
+    self.assertTrue(self.make_job(data | {'max_refused_passes': 1}).run())
+    (told,) = self.events('pass')
+    self.assertEqual((told['pass'], told['fate']), ('day_2', 'refused'))
+    self.assertEqual(self.prepared(), ['day_1', 'day_3'])
+
+  def test_a_job_that_ends_gives_up_what_is_converted(self):
+    days = [self.write(f'day_{day}.csv') for day in (1, 2)]
+    os.makedirs(f'{self.run_dir}/prepared/train/day_9.unfinished123')
+    one, begun = self.make_job({'train': days}), threading.Event()
+
+    def prepare(cfg, raw_path, out_dir, labelled=True, *, on_block):
+      def never_ends(samples):
+        begun.set()
+        while True:
+          on_block(samples)
+          threading.Event().wait(0.01)
+
+      return prepare_pass(cfg, raw_path, out_dir, labelled, never_ends)
+
+    def stop(*_):
+      self.assertTrue(begun.wait(60))
+      return False
+
+    def prepare_first(cfg, raw_path, *args, **options):
+      first = raw_path == days[0]
+      return (prepare_pass if first else prepare)(cfg, raw_path, *args, **options)
+
+    with mock.patch.object(inputs, 'prepare_pass', prepare_first):
+      with mock.patch.object(one, '_train_pass', stop):
+        self.assertFalse(one.run())
+    self.assertEqual(self.prepared(), ['day_1'])
+    self.assertTrue(self.make_job({'train': days}).run())
+    self.assertEqual(self.prepared(), ['day_1', 'day_2'])
 
   def test_prepared_passes_are_deleted_behind_the_training(self):
     for day in (1, 2, 3):

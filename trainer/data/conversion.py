@@ -156,6 +156,19 @@ class BadRecords:
     return {'records': bad, 'of': total, 'kinds': dict(self.kinds), 'examples': self.examples}
 
 
+def look_at(cfg: config.Config, raw_path: str) -> None:
+  """Reads the beginnings of a raw pass's files.
+
+  Raises:
+    BadPass, UserError: as `prepare_pass`, where they show what is wrong.
+  """
+  _check(cfg)
+  for file in files_of(raw_path):
+    with plain_errors(f'cannot read {raw_path}'):
+      with contextlib.closing(raw_blocks(cfg, file, wanted_columns(cfg))) as blocks:
+        next(blocks, None)
+
+
 def prepare_pass(
   cfg: config.Config,
   raw_path: str,
@@ -173,7 +186,7 @@ def prepare_pass(
     raw_path: the pass.
     out_dir: where the prepared pass goes.
     labelled: whether labels, weights and groups are read; what only predicts needs none.
-    on_block: called after each block, with the samples so far.
+    on_block: called after each block, with the samples so far; what it raises ends the conversion.
   Returns:
     The pass's meta.json.
   Raises:

@@ -1,20 +1,41 @@
 """A job's passes: converted once, opened by every process, staged for the step."""
 
+import concurrent.futures
 import contextlib
+import glob
 import os
 import shutil
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from trainer import config
 from trainer.comm.communicator import Communicator
-from trainer.data.conversion import prepare_pass
+from trainer.data.conversion import look_at, prepare_pass
 from trainer.data.log_files import exists
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
-from trainer.data.prepared import PreparedPass, is_prepared
+from trainer.data.prepared import META, PreparedPass, is_prepared
 from trainer.errors import BadPass, UserError
+from trainer.files import UNFINISHED
 from trainer.reporting.live_line import shortened
 from trainer.training.step import Staged, Step
+
+SECONDS_BETWEEN_LINES = 0.5  # on a conversion that is waited for
+
+
+class _Stopped(Exception):
+  """A conversion was given up, for the job ends."""
+
+
+@contextlib.contextmanager
+def _of_the_pass() -> Iterator[None]:
+  """Raises BadPass where a pass cannot be read for any reason but the disk's."""
+  try:
+    yield
+  except UserError as e:
+    if isinstance(e.__cause__, OSError):  # of the disk, not of the pass
+      raise
+    raise BadPass(str(e)) from None
 
 
 class Inputs:
@@ -41,6 +62,13 @@ class Inputs:
     self._folder, self._show = folder, show
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._progress_made = progress_made
+    self._owners: dict[str, int] = {}  # the rank that converts a pass ahead, by its prepared path
+    self._ahead: dict[str, concurrent.futures.Future] = {}  # what this process converts ahead
+    self._samples_ahead = 0  # of the pass at hand, so far
+    # A training step goes first; what it leaves of the cores is for conversion. On Linux threads
+    # have their own priority, and hand it to those that they start.
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, 'convert', os.nice, (10,))
+    self._stopped = threading.Event()
 
   def prepared(
     self, passes: Sequence[Pass], split: str, labelled: bool = True
@@ -58,8 +86,10 @@ class Inputs:
     paths = [self._path(one, split) for one in passes]
 
     def convert() -> None:
-      for i in range(rank, len(passes), size):
-        self._convert(passes[i], paths[i], f'{split} pass {i + 1} of {len(passes)}', labelled)
+      for i, (one, path) in enumerate(zip(passes, paths)):
+        if self._owners.get(path, i % size) == rank:
+          self._wait_for(one, path)
+          self._convert(one, path, f'{split} pass {i + 1} of {len(passes)}', labelled)
 
     self._communicator.together(f'cannot prepare passes for {split}', convert)
     return self._communicator.together(
@@ -80,6 +110,75 @@ class Inputs:
 
     self._communicator.together(f'cannot prepare passes for {split}', convert)
 
+  def look_at(self, passes: Sequence[Pass], split: str) -> None:
+    """Reads the beginnings of raw passes, each by one process, so that what is plainly wrong with
+    one is told before another is trained on. Every process calls it, with the same passes.
+
+    Raises:
+      UserError: on every process, where one of them found something wrong.
+    """
+    rank, size = self._communicator.rank, self._communicator.size
+
+    def look() -> None:
+      for one in passes[rank::size]:
+        if not self.is_ready(one, split):
+          with _of_the_pass():
+            look_at(self._cfg, one.path)
+        self._progress_made()
+
+    self._communicator.together('cannot read passes', look)
+
+  def convert_ahead(self, passes: Sequence[Pass], split: str) -> None:
+    """Has those passes that are raw converted in the background, each by one process, in order.
+
+    `prepared` waits for them; what is wrong with one is met again there. Every process calls it,
+    with the same passes.
+    """
+    for one in passes:
+      path = self._path(one, split)
+      if path == one.path or path in self._owners:
+        continue
+      self._owners[path] = len(self._owners) % self._communicator.size
+      if self._owners[path] == self._communicator.rank:
+        self._ahead[path] = self._thread.submit(self._convert_ahead, one, path)
+
+  def _convert_ahead(self, one: Pass, path: str) -> None:
+    def on_block(samples: int) -> None:
+      if self._stopped.is_set():
+        raise _Stopped
+      self._samples_ahead = samples
+
+    self._samples_ahead = 0
+    with contextlib.suppress(UserError, OSError, _Stopped):
+      if exists(one.path):
+        prepare_pass(self._cfg, one.path, path, on_block=on_block)
+
+  def _wait_for(self, one: Pass, path: str) -> None:
+    """Returns when nothing in the background converts a pass."""
+    ahead, seen = self._ahead.pop(path, None), -1
+    if ahead is None or ahead.cancel():
+      return
+    while not concurrent.futures.wait([ahead], SECONDS_BETWEEN_LINES).done:
+      if self._samples_ahead != seen:
+        seen = self._samples_ahead
+        self._progress_made()
+        self._show(f'waiting for the conversion of {shortened(one.name, 24)} · {seen:,} samples')
+    ahead.result()
+
+  def is_ready(self, one: Pass, split: str) -> bool:
+    """Whether a pass was converted, or need not be."""
+    return os.path.exists(os.path.join(self._path(one, split), META))
+
+  def remove_unfinished(self) -> None:
+    """Removes what conversions that were killed have left; process 0 calls it before the first."""
+    for path in glob.glob(os.path.join(glob.escape(self._folder), '*', f'*{UNFINISHED}*')):
+      shutil.rmtree(path, ignore_errors=True)
+
+  def stop(self) -> None:
+    """Gives up what is converted in the background."""
+    self._stopped.set()
+    self._thread.shutdown(cancel_futures=True)
+
   def _path(self, one: Pass, split: str) -> str:
     """Where the prepared pass lies."""
     if is_prepared(self._cfg.data, one.path):
@@ -96,12 +195,8 @@ class Inputs:
       self._progress_made()
       self._show(f'converting {place} · {shortened(one.name, 24)} · {samples:,} samples')
 
-    try:
+    with _of_the_pass():
       prepare_pass(self._cfg, one.path, path, labelled, on_block)
-    except UserError as e:
-      if isinstance(e.__cause__, OSError):  # of the disk, not of the pass
-        raise
-      raise BadPass(str(e)) from None
 
   def remove(self, names: Collection[str], split: str) -> None:
     """Removes what was converted of some passes, by name; process 0 calls it."""

@@ -112,6 +112,7 @@ class Job:
       self.open_run()
       return self._run()
     finally:
+      self.inputs.stop()
       self._lock.release()
 
   def _run(self) -> bool:
@@ -165,6 +166,7 @@ class Job:
         os.makedirs(self.cfg.run_dir, exist_ok=True)
         self._lock.acquire()
         open_run_dir(self.cfg)
+        self.inputs.remove_unfinished()
 
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
     resumed = self.state.restore()
@@ -236,10 +238,9 @@ class Job:
       Whether all were trained on; False where the job was asked to stop.
     """
     data, is_waiting = self.cfg.data, False
-    if not data.watch and data.keep_prepared_passes is None:
-      convert = self.inputs.convert_good if self.stream.limit else self.inputs.prepared
+    if not data.watch:
       with self._clock.of('convert'):
-        convert(self.stream.upcoming(), 'train')
+        self._meet_passes()
     while True:
       action = self.stream.next(self.stop_requested)
       self.progress_made()
@@ -263,6 +264,18 @@ class Job:
         case Finished():
           return True
 
+  def _meet_passes(self) -> None:
+    """What is done with an epoch's passes before one of them is trained on."""
+    if not self.stream.limit:
+      self.inputs.look_at(self.stream.upcoming(), 'train')
+
+  def _convert_ahead(self) -> None:
+    """Has passes that come next converted while one is trained on; every process calls it."""
+    data, following = self.cfg.data, self.stream.upcoming()
+    if data.watch or data.keep_prepared_passes is not None:
+      following = following[: self.communicator.size]
+    self.inputs.convert_ahead(following, 'train')
+
   def _take(self, action: Train) -> bool:
     """Trains on a pass, or sets it aside where it cannot be read.
 
@@ -270,9 +283,12 @@ class Job:
       Whether the stream goes on; False where the job was asked to stop.
     """
     cfg, progress, one = self.cfg, self.progress, action.one
+    if not self.inputs.is_ready(one, 'train'):
+      self._live.show(f'epoch {progress.epoch} · {one.name} · waiting for its conversion')
     try:
       with self._clock.of('convert'):
         (prepared,) = self.inputs.prepared([one], 'train')
+        self._convert_ahead()
     except BadPass as e:
       self.stream.refused(e)
       return True
