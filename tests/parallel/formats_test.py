@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,11 @@ import tensorflow as tf
 from tests.support.ranks import ranks
 from tests.support.steps import make_config, rows_of
 from trainer.comm.communicator import SingleProcess
+from trainer.data import prepared, shares
+from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
+from trainer.errors import BadPass
+from trainer.training import inputs
 from trainer.training.inputs import Inputs
 from trainer.training.step import StepFlags, TrainStep
 
@@ -49,6 +54,16 @@ def write_all(folder: str) -> list[str]:
   return [*texts, 'parquet', 'orc', 'tfrecord']
 
 
+def files_in(folder: str) -> dict[str, bytes]:
+  """The files of a prepared pass but meta.json, which says of what it was made."""
+  found = {}
+  for name in sorted(os.listdir(folder)):
+    if name != 'meta.json':
+      with open(f'{folder}/{name}', 'rb') as f:
+        found[name] = f.read()
+  return found
+
+
 class FormatsTest(tf.test.TestCase):
   def config(self, folder, suffix):
     return make_config(
@@ -67,11 +82,11 @@ class FormatsTest(tf.test.TestCase):
   def trained(self, cfg, communicator, folder):
     """The rows that this process owns when the pass was trained on, and the pass's path."""
     step = TrainStep(cfg, communicator)
-    inputs = Inputs(cfg, communicator, step, lambda: None, folder)
-    (prepared,) = inputs.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
-    for staged in inputs.staged(prepared, shuffle=True):
+    own = Inputs(cfg, communicator, step, lambda: None, folder)
+    (one,) = own.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
+    for staged in own.staged(one, shuffle=True):
       step.train(staged, step.route(staged), None, StepFlags(False, False, False))
-    return rows_of(step.store.export_state()), prepared.path
+    return rows_of(step.store.export_state()), one.path
 
   def test_one_model(self):
     communicator = ranks()
@@ -88,17 +103,50 @@ class FormatsTest(tf.test.TestCase):
       own, found = self.trained(cfg, communicator, f'{folder}/{suffix}')
       rows = communicator.gather([[key, *row] for key, row in own.items()])
       if is_first:
-        for name in os.listdir(path):
-          if name != 'meta.json':
-            with open(f'{path}/{name}', 'rb') as a, open(f'{found}/{name}', 'rb') as b:
-              self.assertEqual(a.read(), b.read(), f'{suffix}: {name}')
-        self.assertEqual(sorted(os.listdir(path)), sorted(os.listdir(found)))
+        self.assertEqual(files_in(found), files_in(path), suffix)
         rows = {key: row for part in rows for key, *row in part}
         self.assertEqual(rows.keys(), alone.keys(), suffix)
         for key, row in alone.items():
           self.assertAllClose(rows[key], list(row), rtol=1e-5, atol=1e-7, msg=suffix)
     communicator.barrier()
     if is_first:
+      shutil.rmtree(folder)
+
+  def test_ranks_share_a_file(self):
+    communicator = ranks()
+    is_first = communicator.rank == 0
+    folder = communicator.broadcast(tempfile.mkdtemp() if is_first else None)
+    communicator.broadcast(write_all(folder) if is_first else None)
+    for module, name, value in (
+      (prepared, 'CHUNK', 64),
+      (shares, 'CHUNK', 64),
+      (shares, 'SCAN_BYTES', 500),
+      (shares, 'SHARED_BYTES', 1),
+    ):
+      self.enter_context(mock.patch.object(module, name, value))
+    for suffix in ('csv', 'jsonl', 'libffm', 'parquet'):
+      cfg = self.config(folder, suffix)
+      with mock.patch.object(inputs, 'prepare_part', wraps=inputs.prepare_part) as own:
+        one = Inputs(cfg, communicator, None, lambda: None, f'{folder}/{suffix}')
+        (found,) = one.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
+      self.assertEqual(own.call_count, 1)
+      if is_first:
+        meta = prepare_pass(cfg, cfg.data.train[0], f'{folder}/{suffix}/alone')
+        self.assertEqual(found.meta, {k: v for k, v in meta.items() if k != 'crc32'})
+        self.assertEqual(files_in(found.path), files_in(f'{folder}/{suffix}/alone'))
+        self.assertEqual(os.listdir(f'{folder}/{suffix}/train'), ['day'])
+      communicator.barrier()
+    with open(f'{folder}/day.csv', 'a', encoding='utf-8') as f:
+      if is_first:
+        f.write('7,1,1\n')
+    communicator.barrier()
+    cfg = self.config(folder, 'csv')
+    one = Inputs(cfg, communicator, None, lambda: None, f'{folder}/bad')
+    with self.assertRaisesRegex(BadPass, rf'day.csv:{SAMPLES + 2}: .*; 1 of {SAMPLES + 1} records'):
+      one.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
+    communicator.barrier()
+    if is_first:
+      self.assertEmpty(os.listdir(f'{folder}/bad/train'))
       shutil.rmtree(folder)
 
 

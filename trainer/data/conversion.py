@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,14 +26,16 @@ from trainer.data.block import Block
 from trainer.data.log_files import (
   CODECS,
   SUFFIXES,
+  WHOLE,
   LogFile,
+  Part,
   files_of,
   is_remote,
   partition_columns,
 )
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.passes import pass_day
-from trainer.data.prepared import META, Writer, read_meta
+from trainer.data.prepared import META, PreparedPass, Writer, read_meta
 from trainer.data.schema import reading, schema, wanted_columns
 from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, sync_directory
@@ -74,25 +76,37 @@ def _with_partitions(block: Block, partitions: dict[str, str]) -> Block:
 
 
 def raw_blocks(
-  cfg: config.Config, file: LogFile, wanted: dict[str, str]
+  cfg: config.Config, file: LogFile, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """The blocks of a raw file, with the partition columns that its path has among `wanted`."""
+  """The blocks of a raw file, or of a part of it, with the partition columns that its path has
+  among `wanted`.
+  """
   partitions = {k: v for k, v in partition_columns(file.path).items() if k in wanted}
   inside = {k: v for k, v in wanted.items() if k not in partitions}
   if file.bytes == 0:
     raise BadPass(f'{file.path}: the file is empty; wanted records')
-  for read in READERS[format_of(cfg.data, file.path)](file.path, cfg.data, inside):
+  of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle
+  for read in READERS[format_of(cfg.data, file.path)](file.path, cfg.data, inside, *of_part):
     if partitions:
       read = functools.partial(lambda read: _with_partitions(read(), partitions), read)
     yield read
 
 
-def parsed_blocks(cfg: config.Config, file: LogFile, labelled: bool = True) -> Iterator[Parsed]:
-  """Yields a file's blocks parsed, in order, a few at a time in memory."""
+def parsed_blocks(
+  cfg: config.Config, file: LogFile, labelled: bool = True, part: Part = WHOLE
+) -> Iterator[Parsed]:
+  """Yields a file's blocks parsed, in order, a few at a time in memory.
+
+  Args:
+    cfg: the config.
+    file: of a raw pass.
+    labelled: as in `prepare_pass`.
+    part: of files of these formats that can be read from the middle.
+  """
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   try:
     waiting = collections.deque()
-    for read in raw_blocks(cfg, file, wanted_columns(cfg, labelled)):
+    for read in raw_blocks(cfg, file, wanted_columns(cfg, labelled), part):
       waiting.append(pool.submit(lambda read=read: parse(cfg, read(), labelled)))
       if len(waiting) > THREADS:
         yield waiting.popleft().result()
@@ -129,14 +143,20 @@ class BadRecords:
     self._path, self._max_share = path, max_share
     self.kinds, self.examples = collections.Counter(), []
 
-  def add(self, file: LogFile, parsed: Parsed) -> None:
-    """Counts those of a block."""
-    self.kinds.update(parsed.bad)
+  def add(self, path: str, kinds: Mapping[str, int], examples: Sequence[dict[str, Any]]) -> None:
+    """Counts those of a block of a file."""
+    self.kinds.update(kinds)
     room = MAX_EXAMPLES - len(self.examples)
-    self.examples += [{'path': file.path, **e} for e in parsed.examples[:room]]
+    self.examples += [{'path': path, **e} for e in examples[:room]]
+
+  def told(self, samples: int) -> dict[str, Any]:
+    """What meta.json says of them."""
+    bad = self.kinds.total()
+    of = {'records': bad, 'of': samples + bad}
+    return of | {'kinds': dict(self.kinds), 'examples': self.examples}
 
   def check(self, samples: int) -> dict[str, Any]:
-    """Returns what meta.json says of them.
+    """As `told`.
 
     Raises:
       BadPass: where there are no records, or too many bad ones.
@@ -153,7 +173,7 @@ class BadRecords:
         )
       kinds = ', '.join(f'{k} {v}' for k, v in self.kinds.items())
       logging.warning('%s; dropped %d bad of %d records (%s)', first, bad, total, kinds)
-    return {'records': bad, 'of': total, 'kinds': dict(self.kinds), 'examples': self.examples}
+    return self.told(samples)
 
 
 def look_at(cfg: config.Config, raw_path: str) -> None:
@@ -196,7 +216,70 @@ def prepare_pass(
   """
   _check(cfg)
   files = files_of(raw_path)
-  meta = {
+  meta = _meta(cfg, raw_path, files, labelled)
+  if done := _done(out_dir, meta):
+    return done
+  with _writing(cfg, raw_path, out_dir) as writer:
+    bad = BadRecords(raw_path, cfg.data.max_bad_share)
+    for file in files:
+      for parsed in parsed_blocks(cfg, file, labelled):
+        writer.add(parsed)
+        bad.add(file.path, parsed.bad, parsed.examples)
+        on_block(writer.samples)
+    writer.close(meta | {'bad': bad.check(writer.samples)})
+  return read_meta(out_dir)
+
+
+def is_prepared_from(cfg: config.Config, raw_path: str, out_dir: str, labelled: bool) -> bool:
+  """Whether `prepare_pass` would find its work done."""
+  return _done(out_dir, _meta(cfg, raw_path, files_of(raw_path), labelled)) is not None
+
+
+def prepare_part(
+  cfg: config.Config,
+  file: LogFile,
+  part: Part,
+  out_dir: str,
+  labelled: bool = True,
+  on_block: Callable[[int], None] = lambda samples: None,
+) -> None:
+  """Converts a part of a raw pass's only file, for `join_parts`; as `prepare_pass`."""
+  _check(cfg)
+  with _writing(cfg, file.path, out_dir) as writer:
+    bad = BadRecords(file.path, cfg.data.max_bad_share)
+    for parsed in parsed_blocks(cfg, file, labelled, part):
+      writer.add(parsed)
+      bad.add(file.path, parsed.bad, parsed.examples)
+      on_block(writer.samples)
+    writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.told(writer.samples)})
+
+
+def join_parts(
+  cfg: config.Config,
+  raw_path: str,
+  parts: Sequence[str],
+  out_dir: str,
+  labelled: bool = True,
+  on_block: Callable[[int], None] = lambda samples: None,
+) -> None:
+  """Makes a prepared pass of its parts, the same as `prepare_pass` makes."""
+  meta = _meta(cfg, raw_path, files_of(raw_path), labelled)
+  with _writing(cfg, raw_path, out_dir) as writer:
+    bad = BadRecords(raw_path, cfg.data.max_bad_share)
+    for path in parts:
+      one = PreparedPass(path, cfg)
+      writer.append(one)
+      found = one.meta['bad']
+      bad.add(raw_path, found['kinds'], found['examples'])
+      on_block(writer.samples)
+    writer.close(meta | {'bad': bad.check(writer.samples)})
+
+
+def _meta(
+  cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool
+) -> dict[str, Any]:
+  """What meta.json says of how and of what a pass was prepared."""
+  return {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,
     'reading': reading(cfg) | {'labelled': labelled},
@@ -207,11 +290,21 @@ def prepare_pass(
       'mtime_ns': max(f.mtime_ns for f in files),
     },
   }
+
+
+def _done(out_dir: str, meta: dict[str, Any]) -> dict[str, Any] | None:
+  """The meta.json in a directory, where the pass was prepared as `meta` says; else None."""
   if os.path.exists(os.path.join(out_dir, META)):
     with contextlib.suppress(BadPass):  # a damaged one is written again
       done = read_meta(out_dir)
       if all(done.get(k) == v for k, v in meta.items()):
         return done
+  return None
+
+
+@contextlib.contextmanager
+def _writing(cfg: config.Config, raw_path: str, out_dir: str) -> Iterator[Writer]:
+  """Gives the writer of a directory that becomes `out_dir` when it was closed."""
   out_dir = os.path.normpath(out_dir)
   temporary = f'{out_dir}{UNFINISHED}{os.getpid()}'
   shutil.rmtree(temporary, ignore_errors=True)
@@ -221,15 +314,8 @@ def prepare_pass(
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
     writer = Writer(temporary, cfg)
     stack.callback(writer.stop)
-    bad = BadRecords(raw_path, cfg.data.max_bad_share)
-    for file in files:
-      for parsed in parsed_blocks(cfg, file, labelled):
-        writer.add(parsed)
-        bad.add(file, parsed)
-        on_block(writer.samples)
-    writer.close(meta | {'bad': bad.check(writer.samples)})
+    yield writer
     sync_directory(temporary)
     shutil.rmtree(out_dir, ignore_errors=True)
     os.rename(temporary, out_dir)
     sync_directory(os.path.dirname(out_dir) or '.')
-  return read_meta(out_dir)

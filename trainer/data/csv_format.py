@@ -7,6 +7,7 @@ hold no line ends. Blank lines are skipped. Whether a line is accepted depends o
 import contextlib
 import csv
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
@@ -15,10 +16,11 @@ import pyarrow.csv
 
 from trainer import config
 from trainer.data.block import Block, Malformed
-from trainer.data.log_files import text_blocks
+from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.data.schema import check_columns
 from trainer.errors import BadPass, UserError
 
+HEAD_BYTES = 64 << 10
 BLOCK_BYTES = 8 << 20
 PARSED_BYTES = 1 << 20  # that Arrow parses at once; its buffers then stay in the cache
 MAX_LINE_BYTES = 64 << 20
@@ -180,7 +182,23 @@ def _check_header(
   check_columns(f'{path}:1', names, wanted)
 
 
-def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
+def header_lines(path: str, data: config.Data) -> int:
+  """How many lines of a file, 0 or 1, name its columns."""
+  if data.columns is None:
+    return 1
+  fields = _fields(_head(path).removesuffix(b'\n').removesuffix(b'\r'), data.delimiter.encode())
+  return int([f.decode(errors='replace').strip() for f in fields or []] == data.columns)
+
+
+def _head(path: str) -> bytes:
+  """The first line of a file, ended by LF."""
+  raw = next(text_blocks(path, HEAD_BYTES, MAX_LINE_BYTES), b'\n')
+  return raw[: raw.index(b'\n') + 1]
+
+
+def blocks(
+  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
+) -> Iterator[Callable[[], Block]]:
   """Reads a text file in blocks of bounded size.
 
   Args:
@@ -188,6 +206,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
     data: `Config.data`. With `columns` the file needs no header; a first line that repeats them is
       skipped.
     wanted: column -> the config key that asks for it.
+    part: which lines to read; whole ones.
   Yields:
     Functions without arguments that return one Block each, in file order; they may run in
     parallel.
@@ -202,14 +221,16 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
       f'data.delimiter: found {data.delimiter!r}; wanted one ASCII character, no quote and no line '
       f'end{hint}'
     )
-  names, line = data.columns, 1
+  names = data.columns
+  line = 1 if names is None else part.line
   numbers: set[str] = set()
   if not data.missing_values:  # whose texts are no numbers
     of_slots = {s.column or s.name for s in data.slots}
     numbers = {c for c, key in wanted.items() if key == 'data.dense'} - of_slots
   if names is not None:
     check_columns('data.columns', names, wanted)
-  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+  raws = text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES, part)
+  for raw in itertools.chain([_head(path)] if line < part.line else [], raws):
     if line == 1:
       end = raw.index(b'\n') + 1
       header = raw[:end].removesuffix(b'\n').removesuffix(b'\r')
@@ -223,7 +244,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
       if names is None or first == names:
         if names is None:
           _check_header(path, header, first, wanted, delimiter)
-        names, raw, line = first, raw[end:], 2
+        names, raw, line = first, raw[end:], max(2, part.line)
     num_lines = raw.count(b'\n')
     if raw:
       yield functools.partial(

@@ -16,7 +16,7 @@ import pyarrow.json
 
 from trainer import config
 from trainer.data.block import Block, Malformed
-from trainer.data.log_files import text_blocks
+from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.data.schema import check_columns
 
 BLOCK_BYTES = 8 << 20
@@ -169,24 +169,34 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
   return Block(columns, first_line + good, lambda i: text(good[i]), malformed)
 
 
-def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
+def blocks(
+  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
+) -> Iterator[Callable[[], Block]]:
   """As `csv_format.blocks`."""
   numbers = {c.name for c in data.dense} | {data.label, data.weight}
   texts = {s.column or s.name for s in data.slots} | {data.group}
   kinds = {name: name in texts or name not in numbers for name in wanted}
-  line, unseen, names = 1, dict(wanted), []
-  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+  line, unseen, names = part.line, dict(wanted), []
+  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES, part):
     if not names:
       names = next((list(o) for o in map(_names, raw.split(b'\n', 10)[:10]) if o), [])
-    unseen = {
-      n: key
-      for n, key in unseen.items()
-      if json.dumps(n).encode() not in raw and json.dumps(n, ensure_ascii=False).encode() not in raw
-    }
+    unseen = _without(unseen, raw)
     yield functools.partial(_block, raw, line, kinds)
     line += raw.count(b'\n')
+  if unseen and part != WHOLE:  # other parts may have them
+    for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+      unseen = _without(unseen, raw)
   if names:  # records leave out what is missing; a name that none of them has is a mistake
     check_columns(path, names, unseen)
+
+
+def _without(unseen: dict[str, str], raw: bytes) -> dict[str, str]:
+  """Those of some names that do not stand in a text."""
+  return {
+    n: key
+    for n, key in unseen.items()
+    if json.dumps(n).encode() not in raw and json.dumps(n, ensure_ascii=False).encode() not in raw
+  }
 
 
 def _names(line: bytes) -> dict[str, Any]:

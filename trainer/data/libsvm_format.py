@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from trainer import config
 from trainer.data.block import Block, Malformed
-from trainer.data.log_files import text_blocks
+from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.errors import UserError
 
 BLOCK_BYTES = 8 << 20
@@ -95,7 +95,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
 
 
 def _blocks(
-  path: str, data: config.Data, wanted: dict[str, str], parts: int
+  path: str, data: config.Data, wanted: dict[str, str], parts: int, of_file: Part
 ) -> Iterator[Callable[[], Block]]:
   if parts == 3:
     for column, key in wanted.items():
@@ -104,21 +104,21 @@ def _blocks(
           f"{path}: no column '{column}' ({key}): the columns of libffm are the numbers of its "
           'fields; wanted one of these as the column'
         )
-  line = 1
-  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+  line = of_file.line
+  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES, of_file):
     yield functools.partial(_block, raw, line, data.label, list(wanted), parts)
     line += raw.count(b'\n')
 
 
 def libsvm_blocks(
-  path: str, data: config.Data, wanted: dict[str, str]
+  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
   """As `csv_format.blocks`."""
-  return _blocks(path, data, wanted, 2)
+  return _blocks(path, data, wanted, 2, part)
 
 
 def libffm_blocks(
-  path: str, data: config.Data, wanted: dict[str, str]
+  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
   """As `csv_format.blocks`."""
-  return _blocks(path, data, wanted, 3)
+  return _blocks(path, data, wanted, 3, part)

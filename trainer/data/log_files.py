@@ -5,6 +5,7 @@ import fnmatch
 import functools
 import glob
 import io
+import math
 import os
 import re
 import shutil
@@ -47,6 +48,23 @@ class LogFile(NamedTuple):
   path: str
   bytes: int
   mtime_ns: int
+
+
+class Part(NamedTuple):
+  """Records of a file that stand one after another; by default all.
+
+  Attributes:
+    start: the first byte of a text, the first row (from 0) of a table.
+    end: likewise, one past the last; None: to the file's end.
+    line: the number of the first record, from 1, as messages name it.
+  """
+
+  start: int = 0
+  end: int | None = None
+  line: int = 1
+
+
+WHOLE = Part()
 
 
 def is_remote(path: str) -> bool:
@@ -324,16 +342,23 @@ def partition_columns(path: str) -> dict[str, str]:
   return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))
 
 
-def text_blocks(path: str, block_bytes: int, max_line_bytes: int) -> Iterator[bytes]:
-  """Yields a text file in runs of whole lines, each line ended by LF, without a byte order mark.
+def text_blocks(
+  path: str, block_bytes: int, max_line_bytes: int, part: Part = WHOLE
+) -> Iterator[bytes]:
+  """Yields a text file, or some lines of one that is not compressed, in runs of whole lines, each
+  line ended by LF, without a byte order mark.
 
   Raises:
     BadPass: where the file is no text with line ends, or its compression is damaged.
   """
   try:
     with open_stream(path) as f:
-      rest, is_start, yielded = b'', True, False
-      while chunk := f.read(block_bytes):
+      rest, is_start, yielded, left = b'', part.start == 0, False, math.inf
+      if part != WHOLE:
+        f.seek(part.start)
+        left = math.inf if part.end is None else part.end - part.start
+      while chunk := f.read(min(block_bytes, left)):
+        left -= len(chunk)
         if is_start:
           while len(chunk) < 3 and (more := f.read(3)):
             chunk += more

@@ -199,6 +199,45 @@ class Writer:
           self._writing.popleft().result()
       self._waiting, self._num_waiting = [rest], len(rest.label)
 
+  def append(self, one: 'PreparedPass') -> None:
+    """Appends the samples of a pass of the same schema; whole chunks are copied where they fit."""
+    copied = 0 if self._num_waiting else one.num_samples // CHUNK
+    rest = range(copied * CHUNK, one.num_samples, CHUNK)
+    others = (one.parsed(start, min(start + CHUNK, one.num_samples)) for start in rest)
+    if copied:
+      others = list(others)  # less than a chunk
+      features = one.meta['features'] - sum(len(o.keys) for o in others)
+      self.samples += copied * CHUNK
+      self._writing.append(self._thread.submit(self._copy, one, copied, features))
+    for parsed in others:
+      self.add(parsed)
+
+  def _copy(self, one: 'PreparedPass', chunks: int, features: int) -> None:
+    """Appends the first chunks of a pass, where only whole chunks were written."""
+    columns, (arrays, distinct) = self._columns, one.chunks(chunks)
+    before = sum(self._distinct) + len(self._distinct)
+    columns['bases'].add(arrays.pop('bases') + [before, columns['keys'].length])
+    for name, ones in (
+      ('splits', lambda n: [np.arange(d + 1) for d in n]),
+      ('values', lambda n: [np.ones([columns['keys'].length])]),
+    ):
+      if name in arrays and name not in columns:
+        columns[name] = _Column(self._directory, name, one.meta['arrays'][name]['dtype'])
+        for filler in ones(self._distinct):
+          columns[name].add(filler)
+    if 'splits' in columns and 'splits' not in arrays:
+      arrays['splits'] = np.concatenate([np.arange(d + 1) for d in distinct])
+    if 'values' in columns and 'values' not in arrays:
+      arrays['values'] = np.ones([len(arrays['keys'])])
+    self._distinct += distinct
+    self._features += features
+    for name, array in arrays.items():
+      columns[name].add(array)
+    for start in range(0, chunks * CHUNK, CHUNK):
+      if self._dense:
+        chunk = _stats(arrays['dense'][start : start + CHUNK], self._dense)
+        self._stats = merge_stats(self._stats, chunk)
+
   def stop(self) -> None:
     """Ends the thread; what it has not begun to write is left out."""
     self._thread.shutdown(cancel_futures=True)
@@ -360,6 +399,39 @@ class PreparedPass:
         f'{file}: its checksum is {crc:08x}; wanted {written["crc32"]:08x}; prepare the pass again'
       )
     return np.asarray(array)
+
+  def chunks(self, n: int) -> tuple[dict[str, np.ndarray], list[int]]:
+    """What the files hold of the first n chunks, and the fields of each chunk and slot."""
+    bases = np.stack([self._field_bases, self._key_bases], 2)
+    ends = {'keys': len(self._keys), 'splits': 0 if self._splits is None else len(self._splits)}
+    if n < len(bases):
+      ends = dict(zip(('splits', 'keys'), bases[n, 0].tolist()))
+    samples = min(n * CHUNK, self.num_samples)
+    arrays = {
+      'codes': self._codes[:samples],
+      'bases': bases[:n],
+      'keys': self._keys[: ends['keys']],
+      'splits': None if self._splits is None else self._splits[: ends['splits']],
+      'values': None if self._values is None else self._values[: ends['keys']],
+      'label': self._label[:samples],
+      'dense': None if self._dense is None else self._dense[:samples],
+      'weight': None if self._weight is None else self._weight[:samples],
+    }
+    of, gap = ('keys', 0) if self._splits is None else ('splits', 1)
+    begin = bases[:n, :, int(of == 'keys')].reshape(-1)
+    distinct = np.diff(begin, append=ends[of]) - gap
+    return {k: v for k, v in arrays.items() if v is not None}, distinct.tolist()
+
+  def parsed(self, start: int, end: int) -> Parsed:
+    """The samples [start, end), as they were parsed."""
+    batch = self._gather(np.arange(start, end))
+    counts, values = None, batch.values if len(batch.values) else None
+    if len(batch.segments):
+      counts = np.bincount(batch.segments, minlength=(end - start) * self.num_slots)
+      counts = counts.reshape(-1, self.num_slots).astype(np.int32)
+    weight = None if self._weight is None else batch.weight
+    group = batch.group if self._grouped else None
+    return Parsed(counts, batch.keys, values, batch.dense, batch.label, weight, group)
 
   def num_batches(self, batch_size: int) -> int:
     """The number of global batches of so many samples."""

@@ -7,14 +7,22 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from trainer import config
 from trainer.comm.communicator import Communicator
-from trainer.data.conversion import look_at, prepare_pass
-from trainer.data.log_files import exists
+from trainer.data.conversion import (
+  is_prepared_from,
+  join_parts,
+  look_at,
+  prepare_part,
+  prepare_pass,
+)
+from trainer.data.log_files import LogFile, exists
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared
+from trainer.data.shares import count_lines, parts_of, shareable
 from trainer.errors import BadPass, UserError
 from trainer.files import UNFINISHED
 from trainer.reporting.live_line import shortened
@@ -75,6 +83,8 @@ class Inputs:
   ) -> list[PreparedPass]:
     """Converts those passes that are raw, each by one process, and opens them all on each.
 
+    A large file is shared by the processes where there are fewer passes than processes.
+
     Args:
       passes: the same on every process.
       split: names the folder that converted passes go to.
@@ -84,6 +94,9 @@ class Inputs:
     """
     rank, size = self._communicator.rank, self._communicator.size
     paths = [self._path(one, split) for one in passes]
+    if len(passes) < size:
+      for i, file in self._shareable(passes, paths, labelled):
+        self._share(passes[i], paths[i], file, f'{split} pass {i + 1} of {len(passes)}', labelled)
 
     def convert() -> None:
       for i, (one, path) in enumerate(zip(passes, paths)):
@@ -95,6 +108,56 @@ class Inputs:
     return self._communicator.together(
       'cannot read passes', lambda: [PreparedPass(path, self._cfg) for path in paths]
     )
+
+  def _shareable(
+    self, passes: Sequence[Pass], paths: Sequence[str], labelled: bool
+  ) -> list[tuple[int, LogFile]]:
+    """The places and the files of raw passes that processes convert together; process 0's look."""
+
+    def look() -> list[list[Any]]:
+      found = []
+      for i, (one, path) in enumerate(zip(passes, paths)):
+        if path != one.path and path not in self._owners and exists(one.path):
+          file = shareable(self._cfg, one.path)
+          if file and not is_prepared_from(self._cfg, one.path, path, labelled):
+            found.append([i, list(file)])
+      return found
+
+    is_first = self._communicator.rank == 0
+    found = self._communicator.together('cannot read passes', look if is_first else list)
+    return [(i, LogFile(*file)) for i, file in self._communicator.broadcast(found)]
+
+  def _share(self, one: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
+    """Converts a raw pass of one file, of which each process takes a part; every process calls it.
+
+    Raises:
+      UserError: as `prepared`.
+    """
+    rank, size = self._communicator.rank, self._communicator.size
+    together = self._communicator.together
+    cfg, on_block = self._cfg, self._on_block(one, place)
+    counted = together(f'cannot read {one.path}', lambda: count_lines(cfg, file, rank, size))
+    counted = self._communicator.gather(counted)
+
+    def convert() -> int:
+      with _of_the_pass():
+        parts = parts_of(cfg, file, counted, size)
+        if rank < len(parts):
+          prepare_part(cfg, file, parts[rank], own_path(rank), labelled, on_block)
+        return len(parts)
+
+    def join() -> None:
+      with _of_the_pass():
+        join_parts(cfg, one.path, list(map(own_path, range(parts))), path, labelled, on_block)
+
+    def own_path(r: int) -> str:
+      return f'{path}{UNFINISHED}part{r}'
+
+    try:
+      parts = together(f'preparing {one.path}', convert)
+      together(f'preparing {one.path}', join if rank == 0 else lambda: None)
+    finally:
+      shutil.rmtree(own_path(rank), ignore_errors=True)
 
   def convert_good(self, passes: Sequence[Pass], split: str) -> None:
     """Converts those passes that are raw and whole; what is wrong with the others is met again when
@@ -191,12 +254,17 @@ class Inputs:
     if path == one.path or (os.path.exists(path) and not exists(one.path)):
       return
 
+    with _of_the_pass():
+      prepare_pass(self._cfg, one.path, path, labelled, self._on_block(one, place))
+
+  def _on_block(self, one: Pass, place: str) -> Callable[[int], None]:
+    """What a conversion calls with its samples so far."""
+
     def on_block(samples: int) -> None:
       self._progress_made()
       self._show(f'converting {place} · {shortened(one.name, 24)} · {samples:,} samples')
 
-    with _of_the_pass():
-      prepare_pass(self._cfg, one.path, path, labelled, on_block)
+    return on_block
 
   def remove(self, names: Collection[str], split: str) -> None:
     """Removes what was converted of some passes, by name; process 0 calls it."""
