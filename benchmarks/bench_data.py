@@ -167,6 +167,52 @@ def config(
   }
 
 
+def raw_config(shape, path):
+  """The config, as a dict, of our conversion of a raw log of this shape: `write_log` wrote it."""
+  tree = config(shape, path)
+  slots, dense = tree['data']['slots'], tree['data']['dense']
+  tree['data'] |= {'format': None, 'label': 'label'}
+  if not path.endswith('.parquet'):
+    columns = ['label', *(c['name'] for c in [*dense, *slots])]
+    tree['data'] |= {'columns': columns, 'delimiter': '\t'}
+  return tree
+
+
+def write_log(shape, seed, path):
+  """Writes samples as Criteo's log holds them, unless the file is there: label, integers, and
+  categories of 8 hexadecimal digits; a fifth of the integers and a tenth of the categories are
+  blank.
+
+  Args:
+    path: a .tsv file, without a line of names, or a .parquet file.
+  """
+  import pyarrow as pa
+  import pyarrow.csv
+  import pyarrow.parquet
+
+  if os.path.exists(path):
+    return
+  ids, _, _, label = make(shape, seed)
+  rng = np.random.default_rng(seed + 1)
+  columns = {'label': pa.array(label.astype(np.int8))}
+  for i in range(shape.dense):
+    counts = np.exp(rng.normal(2, 2, shape.samples)).astype(np.int64)
+    columns[f'I{i}'] = pa.array(counts, mask=rng.random(shape.samples) < 0.2)
+  for f, own in enumerate(ids):
+    names = [f'{key & 0xFFFFFFFF:08x}' for key in hashed_keys(f, own).tolist()]
+    columns[f'C{f}'] = pa.array(names, mask=rng.random(shape.samples) < 0.1)
+  table = pa.table(columns)
+  os.makedirs(os.path.dirname(path), exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as directory:
+    temporary = os.path.join(directory, 'log')
+    if path.endswith('.parquet'):
+      pa.parquet.write_table(table, temporary)
+    else:
+      options = pa.csv.WriteOptions(include_header=False, delimiter='\t', quoting_style='none')
+      pa.csv.write_csv(table, temporary, options)
+    os.rename(temporary, path)
+
+
 def prepare(shape, seed, cfg, directory):
   """Writes the samples as a prepared pass of this config into `directory`, unless it is there."""
   from trainer.data.parse import Parsed

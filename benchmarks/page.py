@@ -38,6 +38,12 @@ WANTED = {
   'two_rank_efficiency_horovod': ('>=', 0.6, 'the same with `sync.row_exchange: horovod`'),
   'own_over_tfra_store': ('>=', 1, 'samples/s on our row store over `sparse.store: tfra`'),
   'input_over_train': ('>=', 5, 'samples/s of the input alone over training'),
+  'raw_over_train': (
+    '>=',
+    3,
+    'rows/s of converting a raw TSV log of 40 columns over samples/s of training',
+  ),
+  'parquet_over_train': ('>=', 7, 'the same of a Parquet log'),
   'lifecycle_over_none': (
     '<=',
     1.15,

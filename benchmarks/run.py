@@ -267,12 +267,26 @@ class Bench:
     directory = os.path.abspath(
       os.path.join(OUT, 'data', f'{zlib.crc32(repr((shape, SEED.value)).encode()):08x}')
     )
-    tree = bench_data.config(shape, directory, **config) | {'seed': SEED.value}
-    file = os.path.abspath(os.path.join(OUT, f'config_{next(self._numbers)}.yaml'))
-    with open(file, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(tree, f)
+    file = self._written(bench_data.config(shape, directory, **config))
     bench_data.prepare(shape, SEED.value, trainer_config.load(file), directory)
     return {'config': file}
+
+  def raw_spec(self, shape, suffix):
+    """spec of the conversion of a raw log, its config and log written."""
+    crc = zlib.crc32(repr((shape, SEED.value)).encode())
+    path = os.path.abspath(os.path.join(OUT, 'data', f'{crc:08x}{suffix}'))
+    bench_data.write_log(shape, SEED.value, path)
+    return {
+      'config': self._written(bench_data.raw_config(shape, path)),
+      'samples': shape.samples,
+    }
+
+  def _written(self, tree):
+    """The path of a config, as a dict, that is written here."""
+    file = os.path.abspath(os.path.join(OUT, f'config_{next(self._numbers)}.yaml'))
+    with open(file, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(tree | {'seed': SEED.value}, f)
+    return file
 
   def main(self):
     shape = CRITEO
@@ -318,6 +332,18 @@ class Bench:
       name: hello['version'] for name, hello in hellos.items() if 'version' in hello
     }
     self.figures['startup_seconds'] = hellos.get('ours, AdaGrad', {}).get('startup_seconds')
+
+  def logs(self):
+    """Conversion of raw logs beside training on what it makes."""
+    contenders = {
+      'training': Contender('ours', self.spec(CRITEO)),
+      'raw TSV': Contender('convert', self.raw_spec(CRITEO, '.tsv'), pace=3),
+      'raw Parquet': Contender('convert', self.raw_spec(CRITEO, '.parquet'), pace=3),
+    }
+    rounds, _, _, failed = interleave(contenders, lambda _: CRITEO, steps=40)
+    self.keep('logs', rounds, dict.fromkeys(contenders, CRITEO), failed)
+    self.ratio('raw_over_train', rounds.ratios('raw TSV', 'training'))
+    self.ratio('parquet_over_train', rounds.ratios('raw Parquet', 'training'))
 
   def ranks(self):
     """2 ranks of half the threads beside one process of all, by what sums and carries rows."""
@@ -521,6 +547,7 @@ def contenders_environment():
 
 GROUPS = {
   'main': Bench.main,
+  'logs': Bench.logs,
   'ranks': Bench.ranks,
   'stores': Bench.stores,
   'shapes': Bench.shapes,

@@ -15,6 +15,7 @@ from absl.testing import flagsaver
 
 from benchmarks import bench_data, page, quality, run
 from trainer import config
+from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 
 TOY = bench_data.Shape(
@@ -48,7 +49,20 @@ class DataTest(tf.test.TestCase):
     self.assertLen({b for _, b in pairs}, len(pairs))
     self.assertLess(np.max(static), sum(TOY.vocabulary))
 
-  def test_multi_valued_slots_are_the_last(self):
+  def test_a_raw_log_is_of_the_same_labels_as_tsv_and_as_parquet(self):
+    read = []
+    for suffix in ('.tsv', '.parquet'):
+      path = os.path.join(self.get_temp_dir(), f'log{suffix}')
+      bench_data.write_log(TOY, 0, path)
+      cfg = config.Config.model_validate(bench_data.raw_config(TOY, path))
+      prepare_pass(cfg, path, path + '.prepared')
+      read.append(PreparedPass(path + '.prepared', cfg).batches(TOY.samples))
+    (tsv,), (parquet,) = read
+    for a, b in zip(tsv, parquet):
+      self.assertAllEqual(a, b)
+    self.assertAllEqual(tsv.label, bench_data.make(TOY, 0)[3])
+    self.assertAllClose(len(tsv.keys) / (TOY.samples * TOY.slots), 0.9, atol=0.05)
+
     batch = next(self._prepared(bench_data.Shape(**TOY.as_dict() | {'multi': 1})).batches(64))
     slot = batch.segments % TOY.slots
     self.assertAllEqual(batch.keys >> 52, slot + 1)
