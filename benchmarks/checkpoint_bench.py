@@ -1,5 +1,5 @@
-"""Checkpoints: rows a second, bytes against the payload, and memory above the table's, saving and
-loading.
+"""Checkpoints: rows a second, bytes against the payload, and memory above the table's: saving,
+loading, and inspecting by slot as trainer.inspect does.
 
     python -m benchmarks.checkpoint_bench [--full] [--dir DIR]
 
@@ -17,14 +17,20 @@ os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import numpy as np
+import yaml
 from absl import app, flags
 
 FEATURES = flags.DEFINE_integer('features', 2_000_000, 'How many.')
 FULL = flags.DEFINE_bool('full', False, '20 M features.')
 ADMITTED = flags.DEFINE_float('admitted', 1.0, 'Share of the features that have factors.')
-DIR = flags.DEFINE_string('dir', None, 'Where to write; a temporary directory where left out.')
+DIR = flags.DEFINE_string('dir', None, 'Where to make a temporary directory.')
 SEED = flags.DEFINE_integer('seed', 0, 'Of keys and values.')
 WIDTH = 8
+CONFIG = {
+  'data': {'train': ['none'], 'slots': [{'name': 'slot'}]},
+  'sparse': {'tables': {'default': {'width': WIDTH}}},
+  'model': {'interactions': ['linear', 'fm']},
+}
 
 
 class PeakMemory:
@@ -106,6 +112,7 @@ def payload(store):
 
 
 def main(_):
+  from trainer.reporting.inspection import Inspection
   from trainer.storage import checkpoint
 
   features = 20_000_000 if FULL.value else FEATURES.value
@@ -116,8 +123,11 @@ def main(_):
   )
   store = make_store()
   fill(store, features)
-  directory = DIR.value or tempfile.mkdtemp()
+  run_dir = tempfile.mkdtemp(dir=DIR.value)
+  directory = os.path.join(run_dir, 'checkpoints')
   try:
+    with open(os.path.join(run_dir, 'config.yaml'), 'w', encoding='utf-8') as f:
+      yaml.safe_dump(CONFIG, f)
     with PeakMemory() as memory:
       started = time.monotonic()
       path = checkpoint.save(
@@ -145,11 +155,17 @@ def main(_):
       f'{int(new.bytes()) / 2**20:,.0f} MiB'
     )
     assert int(new.size()) == int(store.size())
-  finally:
-    shutil.rmtree(
-      directory if DIR.value is None else os.path.join(directory, 'ckpt-000000001'),
-      ignore_errors=True,
+    with PeakMemory() as memory:
+      started = time.monotonic()
+      (found,) = Inspection(run_dir).slots()['features']
+      seconds = time.monotonic() - started
+    print(
+      f'inspect {features / seconds / 1e6:5.2f} M rows/s  {seconds:4.1f} s  '
+      f'{(memory.peak - memory.start) / 2**20:6.0f} MiB above what it began with'
     )
+    assert found == int(store.size())
+  finally:
+    shutil.rmtree(run_dir, ignore_errors=True)
 
 
 if __name__ == '__main__':
