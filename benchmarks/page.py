@@ -63,6 +63,13 @@ WANTED = {
   'fm_over_dnn': ('<=', 1.25, 'time of a step of a DNN with FM added over one without'),
   'cross_over_dnn': ('<=', 1.25, 'the same with a cross network (2 layers of rank 32)'),
   'fwfm_over_dnn': ('<=', 1.25, 'the same with FwFM'),
+  'loop_seconds': ('<=', 10, "from a pass's marker to the changed score, s"),
+  'serve_100_p99_ms': (
+    '<=',
+    20,
+    'p99 of requests of 100 candidates at half of the capacity, a delta every second, ms',
+  ),
+  'serve_failed': ('<=', 0, 'failed requests through at least 50 versions'),
 }
 
 

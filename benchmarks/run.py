@@ -492,6 +492,7 @@ class Bench:
       if os.path.exists(result):
         with open(result, encoding='utf-8') as f:
           self.raw[name] = json.load(f)
+        self.figures |= {key: self.raw[name][key] for key in WANTED if key in self.raw[name]}
 
 
 def needed_bytes(shape):

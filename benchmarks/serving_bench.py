@@ -1,13 +1,17 @@
-"""From export to score: rows published a second, and requests answered a second with their latency.
+"""From click to score: the parts of the latency, rows published a second, and requests answered a
+second with their latency.
 
     python -m benchmarks.serving_bench [--rows 500000] [--seconds 10]
 
-The model is DeepFM (D = 8, DNN 64-32) on six single-valued slots, one multi-valued and two dense
-columns. Requests come from wrk, of 1 and of 100 candidates of one user, in columns,
-form, first from 4 connections as fast as they are answered, then at about half of that rate;
-meanwhile a delta of 1 % of the rows is applied about every second. The same requests then go to a
-plain TensorFlow SavedModel of the same rows behind the same HTTP server, whose version stays. All
-share the cores. Writes build/bench/serving_bench.json.
+The latency from a pass's marker to the changed score, and its parts, are those of
+launch/online_demo.sh.
+
+The model of the rest is DeepFM (D = 8, DNN 64-32) on six single-valued slots, one multi-valued and
+two dense columns. Requests come from wrk, of 1 and of 100 candidates of one user, in columns, first
+from 4 connections as fast as they are answered, then at about half of that rate; meanwhile a delta
+of 1 % of the rows is applied about every second, until 50 versions have come. The same requests
+then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server, whose version
+stays. All share the cores. Writes build/bench/serving_bench.json.
 """
 
 import contextlib
@@ -46,6 +50,8 @@ ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')
 SECONDS = flags.DEFINE_integer('seconds', 10, 'Of each measurement.')
 SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
 SAVED_MODEL = flags.DEFINE_string('saved_model', None, 'Serves this one; for the bench itself.')
+VERSIONS = 50  # that come while requests are answered, at least
+PASSES = 12  # of the loop; the first one is left out
 OUT = os.path.join('build', 'bench', 'serving_bench.json')
 WIDTH = 8
 CONFIG = {
@@ -126,6 +132,27 @@ def measure_publishing(exports: Exports, folder: str, figures: dict[str, float])
         rate = applied.rows / applied.seconds
         figures[f'publish_{name}_{kind}_rows_per_second'] = rate
         print(f'publish {kind:5} to {name:8} {applied.rows:9,} rows {rate:12,.0f} rows/s')
+
+
+def measure_loop(figures: dict[str, float]) -> None:
+  """Seconds from a pass's marker to the changed score, the median over passes, and its parts."""
+  command = ['launch/online_demo.sh', str(PASSES)]
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  rows = re.findall(r'^day_.* \d+ +([\d. ]+)$', done.stdout, re.MULTILINE)
+  if len(rows) < PASSES:
+    print(f'the loop was not measured: {(done.stderr or done.stdout).strip()[-500:]}')
+    return
+  seconds = np.array([row.split()[-5:] for row in rows[1:]], float)
+  names = ('all', 'train', 'export', 'publish', 'apply')
+  found = dict(zip(names, np.median(seconds, 0).tolist()))
+  figures['loop_seconds'] = found.pop('all')
+  figures |= {f'loop_{name}_seconds': value for name, value in found.items()}
+  parts = ', '.join(f'{name} {value:.2f}' for name, value in found.items())
+  print(
+    f'from marker to changed score {figures["loop_seconds"]:.2f} s ({parts}), the slowest of '
+    f'{len(seconds)} passes {seconds[:, 0].max():.2f} s',
+    flush=True,
+  )
 
 
 def bodies(candidates: int) -> list[str]:
@@ -244,6 +271,7 @@ def main(_: list[str]) -> None:
   figures: dict[str, float] = {}
   print(f'{os.cpu_count()} cores, {ROWS.value:,} features, seed {SEED.value}')
   with tempfile.TemporaryDirectory() as folder:
+    measure_loop(figures)
     exports = Exports(folder)
     measure_publishing(exports, folder, figures)
     if shutil.which('wrk'):
@@ -270,6 +298,11 @@ def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -
   with process('trainer.serve', '--store', address, '--port', '0') as port:
     thread.start()
     measure_requests('serve', port, lambda: len(applied), figures)
+    failed = figures['serve_1_failed'] + figures['serve_100_failed']
+    while len(applied) < VERSIONS:
+      failed += load(port, 100, 2, delay=20)['failed']
+    figures |= {'serve_failed': failed, 'serve_versions': len(applied)}
+    print(f'{failed:.0f} failed requests through {len(applied)} versions', flush=True)
     stop.set()
     thread.join()
   store.close()

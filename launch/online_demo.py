@@ -2,7 +2,8 @@
 
 `python launch/online_demo.py FOLDER PASSES` announces passes in FOLDER/passes, one after another.
 In each, somebody sees one item 100 times, and always clicks or never does. Then the scorer is asked
-again and again, until the score of this pair has changed.
+again and again, until the score of this pair has changed. The parts of the seconds that this takes
+are until the pass is trained on, its export is there, the store holds it, and the scorer answers.
 """
 
 import http.client
@@ -17,6 +18,7 @@ import pyarrow.csv
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from trainer.data.synthetic import World
+from trainer.serving import stores
 
 SAMPLES, SHOWS, PASSES_A_DAY = 10_000, 100, 10
 SECONDS_TO_WAIT = 120
@@ -78,26 +80,34 @@ def events(folder: str, name: str) -> dict[str, float]:
 def main() -> None:
   folder, passes = sys.argv[1], int(sys.argv[2])
   scorer = Scorer(os.path.join(folder, 'scorer.log'))
+  store = stores.open_store(os.path.join(folder, 'store'), 'store')
   world = World(seed=0, users=2000, items=1000, days=passes)
   print(f'{"":42}   seconds since the marker')
-  print('pass               clicks      score         version    all   train  export  serve')
+  print(
+    'pass               clicks      score         version    all   train  export publish   apply'
+  )
   before, _ = scorer.ask()
   for number in range(passes):
     clicks = number % 2 == 0
     name, announced = announce(folder, number, world, clicks)
     after, version = scorer.ask()
+    published: dict[str, float] = {}  # version -> when the store was first seen to hold it
     while after is None or after == before:
       if time.time() - announced > SECONDS_TO_WAIT:
         sys.exit(f'the score has not changed in {SECONDS_TO_WAIT} s; see the logs in {folder}')
       time.sleep(0.01)
+      if held := store.version():
+        published.setdefault(str(held.sequence), time.time())
       after, version = scorer.ask()
     seen = time.time()
     at = events(folder, name)
+    stored = max(at['export'], min(published.get(version, seen), seen))
     score = f'{"–" if before is None else f"{before:.3f}"} → {after:.3f}'
-    parts = [at['train'] - announced, at['export'] - at['train'], seen - at['export']]
+    parts = [at['train'] - announced, at['export'] - at['train'], stored - at['export']]
+    parts.append(seen - stored)
     print(
       f'{name:18} {"all" if clicks else "none":>6}  {score:>14} {version:>8} '
-      f'{seen - announced:6.1f}  ' + ' '.join(f'{part:7.1f}' for part in parts),
+      f'{seen - announced:6.2f}  ' + ' '.join(f'{part:7.2f}' for part in parts),
       flush=True,
     )
     before = after

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tests.support.exports import RedisServer
 from tests.support.fuzz import requests
 from tests.support.scorer import Client, served
-from tests.support.steps import train
+from tests.support.steps import TASKS, make_config, train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
@@ -351,6 +351,55 @@ class ScorerTest(tf.test.TestCase):
     for _, answer in answers:
       wanted = self.expected[answer['model_version']]
       self.assertAllClose(answer['predictions'], wanted, atol=1e-6, rtol=0)
+
+
+class TasksTest(tf.test.TestCase):
+  def test_each_task_has_its_score_by_name(self):
+    folder = self.get_temp_dir()
+    keep = {'lifecycle': {'admission': 'none', 'eviction': 'none', 'base_threshold': 0.0}}
+    cfg = make_config(
+      TASKS
+      | keep
+      | {
+        'model.shared': {'shared_bottom': {'hidden': [8]}},
+        'data.slots': [{'name': 'user'}, {'name': 'item'}],
+        'data.dense': [{'name': 'x'}],
+      }
+    ).model_copy(update={'run_dir': folder})
+    rng = np.random.default_rng(0)
+    rows = [
+      {'user': f'u{u}' if u else '', 'item': int(i), 'x': float(x)}
+      for u, i, x in zip(rng.integers(9, size=200), rng.integers(7, size=200), rng.random(200))
+    ]
+    with open(f'{folder}/log.csv', 'w', encoding='utf-8') as f:
+      f.write('user,item,x,click,conversion\n')
+      for i, row in enumerate(rows):
+        f.write(f'{row["user"]},{row["item"]},{row["x"]},{i % 3 == 0:d},{i % 6 == 0:d}\n')
+    prepare_pass(cfg, f'{folder}/log.csv', f'{folder}/pass')
+    step = TrainStep(cfg, SingleProcess())
+    batches = list(PreparedPass(f'{folder}/pass', cfg).batches(50))
+    for batch in batches:
+      train(step, batch)
+    wanted = step.predict(step.stage(batches[0]))
+    stats = step.dense.embedding.stats
+    model = {'store': step.store, 'model': step.dense.model, 'dense_stats': stats}
+    export.write(cfg, 'base', {'number': 1}, **model)
+    path = export.write(cfg, 'saved_model', {'number': 1}, **model).path
+    store = stores.open_store(f'{folder}/store', '--to', writable=True)
+    self.addCleanup(store.close)
+    service = Service(store, Publisher(f'{folder}/exports', store).advance)
+    service.refresh()
+    columns = {name: [row[name] for row in rows[:50]] for name in rows[0]}
+    with served(service) as client:
+      by_row = client.predict({'instances': rows[:50]})[1]['predictions']
+      by_column = client.predict({'inputs': columns})[1]['outputs']
+    given = {'user': columns['user'], 'item': list(map(str, columns['item']))}
+    given = {name: tf.constant(values) for name, values in given.items()}
+    given['x'] = tf.constant(columns['x'], tf.float32)
+    saved = tf.saved_model.load(path).signatures['serving_default'](**given)
+    for t, task in enumerate(('click', 'conversion')):
+      for found in ([row[task] for row in by_row], by_column[task], saved[task]):
+        self.assertAllClose(found, wanted[:, t], rtol=0, atol=1e-6)
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from ops.dedupe import DEDUPED_SPEC, dedupe
+from ops.keys import NO_FEATURE
 from ops.row_store import Rows
 from ops.tensors import to_tensor
 from trainer import config
@@ -126,15 +127,16 @@ class Scorer:
     if parsed.bad:
       example = parsed.examples[0]
       raise BadRequest('{what}, sample {line}: found {found}; wanted {wanted}'.format_map(example))
-    values, segments = parsed.values, np.zeros([0], np.int32)
+    keys, values, segments = parsed.keys, parsed.values, np.zeros([0], np.int32)
     if parsed.counts is not None:
       segments = np.repeat(np.arange(size * self._num_slots, dtype=np.int32), parsed.counts.ravel())
-    elif values is not None:
-      segments = np.arange(size * self._num_slots, dtype=np.int32)
+    elif values is not None or (keys == NO_FEATURE).any():
+      segments = np.flatnonzero(keys != NO_FEATURE).astype(np.int32)
+      keys = keys[segments]
     if values is None:
       values = np.ones([len(segments)], np.float32)
     zeros = np.zeros([size], np.float32)
-    return SlotBatch(parsed.keys, values, segments, parsed.dense, zeros, zeros, zeros)
+    return SlotBatch(keys, values, segments, parsed.dense, zeros, zeros, zeros)
 
   # Scores
 
