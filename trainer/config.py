@@ -180,17 +180,21 @@ class Data(Section):
   trained on; null: all."""
 
 
-# What a row optimizer learns with where the config says only its kind (docs/quality.md).
+# What a row optimizer learns with where the config gives it no learning_rate (docs/quality.md).
+# Gradients are means over the batch, so that a feature that was seen once has a small one, 2e-4 of
+# 4096 samples. Rules that make all steps equally large would learn such features by heart: epsilon
+# keeps theirs small, as initial_accumulator does for adagrad, and clip bounds the steps of sgd and
+# adagrad_row on frequent features at a rate from which rare ones learn at all.
 ROW_DEFAULTS = {
-  'sgd': {'learning_rate': 0.1},
+  'sgd': {'learning_rate': 50.0, 'clip': 2e-4},
   'adagrad': {'learning_rate': 0.2},
-  'adagrad_row': {'learning_rate': 0.1, 'initial_accumulator': 3.0},
-  'adam': {'learning_rate': 0.01},
+  'adagrad_row': {'learning_rate': 50.0, 'clip': 4e-4, 'initial_accumulator': 1e-5},
+  'adam': {'learning_rate': 0.03, 'epsilon': 1e-5},
   'ftrl': {'learning_rate': 0.2},
-  'rmsprop': {'learning_rate': 2e-3},
+  'rmsprop': {'learning_rate': 0.01, 'epsilon': 1e-4},
 }
-# Their steps follow the size of a gradient, so that a mean over the batch would keep rare features
-# from learning.
+# Where they have a learning_rate of their own, as PaddlePaddle has them: the gradient is divided by
+# the feature's shows, for their steps follow its size.
 SCALED_BY_FEATURE = {'sgd', 'adagrad_row'}
 STATIC_EPOCHS = 20  # at most, of a log without days that has data.valid
 
@@ -201,11 +205,13 @@ class RowOptimizer(Section):
   kind: Literal['sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'] = 'adagrad'
   """The rule; docs/layers.md has a table of them and of their defaults."""
   learning_rate: Scale = ROW_DEFAULTS['adagrad']['learning_rate']
-  """The step's size. Its default is the kind's own."""
+  """The step's size. Where it is left out, it and what else makes the rule learn (clip, epsilon,
+  initial_accumulator) have defaults of the kind, in docs/layers.md; below are those beside a rate
+  of your own."""
   initial_accumulator: NonNegative = 1e-6
   """adagrad, adagrad_row, ftrl: what the sums of squared gradients start from. It should be small
-  beside the squares of mean gradients (a few 1e-4 each): .1 keeps rows from learning. The default
-  of adagrad_row is 3, PaddlePaddle's."""
+  beside the squares of mean gradients (a few 1e-4 each): .1 keeps rows from learning. Beside
+  a learning_rate, that of adagrad_row is 3, PaddlePaddle's."""
   beta1: Share = 0.9
   """adam: decay of the mean of gradients, a step."""
   beta2: Share = 0.999
@@ -233,6 +239,8 @@ class RowOptimizer(Section):
   def _defaults_of_kind(cls, value: Any) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get('kind'), str):
       return value
+    if 'learning_rate' in value:
+      return ({'initial_accumulator': 3.0} if value['kind'] == 'adagrad_row' else {}) | value
     return ROW_DEFAULTS.get(value['kind'], {}) | value
 
   @pydantic.field_validator('l2_mode', mode='before')
@@ -265,7 +273,7 @@ class Sparse(Section):
   gradient_scale: Literal['batch', 'feature'] = 'batch'
   """What a feature's summed gradient is divided by: batch: the weight of the global batch; feature:
   its own shows in it, so that a rare feature's step does not shrink as the batch grows. The default
-  is feature where a row optimizer is sgd or adagrad_row."""
+  is feature where an optimizer of sgd or adagrad_row is given a learning_rate."""
   exchange_dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'
   """Of rows and their gradients on the way between processes."""
   tables: dict[str, Table] = {'default': Table()}
@@ -282,7 +290,7 @@ class Sparse(Section):
       for table in (tables.values() if isinstance(tables, dict) else ())
       if isinstance(table, dict)
       for optimizer in (table.get('linear'), table.get('factors'))
-      if isinstance(optimizer, dict)
+      if isinstance(optimizer, dict) and 'learning_rate' in optimizer
     ]
     by_feature = any(kind in found for kind in SCALED_BY_FEATURE)
     return value | {'gradient_scale': 'feature' if by_feature else 'batch'}

@@ -53,8 +53,17 @@ class ConfigTest(tf.test.TestCase):
       wanted = config.ROW_DEFAULTS[kind]
       found = cfg.sparse.tables['default'].factors.model_dump()
       self.assertEqual({key: found[key] for key in wanted}, wanted)
-      scale = 'feature' if kind in ('sgd', 'adagrad_row') else 'batch'
-      self.assertEqual(cfg.sparse.gradient_scale, scale)
+      self.assertEqual(cfg.sparse.gradient_scale, 'batch')
+
+  def test_a_learning_rate_of_ones_own_goes_without_them(self):
+    own = ['sparse.tables.default.linear={kind: adam, learning_rate: 0.01}']
+    linear = self.load(overrides=own).sparse.tables['default'].linear
+    self.assertEqual((linear.epsilon, linear.clip), (1e-7, None))
+    own = ['sparse.tables.default.linear={kind: adagrad_row, learning_rate: 0.05}']
+    sparse = self.load(overrides=own).sparse
+    linear = sparse.tables['default'].linear
+    self.assertEqual((linear.initial_accumulator, linear.clip), (3, None))
+    self.assertEqual(sparse.gradient_scale, 'feature')
     own = ['sparse.tables.default.linear={kind: sgd, learning_rate: 7}']
     cfg = self.load(overrides=[*own, 'sparse.gradient_scale=batch'])
     self.assertEqual(cfg.sparse.tables['default'].linear.learning_rate, 7)
