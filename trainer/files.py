@@ -11,13 +11,14 @@ import io
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
-from trainer.errors import DataLoss
+from trainer.errors import DataLoss, UserError
 
 DONE = 'DONE'
 MANIFEST = 'MANIFEST.json'
@@ -27,13 +28,33 @@ Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path ->
 
 
 @contextlib.contextmanager
-def exclusive(path: str) -> Iterator[TextIO]:
+def exclusive(path: str, patience: float | None = None) -> Iterator[TextIO]:
   """Opens a file for reading and writing that one process at a time may hold; others wait.
 
   The operating system gives it free where its holder dies.
+
+  Args:
+    path: of the file.
+    patience: seconds to wait; None: for ever.
+  Raises:
+    UserError: naming what the file says of its holder, who has held it for so long.
   """
   with open(path, 'a+', encoding='utf-8') as f:
-    fcntl.flock(f, fcntl.LOCK_EX)
+    began = time.monotonic()
+    while patience is not None:
+      try:
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+      except BlockingIOError:
+        if time.monotonic() - began > patience:
+          f.seek(0)
+          raise UserError(
+            f'{path}: {f.read() or "another process"} has held it for {patience:.0f} s; wanted it '
+            'ended first'
+          ) from None
+        time.sleep(0.05)  # between attempts
+    else:
+      fcntl.flock(f, fcntl.LOCK_EX)
     yield f
 
 

@@ -20,7 +20,7 @@ from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
 from ops.sharding import owner_of, shard_of, shards_of
 from tests.support.steps import make_config
-from tests.support.threads import on_threads
+from tests.support.threads import in_thread, on_threads
 from trainer import config, files
 from trainer.errors import DataLoss, UserError
 from trainer.storage import chain, export
@@ -501,6 +501,27 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       pq.read_schema(os.path.join(path, 'rows-00000-of-00001.parquet')).names,
       ['key', 'slot', 'linear', 'factors'],
     )
+
+  def test_exports_of_two_processes_take_turns(self):
+    """Two begin at once; one that is held up for too long is told by whom."""
+    store = Store()
+    store.push(np.arange(20), np.ones(20, np.float32), np.ones(20, np.float32))
+    cfg = make_config({}).model_copy(update={'run_dir': self.get_temp_dir() + '/two'})
+
+    def write(number, **options):
+      at = {'number': number}
+      done = export.write(cfg, 'base', at, store=store, model=MODEL, dense_stats=STATS, **options)
+      return os.path.basename(done.path), done.rows
+
+    writing = [in_thread(lambda n=n: write(n)) for n in range(4)]
+    found = sorted(one.result(60) for one in writing)
+    self.assertEqual(found, [(f'00000{n}-base', 20) for n in range(1, 5)])
+    with files.exclusive(os.path.join(cfg.run_dir, export.LOCK)):
+      with mock.patch.object(export, 'PATIENCE', 0.1):
+        wanted = rf'exports.lock: process {os.getpid()} on host \S+ has held it for 0 s; wanted it'
+        with self.assertRaisesRegex(UserError, wanted):
+          write(5)
+    self.assertEqual(write(5)[0], '000005-base')
 
 
 if __name__ == '__main__':

@@ -96,6 +96,26 @@ class RunLockTest(tf.test.TestCase):
       with self.assertRaisesRegex(UserError, 'process 7 on host far trains into it'):
         lock.acquire()
 
+  def test_another_process_of_the_job_follows_a_lost_owner_or_one_that_gives_way(self):
+    child = subprocess.Popen(['sleep', '60'])  # the owner, frozen: it lives
+    self.addCleanup(child.wait)
+    self.addCleanup(child.kill)
+    started = psutil.Process(child.pid).create_time()
+    self.give_to(process=child.pid, started=started, id='of the job')
+    lock = RunLock(self.run_dir)
+    lock.follow('of the job')
+    lock.check()
+    self.assertEqual((self.owner()['process'], self.owner()['id']), (os.getpid(), 'of the job'))
+    with self.assertRaisesRegex(UserError, f'process {os.getpid()} on host .* trains into it'):
+      RunLock(self.run_dir).acquire()
+    lock.leave()
+    self.give_to(process=child.pid, started=started, id='of the job')  # it is here again
+    lock.release()
+    self.assertEqual(self.owner()['process'], child.pid)
+    self.give_to(id='of another job')
+    with self.assertRaisesRegex(UserError, 'has taken it over while this one stood still'):
+      lock.follow('of the job')
+
   def test_who_stood_still_and_was_followed_ends(self):
     lock = RunLock(self.run_dir)
     lock.acquire()

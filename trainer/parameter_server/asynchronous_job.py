@@ -29,6 +29,7 @@ class AsynchronousJob(Job):
       super().open_run()
       return
     state = self.communicator.enter()
+    self._lock.id = state['lock']
     self.state.ledger = Ledger(state['ledger'])
     self.state.progress = Progress(**state['progress'])
     self.step.load_local_state(state['local'])
@@ -56,6 +57,7 @@ class AsynchronousJob(Job):
         'progress': started,
         'ledger': self.state.ledger.state(),
         'local': self.step.local_state(),
+        'lock': self._lock.id,
       }
       self.communicator.open_pass(
         slices, progress.batch * slices, total, cfg.checkpoint.every_steps, state
@@ -79,7 +81,16 @@ class AsynchronousJob(Job):
       self.save()
 
   def _let_first_report(self) -> None:
-    """The first of the workers that are there writes the reports: worker 0 unless it was lost."""
-    if self._reports != (self.communicator.rank == 0):
-      self._reports = not self._reports
-      self.open_reports(self._reports, keep_bytes=None)
+    """The first of the workers that are there owns the run_dir and writes the reports: worker 0
+    unless it was lost.
+    """
+    is_first = self.communicator.rank == 0
+    if self._reports != is_first and not is_first:
+      self._lock.leave()
+    self.communicator.together(
+      f'cannot use run_dir {self.cfg.run_dir}',
+      lambda: self._lock.follow(self._lock.id) if is_first and not self._reports else None,
+    )
+    if self._reports != is_first:
+      self._reports = is_first
+      self.open_reports(is_first, keep_bytes=None)

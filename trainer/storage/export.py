@@ -62,6 +62,8 @@ from trainer.storage import chain, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
 
 KINDS = (*ROW_KINDS, *MODEL_KINDS)
+LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
+PATIENCE = 600.0  # seconds that an export waits for another one
 ROWS_AT_ONCE = 1 << 16  # of one pull; a row group of a Parquet file
 FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
 SCHEMA = pa.schema(
@@ -259,7 +261,10 @@ def write(
     if not is_first:
       return None
     os.makedirs(directory, exist_ok=True)
-    held.enter_context(files.exclusive(os.path.join(cfg.run_dir, 'exports.lock')))
+    lock = held.enter_context(files.exclusive(os.path.join(cfg.run_dir, LOCK), PATIENCE))
+    with contextlib.suppress(OSError):  # on a full disk it names nobody
+      os.truncate(lock.fileno(), 0)
+      os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
     return _begin(directory, kind, position)._asdict()
 
   with held:

@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
@@ -30,9 +30,12 @@ class RunLock:
   Args:
     run_dir: an existing directory, which all hosts may see.
     stale_seconds: as above.
+  Attributes:
+    id: of the lock, once it was acquired; another process of the job may follow its owner by it.
   """
 
   def __init__(self, run_dir: str, stale_seconds: float = STALE_SECONDS):
+    self.id = ''
     self._run_dir, self._stale_seconds = run_dir, stale_seconds
     self._path = os.path.join(run_dir, FILE)
     self._released = threading.Event()
@@ -51,12 +54,8 @@ class RunLock:
         owner, stat = _read(f), os.fstat(f.fileno())
         is_here = owner is not None and owner['place'] == own['place']
         if owner is None or (_is_dead(owner) if is_here else self._is_stale(stat.st_mtime)):
-          f.seek(0)
-          f.truncate()
-          f.write(json.dumps(own))
-          f.flush()
-          os.fsync(f.fileno())
-          break
+          self._take(f, own)
+          return
       now = owner['id'], stat.st_mtime_ns
       if is_here or (seen is not None and now != seen):
         raise UserError(
@@ -65,10 +64,39 @@ class RunLock:
         )
       seen = now
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
-    self._own = own
+
+  def follow(self, lock_id: str) -> None:
+    """Makes this process the owner after another one of its own job, which was lost or gives way.
+
+    Args:
+      lock_id: of the job's lock.
+    Raises:
+      UserError: where another job has taken the run_dir meanwhile.
+    """
+    self.id = lock_id
+    with files.exclusive(self._path) as f:
+      owner = _read(f)
+      if owner is not None and owner['id'] != lock_id:
+        raise self._taken_by(owner)
+      self._take(f, _this_process() | {'id': lock_id})
+
+  def leave(self) -> None:
+    """Lets another process of the job follow."""
+    self._released.set()
+    self._own = None
+
+  def _take(self, f: TextIO, own: dict[str, Any]) -> None:
+    """Writes this process into the lock's file, which it holds."""
+    f.seek(0)
+    f.truncate()
+    f.write(json.dumps(own))
+    f.flush()
+    os.fsync(f.fileno())
+    self._own, self.id = own, own['id']
     _held.add(own['id'])
-    self._released.clear()
-    threading.Thread(target=self._beat, name='run lock', daemon=True).start()
+    self._released = threading.Event()
+    beat = threading.Thread(target=self._beat, args=[self._released], name='run lock', daemon=True)
+    beat.start()
 
   def check(self) -> None:
     """Checks that the run_dir is still this process's, where it ever was.
@@ -81,10 +109,13 @@ class RunLock:
     with files.exclusive(self._path) as f:
       owner = _read(f)
     if owner is not None and owner['id'] != self._own['id']:
-      raise UserError(
-        f'run_dir {self._run_dir}: process {owner["process"]} on host {owner["host"]} has taken it '
-        'over while this one stood still; this one ends'
-      )
+      raise self._taken_by(owner)
+
+  def _taken_by(self, owner: dict[str, Any]) -> UserError:
+    return UserError(
+      f'run_dir {self._run_dir}: process {owner["process"]} on host {owner["host"]} has taken it '
+      'over while this one stood still; this one ends'
+    )
 
   def release(self) -> None:
     """Gives the run_dir up, where this process owns it."""
@@ -93,13 +124,13 @@ class RunLock:
     self._released.set()
     with files.exclusive(self._path) as f:
       owner = _read(f)
-      if owner is not None and owner['id'] == self._own['id']:
+      if owner == self._own:
         f.truncate(0)
     _held.discard(self._own['id'])
     self._own = None
 
-  def _beat(self) -> None:
-    while not self._released.wait(self._stale_seconds / BEATS):
+  def _beat(self, released: threading.Event) -> None:
+    while not released.wait(self._stale_seconds / BEATS):
       try:
         os.utime(self._path)
       except OSError:

@@ -169,6 +169,7 @@ class Job:
         self.inputs.remove_unfinished()
 
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
+    self._lock.id = self.communicator.broadcast(self._lock.id)
     resumed = self.state.restore()
     if not resumed and self._init_from:
       self.state.start_from(self._init_from)

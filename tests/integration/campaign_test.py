@@ -1,0 +1,37 @@
+"""The campaign of faults in short, and of one process; the long one is `make campaign`."""
+
+import os
+import subprocess
+import sys
+
+import tensorflow as tf
+
+KINDS = (
+  'signals, single',
+  'two of everything',
+  'full disks',
+  'damaged checkpoints',
+  'damaged prepared passes',
+  'damaged exports',
+  'streams',
+  'configs',
+)
+
+
+class CampaignTest(tf.test.TestCase):
+  def test_no_fault_goes_unnoticed(self):
+    results = os.path.join(self.get_temp_dir(), 'results.jsonl')
+    command = [sys.executable, '-m', 'tests.campaigns.faults', '--share', '0.01', '--out', results]
+    done = subprocess.run([*command, '--only', *KINDS], capture_output=True, text=True, timeout=900)
+    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    for kind in KINDS:
+      self.assertIn(f'| **{kind}**: ', done.stdout)
+    again = subprocess.run(
+      [*command, '--only', *KINDS], capture_output=True, text=True, timeout=900
+    )
+    self.assertNotIn(' in ', again.stdout.split('|')[0], 'what has ended is not done again')
+    self.assertEqual(again.stdout[again.stdout.index('|') :], done.stdout[done.stdout.index('|') :])
+
+
+if __name__ == '__main__':
+  tf.test.main()
