@@ -124,7 +124,7 @@ class FormatsTest(tf.test.TestCase):
       (shares, 'SHARED_BYTES', 1),
     ):
       self.enter_context(mock.patch.object(module, name, value))
-    for suffix in ('csv', 'jsonl', 'libffm', 'parquet'):
+    for suffix in ('csv', 'jsonl', 'libffm', 'parquet', 'orc'):
       cfg = self.config(folder, suffix)
       with mock.patch.object(inputs, 'prepare_part', wraps=inputs.prepare_part) as own:
         one = Inputs(cfg, communicator, None, lambda: None, f'{folder}/{suffix}')

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import types
 from unittest import mock
 
 import boto3
@@ -13,11 +14,14 @@ import tensorflow as tf
 
 from tests.support.s3 import S3
 from trainer import config
+from trainer.comm.communicator import SingleProcess
 from trainer.data import log_files
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass, announced, passes
 from trainer.errors import BadPass, ConfigError, UserError
 from trainer.training import ledger
+from trainer.training.run_state import Progress
+from trainer.training.stream import Stream, Train, Wait
 
 
 def make_config(**data):
@@ -137,6 +141,45 @@ class RemoteTest(tf.test.TestCase):
     self.assertLess(
       abs(log_files.modified(found[0].marker) - log_files.modified(self.url('watched/d.csv'))), 60
     )
+
+  def test_a_watched_bucket(self):
+    """It is listed now and then, and waited for where it cannot be."""
+    now, state = 1e9, types.SimpleNamespace(progress=Progress(), ledger=ledger.Ledger())
+    cfg = make_config(watch=self.url('watched'))
+    stream = Stream(cfg, SingleProcess(), state, lambda *told: None, lambda: now)
+
+    def taken():
+      found = []
+      while isinstance(action := stream.next(), Train):
+        found.append(action.one.name)
+        stream.trained()
+      self.assertIsInstance(action, Wait)
+      return found
+
+    def announce(name):
+      self.put(f'watched/{name}.csv', name.encode())
+      self.put(f'watched/{name}.csv.done')
+
+    announce('a')
+    announce('h/b')
+    self.assertEqual(taken(), ['a', 'h/b'])
+    announce('c')
+    asked = len(self.s3.requests)
+    now += 9
+    self.assertEqual(taken(), [])
+    self.assertLen(self.s3.requests, asked)
+    now += 2
+    self.s3.losing = 1000
+    with self.assertLogs(level='WARNING') as logs:
+      self.assertEqual(taken(), [])
+    self.assertRegex(logs.output[0], r's3://.*watched: .*; waiting for it')
+    self.s3.losing = 0
+    self.assertEqual(taken(), ['c'])
+    restarted = types.SimpleNamespace(
+      progress=state.progress, ledger=ledger.Ledger(state.ledger.state())
+    )
+    stream = Stream(cfg, SingleProcess(), restarted, lambda *told: None, lambda: now)
+    self.assertEqual(taken(), [])
 
   def test_what_is_wrong_is_one_line(self):
     cfg = make_config()

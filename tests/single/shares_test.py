@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
@@ -126,9 +127,13 @@ class SharesTest(tf.test.TestCase):
     text = ''.join(f'0 1:{u}:0.5\n' for u in users)
     self.check(self.config(**data, slots=slots), self.write('day.libffm', text))
 
-  def test_parquet(self):
+  def test_tables(self):
     table = pa.Table.from_pylist(self.samples(1300))
     os.makedirs(self.path())
+    many = pa.concat_tables([table] * 8)
+    pa.orc.write_table(many, self.path('day.orc'), stripe_size=1, batch_size=1024)
+    self.assertGreater(pa.orc.ORCFile(self.path('day.orc')).nstripes, 3)
+    self.check(self.config(), self.path('day.orc'))
     for rows in (100, 256, 5000):
       pa.parquet.write_table(table, self.path('day.parquet'), row_group_size=rows)
       self.check(self.config(), self.path('day.parquet'))
@@ -136,7 +141,7 @@ class SharesTest(tf.test.TestCase):
   def test_what_is_shared(self):
     cfg = self.config()
     self.assertIsNone(shares.shareable(cfg, self.write('day.csv.gz', 'x')))
-    self.assertIsNone(shares.shareable(cfg, self.write('day.orc', 'x')))
+    self.assertIsNone(shares.shareable(cfg, self.write('day.tfrecord', 'x')))
     self.assertIsNone(shares.shareable(cfg, self.path('nothing.csv')))
     raw = self.write('day.csv', 'x\n')
     self.assertEqual(shares.shareable(cfg, raw).path, raw)

@@ -10,7 +10,7 @@ import contextlib
 import numpy as np
 
 from trainer import config
-from trainer.data import parquet_format
+from trainer.data import orc_format, parquet_format
 from trainer.data.conversion import format_of
 from trainer.data.csv_format import header_lines
 from trainer.data.log_files import LogFile, Part, codec_of, files_of, open_file
@@ -20,17 +20,18 @@ from trainer.errors import UserError
 SHARED_BYTES = 64 << 20  # smaller files are converted by one process
 SCAN_BYTES = 8 << 20
 TEXTS = ('csv', 'jsonl', 'libsvm', 'libffm')
+TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 
 
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
   """The file of a raw pass where it is one, large, and can be read from the middle; else None.
 
-  These are text that is not compressed, and Parquet.
+  These are text that is not compressed, Parquet and ORC.
   """
   with contextlib.suppress(UserError):  # it is told where the pass is converted
     files = files_of(raw_path)
     kind = format_of(cfg.data, raw_path)
-    is_cuttable = kind == 'parquet' or (kind in TEXTS and codec_of(raw_path) is None)
+    is_cuttable = kind in TABLES or (kind in TEXTS and codec_of(raw_path) is None)
     if is_cuttable and len(files) == 1 and files[0].path == raw_path:
       return files[0] if files[0].bytes >= SHARED_BYTES else None
   return None
@@ -77,7 +78,7 @@ def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: 
     header = header_lines(file.path, cfg.data) if kind == 'csv' else 0
     records = int(counts.sum()) - header
   else:
-    records = parquet_format.num_rows(file.path)
+    records = TABLES[kind](file.path)
   chunks = -(-records // CHUNK)
   firsts = sorted({r * chunks // size * CHUNK for r in range(size)})  # records that begin parts
   starts = [0] + [_start_of(file, counts, header + n) if is_text else n for n in firsts[1:]]
