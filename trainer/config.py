@@ -23,7 +23,7 @@ from trainer import schema_text
 from trainer.errors import ConfigError, nearest
 
 # Interactions that are built in; others are dotted paths of Keras layers.
-INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'tower', 'din')
+INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
 # What several tasks' towers may read, likewise.
 SHARED = ('shared_bottom', 'mmoe')
 Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
@@ -420,7 +420,7 @@ class Train(Section):
   schedule: Schedule | None = None
   """Warm-up and decay of every learning rate by steps; null: rates stay as configured."""
   dense_dtype: Literal['float32', 'bfloat16'] = 'float32'
-  """In which training steps multiply by the kernels of dnn, din, tower, cross, mmoe and
+  """In which training steps multiply by the kernels of dnn, dlrm, din, tower, cross, mmoe and
   shared_bottom. With bfloat16 their factors are rounded and sums stay in float32, as do weights,
   optimizer, predictions and exports. Wants a GPU or a processor with avx512_bf16; elsewhere it is
   float32, with a warning."""
@@ -874,7 +874,7 @@ def _check(cfg: Config, where: str) -> None:
       + ', or give the dotted path of a Keras layer',
     )
   widths = {s.name: cfg.sparse.tables[s.table].width for s in data.slots}
-  for kind in ('fm', 'fwfm', 'ffm'):
+  for kind in ('fm', 'fwfm', 'ffm', 'dlrm'):
     if kind in kinds and len(set(widths.values())) > 1:
       fail(
         'model.interactions',

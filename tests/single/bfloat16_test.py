@@ -60,6 +60,7 @@ class ModelTest(tf.test.TestCase):
 
   layers = (
     {'dnn': {'hidden': [16, 8]}},
+    {'dlrm': {'bottom': [8], 'hidden': [16]}},
     {'cross': {'layers': 2}},
     {'cross': {'layers': 2, 'low_rank': 4}},
   )

@@ -13,6 +13,7 @@ import tensorflow as tf
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors
 from trainer.model.layers.batch_norm import BatchNorm
 from trainer.model.layers.cross import Cross
+from trainer.model.layers.dlrm import DLRM
 from trainer.model.layers.dnn import DNN, dropout
 from trainer.model.layers.ffm import FFM
 from trainer.model.layers.fm import FM
@@ -255,6 +256,28 @@ class InteractionsTest(LayerTestCase):
   def test_dnn(self):
     self.check(DNN(hidden=[6, 5], activation='tanh'), self.dnn_oracle)
     self.check(DNN(hidden=[6, 5], activation='tanh'), self.dnn_oracle, tables=((1, 2), (3, 5)))
+
+  def test_dlrm(self):
+    def oracle(log, layer):
+      named = {v.name.split(':')[0]: v.numpy() for v in layer.variables}
+      logits = []
+      for sample, dense in zip(log.samples, log.dense):
+        e = dense
+        for l in range(2):
+          e = np.maximum(e @ named[f'bottom_kernel_{l}'] + named[f'bottom_bias_{l}'], 0)
+        vectors = [*log.slot_sums(sample), e]
+        dots = [a @ b for i, a in enumerate(vectors) for b in vectors[i + 1 :]]
+        h = np.tanh(np.concatenate([e, dots]) @ named['kernel_0'] + named['bias_0'])
+        logits.append(h @ named['kernel_1'][:, 0])
+      return np.array(logits)
+
+    self.check(DLRM(bottom=[5], hidden=[6], activation='tanh'), oracle)
+    self.check(DLRM(bottom=[5], hidden=[6], activation='tanh'), oracle, tables=((1, D), (3, D)))
+
+  def test_dlrm_refuses_slots_of_several_widths(self):
+    log = Log(ONE_EACH, tables=((1, 2), (3, 5)))
+    with self.assertRaisesRegex(ValueError, 'one width for all slots; found widths'):
+      built(DLRM(), log.pool(*log.rows()))
 
   def test_dnn_with_batch_norm_has_the_gradient_of_its_training_pass(self):
     log = Log(ONE_EACH)

@@ -33,6 +33,7 @@ ALL = [
   'fwfm',
   {'cross': {'layers': 2, 'low_rank': 2}},
   {'dnn': {'hidden': [8, 4], 'batch_norm': 'local'}},
+  {'dlrm': {'bottom': [4], 'hidden': [8]}},
 ]
 
 
@@ -70,7 +71,7 @@ class ModelTest(tf.test.TestCase):
     for a, b in zip(one.variables, same.variables):
       self.assertAllEqual(a, b)
     matrices = [(a, b) for a, b in zip(one.variables, other.variables) if 'kernel' in a.name]
-    self.assertLen(matrices, 3)
+    self.assertLen(matrices, 7)
     for a, b in matrices:
       self.assertNotAllEqual(a, b)
     before = len(one.variables)

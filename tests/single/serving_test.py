@@ -198,6 +198,7 @@ class ServingTest(tf.test.TestCase):
     cases = {
       'linear': self._config(MANY, ['linear'], dense=DENSE),
       'deepfm': self._config(MANY, ['linear', 'fm', {'dnn': {'hidden': [8]}}], dense=DENSE),
+      'dlrm': self._config(MANY, [{'dlrm': {'bottom': [4], 'hidden': [8]}}], dense=DENSE),
       'ffm': self._config(MANY, ['linear', 'ffm'], dense=DENSE),
       'both kinds of factors': self._config(MANY, ['fwfm', {'cross': {}}, 'ffm'], dense=DENSE),
       'one feature a field': self._config(

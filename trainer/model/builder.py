@@ -15,6 +15,7 @@ from trainer.embedding.layer_inputs import NEEDS, History, LayerInputs
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.layers.cross import Cross
 from trainer.model.layers.din import DIN
+from trainer.model.layers.dlrm import DLRM
 from trainer.model.layers.dnn import DNN
 from trainer.model.layers.ffm import FFM
 from trainer.model.layers.fm import FM
@@ -31,6 +32,7 @@ BUILT_IN = {
   'fwfm': FwFM,
   'cross': Cross,
   'dnn': DNN,
+  'dlrm': DLRM,
   'tower': Tower,
   'din': DIN,
   'shared_bottom': SharedBottom,

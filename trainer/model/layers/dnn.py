@@ -87,18 +87,18 @@ class DNN(tf.keras.layers.Layer):
     """Returns W."""
     return vector_width(shapes)
 
-  def _parts(self, inputs: LayerInputs) -> list[tf.Tensor]:
-    """Returns h_0 in parts that stand side by side."""
+  def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
+    """Returns h_0 in parts that stand side by side; `multiply` is this pass's tf.matmul."""
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""
     # Each part times its rows of the kernel, summed: joining the parts first would copy [B, W] once
     # forward and once backward.
-    parts = self._parts(inputs)
+    hidden = self._multiply if training else tf.matmul
+    parts = self._parts(inputs, hidden)
     kernels = tf.split(self._kernels[0], [p.shape[1] for p in parts])
-    # Of every layer but the head, which is last.
-    multiply = [self._multiply if training else tf.matmul] * len(self._hidden) + [tf.matmul]
+    multiply = [hidden] * len(self._hidden) + [tf.matmul]  # the head is last
     product = tf.add_n([multiply[0](part, kernel) for part, kernel in zip(parts, kernels)])
     for l, kernel in enumerate(self._kernels[1:]):
       if self._norms:

@@ -1,5 +1,7 @@
 """The tower of one task, over what the tasks share."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from trainer.embedding.layer_inputs import LayerInputs
@@ -17,5 +19,5 @@ class Tower(DNN):
   def _width(self, shapes: LayerInputs) -> int:
     return shapes.shared[1]
 
-  def _parts(self, inputs: LayerInputs) -> list[tf.Tensor]:
+  def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
     return [inputs.shared]

@@ -1,0 +1,83 @@
+"""Dot products of all pairs of slots, read by a multilayer perceptron."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.embedding.layer_inputs import LayerInputs, slot_vectors
+from trainer.model.layers.dnn import DNN
+
+
+class DLRM(DNN):
+  """Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization…", and MLPerf's.
+
+      e = relu MLP of the dense columns with layers bottom[0], …, D, [B, D]
+      V = slot vectors and e, n vectors of D columns
+      h_0 = e joined with ⟨V_i, V_j⟩ for all i < j, [B, D + n (n − 1)/2]
+      logit = the MLP of DNN on h_0, the top
+
+  Without dense columns there is no e. All slots have one width D.
+
+  Args:
+    bottom: widths of the hidden layers below e.
+    hidden: of the top; as of DNN, like the rest.
+  """
+
+  def __init__(
+    self,
+    bottom: Sequence[int] = (512, 256),
+    hidden: Sequence[int] = (1024, 1024, 512, 256),
+    activation: str = 'relu',
+    dropout: float = 0.0,
+    batch_norm: str = 'none',
+    seed: int = 0,
+    sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    multiply: Callable[..., tf.Tensor] = tf.matmul,
+    name: str | None = None,
+  ):
+    super().__init__(
+      hidden, activation, dropout, batch_norm, seed, sum_across_ranks, multiply, name
+    )
+    if not isinstance(bottom, (list, tuple)) or not all(type(h) is int and h > 0 for h in bottom):
+      raise ValueError(f'bottom: found {bottom!r}; wanted a list of whole numbers >= 1')
+    self._bottom = tuple(bottom)
+
+  def build(self, shapes: LayerInputs) -> None:
+    widths = {s[2] for s in shapes.factors}
+    if len(widths) > 1:
+      raise ValueError(f'needs one width for all slots; found widths {sorted(widths)}')
+    (self._vector_width,) = widths
+    columns = shapes.dense[1]
+    vectors = sum(s[1] for s in shapes.factors) + (columns > 0)
+    # Where the upper triangle lies in the flattened products of all with all.
+    self._pairs = np.flatnonzero(np.triu(np.ones([vectors, vectors]), 1))
+    self._layers = []
+    if columns:
+      sizes = itertools.pairwise([columns, *self._bottom, self._vector_width])
+      for l, (rows, width) in enumerate(sizes):
+        glorot = tf.keras.initializers.GlorotUniform(self._seed + 1000 + l)
+        self._layers.append(
+          (
+            self.add_weight(f'bottom_kernel_{l}', [rows, width], initializer=glorot),
+            self.add_weight(f'bottom_bias_{l}', [width], initializer='zeros'),
+          )
+        )
+    super().build(shapes)
+
+  def _width(self, shapes: LayerInputs) -> int:
+    return len(self._pairs) + (self._vector_width if self._layers else 0)
+
+  def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
+    parts, embedded = slot_vectors(inputs), []
+    if self._layers:
+      e = parts.pop()
+      for kernel, bias in self._layers:
+        e = tf.nn.relu(tf.nn.bias_add(multiply(e, kernel), bias))
+      embedded = [e]
+    joined = tf.concat(parts + embedded, 1)
+    vectors = tf.reshape(joined, [-1, joined.shape[1] // self._vector_width, self._vector_width])
+    products = tf.matmul(vectors, vectors, transpose_b=True)
+    products = tf.reshape(products, [-1, vectors.shape[1] ** 2])
+    return [*embedded, tf.gather(products, self._pairs, axis=1)]
