@@ -52,6 +52,9 @@ FRAPPE = Shape(
   hidden=(400, 400, 400),
   vocabulary=(957, 4082, 7, 7, 2, 3, 2, 9, 80, 233),
 )
+# MLPerf 1.0's DLRM, with fewer features: its top MLP here, its bottom one in DLRM_BOTTOM.
+RECORD = Shape(width=128, hidden=(1024, 1024, 512, 256), batches=8)
+DLRM_BOTTOM = (512, 256)
 OTHERS = {
   'width_8': dataclasses.replace(CRITEO, width=8),
   'width_32': dataclasses.replace(CRITEO, width=32),

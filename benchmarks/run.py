@@ -28,7 +28,7 @@ import yaml
 from absl import app, flags, logging
 
 from benchmarks import bench_data
-from benchmarks.bench_data import CRITEO, FRAPPE, OTHERS
+from benchmarks.bench_data import CRITEO, DLRM_BOTTOM, FRAPPE, OTHERS, RECORD
 from benchmarks.page import ROOT, WANTED, machine, picture, tables, write_between
 
 QUICK = flags.DEFINE_bool(
@@ -395,6 +395,28 @@ class Bench:
       self.figures[f'{key}_samples_per_second'] = rounds.rate(f'ours, {key}')
       self.ratio(f'{key}_over_dense_floor', rounds.ratios(f'dense part, {key}', f'ours, {key}'))
 
+  def record(self):
+    """The shape of MLPerf's DLRM, beside the figures that were published for it."""
+    shape = RECORD
+    dlrm = [{'dlrm': {'bottom': list(DLRM_BOTTOM), 'hidden': list(shape.hidden)}}]
+    contenders = {
+      f'DLRM, {dtype}': Contender('ours', self.spec(shape, interactions=dlrm, dense_dtype=dtype))
+      for dtype in ('float32', 'bfloat16')
+    }
+    rounds, _, _, failed = interleave(contenders, lambda _: shape, steps=4, warm_up=8)
+    self.keep('record', rounds, dict.fromkeys(rounds, shape), failed)
+    vectors = shape.slots + 1
+    bottom = [shape.dense, *DLRM_BOTTOM, shape.width]
+    top = [shape.width + vectors * (vectors - 1) // 2, *shape.hidden, 1]
+    multiplications = sum(a * b for mlp in (bottom, top) for a, b in itertools.pairwise(mlp))
+    for name, rates in rounds.items():
+      per_core = statistics.median(rates) / CORES.value
+      # Forward, and backward to weights and to inputs: six operations a multiplication.
+      self.raw['record'][name] |= {
+        'samples_per_second_a_core': per_core,
+        'gflops_a_core': 6 * multiplications * per_core / 1e9,
+      }
+
   def interactions(self):
     dnn = {'dnn': {'hidden': list(CRITEO.hidden)}}
     added = {'fm': ['fm'], 'cross': [{'cross': {'layers': 2, 'low_rank': 32}}], 'fwfm': ['fwfm']}
@@ -552,6 +574,7 @@ GROUPS = {
   'ranks': Bench.ranks,
   'stores': Bench.stores,
   'shapes': Bench.shapes,
+  'record': Bench.record,
   'interactions': Bench.interactions,
   'ffm': Bench.ffm,
   'table': Bench.table,
