@@ -1,11 +1,14 @@
 # syntax=docker/dockerfile:1
 # For GPUs (NCCL):  docker build -t ctr-trainer .
 # For CPUs:         docker build -t ctr-trainer:cpu --build-arg BASE=debian:bookworm --build-arg VARIANT=cpu .
-# TensorFlow 2.16 is built for CUDA 12.3 and cuDNN 8.9. The base brings nvcc and NCCL, which Horovod is compiled with;
+# The newest TensorFlow, without TFRA:  --build-arg STACK=next --build-arg BASE=nvidia/cuda:12.5.1-devel-ubuntu22.04
+# TensorFlow 2.16 is built for CUDA 12.3 and cuDNN 8.9, 2.21 for CUDA 12.5 and cuDNN 9. The base brings nvcc and NCCL, which Horovod is compiled with;
 # TensorFlow's own extra brings the CUDA libraries and cuDNN that it loads.
 ARG BASE=nvidia/cuda:12.3.2-devel-ubuntu22.04
 FROM ${BASE}
 ARG VARIANT=gpu
+# Empty: requirements.txt; next: requirements-next.txt.
+ARG STACK=
 ARG HOROVOD=0.28.1
 # Compute capabilities that Horovod's kernels are compiled for.
 ARG CUDA_ARCHITECTURES=70,75,80,86,89,90
@@ -15,20 +18,20 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-ins
     rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* && mkdir -p /run/sshd
 
 ENV PATH=/opt/venv/bin:$PATH TF_USE_LEGACY_KERAS=1 PYTHONUNBUFFERED=1
-COPY requirements.txt /tmp/
-RUN python3.11 -m venv /opt/venv && pip install --no-cache-dir -r /tmp/requirements.txt
+COPY requirements.txt requirements-next.txt /tmp/
+RUN mv /tmp/requirements${STACK:+-$STACK}.txt /tmp/pins.txt
+RUN python3.11 -m venv /opt/venv && pip install --no-cache-dir -r /tmp/pins.txt
 RUN if [ "$VARIANT" = gpu ]; then \
-      pip install --no-cache-dir -c /tmp/requirements.txt "tensorflow[and-cuda]==$(sed -n 's/^tensorflow==//p' /tmp/requirements.txt)"; \
+      pip install --no-cache-dir -c /tmp/pins.txt "tensorflow[and-cuda]==$(sed -n 's/^tensorflow==//p' /tmp/pins.txt)"; \
     fi
 
+COPY launch/horovod_wheel.sh /tmp/
 # The stubs stand in for the driver's libcuda, which a build has not.
 RUN if [ "$VARIANT" = gpu ]; then \
       export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_CUDA_HOME=/usr/local/cuda \
         HOROVOD_BUILD_CUDA_CC_LIST="$CUDA_ARCHITECTURES" && ldconfig /usr/local/cuda/lib64/stubs; \
     fi && \
-    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
-    CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS='-include cstdint -include stdexcept -include string' \
-      pip install --no-cache-dir --no-build-isolation --no-deps "horovod==$HOROVOD" && \
+    /tmp/horovod_wheel.sh "$HOROVOD" /tmp/wheel && pip install --no-cache-dir --no-deps /tmp/wheel/*.whl && rm -r /tmp/wheel && \
     ldconfig
 
 WORKDIR /app
@@ -48,6 +51,7 @@ USER ctr
 
 # Each entry point by itself, for each defines its own flags.
 RUN horovodrun --check-build && \
-    python -c "import tensorflow_recommenders_addons, ops.library; ops.library.load()" && \
+    python -c "import ops.library; ops.library.load()" && \
+    if [ "$STACK" != next ]; then python -c "import tensorflow_recommenders_addons"; fi && \
     for module in run evaluate predict export publish serve prepare synthesize; do python -c "import trainer.$module" || exit 1; done
 CMD ["python", "-m", "trainer.run", "--help"]

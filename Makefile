@@ -1,20 +1,26 @@
 # `make train` and `make test` set everything up in .venv first; what is up to date is not done again.
+# With STACK=next they do so in .venv-next, with the newest TensorFlow that works (requirements-next.txt).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3.11
-VENV := .venv
+STACK ?=
+SUFFIX := $(addprefix -,$(STACK))
+VENV := .venv$(SUFFIX)
 PY := $(VENV)/bin/python
+REQUIREMENTS := requirements$(SUFFIX).txt
 HOROVOD := 0.28.1
-TENSORFLOW := $(shell sed -n 's/^tensorflow==//p' requirements.txt)
-LOGS := build/test
+TENSORFLOW := $(shell sed -n 's/^tensorflow==//p' $(REQUIREMENTS))
+OPS := ops/_ctr_ops-tf$(TENSORFLOW).so
+LOGS := build/test$(SUFFIX)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Prerequisites: the first that is missing ends every target in one line. ensurepip is what Debian's python3.11 lacks without -venv.
 define MISSING
-if ! command -v $(PYTHON) >/dev/null; then echo '$(PYTHON) is missing; to install it: apt-get install python3.11 python3.11-venv';
+if ! [[ '$(STACK)' =~ ^(next)?$$ ]]; then echo "STACK: found '$(STACK)'; wanted next, or none";
+elif ! command -v $(PYTHON) >/dev/null; then echo '$(PYTHON) is missing; to install it: apt-get install python3.11 python3.11-venv';
 elif ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
   echo "PYTHON=$(PYTHON) is $$($(PYTHON) -V 2>&1); wanted Python 3.11: apt-get install python3.11 python3.11-venv";
 elif ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then echo '$(PYTHON) has no venv; to install it: apt-get install python3.11-venv';
@@ -42,24 +48,21 @@ test: setup test-cc test-single test-parallel test-integration
 
 # --- set-up ---
 
-setup: ops/_ctr_ops.so $(VENV)/.commands
+setup: $(OPS) $(VENV)/.commands
 
-$(VENV)/.requirements: requirements.txt requirements-dev.txt
+$(VENV)/.requirements: $(REQUIREMENTS) requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	$(PY) -m pip install -q --disable-pip-version-check -r $(REQUIREMENTS) -r requirements-dev.txt
 	touch $@
 
 # Horovod is compiled against TensorFlow and the compiler's library: the wheel is kept per user, keyed by these.
 WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctr-trainer/horovod-$(HOROVOD)-tf$(TENSORFLOW)-cp311-gcc$(shell $(CXX) -dumpfullversion)-$(shell uname -m)
-WITH := HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
 
 $(WHEELS): | $(VENV)/.requirements
 	@echo 'Building Horovod $(HOROVOD) for TensorFlow $(TENSORFLOW): some minutes, once; the wheel is kept in $@'
 	mkdir -p $(dir $@)
 	work=$$(mktemp -d $(dir $@)build.XXXX); trap 'rm -rf $$work' EXIT; \
-	  $(WITH) CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS='-include cstdint -include stdexcept -include string' MAKEFLAGS=-j$$(nproc) \
-	  $(PY) -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-cache-dir --no-deps -w $$work/wheel horovod==$(HOROVOD); \
-	  mv -T $$work/wheel $@
+	  launch/horovod_wheel.sh $(HOROVOD) $$work/wheel; mv -T $$work/wheel $@
 
 $(VENV)/.horovod: $(VENV)/.requirements | $(WHEELS)
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --force-reinstall $(WHEELS)/*.whl
@@ -67,11 +70,11 @@ $(VENV)/.horovod: $(VENV)/.requirements | $(WHEELS)
 	touch $@
 
 # Folders are listed so that a source which is gone counts as a change.
-ops/_ctr_ops.so: ops/build.py $(wildcard ops/cc/* ops/cc/*/*.cc ops/cc/*/*.h) $(VENV)/.horovod
+$(OPS): ops/build.py $(wildcard ops/cc/* ops/cc/*/*.cc ops/cc/*/*.h) $(VENV)/.horovod
 	$(PY) -m ops.build
 
 # ctr-train and the other commands, of this very tree.
-$(VENV)/.commands: pyproject.toml setup.py $(VENV)/.requirements | ops/_ctr_ops.so
+$(VENV)/.commands: pyproject.toml setup.py $(VENV)/.requirements | $(OPS)
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -130,4 +133,4 @@ campaign-short: setup
 SEED ?= 0
 
 clean:
-	rm -rf build ops/_ctr_ops.so
+	rm -rf build ops/_ctr_ops*.so

@@ -3,6 +3,7 @@
 all else stands in pyproject.toml.
 """
 
+import os
 import pathlib
 import sys
 
@@ -17,9 +18,8 @@ class BuildOps(build_ext):
   """Compiles the op library with TensorFlow's flags in place of an extension module's."""
 
   def get_ext_filename(self, fullname: str) -> str:
-    return (
-      fullname.replace('.', '/') + '.so'
-    )  # no Python ABI in its name: TensorFlow loads it, Python does not
+    # Its name has no Python ABI, but TensorFlow's version: TensorFlow loads it, Python does not.
+    return os.path.join('ops', os.path.basename(build.library_path()))
 
   def build_extension(self, ext: setuptools.Extension) -> None:
     library = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()

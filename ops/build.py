@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LIBRARY = os.path.join(ROOT, 'ops', '_ctr_ops.so')
 SOURCES = (
   'ops/cc/data/*.cc',
   'ops/cc/dense/*.cc',
@@ -48,20 +47,28 @@ def _headers(source: str, seen: set[str]) -> set[str]:
   return seen
 
 
-def build(patterns: Sequence[str] = SOURCES, library: str = LIBRARY) -> str:
+def library_path() -> str:
+  """Returns where the op library lies: each TensorFlow has its own, side by side in one tree."""
+  import tensorflow as tf  # here: setup.py imports this file where TensorFlow may be missing
+
+  return os.path.join(ROOT, 'ops', f'_ctr_ops-tf{tf.__version__}.so')
+
+
+def build(patterns: Sequence[str] = SOURCES, library: str | None = None) -> str:
   """Builds a library from sources.
 
   Args:
     patterns: of the sources, from the project's root.
-    library: the path to write.
+    library: the path to write; None for the installed TensorFlow's own.
   Returns:
     The path.
   Raises:
     SystemExit: with the compiler's output.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  import tensorflow as tf  # here: setup.py imports this file where TensorFlow may be missing
+  import tensorflow as tf
 
+  library = library or library_path()
   # TensorFlow's own headers do not pass our warnings: they are system headers to the compiler.
   compile_flags = [
     f.replace('-I', '-isystem', 1) if f.startswith('-I') else f
@@ -134,6 +141,6 @@ def build(patterns: Sequence[str] = SOURCES, library: str = LIBRARY) -> str:
 if __name__ == '__main__':
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--only', nargs='*', default=SOURCES)
-  parser.add_argument('--out', default=LIBRARY)
+  parser.add_argument('--out')
   options = parser.parse_args()
   print(build(options.only, options.out))

@@ -11,7 +11,9 @@ import tensorflow as tf
 # tests/single/private_api_test.py notices when it moves.
 from tensorflow.python.ops import resource_variable_ops
 
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), '_ctr_ops.so')
+from ops import build
+
+PATH = build.library_path()
 
 TensorLike = tf.types.experimental.TensorLike
 

@@ -16,10 +16,12 @@ import tensorflow as tf
 import yaml
 
 from tests.support.parameter_servers import free_addresses
+from tests.support.steps import TFRA
 from trainer.storage import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FROZEN = str(ROOT / 'tests' / 'support' / 'frozen_rank.py')
+STORE = 'tfra' if TFRA else 'rows'  # beside a process with our own store
 LIMIT = 280  # seconds a job may take, however busy the machine
 CONFIG = """
 seed: 1
@@ -204,7 +206,7 @@ class ParameterServerTest(tf.test.TestCase):
     one, two, back = self.directory('one'), self.directory('two'), self.directory('back')
     model = {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8], 'batch_norm': 'sync'}}]}
     first, both = (self.config(days, model=model) for days in ([0], [0, 1]))
-    tfra = '--set', 'sync.mode=ps', '--set', 'sparse.store=tfra'
+    tfra = '--set', 'sync.mode=ps', '--set', f'sparse.store={STORE}'
     job = self.start_job(self.cluster(2, 2), first, two, *tfra)
     self.finish({'one process': self.start(None, first, one)})
     self.finish(job)  # every process by itself, the servers too
@@ -334,7 +336,7 @@ class ParameterServerTest(tf.test.TestCase):
       '--set',
       'sync.geo_steps=5',
       '--set',
-      'sparse.store=tfra',
+      f'sparse.store={STORE}',
     )  # another mode and store take it up
     self.finish(job)
     rows, _, progress = state(run_dir)

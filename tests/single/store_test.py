@@ -3,6 +3,9 @@
 the same steps give the same rows, and each takes up the other's state.
 """
 
+import sys
+from unittest import mock
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -12,6 +15,8 @@ from ops.dedupe import dedupe
 from tests.support.batches import make_batch
 from tests.support.steps import make_config, rows_of, train
 from trainer.comm.communicator import SingleProcess
+from trainer.embedding.stores import store_class
+from trainer.errors import UserError
 from trainer.training.step import TrainStep
 
 SETTINGS = {
@@ -119,6 +124,17 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
             add=add,
           )
     self.assert_same(*steps)
+
+  def test_what_is_missing_is_said(self):
+    cfg = make_config({})
+    sparse = cfg.sparse.model_copy(update={'store': 'tfra'})
+    missing = dict.fromkeys(['tensorflow_recommenders_addons'])
+    with mock.patch.dict(sys.modules, missing):
+      sys.modules.pop('trainer.embedding.tfra_store', None)
+      with self.assertRaisesRegex(
+        UserError, "^sparse.store: found 'tfra', but .* is not installed"
+      ):
+        store_class(cfg.model_copy(update={'sparse': sparse}))
 
 
 if __name__ == '__main__':

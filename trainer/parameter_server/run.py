@@ -17,7 +17,6 @@ The parts:
   asynchronous_job     a job whose workers do not take their steps together
 """
 
-import importlib
 import json
 import signal
 import time
@@ -28,6 +27,7 @@ from ops import library
 from trainer import command_line
 from trainer.comm.messages import Address
 from trainer.config import Config, flatten
+from trainer.embedding.stores import store_class
 from trainer.errors import UserError
 from trainer.parameter_server.asynchronous_job import AsynchronousJob
 from trainer.parameter_server.client import CoordinatorClient
@@ -53,8 +53,7 @@ def run(cfg: Config) -> int:
   cluster = Cluster.from_tf_config(tf_config(), cfg.sync.mode)
   _check(cfg)
   library.load()  # the servers run our ops, too
-  if cfg.sparse.store == 'tfra':
-    importlib.import_module('trainer.embedding.tfra_store')  # and TFRA's
+  store_class(cfg)  # and TFRA's, where rows lie there
   settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
     coordinator = Coordinator(cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds))

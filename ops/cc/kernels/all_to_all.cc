@@ -60,7 +60,7 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
         done);
     resource->Run([this, context, resource, done = std::move(done), from = std::move(from),
                    row_bytes = std::move(row_bytes)] {
-      tensorflow::Status error;  // of TensorFlow, whose own codes Status does not have
+      absl::Status error;  // of TensorFlow, whose own codes Status does not have
       const Status status = resource->connections()->AllToAll(
           operation_, from, [&](const std::vector<int64_t>& bytes, std::vector<Spans>* to) {
             error = Allocate(context, bytes, row_bytes, to);
@@ -83,10 +83,9 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
   }
 
   // Allocates the outputs and fills in the counts.
-  static tensorflow::Status Allocate(tensorflow::OpKernelContext* context,
-                                     const std::vector<int64_t>& bytes,
-                                     const std::vector<int64_t>& row_bytes,
-                                     std::vector<Spans>* to) {
+  static absl::Status Allocate(tensorflow::OpKernelContext* context,
+                               const std::vector<int64_t>& bytes,
+                               const std::vector<int64_t>& row_bytes, std::vector<Spans>* to) {
     int64_t of_all = 0;
     for (const int64_t b : row_bytes) of_all += b;
     const int outputs = static_cast<int>(row_bytes.size());

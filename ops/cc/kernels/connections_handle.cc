@@ -18,7 +18,7 @@ class ConnectionsHandleOp : public tensorflow::ResourceOpKernel<ConnectionsResou
   }
 
  private:
-  tensorflow::Status CreateResource(ConnectionsResource** resource) override {
+  absl::Status CreateResource(ConnectionsResource** resource) override {
     *resource = new ConnectionsResource(fds_, rank_);
     return absl::OkStatus();
   }

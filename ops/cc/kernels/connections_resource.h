@@ -63,8 +63,8 @@ class ConnectionsResource : public tensorflow::ResourceBase {
 };
 
 // Finds the connections of input 0 and keeps them while they are used.
-inline tensorflow::Status LookupConnections(tensorflow::OpKernelContext* context,
-                                            std::shared_ptr<ConnectionsResource>* connections) {
+inline absl::Status LookupConnections(tensorflow::OpKernelContext* context,
+                                      std::shared_ptr<ConnectionsResource>* connections) {
   tensorflow::core::RefCountPtr<ConnectionsResource> found;
   TF_RETURN_IF_ERROR(
       tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), &found));

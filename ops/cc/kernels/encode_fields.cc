@@ -57,8 +57,8 @@ class EncodeFieldsOp : public tensorflow::OpKernel {
 
  private:
   template <typename T>
-  static tensorflow::Status Give(tensorflow::OpKernelContext* context, int output,
-                                 const std::vector<T>& values) {
+  static absl::Status Give(tensorflow::OpKernelContext* context, int output,
+                           const std::vector<T>& values) {
     tensorflow::Tensor* tensor;
     TF_RETURN_IF_ERROR(
         context->allocate_output(output, {static_cast<int64_t>(values.size())}, &tensor));

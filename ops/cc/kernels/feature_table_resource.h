@@ -48,7 +48,7 @@ class FeatureTableResource : public tensorflow::ResourceBase {
   std::unique_ptr<TableAttachment> attachment_;
 };
 
-inline tensorflow::Status ToTensorFlow(const Status& status) {
+inline absl::Status ToTensorFlow(const Status& status) {
   switch (status.code()) {
     case Status::kOk:
       return absl::OkStatus();
@@ -73,8 +73,8 @@ inline ParallelFor ParallelForOf(tensorflow::OpKernelContext* context) {
 
 // InvalidArgument naming the argument and its shape unless it is a vector, of `length` elements
 // where length >= 0.
-inline tensorflow::Status CheckVector(const tensorflow::Tensor& tensor, const char* name,
-                                      int64_t length = -1) {
+inline absl::Status CheckVector(const tensorflow::Tensor& tensor, const char* name,
+                                int64_t length = -1) {
   if (tensor.dims() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": found shape ", tensor.shape().DebugString(), "; wanted [n]"));
@@ -91,8 +91,8 @@ inline tensorflow::Status CheckVector(const tensorflow::Tensor& tensor, const ch
 }
 
 template <typename T>
-tensorflow::Status OutputVector(tensorflow::OpKernelContext* context, int index,
-                                const std::vector<T>& values) {
+absl::Status OutputVector(tensorflow::OpKernelContext* context, int index,
+                          const std::vector<T>& values) {
   tensorflow::Tensor* output;
   TF_RETURN_IF_ERROR(context->allocate_output(
       index, tensorflow::TensorShape({static_cast<int64_t>(values.size())}), &output));

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/util/work_sharder.h"
 
 namespace {
 
@@ -58,7 +58,8 @@ absl::Status Sizes(const tensorflow::Tensor& factors, int64_t* samples, int64_t*
 // Calls run(begin, end) on shares of the samples; each reads and writes a whole sample's factors.
 template <typename Run>
 void OverSamples(tensorflow::OpKernelContext* c, int64_t samples, int64_t floats, const Run& run) {
-  c->device()->tensorflow_cpu_worker_threads()->workers->ParallelFor(samples, 2 * floats, run);
+  const auto* workers = c->device()->tensorflow_cpu_worker_threads();
+  tensorflow::Shard(workers->num_threads, workers->workers, samples, 2 * floats, run);
 }
 
 class FfmOp : public tensorflow::OpKernel {

@@ -8,8 +8,8 @@ namespace ctr {
 namespace {
 
 // Reads digits of a rank.
-tensorflow::Status ReadDigits(const tensorflow::Tensor& tensor, const char* name, int64_t most,
-                              std::vector<uint16_t>* digits) {
+absl::Status ReadDigits(const tensorflow::Tensor& tensor, const char* name, int64_t most,
+                        std::vector<uint16_t>* digits) {
   TF_RETURN_IF_ERROR(CheckVector(tensor, name));
   const auto values = tensor.flat<int32_t>();
   if (values.size() > most) {

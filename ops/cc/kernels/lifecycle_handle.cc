@@ -17,12 +17,12 @@ class LifecycleHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResour
   }
 
  private:
-  tensorflow::Status CreateResource(FeatureTableResource** resource) override {
+  absl::Status CreateResource(FeatureTableResource** resource) override {
     *resource = new FeatureTableResource(policy_, /*payload_bytes=*/0, text_);
     return absl::OkStatus();
   }
 
-  tensorflow::Status VerifyResource(FeatureTableResource* resource) override {
+  absl::Status VerifyResource(FeatureTableResource* resource) override {
     if (resource->description() == text_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("policy: found '", text_, "'; wanted '",
                                                    resource->description(),

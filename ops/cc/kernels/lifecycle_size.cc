@@ -4,7 +4,7 @@
 namespace ctr {
 namespace {
 
-tensorflow::Status OutputScalar(tensorflow::OpKernelContext* context, int64_t value) {
+absl::Status OutputScalar(tensorflow::OpKernelContext* context, int64_t value) {
   tensorflow::Tensor* output;
   TF_RETURN_IF_ERROR(context->allocate_output(0, {}, &output));
   output->scalar<int64_t>()() = value;

@@ -53,7 +53,7 @@ void Add(const T* from, int64_t n, float* to) {
 }
 
 // counts [N], none negative, of `total` together.
-tensorflow::Status CheckCounts(const Tensor& counts, const char* name, int64_t total) {
+absl::Status CheckCounts(const Tensor& counts, const char* name, int64_t total) {
   TF_RETURN_IF_ERROR(CheckVector(counts, name));
   const auto at = counts.flat<int32_t>();
   int64_t sum = 0;
@@ -69,13 +69,13 @@ tensorflow::Status CheckCounts(const Tensor& counts, const char* name, int64_t t
       absl::StrCat(name, ": found a sum of ", sum, "; wanted ", total));
 }
 
-tensorflow::Status CheckBufferSize(int64_t found, int64_t wanted) {
+absl::Status CheckBufferSize(int64_t found, int64_t wanted) {
   if (found == wanted) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("buffer: found ", found, " values; wanted ", wanted));
 }
 
-tensorflow::Status CheckFits(int64_t values) {
+absl::Status CheckFits(int64_t values) {
   if (values <= std::numeric_limits<int32_t>::max()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("buffer: would hold ", values, " values; wanted at most 2^31 - 1"));

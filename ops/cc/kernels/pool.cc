@@ -52,8 +52,8 @@ class PoolOpKernel : public tensorflow::OpKernel {
 
   // Inputs factors, offsets, values, segments, batch_size from position `first` on, for n
   // occurrences.
-  tensorflow::Status ReadBatch(tensorflow::OpKernelContext* context, int first, int64_t n,
-                               PoolBatch* batch) const {
+  absl::Status ReadBatch(tensorflow::OpKernelContext* context, int first, int64_t n,
+                         PoolBatch* batch) const {
     const tensorflow::Tensor &factors = context->input(first), &offsets = context->input(first + 1),
                              &values = context->input(first + 2),
                              &segments = context->input(first + 3);

@@ -65,14 +65,14 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
   }
 
  private:
-  tensorflow::Status CreateResource(FeatureTableResource** resource) override {
+  absl::Status CreateResource(FeatureTableResource** resource) override {
     *resource = new FeatureTableResource(policy_, RowStore::PayloadBytes(layout_), description_);
     (*resource)->set_attachment(
         std::make_unique<RowStoreAttachment>((*resource)->table(), layout_));
     return absl::OkStatus();
   }
 
-  tensorflow::Status VerifyResource(FeatureTableResource* resource) override {
+  absl::Status VerifyResource(FeatureTableResource* resource) override {
     if (resource->description() == description_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("row store: found '", description_,
                                                    "'; wanted '", resource->description(),

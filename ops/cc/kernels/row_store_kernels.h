@@ -10,22 +10,22 @@
 namespace ctr {
 
 // InvalidArgument naming the argument and its shape unless it is a vector of `length` elements.
-inline tensorflow::Status CheckLength(const tensorflow::Tensor& tensor, const char* name,
-                                      int64_t length) {
+inline absl::Status CheckLength(const tensorflow::Tensor& tensor, const char* name,
+                                int64_t length) {
   if (tensor.dims() == 1 && tensor.dim_size(0) == length) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       name, ": found shape ", tensor.shape().DebugString(), "; wanted [", length, "]"));
 }
 
-inline tensorflow::Status CheckScalar(const tensorflow::Tensor& tensor, const char* name) {
+inline absl::Status CheckScalar(const tensorflow::Tensor& tensor, const char* name) {
   if (tensor.dims() == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, ": found shape ", tensor.shape().DebugString(), "; wanted a scalar"));
 }
 
 // offsets [u + 1] that ascend from 0 to `total`.
-inline tensorflow::Status CheckOffsets(const tensorflow::Tensor& offsets, const char* name,
-                                       int64_t u, int64_t total) {
+inline absl::Status CheckOffsets(const tensorflow::Tensor& offsets, const char* name, int64_t u,
+                                 int64_t total) {
   TF_RETURN_IF_ERROR(CheckLength(offsets, name, u + 1));
   const int32_t* at = offsets.flat<int32_t>().data();
   bool ascending = at[0] == 0;
@@ -37,8 +37,8 @@ inline tensorflow::Status CheckOffsets(const tensorflow::Tensor& offsets, const 
 }
 
 // Indices in [0, bound).
-inline tensorflow::Status CheckIndices(const tensorflow::Tensor& indices, const char* name,
-                                       int64_t bound) {
+inline absl::Status CheckIndices(const tensorflow::Tensor& indices, const char* name,
+                                 int64_t bound) {
   const auto at = indices.flat<int32_t>();
   for (int64_t i = 0; i < at.size(); ++i) {
     if (at(i) < 0 || at(i) >= bound) {

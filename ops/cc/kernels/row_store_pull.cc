@@ -24,7 +24,7 @@ class RowStorePullOp : public RowStoreOpKernel {
                                 keys.flat<int64_t>().data(), n, train_, ParallelForOf(context),
                                 ids->flat<int64_t>().data(), offsets->flat<int32_t>().data(),
                                 linear->flat<float>().data(), [&](int64_t total) -> float* {
-                                  const tensorflow::Status status =
+                                  const absl::Status status =
                                       context->allocate_output(3, {total}, &factors);
                                   if (status.ok()) return factors->flat<float>().data();
                                   context->SetStatus(status);

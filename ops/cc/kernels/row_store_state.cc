@@ -8,8 +8,8 @@ namespace ctr {
 namespace {
 
 // Admitted keys of each table that has factors; InvalidArgument where a key's slot has none.
-tensorflow::Status CountAdmitted(const RowLayout& layout, const tensorflow::Tensor& keys,
-                                 const tensorflow::Tensor& admitted, std::vector<int64_t>* counts) {
+absl::Status CountAdmitted(const RowLayout& layout, const tensorflow::Tensor& keys,
+                           const tensorflow::Tensor& admitted, std::vector<int64_t>* counts) {
   TF_RETURN_IF_ERROR(CheckVector(keys, "keys"));
   TF_RETURN_IF_ERROR(CheckLength(admitted, "admitted", keys.dim_size(0)));
   counts->assign(layout.tables.size(), 0);

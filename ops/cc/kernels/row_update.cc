@@ -55,7 +55,7 @@ class RowOptimizerOpKernel : public tensorflow::OpKernel {
   }
 
  protected:
-  tensorflow::Status Hyper(const tensorflow::Tensor& tensor, RowHyper* hyper) const {
+  absl::Status Hyper(const tensorflow::Tensor& tensor, RowHyper* hyper) const {
     TF_RETURN_IF_ERROR(CheckLength(tensor, "hyper", kRowHyperFields));
     std::copy_n(tensor.flat<float>().data(), kRowHyperFields, reinterpret_cast<float*>(hyper));
     const std::string wrong = CheckRowHyper(kind_, *hyper);
@@ -65,8 +65,8 @@ class RowOptimizerOpKernel : public tensorflow::OpKernel {
   RowOptimizerKind kind_;
 };
 
-tensorflow::Status CheckMatrix(const tensorflow::Tensor& tensor, const char* name, int64_t rows,
-                               int64_t columns) {
+absl::Status CheckMatrix(const tensorflow::Tensor& tensor, const char* name, int64_t rows,
+                         int64_t columns) {
   if (tensor.shape() == tensorflow::TensorShape({rows, columns})) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, ": found shape ",
                                                  tensor.shape().DebugString(), "; wanted [", rows,

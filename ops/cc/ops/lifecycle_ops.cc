@@ -7,7 +7,7 @@
 namespace ctr {
 namespace {
 
-using tensorflow::Status;
+using absl::Status;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 

@@ -10,7 +10,7 @@
 namespace ctr {
 namespace {
 
-using tensorflow::Status;
+using absl::Status;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
