@@ -86,8 +86,9 @@ def machine():
       (text.split(':')[1].strip() for text in f if text.startswith('model name')),
       platform.processor() or platform.machine(),
     )
+  installed = {found.name: found.version for found in metadata.distributions()}
   versions = {
-    name: metadata.version(name)
+    name: installed.get(name, 'none')  # as TFRA beside TensorFlow 2.21
     for name in ('tensorflow', 'tf_keras', 'tensorflow-recommenders-addons', 'horovod', 'numpy')
   }
   return {
