@@ -88,7 +88,7 @@ class StacksTest(tf.test.TestCase):
       self.run_python(
         reader, '-m', 'trainer.publish', '--run_dir', run, '--to', f'{run}/store', '--once'
       )
-      (saved_model,) = glob.glob(f'{run}/exports/*saved_model')
+      (saved_model,) = glob.glob(f'{run}/exports/saved_model/*')
       scores = json.loads(
         self.run_python(reader, '-c', SCORE, saved_model, input=json.dumps(columns))
       )

@@ -2,7 +2,7 @@
 #include "ops/cc/dense/bfloat16_product.h"
 
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/util/work_sharder.h"
 
 namespace {
 
@@ -35,11 +35,11 @@ class Bfloat16ProductOp : public tensorflow::OpKernel {
     if (shape.num_elements() == 0) return;
     tensorflow::Tensor packed;
     OP_REQUIRES_OK(c, c->allocate_temp(tensorflow::DT_UINT16, {ctr::PackedSize(right)}, &packed));
-    auto* workers = c->device()->tensorflow_cpu_worker_threads()->workers;
+    const auto* workers = c->device()->tensorflow_cpu_worker_threads();
     ctr::Bfloat16Product(
         left, right,
         [workers](int64_t total, int64_t cost, const std::function<void(int64_t, int64_t)>& work) {
-          workers->ParallelFor(total, cost, work);
+          tensorflow::Shard(workers->num_threads, workers->workers, total, cost, work);
         },
         packed.flat<uint16_t>().data(), product->flat<float>().data());
   }
