@@ -149,8 +149,9 @@ class GroupAucTest(tf.test.TestCase):
     for g in np.unique(groups):
       own = groups == g
       if 0 < y[own].sum() < own.sum():
-        total += w[own].sum() * roc_auc_score(y[own], p[own], sample_weight=w[own])
-        weight += w[own].sum()
+        own_weight = float(w[own].sum())  # else NumPy 2 adds in float32
+        total += own_weight * roc_auc_score(y[own], p[own], sample_weight=w[own])
+        weight += own_weight
     self.assertAllClose(group_auc_sums(y, p, groups, w), (total, weight), rtol=1e-9)
 
   def test_adds_up_over_disjoint_groups(self):
