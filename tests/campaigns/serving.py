@@ -51,12 +51,12 @@ SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
 REDIS = flags.DEFINE_bool('redis', False, 'Publishes to Redis, not to a directory.')
 TRAINER = flags.DEFINE_bool('trainer', False, 'The exports are those of trainer.run.')
 SECONDS_BETWEEN_KILLS = flags.DEFINE_float('seconds_between_kills', 1.0, 'On average.')
-SECONDS_BETWEEN_EXPORTS, SECONDS_BETWEEN_PASSES = 0.2, 1.0
+SECONDS_BETWEEN_EXPORTS, SECONDS_BETWEEN_PASSES = 0.2, 0.5
 BASE_EVERY = 7
 SLOTS = ('a', 'b', 'c')
 EXPORTS = 10_000  # more than there is time for
 TEXTS = 600  # of a slot
-PASSES_A_DAY, SAMPLES = 5, 2000
+PASSES_A_DAY, PASSES_AHEAD, SAMPLES = 5, 3, 2000
 CONFIG = {
   'data': {
     'day_pattern': r'day_(\d+)',
@@ -142,17 +142,16 @@ class Oracle:
     return self._run
 
 
-def write_passes(folder: str) -> None:
-  """Announces passes until asked to stop: two of three texts stay popular, the others drift."""
+def write_passes(folder: str, exports: str) -> None:
+  """Announces passes until asked to stop, a few ahead of the trainer; their features drift."""
   stop = []
   signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
   os.makedirs(folder, exist_ok=True)
   taste = np.random.default_rng(SEED.value).normal(size=[len(SLOTS), TEXTS])
   for number in range(EXPORTS):
     rng = np.random.default_rng([SEED.value, number])
-    texts = (TEXTS * rng.random([SAMPLES, len(SLOTS), 2]) ** 3).astype(int)
-    texts[rng.random(texts.shape) < 0.3] += 7 * number
-    texts %= TEXTS
+    popular = (TEXTS / 3 * rng.random([SAMPLES, len(SLOTS), 2]) ** 3).astype(int)
+    texts = (popular + 8 * number) % TEXTS
     logit = sum(taste[s][texts[:, s]].mean(1) for s in range(len(SLOTS))) - 1
     click = rng.random(SAMPLES) < 1 / (1 + np.exp(-logit))
     path = os.path.join(folder, f'day_{number // PASSES_A_DAY:04d}_{number % PASSES_A_DAY}.csv')
@@ -162,10 +161,13 @@ def write_passes(folder: str) -> None:
         f.write(','.join('|'.join(map(str, pair)) for pair in pairs) + f',{clicked:d}\n')
     with open(path + '.done', 'wb'):
       pass
-    for _ in range(int(SECONDS_BETWEEN_PASSES / 0.1)):
+    while True:
+      time.sleep(SECONDS_BETWEEN_PASSES)
       if stop:
         return
-      time.sleep(0.1)
+      names = os.listdir(exports) if os.path.isdir(exports) else []
+      if number - sum(name.endswith('-delta') for name in names) < PASSES_AHEAD:
+        break
 
 
 class TrainerOracle:
@@ -312,7 +314,7 @@ class Campaign:
       'exports': command('trainer.run', '--config', trained)
       if TRAINER.value
       else lambda: write_exports(run_dir),
-      'passes': lambda: write_passes(data['watch']),
+      'passes': lambda: write_passes(data['watch'], os.path.join(run_dir, 'exports')),
       'publisher': command('trainer.publish', '--run_dir', run_dir, '--to', self.address),
       'scorer': command('trainer.serve', '--store', self.address, '--port', str(self.port)),
       'client': lambda: ask(self.port, self.path('found.json'), run_dir),

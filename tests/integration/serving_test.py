@@ -29,6 +29,9 @@ class ServingTest(tf.test.TestCase):
   def test_the_same_with_redis(self):
     self.campaign('--kills', '5', '--redis', '--seed', '2')
 
+  def test_the_same_with_the_trainer(self):
+    self.campaign('--trainer', '--kills', '4', '--seconds_between_kills', '2', '--seed', '3')
+
 
 if __name__ == '__main__':
   tf.test.main()
