@@ -45,6 +45,15 @@ def permuted(batch: SlotBatch, slot: int, slots: int, order: np.ndarray) -> Slot
   )
 
 
+def _joined(a: SlotBatch, b: SlotBatch, slots: int) -> SlotBatch:
+  """Returns the samples of two batches of arrays."""
+  columns = {name: np.concatenate(pair) for name, pair in zip(SlotBatch._fields, zip(a, b))}
+  if len(a.segments):
+    shift = np.int32(len(a.dense) * slots)
+    columns['segments'] = np.concatenate([a.segments, b.segments + shift])
+  return SlotBatch(**columns)
+
+
 def slot_importance(
   cfg: config.Config,
   communicator: Communicator,
@@ -76,19 +85,23 @@ def slot_importance(
   size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_SLOT * len(names)))
   size = min(size, cfg.train.batch_size)
   metrics = Metrics(
-    cfg.model_copy(update={'metrics': cfg.metrics.model_copy(update={'auc_buckets': 20_000})})
+    cfg.model_copy(update={'metrics': cfg.metrics.model_copy(update={'auc_buckets': 4_000})})
   )
   measure = tf.function(metrics.update, autograph=False, reduce_retracing=True)
   sums: dict[str, np.ndarray] = {}
 
-  def score(batch: SlotBatch, kind: str, slot: int) -> None:
-    staged = step.stage(batch)
+  def score(batch: SlotBatch, exchanged: SlotBatch, slot: int) -> None:
+    # Both at once: they have the same rows but for one slot's places.
+    staged = step.stage(_joined(batch, exchanged, len(names)))
     probabilities = step.predict(staged)
-    metrics.reset()
-    measure(staged.batch.label, to_tensor(probabilities), staged.batch.weight)
-    for name, array in metrics.state().items():
-      key = f'{kind}|{slot}|{name}'
-      sums[key] = sums[key] + array if key in sums else array
+    label, weight = staged.batch.label, staged.batch.weight
+    half = len(probabilities) // 2
+    for kind, some in (('before', slice(None, half)), ('after', slice(half, None))):
+      metrics.reset()
+      measure(label[some], to_tensor(probabilities[some]), weight[some])
+      for name, array in metrics.state().items():
+        key = f'{kind}|{slot}|{name}'
+        sums[key] = sums[key] + array if key in sums else array
     progress_made()
 
   batches = itertools.chain.from_iterable(
@@ -97,8 +110,8 @@ def slot_importance(
   for i, batch in enumerate(itertools.islice(batches, max(1, -(-total // size)))):
     slot = i % len(names)
     rng = np.random.default_rng([cfg.seed, communicator.rank, i])
-    score(batch, 'before', slot)
-    score(permuted(batch, slot, len(names), rng.permutation(len(batch.dense))), 'after', slot)
+    order = rng.permutation(len(batch.dense))
+    score(batch, permuted(batch, slot, len(names), order), slot)
   sums = communicator.sum_arrays(sums)
 
   def quality(kind: str, slots: Sequence[int]) -> dict[str, Any]:
