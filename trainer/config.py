@@ -186,9 +186,9 @@ class Data(Section):
 # keeps theirs small, as initial_accumulator does for adagrad, and clip bounds the steps of sgd and
 # adagrad_row on frequent features at a rate from which rare ones learn at all.
 ROW_DEFAULTS = {
-  'sgd': {'learning_rate': 50.0, 'clip': 2e-4},
+  'sgd': {'learning_rate': 150.0, 'clip': 1e-4},
   'adagrad': {'learning_rate': 0.2},
-  'adagrad_row': {'learning_rate': 50.0, 'clip': 4e-4, 'initial_accumulator': 1e-5},
+  'adagrad_row': {'learning_rate': 200.0, 'clip': 1.5e-4, 'initial_accumulator': 2e-6},
   'adam': {'learning_rate': 0.03, 'epsilon': 1e-5},
   'ftrl': {'learning_rate': 0.2},
   'rmsprop': {'learning_rate': 0.01, 'epsilon': 1e-4},
@@ -660,6 +660,8 @@ def _one_line(error: pydantic.ValidationError, where: str) -> str:
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
   wanted = first['msg'][0].lower() + first['msg'][1:]
+  if first['type'] == 'string_type' and isinstance(first['input'], bool):
+    wanted = "wanted a text; YAML reads yes, no, on and off so, but not 'yes' in quotes"
   return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"
 
 

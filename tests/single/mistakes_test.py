@@ -72,6 +72,7 @@ MISTAKES = [
   ('data.day_pattern=day_(', 'wanted a regular expression'),
   # how --set is written
   ('train.batch_size', 'wanted KEY=VALUE'),
+  ('data.label_positive=yes', "label_positive': found True; wanted a text; .* in quotes"),
   ('data.slots.9.name=x', 'the list has 3 entries'),
   ('train.batch_size.size=3', '.'),
   ('data.slots=[{name: a]', 'not YAML'),
