@@ -133,10 +133,11 @@ class CommandLineTest(tf.test.TestCase):
     more = self.train('--set', 'train.epochs=2')
     self.assertEqual(more.returncode, 0, more.stderr)
     self.assertEqual([e['step'] for e in self.events() if e['event'] == 'train'], [10, 20])
-    other = self.train('--set', 'sparse.tables.default.width=3')
-    self.assert_mistake(
-      other, 'it holds another model: .* sparse.tables.default.width = 8, this config 3'
+    other = self.train('--set', 'sparse.tables.default.init=uniform')
+    wanted = (
+      "it holds another model: .* sparse.tables.default.init = 'normal', this config 'uniform'"
     )
+    self.assert_mistake(other, wanted)
 
   def test_a_validation_is_part_of_what_a_run_continues_from(self):
     valid = f'data.valid=[{self.folder}/test.csv]'

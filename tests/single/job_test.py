@@ -295,8 +295,8 @@ class JobTest(tf.test.TestCase):
         self.make_job(data, sparse={'tables': {'default': {'width': 4}}}).run()
     self.make_job(data).run()
     self.make_job(data, lifecycle={'admission': 'none'}).run()  # the same, in other words
-    with self.assertRaisesRegex(UserError, 'another model.*sparse.tables.default.width = 8'):
-      self.make_job(data, sparse={'tables': {'default': {'width': 4}}}).run()
+    with self.assertRaisesRegex(UserError, "another model.*sparse.tables.default.init = 'normal'"):
+      self.make_job(data, sparse={'tables': {'default': {'init': 'uniform'}}}).run()
 
   def test_commands_leave_the_run_dir_as_it_is(self):
     data = {'train': [self.write('a.csv')], 'valid': [self.write('b.csv')]}

@@ -1,11 +1,13 @@
 """A model goes on with other slots, layers and rates: nothing that it has learned is mixed up."""
 
 import os
+import shutil
 import tempfile
 
 import numpy as np
 import tensorflow as tf
 
+from ops import row_optimizers, row_store
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
@@ -99,12 +101,57 @@ class WarmStartTest(tf.test.TestCase):
     )
     other.run()
     self.assertEqual(other.step.steps, 4 + 3)
-    for changed in (
-      {'tables': {'default': {'width': 3}}},
-      {'tables': {'default': {'init': 'uniform'}}},
+    with self.assertRaisesRegex(UserError, 'it holds another model: .*sparse.tables.default'):
+      self.make_job(['user', 'item'], sparse={'tables': {'default': {'init': 'uniform'}}}).run()
+
+  def test_a_table_of_another_width_under_other_row_optimizers(self):
+    """Weights are taken over; new columns are as if the features were new."""
+    first = self.make_job(['user', 'item'])  # width 8, adagrad
+    first.run()
+    before = self.rows(first)
+    for width, linear, factors in (
+      (12, 'ftrl', 'adagrad'),
+      (8, 'adagrad', 'adam'),
+      (3, 'sgd', 'sgd'),
     ):
-      with self.assertRaisesRegex(UserError, 'it holds another model: .*sparse.tables.default'):
-        self.make_job(['user', 'item'], sparse=changed).run()
+      table = {'width': width, 'linear': {'kind': linear}, 'factors': {'kind': factors}}
+      other = self.make_job(
+        ['user', 'item'], init_from=f'{self.folder}/run', sparse={'tables': {'default': table}}
+      )
+      other.open_run()
+      after = self.rows(other)
+      self.assertEqual(after.keys(), before.keys())
+      ids, kept = other.cfg.slot_ids(), min(width, 8)
+      keys = [hashed | ids[slot] << HASH_BITS for slot, hashed in after]
+      new = row_store.initial_factors(keys, other.cfg.seed, width, scale=0.01).numpy()
+      for (key, row), fresh in zip(after.items(), new):
+        self.assertEqual(row[0], before[key][0])
+        self.assertEqual(row[1][0], before[key][1][0], 'the linear weight')
+        self.assertEqual(row[2][:kept], before[key][2][:kept])
+        self.assertAllEqual(row[2][kept:width], fresh[kept:])
+        self.assertLen(row[2], width + row_optimizers.state_floats(factors, width))
+      fates = dict(other.state.taken)
+      if width != 8:
+        self.assertEqual(fates[f'table default, width 8 to {width}'], 'partly')
+      if linear != 'adagrad':
+        told = f'table default, linear adagrad to {linear}'
+        self.assertEqual(fates[told], 'weights taken over')
+      other._lock.release()
+      self.make_job(
+        ['user', 'item'], init_from=f'{self.folder}/run', sparse={'tables': {'default': table}}
+      ).run()
+      shutil.rmtree(f'{self.folder}/new')
+
+  def test_the_same_layout_is_taken_bit_by_bit(self):
+    """State too: a table whose optimizer stays is as it was beside one that changes."""
+    first = self.make_job(['user', 'item'])
+    first.run()
+    table = {'linear': {'kind': 'ftrl'}}
+    other = self.make_job(['user', 'item'], sparse={'tables': {'default': table}})
+    other.open_run()
+    for key, row in self.rows(first).items():
+      self.assertEqual(self.rows(other)[key][2], row[2], 'factors and their state')
+    other._lock.release()
 
   def test_a_new_run_from_another(self):
     first = self.make_job(['user', 'item'])

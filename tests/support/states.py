@@ -50,7 +50,7 @@ def state_of(run_dir: str) -> dict[str, Any]:
       if file.endswith('.parquet'):
         exports[f'{name}/{file}'] = pq.read_table(f'{folder}/{name}/{file}').to_pydict()
   with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
-    events = [json.loads(line) for line in f]
+    events = [json.loads(line) for line in f if line.endswith('}\n')]  # a full disk cuts a line
   events = [e for e in events if e['event'] not in _OF_STARTS]
   del progress['metrics_position']
   metrics = {name: dense.pop(name) for name in list(dense) if name.startswith('metrics/')}

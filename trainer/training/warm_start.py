@@ -1,8 +1,9 @@
 """A model goes on with other settings: what of a checkpoint is taken over where they differ.
 
 Features are known by their slot's name, dense variables by their layer and name. A slot or layer
-that is new starts fresh, one that is gone is dropped; of a layer that has become wider, what it had
-is taken over and the rest starts fresh.
+that is new starts fresh, one that is gone is dropped; of a layer or table that has become wider,
+what it had is taken over and the rest starts fresh. Rows keep their weights under another row
+optimizer, whose state starts fresh, as it does in a table of another width.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ops import chunks
+from ops import chunks, row_optimizers, row_store
 from ops.sharding import shard_of, shards_of
 from trainer import config
 from trainer.data.features import HASH_BITS
@@ -21,7 +22,7 @@ from trainer.data.features import HASH_BITS
 _RATES = 'learning_rate|beta1|beta2|epsilon|learning_rate_power|beta|l1|l2|clip|initial_accumulator'
 _MAY_CHANGE = re.compile(
   r'train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
-  rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES})'
+  rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES}|kind)'
   r'|model\.label_smoothing|model\.focal_gamma|model\.interactions\..*'
 )
 
@@ -30,7 +31,7 @@ class Taken(NamedTuple):
   """What became of a part of the model."""
 
   what: str
-  fate: str  # taken over, partly, fresh or dropped
+  fate: str  # taken over, weights taken over, partly, fresh or dropped
 
 
 def _identity(slot: config.Slot) -> dict[str, Any]:
@@ -47,12 +48,20 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
       for slot in new.data.slots
       if slot.name in by_name
     )
-    # The factors of ffm are laid out by field.
-    has_ffm = any(
-      i.kind == 'ffm' for cfg in (old, new) for i in cfg.model.all_interactions().values()
-    )
-    return same and (not has_ffm or _slots(old) == _slots(new))
+    return same and (not _has_ffm(old, new) or _slots(old) == _slots(new))
+  if re.fullmatch(r'sparse\.tables\..*\.width', key):
+    return not _has_ffm(old, new)
   return _MAY_CHANGE.fullmatch(key) is not None
+
+
+def _has_ffm(*configs: config.Config) -> bool:
+  """Whether factors are laid out by field in one of them."""
+  return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
+
+
+def _layouts(cfg: config.Config) -> dict[str, tuple[int, str, str]]:
+  """What decides the layout of a table's rows, by its name: width and row optimizers."""
+  return {n: (t.width, t.linear.kind, t.factors.kind) for n, t in cfg.sparse.tables.items()}
 
 
 def _slots(cfg: config.Config) -> list[tuple[str, int]]:
@@ -65,6 +74,7 @@ def is_needed(old: config.Config, new: config.Config) -> bool:
   return (
     _slots(old) != _slots(new)
     or old.model.interactions != new.model.interactions
+    or _layouts(old) != _layouts(new)
     or old.train.dense_optimizer.kind != new.train.dense_optimizer.kind
   )
 
@@ -107,12 +117,48 @@ def rows(
           elif np.ndim(column):
             one[name] = column[kept]
         one['key'], one['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
+        if _layouts(old) != _layouts(new):
+          _lay_out(one, old, new)
         if 'checksum' in chunk:
           one['shard'] = np.int64(shard)
           one['checksum'] = np.int64(chunks.checksum(one))
         yield one
 
   return changed
+
+
+def _lay_out(chunk: dict[str, np.ndarray], old: config.Config, new: config.Config) -> None:
+  """Gives rows of some features the layout of the new config's tables.
+
+  Args:
+    chunk: columns as of ops.row_store.RowStore, with the new keys and slots; changed in place.
+    old: the config that the rows were written with.
+    new: the config that they go on with.
+  """
+  before, now = _layouts(old), _layouts(new)
+  hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
+  ids = new.slot_ids()
+  linear = chunk['linear']
+  width = 1 + max(row_optimizers.state_floats(kind, 1) for _, kind, _ in now.values())
+  chunk['linear'] = np.zeros([len(linear), width], np.float32)
+  for i, (name, (width, kind, factors_kind)) in enumerate(now.items()):
+    slots = [ids[slot.name] for slot in new.data.slots if slot.table == name]
+    here = np.isin(chunk['slot'], slots)
+    old_width, old_kind, old_factors_kind = before.get(name, (0, '', ''))
+    if kind == old_kind:
+      rows = linear[here, : 1 + row_optimizers.state_floats(kind, 1)]
+    else:
+      rows = row_optimizers.row_init(linear[here, :1], hyper[i, 0], kind).numpy()
+    chunk['linear'][here, : rows.shape[1]] = rows
+    column, keys = f'factors_{name}', chunk['key'][here & chunk['admitted']]
+    if (width, factors_kind) == (old_width, old_factors_kind) or _has_ffm(new):
+      continue
+    table = new.sparse.tables[name]
+    weights = row_store.initial_factors(keys, new.seed, width, table.init, table.init_scale).numpy()
+    kept = min(width, old_width)
+    if kept:
+      weights[:, :kept] = chunk[column][:, :kept]
+    chunk[column] = row_optimizers.row_init(weights, hyper[i, 1], factors_kind).numpy()
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -197,4 +243,17 @@ def dense(
   before, now = ([s.name for s in cfg.data.slots] for cfg in (old, new))
   slots = [Taken(f'slot {n}', 'taken over' if n in before else 'fresh') for n in now]
   slots += [Taken(f'slot {n}', 'dropped') for n in before if n not in now]
-  return state, slots + table
+  return state, slots + _tables(old, new) + table
+
+
+def _tables(old: config.Config, new: config.Config) -> list[Taken]:
+  """What became of tables whose layout differs."""
+  before, found = _layouts(old), []
+  for name, now in _layouts(new).items():
+    was = before.get(name, now)
+    if was[0] != now[0]:
+      found.append(Taken(f'table {name}, width {was[0]} to {now[0]}', 'partly'))
+    for part, a, b in zip(('linear', 'factors'), was[1:], now[1:]):
+      if a != b:
+        found.append(Taken(f'table {name}, {part} {a} to {b}', 'weights taken over'))
+  return found
