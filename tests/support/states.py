@@ -12,7 +12,7 @@ from trainer.storage import checkpoint
 # Figures of an event that differ between equal runs; and events that are as many as there were
 # starts.
 _FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes', 'bytes_per_sample')
-_OF_STARTS = ('start', 'window', 'end')
+_OF_STARTS = ('start', 'window', 'end', 'lost')
 _OF_ROWS = (
   'show',
   'click',
