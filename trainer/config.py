@@ -188,7 +188,7 @@ class Data(Section):
 ROW_DEFAULTS = {
   'sgd': {'learning_rate': 150.0, 'clip': 1e-4},
   'adagrad': {'learning_rate': 0.2},
-  'adagrad_row': {'learning_rate': 200.0, 'clip': 1.5e-4, 'initial_accumulator': 2e-6},
+  'adagrad_row': {'learning_rate': 50.0, 'clip': 4e-4, 'initial_accumulator': 1e-5},
   'adam': {'learning_rate': 0.03, 'epsilon': 1e-5},
   'ftrl': {'learning_rate': 0.2},
   'rmsprop': {'learning_rate': 0.01, 'epsilon': 1e-4},
