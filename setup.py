@@ -19,7 +19,8 @@ class BuildOps(build_ext):
 
   def get_ext_filename(self, fullname: str) -> str:
     # Its name has no Python ABI, but TensorFlow's version: TensorFlow loads it, Python does not.
-    return os.path.join('ops', os.path.basename(build.library_path()))
+    *packages, _ = fullname.split('.')
+    return os.path.join(*packages, os.path.basename(build.library_path()))
 
   def build_extension(self, ext: setuptools.Extension) -> None:
     library = pathlib.Path(self.get_ext_fullpath(ext.name)).resolve()
