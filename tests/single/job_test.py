@@ -141,6 +141,20 @@ class JobTest(tf.test.TestCase):
     with open(f'{self.run_dir}/ledger.jsonl', encoding='utf-8') as f:
       self.assertEqual([json.loads(line)['fate'] for line in f], ['trained', 'refused', 'trained'])
 
+  def test_an_empty_directory_is_set_aside_and_read_once_it_has_files(self):
+    for day in ('day_1', 'day_3'):
+      self.write(f'log/{day}/part-0.csv')
+    os.makedirs(f'{self.folder}/log/day_2')
+    for day in ('day_1', 'day_2', 'day_3'):
+      self.write(f'log/{day}.done', samples=0)
+    self.watch({'max_refused_passes': 1, 'late': 'train'})
+    fates = [(e['pass'], e['fate']) for e in self.events('pass')]
+    self.assertEqual(fates, [('day_2', 'refused')])
+    self.assertEqual([e['pass'] for e in self.events('train')], ['day_1', 'day_3'])
+    self.write('log/day_2/part-0.csv')
+    self.watch({'max_refused_passes': 1, 'late': 'train'})
+    self.assertEqual([e['pass'] for e in self.events('train')], ['day_1', 'day_3', 'day_2'])
+
   def test_the_next_pass_is_converted_while_one_is_trained_on(self):
     days = [self.write(f'day_{day}.csv', 100 * day) for day in (1, 2, 3)]
     one = self.make_job({'train': days})

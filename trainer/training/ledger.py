@@ -9,6 +9,7 @@ from typing import Any
 from trainer.data.log_files import LogFile, absolute, files_of, is_remote, open_file
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
+from trainer.errors import BadPass
 from trainer.files import crc32_of_stream
 
 FILE = 'ledger.jsonl'
@@ -54,14 +55,18 @@ class Entry:
 
 
 def _files(path: str) -> list[LogFile]:
+  """The files of a pass; none of a directory that is empty, which is told where it is read."""
   meta = os.path.join(path, META)
-  return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
+  try:
+    return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
+  except BadPass:
+    return []
 
 
 def stamp(path: str) -> tuple[int, int]:
   """Size and time of change of a pass's files, quickly: they differ where it may have changed."""
   files = _files(path)
-  return sum(f.bytes for f in files), max(f.mtime_ns for f in files)
+  return sum(f.bytes for f in files), max((f.mtime_ns for f in files), default=0)
 
 
 def entry_of(one: Pass, epoch: int) -> Entry:
