@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from ops import bfloat16, ffm, library, packing, row_optimizers, sharding
+from ops import bfloat16, clock, ffm, library, packing, row_optimizers, sharding
 from ops import keys as key_ops
 from ops.connections import Connections
 from ops.dedupe import dedupe
@@ -105,6 +105,7 @@ def right_calls(rng: np.random.Generator) -> list:
     tape.watch(matrix)
     pairs = ffm.pairs(matrix)
   tape.gradient(pairs, matrix)
+  clock.seconds(unique)
   with contextlib.suppress(tf.errors.UnimplementedError):  # the processor has no avx512_bf16
     bfloat16.product(tf.ones([5, 3]), tf.ones([3, 4]))
   text = np.frombuffer(b'onetwo', np.uint8)

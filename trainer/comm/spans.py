@@ -6,28 +6,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ops import clock
+
 
 class Spans:
-  """Collects, while a graph is traced, when its exchanges begin and end.
+  """Collects, while a graph is traced, when its exchanges begin and end."""
 
-  Args:
-    active: whether it does; TensorFlow has no clock where its ops are deterministic.
-  """
-
-  def __init__(self, active: bool = True):
-    self._active = active
+  def __init__(self):
     self._stamps: list[tf.Tensor] = []
 
   def timed(self, exchange: Callable[[], Any], inputs: Sequence[tf.Tensor]) -> Any:
     """Returns what `exchange` returns; its span begins when the inputs are there."""
-    if not self._active:
-      return exchange()
     with tf.control_dependencies(inputs):
-      begins = tf.timestamp()
+      begins = clock.seconds(inputs[-1])
     with tf.control_dependencies([begins]):
       outputs = exchange()
-    with tf.control_dependencies([t.op for t in tf.nest.flatten(outputs)]):
-      self._stamps.append(tf.stack([begins, tf.timestamp()]))
+    found = tf.nest.flatten(outputs)
+    with tf.control_dependencies([tensor.op for tensor in found]):
+      self._stamps.append(tf.stack([begins, clock.seconds(found[-1])]))
     return outputs
 
   def taken(self) -> tf.Tensor:

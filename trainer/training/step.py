@@ -237,7 +237,7 @@ class TrainStep(Step):
     self._cfg, self._communicator = cfg, communicator
     self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
     self.store = make_store(cfg, self.dense.embedding)
-    self._spans = Spans(active=not cfg.train.deterministic)
+    self._spans = Spans()
     self._rows = rows_of(self.store, communicator, cfg, self._spans)
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
     self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
