@@ -1,0 +1,133 @@
+"""The commands of README.md and docs/tutorial.md, run as they stand there, in a shell, in order.
+
+They are read out of the pages' code blocks. Only sizes are changed: the log is small, and a job has
+fewer processes.
+"""
+
+import pathlib
+import re
+import subprocess
+import tempfile
+import time
+
+import numpy as np
+import pandas as pd
+import requests
+import tensorflow as tf
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SMALLER = {'launch/local.sh 4 ': 'launch/local.sh 2 ', 'servers.sh 2 3 ': 'servers.sh 1 1 '}
+# Commands that are not run here, and where they are.
+ELSEWHERE = {
+  'source ': 'each shell here begins with it',
+  'make ': 'CI runs make train and make test',
+  'horovodrun -np 8 -H host1:4,host2:4 ': 'tests/integration/multihost_test.py has hosts',
+  'launch/cluster.sh ': 'tests/integration/launch_test.py',
+  'launch/parameter_servers.sh 2 3 --config my.yaml --set sync.mode=ps_async': 'as mode ps',
+}
+
+
+def blocks(page: str) -> tuple[list[dict], list[str]]:
+  """Returns the configs of a page and its command lines, without comments, in their order."""
+  text = (ROOT / page).read_text(encoding='utf-8')
+  configs, commands = [], []
+  for kind, block in re.findall(r'^```(\w*)\n(.*?)^```', text, re.MULTILINE | re.DOTALL):
+    if kind == 'yaml':
+      configs.append(yaml.safe_load(block))
+    elif not kind:
+      lines = [re.sub(r'\s+#.*', '', line) for line in block.splitlines()]
+      commands += [x for x in lines if re.match(r'(ctr-|launch/|make |source |horovodrun )', x)]
+  return configs, commands
+
+
+def write_logs(folder: pathlib.Path, config: dict) -> None:
+  """Writes what a config's patterns match: their columns as the config names them."""
+  data, rng = config['data'], np.random.default_rng(0)
+  names = [p for key in ('train', 'valid', 'test') for p in data.get(key, [])] + ['logs/other.csv']
+  for name in [n.replace('*', d) for n in names for d in (('1', '2') if '*' in n else ('',))]:
+    columns = {data['label']: rng.integers(2, size=300)}
+    for slot in data['slots']:
+      values = rng.integers(20, size=300)
+      columns[slot['name']] = [f'{v}{slot.get("separator", "")}{v + 1}' for v in values]
+    columns |= {dense['name']: rng.random(300).round(2) for dense in data['dense']}
+    (folder / name).parent.mkdir(exist_ok=True)
+    pd.DataFrame(columns).to_csv(folder / name, index=False)
+
+
+def alternatives(command: str) -> list[str]:
+  """`--kind base | delta` stands for two commands."""
+  *head, last = re.split(r' (?=\S+ \| )', command, maxsplit=1)
+  return [f'{head[0]} {one}' for one in last.split(' | ')] if head else [command]
+
+
+class CommandsTest(tf.test.TestCase):
+  def shell(self, folder, commands):
+    """Runs commands one after another in one bash; each must succeed."""
+    activate = f'cd {ROOT}; set +u; source .venv/bin/activate; set -u; cd {folder}'
+    script = folder / 'commands.sh'
+    script.write_text('\n'.join(['set -eu', activate, 'set -x', *commands]) + '\n')
+    done = subprocess.run(
+      ['bash', script], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
+    self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-5000:])
+    return done.stdout
+
+  def prepare(self, page):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    configs, commands = blocks(page)
+    write_logs(folder, configs[0])
+    text = yaml.safe_dump(configs[0])
+    (folder / 'my.yaml').write_text(text)
+    (folder / 'absolute.yaml').write_text(text.replace('logs/', f'{folder}/logs/'))
+    for command in commands:
+      self.assertNotIn('&&', command, 'a line is a command')
+    return folder, [c for c in commands if not c.startswith(tuple(ELSEWHERE))]
+
+  def test_readme(self):
+    folder, commands = self.prepare('README.md')
+    self.assertGreaterEqual(len(commands), 7, commands)
+    lines = []
+    for command in commands:
+      for old, new in SMALLER.items():
+        command = command.replace(old, new)
+      if command.startswith('launch/'):  # works in the project's root; a run of its own
+        command = f'{ROOT}/{command} --run_dir {folder}/runs/{len(lines)}'
+        command = command.replace('my.yaml', f'{folder}/absolute.yaml')
+      lines += alternatives(command)
+    out = self.shell(folder, lines)
+    self.assertIn('data.train: 2 passes, 600 samples', out)
+    self.assertLen((folder / 'probabilities.txt').read_text().splitlines(), 300)
+    written = {
+      path.name.partition('-')[2] or path.name for path in (folder / 'runs/mine/exports').iterdir()
+    }
+    self.assertContainsSubset({'base', 'delta', 'saved_model'}, written)
+
+  def test_tutorial(self):
+    folder, commands = self.prepare('docs/tutorial.md')
+    serve = [c for c in commands if c.startswith('ctr-serve')]
+    self.assertLen(serve, 1)
+    out = self.shell(folder, [c for c in commands if c not in serve])
+    self.assertIn('with early stopping', out)
+    self.assertTrue((folder / 'both.html').exists())
+    with subprocess.Popen(
+      ['bash', '-c', f'. {ROOT}/.venv/bin/activate; exec {serve[0]} --port 0'],
+      cwd=folder,
+      stdout=subprocess.PIPE,
+      text=True,
+    ) as server:
+      try:
+        address = re.search(r'http://[^/]*/v1/models/ctr', server.stdout.readline())
+        one = {'user_id': '3', 'item_id': '4', 'tags': '1|2', 'price': 0.5}
+        request = {'json': {'instances': [one]}, 'timeout': 30}
+        deadline, answer = time.monotonic() + 60, None
+        while answer is None or (answer.status_code == 503 and time.monotonic() < deadline):
+          answer = requests.post(f'{address[0]}:predict', **request)  # 503: not loaded yet
+        self.assertEqual(answer.status_code, 200, answer.text)
+        self.assertBetween(answer.json()['predictions'][0], 0, 1)
+      finally:
+        server.terminate()
+
+
+if __name__ == '__main__':
+  tf.test.main()
