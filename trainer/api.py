@@ -1,23 +1,32 @@
 """Training from Python: `run = trainer.fit(config)`, `run.predict(frame)`, `trainer.load(run_dir)`.
 
 One process, as `python -m trainer.run` without a launcher; the run_dir is the same, so that every
-command works on it too.
+command works on it too. The commands themselves are what stands here, with flags.
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from trainer import config, runtime
-from trainer.data.log_files import matching
-from trainer.errors import UserError
+from trainer import command_line, config, runtime
+from trainer.comm.heartbeat import Heartbeat
+from trainer.data.batch_size import suitable
+from trainer.data.log_files import is_directory, matching, normal
+from trainer.data.passes import Pass, passes
+from trainer.data.prepared import PreparedPass
+from trainer.data.schema import wanted_columns
+from trainer.errors import ConfigError, UserError
+
+if TYPE_CHECKING:  # TensorFlow takes seconds to import: it comes after the config was checked
+  from trainer.training.job import Job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,42 +56,30 @@ class Run:
     Args:
       data: patterns of files, or a frame with the columns of the log; data.test where left out.
     """
-    from trainer.data.passes import passes
-    from trainer.training.job import finished_job
+    with self._job() as job, _patterns(self.cfg, data) as patterns:
+      return job.evaluation.evaluate(job.inputs.prepared(passes_to_score(job, patterns), 'api'))
 
-    with (
-      tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder,
-      finished_job(self.run_dir, (), self.checkpoint) as job,
-    ):
-      patterns = _patterns(self.cfg, data, folder)
-      if not patterns:
-        raise UserError(
-          'data: found none, and the config has no data.test; wanted files or a frame'
-        )
-      return job.evaluation.evaluate(job.inputs.prepared(passes(job.cfg, patterns, 'data'), 'api'))
-
-  def predict(self, data: str | Sequence[str] | pd.DataFrame) -> np.ndarray:
+  def predict(self, data: str | Sequence[str] | pd.DataFrame | None = None) -> np.ndarray:
     """Returns the predictions in input order.
 
     Args:
-      data: patterns of files, or a frame with the columns of the log; labels may be left out of it.
+      data: as of `evaluate`; labels, weights and groups are not read and may be missing.
     Returns:
       float32 [samples]; [samples, tasks] where the model has several.
     """
-    from trainer.data.passes import passes
+    # A bad record ends it: dropped ones would shift the predictions after them.
+    with (
+      self._job(['data.max_bad_share=0']) as job,
+      _patterns(self.cfg, data, labelled=False) as patterns,
+    ):
+      found = passes_to_score(job, patterns)
+      prepared = job.inputs.prepared(found, 'api', labelled=False)
+      return np.concatenate(list(predictions(job, prepared)))
+
+  def _job(self, overrides: Sequence[str] = ()) -> contextlib.AbstractContextManager['Job']:
     from trainer.training.job import finished_job
 
-    with (
-      tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder,
-      finished_job(self.run_dir, ['data.max_bad_share=0'], self.checkpoint) as job,
-    ):
-      found = passes(job.cfg, _patterns(self.cfg, data, folder), 'data')
-      parts = [
-        probabilities
-        for one in job.inputs.prepared(found, 'api')
-        for _, probabilities in job.evaluation.predict(one)
-      ]
-      return np.concatenate(parts)
+    return finished_job(self.run_dir, overrides, self.checkpoint)
 
 
 def fit(
@@ -97,25 +94,12 @@ def fit(
   Raises:
     UserError: with one line, where the config or the data are wrong.
   """
-  if isinstance(configuration, str):
-    cfg = config.load(configuration, overrides, run_dir)
-  else:
-    cfg = config.parse(yaml.safe_dump(dict(configuration)), 'fit', overrides, run_dir)
+  cfg = configured(configuration, overrides, run_dir)
   if cfg.sync.mode != 'allreduce':
     raise UserError(f"sync.mode: found '{cfg.sync.mode}'; wanted 'allreduce', one process, in fit")
-  config.check_effects(cfg, 'fit')
-  for key in ('train', 'valid', 'test'):
-    matching(getattr(cfg.data, key), f'data.{key}')
-  _start(cfg)
-  from trainer.comm.communicator import SingleProcess
-  from trainer.training.job import Job
-  from trainer.training.step import TrainStep
-
   handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
   try:
-    job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
-    job.run()
-    job.close()
+    train(cfg)
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
@@ -139,8 +123,113 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
   return Run(run_dir, cfg, checkpoint)
 
 
-def _start(cfg: config.Config) -> None:
-  runtime.start(cfg)
+def configured(
+  configuration: str | Mapping[str, Any], overrides: Sequence[str] = (), run_dir: str | None = None
+) -> config.Config:
+  """Reads the config of a job that trains, and checks that what it names is there.
+
+  Where it gives no batch size, a small log gets one that suits it.
+
+  Args:
+    configuration, overrides, run_dir: as of `fit`.
+  Raises:
+    ConfigError: with one line.
+  """
+  where = configuration if isinstance(configuration, str) else 'config'
+
+  def read(overrides: Sequence[str]) -> config.Config:
+    if isinstance(configuration, str):
+      return config.load(configuration, overrides, run_dir)
+    return config.parse(yaml.safe_dump(dict(configuration)), where, overrides, run_dir)
+
+  cfg = read(overrides)
+  config.check_effects(cfg, where)
+  for key in ('train', 'valid', 'test'):
+    try:
+      matching(getattr(cfg.data, key), f'{where}: data.{key}')
+    except ConfigError as e:
+      raise ConfigError(f'{e}; {config.columns_wanted(cfg, where)}') from None
+  if cfg.data.watch and not is_directory(normal(cfg.data.watch)):
+    raise ConfigError(
+      f"{where}: data.watch: found '{cfg.data.watch}', which is no directory; wanted one where "
+      'passes arrive'
+    )
+  if 'batch_size' in cfg.train.model_fields_set:
+    return cfg
+  size, samples = suitable(cfg)
+  if size == cfg.train.batch_size:
+    return cfg
+  if runtime.rank() == 0:
+    print(
+      f'train.batch_size: {size}, for the log has {samples:,} samples ({cfg.train.batch_size} in a '
+      'large one)',
+      flush=True,
+    )
+  return read([*overrides, f'train.batch_size={size}'])
+
+
+def train(
+  cfg: config.Config, here: runtime.Runtime = runtime.Runtime(), init_from: str | None = None
+) -> int:
+  """Trains in this process, which may be one rank of several.
+
+  Args:
+    cfg: the config, as `configured` returns it.
+    here: where this process stands.
+    init_from: a run_dir whose features and layers a new run begins with.
+  Returns:
+    The exit status.
+  """
+  with contextlib.ExitStack() as stack:
+    # First of all, so that the others hear of a rank that is lost while it starts.
+    heartbeat = stack.enter_context(Heartbeat(here, cfg.sync)) if here.size > 1 else None
+    _start(cfg, here)
+    from trainer.comm import horovod
+    from trainer.training.job import Job
+    from trainer.training.step import TrainStep
+
+    communicator = horovod.communicator(here, cfg.sync)
+    step = TrainStep(cfg, communicator)
+    progress_made = heartbeat.progress if heartbeat else lambda: None
+    job = Job(cfg, communicator, step, progress_made, init_from=init_from)
+    if heartbeat:
+      heartbeat.tell_lost = job.tell_lost
+    done = job.run()
+    troubles = job.close()
+    communicator.barrier()
+  return command_line.status(done, troubles)
+
+
+def passes_to_score(job: 'Job', patterns: Sequence[str]) -> list[Pass]:
+  """Returns the passes that patterns of files name, or data.test where there are no patterns.
+
+  Raises:
+    UserError: where there is neither.
+  """
+  patterns = patterns or job.cfg.data.test
+  if not patterns:
+    raise UserError('--data: found none, and the config has no data.test; wanted files')
+  return passes(job.cfg, patterns, '--data')
+
+
+def predictions(job: 'Job', prepared: Sequence[PreparedPass]) -> Iterator[np.ndarray]:
+  """Yields the predictions on passes, in order, on rank 0; every rank takes part.
+
+  Yields:
+    float32 [B], or [B, T] of several tasks.
+  """
+  communicator = job.communicator
+  for one in prepared:
+    for _, own in job.evaluation.predict(one):
+      # The ranks' shares of a batch, side by side, are the batch.
+      shares = [own if rank == 0 else None for rank in range(communicator.size)]
+      shares = communicator.exchange(shares)
+      if communicator.rank == 0:
+        yield np.concatenate(shares)
+
+
+def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> None:
+  runtime.start(cfg, here)
   import tensorflow as tf
 
   if (version := getattr(tf.keras, '__version__', '2')) >= '3':  # legacy Keras does not say it
@@ -150,22 +239,27 @@ def _start(cfg: config.Config) -> None:
     )
 
 
+@contextlib.contextmanager
 def _patterns(
-  cfg: config.Config, data: str | Sequence[str] | pd.DataFrame | None, folder: str
-) -> list[str]:
-  """The files of `data`; a frame is written into `folder`, as the log is."""
-  if data is None:
-    return cfg.data.test
+  cfg: config.Config, data: str | Sequence[str] | pd.DataFrame | None, labelled: bool = True
+) -> Iterator[Sequence[str]]:
+  """The files of `data`; for the time of a `with` a frame is one, written as the log is."""
   if not isinstance(data, pd.DataFrame):
-    return [data] if isinstance(data, str) else list(data)
-  labels = [label.column or label.name for label in cfg.labels]
-  needed = [*labels, cfg.data.weight, cfg.data.group]
-  frame = data.assign(**{c: 0 for c in needed if c is not None and c not in data})
-  if cfg.data.format not in (None, 'csv'):
-    path = os.path.join(folder, 'frame.parquet')
-    frame.to_parquet(path, index=False)
-    return [path]
-  path = os.path.join(folder, 'frame.csv')
-  columns = cfg.data.columns
-  frame.to_csv(path, sep=cfg.data.delimiter, index=False, columns=columns, header=columns is None)
-  return [path]
+    yield [data] if isinstance(data, str) else data or []
+    return
+  with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
+    if cfg.data.format not in (None, 'csv'):
+      path = os.path.join(folder, 'frame.parquet')
+      data.to_parquet(path, index=False)
+    else:
+      path = os.path.join(folder, 'frame.csv')
+      columns, wanted = cfg.data.columns, wanted_columns(cfg, labelled)
+      missing = [c for c in columns or () if c not in data]
+      for column in missing:
+        if column in wanted:
+          raise UserError(f"data: the frame has no column '{column}' ({wanted[column]})")
+      frame = data.assign(**dict.fromkeys(missing, ''))
+      frame.to_csv(
+        path, sep=cfg.data.delimiter, index=False, columns=columns, header=columns is None
+      )
+    yield [path]

@@ -180,22 +180,38 @@ class Data(Section):
   trained on; null: all."""
 
 
-# What a row optimizer learns with where the config gives it no learning_rate (docs/quality.md).
-# Gradients are means over the batch, so that a feature that was seen once has a small one, 2e-4 of
-# 4096 samples. Rules that make all steps equally large would learn such features by heart: epsilon
-# keeps theirs small, as initial_accumulator does for adagrad, and clip bounds the steps of sgd and
-# adagrad_row on frequent features at a rate from which rare ones learn at all.
-ROW_DEFAULTS = {
+BATCH_SIZE = 4096
+# What a row optimizer learns with where the config gives it no learning_rate, in batches of
+# BATCH_SIZE samples (docs/quality.md). Gradients are means over the batch, so that a feature that
+# was seen once has a small one, 2e-4. Rules that make all steps equally large would learn such
+# features by heart: epsilon and initial_accumulator keep theirs small, and clip bounds the steps of
+# sgd and adagrad_row on frequent features at a rate from which rare ones learn at all.
+_ROW_DEFAULTS = {
   'sgd': {'learning_rate': 150.0, 'clip': 1e-4},
-  'adagrad': {'learning_rate': 0.2},
-  'adagrad_row': {'learning_rate': 50.0, 'clip': 4e-4, 'initial_accumulator': 1e-5},
+  'adagrad': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
+  'adagrad_row': {'learning_rate': 100.0, 'clip': 2.5e-4, 'initial_accumulator': 1e-5},
   'adam': {'learning_rate': 0.03, 'epsilon': 1e-5},
-  'ftrl': {'learning_rate': 0.2},
+  'ftrl': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
   'rmsprop': {'learning_rate': 0.01, 'epsilon': 1e-4},
 }
-# Where they have a learning_rate of their own, as PaddlePaddle has them: the gradient is divided by
-# the feature's shows, for their steps follow its size.
+# The steps of these follow the gradient's size. Where they have a learning_rate of their own, the
+# gradient is divided by the feature's shows, as PaddlePaddle has them.
 SCALED_BY_FEATURE = {'sgd', 'adagrad_row'}
+
+
+def row_defaults(kind: str, batch_size: int = BATCH_SIZE) -> dict[str, float]:
+  """Returns what a row optimizer learns with where the config gives it no learning_rate.
+
+  In another batch than one of BATCH_SIZE samples the mean gradients of rare features are larger or
+  smaller by `scale`; what is compared with them changes alike, so that the sum of a feature's
+  gradients moves its row as far.
+  """
+  scale = BATCH_SIZE / batch_size
+  powers = {'clip': 1, 'epsilon': 1, 'initial_accumulator': 2}
+  powers['learning_rate'] = -1 if kind in SCALED_BY_FEATURE else 0
+  return {key: value * scale ** powers[key] for key, value in _ROW_DEFAULTS[kind].items()}
+
+
 STATIC_EPOCHS = 20  # at most, of a log without days that has data.valid
 
 
@@ -204,10 +220,10 @@ class RowOptimizer(Section):
 
   kind: Literal['sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'] = 'adagrad'
   """The rule; docs/layers.md has a table of them and of their defaults."""
-  learning_rate: Scale = ROW_DEFAULTS['adagrad']['learning_rate']
+  learning_rate: Scale = _ROW_DEFAULTS['adagrad']['learning_rate']
   """The step's size. Where it is left out, it and what else makes the rule learn (clip, epsilon,
-  initial_accumulator) have defaults of the kind, in docs/layers.md; below are those beside a rate
-  of your own."""
+  initial_accumulator) have defaults of the kind and of the batch's size, in docs/layers.md; below
+  are those beside a rate of your own."""
   initial_accumulator: NonNegative = 1e-6
   """adagrad, adagrad_row, ftrl: what the sums of squared gradients start from. It should be small
   beside the squares of mean gradients (a few 1e-4 each): .1 keeps rows from learning. Beside
@@ -236,12 +252,11 @@ class RowOptimizer(Section):
 
   @pydantic.model_validator(mode='before')
   @classmethod
-  def _defaults_of_kind(cls, value: Any) -> Any:
-    if not isinstance(value, dict) or not isinstance(value.get('kind'), str):
-      return value
-    if 'learning_rate' in value:
-      return ({'initial_accumulator': 3.0} if value['kind'] == 'adagrad_row' else {}) | value
-    return ROW_DEFAULTS.get(value['kind'], {}) | value
+  def _accumulator_of_paddle(cls, value: Any) -> Any:
+    own_rate = isinstance(value, dict) and 'learning_rate' in value
+    if own_rate and value.get('kind') == 'adagrad_row':
+      return {'initial_accumulator': 3.0} | value
+    return value
 
   @pydantic.field_validator('l2_mode', mode='before')
   @classmethod
@@ -278,22 +293,6 @@ class Sparse(Section):
   """Of rows and their gradients on the way between processes."""
   tables: dict[str, Table] = {'default': Table()}
   """The tables by name."""
-
-  @pydantic.model_validator(mode='before')
-  @classmethod
-  def _scale_of_kinds(cls, value: Any) -> Any:
-    if not isinstance(value, dict) or 'gradient_scale' in value:
-      return value
-    tables = value.get('tables')
-    found = [
-      optimizer.get('kind')
-      for table in (tables.values() if isinstance(tables, dict) else ())
-      if isinstance(table, dict)
-      for optimizer in (table.get('linear'), table.get('factors'))
-      if isinstance(optimizer, dict) and 'learning_rate' in optimizer
-    ]
-    by_feature = any(kind in found for kind in SCALED_BY_FEATURE)
-    return value | {'gradient_scale': 'feature' if by_feature else 'batch'}
 
 
 class Interaction(Section):
@@ -410,8 +409,10 @@ class Schedule(Section):
 class Train(Section):
   """The training loop."""
 
-  batch_size: PositiveInt = 4096
-  """Samples of a step, over all ranks and workers together; in ps_async of one worker."""
+  batch_size: PositiveInt = BATCH_SIZE
+  """Samples of a step, over all ranks and workers together; in ps_async of one worker. Where it is
+  left out and data.train has fewer than 40,960 samples, it is the power of two, at least 64, that
+  makes ten steps of an epoch."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. The default is 20, with early stopping (a
   plateau), for a log without days that has data.valid."""
@@ -510,6 +511,34 @@ class Metrics(Section):
 
 class Config(Section):
   """Everything that a job is told."""
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _rows_learn_by_kind_and_batch(cls, tree: Any) -> Any:
+    """Completes each row optimizer without a learning_rate, and sparse.gradient_scale."""
+    sparse = tree.get('sparse') or {} if isinstance(tree, dict) else None
+    tables = sparse.get('tables', {'default': {}}) if isinstance(sparse, dict) else None
+    if not isinstance(tables, dict):
+      return tree
+    train = tree.get('train')
+    batch_size = train.get('batch_size', BATCH_SIZE) if isinstance(train, dict) else BATCH_SIZE
+    if type(batch_size) is not int or batch_size < 1:
+      return tree
+    by_feature, completed = False, {}
+    for name, table in tables.items():
+      rules = {}
+      for part in ('linear', 'factors') if isinstance(table, dict) else ():
+        rule = table.get(part, {})
+        kind = rule.get('kind', 'adagrad') if isinstance(rule, dict) else None
+        if not isinstance(kind, str) or kind not in _ROW_DEFAULTS:
+          continue
+        if 'learning_rate' in rule:
+          by_feature |= kind in SCALED_BY_FEATURE
+        else:
+          rules[part] = row_defaults(kind, batch_size) | rule
+      completed[name] = table | rules if rules else table
+    scale = {'gradient_scale': 'feature' if by_feature else 'batch'}
+    return tree | {'sparse': scale | sparse | {'tables': completed}}
 
   @pydantic.model_validator(mode='before')
   @classmethod
@@ -1090,7 +1119,8 @@ def _with_defaults_of_run(tree: dict[str, Any]) -> dict[str, Any]:
   tables = sparse.get('tables')
   if isinstance(tables, dict):
     old_sparse['tables'] = {n: t for n, t in old_sparse.get('tables', {}).items() if n in tables}
-  train = {key: old['train'][key] for key in ('epochs', 'plateau') if key in old.get('train', {})}
+  train = old.get('train', {})
+  train = {key: train[key] for key in ('epochs', 'plateau', 'batch_size') if key in train}
   return tree | {'sparse': _kept(sparse, old_sparse), 'train': _kept(tree.get('train', {}), train)}
 
 

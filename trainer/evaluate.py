@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from trainer import command_line, runtime
+from trainer import api, command_line, runtime
 from trainer.errors import UserError, nearest
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -35,21 +35,15 @@ JSON = flags.DEFINE_bool('json', False, 'Prints what --by finds as one JSON obje
 
 @command_line.command
 def main() -> None:
-  from trainer.data.passes import passes
   from trainer.training.job import finished_job
 
   here = runtime.launched()
   with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value, here) as job:
-    patterns = DATA.value or job.cfg.data.test
-    if not patterns:
-      raise UserError(
-        '--data: found none, and the config has no data.test; wanted files to evaluate on'
-      )
     names = [slot.name for slot in job.cfg.slots]
     for name in BY.value:
       if name not in names:
         raise UserError(f"--by: found slot '{name}'{nearest(name, names)}")
-    prepared = job.inputs.prepared(passes(job.cfg, patterns, '--data'), 'evaluate')
+    prepared = job.inputs.prepared(api.passes_to_score(job, DATA.value), 'evaluate')
     if BY.value:
       found = slices_by_text(job, prepared)
       if here.rank == 0:

@@ -12,12 +12,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 
-import numpy as np
 from absl import flags
 
-from trainer import command_line, runtime
+from trainer import api, command_line, runtime
 from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -46,7 +44,6 @@ def _from_standard_input(folder: str) -> str:
 @command_line.command
 def main() -> None:
   from trainer.data.carried import beside, carried_columns, write_tables
-  from trainer.data.passes import passes
   from trainer.data.prepared import is_prepared
   from trainer.training.job import finished_job
 
@@ -65,30 +62,17 @@ def main() -> None:
     plain_errors('cannot write --out'),
   ):
     cfg = job.cfg
-    patterns = [
-      _from_standard_input(folder) if p == '-' else p for p in DATA.value or cfg.data.test
-    ]
-    if not patterns:
-      raise UserError(
-        '--data: found none, and the config has no data.test; wanted files to predict on'
-      )
-    found = passes(cfg, patterns, '--data')
+    patterns = [_from_standard_input(folder) if p == '-' else p for p in DATA.value]
+    found = api.passes_to_score(job, patterns)
     for one in found:
       if COLUMNS.value and is_prepared(cfg.data, one.path):
         raise UserError(f'--columns: {one.path} is a prepared pass; wanted raw files with them')
     prepared = job.inputs.prepared(found, 'predict', labelled=False)
     names = [label.name for label in cfg.data.labels] or ['probability']
 
-    def predicted() -> Iterator[np.ndarray]:
-      for one in prepared:
-        for _, own in job.evaluation.predict(one):
-          # The ranks' shares of a batch, side by side, are the batch.
-          shares = job.communicator.exchange([own if r == 0 else None for r in range(here.size)])
-          if here.rank == 0:
-            yield np.concatenate(shares)
-
+    predicted = api.predictions(job, prepared)
     if here.rank > 0:
-      collections.deque(predicted(), 0)  # takes part
+      collections.deque(predicted, 0)  # takes part
       return
 
     out = '/dev/stdout' if OUT.value == '-' else f'{OUT.value}.new{os.getpid()}'
@@ -98,11 +82,11 @@ def main() -> None:
         for one in found
         for table in carried_columns(cfg, one.path, COLUMNS.value, as_text=not as_parquet)
       )
-      tables = beside(carried if COLUMNS.value else None, predicted(), names)
+      tables = beside(carried if COLUMNS.value else None, predicted, names)
       write_tables(tables, out, as_parquet)
     else:
       with open(out, 'w', encoding='ascii') as f:
-        for probabilities in predicted():
+        for probabilities in predicted:
           rows = probabilities.reshape(len(probabilities), -1)
           f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
     if OUT.value != '-':

@@ -97,9 +97,13 @@ def _layers() -> Iterator[str]:
   yield 'What stands beside the kind in `model.interactions`; docs/layers.md has the formulas.\n'
   yield '| interaction | argument | default | meaning |\n|---|---|---|---|'
   for kind, layer in BUILT_IN.items():
-    text = inspect.getdoc(layer).partition('Args:\n')[2]
-    meanings = dict(re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE))
-    parameters = inspect.signature(layer.__init__).parameters if '__init__' in vars(layer) else {}
+    classes = [c for c in layer.__mro__ if c.__module__.startswith('trainer.')]
+    meanings = {}
+    for one in reversed(classes):  # a class takes what it does not describe from its base
+      text = inspect.getdoc(one).partition('Args:\n')[2]
+      meanings |= re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE)
+    has_own = any('__init__' in vars(one) for one in classes)
+    parameters = inspect.signature(layer.__init__).parameters if has_own else {}
     own = [p for name, p in parameters.items() if name not in ('self', 'kwargs', *PASSED)]
     for p in own:
       value = list(p.default) if isinstance(p.default, tuple) else p.default

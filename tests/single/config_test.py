@@ -48,12 +48,33 @@ class ConfigTest(tf.test.TestCase):
     )
 
   def test_row_optimizers_have_defaults_of_their_kind(self):
-    for kind in config.ROW_DEFAULTS:
+    for kind in ('sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'):
       cfg = self.load(overrides=[f'sparse.tables.default.factors.kind={kind}'])
-      wanted = config.ROW_DEFAULTS[kind]
+      wanted = config.row_defaults(kind)
       found = cfg.sparse.tables['default'].factors.model_dump()
       self.assertEqual({key: found[key] for key in wanted}, wanted)
       self.assertEqual(cfg.sparse.gradient_scale, 'batch')
+    self.assertEqual(self.load().sparse, self.load(overrides=['sparse={}']).sparse)
+
+  def test_they_move_a_row_as_far_whatever_the_batch(self):
+    """A feature that is seen once in a batch, whose gradient is therefore 1 / its size."""
+    of_size = {}
+    for size in (64, 4096):
+      for kind in ('adagrad', 'adagrad_row', 'adam', 'rmsprop', 'sgd'):
+        given = [f'train.batch_size={size}', f'sparse.tables.default.linear.kind={kind}']
+        rule = self.load(overrides=given).sparse.tables['default'].linear
+        gradient = min(1 / size, rule.clip or 1)
+        of_size.setdefault(kind, []).append(
+          {
+            'sgd': rule.learning_rate * gradient,
+            'adagrad': rule.learning_rate * gradient / (gradient + rule.initial_accumulator**0.5),
+            'adagrad_row': rule.learning_rate * gradient,
+            'adam': rule.learning_rate * gradient / (gradient + rule.epsilon),
+            'rmsprop': rule.learning_rate * gradient / (gradient + rule.epsilon),
+          }[kind]
+        )
+    for kind, (small, large) in of_size.items():
+      self.assertAllClose(small, large, msg=kind)
 
   def test_a_learning_rate_of_ones_own_goes_without_them(self):
     own = ['sparse.tables.default.linear={kind: adam, learning_rate: 0.01}']
@@ -93,9 +114,9 @@ class ConfigTest(tf.test.TestCase):
     cfg = self.load(overrides=same)
     table = cfg.sparse.tables['default']
     self.assertEqual((table.linear.learning_rate, table.width), (0.05, 3))
-    self.assertEqual((cfg.train.epochs, cfg.train.plateau, cfg.train.batch_size), (1, None, 4096))
+    self.assertEqual((cfg.train.epochs, cfg.train.plateau, cfg.train.batch_size), (1, None, 7))
     other = self.load(overrides=[*same, 'sparse.tables.default.linear.kind=adam'])
-    wanted = config.ROW_DEFAULTS['adam']['learning_rate']
+    wanted = config.row_defaults('adam')['learning_rate']
     self.assertEqual(other.sparse.tables['default'].linear.learning_rate, wanted)
     self.assertEqual(other.sparse.tables['default'].width, 3)
 

@@ -600,7 +600,7 @@ def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
   """Why a model predicts worse than a constant."""
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):
-      wanted = config.ROW_DEFAULTS.get(rule.kind, {}).get('learning_rate')
+      wanted = config.row_defaults(rule.kind)['learning_rate']
       if rule.kind in ('adam', 'rmsprop') and rule.learning_rate > wanted:
         return (
           f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '

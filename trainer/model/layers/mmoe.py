@@ -105,7 +105,7 @@ class MMoE(tf.keras.layers.Layer):
 class SharedBottom(MMoE):
   """One multilayer perceptron on x_0 that all tasks read: an MMoE of a single expert.
 
-  Caruana 1997, "Multitask Learning". Args: as of MMoE.
+  Caruana 1997, "Multitask Learning". The arguments are those of MMoE.
   """
 
   def __init__(
