@@ -26,14 +26,15 @@ CONFIG = {
 
 
 class ClosingTest(tf.test.TestCase):
-  def printed(self, events):
+  def printed(self, events, tree=CONFIG):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
-    (folder / 'config.yaml').write_text(yaml.safe_dump(CONFIG))
+    (folder / 'config.yaml').write_text(yaml.safe_dump(tree))
     lines = [json.dumps({'step': i, 'time': i} | e) for i, e in enumerate(events)]
     (folder / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     run, out = read_run(str(folder)), io.StringIO()
     with contextlib.redirect_stdout(out):
-      closing.print_table(run)
+      for of_task in run.by_task():
+        closing.print_table(of_task)
       for line in closing.last_lines(run):
         print(line.replace(str(folder), 'RUN'))
     return out.getvalue().splitlines()
@@ -60,6 +61,38 @@ class ClosingTest(tf.test.TestCase):
       'ctr-predict --run_dir RUN',
     ):
       self.assertIn(wanted, text)
+
+  def test_each_task_has_a_table_and_the_plateau_names_the_one_that_decides(self):
+    tree = CONFIG | {
+      'data': CONFIG['data'] | {'labels': [{'name': 'click'}, {'name': 'conversion'}]},
+      'model': {'interactions': ['linear'], 'tasks': {'click': {}, 'conversion': {}}},
+      'train': {'plateau': {'metric': 'logloss', 'task': 'conversion'}},
+    }
+    events = []
+    for epoch, (auc, logloss) in enumerate([(0.7, 0.21), (0.8, 0.20), (0.9, 0.22)]):
+      click = {'auc': auc, 'logloss': 0.5, 'calibration': 1.0, 'gauc': 0.61}
+      conversion = {'auc': auc - 0.1, 'logloss': logloss, 'calibration': 1.125, 'gauc': 0.62}
+      tasks = {'tasks': {'click': click, 'conversion': conversion}, 'epoch': epoch, 'examples': 9}
+      events += [
+        {'event': 'train', 'pass': 'a', **click, **tasks},
+        {'event': 'eval', 'split': 'valid', 'pass': 'valid', **click, **tasks},
+      ]
+    events += [{'event': 'eval', 'split': 'test', 'pass': 'test', **click, **tasks}]
+    lines = self.printed(events, tree)
+    text = '\n'.join(lines)
+    heads = [line for line in lines if 'pass' in line]
+    self.assertEqual([line.split()[0] for line in heads], ['click', 'conversion'])
+    marked = [line.split() for line in lines if line.startswith(' best')]
+    self.assertEqual(
+      [row[-4:] for row in marked],
+      [
+        ['0.5000', '0.8000', '0.6100', '1.000'],
+        ['0.2000', '0.7000', '0.6200', '1.125'],
+      ],
+    )
+    self.assertIn('best: valid conversion logloss 0.2000 of valid, epoch 1', text)
+    self.assertIn('test: click auc 0.9000, logloss 0.5000', text)
+    self.assertIn('test: conversion auc 0.8000, logloss 0.2200', text)
 
   def test_lines_without_a_terminal(self):
     out = io.StringIO()

@@ -113,7 +113,7 @@ class MetricsTest(tf.test.TestCase):
     one.reset()
     self.assertEqual(
       result(one.state()),
-      {'auc': None, 'base_logloss': None, 'logloss': None, 'calibration': None, 'examples': 0},
+      {**dict.fromkeys(('auc', 'base_logloss', 'logloss', 'calibration', 'ctr')), 'examples': 0},
     )
 
   def test_one_class_has_no_auc(self):

@@ -13,6 +13,7 @@ import unittest
 
 import numpy as np
 import tensorflow as tf
+import yaml
 
 from tests.support import runs
 from trainer.errors import UserError
@@ -153,6 +154,31 @@ class PageTest(tf.test.TestCase):
       {slot: v['auc'] for slot, v in events[-2]['slots'].items()},
     )
     self.assertIn('was trained on 400,000 samples: 4 passes of 4 days.', page['text'])
+
+  def test_quality_of_each_task(self):
+    events = runs.healthy_events()
+    for e in events:
+      if 'auc' in e and e['event'] != 'importance':
+        click = {figure: e[figure] for figure in ('auc', 'logloss', 'calibration', 'ctr')}
+        e['tasks'] = {'click': click, 'conversion': click | {'auc': e['auc'] - 0.25}}
+    run_dir = self.write(events=events, plateau={'metric': 'auc', 'task': 'conversion'})
+    path = pathlib.Path(run_dir, 'config.yaml')
+    tree = yaml.safe_load(path.read_text())
+    tree['data'] |= {'valid': ['gone'], 'labels': [{'name': 'click'}, {'name': 'conversion'}]}
+    tree['model']['tasks'] = {'click': {}, 'conversion': {}}
+    path.write_text(yaml.safe_dump(tree))
+    report.write([run_dir], f'{run_dir}/report.html')
+    page = pathlib.Path(run_dir, 'report.html').read_text()
+    for name in ('auc', 'logloss', 'calibration'):
+      for task in ('click', 'conversion'):
+        self.assertEqual(page.count(f'id="{name}_{task}"'), 1)
+    self.assertIn('<h2>Calibration conversion</h2>', page)
+    ahead = [e for e in events if e.get('split') == 'next']
+    best = max(e['auc'] for e in ahead) - 0.25
+    self.assertIn(f'The best conversion AUC of a pass before it was trained on is {best:.4f}', page)
+    test = events[-3]['auc']
+    for task, auc in (('click', test), ('conversion', test - 0.25)):
+      self.assertIn(f'On the test of {task} AUC is {auc:.4f}', page)
 
   @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
   def test_a_browser_compares_runs(self):

@@ -13,11 +13,6 @@ def first_histogram(state: Mapping[str, np.ndarray]) -> np.ndarray | None:
   return next((array for name, array in state.items() if name.endswith('histogram')), None)
 
 
-def click_rate(histogram: np.ndarray) -> float | None:
-  """Returns the weight of the positives over that of all; None where there are no samples."""
-  return float(histogram[1].sum() / histogram.sum()) if histogram.sum() else None
-
-
 def first_task(column: np.ndarray) -> np.ndarray:
   """Returns the first task's column of [B] or [B, T]."""
   return column if column.ndim == 1 else column[:, 0]

@@ -141,9 +141,9 @@ def result(state: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
   Returns:
     auc, logloss, base_logloss (what predicting the share of clicks for every sample would have),
-    calibration (Σ predicted / Σ clicked) and examples; for squared error rmse and examples. A
-    figure that the samples do not define, as the AUC of one class, is None. Of several tasks these
-    are the first one's, and `tasks` has each one's by name.
+    calibration (Σ predicted / Σ clicked), ctr (the share of clicks) and examples; for squared error
+    rmse and examples. A figure that the samples do not define, as the AUC of one class, is None. Of
+    several tasks these are the first one's, and `tasks` has each one's by name.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}
@@ -165,6 +165,7 @@ def result(state: Mapping[str, np.ndarray]) -> dict[str, Any]:
     'logloss': _ratio(loss, weight),
     'base_logloss': _entropy(clicked / weight) if weight > 0 else None,
     'calibration': _ratio(predicted, clicked),
+    'ctr': _ratio(clicked, weight),
     'examples': int(examples),
   }
 

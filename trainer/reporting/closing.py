@@ -38,7 +38,8 @@ def write_report(cfg: config.Config) -> None:
 def close(cfg: config.Config) -> None:
   """Prints the closing table and writes report.html; process 0 calls it once the run is done."""
   run = read_run(cfg.run_dir)
-  print_table(run)
+  for of_task in run.by_task():
+    print_table(of_task)
   if warning := few_admitted(cfg, run.events):
     print(warning)
   write_report(cfg)
@@ -83,7 +84,7 @@ def print_table(run: Run) -> None:
   """Prints what training, each pass ahead of it, validation and test said, a group each.
 
   Args:
-    run: what it has written.
+    run: what it has written, of several tasks one of `by_task`.
   """
   shown = run.events.reindex(
     columns=['event', 'split', 'pass', 'rmse', *(field for _, field, _ in COLUMNS)]
@@ -97,8 +98,8 @@ def print_table(run: Run) -> None:
   shown = shown[shown['group'].isin(GROUPS)]
   columns = [c for c in COLUMNS if shown[c[1]].notna().any()]
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-  for title in ('', 'pass'):
-    table.add_column(title, no_wrap=True)
+  for title in (run.task, 'pass'):
+    table.add_column(shortened(title, NAME_WIDTH), no_wrap=True)
   for title, _, _ in columns:
     is_rmse = title == 'logloss' and shown['rmse'].notna().any()
     table.add_column('rmse' if is_rmse else title, justify='right', no_wrap=True)
@@ -119,14 +120,19 @@ def print_table(run: Run) -> None:
 
 def last_lines(run: Run) -> Iterator[str]:
   """Yields the best figure and where it was, where things lie, and what to type next."""
-  metric, best, tests = run.metric, run.best, run.evaluated('test')
+  metric, best = run.deciding.metric, run.deciding.best
   if best is not None:
     where = '' if pd.isna(best['epoch']) else f', epoch {best["epoch"]:.0f}'
-    yield f'best: {best["split"]} {metric} {best[metric]:.4f} of {best["pass"]}{where}'
-  if len(tests):
+    what = f'{best["split"]} {run.deciding_task} {metric}'.replace('  ', ' ')
+    yield f'best: {what} {best[metric]:.4f} of {best["pass"]}{where}'
+  for one in run.by_task():
+    tests = one.evaluated('test')
+    if not len(tests):
+      continue
     values = [f'{n} {tests.iloc[-1][n]:.4f}' for n in ('auc', 'logloss', 'rmse') if n in tests]
-    yield f'test: {", ".join(v for v in values if not v.endswith("nan"))}'
-    bound = run.reachable(tests.iloc[-1]['pass'], 'auc')
+    told = ', '.join(v for v in values if not v.endswith('nan'))
+    yield f'test: {one.task} {told}'.replace('  ', ' ')
+    bound = one.reachable(tests.iloc[-1]['pass'], 'auc')
     if bound is not None:
       yield f'      the true probabilities reach AUC {bound:.4f}'
   sizes = ', '.join(

@@ -36,7 +36,8 @@ def state(run: Run) -> str:
 def summary(run: Run) -> list[str]:
   """Sentences that say what was trained, on how much, how well, how fast, and how it ended."""
   cfg, trained, told = run.cfg, run.of('train'), []
-  kinds = ', '.join(i.kind.rpartition('.')[2] for i in cfg.model.interactions)
+  used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
+  kinds = ', '.join(used)
   model = f'A model of {kinds} over {len(cfg.slots)} slots and {len(cfg.data.dense)} dense columns'
   if not len(trained):
     told.append(f'{model}: no pass was trained to its end yet.')
@@ -47,22 +48,27 @@ def summary(run: Run) -> list[str]:
     epochs = trained['epoch'].nunique() if 'epoch' in trained else 1
     count += f' in {epochs} epochs' * (epochs > 1)
     told.append(f'{model} was trained on {trained["examples"].sum():,.0f} samples: {count}.')
-  best = run.best
+  decides = run.deciding
+  best = decides.best
   if best is not None:
     where = {'valid': 'of the validation', 'next': 'of a pass before it was trained on'}
-    text = f'The best {NAMES[run.metric]} {where.get(best["split"], "of the test")} is '
-    text += f'{best[run.metric]:.4f}, at step {best["step"]:,.0f}'
+    name = f'{decides.task} {NAMES[decides.metric]}'.strip()
+    text = f'The best {name} {where.get(best["split"], "of the test")} is '
+    text += f'{best[decides.metric]:.4f}, at step {best["step"]:,.0f}'
     if best['split'] == 'valid' and pd.notna(best.get('epoch')):
       text += f' (epoch {best["epoch"]:.0f})'
     if best['split'] == 'next':
       text += f' ({best["pass"]})'
     told.append(text + '.')
-  test = run.evaluated('test')
-  if len(test):
+  for one in run.by_task():
+    test = one.evaluated('test')
+    if not len(test):
+      continue
     last = test.iloc[-1]
     shown = [m for m in ('auc', 'gauc', 'logloss', 'rmse') if pd.notna(last.get(m))]
-    text = 'On the test ' + _list([f'{NAMES[m]} is {last[m]:.4f}' for m in shown])
-    reach = [(m, run.reachable(last['pass'], m)) for m in shown]
+    of_task = f' of {one.task}' if one.task else ''
+    text = f'On the test{of_task} ' + _list([f'{NAMES[m]} is {last[m]:.4f}' for m in shown])
+    reach = [(m, one.reachable(last['pass'], m)) for m in shown]
     reach = [f'{NAMES[m]} {value:.4f}' for m, value in reach if value is not None]
     if reach:
       text += f'; the true probabilities reach {_list(reach)}'
@@ -227,19 +233,21 @@ def _factors(run: Run) -> Iterator[str]:
 
 
 def _calibration(run: Run) -> Iterator[str]:
-  evaluated = run.of('eval')
-  if not len(evaluated) or 'calibration' not in evaluated:
-    return
-  last = evaluated.iloc[-1]
-  if pd.notna(last['calibration']) and abs(last['calibration'] - 1) > MISCALIBRATED:
-    how = 'above' if last['calibration'] > 1 else 'below'
-    yield (
-      f'Predictions of the {last["split"]} split ({last["pass"]}) lie '
-      f'{abs(last["calibration"] - 1):.0%} {how} the clicks.'
-    )
+  for one in run.by_task():
+    evaluated = one.of('eval')
+    if not len(evaluated) or 'calibration' not in evaluated:
+      continue
+    last = evaluated.iloc[-1]
+    if pd.notna(last['calibration']) and abs(last['calibration'] - 1) > MISCALIBRATED:
+      how = 'above' if last['calibration'] > 1 else 'below'
+      yield (
+        f'Predictions of the {last["split"]} split ({last["pass"]}) lie '
+        f'{abs(last["calibration"] - 1):.0%} {how} {one.task or "the clicks"}.'
+      )
 
 
 def _overfitting(run: Run) -> Iterator[str]:
+  run = run.deciding
   found = run.evaluated('valid')
   if len(found) > 2 and run.metric in found:
     values = (1 if run.metric in ('logloss', 'rmse') else -1) * found[run.metric].to_numpy()

@@ -114,6 +114,7 @@ _SECTIONS = (
     ),
   ),
 )
+_OF_EACH_TASK = ('Quality', 'Calibration')
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -178,18 +179,25 @@ def _table(table: pd.DataFrame, index: bool = False) -> str:
 def _sections(run: Run) -> str:
   page = []
   for heading, parts in _SECTIONS:
-    drawn = [(part, figure) for part in parts if (figure := part[3](run)) is not None]
-    cards, beside = [], False
-    for i, ((name, title, note, _, wide), figure) in enumerate(drawn):
-      # A half card stands alone where no other half card follows: then it is wide too.
-      alone = not beside and (i + 1 == len(drawn) or drawn[i + 1][0][4])
-      beside = not (wide or alone or beside)
-      cards.append(_card(title, note, _plot(name, figure), wide or alone))
-    if heading == 'Features' and (slots := _slots(run)):
-      cards.append(slots)
-    if cards:
-      page.append(f'<h2>{heading}</h2><div class="grid">{"".join(cards)}</div>')
+    if heading in _OF_EACH_TASK:
+      page += [_section(one, f'{heading} {one.task}'.strip(), parts) for one in run.by_task()]
+    else:
+      page.append(_section(run, heading, parts, _slots(run) if heading == 'Features' else None))
   return ''.join(page)
+
+
+def _section(run: Run, heading: str, parts: Sequence[tuple], last: str | None = None) -> str:
+  """One section, '' where there is nothing to show; `last` is its last card."""
+  drawn = [(part, figure) for part in parts if (figure := part[3](run)) is not None]
+  cards, beside = [], False
+  for i, ((name, title, note, _, wide), figure) in enumerate(drawn):
+    # A half card stands alone where no other half card follows: then it is wide too.
+    alone = not beside and (i + 1 == len(drawn) or drawn[i + 1][0][4])
+    beside = not (wide or alone or beside)
+    name = f'{name}_{run.task}' if run.task else name
+    cards.append(_card(title, note, _plot(name, figure), wide or alone))
+  cards += [last] if last else []
+  return f'<h2>{heading}</h2><div class="grid">{"".join(cards)}</div>' if cards else ''
 
 
 def _slots(run: Run) -> str | None:
@@ -240,13 +248,14 @@ def _one(run: Run) -> str:
 def _several(runs: Sequence[Run]) -> str:
   rows = []
   for run in runs:
-    trained, best = run.of('train'), run.best
+    trained, best = run.of('train'), run.deciding.best
     test = run.evaluated('test')
     row = {'run': run.directory, 'state': findings.state(run)}
     row['samples'] = trained['examples'].sum() if len(trained) else 0
     row['samples/s'] = trained['examples_per_second'].median() if len(trained) else None
     if best is not None:
-      row |= {f'best {run.metric}': best[run.metric], 'of': best['split'], 'step': best['step']}
+      metric = run.deciding.metric
+      row |= {f'best {metric}': best[metric], 'of': best['split'], 'step': best['step']}
     for metric in ('auc', 'gauc', 'logloss', 'rmse', 'calibration'):
       if len(test) and metric in test:
         row[f'test {metric}'] = test.iloc[-1][metric]

@@ -13,7 +13,8 @@ from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
 # What is there of any run, at whatever moment it was killed.
-COLUMNS = ('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate')
+COLUMNS = ('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks')
+QUALITY = ('auc', 'logloss', 'rmse', 'gauc', 'calibration', 'ctr')  # figures that each task has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Run:
     events: of trainer.reporting.events.read_events, with their place in the file as the index, and
       every column of COLUMNS.
     truth: the content of truth.json beside its data, where the log was synthesized; else {}.
+    task: whose figures the events have, one of data.labels; '' where there is one label.
   """
 
   directory: str
   cfg: config.Config
   events: pd.DataFrame
   truth: dict
+  task: str = ''
 
   @property
   def name(self) -> str:
@@ -41,9 +44,48 @@ class Run:
   @property
   def metric(self) -> str:
     """What its quality is measured by."""
-    if self.cfg.labels[0].loss == 'squared_error':
+    losses = {label.name: label.loss for label in self.cfg.data.labels}
+    if losses.get(self.task, self.cfg.labels[0].loss) == 'squared_error':
       return 'rmse'
-    return self.cfg.train.plateau.metric if self.cfg.train.plateau else 'auc'
+    plateau = self.cfg.train.plateau
+    return plateau.metric if plateau and self.task == self.deciding_task else 'auc'
+
+  @property
+  def deciding_task(self) -> str:
+    """The task that the best epoch is chosen by; '' where there is one label."""
+    if not self.cfg.data.labels:
+      return ''
+    plateau = self.cfg.train.plateau
+    return plateau.task if plateau and plateau.task else self.cfg.labels[0].name
+
+  @property
+  def deciding(self) -> 'Run':
+    """The run with the figures of the deciding task."""
+    return next(one for one in self.by_task() if one.task == self.deciding_task)
+
+  def by_task(self) -> list['Run']:
+    """The run once for each task, with the task's figures in its events; [itself] of one label."""
+    if not self.cfg.data.labels:
+      return [self]
+    return [self._of_task(label.name) for label in self.cfg.data.labels]
+
+  def _of_task(self, name: str) -> 'Run':
+    events = self.events.copy()
+    rows = events[events['tasks'].map(lambda tasks: isinstance(tasks, dict) and name in tasks)]
+    for figure in QUALITY:
+      values = [tasks[name].get(figure) for tasks in rows['tasks']]
+      if figure in events or any(value is not None for value in values):
+        events.loc[rows.index, figure] = pd.Series(values, rows.index, float)
+    if name != self.cfg.labels[0].name:  # whose these are
+      events = events.drop(columns=['deciles'], errors='ignore')
+      evaluated = events['event'] == 'eval'
+      if 'slots' in events:
+        events['slots'] = events['slots'].where(~evaluated)
+    truth = self.truth
+    if 'passes' in truth:
+      passes = {key: one.get('tasks', {}).get(name, {}) for key, one in truth['passes'].items()}
+      truth = truth | {'passes': passes}
+    return dataclasses.replace(self, events=events, truth=truth, task=name)
 
   def of(self, event: str) -> pd.DataFrame:
     """The events of one kind, with a column for every field that some event has."""
@@ -56,7 +98,13 @@ class Run:
 
   @functools.cached_property
   def best(self) -> pd.Series | None:
-    """The best evaluation: of the validation where there is one, else of each pass ahead of it."""
+    """The best evaluation: of the validation where there is one, else of each pass ahead of it.
+
+    Of several tasks the one that decides says which it is.
+    """
+    if self.task != self.deciding_task:
+      best = self.deciding.best
+      return None if best is None else self.events.loc[best.name]
     for split in ('valid', 'next', 'test'):
       found = self.evaluated(split)
       if len(found) and self.metric in found and found[self.metric].notna().any():

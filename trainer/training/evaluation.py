@@ -12,7 +12,6 @@ from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
 from trainer.model.calibration import (
   SlotCalibration,
-  click_rate,
   deciles,
   first_histogram,
   prediction_histogram,
@@ -98,7 +97,7 @@ class Evaluation:
     values = result(state)
     histogram = first_histogram(state)
     if histogram is not None:
-      values |= {'ctr': click_rate(histogram), 'deciles': deciles(histogram)}
+      values['deciles'] = deciles(histogram)
       self.predictions = prediction_histogram(histogram)
     if by_slot:
       values['slots'] = by_slot

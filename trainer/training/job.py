@@ -23,7 +23,6 @@ from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.errors import BadPass, UserError
-from trainer.model.calibration import click_rate, first_histogram
 from trainer.model.metrics import State, result
 from trainer.reporting import closing
 from trainer.reporting.events import EventLog
@@ -387,10 +386,9 @@ class Job:
       present = gate.presence(self.cfg, prepared, most_samples=1 << 19)
       for slot, share in present.items():
         slots.setdefault(slot, {})['blank'] = 1 - share
-      histogram = first_histogram(state)
       fields = now | self.step.traffic() | where | {'learning_rate_factor': self._rate()}
-      fields |= {'ctr': None if histogram is None else click_rate(histogram), 'slots': slots}
       fields |= {
+        'slots': slots,
         'bad': prepared.meta.get('bad', {}).get('records', 0),
         'seconds': self._clock.taken(),
       }
