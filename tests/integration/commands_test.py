@@ -21,7 +21,7 @@ SMALLER = {'launch/local.sh 4 ': 'launch/local.sh 2 ', 'servers.sh 2 3 ': 'serve
 # Commands that are not run here, and where they are.
 ELSEWHERE = {
   'source ': 'each shell here begins with it',
-  'make ': 'CI runs make train and make test',
+  'make ': 'CI types make test; make train would train the whole demo',
   'horovodrun -np 8 -H host1:4,host2:4 ': 'tests/integration/multihost_test.py has hosts',
   'launch/cluster.sh ': 'tests/integration/launch_test.py',
   'launch/parameter_servers.sh 2 3 --config my.yaml --set sync.mode=ps_async': 'as mode ps',

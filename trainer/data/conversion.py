@@ -222,12 +222,25 @@ def prepare_pass(
   with _writing(cfg, raw_path, out_dir) as writer:
     bad = BadRecords(raw_path, cfg.data.max_bad_share)
     for file in files:
-      for parsed in parsed_blocks(cfg, file, labelled):
-        writer.add(parsed)
-        bad.add(file.path, parsed.bad, parsed.examples)
-        on_block(writer.samples)
+      _convert(cfg, file, WHOLE, labelled, writer, bad, on_block)
     writer.close(meta | {'bad': bad.check(writer.samples)})
   return read_meta(out_dir)
+
+
+def _convert(
+  cfg: config.Config,
+  file: LogFile,
+  part: Part,
+  labelled: bool,
+  writer: Writer,
+  bad: BadRecords,
+  on_block: Callable[[int], None],
+) -> None:
+  """Writes a part of a file, and counts its bad records."""
+  for parsed in parsed_blocks(cfg, file, labelled, part):
+    writer.add(parsed)
+    bad.add(file.path, parsed.bad, parsed.examples)
+    on_block(writer.samples)
 
 
 def is_prepared_from(cfg: config.Config, raw_path: str, out_dir: str, labelled: bool) -> bool:
@@ -247,10 +260,7 @@ def prepare_part(
   _check(cfg)
   with _writing(cfg, file.path, out_dir) as writer:
     bad = BadRecords(file.path, cfg.data.max_bad_share)
-    for parsed in parsed_blocks(cfg, file, labelled, part):
-      writer.add(parsed)
-      bad.add(file.path, parsed.bad, parsed.examples)
-      on_block(writer.samples)
+    _convert(cfg, file, part, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.told(writer.samples)})
 
 

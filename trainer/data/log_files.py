@@ -194,6 +194,23 @@ def open_file(path: str) -> pa.NativeFile:
   return filesystem.open_input_file(inside)
 
 
+@contextlib.contextmanager
+def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
+  """Opens a file of tables to be read within a `with`.
+
+  Args:
+    path: of the file.
+    kind: as messages name it, with its article.
+  Raises:
+    BadPass: where it cannot be read as such a file.
+  """
+  try:
+    with open_file(path) as f:
+      yield f
+  except (OSError, pa.ArrowException) as e:
+    raise BadPass(f'{path}: not {kind} file that can be read: {first_line(e)}') from None
+
+
 def open_stream(path: str) -> pa.NativeFile:
   """Opens a file to be read from its beginning, decompressed by its suffix."""
   codec = codec_of(path)

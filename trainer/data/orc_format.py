@@ -8,10 +8,9 @@ import pyarrow.orc
 
 from trainer import config
 from trainer.data.block import Block
-from trainer.data.log_files import WHOLE, Part, first_line, open_file
+from trainer.data.log_files import WHOLE, Part, open_table
 from trainer.data.parquet_format import BLOCK_ROWS, record_block
 from trainer.data.schema import check_columns
-from trainer.errors import BadPass
 
 
 def num_rows(path: str) -> int:
@@ -20,11 +19,8 @@ def num_rows(path: str) -> int:
   Raises:
     BadPass: where it is no ORC file.
   """
-  try:
-    with open_file(path) as f:
-      return pa.orc.ORCFile(f).nrows
-  except (OSError, pa.ArrowException) as e:
-    raise BadPass(f'{path}: not an ORC file that can be read: {first_line(e)}') from None
+  with open_table(path, 'an ORC') as f:
+    return pa.orc.ORCFile(f).nrows
 
 
 def blocks(
@@ -34,23 +30,20 @@ def blocks(
   before the part only a column, for their numbers of rows stand nowhere.
   """
   del data
-  try:
-    with open_file(path) as f:
-      table = pa.orc.ORCFile(f)
-      check_columns(path, table.schema.names, wanted)
-      row, end = 0, table.nrows if part.end is None else part.end
-      for i in range(table.nstripes):
-        if row >= end:
-          break
-        if row < part.start:
-          rows = table.read_stripe(i, columns=list(wanted)[:1]).num_rows
-          if row + rows <= part.start:
-            row += rows
-            continue
-        stripe = table.read_stripe(i, columns=list(wanted))
-        for start in range(max(0, part.start - row), min(stripe.num_rows, end - row), BLOCK_ROWS):
-          batch = stripe.slice(start, min(BLOCK_ROWS, end - row - start))
-          yield functools.partial(record_block, batch, row + start + 1)
-        row += stripe.num_rows
-  except (OSError, pa.ArrowException) as e:
-    raise BadPass(f'{path}: not an ORC file that can be read: {first_line(e)}') from None
+  with open_table(path, 'an ORC') as f:
+    table = pa.orc.ORCFile(f)
+    check_columns(path, table.schema.names, wanted)
+    row, end = 0, table.nrows if part.end is None else part.end
+    for i in range(table.nstripes):
+      if row >= end:
+        break
+      if row < part.start:
+        rows = table.read_stripe(i, columns=list(wanted)[:1]).num_rows
+        if row + rows <= part.start:
+          row += rows
+          continue
+      stripe = table.read_stripe(i, columns=list(wanted))
+      for start in range(max(0, part.start - row), min(stripe.num_rows, end - row), BLOCK_ROWS):
+        batch = stripe.slice(start, min(BLOCK_ROWS, end - row - start))
+        yield functools.partial(record_block, batch, row + start + 1)
+      row += stripe.num_rows

@@ -11,9 +11,8 @@ import pyarrow.parquet
 
 from trainer import config
 from trainer.data.block import Block
-from trainer.data.log_files import WHOLE, Part, first_line, open_file
+from trainer.data.log_files import WHOLE, Part, open_table
 from trainer.data.schema import check_columns
-from trainer.errors import BadPass
 
 BLOCK_ROWS = 65536
 
@@ -37,11 +36,8 @@ def num_rows(path: str) -> int:
   Raises:
     BadPass: where it is no Parquet file.
   """
-  try:
-    with open_file(path) as f:
-      return pa.parquet.read_metadata(f).num_rows
-  except (OSError, pa.ArrowException) as e:
-    raise BadPass(f'{path}: not a Parquet file that can be read: {first_line(e)}') from None
+  with open_table(path, 'a Parquet') as f:
+    return pa.parquet.read_metadata(f).num_rows
 
 
 def blocks(
@@ -49,19 +45,19 @@ def blocks(
 ) -> Iterator[Callable[[], Block]]:
   """As `csv_format.blocks`; a line is a record, from 1. Only row groups of the part are read."""
   del data
-  try:
-    with open_file(path) as f, pa.parquet.ParquetFile(f, page_checksum_verification=True) as table:
-      check_columns(path, table.schema_arrow.names, wanted)
-      groups = [table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)]
-      ends = np.cumsum(groups)
-      end = table.metadata.num_rows if part.end is None else part.end
-      mine = [i for i in range(len(groups)) if ends[i] > part.start and ends[i] - groups[i] < end]
-      row = int(ends[mine[0]]) - groups[mine[0]] if mine else 0
-      for batch in table.iter_batches(BLOCK_ROWS, row_groups=mine, columns=list(wanted)):
-        skipped = max(0, part.start - row)
-        own = batch.slice(skipped, max(0, min(batch.num_rows, end - row) - skipped))
-        if own.num_rows:
-          yield functools.partial(record_block, own, row + skipped + 1)
-        row += batch.num_rows
-  except (OSError, pa.ArrowException) as e:
-    raise BadPass(f'{path}: not a Parquet file that can be read: {first_line(e)}') from None
+  with (
+    open_table(path, 'a Parquet') as f,
+    pa.parquet.ParquetFile(f, page_checksum_verification=True) as table,
+  ):
+    check_columns(path, table.schema_arrow.names, wanted)
+    groups = [table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)]
+    ends = np.cumsum(groups)
+    end = table.metadata.num_rows if part.end is None else part.end
+    mine = [i for i in range(len(groups)) if ends[i] > part.start and ends[i] - groups[i] < end]
+    row = int(ends[mine[0]]) - groups[mine[0]] if mine else 0
+    for batch in table.iter_batches(BLOCK_ROWS, row_groups=mine, columns=list(wanted)):
+      skipped = max(0, part.start - row)
+      own = batch.slice(skipped, max(0, min(batch.num_rows, end - row) - skipped))
+      if own.num_rows:
+        yield functools.partial(record_block, own, row + skipped + 1)
+      row += batch.num_rows
