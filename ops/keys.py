@@ -51,21 +51,20 @@ def integer_keys(values: np.ndarray, slot_id: int) -> np.ndarray:
 
 
 def encode_fields(
-  keys: np.ndarray, values: np.ndarray | None, counts: np.ndarray | None, slots: int
+  keys: np.ndarray, values: np.ndarray | None, counts: np.ndarray | None
 ) -> EncodedFields:
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
 
   Args:
-    keys: int64 [nnz], a sample's slots one after another.
-    values: float32 [nnz]; None where all are 1.
+    keys: int64 [nnz], a sample's slots one after another; without counts [F, n].
+    values: float32 [nnz]; None where all are 1, as they are without counts.
     counts: int32 [n, F], the features of each field; None where each has one, or none and the key
       NO_FEATURE. n is at most MAX_SAMPLES.
-    slots: F.
   """
   encoded = load().ctr_encode_fields(
-    keys=to_tensor(keys),
+    keys=to_tensor(np.ascontiguousarray(keys).reshape(-1)),
     values=to_tensor(_NO_VALUES if values is None else values),
     counts=to_tensor(_NO_OFFSETS if counts is None else counts.reshape(-1).astype(np.int32)),
-    slots=slots,
+    slots=len(keys) if counts is None else counts.shape[1],
   )
   return EncodedFields(*(part.numpy() for part in encoded))

@@ -41,7 +41,7 @@ TEST(CodesGiveTheFieldsBack) {
   FieldCoder coder;
   for (int round = 0; round < 50; ++round) {
     const int64_t n = random() % 300, slots = 1 + random() % 4;
-    const bool ragged = round % 2, valued = round % 3 == 0;
+    const bool ragged = round % 2, valued = ragged && round % 3 == 0;
     std::vector<int32_t> counts(n * slots, 1);
     if (ragged)
       for (int32_t& c : counts) c = random() % 4;
@@ -54,9 +54,11 @@ TEST(CodesGiveTheFieldsBack) {
       }
     }
     std::vector<uint16_t> codes(n * slots);
-    coder.Encode(
-        {keys.data(), valued ? values.data() : nullptr, ragged ? counts.data() : nullptr, n, slots},
-        codes.data());
+    std::vector<int64_t> columns(keys.size());
+    for (int64_t i = 0; !ragged && i < n * slots; ++i) columns[i % slots * n + i / slots] = keys[i];
+    coder.Encode({ragged ? keys.data() : columns.data(), valued ? values.data() : nullptr,
+                  ragged ? counts.data() : nullptr, n, slots},
+                 codes.data());
     std::vector<int64_t> begin(coder.counts.size() + 1), first(slots + 1);
     for (size_t i = 0; i < coder.counts.size(); ++i) begin[i + 1] = begin[i] + coder.counts[i];
     for (int64_t f = 0; f < slots; ++f) first[f + 1] = first[f] + coder.fields_of[f];

@@ -105,6 +105,11 @@ class SamePassTest(FormatsTestCase):
     self.assertIn('splits', want[0])
     table = pa.Table.from_pylist(records)
     pa.parquet.write_table(table, self.path('day.parquet'), row_group_size=100)
+    pa.parquet.write_table(table, self.path('plain.parquet'), use_dictionary=False)
+    # Dictionaries that are given up on the way.
+    pa.parquet.write_table(
+      table, self.path('both.parquet'), dictionary_pagesize_limit=64, write_batch_size=8
+    )
     pa.orc.write_table(table, self.path('day.orc'))
     decimals = table.set_column(4, 'price', table['price'].cast(pa.decimal128(12, 3)))
     decimals = decimals.set_column(2, 'item', table['item'].dictionary_encode())
@@ -118,6 +123,8 @@ class SamePassTest(FormatsTestCase):
         'quoted.csv', pd.read_csv(io.StringIO(csv), dtype=str).to_csv(index=False, quoting=1)
       ),
       'parquet': self.path('day.parquet'),
+      'plain': self.path('plain.parquet'),
+      'both': self.path('both.parquet'),
       'decimals': self.path('decimals.parquet'),
       'orc': self.path('day.orc'),
       'jsonl': self.write('day.jsonl', jsonl),

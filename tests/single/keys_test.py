@@ -62,7 +62,10 @@ class EncodeFieldsTest(tf.test.TestCase):
     return [flat[i : i + slots] for i in range(0, len(flat), slots)]
 
   def check(self, of_keys, values, counts, slots):
-    found = keys.encode_fields(of_keys, values, counts, slots)
+    columns = of_keys.reshape(-1, slots).T if counts is None else of_keys
+    found = keys.encode_fields(
+      columns, values, None if counts is None else counts.reshape(-1, slots)
+    )
     ones = np.ones(len(of_keys), np.int64) if counts is None else counts
     want = self.fields(of_keys, values, ones, slots)
     distinct = self.fields(
@@ -90,16 +93,11 @@ class EncodeFieldsTest(tf.test.TestCase):
     of_keys = rng.integers(0, 50, 300 * 3)
     of_keys[rng.random(len(of_keys)) < 0.3] = keys.NO_FEATURE
     present = of_keys != keys.NO_FEATURE
-    for values in (None, rng.integers(1, 3, len(of_keys)).astype(np.float32)):
-      found = keys.encode_fields(of_keys, values, None, 3)
-      want = keys.encode_fields(
-        of_keys[present],
-        None if values is None else values[present],
-        present.astype(np.int32),
-        3,
-      )
-      for one, other in zip(found, want):
-        self.assertAllEqual(one, other)
+    found = keys.encode_fields(of_keys.reshape(-1, 3).T, None, None)
+    counts = present.reshape(-1, 3).astype(np.int32)
+    want = keys.encode_fields(of_keys[present], None, counts)
+    for one, other in zip(found, want):
+      self.assertAllEqual(one, other)
 
   def test_tables_of_the_block_before_leave_no_trace(self):
     rng = np.random.default_rng(0)
@@ -107,17 +105,17 @@ class EncodeFieldsTest(tf.test.TestCase):
       self.check(rng.integers(0, size, size * 3), None, None, 3)
 
   def test_as_many_as_codes_go(self):
-    found = keys.encode_fields(np.arange(65536), None, None, 1)
+    found = keys.encode_fields(np.arange(65536)[None], None, None)
     self.assertAllEqual(found.codes[:, 0], np.arange(65536))
 
   def test_refuses(self):
     one = np.zeros([1], np.int64)
     for arguments, message in (
-      ((np.zeros([5], np.int64), None, None, 2), 'found 5 fields; wanted a multiple of 2'),
-      ((np.zeros([65537], np.int64), None, None, 1), 'at most 65536 samples'),
-      ((one, np.zeros([2], np.float32), None, 1), 'values: found shape'),
-      ((one, None, np.array([2], np.int32), 1), 'counts: wanted them >= 0 and their sum 1'),
-      ((one, None, np.array([-1, 2], np.int32), 1), 'counts: wanted'),
+      ((np.zeros([1, 65537], np.int64), None, None), 'at most 65536 samples'),
+      ((one[None], np.zeros([1], np.float32), None), 'values: found shape'),
+      ((one, np.zeros([2], np.float32), np.array([[1]])), 'values: found shape'),
+      ((one, None, np.array([[2]])), 'counts: wanted them >= 0 and their sum 1'),
+      ((one, None, np.array([[-1, 2]])), 'counts: wanted'),
     ):
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, message):
         keys.encode_fields(*arguments)

@@ -111,7 +111,7 @@ def right_calls(rng: np.random.Generator) -> list:
   text = np.frombuffer(b'onetwo', np.uint8)
   key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)
   filled = counts.reshape([batch, fields]).astype(np.int32)
-  key_ops.encode_fields(keys, np.ones(len(keys), np.float32), filled, fields)
+  key_ops.encode_fields(keys, np.ones(len(keys), np.float32), filled)
   store.admitted(unique)
   store.lookup(unique)
   store.commit('delta', store.select('delta'))

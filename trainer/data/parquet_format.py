@@ -3,7 +3,7 @@ from them to numbers; columns may be dictionary-encoded.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,9 @@ from trainer.data.log_files import WHOLE, Part, open_table
 from trainer.data.schema import check_columns
 
 BLOCK_ROWS = 65536
+# Bytes in a file. A column of so small a dictionary is read as one, so that each text is hashed
+# once. Writers give a dictionary up when it has grown to 1 MiB or so; behind it stand plain texts.
+SMALL_DICTIONARY = 1 << 18
 
 
 def record_block(batch: pa.RecordBatch, first_row: int) -> Block:
@@ -40,19 +43,45 @@ def num_rows(path: str) -> int:
     return pa.parquet.read_metadata(f).num_rows
 
 
+def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> list[str]:
+  """Those of the columns that hold texts, in a small dictionary in every row group."""
+  groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+
+  def is_small(i: int) -> bool:
+    columns = [group.column(i) for group in groups]
+    return all(
+      c.has_dictionary_page and c.data_page_offset - c.dictionary_page_offset <= SMALL_DICTIONARY
+      for c in columns
+    )
+
+  columns = map(metadata.schema.column, range(metadata.num_columns))
+  return [
+    c.path
+    for i, c in enumerate(columns)
+    if c.path in names
+    and c.physical_type == 'BYTE_ARRAY'
+    and c.logical_type.type in ('STRING', 'NONE')
+    and is_small(i)
+  ]
+
+
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
   """As `csv_format.blocks`; a line is a record, from 1. Only row groups of the part are read."""
   del data
-  with (
-    open_table(path, 'a Parquet') as f,
-    pa.parquet.ParquetFile(f, page_checksum_verification=True) as table,
-  ):
+  with open_table(path, 'a Parquet') as f:
+    metadata = pa.parquet.read_metadata(f)
+    table = pa.parquet.ParquetFile(
+      f,
+      metadata=metadata,
+      read_dictionary=_of_few_texts(metadata, wanted),
+      page_checksum_verification=True,
+    )
     check_columns(path, table.schema_arrow.names, wanted)
-    groups = [table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)]
+    groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     ends = np.cumsum(groups)
-    end = table.metadata.num_rows if part.end is None else part.end
+    end = metadata.num_rows if part.end is None else part.end
     mine = [i for i in range(len(groups)) if ends[i] > part.start and ends[i] - groups[i] < end]
     row = int(ends[mine[0]]) - groups[mine[0]] if mine else 0
     for batch in table.iter_batches(BLOCK_ROWS, row_groups=mine, columns=list(wanted)):

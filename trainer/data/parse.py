@@ -33,9 +33,10 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 class Parsed(NamedTuple):
   """The good records of a block, n of them, and what was wrong with the others."""
 
-  # int32 [n, F], features in each slot; None where each has one, or none and the key NO_FEATURE
-  counts: np.ndarray | None
-  keys: np.ndarray  # int64 [nnz], a sample's slots one after another
+  counts: np.ndarray | None  # int32 [n, F], features in each slot
+  # int64 [nnz], a sample's slots one after another. Where counts are None each slot has one
+  # feature, or none and the key NO_FEATURE, all values are 1, and the keys are [F, n]: columns.
+  keys: np.ndarray
   values: np.ndarray | None  # float32 [nnz]; None where all are 1
   dense: np.ndarray  # float32 [n, Dn], NaN where missing
   label: np.ndarray  # float32 [n]; of several tasks [n, T], NaN where blank
@@ -114,7 +115,7 @@ class _Keys:
       indices = array.indices
       if indices.null_count:
         indices = indices.fill_null(len(distinct) - 1)
-      return distinct[indices.to_numpy()]
+      return distinct.take(indices.to_numpy())
     if pa.types.is_integer(t) and t != pa.uint64():
       values = array.fill_null(0) if array.null_count else array
       keys = integer_keys(values.cast(pa.int64()).to_numpy(), self._slot_id)
@@ -124,7 +125,7 @@ class _Keys:
         texts = texts.cast(pa.string())
       keys = text_keys(*_text_buffers(texts), self._slot_id)
     if array.null_count:
-      keys = np.where(array.is_valid().to_numpy(zero_copy_only=False), keys, NO_FEATURE)
+      keys[array.is_null().to_numpy(zero_copy_only=False)] = NO_FEATURE
     if self._markers is not None:
       keys = np.where(np.isin(keys, self._markers), NO_FEATURE, keys)
     return keys
@@ -186,6 +187,8 @@ def _floats(
     float64 [n], NaN where missing; whether wrong [n]: no finite float32.
   """
   t = array.type
+  if pa.types.is_integer(t) and not missing_values:
+    return array.to_numpy(zero_copy_only=False).astype(np.float64), np.zeros([len(array)], bool)
   if pa.types.is_dictionary(t):
     numbers, wrong = _floats(array.dictionary, column, missing_values)
     indices = array.indices.fill_null(len(numbers)).to_numpy()
@@ -341,7 +344,7 @@ def _assemble(
     counts, keys and values of `Parsed`.
   """
   if not any(isinstance(s, _Slot) for s in slots):
-    return None, np.stack(slots, 1).reshape(-1), None
+    return None, np.stack(slots) if slots else np.zeros([0, n], np.int64), None
   counts = np.stack(
     [s.counts[s.index] if isinstance(s, _Slot) else s != NO_FEATURE for s in slots], 1
   ).astype(np.int32)
@@ -358,7 +361,7 @@ def _assemble(
     keys[to] = s.keys[source]
     if s.values is not None:
       values[to] = s.values[source]
-  return None if (counts == 1).all() else counts, keys, values
+  return counts, keys, values
 
 
 def _example(line: int, what: str, found: str, wanted: str, text: str) -> dict[str, Any]:

@@ -60,51 +60,50 @@ class _Column:
     return {'dtype': self._file.dtype.str, 'shape': shape, 'crc32': self._crc}
 
 
-def _counted(parsed: Parsed, num_slots: int) -> Parsed:
+def _counted(parsed: Parsed) -> Parsed:
   """The same samples, with `counts`."""
   if parsed.counts is not None:
     return parsed
-  present = parsed.keys != NO_FEATURE
-  return parsed._replace(
-    counts=present.reshape(-1, num_slots).astype(np.int32),
-    keys=parsed.keys[present],
-    values=None if parsed.values is None else parsed.values[present],
-  )
+  keys = parsed.keys.T
+  present = keys != NO_FEATURE
+  return parsed._replace(counts=present.astype(np.int32), keys=keys[present])
 
 
-def _concatenate(parts: Sequence[Parsed], num_slots: int) -> Parsed:
+def _concatenate(parts: Sequence[Parsed]) -> Parsed:
   """The samples of several blocks."""
   if len(parts) == 1:
     return parts[0]
-
-  def joined(name: str) -> np.ndarray | None:
-    return (
-      None if getattr(parts[0], name) is None else np.concatenate([getattr(p, name) for p in parts])
-    )
-
   counts = values = None
   if any(p.counts is not None for p in parts):
-    parts = [_counted(p, num_slots) for p in parts]
+    parts = [_counted(p) for p in parts]
     counts = np.concatenate([p.counts for p in parts])
   if any(p.values is not None for p in parts):
     values = np.concatenate(
       [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
     )
-  names = ('keys', 'dense', 'label', 'weight', 'group')
-  return Parsed(counts=counts, values=values, **{name: joined(name) for name in names})
+  keys = np.concatenate([p.keys for p in parts], axis=-1)
+
+  def joined(name: str) -> np.ndarray | None:
+    arrays = [getattr(p, name) for p in parts]
+    return None if arrays[0] is None else np.concatenate(arrays)
+
+  return Parsed(
+    counts, keys, values, **{name: joined(name) for name in ('dense', 'label', 'weight', 'group')}
+  )
 
 
-def _cut(parsed: Parsed, n: int, num_slots: int) -> tuple[Parsed, Parsed]:
+def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
   """The first n samples, and the others."""
-  features = n * num_slots if parsed.counts is None else int(parsed.counts[:n].sum())
+  features = n if parsed.counts is None else int(parsed.counts[:n].sum())
 
   def part(samples: slice, of_keys: slice) -> Parsed:
     def of(name: str) -> np.ndarray | None:
       array = getattr(parsed, name)
-      return None if array is None else array[of_keys if name in ('keys', 'values') else samples]
+      return None if array is None else array[samples]
 
-    names = ('counts', 'keys', 'values', 'dense', 'label', 'weight', 'group')
-    return Parsed(**{name: of(name) for name in names})
+    values = None if parsed.values is None else parsed.values[of_keys]
+    names = ('counts', 'dense', 'label', 'weight', 'group')
+    return Parsed(keys=parsed.keys[..., of_keys], values=values, **{n: of(n) for n in names})
 
   return (
     part(slice(None, n), slice(None, features)),
@@ -112,16 +111,12 @@ def _cut(parsed: Parsed, n: int, num_slots: int) -> tuple[Parsed, Parsed]:
   )
 
 
-def _with_group(
-  parsed: Parsed, num_slots: int
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
   """keys, values and counts of samples whose group is one more slot, the last."""
-  n, counts = len(parsed.label), parsed.counts
-  if counts is None:
-    ends = np.arange(1, n + 1) * num_slots
-  else:
-    ends = np.cumsum(counts.sum(1))
-    counts = np.hstack([counts, np.ones([n, 1], np.int32)])
+  if parsed.counts is None:
+    return np.vstack([parsed.keys, parsed.group]), None, None
+  ends = np.cumsum(parsed.counts.sum(1))
+  counts = np.hstack([parsed.counts, np.ones([len(ends), 1], np.int32)])
   values = None if parsed.values is None else np.insert(parsed.values, ends, 1)
   return np.insert(parsed.keys, ends, parsed.group), values, counts
 
@@ -191,9 +186,9 @@ class Writer:
     self._num_waiting += len(parsed.label)
     self.samples += len(parsed.label)
     if self._num_waiting >= CHUNK:
-      rest = _concatenate(self._waiting, self._num_slots)
+      rest = _concatenate(self._waiting)
       while len(rest.label) >= CHUNK:
-        chunk, rest = _cut(rest, CHUNK, self._num_slots)
+        chunk, rest = _cut(rest, CHUNK)
         self._writing.append(self._thread.submit(self._write, chunk))
         if len(self._writing) > MOST_WRITING:
           self._writing.popleft().result()
@@ -206,7 +201,7 @@ class Writer:
     others = (one.parsed(start, min(start + CHUNK, one.num_samples)) for start in rest)
     if copied:
       others = list(others)  # less than a chunk
-      features = one.meta['features'] - sum(len(o.keys) for o in others)
+      features = one.meta['features'] - sum(o.keys.size for o in others)
       self.samples += copied * CHUNK
       self._writing.append(self._thread.submit(self._copy, one, copied, features))
     for parsed in others:
@@ -245,8 +240,8 @@ class Writer:
   def _write(self, chunk: Parsed) -> None:
     keys, values, counts = chunk.keys, chunk.values, chunk.counts
     if self._grouped:
-      keys, values, counts = _with_group(chunk, self._num_slots)
-    encoded = encode_fields(keys, values, counts, self._num_slots + self._grouped)
+      keys, values, counts = _with_group(chunk)
+    encoded = encode_fields(keys, values, counts)
     columns, distinct = self._columns, encoded.fields_of
     self._features += int(np.count_nonzero(chunk.keys != NO_FEATURE))
     if 'splits' not in columns and (encoded.counts != 1).any():
@@ -284,7 +279,7 @@ class Writer:
   def close(self, meta: dict[str, Any]) -> None:
     """Completes the files, then writes `meta`, all of them synced."""
     if self.samples and self._num_waiting:
-      rest = _concatenate(self._waiting, self._num_slots)
+      rest = _concatenate(self._waiting)
       self._writing.append(self._thread.submit(self._write, rest))
     while self._writing:
       self._writing.popleft().result()
@@ -425,13 +420,15 @@ class PreparedPass:
   def parsed(self, start: int, end: int) -> Parsed:
     """The samples [start, end), as they were parsed."""
     batch = self._gather(np.arange(start, end))
-    counts, values = None, batch.values if len(batch.values) else None
-    if len(batch.segments):
+    counts, keys, values = None, batch.keys, batch.values if len(batch.values) else None
+    if not len(batch.segments):
+      keys = keys.reshape(-1, self.num_slots).T
+    else:
       counts = np.bincount(batch.segments, minlength=(end - start) * self.num_slots)
       counts = counts.reshape(-1, self.num_slots).astype(np.int32)
     weight = None if self._weight is None else batch.weight
     group = batch.group if self._grouped else None
-    return Parsed(counts, batch.keys, values, batch.dense, batch.label, weight, group)
+    return Parsed(counts, keys, values, batch.dense, batch.label, weight, group)
 
   def num_batches(self, batch_size: int) -> int:
     """The number of global batches of so many samples."""

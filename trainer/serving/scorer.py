@@ -130,9 +130,11 @@ class Scorer:
     keys, values, segments = parsed.keys, parsed.values, np.zeros([0], np.int32)
     if parsed.counts is not None:
       segments = np.repeat(np.arange(size * self._num_slots, dtype=np.int32), parsed.counts.ravel())
-    elif values is not None or (keys == NO_FEATURE).any():
-      segments = np.flatnonzero(keys != NO_FEATURE).astype(np.int32)
-      keys = keys[segments]
+    else:
+      keys = keys.T.reshape(-1)
+      if (keys == NO_FEATURE).any():
+        segments = np.flatnonzero(keys != NO_FEATURE).astype(np.int32)
+        keys = keys[segments]
     if values is None:
       values = np.ones([len(segments)], np.float32)
     zeros = np.zeros([size], np.float32)

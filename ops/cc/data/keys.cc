@@ -72,16 +72,19 @@ size_t FieldCoder::Place(uint64_t hash) const {
 
 // Fills features_ and hashes_ with the fields of slot f.
 void FieldCoder::TakeSlot(const Block& block, int64_t f) {
-  for (int64_t i = 0; i < block.n; ++i) {
-    int64_t from = i * block.slots + f;
-    int32_t count = 1;
-    if (block.counts) {
-      count = block.counts[from];
-      from = next_[i];
-      next_[i] += count;
-    } else if (block.keys[from] < 0) {
-      count = 0;
+  if (!block.counts) {
+    const int64_t first = f * block.n;
+    for (int64_t i = 0; i < block.n; ++i) {
+      const int64_t key = block.keys[first + i];
+      features_[i] = {first + i, key >= 0};
+      hashes_[i] = key >= 0 ? static_cast<uint64_t>(key) : kCompared;
     }
+    return;
+  }
+  for (int64_t i = 0; i < block.n; ++i) {
+    const int32_t count = block.counts[i * block.slots + f];
+    const int64_t from = next_[i];
+    next_[i] += count;
     features_[i] = {from, count};
     const int64_t* const keys = block.keys + from;
     const float* const values = block.values ? block.values + from : nullptr;

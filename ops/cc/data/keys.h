@@ -29,11 +29,11 @@ class FieldCoder {
 
   // A block of n samples of F slots.
   struct Block {
-    const int64_t* keys = nullptr;  // [nnz], a sample's slots one after another
-    const float* values = nullptr;  // [nnz], or null: all are 1
-    // [n * F] features in each field, their sum nnz; or null: one in each, or none where its key is
-    // kNoFeature.
-    const int32_t* counts = nullptr;
+    // [nnz], a sample's slots one after another; without counts [F, n], one in each field, or
+    // none where it is kNoFeature.
+    const int64_t* keys = nullptr;
+    const float* values = nullptr;    // [nnz], or null: all are 1, as they are without counts
+    const int32_t* counts = nullptr;  // [n * F] features in each field, their sum nnz; or null
     int64_t n = 0;      // at most kMaxSamples
     int64_t slots = 0;  // F
   };

@@ -27,7 +27,8 @@ class EncodeFieldsOp : public tensorflow::OpKernel {
                 absl::InvalidArgumentError(
                     absl::StrCat("found ", fields, " fields; wanted a multiple of ", slots_,
                                  " of at most ", FieldCoder::kMaxSamples, " samples")));
-    if (values.dim_size(0) > 0) OP_REQUIRES_OK(context, CheckLength(values, "values", nnz));
+    if (values.dim_size(0) > 0)
+      OP_REQUIRES_OK(context, CheckLength(values, "values", ragged ? nnz : 0));
     FieldCoder::Block block;
     block.keys = keys.flat<int64_t>().data();
     block.n = fields / slots_;

@@ -59,10 +59,10 @@ Numbers the distinct fields of a block of samples, slot by slot.
 
 A field is what a sample has in a slot: none, one or several features, each with a value.
 
-keys: [nnz], a sample's slots one after another.
+keys: [nnz], a sample's slots one after another; without counts [F * n], a slot after another.
 values: [nnz], or [0]: all are 1.
-counts: [n * F] features in each field; or [0]: each has one, or none where its key is -1. n is at
-  most 65536.
+counts: [n * F] features in each field; or [0]: each has one, of value 1, or none where its key is
+  -1. n is at most 65536.
 slots: F.
 codes: [n, F]; equal fields of a slot have equal codes, from 0 in the order of first occurrence.
 fields_of: [F] distinct fields of each slot.
