@@ -36,6 +36,10 @@ TENSORFLOW_HEADERS = """
 """
 
 
+class NotBuilt(ImportError):
+  """There is no op library, or not the one that is wanted; the message is one line."""
+
+
 def _headers(source: str, seen: set[str]) -> set[str]:
   """Adds the headers of ours that `source` includes, directly or not, to `seen`; returns it."""
   with open(source, encoding='utf-8') as f:
@@ -52,6 +56,21 @@ def library_path() -> str:
   import tensorflow as tf  # here: setup.py imports this file where TensorFlow may be missing
 
   return os.path.join(ROOT, 'ops', f'_ctr_ops-tf{tf.__version__}.so')
+
+
+def digest(patterns: Sequence[str] = SOURCES) -> str | None:
+  """Returns what tells the sources from others; None where they lie not beside the library, as in
+  an installed package.
+  """
+  paths = sorted(s for p in patterns for s in glob.glob(os.path.join(ROOT, p)))
+  headers: set[str] = set()
+  for path in paths:
+    _headers(path, headers)
+  found = hashlib.sha256()
+  for path in [*paths, *sorted(headers)]:
+    with open(path, 'rb') as f:
+      found.update(os.path.relpath(path, ROOT).encode() + b'\0' + f.read())
+  return found.hexdigest() if paths else None
 
 
 def build(patterns: Sequence[str] = SOURCES, library: str | None = None) -> str:
@@ -125,6 +144,7 @@ def build(patterns: Sequence[str] = SOURCES, library: str | None = None) -> str:
     concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
   ):
     fcntl.flock(lock, fcntl.LOCK_EX)
+    built_from = digest(patterns)
     with_tensorflow = precompile()
     results = list(pool.map(compile_one, sources))
   errors = [error for _, error in results if error]
@@ -132,8 +152,11 @@ def build(patterns: Sequence[str] = SOURCES, library: str | None = None) -> str:
     sys.exit('\n'.join(errors))
   temporary = f'{library}.{os.getpid()}'
   objects = [path for path, _ in results]
-  link = [compiler, '-shared', '-o', temporary, *objects, *tf.sysconfig.get_link_flags()]
-  subprocess.run(link, check=True)
+  # `ops.library` compares it with the sources: an old library may take the same arguments and give
+  # other results.
+  constant = f'extern "C" {{ extern const char ctr_sources[] = "{built_from}"; }}'
+  link = [compiler, '-shared', '-fPIC', '-o', temporary, *objects, *tf.sysconfig.get_link_flags()]
+  subprocess.run([*link, '-x', 'c++', '-'], check=True, input=constant, text=True)
   os.replace(temporary, library)
   return library
 

@@ -1,5 +1,6 @@
 """The compiled ops, loaded once when first needed."""
 
+import ctypes
 import functools
 import os
 import types
@@ -23,16 +24,25 @@ def load(path: str = PATH) -> types.ModuleType:
   """Returns the module of the op library's generated functions.
 
   Raises:
-    ImportError: where the library is not built, or was built for another TensorFlow.
+    NotBuilt: where the library is not built, or was built for another TensorFlow or from other
+      sources than lie beside it.
   """
   if not os.path.exists(path):
-    raise ImportError(f'{path}: no such file; run `python -m ops.build` to compile the ops')
+    raise build.NotBuilt(f'{path}: no such file; run `python -m ops.build` to compile the ops')
   try:
-    return tf.load_op_library(path)
+    module = tf.load_op_library(path)
   except tf.errors.NotFoundError as e:
-    raise ImportError(
+    raise build.NotBuilt(
       f'{path}: {e.message}; run `python -m ops.build` to compile the ops again'
     ) from None
+  sources = build.digest() if path == PATH else None
+  if sources is not None:
+    built_from = (ctypes.c_char * len(sources)).in_dll(ctypes.CDLL(path), 'ctr_sources')
+    if built_from.value != sources.encode():
+      raise build.NotBuilt(
+        f'{path}: was built from other sources; run `python -m ops.build` to compile the ops again'
+      )
+  return module
 
 
 class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):

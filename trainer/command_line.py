@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
 
+from ops.build import NotBuilt
 from trainer import runtime
 from trainer.errors import UserError
 
@@ -75,7 +76,7 @@ def entry(main: Callable[..., int | None]) -> None:
       if len(argv) > 1 and not takes_arguments:
         raise UserError(f"unknown argument '{argv[1]}'; wanted flags only, see --help")
       status = main(argv[1:]) if takes_arguments else main()
-    except UserError as e:
+    except (UserError, NotBuilt) as e:
       if runtime.rank() > 0:
         # Rank 0 has most likely made the same mistake. Once it has said so and ended, the launcher
         # ends this process.
