@@ -238,12 +238,21 @@ class RowStore(FeatureLifecycle):
       self.clear()
     try:
       for i, chunk in enumerate(chunks.read(source)):
-        self._import_chunk(f'chunk {i}', chunk)
+        self.import_chunk(f'chunk {i}', chunk)
     except BaseException:
       self.clear()
       raise
 
-  def _import_chunk(self, where: str, chunk: chunks.Chunk) -> None:
+  def import_chunk(self, where: str, chunk: chunks.Chunk) -> None:
+    """Adds the features of one exported chunk to those of the store. Eager only.
+
+    Args:
+      where: names the chunk, for messages.
+      chunk: columns as `export_state` gives them, arrays or tensors.
+
+    Raises:
+      DataLossError: naming what is wrong; some of the chunk's features may then be there.
+    """
     dtypes = chunks.COLUMNS | {'linear': np.float32, 'last_step': np.int32}
     dtypes |= {f'factors_{t.name}': np.float32 for t in self.tables if t.width}
     for name, dtype in dtypes.items():

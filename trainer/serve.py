@@ -4,10 +4,8 @@ In TensorFlow Serving's REST form: POST /v1/models/NAME:predict, GET /v1/models/
 and /healthz. docs/serving.md has examples.
 """
 
-import contextlib
 import os
 import signal
-import tempfile
 import threading
 from typing import Any
 
@@ -17,7 +15,9 @@ from trainer import command_line, runtime
 from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string(
-  'run_dir', None, 'A run of trainer.run, whose exports are followed; no publisher is needed.'
+  'run_dir',
+  None,
+  'A run of trainer.run, whose exports are followed and held in memory; no publisher is needed.',
 )
 STORE = flags.DEFINE_string(
   'store', None, 'A store that trainer.publish fills: a directory, or redis://HOST:PORT[/DATABASE].'
@@ -56,36 +56,33 @@ def main() -> None:
     concurrency=MAX_CONCURRENCY.value,
     threads=THREADS.value,
   )
+  service = _service()
+  app = http.App(service, NAME.value, limits, _token())
+  with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
+    server, listener = http.server(app, HOST.value, PORT.value)
   stop = threading.Event()
-  with contextlib.ExitStack() as stack:
-    service = _service(stack)
-    app = http.App(service, NAME.value, limits, _token())
-    with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
-      server, listener = http.server(app, HOST.value, PORT.value)
-    follower = threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
-    follower.start()
-    for number in (signal.SIGTERM, signal.SIGINT):
-      signal.signal(number, lambda *_: None)  # the server ends, then raises the signal again
-    host, port, *_ = listener.getsockname()
-    host = f'[{host}]' if ':' in host else host
-    print(f'serving http://{host}:{port}/v1/models/{NAME.value}:predict', flush=True)
-    server.run(sockets=[listener])
-    stop.set()
-    follower.join()
+  follower = threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
+  follower.start()
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: None)  # the server ends, then raises the signal again
+  host, port, *_ = listener.getsockname()
+  host = f'[{host}]' if ':' in host else host
+  print(f'serving http://{host}:{port}/v1/models/{NAME.value}:predict', flush=True)
+  server.run(sockets=[listener])
+  stop.set()
+  follower.join()
 
 
-def _service(stack: contextlib.ExitStack) -> Any:
-  """Returns the service; a run's own store lies in a temporary directory."""
+def _service() -> Any:
   from trainer.serving import stores
+  from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service
 
   if STORE.value:
     return Service(stores.open_store(STORE.value, '--store'))
-  directory = stack.enter_context(tempfile.TemporaryDirectory(prefix='ctr-serve-'))
-  store = stores.open_store(directory, '--run_dir', writable=True)
-  publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
-  return Service(store, publisher.advance)
+  store = MemoryStore()
+  return Service(store, Publisher(os.path.join(RUN_DIR.value, 'exports'), store).advance)
 
 
 def _token() -> str | None:

@@ -1,12 +1,13 @@
 """Kills every part of the loop from click to score, and looks whether anything wrong is served.
 
-    python -m tests.campaigns.serving [--kills 100] [--seed 0] [--redis] [--trainer]
+    python -m tests.campaigns.serving [--kills 100] [--seed 0] [--source redis] [--trainer]
     python -m tests.campaigns.serving --fuzz 10000
 
 A process that writes the exports of a made-up run, `trainer.publish`, `trainer.serve` and, with
---redis, Redis are killed with SIGKILL at seeded moments and started again, while a client asks for
-scores and compares each with NumPy's for the version that the answer names. In the end the store
-must equal the full export, key by key.
+--source redis, Redis are killed with SIGKILL at seeded moments and started again, while a client
+asks for scores and compares each with NumPy's for the version that the answer names. In the end the
+store must equal the full export, key by key. With --source run the scorer follows the run itself;
+then the scores of all features must equal those of the full export in the end.
 
 With --trainer the exports are those of trainer.run, which watches a directory where passes arrive
 and is killed too. Scores are then compared with NumPy's of the exports that make up the version,
@@ -48,7 +49,12 @@ from trainer.training import job  # noqa: F401 likewise
 KILLS = flags.DEFINE_integer('kills', 100, 'How often something is killed.')
 FUZZ = flags.DEFINE_integer('fuzz', 0, 'Sends so many broken requests, and kills nothing.')
 SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
-REDIS = flags.DEFINE_bool('redis', False, 'Publishes to Redis, not to a directory.')
+SOURCE = flags.DEFINE_enum(
+  'source',
+  'directory',
+  ['directory', 'redis', 'run'],
+  'Where the scorer has its rows from; run: from the exports themselves, without a publisher.',
+)
 TRAINER = flags.DEFINE_bool('trainer', False, 'The exports are those of trainer.run.')
 SECONDS_BETWEEN_KILLS = flags.DEFINE_float('seconds_between_kills', 1.0, 'On average.')
 SECONDS_BETWEEN_EXPORTS, SECONDS_BETWEEN_PASSES = 0.2, 0.5
@@ -258,10 +264,37 @@ def ask(port: int, out: str, run_dir: str) -> None:
     json.dump(found, f)
 
 
+def newest_version(run_dir: str) -> int:
+  names = os.listdir(os.path.join(run_dir, 'exports'))
+  return max(int(name[:6]) for name in names if name.endswith(('base', 'delta')))
+
+
+def compare_scores(run_dir: str, port: int) -> None:
+  """Waits until the newest version is served, and compares every feature's scores with NumPy's."""
+  newest, client = newest_version(run_dir), Client(port)
+  deadline = time.monotonic() + 120
+  while client.status()[1]['model_version_status'][0]['version'] != str(newest):
+    if time.monotonic() > deadline:
+      raise AssertionError(f'{client.status()} is served; wanted version {newest}')
+    time.sleep(0.1)
+  # Each feature twice, beside others, so that factors count.
+  samples = [
+    {s: [str((i * step) % TEXTS)] for s, step in zip(SLOTS, steps)}
+    for i in range(TEXTS)
+    for steps in ((1, 7, 11), (1, 13, 17))
+  ]
+  instances = [{s: texts[0] for s, texts in sample.items()} for sample in samples]
+  status, answer = client.predict({'instances': instances})
+  oracle = TrainerOracle(run_dir) if TRAINER.value else Oracle()
+  wanted = [oracle.score(newest, sample) for sample in samples]
+  if status != 200 or np.abs(np.array(wanted) - answer['predictions']).max() > 1e-6:
+    raise AssertionError(f'the scores are not those of the full export of version {newest}')
+  print(f'{len(wanted)} scores of version {newest} equal the full export', flush=True)
+
+
 def compare(run_dir: str, address: str) -> None:
   """Waits until the store is at the newest version, and compares it with the full export."""
-  directory = os.path.join(run_dir, 'exports')
-  newest = max(int(name[:6]) for name in os.listdir(directory) if name.endswith(('base', 'delta')))
+  directory, newest = os.path.join(run_dir, 'exports'), newest_version(run_dir)
   store = stores.open_store(address, '--to')
   deadline = time.monotonic() + 120
   while (version := store.version()) is None or version.sequence < newest:
@@ -300,7 +333,7 @@ class Campaign:
 
   def __init__(self, folder: str):
     self.folder, self.port = folder, free_port()
-    self.server = RedisServer() if REDIS.value else None
+    self.server = RedisServer() if SOURCE.value == 'redis' else None
     self.address = self.server.url if self.server else os.path.join(folder, 'store')
     run_dir = os.path.join(folder, 'run')
     os.makedirs(run_dir)
@@ -310,16 +343,21 @@ class Campaign:
       data = CONFIG['data'] | {'watch': os.path.join(folder, 'passes')}
       yaml.safe_dump(CONFIG | {'data': data, 'run_dir': run_dir, 'seed': SEED.value}, f)
     os.makedirs(data['watch'])
+    from_run = SOURCE.value == 'run'
+    source = ['--run_dir', run_dir] if from_run else ['--store', self.address]
     self._actions = {
       'exports': command('trainer.run', '--config', trained)
       if TRAINER.value
       else lambda: write_exports(run_dir),
       'passes': lambda: write_passes(data['watch'], os.path.join(run_dir, 'exports')),
       'publisher': command('trainer.publish', '--run_dir', run_dir, '--to', self.address),
-      'scorer': command('trainer.serve', '--store', self.address, '--port', str(self.port)),
+      'scorer': command('trainer.serve', *source, '--port', str(self.port)),
       'client': lambda: ask(self.port, self.path('found.json'), run_dir),
-      'comparison': lambda: compare(run_dir, self.address),
+      'comparison': (lambda: compare_scores(run_dir, self.port))
+      if from_run
+      else (lambda: compare(run_dir, self.address)),
     }
+    self.loop = ['exports', *([] if from_run else ['publisher']), 'scorer']
     self._pids: dict[str, int] = {}
 
   def path(self, name: str) -> str:
@@ -381,11 +419,11 @@ class Campaign:
 
 def kill_campaign(campaign: Campaign) -> None:
   rng = random.Random(SEED.value)
-  for name in (*['passes'] * TRAINER.value, 'exports', 'publisher', 'scorer'):
+  for name in (*['passes'] * TRAINER.value, *campaign.loop):
     campaign.start(name)
   campaign.answers()
   campaign.start('client')
-  killed = dict.fromkeys(['exports', 'publisher', 'scorer', *(['redis'] if REDIS.value else [])], 0)
+  killed = dict.fromkeys(campaign.loop + ['redis'] * (campaign.server is not None), 0)
   for _ in range(KILLS.value):
     time.sleep(rng.random() * 2 * SECONDS_BETWEEN_KILLS.value)
     name = rng.choice(list(killed))
@@ -407,14 +445,14 @@ def kill_campaign(campaign: Campaign) -> None:
   print(
     f'killed {killed}: {found["right"]} answers of {found["versions"]} versions right, '
     f'{len(found["wrong"])} wrong; {found["refused"]} refused with 503, {found["unanswered"]} '
-    'unanswered; the store equals the full export'
+    'unanswered; in the end all equals the full export'
   )
   if found['wrong'] or found['right'] < KILLS.value:
     raise AssertionError(found['wrong'][:3] or 'hardly anything was served')
 
 
 def fuzz_campaign(campaign: Campaign) -> None:
-  for name in ('exports', 'publisher', 'scorer'):
+  for name in campaign.loop:
     campaign.start(name)
   campaign.answers()
   good = {'instances': [{s: str(i) for s in SLOTS} for i in range(3)]}

@@ -27,7 +27,10 @@ class ServingTest(tf.test.TestCase):
 
   @unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')
   def test_the_same_with_redis(self):
-    self.campaign('--kills', '5', '--redis', '--seed', '2')
+    self.campaign('--kills', '5', '--source', 'redis', '--seed', '2')
+
+  def test_the_same_without_a_publisher(self):
+    self.campaign('--kills', '5', '--source', 'run', '--seed', '4')
 
   def test_the_same_with_the_trainer(self):
     self.campaign('--trainer', '--kills', '4', '--seconds_between_kills', '2', '--seed', '3')

@@ -1,5 +1,6 @@
 """A store holds exactly the full export of its version, whatever restart or crash led to it."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -14,10 +16,12 @@ import tensorflow as tf
 
 from tests.support.exports import RedisServer, Run, contents, events
 from trainer import files
-from trainer.errors import UserError
+from trainer.errors import DataLoss, UserError
 from trainer.serving import stores
+from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.store import Overtaken, Version, VersionGone, decode, encode
+from trainer.storage import chain
 from trainer.storage.chain import RowExport, Rows
 
 
@@ -102,12 +106,12 @@ class Contract:
       for at in range(3):
         calls = iter(range(at))
 
-        def failing(*args, calls=calls):
+        def failing(file, calls=calls, read_rows=chain.read_rows):
           if next(calls, None) is None:
             raise KeyboardInterrupt
-          return encode(*args)
+          return read_rows(file)
 
-        with mock.patch(f'{type(store).__module__}.encode', failing):
+        with mock.patch.object(chain, 'read_rows', failing):
           try:
             self.publisher(store).advance()
             break
@@ -233,6 +237,73 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertRegex(done.stdout, r'^version 2: 000002-delta, \d+ rows and \d+ tombstones in')
     self.check(self.open(), newest)
+
+
+class MemoryStoreTest(Contract, tf.test.TestCase):
+  def open(self):
+    return MemoryStore()
+
+  def test_views_of_several_versions_at_a_time(self):
+    store, views = self.open(), []
+    for kind in ('base', 'delta', 'delta', 'delta', 'base', 'delta'):
+      self.export(kind)
+      self.publisher(store).advance()
+      views.append(store.view())
+    keys = self.run_.keys.values()
+    for view in views:
+      rows = self.run_.versions[view.version.sequence]
+      found = view.look_up(np.array(list(keys), np.int64))
+      self.assertAllEqual(found.present, [key in rows for key in keys])
+      self.assertAllEqual(found.linear, [rows.get(key, (0.0,))[0] for key in keys])
+      self.assertAllEqual(found.counts, [len(rows.get(key, (0.0,))) - 1 for key in keys])
+      factors = np.concatenate([rows.get(key, (0.0,))[1:] for key in keys])
+      self.assertAllEqual(found.factors, np.float32(factors))
+
+  def test_rows_of_before_a_base_end_with_their_last_view(self):
+    store = self.open()
+    self.export('base')
+    self.publisher(store).advance()
+    view = store.view()
+    rows = weakref.ref(view.row_store)
+    self.export('base')
+    self.publisher(store).advance()
+    gc.collect()
+    self.assertIsNotNone(rows())
+    del view
+    gc.collect()
+    self.assertIsNone(rows())
+
+  def test_a_delta_that_failed_halfway_is_read_again_with_its_base(self):
+    store = self.open()
+    held = self.export('base')
+    self.publisher(store).advance()
+    view = store.view()
+    newest = self.export('delta')
+    with mock.patch.object(type(view.row_store), 'put', side_effect=MemoryError):
+      with self.assertRaises(MemoryError):
+        self.publisher(store).advance()
+    found = view.look_up(np.array(sorted(self.run_.versions[held]), np.int64))
+    self.assertTrue(np.all(found.present))
+    self.assertIsNone(store.view())
+    self.publisher(store).advance()
+    self.check(store, newest)
+
+  def test_rows_of_another_layout_are_damage(self):
+    store = self.open()
+    self.export('base')
+    publisher = self.publisher(store)
+    publisher.advance()
+    self.export('delta')
+
+    def wider(file, read_rows=chain.read_rows):
+      for rows in read_rows(file):
+        yield rows._replace(counts=2 * rows.counts, factors=np.repeat(rows.factors, 2))
+
+    with mock.patch.object(chain, 'read_rows', wider):
+      self.assertIsNone(publisher.advance())
+      with self.assertRaisesRegex(DataLoss, r'000002-delta: key \d+: found 6 factors in slot id 1'):
+        store.apply([RowExport(os.path.join(self.run_.directory, '000002-delta'))], store.version())
+    self.check(store, 1)
 
 
 @unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')

@@ -26,6 +26,7 @@ from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving import stores
 from trainer.serving.http import Limits
+from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
 from trainer.storage import export
@@ -106,8 +107,7 @@ class ScorerTest(tf.test.TestCase):
     cls.step.dense.set_dense_stats(np.array([[1.2, 0], [0.7, 1]], np.float32))
     cls.written, cls.expected = 0, {}
     cls.train_and_export('base')
-    store = stores.open_store(os.path.join(cls.folder, 'store'), '--to', writable=True)
-    cls.stack.callback(store.close)
+    store = MemoryStore()  # as of serve --run_dir
     cls.service = Service(store, Publisher(cls.exports, store).advance)
     cls.service.refresh()
     cls.client = cls.stack.enter_context(
@@ -187,7 +187,7 @@ class ScorerTest(tf.test.TestCase):
       columns = {n: [user[n]] if n in CONTEXT else [r[n] for r in many] for n in COLUMNS}
       status, found = self.client.predict({'inputs': columns})
       self.assertEqual(status, 200)
-      self.assertAllClose(found['outputs'], wanted['predictions'], atol=1e-7, rtol=0)
+      self.assertAllClose(found['outputs'], wanted['predictions'], atol=1e-6, rtol=0)
 
   def test_values_of_every_type(self):
     def one(**changes):
@@ -310,16 +310,19 @@ class ScorerTest(tf.test.TestCase):
       self.assertEqual((status, answer['error']), (503, 'no version is published yet'))
 
   def test_every_answer_is_of_one_version_while_versions_change(self):
-    self._answers_while_versions_change(os.path.join(self.folder, 'changing'))
+    store = stores.open_store(os.path.join(self.folder, 'changing'), '--to', writable=True)
+    self._answers_while_versions_change(store)
+
+  def test_every_answer_from_memory_is_of_one_version(self):
+    self._answers_while_versions_change(MemoryStore())
 
   @unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')
   def test_every_answer_from_redis_is_of_one_version(self):
     server = RedisServer()
     self.addCleanup(server.stop)
-    self._answers_while_versions_change(server.url)
+    self._answers_while_versions_change(stores.open_store(server.url, '--to', writable=True))
 
-  def _answers_while_versions_change(self, address):
-    store = stores.open_store(address, '--to', writable=True)
+  def _answers_while_versions_change(self, store):
     self.addCleanup(store.close)
     publisher, service = Publisher(self.exports, store), Service(store)
     publisher.advance()
@@ -385,8 +388,7 @@ class TasksTest(tf.test.TestCase):
     model = {'store': step.store, 'model': step.dense.model, 'dense_stats': stats}
     export.write(cfg, 'base', {'number': 1}, **model)
     path = export.write(cfg, 'saved_model', {'number': 1}, **model).path
-    store = stores.open_store(f'{folder}/store', '--to', writable=True)
-    self.addCleanup(store.close)
+    store = MemoryStore()
     service = Service(store, Publisher(f'{folder}/exports', store).advance)
     service.refresh()
     columns = {name: [row[name] for row in rows[:50]] for name in rows[0]}

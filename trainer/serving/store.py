@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer.data.parse import ranges
 from trainer.errors import DataLoss, UserError
 from trainer.storage.chain import RowExport, Rows
 
@@ -171,6 +172,26 @@ def decode(values: Sequence[bytes | None]) -> Found:
   lengths = np.maximum(lengths, 1)
   first = np.cumsum(lengths) - lengths
   return Found(flat[first], lengths - 1, np.delete(flat, first), present)
+
+
+def replace(keys: np.ndarray, found: Found, other_keys: np.ndarray, other: Found) -> Found:
+  """Returns what was found, with the rows of `other` in place of those of the same keys.
+
+  Args:
+    keys: int64 [n].
+    found: their rows.
+    other_keys: int64 [m], ascending.
+    other: their rows.
+  """
+  if not len(other_keys):
+    return found
+  at = np.minimum(np.searchsorted(other_keys, keys), len(other_keys) - 1)
+  both = Found(*map(np.concatenate, zip(found, other)))
+  place = np.where(other_keys[at] == keys, len(keys) + at, np.arange(len(keys)))
+  starts = (np.cumsum(both.counts) - both.counts)[place]
+  counts = both.counts[place]
+  factors = both.factors[ranges(starts, counts)]
+  return Found(both.linear[place], counts, factors, both.present[place])
 
 
 @contextlib.contextmanager

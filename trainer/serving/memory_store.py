@@ -1,0 +1,191 @@
+"""A store in this process's memory, for a scorer that follows a run itself: our own row store.
+
+There is one copy of the rows, and deltas change it in place. Before a delta does so, the rows that
+it changes are laid aside, and a view of the version before shows these in place of what it finds in
+the row store. So nobody waits for a delta, which takes its rows' memory once more until the last
+view of the version before is closed. A base goes into a row store of its own, beside the one of
+before, which is given back with its last view.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ops.row_store import RowStore
+from ops.tensors import to_tensor
+from trainer import config
+from trainer.data.features import HASH_BITS
+from trainer.embedding.embedding import Embedding
+from trainer.errors import DataLoss
+from trainer.model.builder import build
+from trainer.serving.store import (
+  Found,
+  Overtaken,
+  Store,
+  Version,
+  View,
+  chunks,
+  config_of,
+  replace,
+)
+from trainer.storage.chain import RowExport, Rows
+
+_KEYS_AT_ONCE = 1 << 16
+
+
+class _RowsOfAChain:
+  """A row store of the weights that a chain of exports adds up to.
+
+  Args:
+    text: the config of the chain.
+  """
+
+  def __init__(self, text: str):
+    cfg = config.parse(text, "an export's config.yaml")
+    embedding = Embedding(cfg, build(cfg).needs)
+    # Without an optimizer's state.
+    tables = [dataclasses.replace(t, linear='sgd', factors='sgd') for t in embedding.tables]
+    # Ids that no slot has are given a table too, so that whoever asks for them finds nothing.
+    self._slot_table = np.zeros([1 << (63 - HASH_BITS)], np.int64)
+    self._slot_table[: len(embedding.slot_table)] = np.maximum(embedding.slot_table, 0)
+    self._store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
+    self._widths = np.array([t.width for t in tables])
+
+  def check(self, export: RowExport, rows: Rows) -> None:
+    """Raises: DataLoss where rows are laid out otherwise than the chain's config says."""
+    wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
+    if wrong.any():
+      i = int(np.argmax(wrong))
+      raise DataLoss(
+        f'{export.path}: key {rows.key[i]}: found {rows.counts[i]} factors in slot id '
+        f'{rows.slot[i]}; wanted what the config of its chain says'
+      )
+
+  def put(self, rows: Rows) -> None:
+    """Takes rows in place of those of the same keys."""
+    self.erase(rows.key)
+    zero = np.zeros([len(rows.key)])
+    columns = {'key': rows.key, 'show': zero, 'click': zero, 'delta_score': zero}
+    columns |= {name: zero.astype(np.uint16) for name in ('unseen_days', 'age_days')}
+    columns |= {'slot': rows.slot.astype(np.uint16), 'admitted': rows.counts > 0}
+    columns |= {'linear': rows.linear[:, None], 'last_step': zero.astype(np.int32)}
+    table = np.repeat(self._slot_table[rows.slot], rows.counts)  # of each factor
+    for t, spec in enumerate(self._store.tables):
+      if spec.width:
+        columns[f'factors_{spec.name}'] = rows.factors[table == t].reshape(-1, spec.width)
+    chunk = {name: to_tensor(column) for name, column in columns.items()}
+    self._store.import_chunk('an export', chunk)
+
+  def erase(self, keys: np.ndarray) -> None:
+    self._store.erase(to_tensor(keys))
+
+  def keys(self) -> np.ndarray:
+    return self._store.select('all').numpy()
+
+  def pull(self, keys: np.ndarray) -> Found:
+    ids, offsets, linear, factors = (
+      tensor.numpy() for tensor in self._store.pull(to_tensor(keys), train=False)
+    )
+    return Found(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
+
+
+class _Replaced(NamedTuple):
+  """Rows of before a version, of all keys that the version changes."""
+
+  keys: np.ndarray  # int64 [n], ascending
+  rows: Found
+  by: '_MemoryView'  # the version
+
+
+class _MemoryView(View):
+  """A version; the store and all that read it share the one object."""
+
+  def __init__(
+    self, version: Version, text: str, dense: dict[str, np.ndarray], rows: _RowsOfAChain
+  ):
+    self.version, self._config, self._dense, self.row_store = version, text, dense, rows
+    self.replaced: _Replaced | None = None  # set before the row store is changed
+
+  def config(self) -> str:
+    return self._config
+
+  def dense(self) -> dict[str, np.ndarray]:
+    return self._dense
+
+  def look_up(self, keys: np.ndarray) -> Found:
+    found = self.row_store.pull(keys)
+    # Whatever change the pull has met was laid aside before: the newest is undone first.
+    for replaced in reversed(self._later()):
+      found = replace(keys, found, replaced.keys, replaced.rows)
+    return found
+
+  def rows(self) -> Iterator[Rows]:
+    keys = self.row_store.keys()
+    keys = np.unique(np.concatenate([keys, *(replaced.keys for replaced in self._later())]))
+    for some in chunks(keys, _KEYS_AT_ONCE):
+      found = self.look_up(some)
+      here = found.present  # the absent have no factors
+      yield Rows(some[here], found.linear[here], found.counts[here], found.factors)
+
+  def _later(self) -> list[_Replaced]:
+    """Returns what was changed since this version, oldest first."""
+    found, replaced = [], self.replaced
+    while replaced:
+      found.append(replaced)
+      replaced = replaced.by.replaced
+    return found
+
+
+class MemoryStore(Store):
+  """A store that ends with the process."""
+
+  def __init__(self):
+    self._held: _MemoryView | None = None
+
+  def version(self) -> Version | None:
+    return self._held and self._held.version
+
+  def apply(
+    self,
+    exports: Sequence[RowExport],
+    expected: Version | None,
+    withdrawn: int | None = None,
+  ) -> Version:
+    held, version = self._held, Version.of(exports[-1], withdrawn)
+    if self.version() != expected:
+      raise Overtaken
+    text, dense = config_of(exports), exports[-1].dense()
+    if exports[0].begins_chain:
+      rows = _RowsOfAChain(text)
+      for export in exports:
+        rows.erase(export.tombstones())
+        for some in export.rows():
+          rows.check(export, some)
+          rows.put(some)
+      self._held = _MemoryView(version, text, dense, rows)
+      return version
+    view = _MemoryView(version, text, dense, held.row_store)
+    # All is read and checked before anything changes.
+    changes = [(export.tombstones(), list(export.rows())) for export in exports]
+    keys = [np.zeros([0], np.int64)]
+    for export, (tombstones, parts) in zip(exports, changes):
+      for some in parts:
+        view.row_store.check(export, some)
+      keys += [tombstones, *(some.key for some in parts)]
+    keys = np.unique(np.concatenate(keys))
+    held.replaced = _Replaced(keys, view.row_store.pull(keys), view)
+    try:
+      for tombstones, parts in changes:
+        view.row_store.erase(tombstones)
+        for some in parts:
+          view.row_store.put(some)
+    except BaseException:
+      self._held = None  # rows of two versions: views of before undo them, nobody reads them else
+      raise
+    self._held = view
+    return version
+
+  def view(self) -> View | None:
+    return self._held
