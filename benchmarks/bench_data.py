@@ -28,6 +28,7 @@ class Shape:
   width: int = 16  # D
   hidden: tuple = (256, 128)
   multi: int = 0  # so many slots, the last ones, hold several features
+  history: int = 0  # L: the last slot holds so many features of the first one, in order
   vocabulary: tuple = ()
   batches: int = 60  # distinct ones; contenders go round
 
@@ -55,6 +56,20 @@ FRAPPE = Shape(
 # MLPerf 1.0's DLRM, with fewer features: its top MLP here, its bottom one in DLRM_BOTTOM.
 RECORD = Shape(width=128, hidden=(1024, 1024, 512, 256), batches=8)
 DLRM_BOTTOM = (512, 256)
+# DIN by the length of histories.
+ATTENTION = 36
+HISTORIES = {
+  length: Shape(
+    batch=1024,
+    slots=5,
+    dense=4,
+    hidden=(200, 80),
+    vocabulary=(100_000, 50_000, 1000, 100, 100_000),
+    batches=20,
+    history=length,
+  )
+  for length in (10, 50, 200)
+}
 OTHERS = {
   'width_8': dataclasses.replace(CRITEO, width=8),
   'width_32': dataclasses.replace(CRITEO, width=32),
@@ -76,6 +91,8 @@ def make(shape, seed):
   counts = np.ones([shape.samples, shape.slots], np.int64)
   if shape.multi:
     counts[:, -shape.multi :] = rng.integers(1, MOST_FEATURES + 1, [shape.samples, shape.multi])
+  if shape.history:
+    counts[:, -1] = shape.history
   ids = [
     (size * rng.random(counts[:, f].sum()) ** 3).astype(np.int64)
     for f, size in enumerate(shape.vocabulary)
@@ -98,6 +115,17 @@ def batches(shape, seed, keys_of):
   ids, _, dense, label = make(shape, seed)
   keys = np.stack([keys_of(f, i) for f, i in enumerate(ids)], 1)
   return tuple(np.split(a, shape.batches) for a in (keys, dense, label[:, None]))
+
+
+def history_batches(shape, seed):
+  """The batches of a shape with a history: lists of keys int64 [B, F - 1], history int64 [B, L],
+  dense float32 [B, Dn], label float32 [B, 1], features being numbered slot after slot.
+  """
+  ids, _, dense, label = make(shape, seed)
+  number = static_ids(shape)
+  keys = np.stack([number(f, i) for f, i in enumerate(ids[:-1])], 1)
+  history = number(0, ids[-1]).reshape(-1, shape.history)
+  return tuple(np.split(a, shape.batches) for a in (keys, history, dense, label[:, None]))
 
 
 def static_ids(shape):
@@ -138,15 +166,16 @@ def config(
     dense_dtype: `train.dense_dtype`.
   """
   row_optimizer = {'kind': optimizer, 'learning_rate': 0.01}
+  several = {f: {'separator': '|'} for f in range(shape.slots) if f >= shape.slots - shape.multi}
+  if shape.history:
+    sequence = {'max_length': shape.history}
+    several[shape.slots - 1] = {'separator': '|', 'shares': 'C0', 'sequence': sequence}
   return {
     'run_dir': os.path.join('build', 'bench', 'run'),
     'data': {
       'train': [path],
       'format': 'prepared',
-      'slots': [
-        {'name': f'C{f}'} | ({'separator': '|'} if f >= shape.slots - shape.multi else {})
-        for f in range(shape.slots)
-      ],
+      'slots': [{'name': f'C{f}'} | several.get(f, {}) for f in range(shape.slots)],
       'dense': [{'name': f'I{i}'} for i in range(shape.dense)],
     },
     'sync': sync or {},
@@ -226,6 +255,8 @@ def prepare(shape, seed, cfg, directory):
     return
   ids, counts, dense, label = make(shape, seed)
   keys = [hashed_keys(f, i) for f, i in enumerate(ids)]
+  if shape.history:
+    keys[-1] = hashed_keys(0, ids[-1])
   ends = np.cumsum(counts.ravel()).reshape(counts.shape)
   flat = np.empty([counts.sum()], np.int64)
   for f, own in enumerate(keys):

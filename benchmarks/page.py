@@ -63,6 +63,13 @@ WANTED = {
   'fm_over_dnn': ('<=', 1.25, 'time of a step of a DNN with FM added over one without'),
   'cross_over_dnn': ('<=', 1.25, 'the same with a cross network (2 layers of rank 32)'),
   'fwfm_over_dnn': ('<=', 1.25, 'the same with FwFM'),
+  'din_10_vs_plain': (
+    '>=',
+    0.9,
+    "DIN on histories of 10, samples/s over plain ops on Keras' Embedding",
+  ),
+  'din_50_vs_plain': ('>=', 0.9, 'the same of 50'),
+  'din_200_vs_plain': ('>=', 0.9, 'the same of 200'),
   'loop_seconds': ('<=', 10, "from a pass's marker to the changed score, s"),
   'serve_100_p99_ms': (
     '<=',
@@ -183,6 +190,17 @@ def tables(result):
       markdown_table(
         ['', 'batch', 'slots', 'D', 'MLP', 'samples/s', 'time over its dense part'], rows
       ),
+    ]
+  if raw.get('histories'):
+    rows = [
+      [name, number(r['samples_per_second']), between(r['rounds'])]
+      for name, r in raw['histories'].items()
+    ]
+    parts += [
+      '## Histories',
+      'DIN of 200-80 and an activation unit of 36 on batches of 1024 with histories of L features, '
+      "ours beside the paper's formula in plain TensorFlow ops on a static Keras Embedding.",
+      markdown_table(['', 'samples/s', 'rounds'], rows),
     ]
   if raw.get('record'):
     rows = [

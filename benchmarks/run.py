@@ -28,7 +28,15 @@ import yaml
 from absl import app, flags, logging
 
 from benchmarks import bench_data
-from benchmarks.bench_data import CRITEO, DLRM_BOTTOM, FRAPPE, OTHERS, RECORD
+from benchmarks.bench_data import (
+  ATTENTION,
+  CRITEO,
+  DLRM_BOTTOM,
+  FRAPPE,
+  HISTORIES,
+  OTHERS,
+  RECORD,
+)
 from benchmarks.page import ROOT, WANTED, machine, picture, tables, write_between
 
 QUICK = flags.DEFINE_bool(
@@ -432,6 +440,21 @@ class Bench:
     for name in added:
       self.ratio(f'{name}_over_dnn', rounds.ratios('dnn', name))
 
+  def histories(self):
+    """DIN by the length of histories, beside the same in plain TensorFlow ops."""
+    contenders, shapes = {}, {}
+    for length, shape in HISTORIES.items():
+      din = {'din': {'attention': ATTENTION, 'hidden': list(shape.hidden)}}
+      ours, plain = f'ours, L = {length}', f'plain ops, L = {length}'
+      contenders[ours] = Contender('ours', self.spec(shape, interactions=['linear', din]))
+      contenders[plain] = Contender('keras_din', {'shape': shape.as_dict()})
+      shapes |= {ours: shape, plain: shape}
+    rounds, _, _, failed = interleave(contenders, shapes.get, steps=20)
+    self.keep('histories', rounds, shapes, failed)
+    for length in HISTORIES:
+      ratios = rounds.ratios(f'ours, L = {length}', f'plain ops, L = {length}')
+      self.ratio(f'din_{length}_vs_plain', ratios)
+
   def ffm(self):
     shape = dataclasses.replace(FRAPPE, width=4)
     contenders = {'ours, FFM': Contender('ours', self.spec(shape, interactions=['linear', 'ffm']))}
@@ -579,6 +602,7 @@ GROUPS = {
   'shapes': Bench.shapes,
   'record': Bench.record,
   'interactions': Bench.interactions,
+  'histories': Bench.histories,
   'ffm': Bench.ffm,
   'table': Bench.table,
   'flat': Bench.flat,

@@ -3,9 +3,11 @@
 data, a contender's rounds, figures and pages. Nothing here asks how fast.
 """
 
+import dataclasses
 import json
 import os
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +27,7 @@ TOY = bench_data.Shape(
 
 class DataTest(tf.test.TestCase):
   def _prepared(self, shape):
-    directory = os.path.join(self.get_temp_dir(), f'pass_{shape.multi}')
+    directory = os.path.join(self.get_temp_dir(), f'pass_{shape.multi}_{shape.history}')
     file = os.path.join(self.get_temp_dir(), 'config.yaml')
     with open(file, 'w', encoding='utf-8') as f:
       yaml.safe_dump(bench_data.config(shape, directory), f)
@@ -48,6 +50,19 @@ class DataTest(tf.test.TestCase):
     self.assertLen({a for a, _ in pairs}, len(pairs))
     self.assertLen({b for _, b in pairs}, len(pairs))
     self.assertLess(np.max(static), sum(TOY.vocabulary))
+
+  def test_histories_of_both_contenders_hold_the_same_items(self):
+    shape = bench_data.Shape(
+      **TOY.as_dict() | {'slots': 3, 'vocabulary': (50, 10, 50), 'history': 4}
+    )
+    ours = next(self._prepared(shape).batches(shape.batch))
+    keys, history, dense, label = (a[0] for a in bench_data.history_batches(shape, 0))
+    slot = ours.segments % 3
+    self.assertAllEqual(ours.keys[slot == 2], bench_data.hashed_keys(0, history.ravel()))
+    self.assertAllEqual(ours.keys[slot == 0], bench_data.hashed_keys(0, keys[:, 0]))
+    self.assertAllEqual(ours.keys[slot == 1], bench_data.hashed_keys(1, keys[:, 1] - 50))
+    self.assertAllEqual(ours.dense, dense)
+    self.assertAllEqual(ours.label, label.ravel())
 
   def test_a_raw_log_is_of_the_same_labels_as_tsv_and_as_parquet(self):
     read = []
@@ -94,6 +109,16 @@ class ContenderTest(tf.test.TestCase):
     self.assertGreater(last['ours']['features'], 0)
     self.assertGreater(hellos['ours']['startup_seconds'], 0)
     self.assertLen(rounds.ratios('floor', 'ours'), 2)
+
+  def test_din_beside_plain_ops(self):
+    shape = dataclasses.replace(TOY, slots=3, vocabulary=(50, 10, 50), history=4)
+    self.enter_context(mock.patch.object(run, 'HISTORIES', {4: shape}))
+    self.enter_context(flagsaver.flagsaver((run.QUICK, True)))
+    bench = run.Bench()
+    bench.histories()
+    self.assertEmpty(bench.left_out)
+    self.assertEqual(list(bench.raw['histories']), ['ours, L = 4', 'plain ops, L = 4'])
+    self.assertGreater(bench.figures['din_4_vs_plain'], 0)
 
   def test_one_that_fails_is_left_out_with_its_last_words(self):
     rounds, _, _, failed = run.interleave(
