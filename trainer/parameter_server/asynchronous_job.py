@@ -34,14 +34,8 @@ class AsynchronousJob(Job):
     self.state.progress = Progress(**state['progress'])
     self.step.load_local_state(state['local'])
 
-  def _meet_passes(self) -> None:
-    # Workers come and go; so that none waits for what another converts, all is converted at first.
-    if self.cfg.data.keep_prepared_passes is None:
-      convert = self.inputs.convert_good if self.stream.limit else self.inputs.prepared
-      convert(self.stream.upcoming(), 'train')
-
-  def _convert_ahead(self) -> None:
-    pass
+  def _converting(self) -> int:
+    return 1  # the first: how many workers there are differs while some come and go
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
     cfg, progress = self.cfg, self.progress

@@ -159,20 +159,6 @@ class Inputs:
     finally:
       shutil.rmtree(own_path(rank), ignore_errors=True)
 
-  def convert_good(self, passes: Sequence[Pass], split: str) -> None:
-    """Converts those passes that are raw and whole; what is wrong with the others is met again when
-    they are opened. Every process calls it, with the same passes.
-    """
-    rank, size = self._communicator.rank, self._communicator.size
-
-    def convert() -> None:
-      for i in range(rank, len(passes), size):
-        with contextlib.suppress(BadPass):
-          path = self._path(passes[i], split)
-          self._convert(passes[i], path, f'{split} pass {i + 1} of {len(passes)}')
-
-    self._communicator.together(f'cannot prepare passes for {split}', convert)
-
   def look_at(self, passes: Sequence[Pass], split: str) -> None:
     """Reads the beginnings of raw passes, each by one process, so that what is plainly wrong with
     one is told before another is trained on. Every process calls it, with the same passes.
@@ -191,17 +177,22 @@ class Inputs:
 
     self._communicator.together('cannot read passes', look)
 
-  def convert_ahead(self, passes: Sequence[Pass], split: str) -> None:
+  def convert_ahead(self, passes: Sequence[Pass], split: str, processes: int) -> None:
     """Has those passes that are raw converted in the background, each by one process, in order.
 
     `prepared` waits for them; what is wrong with one is met again there. Every process calls it,
     with the same passes.
+
+    Args:
+      passes: that come next.
+      split: names the folder that converted passes go to.
+      processes: the first so many take turns.
     """
     for one in passes:
       path = self._path(one, split)
       if path == one.path or path in self._owners:
         continue
-      self._owners[path] = len(self._owners) % self._communicator.size
+      self._owners[path] = len(self._owners) % processes
       if self._owners[path] == self._communicator.rank:
         self._ahead[path] = self._thread.submit(self._convert_ahead, one, path)
 

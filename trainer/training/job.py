@@ -274,7 +274,11 @@ class Job:
     data, following = self.cfg.data, self.stream.upcoming()
     if data.watch or data.keep_prepared_passes is not None:
       following = following[: self.communicator.size]
-    self.inputs.convert_ahead(following, 'train')
+    self.inputs.convert_ahead(following, 'train', self._converting())
+
+  def _converting(self) -> int:
+    """How many processes convert passes ahead."""
+    return self.communicator.size
 
   def _take(self, action: Train) -> bool:
     """Trains on a pass, or sets it aside where it cannot be read.
