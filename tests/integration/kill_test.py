@@ -5,7 +5,6 @@ KILL_TRIALS sets how many kills are tried (default 4, half of them on 2 ranks); 
 its number.
 """
 
-import json
 import os
 import random
 import signal
@@ -14,12 +13,10 @@ import sys
 import tempfile
 import time
 
-import numpy as np
 import psutil
-import pyarrow.parquet as pq
 import tensorflow as tf
 
-from trainer.storage import checkpoint
+from tests.support.states import state_of
 
 CONFIG = """
 seed: 5
@@ -116,65 +113,12 @@ class KillTest(tf.test.TestCase):
       self.fail(f'status {status}: {output[-3000:]}')
     return signs
 
-  def state(self, run_dir):
-    """Everything that a run leaves, comparable: rows by key, dense arrays, exports, metrics."""
-    rows = {}
-
-    class Store:
-      def import_state(self, chunks):
-        for chunk in chunks:
-          factors = iter(chunk['factors_default'])
-          for i, key in enumerate(chunk['key']):
-            own = tuple(
-              chunk[c][i].tobytes()
-              for c in (
-                'show',
-                'click',
-                'delta_score',
-                'unseen_days',
-                'age_days',
-                'admitted',
-                'linear',
-                'last_step',
-              )
-            )
-            rows[int(key)] = own + ((next(factors).tobytes(),) if chunk['admitted'][i] else ())
-
-    newest = next(iter(checkpoint.candidates(f'{run_dir}/checkpoints')))
-    dense, progress = checkpoint.restore(newest, store=Store())
-    exports = {}
-    for name in sorted(os.listdir(f'{run_dir}/exports')):
-      for file in sorted(os.listdir(f'{run_dir}/exports/{name}')):
-        if file.endswith('.parquet'):
-          exports[f'{name}/{file}'] = pq.read_table(f'{run_dir}/exports/{name}/{file}').to_pydict()
-    with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
-      events = [
-        {
-          k: v
-          for k, v in json.loads(line).items()
-          if k not in ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes')
-        }
-        for line in f
-        # Starts, and the windows of steps between them, are as many as there were runs.
-        if json.loads(line)['event'] not in ('start', 'window', 'end')
-      ]
-    progress.pop('metrics_position')
-    metrics = {k: dense.pop(k) for k in list(dense) if k.startswith('metrics/')}
-    return (
-      rows,
-      {k: np.asarray(v).tobytes() for k, v in dense.items()},
-      progress,
-      exports,
-      metrics,
-      events,
-    )
-
   def check(self, ranks, trials):
     reference = tempfile.mkdtemp(dir=self.folder) + '/run'
     signs = self.run_job(ranks, reference)
-    expected = self.state(reference)
-    self.assertNotEmpty(expected[0])
-    self.assertNotEmpty(expected[3])
+    expected = state_of(reference)
+    self.assertNotEmpty(expected['rows'])
+    self.assertNotEmpty(expected['exports'])
     for trial in trials:
       random.seed(trial)
       run_dir = tempfile.mkdtemp(dir=self.folder) + '/run'
@@ -182,16 +126,18 @@ class KillTest(tf.test.TestCase):
       print(f'trial {trial}: {ranks} rank(s), killed after sign {kill_at} of {signs}', flush=True)
       self.run_job(ranks, run_dir, kill_at)
       self.run_job(ranks, run_dir)
-      *found, metrics, events = self.state(run_dir)
-      for what, one, wanted in zip(('rows', 'dense', 'progress', 'exports'), found, expected):
+      found = state_of(run_dir)
+      for what in ('rows', 'dense', 'progress', 'exports'):
         self.assertEqual(
-          one, wanted, f'{what} of trial {trial}, killed after sign {kill_at} of {signs}'
+          found[what],
+          expected[what],
+          f'{what} of trial {trial}, killed after sign {kill_at} of {signs}',
         )
       # Metrics are sums in float64; after a restart one rank goes on from the sum of all: equal but
       # for their last digits.
-      self.assertAllClose(metrics, expected[-2], rtol=1e-12, atol=0)
-      self.assertLen(events, len(expected[-1]))
-      for one, wanted in zip(events, expected[-1]):
+      self.assertAllClose(found['metrics'], expected['metrics'], rtol=1e-12, atol=0)
+      self.assertLen(found['events'], len(expected['events']))
+      for one, wanted in zip(found['events'], expected['events']):
         self.assertEqual(one.keys(), wanted.keys())
         for key, value in wanted.items():
           (self.assertAllClose if isinstance(value, float) else self.assertEqual)(

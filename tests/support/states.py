@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pyarrow.parquet as pq
 from trainer.storage import checkpoint
 
 # Figures of an event that differ between equal runs; and events that are as many as there were
-# starts.
-_FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes', 'bytes_per_sample')
-_OF_STARTS = ('start', 'window', 'end', 'lost')
+# starts, with the windows of steps between them.
+_FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes')
+_OF_STARTS = ('start', 'window', 'end')
 _OF_ROWS = (
   'show',
   'click',
@@ -25,11 +26,15 @@ _OF_ROWS = (
 )
 
 
-def state_of(run_dir: str) -> dict[str, Any]:
+def state_of(run_dir: str, without: Collection[str] = ()) -> dict[str, Any]:
   """Returns rows by key, dense arrays, progress, exports, metrics and events of a run.
 
   Values of rows and dense arrays are bytes, exports what their Parquet files hold, metrics the sums
   of the open pass, events those of metrics.jsonl without what differs between equal runs.
+
+  Args:
+    run_dir: of the run.
+    without: names of further events, and of figures of events, that are left out.
   """
   rows: dict[int, tuple[bytes, ...]] = {}
 
@@ -51,7 +56,7 @@ def state_of(run_dir: str) -> dict[str, Any]:
         exports[f'{name}/{file}'] = pq.read_table(f'{folder}/{name}/{file}').to_pydict()
   with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
     events = [json.loads(line) for line in f if line.endswith('}\n')]  # a full disk cuts a line
-  events = [e for e in events if e['event'] not in _OF_STARTS]
+  events = [e for e in events if e['event'] not in (*_OF_STARTS, *without)]
   del progress['metrics_position']
   metrics = {name: dense.pop(name) for name in list(dense) if name.startswith('metrics/')}
   return {
@@ -60,5 +65,5 @@ def state_of(run_dir: str) -> dict[str, Any]:
     'progress': progress,
     'exports': exports,
     'metrics': metrics,
-    'events': [{k: v for k, v in event.items() if k not in _FREE} for event in events],
+    'events': [{k: v for k, v in event.items() if k not in (*_FREE, *without)} for event in events],
   }
