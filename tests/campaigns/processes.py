@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import psutil
 import yaml
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -43,6 +44,9 @@ from trainer.parameter_server import run as parameter_server_run  # noqa: F401
 from trainer.storage import chain
 from trainer.training import job as training_job  # noqa: F401
 
+# Plotly imports most of itself when it first draws; forks then have it, too.
+go.Figure([go.Scatter(x=[0]), go.Bar(x=[0]), go.Heatmap(z=[[0]])]).to_html(include_plotlyjs=False)
+
 LOST_SECONDS = 15
 BOUND = 90  # seconds in which a job that has lost a process must have ended
 SOON = 240  # seconds in which a job that is left alone must have ended
@@ -50,6 +54,9 @@ FAULTS = 6  # of a unit, one after the other, before the job is left alone
 DAYS, SAMPLES, BATCH = 3, 500, 100
 MODES = ('single', 'ranks', 'connections', 'ps', 'ps_async', 'ps_geo')
 EXACT = ('single', 'ranks', 'connections', 'ps')  # modes whose runs are the same each time
+# Beside what differs between any equal runs: a job that lost a rank tells of it, and the bytes that
+# a rank sends follow the steps since its start.
+DIFFERING = ('bytes_per_sample', 'lost')
 STATUSES = {0, 2, 3, 143, -signal.SIGKILL, -signal.SIGTERM}
 
 
@@ -295,18 +302,24 @@ def undisturbed(mode: str, shared: str) -> tuple[str, dict[str, Any]]:
     os.makedirs(folder)
     write_log(folder)
     config = write_config(folder, mode)
-    job = Job(folder, mode, ['--config', config, '--run_dir', f'{folder}/run'])
-    names = job.names[mode]
-    job.start({name: _record_calls(f'{folder}/{name}.calls') for name in names})
-    left = job.wait(SOON)
-    job.end()
-    if left or set(job.statuses.values()) != {0}:
-      raise AssertionError(f'the undisturbed run: {job.statuses}, {left} run: {job.said()[-3000:]}')
-    lines = {name: text_of(f'{folder}/{name}.calls').split('\n') for name in names}
-    record = {
-      'places': {name: [one for one in noted if one] for name, noted in lines.items()},
-      'calls': {name: noted.count('') * _CALLS_A_LINE for name, noted in lines.items()},
-    }
+    names = Job.names[mode]
+    places: dict[str, list[str]] = {name: [] for name in names}
+    calls = dict.fromkeys(names, 0)
+    for begun in ('first', 'again'):  # the second takes up what the first has saved
+      os.makedirs(f'{folder}/{begun}')
+      job = Job(f'{folder}/{begun}', mode, ['--config', config, '--run_dir', f'{folder}/run'])
+      job.start({name: _record_calls(f'{folder}/{begun}/{name}.calls') for name in names})
+      left = job.wait(SOON)
+      job.end()
+      if left or set(job.statuses.values()) != {0}:
+        raise AssertionError(
+          f'the undisturbed run: {job.statuses}, {left} run: {job.said()[-3000:]}'
+        )
+      for name in names:
+        lines = text_of(f'{folder}/{begun}/{name}.calls').split('\n')
+        places[name] += [line for line in lines if line and line not in places[name]]
+        calls[name] = max(calls[name], lines.count('') * _CALLS_A_LINE)
+    record = {'places': places, 'calls': calls}
     with open(f'{done}.new', 'w', encoding='utf-8') as f:
       json.dump(record, f)
     os.replace(f'{done}.new', done)
@@ -337,7 +350,7 @@ def difference(
   Returns:
     What differs, or None.
   """
-  found, expected = state_of(run_dir), state_of(wanted)
+  found, expected = (state_of(path, DIFFERING) for path in (run_dir, wanted))
   if [n for n in os.listdir(f'{run_dir}/exports') if 'unfinished' in n]:
     return 'an unfinished export is left'
   if mode in EXACT:
@@ -385,35 +398,33 @@ def _draw_fault(draw: random.Random, name: str, reference: dict[str, Any]) -> Fa
   number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
   if draw.random() < 0.4:
     return Fault(number, place=draw.choice(reference['places'][name]))
-  return Fault(number, calls=draw.randrange(reference['calls'][name]))
+  # A job that goes on from a checkpoint makes fewer calls than the undisturbed one.
+  return Fault(number, calls=int(reference['calls'][name] * draw.random() ** 1.5))
 
 
 def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
   def run_unit(draw: random.Random, folder: str, shared: str) -> Found:
     config, reference = undisturbed(mode, shared)
     flags, found = ['--config', config, '--run_dir', f'{folder}/run'], Found()
-    history = []
-    for i in range(FAULTS):
+    history: list[str] = []
+    for i in range(FAULTS + 1):
       os.makedirs(f'{folder}/{i}')
       job = Job(f'{folder}/{i}', mode, flags)
-      name = draw.choice(job.names[mode])
-      fault = _draw_fault(draw, name, reference)
-      history.append(f'{fault} in {name}')
-      job.start({name: fault.arm})
-      _let_fault_happen(job, name, fault, found, history)
+      if i == FAULTS:
+        job.start()
+        was_met = _met(job, '', None, found, history)
+      else:
+        name = draw.choice(job.names[mode])
+        fault = _draw_fault(draw, name, reference)
+        history.append(f'{fault} in {name}')
+        job.start({name: fault.arm})
+        was_met = _met(job, name, fault, found, history)
       if found.failures:
         return found
-    os.makedirs(f'{folder}/last')
-    job = Job(f'{folder}/last', mode, flags)
-    job.start()
-    left = job.wait(SOON)
-    job.end()
-    wrong = f'still run: {left}' if left else job.problem()
-    if wrong is None and set(job.statuses.values()) != {0}:
-      wrong = f'the job that was left alone: {job.statuses} {told(job.said())}'
-    run_dir = f'{folder}/run'
-    wanted = f'{os.path.dirname(config)}/run'
-    wrong = wrong or in_child(lambda: difference(mode, run_dir, wanted, FAULTS), folder)
+      if not was_met:  # it was left alone to its end
+        break
+    run_dir, wanted = f'{folder}/run', f'{os.path.dirname(config)}/run'
+    wrong = in_child(lambda: difference(mode, run_dir, wanted, FAULTS), folder)
     if wrong:
       found.trial('', f'{wrong}, after {history}')
     return found
@@ -421,16 +432,28 @@ def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
   return run_unit
 
 
-def _let_fault_happen(job: Job, name: str, fault: Fault, found: Found, history: list[str]) -> None:
-  """Waits for what follows a fault, and counts it."""
-  frozen = fault.number == signal.SIGSTOP
+def _met(job: Job, name: str, fault: Fault | None, found: Found, history: list[str]) -> bool:
+  """Waits for the end of a job, and counts its fault.
+
+  Args:
+    job: that was started.
+    name: of the process that meets the fault.
+    fault: if any.
+    found: where it is counted.
+    history: the faults so far.
+  Returns:
+    Whether it met the fault; where it did not, it has ended as a job that is left alone.
+  """
+  frozen = fault is not None and fault.number == signal.SIGSTOP
   left = _wait_for_fault(job, name) if frozen else job.wait(SOON)
   if frozen and not left and name not in job.statuses:  # the others have ended, or there are none
     os.kill(job.pids[name], signal.SIGCONT)
     left = job.wait(BOUND)
-  met = 'FAULT' in text_of(job.log(name))
+  met = fault is not None and 'FAULT' in text_of(job.log(name))
   job.end()
   wrong = f'still run: {left}: {job.said()[-1500:]}' if left else job.problem()
+  if not wrong and not met and set(job.statuses.values()) != {0}:
+    wrong = f'the job that was left alone: {job.statuses} {told(job.said())}'
   if wrong:
     found.trial('', f'{wrong}, after {history}')
   elif met:
@@ -441,6 +464,7 @@ def _let_fault_happen(job: Job, name: str, fault: Fault, found: Found, history: 
     if not outcome:
       outcome = 'ended by name' if 3 in statuses else 'ended at once'
     found.trial(outcome)
+  return met
 
 
 def _wait_for_fault(job: Job, name: str) -> list[str]:
@@ -677,8 +701,9 @@ def _files(folder: str) -> list[str]:
 KINDS = [
   Kind(
     f'signals, {mode}',
-    'SIGKILL, SIGTERM or SIGSTOP at any call, or at the first call of any function of the start, '
-    f'in any process; {FAULTS} in a row, then left alone: '
+    'SIGKILL, SIGTERM or SIGSTOP at any call, or at the first call of any function, those of the '
+    f'start and of taking a run up among them, in any process; up to {FAULTS} in a row, then left '
+    'alone: '
     + (
       'rows, dense state, place, exports and events equal those of the undisturbed run, bit by bit'
       if mode in EXACT
