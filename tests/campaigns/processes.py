@@ -113,15 +113,16 @@ class Fault:
 
   Args:
     number: of the signal.
-    place: 'file:function' of trainer/, at whose first call it is sent; None: by `calls`.
     calls: of functions of trainer/ before it is sent.
+    place: 'file:function' of trainer/, at whose first call it is sent, if that comes earlier.
   """
 
-  def __init__(self, number: signal.Signals, place: str | None = None, calls: int = 0):
-    self.number, self.place, self.calls = number, place, calls
+  def __init__(self, number: signal.Signals, calls: int, place: str | None = None):
+    self.number, self.calls, self.place = number, calls, place
 
   def __str__(self) -> str:
-    return f'{self.number.name} at {self.place or f"call {self.calls}"}'
+    place = f'{self.place} or ' if self.place else ''
+    return f'{self.number.name} at {place}call {self.calls}'
 
   def arm(self) -> None:
     """Lets this process meet it."""
@@ -130,7 +131,7 @@ class Fault:
     def at_call(place: str) -> None:
       nonlocal left
       left -= 1
-      if place == self.place or (self.place is None and left < 0):
+      if place == self.place or left < 0:
         sys.setprofile(None)
         os.write(1, b'FAULT\n')
         os.kill(os.getpid(), self.number)
@@ -302,9 +303,7 @@ def undisturbed(mode: str, shared: str) -> tuple[str, dict[str, Any]]:
     os.makedirs(folder)
     write_log(folder)
     config = write_config(folder, mode)
-    names = Job.names[mode]
-    places: dict[str, list[str]] = {name: [] for name in names}
-    calls = dict.fromkeys(names, 0)
+    names, record = Job.names[mode], {}
     for begun in ('first', 'again'):  # the second takes up what the first has saved
       os.makedirs(f'{folder}/{begun}')
       job = Job(f'{folder}/{begun}', mode, ['--config', config, '--run_dir', f'{folder}/run'])
@@ -312,14 +311,12 @@ def undisturbed(mode: str, shared: str) -> tuple[str, dict[str, Any]]:
       left = job.wait(SOON)
       job.end()
       if left or set(job.statuses.values()) != {0}:
-        raise AssertionError(
-          f'the undisturbed run: {job.statuses}, {left} run: {job.said()[-3000:]}'
-        )
-      for name in names:
-        lines = text_of(f'{folder}/{begun}/{name}.calls').split('\n')
-        places[name] += [line for line in lines if line and line not in places[name]]
-        calls[name] = max(calls[name], lines.count('') * _CALLS_A_LINE)
-    record = {'places': places, 'calls': calls}
+        raise AssertionError(f'undisturbed: {job.statuses}, {left} run: {job.said()[-3000:]}')
+      lines = {name: text_of(f'{folder}/{begun}/{name}.calls').split('\n') for name in names}
+      record[begun] = {
+        name: {'places': [one for one in noted if one], 'calls': noted.count('') * _CALLS_A_LINE}
+        for name, noted in lines.items()
+      }
     with open(f'{done}.new', 'w', encoding='utf-8') as f:
       json.dump(record, f)
     os.replace(f'{done}.new', done)
@@ -394,12 +391,13 @@ def _first_difference(found: Any, wanted: Any) -> str:
   return ''
 
 
-def _draw_fault(draw: random.Random, name: str, reference: dict[str, Any]) -> Fault:
+def _draw_fault(draw: random.Random, name: str, reference: dict[str, Any], is_first: bool) -> Fault:
+  """Draws a fault of a process. Args: is_first: of a job that has nothing to take up yet."""
   number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-  if draw.random() < 0.4:
-    return Fault(number, place=draw.choice(reference['places'][name]))
-  # A job that goes on from a checkpoint makes fewer calls than the undisturbed one.
-  return Fault(number, calls=int(reference['calls'][name] * draw.random() ** 1.5))
+  # What is left of a job is between all of it and what a finished one still does.
+  seen = reference['first' if is_first else draw.choice(['first', 'again'])][name]
+  place = draw.choice(seen['places']) if draw.random() < 0.4 else None
+  return Fault(number, draw.randrange(seen['calls']), place)
 
 
 def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
@@ -415,7 +413,7 @@ def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
         was_met = _met(job, '', None, found, history)
       else:
         name = draw.choice(job.names[mode])
-        fault = _draw_fault(draw, name, reference)
+        fault = _draw_fault(draw, name, reference, is_first=i == 0)
         history.append(f'{fault} in {name}')
         job.start({name: fault.arm})
         was_met = _met(job, name, fault, found, history)
