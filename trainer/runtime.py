@@ -132,7 +132,7 @@ def tf_config() -> Any:
     return None
   try:
     return json.loads(text)
-  except json.JSONDecodeError as e:
+  except (ValueError, RecursionError) as e:
     raise UserError(f'environment variable TF_CONFIG: not JSON: {e}') from None
 
 

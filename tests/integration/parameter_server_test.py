@@ -313,6 +313,28 @@ class ParameterServerTest(tf.test.TestCase):
       progress['step'], -(-20000 // 64), -(-20000 // 64) + 1
     )  # every batch was a step; the one under way perhaps twice
 
+  def test_the_lock_of_a_lost_worker_0_goes_to_the_next(self):
+    run_dir = self.directory('followed')
+    config = self.config([9], checkpoint={'every_steps': 40}, train={'epochs': 1000})
+    job = self.start_job(self.cluster(1, 2), config, run_dir, '--set', 'sync.mode=ps_async')
+    self.wait_for(lambda: self.checkpoints(run_dir), job)
+
+    def owner():
+      with open(os.path.join(run_dir, 'owner.json'), encoding='utf-8') as f:
+        found = re.search(r'"process": (\d+)', f.read())
+      return found and int(found[1])
+
+    self.assertEqual(owner(), job['worker 0'].pid)
+    lost = job.pop('worker 0')
+    lost.kill()
+    lost.wait()
+    self.wait_for(lambda: owner() == job['worker 1'].pid, job)
+    second = self.start(None, config, run_dir)
+    self.finish({'second': second}, 2)
+    self.assertRegex(self.text(second), rf'process {job["worker 1"].pid} on host .* trains into it')
+    job['worker 1'].send_signal(signal.SIGTERM)
+    self.finish(job, 143)
+
   def test_a_lost_server_ends_the_job_and_the_next_continues(self):
     run_dir, config = self.directory('lost'), self.config([9], checkpoint={'every_steps': 50})
     job = self.start_job(self.cluster(2, 1), config, run_dir, '--set', 'sync.mode=ps')

@@ -46,6 +46,13 @@ class ClusterTest(tf.test.TestCase):
     self.refuse(
       {'cluster': ADDRESSES, 'task': {'type': 'master', 'index': 0}}, "'task.type': found 'master'"
     )
+    for address in ('h:²', 'h:' + '9' * 5000):
+      self.refuse(
+        {'cluster': ADDRESSES | {'worker': [address]}, 'task': task}, 'host:port is needed'
+      )
+    self.refuse(
+      {'cluster': ADDRESSES, 'task': {'type': [], 'index': 0}}, r"'task.type': found \[\]"
+    )
     self.refuse(
       {'cluster': ADDRESSES, 'task': {'type': 'ps', 'index': 1}},
       "'task.index': found 1; the cluster has 1 of 'ps'",
@@ -65,6 +72,8 @@ class ClusterTest(tf.test.TestCase):
     for address, host in (('localhost:1', '127.0.0.1'), ('[::1]:1', '::1'), ('10.1.2.3:1', None)):
       found = Cluster((address,), ('w:1',), 'ps', 0).host(0)
       self.assertEqual(found, host or '10.1.2.3')
+    with self.assertRaisesRegex(UserError, "the host 'h.*h' of ps 0 is no name of a host"):
+      Cluster(('h' * 70 + ':1',), ('w:1',), 'ps', 0).host(0)
     with self.assertRaisesRegex(UserError, "the host 'no.such.invalid' of ps 0 has no address"):
       Cluster(('no.such.invalid:1',), ('w:1',), 'ps', 0).host(0)
 
@@ -325,6 +334,43 @@ class CoordinatorTest(tf.test.TestCase):
     while silent.recv(1000):
       pass  # until it is dropped
     silent.close()
+
+  def test_a_process_of_another_version_is_left_alone_until_it_said_hello(self):
+    job = PlayedJob(self.sync(), workers=1)
+    known = messages.connect(job.coordinator.address, job.coordinator.secret, 5)
+    self.send(known, 'hello', 'worker', 7, 'process 1 on host', SETTINGS)
+    for said in (['hello', 'worker', 0], [1], 'hello', ['greet']):
+      other = messages.connect(job.coordinator.address, job.coordinator.secret, 5)
+      other.send_bytes(messages.encode(said))
+    self.assertEqual(job.run(lambda client: client.gather(7)), [[7]])
+    self.assertNotIn('Traceback', self.said.getvalue())
+
+  def test_a_worker_that_says_what_no_worker_says_is_lost(self):
+    job = PlayedJob(self.sync(), workers=1)
+    self.send(self.say_hello(job, 0), 'greet')
+    self.assertEqual(job.coordinator.wait(), 3)
+    self.assertRegex(
+      self.said.getvalue(), r'worker 0 \(.*\) was lost: it sent .*greet.*which no process of this'
+    )
+
+  def test_what_a_worker_does_not_understand_ends_it(self):
+    for said, told in ((['reply'], 'not understood: TypeError'), (['greet'], 'it sent .*greet')):
+      listener = messages.Listener(
+        '127.0.0.1',
+        None,
+        b'secret',
+        PATIENCE,
+        lambda connection, said=said: connection.send_bytes(messages.encode(said)),
+      )
+      job = PlayedJob(self.sync(), workers=1)
+      cluster, process = job.cluster('worker', 0), job.processes[0]
+      in_thread(
+        lambda a=listener.address, c=cluster, p=process: CoordinatorClient(
+          a, b'secret', c, self.sync(), SETTINGS, p
+        )
+      )
+      process.wait_for(lambda p: p.ended == 3)
+      self.assertRegex(self.said.getvalue(), told)
 
   def test_listens_at_the_ports_of_the_config(self):
     sync = self.sync(ports=(21200, 21300))

@@ -63,7 +63,18 @@ class EncodingTest(tf.test.TestCase):
   def test_refuses_what_is_no_message(self):
     data = messages.encode({'a': np.arange(5)})
     longer = struct.pack('!QI', len(data) + 8, struct.unpack_from('!QI', data)[1]) + data[12:]
-    for broken in (b'', data[:7], data[:-1], longer + b'\0' * 8, b'\xff' * 64):
+    framed = [
+      struct.pack('!QI', 12 + len(text), len(text)) + text
+      for text in (
+        b'{"__array__": 1}',
+        b'{"__array__": ["O", [0]]}',
+        b'{"__array__": ["<f4", [-1]]}',
+        b'{"__array__": ["<f4", [1e9]]}',
+        b'{"__array__": ["(", [0]]}',
+        b'[' * 100_000,
+      )
+    ]
+    for broken in (b'', data[:7], data[:-1], longer + b'\0' * 8, b'\xff' * 64, *framed):
       with self.assertRaises(ValueError):
         messages.decode(broken)
 

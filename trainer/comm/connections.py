@@ -81,11 +81,11 @@ class Connector:
     """Keeps the connection of a rank that has greeted, until `connect` asks for it."""
     try:
       name, rank = messages.decode(connection.recv_bytes())
-    except (OSError, EOFError, ValueError):
-      return  # that rank's own `connect` fails, and says so
-    with self._changed:
-      self._arrived[name, rank] = connection
-      self._changed.notify_all()
+      with self._changed:
+        self._arrived[name, rank] = connection
+        self._changed.notify_all()
+    except (OSError, EOFError, ValueError, TypeError):
+      connection.close()  # that rank's own `connect` fails, and says so
 
 
 class ConnectionsCommunicator(RankCommunicator):

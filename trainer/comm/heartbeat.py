@@ -156,13 +156,17 @@ class Heartbeat(contextlib.AbstractContextManager):
     """On rank 0, in a thread of its own: another rank has greeted."""
     connection = self._connection(accepted)
     try:
-      kind, *rest = connection.receive()
-      while kind == 'beat':
-        kind, *rest = connection.receive()
-      rank, name = rest
+      message = connection.receive_list()
+      while message[0] == 'beat':
+        message = connection.receive_list()
+      match message:
+        case ['hello', int(rank), str(name)] if 0 < rank < self._size:
+          member = _Member(rank, name, connection)
+        case _:
+          raise messages.not_understood(message)
     except ConnectionError:
+      connection.close()
       return  # the others see the same as for a rank that never came
-    member = _Member(rank, name, connection)
     with self._lock:
       self._members[rank] = member
     self._listen(member)
@@ -194,21 +198,23 @@ class Heartbeat(contextlib.AbstractContextManager):
     """Listens to another rank until it says good-bye."""
     while True:
       try:
-        kind, *rest = member.connection.receive()
+        match message := member.connection.receive_list():
+          case ['beat', float(idle)]:
+            member.idle = idle
+            if idle > self._sync.stalled_peer_seconds:
+              self._lose_stalled()
+          case ['bye']:
+            return
+          case ['end', str(text), int(status)]:
+            if self._rank == 0:
+              self._end_all(text, status)
+            os._exit(status)  # rank 0 has said why
+          case _:
+            raise messages.not_understood(message)
       except ConnectionError as e:
         if not self._closing:
           self._lose(member.name, str(e))
         return
-      if kind == 'beat':
-        (member.idle,) = rest
-        if member.idle > self._sync.stalled_peer_seconds:
-          self._lose_stalled()
-      elif kind == 'bye':
-        return
-      elif kind == 'end' and self._rank == 0:
-        self._end_all(*rest)
-      elif kind == 'end':
-        os._exit(rest[1])  # rank 0 has said why
 
   def _lose_stalled(self) -> None:
     """Whoever stands still the longest is the one for whom the others wait."""

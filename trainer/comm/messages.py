@@ -9,6 +9,7 @@ sends rubbish or hangs up is dropped, and nobody waits for him.
 """
 
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -22,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import UserError
+from trainer.errors import UserError, one_line
 
 _HEADER = struct.Struct('!QI')  # bytes of the whole message, bytes of its JSON text
 _ARRAY = '__array__'
+_KINDS = 'biufUS'  # of dtypes
 _BEATS = 10  # in the time after which a silent process counts as lost
 
 Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host, port]
@@ -44,7 +46,7 @@ def encode(value: Any) -> bytes:
       v = v.item()
     if v is None or type(v) in (bool, int, float, str):
       return v
-    if isinstance(v, np.ndarray) and v.dtype.kind in 'biufUS':
+    if isinstance(v, np.ndarray) and v.dtype.kind in _KINDS:
       arrays.append(np.ascontiguousarray(v))
       return {_ARRAY: [v.dtype.str, v.shape]}
     if isinstance(v, (list, tuple)):
@@ -79,12 +81,17 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     if _ARRAY not in found:
       return found
     name, shape = found[_ARRAY]
-    dtype, count = np.dtype(name), int(np.prod(shape, dtype=np.int64))
+    dtype, count = np.dtype(str(name)), math.prod(shape)
+    if dtype.kind not in _KINDS or any(type(n) is not int or n < 0 for n in shape):
+      raise ValueError(f'found an array of dtype {name} and shape {shape}')
     array = np.frombuffer(view, dtype, count, place) if count else np.empty([0], dtype)
     place += count * dtype.itemsize
     return array.reshape(shape)
 
-  value = json.loads(bytes(view[_HEADER.size : place]), object_hook=with_arrays)
+  try:
+    value = json.loads(bytes(view[_HEADER.size : place]), object_hook=with_arrays)
+  except (TypeError, OverflowError, RecursionError, SyntaxError) as e:
+    raise ValueError(one_line(e)) from None
   if place != size:
     raise ValueError(f'found a message of {size} bytes; wanted {place}')
   return value
@@ -204,6 +211,13 @@ class MessageConnection:
     except OSError as e:
       raise ConnectionError(f'its connection broke: {e.strerror or e}') from None
 
+  def receive_list(self) -> list[Any]:
+    """As `receive`, where each message is a list of its kind and what belongs to it."""
+    message = self.receive()
+    if not isinstance(message, list) or not message or not isinstance(message[0], str):
+      raise not_understood(message)
+    return message
+
   def close(self) -> None:
     """Sends what is waiting, then hangs up."""
     self._outgoing.put(None)
@@ -227,6 +241,11 @@ class MessageConnection:
         self._connection.send_bytes(message)
     except OSError:
       return  # the receiving side notices, and knows what it means
+
+
+def not_understood(message: Any) -> ConnectionError:
+  """The error of a process that was sent what no process of its version sends."""
+  return ConnectionError(f'it sent {str(message)[:100]!r}, which no process of this version sends')
 
 
 def _listen(host: str | None, ports: Sequence[int] | None) -> socket.socket:

@@ -207,7 +207,9 @@ class CoordinatorClient(Communicator):
   def _receive(self) -> None:
     handlers = {
       'beat': lambda _: None,
-      'welcome': lambda *welcome: self._welcomes.put(welcome),
+      'welcome': lambda generation, rank, size, late: self._welcomes.put(
+        [generation, rank, size, late]
+      ),
       'reply': self._replies.put,
       'note': self._cluster.say,
       'stop': self._process.ask_to_stop,
@@ -217,11 +219,16 @@ class CoordinatorClient(Communicator):
     }
     try:
       while not self._ended.is_set():
-        kind, *rest = self._connection.receive()
+        kind, *rest = self._connection.receive_list()
+        if kind not in handlers:
+          raise messages.not_understood([kind, *rest])
         handlers[kind](*rest)
     except ConnectionError as e:
       if not self._leaving:
         self._end(f'ps 0 was lost: {e}. The job ends; {CONTINUE}.', EXIT_STATUS)
+    except Exception as e:  # else this process would wait for ever
+      text = f'what ps 0 sent was not understood: {one_line(e)}'
+      self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)
 
   def _restart(self, text: str) -> None:
     self._cluster.say(text)

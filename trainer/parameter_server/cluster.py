@@ -1,6 +1,7 @@
 """The processes of a parameter-server job, from `TF_CONFIG`, and this one's TensorFlow server."""
 
 import dataclasses
+import re
 import socket
 import sys
 import time
@@ -87,7 +88,7 @@ class Cluster:
     if twice:
       _refuse(f"key 'cluster': the address '{twice[0]}' stands twice")
     kind, index = task.get('type'), task.get('index')
-    if kind not in cluster:
+    if not isinstance(kind, str) or kind not in cluster:
       _refuse(
         f"key 'task.type': found {kind!r}, which the cluster has not; one of {sorted(cluster)} is "
         'needed'
@@ -120,6 +121,8 @@ class Cluster:
     while True:
       try:
         return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+      except ValueError:  # not even a name
+        _refuse(f"the host '{host}' of {self.name} is no name of a host")
       except OSError as e:
         if time.monotonic() - began > patience:
           raise UserError(
@@ -174,7 +177,8 @@ def _check_addresses(kind: str, addresses: Sequence[str]) -> None:
     _refuse(f'{key}: found {addresses!r}; a list of addresses is needed')
   for address in addresses:
     host, _, port = str(address).rpartition(':')
-    valid = isinstance(address, str) and host and port.isdigit() and 0 < int(port) < 65536
+    valid = isinstance(address, str) and host and re.fullmatch('[0-9]{1,5}', port)
+    valid = valid and 0 < int(port) < 65536
     if not valid:
       _refuse(f'{key}: found the address {address!r}; host:port is needed')
 

@@ -118,10 +118,12 @@ class Coordinator:
     member = None
     try:
       while True:
-        kind, *rest = connection.receive()
+        kind, *rest = connection.receive_list()
         with self._lock:
           if kind == 'hello':
             member = self._on_hello(connection, *rest)
+          elif kind not in self._handlers:
+            raise messages.not_understood([kind, *rest])
           elif self._is_current(member):
             self._handlers[kind](member, *rest)
     except ConnectionError as e:
@@ -129,7 +131,13 @@ class Coordinator:
         self._lose(member, str(e))
     except Exception as e:
       with self._lock:
-        self._fail(member.process if member else 'a process', one_line(e), 1)
+        if member:
+          self._fail(member.process, one_line(e), 1)
+        else:
+          self._cluster.say(f'a process is left alone that said no hello: {one_line(e)}')
+    finally:
+      if member is None:
+        connection.close()
 
   def _is_current(self, member: _Member | None) -> bool:
     return member is not None and self._members.get(member.name) is member
@@ -150,6 +158,9 @@ class Coordinator:
     process: str,
     settings: dict[str, Any],
   ) -> _Member | None:
+    known = {'ps': self._cluster.servers, 'worker': self._cluster.workers}
+    if not isinstance(index, int) or not 0 <= index < len(known.get(kind, ())):
+      raise ValueError(f"found '{kind} {index}', which the job has not")
     member = _Member(connection, kind, index, process)
     wrong = self._difference(member, settings)
     if wrong and self._view:  # the job goes on; this process alone ends
@@ -270,12 +281,12 @@ class Coordinator:
       self._lose(worst, f'it beats but has made no progress for {worst.idle:.0f} s')
 
   def _on_bye(self, member: _Member, status: int) -> None:
-    self._statuses[member.index] = status
+    self._statuses[member.index] = int(status)
     if self._statuses.keys() >= set(self._workers()) and self._status is None:
       self._finish(max(self._statuses.values()), ['finish', max(self._statuses.values())])
 
   def _on_fail(self, member: _Member, text: str, status: int) -> None:
-    self._fail(member.process, text, status)
+    self._fail(member.process, str(text), int(status))
 
   def _on_refused(self, member: _Member, text: str) -> None:
     if self._statuses:
