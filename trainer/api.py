@@ -118,7 +118,7 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
     raise UserError(f'run_dir {run_dir}: no config.yaml there; wanted that of a training run')
-  cfg = config.load(path, (), run_dir)
+  cfg = config.load_of_run(run_dir)
   _start(cfg)
   return Run(run_dir, cfg, checkpoint)
 

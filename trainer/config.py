@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -19,7 +20,7 @@ import pydantic
 import yaml
 
 from ops.policy import Policy
-from trainer import schema_text
+from trainer import files, schema_text
 from trainer.errors import ConfigError, nearest
 
 # Interactions that are built in; others are dotted paths of Keras layers.
@@ -1111,16 +1112,18 @@ def _with_defaults_of_run(tree: dict[str, Any]) -> dict[str, Any]:
   path = os.path.join(str(tree.get('run_dir') or ''), 'config.yaml')
   if not tree.get('run_dir') or not os.path.isfile(path):
     return tree
-  with open(path, encoding='utf-8') as f:
-    old = yaml.safe_load(f)
-  if not isinstance(old, dict) or not isinstance(tree.get('sparse', {}), dict):
+  old = _read_yaml(_text_of_run(path), path)
+  old_sparse, old_train = (
+    dict(old[key]) if isinstance(old, dict) and isinstance(old.get(key), dict) else {}
+    for key in ('sparse', 'train')
+  )
+  sparse = tree.get('sparse', {})
+  if not isinstance(sparse, dict):
     return tree
-  sparse, old_sparse = tree.get('sparse', {}), dict(old.get('sparse', {}))
   tables = sparse.get('tables')
-  if isinstance(tables, dict):
-    old_sparse['tables'] = {n: t for n, t in old_sparse.get('tables', {}).items() if n in tables}
-  train = old.get('train', {})
-  train = {key: train[key] for key in ('epochs', 'plateau', 'batch_size') if key in train}
+  if isinstance(tables, dict) and isinstance(old_sparse.get('tables'), dict):
+    old_sparse['tables'] = {n: t for n, t in old_sparse['tables'].items() if n in tables}
+  train = {key: old_train[key] for key in ('epochs', 'plateau', 'batch_size') if key in old_train}
   return tree | {'sparse': _kept(sparse, old_sparse), 'train': _kept(tree.get('train', {}), train)}
 
 
@@ -1136,16 +1139,52 @@ def load(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -
   Raises:
     ConfigError: with one line.
   """
+  return parse(_text_of(path), path, overrides, run_dir)
+
+
+def _text_of(path: str) -> str:
   try:
     with open(path, encoding='utf-8') as f:
-      text = f.read()
+      return f.read()
   except FileNotFoundError:
     raise ConfigError(f'--config {path}: no such file') from None
   except IsADirectoryError:
     raise ConfigError(f'--config {path}: found a directory; wanted a YAML file') from None
   except UnicodeDecodeError as e:
     raise ConfigError(f'{path}: not YAML: {e}') from None
-  return parse(text, path, overrides, run_dir)
+
+
+_STAMP = '# crc32 of what follows: '
+
+
+def write_of_run(cfg: Config) -> None:
+  """Writes config.yaml of the config's run_dir: a first line with a checksum, then `dump`."""
+  path, text = os.path.join(cfg.run_dir, 'config.yaml'), dump(cfg)
+  stamp = f'{_STAMP}{zlib.crc32(text.encode()):08x}\n'
+  files.write_synced(path + '.new', (stamp + text).encode())
+  os.replace(path + '.new', path)
+
+
+def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
+  """As `load`, of the config.yaml that a run has written.
+
+  Raises:
+    ConfigError: also where its bytes are not those that were written.
+  """
+  path = os.path.join(run_dir, 'config.yaml')
+  return parse(_text_of_run(path), path, overrides, run_dir)
+
+
+def _text_of_run(path: str) -> str:
+  text = _text_of(path)
+  stamp, _, rest = text.partition('\n')
+  # Earlier releases wrote none.
+  if stamp.startswith(_STAMP) and stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
+    raise ConfigError(
+      f'{path}: its checksum is not that of its first line; wanted the file as the run wrote it, '
+      'as checkpoints/*/config.yaml has it, and changes in another file or by --set'
+    )
+  return text
 
 
 def parse(

@@ -120,6 +120,25 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(other.sparse.tables['default'].linear.learning_rate, wanted)
     self.assertEqual(other.sparse.tables['default'].width, 3)
 
+  def test_a_damaged_config_of_a_run_is_refused(self):
+    run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
+    cfg = self.load(overrides=[f'run_dir={run_dir}'])
+    config.write_of_run(cfg)
+    self.assertEqual(config.load_of_run(run_dir), cfg)
+    with open(f'{run_dir}/config.yaml', 'rb') as f:
+      text = f.read()
+    for damaged in (text.replace(b'4096', b'4097'), text[:-20], text + b' ', text + b'\xff'):
+      with open(f'{run_dir}/config.yaml', 'wb') as f:
+        f.write(damaged)
+      with self.assertRaisesRegex(errors.ConfigError, f'^{run_dir}/config.yaml: '):
+        config.load_of_run(run_dir)
+      with self.assertRaisesRegex(errors.ConfigError, f'^{run_dir}/config.yaml: '):
+        self.load(overrides=[f'run_dir={run_dir}'])  # which takes its defaults from there
+    with open(f'{run_dir}/config.yaml', 'wb'):
+      pass
+    with self.assertRaisesRegex(errors.ConfigError, 'found NoneType'):
+      config.load_of_run(run_dir)
+
   def test_the_old_spelling_of_catch_up_is_read(self):
     cfg = self.load(
       overrides=['sparse.tables.default={linear: {l2_mode: owed}, factors: {l2_mode: touch}}']

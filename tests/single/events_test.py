@@ -74,6 +74,21 @@ class EventLogTest(tf.test.TestCase):
     log.write('train', 3)
     self.assertEqual(self.steps(), [1, 3])
 
+  def test_bytes_that_are_no_text(self):
+    log = self.open(0)
+    for step in range(3):
+      log.write('train', step)
+    with open(self.path, 'r+b') as f:
+      f.seek(f.read().index(b'train', 40))
+      f.write(b'\xff')
+    self.assertEqual(self.steps(), [0, 2])
+
+  def test_a_report_that_fails_ends_nothing(self):
+    log = self.open(0)
+    with log.guarded('report.html'):
+      raise TypeError('found a text')
+    self.assertEqual(log.troubles, ['report.html: TypeError: found a text'])
+
   def test_full_disk(self):
     log = self.open(0)
     with mock.patch.object(log, '_write_line', side_effect=OSError(28, 'No space left on device')):

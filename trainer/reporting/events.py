@@ -16,7 +16,7 @@ from tensorboard.plugins.histogram.metadata import create_summary_metadata
 from tensorboard.plugins.hparams import api as hparams
 
 from trainer.config import Config
-from trainer.errors import UserError, one_line
+from trainer.errors import one_line
 
 # Figures of an event that TensorBoard shows.
 SCALARS = (
@@ -73,7 +73,7 @@ class EventLog:
     """Tells of an error in writing a report, once for each, and goes on."""
     try:
       yield
-    except (OSError, UserError, tf.errors.OpError) as e:
+    except Exception as e:  # also of what is drawn from events that somebody has damaged
       reason = e.strerror if isinstance(e, OSError) and e.strerror else one_line(e)
       trouble = f'{what}: {reason}'
       if trouble not in self.troubles:
@@ -191,7 +191,8 @@ class EventLog:
 
 def read_events(run_dir: str) -> pd.DataFrame:
   """The events of a run, a row each, in order; NaN or None where an event has no such field."""
-  with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
+  # What is no UTF-8 was damaged: that line is left out, as one that was cut.
+  with open(os.path.join(run_dir, 'metrics.jsonl'), 'rb') as f:
     records = [record for line in f if (record := _record(line)) is not None]
   # A run that was stopped early may have none: the frame has the columns that every event has.
   return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])

@@ -137,7 +137,7 @@ def read_run(run_dir: str) -> Run:
   for name in ('config.yaml', 'metrics.jsonl'):
     if not os.path.exists(os.path.join(run_dir, name)):
       raise UserError(f'{run_dir}: no {name} there; wanted the run_dir of trainer.run')
-  cfg = config.load(os.path.join(run_dir, 'config.yaml'), (), run_dir)
+  cfg = config.load_of_run(run_dir)
   events = read_events(run_dir)
   missing = [name for name in COLUMNS if name not in events]
   return Run(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))

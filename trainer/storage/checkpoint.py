@@ -362,6 +362,15 @@ def check(path: str) -> dict[str, Any]:
   return manifest
 
 
+def config_of(path: str) -> str:
+  """Returns the config of a checkpoint, as text.
+
+  Raises:
+    DataLoss: where its bytes are not those that were written.
+  """
+  return files.read_checked(path, 'config.yaml', check(path)['files']).decode()
+
+
 # Given a checkpoint's config, returns what converts the rows of the whole checkpoint into those
 # that this process owns; None where the rows fit as they are.
 Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]

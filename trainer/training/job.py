@@ -642,7 +642,7 @@ def finished_job(
     raise UserError(
       f'--run_dir {run_dir}: no config.yaml there; wanted the run_dir of a training run'
     )
-  cfg = config.load(path, overrides, run_dir)
+  cfg = config.load_of_run(run_dir, overrides)
   with contextlib.ExitStack() as stack:
     progress_made = lambda: None
     if here.size > 1:

@@ -10,7 +10,7 @@ from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import Communicator
-from trainer.errors import UserError
+from trainer.errors import DataLoss, UserError
 from trainer.storage import checkpoint
 from trainer.training import warm_start
 from trainer.training.ledger import Ledger
@@ -240,12 +240,12 @@ def open_run_dir(cfg: config.Config) -> None:
     UserError: naming the first key that differs.
   """
   os.makedirs(cfg.run_dir, exist_ok=True)
-  path = os.path.join(cfg.run_dir, 'config.yaml')
-  saved = checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints'))
-  newest = next((one for one, serial in saved.items() if serial), None)
-  if newest is not None:
-    # Not with the run_dir's own config.yaml: a run may have died between writing it and saving.
-    check_continues(config.load(os.path.join(newest, 'config.yaml')), cfg, cfg.run_dir)
-  with open(path + '.new', 'w', encoding='utf-8') as f:
-    f.write(config.dump(cfg))
-  os.replace(path + '.new', path)
+  # Not with the run_dir's own config.yaml: a run may have died between writing it and saving.
+  for path in checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints')):
+    try:
+      before = checkpoint.config_of(path)
+    except DataLoss:
+      continue  # whoever restores it says so
+    check_continues(config.parse(before, path), cfg, cfg.run_dir)
+    break
+  config.write_of_run(cfg)
