@@ -83,6 +83,14 @@ class ConnectionsTest(tf.test.TestCase):
       all(isinstance(e, (tf.errors.DataLossError, tf.errors.AbortedError)) for e in errors), errors
     )
 
+  def test_names_a_rank_that_sends_what_is_no_text(self):
+    own, other = socket.socketpair()
+    with other:
+      pair = Connections([-1, own.detach()], 0)
+      other.sendall(b'\xff' * 64)
+      with self.assertRaisesRegex(tf.errors.DataLossError, r"rank 1 sent operation \d+, '\?+'"):
+        pair.all_reduce([tf.zeros([4])])
+
   def test_names_a_rank_that_is_gone(self):
     pair, other = self.pairs()
     del other

@@ -176,6 +176,9 @@ Status Connections::Serve(int r, Transfer* t) {
   if (in.bytes >= 0 && in.sequence == out.sequence && !std::strcmp(in.operation, out.operation)) {
     return Status();
   }
+  for (char& c : in.operation) {
+    if (c != '\0' && (c < ' ' || c > '~')) c = '?';  // whoever reads the message wants text
+  }
   return Status::DataLoss("ranks are out of step: operation " + std::to_string(out.sequence) +
                           " of rank " + std::to_string(rank_) + " is '" + out.operation +
                           "', rank " + std::to_string(r) + " sent operation " +
