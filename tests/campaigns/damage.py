@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.campaigns.processes import undisturbed
-from tests.campaigns.units import Found, Kind
+from tests.campaigns.processes import SOON, Job, difference, half_trained, undisturbed
+from tests.campaigns.units import TRACE, Found, Kind, in_child
 from trainer import config
 from trainer.errors import DataLoss, UserError
 
 TRIALS = 20  # of a unit
+RUNS = 5  # likewise, of what needs a training
 _LONGEST = 2000  # characters of a message
 
 
@@ -166,6 +167,61 @@ def _exports(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+def _train(folder: str, flags: list[str]) -> Job:
+  """Runs a job in a process to its end."""
+  job = Job(folder, 'single', flags)
+  job.start()
+  job.wait(SOON)
+  job.end()
+  return job
+
+
+def _run_dirs(draw: random.Random, folder: str, shared: str) -> Found:
+  """Damages what lies in a run_dir beside checkpoints and exports, and goes on with the run."""
+  path, _ = undisturbed('single', shared)
+  source, wanted, found = half_trained(shared), f'{os.path.dirname(path)}/run', Found()
+  names = ['ledger.jsonl', 'metrics.jsonl', 'metrics.jsonl', 'config.yaml', 'owner.json']
+  for i in range(RUNS):
+    run_dir, name = f'{folder}/{i}/run', draw.choice([*names, 'tensorboard', 'report.html'])
+    shutil.copytree(source, run_dir)
+    what = damage(draw, draw.choice(files_below(f'{run_dir}/{name}') or [f'{run_dir}/{name}']))
+    job = _train(f'{folder}/{i}', ['--config', path, '--run_dir', run_dir])
+    status, said = job.statuses.get('single'), job.said()
+    wrong = None
+    if TRACE in said or status not in (0, 1, 2):
+      wrong = f'ended with {status}: {said[-1500:]}'
+    elif status == 1 and 'but the reports are not' not in said:
+      wrong = f'ended with 1: {said[-600:]}'
+    elif status == 2 and (name != 'config.yaml' or 'config.yaml' not in said):
+      wrong = f'ended with 2: {said[-600:]}'
+    elif status != 2:
+      but = ['events'] if name == 'metrics.jsonl' else []
+      wrong = in_child(lambda at=run_dir, but=but: difference('single', at, wanted, 0, but), folder)
+    ends = ['the same', 'the same, and told of the reports', 'refused in one line']
+    found.trial(ends[status or 0], wrong and f'{what}: {wrong}')
+  return found
+
+
+def _configs(draw: random.Random, folder: str, shared: str) -> Found:
+  """Reads damaged files of a run_dir, as the commands do that stand beside a trainer."""
+  from trainer.reporting.runs import read_run
+
+  source, found = half_trained(shared), Found()
+  whole = config.load_of_run(source).model_dump(exclude={'run_dir'})
+  for _ in range(TRIALS * 5):
+    for name in ('config.yaml', 'metrics.jsonl'):
+      shutil.copyfile(f'{source}/{name}', f'{folder}/{name}')
+    name = draw.choice(['config.yaml', 'config.yaml', 'metrics.jsonl'])
+    what = damage(draw, f'{folder}/{name}')
+    _read_or_refused(
+      found,
+      what,
+      lambda: read_run(folder).cfg.model_dump(exclude={'run_dir'}),
+      lambda read: read == whole,
+    )
+  return found
+
+
 KINDS = [
   Kind(
     'damaged checkpoints',
@@ -173,7 +229,7 @@ KINDS = [
     'saved is restored, bit by bit, or none, in one line',
     'faults',
     15,
-    600,
+    3000,
     _checkpoints,
   ),
   Kind(
@@ -181,8 +237,27 @@ KINDS = [
     'a file is changed: the batches are those of before, or are refused in one line',
     'faults',
     10,
-    600,
+    3000,
     _prepared,
+  ),
+  Kind(
+    'damaged run_dirs',
+    "config.yaml, ledger.jsonl, metrics.jsonl, owner.json, report.html or TensorBoard's files are "
+    "changed, and the run goes on: it ends as undisturbed, its reports' trouble is told, or "
+    'config.yaml is refused in one line',
+    'faults',
+    8,
+    3000,
+    _run_dirs,
+  ),
+  Kind(
+    'damaged configs',
+    'config.yaml or metrics.jsonl of a run_dir are changed and read: the config is what the run '
+    'wrote, or is refused in one line',
+    'faults',
+    4,
+    3000,
+    _configs,
   ),
   Kind(
     'damaged exports',
@@ -190,7 +265,7 @@ KINDS = [
     'of an export that was written, or are refused in one line',
     'faults',
     10,
-    600,
+    3000,
     _exports,
   ),
 ]

@@ -26,10 +26,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('CUDA_VISIBLE_DEVICES', '')
 os.environ['CTR_THREADS'] = '1'
 
-from tests.campaigns import damage, fuzzing, processes, streams
+from tests.campaigns import damage, fuzzing, processes, streams, wire
 from tests.campaigns.units import Found, Kind, append, fork, text_of, wait
 
-KINDS = [*processes.KINDS, *damage.KINDS, *streams.KINDS, *fuzzing.KINDS]
+KINDS = [*processes.KINDS, *damage.KINDS, *streams.KINDS, *fuzzing.KINDS, *wire.KINDS]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

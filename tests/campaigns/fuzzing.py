@@ -54,7 +54,7 @@ _VALUES = (
   {'name': 'user'},
   {'dnn': {'hidden': [0]}},
 )
-_LINES = (
+LINES = (
   '\t',
   '- ',
   ': ',
@@ -86,7 +86,7 @@ def _places(tree: Any, path: tuple = ()) -> list[tuple]:
   return found
 
 
-def _changed(draw: random.Random, tree: Any, names: list[str]) -> Any:
+def changed(draw: random.Random, tree: Any, names: list[str]) -> Any:
   """A config as a tree with some values changed, added, misspelt or gone."""
   tree = copy.deepcopy(tree)
   for _ in range(draw.choice((1, 1, 1, 2, 4))):
@@ -139,15 +139,15 @@ def _configs(draw: random.Random, folder: str, shared: str) -> Found:
     tree, overrides = draw.choice(good), []
     if draw.random() < 0.3:
       path = '.'.join(map(str, draw.choice(_places(tree))))
-      value = draw.choice((*_LINES, *map(str, _VALUES)))
+      value = draw.choice((*LINES, *map(str, _VALUES)))
       overrides = [draw.choice((f'{path}={value}', f'{path}.x={value}', value))]
       text = yaml.safe_dump(tree)
     else:
-      text = yaml.safe_dump(_changed(draw, tree, names), allow_unicode=True)
+      text = yaml.safe_dump(changed(draw, tree, names), allow_unicode=True)
     if draw.random() < 0.3:
       for _ in range(draw.choice((1, 2))):
         at = draw.randrange(len(text) + 1)
-        text = text[:at] + draw.choice(_LINES) + text[at + draw.randrange(4) :]
+        text = text[:at] + draw.choice(LINES) + text[at + draw.randrange(4) :]
     what = f'{text!r} {overrides}'
     try:
       cfg = config.parse(text, 'my.yaml', overrides)

@@ -7,6 +7,8 @@ import ctypes
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,8 +51,10 @@ go.Figure([go.Scatter(x=[0]), go.Bar(x=[0]), go.Heatmap(z=[[0]])]).to_html(inclu
 
 LOST_SECONDS = 15
 BOUND = 90  # seconds in which a job that has lost a process must have ended
-SOON = 240  # seconds in which a job that is left alone must have ended
+SOON = 900  # seconds in which a job that is left alone must have ended, on a busy machine
 FAULTS = 6  # of a unit, one after the other, before the job is left alone
+STARTS = 12  # units that share the places of a start
+_STARTED = 'training/stream.py:Stream.next'  # called first when a job has started
 DAYS, SAMPLES, BATCH = 3, 500, 100
 MODES = ('single', 'ranks', 'connections', 'ps', 'ps_async', 'ps_geo')
 EXACT = ('single', 'ranks', 'connections', 'ps')  # modes whose runs are the same each time
@@ -79,7 +83,7 @@ def write_config(folder: str, mode: str) -> str:
     'mode': 'allreduce' if mode not in ('ps', 'ps_async', 'ps_geo') else mode,
     'dense_allreduce': 'connections' if mode == 'connections' else 'horovod',
     'lost_peer_seconds': LOST_SECONDS,
-    'stalled_peer_seconds': 60,
+    'stalled_peer_seconds': 300,
     'geo_steps': 2,
   }
   lifecycle = {'admission_threshold': 0.5, 'delete_threshold': 0.1, 'delete_after_unseen_days': 1}
@@ -363,11 +367,12 @@ def difference(
     for name, value in expected['metrics'].items():
       if not np.allclose(found['metrics'][name], value, rtol=1e-9, atol=1e-9):
         return f'{name} differs'
+    if 'events' in but:
+      return None
     names = [
       [(e['event'], e.get('pass'), e['step']) for e in s['events']] for s in (found, expected)
     ]
-    same = names[0] == names[1] or 'events' in but
-    return None if same else f'events differ: {names}'
+    return None if names[0] == names[1] else f'events differ: {names}'
   # What is under way when a worker is lost may be done twice, by its successor.
   for name in ('done', 'last', 'epoch', 'day'):
     if found['progress'][name] != expected['progress'][name]:
@@ -428,6 +433,59 @@ def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
     return found
 
   return run_unit
+
+
+def half_trained(shared: str) -> str:
+  """Trains on all days but the last, once for all units. Returns: the run_dir."""
+  path, _ = undisturbed('single', shared)
+  folder, done = f'{shared}/half', f'{shared}/half/done'
+  with files.exclusive(f'{shared}/half.lock'):
+    if not os.path.exists(done):
+      os.makedirs(folder)
+      days = [f'{os.path.dirname(path)}/day_{day}.csv' for day in range(DAYS - 1)]
+      flags = ['--config', path, '--run_dir', f'{folder}/run', '--set', f'data.train={days}']
+      job = Job(folder, 'single', flags)
+      job.start()
+      job.wait(SOON)
+      job.end()
+      if set(job.statuses.values()) != {0}:
+        raise AssertionError(f'{job.statuses}: {job.said()[-1000:]}')
+      with open(done, 'w', encoding='utf-8'):
+        pass
+  return f'{folder}/run'
+
+
+def _starts(draw: random.Random, folder: str, shared: str) -> Found:
+  """Ends a run that is taken up at named places of its start, one after the other."""
+  config, reference = undisturbed('single', shared)
+  run_dir, found = f'{folder}/run', Found()
+  shutil.copytree(half_trained(shared), run_dir)
+  places = reference['again']['single']['places']
+  places = places[: places.index(_STARTED)]
+  # Each unit has its share of the places, whatever it draws.
+  number = int(re.search(r'unit(\d+)-', folder)[1])
+  history: list[str] = []
+  for i, place in enumerate([*places[number % STARTS :: STARTS], None]):
+    os.makedirs(f'{folder}/{i}')
+    job = Job(f'{folder}/{i}', 'single', ['--config', config, '--run_dir', run_dir])
+    if place is None:
+      fault = None
+      job.start()
+    else:
+      fault = Fault(draw.choice([signal.SIGKILL, signal.SIGTERM]), sys.maxsize, place)
+      history.append(str(fault))
+      job.start({'single': fault.arm})
+    was_met = _met(job, 'single', fault, found, history)
+    if found.failures:
+      return found
+    if place is not None and not was_met:
+      found.trial('', f'{place} was not met, after {history}')
+      return found
+  wanted = f'{os.path.dirname(config)}/run'
+  wrong = in_child(lambda: difference('single', run_dir, wanted, 0), folder)
+  if wrong:
+    found.trial('', f'{wrong}, after {history}')
+  return found
 
 
 def _met(job: Job, name: str, fault: Fault | None, found: Found, history: list[str]) -> bool:
@@ -549,8 +607,9 @@ def _strangers(draw: random.Random, folder: str, shared: str) -> Found:
     wrong = f'{job.statuses}: {told(job.said())}'
   run_dir, wanted = f'{folder}/run', f'{os.path.dirname(config)}/run'
   wrong = wrong or in_child(lambda: difference(mode, run_dir, wanted, 0), folder)
-  where = f'{mode}, {said.count("stranger")} ports'
-  found.trial('finished the same', wrong and f'{wrong}, with strangers at {where}')
+  ports_met = said.count('stranger')
+  for _ in range(ports_met if not wrong else 1):
+    found.trial('finished the same', wrong and f'{wrong}, with strangers at {mode}, {said}')
   return found
 
 
@@ -600,7 +659,8 @@ def _two(draw: random.Random, folder: str, shared: str) -> Found:
     ),
     folder,
   )
-  found.trial('as one after the other', wrong and f'{wrong}: {drawn}')
+  for _ in range(1 if wrong else 1 + len(drawn) // 2):  # so many pairs
+    found.trial('as one after the other', wrong and f'{wrong}: {drawn}')
   return found
 
 
@@ -709,7 +769,7 @@ KINDS = [
     ),
     'faults',
     units,
-    1500,
+    6000,
     _signals(mode),
   )
   for mode, units in (
@@ -722,23 +782,33 @@ KINDS = [
   )
 ] + [
   Kind(
+    'starts',
+    'SIGKILL or SIGTERM at the first call of every function between the start of a process and its '
+    'first pass, where it takes up a run; then left alone: the state equals that of the '
+    'undisturbed run, bit by bit',
+    'faults',
+    STARTS,
+    3000,
+    _starts,
+  ),
+  Kind(
     'strangers',
     f'{len(_SAYINGS) * _STRANGERS} connections to every port and socket of a job, as soon as it '
     'listens, that say nothing, rubbish, HTTP, TLS or half of our own greeting: the job ends as '
-    'undisturbed',
+    'undisturbed (counted by port)',
     'faults',
     16,
-    600,
+    3000,
     _strangers,
   ),
   Kind(
     'two of everything',
     'two trainers on one run_dir, and exports, predictions, evaluations and inspections twice '
     'beside them: one trains, the other is refused by name, the rest end rightly; the state is '
-    'that of one run, and so is the last base',
+    'that of one run, and so is the last base (counted by pair)',
     'faults',
     30,
-    900,
+    3000,
     _two,
   ),
   Kind(
@@ -747,7 +817,7 @@ KINDS = [
     'told in one line, and the state ends as undisturbed',
     'faults',
     16,
-    900,
+    3000,
     _full_disks,
   ),
 ]

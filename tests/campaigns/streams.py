@@ -8,10 +8,17 @@ import json
 import os
 import random
 import re
+import signal
+import time
 import types
 from typing import Any
 
-from tests.campaigns.units import Found, Kind
+import numpy as np
+import yaml
+
+from tests.campaigns.processes import SOON, Fault, Job
+from tests.campaigns.units import Found, Kind, in_child
+from tests.support.states import state_of
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import BadPass
@@ -31,12 +38,14 @@ class Model:
   Attributes:
     log: what was done: names trained, 'end N' of days.
     fates: by name.
+    texts: of passes by name, as whoever plays the stream notes them.
   """
 
   def __init__(self, late: str):
     self._late = late
     self.log: list[str] = []
     self.fates: dict[str, str] = {}
+    self.texts: dict[str, str] = {}
     self._open: int | None = None
     self._closed: int | None = None
     self._bytes: set[str] = set()  # of what was trained
@@ -218,6 +227,175 @@ def _streams(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+# Whole jobs
+
+ROUNDS = 5  # of a stream: so often passes come, and the trainer runs until it waits
+_SAMPLES = 120  # of a pass
+_BAD = ('', 'user,item,click\n', 'user,item\n1,2\n', '\0\1\2\n' * 50, 'PAR1')
+
+
+def _pass_text(number: int) -> str:
+  rng = np.random.default_rng(number)
+  lines = zip(rng.integers(0, 40, _SAMPLES), rng.integers(0, 30, _SAMPLES), rng.random(_SAMPLES))
+  return 'user,item,click\n' + ''.join(f'{u},{i},{p < 0.3:d}\n' for u, i, p in lines)
+
+
+def _watching(folder: str, late: str) -> str:
+  """Writes the config of a job that follows folder/passes. Returns: its path."""
+  os.makedirs(f'{folder}/passes')
+  tree = {
+    'seed': 3,
+    'data': {
+      'watch': f'{folder}/passes',
+      'day_pattern': r'day_(\d+)',
+      'late': late,
+      'max_refused_passes': 1000,
+      'shuffle': False,  # which follows the names of passes
+      'label': 'click',
+      'slots': [{'name': 'user'}, {'name': 'item'}],
+    },
+    'lifecycle': {'admission_threshold': 0.5, 'delete_threshold': 0.2, 'decay': 0.8},
+    'sparse': {'tables': {'default': {'width': 4}}},
+    'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
+    'train': {'batch_size': 50, 'deterministic': True},
+    'checkpoint': {'every_steps': 4},
+    'export': {'base': True, 'delta_every_passes': 1},
+    'metrics': {'auc_buckets': 1000},
+  }
+  with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
+    yaml.safe_dump(tree, f)
+  return f'{folder}/config.yaml'
+
+
+def _run_until_it_waits(folder: str, number: int, fault: Fault | None = None) -> str | None:
+  """Runs the trainer until it waits for a pass, and stops it. Returns: what is wrong, or None."""
+  os.makedirs(f'{folder}/{number}')
+  job = Job(
+    f'{folder}/{number}',
+    'single',
+    ['--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/run'],
+  )
+  job.start({'single': fault.arm} if fault else None)
+  deadline = time.monotonic() + SOON
+  while time.monotonic() < deadline and job.wait(0.1):
+    if 'waiting for a pass in' in job.said():
+      os.kill(job.pids['single'], signal.SIGTERM)
+      job.wait(SOON)
+      break
+  left = job.wait(0)
+  job.end()
+  status = job.statuses.get('single')
+  wrong = job.problem()
+  if left or wrong or status not in ((0, -signal.SIGKILL) if fault else (0,)):
+    return f'{left} run; {wrong}; {job.statuses}: {job.said()[-1500:]}'
+  return None
+
+
+def _reference(folder: str, model: Model, late: str) -> str | None:
+  """Trains what the model says was trained, each pass in its place and nothing else, in one go.
+
+  Returns:
+    The run_dir; None where a pass was trained while no day was open, which no such job can do.
+  """
+  os.makedirs(folder)
+  _watching(folder, late)
+  day: int | None = None
+  for i, done in enumerate(model.log):
+    if done.startswith('end '):
+      day = None
+      continue
+    if model.fates[done] == 'trained':
+      day = _day(done)
+    if day is None:
+      return None
+    _write(f'{folder}/passes', f'day_{day}_hour_{i}.csv', model.texts[done])
+    _write(f'{folder}/passes', f'day_{day}_hour_{i}.csv.done', '')
+  if wrong := _run_until_it_waits(folder, 0):
+    raise AssertionError(wrong)
+  return f'{folder}/run'
+
+
+def _jobs(draw: random.Random, folder: str, shared: str) -> Found:
+  """Plays a stream to a real trainer, which is stopped and killed between and within passes."""
+  found, late, bad, there = Found(), draw.choice(['train', 'train', 'skip']), set(), {}
+  _watching(folder, late)
+  model, watch, promised, texts, runs = Model(late), f'{folder}/passes', [], [], 0
+  day, number, events = draw.choice([1, 8, 20240227]), 0, []
+  for _ in range(ROUNDS):
+    for _ in range(draw.choice([1, 2, 3])):
+      number += 1
+      text = _pass_text(draw.randrange(1 << 30))
+      what = draw.choices(
+        ['pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found'],
+        [4, 4, 3, 2, 2, 1, 2, 2],
+      )[0]
+      if what == 'day':
+        day += draw.choice([1, 1, 2])
+      name = f'day_{day}_hour_{number}.csv'
+      match what:
+        case 'late':
+          name = f'day_{max(0, day - draw.randrange(1, 4))}_hour_{number}.csv'
+        case 'double' if texts:
+          text = draw.choice(texts)
+        case 'corrupt':
+          bad.add(name)
+          text = draw.choice(_BAD)
+        case 'misnamed':
+          name = f'hour_{number}.csv'
+        case 'missing':
+          promised.append((name, text))
+        case 'found' if promised:
+          name, text = promised.pop(draw.randrange(len(promised)))
+      if what != 'missing':
+        _write(watch, name, text)
+        there[name] = model.texts[name] = text
+        texts += [text] if what != 'corrupt' else []
+      _write(watch, name + '.done', '')
+      events.append((what, name))
+      found.trials += what not in ('pass', 'day')
+    model.look(there, bad)
+    faults = [Fault(signal.SIGKILL, draw.randrange(20_000)) for _ in range(draw.choice([0, 1, 1]))]
+    for fault in (*faults, None):
+      events.append(str(fault))
+      runs += 1
+      if wrong := _run_until_it_waits(folder, runs, fault):
+        found.trial('', f'{wrong}, after {events}')
+        return found
+      found.trials += 1  # a kill, or a stop and a start
+  log, fates = _log_of(f'{folder}/run')
+  wrong = None
+  if (log, fates) != (model.log, model.fates):
+    wrong = f'{log} {fates}; wanted {model.log} {model.fates}'
+  elif reference := _reference(f'{folder}/reference', model, late):
+    wrong = in_child(lambda: _states_differ(f'{folder}/run', reference), folder)
+  found.outcomes['as the model says, and the rows of a stream without trouble'] = found.trials
+  if wrong:
+    found.trial('', f'{wrong}, after {events}')
+  return found
+
+
+def _log_of(run_dir: str) -> tuple[list[str], dict[str, str]]:
+  """What a run did, and what its ledger says, as Model has it."""
+  with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
+    events = [json.loads(line) for line in f]
+  log = [
+    f'{e["pass"]}.csv' if e['event'] == 'train' else f'end {e["day"]}'
+    for e in events
+    if e['event'] in ('train', 'day_end')
+  ]
+  with open(f'{run_dir}/ledger.jsonl', encoding='utf-8') as f:
+    entries = [json.loads(line) for line in f]
+  return log, {os.path.basename(entry['path']): entry['fate'] for entry in entries}
+
+
+def _states_differ(run_dir: str, reference: str) -> str | None:
+  found, wanted = state_of(run_dir), state_of(reference)
+  for what in ('rows', 'dense'):
+    if found[what] != wanted[what]:
+      return f'{what} differ from those of a stream without trouble'
+  return None
+
+
 KINDS = [
   Kind(
     'streams',
@@ -228,5 +406,16 @@ KINDS = [
     16,
     600,
     _streams,
+  ),
+  Kind(
+    'watched streams',
+    'a trainer follows a directory where passes come in order, late, doubled, damaged, misnamed or '
+    'not at all, and is stopped or killed in between: what was trained, the days and the ledger '
+    'are what an independent model says, and rows and layers, bit by bit, those of a stream that '
+    'had the trained passes alone',
+    'faults',
+    12,
+    3000,
+    _jobs,
   ),
 ]

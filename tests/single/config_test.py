@@ -127,7 +127,7 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(config.load_of_run(run_dir), cfg)
     with open(f'{run_dir}/config.yaml', 'rb') as f:
       text = f.read()
-    for damaged in (text.replace(b'4096', b'4097'), text[:-20], text + b' ', text + b'\xff'):
+    for damaged in (text.replace(b'item', b'itum'), text[:-20], text + b' ', text + b'\xff'):
       with open(f'{run_dir}/config.yaml', 'wb') as f:
         f.write(damaged)
       with self.assertRaisesRegex(errors.ConfigError, f'^{run_dir}/config.yaml: '):

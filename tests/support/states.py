@@ -1,5 +1,6 @@
 """Everything that a run leaves, comparable."""
 
+import contextlib
 import json
 import os
 from collections.abc import Collection
@@ -54,9 +55,12 @@ def state_of(run_dir: str, without: Collection[str] = ()) -> dict[str, Any]:
     for file in sorted(os.listdir(f'{folder}/{name}')):
       if file.endswith('.parquet'):
         exports[f'{name}/{file}'] = pq.read_table(f'{folder}/{name}/{file}').to_pydict()
-  with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
-    events = [json.loads(line) for line in f if line.endswith('}\n')]  # a full disk cuts a line
-  events = [e for e in events if e['event'] not in (*_OF_STARTS, *without)]
+  events = []
+  with open(f'{run_dir}/metrics.jsonl', 'rb') as f:
+    for line in f:
+      with contextlib.suppress(ValueError):  # a full disk, or a campaign, has cut it
+        events.append(json.loads(line))
+  events = [e for e in events if e.get('event') not in (*_OF_STARTS, *without)]
   del progress['metrics_position']
   metrics = {name: dense.pop(name) for name in list(dense) if name.startswith('metrics/')}
   return {

@@ -1,0 +1,351 @@
+"""What processes tell one another, almost right or not at all: TF_CONFIG, messages, connections.
+
+A peer that knows the job's secret says it, as one of another version or with broken memory would.
+"""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import struct
+import threading
+import urllib.request
+from collections.abc import Callable
+from concurrent import futures
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
+from tests.campaigns.fuzzing import LINES, changed
+from tests.campaigns.units import TRACE, Found, Kind, fork, text_of, wait
+from tests.support.parameter_servers import SETTINGS, PlayedJob
+from tests.support.threads import in_thread
+from trainer import runtime
+from trainer.comm import messages
+from trainer.comm.heartbeat import Heartbeat
+from trainer.config import Sync
+from trainer.errors import UserError
+from trainer.parameter_server.client import CoordinatorClient, Process
+from trainer.parameter_server.cluster import Cluster
+
+INPUTS = 2000  # of a unit, of TF_CONFIG and of messages
+TALKS = 24  # of a unit, all at once
+SUMS = 200  # of a unit
+LOST_SECONDS = 1.0
+BOUND = 60  # seconds in which a process must have ended, on a busy machine
+_LONGEST = 2000  # characters of a message
+
+_CLUSTER = {
+  'cluster': {'ps': ['127.0.0.1:2221'], 'worker': ['h1:2222', 'h2:2222'], 'chief': ['[::1]:3']},
+  'task': {'type': 'worker', 'index': 1},
+  'environment': 'cloud',
+}
+_WELCOME = ['welcome', 1, 1, 2, False]
+_HELLO = ['hello', 'worker', 1, 'process 7 on host', SETTINGS]
+_TO_COORDINATOR = (
+  _HELLO,
+  ['beat', 0.0],
+  ['meet', 'gather', 1],
+  ['meet', 'sum', {'x': np.arange(3)}],
+  ['meet', 'open_pass', [2, 0, 20, None, {'place': 7}]],
+  ['meet', 'close_pass', None],
+  ['enter'],
+  ['claim', False, False],
+  ['bye', 0],
+  ['refused', 'it said no'],
+)
+_TO_CLIENT = (
+  _WELCOME,
+  ['beat', 0.0],
+  ['reply', [1, 2]],
+  ['note', 'a worker is gone'],
+  ['finish', 0],
+  ['end', 'it ends', 3],
+)
+_OF_RANKS = (['hello', 1, 'rank 1'], ['beat', 0.0], ['bye'], ['end', 'it ends', 3])
+
+
+def _tf_config(draw: random.Random, folder: str, shared: str) -> Found:
+  found, names = Found(), ['ps', 'worker', 'chief', 'evaluator', 'type', 'index', 'cluster', 'task']
+  for _ in range(INPUTS):
+    text = json.dumps(changed(draw, _CLUSTER, names))
+    for _ in range(draw.choice((0, 0, 1, 2))):
+      at = draw.randrange(len(text) + 1)
+      text = text[:at] + draw.choice(LINES) + text[at + draw.randrange(4) :]
+    os.environ['TF_CONFIG'] = text.replace('\0', '')
+    try:
+      cluster = Cluster.from_tf_config(runtime.tf_config(), 'ps')
+    except UserError as e:
+      wrong = '\n' in str(e) or not str(e).startswith('environment variable TF_CONFIG')
+      found.trial('refused in one line', f'{e}: {text[:1000]}' if wrong else None)
+    except Exception as e:
+      found.trial('', f'{type(e).__name__}: {str(e)[:300]}: {text[:1000]}')
+    else:
+      same = cluster.address in json.loads(text)['cluster'][json.loads(text)['task']['type']]
+      found.trial('taken', None if same else f'{cluster}: {text[:1000]}')
+  return found
+
+
+def _garbled(draw: random.Random, data: bytes) -> bytes:
+  """Bytes of which some are changed, added or gone."""
+  data = bytearray(data)
+  for _ in range(draw.choice((1, 1, 2, 8))):
+    at = draw.randrange(len(data) + 1)
+    match draw.randrange(6):
+      case 0 if at < len(data):
+        data[at] ^= 1 << draw.randrange(8)
+      case 1 if at < len(data):
+        data[at] = draw.choice(b'\0\xff[]{}",:0')
+      case 2:
+        data[at:at] = draw.randbytes(draw.choice((1, 4, 100)))
+      case 3:
+        del data[at : at + draw.choice((1, 4, 12))]
+      case 4:
+        del data[at:]
+      case 5:
+        data = bytearray(draw.randbytes(draw.choice((0, 1, 12, 300))))
+  return bytes(data)
+
+
+def _messages(draw: random.Random, folder: str, shared: str) -> Found:
+  """Decodes messages: what is taken is plain data, which can be sent on."""
+  found = Found()
+  arrays = {'a': np.arange(6.0).reshape(2, 3), 'b': np.array(['x', 'yz']), 'c': np.zeros([0, 4])}
+  good = (*_TO_COORDINATOR, *_TO_CLIENT, [arrays, {'n': None, 't': 'grün', 'x': [1, 2.5, True]}])
+  for _ in range(INPUTS):
+    value = draw.choice(good)
+    data = messages.encode(value)
+    if draw.random() < 0.5:  # the text alone, in a frame that fits
+      size, text_size = struct.unpack_from('!QI', data)
+      text, rest = data[12 : 12 + text_size], data[12 + text_size :]
+      text = _garbled(draw, text)
+      if draw.random() < 0.3:
+        line = draw.choice(LINES).encode()
+        text = text.replace(b'"<f8"', json.dumps(line.decode()).encode()) or line
+      data = struct.pack('!QI', 12 + len(text) + len(rest), len(text)) + text + rest
+    else:
+      data = _garbled(draw, data)
+    try:
+      messages.encode(messages.decode(data))
+    except ValueError as e:
+      found.trial('refused', f'{e}: {data!r}' if len(str(e)) > _LONGEST else None)
+    except Exception as e:
+      found.trial('', f'{type(e).__name__}: {str(e)[:300]}: {data!r}')
+    else:
+      found.trial('taken')
+  return found
+
+
+def _say(draw: random.Random, connection: Connection, known: tuple[Any, ...]) -> None:
+  """Says some messages that are almost right, and hangs up."""
+  with contextlib.suppress(OSError, ValueError):
+    for _ in range(draw.choice((1, 2, 5))):
+      message = draw.choice(known)
+      match draw.randrange(6):
+        case 0:  # as it should be, in a place where it should perhaps not be
+          connection.send_bytes(messages.encode(message))
+        case 1 | 2:  # of another version
+          other = changed(draw, json.loads(json.dumps(message, default=str)), ['hello', 'a'])
+          connection.send_bytes(messages.encode(other))
+        case 3:
+          connection.send_bytes(messages.encode([*message, draw.choice((None, 1, 'x', [], {}))]))
+        case 4:
+          connection.send_bytes(_garbled(draw, messages.encode(message)))
+        case 5:  # a length that is another than the message's
+          data = messages.encode(message)
+          length = draw.choice((len(data) + 50, 3, 0, -1, -2, 2**31 - 1))
+          os.write(connection.fileno(), struct.pack('!i', length) + data)
+  if draw.random() < 0.9:  # else it stays and says nothing more
+    connection.close()
+  else:
+    _silent.append(connection)
+
+
+_silent: list[Connection] = []
+
+
+class _EndingProcess(Process):
+  """Ends in place of all else that a coordinator may ask for."""
+
+  def restart(self) -> None:
+    os._exit(0)
+
+  def ask_to_stop(self) -> None:
+    os._exit(0)
+
+
+def _sync(mode: str = 'allreduce') -> Sync:
+  return Sync(mode=mode, lost_peer_seconds=LOST_SECONDS, stalled_peer_seconds=3)
+
+
+def _at_the_coordinator(draw: random.Random) -> int:
+  """A process that is almost a worker beside one that is, or before both are there."""
+  job = PlayedJob(_sync(draw.choice(('ps', 'ps_async'))), workers=2)
+
+  def connect() -> Connection:
+    return messages.connect(job.coordinator.address, job.coordinator.secret, BOUND)
+
+  if draw.random() < 0.5:  # it says no hello
+    _say(draw, connect(), tuple(m for m in _TO_COORDINATOR if m is not _HELLO))
+    results = job.run(*[lambda client: client.gather(client.rank)] * 2)
+    return 0 if results == [[0, 1]] * 2 else 9
+  worker = in_thread(lambda: job.connect(0))
+  almost = connect()
+  almost.send_bytes(messages.encode(_HELLO))
+  client = worker.result(BOUND)  # the job has formed
+  in_thread(lambda: (client.gather(0), client.bye(0)))
+  _say(draw, almost, _TO_COORDINATOR)
+  return job.coordinator.wait()
+
+
+def _at_a_worker(draw: random.Random) -> int:
+  """A worker whose coordinator is almost one."""
+
+  def serve(connection: Connection) -> None:
+    if draw.random() < 0.8:
+      connection.send_bytes(messages.encode(_WELCOME))
+    _say(draw, connection, _TO_CLIENT)
+
+  listener = messages.Listener('127.0.0.1', None, b'secret', LOST_SECONDS, serve)
+  cluster = Cluster(('s:1',), ('w:1', 'w:2'), 'worker', 1)
+  address = listener.address
+  client = CoordinatorClient(address, b'secret', cluster, _sync('ps'), SETTINGS, _EndingProcess())
+  client.gather(1)
+  return 0
+
+
+def _at_a_rank(draw: random.Random) -> int:
+  """Rank 0 with a rank 1 that is almost one, or the other way round."""
+  store = RendezvousServer()
+  port = store.start()
+  store.init(get_host_assignments(parse_hosts('localhost:2'), 2))
+  rank, url = draw.randrange(2), f'http://127.0.0.1:{port}'
+  here = runtime.Runtime(rank, 2, rank, 2, None, url)
+  key = f'{url}/ctr_trainer/heartbeat'
+  if rank:
+    listener = messages.Listener(
+      '127.0.0.1', None, b'\1', LOST_SECONDS, lambda c: _say(draw, c, _OF_RANKS)
+    )
+    record = {'address': listener.address, 'secret': b'\1'.hex(), 'name': 'rank 0'}
+    urllib.request.urlopen(urllib.request.Request(key, json.dumps(record).encode(), method='PUT'))
+  with Heartbeat(here, _sync()):
+    if not rank:
+      with urllib.request.urlopen(key) as response:
+        record = json.load(response)
+      almost = messages.connect(record['address'], bytes.fromhex(record['secret']), BOUND)
+      if draw.random() < 0.5:
+        almost.send_bytes(messages.encode(_OF_RANKS[0]))
+      _say(draw, almost, _OF_RANKS)
+    threading.Event().wait(3 * LOST_SECONDS)
+  return 0
+
+
+def _talks(draw: random.Random, folder: str, shared: str) -> Found:
+  """Has processes talked to, all at once: they end in time, and in one line."""
+  found, running = Found(), []
+  for i in range(TALKS):
+    part = draw.choice((_at_the_coordinator, _at_the_coordinator, _at_a_worker, _at_a_rank))
+    own, log = random.Random(draw.random()), f'{folder}/{i}.log'
+
+    def action(part: Callable[[random.Random], int] = part, own: random.Random = own) -> None:
+      os._exit(part(own))
+
+    running.append((part.__name__, log, fork(action, log)))
+  for name, log, pid in running:
+    status, said = wait(pid, BOUND), text_of(log)
+    what = 'refused by name' if status in (1, 2, 3) else 'went on'
+    if status is None:
+      wrong = f'{name} still runs: {said[-500:]}'
+    elif status not in (0, 1, 2, 3) or TRACE in said:
+      wrong = f'{name} ended with {status}: {said[-1500:]}'
+    elif status and not said.strip():
+      wrong = f'{name} ended with {status} and no reason'
+    else:
+      wrong = None
+    found.trial(what, wrong)
+  return found
+
+
+def _sums(draw: random.Random, folder: str, shared: str) -> Found:
+  """Row exchanges and sums with a rank that sends other bytes than it should."""
+  import tensorflow as tf
+
+  from ops.connections import Connections
+
+  found = Found()
+  own = tf.reshape(tf.range(12, dtype=tf.int64), [6, 2])
+  calls: dict[str, Callable[[Connections], Any]] = {
+    'all_to_all': lambda c: c.all_to_all([own, tf.ones([6])], [2, 4]),
+    'all_reduce': lambda c: c.all_reduce([tf.ones([5, 3])]),
+  }
+  right = {}
+  for name, call in calls.items():
+    a, b = socket.socketpair()
+    end, other = Connections([-1, a.detach()], 0), Connections([b.detach(), -1], 1)
+    del end, other
+    a, b = socket.socketpair()
+    in_thread(lambda call=call, fd=a.detach(): call(Connections([fd, -1], 1)))
+    right[name] = b.recv(1 << 16)
+    b.close()
+  for _ in range(SUMS):
+    name = draw.choice(list(calls))
+    a, b = socket.socketpair()
+    result = in_thread(lambda name=name, fd=a.detach(): calls[name](Connections([-1, fd], 0)))
+    data = _garbled(draw, right[name])
+    with contextlib.suppress(OSError):
+      b.sendall(data)
+      b.shutdown(socket.SHUT_WR)
+    try:
+      result.result(BOUND)
+      found.trial('went on')
+    except (tf.errors.AbortedError, tf.errors.DataLossError, tf.errors.ResourceExhaustedError) as e:
+      found.trial('refused by name', None if 'rank 1' in str(e) or 'memory' in str(e) else str(e))
+    except futures.TimeoutError:
+      found.trial('', f'{name} still waits, after {data[:200]!r}')
+    except Exception as e:
+      found.trial('', f'{name}: {type(e).__name__}: {str(e)[:300]}, after {data[:200]!r}')
+    b.close()
+  return found
+
+
+KINDS = [
+  Kind(
+    'TF_CONFIG',
+    'values, keys and bytes of it are changed: taken, or refused in one line',
+    'inputs',
+    4,
+    600,
+    _tf_config,
+  ),
+  Kind(
+    'messages',
+    'bytes and texts of messages between processes are changed: plain data, or refused',
+    'inputs',
+    4,
+    600,
+    _messages,
+  ),
+  Kind(
+    'peers',
+    'a peer that knows the secret says to a coordinator, a worker or the heartbeat of a rank what '
+    'is garbled, cut short, of a wrong length, out of place or of another version: it is dropped, '
+    'or the job ends in one line, in time',
+    'faults',
+    10,
+    600,
+    _talks,
+  ),
+  Kind(
+    'row connections',
+    'a rank sends other bytes than it should in an exchange of rows or a sum: an error that names '
+    'it, in time',
+    'inputs',
+    5,
+    600,
+    _sums,
+  ),
+]
