@@ -22,6 +22,13 @@ CONVERSIONS = flags.DEFINE_bool(
   'conversions', False, 'Clicks lead to conversions, which come late.'
 )
 HISTORIES = flags.DEFINE_bool('histories', False, 'Records hold what the user clicked before.')
+DRIFT = flags.DEFINE_float(
+  'drift',
+  0.0,
+  'How fast users and what they buy change: the share of the users that is replaced each day.',
+  lower_bound=0.0,
+  upper_bound=1.0,
+)
 
 
 @command_line.command
@@ -39,6 +46,7 @@ def main() -> None:
       ITEMS.value,
       CONVERSIONS.value,
       HISTORIES.value,
+      DRIFT.value,
     )
   for name, best in truth['passes'].items():
     auc = '-' if best['auc'] is None else f'{best["auc"]:.4f}'

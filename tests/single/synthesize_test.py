@@ -92,6 +92,20 @@ class SynthesizeTest(tf.test.TestCase):
       self.assertAllClose(best['conversion']['ctr'], day.conversion.mean())
       self.assertBetween(best['conversion']['auc'], 0.8, 0.99)
 
+  def test_drift(self):
+    still, moving = (World(3, 400, 200, 3, True, drift=drift) for drift in (0.0, 0.2))
+    logs = [[world.log(day, 4000) for day in range(3)] for world in (still, moving)]
+    users = [[set(log.table['user'].to_pylist()) for log in of_world] for of_world in logs]
+    self.assertEqual(users[0][0], users[1][0])
+    self.assertLess(max(users[0][2]), 400)
+    gone, new = users[1][0] - users[1][2], users[1][2] - users[1][0]
+    self.assertBetween(len(gone) / 400, 0.2, 0.5)  # 1 − .8² of those that were there, about
+    self.assertBetween(len([u for u in new if u >= 400]) / 400, 0.15, 0.45)
+    # What moves keeps its spread, and little of where it was.
+    before, after = World(3, 400, 200, 3, True).item_worth, moving.item_worth
+    self.assertBetween(np.std(after), 0.8, 1.2)
+    self.assertBetween(np.corrcoef(before, after)[0, 1], 0.65, 0.9)
+
   def test_ties_and_one_class(self):
     p, click = np.array([0.5, 0.5, 0.2, 0.9, 0.2]), np.array([True, False, False, True, True])
     self.assertAllClose(best_reachable(p, click)['auc'], roc_auc_score(click, p))

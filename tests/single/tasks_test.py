@@ -1,5 +1,6 @@
 """Several tasks: their layers against NumPy, blank labels, metrics, serving and mistakes."""
 
+import collections
 import os
 import tempfile
 
@@ -19,6 +20,7 @@ from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.layers.mmoe import MMoE, SharedBottom
 from trainer.model.layers.tower import Tower
+from trainer.model.losses import per_sample_loss
 from trainer.model.metrics import Metrics, result
 from trainer.model.tasks import logit_of_product
 from trainer.storage import saved_model
@@ -125,6 +127,24 @@ class TaskModelTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllClose(found[:, 0], sigmoid(own[0])[:, 0], rtol=1e-5)
     self.assertAllClose(found[:, 1], (sigmoid(own[0]) * sigmoid(own[1]))[:, 0], rtol=1e-5)
 
+  def test_labels_that_come_late_do_not_train_what_they_are_given(self):
+    labels = [{'name': 'click'}, {'name': 'conversion', 'loss': 'fake_negative'}]
+    step = TrainStep(make_config(TASKS | SHARED | KEEP | {'data.labels': labels}), SingleProcess())
+    batch = make_batch(np.random.default_rng(6), 30, tasks=2)
+    blank = np.full(30, np.nan, np.float32)
+    staged = step.stage(batch._replace(label=np.stack([blank, batch.label[:, 1]], 1)))
+    rows = step.store.pull(staged.deduped.unique, True)
+    gradients = step.dense.gradients(*staged, rows, tf.zeros([2], tf.int64))
+    found = {
+      v.name: np.abs(g).max() for v, g in zip(step.dense.trainable, map(np.array, gradients.dense))
+    }
+    towers = [v.name for v in step.dense.model.of_tasks[0][0].trainable_variables]
+    self.assertNotEmpty(towers)
+    for name in towers:
+      self.assertEqual(found[name], 0)
+    for v in step.dense.model.of_tasks[1][0].trainable_variables:
+      self.assertGreater(found[v.name], 0)
+
   def test_gradients_by_finite_differences(self):
     cfg = make_config(TASKS | SHARED | KEEP | {'sparse.tables.default.init_scale': 0.3})
     step = TrainStep(cfg, SingleProcess())
@@ -202,6 +222,39 @@ class TaskModelTest(tf.test.TestCase, parameterized.TestCase):
       self.assertAllClose(of_task['auc'], roc_auc_score(y, p), atol=1e-3)
       self.assertAllClose(of_task['logloss'], log_loss(y, p), atol=1e-6)
       self.assertAllClose(of_task['calibration'], p.sum() / y.sum(), rtol=1e-5)
+
+
+class OneLabelTest(tf.test.TestCase):
+  def test_its_step_has_the_operations_that_one_label_needs_and_no_more(self):
+    cfg = make_config(KEEP)
+    step = TrainStep(cfg, SingleProcess())
+    dense, loss_of = step.dense, per_sample_loss(cfg.model)
+    batch, deduped = step.stage(make_batch(np.random.default_rng(7), 12))
+    rows = step.store.pull(deduped.unique, True)
+    position = tf.zeros([2], tf.int64)
+
+    def plain(batch, deduped, rows, position):
+      """What a step was before there were several tasks."""
+      weight = tf.reduce_sum(batch.weight)
+      with tf.GradientTape() as tape:
+        tape.watch([rows.linear, rows.factors])
+        inputs = dense.embedding.embed(batch, deduped, rows)._replace(position=position)
+        logits = dense.model(inputs, training=True)
+        loss = tf.reduce_sum(batch.weight * loss_of(batch.label, logits))
+      found = tape.gradient(
+        loss, [*dense.trainable, rows.linear, rows.factors], unconnected_gradients='zero'
+      )
+      dense.metrics.update(batch.label, dense.model.probability(logits), batch.weight)
+      return loss + 0 * tf.add_n([tf.reduce_sum(g) for g in found]), weight, found
+
+    def operations(function):
+      graph = tf.function(function, autograph=False).get_concrete_function(
+        batch, deduped, rows, position
+      )
+      counts = collections.Counter(op.type for op in graph.graph.get_operations())
+      return {k: n for k, n in counts.items() if k not in ('Const', 'Identity', 'NoOp')}
+
+    self.assertEqual(operations(dense.gradients), operations(plain))
 
 
 class PassTest(tf.test.TestCase):

@@ -22,6 +22,10 @@ the click was logged; and `delay_days`. In the test day's file all three are as 
 stream_NN.csv is the day as a stream has it: its impressions, and once more those whose conversion
 came on it, of this day or an earlier one, with a blank click and conversion_now 1.
 
+With drift R, the world moves from day to day: a share R of the users leaves and new ones, with
+names and tastes of their own, take their places; and how much a user buys, and how often an item is
+bought, changes: worth becomes √(1 − R)·worth + √R·N(0, 1).
+
 With histories, a file has the column `history`, the user's last clicked items before that day, the
 oldest first; what the user clicked of an item's category makes a click on it likelier.
 """
@@ -66,6 +70,7 @@ class World:
     days: how many there are.
     conversions: whether clicks are followed by purchases.
     histories: whether a user's clicks make others likelier.
+    drift: R, how fast users and what they buy change.
   """
 
   def __init__(
@@ -76,8 +81,9 @@ class World:
     days: int,
     conversions: bool = False,
     histories: bool = False,
+    drift: float = 0.0,
   ):
-    self._seed = seed
+    self._seed, self._drift = seed, drift
     self._conversions = conversions
     self._clicked = [[] for _ in range(users)] if histories else None
     rng = np.random.default_rng([seed, 0])
@@ -101,7 +107,7 @@ class World:
     rng = np.random.default_rng([seed, 5])
     self.user_worth = rng.standard_normal(users)
     self.delay = rng.uniform(*MEAN_DELAY_DAYS, CATEGORIES)
-    self.item_worth = 0.8 * rng.standard_normal(len(bias))  # last: more days, more items
+    self.item_worth = rng.standard_normal(len(bias))  # last: more days, more items
     self.item_price, self.item_bias, self.item_factors = price, bias, own
     self.category_factors, self.tag_factors = category_factors, tag_factors
     texts = np.array([str(t) for t in range(TAGS)] + [''])
@@ -128,6 +134,17 @@ class World:
     price = np.exp(2.5 + 0.8 * rng.standard_normal(count))
     bias, own_factors = 0.4 * rng.standard_normal(count), rng.standard_normal([count, FACTORS])
     return born, weight, pace, category, tags, bias, price, own_factors
+
+  def _move(self, day: int) -> None:
+    """Lets users and what they buy change as they do before a day."""
+    rng, kept = np.random.default_rng([self._seed, 8, day]), np.sqrt(1 - self._drift)
+    users = len(self.user_names)
+    gone = np.flatnonzero(rng.random(users) < self._drift)
+    self.user_names[gone] = day * users + gone
+    self.user_bias[gone] = 0.8 * rng.standard_normal(len(gone))
+    self.user_factors[gone] = rng.standard_normal([len(gone), FACTORS])
+    for worth in (self.user_worth, self.item_worth):  # items last: more days, more items
+      worth[:] = kept * worth + np.sqrt(self._drift) * rng.standard_normal(len(worth))
 
   def _logits(self, slots: Mapping[str, np.ndarray], price: np.ndarray, age: np.ndarray) -> Any:
     """Returns the logits of clicks, float64 [n].
@@ -163,13 +180,15 @@ class World:
     return logit
 
   def log(self, day: int, samples: int, importances: bool = False) -> Log:
-    """Draws the records of one day; with histories, days are drawn in their order.
+    """Draws the records of one day; with histories or drift, days are drawn in their order.
 
     Args:
       day: from 0.
       samples: how many.
       importances: whether the slots' true importances are wanted.
     """
+    if self._drift and day:
+      self._move(day)
     rng = np.random.default_rng([self._seed, 2, day])
     user = (len(self.user_names) * rng.random(samples) ** 2.5).astype(np.int64)
     # An item's share fades from its birth on, until it is gone.
@@ -231,7 +250,7 @@ class World:
     if not self._conversions:
       return Log(table, probability, click, importance=importance)
     rng = np.random.default_rng([self._seed, 6, day])
-    logit = CONVERSION_BIAS + 0.8 * self.user_worth[user] + self.item_worth[item]
+    logit = CONVERSION_BIAS + 0.8 * (self.user_worth[user] + self.item_worth[item])
     bought = 1 / (1 + np.exp(-logit))
     conversion = click & (rng.random(samples) < bought)
     delay = self.delay[self.category[item]] * rng.exponential(size=samples)
@@ -298,6 +317,7 @@ def synthesize(
   items: int,
   conversions: bool = False,
   histories: bool = False,
+  drift: float = 0.0,
 ) -> dict[str, Any]:
   """Writes the log.
 
@@ -310,12 +330,13 @@ def synthesize(
     items: likewise.
     conversions: likewise.
     histories: likewise.
+    drift: likewise.
   Returns:
     The content of truth.json: {'passes': {name: `best_reachable`}, 'importance': {slot: {'auc',
     'logloss'}}, …the arguments}; with conversions a pass also has 'tasks', {'click': …,
     'conversion': …}.
   """
-  world = World(seed, users, items, days + 1, conversions, histories)
+  world = World(seed, users, items, days + 1, conversions, histories, drift)
   truth = {
     'seed': seed,
     'days': days,

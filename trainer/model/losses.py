@@ -18,11 +18,14 @@ def per_sample_loss(model: Model) -> SampleLoss:
     focal: the same with each term times (1 − probability of that class)^γ (Lin et al. 2017, "Focal
       Loss for Dense Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
-    fake_negative: −y (1 + p) log p − (1 − y) (1 − p) (1 + p) log(1 − p), where 1 + p and 1 − p are
-      weights that no gradient flows through (Ktena et al. 2019, "Addressing Delayed Feedback for
-      Continuous Training with Neural Networks in CTR prediction"). For a stream in which every
-      sample stands first as negative and those that turn out positive stand once more, as positive,
-      when that is known: where q of the samples do, the expected gradient is 0 at p = q
+    fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)): log loss, in which a label 1 takes
+      back the label 0 that stood before it. For a stream in which every sample stands first as
+      negative and those that turn out positive stand once more, as positive, when that is known
+      (Ktena et al. 2019, "Addressing Delayed Feedback for Continuous Training with Neural Networks
+      in CTR prediction"). What a sample brings in all is the log loss of its final label, and where
+      q of the samples turn out positive, the expected gradient is p − q. The weights of that paper,
+      1 + p and (1 − p)(1 + p), make it (1 − p²)(p − q), so that predictions that are much too high
+      hardly fall
   `label_smoothing` s turns y into y (1 − s) + s/2.
 
   Args:
@@ -52,8 +55,7 @@ def per_sample_loss(model: Model) -> SampleLoss:
     return tf.square(z - y)
 
   def fake_negative(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    p = tf.stop_gradient(tf.sigmoid(z))
-    return (1 + p) * (y * tf.nn.softplus(-z) + (1 - y) * (1 - p) * tf.nn.softplus(z))
+    return (1 - y) * tf.nn.softplus(z) - y * z
 
   one = {
     'log_loss': log_loss,

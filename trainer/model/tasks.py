@@ -26,7 +26,9 @@ class TaskModel(tf.keras.Model):
 
   A task with `given` predicts that task's probability times its own σ(logit), as ESMM does (Ma et
   al. 2018, "Entire Space Multi-Task Model"): p(conversion) = p(click)·p(conversion | click), which
-  is trained on all impressions. The logit that this model gives for it is that of the product.
+  is trained on all impressions. The logit that this model gives for it is that of the product. A
+  loss of labels that come late trains p(conversion | click) alone: the click's own label was known
+  at once, and what comes on a day, of impressions of days before, says nothing of that day's.
 
   Args:
     labels: of the config, T.
@@ -55,6 +57,7 @@ class TaskModel(tf.keras.Model):
     self.interactions, self.shared = list(interactions), shared
     self.of_tasks = [list(layers) for layers in of_tasks]
     self._given = dict(given)
+    self._late = {label.name for label in labels if label.loss == 'fake_negative'}
     self._dense_columns = dense_columns
     layers = [*interactions, *(layer for some in of_tasks for layer in some)]
     layers += [] if shared is None else [shared]
@@ -75,8 +78,10 @@ class TaskModel(tf.keras.Model):
       own[name] = tf.add_n(terms) + self._bias[t]
 
     def logit(name: str) -> tf.Tensor:
-      given = self._given.get(name)
-      return own[name] if given is None else logit_of_product(logit(given), own[name])
+      if name not in self._given:
+        return own[name]
+      given = logit(self._given[name])
+      return logit_of_product(tf.stop_gradient(given) if name in self._late else given, own[name])
 
     return tf.concat([logit(name) for name in self._names], 1)
 
