@@ -119,6 +119,7 @@ bench: setup
 
 quality: setup
 	$(PY) -m benchmarks.quality
+	$(PY) -m benchmarks.defaults
 
 # --- faults (docs/reliability.md): some hours; interrupted, it goes on where it was, in build/campaign ---
 

@@ -316,9 +316,12 @@ def picture(rates, path):
   figure.savefig(path, dpi=120)
 
 
-def write_between(path, text):
-  """Replaces what stands between the markers of a page."""
+def write_between(path, text, by=''):
+  """Replaces what stands between the markers of a page; `by` tells them from others on it."""
+  begin, end = (
+    marker.replace(' -->', f' by {by} -->') if by else marker for marker in (BEGIN, END)
+  )
   with open(path, encoding='utf-8') as f:
-    before, rest = f.read().split(BEGIN)
+    before, rest = f.read().split(begin)
   with open(path, 'w', encoding='utf-8') as f:
-    f.write(f'{before}{BEGIN}\n\n{text.strip()}\n\n{END}{rest.split(END)[1]}')
+    f.write(f'{before}{begin}\n\n{text.strip()}\n\n{end}{rest.split(end)[1]}')

@@ -18,14 +18,12 @@ import yaml
 
 from trainer import command_line, config, runtime
 from trainer.comm.heartbeat import Heartbeat
-from trainer.data.batch_size import suitable
 from trainer.data.log_files import is_directory, matching, normal
-from trainer.data.passes import Pass, passes
-from trainer.data.prepared import PreparedPass
-from trainer.data.schema import wanted_columns
 from trainer.errors import ConfigError, UserError
 
 if TYPE_CHECKING:  # TensorFlow takes seconds to import: it comes after the config was checked
+  from trainer.data.passes import Pass
+  from trainer.data.prepared import PreparedPass
   from trainer.training.job import Job
 
 
@@ -156,6 +154,8 @@ def configured(
     )
   if 'batch_size' in cfg.train.model_fields_set:
     return cfg
+  from trainer.data.batch_size import suitable
+
   size, samples = suitable(cfg)
   if size == cfg.train.batch_size:
     return cfg
@@ -200,19 +200,21 @@ def train(
   return command_line.status(done, troubles)
 
 
-def passes_to_score(job: 'Job', patterns: Sequence[str]) -> list[Pass]:
+def passes_to_score(job: 'Job', patterns: Sequence[str]) -> list['Pass']:
   """Returns the passes that patterns of files name, or data.test where there are no patterns.
 
   Raises:
     UserError: where there is neither.
   """
+  from trainer.data.passes import passes
+
   patterns = patterns or job.cfg.data.test
   if not patterns:
     raise UserError('--data: found none, and the config has no data.test; wanted files')
   return passes(job.cfg, patterns, '--data')
 
 
-def predictions(job: 'Job', prepared: Sequence[PreparedPass]) -> Iterator[np.ndarray]:
+def predictions(job: 'Job', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
   """Yields the predictions on passes, in order, on rank 0; every rank takes part.
 
   Yields:
@@ -247,6 +249,8 @@ def _patterns(
   if not isinstance(data, pd.DataFrame):
     yield [data] if isinstance(data, str) else data or []
     return
+  from trainer.data.schema import wanted_columns
+
   with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
     if cfg.data.format not in (None, 'csv'):
       path = os.path.join(folder, 'frame.parquet')

@@ -3,6 +3,8 @@
 import ast
 import pathlib
 import re
+import subprocess
+import sys
 
 import tensorflow as tf
 
@@ -71,6 +73,10 @@ class ImportsTest(tf.test.TestCase):
     table = page.split('| place in `trainer/` |')[1].split('\n\n')[0]
     shown = re.findall(r'^\| `(\w+)(?:/|\.py)` \|', table, re.MULTILINE)
     self.assertEqual(tuple(shown), ORDER)
+
+  def test_a_mistake_in_a_config_is_told_before_tensorflow_is_imported(self):
+    code = 'import sys, trainer.api, trainer.run; assert "tensorflow" not in sys.modules'
+    subprocess.run([sys.executable, '-c', code], cwd=ROOT, check=True)
 
   def test_imports_go_down(self):
     for path, names in files('trainer').items():
