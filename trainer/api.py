@@ -251,6 +251,14 @@ def _patterns(
     return
   from trainer.data.schema import wanted_columns
 
+  for slot in cfg.data.slots:
+    column = data.get(slot.column or slot.name)
+    if column is not None and pd.api.types.is_float_dtype(column) and column.notna().any():
+      raise UserError(
+        f"data: column '{column.name}': found values of type {column.dtype}; wanted texts or whole "
+        'numbers, as the log has them (pandas.read_csv makes floats of whole numbers beside '
+        'blanks, but with dtype=str)'
+      )
   with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
     if cfg.data.format not in (None, 'csv'):
       path = os.path.join(folder, 'frame.parquet')

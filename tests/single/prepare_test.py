@@ -445,7 +445,8 @@ class BadInputTest(PrepareTestCase):
       (
         'yes,u,s:1,1,1',
         'label',
-        "column 'click': found 'yes'; wanted 0 or 1, or data.label_positive",
+        "column 'click': found 'yes'; wanted 0 or 1, or data.label_positive, which says what text is "
+        'a 1',
       ),
       ('2,u,s:1,1,1', 'label', "column 'click': found '2'; wanted 0 or 1"),
       (',u,s:1,1,1', 'label', "column 'click': found ''; wanted 0 or 1"),
@@ -462,7 +463,8 @@ class BadInputTest(PrepareTestCase):
       (
         '1,u,s:1,cheap,1',
         'dense',
-        "column 'price': found 'cheap'; wanted a finite number, or blank for missing",
+        "column 'price': found 'cheap'; wanted a finite number, or blank for missing, or "
+        "data.missing_values: ['cheap']",
       ),
       ('1,u,s:1,1,-1', 'weight', "column 'w': found '-1'; wanted a finite number >= 0"),
       ('1,u,s:1,1,', 'weight', "column 'w': found ''; wanted a finite number >= 0"),

@@ -406,8 +406,11 @@ class _Records:
       except UnicodeDecodeError:  # a string of bytes that are no text
         found = self._block.text(i)
       hint = ''
-      if kind == 'label' and wanted == '0 or 1' and isinstance(found, str) and found.strip():
-        hint = '' if _float_or_none(found) is not None else ', or data.label_positive'
+      if isinstance(found, str) and found.strip() and _float_or_none(found) is None:
+        if kind == 'label' and wanted == '0 or 1':
+          hint = ', or data.label_positive, which says what text is a 1'
+        elif kind == 'dense':
+          hint = f', or data.missing_values: [{found[:MAX_TEXT]!r}]'
       self.examples.append(
         _example(
           int(self._block.lines[i]),

@@ -47,6 +47,7 @@ def close(cfg: config.Config) -> None:
     print(line)
 
 
+SHOWN_MEGABYTES = 0.05  # of a file or directory of the run_dir
 FEW_ADMITTED = 0.05
 
 
@@ -135,11 +136,11 @@ def last_lines(run: Run) -> Iterator[str]:
     bound = one.reachable(tests.iloc[-1]['pass'], 'auc')
     if bound is not None:
       yield f'      the true probabilities reach AUC {bound:.4f}'
-  sizes = ', '.join(
-    f'{entry.name} {_megabytes(entry.path):,.1f} MB'
-    for entry in sorted(os.scandir(run.directory), key=lambda entry: entry.name)
-  )
-  yield from textwrap.wrap(f'{run.directory}: {sizes}', WIDTH, subsequent_indent='  ')
+  found = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
+  sizes = {entry.name: _megabytes(entry.path) for entry in found}
+  shown = [f'{name} {size:,.1f} MB' for name, size in sizes.items() if size >= SHOWN_MEGABYTES]
+  text = f'{run.directory}, {sum(sizes.values()):,.1f} MB: {", ".join(shown)}'
+  yield from textwrap.wrap(text.removesuffix(': '), WIDTH, subsequent_indent='  ')
   yield 'next:'
   yield f'  ctr-evaluate --run_dir {run.directory} --data FILE'
   yield f'  ctr-predict --run_dir {run.directory} --data FILE --out probabilities.txt'

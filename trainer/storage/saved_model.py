@@ -38,6 +38,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from trainer import config
 from trainer.data.features import hash_keys, pool_norm, transform_dense
@@ -494,7 +495,12 @@ def _write(
   module: tf.Module, signatures: Mapping[str, Any], specs: Mapping[str, tf.TensorSpec], path: str
 ) -> None:
   """Writes the SavedModel and its warm-up requests, and waits until they are on the disk."""
-  tf.saved_model.save(module, path, signatures)
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.WARNING)  # TensorFlow tells every step of it
+  try:
+    tf.saved_model.save(module, path, signatures)
+  finally:
+    logging.set_verbosity(verbosity)
   warmup.write(path, specs)
   for folder, _, names in os.walk(path):
     for name in names:

@@ -41,6 +41,11 @@ def tell(cfg: config.Config) -> Iterator[str]:
         samples += prepared.num_samples
         _count(cfg, prepared, distinct)
     yield from _pass_lines(cfg, split, rows)
+    rates = {row[3] for row in rows}
+    if len(rates) == 1 and rates <= {0.0, 1.0} and cfg.labels[0].loss != 'squared_error':
+      yield (
+        f'  every label is {rates.pop():.0f}; wanted both 0 and 1 (data.label, data.label_positive)'
+      )
   yield 'slots (distinct values in data.train):'
   ids = cfg.slot_ids()
   for slot in cfg.slots:

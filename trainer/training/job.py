@@ -391,6 +391,13 @@ class Job:
       for slot, share in present.items():
         slots.setdefault(slot, {})['blank'] = 1 - share
       fields = now | self.step.traffic() | where | {'learning_rate_factor': self._rate()}
+      if now.get('ctr') in (0, 1) and self.progress.examples == now['examples']:
+        logging.warning(
+          '%s: every label is %d, so that nothing can be learnt; wanted both 0 and 1 (data.label, '
+          'data.label_positive)',
+          name,
+          now['ctr'],
+        )
       fields |= {
         'slots': slots,
         'bad': prepared.meta.get('bad', {}).get('records', 0),
@@ -495,19 +502,21 @@ class Job:
       self._live.show(f'valid {metric} is the best so far', keep=True)
     elif plateau:
       progress.stalls += 1
-      told = f'valid {metric} is not better than the best, {abs(progress.best):.4f}'
+      self._live.show(
+        f'valid {metric} is not better than the best, {abs(progress.best):.4f}', keep=True
+      )
+      progress.finished = progress.stalls >= plateau.stop_after
       if progress.stalls % plateau.patience == 0:
         progress.rate *= plateau.factor
         self.step.set_rate(progress.rate)
-        told += f'; learning rates are now {progress.rate:g} of the '
-        told += 'scheduled ones' if self.cfg.train.schedule else 'configured ones'
-      progress.finished = progress.stalls >= plateau.stop_after
       if progress.finished:
-        told += (
-          f'; stopping after epoch {progress.epoch}: {progress.stalls} evaluations without a '
-          f'better one, the best is that of step {progress.best_step:,}'
+        self._live.show(
+          f'stopping after epoch {progress.epoch}; the best is that of step {progress.best_step:,}',
+          keep=True,
         )
-      self._live.show(told, keep=True)
+      elif progress.stalls % plateau.patience == 0:
+        configured = 'scheduled ones' if self.cfg.train.schedule else 'configured ones'
+        self._live.show(f'learning rates are now {progress.rate:g} of the {configured}', keep=True)
 
   # Days and exports
 

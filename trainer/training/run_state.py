@@ -124,7 +124,7 @@ class RunState:
     self.last_save = time.monotonic()
     is_first = self._communicator.rank == 0
     if is_first:
-      logging.info('checkpoint %s in %.1f s', self._path, self.last_save - started)
+      logging.debug('checkpoint %s in %.1f s', self._path, self.last_save - started)
     self._saved = dataclasses.replace(self.progress)
     self._communicator.together(
       f'cannot write in {self._cfg.run_dir}',

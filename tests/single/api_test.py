@@ -1,0 +1,59 @@
+"""trainer.fit, and what a run answers on frames."""
+
+import pathlib
+import tempfile
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from trainer import api
+from trainer.errors import UserError
+
+
+def log(samples):
+  rng = np.random.default_rng(0)
+  ids = rng.integers(20, size=samples)
+  return pd.DataFrame(
+    {'click': (rng.random(samples) < 0.1 + 0.5 * (ids < 5)).astype(int), 'user': ids}
+  )
+
+
+class ApiTest(tf.test.TestCase):
+  def fit(self, frame, **data):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    header = data.get('columns') is None
+    frame.to_csv(folder / 'log.csv', index=False, header=header, sep=data.get('delimiter', ','))
+    data |= {'train': [f'{folder}/log.csv'], 'label': 'click', 'slots': [{'name': 'user'}]}
+    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
+    return api.fit(tree), str(folder / 'log.csv')
+
+  def test_a_frame_is_answered_as_its_file_is(self):
+    run, path = self.fit(log(1000))
+    frame = pd.read_csv(path)
+    by_file = run.predict(path)
+    self.assertAllEqual(run.predict(frame), by_file)
+    self.assertAllEqual(run.predict(frame[['user']]), by_file)
+    self.assertAllEqual(api.load(run.run_dir).predict(frame.astype(str)), by_file)
+    self.assertEqual(run.evaluate(frame)['auc'], run.evaluate(path)['auc'])
+
+  def test_nothing_is_made_up_for_a_frame(self):
+    run, _ = self.fit(log(300))
+    with self.assertRaisesRegex(UserError, "no column 'click'"):
+      run.evaluate(log(10)[['user']])
+    with self.assertRaisesRegex(UserError, "no column 'user'"):
+      run.predict(log(10)[['click']])
+    with self.assertRaisesRegex(UserError, "'user': found values of type float64; .* dtype=str"):
+      run.predict(pd.DataFrame({'user': [1, None]}))
+    with self.assertRaisesRegex(UserError, 'no data.test'):
+      run.evaluate()
+
+  def test_a_log_without_header(self):
+    run, path = self.fit(log(300), columns=['click', 'user'], delimiter=';')
+    self.assertAllEqual(run.predict(log(300)[['user']]), run.predict(path))
+    with self.assertRaisesRegex(UserError, "no column 'click' .data.label"):
+      run.evaluate(log(10)[['user']])
+
+
+if __name__ == '__main__':
+  tf.test.main()
