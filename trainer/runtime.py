@@ -157,7 +157,8 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
   try:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
   except RuntimeError:  # a notebook, say, has used TensorFlow before
-    logging.warning('TensorFlow runs already; its threads stay as they are, not %d', threads)
+    if tf.config.threading.get_intra_op_parallelism_threads() != threads:
+      logging.warning('TensorFlow runs already; its threads stay as they are, not %d', threads)
   seed_everything(cfg.seed)
   if cfg.train.deterministic:
     tf.config.experimental.enable_op_determinism()

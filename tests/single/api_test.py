@@ -48,6 +48,11 @@ class ApiTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, 'no data.test'):
       run.evaluate()
 
+  def test_labels_of_one_class_are_told_of(self):
+    with self.assertLogs('absl', 'WARNING') as told:
+      self.fit(log(300).assign(click='no'), label_positive='yes')
+    self.assertIn('every label is 0', '\n'.join(told.output))
+
   def test_a_log_without_header(self):
     run, path = self.fit(log(300), columns=['click', 'user'], delimiter=';')
     self.assertAllEqual(run.predict(log(300)[['user']]), run.predict(path))

@@ -445,8 +445,8 @@ class BadInputTest(PrepareTestCase):
       (
         'yes,u,s:1,1,1',
         'label',
-        "column 'click': found 'yes'; wanted 0 or 1, or data.label_positive, which says what text is "
-        'a 1',
+        "column 'click': found 'yes'; wanted 0 or 1, or data.label_positive, which says what text "
+        'is a 1',
       ),
       ('2,u,s:1,1,1', 'label', "column 'click': found '2'; wanted 0 or 1"),
       (',u,s:1,1,1', 'label', "column 'click': found ''; wanted 0 or 1"),

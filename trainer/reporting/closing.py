@@ -106,7 +106,8 @@ def print_table(run: Run) -> None:
     table.add_column('rmse' if is_rmse else title, justify='right', no_wrap=True)
   for group in GROUPS:
     rows = shown[shown['group'] == group]
-    best = None if run.best is None else run.best.name
+    chosen = _chosen(run.best)
+    best = None if chosen is None else chosen.name
     shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], best}
     if len(rows) > (count := len(rows.index.intersection(list(shown_rows)))):
       table.add_row(group, f'{len(rows) - count} more not shown')
@@ -121,7 +122,7 @@ def print_table(run: Run) -> None:
 
 def last_lines(run: Run) -> Iterator[str]:
   """Yields the best figure and where it was, where things lie, and what to type next."""
-  metric, best = run.deciding.metric, run.deciding.best
+  metric, best = run.deciding.metric, _chosen(run.deciding.best)
   if best is not None:
     where = '' if pd.isna(best['epoch']) else f', epoch {best["epoch"]:.0f}'
     what = f'{best["split"]} {run.deciding_task} {metric}'.replace('  ', ' ')
@@ -145,6 +146,11 @@ def last_lines(run: Run) -> Iterator[str]:
   yield f'  ctr-evaluate --run_dir {run.directory} --data FILE'
   yield f'  ctr-predict --run_dir {run.directory} --data FILE --out probabilities.txt'
   yield f'  ctr-export --run_dir {run.directory} --kind saved_model'
+
+
+def _chosen(best: pd.Series | None) -> pd.Series | None:
+  """The best evaluation, but none of the test, which only measures what was chosen."""
+  return None if best is None or best['split'] == 'test' else best
 
 
 def _megabytes(path: str) -> float:
