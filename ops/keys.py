@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ops.library import load
-from ops.tensors import to_tensor
+from ops.tensors import borrow, to_tensor
 
 NO_FEATURE = -1
 MAX_SAMPLES = 65536  # that `encode_fields` takes at once
@@ -56,13 +56,14 @@ def encode_fields(
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
 
   Args:
-    keys: int64 [nnz], a sample's slots one after another; without counts [F, n].
+    keys: int64 [nnz], a sample's slots one after another; without counts [F, n]. They are not
+      copied where they come from `ops.tensors.aligned`.
     values: float32 [nnz]; None where all are 1, as they are without counts.
     counts: int32 [n, F], the features of each field; None where each has one, or none and the key
       NO_FEATURE. n is at most MAX_SAMPLES.
   """
   encoded = load().ctr_encode_fields(
-    keys=to_tensor(np.ascontiguousarray(keys).reshape(-1)),
+    keys=borrow(keys.reshape(-1)),
     values=to_tensor(_NO_VALUES if values is None else values),
     counts=to_tensor(_NO_OFFSETS if counts is None else counts.reshape(-1).astype(np.int32)),
     slots=len(keys) if counts is None else counts.shape[1],

@@ -29,6 +29,13 @@ def share(array: np.ndarray) -> tf.Tensor:
   return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
+def borrow(array: np.ndarray) -> tf.Tensor:
+  """As `share` where the array is aligned, without gaps and writeable; else as `to_tensor`."""
+  flags = array.flags
+  fits = flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0
+  return share(array) if fits else to_tensor(array)
+
+
 def to_tensor(array: Any) -> tf.Tensor:
   """Returns a tensor with a copy of an array, or of what NumPy makes one of."""
   array = np.asarray(array)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ops.keys import NO_FEATURE, integer_keys, text_keys
+from ops.tensors import aligned
 from trainer import config
 from trainer.data.block import Block
 from trainer.errors import UserError
@@ -344,7 +345,10 @@ def _assemble(
     counts, keys and values of `Parsed`.
   """
   if not any(isinstance(s, _Slot) for s in slots):
-    return None, np.stack(slots) if slots else np.zeros([0, n], np.int64), None
+    keys = aligned([len(slots), n], np.int64)
+    for f, own in enumerate(slots):
+      keys[f] = own
+    return None, keys, None
   counts = np.stack(
     [s.counts[s.index] if isinstance(s, _Slot) else s != NO_FEATURE for s in slots], 1
   ).astype(np.int32)

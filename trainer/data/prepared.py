@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ops.keys import MAX_SAMPLES, NO_FEATURE, encode_fields
+from ops.tensors import aligned
 from trainer import config
 from trainer.data.features import SlotBatch, has_log1p
 from trainer.data.log_files import is_remote
@@ -81,7 +82,9 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
     values = np.concatenate(
       [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
     )
-  keys = np.concatenate([p.keys for p in parts], axis=-1)
+  of_keys = [p.keys for p in parts]
+  shape = *of_keys[0].shape[:-1], sum(k.shape[-1] for k in of_keys)
+  keys = np.concatenate(of_keys, axis=-1, out=aligned(shape, np.int64))
 
   def joined(name: str) -> np.ndarray | None:
     arrays = [getattr(p, name) for p in parts]
@@ -192,7 +195,7 @@ class Writer:
         self._writing.append(self._thread.submit(self._write, chunk))
         if len(self._writing) > MOST_WRITING:
           self._writing.popleft().result()
-      self._waiting, self._num_waiting = [rest], len(rest.label)
+      self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
   def append(self, one: 'PreparedPass') -> None:
     """Appends the samples of a pass of the same schema; whole chunks are copied where they fit."""
