@@ -74,6 +74,7 @@ class Running:
 
   def _run(self, shared: str) -> None:
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     draw = random.Random(f'{self.seed} {self.kind.name} {self.number}')
     found = self.kind.run(draw, self.folder, shared)
     with open(f'{self.folder}/found.json', 'w', encoding='utf-8') as f:
@@ -169,7 +170,13 @@ def main(argv: list[str]) -> int:
   options = parse(argv)
   os.makedirs(os.path.dirname(options.out) or '.', exist_ok=True)
   shared = tempfile.mkdtemp(prefix='ctr-campaign-')
-  run(options, shared)
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    run(options, shared)
+  except KeyboardInterrupt:
+    shutil.rmtree(shared, ignore_errors=True)
+    print('interrupted; the same command goes on')
+    return 130
   records = finished(options.out, options.seed)
   print(table(records))
   failed = any(record['failures'] for record in records)

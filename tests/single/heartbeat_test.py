@@ -12,10 +12,11 @@ import tensorflow as tf
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
+from ops.build import NotBuilt
 from trainer.comm import messages
 from trainer.comm.heartbeat import Heartbeat
 from trainer.config import Sync
-from trainer.errors import one_line
+from trainer.errors import UserError, one_line
 from trainer.runtime import Runtime
 
 PATIENCE = 60  # seconds that a test waits for what must come
@@ -65,6 +66,10 @@ class HeartbeatTest(tf.test.TestCase):
       self.assertEqual(status, 3, said)
       self.assertIn(one_line(error), said)
       self.assertNotIn('Traceback', said)
+
+  def test_a_mistake_is_one_line(self):
+    for error in (UserError('data.train: found nothing'), NotBuilt('run `python -m ops.build`')):
+      self.assertEqual(self.fail(error), (2, f'error: {error}\n'))
 
   def test_a_fault_of_our_own_prints_one(self):
     status, said = self.fail(KeyError('x'))

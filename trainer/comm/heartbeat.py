@@ -25,6 +25,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from ops.build import NotBuilt
 from trainer.comm import messages
 from trainer.config import Sync
 from trainer.errors import UserError, one_line
@@ -93,7 +94,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   ) -> None:
     if error is None:
       self._close()
-    elif isinstance(error, UserError):
+    elif isinstance(error, (UserError, NotBuilt)):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
       # A lost rank makes the others fail too: whoever lost it has the time to say so first, which
