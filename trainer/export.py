@@ -1,6 +1,6 @@
 """Exports a run for serving.
 
-`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model`.
+`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`.
 """
 
 from absl import flags
@@ -12,8 +12,11 @@ KIND = flags.DEFINE_enum(
   'kind',
   None,
   ['base', 'delta', 'saved_model', 'dense_model'],
-  'What to write into RUN_DIR/exports.',
+  'What to write.',
   required=True,
+)
+OUT = flags.DEFINE_string(
+  'out', None, 'A directory that takes the place of RUN_DIR/exports, with a chain of its own.'
 )
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
 INTEGER_SLOTS = flags.DEFINE_list(
@@ -48,6 +51,7 @@ def main() -> None:
       model=job.step.dense.model,
       dense_stats=job.step.dense.embedding.stats,
       integer_slots=INTEGER_SLOTS.value,
+      folder=OUT.value,
     )
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')
   if KIND.value in MODEL_KINDS:

@@ -354,7 +354,11 @@ class CoordinatorTest(tf.test.TestCase):
     )
 
   def test_what_a_worker_does_not_understand_ends_it(self):
-    for said, told in ((['reply'], 'not understood: TypeError'), (['greet'], 'it sent .*greet')):
+    for said, status, told in (
+      (['reply'], 3, 'not understood: TypeError'),
+      (['greet'], 3, 'it sent .*greet'),
+      (['finish', 0], 0, 'the other workers have finished'),  # though this one has not
+    ):
       listener = messages.Listener(
         '127.0.0.1',
         None,
@@ -369,7 +373,7 @@ class CoordinatorTest(tf.test.TestCase):
           a, b'secret', c, self.sync(), SETTINGS, p
         )
       )
-      process.wait_for(lambda p: p.ended == 3)
+      process.wait_for(lambda p, status=status: p.ended == status)
       self.assertRegex(self.said.getvalue(), told)
 
   def test_listens_at_the_ports_of_the_config(self):

@@ -452,6 +452,25 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     (delta,) = self._write([store.copy()], 'delta', {'last': 'p2'})
     self.assertGreater(delta.rows, 0)
 
+  def test_a_folder_of_its_own_needs_no_run_dir(self):
+    store, folder = Store(), os.path.join(self.get_temp_dir(), 'elsewhere')
+    store.push(*make_pass(np.random.default_rng(8)))
+    found = [
+      export.write(
+        self.cfg.model_copy(update={'run_dir': '/proc/nothing'}),
+        kind,
+        {'last': 'p1'},
+        store=store,
+        model=MODEL,
+        dense_stats=STATS,
+        folder=folder,
+      )
+      for kind in ('base', 'delta')
+    ]
+    self.assertGreater(found[0].rows, 0)
+    self.assertEqual(found[1].rows, 0)
+    self.assertLen(chain.chain(folder), 2)
+
   def test_old_exports_are_removed(self):
     self.cfg = self.cfg.model_copy(update={'export': config.Export(keep=2)})
     rng, store = np.random.default_rng(9), Store()

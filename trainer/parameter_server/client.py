@@ -235,9 +235,10 @@ class CoordinatorClient(Communicator):
     self._process.restart()
 
   def _finish(self, status: int) -> None:
+    is_at_work = self._cluster.kind == 'worker' and not self._leaving
     self._leaving = True
     self._statuses.put(status)
-    if self.late:
+    if is_at_work:  # it came too late to take part
       self._cluster.say('the other workers have finished')
       self._process.end(0)
 

@@ -230,6 +230,7 @@ def write(
   dense_stats: Any,
   integer_slots: Sequence[str] = (),
   communicator: Communicator | None = None,
+  folder: str | None = None,
 ) -> Export:
   """Writes an export into `run_dir/exports`, or finds it there; every process calls it.
 
@@ -245,13 +246,14 @@ def write(
     dense_stats: float32 [2, Dn], what dense columns are standardised with.
     integer_slots: of a SavedModel, names of slots whose columns are int64.
     communicator: how the processes meet; None: there is one.
+    folder: a directory that takes the place of `run_dir/exports`, with a chain of its own.
   Returns:
     What was written.
   Raises:
     UserError: on every process where one could not write; nothing is committed then.
   """
   communicator = communicator or SingleProcess()
-  started, directory = time.monotonic(), os.path.join(cfg.run_dir, 'exports')
+  started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   is_first = communicator.rank == 0
 
@@ -261,7 +263,8 @@ def write(
     if not is_first:
       return None
     os.makedirs(directory, exist_ok=True)
-    lock = held.enter_context(files.exclusive(os.path.join(cfg.run_dir, LOCK), PATIENCE))
+    lock_path = os.path.join(folder or cfg.run_dir, LOCK)
+    lock = held.enter_context(files.exclusive(lock_path, PATIENCE))
     with contextlib.suppress(OSError):  # on a full disk it names nobody
       os.truncate(lock.fileno(), 0)
       os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
