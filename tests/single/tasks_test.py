@@ -2,6 +2,7 @@
 
 import collections
 import os
+import sys
 import tempfile
 
 import numpy as np
@@ -314,7 +315,11 @@ class PassTest(tf.test.TestCase):
     self.assertEqual(group_auc(columns, SingleProcess()), 1.0)
 
   def test_saved_model_gives_each_task_by_name(self):
-    cfg = self.config()
+    example = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'own_tower')
+    sys.path.insert(0, example)
+    self.addCleanup(sys.path.remove, example)
+    own = {'interactions': ['gated_tower.GatedTower'], 'given': 'click'}
+    cfg = self.config(**{'model.tasks': TASKS['model.tasks'] | {'conversion': own}})
     step = TrainStep(cfg, SingleProcess())
     for batch in self.prepared(cfg, self.lines(300)).batches(50):
       train(step, batch)
