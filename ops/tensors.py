@@ -1,6 +1,7 @@
 """NumPy arrays as tensors."""
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,9 @@ import tensorflow as tf
 ALIGNMENT = 64  # bytes; TensorFlow's kernels rely on it
 
 
-def aligned(shape: Any, dtype: Any) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
   """Returns an uninitialised array that begins where TensorFlow wants tensors to begin."""
-  dtype, shape = np.dtype(dtype), tuple(np.atleast_1d(np.asarray(shape, np.int64)))
-  size = int(np.prod(shape)) * dtype.itemsize
+  size = math.prod(shape) * dtype.itemsize
   memory = np.empty(size + ALIGNMENT, np.uint8)
   start = -memory.ctypes.data % ALIGNMENT
   return memory[start : start + size].view(dtype).reshape(shape)

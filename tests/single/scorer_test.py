@@ -14,11 +14,12 @@ import unittest
 
 import numpy as np
 import tensorflow as tf
+from absl.testing import parameterized
 
 from tests.support.exports import RedisServer
 from tests.support.fuzz import requests
 from tests.support.scorer import Client, served
-from tests.support.steps import TASKS, make_config, train
+from tests.support.steps import TASKS, make_config, scores, train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
@@ -354,6 +355,83 @@ class ScorerTest(tf.test.TestCase):
     for _, answer in answers:
       wanted = self.expected[answer['model_version']]
       self.assertAllClose(answer['predictions'], wanted, atol=1e-6, rtol=0)
+
+
+class ContextTest(tf.test.TestCase, parameterized.TestCase):
+  """What all samples share is said once; scores are those of the samples written out."""
+
+  @parameterized.parameters(
+    ({'model.interactions': ['linear', 'ffm', {'dnn': {'hidden': [8]}}]},),
+    ({'model.interactions': ['linear', 'fm', {'din': {'hidden': [8]}}]},),
+    (TASKS | {'model.shared': {'mmoe': {'hidden': [8], 'experts': 2}}},),
+  )
+  def test_scores_are_the_trainers(self, changes):
+    slots = [
+      {'name': 'user'},
+      {'name': 'item'},
+      {'name': 'tags', 'separator': '|', 'pooling': 'mean'},
+      {'name': 'topics', 'separator': ';', 'value_separator': ':', 'pooling': 'sqrtn'},
+    ]
+    if 'din' in str(changes):
+      sequence = {'max_length': 3}
+      slots += [{'name': 'history', 'separator': '|', 'shares': 'item', 'sequence': sequence}]
+    cfg = make_config(
+      changes
+      | {
+        'data.slots': slots,
+        'data.dense': [{'name': 'age', 'transform': 'log1p'}, {'name': 'price', 'missing': 0.3}],
+        'data.delimiter': '\t',
+        'sparse.tables.default.init_scale': 0.4,
+        'lifecycle': {'admission': 'count', 'admission_count': 2.0, 'eviction': 'none'},
+      }
+    )
+    rng, folder = np.random.default_rng(7), self.get_temp_dir()
+
+    def some(prefix, separator, suffix=''):
+      ids = rng.integers(0, 9, rng.integers(0, 5))
+      return separator.join(f'{prefix}{i}{suffix}' for i in ids)
+
+    def record():
+      return {
+        'user': some('u', '')[:2],
+        'item': f'i{rng.integers(9)}',
+        'tags': some('t', '|'),
+        'topics': some('x', ';', ':0.5'),
+        'history': some('i', '|'),
+        'age': str(rng.integers(9)) if rng.random() < 0.7 else '',
+        'price': f'{rng.random():.2f}' if rng.random() < 0.7 else '',
+      }
+
+    def batches(records):
+      path = f'{folder}/{len(os.listdir(folder))}.tsv'
+      with open(path, 'w', encoding='utf-8') as f:
+        labels = [label.name for label in cfg.data.labels] or ['label']
+        f.write('\t'.join([*records[0], *labels]) + '\n')
+        for i, one in enumerate(records):
+          f.write('\t'.join([*one.values(), *(str(int(i % 3 == 0)) for _ in labels)]) + '\n')
+      prepare_pass(cfg, path, path + '.pass')
+      return PreparedPass(path + '.pass', cfg).batches(BATCH)
+
+    step = TrainStep(cfg, SingleProcess())
+    for batch in batches([record() for _ in range(4 * BATCH)]):
+      train(step, batch)
+    records = [record() for _ in range(20)]
+    names = [*(slot['name'] for slot in slots), 'age', 'price']
+    for shared in (
+      ('user', 'tags', 'history', 'age'),
+      ('item', 'topics', 'price'),
+      names[:-1],
+      [name for name in names if name not in ('age', 'price')],
+    ):
+      shared = {name: records[0][name] for name in shared if name in names}
+      (batch,) = batches([one | shared for one in records])
+      wanted = np.reshape(step.predict(step.stage(batch)), [len(records), -1])
+      self.assertGreater(np.std(wanted), 1e-3)
+      columns = {n: [shared[n]] if n in shared else [r[n] for r in records] for n in names}
+      found = scores(step, cfg, columns, len(records))
+      self.assertAllClose(np.stack([*found.values()], 1), wanted, rtol=0, atol=1e-6)
+      none = {n: columns[n] if n in shared else [] for n in names}
+      self.assertEqual([len(c) for c in scores(step, cfg, none, 0).values()], [0] * len(found))
 
 
 class TasksTest(tf.test.TestCase):

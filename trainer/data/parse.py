@@ -111,6 +111,8 @@ class _Keys:
   def __call__(self, array: pa.Array) -> np.ndarray:
     """int64 [n], NO_FEATURE where the value is blank or missing."""
     t = array.type
+    if pa.types.is_null(t):
+      return np.full([len(array)], NO_FEATURE)
     if pa.types.is_dictionary(t):
       distinct = np.append(self(array.dictionary), NO_FEATURE)
       indices = array.indices
@@ -190,6 +192,8 @@ def _floats(
   t = array.type
   if pa.types.is_integer(t) and not missing_values:
     return array.to_numpy(zero_copy_only=False).astype(np.float64), np.zeros([len(array)], bool)
+  if pa.types.is_null(t):
+    return np.full([len(array)], np.nan), np.zeros([len(array)], bool)
   if pa.types.is_dictionary(t):
     numbers, wrong = _floats(array.dictionary, column, missing_values)
     indices = array.indices.fill_null(len(numbers)).to_numpy()
@@ -525,7 +529,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     array = block.columns[column]
     keys_of = _Keys(ids[s.name], data.missing_values, column)
     nested = _is_list(array.type) or pa.types.is_map(array.type)
-    if not (nested or s.separator or s.value_separator):
+    if not (nested or s.separator or s.value_separator) or pa.types.is_null(array.type):
       slots.append(keys_of(array))
       continue
     parsed = _several(array, s, keys_of)

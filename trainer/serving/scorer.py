@@ -1,5 +1,8 @@
 """From raw columns to probabilities, with one version's dense part and rows from wherever they lie.
 
+Columns of one value stand for all samples of a request: one user, many items. They are its
+*context*, which is parsed, looked up and pooled once; its slot sums are added to every sample's.
+
 Every stage is the trainer's own: parsing and hashing (trainer.data), pooling (ops.pooling), layers
 (trainer.model). So a score equals what `trainer.predict` gives in the same state.
 """
@@ -13,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from ops.dedupe import DEDUPED_SPEC, dedupe
+from ops.dedupe import Deduped, dedupe
 from ops.keys import NO_FEATURE
 from ops.row_store import Rows
 from ops.tensors import to_tensor
@@ -22,6 +25,7 @@ from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.parse import parse
 from trainer.embedding.embedding import Embedding
+from trainer.embedding.layer_inputs import LayerInputs, with_context
 from trainer.errors import DataLoss, UserError, nearest
 from trainer.model.builder import build
 from trainer.serving.store import Found
@@ -37,6 +41,13 @@ class Scores(NamedTuple):
 
   outputs: Mapping[str, np.ndarray]  # float32 [B]: probability, or one of each task's name
   unknown: Mapping[str, int]  # slot -> distinct features that have no row
+
+
+class Samples(NamedTuple):
+  """A request: B samples, and what they share. A slot or dense column stands in one of the two."""
+
+  items: SlotBatch  # of B samples; dense columns of the context as well
+  context: SlotBatch  # of one sample
 
 
 class Scorer:
@@ -59,24 +70,36 @@ class Scorer:
     self._columns |= {c.name: False for c in cfg.data.dense if c.name not in categorical}
     self._aliases = {input_name(name): name for name in self._columns}
     self._one = tf.ones([1])  # what each occurrence counts as; nobody reads the counts
+    self._no_context = self._read({name: pa.nulls(1) for name in self._columns}, 1)
+    floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     self._graph = tf.function(self._outputs, autograph=False).get_concrete_function(
-      tf.TensorSpec([None], tf.float32, 'values'),
-      tf.TensorSpec([None], tf.int32, 'segments'),
-      tf.TensorSpec([None, len(cfg.data.dense)], tf.float32, 'dense'),
-      *(tf.TensorSpec(s.shape, s.dtype, f'deduped_{i}') for i, s in enumerate(DEDUPED_SPEC)),
-      tf.TensorSpec([None], tf.int32, 'offsets'),
-      tf.TensorSpec([None], tf.float32, 'linear'),
-      tf.TensorSpec([None], tf.float32, 'factors'),
+      *(integers, integers, floats) * 2,
+      tf.TensorSpec([None, len(cfg.data.dense)], tf.float32),
+      *(integers, floats, floats),
     )
 
-  def _outputs(self, values: Any, segments: Any, dense: Any, *more: Any) -> dict[str, tf.Tensor]:
-    deduped = type(DEDUPED_SPEC)(*more[: len(DEDUPED_SPEC)])
-    offsets, linear, factors = more[len(DEDUPED_SPEC) :]
-    size = tf.zeros([tf.shape(dense)[0]])
-    batch = SlotBatch(tf.zeros([0], tf.int64), values, segments, dense, size, size, size)
-    rows = Rows(tf.zeros([0], tf.int64), offsets, linear, factors)
-    inputs = self._embedding.embed(batch, deduped, rows)
-    return self._model.predictions(self._model(inputs, training=False))
+  def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    """From occurrences of items and of the context to the outputs.
+
+    Args:
+      tensors: inverse (as of ops.dedupe), segments and values of the items' occurrences, then of
+        the context's; dense; offsets, linear and factors of the rows of distinct keys.
+    """
+    dense, *rows = tensors[6:]
+    rows = Rows(tf.zeros([0], tf.int64), *rows)
+    none, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
+
+    def embed(
+      inverse: tf.Tensor, segments: tf.Tensor, values: tf.Tensor, dense: tf.Tensor
+    ) -> LayerInputs:
+      size = tf.zeros([tf.shape(dense)[0]])
+      batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
+      deduped = Deduped(no_keys, inverse, size, size, none, none)  # what a gradient needs is not
+      return self._embedding.embed(batch, deduped, rows)
+
+    items = embed(*tensors[:3], dense)
+    context = embed(*tensors[3:6], tf.zeros([1, dense.shape[1]]))
+    return self._model.predictions(self._model(with_context(items, context), training=False))
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
     """Takes the dense variables of an export. Raises: DataLoss where they are of another model."""
@@ -93,7 +116,7 @@ class Scorer:
 
   # A request's columns
 
-  def parse(self, columns: Mapping[str, Sequence[Any]], size: int) -> SlotBatch:
+  def parse(self, columns: Mapping[str, Sequence[Any]], size: int) -> Samples:
     """Reads a request's columns as the log's conversion reads a file.
 
     Args:
@@ -102,7 +125,7 @@ class Scorer:
         number or a list of these; of dense columns a number or its text.
       size: B.
     Returns:
-      NumPy arrays; labels are 0.
+      NumPy arrays; columns of one value are the context, where there are several samples.
     Raises:
       BadRequest: in one line, for a missing, unknown or malformed column or value.
     """
@@ -120,9 +143,20 @@ class Scorer:
     for column, is_text in self._columns.items():
       if column not in given:
         raise BadRequest(f"column '{column}': is missing; null or '' say that a value is")
-      array = (_texts if is_text else _numbers)(column, given[column])
-      arrays[column] = array if len(array) == size else pa.repeat(array[0], size)
-    block = Block(arrays, np.arange(size), lambda i: '', [])
+      arrays[column] = (_texts if is_text else _numbers)(column, given[column])
+    shared = {name for name, array in arrays.items() if len(array) != size}
+    if not shared:
+      return Samples(self._read(arrays, size), self._no_context)
+    nothing, one = pa.nulls(size), pa.nulls(1)
+    items = {name: nothing if name in shared else array for name, array in arrays.items()}
+    context = {name: array if name in shared else one for name, array in arrays.items()}
+    items, context = self._read(items, size), self._read(context, 1)
+    dense = np.where([c.name in shared for c in self._cfg.data.dense], context.dense, items.dense)
+    return Samples(items._replace(dense=dense), context)
+
+  def _read(self, columns: dict[str, pa.Array], size: int) -> SlotBatch:
+    """Reads columns of `size` values each; those of type null are blank."""
+    block = Block(columns, np.arange(size), lambda i: '', [])
     parsed = parse(self._cfg, block, labelled=False)
     if parsed.bad:
       example = parsed.examples[0]
@@ -142,21 +176,20 @@ class Scorer:
 
   # Scores
 
-  def score(self, batch: SlotBatch, look_up: Callable[[np.ndarray], Found]) -> Scores:
-    """Scores a batch with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
-    tensors = SlotBatch(*map(to_tensor, batch))
-    deduped = dedupe(tensors.keys, shows=self._one, clicks=self._one)
-    keys = deduped.unique.numpy()
+  def score(self, samples: Samples, look_up: Callable[[np.ndarray], Found]) -> Scores:
+    """Scores samples with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
+    items, context = samples
+    all_keys = to_tensor(np.concatenate([items.keys, context.keys]))
+    deduped = dedupe(all_keys, shows=self._one, clicks=self._one)
+    keys, inverse = deduped.unique.numpy(), deduped.inverse.numpy()
+    of_items, of_context = np.split(inverse, [len(items.keys)])
     found = look_up(keys)
     offsets = np.zeros([len(keys) + 1], np.int32)
     np.cumsum(found.counts, out=offsets[1:])
-    outputs = self._graph(
-      tensors.values,
-      tensors.segments,
-      tensors.dense,
-      *deduped,
-      *map(to_tensor, (offsets, found.linear, found.factors)),
-    )
+    arrays = (of_items, items.segments, items.values)
+    arrays += (of_context, context.segments, context.values)
+    arrays += (items.dense, offsets, found.linear, found.factors)
+    outputs = self._graph(*map(to_tensor, arrays))
     slots, counts = np.unique(keys[~found.present] >> HASH_BITS, return_counts=True)
     unknown = {self._slot_names[s]: c for s, c in zip(slots.tolist(), counts.tolist())}
     return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)

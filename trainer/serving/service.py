@@ -60,9 +60,9 @@ class Service:
     """
     while True:
       with self._use() as served:
-        batch = served.scorer.parse(request.columns, request.size)
+        samples = served.scorer.parse(request.columns, request.size)
         try:
-          scores = served.scorer.score(batch, served.view.look_up)
+          scores = served.scorer.score(samples, served.view.look_up)
           return scores, served.view.version.sequence
         except VersionGone:
           gone = served
