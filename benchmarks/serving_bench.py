@@ -11,7 +11,9 @@ two dense columns. Requests come from wrk, of 1 and of 100 candidates of one use
 from 4 connections as fast as they are answered, then at about half of that rate; meanwhile a delta
 of 1 % of the rows is applied about every second, until 50 versions have come. The same requests
 then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server, whose version
-stays. All share the cores. Writes build/bench/serving_bench.json.
+stays. Requests of 100 candidates of a user with 100 tags, who is said once or with each candidate,
+go to a scorer that holds the rows in its own memory. All share the cores. Writes
+build/bench/serving_bench.json.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -155,8 +157,14 @@ def measure_loop(figures: dict[str, float]) -> None:
   )
 
 
-def bodies(candidates: int) -> list[str]:
-  """Requests of one user and so many candidates, as JSON."""
+def bodies(candidates: int, tags_of_user: int = 0, written_out: bool = False) -> list[str]:
+  """Requests of one user and so many candidates, as JSON.
+
+  Args:
+    candidates: of a request.
+    tags_of_user: the tags are so many of the user's, not three of each candidate's.
+    written_out: whether the user stands with each candidate, and not once.
+  """
   rng, found = np.random.default_rng(SEED.value), []
   names = ('user', 'item', 'category', 'query', 'hour', 'device')
   for _ in range(200):
@@ -164,19 +172,24 @@ def bodies(candidates: int) -> list[str]:
     for name in names:
       count = 1 if name in CONTEXT else candidates
       columns[name] = [str(i) for i in rng.integers(0, ROWS.value // 6, count)]
-    columns['tags'] = ['|'.join(map(str, rng.integers(0, 1000, 3))) for _ in range(candidates)]
+    tags = [tags_of_user] if tags_of_user else [3] * candidates
+    columns['tags'] = ['|'.join(map(str, rng.integers(0, 1000, count))) for count in tags]
     columns['price'] = rng.random(candidates).round(3).tolist()
     columns['age'] = [float(rng.integers(18, 80))]
+    if written_out:
+      columns = {n: c if len(c) == candidates else c * candidates for n, c in columns.items()}
     found.append(json.dumps({'inputs': columns}))
   return found
 
 
-def load(port: int, candidates: int, connections: int, delay: float = 0) -> dict[str, float]:
+def load(
+  port: int, requests: Sequence[str], connections: int, delay: float = 0
+) -> dict[str, float]:
   """Sends requests by wrk. Args: delay: milliseconds that a connection waits between two.
 
   Returns: rate, p50, p99 (ms), failed.
   """
-  quoted = ','.join(f'[==[{body}]==]' for body in bodies(candidates))
+  quoted = ','.join(f'[==[{body}]==]' for body in requests)
   script = f"""
 local bodies, at = {{{quoted}}}, 0
 wrk.method = 'POST'
@@ -223,12 +236,13 @@ def measure_requests(
   name: str, port: int, versions: Callable[[], int], figures: dict[str, float]
 ) -> None:
   for candidates in (1, 100):
-    load(port, candidates, 4)  # warms up
+    requests = bodies(candidates)
+    load(port, requests, 4)  # warms up
     before = versions()
-    most = load(port, candidates, 4)
+    most = load(port, requests, 4)
     # So many milliseconds between the requests of 2 connections that half of that rate remains.
     delay = max(1, 2000 / (most['rate'] / 2) - most['p50_ms'] / 2)
-    half = load(port, candidates, 2, delay)
+    half = load(port, requests, 2, delay)
     key = f'{name}_{candidates}'
     figures |= {f'{key}_per_second': most['rate'], f'{key}_failed': most['failed'] + half['failed']}
     figures |= {f'{key}_p50_ms': half['p50_ms'], f'{key}_p99_ms': half['p99_ms']}
@@ -239,6 +253,21 @@ def measure_requests(
       f'{figures[f"{key}_failed"]:.0f} failed; {versions() - before} versions meanwhile',
       flush=True,
     )
+
+
+def measure_context(port: int, figures: dict[str, float]) -> None:
+  """Requests a second of a user with 100 tags and 100 candidates."""
+  for key, written_out in (('once', False), ('written_out', True)):
+    requests = bodies(100, tags_of_user=100, written_out=written_out)
+    load(port, requests, 4)  # warms up
+    figures[f'context_{key}_per_second'] = load(port, requests, 4)['rate']
+  once, written_out = (figures[f'context_{key}_per_second'] for key in ('once', 'written_out'))
+  figures['context_gain'] = once / written_out
+  print(
+    f'100 candidates of a user with 100 tags: {once:,.0f} requests/s with the user said once, '
+    f'{written_out:,.0f} with each candidate',
+    flush=True,
+  )
 
 
 class SavedModel:
@@ -300,11 +329,14 @@ def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -
     measure_requests('serve', port, lambda: len(applied), figures)
     failed = figures['serve_1_failed'] + figures['serve_100_failed']
     while len(applied) < VERSIONS:
-      failed += load(port, 100, 2, delay=20)['failed']
+      failed += load(port, bodies(100), 2, delay=20)['failed']
     figures |= {'serve_failed': failed, 'serve_versions': len(applied)}
     print(f'{failed:.0f} failed requests through {len(applied)} versions', flush=True)
-    stop.set()
-    thread.join()
+  with process('trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0') as port:
+    measure_requests('memory', port, lambda: len(applied), figures)
+    measure_context(port, figures)
+  stop.set()
+  thread.join()
   store.close()
   with process('benchmarks.serving_bench', '--saved_model', saved_model) as port:
     measure_requests('saved_model', port, lambda: 0, figures)
