@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import tempfile
+import types
 from unittest import mock
 
 import numpy as np
@@ -15,7 +16,8 @@ import yaml
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import bench_data, page, quality, run
+from benchmarks import bench_data, page, quality, run, serving_bench
+from tests.support.exports import RedisServer
 from trainer import config
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
@@ -126,6 +128,46 @@ class ContenderTest(tf.test.TestCase):
     )
     self.assertEmpty(rounds)
     self.assertRegex(failed['ours'], 'ended with status 1.*nowhere.yaml: no such file')
+
+
+class ServingTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    flags.FLAGS.mark_as_parsed()
+    self.enter_context(flagsaver.flagsaver((serving_bench.ROWS, 70)))
+
+  def test_keys_that_readers_of_its_figures_rely_on(self):
+    figures = {}
+    lines = [f'day_0_pass  all  – → 0.5  {i}  9.00  1.00 2.00 3.00 3.00' for i in range(12)]
+    done = types.SimpleNamespace(stdout='\n'.join(lines), stderr='')
+    with mock.patch.object(serving_bench.subprocess, 'run', return_value=done):
+      serving_bench.measure_loop(figures)
+    measured = {'rate': 200.0, 'p50_ms': 3.0, 'p99_ms': 5.0, 'failed': 0.0}
+    with mock.patch.object(serving_bench, 'load', return_value=measured):
+      for name in ('serve', 'memory', 'saved_model'):
+        serving_bench.measure_requests(name, 1, lambda: 0, figures)
+      serving_bench.measure_context(1, figures)
+    with tempfile.TemporaryDirectory() as folder:
+      serving_bench.measure_publishing(serving_bench.Exports(folder), folder, figures)
+    wanted = {'loop_seconds', 'loop_first_seconds', 'context_gain'}
+    wanted |= {f'loop_{part}_seconds' for part in ('train', 'export', 'publish', 'apply')}
+    wanted |= {f'context_{how}_per_second' for how in ('once', 'written_out')}
+    wanted |= {
+      f'{name}_{candidates}_{what}'
+      for name in ('serve', 'memory', 'saved_model')
+      for candidates in (1, 100)
+      for what in ('per_second', 'failed', 'p50_ms', 'p99_ms')
+    }
+    stores = ['embedded'] + ['redis'] * RedisServer.installed()
+    wanted |= {f'publish_{s}_{k}_rows_per_second' for s in stores for k in ('base', 'delta')}
+    self.assertEqual(set(figures), wanted)
+
+  def test_a_user_said_once_or_with_each_candidate(self):
+    once, out = (json.loads(serving_bench.bodies(5, 9, w)[0])['inputs'] for w in (False, True))
+    self.assertEqual({len(out[name]) for name in out}, {5})
+    for name, column in once.items():
+      self.assertEqual(out[name], column * (5 // len(column)))
+    self.assertLen(once['tags'][0].split('|'), 9)
 
 
 class PageTest(tf.test.TestCase):

@@ -24,6 +24,7 @@ from trainer.serving.service import NotReady, Service
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
 _SECONDS_TO_FINISH = 10  # requests that have begun, when asked to stop
+_SECONDS_IDLE = 75  # of a connection; short of it, a client's next request meets a closed one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,5 +220,6 @@ def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socke
     access_log=False,
     lifespan='off',
     timeout_graceful_shutdown=_SECONDS_TO_FINISH,
+    timeout_keep_alive=_SECONDS_IDLE,
   )
   return uvicorn.Server(settings), listener
