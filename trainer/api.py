@@ -92,16 +92,17 @@ def fit(
   Raises:
     UserError: with one line, where the config or the data are wrong.
   """
-  cfg = configured(configuration, overrides, run_dir)
+  source = Source(configuration, overrides, run_dir)
+  cfg = source.read()
   if cfg.sync.mode != 'allreduce':
     raise UserError(f"sync.mode: found '{cfg.sync.mode}'; wanted 'allreduce', one process, in fit")
   handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
   try:
-    train(cfg)
+    train(source)
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
-  return Run(cfg.run_dir, cfg)
+  return Run(cfg.run_dir, source.read())
 
 
 def load(run_dir: str, checkpoint: str = 'best') -> Run:
@@ -121,73 +122,93 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
   return Run(run_dir, cfg, checkpoint)
 
 
-def configured(
-  configuration: str | Mapping[str, Any], overrides: Sequence[str] = (), run_dir: str | None = None
-) -> config.Config:
-  """Reads the config of a job that trains, and checks that what it names is there.
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where the config of a job that trains comes from.
 
-  Where it gives no batch size, a small log gets one that suits it.
-
-  Args:
-    configuration, overrides, run_dir: as of `fit`.
-  Raises:
-    ConfigError: with one line.
+  Attributes:
+    configuration: a YAML file, or what stands in one as a dict.
+    overrides: strings `a.b=value`.
+    run_dir: replaces that of the config.
   """
-  where = configuration if isinstance(configuration, str) else 'config'
 
-  def read(overrides: Sequence[str]) -> config.Config:
-    if isinstance(configuration, str):
-      return config.load(configuration, overrides, run_dir)
-    return config.parse(yaml.safe_dump(dict(configuration)), where, overrides, run_dir)
+  configuration: str | Mapping[str, Any]
+  overrides: Sequence[str] = ()
+  run_dir: str | None = None
 
-  cfg = read(overrides)
-  config.check_effects(cfg, where)
-  for key in ('train', 'valid', 'test'):
-    try:
-      matching(getattr(cfg.data, key), f'{where}: data.{key}')
-    except ConfigError as e:
-      raise ConfigError(f'{e}; {config.columns_wanted(cfg, where)}') from None
-  if cfg.data.watch and not is_directory(normal(cfg.data.watch)):
-    raise ConfigError(
-      f"{where}: data.watch: found '{cfg.data.watch}', which is no directory; wanted one where "
-      'passes arrive'
-    )
-  if 'batch_size' in cfg.train.model_fields_set:
+  def read(self) -> config.Config:
+    """Reads the config, and checks that what it names is there. Raises: ConfigError."""
+    cfg, where = self._parsed(), self._where()
+    config.check_effects(cfg, where)
+    for key in ('train', 'valid', 'test'):
+      try:
+        matching(getattr(cfg.data, key), f'{where}: data.{key}')
+      except ConfigError as e:
+        raise ConfigError(f'{e}; {config.columns_wanted(cfg, where)}') from None
+    if cfg.data.watch and not is_directory(normal(cfg.data.watch)):
+      raise ConfigError(
+        f"{where}: data.watch: found '{cfg.data.watch}', which is no directory; wanted one where "
+        'passes arrive'
+      )
     return cfg
-  from trainer.data.batch_size import suitable
 
-  size, samples = suitable(cfg)
-  if size == cfg.train.batch_size:
-    return cfg
-  if runtime.rank() == 0:
-    print(
-      f'train.batch_size: {size}, for the log has {samples:,} samples ({cfg.train.batch_size} in a '
-      'large one)',
-      flush=True,
-    )
-  return read([*overrides, f'train.batch_size={size}'])
+  def read_for_its_log(self, tells: bool = True) -> config.Config:
+    """As `read`; where no batch size is given, a small log gets one that suits it.
+
+    It imports TensorFlow and reads the beginning of the log.
+
+    Args:
+      tells: whether the size is told.
+    """
+    cfg = self.read()
+    if 'batch_size' in cfg.train.model_fields_set:
+      return cfg
+    from trainer.data.batch_size import suitable
+
+    size, samples = suitable(cfg)
+    if size == cfg.train.batch_size:
+      return cfg
+    if tells:
+      print(
+        f'train.batch_size: {size}, for the log has {samples:,} samples ({cfg.train.batch_size} in '
+        'a large one)',
+        flush=True,
+      )
+    overrides = [*self.overrides, f'train.batch_size={size}']
+    return dataclasses.replace(self, overrides=overrides)._parsed()
+
+  def _where(self) -> str:
+    return self.configuration if isinstance(self.configuration, str) else 'config'
+
+  def _parsed(self) -> config.Config:
+    if isinstance(self.configuration, str):
+      return config.load(self.configuration, self.overrides, self.run_dir)
+    text = yaml.safe_dump(dict(self.configuration))
+    return config.parse(text, self._where(), self.overrides, self.run_dir)
 
 
 def train(
-  cfg: config.Config, here: runtime.Runtime = runtime.Runtime(), init_from: str | None = None
+  source: Source, here: runtime.Runtime = runtime.Runtime(), init_from: str | None = None
 ) -> int:
   """Trains in this process, which may be one rank of several.
 
   Args:
-    cfg: the config, as `configured` returns it.
+    source: of the config.
     here: where this process stands.
     init_from: a run_dir whose features and layers a new run begins with.
   Returns:
     The exit status.
   """
+  cfg = source.read()
   with contextlib.ExitStack() as stack:
-    # First of all, so that the others hear of a rank that is lost while it starts.
+    # Before TensorFlow, so that the others hear of a rank that is lost while it starts.
     heartbeat = stack.enter_context(Heartbeat(here, cfg.sync)) if here.size > 1 else None
     _start(cfg, here)
     from trainer.comm import horovod
     from trainer.training.job import Job
     from trainer.training.step import TrainStep
 
+    cfg = source.read_for_its_log(tells=here.rank == 0)
     communicator = horovod.communicator(here, cfg.sync)
     step = TrainStep(cfg, communicator)
     progress_made = heartbeat.progress if heartbeat else lambda: None

@@ -104,6 +104,11 @@ class ImportsTest(tf.test.TestCase):
       names = {n.split('.')[0] for n in imports_of(ROOT / path)}
       self.assertEmpty(names & {'tensorflow', 'tf_keras', 'keras'}, path)
 
+  def test_commands_begin_without_tensorflow(self):
+    """A mistake is told at once, and ranks hear of each other before its long import."""
+    code = 'import sys, trainer.run; sys.exit("tensorflow" in sys.modules)'
+    subprocess.run([sys.executable, '-c', code], check=True, cwd=ROOT)
+
   def test_only_runtime_reads_the_environment(self):
     for path in files('trainer'):
       if path != 'trainer/runtime.py':

@@ -36,21 +36,22 @@ from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.servers import cpu_config
 from trainer.parameter_server.worker_step import ServerStep
-from trainer.runtime import tf_config
 from trainer.training.job import Job
 
 v1 = tf.compat.v1
 
 
-def run(cfg: Config) -> int:
+def run(cfg: Config, cluster: Cluster) -> int:
   """Runs this process's part of a job.
 
+  Args:
+    cfg: the config.
+    cluster: the job's processes.
   Returns:
     Its exit status.
   Raises:
     UserError: for a mistake that was found before the processes met.
   """
-  cluster = Cluster.from_tf_config(tf_config(), cfg.sync.mode)
   _check(cfg)
   library.load()  # the servers run our ops, too
   store_class(cfg)  # and TFRA's, where rows lie there
