@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import tensorflow as tf
 ALIGNMENT = 64  # bytes; TensorFlow's kernels rely on it
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: Sequence[int], dtype: Any) -> np.ndarray:
   """Returns an uninitialised array that begins where TensorFlow wants tensors to begin."""
-  size = math.prod(shape) * dtype.itemsize
+  size = math.prod(shape) * np.dtype(dtype).itemsize
   memory = np.empty(size + ALIGNMENT, np.uint8)
   start = -memory.ctypes.data % ALIGNMENT
   return memory[start : start + size].view(dtype).reshape(shape)
