@@ -120,6 +120,7 @@ bench: setup
 quality: setup
 	$(PY) -m benchmarks.quality
 	$(PY) -m benchmarks.defaults
+	$(PY) -m benchmarks.tasks_quality
 
 # --- faults (docs/reliability.md): some hours; interrupted, it goes on where it was, in build/campaign ---
 

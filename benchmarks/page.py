@@ -316,11 +316,14 @@ def picture(rates, path):
   figure.savefig(path, dpi=120)
 
 
+def markers(by=''):
+  """Between what text is written; `by` tells it from others on the page."""
+  return tuple(m.replace(' -->', f' by {by} -->') if by else m for m in (BEGIN, END))
+
+
 def write_between(path, text, by=''):
-  """Replaces what stands between the markers of a page; `by` tells them from others on it."""
-  begin, end = (
-    marker.replace(' -->', f' by {by} -->') if by else marker for marker in (BEGIN, END)
-  )
+  """Replaces what stands between the `markers` of a page."""
+  begin, end = markers(by)
   with open(path, encoding='utf-8') as f:
     before, rest = f.read().split(begin)
   with open(path, 'w', encoding='utf-8') as f:

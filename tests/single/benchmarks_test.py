@@ -16,7 +16,7 @@ import yaml
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import bench_data, page, quality, run, serving_bench
+from benchmarks import bench_data, page, quality, run, serving_bench, tasks_quality
 from tests.support.exports import RedisServer
 from trainer import config
 from trainer.data.conversion import prepare_pass
@@ -222,6 +222,29 @@ class PageTest(tf.test.TestCase):
       with open(os.path.join(page.ROOT, name), encoding='utf-8') as f:
         text = f.read()
       self.assertEqual((text.count(page.BEGIN), text.count(page.END)), (1, 1), name)
+
+  def test_each_comparison_has_a_table_of_its_own(self):
+    with open(os.path.join(page.ROOT, tasks_quality.PAGE), encoding='utf-8') as f:
+      text = f.read()
+    for name in tasks_quality.COMPARISONS:
+      self.assertEqual(
+        [text.count(m) for m in page.markers(name)], [1, 1], f'{name} in {tasks_quality.PAGE}'
+      )
+    figures = {'auc': [0.75, 0.7, 0.8], 'logloss': [0.3, 0.1, 0.2], 'MB': [5, 7, 6]}
+    runs = [{'': {name: values[i] for name, values in figures.items()}} for i in range(3)]
+    flags.FLAGS.mark_as_parsed()
+    self.enter_context(flagsaver.flagsaver((quality.SEEDS, ['1', '2', '3'])))
+    self.assertEqual(
+      tasks_quality.table({'DIN': runs}).splitlines()[2],
+      '| DIN | 0.7500 | 0.2000 | 6.00 | 0.7500 / 0.3000, 0.7000 / 0.1000, 0.8000 / 0.2000 |',
+    )
+
+  def test_changes_of_each_comparison_are_keys_of_its_config(self):
+    for one in tasks_quality.COMPARISONS.values():
+      for changes in one.models.values():
+        config.load(
+          os.path.join(page.ROOT, one.config), [c.replace('{seed}', '1') for c in changes]
+        )
 
   def test_the_final_test_score_is_read_from_a_run(self):
     self.assertIsNone(quality.final_test(self.get_temp_dir()))
