@@ -388,6 +388,29 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     keys = pq.read_table(os.path.join(path, 'rows-00000-of-00001.parquet'))['key'].to_numpy()
     self.assertAllEqual(np.sort(keys), np.sort(store.select('base').numpy()))
 
+  def test_a_run_that_goes_on_with_other_slots_begins_a_chain(self):
+    rng, store = np.random.default_rng(4), Store()
+    slots = [slot.model_dump(exclude_defaults=True) for slot in self.cfg.data.slots]
+    for i, changes in enumerate(
+      (
+        {'data.slots': slots[::-1]},
+        {'sparse.tables.default.width': 9},
+        {'model.interactions': ['linear']},
+      )
+    ):
+      for kind in ('base', 'delta'):
+        store.push(*make_pass(rng))
+        self._write([store], kind, {'part': [i, kind]})
+      self.cfg = make_config(changes)
+      store.push(*make_pass(rng))
+      self._write([store], 'delta', {'part': [i, 'new']})
+      export_ = chain.RowExport(chain.exports(self.directory)[-1].path)
+      self.assertTrue(export_.begins_chain)
+      keys = export_.keys('rows', shards_of(0, 1))
+      self.assertAllEqual(np.sort(keys), np.sort(store.select('base').numpy()))
+      self._write([store], 'delta', {'part': [i, 'after']})
+      self.assertLen(chain.chain(self.directory), 2)
+
   def test_a_damaged_chain_is_refused(self):
     rng, store = np.random.default_rng(4), Store()
     store.push(*make_pass(rng))

@@ -30,8 +30,9 @@ delta_threshold 0 the replay *is* the base of that moment. Where the chain's las
 same place in the data, nothing can have changed since, and D is empty.
 
 L is read from the chain's own files, which makes it crash-safe without any state in the trainer:
-what is DONE has been exported. Where a chain is broken (a directory was removed), the next delta
-starts another one from nothing: its `base` and `previous` are null.
+what is DONE has been exported. Where a chain is broken (a directory was removed), or the run went
+on with other slots, tables or interactions, so that keys or rows of before mean something else, the
+next delta starts another one from nothing: its `base` and `previous` are null.
 
 **Exactly once.** An export is known by its kind and its position in the data. Written again after a
 crash, it is the same; where it is DONE already, it is left alone, and only the gains of the
@@ -147,7 +148,16 @@ def row_tables(store: Any, keys: np.ndarray) -> Iterator[pa.Table]:
     )
 
 
-def _begin(directory: str, kind: str, position: dict[str, Any]) -> _Plan:
+def _layout(cfg: config.Config) -> dict[str, Any]:
+  """Returns what decides which keys and rows features have, for the manifest."""
+  return {
+    'slots': cfg.slot_ids(),
+    'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
+    'interactions': sorted({one.kind for one in cfg.model.all_interactions().values()}),
+  }
+
+
+def _begin(directory: str, kind: str, position: dict[str, Any], layout: dict[str, Any]) -> _Plan:
   """Finds the export, or makes room for it under a temporary name; process 0 calls it."""
   os.makedirs(directory, exist_ok=True)
   for path in chain.unfinished(directory):
@@ -160,7 +170,10 @@ def _begin(directory: str, kind: str, position: dict[str, Any]) -> _Plan:
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)
   links = [e.path for e in chain.chain(directory)] if kind == 'delta' else []
-  unchanged = bool(links) and files.read_manifest(links[-1])['position'] == position
+  last = files.read_manifest(links[-1]) if links else {}
+  if any(last.get(name) != value for name, value in layout.items()):
+    links = []
+  unchanged = bool(links) and last['position'] == position
   return _Plan(path, sequence, False, links, unchanged)
 
 
@@ -268,7 +281,7 @@ def write(
     with contextlib.suppress(OSError):  # on a full disk it names nobody
       os.truncate(lock.fileno(), 0)
       os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
-    return _begin(directory, kind, position)._asdict()
+    return _begin(directory, kind, position, _layout(cfg))._asdict()
 
   with held:
     plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
@@ -310,12 +323,11 @@ def write(
           'previous': previous[-1] if previous else None,
           'rows': sum(part.rows for part in parts),
           'tombstones': sum(part.tombstones for part in parts),
-          'slots': cfg.slot_ids(),
+          **_layout(cfg),
           'slot_rows': {
             slot: sum(part.slots.get(str(i), 0) for part in parts)
             for slot, i in cfg.own_slot_ids().items()
           },
-          'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
           'files': entries,
         },
       )
