@@ -391,7 +391,8 @@ class Job:
       for slot, share in present.items():
         slots.setdefault(slot, {})['blank'] = 1 - share
       fields = now | self.step.traffic() | where | {'learning_rate_factor': self._rate()}
-      if now.get('ctr') in (0, 1) and self.progress.examples == now['examples']:
+      is_first = self.progress.examples == now['examples']
+      if now.get('ctr') in (0, 1) and is_first and self.communicator.rank == 0:
         logging.warning(
           '%s: every label is %d, so that nothing can be learnt; wanted both 0 and 1 (data.label, '
           'data.label_positive)',
@@ -474,7 +475,8 @@ class Job:
     self._write('eval', split=split, epoch=self.progress.epoch, day=self.progress.day, **fields)
     self._live.show(f'{split:5} · {name} · {_quality(values)}', keep=True)
     base_logloss = values.get('base_logloss')
-    if split != 'next' and base_logloss is not None and values['logloss'] > base_logloss:
+    is_worse = base_logloss is not None and values['logloss'] > base_logloss
+    if split != 'next' and is_worse and self.communicator.rank == 0:
       logging.warning(
         '%s: logloss %.4f is worse than the %.4f of predicting the share of clicks for all: %s',
         split,
