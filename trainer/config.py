@@ -188,7 +188,7 @@ BATCH_SIZE = 4096
 # features by heart: epsilon and initial_accumulator keep theirs small, and clip bounds the steps of
 # sgd and adagrad_row on frequent features at a rate from which rare ones learn at all.
 _ROW_DEFAULTS = {
-  'sgd': {'learning_rate': 150.0, 'clip': 1e-4},
+  'sgd': {'learning_rate': 80.0, 'clip': 2e-4},
   'adagrad': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
   'adagrad_row': {'learning_rate': 100.0, 'clip': 2.5e-4, 'initial_accumulator': 1e-5},
   'adam': {'learning_rate': 0.03, 'epsilon': 1e-5},

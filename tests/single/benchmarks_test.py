@@ -222,6 +222,9 @@ class PageTest(tf.test.TestCase):
       with open(os.path.join(page.ROOT, name), encoding='utf-8') as f:
         text = f.read()
       self.assertEqual((text.count(page.BEGIN), text.count(page.END)), (1, 1), name)
+    for mark in ('written from here', 'to here'):  # benchmarks.defaults, beside benchmarks.quality
+      with open(os.path.join(page.ROOT, quality.PAGE), encoding='utf-8') as f:
+        self.assertEqual(f.read().count(f'<!-- {mark} by benchmarks.defaults -->'), 1)
 
   def test_each_comparison_has_a_table_of_its_own(self):
     with open(os.path.join(page.ROOT, tasks_quality.PAGE), encoding='utf-8') as f:
