@@ -111,8 +111,8 @@ class Scorer:
           f"an export's dense.npz: found {'nothing' if value is None else value.shape} for "
           f'{variable.name}; wanted shape {tuple(variable.shape)}'
         )
-      variable.assign(value)
-    self._embedding.stats.assign(dense['dense_stats'])
+      variable.assign(to_tensor(value))
+    self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   # A request's columns
 
