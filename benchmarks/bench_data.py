@@ -152,6 +152,7 @@ def config(
   store='rows',
   sync=None,
   dense_dtype='float32',
+  small_rows=False,
 ):
   """The config, as a dict, of our trainer on a prepared pass of this shape.
 
@@ -164,12 +165,16 @@ def config(
     store: `sparse.store`.
     sync: the section of the config.
     dense_dtype: `train.dense_dtype`.
+    small_rows: factors in bfloat16, with one number of state a row.
   """
   row_optimizer = {'kind': optimizer, 'learning_rate': 0.01}
   several = {f: {'separator': '|'} for f in range(shape.slots) if f >= shape.slots - shape.multi}
   if shape.history:
     sequence = {'max_length': shape.history}
     several[shape.slots - 1] = {'separator': '|', 'shares': 'C0', 'sequence': sequence}
+  table = {'width': shape.width, 'linear': row_optimizer, 'factors': row_optimizer}
+  if small_rows:
+    table |= {'factors': {'kind': 'adagrad_row', 'learning_rate': 0.01}, 'dtype': 'bfloat16'}
   return {
     'run_dir': os.path.join('build', 'bench', 'run'),
     'data': {
@@ -181,9 +186,7 @@ def config(
     'sync': sync or {},
     'sparse': {
       'store': store,
-      'tables': {
-        'default': {'width': shape.width, 'linear': row_optimizer, 'factors': row_optimizer}
-      },
+      'tables': {'default': table},
     },
     'lifecycle': {'admission': 'score', 'admission_threshold': 0.1}
     if lifecycle is None

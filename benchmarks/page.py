@@ -53,6 +53,18 @@ WANTED = {
   'rss_growth': ('<=', 1.02, 'resident memory at the end of a long run over that after 100 steps'),
   'step_5m_over_100k': ('<=', 1.6, 'time of a step on a table of 5 M features over one of 0.1 M'),
   'step_50m_over_100k': ('<=', 1.6, 'the same with 50 M features (--full)'),
+  'step_20m_over_1m_bfloat16': (
+    '<=',
+    1.3,
+    'the same of rows in bfloat16, on 20 M features over 1 M',
+  ),
+  'step_100m_over_1m_bfloat16': ('<=', 1.3, 'the same on 100 M features (--full)'),
+  'gib_of_100m_bfloat16': ('<=', 10, 'the table of these 100 M, GiB (--full)'),
+  'bytes_bfloat16': (
+    '<=',
+    104,
+    'bytes of an admitted feature in bfloat16, D = 16, one number of state a row, all included',
+  ),
   'memory_over_payload': (
     '<=',
     1.5,
@@ -238,7 +250,7 @@ def tables(result):
         mebi(r['table_bytes']),
         mebi(r['rss']),
       ]
-      for name, r in raw['table'].items()
+      for name, r in (raw['table'] | raw.get('small_rows', {})).items()
     ]
     parts += [
       '## Tables and memory',
@@ -251,7 +263,9 @@ def tables(result):
       'weights and state, takes '
       f'{number(r["admitted_bytes"])} bytes of the table ({number(r["admitted_resident_bytes"])} '
       'of the process), one on probation '
-      f'{number(r["probation_bytes"])} ({number(r["probation_resident_bytes"])}).'
+      f'{number(r["probation_bytes"])} ({number(r["probation_resident_bytes"])}). With factors in '
+      'bfloat16 and one number of state a row an admitted one takes '
+      f'{number(r["bfloat16_bytes"])} ({number(r["bfloat16_resident_bytes"])}).'
     ]
   if raw.get('flat'):
     r = raw['flat']

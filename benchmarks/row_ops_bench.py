@@ -34,6 +34,7 @@ _FEATURES = flags.DEFINE_integer(
 _OPTIMIZER = flags.DEFINE_enum(
   'optimizer', 'adagrad', row_optimizers.ROW_OPTIMIZERS, 'The row optimizer.'
 )
+_DTYPE = flags.DEFINE_enum('dtype', 'float32', ('float32', 'bfloat16'), 'Of the factors.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Of the keys.')
 
 
@@ -51,7 +52,11 @@ def main(_):
   rng = np.random.default_rng(_SEED.value)
   slots, width, batch = _SLOTS.value, _WIDTH.value, _BATCH.value
   table = row_store.TableSpec(
-    'default', (row_store.Part('plain', width),), linear=_OPTIMIZER.value, factors=_OPTIMIZER.value
+    'default',
+    (row_store.Part('plain', width),),
+    linear=_OPTIMIZER.value,
+    factors=_OPTIMIZER.value,
+    dtype=_DTYPE.value,
   )
   store = row_store.RowStore(
     Policy(admission='score', admission_threshold=0.0),
@@ -166,6 +171,7 @@ def main(_):
     f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {_THREADS.value} '
     f'threads, load {os.getloadavg()[0]:.1f}, seed {_SEED.value}; '
     f'batch {batch} x {slots}, {u:.0f} distinct, width {width}, {_OPTIMIZER.value}, '
+    f'{_DTYPE.value}, '
     f'{int(store.size())} features, '
     f'{int(store.bytes()) / int(store.size()):.0f} bytes each'
   )

@@ -484,6 +484,26 @@ class Bench:
     self.ratio('step_5m_over_100k', rounds.ratios('0.1 M features', '5 M features'))
     self.ratio('step_50m_over_100k', rounds.ratios('0.1 M features', '50 M features'))
 
+  def small_rows(self):
+    """Steps on tables of rows in bfloat16, by their size."""
+    large = {'100 M features': 100_000_000} if FULL.value else {'20 M features': 20_000_000}
+    contenders = {
+      f'{name}, bfloat16': Contender('ours', self.spec(CRITEO, small_rows=True) | {'features': n})
+      for name, n in ({'1 M features': 1_000_000} | large).items()
+    }
+    rounds, _, last, failed = interleave(contenders, lambda _: CRITEO, steps=20)
+    self.keep('small_rows', rounds, dict.fromkeys(rounds, CRITEO), failed)
+    for name, answer in last.items():
+      self.raw['small_rows'][name] |= {
+        k: answer[k] for k in ('features', 'admitted', 'table_bytes', 'rss')
+      }
+    one = '1 M features, bfloat16'
+    self.ratio('step_20m_over_1m_bfloat16', rounds.ratios(one, '20 M features, bfloat16'))
+    self.ratio('step_100m_over_1m_bfloat16', rounds.ratios(one, '100 M features, bfloat16'))
+    most = last.get('100 M features, bfloat16')
+    if most:
+      self.figures['gib_of_100m_bfloat16'] = most['table_bytes'] / 2**30
+
   def flat(self):
     """Resident memory over a long run:
 
@@ -515,6 +535,15 @@ class Bench:
     }
     self.figures['memory_over_payload'] = told['admitted_bytes'] / payload
     self.figures['probation_bytes'] = told['probation_bytes']
+    contender = Contender(
+      'memory',
+      self.spec(CRITEO, small_rows=True) | {'features': 300_000 if QUICK.value else 6_000_000},
+    )
+    told = contender.start('memory')
+    contender.close()
+    self.figures['bytes_bfloat16'] = told['admitted_bytes']
+    self.raw['memory']['bfloat16_bytes'] = told['admitted_bytes']
+    self.raw['memory']['bfloat16_resident_bytes'] = told['admitted_resident_bytes']
 
   def parts(self):
     contender = Contender('parts', self.spec(CRITEO) | {'repeats': 5 if QUICK.value else 40})
@@ -605,6 +634,7 @@ GROUPS = {
   'histories': Bench.histories,
   'ffm': Bench.ffm,
   'table': Bench.table,
+  'small_rows': Bench.small_rows,
   'flat': Bench.flat,
   'memory': Bench.memory,
   'parts': Bench.parts,

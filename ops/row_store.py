@@ -46,11 +46,17 @@ class TableSpec:
   init_scale: float = 0.01  # standard deviation, or half the range
   linear: str = 'adagrad'  # one of ops.row_optimizers.ROW_OPTIMIZERS
   factors: str = 'adagrad'
+  dtype: str = 'float32'  # or 'bfloat16': of the factors and their state
 
   @property
   def width(self) -> int:
     """The factors of a row."""
     return sum(p.width for p in self.parts)
+
+  @property
+  def column(self) -> np.dtype:
+    """What holds factor rows outside the store: the bits of bfloat16 as uint16."""
+    return np.dtype(np.uint16 if self.dtype == 'bfloat16' else np.float32)
 
   @property
   def floats(self) -> int:
@@ -68,6 +74,26 @@ class Rows(NamedTuple):
   offsets: tf.Tensor  # int32 [u + 1]
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
+
+
+def to_float32(column: np.ndarray) -> np.ndarray:
+  """Returns factor rows as float32, of a table of either dtype.
+
+  Args:
+    column: float32, or uint16 with the bits of bfloat16.
+  """
+  if column.dtype == np.float32:
+    return column
+  return (column.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bfloat16(rows: np.ndarray) -> np.ndarray:
+  """Returns factor rows rounded to nearest, as uint16 with the bits of bfloat16.
+
+  Args:
+    rows: float32.
+  """
+  return rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
 
 
 def initial_factors(
@@ -95,7 +121,7 @@ class RowStore(FeatureLifecycle):
     policy: as in `FeatureLifecycle`.
     tables: the layouts of rows.
     slot_table: the table (its place in `tables`) of each slot id, -1 for ids that are not used.
-    seed: of the initial factors.
+    seed: of the initial factors and the rounding.
     name: as in `FeatureLifecycle`. A second store of one name must be given the same arguments.
   """
 
@@ -119,6 +145,7 @@ class RowStore(FeatureLifecycle):
       init_scales=[t.init_scale for t in self.tables],
       linear_optimizers=[t.linear for t in self.tables],
       factors_optimizers=[t.factors for t in self.tables],
+      factors_dtypes=[t.dtype for t in self.tables],
       seed=seed,
     )
     super().__init__(policy, name, create_handle=create_handle)
@@ -212,11 +239,12 @@ class RowStore(FeatureLifecycle):
     """Yields chunks with the lifecycle's columns [n] and these:
 
     `linear` float32 [n, 1 + k], weight, then state; `last_step` int32 [n]; of each table that has
-    factors, `factors_NAME` float32 [its admitted features, width + state], in the order of `key`.
+    factors, `factors_NAME` [its admitted features, width + state], in the order of `key`, float32
+    or, of a table in bfloat16, its bits as uint16.
     """
     for chunk in super()._chunks(shards):
       linear, last_step, factors = self._ops.ctr_row_store_export(
-        self.handle, chunk['key'], chunk['admitted'], tables=len(self.tables)
+        self.handle, chunk['key'], chunk['admitted'], dtypes=[t.column for t in self.tables]
       )
       columns = {name: chunk[name] for name in chunks.COLUMNS}
       rows = {f'factors_{t.name}': rows.numpy() for t, rows in zip(self.tables, factors) if t.width}
@@ -254,7 +282,7 @@ class RowStore(FeatureLifecycle):
       DataLossError: naming what is wrong; some of the chunk's features may then be there.
     """
     dtypes = chunks.COLUMNS | {'linear': np.float32, 'last_step': np.int32}
-    dtypes |= {f'factors_{t.name}': np.float32 for t in self.tables if t.width}
+    dtypes |= {f'factors_{t.name}': t.column for t in self.tables if t.width}
     for name, dtype in dtypes.items():
       found = chunk[name].dtype if name in chunk else 'nothing'
       if found != dtype:
@@ -262,7 +290,7 @@ class RowStore(FeatureLifecycle):
           None, None, f'{where}: {name}: found {found}; wanted a column of {np.dtype(dtype)}'
         )
     factors = [
-      chunk[f'factors_{t.name}'] if t.width else np.zeros([0, 0], np.float32) for t in self.tables
+      chunk[f'factors_{t.name}'] if t.width else np.zeros([0, 0], t.column) for t in self.tables
     ]
     try:
       self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in chunks.COLUMNS})

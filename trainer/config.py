@@ -279,6 +279,10 @@ class Table(Section):
   """Of the linear weights."""
   factors: RowOptimizer = RowOptimizer()
   """Of the factors."""
+  dtype: Literal['float32', 'bfloat16'] = 'float32'
+  """What factors and their optimizer state are kept in, in memory and in checkpoints. bfloat16
+  halves them; steps are taken in float32 and rounded by chance, seeded. Linear weights stay
+  float32."""
 
 
 class Sparse(Section):
@@ -858,6 +862,11 @@ def _check(cfg: Config, where: str) -> None:
         f'sparse.tables.{name}',
         "l2_mode 'catch_up' wants sparse.store 'rows'; found 'tfra', which takes no step on rows "
         'outside the batch',
+      )
+    if table.dtype == 'bfloat16' and cfg.sparse.store == 'tfra':
+      fail(
+        f'sparse.tables.{name}.dtype',
+        "found 'bfloat16', which wants sparse.store 'rows', not 'tfra'",
       )
   if not data.train and not data.watch:
     fail('data.train', 'found []; wanted files, or data.watch set to a directory')

@@ -208,7 +208,9 @@ TEST(FeaturesOutliveGrowthAndEvictionWhichGivesMemoryBack) {
     if (round == 0) most = bytes;
     CHECK_EQ(bytes, most);  // what was given back is used again
     CHECK_EQ(table.Evict(Serial).size(), many.size());
+#if !defined(__SANITIZE_ADDRESS__)  // there each chunk lies apart, and few fill whole pages
     CHECK(table.Bytes() < bytes / 3);
+#endif
     for (size_t i = 0; i < first.size(); ++i) {
       const int64_t id = IdOf(&table, first[i]);
       FeatureTable::Shard& shard = table.shard(id >> 32);
@@ -222,8 +224,8 @@ TEST(FeaturesOutliveGrowthAndEvictionWhichGivesMemoryBack) {
 }
 
 TEST(CountsItsBytes) {
-  // 64 bytes a feature in whatever state of growth, beyond what is allotted at once (a slab of 2
-  // MiB, a chunk a shard).
+  // 54 bytes a feature in whatever state of growth, beyond what is allotted at once (a slab of 2
+  // MiB): 40 of its own, 10 to 11.25 of the index, half a chunk a shard.
   FeatureTable table(MakePolicy(""));
   int64_t next = 0, worst = 0;
   for (int round = 0; round < 60; ++round) {
@@ -233,7 +235,7 @@ TEST(CountsItsBytes) {
     if (table.Size() >= 400000)
       worst = std::max(worst, (table.Bytes() - (2 << 20)) * 100 / table.Size());
   }
-  CHECK(worst <= 6400);
+  CHECK(worst <= 5400);
 }
 
 TEST(RepeatsAreSummedFirst) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -18,9 +19,9 @@ namespace {
 
 constexpr int kWidth = 6;
 
-RowLayout MakeLayout(RowOptimizerKind kind) {
+RowLayout MakeLayout(RowOptimizerKind kind, bool bfloat16 = false) {
   RowLayout layout;
-  layout.tables = {{kWidth, true, 0.1f, kind, kind}, {3, false, 0.1f, kind, kind}};
+  layout.tables = {{kWidth, true, 0.1f, kind, kind, bfloat16}, {3, false, 0.1f, kind, kind, false}};
   layout.slot_table = {-1, 0, 1};
   return layout;
 }
@@ -129,7 +130,7 @@ TEST(ConcurrentPushesLoseNothing) {
 }
 
 TEST(PushesPullsAndEvictionsTogether) {
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kAdagrad);
+  const RowLayout layout = MakeLayout(RowOptimizerKind::kAdagrad, /*bfloat16=*/true);
   FeatureTable table(
       MakePolicy("admission=count admission_count=3 eviction=unseen delete_after_unseen_days=0"),
       RowStore::PayloadBytes(layout));
@@ -215,8 +216,8 @@ TEST(EvictionGivesMemoryBackAndKeepsRows) {
   CHECK_EQ(table.Size(), static_cast<int64_t>(keys.size()));
 }
 
-TEST(ExportAndImport) {
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kFtrl);
+void CheckExportAndImport(bool bfloat16) {
+  const RowLayout layout = MakeLayout(RowOptimizerKind::kFtrl, bfloat16);
   const Policy policy = MakePolicy("admission=count admission_count=2");
   FeatureTable one(policy, RowStore::PayloadBytes(layout)),
       two(policy, RowStore::PayloadBytes(layout));
@@ -232,12 +233,13 @@ TEST(ExportAndImport) {
     FeatureColumns columns;
     CHECK(one.Export(s, 0, 1 << 20, &columns) == -1);
     const int64_t n = columns.key.size();
-    std::vector<float> linear(n * layout.linear_floats()), rows[2];
+    std::vector<float> linear(n * layout.linear_floats());
+    std::vector<char> rows[2];
     std::vector<int32_t> last(n);
     std::vector<char> flags(columns.admitted.begin(), columns.admitted.end());
     const bool* admitted = reinterpret_cast<const bool*>(flags.data());
-    rows[0].resize(n * layout.tables[0].row_floats());
-    rows[1].resize(n * layout.tables[1].row_floats());
+    rows[0].resize(n * layout.tables[0].row_bytes());
+    rows[1].resize(n * layout.tables[1].row_bytes());
     CHECK(from.ExportRows(columns.key.data(), admitted, n, linear.data(), last.data(),
                           {rows[0].data(), rows[1].data()})
               .ok());
@@ -255,6 +257,73 @@ TEST(ExportAndImport) {
     CHECK(Push(&from, keys, a, -0.5f, 1.0f, step, 0.1f, Serial).ok());
     CHECK(Push(&to, keys, b, -0.5f, 1.0f, step, 0.1f, Serial).ok());
   }
+}
+
+TEST(ExportAndImport) { CheckExportAndImport(false); }
+TEST(ExportAndImportInBfloat16) { CheckExportAndImport(true); }
+
+// Rows of three owners are those of one, bit by bit; and after many small steps they are, in the
+// mean, where float32 is, which rounding to nearest would never have left.
+TEST(Bfloat16IsTheSameForAnyOwnersAndUnbiased) {
+  constexpr int kKeys = 600, kSteps = 200;
+  const Policy policy = MakePolicy("admission=none eviction=none");
+  std::vector<std::unique_ptr<FeatureTable>> tables;
+  std::vector<std::unique_ptr<RowStore>> stores;
+  for (int i = 0; i < 5; ++i) {  // one; three owners; one in float32
+    RowLayout layout = MakeLayout(RowOptimizerKind::kSgd, /*bfloat16=*/i < 4);
+    for (RowTable& table : layout.tables) table.init_scale = 0.0f;
+    tables.push_back(std::make_unique<FeatureTable>(policy, RowStore::PayloadBytes(layout)));
+    stores.push_back(std::make_unique<RowStore>(tables.back().get(), layout));
+  }
+  std::vector<int64_t> all(kKeys), parts[3];
+  for (int i = 0; i < kKeys; ++i) parts[i % 3].push_back(all[i] = Key(1, i));
+  const auto push = [](RowStore* store, const std::vector<int64_t>& keys, int step) {
+    const Pulled p = Pull(store, keys, true, Serial);
+    // To 1 at once, then by far less than half of what lies between 1 and its neighbour, 2^-8.
+    CHECK(Push(store, keys, p, step == 1 ? -1.0f : 1e-4f, 1.0f, step, 1.0f, Serial).ok());
+  };
+  for (int step = 1; step <= kSteps; ++step) {
+    push(stores[0].get(), all, step);
+    push(stores[4].get(), all, step);
+    for (int owner = 0; owner < 3; ++owner) push(stores[1 + owner].get(), parts[owner], step);
+  }
+  const Pulled one = Pull(stores[0].get(), all, false, Serial);
+  const Pulled wide = Pull(stores[4].get(), all, false, Serial);
+  const Pulled owners[] = {Pull(stores[1].get(), parts[0], false, Serial),
+                           Pull(stores[2].get(), parts[1], false, Serial),
+                           Pull(stores[3].get(), parts[2], false, Serial)};
+  double mean = 0, wanted = 0;
+  for (int i = 0; i < kKeys; ++i) {
+    for (int c = 0; c < kWidth; ++c) {
+      CHECK_EQ(one.factors[i * kWidth + c], owners[i % 3].factors[i / 3 * kWidth + c]);
+      mean += one.factors[i * kWidth + c] / kKeys / kWidth;
+      wanted += wide.factors[i * kWidth + c] / kKeys / kWidth;
+    }
+  }
+  CHECK(std::abs(wanted - (1.0 - (kSteps - 1) * 1e-4)) < 1e-5);
+  CHECK(std::abs(mean - wanted) < 1e-3);
+}
+
+TEST(Bfloat16CatchesUp) {
+  const Policy policy = MakePolicy("admission=none eviction=none");
+  const std::vector<int64_t> keys = {Key(1, 1), Key(1, 2), Key(1, 3)};
+  std::vector<float> found[2];
+  for (const bool bfloat16 : {false, true}) {
+    const RowLayout layout = MakeLayout(RowOptimizerKind::kAdam, bfloat16);
+    FeatureTable table(policy, RowStore::PayloadBytes(layout));
+    RowStore store(&table, layout);
+    CHECK(Push(&store, keys, Pull(&store, keys, true, Serial), 1.0f, 1.0f, 1, 0.1f, Serial).ok());
+    std::vector<RowHyper> hyper(4, MakeHyper(0.1f));
+    hyper[1].l2_catch_up = 1.0f;
+    hyper[1].l2 = 0.01f;
+    const Pulled before = Pull(&store, keys, false, Serial);
+    CHECK(store.CatchUp(hyper.data(), 20, Serial).ok());
+    CHECK(store.CatchUp(hyper.data(), 20, Serial).ok());  // nothing is missed any more
+    found[bfloat16] = Pull(&store, keys, false, Serial).factors;
+    CHECK(found[bfloat16] != before.factors);
+  }
+  for (size_t i = 0; i < found[0].size(); ++i)
+    CHECK(std::abs(found[1][i] - found[0][i]) < 0.03f * std::abs(found[0][i]));
 }
 
 TEST(FtrlStaysWhereADifferenceTookIt) {

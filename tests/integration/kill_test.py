@@ -64,7 +64,7 @@ class KillTest(tf.test.TestCase):
     with open(f'{cls.folder}/config.yaml', 'w', encoding='utf-8') as f:
       f.write(CONFIG.format(folder=cls.folder))
 
-  def run_job(self, ranks, run_dir, kill_at=None):
+  def run_job(self, ranks, dtype, run_dir, kill_at=None):
     """Runs a job to its end, or kills all of it after `kill_at` signs of life.
 
     Returns how many it gave.
@@ -90,6 +90,8 @@ class KillTest(tf.test.TestCase):
         f'{self.folder}/config.yaml',
         '--run_dir',
         run_dir,
+        '--set',
+        f'sparse.tables.default.dtype={dtype}',
       ],
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
@@ -113,9 +115,9 @@ class KillTest(tf.test.TestCase):
       self.fail(f'status {status}: {output[-3000:]}')
     return signs
 
-  def check(self, ranks, trials):
+  def check(self, ranks, dtype, trials):
     reference = tempfile.mkdtemp(dir=self.folder) + '/run'
-    signs = self.run_job(ranks, reference)
+    signs = self.run_job(ranks, dtype, reference)
     expected = state_of(reference)
     self.assertNotEmpty(expected['rows'])
     self.assertNotEmpty(expected['exports'])
@@ -124,8 +126,8 @@ class KillTest(tf.test.TestCase):
       run_dir = tempfile.mkdtemp(dir=self.folder) + '/run'
       kill_at = random.randrange(1, signs)
       print(f'trial {trial}: {ranks} rank(s), killed after sign {kill_at} of {signs}', flush=True)
-      self.run_job(ranks, run_dir, kill_at)
-      self.run_job(ranks, run_dir)
+      self.run_job(ranks, dtype, run_dir, kill_at)
+      self.run_job(ranks, dtype, run_dir)
       found = state_of(run_dir)
       for what in ('rows', 'dense', 'progress', 'exports'):
         self.assertEqual(
@@ -148,10 +150,10 @@ class KillTest(tf.test.TestCase):
   trials = int(os.environ.get('KILL_TRIALS', '4'))
 
   def test_one_process(self):
-    self.check(1, range(0, self.trials, 2))
+    self.check(1, 'float32', range(0, self.trials, 2))
 
   def test_two_ranks(self):
-    self.check(2, range(1, self.trials, 2))
+    self.check(2, 'bfloat16', range(1, self.trials, 2))
 
 
 if __name__ == '__main__':

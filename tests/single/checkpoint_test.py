@@ -214,10 +214,11 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     with open(os.path.join(path, 'config.yaml'), encoding='utf-8') as f:
       self.assertEqual(f.read(), 'seed: 1\n')
 
-  def test_the_row_store_comes_back_to_the_bit(self):
+  @parameterized.parameters('float32', 'bfloat16')
+  def test_the_row_store_comes_back_to_the_bit(self, dtype):
     tables = [
       TableSpec('narrow', (Part('plain', 2),), factors='adam', linear='ftrl'),
-      TableSpec('wide', (Part('plain', 5),), linear='adam'),
+      TableSpec('wide', (Part('plain', 5),), linear='adam', dtype=dtype),
     ]
 
     def make():
@@ -285,6 +286,33 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     )
     with self.assertRaisesRegex(UserError, 'ckpt-000000005: its rows do not go into this table: '):
       checkpoint.restore_latest(self.directory, store=store)
+
+  def test_bfloat16_is_half_as_large_and_what_is_not_finite_is_refused(self):
+    sizes = {}
+    for dtype in ('float32', 'bfloat16'):
+      spec = TableSpec('wide', (Part('plain', 64),), factors='sgd', linear='sgd', dtype=dtype)
+      store = RowStore(Policy(admission='none'), tables=[spec], slot_table=[-1, 0])
+      keys = (1 << 52) + np.arange(300)
+
+      def push(gradient, store=store, keys=keys):
+        rows, one = store.pull(keys), tf.ones([300])
+        rule = RowOptimizer(kind='sgd', learning_rate=1e6)
+        hyper = row_optimizers.hyper([(rule, rule)])
+        gradients = tf.zeros([300]), tf.fill([300 * 64], gradient)
+        store.push(keys, rows, one, one, *gradients, [1.0], hyper, tf.constant(1, tf.int64))
+
+      push(1e-6)
+      save(self.directory, [store])
+      column = os.path.join(
+        self.directory, 'ckpt-000000005/rows/part-00000-of-00001/factors_wide.npy'
+      )
+      sizes[dtype] = os.path.getsize(column) - 128
+      self.assertEqual(np.load(column).dtype, spec.column)
+      push(1e36)
+      (refused,) = save(self.directory, [store], step=9)
+      self.assertRegex(str(refused), 'factors_wide.npy: holds values that are not finite')
+      shutil.rmtree(self.directory)
+    self.assertEqual(sizes['bfloat16'] * 2, sizes['float32'])
 
   def test_a_process_without_rows(self):
     few = [c for c in self.chunks if shard_of(c['key'][:1])[0] < 3]

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 from absl.testing import parameterized
 
+from ops import row_optimizers
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
+from ops.row_store import Part, Rows, RowStore, TableSpec
 from ops.sharding import owner_of, shard_of, shards_of
 from tests.support.steps import make_config
 from tests.support.threads import in_thread, on_threads
@@ -543,6 +545,28 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       pq.read_schema(os.path.join(path, 'rows-00000-of-00001.parquet')).names,
       ['key', 'slot', 'linear', 'factors'],
     )
+
+  def test_rows_in_bfloat16_take_half_the_room(self):
+    """Numbers are those of the store, to the bit."""
+    sizes, n, width = {}, 20_000, 32
+    keys = export._by_shard((1 << 52) + np.arange(n))
+    for dtype in ('float32', 'bfloat16'):
+      spec = TableSpec('default', (Part('plain', width),), dtype=dtype)
+      policy = Policy(admission_threshold=0.0)
+      store = RowStore(policy, tables=[spec], slot_table=[-1, 0])
+      ids, offsets = np.full(n, -1), np.zeros(n + 1, np.int32)
+      one, rule = np.ones(n, np.float32), config.RowOptimizer()
+      none, hyper = Rows(ids, offsets, None, None), row_optimizers.hyper([(rule, rule)])
+      store.push(keys, none, one, one, one, [], [1.0], hyper, tf.constant(1, tf.int64))
+      path = os.path.join(self.get_temp_dir(), f'{dtype}.parquet')
+      export._write_parquet(path, export.SCHEMA, export.row_tables(store, keys))
+      sizes[dtype] = os.path.getsize(path)
+      rows = store.pull(keys, train=False)
+      read = chain.concatenate(list(chain.read_rows(path)))
+      self.assertAllEqual(read.key, keys)
+      self.assertAllEqual(read.linear, rows.linear)
+      self.assertAllEqual(read.factors, rows.factors)
+    self.assertLess(sizes['bfloat16'], 0.6 * sizes['float32'])
 
   def test_exports_of_two_processes_take_turns(self):
     """Two begin at once; one that is held up for too long is told by whom."""

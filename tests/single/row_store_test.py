@@ -2,6 +2,7 @@
 path.
 """
 
+import dataclasses
 import os
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -48,6 +49,11 @@ def random_push(rng, keys, offsets):
     rng.normal(size=offsets[-1]).astype(np.float32),
     rng.uniform(0.5, 1, len(keys)).astype(np.float32),
   )
+
+
+def nearest(rows):
+  """What bfloat16 can say that is nearest, float32."""
+  return tf.cast(tf.cast(rows, tf.bfloat16), tf.float32).numpy()
 
 
 def split(flat, offsets):
@@ -138,6 +144,42 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllClose(found['show'], [r['show'] for r in oracle.rows.values()])
     self.assertAllEqual(found['admitted'], [r['v'] is not None for r in oracle.rows.values()])
     self.assertBetween(np.mean(found['admitted']), 1.0 if threshold is None else 0.3, 1.0)
+
+  @parameterized.parameters(*row_optimizers.ROW_OPTIMIZERS)
+  def test_bfloat16_is_a_float32_step_rounded_by_chance(self, factors):
+    """To the bit, against the float32 step on the widened row and NumPy's rounding."""
+    rng = np.random.default_rng(5)
+    tables = make_tables('ftrl', factors)
+    tables[0] = dataclasses.replace(tables[0], dtype='bfloat16')
+    store = RowStore(Policy(admission='none'), tables=tables, slot_table=SLOT_TABLE, seed=SEED)
+    optimizer = Optimizer(factors, learning_rate=0.02, l1=0.001, l2=0.05)
+    hyper = row_optimizers.hyper([(Optimizer('ftrl'), optimizer), (Optimizer('sgd'), Optimizer())])
+    width, last = 5, {}
+    for step in range(1, 13):
+      keys = np.unique(make_keys(rng, 40))
+      rows = store.pull(keys)
+      offsets = rows.offsets.numpy()
+      pushed = random_push(rng, keys, offsets)
+      before = {k: row[-1] for k, row in contents(store).items()}
+      store.push(keys, rows, *pushed, hyper, step)
+      after = {k: row[-1] for k, row in contents(store).items()}
+      mine = np.flatnonzero(keys >> 52 < 3)  # of table 0
+      # A fresh row is rounded to nearest: its weights, then the state that goes with these.
+      initial = nearest(row_store.initial_factors(keys[mine], SEED, width, 'normal', 0.1))
+      old = nearest(row_optimizers.row_init(initial, hyper[0, 1], factors))
+      for i, key in enumerate(keys[mine].tolist()):
+        if key in before:
+          old[i] = row_store.to_float32(np.array(before[key], np.uint16))
+        self.assertAllEqual(rows.factors[offsets[mine[i]] : offsets[mine[i] + 1]], old[i, :width])
+      gradient = np.stack([split(pushed[3], offsets)[i] for i in mine])
+      times = [last.get(k, step) for k in keys[mine].tolist()]
+      new = row_optimizers.row_update(
+        old, gradient, pushed[4][mine], np.array(times, np.int32), hyper[0, 1], step, factors
+      )
+      wanted = row_oracle.rounded_by_chance(new.numpy(), keys[mine], SEED, step)
+      for i, key in enumerate(keys[mine].tolist()):
+        self.assertAllEqual(after[key], wanted[i], f'key {key}, step {step}')
+      last |= dict.fromkeys(keys.tolist(), step)
 
   def one_key(self, policy, **args):
     store = RowStore(policy, tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED, **args)
@@ -416,6 +458,27 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
       2 + 2 + 32
     )  # lifecycle fields; factor row, last step, linear weight and state; factors and state
     self.assertLessEqual(store.bytes() / n, 1.5 * payload)
+
+  def test_memory_in_bfloat16(self):
+    """A feature has 40 bytes of the lifecycle, 16 beside them, 34 of 16 factors with one number of
+    state and 10 to 11.25 of the index; the rest is chunks and slabs that are not full.
+    """
+    part = Part('plain', 16)
+    store = RowStore(
+      score_policy(1.0),
+      tables=[TableSpec('default', [part], factors='adagrad_row', dtype='bfloat16')],
+      slot_table=[-1, 0],
+    )
+    hyper, n, worst = row_optimizers.hyper([(Optimizer(), Optimizer('adagrad_row'))]), 50_000, 0
+    ones, ids = np.ones(n, np.float32), np.full(n, -1)
+    rows = row_store.Rows(ids, np.zeros(n + 1, np.int32), None, None)
+    for start in range(0, 1_500_000, n):
+      keys = (1 << 52) + np.arange(start, start + n)
+      store.push(keys, rows, ones, ones, ones, [], [1.0], hyper, 1)
+      if start >= 1_000_000:
+        worst = max(worst, float(store.bytes() / store.size()))
+    self.assertEqual(store.admitted_size(), store.size())
+    self.assertLessEqual(worst, 106)
 
   def test_hostile_input_changes_nothing(self):
     store, key, hyper = self.one_key(score_policy(0.5))

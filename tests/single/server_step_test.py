@@ -123,7 +123,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     for name, value in alone.dense_state().items():
       self.assertAllClose(dense[name], value, rtol=rtol, atol=1e-5)
     wanted, wanted_known = alone.predict_and_know(alone.stage(everything[0][0][0]))
-    self.assertAllClose(probabilities, wanted, rtol=1e-5, atol=1e-6)
+    self.assertAllClose(probabilities, wanted, rtol=max(rtol, 1e-5), atol=1e-6)
     self.assertAllEqual(known, wanted_known)
 
   def uneven(
@@ -174,6 +174,10 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       self.uneven(2, steps=50, one_has_none=False, single=True),
       rtol=1e-4,
     )
+
+  def test_rows_in_bfloat16(self):
+    rule = {'width': 4, 'init_scale': 0.1, 'dtype': 'bfloat16', 'factors': {'kind': 'adagrad_row'}}
+    self.check(KEEP | {'sparse.tables.default': rule}, 2, 2, self.uneven(2), rtol=2.0**-7)
 
   def test_a_schedule(self):
     schedule = {'kind': 'cosine', 'period': 6, 'warmup_steps': 3}

@@ -142,6 +142,34 @@ class WarmStartTest(tf.test.TestCase):
       ).run()
       shutil.rmtree(f'{self.folder}/new')
 
+  def test_a_table_of_another_dtype(self):
+    """Rows and state go into bfloat16 rounded to nearest, and come back as they are."""
+    first = self.make_job(['user', 'item'])
+    first.run()
+    before = self.rows(first)
+    halved = {'sparse': {'tables': {'default': {'dtype': 'bfloat16'}}}}
+    other = self.make_job(['user', 'item'], init_from=f'{self.folder}/run', **halved)
+    other.open_run()
+    after = self.rows(other)
+    for key, row in before.items():
+      factors = row_store.to_float32(np.array(after[key][2], np.uint16))
+      self.assertAllEqual(factors, tf.cast(tf.cast(row[2], tf.bfloat16), tf.float32))
+      self.assertEqual(after[key][:2], row[:2])
+    self.assertEqual(dict(other.state.taken)['table default, float32 to bfloat16'], 'rounded')
+    other._lock.release()
+    self.make_job(['user', 'item'], init_from=f'{self.folder}/run', **halved).run()
+    back = self.make_job(
+      ['user', 'item'], init_from=f'{self.folder}/new', run_dir=f'{self.folder}/back'
+    )
+    back.open_run()
+    halves = self.make_job(['user', 'item'], run_dir=f'{self.folder}/new', **halved)
+    halves.open_run()
+    for key, row in self.rows(halves).items():
+      wide = row_store.to_float32(np.array(row[2], np.uint16))
+      self.assertAllEqual(self.rows(back)[key][2], wide)
+    back._lock.release()
+    halves._lock.release()
+
   def test_the_same_layout_is_taken_bit_by_bit(self):
     """State too: a table whose optimizer stays is as it was beside one that changes."""
     first = self.make_job(['user', 'item'])

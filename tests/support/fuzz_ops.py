@@ -65,7 +65,10 @@ class Recorder:
 def right_calls(rng: np.random.Generator) -> list:
   """Calls every op, rightly, and returns what must live on for the calls to stay right."""
   parts = (Part('plain', 3), Part('field', 6)), (Part('plain', 2),)
-  tables = TableSpec('a', parts[0]), TableSpec('b', parts[1], 'uniform', linear='adam')
+  tables = (
+    TableSpec('a', parts[0]),
+    TableSpec('b', parts[1], 'uniform', linear='adam', dtype='bfloat16'),
+  )
   slot_table = -1, 0, 0, 1
   policy = Policy(admission='none', capacity=20, delete_after_unseen_days=1)
   store = RowStore(policy, tables=tables, slot_table=slot_table)
@@ -75,7 +78,9 @@ def right_calls(rng: np.random.Generator) -> list:
   keys = (segments % fields + 1).astype(np.int64) << 52 | rng.integers(0, 9, len(segments))
   deduped = dedupe(keys, [1.0], np.ones([batch], np.float32), segments, fields)
   unique = deduped.unique
-  hyper = row_optimizers.hyper([(RowOptimizer(), RowOptimizer(l2_mode='catch_up'))] * 2)
+  hyper = row_optimizers.hyper(
+    [(RowOptimizer(), RowOptimizer(l2_mode='catch_up')), (RowOptimizer(), RowOptimizer())]
+  )
   layout = PoolLayout((0, 0, 1), parts, ('sum', 'mean', 'sqrtn'), totals=True)
   rows = store.pull(unique)
   with tf.GradientTape() as tape:

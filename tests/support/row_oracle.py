@@ -112,6 +112,25 @@ def initial_factors(keys, seed, width, init, scale):
   return scale * both.reshape(len(bits), -1)[:, :width]
 
 
+def rounded_by_chance(rows, keys, seed, step):
+  """Rows as a table in bfloat16 keeps them after a step: the bits, uint16 [n, k].
+
+  Args:
+    rows: float32 [n, k].
+    keys: int64 [n].
+    seed: the store's.
+    step: the global step.
+  """
+  golden = np.uint64(0x9E3779B97F4A7C15)
+  with np.errstate(over='ignore'):
+    of_step = mix64(np.uint64(seed) + golden * np.uint64(step + 1))
+    streams = mix64(np.asarray(keys, np.int64).view(np.uint64) ^ of_step)
+    words = np.arange(1, (rows.shape[1] + 3) // 4 + 1).astype(np.uint64)
+    chances = mix64(streams[:, None] + golden * words).view('<u2')[:, : rows.shape[1]]
+  bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
+  return ((bits + chances) >> 16).astype(np.uint16)
+
+
 class Store:
   """Rows in a dict.
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import yaml
 
+from ops.row_store import to_float32
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.serving.scorer import Scorer
@@ -61,7 +62,7 @@ class Row(NamedTuple):
   click: float
   admitted: bool
   linear: np.ndarray  # weight and optimizer state
-  factors: np.ndarray | None  # likewise; None before admission
+  factors: np.ndarray | None  # likewise, float32; None before admission
 
 
 def make_config(changes: Mapping[str, Any]) -> config.Config:
@@ -118,7 +119,7 @@ def rows_of(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[int, Row]:
     for i, key in enumerate(chunk['key'].tolist()):
       factors = None
       if chunk['admitted'][i] and 'factors_default' in chunk:
-        factors = chunk['factors_default'][admitted]
+        factors = to_float32(chunk['factors_default'][admitted])
         admitted += 1
       assert key not in found, f'key {key} has two owners'
       found[key] = Row(

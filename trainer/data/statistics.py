@@ -74,7 +74,8 @@ def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
   table = cfg.sparse.tables[slot.table]
   kinds = [one.kind for one in cfg.model.all_interactions().values()]
   width = table.width * (len(cfg.slots) if 'ffm' in kinds else 1)
-  return OVERHEAD * 4 * (width + state_floats(table.factors.kind, width))
+  number = 2 if table.dtype == 'bfloat16' else 4
+  return OVERHEAD * number * (width + state_floats(table.factors.kind, width))
 
 
 def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> dict[str, Any]:

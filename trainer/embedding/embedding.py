@@ -87,6 +87,7 @@ class Embedding:
       init_scale=table.init_scale,
       linear=table.linear.kind,
       factors=table.factors.kind,
+      dtype=table.dtype,
     )
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ops.row_store import to_float32
 from trainer.config import Config
 
 MOST_FEATURES = 1 << 18  # that a look at the tables of a running job reads, of all processes
@@ -71,7 +72,7 @@ class SlotStatistics:
         continue
       of_rows = place[admitted & (table_of[place] == i)]
       self._sums['bytes'] += np.bincount(of_rows, minlength=slots) * (rows[:1].nbytes)
-      weights = rows[:, :width]
+      weights = to_float32(rows[:, :width])
       norms = np.linalg.norm(weights, axis=1)
       self._sums['norm'] += np.bincount(of_rows, norms, slots)
       octave = np.floor(np.log2(np.maximum(norms, 2.0**_LEAST_OCTAVE))).astype(int)

@@ -7,11 +7,13 @@ it merges, with N workers:
   what others learnt:   local += server − old;  old = server
 
 Optimizer state stays with the worker. FTRL's z alone moves with what is added to a weight, because
-the weight follows from it. Admission stays with the servers: shows and clicks go there with the
-differences, and a feature has factors here once its pull has. A copy that was not used since the
-pass before is brought up to date when it is used first.
+the weight follows from it. Copies are float32, those of tables in bfloat16 too. Admission stays
+with the servers: shows and clicks go there with the differences, and a feature has factors here
+once its pull has. A copy that was not used since the pass before is brought up to date when it is
+used first.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -52,10 +54,9 @@ class GeoStep(WorkerStep):
     self._every = cfg.sync.geo_steps
     policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')
     embedding = self.dense.embedding
+    tables = [dataclasses.replace(t, dtype='float32') for t in embedding.tables]
     self._local, self._old = (
-      row_store.RowStore(
-        policy, tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed
-      )
+      row_store.RowStore(policy, tables=tables, slot_table=embedding.slot_table, seed=cfg.seed)
       for _ in range(2)
     )
     self._old_dense = None  # arrays; None outside a pass

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ops.policy import Policy
+from ops.row_store import to_float32
 from ops.sharding import SHARDS, owner_of, shard_of
 from trainer import config, files
 from trainer.data.features import hash_keys
@@ -135,7 +136,7 @@ class Inspection:
         ids = self.cfg.slot_ids()
         own = [ids[s.name] for s in self.cfg.slots if s.table == table]
         before = chunk['admitted'][:at] & np.isin(chunk['slot'][:at], own)
-        told['factors'] = rows[int(before.sum()), :width].tolist()
+        told['factors'] = to_float32(rows[int(before.sum()), :width]).tolist()
     return told
 
   def _export_of(self, key: int) -> str | None:

@@ -4,7 +4,8 @@
       rows/part-00000-of-00002/   what process 0 of 2 owns: the logical shards [0, 128)
         key.npy, show.npy, …      one file a column (docs/architecture.md), all in one row order: by
                                   logical shard
-        factors_default.npy       the admitted rows of a table, in the same order
+        factors_default.npy       the admitted rows of a table, in the same order: float32, or the
+                                  bits of bfloat16 as uint16, as the table's dtype is
         index.json                where each block of rows starts, and its checksum in every column
       dense.npz                   dense variables, optimizer slots, metrics: name -> array
       progress.json  config.yaml
@@ -102,8 +103,11 @@ class _ColumnWriter:
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
-  # The sum is finite where all values are, unless they are far too large already.
-  if array.dtype.kind == 'f' and not np.isfinite(array.sum()):
+  if os.path.basename(name).startswith('factors_') and array.dtype == np.uint16:  # bfloat16
+    finite = ((array & 0x7F80) != 0x7F80).all()
+  else:  # the sum is finite where all values are, unless they are far too large already
+    finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
+  if not finite:
     raise UserError(
       f'{name}: holds values that are not finite; wanted lower learning rates, or clip'
     )

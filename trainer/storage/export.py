@@ -3,7 +3,9 @@
     exports/000012-base/
       rows-00000-of-00002.parquet         what process 0 of 2 owns, one row a feature, by logical
                                           shard, then key: key int64, slot int32 (its id), linear
-                                          float32, factors list<float32> (empty before admission)
+                                          float32, factors list<float32> (empty before admission;
+                                          split by byte, so that the two bytes that bfloat16 leaves
+                                          0 take no room)
       tombstones-00000-of-00002.parquet   of deltas: key int64, exported earlier, gone now
       dense.npz                           the dense variables
       config.yaml                         the resolved config
@@ -70,6 +72,7 @@ FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
 SCHEMA = pa.schema(
   [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]
 )
+_SPLIT = 'factors.list.element'  # the column of FACTORS' numbers in Parquet
 KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 
@@ -118,8 +121,12 @@ def _write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> 
   """Writes a Parquet file and waits until it is on the disk. Returns: the CRC-32 of its keys."""
   crc = 0
   with open(path, 'wb') as f:
+    has_rows = schema is SCHEMA
     with pq.ParquetWriter(
-      f, schema, use_dictionary=['slot'] if 'slot' in schema.names else False
+      f,
+      schema,
+      use_dictionary=['slot'] if has_rows else False,
+      use_byte_stream_split=[_SPLIT] if has_rows else False,
     ) as writer:
       for table in tables:
         writer.write_table(table)

@@ -3,7 +3,8 @@
 Features are known by their slot's name, dense variables by their layer and name. A slot or layer
 that is new starts fresh, one that is gone is dropped; of a layer or table that has become wider,
 what it had is taken over and the rest starts fresh. Rows keep their weights under another row
-optimizer, whose state starts fresh, as it does in a table of another width.
+optimizer, whose state starts fresh, as it does in a table of another width. Rows that go into a
+table in bfloat16 are rounded to nearest.
 """
 
 import re
@@ -22,7 +23,7 @@ from trainer.data.features import HASH_BITS
 _RATES = 'learning_rate|beta1|beta2|epsilon|learning_rate_power|beta|l1|l2|clip|initial_accumulator'
 _MAY_CHANGE = re.compile(
   r'train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
-  rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES}|kind)'
+  rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES}|kind)|sparse\.tables\..*\.dtype'
   r'|model\.label_smoothing|model\.focal_gamma|model\.interactions\..*'
 )
 
@@ -31,7 +32,7 @@ class Taken(NamedTuple):
   """What became of a part of the model."""
 
   what: str
-  fate: str  # taken over, weights taken over, partly, fresh or dropped
+  fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
 
 
 def _identity(slot: config.Slot) -> dict[str, Any]:
@@ -59,9 +60,11 @@ def _has_ffm(*configs: config.Config) -> bool:
   return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
 
 
-def _layouts(cfg: config.Config) -> dict[str, tuple[int, str, str]]:
-  """What decides the layout of a table's rows, by its name: width and row optimizers."""
-  return {n: (t.width, t.linear.kind, t.factors.kind) for n, t in cfg.sparse.tables.items()}
+def _layouts(cfg: config.Config) -> dict[str, tuple[int, str, str, str]]:
+  """What decides the layout of a table's rows, by its name: width, row optimizers and dtype."""
+  return {
+    n: (t.width, t.linear.kind, t.factors.kind, t.dtype) for n, t in cfg.sparse.tables.items()
+  }
 
 
 def _slots(cfg: config.Config) -> list[tuple[str, int]]:
@@ -139,26 +142,30 @@ def _lay_out(chunk: dict[str, np.ndarray], old: config.Config, new: config.Confi
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
   linear = chunk['linear']
-  width = 1 + max(row_optimizers.state_floats(kind, 1) for _, kind, _ in now.values())
+  width = 1 + max(row_optimizers.state_floats(kind, 1) for _, kind, _, _ in now.values())
   chunk['linear'] = np.zeros([len(linear), width], np.float32)
-  for i, (name, (width, kind, factors_kind)) in enumerate(now.items()):
+  for i, (name, (width, kind, factors_kind, dtype)) in enumerate(now.items()):
     slots = [ids[slot.name] for slot in new.data.slots if slot.table == name]
     here = np.isin(chunk['slot'], slots)
-    old_width, old_kind, old_factors_kind = before.get(name, (0, '', ''))
+    old_width, old_kind, old_factors_kind, old_dtype = before.get(name, (0, '', '', ''))
     if kind == old_kind:
       rows = linear[here, : 1 + row_optimizers.state_floats(kind, 1)]
     else:
       rows = row_optimizers.row_init(linear[here, :1], hyper[i, 0], kind).numpy()
     chunk['linear'][here, : rows.shape[1]] = rows
     column, keys = f'factors_{name}', chunk['key'][here & chunk['admitted']]
-    if (width, factors_kind) == (old_width, old_factors_kind) or _has_ffm(new):
+    fits = (width, factors_kind) == (old_width, old_factors_kind) or _has_ffm(new)
+    if fits and dtype == old_dtype:
       continue
-    table = new.sparse.tables[name]
-    weights = row_store.initial_factors(keys, new.seed, width, table.init, table.init_scale).numpy()
-    kept = min(width, old_width)
-    if kept:
-      weights[:, :kept] = chunk[column][:, :kept]
-    chunk[column] = row_optimizers.row_init(weights, hyper[i, 1], factors_kind).numpy()
+    rows = row_store.to_float32(chunk[column]) if old_width else None
+    if not fits:
+      table, kept = new.sparse.tables[name], min(width, old_width)
+      initial = row_store.initial_factors(keys, new.seed, width, table.init, table.init_scale)
+      weights = initial.numpy()
+      if kept:
+        weights[:, :kept] = rows[:, :kept]
+      rows = row_optimizers.row_init(weights, hyper[i, 1], factors_kind).numpy()
+    chunk[column] = row_store.to_bfloat16(rows) if dtype == 'bfloat16' else rows
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -253,7 +260,10 @@ def _tables(old: config.Config, new: config.Config) -> list[Taken]:
     was = before.get(name, now)
     if was[0] != now[0]:
       found.append(Taken(f'table {name}, width {was[0]} to {now[0]}', 'partly'))
-    for part, a, b in zip(('linear', 'factors'), was[1:], now[1:]):
+    for part, a, b in zip(('linear', 'factors'), was[1:3], now[1:3]):
       if a != b:
         found.append(Taken(f'table {name}, {part} {a} to {b}', 'weights taken over'))
+    if was[3] != now[3]:
+      fate = 'rounded' if now[3] == 'bfloat16' else 'taken over'
+      found.append(Taken(f'table {name}, {was[3]} to {now[3]}', fate))
   return found

@@ -17,7 +17,7 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     OP_REQUIRES_OK(context, context->GetAttr("policy", &text));
     OP_REQUIRES_OK(context, ToTensorFlow(Policy::Parse(text, &policy_)));
     std::vector<int> slot_table, widths;
-    std::vector<std::string> inits, linear, factors;
+    std::vector<std::string> inits, linear, factors, dtypes;
     std::vector<float> init_scales;
     int64_t seed;
     OP_REQUIRES_OK(context, context->GetAttr("slot_table", &slot_table));
@@ -26,14 +26,15 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     OP_REQUIRES_OK(context, context->GetAttr("init_scales", &init_scales));
     OP_REQUIRES_OK(context, context->GetAttr("linear_optimizers", &linear));
     OP_REQUIRES_OK(context, context->GetAttr("factors_optimizers", &factors));
+    OP_REQUIRES_OK(context, context->GetAttr("factors_dtypes", &dtypes));
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
     const size_t tables = widths.size();
     OP_REQUIRES(context,
                 inits.size() == tables && init_scales.size() == tables && linear.size() == tables &&
-                    factors.size() == tables,
+                    factors.size() == tables && dtypes.size() == tables,
                 absl::InvalidArgumentError(
-                    "inits, init_scales, linear_optimizers, factors_optimizers: wanted as many as "
-                    "widths, one a table"));
+                    "inits, init_scales, linear_optimizers, factors_optimizers, factors_dtypes: "
+                    "wanted as many as widths, one a table"));
     layout_.slot_table = slot_table;
     layout_.seed = static_cast<uint64_t>(seed);
     for (size_t t = 0; t < tables; ++t) {
@@ -44,6 +45,11 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
                   absl::InvalidArgumentError(absl::StrCat("inits[", t, "]: found '", inits[t],
                                                           "'; wanted 'normal' or 'uniform'")));
       table.normal = inits[t] == "normal";
+      OP_REQUIRES(
+          context, dtypes[t] == "float32" || dtypes[t] == "bfloat16",
+          absl::InvalidArgumentError(absl::StrCat("factors_dtypes[", t, "]: found '", dtypes[t],
+                                                  "'; wanted 'float32' or 'bfloat16'")));
+      table.bfloat16 = dtypes[t] == "bfloat16";
       for (const auto& [name, kind] :
            {std::make_pair(linear[t], &table.linear), {factors[t], &table.factors}}) {
         OP_REQUIRES(context, ParseRowOptimizer(name, kind),
@@ -59,7 +65,7 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     for (const int t : slot_table) absl::StrAppend(&description_, " ", t);
     for (size_t t = 0; t < tables; ++t) {
       absl::StrAppend(&description_, "; ", widths[t], " ", inits[t], " ", init_scales[t], " ",
-                      linear[t], " ", factors[t]);
+                      linear[t], " ", factors[t], " ", dtypes[t]);
     }
     absl::StrAppend(&description_, "; ", seed);
   }

@@ -26,10 +26,25 @@ absl::Status CountAdmitted(const RowLayout& layout, const tensorflow::Tensor& ke
   return absl::OkStatus();
 }
 
+// What holds a table's factor rows outside the store.
+tensorflow::DataType DataTypeOf(const RowTable& table) {
+  return table.bfloat16 ? tensorflow::DT_UINT16 : tensorflow::DT_FLOAT;
+}
+
+// InvalidArgument unless the rows have the types of the layout's tables.
+absl::Status CheckTypes(const RowLayout& layout, const tensorflow::DataTypeVector& dtypes) {
+  tensorflow::DataTypeVector wanted;
+  for (const RowTable& table : layout.tables) wanted.push_back(DataTypeOf(table));
+  if (dtypes == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("dtypes: found ", tensorflow::DataTypeVectorString(dtypes), "; wanted ",
+                   tensorflow::DataTypeVectorString(wanted), ", as the tables are"));
+}
+
 class RowStoreExportOp : public RowStoreOpKernel {
  public:
   explicit RowStoreExportOp(tensorflow::OpKernelConstruction* context) : RowStoreOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("tables", &tables_));
+    OP_REQUIRES_OK(context, context->GetAttr("dtypes", &dtypes_));
   }
 
  private:
@@ -37,21 +52,19 @@ class RowStoreExportOp : public RowStoreOpKernel {
                      RowStore* store) override {
     const tensorflow::Tensor &keys = context->input(1), &admitted = context->input(2);
     const RowLayout& layout = store->layout();
-    OP_REQUIRES(context, tables_ == static_cast<int64_t>(layout.tables.size()),
-                absl::InvalidArgumentError(
-                    absl::StrCat("tables: found ", tables_, "; wanted ", layout.tables.size())));
+    OP_REQUIRES_OK(context, CheckTypes(layout, dtypes_));
     std::vector<int64_t> counts;
     OP_REQUIRES_OK(context, CountAdmitted(layout, keys, admitted, &counts));
     const int64_t n = keys.dim_size(0);
     tensorflow::Tensor *linear, *last_step;
     OP_REQUIRES_OK(context, context->allocate_output(0, {n, layout.linear_floats()}, &linear));
     OP_REQUIRES_OK(context, context->allocate_output(1, {n}, &last_step));
-    std::vector<float*> factors;
+    std::vector<char*> factors;
     for (size_t t = 0; t < counts.size(); ++t) {
       tensorflow::Tensor* rows;
       OP_REQUIRES_OK(context, context->allocate_output(
-                                  2 + t, {counts[t], layout.tables[t].row_floats()}, &rows));
-      factors.push_back(rows->flat<float>().data());
+                                  2 + t, {counts[t], layout.tables[t].row_size()}, &rows));
+      factors.push_back(static_cast<char*>(rows->data()));
     }
     OP_REQUIRES_OK(context,
                    ToTensorFlow(store->ExportRows(
@@ -59,13 +72,15 @@ class RowStoreExportOp : public RowStoreOpKernel {
                        linear->flat<float>().data(), last_step->flat<int32_t>().data(), factors)));
   }
 
-  int64_t tables_;
+  tensorflow::DataTypeVector dtypes_;
 };
 REGISTER_KERNEL_BUILDER(Name("CtrRowStoreExport").Device(tensorflow::DEVICE_CPU), RowStoreExportOp);
 
 class RowStoreImportOp : public RowStoreOpKernel {
  public:
-  using RowStoreOpKernel::RowStoreOpKernel;
+  explicit RowStoreImportOp(tensorflow::OpKernelConstruction* context) : RowStoreOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtypes", &dtypes_));
+  }
 
  private:
   void ComputeOnRows(tensorflow::OpKernelContext* context, FeatureTableResource*,
@@ -73,6 +88,7 @@ class RowStoreImportOp : public RowStoreOpKernel {
     const tensorflow::Tensor &keys = context->input(1), &admitted = context->input(2),
                              &linear = context->input(3);
     const RowLayout& layout = store->layout();
+    OP_REQUIRES_OK(context, CheckTypes(layout, dtypes_));
     std::vector<int64_t> counts;
     OP_REQUIRES_OK(context, CountAdmitted(layout, keys, admitted, &counts));
     const int64_t n = keys.dim_size(0);
@@ -81,26 +97,23 @@ class RowStoreImportOp : public RowStoreOpKernel {
                                                         linear.shape().DebugString(), "; wanted [",
                                                         n, ", ", layout.linear_floats(), "]")));
     OP_REQUIRES_OK(context, CheckLength(context->input(4), "last_step", n));
-    OP_REQUIRES(context, context->num_inputs() == 5 + static_cast<int>(counts.size()),
-                absl::InvalidArgumentError(
-                    absl::StrCat("factors: found ", context->num_inputs() - 5, " tensors; wanted ",
-                                 counts.size(), ", one a table")));
-    std::vector<const float*> factors;
+    std::vector<const char*> factors;
     for (size_t t = 0; t < counts.size(); ++t) {
       const tensorflow::Tensor& rows = context->input(5 + t);
-      OP_REQUIRES(
-          context,
-          rows.shape() == tensorflow::TensorShape({counts[t], layout.tables[t].row_floats()}),
-          absl::InvalidArgumentError(
-              absl::StrCat("factors[", t, "]: found shape ", rows.shape().DebugString(),
-                           "; wanted [", counts[t], ", ", layout.tables[t].row_floats(), "]")));
-      factors.push_back(rows.flat<float>().data());
+      OP_REQUIRES(context,
+                  rows.shape() == tensorflow::TensorShape({counts[t], layout.tables[t].row_size()}),
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "factors[", t, "]: found shape ", rows.shape().DebugString(), "; wanted [",
+                      counts[t], ", ", layout.tables[t].row_size(), "]")));
+      factors.push_back(static_cast<const char*>(rows.data()));
     }
     OP_REQUIRES_OK(context, ToTensorFlow(store->ImportRows(
                                 keys.flat<int64_t>().data(), admitted.flat<bool>().data(), n,
                                 linear.flat<float>().data(),
                                 context->input(4).flat<int32_t>().data(), factors)));
   }
+
+  tensorflow::DataTypeVector dtypes_;
 };
 REGISTER_KERNEL_BUILDER(Name("CtrRowStoreImport").Device(tensorflow::DEVICE_CPU), RowStoreImportOp);
 

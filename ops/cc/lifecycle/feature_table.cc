@@ -19,11 +19,18 @@ constexpr int64_t kIndexAhead = 24;
 constexpr int64_t kFeatureAhead = 12;
 constexpr int64_t kRing = 32;  // more than kIndexAhead
 
-// By 3/2 and 4/3 in turn: doubling would leave 21 bytes of index a feature, this leaves 16.
+// By an eighth of the power of two below: doubling would leave up to 20 bytes of index a feature,
+// this leaves 11.25 at most.
 uint64_t LargerIndex(uint64_t entries) {
   if (entries == 0) return kMinIndex;
-  const bool is_power = (entries & (entries - 1)) == 0;
-  return is_power ? entries / 2 * 3 : entries / 3 * 4;
+  uint64_t power = kMinIndex;
+  while (2 * power <= entries) power *= 2;
+  return entries + power / 8;
+}
+
+// Whether so many features are too many for an index of so many entries.
+bool IsFull(int64_t features, uint64_t entries) {
+  return features * 5 > static_cast<int64_t>(entries) * 4;
 }
 
 std::string At(const char* name, int64_t i) {
@@ -131,7 +138,7 @@ int64_t FeatureTable::Shard::FindOrCreate(int64_t key, uint64_t mixed, int slot,
   const int64_t found = Find(key, mixed);
   *created = found < 0;
   if (found >= 0) return found;
-  if ((size_ + 1) * 4 > static_cast<int64_t>(index_entries_) * 3) GrowIndex();
+  if (IsFull(size_ + 1, index_entries_)) GrowIndex();
   int64_t local = free_;
   if (local >= 0) {
     free_ = ~At(local)->key;
@@ -186,7 +193,7 @@ void FeatureTable::Shard::Compact() {
     index[i] = index[i] >> 32 << 32 | (local + 1);
   }
   uint64_t entries = kMinIndex;
-  while (size_ * 4 > static_cast<int64_t>(entries) * 3) entries = LargerIndex(entries);
+  while (IsFull(size_, entries)) entries = LargerIndex(entries);
   ResizeIndex(entries);
   for (size_t i = needed; i < chunks_.size(); ++i) arena_->Release(chunks_[i]);
   chunks_.resize(needed);

@@ -6,8 +6,8 @@
 // checks the key that it finds there.
 //
 // Memory: 40 bytes a feature (and the payload), in chunks, and an index entry of 8 bytes at a load
-// of 0.4 to 0.8, so 50 to 60 bytes a feature. Growth doubles one shard's index and stops nobody but
-// that shard's users.
+// of 0.71 to 0.8, so 50 to 52 bytes a feature. Growth by an eighth of a power of two copies one
+// shard's index and stops nobody but that shard's users.
 //
 // Locks: each shard has one, which guards all of the shard; a thread holds at most one of them
 // (Absorb: then the same shard's of the other table), and a batched verb takes each once. A batched
@@ -151,7 +151,7 @@ class FeatureTable {
 
    private:
     friend class FeatureTable;
-    static constexpr int kChunkBits = 8;
+    static constexpr int kChunkBits = 7;
     static constexpr int64_t kChunkFeatures = 1 << kChunkBits;
     struct Selected {
       int64_t key;
@@ -179,7 +179,7 @@ class FeatureTable {
     int64_t stride_ = 0;                       // bytes from one feature to the next
     std::vector<char*> chunks_;                // of kChunkFeatures each
     Block index_;  // entries: tag (low half of the mixed key) << 32 | local + 1; 0: empty
-    uint64_t index_entries_ = 0;  // 2^k or 3 * 2^k; 0: no index yet
+    uint64_t index_entries_ = 0;  // 8 to 15 * 2^k; 0: no index yet
     int64_t size_ = 0;
     int64_t end_ = 0;
     int64_t free_ = -1;  // first free id below end_; the next one is ~key of its feature

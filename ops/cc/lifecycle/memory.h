@@ -14,7 +14,6 @@
 #include <numeric>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -25,7 +24,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 class BlockArena;
 
 // Zero-filled memory, aligned to 64 bytes, to huge pages from 2 MiB on. With an arena, blocks of 64
-// KiB to 1 MiB (whole pages; few sizes, as 2^k and 3 * 2^k) lie in the huge pages of the arena.
+// KiB to 8 MiB (whole pages; few sizes, as 8 to 15 * 2^k) lie in the huge pages of the arena.
 class Block {
  public:
   Block() = default;
@@ -65,7 +64,7 @@ class BlockArena {
   static constexpr size_t kPage = size_t{4} << 10;
 
   static bool Takes(size_t bytes) {
-    return bytes >= 16 * kPage && bytes <= kHugePage / 2 && bytes % kPage == 0;
+    return bytes >= 16 * kPage && bytes <= 4 * kHugePage && bytes % kPage == 0;
   }
 
   char* Allocate(size_t bytes) {
@@ -75,12 +74,10 @@ class BlockArena {
       slabs_.emplace_back(std::lcm(kHugePage, bytes));
       for (size_t at = slabs_.back().bytes(); at > 0; at -= bytes)
         free.push_back(slabs_.back().data() + at - bytes);
-      slab_bytes_ += slabs_.back().bytes();
-    } else if (released_.erase(free.back()) > 0) {
-      released_bytes_ -= bytes;
     }
     char* block = free.back();
     free.pop_back();
+    used_bytes_ += bytes;
     return block;
   }
 
@@ -88,22 +85,20 @@ class BlockArena {
     madvise(block, bytes, MADV_DONTNEED);  // reads as zeros from now on
     std::lock_guard<std::mutex> lock(mutex_);
     free_[bytes].push_back(block);
-    released_.insert(block);
-    released_bytes_ += bytes;
+    used_bytes_ -= bytes;
   }
 
+  // Of the blocks in use. What lies between them was never touched, or went back to the system.
   int64_t Bytes() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return static_cast<int64_t>(slab_bytes_ - released_bytes_);
+    return static_cast<int64_t>(used_bytes_);
   }
 
  private:
   mutable std::mutex mutex_;  // guards what follows; a leaf: no other lock is taken under it
   std::vector<Block> slabs_;
-  size_t slab_bytes_ = 0;
   std::unordered_map<size_t, std::vector<char*>> free_;  // by size
-  std::unordered_set<char*> released_;  // of the free ones, those that were used before
-  size_t released_bytes_ = 0;
+  size_t used_bytes_ = 0;
 };
 
 inline Block::Block(size_t bytes, std::shared_ptr<BlockArena> arena) : bytes_(bytes) {

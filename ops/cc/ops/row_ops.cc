@@ -83,6 +83,7 @@ REGISTER_OP("CtrRowStoreHandle")
     .Attr("init_scales: list(float)")
     .Attr("linear_optimizers: list(string)")
     .Attr("factors_optimizers: list(string)")
+    .Attr("factors_dtypes: list(string)")
     .Attr("seed: int")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
@@ -100,7 +101,8 @@ inits: normal or uniform, of each table.
 init_scales: standard deviation, or half the range.
 linear_optimizers: sgd, adagrad, adagrad_row, adam, ftrl or rmsprop, of each table.
 factors_optimizers: likewise.
-seed: of the initial factors.
+factors_dtypes: float32 or bfloat16, of each table: what its factors and their optimizer state are kept in.
+seed: of the initial factors and the rounding.
 shared_name: empty: the store is this node's own. A second handle of one name must be told the same.
 )doc");
 
@@ -188,10 +190,10 @@ REGISTER_OP("CtrRowStoreExport")
     .Input("table: resource")
     .Input("keys: int64")
     .Input("admitted: bool")
-    .Attr("tables: int >= 0")
+    .Attr("dtypes: list({float, uint16}) >= 0")
     .Output("linear: float")
     .Output("last_step: int32")
-    .Output("factors: tables * float")
+    .Output("factors: dtypes")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       DimensionHandle n;
@@ -208,7 +210,7 @@ keys: [n], as CtrLifecycleExport gave them.
 admitted: [n], likewise.
 linear: [n, 1 + k], weight, then optimizer state.
 last_step: [n].
-factors: of each table [its admitted keys, width + state], weights, then state.
+factors: of each table [its admitted keys, width + state], weights, then state; the bits of bfloat16 as uint16.
 )doc");
 
 REGISTER_OP("CtrRowStoreImport")
@@ -217,8 +219,8 @@ REGISTER_OP("CtrRowStoreImport")
     .Input("admitted: bool")
     .Input("linear: float")
     .Input("last_step: int32")
-    .Input("factors: tables * float")
-    .Attr("tables: int >= 0")
+    .Input("factors: dtypes")
+    .Attr("dtypes: list({float, uint16}) >= 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc("Gives features that CtrLifecycleImport added the rows that CtrRowStoreExport gave.");

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/cc/lifecycle/hash.h"
+#include "ops/cc/rows/bfloat16_rows.h"
 #include "ops/cc/rows/initial_factors.h"
 
 namespace ctr {
@@ -18,10 +19,13 @@ constexpr int kGroup = 64;
 constexpr int64_t kAhead = 20;  // rows between a prefetch and its copy
 constexpr int64_t kChunkBytes = 8 << 10;
 
-void Prefetch(const float* begin, int n) {
-  for (int i = 0; i < n; i += 16) __builtin_prefetch(begin + i, 1);
-  __builtin_prefetch(begin + n - 1, 1);
+void Prefetch(const char* begin, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(begin + i, 1);
+  __builtin_prefetch(begin + bytes - 1, 1);
 }
+
+uint16_t* Bits(char* row) { return reinterpret_cast<uint16_t*>(row); }
+float* Floats(char* row) { return reinterpret_cast<float*>(row); }
 
 int64_t IdOf(int shard, int64_t local) { return static_cast<int64_t>(shard) << 32 | local; }
 
@@ -70,12 +74,15 @@ std::string RowLayout::Check() const {
 RowStore::RowStore(FeatureTable* table, RowLayout layout)
     : table_(table), layout_(std::move(layout)), shards_(kShards) {
   for (const RowTable& t : layout_.tables) {
-    const int64_t row_bytes = std::max<int64_t>(sizeof(float) * t.row_floats(), sizeof(float));
+    // A free row holds the number of the next one.
+    const int64_t stride = std::max<int64_t>(t.row_bytes(), sizeof(int32_t));
     int bits = 4;
-    while ((row_bytes << (bits + 1)) <= kChunkBytes) ++bits;
-    row_floats_.push_back(t.row_floats());
+    while ((stride << (bits + 1)) <= kChunkBytes) ++bits;
+    row_bytes_.push_back(t.row_bytes());
+    stride_.push_back(stride);
     chunk_bits_.push_back(bits);
-    arenas_.push_back(std::make_unique<ChunkArena>(row_bytes << bits));
+    arenas_.push_back(std::make_unique<ChunkArena>(stride << bits));
+    if (t.bfloat16) widest_bfloat16_ = std::max(widest_bfloat16_, t.row_size());
   }
   for (ShardRows& shard : shards_) shard.tables.resize(layout_.tables.size());
   table->on_erase = [this](int shard, char* payload) {
@@ -93,9 +100,18 @@ int32_t RowStore::AllocateRow(int shard, int table) {
     return row;
   }
   if (rows.end == static_cast<int64_t>(rows.chunks.size()) << chunk_bits_[table]) {
-    rows.chunks.push_back(reinterpret_cast<float*>(arenas_[table]->Allocate()));
+    rows.chunks.push_back(arenas_[table]->Allocate());
   }
   return rows.end++;
+}
+
+void RowStore::InitialWeights(int64_t key, int table, float* w) const {
+  const RowTable& t = layout_.tables[table];
+  InitialFactors(layout_.seed, key, t.width, t.normal, t.init_scale, w);
+  if (!t.bfloat16) return;
+  std::vector<uint16_t> bits(t.width);
+  RoundToNearest(w, t.width, bits.data());
+  Widen(bits.data(), t.width, w);
 }
 
 void RowStore::FreeRow(int shard, const Feature* feature, Head* head) {
@@ -130,12 +146,11 @@ void RowStore::CompactRows(int s) {
     for (Head* head : heads[t]) {
       const int32_t from = head->factor_row - 1;
       if (to != from) {
-        std::memcpy(Row(s, t, to), Row(s, t, from), sizeof(float) * row_floats_[t]);
+        std::memcpy(Row(s, t, to), Row(s, t, from), row_bytes_[t]);
       }
       head->factor_row = ++to;
     }
-    for (size_t i = needed; i < rows.chunks.size(); ++i)
-      arenas_[t]->Release(reinterpret_cast<char*>(rows.chunks[i]));
+    for (size_t i = needed; i < rows.chunks.size(); ++i) arenas_[t]->Release(rows.chunks[i]);
     rows.chunks.resize(needed);
     rows.chunks.shrink_to_fit();
     rows.end = to;
@@ -222,7 +237,9 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           const int64_t next = groups.At(at + kAhead);
           if (intact && rows[next] >= 0) {
             const int table = layout_.TableOf(keys[next]);
-            Prefetch(Row(s, table, rows[next]), layout_.tables[table].width);
+            const RowTable& t = layout_.tables[table];
+            Prefetch(Row(s, table, rows[next]),
+                     t.width * (t.bfloat16 ? sizeof(uint16_t) : sizeof(float)));
           }
         }
         const int64_t i = groups.At(at);
@@ -231,8 +248,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
         if (width == 0) continue;
         const int table = layout_.TableOf(keys[i]);
         if (rows[i] < 0) {
-          const RowTable& t = layout_.tables[table];
-          InitialFactors(layout_.seed, keys[i], t.width, t.normal, t.init_scale, to);
+          InitialWeights(keys[i], table, to);
           continue;
         }
         if (!intact) {
@@ -241,10 +257,12 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
           rows[i] = local < 0 ? -1 : reinterpret_cast<Head*>(shard.Payload(local))->factor_row - 1;
         }
-        if (rows[i] >= 0) {
-          std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
-        } else {
+        if (rows[i] < 0) {
           std::memset(to, 0, sizeof(float) * width);
+        } else if (layout_.tables[table].bfloat16) {
+          Widen(Bits(Row(s, table, rows[i])), width, to);
+        } else {
+          std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
         }
       }
     }
@@ -309,37 +327,41 @@ Status RowStore::CheckPush(const RowPush& push) const {
   return Status();
 }
 
+Status RowStore::MakeSteps(const RowHyper* hyper, int64_t step, std::vector<RowStep>* steps) const {
+  for (size_t t = 0; t < layout_.tables.size(); ++t) {
+    for (int part = 0; part < 2; ++part) {
+      const RowOptimizerKind kind =
+          part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
+      const std::string wrong = CheckRowHyper(kind, hyper[2 * t + part]);
+      if (!wrong.empty()) {
+        return Status::InvalidArgument("hyper[" + std::to_string(t) + ", " + std::to_string(part) +
+                                       "]: " + wrong);
+      }
+      steps->emplace_back(kind, hyper[2 * t + part], step);
+    }
+  }
+  return Status();
+}
+
 Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
   const int64_t n = push.n;
-  const int tables = static_cast<int>(layout_.tables.size());
   if (push.step < 1 || push.step > std::numeric_limits<int32_t>::max()) {
     return Status::InvalidArgument("step: found " + std::to_string(push.step) +
                                    "; wanted 1 to 2^31 - 1");
   }
   std::vector<RowStep> steps;
-  for (int t = 0; t < tables; ++t) {
-    for (int part = 0; part < 2; ++part) {
-      const RowOptimizerKind kind =
-          part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
-      const std::string wrong = CheckRowHyper(kind, push.hyper[2 * t + part]);
-      if (!wrong.empty()) {
-        return Status::InvalidArgument("hyper[" + std::to_string(t) + ", " + std::to_string(part) +
-                                       "]: " + wrong);
-      }
-      steps.emplace_back(kind, push.hyper[2 * t + part], push.step);
-    }
-  }
-  if (!LooksRight(push, parallel_for)) {
-    const Status status = CheckPush(push);
-    if (!status.ok()) return status;
-  }
+  Status status = MakeSteps(push.hyper, push.step, &steps);
+  if (status.ok() && !LooksRight(push, parallel_for)) status = CheckPush(push);
+  if (!status.ok()) return status;
 
   const ShardGroups groups = GroupByShard(push.keys, n);
   const bool at_once = table_->policy().admission == Policy::Admission::kNone;
   const int stride_end = static_cast<int>(sizeof(Feature) + table_->payload_bytes()) - 1;
   const int step = static_cast<int>(push.step);
+  const uint64_t rounding_seed = RoundingSeed(layout_.seed, push.step);
   parallel_for(kShards, 60 * n / kShards + 50, [&](int64_t first, int64_t last) {
     int64_t locals[kGroup];
+    std::vector<float> wide(widest_bfloat16_);  // a row in float32
     for (int64_t s = first; s < last; ++s) {
       if (groups.starts[s] == groups.starts[s + 1]) continue;
       FeatureTable::Shard& shard = table_->shard(s);
@@ -348,9 +370,11 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
         const RowTable& t = layout_.tables[table];
         if (t.width == 0) return;
         const int32_t row = AllocateRow(s, table);
-        float* const w = Row(s, table, row);
-        InitialFactors(layout_.seed, key, t.width, t.normal, t.init_scale, w);
+        char* const kept = Row(s, table, row);
+        float* const w = t.bfloat16 ? wide.data() : Floats(kept);
+        InitialWeights(key, table, w);
         InitRowState(steps[2 * table + 1], t.width, w, w + t.width);
+        if (t.bfloat16) RoundToNearest(w, t.row_size(), Bits(kept));
         head->factor_row = row + 1;
       };
       for (int64_t begin = groups.starts[s]; begin < groups.starts[s + 1]; begin += kGroup) {
@@ -376,7 +400,7 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
           }
           const int32_t row = reinterpret_cast<Head*>(shard.Payload(locals[k]))->factor_row - 1;
           const int table = layout_.TableOf(push.keys[i]);
-          if (row >= 0) Prefetch(Row(s, table, row), row_floats_[table]);
+          if (row >= 0) Prefetch(Row(s, table, row), row_bytes_[table]);
         }
         for (int k = 0; k < count; ++k) {
           const int64_t i = groups.At(begin + k), key = push.keys[i];
@@ -386,25 +410,30 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
           Feature* const feature = shard.At(local);
           Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
           const int table = layout_.TableOf(key);
-          const int width = layout_.tables[table].width;
-          const bool train_factors = push.offsets[i + 1] > push.offsets[i];
+          const RowTable& t = layout_.tables[table];
+          const int width = t.width;
+          bool train_factors = push.offsets[i + 1] > push.offsets[i];
           const float* const factors_grad = push.factors_grad + push.offsets[i];
           if (train_factors && at_once && head->factor_row == 0) give_factors(key, table, head);
-          float* const w = head->factor_row == 0 ? nullptr : Row(s, table, head->factor_row - 1);
+          train_factors = train_factors && head->factor_row != 0;
+          char* const kept = train_factors ? Row(s, table, head->factor_row - 1) : nullptr;
+          float* const w = t.bfloat16 ? wide.data() : Floats(kept);
+          if (train_factors && t.bfloat16) Widen(Bits(kept), t.row_size(), w);
           const RowStep* const two = &steps[2 * table];
           if (head->last_step == 0) InitRowState(two[0], 1, &head->linear, head->state());
           if (push.add) {
             AddToRow(two[0], 1, push.linear_grad + i, &head->linear, head->state());
-            if (train_factors && w != nullptr) AddToRow(two[1], width, factors_grad, w, w + width);
+            if (train_factors) AddToRow(two[1], width, factors_grad, w, w + width);
           } else {
             const float scale = push.scale[push.scale_n == 1 ? 0 : i];
             const int64_t missed =
                 head->last_step == 0 ? 0 : std::max(0, step - 1 - head->last_step);
             UpdateRow(two[0], 1, missed, scale, push.linear_grad + i, &head->linear, head->state());
-            if (train_factors && w != nullptr)
-              UpdateRow(two[1], width, missed, scale, factors_grad, w, w + width);
+            if (train_factors) UpdateRow(two[1], width, missed, scale, factors_grad, w, w + width);
             head->last_step = std::max(head->last_step, step);
           }
+          if (train_factors && t.bfloat16)
+            RoundByChance(w, t.row_size(), rounding_seed, key, Bits(kept));
           table_->Observe(feature, push.shows[i], push.clicks[i]);
           if (feature->admitted && head->factor_row == 0) give_factors(key, table, head);
         }
@@ -420,16 +449,11 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
                                    "; wanted one in [0, 2^31 - 1)");
   }
   std::vector<RowStep> steps;
-  for (size_t t = 0; t < layout_.tables.size(); ++t) {
-    for (int part = 0; part < 2; ++part) {
-      const RowOptimizerKind kind =
-          part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
-      const std::string wrong = CheckRowHyper(kind, hyper[2 * t + part]);
-      if (!wrong.empty()) return Status::InvalidArgument("hyper: " + wrong);
-      steps.emplace_back(kind, hyper[2 * t + part], step + 1);  // the missed ones come before it
-    }
-  }
+  const Status status = MakeSteps(hyper, step + 1, &steps);  // the missed ones come before it
+  if (!status.ok()) return status;
+  const uint64_t rounding_seed = RoundingSeed(layout_.seed, step);
   parallel_for(kShards, 100000, [&](int64_t first, int64_t last) {
+    std::vector<float> wide(widest_bfloat16_);
     for (int64_t s = first; s < last; ++s) {
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
@@ -441,10 +465,14 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
         if (table < 0 || head->last_step == 0 || head->last_step >= step) continue;
         const int64_t missed = step - head->last_step;
         TakeMissedSteps(steps[2 * table], 1, missed, &head->linear, head->state());
-        if (head->factor_row != 0) {
-          float* const w = Row(s, table, head->factor_row - 1);
-          const int width = layout_.tables[table].width;
-          TakeMissedSteps(steps[2 * table + 1], width, missed, w, w + width);
+        const RowStep& of_factors = steps[2 * table + 1];
+        if (head->factor_row != 0 && of_factors.catches_up) {
+          const RowTable& t = layout_.tables[table];
+          char* const kept = Row(s, table, head->factor_row - 1);
+          float* const w = t.bfloat16 ? wide.data() : Floats(kept);
+          if (t.bfloat16) Widen(Bits(kept), t.row_size(), w);
+          TakeMissedSteps(of_factors, t.width, missed, w, w + t.width);
+          if (t.bfloat16) RoundByChance(w, t.row_size(), rounding_seed, feature->key, Bits(kept));
         }
         head->last_step = static_cast<int32_t>(step);
       }
@@ -454,17 +482,17 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
 }
 
 Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear,
-                            int32_t* last_step, const std::vector<float*>& factors) const {
+                            int32_t* last_step, const std::vector<char*>& factors) const {
   const Status status = CheckKeysAndTables(keys, n);
   if (!status.ok()) return status;
   const int linear_floats = layout_.linear_floats();
-  std::vector<float*> next = factors;
-  std::vector<float*> to(n);
+  std::vector<char*> next = factors;
+  std::vector<char*> to(n);
   for (int64_t i = 0; i < n; ++i) {
     if (!admitted[i]) continue;
     const int table = layout_.TableOf(keys[i]);
     to[i] = next[table];
-    next[table] += row_floats_[table];
+    next[table] += row_bytes_[table];
   }
   const ShardGroups groups = GroupByShard(keys, n);
   for (int s = 0; s < kShards; ++s) {
@@ -486,11 +514,16 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
       if (!admitted[i]) continue;
       const int table = layout_.TableOf(keys[i]);
       if (head != nullptr && head->factor_row != 0) {
-        std::memcpy(to[i], Row(s, table, head->factor_row - 1), sizeof(float) * row_floats_[table]);
+        std::memcpy(to[i], Row(s, table, head->factor_row - 1), row_bytes_[table]);
       } else {
         const RowTable& t = layout_.tables[table];
-        std::fill_n(to[i], row_floats_[table], 0.0f);
-        InitialFactors(layout_.seed, keys[i], t.width, t.normal, t.init_scale, to[i]);
+        std::vector<float> w(t.row_size());
+        InitialWeights(keys[i], table, w.data());
+        if (t.bfloat16) {
+          RoundToNearest(w.data(), t.row_size(), Bits(to[i]));
+        } else {
+          std::memcpy(to[i], w.data(), row_bytes_[table]);
+        }
       }
     }
   }
@@ -499,17 +532,17 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
 
 Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n,
                             const float* linear, const int32_t* last_step,
-                            const std::vector<const float*>& factors) {
+                            const std::vector<const char*>& factors) {
   Status status = CheckKeysAndTables(keys, n);
   if (!status.ok()) return status;
   const int linear_floats = layout_.linear_floats();
-  std::vector<const float*> next = factors;
-  std::vector<const float*> from(n);
+  std::vector<const char*> next = factors;
+  std::vector<const char*> from(n);
   for (int64_t i = 0; i < n; ++i) {
     if (!admitted[i]) continue;
     const int table = layout_.TableOf(keys[i]);
     from[i] = next[table];
-    next[table] += row_floats_[table];
+    next[table] += row_bytes_[table];
   }
   const ShardGroups groups = GroupByShard(keys, n);
   for (int s = 0; s < kShards && status.ok(); ++s) {
@@ -533,7 +566,7 @@ Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n
       const int table = layout_.TableOf(keys[i]);
       if (!admitted[i] || layout_.tables[table].width == 0) continue;
       const int32_t row = AllocateRow(s, table);
-      std::memcpy(Row(s, table, row), from[i], sizeof(float) * row_floats_[table]);
+      std::memcpy(Row(s, table, row), from[i], row_bytes_[table]);
       head->factor_row = row + 1;
     }
   }
@@ -547,7 +580,7 @@ int64_t RowStore::Bytes() const {
     std::lock_guard<std::mutex> lock(table_->shard(s).mutex);
     bytes += static_cast<int64_t>(shards_[s].tables.capacity() * sizeof(FactorRows));
     for (const FactorRows& rows : shards_[s].tables)
-      bytes += static_cast<int64_t>(rows.chunks.capacity() * sizeof(float*));
+      bytes += static_cast<int64_t>(rows.chunks.capacity() * sizeof(char*));
   }
   return bytes;
 }

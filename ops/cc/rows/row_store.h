@@ -7,6 +7,11 @@
 // table). An evicted feature's row is used again, and chunks that an eviction empties are given
 // back.
 //
+// bfloat16: all of a table's factor rows, state included, may be kept in it, which halves them.
+// What leaves the store and what a step works on is float32; a step's result is rounded by chance,
+// from (seed, key, step, element), so that small gains are kept in the mean, whatever the number of
+// processes and restarts. Initial rows are rounded to nearest. The linear weight is float32 always.
+//
 // Locks: all of a feature, its factor row included, is guarded by its shard's lock in the feature
 // table. Every verb takes each shard's lock at most twice and holds one at a time.
 //
@@ -34,14 +39,19 @@ struct RowTable {
   float init_scale = 0.0f;
   RowOptimizerKind linear = RowOptimizerKind::kSgd;
   RowOptimizerKind factors = RowOptimizerKind::kSgd;
+  bool bfloat16 = false;  // factor rows are kept in it, else in float32
 
-  int row_floats() const { return width == 0 ? 0 : width + RowStateFloats(factors, width); }
+  // Numbers of a factor row.
+  int row_size() const { return width == 0 ? 0 : width + RowStateFloats(factors, width); }
+  int64_t row_bytes() const {
+    return row_size() * static_cast<int64_t>(bfloat16 ? sizeof(uint16_t) : sizeof(float));
+  }
 };
 
 struct RowLayout {
   std::vector<RowTable> tables;
   std::vector<int> slot_table;  // of each slot; -1 or beyond the end: the slot has no rows
-  uint64_t seed = 0;            // of the initial factors
+  uint64_t seed = 0;            // of the initial factors and the rounding
 
   int TableOf(int64_t key) const {
     const size_t slot = static_cast<size_t>(SlotOf(key));
@@ -100,18 +110,18 @@ class RowStore {
   Status Push(const RowPush& push, const ParallelFor& parallel_for);
 
   // Takes, on every row, the steps up to and with `step` that the row missed, where its optimizer
-  // has l2_catch_up. hyper: [tables, 2].
+  // has l2_catch_up. hyper: [tables, 2]. Rows in bfloat16 are rounded then, as by a push.
   Status CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for);
 
   // For checkpoints. linear [n, linear_floats]: weight, then state; last_step [n]; factors[t]
-  // [admitted keys of table t, row_floats], in the keys' order: weights, then state. admitted [n]:
-  // as FeatureTable::Export gave it. Export: absent keys read 0; an admitted feature that never was
-  // pushed reads its initial factors and zero state.
+  // [admitted keys of table t, row_size], float32 or bfloat16 as the table is, in the keys' order:
+  // weights, then state. admitted [n]: as FeatureTable::Export gave it. Export: absent keys read 0;
+  // an admitted feature that never was pushed reads its initial factors and zero state.
   Status ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear,
-                    int32_t* last_step, const std::vector<float*>& factors) const;
+                    int32_t* last_step, const std::vector<char*>& factors) const;
   // InvalidArgument where a key is absent or has factors already.
   Status ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear,
-                    const int32_t* last_step, const std::vector<const float*>& factors);
+                    const int32_t* last_step, const std::vector<const char*>& factors);
 
   // What the store allocated beside the feature table.
   int64_t Bytes() const;
@@ -127,7 +137,7 @@ class RowStore {
   };
   // Factor rows of one (shard, table). The shard's lock guards it.
   struct FactorRows {
-    std::vector<float*> chunks;
+    std::vector<char*> chunks;
     int32_t end = 0;    // rows [0, end) were handed out
     int32_t free = -1;  // first free one; a free row starts with the next one's number
   };
@@ -136,11 +146,17 @@ class RowStore {
     int64_t changes = 0;  // counts where factor rows were freed or moved
   };
 
-  float* Row(int shard, int table, int32_t row) const {
+  // A factor row as it is kept.
+  char* Row(int shard, int table, int32_t row) const {
     const int bits = chunk_bits_[table];
     return shards_[shard].tables[table].chunks[row >> bits] +
-           static_cast<int64_t>(row & ((1 << bits) - 1)) * row_floats_[table];
+           static_cast<int64_t>(row & ((1 << bits) - 1)) * stride_[table];
   }
+  // The steps of this push or catch-up, [2 * tables]: linear, factors. InvalidArgument where an
+  // optimizer cannot work with its hyperparameters.
+  Status MakeSteps(const RowHyper* hyper, int64_t step, std::vector<RowStep>* steps) const;
+  // Initial factors, as the table's rows hold them. [width]
+  void InitialWeights(int64_t key, int table, float* w) const;
   int32_t AllocateRow(int shard, int table);
   void FreeRow(int shard, const Feature* feature, Head* head);
   // Moves the factor rows of each table together where that frees over a third of its chunks.
@@ -152,7 +168,9 @@ class RowStore {
 
   FeatureTable* const table_;
   const RowLayout layout_;
-  std::vector<int> row_floats_, chunk_bits_;         // [tables]
+  std::vector<int> chunk_bits_;                      // [tables]
+  std::vector<int64_t> row_bytes_, stride_;          // [tables]; stride_: from a row to the next
+  int widest_bfloat16_ = 0;                          // the most numbers of a row in bfloat16
   std::vector<std::unique_ptr<ChunkArena>> arenas_;  // [tables]
   std::vector<ShardRows> shards_;                    // [kShards]
 };
