@@ -39,7 +39,7 @@ CONFIG = {
     'train': ['x'],
     'delimiter': '\t',
     'slots': [
-      {'name': 'user', 'column': 'user id'},
+      {'name': 'user', 'column': 'user id', 'table': 'small'},
       {'name': 'tags', 'separator': '|', 'pooling': 'mean'},
       {'name': 'history', 'separator': '|', 'pooling': 'sqrtn', 'shares': 'item'},
       {'name': 'item'},
@@ -51,7 +51,12 @@ CONFIG = {
       {'name': 'age', 'transform': 'log1p'},
     ],
   },
-  'sparse': {'tables': {'default': {'width': 4, 'init_scale': 0.3}}},
+  'sparse': {
+    'tables': {
+      'default': {'width': 4, 'init_scale': 0.3},
+      'small': {'width': 4, 'init_scale': 0.3, 'dtype': 'bfloat16'},
+    }
+  },
   'lifecycle': {
     'admission': 'count',
     'admission_count': 4.0,

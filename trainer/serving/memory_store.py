@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ops.row_store import RowStore
+from ops.row_store import RowStore, to_bfloat16
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.data.features import HASH_BITS
@@ -74,7 +74,9 @@ class _RowsOfAChain:
     table = np.repeat(self._slot_table[rows.slot], rows.counts)  # of each factor
     for t, spec in enumerate(self._store.tables):
       if spec.width:
-        columns[f'factors_{spec.name}'] = rows.factors[table == t].reshape(-1, spec.width)
+        factors = rows.factors[table == t].reshape(-1, spec.width)
+        is_half = spec.dtype == 'bfloat16'
+        columns[f'factors_{spec.name}'] = to_bfloat16(factors) if is_half else factors
     chunk = {name: to_tensor(column) for name, column in columns.items()}
     self._store.import_chunk('an export', chunk)
 
