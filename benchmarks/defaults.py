@@ -19,7 +19,7 @@ import yaml
 from absl import app, flags
 
 from benchmarks.page import ROOT, machine, markdown_table, write_between
-from benchmarks.tasks_data import SHARED, census
+from benchmarks.tasks_data import SHARED, census, written
 from trainer import api, config
 from trainer.data.conversion import prepare_pass
 
@@ -48,8 +48,8 @@ def frappe_log() -> dict[str, list[str]]:
 
 
 def census_log() -> dict[str, list[str]]:
-  census(os.path.join(SHARED, 'census', 'census-income.test.gz'), OUT)
-  return {s: [os.path.join(OUT, f'census_{s}.csv')] for s in ('train', 'valid', 'test')}
+  census()
+  return {s: [written(f'census_{s}.csv')] for s in ('train', 'valid', 'test')}
 
 
 def flights_log() -> dict[str, list[str]]:
