@@ -13,8 +13,12 @@ KINDS = (
   'damaged checkpoints',
   'damaged prepared passes',
   'damaged exports',
+  'damaged configs',
   'streams',
   'configs',
+  'TF_CONFIG',
+  'messages',
+  'peers',
 )
 
 
