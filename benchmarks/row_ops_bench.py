@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from ops import library, pooling, row_optimizers, row_store, sharding
+from ops.dedupe import dedupe as distinct
 from ops.policy import Policy
 
 _BATCH = flags.DEFINE_integer('batch', 4096, 'Samples a batch.')
@@ -84,7 +85,7 @@ def main(_):
 
   @tf.function(reduce_retracing=True)
   def dedupe(keys, labels):
-    return dedupe(keys, [1.0], labels)
+    return distinct(keys, [1.0], labels)
 
   @tf.function(reduce_retracing=True)
   def unique(keys, labels):
@@ -127,7 +128,7 @@ def main(_):
 
   for begin in range(0, _FEATURES.value, 1 << 20):
     n = min(1 << 20, _FEATURES.value - begin)
-    keys = dedupe((1 << 52) + (1 << 51) + np.arange(begin, begin + n)).unique
+    keys = distinct((1 << 52) + (1 << 51) + np.arange(begin, begin + n)).unique
     pulled = store.pull(keys)
     store.push(keys, pulled, tf.ones([n]), tf.zeros([n]), tf.zeros([n]), [], [1.0], hyper, 1)
 
