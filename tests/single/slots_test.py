@@ -13,7 +13,7 @@ from trainer.embedding.slot_statistics import (
   effective_rank,
   shards_to_read,
 )
-from trainer.model.calibration import SlotCalibration, click_rate, deciles, prediction_histogram
+from trainer.model.calibration import SlotCalibration, deciles, prediction_histogram
 from trainer.model.metrics import Metrics
 
 
@@ -39,7 +39,6 @@ class CalibrationTest(tf.test.TestCase):
     self.assertAllClose(found[:, 1:], wanted[:, 1:], atol=2e-3)
     bins = prediction_histogram(histogram_of(y, p))
     self.assertAllClose(bins[:, 2], np.histogram(p, np.arange(51) / 50)[0], atol=20)
-    self.assertAllClose(click_rate(histogram_of(y, p)), y.mean())
 
   def test_equal_predictions_are_one_tenth(self):
     found = deciles(histogram_of(np.array([0, 1, 1, 0], np.float32), np.full(4, 0.25, np.float32)))
