@@ -34,8 +34,8 @@ class FieldCoder {
     const int64_t* keys = nullptr;
     const float* values = nullptr;    // [nnz], or null: all are 1, as they are without counts
     const int32_t* counts = nullptr;  // [n * F] features in each field, their sum nnz; or null
-    int64_t n = 0;      // at most kMaxSamples
-    int64_t slots = 0;  // F
+    int64_t n = 0;                    // at most kMaxSamples
+    int64_t slots = 0;                // F
   };
 
   // Writes codes [n, F]: fields of a slot that are equal get the same code, numbered from 0 in the
