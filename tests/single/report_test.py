@@ -290,11 +290,11 @@ class WordsTest(tf.test.TestCase):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     events = runs.healthy_events()
     found = [
-      read_run(runs.write_run(f'{folder}/{b}', events, batch_size=b, epochs=2)) for b in (8, 9)
+      read_run(runs.write_run(f'{folder}/{n}', events, batch_size=8, epochs=n)) for n in (2, 3)
     ]
     keys = differing_keys(found).drop('data.train')
-    self.assertEqual(keys.to_numpy().tolist(), [['8', '9']])
-    self.assertEqual(list(keys.index), ['train.batch_size'])
+    self.assertEqual(keys.to_numpy().tolist(), [['2', '3']])
+    self.assertEqual(list(keys.index), ['train.epochs'])
 
   def test_no_run(self):
     with self.assertRaisesRegex(UserError, 'no config.yaml there'):

@@ -178,7 +178,8 @@ def _begin(directory: str, kind: str, position: dict[str, Any], layout: dict[str
   os.makedirs(path + files.UNFINISHED)
   links = [e.path for e in chain.chain(directory)] if kind == 'delta' else []
   last = files.read_manifest(links[-1]) if links else {}
-  if any(last.get(name) != value for name, value in layout.items()):
+  # Earlier releases wrote less of it; what they did not write was not changed by the upgrade.
+  if any(last.get(name, value) != value for name, value in layout.items()):
     links = []
   unchanged = bool(links) and last['position'] == position
   return _Plan(path, sequence, False, links, unchanged)
