@@ -76,7 +76,6 @@ def demo_log() -> dict[str, list[str]]:
 
 # log -> its name, what writes it, its columns, FM's epochs, and what DeepFM was tuned to
 Log = tuple[str, Callable[[], dict[str, list[str]]], dict[str, Any], int, dict[str, Any]]
-ADAGRAD = {'kind': 'adagrad', 'initial_accumulator': 1e-6}
 LOGS: dict[str, Log] = {
   'frappe': (
     'Frappe',

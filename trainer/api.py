@@ -6,6 +6,7 @@ command works on it too. The commands themselves are what stands here, with flag
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import tempfile
@@ -93,7 +94,7 @@ def fit(
     UserError: with one line, where the config or the data are wrong.
   """
   source = Source(configuration, overrides, run_dir)
-  cfg = source.read()
+  cfg = source.cfg
   if cfg.sync.mode != 'allreduce':
     raise UserError(f"sync.mode: found '{cfg.sync.mode}'; wanted 'allreduce', one process, in fit")
   handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -102,7 +103,7 @@ def fit(
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
-  return Run(cfg.run_dir, source.read())
+  return Run(cfg.run_dir, config.load_of_run(cfg.run_dir))
 
 
 def load(run_dir: str, checkpoint: str = 'best') -> Run:
@@ -136,8 +137,9 @@ class Source:
   overrides: Sequence[str] = ()
   run_dir: str | None = None
 
-  def read(self) -> config.Config:
-    """Reads the config, and checks that what it names is there. Raises: ConfigError."""
+  @functools.cached_property
+  def cfg(self) -> config.Config:
+    """The config, once it was checked that what it names is there. Raises: ConfigError."""
     cfg, where = self._parsed(), self._where()
     config.check_effects(cfg, where)
     for key in ('train', 'valid', 'test'):
@@ -152,15 +154,15 @@ class Source:
       )
     return cfg
 
-  def read_for_its_log(self, tells: bool = True) -> config.Config:
-    """As `read`; where no batch size is given, a small log gets one that suits it.
+  def for_its_log(self, tells: bool = True) -> config.Config:
+    """Returns `cfg`; where no batch size is given, a small log gets one that suits it.
 
     It imports TensorFlow and reads the beginning of the log.
 
     Args:
       tells: whether the size is told.
     """
-    cfg = self.read()
+    cfg = self.cfg
     if 'batch_size' in cfg.train.model_fields_set:
       return cfg
     from trainer.data.batch_size import suitable
@@ -199,7 +201,7 @@ def train(
   Returns:
     The exit status.
   """
-  cfg = source.read()
+  cfg = source.cfg
   with contextlib.ExitStack() as stack:
     # Before TensorFlow, so that the others hear of a rank that is lost while it starts.
     heartbeat = stack.enter_context(Heartbeat(here, cfg.sync)) if here.size > 1 else None
@@ -208,7 +210,7 @@ def train(
     from trainer.training.job import Job
     from trainer.training.step import TrainStep
 
-    cfg = source.read_for_its_log(tells=here.rank == 0)
+    cfg = source.for_its_log(tells=here.rank == 0)
     communicator = horovod.communicator(here, cfg.sync)
     step = TrainStep(cfg, communicator)
     progress_made = heartbeat.progress if heartbeat else lambda: None

@@ -27,14 +27,14 @@ INIT_FROM = flags.DEFINE_string(
 @command_line.command
 def main() -> int:
   source = api.Source(CONFIG.value, SET.value, RUN_DIR.value)
-  cfg = source.read()
+  cfg = source.cfg
   if INIT_FROM.value and cfg.sync.mode != 'allreduce':
     raise UserError(f"--init_from: wanted sync.mode 'allreduce'; found '{cfg.sync.mode}'")
   if DRY_RUN.value:
     runtime.start(cfg)
     from trainer.training import dry_run
 
-    for line in dry_run.tell(source.read_for_its_log()):
+    for line in dry_run.tell(source.for_its_log()):
       print(line, flush=True)
     return 0
   if cfg.sync.mode != 'allreduce':
@@ -43,7 +43,7 @@ def main() -> int:
     from trainer.parameter_server.cluster import Cluster
 
     cluster = Cluster.from_tf_config(runtime.tf_config(), cfg.sync.mode)
-    return run.run(source.read_for_its_log(tells=cluster.name == 'worker 0'), cluster)
+    return run.run(source.for_its_log(tells=cluster.name == 'worker 0'), cluster)
   return api.train(source, runtime.launched(), INIT_FROM.value)
 
 

@@ -28,6 +28,8 @@ from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wa
 
 STREAMS = 25  # of a unit
 MOMENTS = 30  # of a stream, at each of which something happens
+# What may happen to a pass. 'found': a file comes whose marker was there before it.
+_EVENTS = ('pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found')
 
 
 class Model:
@@ -87,6 +89,16 @@ class Model:
         self.fates[name] = 'late'
       else:
         self.fates[name], self._open = 'trained', day
+
+
+def _name(draw: random.Random, what: str, day: int, number: int) -> str:
+  match what:
+    case 'late':
+      return f'day_{max(0, day - draw.randrange(1, 4))}_hour_{number}.csv'
+    case 'misnamed':
+      return f'hour_{number}.csv'
+    case _:
+      return f'day_{day}_hour_{number}.csv'
 
 
 def _day(name: str) -> int:
@@ -170,23 +182,15 @@ def _stream(draw: random.Random, folder: str) -> str | None:
   for _ in range(MOMENTS):
     number += 1
     content = f'content {number}'
-    what = draw.choices(
-      ['pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found'],
-      [8, 4, 3, 2, 2, 1, 2, 2],
-    )[0]
-    name = f'day_{day}_hour_{number}.csv'
+    what = draw.choices(_EVENTS, [8, 4, 3, 2, 2, 1, 2, 2])[0]
+    if what == 'day':
+      day += draw.choice([1, 1, 1, 2])
+    name = _name(draw, what, day, number)
     match what:
-      case 'day':
-        day += draw.choice([1, 1, 1, 2])
-        name = f'day_{day}_hour_{number}.csv'
-      case 'late':
-        name = f'day_{max(0, day - draw.randrange(1, 4))}_hour_{number}.csv'
       case 'double' if contents:
         content = draw.choice(contents)
       case 'corrupt':
         bad.add(name)
-      case 'misnamed':
-        name = f'hour_{number}.csv'
       case 'missing':
         _write(folder, name + '.done', '')
         promised.append((name, content))
@@ -325,23 +329,16 @@ def _jobs(draw: random.Random, folder: str, shared: str) -> Found:
     for _ in range(draw.choice([1, 2, 3])):
       number += 1
       text = _pass_text(draw.randrange(1 << 30))
-      what = draw.choices(
-        ['pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found'],
-        [4, 4, 3, 2, 2, 1, 2, 2],
-      )[0]
+      what = draw.choices(_EVENTS, [4, 4, 3, 2, 2, 1, 2, 2])[0]
       if what == 'day':
         day += draw.choice([1, 1, 2])
-      name = f'day_{day}_hour_{number}.csv'
+      name = _name(draw, what, day, number)
       match what:
-        case 'late':
-          name = f'day_{max(0, day - draw.randrange(1, 4))}_hour_{number}.csv'
         case 'double' if texts:
           text = draw.choice(texts)
         case 'corrupt':
           bad.add(name)
           text = draw.choice(_BAD)
-        case 'misnamed':
-          name = f'hour_{number}.csv'
         case 'missing':
           promised.append((name, text))
         case 'found' if promised:

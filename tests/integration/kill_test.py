@@ -5,6 +5,7 @@ KILL_TRIALS sets how many kills are tried (default 4, half of them on 2 ranks); 
 its number.
 """
 
+import json
 import os
 import random
 import signal
@@ -128,6 +129,9 @@ class KillTest(tf.test.TestCase):
       print(f'trial {trial}: {ranks} rank(s), killed after sign {kill_at} of {signs}', flush=True)
       self.run_job(ranks, dtype, run_dir, kill_at)
       self.run_job(ranks, dtype, run_dir)
+      with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
+        for line in f:
+          json.loads(line)
       found = state_of(run_dir)
       for what in ('rows', 'dense', 'progress', 'exports'):
         self.assertEqual(

@@ -77,12 +77,12 @@ class BatchSizeTest(tf.test.TestCase):
     self.assertGreater(valid['auc'].max(), 0.7)  # the true probabilities reach .74
     # What a run has it keeps, though the log grows.
     log(60_000, 0).to_csv(self.folder / 'train.csv', index=False)
-    self.assertEqual(api.Source(self.tree).read_for_its_log().train.batch_size, 256)
+    self.assertEqual(api.Source(self.tree).for_its_log().train.batch_size, 256)
     for source, size in (
       (api.Source(self.tree, ['train.batch_size=32']), 32),
       (api.Source(self.tree, (), 'elsewhere'), 4096),
     ):
-      self.assertEqual(source.read_for_its_log().train.batch_size, size)
+      self.assertEqual(source.for_its_log().train.batch_size, size)
 
 
 if __name__ == '__main__':

@@ -50,6 +50,7 @@ class MetricsTest(tf.test.TestCase):
     self.assertAllClose(
       found['calibration'], (w * p.astype(np.float64)).sum() / (w * y).sum(), rtol=1e-9
     )
+    self.assertAllClose(found['ctr'], np.average(y, weights=w), rtol=1e-9)
     self.assertEqual(found['examples'], 20000)
 
   def test_a_state_of_other_buckets_begins_anew(self):
