@@ -1,12 +1,12 @@
 """Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by SLOT]…`.
 
 It prints one JSON object. With --by it prints a table of each value of a slot, the worst first:
-its samples and clicks, AUC, logloss and calibration, with 95 % intervals. Under horovodrun the
-ranks share the work.
+its samples and clicks, AUC, logloss and calibration, with 95 % intervals; --json has all figures.
+Under horovodrun the ranks share the work.
 """
 
+import itertools
 import json
-import os
 from typing import Any
 
 from absl import flags
@@ -30,7 +30,7 @@ BY = flags.DEFINE_multi_string(
 MOST = flags.DEFINE_integer(
   'most', 20, 'Values of a slot that --by shows; the others together are "other".', lower_bound=1
 )
-JSON = flags.DEFINE_bool('json', False, 'Prints what --by finds as one JSON object.')
+JSON = flags.DEFINE_bool('json', False, 'Prints all that --by finds as one JSON object.')
 
 
 @command_line.command
@@ -82,16 +82,17 @@ def slices_by_text(job: Any, prepared: list[Any]) -> dict[str, list[dict[str, An
 
 
 def tell(found: dict[str, list[dict[str, Any]]]) -> None:
-  """Prints slices as tables, or as JSON."""
-  import pandas as pd
+  """Prints slices as tables, one for each task, or as JSON."""
+  from trainer.reporting.slice_table import slice_table
 
   if JSON.value:
     print(json.dumps(found))
     return
   for name, rows in found.items():
-    table = pd.DataFrame(rows).dropna(axis=1, how='all').rename(columns={'value': name})
-    text = table.to_string(index=False, na_rep='-', float_format=lambda x: f'{x:,.5g}')
-    print(f'{text}{os.linesep}')
+    for task, of_task in itertools.groupby(rows, lambda row: row['task']):
+      if task:
+        print(f'{task}:')
+      print(f'{slice_table(name, list(of_task))}\n')
 
 
 if __name__ == '__main__':

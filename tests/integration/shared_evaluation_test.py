@@ -67,6 +67,7 @@ class SharedEvaluationTest(tf.test.TestCase):
     table = self.run_command('evaluate', '--run_dir', self.run_dir, '--by', 'item', '--most', '3')
     self.assertIn('(other)', table)
     self.assertLen(table.splitlines(), 6)
+    self.assertLessEqual(max(map(len, table.splitlines())), 80)
 
   def test_importance(self):
     arguments = 'inspect', self.run_dir, '--importance', '--json'

@@ -13,6 +13,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
 from trainer.model.slices import auc_interval, slice_errors, slice_figures
+from trainer.reporting.slice_table import slice_table
 from trainer.training.slices import BLANK, OTHER, slices
 
 
@@ -120,6 +121,34 @@ class SlicesTest(tf.test.TestCase):
     y, w = batch.label[own, 1], batch.weight[own, 1]
     if one['auc'] is not None:
       self.assertAllClose(one['auc'], roc_auc_score(y, probabilities[own, 1], sample_weight=w))
+
+
+class TableTest(tf.test.TestCase):
+  def test_it_fits_80_columns_whatever_the_figures_are(self):
+    rng = np.random.default_rng(0)
+    huge = {'samples': 123_456_789, 'clicks': 12_345_678.0, 'calibration_high': 1234.5}
+    rows = []
+    for value, count in (('a value of many words that says much', 400), ('b', 3), ('(blank)', 0)):
+      probabilities = rng.random(count)
+      figures = slice_figures(rng.random(count) < probabilities, probabilities, np.ones(count))
+      rows.append({'value': value, 'task': None} | figures | (huge if count == 400 else {}))
+    text = slice_table('a_slot_with_a_name_of_some_length', rows)
+    lines = text.splitlines()
+    self.assertLen(lines, 4)
+    self.assertLessEqual(max(map(len, lines)), 80)
+    self.assertIn('a_slot…', lines[0])
+    self.assertIn('logloss calibr.', lines[0])
+    self.assertNotIn('rmse', lines[0])
+    self.assertIn('…', lines[1])
+    self.assertIn(f'{rows[0]["auc"]:.4f} {rows[0]["auc_low"]:.3f}..', lines[1])
+    self.assertIn(' 123,456,789 12,345,678 ', lines[1])
+    self.assertTrue(lines[3].endswith('-'))
+
+  def test_of_squared_errors(self):
+    figures = slice_errors(np.zeros(3), np.array([1.0, 2.0, 3.0]), np.ones(3))
+    lines = slice_table('city', [{'value': 'Ulm', 'task': None} | figures]).splitlines()
+    self.assertEqual(lines[0].split(), ['city', 'samples', 'rmse', 'error', '95', '%'])
+    self.assertEqual(lines[1].split()[:4], ['Ulm', '3', '2.16', '2'])
 
 
 class TextsTest(tf.test.TestCase):
