@@ -1,19 +1,24 @@
 """What the defaults reach: `python -m benchmarks.defaults` rewrites that part of docs/quality.md.
 
 On each of four logs it trains FM with nothing but `kind` of the row optimizers given, equally many
-epochs with each, and DeepFM with nothing given beside it with settings that were tuned. The runs
+epochs with each, and DeepFM with nothing given beside it with settings that were tuned; then the
+same FM on 4,000 rows of three logs, and DeepFM on 2 ranks beside one process. The runs
 lie in build/defaults/; a finished one is not done again, so that after a change of the defaults
 that directory has to be removed. Wanted of FM is at most .015 less AUC than the best kind
-has, of DeepFM .004 less than tuned. `--only demo` does a part and only prints it.
+has, of DeepFM .004 less than tuned, of few rows a logloss below the base rate's, of 2 ranks at
+most .0005 AUC from one process. `--only demo`, `--only small` and so on do a part and only print
+it.
 """
 
 import glob
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 from absl import app, flags
@@ -26,7 +31,10 @@ from trainer.data.conversion import prepare_pass
 OUT = os.path.join('build', 'defaults')
 PAGE = os.path.join('docs', 'quality.md')
 KINDS = ('adagrad', 'ftrl', 'adam', 'adagrad_row', 'rmsprop', 'sgd')
-FM_MARGIN, DEEPFM_MARGIN = 0.015, 0.004
+FM_MARGIN, DEEPFM_MARGIN, RANKS_MARGIN = 0.015, 0.004, 0.0005
+SEEDS = (1, 2, 3)  # of DeepFM
+RANKS_EPOCHS = 2
+SMALL_ROWS, SMALL_VALID_ROWS = 4000, 2000
 
 
 def columns_of(path: str, *keys: str) -> dict[str, Any]:
@@ -120,7 +128,8 @@ LOGS: dict[str, Log] = {
     },
   ),
 }
-SELECTED = flags.DEFINE_list('only', list(LOGS), 'Logs to train on.')
+PARTS = (*LOGS, 'small', 'ranks')
+SELECTED = flags.DEFINE_list('only', list(PARTS), 'Logs to train on; small, ranks: those tables.')
 
 
 def prepared(name: str) -> dict[str, Any]:
@@ -142,13 +151,19 @@ def prepared(name: str) -> dict[str, Any]:
     return yaml.safe_load(f)
 
 
-def evaluated(run_dir: str, settings: Mapping[str, Any]) -> pd.DataFrame:
+def evaluated(run_dir: str, settings: Mapping[str, Any], seed: int = 1) -> pd.DataFrame:
   """Trains unless it is done; returns the events of the run's evaluations."""
   finished = os.path.join(run_dir, 'metrics.csv')
   if not os.path.exists(finished):
-    metrics = api.fit({**settings, 'run_dir': run_dir, 'seed': 1}).metrics
+    metrics = api.fit({**settings, 'run_dir': run_dir, 'seed': seed}).metrics
     metrics.query("event == 'eval'")[['split', 'epoch', 'auc', 'logloss']].to_csv(finished)
   return pd.read_csv(finished)
+
+
+def of_test(events: pd.DataFrame) -> tuple[float, float]:
+  """AUC and logloss of the epoch that is best on validation."""
+  test = events.query("split == 'test'").iloc[-1]
+  return test['auc'], test['logloss']
 
 
 def fm(name: str, kind: str) -> float:
@@ -163,15 +178,103 @@ def fm(name: str, kind: str) -> float:
   return evaluated(os.path.join(OUT, f'{name}_fm_{kind}'), settings)['auc'].max()
 
 
-def deepfm(name: str, which: str) -> tuple[float, float]:
-  """AUC and logloss of DeepFM on test."""
+def deepfm(name: str, which: str) -> list[tuple[float, float]]:
+  """AUC and logloss of DeepFM on test, of each seed."""
   settings = {'model': {'interactions': ['linear', 'fm', 'dnn']}}
   if which == 'tuned':
     settings = LOGS[name][4]
+  settings = {'data': prepared(name), **settings}
   run_dir = os.path.join(OUT, f'{name}_deepfm_{which}')
-  events = evaluated(run_dir, {'data': prepared(name), **settings})
-  test = events.query("split == 'test'").iloc[-1]
-  return test['auc'], test['logloss']
+  return [of_test(evaluated(f'{run_dir}_seed{seed}', settings, seed)) for seed in SEEDS]
+
+
+def small_log(name: str, data: Mapping[str, Any], splits: Mapping[str, pd.DataFrame]) -> Any:
+  """Writes a log of few rows; returns its data section and its base rate's logloss on test.
+
+  Args:
+    name: of the log.
+    data: how to read it.
+    splits: train, from which the rows are drawn, and test.
+  """
+  rows = splits['train'].sample(SMALL_ROWS + SMALL_VALID_ROWS, random_state=1)
+  parts = {'train': rows[:SMALL_ROWS], 'valid': rows[SMALL_ROWS:], 'test': splits['test']}
+  paths = {split: os.path.join(OUT, f'small_{name}_{split}.csv') for split in parts}
+  for split, part in parts.items():
+    part.to_csv(paths[split], index=False)
+  clicks = {
+    split: part[data['label']].astype(str).str.fullmatch(data.get('label_positive', '1'))
+    for split, part in parts.items()
+  }
+  rate = clicks['train'].mean()
+  base = -np.where(clicks['test'], np.log(rate), np.log1p(-rate)).mean()
+  return {**data, **{split: [path] for split, path in paths.items()}}, base
+
+
+def small_logs() -> dict[str, Any]:
+  """Log -> its data section and its base rate's logloss."""
+  found = {}
+  for name, write in (('frappe', frappe_log), ('demo', demo_log)):
+    splits = {s: pd.concat(map(pd.read_csv, paths)) for s, paths in write().items()}
+    found[LOGS[name][0]] = small_log(name, LOGS[name][2], splits)
+  with open(os.path.join(ROOT, 'configs', 'adult.yaml'), encoding='utf-8') as f:
+    adult = yaml.safe_load(f)['data']
+  names = adult.pop('columns')
+  splits = {
+    split: pd.read_csv(adult[split][0], names=names, skipinitialspace=True)
+    for split in ('train', 'test')
+  }
+  return found | {'adult': small_log('adult', adult, splits)}
+
+
+def small() -> str:
+  """The table of FM on few rows."""
+  logs = small_logs()
+  rows = []
+  for kind in KINDS:
+    rule, cells = {'kind': kind}, []
+    for name, (data, base) in logs.items():
+      settings = {
+        'data': data,
+        'sparse': {'tables': {'default': {'linear': rule, 'factors': rule}}},
+        'model': {'interactions': ['linear', 'fm']},
+      }
+      auc, logloss = of_test(evaluated(os.path.join(OUT, f'small_{name}_fm_{kind}'), settings))
+      worse = ' (worse than the base rate)' if logloss > base else ''
+      cells.append(f'{auc:.4f} / {logloss:.4f}{worse}')
+    rows.append([f'`{kind}`', *cells])
+  rows.append(['the base rate', *(f'0.5 / {base:.4f}' for _, base in logs.values())])
+  text = f'FM on {SMALL_ROWS:,} rows, AUC / logloss on test of the epoch that is best on validation'
+  return f'{text} ({SMALL_VALID_ROWS:,} rows):\n\n' + markdown_table(['kind', *logs], rows)
+
+
+def ranks() -> str:
+  """The table of DeepFM on 2 ranks."""
+  data = prepared('frappe')
+  settings = {'data': data, 'model': {'interactions': ['linear', 'fm', 'dnn']}}
+  settings['train'] = {'epochs': RANKS_EPOCHS}
+  file = os.path.join(OUT, 'ranks.yaml')
+  with open(file, 'w', encoding='utf-8') as f:
+    yaml.safe_dump(settings, f)
+  rows, apart = [], []
+  for seed in SEEDS:
+    reached = []
+    for count in (1, 2):
+      run_dir = os.path.join(OUT, f'ranks_{count}_seed{seed}')
+      if not os.path.exists(os.path.join(run_dir, 'metrics.csv')) and count > 1:
+        command = ['launch/local.sh', str(count), '--config', file, '--run_dir', run_dir]
+        subprocess.run([*command, '--set', f'seed={seed}'], check=True)
+      # Of a run that is through, this reads its figures.
+      reached.append(of_test(evaluated(run_dir, settings, seed)))
+    apart.append(reached[1][0] - reached[0][0])
+    rows.append([str(seed), *(f'{a:.5f} / {b:.5f}' for a, b in reached), f'{apart[-1]:+.5f}'])
+  middle = statistics.median(apart)
+  far = f'; wanted at most {RANKS_MARGIN:.4f}' if abs(middle) > RANKS_MARGIN else ''
+  head = ['seed', 'one process', '2 ranks', 'AUC apart']
+  return (
+    f'DeepFM by default on Frappe, {RANKS_EPOCHS} epochs, AUC / logloss on test:\n\n'
+    + markdown_table(head, rows)
+    + f'\n\nIn the median {middle:+.5f}, from {min(apart):+.5f} to {max(apart):+.5f}{far}.'
+  )
 
 
 def told(value: float, best: float, margin: float) -> str:
@@ -180,8 +283,8 @@ def told(value: float, best: float, margin: float) -> str:
   return f'{value:.4f}' + (f' ({short:.4f} below)' if short > margin else '')
 
 
-def pages(logs: Sequence[str]) -> str:
-  """Trains everything; returns both tables."""
+def of_logs(logs: Sequence[str]) -> str:
+  """The tables of FM and DeepFM on whole logs."""
   reached = {(name, kind): fm(name, kind) for name in logs for kind in KINDS}
   best = {name: max(reached[name, kind] for kind in KINDS) for name in logs}
   head = ['kind', *(f'{LOGS[name][0]}, {LOGS[name][3]} epochs' for name in logs)]
@@ -189,26 +292,41 @@ def pages(logs: Sequence[str]) -> str:
     [f'`{kind}`', *(told(reached[name, kind], best[name], FM_MARGIN) for name in logs)]
     for kind in KINDS
   ]
-  text = 'FM, best AUC of the epochs on validation:\n\n' + markdown_table(head, rows)
+  text = 'FM, best AUC of the epochs on validation, one seed:\n\n' + markdown_table(head, rows)
   rows = []
   for name in logs:
-    (auc, logloss), (tuned_auc, tuned_logloss) = deepfm(name, 'default'), deepfm(name, 'tuned')
-    default = f'{told(auc, tuned_auc, DEEPFM_MARGIN)} / {logloss:.4f}'
-    rows.append([LOGS[name][0], default, f'{tuned_auc:.4f} / {tuned_logloss:.4f}'])
-  text += '\n\nDeepFM, AUC / logloss on test of the epoch that is best on validation:\n\n'
-  text += markdown_table(['log', 'all defaults', 'tuned'], rows)
+    default, tuned = (np.array(deepfm(name, which)) for which in ('default', 'tuned'))
+    (auc, logloss), (tuned_auc, tuned_logloss) = np.median(default, 0), np.median(tuned, 0)
+    rows.append(
+      [
+        LOGS[name][0],
+        f'{told(auc, tuned_auc, DEEPFM_MARGIN)} / {logloss:.4f}',
+        f'{tuned_auc:.4f} / {tuned_logloss:.4f}',
+        *(', '.join(f'{value:.4f}' for value in found[:, 0]) for found in (default, tuned)),
+      ]
+    )
+  text += '\n\nDeepFM, AUC / logloss on test of the epoch that is best on validation, medians:\n\n'
+  head = ['log', 'all defaults', 'tuned', 'defaults, AUC of seeds 1, 2, 3', 'tuned, likewise']
+  return text + markdown_table(head, rows)
+
+
+def pages(parts: Sequence[str]) -> str:
+  """Trains everything; returns the tables."""
+  logs = [name for name in parts if name in LOGS]
+  texts = [of_logs(logs)] if logs else []
+  texts += [table() for name, table in (('small', small), ('ranks', ranks)) if name in parts]
   here = machine()
-  return f'{text}\n\nOne seed. TensorFlow {here["tensorflow"]}, {here["cpu"]}.'
+  return '\n\n'.join([*texts, f'TensorFlow {here["tensorflow"]}, {here["cpu"]}.'])
 
 
 def main(_: list[str]) -> None:
   for name in SELECTED.value:
-    if name not in LOGS:
-      raise app.UsageError(f"found '{name}'; wanted some of {', '.join(LOGS)}")
+    if name not in PARTS:
+      raise app.UsageError(f"found '{name}'; wanted some of {', '.join(PARTS)}")
   os.makedirs(OUT, exist_ok=True)
   text = pages(SELECTED.value)
   print(text)
-  if set(SELECTED.value) == set(LOGS):
+  if set(SELECTED.value) == set(PARTS):
     write_between(PAGE, text, 'benchmarks.defaults')
     print(f'wrote {PAGE}')
 
