@@ -92,6 +92,8 @@ def fit(
     run_dir: replaces that of the config.
   Raises:
     UserError: with one line, where the config or the data are wrong.
+    KeyboardInterrupt: where it was asked to stop, by Ctrl-C or SIGTERM. The state is saved; the
+      same call continues.
   """
   source = Source(configuration, overrides, run_dir)
   cfg = source.cfg
@@ -99,10 +101,12 @@ def fit(
     raise UserError(f"sync.mode: found '{cfg.sync.mode}'; wanted 'allreduce', one process, in fit")
   handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
   try:
-    train(source)
+    status = train(source)
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
+  if status == command_line.STOPPED:
+    raise KeyboardInterrupt(f'run_dir {cfg.run_dir}: stopped, its state is saved')
   return Run(cfg.run_dir, config.load_of_run(cfg.run_dir))
 
 

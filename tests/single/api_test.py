@@ -1,6 +1,8 @@
 """trainer.fit, and what a run answers on frames."""
 
+import os
 import pathlib
+import signal
 import tempfile
 
 import numpy as np
@@ -17,6 +19,21 @@ def log(samples):
   return pd.DataFrame(
     {'click': (rng.random(samples) < 0.1 + 0.5 * (ids < 5)).astype(int), 'user': ids}
   )
+
+
+def ask_to_stop():
+  if callable(signal.getsignal(signal.SIGTERM)):  # a job trains
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Stopping(tf.keras.layers.Layer):
+  """An interaction that asks for a stop in each step."""
+
+  needs = ('linear',)
+
+  def call(self, inputs, training=False):
+    with tf.control_dependencies([tf.py_function(ask_to_stop, [], [])]):
+      return tf.reduce_sum(inputs.linear, 1, keepdims=True)
 
 
 class ApiTest(tf.test.TestCase):
@@ -36,6 +53,22 @@ class ApiTest(tf.test.TestCase):
     self.assertAllEqual(run.predict(frame[['user']]), by_file)
     self.assertAllEqual(api.load(run.run_dir).predict(frame.astype(str)), by_file)
     self.assertEqual(run.evaluate(frame)['auc'], run.evaluate(path)['auc'])
+
+  def test_a_stop_is_no_result(self):
+    folder = pathlib.Path(self.get_temp_dir())
+    log(300).to_csv(folder / 'stopped.csv', index=False)
+    tree = {
+      'run_dir': f'{folder}/stopped',
+      'data': {'train': [f'{folder}/stopped.csv'], 'label': 'click', 'slots': [{'name': 'user'}]},
+      'model': {'interactions': [f'{__name__}.Stopping']},
+      'train': {'batch_size': 10},
+    }
+    before = signal.getsignal(signal.SIGTERM)
+    with self.assertRaisesRegex(KeyboardInterrupt, 'stopped, its state is saved'):
+      api.fit(tree)
+    self.assertEqual(signal.getsignal(signal.SIGTERM), before)
+    events = api.load(f'{folder}/stopped').metrics['status'].tolist()
+    self.assertEqual(events[-1], 'stopped')
 
   def test_nothing_is_made_up_for_a_frame(self):
     run, _ = self.fit(log(300))
