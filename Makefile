@@ -96,8 +96,9 @@ $(LOGS):
 test-cc: setup
 	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc
 
+# Two files at a time: within one TensorFlow uses more cores by itself, but not often.
 test-single: setup | $(LOGS)
-	timeout -k 10 1200 $(PY) -m pytest tests/single 2>&1 | tee $(LOGS)/single.log
+	timeout -k 10 1200 $(PY) -m pytest -n 2 --dist loadfile tests/single 2>&1 | tee $(LOGS)/single.log
 
 test-parallel: setup | $(LOGS)
 	tests/parallel.sh 2 2>&1 | tee $(LOGS)/parallel-2.log
