@@ -1,6 +1,7 @@
 """Where a process stands: what its launcher says, its GPU, and how Horovod is started."""
 
 import os
+import subprocess
 import sys
 import threading
 import types
@@ -31,6 +32,31 @@ def interfaces(*addresses):
     for a in addresses
   ]
   return mock.patch.object(psutil, 'net_if_addrs', lambda: {'eth7': found, 'lo': []})
+
+
+class AllocatorTest(tf.test.TestCase):
+  def test_memory_of_one_step_serves_the_next(self):
+    """In a process of its own, in its main thread and in another: page faults of later steps."""
+    program = """
+import concurrent.futures, resource
+import numpy as np
+from trainer import runtime
+runtime.keep_freed_memory()
+def step():
+  return [np.full(750_000, 1, np.float32) for _ in range(10)]  # 30 MB, freed at once
+def faults():
+  for _ in range(3): step()
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+  for _ in range(10): step()
+  return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+with concurrent.futures.ThreadPoolExecutor(1) as pool:
+  print(faults(), pool.submit(faults).result())
+"""
+    done = subprocess.run(
+      [sys.executable, '-c', program], capture_output=True, text=True, check=True
+    )
+    for faults in done.stdout.split():
+      self.assertLess(int(faults), 1000)  # the memory of one step has 7,300 pages
 
 
 class LaunchedTest(tf.test.TestCase):
