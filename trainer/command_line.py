@@ -13,7 +13,7 @@ from absl import app, flags, logging
 
 from ops.build import NotBuilt
 from trainer import runtime
-from trainer.errors import UserError
+from trainer.errors import UserError, one_line
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended: the job was stopped and saved
 
@@ -52,7 +52,12 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
     print(_help(main))
     sys.exit(0)
   try:
-    return flags.FLAGS(argv)
+    rest = flags.FLAGS(argv)
+    module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
+    for flag in flags.FLAGS.get_key_flags_for_module(module):
+      if flag.present and flag.value in ('', ['']):  # as an unset variable of a shell gives it
+        raise flags.Error(f'--{flag.name} is empty; wanted a value, or no such flag')
+    return rest
   except flags.Error as e:
     missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
     text = f'{missing[1]} is missing; it is required, see --help' if missing else str(e)
@@ -83,9 +88,17 @@ def entry(main: Callable[..., int | None]) -> None:
         time.sleep(5)
       sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
       status = 2
-    except Exception:
-      logging.exception('this process failed')
-      status = 1
+    except Exception as e:
+      if isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
+        # TensorFlow's error is known by its name: not every command imports TensorFlow.
+        sys.stderr.write(
+          f'error: out of memory: {one_line(e)[:_LONGEST]}; wanted smaller layers, '
+          'tables or batches, or more memory\n'
+        )
+        status = 2
+      else:
+        logging.exception('this process failed')
+        status = 1
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: Horovod's shutdown must neither delay nor change the status.

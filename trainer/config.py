@@ -8,6 +8,7 @@ The string under each key is its description.
 """
 
 import dataclasses
+import difflib
 import math
 import os
 import re
@@ -39,6 +40,7 @@ class Section(pydantic.BaseModel):
   )
 
 
+MAX_FACTORS = 1 << 20  # of a row of the store
 MAX_INT = 2**63 - 1
 Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
@@ -510,7 +512,7 @@ class Sync(Section):
 class Metrics(Section):
   """How quality is measured."""
 
-  auc_buckets: PositiveInt = 100_000
+  auc_buckets: Annotated[int, pydantic.Field(ge=2, le=10**7, strict=True)] = 100_000
   """Buckets of predictions that AUC is computed from; finer where predictions crowd."""
 
 
@@ -665,8 +667,20 @@ OPTIMIZER_ARGS = {
 }
 
 
+def _of_other_kinds(name: str, kind: str, valid: Sequence[str]) -> str:
+  """As nearest, of an argument that an optimizer has not; another kind may have it."""
+  every = {one for names in OPTIMIZER_ARGS.values() for one in names}
+  close = difflib.get_close_matches(str(name).lower(), sorted({*every, *valid}), n=1, cutoff=0.7)
+  if not close or close[0] in valid:
+    return nearest(name, valid)
+  kinds = ' and '.join(k for k, names in OPTIMIZER_ARGS.items() if close[0] in names)
+  return f"; '{close[0]}' is of {kinds}; {kind} takes {', '.join(valid)}"
+
+
 def short(value: Any, length: int = 120) -> str:
   """A value as messages show it: its repr, cut where it is long."""
+  if isinstance(value, int) and value.bit_length() > 400:  # Python shows none of 4,300 digits
+    return f'a number of {value.bit_length()} bits'
   text = repr(value)
   return text if len(text) <= length else text[: length - 1] + '…'
 
@@ -921,6 +935,14 @@ def _check(cfg: Config, where: str) -> None:
         'model.interactions',
         f"'{kind}' needs one width for all slots; found widths {sorted(set(widths.values()))}",
       )
+  factors = len(data.slots) if 'ffm' in kinds else 1
+  for name, table in cfg.sparse.tables.items():
+    if table.width * factors > MAX_FACTORS:
+      of_slots = f', times {factors} slots of ffm,' if factors > 1 else ''
+      fail(
+        f'sparse.tables.{name}.width',
+        f'found {table.width}{of_slots} of factors a row; wanted at most {MAX_FACTORS:,}',
+      )
   if 'ffm' in kinds and len(cfg.sparse.tables) > 1:
     fail('model.interactions', f"'ffm' needs one table; found {sorted(cfg.sparse.tables)}")
   if data.label_is == 'real' and cfg.model.loss != 'squared_error':
@@ -979,9 +1001,17 @@ def _check(cfg: Config, where: str) -> None:
   for name, value in optimizer.args.items():
     key = f'train.dense_optimizer.args.{name}'
     if name not in valid:
-      raise ConfigError(f"{where}: unknown key '{key}'{nearest(name, valid)}")
+      raise ConfigError(
+        f"{where}: unknown key '{key}'{_of_other_kinds(name, optimizer.kind, valid)}"
+      )
     if not isinstance(value, (int, float)) or not abs(value) < math.inf:
       fail(key, f'found {short(value)}; wanted a finite number')
+    if name in ('beta_1', 'beta_2', 'momentum', 'rho') and not 0 <= value < 1:
+      fail(key, f'found {short(value)}; wanted a number >= 0 and < 1')
+    if value < 0 and name != 'learning_rate_power':
+      fail(key, f'found {short(value)}; wanted a number >= 0')
+    if value > 0 and name == 'learning_rate_power':
+      fail(key, f'found {short(value)}; wanted a number <= 0')
   try:
     cfg.policy()
   except (ValueError, TypeError) as e:

@@ -9,6 +9,8 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
   [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
   '; wanted a directory that can be written',
 )
+_NEAR = 0.4  # how alike (difflib's ratio) two names are of which one may be the other, misspelt
+_LISTED = 200  # characters of a list of valid names
 # Lines of a TensorFlow message that say where in the graph it failed, not what failed.
 _GRAPH_TRACE = ('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '[')
 
@@ -42,11 +44,17 @@ def one_line(error: BaseException) -> str:
 def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns "; the nearest valid name is 'x'", or '' where there are no valid names.
 
-  Upper and lower case do not matter.
+  Where none is near, all are listed. Upper and lower case do not matter.
   """
   names = {str(one).lower(): str(one) for one in valid}
-  close = difflib.get_close_matches(str(name).lower(), sorted(names), n=1, cutoff=0)
-  return f"; the nearest valid name is '{names[close[0]]}'" if close else ''
+  cutoff = _NEAR if len(names) > 1 else 0
+  close = difflib.get_close_matches(str(name).lower(), sorted(names), n=1, cutoff=cutoff)
+  if close:
+    return f"; the nearest valid name is '{names[close[0]]}'"
+  listed = ', '.join(sorted(names.values()))
+  if len(listed) > _LISTED:
+    listed = listed[:_LISTED].rpartition(',')[0] + ', …'
+  return f'; the valid names are {listed}' if listed else ''
 
 
 @contextlib.contextmanager

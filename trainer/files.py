@@ -6,6 +6,7 @@ were.
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -56,6 +57,27 @@ def exclusive(path: str, patience: float | None = None) -> Iterator[TextIO]:
     else:
       fcntl.flock(f, fcntl.LOCK_EX)
     yield f
+
+
+@contextlib.contextmanager
+def whole_file(path: str) -> Iterator[str]:
+  """The path to write a file at, which bears the name `path` once the `with` ends without an error.
+
+  A link is followed. What is no file, as /dev/stdout or a pipe, is written as it is.
+  """
+  target = os.path.realpath(path)
+  if os.path.exists(path) and not os.path.isfile(path):
+    if os.path.isdir(path):
+      raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    yield path
+    return
+  new = f'{target}.new{os.getpid()}'
+  try:
+    yield new
+    os.replace(new, target)
+  finally:
+    with contextlib.suppress(OSError):
+      os.remove(new)
 
 
 def sync_directory(path: str) -> None:

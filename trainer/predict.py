@@ -8,6 +8,7 @@ rows; rank 0 writes.
 """
 
 import collections
+import contextlib
 import os
 import shutil
 import sys
@@ -45,6 +46,7 @@ def _from_standard_input(folder: str) -> str:
 def main() -> None:
   from trainer.data.carried import beside, carried_columns, write_tables
   from trainer.data.prepared import is_prepared
+  from trainer.files import whole_file
   from trainer.training.job import finished_job
 
   here = runtime.launched()
@@ -60,6 +62,7 @@ def main() -> None:
     finished_job(RUN_DIR.value, overrides, CHECKPOINT.value, here) as job,
     tempfile.TemporaryDirectory(prefix='ctr-predict-') as folder,
     plain_errors('cannot write --out'),
+    contextlib.ExitStack() as stack,
   ):
     cfg = job.cfg
     patterns = [_from_standard_input(folder) if p == '-' else p for p in DATA.value]
@@ -75,7 +78,7 @@ def main() -> None:
       collections.deque(predicted, 0)  # takes part
       return
 
-    out = '/dev/stdout' if OUT.value == '-' else f'{OUT.value}.new{os.getpid()}'
+    out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))
     if COLUMNS.value or as_parquet:
       carried = (
         table
@@ -89,8 +92,6 @@ def main() -> None:
         for probabilities in predicted:
           rows = probabilities.reshape(len(probabilities), -1)
           f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
-    if OUT.value != '-':
-      os.replace(out, OUT.value)
 
 
 if __name__ == '__main__':

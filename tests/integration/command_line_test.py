@@ -212,6 +212,7 @@ class CommandLineTest(tf.test.TestCase):
       ),
       (('--sett', 'x=1'), 'Unknown command line flag'),
       (('more',), "unknown argument 'more'"),
+      (('--run_dir=',), '--run_dir is empty; wanted a value'),
     ]:
       self.assert_mistake(self.train(*args), pattern)
     self.assert_mistake(

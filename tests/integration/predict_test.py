@@ -66,6 +66,16 @@ class PredictTest(tf.test.TestCase):
     self.assertEqual(list(found.columns), ['id', 'price', 'probability'])
     self.assertEqual(list(found['id']), list(table['id']))
     self.assertAllClose(found['probability'], want)
+    os.symlink(f'{folder}/linked.txt', f'{folder}/link.txt')
+    predict('--data', f'{folder}/new.csv', '--out', f'{folder}/link.txt')
+    self.assertAllEqual(np.loadtxt(f'{folder}/linked.txt'), want)
+    self.assertTrue(os.path.islink(f'{folder}/link.txt'))
+    self.assertEqual(predict('--data', f'{folder}/new.csv', '--out', '/dev/stdout'), plain)
+    done = self.run_command(
+      'predict', '--run_dir', run, '--data', f'{folder}/new.csv', '--out', '/dev/full'
+    )
+    self.assertEqual((done.returncode, os.path.isfile('/dev/full')), (2, False))
+    self.assertRegex(done.stderr, '^error: cannot write --out: .*No space left on device.*\n$')
     out = f'{folder}/out.parquet'
     predict('--data', f'{folder}/new.parquet', '--columns', 'id,item', '--out', out)
     found = pd.read_parquet(out)

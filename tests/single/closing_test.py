@@ -114,6 +114,25 @@ class ClosingTest(tf.test.TestCase):
     self.assertTrue(all(len(part) < 80 for part in shown.replace('\n', '\r').split('\r')))
     self.assertTrue(shown.endswith('kept'.ljust(5) + '\n'))
 
+  def test_names_of_files_are_shown_as_they_are(self):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir())) / 'a run'
+    folder.mkdir()
+    (folder / 'config.yaml').write_text(yaml.safe_dump(CONFIG))
+    events = [
+      {'event': 'train', 'step': 1, 'time': 1, 'pass': name, 'epoch': 0, 'examples': 5}
+      for name in ('day [x]', 'day [/x]', 'two\nlines')
+    ]
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(e) + '\n' for e in events))
+    run, out = read_run(str(folder)), io.StringIO()
+    with contextlib.redirect_stdout(out):
+      closing.print_table(run)
+      for line in closing.last_lines(run):
+        print(line)
+      LiveLine(active=True).show('epoch 0 · two\nlines', keep=True)
+    text = out.getvalue()
+    for wanted in ('day [x]', 'day [/x]', 'train  two\\nlines', '· two\\nlines\n', "a run' --data"):
+      self.assertIn(wanted, text)
+
   def test_missing_data_tells_what_it_looks_like(self):
     cfg = config.parse(yaml.safe_dump(CONFIG), 'my.yaml')
     told = config.columns_wanted(cfg, 'my.yaml')

@@ -62,6 +62,18 @@ class FiniteTest(tf.test.TestCase):
     again.run()
     self.assertEqual(again.step.steps, 5)
 
+  def test_huge_weights(self):
+    data = {
+      'train': [f'{self.folder}/a.csv'],
+      'slots': [{'name': 'user'}],
+      'weight': 'price',
+    }
+    self.write('a', 40, price=3e38)
+    with self.assertRaisesRegex(
+      UserError, 'step 1: data.weight: the column holds weights up to 3e'
+    ):
+      self.make_job('a', data=data).run()
+
   def test_a_gradient_where_the_loss_is_finite(self):
     def root_of_nothing(_):
       return lambda label, logits: tf.sqrt(0 * logits)

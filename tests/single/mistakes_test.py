@@ -33,6 +33,11 @@ MISTAKES = [
   ('checkpoint.every_step=5', "'checkpoint.every_step'.*'every_steps'"),
   ('export.bases=true', "'export.bases'.*'base'"),
   ('sync.modes=ps', "'sync.modes'.*'mode'"),
+  (
+    'train.dense_optimizer.args={momentm: 0.9}',
+    "momentm'; 'momentum' is of sgd and rmsprop; adam takes beta_1",
+  ),
+  ('train.dense_optimizer.args={wd: 1}', "args.wd'; the valid names are amsgrad, beta_1"),
   ('lifecycle.admision=score', "'lifecycle.admision'.*'admission'"),
   ('seeds=1', "unknown key 'seeds'.*'seed'"),
   # values that are no such thing
@@ -60,6 +65,11 @@ MISTAKES = [
   ('train.plateau={metric: acc}', "'train.plateau.metric': found 'acc'.*'auc'"),
   ('sync.mode=parameter_server', "'sync.mode': found 'parameter_server'.*'ps'"),
   ('sync.ports=[5, 3]', r"'sync.ports': found \[5, 3\]"),
+  ('sparse.tables.default.width=99999999', "'sparse.tables.default.width': found 99999999"),
+  ('metrics.auc_buckets=99999999999', "'metrics.auc_buckets': found 99999999999"),
+  ('train.dense_optimizer.args={clipnorm: -1}', "args.clipnorm': found -1; wanted a number >= 0"),
+  ('train.dense_optimizer.args={beta_1: 2}', "args.beta_1': found 2; wanted a number >= 0 and < 1"),
+  ('seed=0x' + 'f' * 5000, "'seed': found a number of 20000 bits"),
   ('lifecycle.decay=98', 'decay: found 98'),
   ('lifecycle.admission=shows', 'admission: found .shows.'),
   # what does not go together

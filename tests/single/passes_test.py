@@ -117,6 +117,11 @@ class PassesTest(tf.test.TestCase):
     self.assertEqual(self.names(make_config(), '*/x.csv'), ['a/x', 'b/x'])
     self.assertEqual(self.names(make_config(), 'a/*', 'a/x.csv'), ['x'], 'one file, one pass')
 
+  def test_a_file_that_is_there_is_no_pattern(self):
+    self.touch('x[1].csv', 'x1/y.csv')
+    self.assertEqual(self.names(make_config(), 'x[1].csv'), ['x[1]'])
+    self.assertEqual(self.names(make_config(), 'x[1]/y.csv'), ['x1/y'])
+
   def test_markers(self):
     self.touch('w/day_2.csv', 'w/day_2.csv.done', 'w/day_10.csv', 'w/day_10.csv.done')
     self.touch('w/day_3.csv.done', 'w/day_4.csv', 'w/none.csv', 'w/none.csv.done')

@@ -515,10 +515,15 @@ class BadInputTest(PrepareTestCase):
     os.mkdir(self.path('empty'))
     with self.assertRaisesRegex(BadPass, 'the directory holds no files; wanted part files'):
       prepare_pass(cfg, self.path('empty'), self.path('out'))
+    os.mkfifo(self.path('pipe'))
+    with self.assertRaisesRegex(UserError, 'pipe: is a device or a pipe; wanted a file'):
+      prepare_pass(cfg, self.path('pipe'), self.path('out'))
     for content, message in (
       ('click,user\r1,u\r0,v\r', 'found lines that end in CR; wanted LF or CRLF'),
       ('"click,user\n1,u\n', ':1: found an open quote or a stray line end in the first line'),
       (b'PAR1' + bytes(100), 'found a Parquet file; wanted text, or data.format: parquet'),
+      ('click,user\n'.encode('utf-16'), 'found UTF-16 text; wanted UTF-8'),
+      ('click,user\n'.encode('utf-16-be'), 'found zero bytes, as UTF-16 text has'),
       (gzip.compress(b'a'), 'found gzip-compressed data; wanted text, or the suffix .gz'),
       ('click;user;topics;price;w\n1;u;;;1\n', ":1: the first line has one field by .*';'"),
       ('1,5,s,2,1\n', ":1: no column 'click'.* looks like a record, .* or data.columns"),

@@ -169,6 +169,14 @@ class StreamTest(tf.test.TestCase):
     self.assertRegex(str(logs.output), 'day_1.csv: has changed after it was trained .9 bytes then')
     self.assertLen(logs.output, 1)
 
+  def test_what_was_trained_may_go_while_its_marker_stays(self):
+    self.announce('day_1.csv')
+    self.start()
+    self.run_until_idle()
+    os.remove(os.path.join(self.folder, 'day_1.csv'))
+    with self.assertNoLogs('absl', 'WARNING'):
+      self.assertEqual(self.run_until_idle(), [])
+
   def test_a_marker_without_its_file_waits(self):
     self.write('day_1.csv.done', '')
     self.announce('day_2.csv')

@@ -253,7 +253,12 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
   """
   files = []
   for pattern in patterns:
-    found = sorted(_remote_glob(pattern) if is_remote(pattern) else glob.glob(normal(pattern)))
+    if is_remote(pattern):
+      found = _remote_glob(pattern)
+    else:  # brackets in the name of a file that is there mean themselves
+      path = normal(pattern)
+      found = glob.glob(path) or [path] * os.path.exists(path)
+    found.sort()
     if not found:
       raise ConfigError(f"{key}: found no file that matches '{pattern}'")
     files += found
@@ -336,6 +341,8 @@ def files_of(path: str) -> list[LogFile]:
     info = _info(path)
     if info.type == pa.fs.FileType.NotFound:
       raise UserError(f'{path}: no such file')
+    if info.type == pa.fs.FileType.Unknown:
+      raise UserError(f'{path}: is a device or a pipe; wanted a file or a directory')
     if info.type == pa.fs.FileType.File:
       return [LogFile(path, info.size, info.mtime_ns or 0)]
     selector = pa.fs.FileSelector(inside, recursive=True)
@@ -414,6 +421,10 @@ def refuse_other_files(path: str, start: bytes) -> None:
     (b'\x28\xb5\x2f\xfd', 'zstd-compressed data; wanted text, or the suffix .zst'),
     (b'BZh', 'bzip2-compressed data; wanted text, or the suffix .bz2'),
     (b'PK\x03\x04', 'a zip archive; wanted text'),
+    (b'\xff\xfe', 'UTF-16 text; wanted UTF-8'),
+    (b'\xfe\xff', 'UTF-16 text; wanted UTF-8'),
   ):
     if start.startswith(magic) and not (magic == b'ORC' and start[3:4].isalnum()):
       raise BadPass(f'{path}: found {what}')
+  if b'\0' in (start[:1], start[1:2]) and start[:2] != b'\0\0':
+    raise BadPass(f'{path}: found zero bytes, as UTF-16 text has; wanted UTF-8')

@@ -1,6 +1,7 @@
 """What a finished run prints and leaves: the closing table and report.html."""
 
 import os
+import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -117,7 +118,7 @@ def print_table(run: Run) -> None:
       name = shortened(_cell(row['pass'], ''), NAME_WIDTH)
       table.add_row(mark or group, name, *cells, style='bold' if mark else None)
     table.add_section()
-  rich.console.Console(width=WIDTH).print(table)
+  rich.console.Console(width=WIDTH, markup=False).print(table)
 
 
 def last_lines(run: Run) -> Iterator[str]:
@@ -143,9 +144,10 @@ def last_lines(run: Run) -> Iterator[str]:
   text = f'{run.directory}, {sum(sizes.values()):,.1f} MB: {", ".join(shown)}'
   yield from textwrap.wrap(text.removesuffix(': '), WIDTH, subsequent_indent='  ')
   yield 'next:'
-  yield f'  ctr-evaluate --run_dir {run.directory} --data FILE'
-  yield f'  ctr-predict --run_dir {run.directory} --data FILE --out probabilities.txt'
-  yield f'  ctr-export --run_dir {run.directory} --kind saved_model'
+  directory = shlex.quote(run.directory)
+  yield f'  ctr-evaluate --run_dir {directory} --data FILE'
+  yield f'  ctr-predict --run_dir {directory} --data FILE --out probabilities.txt'
+  yield f'  ctr-export --run_dir {directory} --kind saved_model'
 
 
 def _chosen(best: pd.Series | None) -> pd.Series | None:

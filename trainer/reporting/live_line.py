@@ -29,6 +29,7 @@ class LiveLine:
       if time.monotonic() < self._next:
         return
       self._next = time.monotonic() + SECONDS_BETWEEN_LINES
+    text = in_one_line(text)
     in_place = self._terminal and not keep
     text = shortened(text, WIDTH - 1) if in_place else text
     # The carriage return comes last: horovodrun forwards a rank's line when it sees one.
@@ -37,6 +38,12 @@ class LiveLine:
     self._length = len(text) if in_place else 0
 
 
+def in_one_line(text: str) -> str:
+  """Returns a text with its line ends spelt out: names of files may hold some."""
+  return text.replace('\n', '\\n').replace('\r', '\\r')
+
+
 def shortened(text: str, width: int) -> str:
-  """Returns a text of at most `width` characters, its end cut off where it is longer."""
+  """Returns a line of at most `width` characters, its end cut off where it is longer."""
+  text = in_one_line(text)
   return text if len(text) <= width else text[: width - 1] + '…'

@@ -109,7 +109,8 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
   if not finite:
     raise UserError(
-      f'{name}: holds values that are not finite; wanted lower learning rates, or clip'
+      f'{name}: holds values that are not finite, and is not saved; wanted lower learning rates, '
+      'clip, or dense columns and weights without huge values'
     )
 
 

@@ -324,6 +324,9 @@ class Job:
     """Reports a pass that is not simply trained on."""
     self._write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
     self._live.show(f'{fate}: {reason}', keep=True)
+    if self.communicator.rank == 0:  # until the next checkpoint, which brings it up to date
+      with self._events.guarded('ledger.jsonl'):
+        self.state.ledger.write(self.cfg.run_dir)
 
   def _fates(self) -> str:
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
@@ -460,9 +463,21 @@ class Job:
   # Evaluation
 
   def _evaluate_split(
-    self, prepared: Sequence[PreparedPass], split: str, name: str | None = None
+    self,
+    prepared: Sequence[PreparedPass],
+    split: str,
+    name: str | None = None,
+    day: int | None = None,
   ) -> dict[str, Any]:
-    """Evaluates passes as the split's, and reports it. Args: name: of the pass in the event."""
+    """Evaluates passes as the split's, and reports it.
+
+    Args:
+      prepared: the passes.
+      split: next, valid or test.
+      name: of the pass in the event; None: theirs.
+      day: in the event; None: the open one.
+    """
+    day = self.progress.day if day is None else day
     name = name or ' '.join(p.name for p in prepared)
     started = time.monotonic()
     with self._clock.of('evaluate'):
@@ -472,7 +487,7 @@ class Job:
     if self.evaluation.predictions is not None:
       histograms = {'predictions': self.evaluation.predictions}
       self._events.histograms(split, self.step.steps, histograms)
-    self._write('eval', split=split, epoch=self.progress.epoch, day=self.progress.day, **fields)
+    self._write('eval', split=split, epoch=self.progress.epoch, day=day, **fields)
     self._live.show(f'{split:5} · {name} · {_quality(values)}', keep=True)
     base_logloss = values.get('base_logloss')
     is_worse = base_logloss is not None and values['logloss'] > base_logloss
@@ -543,7 +558,7 @@ class Job:
     if self.cfg.data.watch:
       for split, prepared in self._evaluated.items():
         if prepared and not ended.is_empty:
-          self._evaluate_split(prepared, split)
+          self._evaluate_split(prepared, split, day=ended.day)
       if self.communicator.rank == 0:
         with self._events.guarded('report.html'):
           closing.write_report(self.cfg)
@@ -604,9 +619,12 @@ class Job:
 def _quality(values: dict[str, Any]) -> str:
   if 'tasks' in values:
     return ' · '.join(f'{name} {_quality(of_task)}' for name, of_task in values['tasks'].items())
-  if 'rmse' in values:
-    return f'rmse {values["rmse"] or 0:.4f}'
-  return f'logloss {values["logloss"] or 0:.4f} · AUC {values["auc"] or 0:.4f}'
+  shown = ('rmse',) if 'rmse' in values else ('logloss', 'auc')
+  return ' · '.join(
+    f'{"AUC" if name == "auc" else name} '
+    + ('-' if values[name] is None else f'{values[name]:.4f}')
+    for name in shown
+  )
 
 
 def _likely_cause(cfg: config.Config, calibration: float | None) -> str:

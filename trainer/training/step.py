@@ -155,6 +155,7 @@ class Step(abc.ABC):
 
 
 _HUGE = 1e5  # a dense value beyond it makes most models diverge
+_HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
 
 
 def check_finite(cfg: config.Config, number: int, batch: SlotBatch, loss: float) -> None:
@@ -190,6 +191,12 @@ def _likely_cause(cfg: config.Config, batch: SlotBatch) -> str:
         f"dense column '{column.name}' holds values up to {largest:.3g}; wanted transform: "
         'log1p_standardise, or such records left out'
       )
+  largest = np.max(batch.weight.numpy(), initial=0)
+  if largest > _HUGE_WEIGHT:
+    return (
+      f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1, or such '
+      'records left out'
+    )
   rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):

@@ -278,7 +278,8 @@ class Stream:
       paths = {one.path for one in found}
       found = in_order([*found, *(one for one in watched if one.path not in paths)])
       for path in missing:
-        self._say(f'{path}: is announced and not there; waiting for it')
+        if self._ledger.of(Pass('', path), epoch) is None:  # what was trained may go
+          self._say(f'{path}: is announced and not there; waiting for it')
       for path, text in mistakes.items():
         if self._ledger.of(Pass('', path), epoch) is None:
           name = os.path.relpath(path, cfg.data.watch)
