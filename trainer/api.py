@@ -255,6 +255,7 @@ def predictions(job: 'Job', prepared: Sequence['PreparedPass']) -> Iterator[np.n
       shares = communicator.exchange(shares)
       if communicator.rank == 0:
         yield np.concatenate(shares)
+  job.evaluation.tell_unknown()
 
 
 def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> None:

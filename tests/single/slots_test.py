@@ -13,7 +13,7 @@ from trainer.embedding.slot_statistics import (
   effective_rank,
   shards_to_read,
 )
-from trainer.model.calibration import SlotCalibration, deciles, prediction_histogram
+from trainer.model.calibration import SlotCalibration, deciles, prediction_histogram, unknown_jumps
 from trainer.model.metrics import Metrics
 
 
@@ -68,6 +68,16 @@ class CalibrationTest(tf.test.TestCase):
       found = parts[0].result(total)['b']
       self.assertAllClose(found['unknown'], sums[1, 2] / 100)
       self.assertAllClose(found['calibration_known'], sums[1, 3] / sums[1, 4], rtol=1e-5)
+
+  def test_features_that_are_written_otherwise_are_told(self):
+    healthy = {'a': {'blank': 0.5, 'unknown': 0.1}, 'query': {'blank': 0.0, 'unknown': 0.8}}
+    other = {'a': {'blank': 0.5, 'unknown': 0.48}, 'query': {'blank': 0.0, 'unknown': 0.85}}
+    (told,) = unknown_jumps(other, [])
+    self.assertRegex(told, "^slot 'a': .* features of 96% of the samples; .* not 4117.0")
+    (told,) = unknown_jumps(other, [healthy] * 3)
+    self.assertRegex(told, "^slot 'a': .* 96% of the samples, 20% in the evaluations before; ")
+    self.assertEqual(unknown_jumps(other, [other]), [], 'it is told once')
+    self.assertEqual(unknown_jumps({'a': {'blank': 1.0, 'unknown': 0.0}}, []), [])
 
 
 class StatisticsTest(tf.test.TestCase):

@@ -57,6 +57,11 @@ def prediction_histogram(histogram: np.ndarray, bins: int = 50) -> np.ndarray:
   return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
+# The share of the samples whose feature in a slot is unknown from which on it is told, and how much
+# it may rise above the median of the evaluations before.
+UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
+
+
 class SlotCalibration:
   """For each slot, the samples whose feature the model knows, and the others.
 
@@ -124,3 +129,34 @@ class SlotCalibration:
         'calibration_unknown': others[0] / others[1] if others[1] else None,
       }
     return found
+
+
+def unknown_jumps(
+  found: Mapping[str, Mapping[str, float | None]],
+  before: Sequence[Mapping[str, Mapping[str, float | None]]],
+) -> list[str]:
+  """Says of which slots the model knows far fewer features than it used to.
+
+  Args:
+    found: of an evaluation or prediction, as SlotCalibration.result has it.
+    before: of the evaluations before, oldest first.
+  """
+
+  def share(of_slot: Mapping[str, float | None]) -> float:
+    """Of the samples that hold a feature, those whose feature is unknown."""
+    filled = 1 - (of_slot.get('blank') or 0)
+    return (of_slot.get('unknown') or 0) / filled if filled > 0 else 0.0
+
+  told = []
+  for slot, of_slot in found.items():
+    shares = [share(one[slot]) for one in before if one.get(slot)]
+    usual = float(np.median(shares)) if shares else None
+    limit = UNKNOWN if usual is None else usual + UNKNOWN_JUMP
+    if share(of_slot) > limit:
+      compared = '' if usual is None else f', {usual:.0%} in the evaluations before'
+      told.append(
+        f"slot '{slot}': the model does not know the features of {share(of_slot):.0%} of the "
+        f'samples{compared}; wanted values written as those that it was trained on (4117 is not '
+        '4117.0)'
+      )
+  return told

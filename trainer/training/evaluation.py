@@ -1,9 +1,12 @@
 """Prediction and evaluation over all processes of a job."""
 
-from collections.abc import Callable, Iterator, Sequence
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from ops.tensors import to_tensor
 from trainer import config
@@ -15,6 +18,7 @@ from trainer.model.calibration import (
   deciles,
   first_histogram,
   prediction_histogram,
+  unknown_jumps,
 )
 from trainer.model.metrics import Metrics, group_auc_sums, result
 from trainer.training.inputs import Inputs
@@ -33,6 +37,7 @@ class Evaluation:
 
   Attributes:
     predictions: of the last evaluation, trainer.model.calibration.prediction_histogram.
+    slots_before: what the evaluations before said of each slot, as SlotCalibration.result.
   """
 
   def __init__(
@@ -51,13 +56,31 @@ class Evaluation:
     self._metrics = Metrics(cfg)
     self._slots = [slot.name for slot in cfg.slots]
     self.predictions: np.ndarray | None = None
+    self.slots_before: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=100)
+    self._predicted = SlotCalibration(self._slots)
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
   def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
     """Yields (batch of tensors, probabilities [B] or [B, T]) of this process's share, in order."""
     for staged in self._inputs.staged(prepared):
       self._progress_made()
-      yield staged.batch, self._step.predict(staged)
+      probabilities, known = self._step.predict_and_know(staged)
+      self._predicted.update(staged.batch, known, probabilities)
+      yield staged.batch, probabilities
+
+  def tell_unknown(self) -> None:
+    """Warns of slots whose features in what was predicted are unknown; every process calls it."""
+    state = self._communicator.sum_arrays(self._predicted.state())
+    self._tell_unknown(self._predicted.result(state))
+    self._predicted = SlotCalibration(self._slots)
+
+  def _tell_unknown(self, by_slot: Mapping[str, Any]) -> None:
+    if self._step.steps == 0:  # of what was learned from nothing, everything is unknown
+      return
+    if self._communicator.rank == 0:
+      for text in unknown_jumps(by_slot, self.slots_before):
+        logging.warning('%s', text)
+    self.slots_before.append(by_slot)
 
   def evaluate(
     self, prepared: Sequence[PreparedPass], in_log: bool = False
@@ -94,6 +117,7 @@ class Evaluation:
           )
     state = self._communicator.sum_arrays(self._metrics.state() | slots.state())
     by_slot = slots.result({'slots': state.pop('slots')})
+    self._tell_unknown(by_slot)
     values = result(state)
     histogram = first_histogram(state)
     if histogram is not None:

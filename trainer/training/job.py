@@ -25,7 +25,7 @@ from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.errors import BadPass, UserError
 from trainer.model.metrics import State, result
 from trainer.reporting import closing
-from trainer.reporting.events import EventLog
+from trainer.reporting.events import EventLog, read_events
 from trainer.reporting.live_line import LiveLine, shortened
 from trainer.storage import export
 from trainer.storage.run_lock import RunLock
@@ -688,6 +688,11 @@ def finished_job(
       raise UserError(
         f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
       )
+    with contextlib.suppress(OSError):  # metrics.jsonl may be gone
+      events = read_events(run_dir)
+      evaluated = events[events['event'] == 'eval']
+      if 'slots' in evaluated:
+        job.evaluation.slots_before.extend(s for s in evaluated['slots'] if isinstance(s, dict))
     yield job
     communicator.barrier()  # process 0's folder is everybody's
 
