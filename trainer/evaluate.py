@@ -1,8 +1,8 @@
 """Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by SLOT]…`.
 
-It prints one JSON object. With --by it prints a table of each value of a slot, the worst first:
-its samples and clicks, AUC, logloss and calibration, with 95 % intervals; --json has all figures.
-Under horovodrun the ranks share the work.
+It prints one JSON object; in a terminal the figures of quality alone, all with --json. With --by it
+prints a table of each value of a slot, the worst first: its samples and clicks, AUC, logloss
+and calibration, with 95 % intervals. Under horovodrun the ranks share the work.
 """
 
 import itertools
@@ -30,11 +30,12 @@ BY = flags.DEFINE_multi_string(
 MOST = flags.DEFINE_integer(
   'most', 20, 'Values of a slot that --by shows; the others together are "other".', lower_bound=1
 )
-JSON = flags.DEFINE_bool('json', False, 'Prints all that --by finds as one JSON object.')
+JSON = flags.DEFINE_bool('json', False, 'Prints all figures as one JSON object, in a terminal too.')
 
 
 @command_line.command
 def main() -> None:
+  from trainer.reporting.evaluated import in_words
   from trainer.training.job import finished_job
 
   here = runtime.launched()
@@ -51,7 +52,8 @@ def main() -> None:
       return
     values = job.evaluation.evaluate(prepared)
     if here.rank == 0:
-      print(json.dumps(values))
+      as_json = JSON.value or not runtime.is_terminal()
+      print(json.dumps(values) if as_json else '\n'.join(in_words(values)))
 
 
 def slices_by_text(job: Any, prepared: list[Any]) -> dict[str, list[dict[str, Any]]]:
@@ -83,7 +85,7 @@ def slices_by_text(job: Any, prepared: list[Any]) -> dict[str, list[dict[str, An
 
 def tell(found: dict[str, list[dict[str, Any]]]) -> None:
   """Prints slices as tables, one for each task, or as JSON."""
-  from trainer.reporting.slice_table import slice_table
+  from trainer.reporting.evaluated import slice_table
 
   if JSON.value:
     print(json.dumps(found))

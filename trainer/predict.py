@@ -92,6 +92,9 @@ def main() -> None:
         for probabilities in predicted:
           rows = probabilities.reshape(len(probabilities), -1)
           f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
+  if OUT.value != '-':
+    count = sum(one.num_samples for one in prepared)
+    print(f'{count:,} predictions in {OUT.value}', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
 from trainer.model.slices import auc_interval, slice_errors, slice_figures
-from trainer.reporting.slice_table import slice_table
+from trainer.reporting.evaluated import in_words, slice_table
 from trainer.training.slices import BLANK, OTHER, slices
 
 
@@ -149,6 +149,15 @@ class TableTest(tf.test.TestCase):
     lines = slice_table('city', [{'value': 'Ulm', 'task': None} | figures]).splitlines()
     self.assertEqual(lines[0].split(), ['city', 'samples', 'rmse', 'error', '95', '%'])
     self.assertEqual(lines[1].split()[:4], ['Ulm', '3', '2.16', '2'])
+
+  def test_an_evaluation_in_words(self):
+    click = {'examples': 12_345_678, 'auc': 0.75, 'logloss': 0.25, 'gauc': None}
+    self.assertEqual(list(in_words(click))[0], '12,345,678 samples · AUC 0.7500 · logloss 0.2500')
+    click |= {'gauc': 0.7, 'base_logloss': 0.5, 'calibration': 1.02, 'slots': {}, 'deciles': []}
+    lines = '\n'.join(in_words(click | {'tasks': {'click': click, 'conversion': click}}))
+    self.assertLessEqual(max(map(len, lines.splitlines())), 80)
+    self.assertIn('conversion · 12,345,678 samples', lines)
+    self.assertIn('calibration 1.0200', ' '.join(lines.split()))
 
 
 class TextsTest(tf.test.TestCase):

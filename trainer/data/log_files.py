@@ -260,7 +260,8 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
       found = glob.glob(path) or [path] * os.path.exists(path)
     found.sort()
     if not found:
-      raise ConfigError(f"{key}: found no file that matches '{pattern}'")
+      place = '' if is_remote(pattern) or os.path.isabs(normal(pattern)) else f' in {os.getcwd()}'
+      raise ConfigError(f"{key}: found no file that matches '{pattern}'{place}")
     files += found
   return files
 

@@ -86,7 +86,8 @@ def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
   if not rows:
     return
   rate = sum(row[2] * row[3] for row in rows) / max(1, total)
-  yield f'data.{split}: {len(rows):,} passes, {total:,} samples, mean label {rate:.4f}'
+  passes_text = '1 pass' if len(rows) == 1 else f'{len(rows):,} passes'
+  yield f'data.{split}: {passes_text}, {total:,} samples, mean label {rate:.4f}'
   middle = len(rows) - SHOWN_PASSES
   for i, (name, day, count, rate) in enumerate(rows):
     if middle > 0 and SHOWN_PASSES // 2 <= i < SHOWN_PASSES // 2 + middle:

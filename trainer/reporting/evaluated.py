@@ -1,13 +1,23 @@
-"""The table of `trainer.evaluate --by`: the values of a slot, each with its figures."""
+"""What `trainer.evaluate` tells in a terminal: figures of quality, and those of a slot's values."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.reporting.live_line import WIDTH, shortened
 
 Figures = Mapping[str, Any]
 
-# Title, field of a slice (or the two ends of an interval), format. The rest is in its --json.
+# Of an evaluation: title, field. The rest is in its --json.
+FIGURES = {
+  'AUC': 'auc',
+  'GAUC': 'gauc',
+  'logloss': 'logloss',
+  "the base rate's": 'base_logloss',
+  'calibration': 'calibration',
+  'rmse': 'rmse',
+}
+# Of a slice: title, field (or the two ends of an interval), format.
 COLUMNS = (
   ('samples', ('samples',), ',.0f'),
   ('clicks', ('clicks',), ',.0f'),
@@ -49,3 +59,13 @@ def slice_table(slot: str, rows: Sequence[Figures]) -> str:
     for name, *cells in zip(names, *columns)
   ]
   return '\n'.join(line.rstrip() for line in lines)
+
+
+def in_words(values: Figures) -> Iterator[str]:
+  """Yields the lines of at most 80 columns that tell the figures of quality, task by task."""
+  for task, own in values.get('tasks', {'': values}).items():
+    known = {title: own.get(field) for title, field in FIGURES.items()}
+    told = [f'{title} {value:.4f}' for title, value in known.items() if value is not None]
+    text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
+    yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
+  yield 'with --json: all figures; with --by SLOT: by the values of a slot'
