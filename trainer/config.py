@@ -699,17 +699,54 @@ def _fields_at(loc: Sequence[str | int]) -> list[str]:
   return list(getattr(model, 'model_fields', {}))
 
 
+def _sections_with(key: str) -> list[str]:
+  """The sections that have a key of exactly this name, as in `train.dense_optimizer`."""
+  found = []
+
+  def look(model: type[pydantic.BaseModel], path: str) -> None:
+    for name, field in model.model_fields.items():
+      inner = re.search(r'config\.(\w+)', str(field.annotation))
+      place = f'{path}.{name}'.strip('.')
+      if name == key:
+        found.append(path or 'the top level')
+      if inner and issubclass(globals()[inner[1]], Section):
+        text = str(field.annotation)
+        look(
+          globals()[inner[1]], place + ('.NAME' if 'dict[' in text else '.0' * ('list[' in text))
+        )
+
+  look(Config, '')
+  return found
+
+
+def _as_in(error: Any) -> str:
+  """Says what stands in a section, or in a list, by an example; `error` is one of pydantic's."""
+  found = error['input']
+  if error['type'] == 'list_type':
+    return 'a list' + (f", as in ['{found}']" if isinstance(found, str) else '')
+  off = ', or null for off' if found is False else ''
+  model = globals().get(error.get('ctx', {}).get('class_name'))
+  if model is None:
+    return f'keys with values{off}'
+  value = found if isinstance(found, str) else '…'
+  return f'keys with values, as in {{{next(iter(model.model_fields))}: {value}}}{off}'
+
+
 def _one_line(error: pydantic.ValidationError, where: str) -> str:
   first = error.errors()[0]
   loc = first['loc']
   key = '.'.join(str(p) for p in loc)
   if first['type'] == 'extra_forbidden':
-    return f"{where}: unknown key '{key}'{nearest(loc[-1], _fields_at(loc))}"
+    sections = _sections_with(str(loc[-1]))
+    told = f"; '{loc[-1]}' is a key of {', '.join(sections)}" if sections else ''
+    return f"{where}: unknown key '{key}'{told or nearest(loc[-1], _fields_at(loc))}"
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
   wanted = first['msg'][0].lower() + first['msg'][1:]
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
     wanted = "wanted a text; YAML reads yes, no, on and off so, but not 'yes' in quotes"
+  elif first['type'] in ('model_type', 'dict_type', 'list_type'):
+    wanted = 'wanted ' + _as_in(first)
   return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"
 
 
