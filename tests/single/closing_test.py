@@ -62,6 +62,11 @@ class ClosingTest(tf.test.TestCase):
     ):
       self.assertIn(wanted, text)
 
+  def test_of_many_passes_together(self):
+    many = {'pass': ' '.join(f'valid_{i}' for i in range(31))}
+    lines = self.printed([e | (many if e.get('split') == 'valid' else {}) for e in self.events(3)])
+    self.assertLessEqual(max(map(len, lines[: lines.index('next:')])), closing.WIDTH)
+
   def test_each_task_has_a_table_and_the_plateau_names_the_one_that_decides(self):
     tree = CONFIG | {
       'data': CONFIG['data'] | {'labels': [{'name': 'click'}, {'name': 'conversion'}]},

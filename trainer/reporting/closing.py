@@ -127,7 +127,7 @@ def last_lines(run: Run) -> Iterator[str]:
   if best is not None:
     where = '' if pd.isna(best['epoch']) else f', epoch {best["epoch"]:.0f}'
     what = f'{best["split"]} {run.deciding_task} {metric}'.replace('  ', ' ')
-    yield f'best: {what} {best[metric]:.4f} of {best["pass"]}{where}'
+    yield f'best: {what} {best[metric]:.4f} of {shortened(best["pass"], NAME_WIDTH)}{where}'
   for one in run.by_task():
     tests = one.evaluated('test')
     if not len(tests):

@@ -478,6 +478,7 @@ class Job:
       day: in the event; None: the open one.
     """
     day = self.progress.day if day is None else day
+    shown = name or (prepared[0].name if len(prepared) == 1 else f'{len(prepared)} passes')
     name = name or ' '.join(p.name for p in prepared)
     started = time.monotonic()
     with self._clock.of('evaluate'):
@@ -488,7 +489,7 @@ class Job:
       histograms = {'predictions': self.evaluation.predictions}
       self._events.histograms(split, self.step.steps, histograms)
     self._write('eval', split=split, epoch=self.progress.epoch, day=day, **fields)
-    self._live.show(f'{split:5} · {name} · {_quality(values)}', keep=True)
+    self._live.show(f'{split:5} · {shown} · {_quality(values)}', keep=True)
     base_logloss = values.get('base_logloss')
     is_worse = base_logloss is not None and values['logloss'] > base_logloss
     if split != 'next' and is_worse and self.communicator.rank == 0:
