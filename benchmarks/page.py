@@ -19,6 +19,7 @@ WANTED = {
   'vs_torch_static': ('>=', 1.3, 'over PyTorch nn.Embedding(sparse=True), a static vocabulary'),
   'vs_keras_static': ('>=', 0.9, "over Keras' static Embedding, no hash table at all"),
   'over_dense_floor': ('<=', 1.25, 'time of our step over its dense part alone'),
+  'over_dense_floor_cpu': ('<=', 1.25, 'the same in processor time of all threads'),
   'bfloat16_over_float32': (
     '<=',
     0.8,

@@ -186,14 +186,23 @@ class Contender:
 
 
 class Round(dict):
-  """name -> list of samples/s, a round each, of contenders that took turns."""
+  """name -> list of samples/s, a round each, of contenders that took turns.
+
+  Attributes:
+    of_cpu: the same of samples per second of processor time, which a busy machine changes less.
+  """
+
+  def __init__(self):
+    super().__init__()
+    self.of_cpu = {}
 
   def rate(self, name):
     return statistics.median(self[name]) if self.get(name) else None
 
-  def ratios(self, over, under):
+  def ratios(self, over, under, of_cpu=False):
     """Rates of `over` by those of `under`, round by round; [] where either is missing."""
-    return [a / b for a, b in zip(self.get(over, []), self.get(under, []))]
+    rates = self.of_cpu if of_cpu else self
+    return [a / b for a, b in zip(rates.get(over, []), rates.get(under, []))]
 
 
 def interleave(contenders, shape_of, steps, warm_up=20):
@@ -215,6 +224,7 @@ def interleave(contenders, shape_of, steps, warm_up=20):
     except (Failed, OSError) as e:
       failed[name] = str(e)
       rounds.pop(name, None)
+      rounds.of_cpu.pop(name, None)
       logging.warning('%s is left out: %s', name, e)
       return None
 
@@ -227,7 +237,9 @@ def interleave(contenders, shape_of, steps, warm_up=20):
       own_steps = steps * contenders[name].pace
       answer = attempt(name, lambda: contenders[name].take_steps(own_steps))
       if answer:
-        rounds[name].append(own_steps * shape_of(name).batch / answer['seconds'])
+        samples = own_steps * shape_of(name).batch
+        rounds[name].append(samples / answer['seconds'])
+        rounds.of_cpu.setdefault(name, []).append(samples / answer['cpu_seconds'])
         last[name] = answer
     logging.info(
       'round %d of %d: %s',
@@ -329,17 +341,34 @@ class Bench:
       ('vs_tfra_adam', 'ours, Adam', 'TFRA, Adam'),
       ('vs_torch_static', 'ours, AdaGrad', 'PyTorch static, AdaGrad'),
       ('vs_keras_static', 'ours, AdaGrad', 'Keras static, AdaGrad'),
-      ('over_dense_floor', 'dense part alone', 'ours, AdaGrad'),
       ('bfloat16_over_float32', 'ours, AdaGrad', 'ours, bfloat16'),
       ('bfloat16_over_dense_floor', 'dense part alone', 'ours, bfloat16'),
       ('input_over_train', 'input alone', 'ours, AdaGrad'),
       ('lifecycle_over_none', 'ours, no lifecycle', 'ours, AdaGrad'),
     ):
       self.ratio(key, rounds.ratios(over, under))
+    self.over_floor(rounds)
     self.raw['versions'] = {
       name: hello['version'] for name, hello in hellos.items() if 'version' in hello
     }
     self.figures['startup_seconds'] = hellos.get('ours, AdaGrad', {}).get('startup_seconds')
+
+  def over_floor(self, rounds):
+    """Takes the figures of our step over its dense part alone."""
+    names = 'dense part alone', 'ours, AdaGrad'
+    self.ratio('over_dense_floor', rounds.ratios(*names))
+    self.ratio('over_dense_floor_cpu', rounds.ratios(*names, of_cpu=True))
+
+  def floor(self):
+    """Our step and its dense part alone, without the other contenders of `main`."""
+    shape = CRITEO
+    contenders = {
+      'ours, AdaGrad': Contender('ours', self.spec(shape)),
+      'dense part alone': Contender('dense_part', {'shape': shape.as_dict()}),
+    }
+    rounds, _, _, failed = interleave(contenders, lambda _: shape, steps=40)
+    self.keep('floor', rounds, dict.fromkeys(contenders, shape), failed)
+    self.over_floor(rounds)
 
   def logs(self):
     """Conversion of raw logs beside training on what it makes."""
@@ -624,6 +653,7 @@ def contenders_environment():
 
 
 GROUPS = {
+  'floor': Bench.floor,
   'main': Bench.main,
   'logs': Bench.logs,
   'ranks': Bench.ranks,

@@ -4,9 +4,8 @@ several environments.
 A contender is a process `python -m benchmarks.contenders.NAME SPEC`, SPEC being a JSON object; it
 connects to the Unix socket
 `spec['socket']` and speaks lines of JSON. It says `{"pid", "startup_seconds", ...}` once its first
-step is done; then, for each line N, it
-takes N steps and says `{"seconds", "rss", ...}`. It ends when the line does. In between run.py
-stops it (SIGSTOP): one works at a time.
+step is done; then, for each line N, it takes N steps and says `{"seconds", "cpu_seconds", "rss",
+...}`. It ends when the line does. In between run.py stops it (SIGSTOP): one works at a time.
 """
 
 import json
@@ -32,7 +31,7 @@ def serve(spec, take_steps, hello=None, more=dict):
   Args:
     take_steps: N -> nothing, having finished N steps.
     hello: what to tell of this contender, beside pid and startup_seconds.
-    more: called after each round, untimed: what to tell beside seconds and rss.
+    more: called after each round, untimed: what to tell beside these.
   """
   take_steps(1)
   with socket.socket(socket.AF_UNIX) as line:
@@ -45,9 +44,10 @@ def serve(spec, take_steps, hello=None, more=dict):
 
       say({'pid': os.getpid(), 'startup_seconds': time.time() - spec['launched'], **(hello or {})})
       for request in text:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         take_steps(int(request))
-        say({'seconds': time.perf_counter() - start, 'rss': rss(), **more()})
+        spent = {'seconds': time.perf_counter() - start, 'cpu_seconds': time.process_time() - cpu}
+        say(spent | {'rss': rss(), **more()})
 
 
 def turns(items):
