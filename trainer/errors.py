@@ -70,4 +70,7 @@ def plain_errors(what: str) -> Iterator[None]:
     yield
   except OSError as e:
     where = f'{e.filename}: ' if e.filename else ''
-    raise UserError(f'{what}: {where}{e.strerror or e}{_WANTED.get(e.errno, "")}') from e
+    wanted = _WANTED.get(e.errno, '')
+    if wanted and what.startswith('cannot read'):
+      wanted = '; wanted a file or a directory that can be read'
+    raise UserError(f'{what}: {where}{e.strerror or e}{wanted}') from e

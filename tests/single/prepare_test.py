@@ -24,7 +24,7 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import PreparedPass
-from trainer.errors import BadPass, UserError
+from trainer.errors import BadPass, UserError, plain_errors
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'
@@ -515,6 +515,9 @@ class BadInputTest(PrepareTestCase):
     os.mkdir(self.path('empty'))
     with self.assertRaisesRegex(BadPass, 'the directory holds no files; wanted part files'):
       prepare_pass(cfg, self.path('empty'), self.path('out'))
+    with self.assertRaisesRegex(UserError, 'cannot read x: .*; wanted a file or a directory that'):
+      with plain_errors('cannot read x'):
+        os.listdir(self.write('file', ''))
     os.mkfifo(self.path('pipe'))
     with self.assertRaisesRegex(UserError, 'pipe: is a device or a pipe; wanted a file'):
       prepare_pass(cfg, self.path('pipe'), self.path('out'))

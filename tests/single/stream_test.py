@@ -224,6 +224,15 @@ class StreamTest(tf.test.TestCase):
     )
     self.assertEqual(self.state.progress.empty_days, 4)
 
+  def test_a_clock_that_is_set_back_keeps_no_day_open(self):
+    self.announce('day_1.csv')
+    self.start(close_day_after_hours=30)
+    self.assertEqual(self.run_until_idle(), ['day_1'])
+    self.now -= 1000 * HOUR
+    self.assertEqual(self.run_until_idle(), [])
+    self.now += 31 * HOUR
+    self.assertEqual(self.run_until_idle(), ['end 1'])
+
   def test_without_closing_by_time_empty_days_do_not_count(self):
     self.announce('day_1.csv', 'day_5.csv')
     self.start()

@@ -5,6 +5,7 @@ same one. What became of each pass stands in the ledger, on every process.
 """
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -126,8 +127,9 @@ class Stream:
         are allowed.
     """
     progress = self._state.progress
-    if progress.last_time is None and self._cfg.data.close_day_after_hours is not None:
-      progress.last_time = self._clock()
+    if self._cfg.data.close_day_after_hours is not None:
+      # A clock that was set back must not keep the day open until it has caught up.
+      progress.last_time = min(progress.last_time or math.inf, self._clock())
     begun = self._ledger.entered()
     if begun is not None and self._trains is None:
       # Every process knows it from the checkpoint, or from the workers whose pass it enters.
