@@ -1,7 +1,9 @@
 """What every command shares: flags, exit statuses, and one line for a user's mistake."""
 
+import contextlib
 import functools
 import inspect
+import io
 import os
 import re
 import sys
@@ -74,6 +76,9 @@ def entry(main: Callable[..., int | None]) -> None:
     main: the command. Where it has a parameter, it is given the list of the arguments that are no
       flags; else there may be none.
   """
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):  # whose encoding may lack a letter of a name
+      stream.reconfigure(errors='backslashreplace')
   takes_arguments = bool(inspect.signature(main).parameters)
 
   def guarded(argv: Sequence[str]) -> None:
@@ -99,8 +104,9 @@ def entry(main: Callable[..., int | None]) -> None:
       else:
         logging.exception('this process failed')
         status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # who read it is gone, or its disk is full
+      sys.stdout.flush()
+      sys.stderr.flush()
     # Not sys.exit: Horovod's shutdown must neither delay nor change the status.
     os._exit(status or 0)
 

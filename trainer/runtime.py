@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import random
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -68,12 +69,12 @@ def launched() -> Runtime:
       job's network.
   """
   for name in ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE'):
-    if int(os.environ.get(name, '1')) > 1 and 'HOROVOD_SIZE' not in os.environ:
+    if _number(name, '1') > 1 and 'HOROVOD_SIZE' not in os.environ:
       raise UserError(
         f'environment variable {name}: found {os.environ[name]}, so MPI started these processes; '
         'wanted horovodrun, as in horovodrun -np 2 python -m trainer.run …'
       )
-  size = int(os.environ.get('HOROVOD_SIZE', '1'))
+  size = _number('HOROVOD_SIZE', '1', least=1)
   if size == 1:
     return Runtime()
   wanted = ['HOROVOD_RANK', 'HOROVOD_LOCAL_RANK', 'HOROVOD_LOCAL_SIZE']
@@ -84,13 +85,14 @@ def launched() -> Runtime:
         f'environment variable {name}: is not set beside HOROVOD_SIZE={size}; wanted a process '
         'that horovodrun started'
       )
-  rank, local_rank, local_size, address, port = (os.environ[name] for name in wanted)
-  one_machine = int(local_size) == size
+  address, port = (os.environ[name] for name in wanted[3:])
+  local_size = _number('HOROVOD_LOCAL_SIZE', least=1)
+  one_machine = local_size == size
   return Runtime(
-    int(rank),
+    _number('HOROVOD_RANK', most=size - 1),
     size,
-    int(local_rank),
-    int(local_size),
+    _number('HOROVOD_LOCAL_RANK', most=local_size - 1),
+    local_size,
     None if one_machine else _address_of(os.environ.get('HOROVOD_GLOO_IFACE', '')),
     f'http://[{address}]:{port}' if ':' in address else f'http://{address}:{port}',
   )
@@ -98,7 +100,22 @@ def launched() -> Runtime:
 
 def rank() -> int:
   """Returns the rank that the launcher gave this process; 0 where it is alone."""
-  return int(os.environ.get('HOROVOD_RANK', '0'))
+  text = os.environ.get('HOROVOD_RANK', '0')
+  return int(text) if _DIGITS.fullmatch(text) else 0  # `launched` says what is wrong with it
+
+
+_DIGITS = re.compile('[0-9]{1,6}')
+
+
+def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -> int:
+  """Returns the whole number that an environment variable holds. Raises: UserError."""
+  text = os.environ.get(name, default)
+  if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
+    raise UserError(
+      f"environment variable {name}: found '{text[:40]}'; wanted a whole number >= {least} and <= "
+      f'{most}'
+    )
+  return int(text)
 
 
 def is_terminal() -> bool:
@@ -234,12 +251,9 @@ def visible_gpu(local_rank: int, gpus: Sequence[Any]) -> Any:
 
 def _threads(local_size: int) -> int:
   """Returns the threads of one process: CTR_THREADS, or an equal share of the cores it may use."""
-  text = os.environ.get('CTR_THREADS')
-  if text is None:
+  if 'CTR_THREADS' not in os.environ:
     return max(1, len(os.sched_getaffinity(0)) // local_size)
-  if not text.isdigit() or int(text) < 1:
-    raise UserError(f"environment variable CTR_THREADS: found '{text}'; wanted a whole number >= 1")
-  return int(text)
+  return _number('CTR_THREADS', least=1, most=4096)
 
 
 def seed_everything(seed: int) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import pathlib
 import tempfile
 
@@ -107,6 +108,20 @@ class ClosingTest(tf.test.TestCase):
         line.show(f'step {i}')
       line.show('done', keep=True)
     self.assertEqual(out.getvalue(), 'step 0\ndone\n', 'one line in ten seconds, and what is kept')
+
+  def test_a_full_disk_or_a_closed_pipe_ends_no_training(self):
+    for place in ('/dev/full', 'pipe'):
+      reading, writing = os.pipe()
+      os.close(reading)
+      with open(place if place == '/dev/full' else writing, 'w', encoding='ascii') as out:
+        if place == '/dev/full':
+          os.close(writing)
+        with contextlib.redirect_stdout(out), self.assertLogs('absl', 'WARNING') as logs:
+          line = LiveLine(active=True)
+          line.show('one', keep=True)
+          line.show('two', keep=True)
+        self.assertLen(logs.output, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # closing writes what is left
 
   def test_the_live_line_fits_the_terminal(self):
     out = io.StringIO()

@@ -43,6 +43,17 @@ class EventLogTest(tf.test.TestCase):
     events = read_events(self.run_dir)
     self.assertEqual(events['event'].tolist(), ['start', 'lost', 'start', 'train'])
 
+  def test_cut_while_it_is_written(self):
+    log = self.open(0)
+    log.write('train', 1)
+    log.write('train', 2)
+    os.truncate(self.path, 20)
+    log.write('train', 3)
+    log.write('train', 4)
+    self.assertEqual(self.steps(), [3, 4])
+    self.assertLen(log.troubles, 1)
+    self.assertRegex(log.troubles[0], 'metrics.jsonl: was cut while the run wrote to it: events of')
+
   def test_removed(self):
     log = self.open(0)
     log.write('train', 1)

@@ -91,6 +91,20 @@ class LaunchedTest(tf.test.TestCase):
       self.launched()
     with self.assertRaisesRegex(UserError, 'HOROVOD_LOCAL_RANK: is not set beside HOROVOD_SIZE=4'):
       self.launched(HOROVOD_LOCAL_RANK=None)
+    for name, text in (
+      ('HOROVOD_RANK', 'x'),
+      ('HOROVOD_RANK', '4'),
+      ('HOROVOD_SIZE', '²'),
+      ('HOROVOD_SIZE', '9' * 5000),
+      ('HOROVOD_LOCAL_SIZE', '0'),
+      ('PMI_SIZE', ''),
+    ):
+      with self.assertRaisesRegex(
+        UserError, f"variable {name}: found '{text[:40]}'; wanted a whole"
+      ):
+        self.launched(**{name: text})
+    with mock.patch.dict(os.environ, HOROVOD_RANK='x'):
+      self.assertEqual(runtime.rank(), 0, 'somebody must say so')
     with self.assertRaisesRegex(UserError, 'OMPI_COMM_WORLD_SIZE: found 4.*wanted horovodrun'):
       self.launched(HOROVOD_SIZE=None, OMPI_COMM_WORLD_SIZE='4')
 

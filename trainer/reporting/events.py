@@ -57,6 +57,7 @@ class EventLog:
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
     self._active, self.troubles = active, []
     self._file: BinaryIO | None = None
+    self._size = 0  # of metrics.jsonl after the last line
     self._board: Any = None
     if not active:
       return
@@ -179,7 +180,11 @@ class EventLog:
       self._open()
       with self.guarded(self._path):
         raise OSError(errno.EIO, 'was removed or replaced while the run wrote to it')
+      self._size = 0
     size = self._file.seek(0, os.SEEK_END)
+    if size < self._size:
+      with self.guarded(self._path):
+        raise OSError(errno.EIO, 'was cut while the run wrote to it: events of before are missing')
     if size:
       with open(self._path, 'rb') as f:
         f.seek(size - 1)
@@ -187,6 +192,7 @@ class EventLog:
           line = b'\n' + line
     while line:
       line = line[self._file.write(line) :]
+      self._size = self._file.tell()
 
 
 def read_events(run_dir: str) -> pd.DataFrame:

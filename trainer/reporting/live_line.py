@@ -3,6 +3,8 @@
 import sys
 import time
 
+from absl import logging
+
 WIDTH = 80
 SECONDS_BETWEEN_LINES = 10  # where there is no terminal
 
@@ -33,8 +35,12 @@ class LiveLine:
     in_place = self._terminal and not keep
     text = shortened(text, WIDTH - 1) if in_place else text
     # The carriage return comes last: horovodrun forwards a rank's line when it sees one.
-    sys.stdout.write(text.ljust(self._length) + ('\r' if in_place else '\n'))
-    sys.stdout.flush()
+    try:
+      sys.stdout.write(text.ljust(self._length) + ('\r' if in_place else '\n'))
+      sys.stdout.flush()
+    except OSError as e:  # who reads it is gone, or its disk is full
+      self._active = False
+      logging.warning('cannot write to standard output: %s; the training goes on', e.strerror)
     self._length = len(text) if in_place else 0
 
 

@@ -42,6 +42,7 @@ from trainer.training.stopwatch import Stopwatch
 from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
+FEW_STEPS = 50  # in which a model has hardly left what it began with
 WAITING_TOLD = 0.1  # the share of the time that steps wait for input, from which on it is shown
 
 
@@ -498,7 +499,7 @@ class Job:
         split,
         values['logloss'],
         base_logloss,
-        _likely_cause(self.cfg, values['calibration']),
+        _likely_cause(self.cfg, values['calibration'], self.step.steps),
       )
     return values
 
@@ -628,7 +629,7 @@ def _quality(values: dict[str, Any]) -> str:
   )
 
 
-def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
+def _likely_cause(cfg: config.Config, calibration: float | None, steps: int) -> str:
   """Why a model predicts worse than a constant."""
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):
@@ -638,6 +639,8 @@ def _likely_cause(cfg: config.Config, calibration: float | None) -> str:
           f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '
           f'{rule.learning_rate:g}; this rule wants about {wanted:g}'
         )
+  if steps < FEW_STEPS:
+    return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
   if calibration is not None and not 0.8 < calibration < 1.25:
     return (
       f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '
