@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -140,6 +142,25 @@ class RowOptimizersTest(tf.test.TestCase, parameterized.TestCase):
       'ftrl',
     )
     self.assertAllEqual(rows[:, :5], np.zeros([4, 5]))  # |z| = 0.1 <= l1
+
+  @parameterized.parameters(*row_optimizers.ROW_OPTIMIZERS)
+  def test_a_lower_rate_makes_smaller_steps_and_moves_no_weight_itself(self, kind):
+    o = Optimizer(kind, l1=0.01 if kind == 'ftrl' else 0.0, beta=0.5)
+    rng = np.random.default_rng(5)
+    start = rng.normal(size=[4, DIM]).astype(np.float32)
+    rows = row_optimizers.row_init(start, one_hyper(o), kind).numpy()
+    for step in range(1, 4):
+      g = rng.normal(size=[4, DIM]).astype(np.float32)
+      rows = row_optimizers.row_update(
+        rows, g, [1.0], np.full(4, step - 1), one_hyper(o), step, kind
+      )
+
+    def moved(factor):
+      lower = one_hyper(dataclasses.replace(o, learning_rate=o.learning_rate * factor))
+      then = row_optimizers.row_update(rows, g, [1.0], np.full(4, 3), lower, 4, kind)
+      return np.abs(then[:, :DIM] - rows[:, :DIM])
+
+    self.assertTrue(np.all(moved(0.1) <= 0.11 * moved(1.0) + 1e-6))
 
   def test_never_updated_row_gets_its_state_first(self):
     o = Optimizer('adagrad', initial_accumulator=0.7)

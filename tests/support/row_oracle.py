@@ -57,9 +57,10 @@ def step_row(o, w, state, gradient, scale, step, missed):
   if o.kind == 'ftrl':
     n = state['n'] + g * g
     p = -o.learning_rate_power
-    z = state['z'] + g - (n**p - state['n'] ** p) / lr * w
+    denominator = (o.beta + n**p) / lr + o.l2
+    z = g + np.where(w == 0, state['z'], -w * denominator - np.sign(w) * o.l1)
     state.update(n=n, z=z)
-    return np.where(np.abs(z) <= o.l1, 0, (np.sign(z) * o.l1 - z) / ((o.beta + n**p) / lr + o.l2))
+    return np.where(np.abs(z) <= o.l1, 0, (np.sign(z) * o.l1 - z) / denominator)
   g = g + o.l2 * w
   if o.kind == 'sgd':
     w = w - lr * g

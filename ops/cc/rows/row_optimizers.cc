@@ -47,20 +47,18 @@ CTR_INLINE void Rmsprop(const RowHyper& h, int n, const float* __restrict g, flo
 
 CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float* __restrict w,
                      float* __restrict acc, float* __restrict z) {
-  float before[kBlock], after[kBlock];  // acc ^ -learning_rate_power
-  for (int i = 0; i < n; ++i) before[i] = acc[i];
+  float after[kBlock];  // acc ^ -learning_rate_power
   for (int i = 0; i < n; ++i) after[i] = acc[i] = acc[i] + g[i] * g[i];
   if (h.learning_rate_power == -0.5f) {
-    SquareRoots(n, before);
     SquareRoots(n, after);
   } else {
-    for (int i = 0; i < n; ++i) before[i] = std::pow(before[i], -h.learning_rate_power);
     for (int i = 0; i < n; ++i) after[i] = std::pow(after[i], -h.learning_rate_power);
   }
   for (int i = 0; i < n; ++i) {
-    z[i] += g[i] - (after[i] - before[i]) / h.learning_rate * w[i];
-    const float solved =
-        (std::copysign(h.l1, z[i]) - z[i]) / ((h.beta + after[i]) / h.learning_rate + h.l2);
+    const float denominator = (h.beta + after[i]) / h.learning_rate + h.l2;
+    const float of_weight = -w[i] * denominator - std::copysign(h.l1, w[i]);
+    z[i] = g[i] + (w[i] == 0.0f ? z[i] : of_weight);
+    const float solved = (std::copysign(h.l1, z[i]) - z[i]) / denominator;
     w[i] = std::abs(z[i]) <= h.l1 ? 0.0f : solved;
   }
 }

@@ -31,7 +31,9 @@
 //                             FTRL-proximal (McMahan et al. 2013; Keras' Ftrl with
 //                             l2_regularization_strength l2 / 2). z starts such that the initial
 //                             weights solve the last line: factors keep their value. So do weights
-//                             that a difference was added to.
+//                             that a difference was added to. Where w is not 0, z is taken from it,
+//                             by the last line at n', which is the same while lr is; when lr falls,
+//                             weights stay where they are, as under the other rules.
 // rmsprop      v[dim]         v += (1 - beta2) * (g^2 - v); w -= lr * g / (sqrt(v) + eps)
 //                             (Keras' legacy RMSprop)
 // clang-format on
