@@ -38,6 +38,7 @@ endif
 DATA ?= demo
 train: setup data-$(DATA)
 	launch/local.sh 2 --config configs/$(DATA).yaml --run_dir runs/$(DATA)
+	@echo 'ctr-train, ctr-evaluate and so on are found after: source $(VENV)/bin/activate'
 
 test: setup test-cc test-single test-parallel test-integration
 	@# The lines of ranks come behind the launcher's prefix.
