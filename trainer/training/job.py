@@ -108,6 +108,13 @@ class Job:
         'train.dense_dtype: found bfloat16, which this processor cannot multiply in (no '
         'avx512_bf16); it trains in float32'
       )
+    train = self.cfg.train
+    if train.dense_optimizer.kind == 'ftrl' and (train.plateau or train.schedule):
+      logging.warning(
+        "train.dense_optimizer.kind: found 'ftrl', whose weights shrink with its learning rate, "
+        'which %s changes; wanted another kind, or rates that stay',
+        'train.plateau' if train.plateau else 'train.schedule',
+      )
     try:
       self.open_run()
       return self._run()
