@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import shlex
 import tempfile
 
 import tensorflow as tf
@@ -37,7 +38,7 @@ class ClosingTest(tf.test.TestCase):
       for of_task in run.by_task():
         closing.print_table(of_task)
       for line in closing.last_lines(run):
-        print(line.replace(str(folder), 'RUN'))
+        print(line.replace(shlex.quote(str(folder)), 'RUN').replace(str(folder), 'RUN'))
     return out.getvalue().splitlines()
 
   def events(self, epochs):
