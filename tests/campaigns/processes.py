@@ -83,7 +83,7 @@ def write_config(folder: str, mode: str) -> str:
     'mode': 'allreduce' if mode not in ('ps', 'ps_async', 'ps_geo') else mode,
     'dense_allreduce': 'connections' if mode == 'connections' else 'horovod',
     'lost_peer_seconds': LOST_SECONDS,
-    'stalled_peer_seconds': 300,
+    'stalled_peer_seconds': 120,
     'geo_steps': 2,
   }
   lifecycle = {'admission_threshold': 0.5, 'delete_threshold': 0.1, 'delete_after_unseen_days': 1}
