@@ -129,7 +129,7 @@ quality: setup
 campaign: setup
 	$(PY) -m tests.campaigns.faults --seed $(SEED)
 
-# A minute or two of the same, from the beginning.
+# One unit of each kind, from the beginning: 24 units, of which those that fault jobs take minutes each on busy cores.
 campaign-short: setup
 	rm -f build/campaign/short.jsonl
 	$(PY) -m tests.campaigns.faults --seed $(SEED) --share 0.01 --out build/campaign/short.jsonl
