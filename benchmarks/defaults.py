@@ -166,15 +166,19 @@ def of_test(events: pd.DataFrame) -> tuple[float, float]:
   return test['auc'], test['logloss']
 
 
-def fm(name: str, kind: str) -> float:
-  """The best validation AUC of FM."""
+def fm_settings(kind: str) -> dict[str, Any]:
+  """FM with nothing but the kind of its row optimizers."""
   rule = {'kind': kind}
-  settings = {
-    'data': prepared(name) | {'test': []},
+  return {
     'sparse': {'tables': {'default': {'linear': rule, 'factors': rule}}},
     'model': {'interactions': ['linear', 'fm']},
-    'train': {'epochs': LOGS[name][3]},
   }
+
+
+def fm(name: str, kind: str) -> float:
+  """The best validation AUC of FM."""
+  data, train = prepared(name) | {'test': []}, {'epochs': LOGS[name][3]}
+  settings = {'data': data, **fm_settings(kind), 'train': train}
   return evaluated(os.path.join(OUT, f'{name}_fm_{kind}'), settings)['auc'].max()
 
 
@@ -231,13 +235,9 @@ def small() -> str:
   logs = small_logs()
   rows = []
   for kind in KINDS:
-    rule, cells = {'kind': kind}, []
+    cells = []
     for name, (data, base) in logs.items():
-      settings = {
-        'data': data,
-        'sparse': {'tables': {'default': {'linear': rule, 'factors': rule}}},
-        'model': {'interactions': ['linear', 'fm']},
-      }
+      settings = {'data': data, **fm_settings(kind)}
       auc, logloss = of_test(evaluated(os.path.join(OUT, f'small_{name}_fm_{kind}'), settings))
       worse = ' (worse than the base rate)' if logloss > base else ''
       cells.append(f'{auc:.4f} / {logloss:.4f}{worse}')
