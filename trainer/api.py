@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import yaml
+from absl import logging
 
-from trainer import command_line, config, runtime
+from trainer import command_line, config, effects, runtime
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.log_files import is_directory, matching, normal
 from trainer.errors import ConfigError, UserError
@@ -145,7 +146,7 @@ class Source:
   def cfg(self) -> config.Config:
     """The config, once it was checked that what it names is there. Raises: ConfigError."""
     cfg, where = self._parsed(), self._where()
-    config.check_effects(cfg, where)
+    effects.check_effects(cfg, where)
     for key in ('train', 'valid', 'test'):
       try:
         matching(getattr(cfg.data, key), f'{where}: data.{key}')
@@ -164,9 +165,12 @@ class Source:
     It imports TensorFlow and reads the beginning of the log.
 
     Args:
-      tells: whether the size is told.
+      tells: whether the size, and settings without effect, are told.
     """
     cfg = self.cfg
+    if tells:
+      for line in effects.without_effect(cfg):
+        logging.warning('%s', line)
     if 'batch_size' in cfg.train.model_fields_set:
       return cfg
     from trainer.data.batch_size import suitable

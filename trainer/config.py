@@ -13,8 +13,9 @@ import math
 import os
 import re
 import sys
+import typing
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 import pydantic
@@ -694,8 +695,7 @@ def _fields_at(loc: Sequence[str | int]) -> list[str]:
     fields = getattr(model, 'model_fields', {})
     if part not in fields:  # a key of a dict of models (a table's name)
       continue
-    found = re.findall(r'trainer\.config\.(\w+)', str(fields[part].annotation))
-    model = globals().get(found[0]) if found else model
+    model = next((inner for inner, _ in _sections_in(fields[part].annotation, '')), model)
   return list(getattr(model, 'model_fields', {}))
 
 
@@ -703,20 +703,24 @@ def _sections_with(key: str) -> list[str]:
   """The sections that have a key of exactly this name, as in `train.dense_optimizer`."""
   found = []
 
-  def look(model: type[pydantic.BaseModel], path: str) -> None:
-    for name, field in model.model_fields.items():
-      inner = re.search(r'config\.(\w+)', str(field.annotation))
-      place = f'{path}.{name}'.strip('.')
+  def look(section: type[Section], path: str) -> None:
+    for name, field in section.model_fields.items():
       if name == key:
         found.append(path or 'the top level')
-      if inner and issubclass(globals()[inner[1]], Section):
-        text = str(field.annotation)
-        look(
-          globals()[inner[1]], place + ('.NAME' if 'dict[' in text else '.0' * ('list[' in text))
-        )
+      for inner, place in _sections_in(field.annotation, f'{path}.{name}'.strip('.')):
+        look(inner, place)
 
   look(Config, '')
   return found
+
+
+def _sections_in(annotation: Any, path: str) -> Iterator[tuple[type[Section], str]]:
+  """Yields the sections that a key's annotation holds, each with its path."""
+  if isinstance(annotation, type) and issubclass(annotation, Section):
+    yield annotation, path
+  inner = {list: f'{path}.0', dict: f'{path}.NAME'}.get(typing.get_origin(annotation), path)
+  for argument in typing.get_args(annotation):
+    yield from _sections_in(argument, inner)
 
 
 def _as_in(error: Any) -> str:
@@ -1053,28 +1057,6 @@ def _check(cfg: Config, where: str) -> None:
     cfg.policy()
   except (ValueError, TypeError) as e:
     raise ConfigError(f"{where}: key 'lifecycle': {e}") from None
-
-
-def check_effects(cfg: Config, where: str) -> None:
-  """Checks that what the config switches on has an effect in training.
-
-  Raises:
-    ConfigError: naming the first key that would do nothing.
-  """
-  if cfg.data.day_pattern is not None:
-    return
-  policy = cfg.policy()
-  for key, value, off in (
-    ('lifecycle.eviction', policy.eviction, 'none'),
-    ('lifecycle.capacity', policy.capacity, None),
-    ('export.base', cfg.export.base, False),
-    ('export.saved_model', cfg.export.saved_model, False),
-  ):
-    if value != off:
-      raise ConfigError(
-        f"{where}: key '{key}': found {value!r}, which happens at the end of each day, and without "
-        'data.day_pattern there are no days; wanted data.day_pattern, or this left out'
-      )
 
 
 class _Loader(yaml.SafeLoader):

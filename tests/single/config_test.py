@@ -262,20 +262,6 @@ class ConfigTest(tf.test.TestCase):
     cfg = self.load(overrides=['data.slots.0.lifecycle={admission_threshold: 3}'])
     self.assertEqual(cfg.policy().admission, 'score', 'a threshold of a slot')
 
-  def test_settings_without_effect_in_training(self):
-    for override, key in (
-      ('lifecycle.delete_threshold=1', 'lifecycle.eviction'),
-      ('lifecycle.capacity=5', 'lifecycle.capacity'),
-      ('export.base=true', 'export.base'),
-      ('export.saved_model=true', 'export.saved_model'),
-    ):
-      cfg = self.load(overrides=[override])
-      with self.assertRaisesRegex(
-        errors.ConfigError, f"f.yaml: key '{key}': .*without data.day_pattern"
-      ):
-        config.check_effects(cfg, 'f.yaml')
-      config.check_effects(self.load(overrides=[override, 'data.day_pattern=(1)']), 'f.yaml')
-
   def test_texts_that_are_no_config(self):
     for text, wanted in (
       ('a: 1\na: 2', r"x:2: not YAML: the key 'a' stands twice"),

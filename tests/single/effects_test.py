@@ -1,0 +1,66 @@
+"""Settings that have no effect are refused or told of."""
+
+import glob
+import os
+
+from absl.testing import absltest
+
+from tests.support import jobs
+from trainer import config, effects, errors
+
+CONFIG = """
+data: {train: [a.csv], slots: [{name: a}, {name: b}]}
+model: {interactions: [linear, fm]}
+"""
+
+
+def load(*overrides):
+  return config.parse(CONFIG, 'f.yaml', overrides)
+
+
+class EffectsTest(absltest.TestCase):
+  def test_what_happens_at_the_end_of_a_day_wants_days(self):
+    for override, key in (
+      ('lifecycle.delete_threshold=1', 'lifecycle.eviction'),
+      ('lifecycle.capacity=5', 'lifecycle.capacity'),
+      ('export.base=true', 'export.base'),
+      ('export.saved_model=true', 'export.saved_model'),
+    ):
+      with self.assertRaisesRegex(
+        errors.ConfigError, f"f.yaml: key '{key}': .*without data.day_pattern"
+      ):
+        effects.check_effects(load(override), 'f.yaml')
+      effects.check_effects(load(override, 'data.day_pattern=(1)'), 'f.yaml')
+
+  def test_told(self):
+    linear, days = 'sparse.tables.default.linear', 'data.day_pattern=(1)'
+    mode = 'with lifecycle.admission'
+    for setting, why, without, acts in (
+      (f'{linear}.beta1=.5', "on kind 'adagrad'", '', f'{linear}.kind=adam'),
+      (f'{linear}.beta=.5', "on kind 'sgd'", f'{linear}.kind=sgd', f'{linear}.kind=ftrl'),
+      (f'{linear}.l2_mode=catch_up', 'without l2', '', f'{linear}.l2=.1'),
+      ('lifecycle.decay=.5', 'without data.day_pattern', '', days),
+      ('lifecycle.admission_count=3', mode, 'lifecycle.admission=score', ''),
+      ('lifecycle.seed=3', mode, '', 'lifecycle.admission_probability=.5'),
+      ('data.slots.0.lifecycle.min_age_days=3', '', 'lifecycle.eviction=unseen', ''),
+      ('lifecycle.capacity_by=recency', 'without lifecycle.capacity', '', 'lifecycle.capacity=9'),
+      ('model.focal_gamma=3', 'without a loss of kind focal', '', 'model.loss=focal'),
+      ('model.dense_linear=false', 'in data.dense', '', 'data.dense=[{"name":"c"}]'),
+      ('sync.geo_steps=3', "'allreduce': it is of 'ps_geo'", '', 'sync.mode=ps_geo'),
+      ('sync.max_staleness=3', "it is of 'ps_async'", 'sync.mode=ps', 'sync.mode=ps_async'),
+      ('sync.on_lost_worker=wait', "it is of 'ps'", '', 'sync.mode=ps'),
+    ):
+      with self.subTest(setting):
+        key, _, _ = setting.partition('=')
+        (line,) = effects.without_effect(load(setting, *without.split()))
+        self.assertRegex(line, f'^{key}: found .*, which has no effect .*{why}')
+        self.assertEmpty(effects.without_effect(load(setting, *acts.split())))
+
+  def test_shipped_configs_are_told_of_nothing(self):
+    for path in glob.glob(os.path.join(jobs.ROOT, 'configs', '**', '*.yaml'), recursive=True):
+      with self.subTest(path):
+        self.assertEmpty(effects.without_effect(config.load(path)))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,121 @@
+"""Settings that have no effect: refused where the model would be another one, else told of."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.config import Config, RowOptimizer, Section
+from trainer.errors import ConfigError
+
+# What a row optimizer reads beside its rate, l1, l2, l2_mode and clip.
+_READ_BY_KIND = {
+  'sgd': set(),
+  'adagrad': {'initial_accumulator', 'epsilon'},
+  'adagrad_row': {'initial_accumulator'},
+  'adam': {'beta1', 'beta2', 'epsilon'},
+  'ftrl': {'initial_accumulator', 'learning_rate_power', 'beta'},
+  'rmsprop': {'beta2', 'epsilon'},
+}
+_KIND_KEYS = sorted(set.union(*_READ_BY_KIND.values()))
+
+
+def check_effects(cfg: Config, where: str) -> None:
+  """Checks that what the config switches on has an effect in training.
+
+  Raises:
+    ConfigError: naming the first key that would do nothing.
+  """
+  if cfg.data.day_pattern is not None:
+    return
+  policy = cfg.policy()
+  for key, value, off in (
+    ('lifecycle.eviction', policy.eviction, 'none'),
+    ('lifecycle.capacity', policy.capacity, None),
+    ('export.base', cfg.export.base, False),
+    ('export.saved_model', cfg.export.saved_model, False),
+  ):
+    if value != off:
+      raise ConfigError(
+        f"{where}: key '{key}': found {value!r}, which happens at the end of each day, and without "
+        'data.day_pattern there are no days; wanted data.day_pattern, or this left out'
+      )
+
+
+def without_effect(cfg: Config) -> list[str]:
+  """Returns a line for each setting that is not its default and that nothing of this job reads."""
+  return [
+    f'{key}: found {value!r}, which has no effect {why}'
+    for key, value, why in (*_of_rows(cfg), *_of_lifecycle(cfg), *_of_model(cfg), *_of_sync(cfg))
+  ]
+
+
+Found = Iterator[tuple[str, Any, str]]
+
+
+def _given(path: str, section: Section, names: list[str], why: str) -> Found:
+  """Yields those of the names that do not have their default."""
+  for name in names:
+    value = getattr(section, name)
+    if value != type(section).model_fields[name].default:
+      yield f'{path}.{name}', value, why
+
+
+def _of_rows(cfg: Config) -> Found:
+  for name, table in cfg.sparse.tables.items():
+    for part in ('linear', 'factors'):
+      rule: RowOptimizer = getattr(table, part)
+      path = f'sparse.tables.{name}.{part}'
+      other = [key for key in _KIND_KEYS if key not in _READ_BY_KIND[rule.kind]]
+      yield from _given(path, rule, other, f"on kind '{rule.kind}'")
+      # adam and rmsprop have moments, which steps without a gradient move, too.
+      if rule.l2 == 0 and rule.kind not in ('adam', 'rmsprop'):
+        yield from _given(path, rule, ['l2_mode'], 'without l2')
+
+
+def _of_lifecycle(cfg: Config) -> Found:
+  policy = cfg.policy()
+  reads = {
+    'admission_threshold': policy.admission == 'score',
+    'admission_count': policy.admission == 'count',
+    'admission_probability': policy.admission == 'probability',
+    'seed': policy.admission == 'probability',
+    'delete_threshold': policy.eviction == 'score',
+    'min_age_days': policy.eviction == 'score',
+    'delete_after_unseen_days': policy.eviction != 'none',
+    'capacity_by': policy.capacity is not None,
+    'decay': cfg.data.day_pattern is not None,
+  }
+  why = {
+    'capacity_by': 'without lifecycle.capacity',
+    'decay': 'without data.day_pattern: it happens at the end of each day',
+  }
+  places = [('lifecycle', cfg.lifecycle)]
+  places += [(f'data.slots.{i}.lifecycle', s.lifecycle) for i, s in enumerate(cfg.data.slots)]
+  for path, given in places:
+    for key, value in given.items():
+      if not reads.get(key, True):
+        kind = 'eviction' if key.startswith(('delete', 'min')) else 'admission'
+        mode = f"with lifecycle.{kind} '{getattr(policy, kind)}'"
+        yield f'{path}.{key}', value, why.get(key, mode)
+
+
+def _of_model(cfg: Config) -> Found:
+  losses = [label.loss for label in cfg.labels]
+  if 'focal' not in losses:
+    yield from _given('model', cfg.model, ['focal_gamma'], 'without a loss of kind focal')
+  linear = any(one.kind == 'linear' for one in cfg.model.all_interactions().values())
+  if not (linear and cfg.data.dense):
+    why = 'without linear among the interactions and columns in data.dense'
+    yield from _given('model', cfg.model, ['dense_linear'], why)
+
+
+def _of_sync(cfg: Config) -> Found:
+  for name, mode in (
+    ('dense_allreduce', 'allreduce'),
+    ('row_exchange', 'allreduce'),
+    ('max_staleness', 'ps_async'),
+    ('geo_steps', 'ps_geo'),
+    ('on_lost_worker', 'ps'),
+  ):
+    if cfg.sync.mode != mode:
+      why = f"with sync.mode '{cfg.sync.mode}': it is of '{mode}'"
+      yield from _given('sync', cfg.sync, [name], why)
