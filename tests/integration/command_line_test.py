@@ -83,7 +83,9 @@ class CommandLineTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     train, test = [e for e in self.events() if e['event'] in ('train', 'eval')]
     shown = [e['event'] for e in self.events()]
-    self.assertEqual(shown, ['start', *['window'] * 10, 'train', 'eval', 'importance', 'end'])
+    self.assertEqual(
+      shown, ['start', *['window'] * 10, 'train', 'save', 'eval', 'importance', 'end']
+    )
     windows = [e for e in self.events() if e['event'] == 'window']
     self.assertEqual(sum(e['examples'] for e in windows), 950)
     self.assertEqual(

@@ -74,8 +74,9 @@ class LostPeerTest(tf.test.TestCase):
     )
 
   def test_frozen_at_every_stage_of_the_start(self):
-    never_came = rf'rank {{rank}} was lost: it did not start within {LOST_SECONDS} s'
-    silent = rf'rank {{rank}} \(process \d+ on \S+\) was lost: .*silent for {LOST_SECONDS} s'
+    seconds = 10  # within which busy processors start both ranks
+    never_came = rf'rank {{rank}} was lost: it did not start within {seconds} s'
+    silent = rf'rank {{rank}} \(process \d+ on \S+\) was lost: .*silent for {seconds} s'
     stages = {
       'trainer/comm/heartbeat.py:Heartbeat.__init__:call': never_came,
       'trainer/runtime.py:start:call': silent,
@@ -86,7 +87,7 @@ class LostPeerTest(tf.test.TestCase):
     }
 
     def freeze(place, frozen):
-      with self.job() as ranks:
+      with self.job(lost_peer_seconds=seconds) as ranks:
         ranks.start(1 - frozen)
         ranks.start(frozen, [FROZEN, place])
         status = ranks.wait(1 - frozen)

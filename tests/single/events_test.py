@@ -35,13 +35,14 @@ class EventLogTest(tf.test.TestCase):
     log = self.open(0)
     log.write('start', 0)
     place = log.position
+    log.write('save', 0)
     log.write('train', 1)
     log.append({'event': 'lost', 'step': 2, 'reason': 'rank 1 was lost: it hung up. The job ends'})
     log = self.open(place)
     log.write('start', 0)
     log.write('train', 1)
     events = read_events(self.run_dir)
-    self.assertEqual(events['event'].tolist(), ['start', 'lost', 'start', 'train'])
+    self.assertEqual(events['event'].tolist(), ['start', 'save', 'lost', 'start', 'train'])
 
   def test_cut_while_it_is_written(self):
     log = self.open(0)

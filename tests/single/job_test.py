@@ -69,7 +69,7 @@ class JobTest(tf.test.TestCase):
   def events(self, kind=None):
     with open(f'{self.run_dir}/metrics.jsonl', encoding='utf-8') as f:
       events = [json.loads(line) for line in f]
-    around = ('start', 'window', 'importance', 'end')
+    around = ('start', 'window', 'save', 'importance', 'end')
     return [e for e in events if kind == e['event'] or (kind is None and e['event'] not in around)]
 
   def prepared(self):

@@ -14,7 +14,7 @@ from trainer.storage import checkpoint
 # Figures of an event that differ between equal runs; and events that are as many as there were
 # starts, with the windows of steps between them.
 _FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes')
-_OF_STARTS = ('start', 'window', 'end')
+_OF_STARTS = ('start', 'window', 'save', 'end')
 _OF_ROWS = (
   'show',
   'click',

@@ -34,7 +34,7 @@ SCALARS = (
 )
 
 # Events that tell of the job, not of work that may be done again.
-OF_THE_JOB = ('start', 'lost')
+OF_THE_JOB = ('start', 'save', 'lost')
 
 
 class EventLog:

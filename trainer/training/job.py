@@ -220,8 +220,10 @@ class Job:
   def save(self) -> None:
     """Writes a checkpoint; every process calls it."""
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', self._lock.check)
+    started = time.monotonic()
     with self._clock.of('save'):
       self.state.save(self._events.position)
+    self._write('save', seconds=round(time.monotonic() - started, 3))
     self._save_is_due = False
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
