@@ -1,6 +1,8 @@
 """A job in one process: what it writes, keeps and sets aside."""
 
+import contextlib
 import glob
+import io
 import json
 import os
 import tempfile
@@ -261,6 +263,7 @@ class JobTest(tf.test.TestCase):
         ('train', 'day=2/part-0'),
       ],
     )
+    self.assertEqual([e['day'] for e in self.events('eval')], [1, 1], 'the day that ended')
     self.assertEqual([e['waiting'] for e in self.events('train')], [1, 0])
     self.assertTrue(all(e['seconds_behind'] >= 0 for e in self.events('train')))
     self.assertTrue(os.path.exists(f'{self.run_dir}/report.html'))
@@ -291,6 +294,23 @@ class JobTest(tf.test.TestCase):
       'valid: logloss .* is worse than the .* of predicting .*sparse.tables.default.linear takes '
       'steps of rmsprop at learning_rate 1; this rule wants about 0.01',
     )
+
+    few = {'kind': 'sgd', 'learning_rate': 90.0}  # of its kind, for a batch of 4,096
+    with self.assertLogs('absl', 'WARNING') as logs:
+      tables = {'default': {'linear': few}}
+      self.make_job(data, sparse={'tables': tables}, run_dir=f'{self.folder}/few').run()
+    self.assertRegex(str(logs.output), 'logloss .*: it was trained for 13 steps only; more epochs')
+
+  def test_the_auc_of_one_class_is_not_known(self):
+    clicks = f'{self.folder}/clicks.csv'
+    with open(clicks, 'w', encoding='utf-8') as f:
+      f.write('user,item,label\n1,2,1\n3,4,1\n')
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+      self.make_job({'train': [self.write('a.csv')], 'test': [clicks]}).run()
+    self.assertRegex(shown.getvalue(), r'test +· clicks · logloss \d\.\d{4} · AUC -')
+    (event,) = self.events('eval')
+    self.assertNotIn('auc', event)
 
   def test_what_train_asks_for_in_vain_or_at_a_price_is_told(self):
     train = {
