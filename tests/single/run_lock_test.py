@@ -83,7 +83,9 @@ class RunLockTest(tf.test.TestCase):
     self.give_to(seconds_ago=100, place='elsewhere', host='far')
     self.take()
     self.give_to(seconds_ago=0, place='elsewhere', host='far')
-    self.take(stale_seconds=0.5)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.take(stale_seconds=0.5)
+    self.assertRegex(str(logs.output), 'on host far trained into it last; waiting up to ')
     self.give_to(seconds_ago=10, place='elsewhere', host='far', process=7)
     lock = RunLock(self.run_dir, stale_seconds=60)
     beats = iter(range(9))

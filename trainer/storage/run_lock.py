@@ -9,6 +9,7 @@ import time
 from typing import Any, TextIO
 
 import psutil
+from absl import logging
 
 from trainer import files
 from trainer.errors import UserError
@@ -61,6 +62,15 @@ class RunLock:
         raise UserError(
           f'run_dir {self._run_dir}: process {owner["process"]} on host {owner["host"]} trains '
           'into it; wanted it ended first, or another --run_dir'
+        )
+      if seen is None:
+        logging.warning(
+          'run_dir %s: process %s on host %s trained into it last; waiting up to %.0f s to see '
+          'whether it still does',
+          self._run_dir,
+          owner['process'],
+          owner['host'],
+          self._stale_seconds,
         )
       seen = now
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
