@@ -272,7 +272,7 @@ class RowOptimizer(Section):
 class Table(Section):
   """Rows of one layout: a linear weight, then, after admission, factors."""
 
-  width: PositiveInt = 8
+  width: PositiveInt = 16
   """D, the number of factors (of ffm: for each field)."""
   init: Literal['normal', 'uniform'] = 'normal'
   """The distribution of the initial factors."""
@@ -419,8 +419,8 @@ class Train(Section):
 
   batch_size: PositiveInt = BATCH_SIZE
   """Samples of a step, over all ranks and workers together; in ps_async of one worker. Where it is
-  left out and data.train has fewer than 40,960 samples, it is the power of two, at least 64, that
-  makes ten steps of an epoch."""
+  left out and data.train has fewer than 204,800 samples, it is the power of two, at least 64, that
+  makes fifty steps of an epoch."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. The default is 20, with early stopping (a
   plateau), for a log without days that has data.valid."""
