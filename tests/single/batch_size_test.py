@@ -80,7 +80,7 @@ class BatchSizeTest(tf.test.TestCase):
     self.assertEqual(api.Source(self.tree).for_its_log().train.batch_size, 64)
     for source, size in (
       (api.Source(self.tree, ['train.batch_size=32']), 32),
-      (api.Source(self.tree, (), 'elsewhere'), 4096),
+      (api.Source(self.tree, (), 'elsewhere'), 256),
     ):
       self.assertEqual(source.for_its_log().train.batch_size, size)
 

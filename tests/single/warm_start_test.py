@@ -29,7 +29,14 @@ class WarmStartTest(tf.test.TestCase):
         f.write('\n'.join([','.join(COLUMNS) + ',label', *rows]) + '\n')
 
   def make_job(
-    self, slots, hidden=8, interactions=('linear', 'fm'), passes=('a',), init_from=None, **sections
+    self,
+    slots,
+    hidden=8,
+    interactions=('linear', 'fm'),
+    passes=('a',),
+    table=None,
+    init_from=None,
+    **sections,
   ):
     cfg = config.Config.model_validate(
       {
@@ -38,6 +45,7 @@ class WarmStartTest(tf.test.TestCase):
           'train': [f'{self.folder}/{one}.csv' for one in passes],
           'slots': [{'name': name} for name in slots],
         },
+        'sparse': {'tables': {'default': {'width': 8} | (table or {})}},
         'model': {'interactions': [*interactions, {'dnn': {'hidden': [hidden]}}]},
         'train': {'batch_size': 16},
       }
@@ -95,14 +103,14 @@ class WarmStartTest(tf.test.TestCase):
     other = self.make_job(
       ['user', 'item'],
       passes=('a', 'b'),
-      sparse={'tables': {'default': table}},
+      table=table,
       lifecycle={'admission_threshold': 2},
       train={'batch_size': 20, 'dense_optimizer': {'kind': 'sgd', 'learning_rate': 0.1}},
     )
     other.run()
     self.assertEqual(other.step.steps, 4 + 3)
     with self.assertRaisesRegex(UserError, 'it holds another model: .*sparse.tables.default'):
-      self.make_job(['user', 'item'], sparse={'tables': {'default': {'init': 'uniform'}}}).run()
+      self.make_job(['user', 'item'], table={'init': 'uniform'}).run()
 
   def test_a_table_of_another_width_under_other_row_optimizers(self):
     """Weights are taken over; new columns are as if the features were new."""
@@ -115,9 +123,7 @@ class WarmStartTest(tf.test.TestCase):
       (3, 'sgd', 'sgd'),
     ):
       table = {'width': width, 'linear': {'kind': linear}, 'factors': {'kind': factors}}
-      other = self.make_job(
-        ['user', 'item'], init_from=f'{self.folder}/run', sparse={'tables': {'default': table}}
-      )
+      other = self.make_job(['user', 'item'], init_from=f'{self.folder}/run', table=table)
       other.open_run()
       after = self.rows(other)
       self.assertEqual(after.keys(), before.keys())
@@ -137,9 +143,7 @@ class WarmStartTest(tf.test.TestCase):
         told = f'table default, linear adagrad to {linear}'
         self.assertEqual(fates[told], 'weights taken over')
       other._lock.release()
-      self.make_job(
-        ['user', 'item'], init_from=f'{self.folder}/run', sparse={'tables': {'default': table}}
-      ).run()
+      self.make_job(['user', 'item'], init_from=f'{self.folder}/run', table=table).run()
       shutil.rmtree(f'{self.folder}/new')
 
   def test_a_table_of_another_dtype(self):
@@ -147,7 +151,7 @@ class WarmStartTest(tf.test.TestCase):
     first = self.make_job(['user', 'item'])
     first.run()
     before = self.rows(first)
-    halved = {'sparse': {'tables': {'default': {'dtype': 'bfloat16'}}}}
+    halved = {'table': {'dtype': 'bfloat16'}}
     other = self.make_job(['user', 'item'], init_from=f'{self.folder}/run', **halved)
     other.open_run()
     after = self.rows(other)
@@ -175,7 +179,7 @@ class WarmStartTest(tf.test.TestCase):
     first = self.make_job(['user', 'item'])
     first.run()
     table = {'linear': {'kind': 'ftrl'}}
-    other = self.make_job(['user', 'item'], sparse={'tables': {'default': table}})
+    other = self.make_job(['user', 'item'], table=table)
     other.open_run()
     for key, row in self.rows(first).items():
       self.assertEqual(self.rows(other)[key][2], row[2], 'factors and their state')
