@@ -184,7 +184,7 @@ class Data(Section):
   trained on; null: all."""
 
 
-BATCH_SIZE = 4096
+BATCH_SIZE, WIDTH = 4096, 16
 # What a row optimizer learns with where the config gives it no learning_rate, in batches of
 # BATCH_SIZE samples (docs/quality.md). Gradients are means over the batch, so that a feature that
 # was seen once has a small one, 2e-4. Rules that make all steps equally large would learn such
@@ -203,17 +203,26 @@ _ROW_DEFAULTS = {
 SCALED_BY_FEATURE = {'sgd', 'adagrad_row'}
 
 
-def row_defaults(kind: str, batch_size: int = BATCH_SIZE) -> dict[str, float]:
+def row_defaults(kind: str, batch_size: int = BATCH_SIZE, width: int = 1) -> dict[str, float]:
   """Returns what a row optimizer learns with where the config gives it no learning_rate.
 
   In another batch than one of BATCH_SIZE samples the mean gradients of rare features are larger or
   smaller by `scale`; what is compared with them changes alike, so that the sum of a feature's
-  gradients moves its row as far.
+  gradients moves its row as far. Where steps follow the gradient's size, those of more than 8
+  weights together are as long as those of 8 (docs/quality.md).
+
+  Args:
+    kind: of the row optimizer.
+    batch_size: of a step.
+    width: how many weights of a row it moves.
   """
   scale = BATCH_SIZE / batch_size
   powers = {'clip': 1, 'epsilon': 1, 'initial_accumulator': 2}
   powers['learning_rate'] = -1 if kind in SCALED_BY_FEATURE else 0
-  return {key: value * scale ** powers[key] for key, value in _ROW_DEFAULTS[kind].items()}
+  found = {key: value * scale ** powers[key] for key, value in _ROW_DEFAULTS[kind].items()}
+  if kind in SCALED_BY_FEATURE:
+    found['learning_rate'] *= min(1, 8 / width) ** 0.5
+  return found
 
 
 STATIC_EPOCHS = 20  # at most, of a log without days that has data.valid
@@ -272,7 +281,7 @@ class RowOptimizer(Section):
 class Table(Section):
   """Rows of one layout: a linear weight, then, after admission, factors."""
 
-  width: PositiveInt = 16
+  width: PositiveInt = WIDTH
   """D, the number of factors (of ffm: for each field)."""
   init: Literal['normal', 'uniform'] = 'normal'
   """The distribution of the initial factors."""
@@ -419,8 +428,8 @@ class Train(Section):
 
   batch_size: PositiveInt = BATCH_SIZE
   """Samples of a step, over all ranks and workers together; in ps_async of one worker. Where it is
-  left out and data.train has fewer than 204,800 samples, it is the power of two, at least 64, that
-  makes fifty steps of an epoch."""
+  left out and data.train has fewer than 122,880 samples, it is the power of two, at least 64, that
+  makes thirty steps of an epoch."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. The default is 20, with early stopping (a
   plateau), for a log without days that has data.valid."""
@@ -543,7 +552,10 @@ class Config(Section):
         if 'learning_rate' in rule:
           by_feature |= kind in SCALED_BY_FEATURE
         else:
-          rules[part] = row_defaults(kind, batch_size) | rule
+          width = table.get('width', WIDTH) if part == 'factors' else 1
+          if type(width) is not int or width < 1:
+            return tree
+          rules[part] = row_defaults(kind, batch_size, width) | rule
       completed[name] = table | rules if rules else table
     scale = {'gradient_scale': 'feature' if by_feature else 'batch'}
     return tree | {'sparse': scale | sparse | {'tables': completed}}

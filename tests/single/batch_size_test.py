@@ -43,20 +43,20 @@ class BatchSizeTest(tf.test.TestCase):
   def test_it_follows_the_number_of_samples(self):
     for samples, size in (
       (3, 64),
-      (6399, 64),
-      (6400, 128),
-      (20_000, 256),
-      (204_799, 2048),
-      (204_800, 4096),
-      (250_000, 4096),
+      (3839, 64),
+      (3840, 128),
+      (20_000, 512),
+      (122_879, 2048),
+      (122_880, 4096),
+      (150_000, 4096),
     ):
       log(samples, 0).to_csv(self.folder / 'train.csv', index=False)
-      self.assertEqual(self.suitable(), (size, min(samples, 204_800)))
+      self.assertEqual(self.suitable(), (size, min(samples, 122_880)))
 
   def test_files_of_every_kind_count(self):
     log(9000, 0).to_parquet(self.folder / 'train_1.parquet')
     log(8000, 0).to_csv(self.folder / 'train_2.csv.gz', index=False)
-    self.assertEqual(self.suitable(), (256, 17_000))
+    self.assertEqual(self.suitable(), (512, 17_000))
 
   def test_what_cannot_be_read_is_told_later(self):
     (self.folder / 'train.csv').write_text('other,columns\n1,2\n')
@@ -70,17 +70,17 @@ class BatchSizeTest(tf.test.TestCase):
     with contextlib.redirect_stdout(told):
       run = api.fit(self.tree)
     self.assertIn(
-      'train.batch_size: 64, for the log has 4,000 samples (4096 in a large one)', told.getvalue()
+      'train.batch_size: 128, for the log has 4,000 samples (4096 in a large one)', told.getvalue()
     )
     valid = run.metrics.query("event == 'eval' and split == 'valid'")
     self.assertLess(valid['logloss'].min(), 0.95 * valid['base_logloss'].iloc[0])
     self.assertGreater(valid['auc'].max(), 0.7)  # the true probabilities reach .74
     # What a run has it keeps, though the log grows.
     log(20_000, 0).to_csv(self.folder / 'train.csv', index=False)
-    self.assertEqual(api.Source(self.tree).for_its_log().train.batch_size, 64)
+    self.assertEqual(api.Source(self.tree).for_its_log().train.batch_size, 128)
     for source, size in (
       (api.Source(self.tree, ['train.batch_size=32']), 32),
-      (api.Source(self.tree, (), 'elsewhere'), 256),
+      (api.Source(self.tree, (), 'elsewhere'), 512),
     ):
       self.assertEqual(source.for_its_log().train.batch_size, size)
 

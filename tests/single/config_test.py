@@ -50,11 +50,19 @@ class ConfigTest(tf.test.TestCase):
   def test_row_optimizers_have_defaults_of_their_kind(self):
     for kind in ('sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'):
       cfg = self.load(overrides=[f'sparse.tables.default.factors.kind={kind}'])
-      wanted = config.row_defaults(kind)
+      wanted = config.row_defaults(kind, width=config.WIDTH)
       found = cfg.sparse.tables['default'].factors.model_dump()
       self.assertEqual({key: found[key] for key in wanted}, wanted)
       self.assertEqual(cfg.sparse.gradient_scale, 'batch')
     self.assertEqual(self.load().sparse, self.load(overrides=['sparse={}']).sparse)
+
+  def test_more_factors_of_sgd_move_no_further(self):
+    for width, rate in ((4, 80), (8, 80), (32, 40)):
+      given = [f'sparse.tables.default={{width: {width}, factors: {{kind: sgd}}}}']
+      table = self.load(overrides=given).sparse.tables['default']
+      self.assertEqual(table.factors.learning_rate, rate)
+    with self.assertRaisesRegex(errors.ConfigError, "width': found 0; input should"):
+      self.load(overrides=['sparse.tables.default.width=0'])
 
   def test_they_move_a_row_as_far_whatever_the_batch(self):
     """A feature that is seen once in a batch, whose gradient is therefore 1 / its size."""
