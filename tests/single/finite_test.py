@@ -62,6 +62,13 @@ class FiniteTest(tf.test.TestCase):
     again.run()
     self.assertEqual(again.step.steps, 5)
 
+  def test_a_gradient_that_overflows_where_the_loss_does_not(self):
+    """Five samples of a column are summed in its weight's gradient alone."""
+    self.write('a', 10, price=3e38)
+    with self.assertRaisesRegex(UserError, "not finite at step 1: dense column 'price'"):
+      self.make_job('a', model={'interactions': ['linear']}).run()
+    self.assertEmpty(self.checkpoints())
+
   def test_huge_weights(self):
     data = {
       'train': [f'{self.folder}/a.csv'],

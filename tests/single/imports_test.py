@@ -24,6 +24,7 @@ ORDER = (
   'data',
   'command_line',
   'runtime',
+  'effects',
   'config',
   'schema_text',
   'files',

@@ -120,10 +120,10 @@ class DensePart:
     )
     probability = self.model.probability(logits, in_log=True)
     self.metrics.update(batch.label, probability, batch.weight)
-    # 0 times what is not finite is NaN: so the loss tells of every gradient, on every process that
-    # it is summed over.
+    # The loss tells of every gradient, on every process that it is summed over. (0 times a sum
+    # would not: TensorFlow's optimizer of graphs takes 0 for it.)
     sums = [tf.reduce_sum(gradient) for gradient in (*dense, linear, factors)]
-    loss += 0 * tf.add_n(sums)
+    loss = tf.where(tf.math.is_finite(tf.add_n(sums)), loss, np.nan)
     return Gradients(loss, weight, dense, linear, factors)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: Rows) -> tf.Tensor:
