@@ -640,17 +640,17 @@ class Config(Section):
     """The lifecycle's policy, per-slot thresholds included."""
     ids = self.slot_ids()
     per_slot = {ids[s.name]: s.lifecycle for s in self.data.slots if s.lifecycle}
-    modes = {kind: (self._modes(kind) or ['none'])[0] for kind in _MODES}
+    modes = {kind: (self._modes(kind) or ['none'])[0] for kind in LIFECYCLE_MODES}
     return Policy(**modes | self.lifecycle, per_slot=per_slot)
 
   def _modes(self, kind: str) -> list[str]:
     """The modes of admission or eviction that the given thresholds are of."""
     given = set(self.lifecycle).union(*(s.lifecycle for s in self.data.slots))
-    return list(dict.fromkeys(mode for key, mode in _MODES[kind].items() if key in given))
+    return list(dict.fromkeys(mode for key, mode in LIFECYCLE_MODES[kind].items() if key in given))
 
 
 # What a threshold switches on where the mode is not given.
-_MODES = {
+LIFECYCLE_MODES = {
   'admission': {
     'admission_threshold': 'score',
     'admission_count': 'count',
@@ -1045,7 +1045,7 @@ def _check(cfg: Config, where: str) -> None:
     for key in keys:
       if key not in known:
         raise ConfigError(f"{where}: unknown key '{place}.{key}'{nearest(key, known)}")
-  for kind in _MODES:
+  for kind in LIFECYCLE_MODES:
     modes = cfg._modes(kind)
     if kind not in cfg.lifecycle and len(modes) > 1 and kind == 'admission':
       fail('lifecycle', f'found thresholds of {modes}; wanted lifecycle.{kind} to say which counts')

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config import Config, RowOptimizer, Section
+from trainer.config import LIFECYCLE_MODES, Config, RowOptimizer, Section
 from trainer.errors import ConfigError
 
 # What a row optimizer reads beside its rate, l1, l2, l2_mode and clip.
@@ -73,29 +73,26 @@ def _of_rows(cfg: Config) -> Found:
 
 def _of_lifecycle(cfg: Config) -> Found:
   policy = cfg.policy()
-  reads = {
-    'admission_threshold': policy.admission == 'score',
-    'admission_count': policy.admission == 'count',
-    'admission_probability': policy.admission == 'probability',
-    'seed': policy.admission == 'probability',
-    'delete_threshold': policy.eviction == 'score',
-    'min_age_days': policy.eviction == 'score',
-    'delete_after_unseen_days': policy.eviction != 'none',
-    'capacity_by': policy.capacity is not None,
-    'decay': cfg.data.day_pattern is not None,
+  idle = {
+    key: f"with lifecycle.{kind} '{getattr(policy, kind)}'"
+    for kind, modes in LIFECYCLE_MODES.items()
+    for key, mode in modes.items()
+    if getattr(policy, kind) != mode
   }
-  why = {
-    'capacity_by': 'without lifecycle.capacity',
-    'decay': 'without data.day_pattern: it happens at the end of each day',
-  }
+  if policy.eviction == 'score':
+    del idle['delete_after_unseen_days']  # which score and unseen both read
+  if policy.admission != 'probability':
+    idle['seed'] = idle['admission_probability']
+  if policy.capacity is None:
+    idle['capacity_by'] = 'without lifecycle.capacity'
+  if cfg.data.day_pattern is None:
+    idle['decay'] = 'without data.day_pattern: it happens at the end of each day'
   places = [('lifecycle', cfg.lifecycle)]
   places += [(f'data.slots.{i}.lifecycle', s.lifecycle) for i, s in enumerate(cfg.data.slots)]
   for path, given in places:
     for key, value in given.items():
-      if not reads.get(key, True):
-        kind = 'eviction' if key.startswith(('delete', 'min')) else 'admission'
-        mode = f"with lifecycle.{kind} '{getattr(policy, kind)}'"
-        yield f'{path}.{key}', value, why.get(key, mode)
+      if key in idle:
+        yield f'{path}.{key}', value, idle[key]
 
 
 def _of_model(cfg: Config) -> Found:

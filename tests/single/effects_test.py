@@ -2,11 +2,12 @@
 
 import glob
 import os
+import tempfile
 
 from absl.testing import absltest
 
 from tests.support import jobs
-from trainer import config, effects, errors
+from trainer import api, config, effects, errors
 
 CONFIG = """
 data: {train: [a.csv], slots: [{name: a}, {name: b}]}
@@ -55,6 +56,23 @@ class EffectsTest(absltest.TestCase):
         (line,) = effects.without_effect(load(setting, *without.split()))
         self.assertRegex(line, f'^{key}: found .*, which has no effect .*{why}')
         self.assertEmpty(effects.without_effect(load(setting, *acts.split())))
+
+  def test_a_job_tells_them_at_its_start_once(self):
+    log = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), 'log.csv')
+    with open(log, 'w') as f:
+      f.write('a,b,label\n1,2,0\n')
+    tree = {
+      'data': {'train': [log], 'slots': [{'name': 'a'}, {'name': 'b'}]},
+      'model': {'interactions': ['linear']},
+      'train': {'batch_size': 8},
+      'sync': {'geo_steps': 3},
+    }
+    with self.assertLogs('absl', 'WARNING') as logs:
+      api.Source(tree).for_its_log()
+    self.assertLen(logs.output, 1)
+    self.assertIn('sync.geo_steps: found 3, which has no effect', logs.output[0])
+    with self.assertNoLogs('absl', 'WARNING'):
+      api.Source(tree).for_its_log(tells=False)
 
   def test_shipped_configs_are_told_of_nothing(self):
     for path in glob.glob(os.path.join(jobs.ROOT, 'configs', '**', '*.yaml'), recursive=True):

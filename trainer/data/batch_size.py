@@ -11,7 +11,7 @@ from trainer.data.prepared import is_prepared, read_meta
 from trainer.data.schema import wanted_columns
 from trainer.errors import UserError
 
-LEAST_STEPS = 30  # of an epoch: with fewer, early stopping ends before anything was learned
+LEAST_STEPS = 30  # of an epoch: with fewer, the epochs end before all was learned
 SMALLEST = 64
 
 
