@@ -97,7 +97,7 @@ $(LOGS):
 test-cc: setup
 	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc
 
-# Two files at a time: within one TensorFlow uses more cores by itself, but not often.
+# Two files at a time, here and below: within one TensorFlow uses more cores by itself, but not often.
 test-single: setup | $(LOGS)
 	timeout -k 10 1200 $(PY) -m pytest -n 2 --dist loadfile tests/single 2>&1 | tee $(LOGS)/single.log
 
@@ -107,7 +107,7 @@ test-parallel: setup | $(LOGS)
 	tests/parallel.sh 16 tests/parallel -k uneven_data_adagrad 2>&1 | tee $(LOGS)/parallel-16.log
 
 test-integration: setup | $(LOGS)
-	timeout -k 10 1800 $(PY) -m pytest tests/integration 2>&1 | tee $(LOGS)/integration.log
+	timeout -k 10 1800 $(PY) -m pytest -n 2 --dist loadfile tests/integration 2>&1 | tee $(LOGS)/integration.log
 
 lint: setup
 	ruff format --check .
@@ -122,6 +122,7 @@ bench: setup
 quality: setup
 	$(PY) -m benchmarks.quality
 	$(PY) -m benchmarks.defaults
+	$(PY) -m benchmarks.dtypes
 	$(PY) -m benchmarks.tasks_quality
 
 # --- faults (docs/reliability.md): some hours; interrupted, it goes on where it was, in build/campaign ---

@@ -165,7 +165,8 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
   Call it once, before any op of TensorFlow runs.
 
   Raises:
-    UserError: where this host has too few GPUs, or CTR_THREADS is not a number.
+    UserError: where this host has too few GPUs, its own name has no address, or CTR_THREADS is not
+      a number.
   """
   keep_freed_memory()
   import tensorflow as tf
@@ -213,6 +214,14 @@ def start_serving() -> None:
 
 
 def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Any]) -> None:
+  name = socket.gethostname()
+  try:  # Gloo does so, and ends with a segmentation fault where it fails
+    socket.getaddrinfo(name, None)
+  except OSError as e:
+    raise UserError(
+      f"this host's own name, '{name}', has no address ({e.strerror}), which Horovod needs; wanted "
+      f"a line '127.0.0.1 {name}' in /etc/hosts, or a name that is known"
+    ) from None
   if not gpus:  # else the cores are free enough for Horovod's own choice
     idle = sync.dense_allreduce == sync.row_exchange == 'connections'
     cycle = _IDLE_CYCLE_MILLISECONDS if idle else _CYCLE_MILLISECONDS

@@ -16,7 +16,7 @@ import yaml
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import bench_data, page, quality, run, serving_bench, tasks_quality
+from benchmarks import bench_data, dtypes, page, quality, run, serving_bench, tasks_quality
 from tests.support.exports import RedisServer
 from trainer import config
 from trainer.data.conversion import prepare_pass
@@ -130,6 +130,24 @@ class ContenderTest(tf.test.TestCase):
     self.assertRegex(failed['ours'], 'ended with status 1.*nowhere.yaml: no such file')
 
 
+class Bfloat16Test(tf.test.TestCase):
+  def test_products_on_any_processor_round_their_factors_and_nothing_else(self):
+    random = np.random.default_rng(0)
+    a, b, grad = (random.normal(size=s).astype(np.float32) for s in ((5, 9), (3, 9), (5, 3)))
+    left, right = tf.constant(a.T), tf.constant(b)
+    with tf.GradientTape() as tape:
+      tape.watch([left, right])
+      product = dtypes.product(left, right, transpose_a=True, transpose_b=True)
+    of_a, of_b = tape.gradient(product, [left, right], tf.constant(grad))
+    near_a, near_b, near_grad = (
+      x.astype(tf.bfloat16.as_numpy_dtype).astype(float) for x in (a, b, grad)
+    )
+    self.assertAllClose(product, near_a @ near_b.T, 1e-6, 1e-6)
+    self.assertNotAllClose(product, a @ b.T, 1e-4, 1e-4)
+    self.assertAllClose(of_a, (near_grad @ near_b).T, 1e-6, 1e-6)
+    self.assertAllClose(of_b, near_grad.T @ near_a, 1e-6, 1e-6)
+
+
 class ServingTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
@@ -222,9 +240,10 @@ class PageTest(tf.test.TestCase):
       with open(os.path.join(page.ROOT, name), encoding='utf-8') as f:
         text = f.read()
       self.assertEqual((text.count(page.BEGIN), text.count(page.END)), (1, 1), name)
-    for mark in ('written from here', 'to here'):  # benchmarks.defaults, beside benchmarks.quality
-      with open(os.path.join(page.ROOT, quality.PAGE), encoding='utf-8') as f:
-        self.assertEqual(f.read().count(f'<!-- {mark} by benchmarks.defaults -->'), 1)
+    with open(os.path.join(page.ROOT, quality.PAGE), encoding='utf-8') as f:
+      text = f.read()
+    for by in ('benchmarks.defaults', 'benchmarks.dtypes'):
+      self.assertEqual([text.count(mark) for mark in page.markers(by)], [1, 1], by)
 
   def test_each_comparison_has_a_table_of_its_own(self):
     with open(os.path.join(page.ROOT, tasks_quality.PAGE), encoding='utf-8') as f:

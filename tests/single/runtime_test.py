@@ -1,6 +1,7 @@
 """Where a process stands: what its launcher says, its GPU, and how Horovod is started."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -139,6 +140,15 @@ class StartTest(tf.test.TestCase):
         self.assertEqual(os.environ['HOROVOD_CYCLE_TIME'], cycle)
         self.assertEqual(os.environ['HOROVOD_GLOO_TIMEOUT_SECONDS'], '105')
     self.assertEqual(horovod.init.call_count, 3)
+
+  def test_a_host_that_does_not_know_its_own_name_is_told(self):
+    unknown = socket.gaierror(socket.EAI_NONAME, 'Name or service not known')
+    with (
+      mock.patch.object(socket, 'gethostname', return_value='box'),
+      mock.patch.object(socket, 'getaddrinfo', side_effect=unknown),
+      self.assertRaisesRegex(UserError, "'box', has no address.*wanted a line '127.0.0.1 box'"),
+    ):
+      runtime.start(make_config({}), runtime.Runtime(rank=1, size=2, local_rank=1, local_size=2))
 
   def test_threads_of_horovod_take_no_core_from_others(self):
     ended = threading.Event()

@@ -1,0 +1,124 @@
+"""What bfloat16 costs in AUC: `python -m benchmarks.dtypes` rewrites that part of docs/quality.md.
+
+On two logs, with all else equal: DeepFM as it was tuned with `train.dense_dtype`, and FM by default
+with `sparse.tables.default.dtype`, of float32 and of bfloat16. Wanted is a median over the seeds at
+most .0005 below float32. Runs lie in build/dtypes/; a finished one is not done again.
+`python -m benchmarks.dtypes dense` makes one comparison and prints it.
+
+Where the processor does not multiply in bfloat16, products are taken as it would take them: of
+factors that were rounded, in float32.
+"""
+
+import contextlib
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+from absl import app
+
+from benchmarks.compared_logs import LOGS, evaluated, fm_settings, of_test, prepared
+from benchmarks.page import ROOT, machine, markdown_table, write_between
+from ops import bfloat16
+
+OUT = os.path.join('build', 'dtypes')
+PAGE = os.path.join('docs', 'quality.md')
+MARGIN = 0.0005
+NAMES = ('frappe', 'demo')
+
+
+def product(
+  a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
+) -> tf.Tensor:
+  """As ops.bfloat16.product, on any processor; sums run in another order."""
+
+  @tf.custom_gradient
+  def rounded_product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    a, b = rounded(a), rounded(b)
+
+    def gradients(grad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+      grad = rounded(grad)
+      return tf.matmul(grad, b, transpose_b=True), tf.matmul(a, grad, transpose_a=True)
+
+    return tf.matmul(a, b), gradients
+
+  turned = tf.transpose(a) if transpose_a else a, tf.transpose(b) if transpose_b else b
+  return rounded_product(*turned)
+
+
+def rounded(x: tf.Tensor) -> tf.Tensor:
+  return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
+
+
+def dense(name: str) -> dict[str, Any]:
+  """DeepFM as it was tuned."""
+  return copy.deepcopy(LOGS[name][4])
+
+
+def rows(name: str) -> dict[str, Any]:
+  """FM whose rows are the smallest."""
+  return {**fm_settings('adagrad_row'), 'train': {'epochs': LOGS[name][3]}}
+
+
+# name of a comparison -> settings, how many seeds, and the key that is float32 or bfloat16
+COMPARISONS = {
+  'dense': (dense, 3, ('train', 'dense_dtype')),
+  'rows': (rows, 5, ('sparse', 'tables', 'default', 'dtype')),
+}
+
+
+def aucs(name: str, comparison: str, dtype: str) -> np.ndarray:
+  """AUC on test of the epoch that is best on validation, of each seed."""
+  settings, seeds, (*sections, key) = COMPARISONS[comparison]
+  tree = {'data': prepared(name), **settings(name)}
+  section = tree
+  for part in sections:
+    section = section[part]
+  section[key] = dtype
+  run_dir = os.path.join(OUT, f'{name}_{comparison}_{dtype}_seed')
+  return np.array([of_test(evaluated(f'{run_dir}{s}', tree, s))[0] for s in range(1, seeds + 1)])
+
+
+def row_of(name: str, comparison: str) -> list[str]:
+  exact, near = (aucs(name, comparison, dtype) for dtype in ('float32', 'bfloat16'))
+  apart = np.median(near) - np.median(exact)
+  far = f' (wanted: at most {MARGIN:.4f} below)' if apart < -MARGIN else ''
+  listed = [', '.join(f'{auc:.4f}' for auc in found) for found in (exact, near)]
+  medians = [f'{np.median(found):.4f}' for found in (exact, near)]
+  return [LOGS[name][0], comparison, *medians, f'{apart:+.5f}{far}', *listed]
+
+
+def pages(comparisons: Sequence[str]) -> str:
+  """Trains everything; returns the table."""
+  own = bfloat16.available()
+  multiplied = contextlib.nullcontext()
+  if not own:
+    multiplied = mock.patch.multiple(bfloat16, available=lambda: True, product=product)
+  with multiplied:
+    table = [row_of(name, comparison) for comparison in comparisons for name in NAMES]
+  head = ['log', 'what is in bfloat16', 'AUC in float32', 'in bfloat16', 'apart']
+  text = markdown_table([*head, 'float32, each seed', 'bfloat16, each seed'], table)
+  here = machine()
+  how = '' if own else ' Products were taken in float32, of rounded factors.'
+  return f'{text}\n\nTensorFlow {here["tensorflow"]}, {here["cpu"]}.{how}'
+
+
+def main(argv: list[str]) -> None:
+  comparisons = argv[1:] or list(COMPARISONS)
+  for name in comparisons:
+    if name not in COMPARISONS:
+      raise app.UsageError(f"found '{name}'; wanted some of {', '.join(COMPARISONS)}")
+  os.makedirs(OUT, exist_ok=True)
+  text = pages(comparisons)
+  print(text)
+  if set(comparisons) == set(COMPARISONS):
+    write_between(PAGE, text, 'benchmarks.dtypes')
+    print(f'wrote {PAGE}')
+
+
+if __name__ == '__main__':
+  os.chdir(ROOT)
+  app.run(main)
