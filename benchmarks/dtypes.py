@@ -102,8 +102,13 @@ def pages(comparisons: Sequence[str]) -> str:
   head = ['log', 'what is in bfloat16', 'AUC in float32', 'in bfloat16', 'apart']
   text = markdown_table([*head, 'float32, each seed', 'bfloat16, each seed'], table)
   here = machine()
-  how = '' if own else ' Products were taken in float32, of rounded factors.'
-  return f'{text}\n\nTensorFlow {here["tensorflow"]}, {here["cpu"]}.{how}'
+  how = f'TensorFlow {here["tensorflow"]}, {here["cpu"]}.'
+  if not own:
+    how += (
+      ' It has no avx512_bf16: products were taken as that takes them, factors rounded to bfloat16 '
+      'and sums, in another order, in float32.'
+    )
+  return f'{text}\n\n{how}'
 
 
 def main(argv: list[str]) -> None:

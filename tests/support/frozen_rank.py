@@ -1,7 +1,7 @@
 """`python tests/support/frozen_rank.py PLACE [flags of trainer.run]`: freezes itself on the way.
 
 PLACE is MODULE:FUNCTION:EVENT, such as trainer.runtime:start:call: where the process stops itself
-with SIGSTOP, at the first call of that function or at its return.
+with SIGSTOP, before a call of that function or after it.
 """
 
 import functools
