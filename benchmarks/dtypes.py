@@ -31,7 +31,11 @@ NAMES = ('frappe', 'demo')
 
 
 def product(
-  a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
+  a: tf.Tensor | Sequence[tf.Tensor],
+  b: tf.Tensor,
+  bias: tf.Tensor | None = None,
+  relu: bool = False,
+  transpose_b: bool = False,
 ) -> tf.Tensor:
   """As ops.bfloat16.product, on any processor; sums run in another order."""
 
@@ -45,8 +49,10 @@ def product(
 
     return tf.matmul(a, b), gradients
 
-  turned = tf.transpose(a) if transpose_a else a, tf.transpose(b) if transpose_b else b
-  return rounded_product(*turned)
+  left = tf.concat(a, 1) if isinstance(a, (list, tuple)) else a
+  found = rounded_product(left, tf.transpose(b) if transpose_b else b)
+  found = found if bias is None else tf.nn.bias_add(found, bias)
+  return tf.nn.relu(found) if relu else found
 
 
 def rounded(x: tf.Tensor) -> tf.Tensor:

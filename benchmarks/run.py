@@ -323,15 +323,12 @@ class Bench:
       'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
       'TFRA, Adam': Contender('tfra', other | {'optimizer': 'Adam'}),
       'dense part alone': Contender('dense_part', other),
-      'ours, bfloat16': Contender('ours', self.spec(shape, dense_dtype='bfloat16')),
       'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
       'ours, no lifecycle': Contender(
         'ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})
       ),
       'input alone': Contender('input', ours, pace=10),
     }
-    if not bfloat16.available():
-      del contenders['ours, bfloat16']  # it would be float32 again
     why = contenders_environment()
     if why:
       del contenders['PyTorch static, AdaGrad']
@@ -344,8 +341,6 @@ class Bench:
       ('vs_tfra_adam', 'ours, Adam', 'TFRA, Adam'),
       ('vs_torch_static', 'ours, AdaGrad', 'PyTorch static, AdaGrad'),
       ('vs_keras_static', 'ours, AdaGrad', 'Keras static, AdaGrad'),
-      ('bfloat16_over_float32', 'ours, AdaGrad', 'ours, bfloat16'),
-      ('bfloat16_over_dense_floor', 'dense part alone', 'ours, bfloat16'),
       ('input_over_train', 'input alone', 'ours, AdaGrad'),
       ('lifecycle_over_none', 'ours, no lifecycle', 'ours, AdaGrad'),
     ):
@@ -364,11 +359,15 @@ class Bench:
       'ours, AdaGrad': Contender('ours', self.spec(shape)),
       'dense part alone': Contender('dense_part', {'shape': shape.as_dict()}),
     }
+    if bfloat16.available():  # it would be float32 again
+      contenders['ours, bfloat16'] = Contender('ours', self.spec(shape, dense_dtype='bfloat16'))
     rounds, _, _, failed = interleave(contenders, lambda _: shape, steps=40)
     self.keep('floor', rounds, dict.fromkeys(contenders, shape), failed)
     names = 'dense part alone', 'ours, AdaGrad'
     self.ratio('over_dense_floor', rounds.ratios(*names))
     self.ratio('over_dense_floor_cpu', rounds.ratios(*names, of_cpu=True))
+    self.ratio('bfloat16_over_float32', rounds.ratios('ours, AdaGrad', 'ours, bfloat16'))
+    self.ratio('bfloat16_over_dense_floor', rounds.ratios('dense part alone', 'ours, bfloat16'))
 
   def logs(self):
     """Conversion of raw logs beside training on what it makes."""

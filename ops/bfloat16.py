@@ -1,5 +1,7 @@
 """Matrix products in bfloat16 with sums in float32."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from ops import library
@@ -15,35 +17,43 @@ def available() -> bool:
 
 
 def product(
-  a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
+  a: tf.Tensor | Sequence[tf.Tensor],
+  b: tf.Tensor,
+  bias: tf.Tensor | None = None,
+  relu: bool = False,
+  transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a b, float32 [m, n], with the elements of a and b rounded to bfloat16.
+  """Returns a b + bias, or what of it is above 0, with a and b rounded to bfloat16.
 
   On CPUs a row of it depends on the same row of a alone, to the last bit, whatever the number of
-  rows and of threads. GPUs round the result to bfloat16, too. Its gradients are such products.
+  rows and of threads. GPUs round the product to bfloat16, too. Its gradients are such products.
 
   Args:
-    a: float32 [m, k], or [k, m] with `transpose_a`.
+    a: float32 [m, k]; or [m, k_i] of several, whose columns stand side by side.
     b: float32 [k, n], or [n, k] with `transpose_b`.
+    bias: float32 [n]; not with `transpose_b`.
+    relu: whether what is below 0 becomes 0.
+  Returns:
+    float32 [m, n].
   """
+  parts = a if isinstance(a, (list, tuple)) else [a]
   if tf.config.get_visible_devices('GPU'):
-    rounded = tf.cast(a, tf.bfloat16), tf.cast(b, tf.bfloat16)
-    return tf.cast(tf.matmul(*rounded, transpose_a, transpose_b), tf.float32)
+    left, right = (tf.cast(x, tf.bfloat16) for x in (tf.concat(parts, 1), b))
+    found = tf.cast(tf.matmul(left, right, transpose_b=transpose_b), tf.float32)
+    found = found if bias is None else tf.nn.bias_add(found, bias)
+    return tf.nn.relu(found) if relu else found
+  biases = [] if bias is None else [bias]
   return library.load().ctr_bfloat16_product(
-    a=a, b=b, transpose_a=transpose_a, transpose_b=transpose_b
+    a=parts, b=b, bias=biases, transpose_b=transpose_b, relu=relu
   )
 
 
 @tf.RegisterGradient('CtrBfloat16Product')
-def _gradients(op: tf.Operation, grad: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  a, b = op.inputs
-  a_turned, b_turned = op.get_attr('transpose_a'), op.get_attr('transpose_b')
-  if a_turned:
-    of_a = product(b, grad, b_turned, True)
-  else:
-    of_a = product(grad, b, False, not b_turned)
-  if b_turned:
-    of_b = product(grad, a, True, a_turned)
-  else:
-    of_b = product(a, grad, not a_turned, False)
-  return of_a, of_b
+def _gradients(op: tf.Operation, grad: tf.Tensor) -> list[tf.Tensor]:
+  parts = op.get_attr('parts')
+  a, b, bias = op.inputs[:parts], op.inputs[parts], bool(op.get_attr('biases'))
+  shared = {name: op.get_attr(name) for name in ('transpose_b', 'relu')}
+  shared |= {'a': list(a), 'b': b, 'product': op.outputs[0], 'grad': grad}
+  ops = library.load()
+  of_b, of_bias = ops.ctr_bfloat16_product_grad_b(bias=bias, **shared)
+  return [*ops.ctr_bfloat16_product_grad_a(**shared), of_b, *([of_bias] if bias else [])]

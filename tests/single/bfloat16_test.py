@@ -1,9 +1,11 @@
 """Products in bfloat16 against NumPy, and training steps that multiply so."""
 
+import itertools
+
 import numpy as np
 import tensorflow as tf
 
-from ops import bfloat16
+from ops import bfloat16, library
 from tests.support.steps import make_config
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError
@@ -26,29 +28,58 @@ class ProductTest(tf.test.TestCase):
   def matrix(self, *shape: int) -> np.ndarray:
     return self.random.normal(size=shape).astype(np.float32)
 
+  def check(self, m: int, widths: list[int], n: int, turned: bool, bias: bool, relu: bool) -> None:
+    """A product of parts of these widths, and its gradients, against NumPy in float64."""
+    left = [self.matrix(m, width) for width in widths]
+    right = self.matrix(*((n, sum(widths)) if turned else (sum(widths), n)))
+    added, grad = self.matrix(n) if bias else None, self.matrix(m, n)
+    inputs = [tf.constant(x) for x in (*left, right, *([added] if bias else []))]
+    with tf.GradientTape() as tape:
+      tape.watch(inputs)
+      parts, (b, *biases) = inputs[: len(left)], inputs[len(left) :]
+      product = bfloat16.product(parts, b, *biases, relu=relu, transpose_b=turned)
+    gradients = tape.gradient(product, inputs, tf.constant(grad))
+    near_a, near_b = (
+      rounded(np.concatenate(left, 1)),
+      rounded(right).T if turned else rounded(right),
+    )
+    wanted = near_a @ near_b + (added if bias else 0)
+    if relu:
+      wanted = np.maximum(wanted, 0)
+      grad = np.where(product.numpy() > 0, grad, 0)
+    of_a, of_b = rounded(grad) @ near_b.T, near_a.T @ rounded(grad)
+    of_parts = np.split(of_a, np.cumsum(widths)[:-1], 1)
+    of_bias = [grad.astype(np.float64).sum(0)] if bias else []
+    self.assertAllClose(product, wanted, rtol=1e-5, atol=1e-4)
+    for found, one in zip(gradients, [*of_parts, of_b.T if turned else of_b, *of_bias]):
+      self.assertAllClose(found, one, rtol=1e-5, atol=1e-4)
+
   def test_product_and_gradients_round_their_factors_and_nothing_else(self):
-    for m, k, n in ((70, 101, 65), (1, 3, 1), (0, 4, 5), (5, 0, 4), (4, 3, 0)):
-      for turned_a in (False, True):
-        for turned_b in (False, True):
-          a = self.matrix(*((k, m) if turned_a else (m, k)))
-          b = self.matrix(*((n, k) if turned_b else (k, n)))
-          grad = self.matrix(m, n)
-          left, right = tf.constant(a), tf.constant(b)
-          with tf.GradientTape() as tape:
-            tape.watch([left, right])
-            product = bfloat16.product(left, right, turned_a, turned_b)
-          of_a, of_b = tape.gradient(product, [left, right], tf.constant(grad))
-          plain_a = rounded(a).T if turned_a else rounded(a)
-          plain_b = rounded(b).T if turned_b else rounded(b)
-          wanted_a, wanted_b = rounded(grad) @ plain_b.T, plain_a.T @ rounded(grad)
-          self.assertAllClose(product, plain_a @ plain_b, rtol=1e-5, atol=1e-4)
-          self.assertAllClose(of_a, wanted_a.T if turned_a else wanted_a, rtol=1e-5, atol=1e-4)
-          self.assertAllClose(of_b, wanted_b.T if turned_b else wanted_b, rtol=1e-5, atol=1e-4)
+    shapes = ((70, [101], 65), (1, [3], 1), (0, [4], 5), (5, [0], 4), (4, [3], 0))
+    for m, widths, n in (*shapes, (130, [64, 13], 200), (33, [1, 0, 6], 3), (7, [0, 0], 2)):
+      for turned, bias, relu in itertools.product((False, True), repeat=3):
+        if not (turned and bias):
+          self.check(m, widths, n, turned, bias, relu)
 
   def test_shapes_that_do_not_fit_are_refused(self):
     for a, b in (((2, 3), (4, 5)), ((2,), (2, 3)), ((2, 3), (3, 4, 5))):
       with self.assertRaises((tf.errors.InvalidArgumentError, ValueError)):
         bfloat16.product(tf.zeros(a), tf.zeros(b))
+    a, b, errors = tf.zeros([2, 3]), tf.zeros([3, 4]), (tf.errors.InvalidArgumentError, ValueError)
+    with self.assertRaises(errors):
+      bfloat16.product([a, tf.zeros([1, 3])], tf.zeros([6, 4]))
+    with self.assertRaises(errors):
+      bfloat16.product(a, b, tf.zeros([5]))
+    ops, wrong = library.load(), tf.zeros([2, 5])
+    for product, grad in ((a @ b, wrong), (wrong, a @ b)):
+      given = {'a': [a], 'b': b, 'product': product, 'grad': grad, 'relu': True}
+      with self.assertRaises(errors):
+        ops.ctr_bfloat16_product_grad_a(**given)
+      with self.assertRaises(errors):
+        ops.ctr_bfloat16_product_grad_b(**given)
+    turned = {'a': [a], 'b': tf.zeros([4, 3]), 'product': a, 'grad': tf.zeros([2, 4])}
+    with self.assertRaisesRegex(errors, 'bias wants'):
+      ops.ctr_bfloat16_product_grad_b(**turned, bias=True, transpose_b=True)
 
   def test_what_is_not_finite_stays_so(self):
     product = bfloat16.product(tf.constant([[np.inf, 1], [np.nan, 1]]), tf.ones([2, 1]))

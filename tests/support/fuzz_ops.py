@@ -112,7 +112,11 @@ def right_calls(rng: np.random.Generator) -> list:
   tape.gradient(pairs, matrix)
   clock.seconds(unique)
   with contextlib.suppress(tf.errors.UnimplementedError):  # the processor has no avx512_bf16
-    bfloat16.product(tf.ones([5, 3]), tf.ones([3, 4]))
+    parts, kernel = [tf.ones([5, 1]), tf.ones([5, 2])], tf.ones([3, 4])
+    with tf.GradientTape() as tape:
+      tape.watch(kernel)
+      product = bfloat16.product(parts, kernel, tf.ones([4]), relu=True)
+    tape.gradient(product, kernel)
   text = np.frombuffer(b'onetwo', np.uint8)
   key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)
   filled = counts.reshape([batch, fields]).astype(np.int32)

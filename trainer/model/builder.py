@@ -22,6 +22,7 @@ from trainer.model.layers.fm import FM
 from trainer.model.layers.fwfm import FwFM
 from trainer.model.layers.linear import Linear
 from trainer.model.layers.mmoe import MMoE, SharedBottom
+from trainer.model.layers.product import product
 from trainer.model.layers.tower import Tower
 from trainer.model.tasks import TaskModel
 
@@ -209,7 +210,7 @@ class _Builder:
       'sum_across_ranks': sum_across_ranks,
       'dense_linear': cfg.model.dense_linear,
       'tasks': len(cfg.labels),
-      'multiply': bfloat16.product if in_bfloat16 else tf.matmul,
+      'multiply': bfloat16.product if in_bfloat16 else product,
     }
     self.multiplies = False  # whether a layer took it
 

@@ -33,52 +33,66 @@ __mmask16 MaskOf(int64_t lanes) {
   return lanes >= kLanes ? 0xffff : static_cast<__mmask16>((1u << lanes) - 1);
 }
 
-// Pairs (first[i], second[i]) as bfloat16; `second` may be null, for zeros.
-CTR_BF16_INLINE __m512i Interleaved(const float* first, const float* second, __mmask16 mask) {
-  const __m512 low = _mm512_maskz_loadu_ps(mask, first);
-  const __m512 high = second ? _mm512_maskz_loadu_ps(mask, second) : _mm512_setzero_ps();
-  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+// Up to 16 neighbours in memory, from element `at` on; what the mask or the gate hides is 0.
+CTR_BF16_INLINE __m512 Load(const Matrix& from, int64_t at, __mmask16 mask) {
+  if (from.gate != nullptr) {
+    const __m512 gate = _mm512_maskz_loadu_ps(mask, from.gate + at);
+    mask = _mm512_mask_cmp_ps_mask(mask, gate, _mm512_setzero_ps(), _CMP_GT_OQ);
+  }
+  return _mm512_maskz_loadu_ps(mask, from.data + at);
+}
+
+// Pairs (first[i], second[i]) as bfloat16.
+CTR_BF16_INLINE __m512i Interleaved(__m512 first, __m512 second) {
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(second, first);
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, halves);
 }
 
 // `n` neighbours in memory as bfloat16, which are n / 2 pairs; what is beyond n is 0.
-CTR_BF16_INLINE __m512i Consecutive(const float* from, int64_t n) {
-  const __m512 low = _mm512_maskz_loadu_ps(MaskOf(n), from);
+CTR_BF16_INLINE __m512i Consecutive(const Matrix& from, int64_t at, int64_t n) {
+  const __m512 low = Load(from, at, MaskOf(n));
   const __m512 high =
-      n > kLanes ? _mm512_maskz_loadu_ps(MaskOf(n - kLanes), from + kLanes) : _mm512_setzero_ps();
+      n > kLanes ? Load(from, at + kLanes, MaskOf(n - kLanes)) : _mm512_setzero_ps();
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
 // Packs panel `panel` of b: pairs [Pairs(inner), kPanel]; columns beyond b's are 0.
-CTR_BF16 void PackPanel(const Matrix& b, int64_t panel, int32_t* to) {
-  const int64_t inner = b.transposed ? b.columns : b.rows;
-  const int64_t columns = b.transposed ? b.rows : b.columns;
-  const int64_t first = panel * kPanel, width = std::min(kPanel, columns - first);
+CTR_BF16 void PackPanel(const Matrix& b, int64_t panel, int32_t* to, float* column_sums) {
+  const int64_t inner = b.Rows(), first = panel * kPanel;
+  const int64_t width = std::min(kPanel, b.Columns() - first);
   if (b.transposed) {  // weights, which are small: one pair at a time
     std::fill(to, to + Pairs(inner) * kPanel, 0);
     alignas(64) int32_t pairs[kLanes];
     for (int64_t j = 0; j < width; ++j) {
-      const float* row = b.data + (first + j) * b.columns;
       for (int64_t k = 0; k < inner; k += 2 * kLanes) {
-        _mm512_store_si512(pairs, Consecutive(row + k, inner - k));
+        _mm512_store_si512(pairs, Consecutive(b, (first + j) * b.stride + k, inner - k));
         const int64_t count = std::min(kLanes, Pairs(inner - k));
         for (int64_t p = 0; p < count; ++p) to[(k / 2 + p) * kPanel + j] = pairs[p];
       }
     }
     return;
   }
+  __mmask16 masks[kRegisters];
+  __m512 sums[kRegisters];
+  for (int v = 0; v < kRegisters; ++v) {
+    masks[v] = width > v * kLanes ? MaskOf(width - v * kLanes) : 0;
+    sums[v] = _mm512_setzero_ps();
+  }
   for (int64_t k = 0; k < inner; k += 2, to += kPanel) {
-    const float* row = b.data + k * columns + first;
-    for (int64_t j = 0; j < kPanel; j += kLanes) {
-      const __mmask16 mask = j < width ? MaskOf(width - j) : 0;
-      const bool two = k + 1 < inner;
-      _mm512_store_si512(to + j, mask
-                                     ? Interleaved(row + j, two ? row + columns + j : nullptr, mask)
-                                     : _mm512_setzero_si512());
+    const int64_t at = k * b.stride + first;
+    for (int v = 0; v < kRegisters; ++v) {
+      const __m512 one = Load(b, at + v * kLanes, masks[v]);
+      const __m512 two =
+          k + 1 < inner ? Load(b, at + b.stride + v * kLanes, masks[v]) : _mm512_setzero_ps();
+      sums[v] = _mm512_add_ps(sums[v], _mm512_add_ps(one, two));
+      _mm512_store_si512(to + v * kLanes, Interleaved(one, two));
     }
   }
+  if (column_sums == nullptr) return;
+  for (int v = 0; v < kRegisters; ++v)
+    _mm512_mask_storeu_ps(column_sums + first + v * kLanes, masks[v], sums[v]);
 }
 
 // A block of a: pair p of row i lies at pairs[i * row + p * pair].
@@ -91,32 +105,38 @@ struct Block {
 // Packs `rows` rows of a from `first`, and `pairs` pairs from `first_pair`.
 CTR_BF16 Block PackBlock(const Matrix& a, int64_t first, int64_t rows, int64_t first_pair,
                          int64_t pairs, int32_t* to) {
-  const int64_t inner = a.transposed ? a.rows : a.columns;
+  const int64_t inner = a.Columns();
   if (!a.transposed) {
+    const int64_t n = std::min(2 * pairs, inner - 2 * first_pair);
     for (int64_t i = 0; i < rows; ++i) {
-      const float* row = a.data + (first + i) * a.columns + 2 * first_pair;
-      const int64_t n = std::min(2 * pairs, inner - 2 * first_pair);
+      const int64_t at = (first + i) * a.stride + 2 * first_pair;
       for (int64_t k = 0; k < n; k += 2 * kLanes)
-        _mm512_store_si512(to + i * kBlockPairs + k / 2, Consecutive(row + k, n - k));
+        _mm512_store_si512(to + i * kBlockPairs + k / 2, Consecutive(a, at + k, n - k));
     }
     return {to, kBlockPairs, 1};
   }
   for (int64_t p = 0; p < pairs; ++p) {
-    const int64_t k = 2 * (first_pair + p);
-    const float* row = a.data + k * a.columns + first;
-    const float* next = k + 1 < inner ? row + a.columns : nullptr;
+    const int64_t k = 2 * (first_pair + p), at = k * a.stride + first;
     for (int64_t i = 0; i < rows; i += kLanes) {
-      _mm512_store_si512(to + p * kBlockRows + i,
-                         Interleaved(row + i, next ? next + i : nullptr, MaskOf(rows - i)));
+      const __mmask16 mask = MaskOf(rows - i);
+      const __m512 two = k + 1 < inner ? Load(a, at + a.stride + i, mask) : _mm512_setzero_ps();
+      _mm512_store_si512(to + p * kBlockRows + i, Interleaved(Load(a, at + i, mask), two));
     }
   }
   return {to, 1, kBlockRows};
 }
 
+// What happens to the sums of a tile.
+struct Finish {
+  bool add;           // to what the result holds, which earlier terms left
+  const float* bias;  // of the tile's columns; null: none
+  bool rectify;
+};
+
 // c[0:R, 0:16 V] (+)= rows of the block times a panel; the last register's columns are masked.
 template <int R, int V>
-CTR_BF16 void Tile(const Block& a, int64_t first_row, const int32_t* panel, int64_t pairs, bool add,
-                   __mmask16 last, int64_t stride, float* c) {
+CTR_BF16 void Tile(const Block& a, int64_t first_row, const int32_t* panel, int64_t pairs,
+                   const Finish& finish, __mmask16 last, int64_t stride, float* c) {
   __m512 sums[R][V];
   for (int i = 0; i < R; ++i)
     for (int v = 0; v < V; ++v) sums[i][v] = _mm512_setzero_ps();
@@ -135,14 +155,18 @@ CTR_BF16 void Tile(const Block& a, int64_t first_row, const int32_t* panel, int6
       float* to = c + i * stride + v * kLanes;
       const __mmask16 mask = v == V - 1 ? last : 0xffff;
       __m512 sum = sums[i][v];
-      if (add) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), sum);
+      if (finish.add) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), sum);
+      if (finish.bias != nullptr)
+        sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, finish.bias + v * kLanes));
+      if (finish.rectify)  // NaN stays NaN; masked, for gcc 12 warns of the plain one
+        sum = _mm512_maskz_max_ps(0xffff, _mm512_setzero_ps(), sum);
       _mm512_mask_storeu_ps(to, mask, sum);
     }
   }
 }
 
-using TileFunction = void (*)(const Block&, int64_t, const int32_t*, int64_t, bool, __mmask16,
-                              int64_t, float*);
+using TileFunction = void (*)(const Block&, int64_t, const int32_t*, int64_t, const Finish&,
+                              __mmask16, int64_t, float*);
 // clang-format off
 constexpr TileFunction kTiles[kRows][kRegisters] = {
     {Tile<1, 1>, Tile<1, 2>, Tile<1, 3>, Tile<1, 4>}, {Tile<2, 1>, Tile<2, 2>, Tile<2, 3>, Tile<2, 4>},
@@ -157,44 +181,65 @@ bool HasBfloat16Products() {
          __builtin_cpu_supports("avx512vl");
 }
 
-int64_t PackedSize(const Matrix& b) {
-  const int64_t inner = b.transposed ? b.columns : b.rows;
-  const int64_t columns = b.transposed ? b.rows : b.columns;
-  return 2 * Pairs(inner) * Panels(columns) * kPanel;
+int64_t PackedSize(const Matrix& b) { return Pairs(b.Rows()) * Panels(b.Columns()) * kPanel; }
+
+void Pack(const Matrix& b, const ParallelFor& parallel_for, int32_t* packed, float* column_sums) {
+  const int64_t pairs = Pairs(b.Rows());
+  parallel_for(Panels(b.Columns()), pairs * kRegisters * 2, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) PackPanel(b, p, packed + p * pairs * kPanel, column_sums);
+  });
 }
 
-void Bfloat16Product(const Matrix& a, const Matrix& b, const ParallelFor& parallel_for,
-                     uint16_t* packed, float* c) {
-  const int64_t rows = a.transposed ? a.columns : a.rows;
-  const int64_t inner = a.transposed ? a.rows : a.columns;
-  const int64_t columns = b.transposed ? b.rows : b.columns;
-  if (inner == 0) {
-    std::fill(c, c + rows * columns, 0.0f);
-    return;
+void Multiply(const std::vector<Term>& terms, int64_t rows, const std::vector<Result>& results,
+              const ParallelFor& parallel_for) {
+  std::vector<const Term*> some;  // that are not empty sums
+  int64_t pairs_in_all = 0, panels_in_all = 0;
+  for (const Term& term : terms) {
+    if (term.a.Columns() > 0) some.push_back(&term);
+    pairs_in_all += Pairs(term.a.Columns());
   }
-  const int64_t pairs = Pairs(inner), panels = Panels(columns);
-  int32_t* of_b = reinterpret_cast<int32_t*>(packed);
-  parallel_for(panels, pairs * kRegisters * 2, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) PackPanel(b, p, of_b + p * pairs * kPanel);
-  });
-  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-  const int64_t cost = kBlockRows * pairs * panels * kRegisters / 4 + 1;
+  for (const Result& c : results) panels_in_all += Panels(c.columns);
+  // As many blocks as keep some threads busy to the end.
+  constexpr int64_t kBlocks = 16;
+  const int64_t even = (rows + kBlocks - 1) / kBlocks;
+  const int64_t block_rows = std::min(kBlockRows, (even + kRows - 1) / kRows * kRows);
+  const int64_t blocks = rows == 0 ? 0 : (rows + block_rows - 1) / block_rows;
+  const int64_t cost = block_rows * pairs_in_all * panels_in_all * kRegisters / 4 + 1;
   parallel_for(blocks, cost, [&](int64_t begin, int64_t end) {
     alignas(64) static thread_local int32_t of_a[kBlockRows * kBlockPairs];
     for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * kBlockRows, count = std::min(kBlockRows, rows - first);
-      for (int64_t start = 0; start < pairs; start += kBlockPairs) {
-        const int64_t length = std::min(kBlockPairs, pairs - start);
-        const Block of = PackBlock(a, first, count, start, length, of_a);
-        for (int64_t p = 0; p < panels; ++p) {
-          const int64_t width = std::min(kPanel, columns - p * kPanel);
-          const int64_t registers = (width + kLanes - 1) / kLanes;
-          const __mmask16 last = MaskOf(width - (registers - 1) * kLanes);
-          const int32_t* panel = of_b + (p * pairs + start) * kPanel;
-          for (int64_t i = 0; i < count; i += kRows) {
-            kTiles[std::min(kRows, count - i) - 1][registers - 1](
-                of, i, panel, length, start > 0, last, columns,
-                c + (first + i) * columns + p * kPanel);
+      const int64_t first = block * block_rows, count = std::min(block_rows, rows - first);
+      for (const Result& c : results) {
+        for (int64_t i = first; some.empty() && i < first + count; ++i) {
+          for (int64_t j = 0; j < c.columns; ++j) {
+            const float value = c.bias == nullptr ? 0.0f : c.bias[j];
+            c.data[i * c.stride + j] = c.rectified ? std::max(0.0f, value) : value;
+          }
+        }
+      }
+      for (size_t t = 0; t < some.size(); ++t) {
+        const Term& term = *some[t];
+        const int64_t pairs = Pairs(term.a.Columns());
+        for (int64_t start = 0; start < pairs; start += kBlockPairs) {
+          const int64_t length = std::min(kBlockPairs, pairs - start);
+          const bool last_sum = t + 1 == some.size() && start + length == pairs;
+          const Block of = PackBlock(term.a, first, count, start, length, of_a);
+          for (size_t r = 0; r < results.size(); ++r) {
+            const Result& c = results[r];
+            for (int64_t p = 0; p < Panels(c.columns); ++p) {
+              const int64_t width = std::min(kPanel, c.columns - p * kPanel);
+              const int64_t registers = (width + kLanes - 1) / kLanes;
+              const __mmask16 last = MaskOf(width - (registers - 1) * kLanes);
+              const int32_t* panel = term.b[r] + (p * pairs + start) * kPanel;
+              const Finish finish{t > 0 || start > 0,
+                                  last_sum && c.bias != nullptr ? c.bias + p * kPanel : nullptr,
+                                  last_sum && c.rectified};
+              for (int64_t i = 0; i < count; i += kRows) {
+                kTiles[std::min(kRows, count - i) - 1][registers - 1](
+                    of, i, panel, length, finish, last, c.stride,
+                    c.data + (first + i) * c.stride + p * kPanel);
+              }
+            }
           }
         }
       }
@@ -206,7 +251,8 @@ void Bfloat16Product(const Matrix& a, const Matrix& b, const ParallelFor& parall
 
 bool HasBfloat16Products() { return false; }
 int64_t PackedSize(const Matrix&) { return 0; }
-void Bfloat16Product(const Matrix&, const Matrix&, const ParallelFor&, uint16_t*, float*) {}
+void Pack(const Matrix&, const ParallelFor&, int32_t*, float*) {}
+void Multiply(const std::vector<Term>&, int64_t, const std::vector<Result>&, const ParallelFor&) {}
 
 #endif
 

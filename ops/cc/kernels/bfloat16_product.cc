@@ -1,53 +1,244 @@
-// CtrBfloat16Product; ops/cc/dense/bfloat16_product.h says how. It keeps nothing between calls.
+// Products in bfloat16 and their gradients; ops/cc/dense/bfloat16_product.h says how. They keep
+// nothing between calls.
 #include "ops/cc/dense/bfloat16_product.h"
 
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/util/work_sharder.h"
+#include <vector>
 
+#include "ops/cc/kernels/row_store_kernels.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace ctr {
 namespace {
 
-class Bfloat16ProductOp : public tensorflow::OpKernel {
+Matrix Whole(const tensorflow::Tensor& of) {
+  return {of.flat<float>().data(), of.dim_size(0), of.dim_size(1), of.dim_size(1)};
+}
+
+Matrix Transposed(Matrix of) {
+  of.transposed = !of.transposed;
+  return of;
+}
+
+absl::Status WrongShape(const char* name, const tensorflow::TensorShape& found,
+                        const std::string& wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, ": found shape ", found.DebugString(), "; wanted ", wanted));
+}
+
+class Kernel : public tensorflow::OpKernel {
  public:
-  explicit Bfloat16ProductOp(tensorflow::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("transpose_a", &transpose_a_));
+  explicit Kernel(tensorflow::OpKernelConstruction* c) : OpKernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("parts", &parts_));
     OP_REQUIRES_OK(c, c->GetAttr("transpose_b", &transpose_b_));
-    OP_REQUIRES(c, ctr::HasBfloat16Products(),
+    OP_REQUIRES_OK(c, c->GetAttr("relu", &relu_));
+    OP_REQUIRES(c, HasBfloat16Products(),
                 absl::UnimplementedError("this processor has no avx512_bf16"));
   }
 
-  void Compute(tensorflow::OpKernelContext* c) override {
-    const tensorflow::Tensor &a = c->input(0), &b = c->input(1);
-    OP_REQUIRES(
-        c, a.dims() == 2 && b.dims() == 2,
-        absl::InvalidArgumentError("wanted two matrices, found shapes " + a.shape().DebugString() +
-                                   " and " + b.shape().DebugString()));
-    const int64_t inner = a.dim_size(transpose_a_ ? 0 : 1);
-    OP_REQUIRES(
-        c, inner == b.dim_size(transpose_b_ ? 1 : 0),
-        absl::InvalidArgumentError("wanted equal inner sizes, found shapes " +
-                                   a.shape().DebugString() + " and " + b.shape().DebugString()));
-    const ctr::Matrix left{a.flat<float>().data(), a.dim_size(0), a.dim_size(1), transpose_a_};
-    const ctr::Matrix right{b.flat<float>().data(), b.dim_size(0), b.dim_size(1), transpose_b_};
-    tensorflow::Tensor* product;
-    const tensorflow::TensorShape shape(
-        {a.dim_size(transpose_a_ ? 1 : 0), b.dim_size(transpose_b_ ? 0 : 1)});
-    OP_REQUIRES_OK(c, c->allocate_output(0, shape, &product));
-    if (shape.num_elements() == 0) return;
-    tensorflow::Tensor packed;
-    OP_REQUIRES_OK(c, c->allocate_temp(tensorflow::DT_UINT16, {ctr::PackedSize(right)}, &packed));
-    const auto* workers = c->device()->tensorflow_cpu_worker_threads();
-    ctr::Bfloat16Product(
-        left, right,
-        [workers](int64_t total, int64_t cost, const std::function<void(int64_t, int64_t)>& work) {
-          tensorflow::Shard(workers->num_threads, workers->workers, total, cost, work);
-        },
-        packed.flat<uint16_t>().data(), product->flat<float>().data());
+ protected:
+  // Checks a, parts that have as many columns as b has rows, and what is said of the product.
+  absl::Status CheckFactors(const tensorflow::OpInputList& a, const tensorflow::Tensor& b) const {
+    if (b.dims() != 2) return WrongShape("b", b.shape(), "a matrix");
+    int64_t inner = 0;
+    for (const tensorflow::Tensor& part : a) {
+      if (part.dims() != 2 || part.dim_size(0) != a[0].dim_size(0))
+        return WrongShape("a", part.shape(), "matrices of one height");
+      inner += part.dim_size(1);
+    }
+    if (b.dim_size(transpose_b_ ? 1 : 0) != inner) {
+      return WrongShape("b", b.shape(),
+                        absl::StrCat(inner, " in its ", transpose_b_ ? "columns" : "rows",
+                                     ", which a has columns"));
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t ProductColumns(const tensorflow::Tensor& b) const {
+    return b.dim_size(transpose_b_ ? 0 : 1);
+  }
+
+  // The gradient of the product, which is 0 where that was rectified.
+  absl::Status ReadGradient(const tensorflow::Tensor& grad, const tensorflow::Tensor& product,
+                            int64_t rows, int64_t columns, Matrix* of) {
+    const tensorflow::TensorShape wanted({rows, columns});
+    if (grad.shape() != wanted) return WrongShape("grad", grad.shape(), wanted.DebugString());
+    *of = Whole(grad);
+    if (!relu_) return absl::OkStatus();
+    if (product.shape() != wanted)
+      return WrongShape("product", product.shape(), wanted.DebugString());
+    of->gate = product.flat<float>().data();
+    return absl::OkStatus();
+  }
+
+  // Those rows of the true b that a part of a meets.
+  Matrix RowsOf(const tensorflow::Tensor& b, int64_t first, int64_t count) const {
+    const float* data = b.flat<float>().data();
+    const int64_t stride = b.dim_size(1);
+    if (transpose_b_) return {data + first, b.dim_size(0), count, stride, true};
+    return {data + first * stride, count, stride, stride};
+  }
+
+  bool transpose_b_, relu_;
+
+ private:
+  int parts_;
+};
+
+// Room for packed factors.
+class Room {
+ public:
+  absl::Status Allocate(tensorflow::OpKernelContext* c, int64_t size) {
+    TF_RETURN_IF_ERROR(c->allocate_temp(tensorflow::DT_INT32, {size}, &memory_));
+    next_ = memory_.flat<int32_t>().data();
+    return absl::OkStatus();
+  }
+  const int32_t* Take(const Matrix& b, const ParallelFor& parallel_for, float* sums = nullptr) {
+    int32_t* const packed = next_;
+    next_ += PackedSize(b);
+    Pack(b, parallel_for, packed, sums);
+    return packed;
   }
 
  private:
-  bool transpose_a_, transpose_b_;
+  tensorflow::Tensor memory_;
+  int32_t* next_ = nullptr;
 };
-REGISTER_KERNEL_BUILDER(Name("CtrBfloat16Product").Device(tensorflow::DEVICE_CPU),
-                        Bfloat16ProductOp);
+
+class ProductOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Compute(tensorflow::OpKernelContext* c) override {
+    tensorflow::OpInputList a, biases;
+    const tensorflow::Tensor* b;
+    OP_REQUIRES_OK(c, c->input_list("a", &a));
+    OP_REQUIRES_OK(c, c->input("b", &b));
+    OP_REQUIRES_OK(c, c->input_list("bias", &biases));
+    OP_REQUIRES_OK(c, CheckFactors(a, *b));
+    const int64_t rows = a[0].dim_size(0), columns = ProductColumns(*b);
+    const float* bias = nullptr;
+    for (const tensorflow::Tensor& one : biases) {
+      OP_REQUIRES_OK(c, CheckLength(one, "bias", columns));
+      bias = one.flat<float>().data();
+    }
+    tensorflow::Tensor* product;
+    OP_REQUIRES_OK(c, c->allocate_output(0, {rows, columns}, &product));
+    if (product->NumElements() == 0) return;
+    const ParallelFor parallel_for = ParallelForOf(c);
+    std::vector<Matrix> of_b;
+    int64_t first = 0, size = 0;
+    for (const tensorflow::Tensor& part : a) {
+      of_b.push_back(RowsOf(*b, first, part.dim_size(1)));
+      first += part.dim_size(1);
+      size += PackedSize(of_b.back());
+    }
+    Room room;
+    OP_REQUIRES_OK(c, room.Allocate(c, size));
+    std::vector<Term> terms;
+    for (int i = 0; i < a.size(); ++i)
+      terms.push_back({Whole(a[i]), {room.Take(of_b[i], parallel_for)}});
+    Multiply(terms, rows, {{product->flat<float>().data(), columns, columns, bias, relu_}},
+             parallel_for);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrBfloat16Product").Device(tensorflow::DEVICE_CPU), ProductOp);
+
+class GradientOfAOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Compute(tensorflow::OpKernelContext* c) override {
+    tensorflow::OpInputList a;
+    const tensorflow::Tensor *b, *product, *grad;
+    OP_REQUIRES_OK(c, c->input_list("a", &a));
+    OP_REQUIRES_OK(c, c->input("b", &b));
+    OP_REQUIRES_OK(c, c->input("product", &product));
+    OP_REQUIRES_OK(c, c->input("grad", &grad));
+    OP_REQUIRES_OK(c, CheckFactors(a, *b));
+    const int64_t rows = a[0].dim_size(0);
+    Matrix of_grad;
+    OP_REQUIRES_OK(c, ReadGradient(*grad, *product, rows, ProductColumns(*b), &of_grad));
+    tensorflow::OpOutputList outputs;
+    OP_REQUIRES_OK(c, c->output_list("a_grads", &outputs));
+    const ParallelFor parallel_for = ParallelForOf(c);
+    std::vector<Matrix> of_b;
+    std::vector<Result> results;
+    int64_t first = 0, size = 0;
+    for (int i = 0; i < a.size(); ++i) {
+      const int64_t columns = a[i].dim_size(1);
+      tensorflow::Tensor* output;
+      OP_REQUIRES_OK(c, outputs.allocate(i, {rows, columns}, &output));
+      of_b.push_back(Transposed(RowsOf(*b, first, columns)));
+      results.push_back({output->flat<float>().data(), columns, columns});
+      first += columns;
+      size += PackedSize(of_b.back());
+    }
+    Room room;
+    OP_REQUIRES_OK(c, room.Allocate(c, size));
+    Term term{of_grad, {}};
+    for (const Matrix& part : of_b) term.b.push_back(room.Take(part, parallel_for));
+    Multiply({term}, rows, results, parallel_for);
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrBfloat16ProductGradA").Device(tensorflow::DEVICE_CPU),
+                        GradientOfAOp);
+
+class GradientOfBOp : public Kernel {
+ public:
+  explicit GradientOfBOp(tensorflow::OpKernelConstruction* c) : Kernel(c) {
+    OP_REQUIRES_OK(c, c->GetAttr("bias", &bias_));
+    OP_REQUIRES(c, !(bias_ && transpose_b_),
+                absl::InvalidArgumentError("bias wants a b that is not transposed"));
+  }
+
+  void Compute(tensorflow::OpKernelContext* c) override {
+    tensorflow::OpInputList a;
+    const tensorflow::Tensor *b, *product, *grad;
+    OP_REQUIRES_OK(c, c->input_list("a", &a));
+    OP_REQUIRES_OK(c, c->input("b", &b));
+    OP_REQUIRES_OK(c, c->input("product", &product));
+    OP_REQUIRES_OK(c, c->input("grad", &grad));
+    OP_REQUIRES_OK(c, CheckFactors(a, *b));
+    const int64_t columns = ProductColumns(*b);
+    Matrix of_grad;
+    OP_REQUIRES_OK(c, ReadGradient(*grad, *product, a[0].dim_size(0), columns, &of_grad));
+    tensorflow::Tensor *of_b, *of_bias;
+    OP_REQUIRES_OK(c, c->allocate_output(0, b->shape(), &of_b));
+    OP_REQUIRES_OK(c, c->allocate_output(1, {bias_ ? columns : 0}, &of_bias));
+    const ParallelFor parallel_for = ParallelForOf(c);
+    float* const to = of_b->flat<float>().data();
+    int64_t first = 0;
+    Room room;
+    if (!transpose_b_) {  // its rows are those of aᵀ: the gradient is the right factor of all
+      OP_REQUIRES_OK(c, room.Allocate(c, PackedSize(of_grad)));
+      const int32_t* packed =
+          room.Take(of_grad, parallel_for, bias_ ? of_bias->flat<float>().data() : nullptr);
+      for (const tensorflow::Tensor& part : a) {
+        const int64_t count = part.dim_size(1);
+        Multiply({{Transposed(Whole(part)), {packed}}}, count,
+                 {{to + first * columns, columns, columns}}, parallel_for);
+        first += count;
+      }
+      return;
+    }
+    int64_t size = 0;
+    for (const tensorflow::Tensor& part : a) size += PackedSize(Whole(part));
+    OP_REQUIRES_OK(c, room.Allocate(c, size));
+    Term term{Transposed(of_grad), {}};
+    std::vector<Result> results;
+    for (const tensorflow::Tensor& part : a) {
+      term.b.push_back(room.Take(Whole(part), parallel_for));
+      results.push_back({to + first, part.dim_size(1), b->dim_size(1)});
+      first += part.dim_size(1);
+    }
+    Multiply({term}, columns, results, parallel_for);
+  }
+
+ private:
+  bool bias_;
+};
+REGISTER_KERNEL_BUILDER(Name("CtrBfloat16ProductGradB").Device(tensorflow::DEVICE_CPU),
+                        GradientOfBOp);
 
 }  // namespace
+}  // namespace ctr

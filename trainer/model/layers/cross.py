@@ -6,6 +6,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
+from trainer.model.layers.product import product
 
 
 class Cross(tf.keras.layers.Layer):
@@ -23,8 +24,8 @@ class Cross(tf.keras.layers.Layer):
     low_rank: r; None for full W_l [W, W]. A full layer costs W² multiplications a sample, a
       low-rank one 2·W·r.
     seed: of the initial weights (Glorot uniform; the biases start at 0).
-    multiply: how a training step multiplies matrices, in place of tf.matmul (`train.dense_dtype`).
-      Predictions, and the head of full layers, are float32.
+    multiply: how a training step multiplies matrices, as `product` or `ops.bfloat16.product`
+      (`train.dense_dtype`). Predictions, and the head of full layers, are float32.
     name: of the layer.
   """
 
@@ -35,7 +36,7 @@ class Cross(tf.keras.layers.Layer):
     layers: int = 3,
     low_rank: int | None = None,
     seed: int = 0,
-    multiply: Callable[..., tf.Tensor] = tf.matmul,
+    multiply: Callable[..., tf.Tensor] = product,
     name: str | None = None,
   ):
     super().__init__(name=name)
@@ -71,12 +72,12 @@ class Cross(tf.keras.layers.Layer):
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""
     parts = slot_vectors(inputs)
-    multiply = self._multiply if training else tf.matmul
+    multiply = self._multiply if training else product
     if self._rank is not None:
       return self._low_rank_logits(parts, multiply)
     x0 = x = tf.concat(parts, 1)
     for (kernel,), bias in zip(self._kernels, self._biases):
-      x += x0 * tf.nn.bias_add(multiply(x, kernel), bias)
+      x += x0 * multiply(x, kernel, bias)
     return x @ self._head
 
   def _low_rank_logits(
@@ -95,25 +96,17 @@ class Cross(tf.keras.layers.Layer):
     v, u = zip(*self._kernels)
     v, head = [tf.transpose(kernel) for kernel in v], tf.transpose(self._head)
     r, widths = self._rank, [part.shape[1] for part in parts]
-    products = _product(multiply, parts, v[0], head, head * u[-1], head * self._biases[-1])
+    # Kernels are [columns, W] so that their gradient is a product of [columns, B] and [B, W]: on
+    # CPUs TensorFlow takes up to three times as long for the transposed one.
+    first = tf.concat([v[0], head, head * u[-1], head * self._biases[-1]], 0)
+    products = multiply(parts, first, transpose_b=True)
     c, head_of_x, q, bias = tf.split(products, [r, 1, r, 1], 1)
     left = [tf.ones_like(bias), c]
     for l in range(1, len(v)):
       right = tf.concat([1 + tf.add_n(self._biases[:l])[None], *u[:l]], 0)
       z = [multiply(tf.concat(left, 1), columns) for columns in tf.split(right, widths, 1)]
       x = [part * factor for part, factor in zip(parts, z)]
-      c, head_of_x = tf.split(_product(multiply, x, v[l], head), [r, 1], 1)
+      of_x = multiply(x, tf.concat([v[l], head], 0), transpose_b=True)
+      c, head_of_x = tf.split(of_x, [r, 1], 1)
       left.append(c)
     return head_of_x + bias + tf.reduce_sum(c * q, 1, keepdims=True)
-
-
-def _product(
-  multiply: Callable[..., tf.Tensor], parts: list[tf.Tensor], *kernels: tf.Tensor
-) -> tf.Tensor:
-  """Multiplies the parts side by side, [B, W], by the transpose of the kernels one below another.
-
-  Kernels are [columns, W] so that their gradient is a product of [columns, B] and [B, W]: on CPUs
-  TensorFlow takes up to three times as long for the transposed one.
-  """
-  kernels = tf.split(tf.concat(kernels, 0), [part.shape[1] for part in parts], 1)
-  return tf.add_n([multiply(part, k, transpose_b=True) for part, k in zip(parts, kernels)])

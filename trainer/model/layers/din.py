@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from trainer.embedding.layer_inputs import History, LayerInputs, slot_vectors, vector_width
 from trainer.model.layers.dnn import DNN
+from trainer.model.layers.product import product
 
 
 class DIN(DNN):
@@ -38,7 +39,7 @@ class DIN(DNN):
     batch_norm: str = 'none',
     seed: int = 0,
     sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    multiply: Callable[..., tf.Tensor] = tf.matmul,
+    multiply: Callable[..., tf.Tensor] = product,
     name: str | None = None,
   ):
     super().__init__(

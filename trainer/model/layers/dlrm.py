@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors
 from trainer.model.layers.dnn import DNN
+from trainer.model.layers.product import product
 
 
 class DLRM(DNN):
@@ -34,7 +35,7 @@ class DLRM(DNN):
     batch_norm: str = 'none',
     seed: int = 0,
     sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    multiply: Callable[..., tf.Tensor] = tf.matmul,
+    multiply: Callable[..., tf.Tensor] = product,
     name: str | None = None,
   ):
     super().__init__(
@@ -74,7 +75,7 @@ class DLRM(DNN):
     if self._layers:
       e = parts.pop()
       for kernel, bias in self._layers:
-        e = tf.nn.relu(tf.nn.bias_add(multiply(e, kernel), bias))
+        e = multiply(e, kernel, bias, relu=True)
       embedded = [e]
     joined = tf.concat(parts + embedded, 1)
     vectors = tf.reshape(joined, [-1, joined.shape[1] // self._vector_width, self._vector_width])

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
 from trainer.model.layers.batch_norm import BatchNorm
+from trainer.model.layers.product import product
 
 
 class DNN(tf.keras.layers.Layer):
@@ -27,8 +28,8 @@ class DNN(tf.keras.layers.Layer):
       workers in step), equal to one process on the whole batch.
     seed: of the initial weights (Glorot uniform; biases 0) and of dropout.
     sum_across_ranks: for 'sync', sums float32 [k] over ranks.
-    multiply: how a training step multiplies by the kernels of hidden layers, in place of tf.matmul
-      (`train.dense_dtype`). Predictions and the head are float32.
+    multiply: how a training step multiplies by the kernels of hidden layers, as `product` or
+      `ops.bfloat16.product` (`train.dense_dtype`). Predictions and the head are float32.
     name: of the layer.
   """
 
@@ -42,7 +43,7 @@ class DNN(tf.keras.layers.Layer):
     batch_norm: str = 'none',
     seed: int = 0,
     sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    multiply: Callable[..., tf.Tensor] = tf.matmul,
+    multiply: Callable[..., tf.Tensor] = product,
     name: str | None = None,
   ):
     super().__init__(name=name)
@@ -88,27 +89,24 @@ class DNN(tf.keras.layers.Layer):
     return vector_width(shapes)
 
   def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
-    """Returns h_0 in parts that stand side by side; `multiply` is this pass's tf.matmul."""
+    """Returns h_0 in parts that stand side by side; `multiply` is this pass's product."""
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""
-    # Each part times its rows of the kernel, summed: joining the parts first would copy [B, W] once
-    # forward and once backward.
-    hidden = self._multiply if training else tf.matmul
-    parts = self._parts(inputs, hidden)
-    kernels = tf.split(self._kernels[0], [p.shape[1] for p in parts])
-    multiply = [hidden] * len(self._hidden) + [tf.matmul]  # the head is last
-    product = tf.add_n([multiply[0](part, kernel) for part, kernel in zip(parts, kernels)])
-    for l, kernel in enumerate(self._kernels[1:]):
+    multiply = self._multiply if training else product
+    h = self._parts(inputs, multiply)
+    rectified = not self._norms and self._activation is tf.keras.activations.relu
+    for l, kernel in enumerate(self._kernels[:-1]):
+      bias = None if self._norms else self._biases[l]
+      h = multiply(h, kernel, bias, relu=rectified)
       if self._norms:
-        h = self._activation(self._norms[l](product, training=training))
-      else:
-        h = self._activation(tf.nn.bias_add(product, self._biases[l]))
+        h = self._norms[l](h, training=training)
+      if not rectified:
+        h = self._activation(h)
       if training and self._dropout:
         h = dropout(h, self._dropout, self._seed + l, inputs.position)
-      product = multiply[l + 1](h, kernel)
-    return product
+    return product(h, self._kernels[-1])
 
 
 def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) -> tf.Tensor:

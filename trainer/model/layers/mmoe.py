@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
 from trainer.model.layers.dnn import dropout as drop
+from trainer.model.layers.product import product
 
 
 class MMoE(tf.keras.layers.Layer):
@@ -26,8 +27,9 @@ class MMoE(tf.keras.layers.Layer):
     activation: name of a Keras activation.
     dropout: share of each layer's outputs that a training step sets to 0.
     tasks: T; the model passes it.
-    multiply: how a training step multiplies x_0 by the experts' first kernels, in place of
-      tf.matmul (`train.dense_dtype`). Predictions, gates and the layers above are float32.
+    multiply: how a training step multiplies x_0 by the experts' first kernels, as `product` or
+      `ops.bfloat16.product` (`train.dense_dtype`). Predictions, gates and the layers above are
+      float32.
     seed: of the initial weights (Glorot uniform; biases 0; gates 0, so that all experts count alike
       at first) and of dropout.
     name: of the layer.
@@ -43,7 +45,7 @@ class MMoE(tf.keras.layers.Layer):
     dropout: float = 0.0,
     tasks: int = 2,
     seed: int = 0,
-    multiply: Callable[..., tf.Tensor] = tf.matmul,
+    multiply: Callable[..., tf.Tensor] = product,
     name: str | None = None,
   ):
     super().__init__(name=name)
@@ -86,13 +88,16 @@ class MMoE(tf.keras.layers.Layer):
   def call(self, inputs: LayerInputs, training: bool = False) -> list[tf.Tensor]:
     """Returns T of float32 [B, H]."""
     x = tf.concat(slot_vectors(inputs), 1)
-    h = (self._multiply if training else tf.matmul)(x, self._kernels[0])
+    rectified = self._activation is tf.keras.activations.relu
+    multiply = self._multiply if training else product
+    h = multiply(x, self._kernels[0], self._biases[0], relu=rectified)
     for l, bias in enumerate(self._biases):
       if l:
         by_expert = tf.reshape(h, [-1, self._experts, self._hidden[l - 1]])
         h = tf.einsum('beh,ehk->bek', by_expert, self._kernels[l])
-        h = tf.reshape(h, [-1, self._experts * self._hidden[l]])
-      h = self._activation(tf.nn.bias_add(h, bias))
+        h = tf.nn.bias_add(tf.reshape(h, [-1, self._experts * self._hidden[l]]), bias)
+      if l or not rectified:
+        h = self._activation(h)
       if training and self._dropout:
         h = drop(h, self._dropout, self._seed + l, inputs.position)
     if self._gates is None:
@@ -115,7 +120,7 @@ class SharedBottom(MMoE):
     dropout: float = 0.0,
     tasks: int = 2,
     seed: int = 0,
-    multiply: Callable[..., tf.Tensor] = tf.matmul,
+    multiply: Callable[..., tf.Tensor] = product,
     name: str | None = None,
   ):
     super().__init__(1, hidden, activation, dropout, tasks, seed, multiply, name)
