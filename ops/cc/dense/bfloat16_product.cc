@@ -23,14 +23,22 @@ constexpr int64_t kLanes = 16;     // sums of a register
 constexpr int64_t kRegisters = 4;  // of a panel of b
 constexpr int64_t kPanel = kRegisters * kLanes;
 constexpr int64_t kRows = 6;          // kRows * kRegisters sums stay in registers
-constexpr int64_t kBlockRows = 96;    // of a, a multiple of kRows
-constexpr int64_t kBlockPairs = 128;  // a panel's, 32 KB: the first cache holds it
+constexpr int64_t kBlockRows = 48;    // of a: whole tiles, and whole lines of the cache
+constexpr int64_t kBlockPairs = 256;  // of a panel, 64 KB: a core's own cache holds it
+constexpr int64_t kAhead = 8;         // rows between a prefetch and its use: packing reads strides
 
 int64_t Pairs(int64_t inner) { return (inner + 1) / 2; }
 int64_t Panels(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
 
 __mmask16 MaskOf(int64_t lanes) {
   return lanes >= kLanes ? 0xffff : static_cast<__mmask16>((1u << lanes) - 1);
+}
+
+// Fetches 16 neighbours `kAhead` rows after element `at`, which lies in row `row`.
+CTR_BF16_INLINE void Prefetch(const Matrix& from, int64_t row, int64_t at) {
+  if (row + kAhead >= from.rows) return;
+  __builtin_prefetch(from.data + at + kAhead * from.stride);
+  if (from.gate != nullptr) __builtin_prefetch(from.gate + at + kAhead * from.stride);
 }
 
 // Up to 16 neighbours in memory, from element `at` on; what the mask or the gate hides is 0.
@@ -83,6 +91,8 @@ CTR_BF16 void PackPanel(const Matrix& b, int64_t panel, int32_t* to, float* colu
   for (int64_t k = 0; k < inner; k += 2, to += kPanel) {
     const int64_t at = k * b.stride + first;
     for (int v = 0; v < kRegisters; ++v) {
+      Prefetch(b, k, at + v * kLanes);
+      Prefetch(b, k + 1, at + b.stride + v * kLanes);
       const __m512 one = Load(b, at + v * kLanes, masks[v]);
       const __m512 two =
           k + 1 < inner ? Load(b, at + b.stride + v * kLanes, masks[v]) : _mm512_setzero_ps();
@@ -110,8 +120,11 @@ CTR_BF16 Block PackBlock(const Matrix& a, int64_t first, int64_t rows, int64_t f
     const int64_t n = std::min(2 * pairs, inner - 2 * first_pair);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t at = (first + i) * a.stride + 2 * first_pair;
-      for (int64_t k = 0; k < n; k += 2 * kLanes)
+      for (int64_t k = 0; k < n; k += 2 * kLanes) {
+        Prefetch(a, first + i, at + k);
+        Prefetch(a, first + i, at + k + kLanes);
         _mm512_store_si512(to + i * kBlockPairs + k / 2, Consecutive(a, at + k, n - k));
+      }
     }
     return {to, kBlockPairs, 1};
   }
@@ -119,6 +132,8 @@ CTR_BF16 Block PackBlock(const Matrix& a, int64_t first, int64_t rows, int64_t f
     const int64_t k = 2 * (first_pair + p), at = k * a.stride + first;
     for (int64_t i = 0; i < rows; i += kLanes) {
       const __mmask16 mask = MaskOf(rows - i);
+      Prefetch(a, k, at + i);
+      Prefetch(a, k + 1, at + a.stride + i);
       const __m512 two = k + 1 < inner ? Load(a, at + a.stride + i, mask) : _mm512_setzero_ps();
       _mm512_store_si512(to + p * kBlockRows + i, Interleaved(Load(a, at + i, mask), two));
     }
@@ -199,16 +214,12 @@ void Multiply(const std::vector<Term>& terms, int64_t rows, const std::vector<Re
     pairs_in_all += Pairs(term.a.Columns());
   }
   for (const Result& c : results) panels_in_all += Panels(c.columns);
-  // As many blocks as keep some threads busy to the end.
-  constexpr int64_t kBlocks = 16;
-  const int64_t even = (rows + kBlocks - 1) / kBlocks;
-  const int64_t block_rows = std::min(kBlockRows, (even + kRows - 1) / kRows * kRows);
-  const int64_t blocks = rows == 0 ? 0 : (rows + block_rows - 1) / block_rows;
-  const int64_t cost = block_rows * pairs_in_all * panels_in_all * kRegisters / 4 + 1;
+  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const int64_t cost = kBlockRows * pairs_in_all * panels_in_all * kRegisters / 4 + 1;
   parallel_for(blocks, cost, [&](int64_t begin, int64_t end) {
     alignas(64) static thread_local int32_t of_a[kBlockRows * kBlockPairs];
     for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * block_rows, count = std::min(block_rows, rows - first);
+      const int64_t first = block * kBlockRows, count = std::min(kBlockRows, rows - first);
       for (const Result& c : results) {
         for (int64_t i = first; some.empty() && i < first + count; ++i) {
           for (int64_t j = 0; j < c.columns; ++j) {

@@ -18,41 +18,117 @@ CTR_INLINE void Prefetch(const float* begin, int n) {
   for (int i = 0; i < n; i += 16) __builtin_prefetch(begin + i);
 }
 
+// N floats anywhere in memory.
+template <int N>
+struct Floats {
+  typedef float Type __attribute__((vector_size(4 * N), aligned(4), may_alias));
+};
+
+template <int N>
+CTR_INLINE typename Floats<N>::Type& At(float* p) {
+  return *reinterpret_cast<typename Floats<N>::Type*>(p);
+}
+
+template <int N>
+CTR_INLINE const typename Floats<N>::Type& At(const float* p) {
+  return *reinterpret_cast<const typename Floats<N>::Type*>(p);
+}
+
+// Calls work.template Do<N>(c) for columns [c, c + N) until all are done.
+template <typename Work>
+CTR_INLINE void ByColumns(int columns, const Work& work) {
+  int c = 0;
+  for (; c + 16 <= columns; c += 16) work.template Do<16>(c);
+  if (c + 8 <= columns) {
+    work.template Do<8>(c);
+    c += 8;
+  }
+  if (c + 4 <= columns) {
+    work.template Do<4>(c);
+    c += 4;
+  }
+  for (; c < columns; ++c) work.template Do<1>(c);
+}
+
+// Adds x v of a feature wherever it is wanted.
+struct AddFeature {
+  const float* v;
+  float x;
+  bool first;    // of its slot, whose sum begins with it
+  float* slots;  // null, as those below: nowhere
+  float* totals;
+  float* squares;  // (x v)² is added
+
+  template <int N>
+  CTR_INLINE void Do(int c) const {
+    const auto product = x * At<N>(v + c);
+    if (slots != nullptr) At<N>(slots + c) = first ? product : At<N>(slots + c) + product;
+    if (totals != nullptr) At<N>(totals + c) += product;
+    if (squares != nullptr) At<N>(squares + c) += product * product;
+  }
+};
+
+// Adds x (g + h) to the gradient of a feature.
+struct AddGradient {
+  float x;
+  bool first;
+  const float* g;  // null, as h: 0; not both
+  const float* h;
+  float* to;
+
+  template <int N>
+  CTR_INLINE void Do(int c) const {
+    const auto sum = x * (h == nullptr   ? At<N>(g + c)
+                          : g == nullptr ? At<N>(h + c)
+                                         : At<N>(g + c) + At<N>(h + c));
+    At<N>(to + c) = first ? sum : At<N>(to + c) + sum;
+  }
+};
+
 // Samples [begin, end) of a batch.
-CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
+CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& batch,
                                   const float* linear, const int32_t* inverse,
                                   const PoolOutputs& out, int64_t begin, int64_t end,
                                   float* square_sums) {
+  // Copies, for what is written might otherwise be them and they be read again and again.
+  const PoolBatch in = batch;
+  float* const weights = out.linear;
+  float* const norms = out.norm;
+  const int* const table_of_field = layout.table_of_field.data();
+  const int* const first_part = layout.first_part.data();
   const int64_t fields = layout.num_fields();
   const PoolPart* parts = layout.parts.data();
   const int num_parts = static_cast<int>(layout.parts.size());
+  float* const* slots = out.slots.data();
+  float* const* totals = out.totals.data();
+  float* const* squares = out.squares.data();
   int64_t i = in.segments == nullptr
                   ? begin * fields
                   : std::lower_bound(in.segments, in.segments + in.n, begin * fields) - in.segments;
   for (int64_t b = begin; b < end; ++b) {
     float* sums = square_sums;
     for (int p = 0; p < num_parts; ++p) {
-      if (out.totals[p] != nullptr)
-        std::fill_n(out.totals[p] + b * parts[p].columns, parts[p].columns, 0.0f);
-      if (out.squares[p] == nullptr) continue;
+      if (totals[p] != nullptr)
+        std::fill_n(totals[p] + b * parts[p].columns, parts[p].columns, 0.0f);
+      if (squares[p] == nullptr) continue;
       std::fill_n(sums, parts[p].width, 0.0f);
       sums += parts[p].width;
     }
     float* part_sums = square_sums;  // those of the current table's first part
     int table = -1;
     for (int64_t f = 0; f < fields; ++f) {
-      if (layout.table_of_field[f] != table) {
+      if (table_of_field[f] != table) {
         if (table >= 0) {
-          for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
-            if (out.squares[p] != nullptr) part_sums += parts[p].width;
+          for (int p = first_part[table]; p < first_part[table + 1]; ++p) {
+            if (squares[p] != nullptr) part_sums += parts[p].width;
           }
         }
-        table = layout.table_of_field[f];
+        table = table_of_field[f];
       }
       const int row_width = layout.row_width[table];
       const int64_t place = b * layout.fields[table] + (f - layout.first_field[table]);
       const int64_t segment = b * fields + f;
-      const Pooling pooling = out.norm == nullptr ? Pooling::kSum : layout.poolings[f];
+      const Pooling pooling = norms == nullptr ? Pooling::kSum : layout.poolings[f];
       const int64_t slot_begin = i;
       float weight = 0.0f, divisor = 0.0f;
       bool any = false;
@@ -78,50 +154,42 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
         if (width == 0) continue;
         if (width != row_width) return false;
         float* sum = part_sums;
-        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
+        for (int p = first_part[table]; p < first_part[table + 1]; ++p) {
           const PoolPart& part = parts[p];
-          const float* __restrict v = in.factors + offset + part.begin;
-          if (out.slots[p] != nullptr) {
-            float* __restrict to = out.slots[p] + place * part.columns;
-            if (any) {
-              for (int c = 0; c < part.columns; ++c) to[c] += x * v[c];
-            } else {
-              for (int c = 0; c < part.columns; ++c) to[c] = x * v[c];
-            }
+          const float* v = in.factors + offset + part.begin;
+          float* const of_slots = slots[p] == nullptr ? nullptr : slots[p] + place * part.columns;
+          float* const of_totals = totals[p] == nullptr ? nullptr : totals[p] + b * part.columns;
+          float* const of_squares = squares[p] == nullptr ? nullptr : sum;
+          if (of_squares != nullptr) sum += part.width;
+          if (part.field && of_squares != nullptr) {  // of the own field's columns alone
+            ByColumns(part.width,
+                      AddFeature{v + f * part.width, x, false, nullptr, nullptr, of_squares});
           }
-          if (out.totals[p] != nullptr) {
-            float* __restrict to = out.totals[p] + b * part.columns;
-            for (int c = 0; c < part.columns; ++c) to[c] += x * v[c];
-          }
-          if (out.squares[p] != nullptr) {
-            const float* __restrict own = part.field ? v + f * part.width : v;
-            float* __restrict s = sum;
-            for (int c = 0; c < part.width; ++c) s[c] += (x * own[c]) * (x * own[c]);
-            sum += part.width;
-          }
+          ByColumns(part.columns,
+                    AddFeature{v, x, !any, of_slots, of_totals, part.field ? nullptr : of_squares});
         }
         any = true;
       }
-      out.linear[segment] = weight;
-      if (out.norm != nullptr) {
+      weights[segment] = weight;
+      if (norms != nullptr) {
         if (pooling == Pooling::kSqrtN) divisor = std::sqrt(divisor);
-        out.norm[segment] = pooling == Pooling::kSum || i == slot_begin ? 1.0f
-                            : divisor == 0.0f ? std::numeric_limits<float>::infinity()
-                                              : divisor;
+        norms[segment] = pooling == Pooling::kSum || i == slot_begin ? 1.0f
+                         : divisor == 0.0f ? std::numeric_limits<float>::infinity()
+                                           : divisor;
       }
       if (!any) {
-        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
-          if (out.slots[p] == nullptr) continue;
-          std::memset(out.slots[p] + place * parts[p].columns, 0, sizeof(float) * parts[p].columns);
+        for (int p = first_part[table]; p < first_part[table + 1]; ++p) {
+          if (slots[p] == nullptr) continue;
+          std::memset(slots[p] + place * parts[p].columns, 0, sizeof(float) * parts[p].columns);
         }
       }
     }
     sums = square_sums;
     for (int p = 0; p < num_parts; ++p) {
-      if (out.squares[p] == nullptr) continue;
+      if (squares[p] == nullptr) continue;
       float total = 0.0f;
       for (int c = 0; c < parts[p].width; ++c) total += sums[c];
-      out.squares[p][b] = total;
+      squares[p][b] = total;
       sums += parts[p].width;
     }
   }
@@ -129,10 +197,17 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& in,
 }
 
 // Distinct features [begin, end). slopes: [parts], working memory.
-CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& in,
+CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& batch,
                                      const PoolGradients& gradients, const int32_t* starts,
                                      const int32_t* order, int64_t begin, int64_t end,
                                      float* linear, float* factors, float* slopes) {
+  const PoolBatch in = batch;  // a copy, as above
+  const int* const table_of_field = layout.table_of_field.data();
+  const int* const first_part = layout.first_part.data();
+  const float* const weights = gradients.linear;
+  const float* const* const of_slots = gradients.slots.data();
+  const float* const* const of_totals = gradients.totals.data();
+  const float* const* const of_squares = gradients.squares.data();
   const uint32_t fields = static_cast<uint32_t>(layout.num_fields());
   const PoolPart* parts = layout.parts.data();
   const bool one_table = layout.fields.size() == 1;
@@ -153,49 +228,45 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
         int64_t place = segment;
         if (!one_table) {
           const uint32_t b = segment / fields, f = segment - b * fields;
-          t = layout.table_of_field[f];
+          t = table_of_field[f];
           place = static_cast<int64_t>(b) * layout.fields[t] + (f - layout.first_field[t]);
         }
-        if (gradients.linear != nullptr) __builtin_prefetch(gradients.linear + segment);
-        for (int p = layout.first_part[t]; p < layout.first_part[t + 1]; ++p) {
-          if (gradients.slots[p] == nullptr) continue;
-          Prefetch(gradients.slots[p] + place * parts[p].columns, parts[p].columns);
+        if (weights != nullptr) __builtin_prefetch(weights + segment);
+        for (int p = first_part[t]; p < first_part[t + 1]; ++p) {
+          if (of_slots[p] == nullptr) continue;
+          Prefetch(of_slots[p] + place * parts[p].columns, parts[p].columns);
         }
       }
       const uint32_t i = static_cast<uint32_t>(order[z]);
       if (i >= in.n) return false;
       const uint32_t segment = segment_of(i);
       const float x = in.values == nullptr ? 1.0f : in.values[i];
-      if (gradients.linear != nullptr) weight += x * gradients.linear[segment];
+      if (weights != nullptr) weight += x * weights[segment];
       if (width == 0) continue;
       const uint32_t b = segment / fields, f = segment - b * fields;
       const bool first = table < 0;
-      if (layout.table_of_field[f] != table) {
-        if (!first || layout.row_width[layout.table_of_field[f]] != width) return false;
-        table = layout.table_of_field[f];
-        for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p)
-          slopes[p] = 0.0f;
+      if (table_of_field[f] != table) {
+        if (!first || layout.row_width[table_of_field[f]] != width) return false;
+        table = table_of_field[f];
+        for (int p = first_part[table]; p < first_part[table + 1]; ++p) slopes[p] = 0.0f;
       }
       const int64_t place = one_table ? segment
                                       : static_cast<int64_t>(b) * layout.fields[table] +
                                             (f - layout.first_field[table]);
-      for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
+      for (int p = first_part[table]; p < first_part[table + 1]; ++p) {
         const PoolPart& part = parts[p];
-        float* __restrict to = row + part.begin;
-        if (first) std::memset(to, 0, sizeof(float) * part.columns);
-        const float* const slots = gradients.slots[p];
-        const float* const totals = gradients.totals[p];
-        if (slots != nullptr && totals != nullptr) {
-          const float* __restrict g = slots + place * part.columns;
-          const float* __restrict h = totals + static_cast<int64_t>(b) * part.columns;
-          for (int c = 0; c < part.columns; ++c) to[c] += x * (g[c] + h[c]);
-        } else if (slots != nullptr || totals != nullptr) {
-          const float* __restrict g =
-              slots != nullptr ? slots + place * part.columns : totals + int64_t{b} * part.columns;
-          for (int c = 0; c < part.columns; ++c) to[c] += x * g[c];
+        float* const to = row + part.begin;
+        const float* const slots = of_slots[p];
+        const float* const totals = of_totals[p];
+        if (slots != nullptr || totals != nullptr) {
+          const float* const g = slots == nullptr ? nullptr : slots + place * part.columns;
+          const float* const h = totals == nullptr ? nullptr : totals + int64_t{b} * part.columns;
+          ByColumns(part.columns, AddGradient{x, first, g, h, to});
+        } else if (first) {
+          std::memset(to, 0, sizeof(float) * part.columns);
         }
-        if (gradients.squares[p] == nullptr) continue;
-        const float slope = 2.0f * x * x * gradients.squares[p][b];
+        if (of_squares[p] == nullptr) continue;
+        const float slope = 2.0f * x * x * of_squares[p][b];
         if (part.field) {
           const int own = static_cast<int>(f) * part.width;
           const float* __restrict v = in.factors + offset + part.begin + own;
@@ -208,8 +279,8 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
     if (table < 0) std::memset(row, 0, sizeof(float) * width);
     linear[j] = weight;
     if (table < 0) continue;
-    for (int p = layout.first_part[table]; p < layout.first_part[table + 1]; ++p) {
-      if (gradients.squares[p] == nullptr || parts[p].field) continue;
+    for (int p = first_part[table]; p < first_part[table + 1]; ++p) {
+      if (of_squares[p] == nullptr || parts[p].field) continue;
       float* __restrict to = row + parts[p].begin;
       const float* __restrict v = in.factors + offset + parts[p].begin;
       for (int c = 0; c < parts[p].width; ++c) to[c] += slopes[p] * v[c];
