@@ -37,6 +37,23 @@ def borrow(array: np.ndarray) -> tf.Tensor:
   return share(array) if fits else to_tensor(array)
 
 
+class _Writeable:
+  """What NumPy makes a writeable array of, in the memory of another, which it keeps."""
+
+  def __init__(self, array: np.ndarray):
+    self._array = array
+    address = array.__array_interface__['data'][0]
+    self.__array_interface__ = array.__array_interface__ | {'data': (address, False)}
+
+
+def view(array: np.ndarray) -> tf.Tensor:
+  """Returns a tensor in the memory of an aligned array that may be read-only, as a mapped file is.
+
+  It must be given to ops that write into none of their inputs: ours do not, TensorFlow's may.
+  """
+  return share(np.asarray(_Writeable(array)))
+
+
 def to_tensor(array: Any) -> tf.Tensor:
   """Returns a tensor with a copy of an array, or of what NumPy makes one of."""
   array = np.asarray(array)

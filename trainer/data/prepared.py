@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ops.keys import MAX_SAMPLES, NO_FEATURE, encode_fields
+from ops.samples import SampleArrays
 from ops.tensors import aligned
 from trainer import config
 from trainer.data.features import SlotBatch, has_log1p
@@ -367,11 +368,12 @@ class PreparedPass:
     self.num_samples, self.day = self.meta['samples'], self.meta['day']
     self.num_slots = len(self.meta['schema']['slots'])
     arrays = {name: self._array(name, of) for name, of in self.meta['arrays'].items()}
-    self._codes, self._keys = arrays['codes'], arrays['keys']
-    self._field_bases, self._key_bases = np.ascontiguousarray(np.moveaxis(arrays['bases'], 2, 0))
+    self._codes, self._keys, self._bases = (arrays[name] for name in ('codes', 'keys', 'bases'))
     self._splits, self._values = arrays.get('splits'), arrays.get('values')
     self._label, self._dense = arrays['label'], arrays.get('dense')
     self._weight, self._grouped = arrays.get('weight'), self.meta['schema']['group'] is not None
+    of_features = self._codes, self._bases, self._keys, self._splits, self._values, self._dense
+    self._samples = SampleArrays(*of_features, self.num_slots, CHUNK)
 
   def _array(self, name: str, written: dict[str, Any]) -> np.ndarray:
     """A memory-mapped array whose bytes are those that were written."""
@@ -400,7 +402,7 @@ class PreparedPass:
 
   def chunks(self, n: int) -> tuple[dict[str, np.ndarray], list[int]]:
     """What the files hold of the first n chunks, and the fields of each chunk and slot."""
-    bases = np.stack([self._field_bases, self._key_bases], 2)
+    bases = self._bases
     ends = {'keys': len(self._keys), 'splits': 0 if self._splits is None else len(self._splits)}
     if n < len(bases):
       ends = dict(zip(('splits', 'keys'), bases[n, 0].tolist()))
@@ -532,29 +534,13 @@ class PreparedPass:
 
   def _gather(self, rows: np.ndarray) -> SlotBatch:
     """The samples `rows` [B] as a SlotBatch."""
-    b, f = len(rows), self.num_slots
-    dense = np.zeros([b, 0], np.float32) if self._dense is None else self._dense[rows]
-    weight = np.ones([b], np.float32) if self._weight is None else self._weight[rows]
-    label = self._label[rows].astype(np.float32)
-    chunks = rows // CHUNK
-    codes, starts = self._codes[rows], self._key_bases[chunks]
-    if self._splits is None:
-      starts = starts + codes
-      counts = None
-    else:
-      at = self._field_bases[chunks] + codes
-      first = self._splits[at]
-      counts = (self._splits[at + 1] - first)[:, :f].astype(np.int64)
-      starts = starts + first
-    group = self._keys[starts[:, f]] if self._grouped else np.zeros([b], np.int64)
-    starts = starts[:, :f]
-    if counts is None and self._values is None:
-      none = np.empty([0], np.float32), np.empty([0], np.int32)
-      return SlotBatch(self._keys[starts].reshape(-1), *none, dense, label, weight, group)
-    segments = np.arange(b * f, dtype=np.int32)
-    at = starts.reshape(-1)
-    if counts is not None:
-      counts = counts.reshape(-1)
-      at, segments = ranges(at, counts), np.repeat(segments, counts)
-    values = np.ones([len(at)], np.float32) if self._values is None else self._values[at]
-    return SlotBatch(self._keys[at], values, segments, dense, label, weight, group)
+    found = self._samples.gather(rows)
+    return SlotBatch(
+      found.keys,
+      found.values,
+      found.segments,
+      found.dense,
+      label=self._label[rows].astype(np.float32),
+      weight=np.ones([len(rows)], np.float32) if self._weight is None else self._weight[rows],
+      group=found.group if self._grouped else np.zeros([len(rows)], np.int64),
+    )

@@ -70,3 +70,47 @@ field_counts: [sum of fields_of] features of each of these, slot by slot, by cod
 field_keys: their keys, one field after another.
 field_values: their values, or [0].
 )doc");
+
+REGISTER_OP("CtrGatherSamples")
+    .Input("rows: int64")
+    .Input("codes: uint16")
+    .Input("bases: int64")
+    .Input("keys: int64")
+    .Input("splits: uint32")
+    .Input("values: float")
+    .Input("dense: float")
+    .Attr("slots: int >= 1")
+    .Attr("chunk: int >= 1")
+    .Output("sample_keys: int64")
+    .Output("sample_values: float")
+    .Output("segments: int32")
+    .Output("sample_dense: float")
+    .Output("group: int64")
+    .SetShapeFn([](InferenceContext* c) {
+      const int dims[] = {1, 2, 3, 1, 1, 1, 2};
+      ShapeHandle of[7];
+      for (int i = 0; i < 7; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), dims[i], &of[i]));
+      for (int i : {0, 1, 2, 4}) c->set_output(i, c->Vector(c->UnknownDim()));
+      c->set_output(3, c->Matrix(c->Dim(of[0], 0), c->Dim(of[6], 1)));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Samples of a prepared pass, by their places in it.
+
+rows: [B] places.
+codes: [n, W], with W = slots, or one more that is the group: of each sample and slot, which of the
+  distinct fields of the slot, in the sample's chunk, it has.
+bases: [chunks, W, 2]: where the slot's splits begin, and its keys.
+keys: of the distinct fields, one after another.
+splits: where a field's keys begin after the slot's, and where the next field's do; [0]: each field
+  has one key.
+values: of each key; [0]: all are 1.
+dense: [n, Dn].
+slots: F.
+chunk: samples whose distinct fields are numbered together.
+sample_keys: [nnz], a sample's slots one after another.
+sample_values: [nnz]; [0] where every field has one feature of value 1.
+segments: [nnz] sample * F + slot; [0] likewise.
+sample_dense: [B, Dn].
+group: [B], the key of the last field; [0] where there is no group.
+)doc");

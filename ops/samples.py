@@ -1,0 +1,66 @@
+"""Samples of a prepared pass, by their places; docs/data.md has the format."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ops.library import load
+from ops.tensors import to_tensor, view
+
+
+class Samples(NamedTuple):
+  """Of B samples, as trainer.data.features.SlotBatch has them."""
+
+  keys: np.ndarray  # int64 [nnz]
+  values: np.ndarray  # float32 [nnz], or [0]
+  segments: np.ndarray  # int32 [nnz], or [0]
+  dense: np.ndarray  # float32 [B, Dn]
+  group: np.ndarray  # int64 [B]; [0] where there is none
+
+
+class SampleArrays:
+  """The arrays of a prepared pass that batches are gathered from, read where they lie.
+
+  Args:
+    codes: uint16 [n, W], where W is the number of slots, or one more for the group.
+    bases: int64 [chunks, W, 2].
+    keys: int64 [K].
+    splits: uint32 [S]; None where every field has one feature.
+    values: float32 [K]; None where all are 1.
+    dense: float32 [n, Dn]; None: no columns.
+    slots: F.
+    chunk: samples whose distinct fields are numbered together.
+  """
+
+  def __init__(
+    self,
+    codes: np.ndarray,
+    bases: np.ndarray,
+    keys: np.ndarray,
+    splits: np.ndarray | None,
+    values: np.ndarray | None,
+    dense: np.ndarray | None,
+    slots: int,
+    chunk: int,
+  ):
+    given = {
+      'codes': codes,
+      'bases': bases,
+      'keys': keys,
+      'splits': np.zeros([0], np.uint32) if splits is None else splits,
+      'values': np.zeros([0], np.float32) if values is None else values,
+      'dense': np.zeros([len(codes), 0], np.float32) if dense is None else dense,
+    }
+    self._slots, self._chunk = slots, chunk
+    self._tensors = {name: view(array) for name, array in given.items()}
+
+  def gather(self, rows: np.ndarray) -> Samples:
+    """Returns the samples at these places, [B] whole numbers.
+
+    Raises:
+      InvalidArgumentError: where one, or what the arrays say of it, is out of range.
+    """
+    found = load().ctr_gather_samples(
+      rows=to_tensor(rows.astype(np.int64)), slots=self._slots, chunk=self._chunk, **self._tensors
+    )
+    return Samples(*map(np.asarray, found))
