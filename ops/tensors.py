@@ -47,9 +47,9 @@ class _Writeable:
 
 
 def view(array: np.ndarray) -> tf.Tensor:
-  """Returns a tensor in the memory of an aligned array that may be read-only, as a mapped file is.
+  """Returns a tensor in the memory of an array without gaps, which may be a mapped file's.
 
-  It must be given to ops that write into none of their inputs: ours do not, TensorFlow's may.
+  It is for an op that neither writes into its inputs nor wants them aligned, as `CtrGatherSamples`.
   """
   return share(np.asarray(_Writeable(array)))
 

@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from ops.samples import SampleArrays
 from trainer import config
 from trainer.data import prepared
 from trainer.data.parse import Parsed
@@ -243,6 +244,35 @@ class BatchesTest(tf.test.TestCase):
     one, _ = self.write(1, True)
     batch = next(one.batches(16, rank=0, size=2))
     self.assertEqual([a.shape for a in batch], [(0,), (0,), (0,), (0, DENSE), (0,), (0,), (0,)])
+
+  def test_places_and_arrays_that_are_no_pass_are_refused(self):
+    for splits in (None, np.array([0, 1, 3, 0, 2], np.uint32)):
+      arrays = {
+        'codes': np.zeros([4, 2], np.uint16),
+        'bases': np.array([[[0, 0], [3, 3]]]),
+        'keys': np.arange(5),
+        'splits': splits,
+        'values': None,
+        'dense': None,
+      }
+
+      def gather(rows, arrays=arrays, **changed):
+        return SampleArrays(**arrays | changed, slots=1, chunk=9).gather(np.array(rows))
+
+      self.assertEqual((gather([1]).keys.tolist(), gather([1]).group.tolist()), ([0], [3]))
+      for rows, changed in (
+        ([4], {}),
+        ([-1], {}),
+        ([0], {'bases': np.zeros([0, 2, 2], np.int64)}),
+        ([0], {'bases': np.array([[[5, 5], [5, 5]]])}),
+        ([0], {'bases': np.array([[[2**63 - 1] * 2, [-(2**63)] * 2]])}),
+        ([0], {'codes': np.full([4, 2], 9, np.uint16)}),
+        ([0], {'values': np.ones([4], np.float32)}),
+        ([0], {'codes': np.zeros([4, 3], np.uint16)}),
+        ([0], {'keys': np.arange(3)}),
+      ):
+        with self.assertRaises(tf.errors.InvalidArgumentError):
+          gather(rows, **changed)
 
   def test_values_travel_with_their_keys(self):
     one, _ = self.write(60, True)

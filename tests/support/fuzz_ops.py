@@ -28,6 +28,7 @@ from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
 from ops.pooling import PoolLayout, pool
 from ops.row_store import Part, RowStore, TableSpec, initial_factors
+from ops.samples import SampleArrays
 from trainer.config import RowOptimizer
 
 NUMBERS = -(2**63), -(2**31), -1, 0, 1, 2, 3, 255, 256, 2**16, 2**31 - 1, 2**31, 2**63 - 1
@@ -120,7 +121,13 @@ def right_calls(rng: np.random.Generator) -> list:
   text = np.frombuffer(b'onetwo', np.uint8)
   key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)
   filled = counts.reshape([batch, fields]).astype(np.int32)
-  key_ops.encode_fields(keys, np.ones(len(keys), np.float32), filled)
+  coded = key_ops.encode_fields(keys, np.ones(len(keys), np.float32), filled)
+  ends = [np.cumsum(of) for of in np.split(coded.counts, np.cumsum(coded.fields_of)[:-1])]
+  splits = [np.concatenate([[0], of]) for of in ends]
+  bases = [np.cumsum([0, *map(len, splits)])[:-1], np.cumsum([0, *(of[-1] for of in ends)])[:-1]]
+  splits = np.concatenate(splits).astype(np.uint32)
+  arrays = coded.codes, np.stack(bases, 1)[None], coded.keys, splits, None, None
+  SampleArrays(*arrays, fields, key_ops.MAX_SAMPLES).gather(np.arange(batch))
   store.admitted(unique)
   store.lookup(unique)
   store.commit('delta', store.select('delta'))

@@ -1,6 +1,7 @@
 #include "ops/cc/data/samples.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace ctr {
 namespace {
@@ -8,6 +9,7 @@ namespace {
 // Between a prefetch and its use: a shuffled batch reads everywhere in the files.
 constexpr int64_t kRowsAhead = 16;
 constexpr int64_t kFieldsAhead = 32;
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // features of a field
 
 }  // namespace
 
@@ -15,6 +17,7 @@ bool FindFields(const SampleArrays& arrays, const int64_t* rows, int64_t n, int6
                 FieldPlaces* found) {
   const int64_t width = arrays.width, fields = n * width;
   const bool one_each = arrays.num_splits == 0;
+  const int64_t end = one_each ? arrays.num_keys : arrays.num_splits;
   found->starts.resize(fields);
   found->counts.assign(fields, 1);
   found->features = n * slots;
@@ -32,25 +35,27 @@ bool FindFields(const SampleArrays& arrays, const int64_t* rows, int64_t n, int6
     if (row < 0 || row >= arrays.samples || row / arrays.chunk >= arrays.chunks) return false;
     const uint16_t* const codes = arrays.codes + row * width;
     const int64_t* const bases = arrays.bases + row / arrays.chunk * width * 2;
-    for (int64_t f = 0; f < width; ++f)
-      starts[i * width + f] = bases[2 * f + (one_each ? 1 : 0)] + codes[f];
+    for (int64_t f = 0; f < width; ++f) {
+      const int64_t base = bases[2 * f + (one_each ? 1 : 0)];
+      if (base < 0 || base > end) return false;
+      starts[i * width + f] = base + codes[f];
+    }
   }
-  if (one_each) {
-    return std::all_of(starts, starts + fields,
-                       [&arrays](int64_t start) { return start >= 0 && start < arrays.num_keys; });
-  }
+  if (one_each)
+    return std::all_of(starts, starts + fields, [end](int64_t start) { return start < end; });
   found->features = 0;
-  const auto inside = [&arrays](int64_t at) { return at >= 0 && at + 1 < arrays.num_splits; };
   for (int64_t i = 0, row = 0; row < n; ++row) {
     const int64_t* const bases = arrays.bases + rows[row] / arrays.chunk * width * 2;
     for (int64_t f = 0; f < width; ++f, ++i) {
-      if (i + kFieldsAhead < fields && inside(starts[i + kFieldsAhead]))
+      if (i + kFieldsAhead < fields && starts[i + kFieldsAhead] < end)
         __builtin_prefetch(arrays.splits + starts[i + kFieldsAhead]);
-      if (!inside(starts[i])) return false;
+      if (starts[i] + 1 >= end) return false;
       const uint32_t* const split = arrays.splits + starts[i];
-      const int64_t count = static_cast<int64_t>(split[1]) - split[0];
-      const int64_t start = bases[2 * f + 1] + split[0];
-      if (count < (f < slots ? 0 : 1) || start < 0 || start + count > arrays.num_keys) return false;
+      const int64_t base = bases[2 * f + 1], count = int64_t{split[1]} - split[0];
+      if (base < 0 || base > arrays.num_keys) return false;
+      const int64_t start = base + split[0];
+      if (count < (f < slots ? 0 : 1) || count > kMost || start + count > arrays.num_keys)
+        return false;
       starts[i] = start;
       found->counts[i] = static_cast<int32_t>(count);
       if (f < slots) found->features += count;
