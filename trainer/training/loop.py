@@ -54,18 +54,19 @@ def train_in_lockstep(
   if not communicator.sum_arrays(has_batch)['first']:
     return True
   current = current or no_samples
-  routed = step.route(current)
+  routed, number = step.route(current), step.steps
   while True:
     following = next(batches, None) if current is not no_samples else None
     flags = StepFlags(following is not None, stop_requested(), wants_checkpoint(cfg, state))
     current, last = following or no_samples, current
     counts, routed = step.train(last, routed, current, flags)
     state.progress.batch += 1
+    number += 1
     on_step()
     if not counts.has_next:
       return True
     if counts.stop:
       return False
     every = cfg.checkpoint.every_steps
-    if counts.save or (every is not None and step.steps % every == 0):
+    if counts.save or (every is not None and number % every == 0):
       save()

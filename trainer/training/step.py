@@ -1,6 +1,7 @@
 """One training step: rows in, gradients out, ranks meet, everything is updated."""
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -158,22 +159,26 @@ _HUGE = 1e5  # a dense value beyond it makes most models diverge
 _HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
 
 
-def check_finite(cfg: config.Config, number: int, batch: SlotBatch, loss: float) -> None:
-  """Checks that the loss of a step and its gradients are finite, before anything of it is kept.
+@functools.cache
+def _as_tensor(flags: StepFlags) -> tf.Tensor:
+  """Returns float32 [3]; made once for each, as there are eight."""
+  return to_tensor(np.array(flags, np.float32))
+
+
+def not_finite(cfg: config.Config, number: int, batch: SlotBatch) -> UserError:
+  """Returns what to raise where the loss of a step, or a gradient, is not finite.
 
   Args:
     cfg: the job's config.
     number: of the step.
-    batch: of tensors, that it is taken on.
-    loss: as of trainer.training.dense_part.Gradients.
-  Raises:
-    UserError: naming the likely cause, where they are not.
+    batch: of tensors, that it was taken on.
+  Returns:
+    A UserError that names the likely cause.
   """
-  if not np.isfinite(loss):
-    raise UserError(
-      f'the loss or a gradient is not finite at step {number}: {_likely_cause(cfg, batch)}; the '
-      'checkpoints of before are whole'
-    )
+  return UserError(
+    f'the loss or a gradient is not finite at step {number}: {_likely_cause(cfg, batch)}; the '
+    'checkpoints of before are whole'
+  )
 
 
 def loss_where_refused(error: tf.errors.InvalidArgumentError) -> float:
@@ -275,12 +280,13 @@ class TrainStep(Step):
         staged,
         routed,
         (following.deduped, following.batch.weight) if self._routes else (),
-        to_tensor(np.array(flags, np.float32)),
+        _as_tensor(flags),
       )
       counts = StepCounts(*counts.numpy())
     except tf.errors.InvalidArgumentError as e:
       counts = StepCounts(0, loss_where_refused(e), 0, 0, 0)
-    check_finite(self._cfg, self.steps, staged.batch, counts.loss)
+    if not np.isfinite(counts.loss):
+      raise not_finite(self._cfg, self.steps, staged.batch)
     if self._routes:  # there are other ranks
       self.exchange_seconds += seconds_of(spans.numpy())
     return counts, routed
