@@ -10,6 +10,8 @@ import os
 os.environ['TF_USE_LEGACY_KERAS'] = '1'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 os.environ['CUDA_VISIBLE_DEVICES'] = ''
+# Its allocator takes ever larger regions, and where memory is limited, as below, it throws.
+os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'
 import contextlib
 import inspect
 import random
