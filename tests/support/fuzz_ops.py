@@ -114,12 +114,16 @@ def right_calls(rng: np.random.Generator) -> list:
     pairs = ffm.pairs(matrix)
   tape.gradient(pairs, matrix)
   clock.seconds(unique)
-  with contextlib.suppress(tf.errors.UnimplementedError):  # the processor has no avx512_bf16
-    parts, kernel = [tf.ones([5, 1]), tf.ones([5, 2])], tf.ones([3, 4])
-    with tf.GradientTape() as tape:
-      tape.watch(kernel)
-      product = bfloat16.product(parts, kernel, tf.ones([4]), relu=True)
-    tape.gradient(product, kernel)
+  ops = library.load()
+  parts, kernel, product = [tf.ones([5, 1]), tf.ones([5, 2])], tf.ones([3, 4]), tf.ones([5, 4])
+  given = {'a': parts, 'b': kernel, 'product': product, 'grad': product, 'relu': True}
+  for call in (
+    lambda: bfloat16.product(parts, kernel, tf.ones([4]), relu=True),
+    lambda: ops.ctr_bfloat16_product_grad_a(**given),
+    lambda: ops.ctr_bfloat16_product_grad_b(**given, bias=True),
+  ):
+    with contextlib.suppress(tf.errors.UnimplementedError):  # the processor has no avx512_bf16
+      call()
   text = np.frombuffer(b'onetwo', np.uint8)
   key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)
   filled = counts.reshape([batch, fields]).astype(np.int32)
