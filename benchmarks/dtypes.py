@@ -22,7 +22,7 @@ from absl import app
 
 from benchmarks.compared_logs import LOGS, evaluated, fm_settings, of_test, prepared
 from benchmarks.page import ROOT, machine, markdown_table, write_between
-from ops import bfloat16
+from ops import bfloat16, float32
 
 OUT = os.path.join('build', 'dtypes')
 PAGE = os.path.join('docs', 'quality.md')
@@ -51,8 +51,7 @@ def product(
 
   left = tf.concat(a, 1) if isinstance(a, (list, tuple)) else a
   found = rounded_product(left, tf.transpose(b) if transpose_b else b)
-  found = found if bias is None else tf.nn.bias_add(found, bias)
-  return tf.nn.relu(found) if relu else found
+  return float32.finished(found, bias, relu)
 
 
 def rounded(x: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ops import library
+from ops import float32, library
 
 
 def available() -> bool:
@@ -40,8 +40,7 @@ def product(
   if tf.config.get_visible_devices('GPU'):
     left, right = (tf.cast(x, tf.bfloat16) for x in (tf.concat(parts, 1), b))
     found = tf.cast(tf.matmul(left, right, transpose_b=transpose_b), tf.float32)
-    found = found if bias is None else tf.nn.bias_add(found, bias)
-    return tf.nn.relu(found) if relu else found
+    return float32.finished(found, bias, relu)
   biases = [] if bias is None else [bias]
   return library.load().ctr_bfloat16_product(
     a=parts, b=b, bias=biases, transpose_b=transpose_b, relu=relu

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ops import bfloat16
+from ops import bfloat16, float32
 from trainer.config import Config, Interaction
 from trainer.embedding.layer_inputs import NEEDS, History, LayerInputs
 from trainer.errors import UserError, nearest, one_line
@@ -22,7 +22,6 @@ from trainer.model.layers.fm import FM
 from trainer.model.layers.fwfm import FwFM
 from trainer.model.layers.linear import Linear
 from trainer.model.layers.mmoe import MMoE, SharedBottom
-from trainer.model.layers.product import product
 from trainer.model.layers.tower import Tower
 from trainer.model.tasks import TaskModel
 
@@ -210,7 +209,7 @@ class _Builder:
       'sum_across_ranks': sum_across_ranks,
       'dense_linear': cfg.model.dense_linear,
       'tasks': len(cfg.labels),
-      'multiply': bfloat16.product if in_bfloat16 else product,
+      'multiply': bfloat16.product if in_bfloat16 else float32.product,
     }
     self.multiplies = False  # whether a layer took it
 

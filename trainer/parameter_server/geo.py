@@ -33,8 +33,8 @@ from trainer.training.step import (
   Staged,
   StepCounts,
   StepFlags,
+  check_finite,
   loss_where_refused,
-  not_finite,
 )
 
 # A copy is admitted when the server's feature is: it is then given as many shows as nothing else
@@ -82,8 +82,7 @@ class GeoStep(WorkerStep):
       loss, weight = self._train_copies(batch, deduped, rows)
     except tf.errors.InvalidArgumentError as e:
       loss = weight = loss_where_refused(e)
-    if not np.isfinite(float(loss)):
-      raise not_finite(self._cfg, int(self._step_here.numpy()), batch)
+    check_finite(self._cfg, self._step_here, batch, float(loss))
     self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
     self._steps += 1
     if self._steps >= self._every:

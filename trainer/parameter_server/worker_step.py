@@ -28,7 +28,7 @@ from trainer.training.step import (
   StepFlags,
   average_local_state,
   batch_spec,
-  not_finite,
+  check_finite,
 )
 
 ROWS_SPEC = tf.TensorSpec([None]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)
@@ -232,8 +232,7 @@ class ServerStep(WorkerStep):
     )
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
     # Before anything is sent: the servers stay whole.
-    if not np.isfinite(float(loss)):
-      raise not_finite(self._cfg, int(self._step.numpy()), batch)
+    check_finite(self._cfg, self._step, batch, float(loss))
     push = Push(
       keys=deduped.unique.numpy(),
       shows=deduped.shows.numpy(),

@@ -165,20 +165,22 @@ def _as_tensor(flags: StepFlags) -> tf.Tensor:
   return to_tensor(np.array(flags, np.float32))
 
 
-def not_finite(cfg: config.Config, number: int, batch: SlotBatch) -> UserError:
-  """Returns what to raise where the loss of a step, or a gradient, is not finite.
+def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: float) -> None:
+  """Checks that the loss of a step and its gradients are finite, before anything of it is kept.
 
   Args:
     cfg: the job's config.
-    number: of the step.
-    batch: of tensors, that it was taken on.
-  Returns:
-    A UserError that names the likely cause.
+    step: int64 [], its number; read only where they are not, for that takes a third of a ms.
+    batch: of tensors, that it is taken on.
+    loss: as of trainer.training.dense_part.Gradients.
+  Raises:
+    UserError: naming the likely cause, where they are not.
   """
-  return UserError(
-    f'the loss or a gradient is not finite at step {number}: {_likely_cause(cfg, batch)}; the '
-    'checkpoints of before are whole'
-  )
+  if not np.isfinite(loss):
+    raise UserError(
+      f'the loss or a gradient is not finite at step {int(step.numpy())}: '
+      f'{_likely_cause(cfg, batch)}; the checkpoints of before are whole'
+    )
 
 
 def loss_where_refused(error: tf.errors.InvalidArgumentError) -> float:
@@ -285,8 +287,7 @@ class TrainStep(Step):
       counts = StepCounts(*counts.numpy())
     except tf.errors.InvalidArgumentError as e:
       counts = StepCounts(0, loss_where_refused(e), 0, 0, 0)
-    if not np.isfinite(counts.loss):
-      raise not_finite(self._cfg, self.steps, staged.batch)
+    check_finite(self._cfg, self._step, staged.batch, counts.loss)
     if self._routes:  # there are other ranks
       self.exchange_seconds += seconds_of(spans.numpy())
     return counts, routed

@@ -28,7 +28,6 @@ absl::Status WrongShape(const char* name, const tensorflow::TensorShape& found,
 class Kernel : public tensorflow::OpKernel {
  public:
   explicit Kernel(tensorflow::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("parts", &parts_));
     OP_REQUIRES_OK(c, c->GetAttr("transpose_b", &transpose_b_));
     OP_REQUIRES_OK(c, c->GetAttr("relu", &relu_));
     OP_REQUIRES(c, HasBfloat16Products(),
@@ -57,16 +56,26 @@ class Kernel : public tensorflow::OpKernel {
     return b.dim_size(transpose_b_ ? 0 : 1);
   }
 
-  // The gradient of the product, which is 0 where that was rectified.
-  absl::Status ReadGradient(const tensorflow::Tensor& grad, const tensorflow::Tensor& product,
-                            int64_t rows, int64_t columns, Matrix* of) {
-    const tensorflow::TensorShape wanted({rows, columns});
-    if (grad.shape() != wanted) return WrongShape("grad", grad.shape(), wanted.DebugString());
-    *of = Whole(grad);
+  // What both gradients are taken of.
+  struct Inputs {
+    tensorflow::OpInputList a;
+    const tensorflow::Tensor* b;
+    Matrix grad;  // of the product, which is 0 where that was rectified
+  };
+  absl::Status ReadInputs(tensorflow::OpKernelContext* c, Inputs* in) const {
+    const tensorflow::Tensor *product, *grad;
+    TF_RETURN_IF_ERROR(c->input_list("a", &in->a));
+    TF_RETURN_IF_ERROR(c->input("b", &in->b));
+    TF_RETURN_IF_ERROR(c->input("product", &product));
+    TF_RETURN_IF_ERROR(c->input("grad", &grad));
+    TF_RETURN_IF_ERROR(CheckFactors(in->a, *in->b));
+    const tensorflow::TensorShape wanted({in->a[0].dim_size(0), ProductColumns(*in->b)});
+    if (grad->shape() != wanted) return WrongShape("grad", grad->shape(), wanted.DebugString());
+    in->grad = Whole(*grad);
     if (!relu_) return absl::OkStatus();
-    if (product.shape() != wanted)
-      return WrongShape("product", product.shape(), wanted.DebugString());
-    of->gate = product.flat<float>().data();
+    if (product->shape() != wanted)
+      return WrongShape("product", product->shape(), wanted.DebugString());
+    in->grad.gate = product->flat<float>().data();
     return absl::OkStatus();
   }
 
@@ -79,9 +88,6 @@ class Kernel : public tensorflow::OpKernel {
   }
 
   bool transpose_b_, relu_;
-
- private:
-  int parts_;
 };
 
 // Room for packed factors.
@@ -148,34 +154,27 @@ class GradientOfAOp : public Kernel {
   using Kernel::Kernel;
 
   void Compute(tensorflow::OpKernelContext* c) override {
-    tensorflow::OpInputList a;
-    const tensorflow::Tensor *b, *product, *grad;
-    OP_REQUIRES_OK(c, c->input_list("a", &a));
-    OP_REQUIRES_OK(c, c->input("b", &b));
-    OP_REQUIRES_OK(c, c->input("product", &product));
-    OP_REQUIRES_OK(c, c->input("grad", &grad));
-    OP_REQUIRES_OK(c, CheckFactors(a, *b));
-    const int64_t rows = a[0].dim_size(0);
-    Matrix of_grad;
-    OP_REQUIRES_OK(c, ReadGradient(*grad, *product, rows, ProductColumns(*b), &of_grad));
+    Inputs in;
+    OP_REQUIRES_OK(c, ReadInputs(c, &in));
+    const int64_t rows = in.grad.rows;
     tensorflow::OpOutputList outputs;
     OP_REQUIRES_OK(c, c->output_list("a_grads", &outputs));
     const ParallelFor parallel_for = ParallelForOf(c);
     std::vector<Matrix> of_b;
     std::vector<Result> results;
     int64_t first = 0, size = 0;
-    for (int i = 0; i < a.size(); ++i) {
-      const int64_t columns = a[i].dim_size(1);
+    for (int i = 0; i < in.a.size(); ++i) {
+      const int64_t columns = in.a[i].dim_size(1);
       tensorflow::Tensor* output;
       OP_REQUIRES_OK(c, outputs.allocate(i, {rows, columns}, &output));
-      of_b.push_back(Transposed(RowsOf(*b, first, columns)));
+      of_b.push_back(Transposed(RowsOf(*in.b, first, columns)));
       results.push_back({output->flat<float>().data(), columns, columns});
       first += columns;
       size += PackedSize(of_b.back());
     }
     Room room;
     OP_REQUIRES_OK(c, room.Allocate(c, size));
-    Term term{of_grad, {}};
+    Term term{in.grad, {}};
     for (const Matrix& part : of_b) term.b.push_back(room.Take(part, parallel_for));
     Multiply({term}, rows, results, parallel_for);
   }
@@ -192,28 +191,21 @@ class GradientOfBOp : public Kernel {
   }
 
   void Compute(tensorflow::OpKernelContext* c) override {
-    tensorflow::OpInputList a;
-    const tensorflow::Tensor *b, *product, *grad;
-    OP_REQUIRES_OK(c, c->input_list("a", &a));
-    OP_REQUIRES_OK(c, c->input("b", &b));
-    OP_REQUIRES_OK(c, c->input("product", &product));
-    OP_REQUIRES_OK(c, c->input("grad", &grad));
-    OP_REQUIRES_OK(c, CheckFactors(a, *b));
-    const int64_t columns = ProductColumns(*b);
-    Matrix of_grad;
-    OP_REQUIRES_OK(c, ReadGradient(*grad, *product, a[0].dim_size(0), columns, &of_grad));
+    Inputs in;
+    OP_REQUIRES_OK(c, ReadInputs(c, &in));
+    const int64_t columns = in.grad.columns;
     tensorflow::Tensor *of_b, *of_bias;
-    OP_REQUIRES_OK(c, c->allocate_output(0, b->shape(), &of_b));
+    OP_REQUIRES_OK(c, c->allocate_output(0, in.b->shape(), &of_b));
     OP_REQUIRES_OK(c, c->allocate_output(1, {bias_ ? columns : 0}, &of_bias));
     const ParallelFor parallel_for = ParallelForOf(c);
     float* const to = of_b->flat<float>().data();
     int64_t first = 0;
     Room room;
     if (!transpose_b_) {  // its rows are those of aᵀ: the gradient is the right factor of all
-      OP_REQUIRES_OK(c, room.Allocate(c, PackedSize(of_grad)));
+      OP_REQUIRES_OK(c, room.Allocate(c, PackedSize(in.grad)));
       const int32_t* packed =
-          room.Take(of_grad, parallel_for, bias_ ? of_bias->flat<float>().data() : nullptr);
-      for (const tensorflow::Tensor& part : a) {
+          room.Take(in.grad, parallel_for, bias_ ? of_bias->flat<float>().data() : nullptr);
+      for (const tensorflow::Tensor& part : in.a) {
         const int64_t count = part.dim_size(1);
         Multiply({{Transposed(Whole(part)), {packed}}}, count,
                  {{to + first * columns, columns, columns}}, parallel_for);
@@ -222,13 +214,13 @@ class GradientOfBOp : public Kernel {
       return;
     }
     int64_t size = 0;
-    for (const tensorflow::Tensor& part : a) size += PackedSize(Whole(part));
+    for (const tensorflow::Tensor& part : in.a) size += PackedSize(Whole(part));
     OP_REQUIRES_OK(c, room.Allocate(c, size));
-    Term term{Transposed(of_grad), {}};
+    Term term{Transposed(in.grad), {}};
     std::vector<Result> results;
-    for (const tensorflow::Tensor& part : a) {
+    for (const tensorflow::Tensor& part : in.a) {
       term.b.push_back(room.Take(Whole(part), parallel_for));
-      results.push_back({to + first, part.dim_size(1), b->dim_size(1)});
+      results.push_back({to + first, part.dim_size(1), in.b->dim_size(1)});
       first += part.dim_size(1);
     }
     Multiply({term}, columns, results, parallel_for);

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
-from trainer.model.layers.product import product
 
 
 class Cross(tf.keras.layers.Layer):

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from ops.float32 import product
 from trainer.embedding.layer_inputs import History, LayerInputs, slot_vectors, vector_width
 from trainer.model.layers.dnn import DNN
-from trainer.model.layers.product import product
 
 
 class DIN(DNN):

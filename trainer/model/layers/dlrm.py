@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors
 from trainer.model.layers.dnn import DNN
-from trainer.model.layers.product import product
 
 
 class DLRM(DNN):

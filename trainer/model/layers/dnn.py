@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
 from trainer.model.layers.batch_norm import BatchNorm
-from trainer.model.layers.product import product
 
 
 class DNN(tf.keras.layers.Layer):

@@ -1,4 +1,4 @@
-"""Products with kernels, in float32."""
+"""Matrix products in float32, called as those in bfloat16 are."""
 
 from collections.abc import Sequence
 
@@ -27,5 +27,10 @@ def product(
   # and once backward.
   rows = tf.split(b, [part.shape[1] for part in parts], int(transpose_b))
   found = tf.add_n([tf.matmul(p, r, transpose_b=transpose_b) for p, r in zip(parts, rows)])
+  return finished(found, bias, relu)
+
+
+def finished(found: tf.Tensor, bias: tf.Tensor | None, relu: bool) -> tf.Tensor:
+  """Returns a product, [m, n], plus the bias; where `relu`, what of it is above 0."""
   found = found if bias is None else tf.nn.bias_add(found, bias)
   return tf.nn.relu(found) if relu else found
