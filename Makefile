@@ -32,7 +32,7 @@ ifneq ($(missing),)
 $(error $(missing))
 endif
 
-.PHONY: train data-demo data-flights test setup test-cc test-single test-parallel test-integration lint bench quality campaign campaign-short clean
+.PHONY: train data-demo data-flights test setup test-cc test-single test-parallel test-integration lint format bench quality campaign campaign-short clean
 
 # The demo, or another log that lies here or can be installed: make train DATA=flights.
 DATA ?= demo
@@ -109,10 +109,18 @@ test-parallel: setup | $(LOGS)
 test-integration: setup | $(LOGS)
 	timeout -k 10 1800 $(PY) -m pytest -n 2 --dist loadfile tests/integration 2>&1 | tee $(LOGS)/integration.log
 
+PAGES := $(filter-out docs/config.md,$(wildcard *.md docs/*.md docs/*/*.md examples/*/*.md))  # config.md is generated
+
 lint: setup
 	ruff format --check .
 	ruff check .
+	mdformat --check $(PAGES)
 	clang-format --dry-run -Werror $$(find ops tests/cc -name '*.h' -o -name '*.cc')
+
+format: setup
+	ruff format .
+	mdformat $(PAGES)
+	clang-format -i $$(find ops tests/cc -name '*.h' -o -name '*.cc')
 
 # --- measurements ---
 
