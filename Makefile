@@ -71,7 +71,7 @@ $(VENV)/.horovod: $(VENV)/.requirements | $(WHEELS)
 	touch $@
 
 # Folders are listed so that a source which is gone counts as a change.
-$(OPS): ops/build.py $(wildcard ops/cc/* ops/cc/*/*.cc ops/cc/*/*.h) $(VENV)/.horovod
+$(OPS): ops/build.py $(wildcard ops/cc/* ops/cc/*/*) $(VENV)/.horovod
 	$(PY) -m ops.build
 
 # ctr-train and the other commands, of this very tree.

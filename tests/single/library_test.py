@@ -1,6 +1,6 @@
 """The op library is the one of the sources beside it, or is refused."""
 
-import os
+import pathlib
 import subprocess
 import sys
 from unittest import mock
@@ -12,24 +12,17 @@ from ops import build, library
 
 class LibraryTest(tf.test.TestCase):
   def test_sources_are_told_apart(self):
-    root = self.get_temp_dir()
-    os.makedirs(f'{root}/ops/cc/data')
-
-    def write(name, text):
-      with open(f'{root}/ops/cc/data/{name}', 'w', encoding='utf-8') as f:
-        f.write(text)
-
+    root = pathlib.Path(self.get_temp_dir())
+    sources = root / 'ops' / 'cc' / 'data'
     with mock.patch.object(build, 'ROOT', root):
       self.assertIsNone(build.digest())
-      write('a.h', '')
-      write('a.cc', f'#include "{"/".join(("ops", "cc", "data", "a.h"))}"')
-      found = [build.digest(), build.digest()]
-      write('a.h', '// more')
-      found.append(build.digest())
-      write('b.cc', '')
-      found.append(build.digest())
-    self.assertEqual(found[0], found[1])
-    self.assertLen(set(found), 3)
+      sources.mkdir(parents=True)
+      digests = []
+      for name, text in (('a.h', ''), ('a.h', ''), ('a.h', '// more'), ('b.cc', '')):
+        (sources / name).write_text(text)
+        digests.append(build.digest())
+    self.assertEqual(digests[0], digests[1])
+    self.assertLen(set(digests), 3)
 
   def test_refuses_one_of_other_sources(self):
     library.load()
