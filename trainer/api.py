@@ -215,12 +215,13 @@ def train(
     heartbeat = stack.enter_context(Heartbeat(here, cfg.sync)) if here.size > 1 else None
     _start(cfg, here)
     from trainer.comm import horovod
+    from trainer.training import dense_dtype
     from trainer.training.job import Job
     from trainer.training.step import TrainStep
 
     cfg = source.for_its_log(tells=here.rank == 0)
     communicator = horovod.communicator(here, cfg.sync)
-    step = TrainStep(cfg, communicator)
+    step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     progress_made = heartbeat.progress if heartbeat else lambda: None
     job = Job(cfg, communicator, step, progress_made, init_from=init_from)
     if heartbeat:

@@ -1,17 +1,28 @@
 """Products in bfloat16 against NumPy, and training steps that multiply so."""
 
+import contextlib
+import io
 import itertools
+import pathlib
+import tempfile
+import threading
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 from ops import bfloat16, library
 from tests.support.steps import make_config
+from tests.support.threads import on_threads
+from trainer import api
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError
 from trainer.model.builder import build
+from trainer.training import dense_dtype
 
 WANTED = 'wants a processor with avx512_bf16'
+# What the measurement may find.
+FASTER, SLOWER = ({'float32': 1e-3, 'bfloat16': taken} for taken in (5e-4, 3e-3))
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -21,8 +32,6 @@ def rounded(x: np.ndarray) -> np.ndarray:
 class ProductTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
-    if not bfloat16.available():
-      self.skipTest(WANTED)
     self.random = np.random.default_rng(0)
 
   def matrix(self, *shape: int) -> np.ndarray:
@@ -56,12 +65,16 @@ class ProductTest(tf.test.TestCase):
 
   def test_product_and_gradients_round_their_factors_and_nothing_else(self):
     shapes = ((70, [101], 65), (1, [3], 1), (0, [4], 5), (5, [0], 4), (4, [3], 0))
-    for m, widths, n in (*shapes, (130, [64, 13], 200), (33, [1, 0, 6], 3), (7, [0, 0], 2)):
-      for turned, bias, relu in itertools.product((False, True), repeat=3):
-        if not (turned and bias):
-          self.check(m, widths, n, turned, bias, relu)
+    for here in {bfloat16.available(), False}:  # also as on a processor without the instruction
+      with mock.patch.object(bfloat16, 'available', return_value=here):
+        for m, widths, n in (*shapes, (130, [64, 13], 200), (33, [1, 0, 6], 3), (7, [0, 0], 2)):
+          for turned, bias, relu in itertools.product((False, True), repeat=3):
+            if not (turned and bias):
+              self.check(m, widths, n, turned, bias, relu)
 
   def test_shapes_that_do_not_fit_are_refused(self):
+    if not bfloat16.available():
+      self.skipTest(WANTED)
     for a, b in (((2, 3), (4, 5)), ((2,), (2, 3)), ((2, 3), (3, 4, 5))):
       with self.assertRaises((tf.errors.InvalidArgumentError, ValueError)):
         bfloat16.product(tf.zeros(a), tf.zeros(b))
@@ -129,6 +142,91 @@ class ModelTest(tf.test.TestCase):
   def test_a_model_without_such_layers_is_refused(self):
     with self.assertRaisesRegex(UserError, 'train.dense_dtype.*no layer of this model'):
       build(make_config({'model.interactions': ['linear', 'fm'], 'train.dense_dtype': 'bfloat16'}))
+
+
+class ChoiceTest(tf.test.TestCase):
+  """What a run multiplies in is measured once, and kept."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+
+  def chosen(self, seconds: dict[str, float], lacking: int | None = None) -> tuple[set, str]:
+    """Asks on 2 ranks.
+
+    Args:
+      seconds: what is measured.
+      lacking: the rank whose processor lacks the instruction.
+    Returns:
+      The answers, and what was told.
+    """
+    cfg = make_config({'train.dense_dtype': 'bfloat16', 'run_dir': self.folder})
+    rank, told = threading.local(), io.StringIO()
+
+    def choose(communicator):
+      rank.number = communicator.rank
+      return dense_dtype.chosen(cfg, communicator)
+
+    with (
+      mock.patch.object(bfloat16, 'seconds', return_value=seconds),
+      mock.patch.object(bfloat16, 'available', lambda: rank.number != lacking),
+      mock.patch.object(dense_dtype.logging, 'warning', told.write),
+      contextlib.redirect_stdout(told),
+    ):
+      return set(on_threads(2, choose)), told.getvalue()
+
+  def test_what_is_faster_is_chosen_and_kept(self):
+    for seconds, wanted in ((FASTER, 'bfloat16'), (SLOWER, 'float32')):
+      self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+      answers, told = self.chosen(seconds)
+      self.assertEqual(answers, {wanted})
+      milliseconds = f'{1000 * seconds["bfloat16"]:.2f} ms in bfloat16'
+      self.assertRegex(
+        told, f'^train.dense_dtype: .*1.00 ms in float32, {milliseconds}.* {wanted}$'
+      )
+      other = SLOWER if seconds is FASTER else FASTER
+      answers, told = self.chosen(other)
+      self.assertEqual(answers, {wanted})
+      self.assertRegex(told, f'^train.dense_dtype: the run goes on in {wanted}, as it began$')
+
+  def test_a_rank_without_the_instruction_decides_for_all_of_a_new_run(self):
+    answers, told = self.chosen(FASTER, lacking=1)
+    self.assertEqual(answers, {'float32'})
+    self.assertRegex(told, 'cannot multiply in .no avx512_bf16.; the run trains in float32$')
+    self.assertEqual(self.chosen(FASTER)[0], {'float32'})
+
+  def test_a_run_that_began_in_bfloat16_goes_on_so_without_the_instruction(self):
+    self.chosen(FASTER)
+    answers, told = self.chosen(FASTER, lacking=1)
+    self.assertEqual(answers, {'bfloat16'})
+    self.assertRegex(told, 'rounded to bfloat16 and multiplied in float32, which is slower')
+
+  def test_a_choice_that_is_damaged_is_refused(self):
+    pathlib.Path(self.folder, dense_dtype.FILE).write_text('float16')
+    answers, _ = self.chosen(FASTER)
+    for error in answers:
+      self.assertRegex(str(error), "dense_dtype: found 'float16'; wanted 'float32' or 'bfloat16'")
+
+  def test_a_run_multiplies_in_what_was_chosen(self):
+    log = pathlib.Path(self.folder, 'log.csv')
+    log.write_text('user,click\n' + '1,0\n2,1\n' * 20)
+    tree = {
+      'run_dir': f'{self.folder}/run',
+      'data': {'train': [str(log)], 'label': 'click', 'slots': [{'name': 'user'}]},
+      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      'train': {'dense_dtype': 'bfloat16', 'batch_size': 10},
+    }
+    with mock.patch.object(bfloat16, 'available', return_value=True):
+      with mock.patch.object(bfloat16, 'seconds', return_value=SLOWER):
+        with mock.patch.object(bfloat16, 'product', side_effect=AssertionError):
+          api.fit(tree)
+
+  def test_the_measurement_takes_little_and_finds_both(self):
+    if not bfloat16.available():
+      self.skipTest(WANTED)
+    found = bfloat16.seconds()
+    self.assertEqual(found.keys(), {'float32', 'bfloat16'})
+    self.assertAllGreater(list(found.values()), 0)
 
 
 if __name__ == '__main__':

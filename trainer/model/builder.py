@@ -201,10 +201,14 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
 class _Builder:
   """Makes the layers of a config, each tried out on an empty batch."""
 
-  def __init__(self, cfg: Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None):
+  def __init__(
+    self,
+    cfg: Config,
+    sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None,
+    dense_dtype: str | None,
+  ):
     self._cfg = cfg
-    # Where it is not available, the job says so.
-    in_bfloat16 = cfg.train.dense_dtype == 'bfloat16' and bfloat16.available()
+    in_bfloat16 = (dense_dtype or cfg.train.dense_dtype) == 'bfloat16'
     self._passed = {
       'sum_across_ranks': sum_across_ranks,
       'dense_linear': cfg.model.dense_linear,
@@ -270,17 +274,20 @@ def _check_dtype(cfg: Config, builder: _Builder) -> None:
 
 
 def build(
-  cfg: Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None
+  cfg: Config,
+  sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
+  dense_dtype: str | None = None,
 ) -> CTRModel | TaskModel:
   """Builds the model of a config, with all its variables.
 
   Args:
     cfg: the job's config.
     sum_across_ranks: of float32 [k], differentiable; for batch_norm 'sync'. None in one process.
+    dense_dtype: what training steps multiply in; None: `train.dense_dtype`.
   Raises:
     UserError: naming the interaction and the argument.
   """
-  model, builder = cfg.model, _Builder(cfg, sum_across_ranks)
+  model, builder = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype)
   interactions = [
     builder.interaction(one, f'model.interactions.{i}', str(i))
     for i, one in enumerate(model.interactions)

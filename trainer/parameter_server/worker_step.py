@@ -19,6 +19,7 @@ from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push, Servers
 from trainer.parameter_server.store import ServedStore
+from trainer.training import dense_dtype
 from trainer.training.dense_part import DensePart
 from trainer.training.step import (
   DEDUPED_SPEC,
@@ -53,7 +54,8 @@ class WorkerStep(Step):
   ):
     self._cfg, self.cluster, self._communicator = cfg, cluster, communicator
     self.in_lockstep = cfg.sync.mode == 'ps'
-    self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
+    multiplies_in = dense_dtype.chosen(cfg, communicator)
+    self.dense = DensePart(cfg, communicator.all_reduce_with_gradient, multiplies_in)
     self.servers = Servers(cfg, cluster, target, communicator, self.dense)
     self.store = ServedStore(self.servers, communicator)
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)

@@ -52,6 +52,7 @@ class DensePart:
   Args:
     cfg: the job's config.
     sum_across_ranks: float32 tensor -> its sum over ranks, differentiable; sync batch norm uses it.
+    dense_dtype: as of trainer.model.builder.build.
 
   Attributes:
     model: trainer.model.builder.CTRModel.
@@ -62,8 +63,13 @@ class DensePart:
     first_step: int64 variable, the steps that the schedule of the rates does not count.
   """
 
-  def __init__(self, cfg: config.Config, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None):
-    self.model = build(cfg, sum_across_ranks)
+  def __init__(
+    self,
+    cfg: config.Config,
+    sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None,
+    dense_dtype: str | None = None,
+  ):
+    self.model = build(cfg, sum_across_ranks, dense_dtype)
     self.embedding = Embedding(cfg, self.model.needs)
     self.metrics = Metrics(cfg)
     self.optimizer = dense_optimizer(cfg.train.dense_optimizer)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from ops import bfloat16
 from ops.sharding import shards_of
 from trainer import config, runtime
 from trainer.comm import horovod
@@ -103,11 +102,6 @@ class Job:
     Returns:
       Whether all was done; False where the job was asked to stop and its state was saved.
     """
-    if self.cfg.train.dense_dtype == 'bfloat16' and not bfloat16.available():
-      logging.warning(
-        'train.dense_dtype: found bfloat16, which this processor cannot multiply in (no '
-        'avx512_bf16); it trains in float32'
-      )
     train = self.cfg.train
     if train.dense_optimizer.kind == 'ftrl' and (train.plateau or train.schedule):
       logging.warning(

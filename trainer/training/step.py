@@ -243,13 +243,16 @@ class TrainStep(Step):
   Args:
     cfg: the job's config.
     communicator: how the ranks meet.
+    dense_dtype: as of trainer.model.builder.build.
   """
 
   in_lockstep = True
 
-  def __init__(self, cfg: config.Config, communicator: Communicator):
+  def __init__(
+    self, cfg: config.Config, communicator: Communicator, dense_dtype: str | None = None
+  ):
     self._cfg, self._communicator = cfg, communicator
-    self.dense = DensePart(cfg, communicator.all_reduce_with_gradient)
+    self.dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
     self.store = make_store(cfg, self.dense.embedding)
     self._spans = Spans()
     self._rows = rows_of(self.store, communicator, cfg, self._spans)

@@ -1,0 +1,78 @@
+"""What training steps multiply in where `train.dense_dtype` is bfloat16.
+
+Not every processor that multiplies in bfloat16 does it faster than in float32, so that a new run
+measures. Its choice is kept in the run_dir: what the run learns follows from it, and must not
+depend on the machine that a restart finds.
+"""
+
+import os
+
+from absl import logging
+
+from ops import bfloat16
+from trainer import files
+from trainer.comm.communicator import Communicator
+from trainer.config import Config
+from trainer.errors import UserError
+
+FILE = 'dense_dtype'  # in the run_dir
+
+
+def chosen(cfg: Config, communicator: Communicator) -> str:
+  """Returns float32 or bfloat16, the same on every process; every process calls it.
+
+  Args:
+    cfg: the config of a job that trains.
+    communicator: how the processes meet.
+  """
+  if cfg.train.dense_dtype == 'float32':
+    return 'float32'
+  everywhere = all(communicator.gather(bfloat16.available()))
+  path = os.path.join(cfg.run_dir, FILE)
+
+  def choose() -> str | None:
+    if communicator.rank:
+      return None
+    if os.path.exists(path):
+      return _kept(path, everywhere)
+    dtype = _measured() if everywhere else 'float32'
+    if not everywhere:
+      logging.warning(
+        'train.dense_dtype: found bfloat16, which a processor of this job cannot multiply in (no '
+        'avx512_bf16); the run trains in float32'
+      )
+    os.makedirs(cfg.run_dir, exist_ok=True)
+    files.write_synced(path + files.UNFINISHED, dtype.encode())
+    os.replace(path + files.UNFINISHED, path)
+    files.sync_directory(cfg.run_dir)
+    return dtype
+
+  return communicator.broadcast(communicator.together(f'cannot use {path}', choose))
+
+
+def _measured() -> str:
+  """Returns what multiplies faster on this machine, and tells it."""
+  seconds = bfloat16.seconds()
+  dtype = min(seconds, key=seconds.__getitem__)
+  told = ', '.join(f'{1000 * taken:.2f} ms in {name}' for name, taken in seconds.items())
+  print(f'train.dense_dtype: a layer takes {told}; the run trains in {dtype}', flush=True)
+  return dtype
+
+
+def _kept(path: str, everywhere: bool) -> str:
+  """Returns the choice of a run that goes on, and tells it."""
+  with open(path, encoding='utf-8', errors='replace') as f:
+    dtype = f.read()
+  if dtype not in ('float32', 'bfloat16'):
+    raise UserError(
+      f"{path}: found {dtype[:20]!r}; wanted 'float32' or 'bfloat16', what the run began with, or "
+      'no such file'
+    )
+  print(f'train.dense_dtype: the run goes on in {dtype}, as it began', flush=True)
+  if dtype == 'bfloat16' and not everywhere:
+    logging.warning(
+      'train.dense_dtype: the run began in bfloat16, which a processor of this job cannot multiply '
+      'in (no avx512_bf16): there factors are rounded to bfloat16 and multiplied in float32, which '
+      'is slower and gives the same but for the order of sums'
+    )
+  return dtype
