@@ -1,6 +1,6 @@
-"""How a process reaches rows: its own, or those that other ranks own, by all-to-all."""
+"""How a process reaches rows: its own directly, those of other ranks by all-to-all."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,59 +12,85 @@ from trainer.comm.spans import Spans
 from trainer.config import Config
 
 
+class Routed(NamedTuple):
+  """Which keys this rank sent to each owner, and which keys it received as an owner.
+
+  With one process nothing is sent, and () stands in its place.
+  """
+
+  sent: tf.Tensor  # int32 [N], keys that went to each owner
+  received: tf.Tensor  # int32 [N], keys that came from each rank
+  owned: Deduped  # of all keys that came here
+  weights: tf.Tensor  # float32 [N] or [N, T], of each rank's samples
+  samples: tf.Tensor  # int64 [N], how many each rank has
+
+
+class ShardedPull(NamedTuple):
+  """The rows of this rank's unique keys, with what `push` needs to send their gradients back."""
+
+  linear: tf.Tensor  # float32 [u]
+  factors: tf.Tensor  # float32 [offsets[u]]
+  offsets: tf.Tensor  # int32 [u + 1]
+  routed: Routed
+  owned: Rows  # of routed.owned
+
+
+Routing = Routed | tuple[()]
+
+
 class LocalRows:
-  """All rows are this process's own.
+  """Reads and updates rows that all lie in this process.
 
   Args:
     store: the rows (trainer.embedding.stores).
     cfg: the job's config.
 
   Attributes:
-    routed: the TensorSpecs of what `route` returns; () where keys need not travel.
+    routed: the TensorSpecs of what `route` returns; () with one process.
   """
 
-  routed: Any = ()
+  routed: Routing = ()
 
   def __init__(self, store: RowStore, cfg: Config):
     self._store = store
     self._scales_by_feature = cfg.sparse.gradient_scale == 'feature'
 
-  def route(self, deduped: Deduped, weight: tf.Tensor) -> Any:
-    """Sends keys to their owners where there are several, and the weight of samples to all ranks.
+  def route(self, deduped: Deduped, weight: tf.Tensor) -> Routing:
+    """Sends the keys of a batch to their owners, and the weight of its samples to all ranks.
 
-    It reads no rows, so that it may happen a batch ahead.
+    It reads no rows, so it can run while the batch before is still trained on.
 
     Args:
-      deduped: of this process's samples.
-      weight: float32 [B], theirs; of several tasks [B, T], as of each label.
+      deduped: the distinct keys of this process's samples.
+      weight: float32 [B], the weights of these samples; [B, T] with several tasks.
     Returns:
-      What `totals` and `pull` want of it.
+      The argument `routed` of `totals` and `pull`.
     """
     del deduped, weight
     return ()
 
-  def totals(self, weight: tf.Tensor, routed: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the weight of all ranks' samples, and how many samples lower ranks have.
+  def totals(self, weight: tf.Tensor, routed: Routing) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the weight of all ranks' samples, and the number of samples on lower ranks.
 
     Args:
       weight: as for `route`.
-      routed: what it returned.
+      routed: what `route` returned.
     Returns:
-      float32 [] or [T], int64 [].
+      float32 [] ([T] with several tasks), and int64 [].
     """
     del routed
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64)
 
-  def pull(self, deduped: Deduped, routed: Any, train: bool) -> Any:
-    """Reads rows; changes nothing.
+  def pull(self, deduped: Deduped, routed: Routing, train: bool) -> Rows | ShardedPull:
+    """Reads the rows of the unique keys and changes nothing.
 
     Args:
-      deduped: of this process's samples.
+      deduped: the distinct keys of this process's samples.
       routed: what `route` returned for them.
-      train: whether features that are new read the factors they will start with (admission none);
-        else they read 0.
+      train: with admission `none`, whether new features read the factors that they will start
+        with; otherwise they read 0.
     Returns:
-      The rows of the unique keys: `linear`, `factors` and `offsets` as of ops.row_store.Rows.
+      The rows; the fields `linear`, `factors` and `offsets` are those of ops.row_store.Rows.
     """
     del routed
     return self._store.pull(deduped.unique, train)
@@ -72,23 +98,23 @@ class LocalRows:
   def push(
     self,
     deduped: Deduped,
-    rows: Any,
+    rows: Rows | ShardedPull,
     linear_gradient: tf.Tensor,
     factors_gradient: tf.Tensor,
     scale: tf.Tensor,
     hyper: tf.Tensor,
     step: tf.Tensor,
   ) -> None:
-    """Updates rows, then counts shows and clicks and admits.
+    """Updates the rows, then adds their shows and clicks and admits features.
 
     Args:
-      deduped: of this process's samples.
+      deduped: the distinct keys of this process's samples.
       rows: what `pull` returned for them.
       linear_gradient: float32 [u], summed over this process's samples.
-      factors_gradient: float32, flat as rows.factors, likewise.
-      scale: float32 [], one over the global weight.
-      hyper: float32 [T, 2, H], of ops.row_optimizers.hyper.
-      step: int64 [], counted from 1.
+      factors_gradient: float32, in the places of rows.factors, likewise.
+      scale: float32 [], 1 / the weight of all ranks' samples.
+      hyper: float32 [T, 2, H], see ops.row_optimizers.hyper.
+      step: int64 [], the number of this step, from 1.
     """
     self._push_own(deduped, rows, linear_gradient, factors_gradient, scale, hyper, step)
 
@@ -103,7 +129,7 @@ class LocalRows:
     step: tf.Tensor,
   ) -> None:
     if self._scales_by_feature:
-      # A rare feature's step does not shrink as the batch, or the number of ranks, grows.
+      # A rare feature's step then does not shrink as the batch or the number of ranks grows.
       scale = 1 / tf.maximum(deduped.shows, 1)
     else:
       scale = tf.reshape(scale, [1])
@@ -120,46 +146,24 @@ class LocalRows:
     )
 
 
-class Routed(NamedTuple):
-  """Where the keys of this rank went, and which came here."""
-
-  sent: tf.Tensor  # int32 [N], keys that went to each owner
-  received: tf.Tensor  # int32 [N], keys that came from each rank
-  owned: Deduped  # of all keys that came here
-  weights: tf.Tensor  # float32 [N] or [N, T], of each rank's samples
-  samples: tf.Tensor  # int64 [N], how many each rank has
-
-
-class ShardedPull(NamedTuple):
-  """Rows of this rank's unique keys, and what the way back to their owners needs."""
-
-  linear: tf.Tensor  # float32 [u]
-  factors: tf.Tensor  # float32 [offsets[u]]
-  offsets: tf.Tensor  # int32 [u + 1]
-  routed: Routed
-  owned: Rows  # of routed.owned
-
-
 class ShardedRows(LocalRows):
-  """Rows are sharded over N ranks by the hash of their key.
+  """Reads and updates rows that lie on N ranks, each of which owns the keys that hash to it.
 
-  A step takes four all-to-alls: keys, the weights of samples, rows, and gradients.
-
-  Keys with their shows and clicks go to their owners, rows come back, and gradients go to the
-  owners, who sum them. What travels is one entry for each key that is unique on a rank. A feature
-  that has no factors yet costs no factors.
+  A step takes four all-to-alls. The keys with their shows and clicks go to their owners, the
+  weights of samples go to all ranks, the rows come back, and the gradients go to the owners, which
+  sum them. Each unique key of a rank travels once, and only admitted features have factors to send.
 
   Args:
     store: the rows that this rank owns.
-    communicator: of the ranks.
+    communicator: how the ranks meet.
     cfg: the job's config.
-    spans: is told how long a step waits for rows and gradients; keys travel beside other work.
+    spans: measures how long a step waits for rows and gradients.
   """
 
   def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config, spans: Spans):
     super().__init__(store, cfg)
     self._spans = spans
-    # Three exchanges: the next batch's keys may travel before or after this batch's rows.
+    # Each has an order of its own: the next batch's keys may travel before or after these rows.
     self._keys = communicator.row_exchange('keys')
     self._rows = communicator.row_exchange('rows')
     self._gradients = communicator.row_exchange('gradients')
@@ -175,7 +179,7 @@ class ShardedRows(LocalRows):
     )
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routed:
-    # Owners hold contiguous ranges of shards and keys are grouped by shard, so counts say it all.
+    # Keys are grouped by shard and owners hold neighbouring shards, so counts tell who gets what.
     sent = sharding.owner_counts(deduped.unique, self._size)
     (keys, shows, clicks), received = self._keys.all_to_all(
       [deduped.unique, deduped.shows, deduped.clicks], sent
@@ -222,7 +226,7 @@ class ShardedRows(LocalRows):
 
 
 def rows_of(store: RowStore, communicator: Communicator, cfg: Config, spans: Spans) -> LocalRows:
-  """Returns how this process reaches rows: alone, or as one of N ranks."""
+  """Returns the way to rows for one process, or for one of N ranks."""
   if communicator.size == 1:
     return LocalRows(store, cfg)
   return ShardedRows(store, communicator, cfg, spans)

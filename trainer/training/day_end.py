@@ -1,16 +1,16 @@
 """What happens to the embedding tables when a day is over."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from trainer.comm.communicator import Communicator
 from trainer.data.features import HASH_BITS
+from trainer.embedding.row_table import RowTable
 
 
-def table_counts(store: Any, communicator: Communicator) -> dict[str, int]:
-  """What the tables of all processes hold: features, admitted and table_bytes."""
+def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
+  """Returns the `features`, `admitted` and `table_bytes` of all processes together."""
   own = {
     'features': store.size(),
     'admitted': store.admitted_size(),
@@ -20,7 +20,9 @@ def table_counts(store: Any, communicator: Communicator) -> dict[str, int]:
   return {name: int(n) for name, n in total.items()}
 
 
-def end_day(store: Any, communicator: Communicator, slot_ids: Mapping[str, int]) -> dict[str, int]:
+def end_day(
+  store: RowTable, communicator: Communicator, slot_ids: Mapping[str, int]
+) -> dict[str, int]:
   """Decays shows and clicks, evicts features, then ages the others; every process calls it.
 
   All of it is state of the tables, which a checkpoint holds or does not hold as a whole: a job that

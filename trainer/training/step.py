@@ -14,7 +14,8 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.comm.spans import Spans, seconds_of
 from trainer.data.features import SlotBatch, empty_batch, weigh_labels
-from trainer.embedding.exchange import rows_of
+from trainer.embedding.exchange import Routing, rows_of
+from trainer.embedding.row_table import RowTable
 from trainer.embedding.stores import make_store
 from trainer.errors import UserError
 from trainer.training.dense_part import DensePart
@@ -68,7 +69,7 @@ class Step(abc.ABC):
 
   Attributes:
     dense: trainer.training.dense_part.DensePart.
-    store: the rows that this process answers for, with the verbs of the feature lifecycle.
+    store: the rows that this process answers for.
     in_lockstep: whether all processes take each step together.
     exchange_seconds: how long this process's steps so far have been exchanging rows, gradients and
       sums with other processes, and waiting for them.
@@ -76,7 +77,7 @@ class Step(abc.ABC):
 
   exchange_seconds = 0.0
   dense: DensePart
-  store: Any
+  store: RowTable
   in_lockstep: bool
 
   def stage(self, batch: SlotBatch) -> Staged:
@@ -85,13 +86,13 @@ class Step(abc.ABC):
     return Staged(batch, self.dense.embedding.dedupe(batch))
 
   @abc.abstractmethod
-  def route(self, staged: Staged) -> Any:
+  def route(self, staged: Staged) -> Routing:
     """Sends the keys of a batch to the owners of their rows; `train` wants what it returns."""
 
   @abc.abstractmethod
   def train(
-    self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
-  ) -> tuple[StepCounts, Any]:
+    self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags
+  ) -> tuple[StepCounts, Routing]:
     """Trains on this process's share of a step.
 
     Args:
@@ -273,12 +274,12 @@ class TrainStep(Step):
     )
     self._predict = traced(self._predict_graph, spec, DEDUPED_SPEC)
 
-  def route(self, staged: Staged) -> Any:
+  def route(self, staged: Staged) -> Routing:
     return self._route(staged.deduped, staged.batch.weight)
 
   def train(
-    self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
-  ) -> tuple[StepCounts, Any]:
+    self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags
+  ) -> tuple[StepCounts, Routing]:
     following = following or self._no_samples
     try:
       counts, routed, spans = self._train(
@@ -296,8 +297,8 @@ class TrainStep(Step):
     return counts, routed
 
   def _train_graph(
-    self, batch: SlotBatch, deduped: Deduped, routed: Any, following: Any, flags: tf.Tensor
-  ) -> tuple[tf.Tensor, Any, tf.Tensor]:
+    self, batch: SlotBatch, deduped: Deduped, routed: Routing, following: tuple, flags: tf.Tensor
+  ) -> tuple[tf.Tensor, Routing, tf.Tensor]:
     self._spans.taken()  # begins anew
     totals, lower_samples = self._rows.totals(batch.weight, routed)
     scale = 1 / tf.maximum(tf.reduce_max(totals), LEAST_WEIGHT)

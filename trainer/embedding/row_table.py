@@ -1,0 +1,46 @@
+"""The verbs of the tables that hold rows, wherever those lie."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ops.chunks import Chunk
+from ops.library import TensorLike
+from ops.policy import Policy
+from ops.row_store import Rows, TableSpec
+
+
+class RowTable(Protocol):
+  """The rows that a process answers for: its own row store or TFRA's, or those on all servers.
+
+  `ops.row_store.RowStore` describes each verb.
+
+  Attributes:
+    policy: the rules of the feature lifecycle.
+    tables: the layouts of rows.
+    slot_table: the table (its place in `tables`) of each slot id.
+  """
+
+  policy: Policy
+  tables: Sequence[TableSpec]
+  slot_table: Sequence[int]
+
+  # How much there is: int64 [], tensors or whole numbers.
+  def size(self) -> TensorLike: ...
+  def admitted_size(self) -> TensorLike: ...
+  def bytes(self) -> TensorLike: ...
+
+  # The end of a day.
+  def decay(self) -> None: ...
+  def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> TensorLike: ...
+  def age(self) -> None: ...
+
+  # Exports and checkpoints.
+  def catch_up(self, hyper: TensorLike, step: TensorLike) -> None: ...
+  def select(self, kind: str) -> TensorLike: ...
+  def pull(self, keys: TensorLike, train: bool) -> Rows: ...
+  def commit(self, kind: str, keys: TensorLike) -> None: ...
+  def export_state(self, *, shards: Iterable[int] | None = None) -> Iterator[Chunk]: ...
+  def import_state(self, source: Iterable[Chunk]) -> None: ...
+  def clear(self) -> None: ...
