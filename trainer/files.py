@@ -6,7 +6,6 @@ were.
 """
 
 import contextlib
-import errno
 import fcntl
 import io
 import json
@@ -59,21 +58,47 @@ def exclusive(path: str, patience: float | None = None) -> Iterator[TextIO]:
     yield f
 
 
-@contextlib.contextmanager
-def whole_file(path: str) -> Iterator[str]:
-  """The path to write a file at, which bears the name `path` once the `with` ends without an error.
-
-  A link is followed. What is no file, as /dev/stdout or a pipe, is written as it is.
+def _descriptor(path: str) -> int | None:
+  """Returns the descriptor of this process that a path names, as /dev/stdout and links to it name
+  1; None for any other path.
   """
-  target = os.path.realpath(path)
-  if os.path.exists(path) and not os.path.isfile(path):
-    if os.path.isdir(path):
-      raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    yield path
+  own = os.path.realpath('/proc/self/fd')
+  for _ in range(40):  # as many links as Linux follows
+    folder, name = os.path.split(path)
+    folder = os.path.realpath(folder)
+    if folder == own and name.isdigit():
+      return int(name)
+    path = os.path.join(folder, name)
+    if not os.path.islink(path):
+      return None
+    path = os.path.join(folder, os.readlink(path))
+  return None
+
+
+@contextlib.contextmanager
+def whole_file(path: str) -> Iterator[BinaryIO]:
+  """A file to write, which bears the name `path` once the `with` ends without an error.
+
+  A link is followed; a pipe or a device is written as it is. Where the path names a descriptor of
+  this process, as /dev/stdout does, that descriptor is written to: opening it anew would truncate
+  the file that a shell appends to with `>>`.
+  """
+  number = _descriptor(path)
+  if number is not None:
+    with os.fdopen(os.dup(number), 'wb') as f:
+      yield f
     return
+  if os.path.exists(path) and not os.path.isfile(path):
+    with open(path, 'wb') as f:
+      yield f
+    return
+  target = os.path.realpath(path)
   new = f'{target}.new{os.getpid()}'
   try:
-    yield new
+    with open(new, 'wb') as f:
+      yield f
+      f.flush()
+      os.fsync(f.fileno())
     os.replace(new, target)
   finally:
     with contextlib.suppress(OSError):

@@ -2,9 +2,9 @@
 
 It writes one probability a line, in input order; of several tasks one a column, with a comma
 between them, in the order of data.labels. With `--columns id,…` it writes CSV with these columns of
-the input beside the probability, or Parquet where FILE ends in .parquet. `--data -` reads standard
-input. Labels, weights and groups are not read. Under horovodrun the ranks share the work and the
-rows; rank 0 writes.
+the input beside the probability. FILE's suffix says the format: .txt, .csv or none as above, .tsv
+with tabs, .jsonl or .json as JSON lines, .parquet. `--data -` reads standard input. Labels, weights
+and groups are not read. Under horovodrun the ranks share the work and the rows; rank 0 writes.
 """
 
 import collections
@@ -44,7 +44,7 @@ def _from_standard_input(folder: str) -> str:
 
 @command_line.command
 def main() -> None:
-  from trainer.data.carried import beside, carried_columns, write_tables
+  from trainer.data import carried
   from trainer.data.prepared import is_prepared
   from trainer.files import whole_file
   from trainer.training.job import finished_job
@@ -55,7 +55,8 @@ def main() -> None:
       f'{"--data" if "-" in DATA.value else "--out"}: found -, which ranks do not share; wanted a '
       'file'
     )
-  as_parquet = OUT.value.endswith('.parquet')
+  suffix = carried.out_suffix(OUT.value)
+  is_text = suffix in carried.TEXT_DELIMITERS
   # A bad record ends it: dropped ones would shift the lines after them.
   overrides = [*SET.value, 'data.max_bad_share=0']
   with (
@@ -79,19 +80,16 @@ def main() -> None:
       return
 
     out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))
-    if COLUMNS.value or as_parquet:
-      carried = (
+    if is_text and not COLUMNS.value:
+      carried.write_lines(predicted, out, carried.TEXT_DELIMITERS[suffix])
+    else:
+      tables = (
         table
         for one in found
-        for table in carried_columns(cfg, one.path, COLUMNS.value, as_text=not as_parquet)
+        for table in carried.carried_columns(cfg, one.path, COLUMNS.value, as_text=is_text)
       )
-      tables = beside(carried if COLUMNS.value else None, predicted, names)
-      write_tables(tables, out, as_parquet)
-    else:
-      with open(out, 'w', encoding='ascii') as f:
-        for probabilities in predicted:
-          rows = probabilities.reshape(len(probabilities), -1)
-          f.writelines(','.join(f'{p:.9g}' for p in row) + '\n' for row in rows)
+      tables = carried.beside(tables if COLUMNS.value else None, predicted, names)
+      carried.write_tables(tables, out, suffix)
   if OUT.value != '-':
     count = sum(one.num_samples for one in prepared)
     print(f'{count:,} predictions in {OUT.value}', file=sys.stderr)

@@ -344,6 +344,52 @@ class CsvTest(PrepareTestCase):
       _, one = self.prepare(cfg, 'a,b,click\n' + '\n'.join(some) + '\n1,1,1\n')
       self.assertEqual(one.num_samples, 1 + sum(accepted[line] for line in some))
 
+  def test_repeated_header_lines_are_left_out(self):
+    rng = np.random.default_rng(2)
+    names = ['label, "x"', 'click', 'a', 'b', 'd']
+    header = '"label, ""x""",click,a,b,d'
+    variants = [header, header + '\r', '"label, ""x""","click","a",b,d']
+    for trial in range(40):
+      # A line with one name too few, or with other fields beside them, is no header.
+      rows = [f'n{i},{i % 2},{rng.integers(4)},b,1.5' for i in range(rng.integers(1, 30))]
+      if trial % 2:  # the block is read line by line
+        rows.insert(0, 'too,few')
+      if trial % 3 == 0:
+        rows += ['a,1,a,b,2', 'x,0,a,a,']
+      tree = {'slots': [{'name': 'a'}, {'name': 'b'}], 'max_bad_share': 0.9}
+      tree |= {} if trial % 3 else {'label_positive': '1'}
+      tree |= {'dense': [{'name': 'd'}]} if trial % 7 else {}  # which is read as numbers
+      tree |= {'columns': names} if trial % 5 == 0 else {}
+      cfg, labelled = make_config(tree), bool(trial % 4)
+      first = [] if trial % 10 == 0 else [header]
+      plain = self.write('plain.csv', '\n'.join(first + rows) + '\n')
+      wanted = prepare_pass(cfg, plain, self.path('plain'), labelled)
+      repeated, places = list(rows), sorted(rng.integers(1, len(rows) + 1, rng.integers(1, 9)))
+      for place in reversed(places):
+        repeated.insert(place, variants[rng.integers(len(variants))])
+      raw = self.write('repeated.csv', '\n'.join(first + repeated) + '\n')
+      with self.assertLogs('absl', 'WARNING') as logs:
+        meta = prepare_pass(cfg, raw, self.path('repeated'), labelled)
+      line = len(first) + places[0] + 1
+      told = f'{raw}:{line}: found the line of names again, {len(places)} times in the file'
+      self.assertIn(told, ' '.join(logs.output))
+      self.assertEqual(meta['bad']['records'], wanted['bad']['records'])
+      found, want = (
+        next(PreparedPass(self.path(name), cfg).batches(99)) for name in ('repeated', 'plain')
+      )
+      for a, b in zip(found, want):
+        self.assertAllEqual(a, b)
+
+  def test_files_that_were_put_together(self):
+    """Each file's byte-order mark stands before its line of names."""
+    cfg = make_config({'slots': [{'name': 'a'}], 'label_positive': 'yes'})
+    text = '\ufeffclick,a\nyes,1\nno,2\n'
+    _, one = self.prepare(cfg, text * 3)
+    self.assertAllEqual(next(one.batches(9)).label, [1, 0] * 3)
+    cfg = make_config({'slots': [{'name': 'click'}], 'label': 'a'})
+    raw = self.write('new.csv', '\ufeffclick\n1\n2\n' * 3)
+    self.assertEqual(prepare_pass(cfg, raw, self.path('new'), labelled=False)['samples'], 6)
+
   def test_a_long_quoted_field(self):
     cfg = make_config({'slots': [{'name': 'a'}], 'max_bad_share': 0.5})
     _, one = self.prepare(cfg, 'a,click\n"' + 'x' * 200_000 + '",1\nopen,"1\n')

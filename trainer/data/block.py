@@ -1,6 +1,6 @@
 """What the readers hand on: a run of raw records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,3 +23,4 @@ class Block(NamedTuple):
   lines: np.ndarray  # int64 [n], from 1: the line of a text file, the record of another
   text: Callable[[int], str]  # the raw record of row i
   malformed: list[Malformed]
+  repeated_headers: Sequence[int] = ()  # lines that repeat a text file's line of names

@@ -1,6 +1,9 @@
 """Columns of raw files that are carried beside predictions, and how both are written."""
 
+import json
+import os
 from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -65,18 +68,86 @@ def beside(
     yield table
 
 
-def write_tables(tables: Iterator[pa.Table], out: str, as_parquet: bool) -> None:
-  """Writes tables of one schema as CSV with a first line of names, or as Parquet."""
+# What the suffix of a file of predictions says; a file without one is text.
+TEXT_DELIMITERS = {'': ',', '.txt': ',', '.csv': ',', '.tsv': '\t'}
+JSON_SUFFIXES = ('.json', '.jsonl', '.ndjson')
+PARQUET_SUFFIXES = ('.parquet', '.pq')
+
+
+def out_suffix(path: str) -> str:
+  """Returns the suffix that says how predictions are written to a path.
+
+  A suffix that does not begin with a letter is part of a name, as in scores.2024-01-31.
+
+  Raises:
+    UserError: for a suffix of another format.
+  """
+  suffix = os.path.splitext(path)[1].lower()
+  known = [s for s in (*TEXT_DELIMITERS, *JSON_SUFFIXES, *PARQUET_SUFFIXES) if s]
+  if suffix in known:
+    return suffix
+  if suffix[1:2].isalpha():
+    raise UserError(f'--out: found {path}; wanted one of {", ".join(known)}, or no suffix')
+  return ''
+
+
+def write_lines(predictions: Iterator[np.ndarray], out: BinaryIO, delimiter: str) -> None:
+  """Writes predictions [B] or [B, T] as numbers alone, a line for each sample."""
+  for batch in predictions:
+    rows = batch.reshape(len(batch), -1)
+    out.writelines((delimiter.join(f'{p:.9g}' for p in row) + '\n').encode() for row in rows)
+
+
+class _JsonWriter:
+  """Writes tables as JSON lines, with the interface of Arrow's writers."""
+
+  def __init__(self, out: BinaryIO):
+    self._out = out
+
+  def write_table(self, table: pa.Table) -> None:
+    for row in table.to_pylist():
+      plain = {name: _plain_json(value) for name, value in row.items()}
+      self._out.write(json.dumps(plain, ensure_ascii=False, default=str).encode() + b'\n')
+
+  def close(self) -> None:
+    pass
+
+
+def _plain_json(value: Any) -> Any:
+  """A float32's digits only, and null for what is no finite number, which JSON lacks."""
+  if isinstance(value, (list, tuple)):  # of a list column, and the pairs of a map
+    return [_plain_json(v) for v in value]
+  if not isinstance(value, float):
+    return value
+  return float(f'{value:.9g}') if np.isfinite(value) else None
+
+
+def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
+  """Writes tables of one schema.
+
+  Args:
+    tables: the tables.
+    out: where to.
+    suffix: of `out_suffix`: Parquet, JSON lines, or delimited text with a first line of names.
+  """
   writer = None
   try:
     for table in tables:
       if writer is None:
-        make = pa.parquet.ParquetWriter if as_parquet else pa.csv.CSVWriter
-        writer = make(out, table.schema)
+        if suffix in PARQUET_SUFFIXES:
+          writer = pa.parquet.ParquetWriter(out, table.schema)
+        elif suffix in JSON_SUFFIXES:
+          writer = _JsonWriter(out)
+        else:
+          options = pa.csv.WriteOptions(delimiter=TEXT_DELIMITERS[suffix])
+          writer = pa.csv.CSVWriter(out, table.schema, write_options=options)
+        schema = table.schema
       try:
-        writer.write_table(table.cast(writer.schema) if as_parquet else table)
+        writer.write_table(table.cast(schema))
       except pa.ArrowException as e:
         raise UserError(f'--columns: their values change their type: {e}') from None
+      except UnicodeDecodeError:
+        raise UserError('--columns: found bytes that are no UTF-8; wanted --out as .csv') from None
   finally:
     if writer is not None:
       writer.close()

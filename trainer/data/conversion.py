@@ -104,16 +104,30 @@ def parsed_blocks(
     part: of files of these formats that can be read from the middle.
   """
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
+  headers: list[int] = []
+
+  def parsed(read: Callable[[], Block]) -> Parsed:
+    block = read()
+    headers.extend(block.repeated_headers)
+    return parse(cfg, block, labelled)
+
   try:
     waiting = collections.deque()
     for read in raw_blocks(cfg, file, wanted_columns(cfg, labelled), part):
-      waiting.append(pool.submit(lambda read=read: parse(cfg, read(), labelled)))
+      waiting.append(pool.submit(parsed, read))
       if len(waiting) > THREADS:
         yield waiting.popleft().result()
     while waiting:
       yield waiting.popleft().result()
   finally:
     pool.shutdown(cancel_futures=True)
+  if headers:
+    logging.warning(
+      '%s:%d: found the line of names again, %d times in the file; left out',
+      file.path,
+      min(headers),
+      len(headers),
+    )
 
 
 def _check(cfg: config.Config) -> None:

@@ -1,9 +1,12 @@
 """Delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
 
 A record is a line, ended by LF or CRLF (or the file's end); quoted fields ("a,b", "" for a quote)
-hold no line ends. Blank lines are skipped. Whether a line is accepted depends on that line alone.
+hold no line ends. Blank lines are skipped. So are lines that repeat the line of names, as files
+that were put together have them; the log tells of these. Whether a line is accepted depends on that
+line alone.
 """
 
+import codecs
 import contextlib
 import csv
 import functools
@@ -12,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from trainer import config
@@ -92,25 +96,59 @@ def _to_arrow(
   return columns, table.num_rows
 
 
+def _is_header(fields: Sequence[bytes], header: Sequence[bytes]) -> bool:
+  """Whether a line repeats the names of the columns; a byte-order mark may precede them."""
+  return fields[1:] == header[1:] and fields[:1] in ([header[0]], [codecs.BOM_UTF8 + header[0]])
+
+
+def _rows_like_header(
+  columns: dict[str, pa.Array], names: Sequence[str], header: Sequence[bytes]
+) -> list[int]:
+  """Returns the rows whose fields stand in the header too, in every column of `columns`."""
+  if not all(pa.types.is_binary(array.type) for array in columns.values()):
+    return []  # a column was read as numbers, which no name is
+  rows = None
+  for place in sorted(map(names.index, columns), reverse=True):
+    # The first column comes last: a byte-order mark may stand before its name.
+    like = pc.equal if place else pc.ends_with
+    array = columns[names[place]]
+    found = pc.indices_nonzero(like(array if rows is None else array.take(rows), header[place]))
+    rows = found if rows is None else rows.take(found)
+    if not len(rows):
+      break
+  return [] if rows is None else rows.to_pylist()
+
+
 def _block(
   path: str,
   raw: bytes,
   first_line: int,
   names: Sequence[str],
+  header: Sequence[bytes],
   wanted: Sequence[str],
   delimiter: bytes,
   num_lines: int,
   numbers: Collection[str],
 ) -> Block:
-  """Returns the Block of `raw`, `num_lines` lines that all end in LF, the first of which is line
-  `first_line` of the file. Columns of `numbers` may be float64, the others are binary.
+  """Returns the Block of some lines.
+
+  Args:
+    path: the file.
+    raw: the lines, which all end in LF.
+    first_line: the number of the first of them.
+    names: of the file's columns.
+    header: the fields of the line of names, as they stand in it.
+    wanted: the columns to read.
+    delimiter: between fields.
+    num_lines: how many lines there are.
+    numbers: those of `wanted` that may become float64; the others are binary.
   """
 
   def line_text(line: int) -> str:
     text = raw.split(b'\n', line - first_line + 1)[line - first_line]
     return text.removesuffix(b'\r').decode(errors='replace')
 
-  clean = raw
+  clean, repeated = raw, []
   if b'\r' in raw:
     clean = raw.replace(b'\r\n', b'\n')
   if b'\r' not in clean:
@@ -122,8 +160,15 @@ def _block(
         # An open quote swallows the end of its line. Nothing makes two rows of one line: where
         # their numbers agree, each row is a line.
         if rows == num_lines:
-          lines = first_line + np.arange(rows)
-          return Block(columns, lines, lambda i: line_text(first_line + i), [])
+          places = np.arange(rows)
+          if like := _rows_like_header(columns, names, header):
+            texts = clean.split(b'\n')
+            repeated = [i for i in like if _is_header(_fields(texts[i], delimiter) or [], header)]
+            places = np.delete(places, repeated)
+            columns = {name: array.take(pa.array(places)) for name, array in columns.items()}
+            repeated = (first_line + np.array(repeated, np.int64)).tolist()
+          lines = first_line + places
+          return Block(columns, lines, lambda i, lines=lines: line_text(lines[i]), [], repeated)
         break
   # A blank line, a malformed one, or an open quote: look at each line by itself.
   good, lines, malformed = [], [], []
@@ -132,7 +177,9 @@ def _block(
     if not line:
       continue
     fields = _fields(line, delimiter)
-    if fields is not None and len(fields) == len(names):
+    if fields is not None and _is_header(fields, header):
+      repeated.append(number)
+    elif fields is not None and len(fields) == len(names):
       good.append(line)
       lines.append(number)
     else:
@@ -149,7 +196,7 @@ def _block(
         'delimited text'
       )
   lines = np.array(lines, np.int64)
-  return Block(columns, lines, lambda i: line_text(lines[i]), malformed)
+  return Block(columns, lines, lambda i: line_text(lines[i]), malformed, repeated)
 
 
 def _is_no_name(text: str) -> bool:
@@ -227,27 +274,29 @@ def blocks(
   if not data.missing_values:  # whose texts are no numbers
     of_slots = {s.column or s.name for s in data.slots}
     numbers = {c for c, key in wanted.items() if key == 'data.dense'} - of_slots
+  fields: list[bytes] | None = None  # of the line of names, as they stand in it
   if names is not None:
     check_columns('data.columns', names, wanted)
+    fields = [name.encode() for name in names]
   raws = text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES, part)
   for raw in itertools.chain([_head(path)] if line < part.line else [], raws):
     if line == 1:
       end = raw.index(b'\n') + 1
       header = raw[:end].removesuffix(b'\n').removesuffix(b'\r')
-      fields = _fields(header, delimiter)
-      if fields is None and names is None:
+      found = _fields(header, delimiter)
+      if found is None and names is None:
         raise BadPass(
           f'{path}:1: found an open quote or a stray line end in the first line; wanted the names '
           'of the columns'
         )
-      first = [f.decode(errors='replace').strip() for f in fields or []]
+      first = [f.decode(errors='replace').strip() for f in found or []]
       if names is None or first == names:
         if names is None:
           _check_header(path, header, first, wanted, delimiter)
-        names, raw, line = first, raw[end:], max(2, part.line)
+        names, fields, raw, line = first, found, raw[end:], max(2, part.line)
     num_lines = raw.count(b'\n')
     if raw:
       yield functools.partial(
-        _block, path, raw, line, names, list(wanted), delimiter, num_lines, numbers
+        _block, path, raw, line, names, fields, list(wanted), delimiter, num_lines, numbers
       )
     line += num_lines
