@@ -549,7 +549,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
   def test_rows_in_bfloat16_take_half_the_room(self):
     """Numbers are those of the store, to the bit."""
     sizes, n, width = {}, 20_000, 32
-    keys = export._by_shard((1 << 52) + np.arange(n))
+    keys = export.by_shard((1 << 52) + np.arange(n))
     for dtype in ('float32', 'bfloat16'):
       spec = TableSpec('default', (Part('plain', width),), dtype=dtype)
       policy = Policy(admission_threshold=0.0)
@@ -559,7 +559,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       none, hyper = Rows(ids, offsets, None, None), row_optimizers.hyper([(rule, rule)])
       store.push(keys, none, one, one, one, [], [1.0], hyper, tf.constant(1, tf.int64))
       path = os.path.join(self.get_temp_dir(), f'{dtype}.parquet')
-      export._write_parquet(path, export.SCHEMA, export.row_tables(store, keys))
+      export.write_parquet(path, export.SCHEMA, export.row_tables(store, keys))
       sizes[dtype] = os.path.getsize(path)
       rows = store.pull(keys, train=False)
       read = chain.concatenate(list(chain.read_rows(path)))

@@ -304,8 +304,8 @@ class BatchNormTest(tf.test.TestCase):
   def layer(self, sum_across_ranks=None):
     layer = BatchNorm(sum_across_ranks)
     layer.build([None, 3])
-    layer._gamma.assign([1.0, 2.0, 0.5])
-    layer._beta.assign([0.0, -1.0, 3.0])
+    layer.gamma.assign([1.0, 2.0, 0.5])
+    layer.beta.assign([0.0, -1.0, 3.0])
     return layer
 
   def test_equals_the_textbook_and_its_gradient(self):
@@ -317,18 +317,18 @@ class BatchNormTest(tf.test.TestCase):
     grads = []
     for function in (
       lambda: layer(x, training=True),
-      lambda: self.reference(x, layer._gamma, layer._beta),
+      lambda: self.reference(x, layer.gamma, layer.beta),
     ):
       with tf.GradientTape() as tape:
         tape.watch(x)
         y = function()
-      grads.append((y, *tape.gradient(y, [x, layer._gamma, layer._beta], output_gradients=c)))
+      grads.append((y, *tape.gradient(y, [x, layer.gamma, layer.beta], output_gradients=c)))
     self.assertAllClose(*grads, rtol=1e-4, atol=1e-5)
-    self.assertAllClose(layer._mean, 0.1 * tf.reduce_mean(x, 0))
-    self.assertAllClose(layer._variance, 0.9 + 0.1 * tf.math.reduce_variance(x, 0))
+    self.assertAllClose(layer.moving_mean, 0.1 * tf.reduce_mean(x, 0))
+    self.assertAllClose(layer.moving_variance, 0.9 + 0.1 * tf.math.reduce_variance(x, 0))
     self.assertAllClose(
       layer(x),
-      (x - layer._mean) / tf.sqrt(layer._variance + 1e-5) * layer._gamma + layer._beta,
+      (x - layer.moving_mean) / tf.sqrt(layer.moving_variance + 1e-5) * layer.gamma + layer.beta,
       rtol=1e-4,
       atol=1e-5,
     )
@@ -343,7 +343,7 @@ class BatchNormTest(tf.test.TestCase):
     with tf.GradientTape() as tape:
       tape.watch(x)
       y = whole(x, training=True)
-    expected = tape.gradient(y, [x, whole._gamma, whole._beta], output_gradients=c)
+    expected = tape.gradient(y, [x, whole.gamma, whole.beta], output_gradients=c)
     parts, own = [slice(0, 6), slice(6, 9), slice(9, 9)], {}
 
     def run(rank, sums_of):
@@ -360,7 +360,7 @@ class BatchNormTest(tf.test.TestCase):
         out = layer(part, training=True)
       return (
         out,
-        tape.gradient(out, [part, layer._gamma, layer._beta], output_gradients=c[parts[rank]]),
+        tape.gradient(out, [part, layer.gamma, layer.beta], output_gradients=c[parts[rank]]),
         layer,
       )
 
@@ -384,8 +384,8 @@ class BatchNormTest(tf.test.TestCase):
     for i in (1, 2):
       self.assertAllClose(tf.add_n([g[i] for _, g, _ in ranks]), expected[i], rtol=1e-4, atol=1e-5)
     for _, _, layer in ranks:
-      self.assertAllClose(layer._mean, whole._mean)
-      self.assertAllClose(layer._variance, whole._variance)
+      self.assertAllClose(layer.moving_mean, whole.moving_mean)
+      self.assertAllClose(layer.moving_variance, whole.moving_variance)
 
   def test_a_batch_of_none_leaves_the_moving_statistics_alone(self):
     layer, x = self.layer(), tf.zeros([0, 3])
@@ -394,7 +394,7 @@ class BatchNormTest(tf.test.TestCase):
     with tf.GradientTape() as tape:
       tape.watch(x)
       y = tf.function(lambda: layer(x, training=True))()
-    gradients = tape.gradient(y, [x, layer._gamma, layer._beta])
+    gradients = tape.gradient(y, [x, layer.gamma, layer.beta])
     self.assertEqual(y.shape, [0, 3])
     self.assertAllEqual(gradients[1], tf.zeros([3]))
     self.assertAllEqual(gradients[2], tf.zeros([3]))

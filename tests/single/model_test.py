@@ -55,7 +55,7 @@ def present(embedded):
 class ModelTest(tf.test.TestCase):
   def test_logit_is_the_sum_of_interactions_and_bias(self):
     model, embedded = build(make_config(ALL)), batch(5)
-    model._bias.assign([0.25])
+    model.bias.assign([0.25])
     self.assertAllClose(
       model(embedded), sum(layer(embedded) for layer in model.interactions) + 0.25
     )

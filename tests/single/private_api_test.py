@@ -13,6 +13,7 @@ os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 import numpy as np
 import tensorflow as tf
 
+from ops import library
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
 from trainer.config import DenseOptimizer
@@ -66,10 +67,10 @@ class PrivateApiTest(tf.test.TestCase):
 
   def test_eager_resources_are_deleted_with_their_last_user(self):
     """tensorflow.python.ops.resource_variable_ops.EagerResourceDeleter, in ops/library.py."""
+    ops = library.load()
     table = FeatureLifecycle(Policy(), name='short-lived')
     handle = table.handle
-    self.assertEqual(int(table._ops.ctr_lifecycle_size(handle)), 0)
-    ops = table._ops
+    self.assertEqual(int(ops.ctr_lifecycle_size(handle)), 0)
     with tf.Graph().as_default():  # the garbage collector may run anywhere
       del table
       gc.collect()

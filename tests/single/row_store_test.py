@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from ops import packing, pooling, row_optimizers, row_store, sharding
+from ops import library, packing, pooling, row_optimizers, row_store, sharding
 from ops.dedupe import dedupe
 from ops.policy import Policy
 from ops.row_store import Part, RowStore, TableSpec
@@ -530,7 +530,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
       ('step', 0, 'step'),
       ('step', 2**31, 'step'),
     ]
-    push = store._ops.ctr_row_store_push
+    push = library.load().ctr_row_store_push
     for name, value, message in cases:
       with self.assertRaisesRegex(
         tf.errors.InvalidArgumentError, message or '', msg=f'{name} {value}'
@@ -545,7 +545,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
       from ops.feature_lifecycle import FeatureLifecycle
 
       table = FeatureLifecycle()
-      store._ops.ctr_row_store_pull(table.handle, [1], train=True)
+      library.load().ctr_row_store_pull(table.handle, [1], train=True)
 
   def test_hostile_construction(self):
     good = dict(tables=make_tables(), slot_table=SLOT_TABLE)

@@ -273,7 +273,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     def work(step, communicator, fails):
       del communicator
       servers, run = step.servers, step.servers.session.run
-      servers._patience = 1
+      servers.patience = 1
       with servers._graph.as_default(), tf.device('/job:ps/task:0'):
         never = tf.compat.v1.FIFOQueue(1, [tf.float32]).dequeue()
       fail = {

@@ -83,7 +83,7 @@ class WarmStartTest(tf.test.TestCase):
     )
     self.assertEqual(fates['layer dnn 0'], 'partly')
     self.assertEqual(fates['layer fwfm 0'], 'fresh')
-    other._lock.release()
+    other.lock.release()
     self.make_job(
       ['query', 'item'], hidden=12, interactions=('fm', 'fwfm', 'linear'), passes=('a', 'b')
     ).run()
@@ -95,7 +95,7 @@ class WarmStartTest(tf.test.TestCase):
     other.open_run()
     self.assertEqual(self.rows(other), self.rows(first))
     self.assertAllEqual(self.kernel(other)[8:], self.kernel(first))
-    other._lock.release()
+    other.lock.release()
 
   def test_rates_thresholds_and_the_batch_may_change(self):
     self.make_job(['user', 'item']).run()
@@ -142,7 +142,7 @@ class WarmStartTest(tf.test.TestCase):
       if linear != 'adagrad':
         told = f'table default, linear adagrad to {linear}'
         self.assertEqual(fates[told], 'weights taken over')
-      other._lock.release()
+      other.lock.release()
       self.make_job(['user', 'item'], init_from=f'{self.folder}/run', table=table).run()
       shutil.rmtree(f'{self.folder}/new')
 
@@ -160,7 +160,7 @@ class WarmStartTest(tf.test.TestCase):
       self.assertAllEqual(factors, tf.cast(tf.cast(row[2], tf.bfloat16), tf.float32))
       self.assertEqual(after[key][:2], row[:2])
     self.assertEqual(dict(other.state.taken)['table default, float32 to bfloat16'], 'rounded')
-    other._lock.release()
+    other.lock.release()
     self.make_job(['user', 'item'], init_from=f'{self.folder}/run', **halved).run()
     back = self.make_job(
       ['user', 'item'], init_from=f'{self.folder}/new', run_dir=f'{self.folder}/back'
@@ -171,8 +171,8 @@ class WarmStartTest(tf.test.TestCase):
     for key, row in self.rows(halves).items():
       wide = row_store.to_float32(np.array(row[2], np.uint16))
       self.assertAllEqual(self.rows(back)[key][2], wide)
-    back._lock.release()
-    halves._lock.release()
+    back.lock.release()
+    halves.lock.release()
 
   def test_the_same_layout_is_taken_bit_by_bit(self):
     """State too: a table whose optimizer stays is as it was beside one that changes."""
@@ -183,7 +183,7 @@ class WarmStartTest(tf.test.TestCase):
     other.open_run()
     for key, row in self.rows(first).items():
       self.assertEqual(self.rows(other)[key][2], row[2], 'factors and their state')
-    other._lock.release()
+    other.lock.release()
 
   def test_a_new_run_from_another(self):
     first = self.make_job(['user', 'item'])
@@ -192,7 +192,7 @@ class WarmStartTest(tf.test.TestCase):
     other.open_run()
     self.assertEqual(self.rows(other), self.rows(first))
     self.assertEqual((other.progress.done, other.progress.examples), (0, 0))
-    other._lock.release()
+    other.lock.release()
     self.make_job(['user', 'item', 'query'], init_from=f'{self.folder}/run', passes=('b',)).run()
     with self.assertRaisesRegex(UserError, '--init_from .*: no finished checkpoint there'):
       self.make_job(['user'], init_from=self.folder, run_dir=f'{self.folder}/third').run()

@@ -72,13 +72,13 @@ class CTRModel(tf.keras.Model):
     self.needs = frozenset().union(*(layer.needs for layer in interactions))
     self._predicts_clicks = loss != 'squared_error'
     self._logit_shift = math.log(negative_sampling_rate)
-    self._bias = self.add_weight('bias', [1], initializer='zeros')
+    self.bias = self.add_weight('bias', [1], initializer='zeros')
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the logits, float32 [B, 1]."""
     # Layers read widths off static shapes, and readers of files may leave this one open.
     inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
-    return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self._bias
+    return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self.bias
 
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
     """Returns the probabilities of a click; for squared error, the logits themselves.

@@ -29,7 +29,7 @@ class AsynchronousJob(Job):
       super().open_run()
       return
     state = self.communicator.enter()
-    self._lock.id = state['lock']
+    self.lock.id = state['lock']
     self.state.ledger = Ledger(state['ledger'])
     self.state.progress = Progress(**state['progress'])
     self.step.load_local_state(state['local'])
@@ -51,7 +51,7 @@ class AsynchronousJob(Job):
         'progress': started,
         'ledger': self.state.ledger.state(),
         'local': self.step.local_state(),
-        'lock': self._lock.id,
+        'lock': self.lock.id,
       }
       self.communicator.open_pass(
         slices, progress.batch * slices, total, cfg.checkpoint.every_steps, state
@@ -80,10 +80,10 @@ class AsynchronousJob(Job):
     """
     is_first = self.communicator.rank == 0
     if self._reports != is_first and not is_first:
-      self._lock.leave()
+      self.lock.leave()
     self.communicator.together(
       f'cannot use run_dir {self.cfg.run_dir}',
-      lambda: self._lock.follow(self._lock.id) if is_first and not self._reports else None,
+      lambda: self.lock.follow(self.lock.id) if is_first and not self._reports else None,
     )
     if self._reports != is_first:
       self._reports = is_first

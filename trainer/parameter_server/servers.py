@@ -110,6 +110,7 @@ class Servers:
     stores: of rows, by server; they belong to the graph.
     bytes: sent and received by this worker's steps so far.
     session: runs the graph.
+    patience: seconds after which a server that does not answer is lost.
   """
 
   def __init__(
@@ -126,7 +127,7 @@ class Servers:
     self.bytes = 0
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._in_lockstep = cfg.sync.mode == 'ps'
-    self._patience = cfg.sync.lost_peer_seconds
+    self.patience = cfg.sync.lost_peer_seconds
     self._lock = threading.RLock()  # guards the graph
     self._graph = tf.Graph()
     self._remote_graphs: dict[tuple[int, Any, str], tuple[Any, list[tf.Tensor]]] = {}
@@ -397,7 +398,7 @@ class Servers:
     if self._in_lockstep:
       return self._push(*arrays)
     try:
-      return self._push(*arrays, options=_within(self._patience))
+      return self._push(*arrays, options=_within(self.patience))
     except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as e:
       if isinstance(e, tf.errors.AbortedError) and not refused_as_duplicate(e):
         raise
@@ -408,7 +409,7 @@ class Servers:
 
   def _read(self, run: Callable[..., Any]) -> Any:
     """Runs what only reads, again where it was refused or is not answered."""
-    seconds = self._patience
+    seconds = self.patience
     while True:
       try:
         return run(options=_within(seconds))

@@ -113,11 +113,11 @@ class _Part(NamedTuple):
   slots: dict[str, int] = {}  # rows by slot id
 
 
-def _by_shard(keys: np.ndarray) -> np.ndarray:
+def by_shard(keys: np.ndarray) -> np.ndarray:
   return keys[np.lexsort((keys, shard_of(keys)))]
 
 
-def _write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
+def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
   """Writes a Parquet file and waits until it is on the disk. Returns: the CRC-32 of its keys."""
   crc = 0
   with open(path, 'wb') as f:
@@ -190,7 +190,7 @@ def _select(store: Any, kind: str, plan: _Plan, shards: range) -> _Selection:
   if kind == 'dense_model':
     return _Selection(np.zeros([0], np.int64), None, {})
   if kind == 'saved_model':
-    return _Selection(_by_shard(np.asarray(store.select('all'))), None, {})
+    return _Selection(by_shard(np.asarray(store.select('all'))), None, {})
   base = np.asarray(store.select('base'))
   delta = base[:0]
   if kind == 'delta' and not plan.unchanged:
@@ -201,10 +201,10 @@ def _select(store: Any, kind: str, plan: _Plan, shards: range) -> _Selection:
     base, delta = np.intersect1d(base, written), np.intersect1d(delta, written)
   elif kind == 'delta':
     live = chain.live_keys(map(chain.RowExport, plan.chain), shards)
-    tombstones = _by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
+    tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
     base = np.setdiff1d(base, live, assume_unique=True)
   commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
-  return _Selection(_by_shard(np.union1d(base, delta)), tombstones, commits)
+  return _Selection(by_shard(np.union1d(base, delta)), tombstones, commits)
 
 
 def _write_part(
@@ -215,7 +215,7 @@ def _write_part(
 
   def write_file(content: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
     name = part_name(content, communicator.rank, communicator.size)
-    crc[name] = _write_parquet(os.path.join(unfinished, name), schema, tables)
+    crc[name] = write_parquet(os.path.join(unfinished, name), schema, tables)
 
   write_file('rows', SCHEMA, row_tables(store, selection.rows))
   tombstones = selection.tombstones

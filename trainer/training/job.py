@@ -61,6 +61,7 @@ class Job:
     stream: which pass comes next.
     inputs: gives each process its share of the passes.
     evaluation: scores passes.
+    lock: keeps other jobs off the run_dir from `open_run` on.
   """
 
   def __init__(
@@ -86,7 +87,7 @@ class Job:
     self._save_is_due = False
     self._marker: str | None = None  # of the pass that was trained last
     self._evaluated: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
-    self._lock = RunLock(cfg.run_dir)
+    self.lock = RunLock(cfg.run_dir)
     self._clock = Stopwatch()
     self._events = EventLog('', active=False)
     self._live = LiveLine(active=False)
@@ -114,7 +115,7 @@ class Job:
       return self._run()
     finally:
       self.inputs.stop()
-      self._lock.release()
+      self.lock.release()
 
   def _run(self) -> bool:
     cfg = self.cfg
@@ -165,12 +166,12 @@ class Job:
     def open_here() -> None:
       if is_first:
         os.makedirs(self.cfg.run_dir, exist_ok=True)
-        self._lock.acquire()
+        self.lock.acquire()
         open_run_dir(self.cfg)
         self.inputs.remove_unfinished()
 
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
-    self._lock.id = self.communicator.broadcast(self._lock.id)
+    self.lock.id = self.communicator.broadcast(self.lock.id)
     resumed = self.state.restore()
     if not resumed and self._init_from:
       self.state.start_from(self._init_from)
@@ -213,7 +214,7 @@ class Job:
 
   def save(self) -> None:
     """Writes a checkpoint; every process calls it."""
-    self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', self._lock.check)
+    self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', self.lock.check)
     started = time.monotonic()
     with self._clock.of('save'):
       self.state.save(self._events.position)

@@ -37,10 +37,10 @@ class BatchNorm(tf.keras.layers.Layer):
 
   def build(self, shape: tf.TensorShape) -> None:
     columns = shape[1:]
-    self._gamma = self.add_weight('gamma', columns, initializer='ones')
-    self._beta = self.add_weight('beta', columns, initializer='zeros')
-    self._mean = self.add_weight('moving_mean', columns, initializer='zeros', trainable=False)
-    self._variance = self.add_weight(
+    self.gamma = self.add_weight('gamma', columns, initializer='ones')
+    self.beta = self.add_weight('beta', columns, initializer='zeros')
+    self.moving_mean = self.add_weight('moving_mean', columns, initializer='zeros', trainable=False)
+    self.moving_variance = self.add_weight(
       'moving_variance', columns, initializer='ones', trainable=False
     )
     self.built = True
@@ -49,15 +49,15 @@ class BatchNorm(tf.keras.layers.Layer):
     """Returns float32 [B, H] for float32 [B, H]."""
     if not training:
       return tf.nn.batch_normalization(
-        x, self._mean, self._variance, self._beta, self._gamma, self._epsilon
+        x, self.moving_mean, self.moving_variance, self.beta, self.gamma, self._epsilon
       )
     y, mean, variance, count = self._normalise(
-      x, tf.convert_to_tensor(self._gamma), tf.convert_to_tensor(self._beta)
+      x, tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
     )
     rate = tf.where(count > 0, 1 - self._momentum, 0.0)
     updates = [
-      self._mean.assign_sub(rate * (self._mean - mean)),
-      self._variance.assign_sub(rate * (self._variance - variance)),
+      self.moving_mean.assign_sub(rate * (self.moving_mean - mean)),
+      self.moving_variance.assign_sub(rate * (self.moving_variance - variance)),
     ]
     with tf.control_dependencies(updates):
       return tf.identity(y)
