@@ -1,14 +1,14 @@
 """Chunks of an exported feature table: how they are checked, and the .npz file that holds them.
 
-A chunk is a dict of columns, all of one logical shard: `COLUMNS`, `shard` and `checksum`, and what
-a row store adds to them.
+A chunk is a dict of columns, in the order of logical shards: `COLUMNS`, and a `checksum` or what a
+row store adds to them.
 """
 
 import os
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,8 +29,8 @@ Chunk = Mapping[str, np.ndarray]
 
 
 def checksum(chunk: Chunk) -> int:
-  """Returns the CRC-32 of a chunk's shard, number of features and `COLUMNS`."""
-  crc = zlib.crc32(f'{int(chunk["shard"])} {len(chunk["key"])}'.encode())
+  """Returns the CRC-32 of a chunk's number of features and `COLUMNS`."""
+  crc = zlib.crc32(str(len(chunk['key'])).encode())
   for name in COLUMNS:
     crc = zlib.crc32(np.ascontiguousarray(chunk[name]).view(np.uint8), crc)
   return crc
@@ -48,7 +48,7 @@ def check(where: str, chunk: Any) -> None:
 
   if not hasattr(chunk, 'keys'):
     fail(f'found {type(chunk).__name__}; wanted a dict of columns')
-  for name in [*COLUMNS, 'shard', 'checksum']:
+  for name in [*COLUMNS, 'checksum']:
     if name not in chunk:
       fail(f'{name}: found nothing; wanted a column')
   for name, dtype in COLUMNS.items():
@@ -63,6 +63,26 @@ def check(where: str, chunk: Any) -> None:
   found, wanted = checksum(chunk), int(chunk['checksum'])
   if found != wanted:
     fail(f'checksum: found {found} of the columns; wanted {wanted}, which was written with them')
+
+
+def select(
+  chunk: Chunk, kept: np.ndarray, table_slots: Mapping[str, Collection[int]]
+) -> dict[str, np.ndarray]:
+  """Returns some features of a row store's chunk.
+
+  Args:
+    chunk: whose column `factors_NAME` has rows of the admitted features of table NAME alone.
+    kept: bool [n], which features.
+    table_slots: the slot ids of each table.
+  """
+  found = {}
+  for name, column in chunk.items():
+    if name.startswith('factors_'):
+      of_table = np.isin(chunk['slot'], list(table_slots[name.removeprefix('factors_')]))
+      found[name] = column[kept[chunk['admitted'] & of_table]]
+    else:
+      found[name] = column[kept]
+  return found
 
 
 def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:

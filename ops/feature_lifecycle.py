@@ -292,39 +292,36 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_bytes(self.handle)
 
   def export_state(
-    self, path: str | os.PathLike | None = None, shards: Iterable[int] | None = None
+    self, path: str | os.PathLike | None = None, shards: range = range(SHARDS)
   ) -> Iterator[dict[str, np.ndarray]] | int:
     """Exports everything that the table holds, without loss. Eager only.
 
     Args:
       path: an `.npz` file to write (under a temporary name, synced, renamed).
-      shards: logical shards to export. None: all 256.
+      shards: logical shards to export.
 
     Returns:
       A generator of chunks (ops/chunks.py), each of at most 65536 features and about 16 MiB; with
       `path`, the number of features.
     """
-    found = self._chunks(range(SHARDS) if shards is None else shards)
+    found = self._chunks(shards)
     return found if path is None else chunks.write(path, found)
 
   def _row_floats(self) -> int:
     """Returns how many floats the widest feature has beside its lifecycle fields."""
     return 0
 
-  def _chunks(self, shards: Iterable[int]) -> Iterator[dict[str, np.ndarray]]:
+  def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
     most = max(1, min(CHUNK_FEATURES, CHUNK_BYTES // (64 + 4 * self._row_floats())))
-    for shard in shards:
-      begin = 0
-      while begin >= 0:
-        columns = self._ops.ctr_lifecycle_export(
-          self.handle, np.int32(shard), np.int64(begin), np.int64(most)
-        )._asdict()
-        begin = int(columns.pop('next'))
-        chunk = {name: column.numpy() for name, column in columns.items()}
-        if len(chunk['key']):
-          chunk['shard'] = np.int64(shard)
-          chunk['checksum'] = np.int64(chunks.checksum(chunk))
-          yield chunk
+    shard, place = shards.start, 0
+    while shard < shards.stop:
+      span = np.array([shard, place, shards.stop, most])
+      columns = self._ops.ctr_lifecycle_export(self.handle, span)._asdict()
+      shard, place = columns.pop('next').numpy().tolist()
+      chunk = {name: column.numpy() for name, column in columns.items()}
+      if len(chunk['key']):
+        chunk['checksum'] = np.int64(chunks.checksum(chunk))
+        yield chunk
 
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True

@@ -26,6 +26,7 @@ from ops.feature_lifecycle import FeatureLifecycle
 from ops.library import TensorLike, load
 from ops.policy import Policy
 from ops.row_optimizers import state_floats
+from ops.sharding import shard_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +236,7 @@ class RowStore(FeatureLifecycle):
   def _row_floats(self) -> int:
     return max(t.floats for t in self.tables)
 
-  def _chunks(self, shards: Iterable[int]) -> Iterator[dict[str, np.ndarray]]:
+  def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
     """Yields chunks with the lifecycle's columns [n] and these:
 
     `linear` float32 [n, 1 + k], weight, then state; `last_step` int32 [n]; of each table that has
@@ -249,6 +250,16 @@ class RowStore(FeatureLifecycle):
       columns = {name: chunk[name] for name in chunks.COLUMNS}
       rows = {f'factors_{t.name}': rows.numpy() for t, rows in zip(self.tables, factors) if t.width}
       yield columns | {'linear': linear.numpy(), 'last_step': last_step.numpy()} | rows
+
+  def within(self, chunk: chunks.Chunk, shards: range) -> chunks.Chunk:
+    """Returns the features of a chunk that are of some logical shards."""
+    shard = shard_of(chunk['key'])
+    kept = (shard >= shards.start) & (shard < shards.stop)
+    if kept.all():
+      return chunk
+    slots = np.array(self.slot_table)
+    table_slots = {t.name: np.flatnonzero(slots == i) for i, t in enumerate(self.tables)}
+    return chunks.select(chunk, kept, table_slots)
 
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True

@@ -1289,7 +1289,8 @@ def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
 
 def dump(cfg: Config) -> str:
   """The resolved config as YAML text; `load` reads it back to an equal config."""
-  return yaml.safe_dump(cfg.model_dump(), sort_keys=False, allow_unicode=True)
+  dumper = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)  # the C library's is 10 times faster
+  return yaml.dump(cfg.model_dump(), Dumper=dumper, sort_keys=False, allow_unicode=True)
 
 
 def columns_wanted(cfg: Config, path: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
+from ops import chunks as chunks_of_features
 from ops import row_optimizers
 from ops.dedupe import dedupe
 from ops.policy import Policy
@@ -28,10 +29,11 @@ from trainer.errors import UserError
 from trainer.storage import checkpoint
 
 WIDTH = {'small': 4, 'wide': 6}  # floats of an admitted row in each table, optimizer state included
+TABLE_SLOTS = {'small': [1, 3], 'narrow': [1, 3], 'wide': [2]}
 
 
 class Store:
-  """Columns in memory, a chunk of at most 7 rows of one shard at a time.
+  """Columns in memory, a chunk of at most 7 rows at a time.
 
   Imports add, as parameter servers' do.
   """
@@ -41,6 +43,11 @@ class Store:
 
   def export_state(self):
     return iter(self.chunks)
+
+  def within(self, chunk, shards):
+    shard = shard_of(chunk['key'])
+    kept = (shard >= shards.start) & (shard < shards.stop)
+    return chunks_of_features.select(chunk, kept, TABLE_SLOTS)
 
   def import_state(self, chunks):
     for chunk in chunks:
@@ -58,7 +65,7 @@ class Store:
         row = [
           column[i].tobytes()
           for name, column in sorted(c.items())
-          if column.ndim and not name.startswith('factors')
+          if not name.startswith('factors')
         ]
         table = 'wide' if c['slot'][i] == 2 else 'small' if 'factors_small' in c else 'narrow'
         if c['admitted'][i]:
@@ -69,44 +76,42 @@ class Store:
     return out
 
 
-def make_chunks(n, rng, shards=range(256)):
+def make_chunks(n, rng):
   slot = rng.integers(1, 4, n)
   keys = slot << 52 | rng.integers(0, 1 << 52, n)
-  of = shard_of(keys)
+  keys = keys[np.argsort(shard_of(keys), kind='stable')]
   chunks = []
-  for shard in shards:
-    mine = keys[of == shard]
-    for begin in range(0, len(mine), 7):
-      key = mine[begin : begin + 7]
-      m = len(key)
-      slots = (key >> 52).astype(np.uint16)
-      admitted = rng.random(m) < 0.5
-      unseen, age, step = (rng.integers(0, 9, m) for _ in range(3))
-      chunk = {
-        'key': key,
-        'show': rng.random(m),
-        'click': rng.random(m),
-        'delta_score': rng.random(m),
-        'unseen_days': unseen.astype(np.uint16),
-        'age_days': age.astype(np.uint16),
-        'slot': slots,
-        'admitted': admitted,
-        'linear': rng.random([m, 2], np.float32),
-        'last_step': step.astype(np.int32),
-        'checksum': np.int64(rng.integers(1 << 40)),
-      }
-      for name, width in WIDTH.items():
-        chunk['factors_' + name] = rng.standard_normal(
-          [np.sum(admitted & ((slots == 2) == (name == 'wide'))), width]
-        ).astype(np.float32)
-      chunks.append(chunk)
+  for begin in range(0, n, 7):
+    key = keys[begin : begin + 7]
+    m = len(key)
+    slots = (key >> 52).astype(np.uint16)
+    admitted = rng.random(m) < 0.5
+    unseen, age, step = (rng.integers(0, 9, m) for _ in range(3))
+    chunk = {
+      'key': key,
+      'show': rng.random(m),
+      'click': rng.random(m),
+      'delta_score': rng.random(m),
+      'unseen_days': unseen.astype(np.uint16),
+      'age_days': age.astype(np.uint16),
+      'slot': slots,
+      'admitted': admitted,
+      'linear': rng.random([m, 2], np.float32),
+      'last_step': step.astype(np.int32),
+    }
+    for name, width in WIDTH.items():
+      chunk['factors_' + name] = rng.standard_normal(
+        [np.sum(admitted & np.isin(slots, TABLE_SLOTS[name])), width]
+      ).astype(np.float32)
+    chunks.append(chunk)
   return chunks
 
 
 def split(chunks, size):
   """The stores of `size` owners."""
+  whole = Store(chunks)
   return [
-    Store([c for c in chunks if shard_of(c['key'][:1])[0] in shards_of(r, size)])
+    Store([c for c in (whole.within(c, shards_of(r, size)) for c in chunks) if len(c['key'])])
     for r in range(size)
   ]
 
@@ -170,46 +175,41 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(dense[name].dtype, np.asarray(value).dtype)
         self.assertAllEqual(dense[name], value)
       own = shards_of(rank, readers)
-      self.assertTrue(all(shard_of(c['key'][:1])[0] in own for c in store.chunks))
+      for chunk in store.chunks:
+        self.assertTrue(np.isin(shard_of(chunk['key']), own).all())
       union.update(store.rows())
     self.assertEqual(union, self.rows)
-    for name in ('key', 'checksum'):  # in the order of shards, chunk by chunk
-      self.assertEqual(
-        [c[name].tolist() for s in stores for c in s.chunks],
-        [c[name].tolist() for c in self.chunks],
+    for name in ('key', 'linear'):  # in the order of shards
+      self.assertAllEqual(
+        np.concatenate([c[name] for s in stores for c in s.chunks]),
+        np.concatenate([c[name] for c in self.chunks]),
       )
 
   def test_each_process_reads_only_its_own_rows(self):
     save(self.directory, split(self.chunks, 1))
     (path,) = checkpoint.candidates(self.directory)
-    # All but the last quarter of a column's bytes is damaged, and the reader of the last quarter of
-    # the shards does not see it.
-    name = os.path.join(path, 'rows/part-00000-of-00001/linear.npy')
+    # Much of the first three quarters of the bytes is damaged, and the reader of the last quarter
+    # of the shards does not see it.
+    name = os.path.join(path, 'rows-00000-of-00001.bin')
     with open(name, 'r+b') as f:
-      f.seek(128)
-      f.write(b'\xff' * int((os.path.getsize(name) - 128) * 0.6))
-    own = shards_of(3, 4)
-    rows = Store(list(checkpoint.read_rows(path, checkpoint.check(path), own))).rows()
-    self.assertEqual(
-      rows, Store([c for c in self.chunks if shard_of(c['key'][:1])[0] in own]).rows()
-    )
+      f.write(b'\xff' * int(os.path.getsize(name) * 0.6))
+    own, store = shards_of(3, 4), split(self.chunks, 4)[3]
+    found = checkpoint.read_rows(path, checkpoint.check(path), own)
+    self.assertEqual(Store([store.within(chunk, own) for chunk in found]).rows(), store.rows())
     with self.assertRaisesRegex(
-      errors.DataLoss, 'linear.npy: block 0, rows 0 to 7: its checksum is'
+      errors.DataLoss, '00001.bin: the checksum of its block at byte 0 is .*; wanted'
     ):
       list(checkpoint.read_rows(path, checkpoint.check(path), range(256)))
 
-  def test_columns_are_plain_npy_files_and_small(self):
+  def test_rows_take_no_more_bytes_than_they_hold(self):
     save(self.directory, split(self.chunks, 1))
     (path,) = checkpoint.candidates(self.directory)
-    part = os.path.join(path, 'rows/part-00000-of-00001')
-    for name in self.chunks[0]:
-      self.assertAllEqual(
-        np.load(os.path.join(part, name + '.npy')),
-        np.concatenate([np.atleast_1d(c[name]) for c in self.chunks]),
-      )
+    held = sum(column.nbytes for chunk in self.chunks for column in chunk.values())
+    self.assertEqual(os.path.getsize(os.path.join(path, 'rows-00000-of-00001.bin')), held)
+    rows = {'rows-00000-of-00001.bin', 'rows-00000-of-00001.json'}
     self.assertEqual(
       set(os.listdir(path)),
-      {'rows', 'dense.npz', 'progress.json', 'config.yaml', 'MANIFEST.json', 'DONE'},
+      rows | {'dense.npz', 'progress.json', 'config.yaml', 'MANIFEST.json', 'DONE'},
     )
     with open(os.path.join(path, 'config.yaml'), encoding='utf-8') as f:
       self.assertEqual(f.read(), 'seed: 1\n')
@@ -303,19 +303,18 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
 
       push(1e-6)
       save(self.directory, [store])
-      column = os.path.join(
-        self.directory, 'ckpt-000000005/rows/part-00000-of-00001/factors_wide.npy'
-      )
-      sizes[dtype] = os.path.getsize(column) - 128
-      self.assertEqual(np.load(column).dtype, spec.column)
+      path = os.path.join(self.directory, 'ckpt-000000005')
+      (block,) = checkpoint.read_rows(path, checkpoint.check(path), range(256))
+      sizes[dtype] = block['factors_wide'].nbytes
+      self.assertEqual(block['factors_wide'].dtype, spec.column)
       push(1e36)
       (refused,) = save(self.directory, [store], step=9)
-      self.assertRegex(str(refused), 'factors_wide.npy: holds values that are not finite')
+      self.assertRegex(str(refused), 'factors_wide: holds values that are not finite')
       shutil.rmtree(self.directory)
     self.assertEqual(sizes['bfloat16'] * 2, sizes['float32'])
 
   def test_a_process_without_rows(self):
-    few = [c for c in self.chunks if shard_of(c['key'][:1])[0] < 3]
+    few = split(self.chunks, 85)[0].chunks  # of shards 0 to 3
     save(self.directory, split(few, 2))
     stores, _ = restore(self.directory, 3)
     self.assertEqual([len(s.rows()) > 0 for s in stores], [True, False, False])
@@ -341,7 +340,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
   # Damage
 
   def _damage(self, path, kind):
-    part = os.path.join(path, 'rows/part-00001-of-00002')
+    part = os.path.join(path, 'rows-00001-of-00002')
 
     def flip(name, at):
       with open(os.path.join(path, name), 'r+b') as f:
@@ -350,15 +349,14 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         f.seek(-1, 1)
         f.write(bytes([byte ^ 4]))
 
-    if kind == 'missing_part':
-      shutil.rmtree(part)
-    elif kind == 'missing_column':
-      os.remove(os.path.join(part, 'click.npy'))
+    if kind == 'missing_index':
+      os.remove(part + '.json')
+    elif kind == 'missing_rows':
+      os.remove(part + '.bin')
     elif kind == 'foreign_part':
-      shutil.copytree(part, os.path.join(path, 'rows/part-00001-of-00003'))
+      shutil.copy(part + '.bin', os.path.join(path, 'rows-00001-of-00003.bin'))
     elif kind == 'truncated':
-      name = os.path.join(part, 'linear.npy')
-      os.truncate(name, os.path.getsize(name) - 4)
+      os.truncate(part + '.bin', os.path.getsize(part + '.bin') - 4)
     elif kind == 'not_done':
       os.remove(os.path.join(path, 'DONE'))
     else:
@@ -366,15 +364,14 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       flip(name, int(at))
 
   @parameterized.parameters(
-    ('missing_part', 'rows/part-00001-of-00002/.*is missing'),
-    ('missing_column', 'click.npy: is missing'),
-    ('foreign_part', 'part-00001-of-00003/.*: is not of this directory'),
-    ('truncated', 'linear.npy: has .* bytes; wanted'),
-    ('rows/part-00001-of-00002/linear.npy@-1', 'linear.npy: block .*its checksum is'),
-    ('rows/part-00001-of-00002/key.npy@200', 'key.npy: block'),
-    ('rows/part-00000-of-00002/factors_wide.npy@300', 'factors_wide.npy: block'),
-    ('rows/part-00000-of-00002/show.npy@20', 'show.npy: its header'),
-    ('rows/part-00000-of-00002/index.json@50', 'index.json: its checksum'),
+    ('missing_index', 'rows-00001-of-00002.json: is missing'),
+    ('missing_rows', 'rows-00001-of-00002.bin: is missing'),
+    ('foreign_part', 'rows-00001-of-00003.bin: is not of this directory'),
+    ('truncated', 'rows-00001-of-00002.bin: has .* bytes; wanted'),
+    ('rows-00001-of-00002.bin@-1', '00002.bin: the checksum of its block at byte'),
+    ('rows-00001-of-00002.bin@9', '00002.bin: the checksum of its block at byte 0'),
+    ('rows-00000-of-00002.bin@30000', '00002.bin: the checksum of its block at byte'),
+    ('rows-00000-of-00002.json@50', '00002.json: its checksum'),
     ('dense.npz@100', 'dense.npz: its checksum'),
     ('progress.json@5', 'progress.json: its checksum'),
     ('config.yaml@1', 'config.yaml: its checksum'),
@@ -436,7 +433,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
           {os.path.join(self.directory, n) for n in os.listdir(self.directory)},
           set(checkpoint.candidates(self.directory)),
         )
-    self.assertGreater(stage, 30)
+    self.assertGreater(stage, 25)
 
   def _patched(self, n, error):
     """The n-th fsync, rename or open from now on raises; every write lies between two of them."""

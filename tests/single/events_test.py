@@ -109,7 +109,7 @@ class EventLogTest(tf.test.TestCase):
     with mock.patch.object(
       log._board, 'flush', side_effect=tf.errors.ResourceExhaustedError(None, None, 'disk full')
     ):
-      log.write('train', 3)
+      log.write('train', 3, auc=0.5)
     log.write('train', 4)
     self.assertEqual(self.steps(), [3, 4])
     self.assertLen(log.troubles, 2)

@@ -254,11 +254,11 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     rng, shadow = np.random.default_rng(5), Shadow()
     stores = [Store()]
     for i, size in enumerate([1, 3, 2, 1]):
-      every = [c for s in stores for c in s.export_state()]
-      pushes = {k: v for s in stores for k, v in s.pushes.items()}
+      before, pushes = stores, {k: v for s in stores for k, v in s.pushes.items()}
       stores = [Store() for _ in range(size)]
       for r, store in enumerate(stores):
-        store.import_state([c for c in every if int(c['shard']) in shards_of(r, size)])
+        own = shards_of(r, size)
+        store.import_state([c for s in before for c in s.export_state(shards=own)])
         store.pushes = pushes
       one = make_pass(rng)
       self._push(stores, one)

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 
 from ops import row_store
 from ops.dedupe import dedupe
+from ops.sharding import shards_of
 from tests.support.batches import make_batch
 from tests.support.steps import make_config, rows_of, train
 from trainer.comm.communicator import SingleProcess
@@ -66,7 +67,9 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
       for store in ('rows', 'tfra')
     ]
     for step, source in zip(crossed, steps[::-1]):
-      step.store.import_state(list(source.store.export_state()))
+      chunks = list(source.store.export_state())
+      parts = [source.store.within(c, shards_of(r, 3)) for c in chunks for r in range(3)]
+      step.store.import_state(parts)
       step.load_dense_state(source.dense_state())
     self.assert_same(*crossed)
     batch = make_batch(rng, 16)

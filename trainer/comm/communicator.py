@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from ops.tensors import to_tensor
 from trainer import errors
 from trainer.comm import messages
 
@@ -166,7 +167,7 @@ class RankCommunicator(Communicator):
     for dtype in sorted({a.dtype for a in arrays.values()}, key=str):
       names = [name for name, a in arrays.items() if a.dtype == dtype and a.size]
       if names:
-        totals = self.all_reduce([tf.constant(arrays[name]) for name in names])
+        totals = self.all_reduce([to_tensor(arrays[name]) for name in names])
         sums |= {name: total.numpy() for name, total in zip(names, totals)}
     return sums
 
@@ -175,7 +176,7 @@ class RankCommunicator(Communicator):
     sent = [data + bytes(-len(data) % _ROW_BYTES) for data in sent]
     rows = np.frombuffer(b''.join(sent), np.uint8).reshape([-1, _ROW_BYTES])
     (received,), counts = self._plain_data.all_to_all(
-      [tf.constant(rows)], tf.constant([len(data) // _ROW_BYTES for data in sent], tf.int32)
+      [to_tensor(rows)], to_tensor(np.array([len(data) // _ROW_BYTES for data in sent], np.int32))
     )
     parts = np.split(received.numpy(), np.cumsum(counts)[:-1])
     return [messages.decode(part.data.cast('B')) for part in parts]

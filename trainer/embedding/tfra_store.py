@@ -180,6 +180,8 @@ class TfraStore(FeatureLifecycle):
     rows = (table.size() * (8 + 4 * size) for table, size in zip(self._rows, self._row_sizes))
     return super().bytes() + sum(rows)
 
+  within = row_store.RowStore.within
+
   def import_state(self, source: Iterable[Chunk], replace: bool = True) -> None:
     """See RowStore.import_state; takes chunks, not a file."""
     if replace:
@@ -197,7 +199,7 @@ class TfraStore(FeatureLifecycle):
           rows[admitted, start:-2] = chunk[f'factors_{spec.name}']
         self._rows[t].insert(tf.gather(keys, places), tf.constant(rows))
 
-  def _chunks(self, shards: Iterable[int]) -> Iterator[Chunk]:
+  def _chunks(self, shards: range) -> Iterator[Chunk]:
     """See RowStore._chunks."""
     for features in super()._chunks(shards):
       chunk = {name: features[name] for name in COLUMNS}

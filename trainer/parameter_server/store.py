@@ -1,12 +1,12 @@
 """The rows on all servers as one store, with the verbs of ops.row_store.RowStore."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
+from ops.chunks import Chunk
 from ops.feature_lifecycle import FeatureLifecycle, capacity_cut
 from ops.library import TensorLike
 from ops.row_store import Rows
@@ -122,20 +122,21 @@ class ServedStore:
     """See RowStore.pull; keys are distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
-  def export_state(self, shards: Iterable[int] | None = None) -> Iterator[dict[str, np.ndarray]]:
+  def export_state(self, shards: range | None = None) -> Iterator[dict[str, np.ndarray]]:
     """See FeatureLifecycle.export_state; None: of all of this worker's shards."""
-    for shard in self._shards() if shards is None else shards:
-      yield from self._remote[self._server_of(shard)].export_state(shards=[shard])
+    shards = self._shards() if shards is None else shards
+    for i, remote in enumerate(self._remote):
+      own = shards_of(i, self._servers.count)
+      both = range(max(own.start, shards.start), min(own.stop, shards.stop))
+      yield from remote.export_state(shards=both)
 
-  def import_state(self, chunks: Iterable[dict[str, np.ndarray]]) -> None:
-    """Adds what exports gave; all workers have called `clear` before.
+  def within(self, chunk: Chunk, shards: range) -> Chunk:
+    """See RowStore.within."""
+    return self._remote[0].within(chunk, shards)
 
-    Args:
-      chunks: each of one logical shard.
-    """
-
-    def server(chunk: dict[str, np.ndarray]) -> int:
-      return self._server_of(int(shard_of(chunk['key'][:1])[0]))
-
-    for i, group in itertools.groupby((c for c in chunks if len(c['key'])), server):
-      self._remote[i].import_state(group, replace=False)
+  def import_state(self, source: Iterable[Chunk]) -> None:
+    """Adds what exports gave; all workers have called `clear` before."""
+    for chunk in source:
+      for i in np.unique(self._server_of(shard_of(chunk['key']))):
+        own = self.within(chunk, shards_of(i, self._servers.count))
+        self._remote[i].import_state([own], replace=False)

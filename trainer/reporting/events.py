@@ -10,10 +10,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
-import tensorflow as tf
 from absl import logging
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.histogram.metadata import create_summary_metadata
 from tensorboard.plugins.hparams import api as hparams
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import Config
 from trainer.errors import one_line
@@ -58,7 +62,7 @@ class EventLog:
     self._active, self.troubles = active, []
     self._file: BinaryIO | None = None
     self._size = 0  # of metrics.jsonl after the last line
-    self._board: Any = None
+    self._board: EventFileWriter | None = None
     if not active:
       return
     self._path = os.path.join(run_dir, 'metrics.jsonl')
@@ -67,7 +71,7 @@ class EventLog:
       self._cut(keep_bytes)
     folder = os.path.join(run_dir, 'tensorboard')
     with self.guarded(folder):
-      self._board = tf.summary.create_file_writer(folder)
+      self._board = EventFileWriter(folder)
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
@@ -119,14 +123,13 @@ class EventLog:
     given = {name: value for name, value in fields.items() if value is not None}
     record = {'event': event, 'step': step, **given}
     self.append(record)
-    kind = record.get('split', event)
-    with self._to_board(step):
-      for name in SCALARS:
-        if isinstance(record.get(name), (int, float)):
-          tf.summary.scalar(f'{kind}/{name}', record[name])
-        for task, figures in record.get('tasks', {}).items():
-          if isinstance(figures.get(name), (int, float)):
-            tf.summary.scalar(f'{kind}/{name}/{task}', figures[name])
+    kind, summary = record.get('split', event), Summary()
+    for name in SCALARS:
+      of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
+      for task, figures in {'': record, **of_tasks}.items():
+        if isinstance(figures.get(name), (int, float)):
+          summary.MergeFrom(scalar_pb(f'{kind}/{name}{task}', figures[name]))
+    self._to_board(step, summary)
 
   def append(self, record: Mapping[str, Any]) -> None:
     """Writes one event into metrics.jsonl alone; any thread may call it."""
@@ -141,8 +144,7 @@ class EventLog:
       key: value if isinstance(value, (bool, int, float)) else str(value)
       for key, value in flat.items()
     }
-    with self._to_board(0):
-      hparams.hparams(values, trial_id=cfg.run_dir)
+    self._to_board(0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 
   def histograms(self, prefix: str, step: int, found: Mapping[str, np.ndarray]) -> None:
     """Shows histograms in TensorBoard.
@@ -152,20 +154,19 @@ class EventLog:
       step: of the run.
       found: by name, float64 [n, 3]: left edge, right edge and count of each bin.
     """
-    with self._to_board(step):
-      for name, bins in found.items():
-        tf.summary.write(f'{prefix}/{name}', bins, metadata=create_summary_metadata('', ''))
+    metadata = create_summary_metadata('', '')
+    values = [
+      Summary.Value(tag=f'{prefix}/{name}', metadata=metadata, tensor=make_tensor_proto(bins))
+      for name, bins in found.items()
+    ]
+    self._to_board(step, Summary(value=values))
 
-  @contextlib.contextmanager
-  def _to_board(self, step: int) -> Iterator[None]:
-    """What is summarised inside goes to TensorBoard; nowhere, where this process has none."""
-    if self._board is None:
-      with tf.summary.record_if(False):
-        yield
+  def _to_board(self, step: int, summary: Summary) -> None:
+    """Writes for TensorBoard, without TensorFlow's summary ops: each would lose some memory."""
+    if self._board is None or not summary.value:
       return
     with self.guarded('tensorboard/'):
-      with self._board.as_default(step=step):
-        yield
+      self._board.add_event(Event(wall_time=time.time(), step=step, summary=summary))
       self._board.flush()
 
   def _write_line(self, record: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from trainer.model.builder import build
 from trainer.storage import chain, checkpoint
 
 _ALL = range(SHARDS)
+_SHARDS_AT_ONCE = 16  # of two checkpoints, of which all keys are in memory
 
 
 class Inspection:
@@ -55,7 +56,7 @@ class Inspection:
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
   def rows(self, shards: range = _ALL) -> Iterator[checkpoint.Chunk]:
-    """Yields the rows of some logical shards, a block at a time."""
+    """Yields the blocks that hold rows of some logical shards."""
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
@@ -151,11 +152,12 @@ class Inspection:
     return None
 
   def against(self, other: 'Inspection') -> pd.DataFrame:
-    """What differs between this checkpoint and another, by slot; a logical shard at a time."""
+    """What differs between this checkpoint and another, by slot; some logical shards at a time."""
     ids = self.cfg.own_slot_ids()
     sums = np.zeros([max(ids.values()) + 1, 4])
-    for shard in _ALL:
-      mine, theirs = (_joined(one.rows(range(shard, shard + 1))) for one in (self, other))
+    for begin in range(0, SHARDS, _SHARDS_AT_ONCE):
+      shards = range(begin, begin + _SHARDS_AT_ONCE)
+      mine, theirs = (_joined(one.rows(shards), shards) for one in (self, other))
       both, a, b = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
       slots = len(sums)
       sums[:, 0] += np.bincount(np.delete(mine[1], a), minlength=slots)
@@ -186,11 +188,14 @@ def _days_left(policy: Policy, limits: dict[str, Any], row: dict[str, Any]) -> i
   return None
 
 
-def _joined(chunks: Iterator[checkpoint.Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns keys, slot ids and linear weights of all rows of a logical shard."""
+def _joined(
+  chunks: Iterator[checkpoint.Chunk], shards: range
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns keys, slot ids and linear weights of all rows of some logical shards."""
   keys, slots, linear = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
   for chunk in chunks:
-    keys.append(chunk['key'])
-    slots.append(chunk['slot'].astype(np.int64))
-    linear.append(chunk['linear'][:, 0])
+    kept = np.isin(shard_of(chunk['key']), shards)
+    keys.append(chunk['key'][kept])
+    slots.append(chunk['slot'][kept].astype(np.int64))
+    linear.append(chunk['linear'][kept, 0])
   return np.concatenate(keys), np.concatenate(slots), np.concatenate(linear)

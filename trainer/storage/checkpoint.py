@@ -1,32 +1,32 @@
 """Checkpoints: everything of a run. Any number of processes writes one, any other number reads it.
 
     checkpoints/ckpt-000000123/
-      rows/part-00000-of-00002/   what process 0 of 2 owns: the logical shards [0, 128)
-        key.npy, show.npy, …      one file a column (docs/architecture.md), all in one row order: by
-                                  logical shard
-        factors_default.npy       the admitted rows of a table, in the same order: float32, or the
-                                  bits of bfloat16 as uint16, as the table's dtype is
-        index.json                where each block of rows starts, and its checksum in every column
+      rows-00000-of-00002.bin     what process 0 of 2 owns: the logical shards [0, 128), block by
+                                  block; a block holds its columns one after another
+      rows-00000-of-00002.json    names, dtypes and row shapes of the columns; of each block its
+                                  first and last shard, the length of each column, and its checksum
       dense.npz                   dense variables, optimizer slots, metrics: name -> array
       progress.json  config.yaml
       MANIFEST.json               every file, its size and checksum
       DONE                        the checkpoint counts; holds MANIFEST.json's checksum
 
-A block is a run of rows of one of the 256 logical shards (ops.sharding). Each block has a checksum
-of its own, so that a process reads and checks only the blocks of the shards that it owns. The
-checksums of a column are those of its header and of its blocks, which cover every byte; they stand
-in index.json, whose checksum is in MANIFEST.json. Rows are written and read one block at a time, in
-one sequential pass.
+A block is a chunk as the store exports it (ops/row_store.py): rows in the order of the 256 logical
+shards (ops.sharding), so few that a small table is one block, and so many shards of it. Columns
+`factors_NAME` hold the admitted rows of a table: float32, or the bits of bfloat16 as uint16, as the
+table's dtype is. A process reads and checks only blocks with shards that it owns, and takes its own
+rows of them. Rows are written and read one block at a time, in one sequential pass.
 """
 
 import filecmp
 import functools
 import json
+import math
+import operator
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -42,7 +42,7 @@ from trainer.errors import DataLoss, UserError, plain_errors
 FORMAT = 1
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
-Chunk = dict[str, np.ndarray]  # rows of one logical shard: column -> array [n, …]
+Chunk = dict[str, np.ndarray]  # rows in the order of logical shards: column -> array [n, …]
 
 
 class Store(Protocol):
@@ -50,6 +50,9 @@ class Store(Protocol):
 
   def export_state(self) -> Iterator[Chunk]:
     """Yields all rows, logical shards ascending."""
+
+  def within(self, chunk: Chunk, shards: range) -> Chunk:
+    """Returns the rows of some logical shards."""
 
   def import_state(self, source: Iterable[Chunk]) -> None:
     """Takes up the rows in place of those that it holds."""
@@ -59,51 +62,11 @@ class Store(Protocol):
 
 
 def _part(rank: int, size: int) -> str:
-  return f'part-{rank:05d}-of-{size:05d}'
-
-
-class _ColumnWriter:
-  """Writes a column of rows, block by block.
-
-  Args:
-    path: of the file.
-    first: the first block: [n, …], or a scalar where the column has one value a block.
-  """
-
-  def __init__(self, path: str, first: np.ndarray):
-    self._path, self._scalar = path, first.ndim == 0
-    self._file = files.NpyWriter(path, first.dtype, first.shape[1:])
-    self._counts: list[int] = []  # rows of each block
-    self._crc32: list[int] = []  # of each block
-
-  def append(self, array: np.ndarray) -> None:
-    """Writes a block."""
-    dtype, row_shape = self._file.dtype, self._file.row_shape
-    _check_finite(self._path, array)
-    if (array.dtype, array.ndim == 0, array.shape[1:]) != (dtype, self._scalar, row_shape):
-      raise ValueError(
-        f'{self._path}: a block of {array.dtype} {array.shape}; wanted {dtype} and rows of '
-        f'{row_shape}'
-      )
-    self._counts.append(array.size if self._scalar else len(array))
-    self._crc32.append(zlib.crc32(self._file.append(array)))
-
-  def close(self) -> dict[str, Any]:
-    """Completes the file on the disk; returns the column's entry of index.json."""
-    header = self._file.close()
-    return {
-      'dtype': self._file.dtype.str,
-      'scalar': self._scalar,
-      'row_shape': self._file.row_shape,
-      'header_bytes': len(header),
-      'header_crc32': zlib.crc32(header),
-      'counts': self._counts,
-      'crc32': self._crc32,
-    }
+  return f'rows-{rank:05d}-of-{size:05d}'
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
-  if os.path.basename(name).startswith('factors_') and array.dtype == np.uint16:  # bfloat16
+  if array.dtype == np.uint16 and ' factors_' in name:  # bfloat16
     finite = ((array & 0x7F80) != 0x7F80).all()
   else:  # the sum is finite where all values are, unless they are far too large already
     finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
@@ -118,28 +81,35 @@ def _bytes_of(array: np.ndarray) -> memoryview:
   return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def _write_rows(folder: str, store: Store, shards: range) -> None:
-  """Writes a store's rows, which are of these logical shards, as one part."""
-  os.makedirs(folder)
-  columns: dict[str, _ColumnWriter] = {}
-  block_shards, rows = [], 0
-  for chunk in store.export_state():
-    shard = int(shard_of(chunk['key'][:1])[0])
-    if shard not in shards:
-      raise ValueError(f'the store gave a row of shard {shard}; it owns {shards}')
-    for name, array in chunk.items():
-      if name not in columns:
-        columns[name] = _ColumnWriter(os.path.join(folder, name + '.npy'), array)
-      columns[name].append(array)
-    block_shards.append(shard)
-    rows += len(chunk['key'])
-  index = {
-    'rows': rows,
-    'block_shards': block_shards,
-    'columns': {name: column.close() for name, column in columns.items()},
-  }
-  files.write_synced(os.path.join(folder, 'index.json'), files.to_json(index))
-  files.sync_directory(folder)
+def _write_rows(path: str, store: Store, shards: range) -> None:
+  """Writes a store's rows, which are of these logical shards, as one part.
+
+  Args:
+    path: of the part, without the ends of its two files' names.
+    store: the rows.
+    shards: that this process owns.
+  """
+  columns: list[tuple[str, str, tuple[int, ...]]] = []
+  blocks = []
+  with open(path + '.bin', 'wb') as f:
+    for chunk in store.export_state():
+      first, last = shard_of(chunk['key'][[0, -1]]).tolist()
+      if first not in shards or last not in shards:
+        raise ValueError(f'the store gave rows of shards {first} to {last}; it owns {shards}')
+      found = [(name, array.dtype.str, array.shape[1:]) for name, array in chunk.items()]
+      if columns and found != columns:
+        raise ValueError(f'{path}: a block of columns {found}; wanted {columns}')
+      columns, crc = found, 0
+      for name, array in chunk.items():
+        _check_finite(f'{f.name}: {name}', array)
+        data = _bytes_of(np.ascontiguousarray(array))
+        f.write(data)
+        crc = zlib.crc32(data, crc)
+      lengths = [len(array) for array in chunk.values()]
+      blocks.append({'shards': [first, last], 'lengths': lengths, 'crc32': crc})
+    f.flush()
+    os.fsync(f.fileno())
+  files.write_synced(path + '.json', files.to_json({'columns': columns, 'blocks': blocks}))
 
 
 def _serial(path: str) -> int | None:
@@ -207,7 +177,7 @@ def save(
   unfinished = final + files.UNFINISHED
 
   def write() -> None:
-    _write_rows(os.path.join(unfinished, 'rows', _part(rank, size)), store, shards_of(rank, size))
+    _write_rows(os.path.join(unfinished, _part(rank, size)), store, shards_of(rank, size))
     if rank == 0:
       for name, array in dense.items():
         _check_finite(name, np.asarray(array))
@@ -221,9 +191,9 @@ def save(
   def finish() -> None:
     if rank:
       return
-    entries = files.entries(unfinished, unchecked=['.npy'])
+    entries = files.entries(unfinished, unchecked=['.bin'])
     for part in range(size):
-      index = os.path.join('rows', _part(part, size), 'index.json')
+      index = _part(part, size) + '.json'
       if index not in entries:
         raise DataLoss(
           f'{os.path.join(unfinished, index)}: is missing; do all processes write to the same '
@@ -256,7 +226,7 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
   same_step = [int(name[2] or 1) for name in names if int(name[1]) == step]
   suffix = f'-{max(same_step) + 1}' if same_step else ''
   final = os.path.join(directory, f'ckpt-{step:09d}{suffix}')
-  os.makedirs(os.path.join(final + files.UNFINISHED, 'rows'))
+  os.makedirs(final + files.UNFINISHED)
   return final, 1 + max(filter(None, done.values()), default=0)
 
 
@@ -296,7 +266,9 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Any], shards: range) -> Iterator[Chunk]:
-  """Yields the rows of some logical shards, block by block as they were given to `save`.
+  """Yields the blocks that hold rows of some logical shards, as they were given to `save`.
+
+  The first and the last of each part may hold rows of other shards, too.
 
   Args:
     path: of the checkpoint.
@@ -310,42 +282,41 @@ def read_rows(path: str, manifest: Mapping[str, Any], shards: range) -> Iterator
     own = shards_of(rank, parts)
     if own.start >= shards.stop or shards.start >= own.stop:
       continue
-    part = os.path.join('rows', _part(rank, parts))
-    index = json.loads(files.read_checked(path, os.path.join(part, 'index.json'), listed))
-    columns: dict[str, dict[str, Any]] = index['columns']
-    opened: dict[str, BinaryIO] = {}
-    try:
-      for name, column in columns.items():
-        file = os.path.join(path, part, name + '.npy')
-        opened[name] = open(file, 'rb', buffering=0)
-        if zlib.crc32(opened[name].read(column['header_bytes'])) != column['header_crc32']:
-          raise DataLoss(f'{file}: its header has changed')
-      starts = {n: np.concatenate([[0], np.cumsum(c['counts'])]) for n, c in columns.items()}
-      for i, shard in enumerate(index['block_shards']):
-        if shard in shards:
-          yield {n: _read_block(opened[n], c, i, int(starts[n][i])) for n, c in columns.items()}
-    finally:
-      for file in opened.values():
-        file.close()
+    part = _part(rank, parts)
+    index = json.loads(files.read_checked(path, part + '.json', listed))
+    row_bytes = [
+      np.dtype(dtype).itemsize * math.prod(row_shape) for _, dtype, row_shape in index['columns']
+    ]
+    start = 0
+    with open(os.path.join(path, part + '.bin'), 'rb', buffering=0) as f:
+      for block in index['blocks']:
+        first, last = block['shards']
+        if first < shards.stop and shards.start <= last:
+          yield _read_block(f, start, index['columns'], block)
+        start += sum(map(operator.mul, block['lengths'], row_bytes))
 
 
-def _read_block(file: BinaryIO, column: Mapping[str, Any], i: int, start: int) -> np.ndarray:
-  """Reads block i of a column, whose first row is row `start`."""
-  array = np.empty([column['counts'][i], *column['row_shape']], np.dtype(column['dtype']))
-  data = left = _bytes_of(array)
-  row_bytes = array.itemsize * int(np.prod(column['row_shape'], dtype=np.int64))
-  file.seek(column['header_bytes'] + start * row_bytes)
-  while left:  # an unbuffered read may bring a part
-    n = file.readinto(left)
-    if not n:
-      raise DataLoss(f'{file.name}: ends {len(left)} bytes too early')
-    left = left[n:]
-  if zlib.crc32(data) != column['crc32'][i]:
+def _read_block(
+  file: BinaryIO, start: int, columns: Sequence[Any], block: Mapping[str, Any]
+) -> Chunk:
+  """Reads the block that begins at byte `start`."""
+  found, crc = {}, 0
+  file.seek(start)
+  for (name, dtype, row_shape), length in zip(columns, block['lengths']):
+    array = np.empty([length, *row_shape], np.dtype(dtype))
+    data = left = _bytes_of(array)
+    while left:  # an unbuffered read may bring a part
+      n = file.readinto(left)
+      if not n:
+        raise DataLoss(f'{file.name}: ends {len(left)} bytes too early')
+      left = left[n:]
+    found[name], crc = array, zlib.crc32(data, crc)
+  if crc != block['crc32']:
     raise DataLoss(
-      f'{file.name}: block {i}, rows {start} to {start + len(array)}: its checksum is '
-      f'{zlib.crc32(data):08x}; wanted {column["crc32"][i]:08x}'
+      f'{file.name}: the checksum of its block at byte {start} is {crc:08x}; wanted '
+      f'{block["crc32"]:08x}'
     )
-  return array[0] if column['scalar'] else array
+  return found
 
 
 def check(path: str) -> dict[str, Any]:
@@ -360,7 +331,7 @@ def check(path: str) -> dict[str, Any]:
   if manifest['format'] != FORMAT:
     raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {FORMAT}')
   for rank in range(manifest['parts']):
-    name = os.path.join('rows', _part(rank, manifest['parts']), 'index.json')
+    name = _part(rank, manifest['parts']) + '.json'
     if name not in manifest['files']:
       raise DataLoss(f'{os.path.join(path, name)}: is missing')
   files.check_listed(path, manifest['files'])
@@ -412,7 +383,10 @@ def restore(
     if change := adapt(config_text) if adapt else None:
       rows = change(read_rows(path, manifest, range(SHARDS)))
     else:
-      rows = read_rows(path, manifest, shards_of(communicator.rank, communicator.size))
+      own = shards_of(communicator.rank, communicator.size)
+      rows = read_rows(path, manifest, own)
+      if communicator.size > 1:
+        rows = (store.within(chunk, own) for chunk in rows)
     try:
       # The next block is read and checked while this one goes into the table.
       store.import_state(prefetch(rows, depth=1))

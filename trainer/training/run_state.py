@@ -5,7 +5,6 @@ import os
 import time
 from typing import Any
 
-import numpy as np
 from absl import logging
 
 from trainer import config
@@ -109,7 +108,9 @@ class RunState:
     """
     self.progress.step = self._step.steps
     self.progress.metrics_position = self._communicator.broadcast(metrics_position)
-    metrics = self._communicator.sum_arrays(self._step.dense.metrics.state())
+    # Between passes there are none: the next pass begins with its own.
+    metrics = self._step.dense.metrics.state() if self.progress.batch else {}
+    metrics = self._communicator.sum_arrays(metrics)
     started = time.monotonic()
     self._path = checkpoint.save(
       self._checkpoints,
@@ -194,9 +195,10 @@ class RunState:
     self._step.load_dense_state(dense)
     # The metrics of the open pass are sums over all processes: one of them goes on from the sum.
     metrics = {k.removeprefix('metrics/'): v for k, v in dense.items() if k.startswith('metrics/')}
-    if self._communicator.rank:
-      metrics = {k: np.zeros_like(v) for k, v in metrics.items()}
-    self._step.dense.metrics.load(metrics)
+    if self._communicator.rank or not metrics:
+      self._step.dense.metrics.reset()
+    else:
+      self._step.dense.metrics.load(metrics)
     self._step.set_steps(self.progress.step)
     self._set_rates()
     return True

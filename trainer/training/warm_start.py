@@ -107,25 +107,13 @@ def rows(
       slot = chunk['key'] >> HASH_BITS
       to = new_id[slot]
       key = (chunk['key'] & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
-      shards = shard_of(key)
-      for shard in np.unique(shards[to >= 0]):
-        if int(shard) not in own:
-          continue
-        kept = (to >= 0) & (shards == shard)
-        one = {}
-        for name, column in chunk.items():
-          if name.startswith('factors_'):  # of the admitted rows of a table
-            of_table = chunk['admitted'] & np.isin(slot, list(tables[name[len('factors_') :]]))
-            one[name] = column[kept[of_table]]
-          elif np.ndim(column):
-            one[name] = column[kept]
-        one['key'], one['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
-        if _layouts(old) != _layouts(new):
-          _lay_out(one, old, new)
-        if 'checksum' in chunk:
-          one['shard'] = np.int64(shard)
-          one['checksum'] = np.int64(chunks.checksum(one))
-        yield one
+      shard = shard_of(key)
+      kept = (to >= 0) & (shard >= own.start) & (shard < own.stop)
+      one = chunks.select(chunk, kept, tables)
+      one['key'], one['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
+      if _layouts(old) != _layouts(new):
+        _lay_out(one, old, new)
+      yield one
 
   return changed
 

@@ -16,24 +16,28 @@ class LifecycleExportOp : public FeatureTableOpKernel {
 
  private:
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
-    for (int i = 1; i <= 3; ++i) {
-      OP_REQUIRES(context, context->input(i).dims() == 0,
-                  absl::InvalidArgumentError("shard, begin, limit: wanted scalars"));
-    }
-    const int32_t shard = context->input(1).scalar<int32_t>()();
-    const int64_t begin = context->input(2).scalar<int64_t>()(),
-                  limit = context->input(3).scalar<int64_t>()();
-    OP_REQUIRES(context, shard >= 0 && shard < kShards,
+    OP_REQUIRES_OK(context, CheckVector(context->input(1), "span", 4));
+    const auto span = context->input(1).flat<int64_t>();
+    int64_t shard = span(0), place = span(1);
+    const int64_t stop = span(2), limit = span(3);
+    OP_REQUIRES(context, shard >= 0 && stop <= kShards,
+                absl::InvalidArgumentError(absl::StrCat("span: found shards [", shard, ", ", stop,
+                                                        "); wanted some of [0, 256)")));
+    OP_REQUIRES(context, place >= 0,
                 absl::InvalidArgumentError(
-                    absl::StrCat("shard: found ", shard, "; wanted one in [0, 255]")));
-    OP_REQUIRES(
-        context, begin >= 0,
-        absl::InvalidArgumentError(absl::StrCat("begin: found ", begin, "; wanted a place >= 0")));
-    OP_REQUIRES(
-        context, limit >= 1,
-        absl::InvalidArgumentError(absl::StrCat("limit: found ", limit, "; wanted a number >= 1")));
+                    absl::StrCat("span[1]: found ", place, "; wanted a place >= 0")));
+    OP_REQUIRES(context, limit >= 1,
+                absl::InvalidArgumentError(
+                    absl::StrCat("span[3]: found ", limit, "; wanted a number >= 1")));
     FeatureColumns columns;
-    const int64_t next = resource->table()->Export(shard, begin, limit, &columns);
+    for (int64_t left = limit; shard < stop && left > 0;) {
+      place = resource->table()->Export(shard, place, left, &columns);
+      left = limit - static_cast<int64_t>(columns.key.size());
+      if (place < 0) {
+        ++shard;
+        place = 0;
+      }
+    }
     OP_REQUIRES_OK(context, OutputVector(context, 0, columns.key));
     OP_REQUIRES_OK(context, OutputVector(context, 1, columns.show));
     OP_REQUIRES_OK(context, OutputVector(context, 2, columns.click));
@@ -45,8 +49,9 @@ class LifecycleExportOp : public FeatureTableOpKernel {
     const int64_t n = columns.key.size();
     OP_REQUIRES_OK(context, context->allocate_output(7, tensorflow::TensorShape({n}), &output));
     std::copy(columns.admitted.begin(), columns.admitted.end(), output->flat<bool>().data());
-    OP_REQUIRES_OK(context, context->allocate_output(8, {}, &output));
-    output->scalar<int64_t>()() = next;
+    OP_REQUIRES_OK(context, context->allocate_output(8, {2}, &output));
+    output->flat<int64_t>()(0) = shard;
+    output->flat<int64_t>()(1) = place;
   }
 };
 REGISTER_KERNEL_BUILDER(Name("CtrLifecycleExport").Device(tensorflow::DEVICE_CPU),

@@ -233,9 +233,7 @@ REGISTER_OP("CtrLifecycleBytes")
 
 REGISTER_OP("CtrLifecycleExport")
     .Input("table: resource")
-    .Input("shard: int32")
-    .Input("begin: int64")
-    .Input("limit: int64")
+    .Input("span: int64")
     .Output("key: int64")
     .Output("show: double")
     .Output("click: double")
@@ -247,20 +245,18 @@ REGISTER_OP("CtrLifecycleExport")
     .Output("next: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle scalar;
-      for (int i = 1; i <= 3; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &scalar));
+      ShapeHandle span;
+      TF_RETURN_IF_ERROR(c->Merge(c->input(1), c->Vector(4), &span));
       const ShapeHandle vector = c->Vector(c->UnknownDim());
       for (int i = 0; i < 8; ++i) c->set_output(i, vector);
-      c->set_output(8, c->Scalar());
+      c->set_output(8, c->Vector(2));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Some features of one logical shard.
+Some features of consecutive logical shards, in their order.
 
-shard: in [0, 255].
-begin: 0, or what the last call gave as next.
-limit: of features, >= 1.
-next: -1 at the shard's end.
+span: [4]: the shard to begin with and the place in it (0, or both as the last call gave them as next), the shard to stop before, and how many features at most, >= 1.
+next: [2]: shard and place to go on from; the shard to stop before at the end.
 )doc");
 
 REGISTER_OP("CtrLifecycleImport")
