@@ -150,7 +150,7 @@ def _exports(draw: random.Random, folder: str, shared: str) -> Found:
         ends = np.cumsum(rows.counts)
         for key, linear, n, end in zip(rows.key.tolist(), rows.linear, rows.counts, ends):
           replay[key] = linear, rows.factors[end - n : end].tobytes()
-    live = chain.live_keys(links, range(256)).tolist()
+    live = chain.Replay().live_keys([link.path for link in links], range(256)).tolist()
     dense = {name: value.tobytes() for name, value in links[-1].dense().items()}
     return [links[-1].name, replay, live, dense, links[-1].config()]
 

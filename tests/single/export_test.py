@@ -166,6 +166,12 @@ def replay(directory):
   return held
 
 
+def live_keys(directory):
+  """What the newest chain holds, read anew."""
+  replay = chain.Replay()
+  return replay.live_keys(replay.look(directory)[2], range(256))
+
+
 def make_pass(rng):
   """Keys with shows and clicks of one pass; some features are frequent, most are rare."""
   every = np.concatenate([1 << 52 | np.arange(200), 2 << 52 | np.arange(200)])
@@ -195,7 +201,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     self.directory = os.path.join(self.run_dir, 'exports')
     self.cfg = make_config({})
 
-  def _write(self, stores, kind, position, run_dir=None):
+  def _write(self, stores, kind, position, run_dir=None, replay=None):
     cfg = self.cfg.model_copy(update={'run_dir': run_dir or self.run_dir})
     return on_threads(
       len(stores),
@@ -207,6 +213,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
         model=MODEL,
         dense_stats=STATS,
         communicator=communicator,
+        replay=replay,
       ),
     )
 
@@ -249,6 +256,31 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(sum(int(s.size()) for s in stores), len(shadow.features))
     for what, count in seen.items():  # the days held every case
       self.assertGreater(count, 0, what)
+
+  def test_a_writer_reads_each_export_once_and_notices_what_others_did(self):
+    rng, store, replay = np.random.default_rng(7), Store(), chain.Replay()
+
+    def write(part, kind='delta'):
+      store.push(*make_pass(rng))
+      (written,) = self._write([store], kind, {'part': part}, replay=replay)
+      links = replay.look(self.directory)[2]
+      self.assertAllEqual(replay.live_keys(links, range(256)), live_keys(self.directory))
+      return written.path
+
+    write(0, 'base')
+    with mock.patch.object(chain, 'RowExport', wraps=chain.RowExport) as opened:
+      replay.live_keys(replay.look(self.directory)[2], range(256))
+      self.assertEqual(opened.call_count, 0)
+    paths = [write(part) for part in range(1, 5)]
+    # Another process has taken the last one away, and written one of its name.
+    shutil.rmtree(paths[-1])
+    store.push(*make_pass(rng))
+    (again,) = self._write([store], 'delta', {'part': 'of another'})
+    self.assertEqual(again.path, paths[-1])
+    write(5)
+    # Where the chain is broken, the next delta begins another.
+    shutil.rmtree(paths[1])
+    self.assertIsNone(chain.RowExport(write(6)).previous)
 
   def test_the_number_of_processes_may_change_within_a_chain(self):
     rng, shadow = np.random.default_rng(5), Shadow()
@@ -430,7 +462,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     if of_before:
       for one in chain.exports(self.directory):
         self._forget_keys_checksums(one.path)
-    wanted = chain.live_keys(chain.chain(self.directory), shards_of(0, 1))
+    wanted = live_keys(self.directory)
     self.assertNotEmpty(wanted)
     parts = [
       os.path.join(folder, name)
@@ -448,7 +480,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       with open(path, 'wb') as f:
         f.write(flipped)
       try:
-        found = chain.live_keys(chain.chain(self.directory), shards_of(0, 1))
+        found = live_keys(self.directory)
         self.assertAllEqual(found, wanted)
       except DataLoss as e:
         self.assertIn(path, str(e))

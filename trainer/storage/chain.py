@@ -6,10 +6,11 @@
 The number, an export's *sequence*, counts all kinds together and only grows.
 """
 
+import functools
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,6 +234,35 @@ def concatenate(parts: list[Rows]) -> Rows:
   return Rows(*map(np.concatenate, zip(none, *parts)))
 
 
+def _links(
+  directory: str, found: Iterable[Found], last: str | None, previous: Callable[[str], str | None]
+) -> list[str]:
+  """Returns the paths of a chain, base first.
+
+  Args:
+    directory: the exports of a run.
+    found: of `exports`.
+    last: as of `chain`.
+    previous: the name of the export that the one at a path follows.
+  """
+  of_rows = [one.path for one in found if one.kind in ROW_KINDS]
+  path = last or (of_rows[-1] if of_rows else None)
+  links: list[str] = []
+  while path:
+    if path not in of_rows:
+      if links:
+        logging.warning(
+          '%s: is missing, and %s names it as the one before; the chain cannot be replayed',
+          path,
+          links[-1],
+        )
+      return []
+    links.append(path)
+    name = previous(path)
+    path = name and os.path.join(directory, name)
+  return links[::-1]
+
+
 def chain(directory: str, last: str | None = None) -> list[RowExport]:
   """Returns a base and the deltas after it, in the order of their replay.
 
@@ -245,27 +275,60 @@ def chain(directory: str, last: str | None = None) -> list[RowExport]:
   Raises:
     DataLoss: where an export is damaged.
   """
-  of_rows = [found.path for found in exports(directory) if found.kind in ROW_KINDS]
-  path = last or (of_rows[-1] if of_rows else None)
-  links: list[RowExport] = []
-  while path:
-    if path not in of_rows:
-      if links:
-        logging.warning(
-          '%s: is missing, and %s names it as the one before; the chain cannot be replayed',
-          path,
-          links[0].path,
-        )
-      return []
-    links.insert(0, RowExport(path))
-    path = links[0].previous and os.path.join(directory, links[0].previous)
-  return links
+  opened = functools.cache(RowExport)
+  links = _links(directory, exports(directory), last, lambda path: opened(path).previous)
+  return [opened(path) for path in links]
 
 
-def live_keys(links: Iterable[RowExport], shards: range) -> np.ndarray:
-  """Returns the keys of some logical shards that the replay of a chain holds, int64, ascending."""
-  live = np.zeros([0], np.int64)
-  for export in links:
-    live = np.setdiff1d(live, export.keys('tombstones', shards), assume_unique=True)
-    live = np.union1d(live, export.keys('rows', shards))
-  return live
+class Replay:
+  """The exports of a run as the writer of the next one needs them.
+
+  Each is read once, and again only where another took its place, so that an export takes no longer
+  the more there are. The keys that the chain holds stay in memory, 8 bytes each.
+  """
+
+  def __init__(self):
+    self._manifests: dict[tuple[str, int], tuple[Any, str | None]] = {}
+    self._replayed: list[tuple[str, int]] = []  # the links that `_live` is of
+    self._shards, self._live = range(0), np.zeros([0], np.int64)
+
+  def look(self, directory: str) -> tuple[list[Found], dict[str, Any], list[str]]:
+    """Returns the exports that are DONE, the place in the data of each by its path, and the paths
+    of the newest chain.
+
+    Raises:
+      DataLoss: where a manifest is damaged.
+    """
+    found, before = exports(directory), self._manifests
+    self._manifests, positions, previous = {}, {}, {}
+    for path in (one.path for one in found):
+      identity = _identity(path)
+      if identity not in before:
+        manifest = files.read_manifest(path)
+        before[identity] = manifest['position'], manifest['previous']
+      self._manifests[identity] = positions[path], previous[path] = before[identity]
+    return found, positions, _links(directory, found, None, previous.__getitem__)
+
+  def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
+    """Returns the keys of some logical shards that the replay of a chain holds, int64, ascending.
+
+    Args:
+      links: the paths of the chain.
+      shards: the logical shards.
+    Raises:
+      DataLoss: where an export is damaged.
+    """
+    wanted = [_identity(path) for path in links]
+    if shards != self._shards or self._replayed != wanted[: len(self._replayed)]:
+      self._replayed, self._shards, self._live = [], shards, np.zeros([0], np.int64)
+    for path, identity in zip(links[len(self._replayed) :], wanted[len(self._replayed) :]):
+      export = RowExport(path)
+      gone, rows = (export.keys(content, shards) for content in ('tombstones', 'rows'))
+      self._live = np.union1d(np.setdiff1d(self._live, gone, assume_unique=True), rows)
+      self._replayed.append(identity)
+    return self._live
+
+
+def _identity(path: str) -> tuple[str, int]:
+  """Returns what tells an export from one of the same name that took its place."""
+  return path, os.stat(os.path.join(path, files.DONE)).st_mtime_ns

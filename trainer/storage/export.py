@@ -164,19 +164,25 @@ def _layout(cfg: config.Config) -> dict[str, Any]:
   }
 
 
-def _begin(directory: str, kind: str, position: dict[str, Any], layout: dict[str, Any]) -> _Plan:
+def _begin(
+  directory: str,
+  kind: str,
+  position: dict[str, Any],
+  layout: dict[str, Any],
+  replay: chain.Replay,
+) -> _Plan:
   """Finds the export, or makes room for it under a temporary name; process 0 calls it."""
   os.makedirs(directory, exist_ok=True)
   for path in chain.unfinished(directory):
     files.remove(path)
-  found = chain.exports(directory)
+  found, positions, links = replay.look(directory)
   for one in found:
-    if one.kind == kind and files.read_manifest(one.path)['position'] == position:
+    if one.kind == kind and positions[one.path] == position:
       return _Plan(one.path, one.sequence, True, [], False)
   sequence = 1 + max((one.sequence for one in found), default=0)
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)
-  links = [e.path for e in chain.chain(directory)] if kind == 'delta' else []
+  links = links if kind == 'delta' else []
   last = files.read_manifest(links[-1]) if links else {}
   # Earlier releases wrote less of it; what they did not write was not changed by the upgrade.
   if any(last.get(name, value) != value for name, value in layout.items()):
@@ -185,7 +191,7 @@ def _begin(directory: str, kind: str, position: dict[str, Any], layout: dict[str
   return _Plan(path, sequence, False, links, unchanged)
 
 
-def _select(store: Any, kind: str, plan: _Plan, shards: range) -> _Selection:
+def _select(store: Any, kind: str, plan: _Plan, shards: range, replay: chain.Replay) -> _Selection:
   """Says what this process writes and, once all is DONE, commits."""
   if kind == 'dense_model':
     return _Selection(np.zeros([0], np.int64), None, {})
@@ -200,7 +206,7 @@ def _select(store: Any, kind: str, plan: _Plan, shards: range) -> _Selection:
     written = chain.RowExport(plan.path).keys('rows', shards)
     base, delta = np.intersect1d(base, written), np.intersect1d(delta, written)
   elif kind == 'delta':
-    live = chain.live_keys(map(chain.RowExport, plan.chain), shards)
+    live = replay.live_keys(plan.chain, shards)
     tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
     base = np.setdiff1d(base, live, assume_unique=True)
   commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
@@ -252,6 +258,7 @@ def write(
   integer_slots: Sequence[str] = (),
   communicator: Communicator | None = None,
   folder: str | None = None,
+  replay: chain.Replay | None = None,
 ) -> Export:
   """Writes an export into `run_dir/exports`, or finds it there; every process calls it.
 
@@ -268,12 +275,13 @@ def write(
     integer_slots: of a SavedModel, names of slots whose columns are int64.
     communicator: how the processes meet; None: there is one.
     folder: a directory that takes the place of `run_dir/exports`, with a chain of its own.
+    replay: of the exports before, kept from one export to the next; None: they are read anew.
   Returns:
     What was written.
   Raises:
     UserError: on every process where one could not write; nothing is committed then.
   """
-  communicator = communicator or SingleProcess()
+  communicator, replay = communicator or SingleProcess(), replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   is_first = communicator.rank == 0
@@ -289,14 +297,14 @@ def write(
     with contextlib.suppress(OSError):  # on a full disk it names nobody
       os.truncate(lock.fileno(), 0)
       os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
-    return _begin(directory, kind, position, _layout(cfg))._asdict()
+    return _begin(directory, kind, position, _layout(cfg), replay)._asdict()
 
   with held:
     plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
     unfinished = plan.path + files.UNFINISHED
 
     def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
-      selection = _select(store, kind, plan, shards)
+      selection = _select(store, kind, plan, shards, replay)
       part = _Part()
       if not plan.done and kind != 'dense_model':
         part = _write_part(store, selection, unfinished, communicator)

@@ -26,7 +26,7 @@ from trainer.model.metrics import State, result
 from trainer.reporting import closing
 from trainer.reporting.events import EventLog, read_events
 from trainer.reporting.live_line import LiveLine, shortened
-from trainer.storage import export
+from trainer.storage import chain, export
 from trainer.storage.run_lock import RunLock
 from trainer.training import gate
 from trainer.training.day_end import end_day, table_counts
@@ -89,6 +89,7 @@ class Job:
     self._evaluated: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
     self.lock = RunLock(cfg.run_dir)
     self._clock = Stopwatch()
+    self._replay = chain.Replay()
     self._events = EventLog('', active=False)
     self._live = LiveLine(active=False)
 
@@ -589,6 +590,7 @@ class Job:
         model=self.step.dense.model,
         dense_stats=self.step.dense.embedding.stats,
         communicator=self.communicator,
+        replay=self._replay,
       )
     fields = {'pass': progress.last} | self._latency()
     self._write(
