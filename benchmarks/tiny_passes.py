@@ -9,7 +9,6 @@ pass are those of its parts in metrics.jsonl, over the passes after the first fi
 
 import collections
 import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -18,13 +17,14 @@ import tempfile
 import time
 
 import numpy as np
+import psutil
 import yaml
 from absl import app, flags
 
 PASSES = flags.DEFINE_integer('passes', 350, 'How many.')
 WATCH = flags.DEFINE_bool('watch', False, 'By data.watch; otherwise by data.train.')
 DIR = flags.DEFINE_string('dir', None, 'Where to make a temporary directory.')
-SAMPLES, PASSES_OF_A_DAY, WARM_UP = 100, 60, 50
+SAMPLES, PASSES_OF_A_DAY, WARM_UP = 100, 40, 50
 SLOTS = ('user', 'item', 'category', 'query', 'hour', 'device')
 CONFIG = {
   'data': {
@@ -51,10 +51,9 @@ def write_passes(folder: pathlib.Path, passes: int) -> None:
     path.with_name(path.name + '.done').touch()
 
 
-def resident(pid: int) -> float:
-  """Returns the MB that a process holds."""
-  pages = int(pathlib.Path(f'/proc/{pid}/statm').read_text().split()[1])
-  return pages * os.sysconf('SC_PAGE_SIZE') / 1e6
+def taken(process: psutil.Process) -> tuple[float, float]:
+  """Returns the MB that a process holds, and the seconds that it ran on processors so far."""
+  return process.memory_info().rss / 1e6, sum(process.cpu_times()[:2])
 
 
 def events(path: pathlib.Path) -> list[dict]:
@@ -73,26 +72,30 @@ def measure(folder: pathlib.Path, passes: int, watch: bool) -> None:
   (folder / 'config.yaml').write_text(yaml.safe_dump(tree))
   command = [sys.executable, '-m', 'trainer.run', '--config', f'{folder}/config.yaml']
   job = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-  log, told, before = folder / 'run' / 'metrics.jsonl', 0, 0.0
+  process, log = psutil.Process(job.pid), folder / 'run' / 'metrics.jsonl'
+  told, first, before = 0, 0.0, 0.0
   while job.poll() is None and told < passes:
     time.sleep(0.05)
     trained = sum(event['event'] == 'train' for event in events(log))
     if trained // WARM_UP > told // WARM_UP:
-      now, told = resident(job.pid), trained
-      print(f'after {trained:4} passes {now:8.1f} MB, {now - (before or now):+6.1f}', flush=True)
-      before = before or now
+      megabytes, seconds = taken(process)
+      first = first or megabytes
+      print(f'after {trained:4} passes {megabytes:8.1f} MB, {megabytes - first:+6.1f}', end='')
+      ran = f', {(seconds - before) / (trained - told):.3f} s of processors a pass' if told else ''
+      print(ran, flush=True)
+      told, before = trained, seconds
   if watch:
     job.send_signal(signal.SIGTERM)
   job.wait()
-  seconds, found = collections.Counter(), events(log)
+  by_part, found = collections.Counter(), events(log)
   measured = [event for event in found if event['event'] == 'train'][WARM_UP:]
   for event in measured:
-    seconds.update(event['seconds'])
+    by_part.update(event['seconds'])
   wall = (measured[-1]['time'] - measured[0]['time']) / (len(measured) - 1)
-  parts = {part: taken / len(measured) for part, taken in seconds.items()}
+  parts = {part: total / len(measured) for part, total in by_part.items()}
   parts['other'] = wall - sum(parts.values())
   print(f'{wall:.3f} s a pass: ', end='')
-  print(', '.join(f'{part} {taken:.3f}' for part, taken in parts.items()))
+  print(', '.join(f'{part} {mean:.3f}' for part, mean in parts.items()))
 
 
 def main(_: list[str]) -> None:
