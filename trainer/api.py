@@ -18,8 +18,9 @@ import pandas as pd
 import yaml
 from absl import logging
 
-from trainer import command_line, config, effects, runtime
+from trainer import command_line, config, runtime
 from trainer.comm.heartbeat import Heartbeat
+from trainer.config import effects
 from trainer.data.log_files import is_directory, matching, normal
 from trainer.errors import ConfigError, UserError
 

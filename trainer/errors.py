@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | dict.fromkeys(
   [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
@@ -55,6 +56,14 @@ def nearest(name: object, valid: Iterable[object]) -> str:
   if len(listed) > _LISTED:
     listed = listed[:_LISTED].rpartition(',')[0] + ', …'
   return f'; the valid names are {listed}' if listed else ''
+
+
+def short(value: Any, length: int = 120) -> str:
+  """A value as messages show it: its repr, cut where it is long."""
+  if isinstance(value, int) and value.bit_length() > 400:  # Python shows none of 4,300 digits
+    return f'a number of {value.bit_length()} bits'
+  text = repr(value)
+  return text if len(text) <= length else text[: length - 1] + '…'
 
 
 @contextlib.contextmanager

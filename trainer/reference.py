@@ -1,7 +1,7 @@
 """Prints the reference of the config: `python -m trainer.reference > docs/config.md`.
 
 Every key stands in it with what it takes, its default, an example and what it means, as the schema
-(trainer/config.py), the lifecycle's policy (ops/policy.py) and the layers' docstrings say.
+(trainer/config/), the lifecycle's policy (ops/policy.py) and the layers' docstrings say.
 """
 
 import inspect
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from ops.policy import Policy
 from trainer import command_line, config
-from trainer.schema_text import Key, dataclass_keys, keys, one_line_yaml
+from trainer.config.schema_text import Key, dataclass_keys, keys, one_line_yaml
 
 HEAD = """# Every key of the config
 

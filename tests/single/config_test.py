@@ -305,7 +305,7 @@ class ConfigTest(tf.test.TestCase):
       config.load(path)
 
   def test_every_committed_config_loads(self):
-    pattern = os.path.join(os.path.dirname(config.__file__), '..', 'configs', '*.yaml')
+    pattern = os.path.join(os.path.dirname(config.__file__), '..', '..', 'configs', '*.yaml')
     paths = glob.glob(pattern)
     self.assertNotEmpty(paths, pattern)
     for path in paths:

@@ -7,7 +7,8 @@ import tempfile
 from absl.testing import absltest
 
 from tests.support import jobs
-from trainer import api, config, effects, errors
+from trainer import api, config, errors
+from trainer.config import effects
 
 CONFIG = """
 data: {train: [a.csv], slots: [{name: a}, {name: b}]}

@@ -6,7 +6,8 @@ import tensorflow as tf
 import yaml
 
 from ops.policy import Policy
-from trainer import config, reference, schema_text
+from trainer import config, reference
+from trainer.config import schema_text
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALLEST = """

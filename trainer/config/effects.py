@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config import LIFECYCLE_MODES, Config, RowOptimizer, Section
+from trainer.config.lifecycle import LIFECYCLE_MODES
+from trainer.config.schema import Config
+from trainer.config.section import Section
+from trainer.config.sparse import RowOptimizer
 from trainer.errors import ConfigError
 
 # What a row optimizer reads beside its rate, l1, l2, l2_mode and clip.

@@ -1,0 +1,46 @@
+"""The configuration: a strict schema read once from YAML.
+
+`load(path, overrides)` is the only way in. A mistake raises `ConfigError`, whose text is one line:
+what, where (file and key), the value found, the value wanted and, for an unknown key, the nearest
+valid one. Nothing here imports TensorFlow: a mistake is reported before anything slow starts.
+
+Each section of the schema has a file; the string under a key is its description. `schema.py` has
+the whole, `checks.py` the checks that span several keys, `effects.py` tells what has no effect,
+`yaml_text.py` reads YAML, `messages.py` words a mistake, `schema_text.py` prints the schema.
+"""
+
+from trainer.config.data import MAX_SLOTS, Data, DenseColumn, History, Label, Loss, Slot
+from trainer.config.export import Export, Gate
+from trainer.config.lifecycle import LIFECYCLE_MODES
+from trainer.config.loading import (
+  columns_wanted,
+  dump,
+  flatten,
+  load,
+  load_of_run,
+  parse,
+  write_of_run,
+)
+from trainer.config.model import INTERACTIONS, SHARED, Interaction, Model, Task
+from trainer.config.schema import Config
+from trainer.config.section import Section
+from trainer.config.sparse import (
+  SCALED_BY_FEATURE,
+  WIDTH,
+  RowOptimizer,
+  Sparse,
+  Table,
+  row_defaults,
+)
+from trainer.config.sync import Sync
+from trainer.config.train import (
+  BATCH_SIZE,
+  OPTIMIZER_ARGS,
+  STATIC_EPOCHS,
+  Checkpoint,
+  DenseOptimizer,
+  Metrics,
+  Plateau,
+  Schedule,
+  Train,
+)

@@ -1,0 +1,31 @@
+"""The section `export`: what is written for serving, and when."""
+
+from typing import Literal
+
+from trainer.config.section import NonNegative, PositiveInt, Section
+
+
+class Gate(Section):
+  """When a pass is so bad that nothing is exported after it, until a good one comes."""
+
+  metric: Literal['auc', 'gauc', 'logloss', 'rmse'] = 'auc'
+  """The metric of train.progressive_validation that is compared with that of the passes before."""
+  tolerance: NonNegative = 0.002
+  """How much worse it may be. A slot that turns blank, or a metric that is not finite, never
+  passes."""
+
+
+class Export(Section):
+  """What is written for serving, and when."""
+
+  base: bool = False
+  """Whether a base is written after the last pass of each day."""
+  delta_every_passes: PositiveInt | None = None
+  """Passes between deltas; null: no deltas."""
+  saved_model: bool = False
+  """Whether a SavedModel is written at each day's end."""
+  keep: PositiveInt | None = None
+  """How many bases, each with the deltas after it, and how many versions of each kind of model are
+  kept; null: all."""
+  gate: Gate | None = None
+  """Withholds exports after bad passes; null: all are written."""

@@ -1,0 +1,33 @@
+"""The section `sync`: how the processes of a job work together."""
+
+from typing import Literal
+
+from trainer.config.section import Port, Positive, PositiveInt, Section
+
+
+class Sync(Section):
+  """How the processes of a job work together, and when one of them counts as lost."""
+
+  mode: Literal['allreduce', 'ps', 'ps_async', 'ps_geo'] = 'allreduce'
+  """allreduce: Horovod's ranks; the others: parameter servers (docs/architecture.md)."""
+  dense_allreduce: Literal['horovod', 'connections'] = 'horovod'
+  """allreduce: what sums dense gradients over ranks: Horovod's ring allreduce, or our own
+  connections, which wait for less (docs/performance.md)."""
+  row_exchange: Literal['connections', 'horovod'] = 'connections'
+  """allreduce: what carries rows between ranks: our own connections, or Horovod's all-to-all, for
+  clusters where only Horovod's network may be used."""
+  ports: tuple[Port, Port] | None = None
+  """The first and the last port that a process may listen at; null: any port. A host needs one for
+  each of its ranks, and one more where rank 0 runs; of parameter servers only server 0 needs one
+  beside the ports of TF_CONFIG."""
+  lost_peer_seconds: Positive = 60
+  """A process that is silent for so long ends the job."""
+  stalled_peer_seconds: Positive = 1800
+  """A process that lives but makes no progress for so long ends the job; so does a process of
+  parameter servers that has not come for so long."""
+  max_staleness: PositiveInt | None = None
+  """ps_async: steps that a worker may be ahead of the slowest; null: any number."""
+  geo_steps: PositiveInt = 10
+  """ps_geo: a worker's steps between merges."""
+  on_lost_worker: Literal['end', 'wait'] = 'end'
+  """ps: whether a lost worker ends the job or is waited for."""

@@ -1,0 +1,102 @@
+"""YAML text to plain values, and the assignments of --set."""
+
+import re
+from typing import Any
+
+import yaml
+
+from trainer.errors import ConfigError, short
+
+
+class _Loader(yaml.SafeLoader):
+  """YAML's plain values: a key may stand once, and a date is a text."""
+
+  yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(':timestamp')]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+  }
+
+  def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    keys = [k for k, _ in node.value if isinstance(k, yaml.ScalarNode) and k.value != '<<']
+    names = [k.value for k in keys]
+    for i, key in enumerate(keys):
+      if key.value in names[:i]:
+        problem = f'the key {short(key.value)} stands twice'
+        raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+    return super().construct_mapping(node, deep)
+
+
+MAX_DEPTH, MAX_NODES = 40, 1_000_000
+
+
+def read_yaml(text: str, where: str) -> Any:
+  """YAML text as plain values. Raises: ConfigError with one line."""
+  try:
+    tree = yaml.load(text, _Loader)
+  except yaml.YAMLError as e:
+    mark = getattr(e, 'problem_mark', None)
+    at = f':{mark.line + 1}' if mark else ''
+    problem = ' '.join(str(getattr(e, 'problem', None) or e).split())
+    raise ConfigError(f'{where}{at}: not YAML: {problem}') from None
+  except RecursionError:
+    raise ConfigError(f'{where}: values are nested too deep; wanted a config') from None
+  except (ValueError, TypeError, LookupError, AttributeError) as e:  # of !!int "" and the like
+    raise ConfigError(f'{where}: not YAML: {" ".join(str(e).split())[:200]}') from None
+  level, nodes = [tree], 0
+  for _ in range(MAX_DEPTH):  # anchors may make a short text a huge tree, or one without end
+    level = [v for n in level for v in _children(n)]
+    nodes += len(level)
+    if not level or nodes > MAX_NODES:
+      break
+  if level:
+    raise ConfigError(
+      f'{where}: found values nested over {MAX_DEPTH} deep, or over {MAX_NODES:,} of them; wanted '
+      'a config'
+    )
+  return tree
+
+
+def _children(node: Any) -> list[Any]:
+  """What a list or a mapping holds."""
+  if isinstance(node, dict):
+    return list(node.values())
+  return node if isinstance(node, list) else []
+
+
+def _is_index(part: str, node: list[Any]) -> bool:
+  return re.fullmatch('[0-9]{1,9}', part) is not None and int(part) < len(node)
+
+
+def set_key(tree: dict[str, Any], assignment: str) -> None:
+  """Applies one `a.b.0.c=value`; the value is YAML."""
+  key, equals, text = assignment.partition('=')
+  if not equals or not key:
+    raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
+  value = read_yaml(text, f'--set {short(assignment)}')
+  *path, last = key.split('.')
+  node = tree
+  for i, part in enumerate(path):
+    if isinstance(node, list):
+      if not _is_index(part, node):
+        raise ConfigError(
+          f"--set {assignment}: '{'.'.join(path[: i + 1])}' is not there; the list has "
+          f'{len(node)} entries'
+        )
+      node = node[int(part)]
+    elif isinstance(node, dict):
+      if node.get(part) is None:
+        node[part] = {}
+      node = node[part]
+    if not isinstance(node, (dict, list)):
+      raise ConfigError(
+        f"--set {assignment}: '{'.'.join(path[: i + 1])}' is the value {node!r}, which holds no "
+        'keys'
+      )
+  if isinstance(node, list):
+    if not _is_index(last, node):
+      raise ConfigError(
+        f"--set {assignment}: '{last}' is not there; the list has {len(node)} entries"
+      )
+    node[int(last)] = value
+  else:
+    node[last] = value
