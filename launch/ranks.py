@@ -9,6 +9,7 @@ first, and of what horovodrun says itself only what is no consequence of that is
 rank 0 come as one process would print them, those of other ranks behind horovodrun's prefix.
 """
 
+import contextlib
 import ctypes
 import os
 import re
@@ -28,7 +29,7 @@ _CONSEQUENCE = re.compile(
   rb'Process \d+ exit with status|Terminating remaining workers|\[\d+\]<stderr>:Terminated\s*$'
 )
 _FIRST_TO_END = re.compile(r'exited with non-zero.*Process name: (\d+)\s+Exit code: (\d+)', re.S)
-_TOLD = 2, 143  # the ranks have said what was wrong, or that they were stopped
+_TOLD = 2, 130, 143  # the ranks have said what was wrong, or that they were stopped
 
 
 class Ranks:
@@ -52,13 +53,13 @@ class Ranks:
       preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM),  # when this process is killed
     )
 
-  def stop(self, *_: object) -> None:
+  def stop(self, number: int, *_: object) -> None:
     """Asks the job to stop; from the second time on, ends horovodrun."""
-    if self._asked or not self._signal_rank_0():
+    if self._asked or not self._signal_rank_0(number):
       self._process.terminate()
     self._asked = True
 
-  def _signal_rank_0(self) -> bool:
+  def _signal_rank_0(self, number: int) -> bool:
     """Returns whether rank 0 was there."""
     found = (
       f"grep -lsz '^CTR_JOB={self._job}$' /proc/[0-9]*/environ | "
@@ -68,7 +69,7 @@ class Ranks:
     if self._host not in ('localhost', '127.0.0.1', socket.gethostname()):
       shell = ['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'StrictHostKeyChecking=no', self._host]
     done = subprocess.run(
-      [*shell, f'kill -TERM $({found})'], stderr=subprocess.DEVNULL, timeout=30, check=False
+      [*shell, f'kill -{number:d} $({found})'], stderr=subprocess.DEVNULL, timeout=30, check=False
     )
     return done.returncode == 0
 
@@ -100,10 +101,13 @@ class Ranks:
         if not _OF_A_RANK.match(line) and (self._trace or line.startswith(b'Traceback ')):
           self._trace += line
         else:
-          to.write(_OF_RANK_0.sub(b'', line))
+          self._show(_OF_RANK_0.sub(b'', line), to)
+    self._show(rest, to)
+
+  def _show(self, line: bytes, to: BinaryIO) -> None:
+    with contextlib.suppress(OSError):  # who reads it is gone, or its disk is full: the job goes on
+      to.write(line)
       to.flush()
-    to.write(rest)
-    to.flush()
 
 
 if __name__ == '__main__':

@@ -107,7 +107,7 @@ def fit(
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
-  if status == command_line.STOPPED:
+  if status > command_line.SIGNALLED:
     raise KeyboardInterrupt(f'run_dir {cfg.run_dir}: stopped, its state is saved')
   return Run(cfg.run_dir, config.load_of_run(cfg.run_dir))
 
@@ -227,10 +227,10 @@ def train(
     job = Job(cfg, communicator, step, progress_made, init_from=init_from)
     if heartbeat:
       heartbeat.tell_lost = job.tell_lost
-    done = job.run()
+    stopped_by = job.run()
     troubles = job.close()
     communicator.barrier()
-  return command_line.status(done, troubles)
+  return command_line.status(stopped_by, troubles)
 
 
 def passes_to_score(job: 'Job', patterns: Sequence[str]) -> list['Pass']:

@@ -1,11 +1,11 @@
 """What every command shares: flags, exit statuses, and one line for a user's mistake."""
 
-import contextlib
 import functools
 import inspect
 import io
 import os
 import re
+import signal
 import sys
 import textwrap
 import time
@@ -17,11 +17,74 @@ from ops.build import NotBuilt
 from trainer import runtime
 from trainer.errors import UserError, one_line
 
-STOPPED = 143  # as a shell says of a process that SIGTERM ended: the job was stopped and saved
-
+SIGNALLED = 128  # and the number of a signal: the status of a command that the signal has ended
 
 _LONGEST = 2000  # characters of an error's line
 _WIDTH = 80  # of --help
+
+
+class Output(io.TextIOWrapper):
+  """A standard stream, and what happens where it cannot be written.
+
+  A command whose result goes there ends: where the reader is gone, as with `| head`, quietly and
+  with the status of a command that SIGPIPE has ended; at any other failure, as of a full disk, with
+  one line and status 2.
+
+  Attributes:
+    is_needed: False for a job that trains, which goes on without it, as every command does without
+      stderr.
+    replaced: the stream that wrote to the same buffer before.
+  """
+
+  is_needed = True
+  replaced: io.TextIOWrapper | None = None
+  _is_lost = False
+
+  def write(self, text: str) -> int:
+    try:
+      return super().write(text)
+    except OSError as e:
+      self._lose(e)
+      return len(text)
+
+  def flush(self) -> None:
+    try:
+      super().flush()
+    except OSError as e:
+      self._lose(e)
+
+  def _lose(self, error: OSError) -> None:
+    was_lost, self._is_lost = self._is_lost, True
+    if was_lost or self is sys.stderr:
+      return
+    if self.is_needed and isinstance(error, BrokenPipeError):
+      sys.exit(SIGNALLED + signal.SIGPIPE)
+    what = 'error' if self.is_needed else 'the training goes on'
+    sys.stderr.write(f'{what}: cannot write to standard output: {error.strerror}\n')
+    if self.is_needed:
+      sys.exit(2)
+
+
+def need_no_output() -> None:
+  """Lets this process go on where standard output is closed or fails."""
+  if isinstance(sys.stdout, Output):
+    sys.stdout.is_needed = False
+
+
+def _open_standard_streams() -> None:
+  """Makes standard output and error an `Output`; those that are closed lead to /dev/null."""
+  while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+    pass  # else what this process writes there would go to the file that it opens next
+  os.close(opened)
+  for name in ('stdout', 'stderr'):
+    stream = getattr(sys, name) or open(os.devnull, 'w', encoding='utf-8')
+    if isinstance(stream, io.TextIOWrapper):
+      # Its encoding may lack a letter of a file's name.
+      of = stream.encoding, 'backslashreplace', None, stream.line_buffering, stream.write_through
+      output = Output(stream.buffer, *of)
+      output.replaced = stream  # kept: handlers of logs may hold it, and its end closes the buffer
+      stream = output
+    setattr(sys, name, stream)
 
 
 def _help(main: Callable[..., int | None]) -> str:
@@ -37,23 +100,35 @@ def _help(main: Callable[..., int | None]) -> str:
   return '\n'.join(lines)
 
 
-def status(done: bool, troubles: Sequence[str]) -> int:
+def status(stopped_by: int, troubles: Sequence[str]) -> int:
   """Returns the exit status of a training job, and says what its reports lack.
 
   Args:
-    done: whether all was trained; False where the job was stopped and saved.
+    stopped_by: the number of the signal that stopped the job, which was saved; 0: all was trained.
     troubles: what could not be written beside the training's own result.
   """
   for trouble in troubles:
     sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
-  return STOPPED if not done else 1 if troubles else 0
+  return SIGNALLED + stopped_by if stopped_by else 1 if troubles else 0
+
+
+def status_of_server(asked: Sequence[int]) -> int:
+  """Returns the exit status of a process that serves until it is asked to end.
+
+  Args:
+    asked: the numbers of the signals that have asked. SIGTERM is how a supervisor ends a server.
+  """
+  return SIGNALLED + signal.SIGINT if signal.SIGINT in asked else 0
 
 
 def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
   if {'-h', '-help', '--help'} & set(argv[1:]):
-    print(_help(main))
+    print(_help(main), flush=True)
     sys.exit(0)
   try:
+    for argument in argv[1:]:
+      if argument != argument.encode(errors='replace').decode():
+        raise flags.Error(f'the argument {os.fsencode(argument)[:80]!r} is not UTF-8; wanted UTF-8')
     rest = flags.FLAGS(argv)
     module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
     for flag in flags.FLAGS.get_key_flags_for_module(module):
@@ -70,15 +145,14 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
 def entry(main: Callable[..., int | None]) -> None:
   """Runs `main` and ends the process with the status that it returns, None being 0.
 
-  A user's mistake ends in one line, told by one rank, and status 2; any other failure in 1.
+  A user's mistake ends in one line, told by one rank, and status 2; any other failure in 1. A
+  command that a signal has ended has 128 and the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
 
   Args:
     main: the command. Where it has a parameter, it is given the list of the arguments that are no
       flags; else there may be none.
   """
-  for stream in (sys.stdout, sys.stderr):
-    if isinstance(stream, io.TextIOWrapper):  # whose encoding may lack a letter of a name
-      stream.reconfigure(errors='backslashreplace')
+  _open_standard_streams()
   takes_arguments = bool(inspect.signature(main).parameters)
 
   def guarded(argv: Sequence[str]) -> None:
@@ -86,13 +160,21 @@ def entry(main: Callable[..., int | None]) -> None:
       if len(argv) > 1 and not takes_arguments:
         raise UserError(f"unknown argument '{argv[1]}'; wanted flags only, see --help")
       status = main(argv[1:]) if takes_arguments else main()
+      sys.stdout.flush()
+    except KeyboardInterrupt:
+      status = SIGNALLED + signal.SIGINT
+    except SystemExit as e:
+      status = e.code
     except (UserError, NotBuilt) as e:
-      if runtime.rank() > 0:
-        # Rank 0 has most likely made the same mistake. Once it has said so and ended, the launcher
-        # ends this process.
-        time.sleep(5)
-      sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
-      status = 2
+      if isinstance(e.__cause__, BrokenPipeError):  # of --out, a pipe whose reader is gone
+        status = SIGNALLED + signal.SIGPIPE
+      else:
+        if runtime.rank() > 0:
+          # Rank 0 has most likely made the same mistake. Once it has said so and ended, the
+          # launcher ends this process.
+          time.sleep(5)
+        sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
+        status = 2
     except Exception as e:
       if isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
         # TensorFlow's error is known by its name: not every command imports TensorFlow.
@@ -104,9 +186,6 @@ def entry(main: Callable[..., int | None]) -> None:
       else:
         logging.exception('this process failed')
         status = 1
-    with contextlib.suppress(OSError):  # who read it is gone, or its disk is full
-      sys.stdout.flush()
-      sys.stderr.flush()
     # Not sys.exit: Horovod's shutdown must neither delay nor change the status.
     os._exit(status or 0)
 

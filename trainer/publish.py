@@ -7,6 +7,7 @@ It follows the run's exports and applies base, deltas and tombstones to a store 
 import os
 import signal
 import threading
+from typing import Any
 
 from absl import flags
 
@@ -28,7 +29,7 @@ SECONDS_BETWEEN_TRIES = 2  # while the store cannot be reached
 
 
 @command_line.command
-def main() -> None:
+def main() -> int:
   from trainer.serving import stores
   from trainer.serving.publisher import Applied, Publisher
 
@@ -46,10 +47,15 @@ def main() -> None:
 
   if ROLLBACK.value is not None:
     tell(publisher.roll_back(ROLLBACK.value))
-    return
-  stop = threading.Event()
+    return 0
+  stop, asked = threading.Event(), []
+
+  def ask(number: int, _: Any) -> None:
+    asked.append(number)
+    stop.set()
+
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: stop.set())
+    signal.signal(number, ask)
   told = ''
   while not stop.is_set():
     try:
@@ -66,9 +72,10 @@ def main() -> None:
     if applied:
       tell(applied)
     elif ONCE.value:
-      return
+      return 0
     else:
       stop.wait(SECONDS_BETWEEN_LOOKS)
+  return command_line.status_of_server(asked)
 
 
 if __name__ == '__main__':

@@ -37,6 +37,7 @@ def main() -> int:
     for line in dry_run.tell(source.for_its_log()):
       print(line, flush=True)
     return 0
+  command_line.need_no_output()
   if cfg.sync.mode != 'allreduce':
     runtime.start(cfg)
     from trainer.parameter_server import run

@@ -38,7 +38,7 @@ SECONDS_BETWEEN_LOOKS = 0.05  # at the store
 
 
 @command_line.command
-def main() -> None:
+def main() -> int:
   if (RUN_DIR.value is None) == (STORE.value is None):
     raise UserError('--run_dir, --store: wanted one of them')
   if RUN_DIR.value and not os.path.isdir(RUN_DIR.value):
@@ -63,14 +63,17 @@ def main() -> None:
   stop = threading.Event()
   follower = threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
   follower.start()
+  asked: list[int] = []
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: None)  # the server ends, then raises the signal again
+    # The server ends, then raises the signal again.
+    signal.signal(number, lambda number, _: asked.append(number))
   host, port, *_ = listener.getsockname()
   host = f'[{host}]' if ':' in host else host
   print(f'serving http://{host}:{port}/v1/models/{NAME.value}:predict', flush=True)
   server.run(sockets=[listener])
   stop.set()
   follower.join()
+  return command_line.status_of_server(asked)
 
 
 def _service() -> Any:

@@ -183,10 +183,10 @@ class CommandLineTest(tf.test.TestCase):
     )
     for line in job.stdout:
       if 'epoch 1' in line:
-        job.send_signal(signal.SIGTERM)
+        job.send_signal(signal.SIGINT)  # Ctrl-C; launch_test.py has SIGTERM
         break
     output = job.stdout.read()
-    self.assertEqual(job.wait(timeout=120), 143, output)
+    self.assertEqual(job.wait(timeout=120), 130, output)
     self.assertIn('the state is saved', output)
     done = self.train('--set', 'train.epochs=30')
     self.assertEqual(done.returncode, 0, done.stderr)

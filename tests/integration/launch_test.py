@@ -147,7 +147,7 @@ class JobTest(LaunchTestCase):
         if 'samples/s' in line and not ranks:  # both ranks train
           ranks = jobs.ranks_below(job.pid)
           job.send_signal(number)
-      self.assertEqual(job.wait(60), 143, output)
+      self.assertEqual(job.wait(60), 128 + number, output)
       self.assertRegex(output, 'stopped at step .*; the state is saved')
       self.assertNotIn('Traceback', output)
       self.assertNotIn('Process 0 exit', output)

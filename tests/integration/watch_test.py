@@ -139,10 +139,10 @@ class WatchTest(tf.test.TestCase):
     for line in job.stdout:
       output += line
       if 'waiting for a pass in logs' in line:
-        job.send_signal(signal.SIGTERM)
+        job.send_signal(signal.SIGINT)
         break
     output += job.stdout.read()
-    self.assertEqual(job.wait(timeout=120), 0, output)
+    self.assertEqual(job.wait(timeout=120), 130, output)
     with open(f'{self.folder}/runs/online/metrics.jsonl', encoding='utf-8') as f:
       events = [json.loads(line) for line in f]
     self.assertEqual(

@@ -1,6 +1,7 @@
 """Events: whatever happens to the reports, the training goes on, and the trouble is told."""
 
 import os
+import signal
 import tempfile
 from unittest import mock
 
@@ -117,10 +118,11 @@ class EventLogTest(tf.test.TestCase):
     self.assertRegex(log.troubles[1], 'tensorboard/: ResourceExhaustedError: disk full')
 
   def test_status(self):
-    self.assertEqual(command_line.status(True, []), 0)
-    self.assertEqual(command_line.status(True, ['x']), 1)
-    self.assertEqual(command_line.status(False, []), command_line.STOPPED)
-    self.assertEqual(command_line.status(False, ['x']), command_line.STOPPED)
+    self.assertEqual(command_line.status(0, []), 0)
+    self.assertEqual(command_line.status(0, ['x']), 1)
+    for number, wanted in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+      self.assertEqual(command_line.status(number, []), wanted)
+      self.assertEqual(command_line.status(number, ['x']), wanted)
 
 
 if __name__ == '__main__':

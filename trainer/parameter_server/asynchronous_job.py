@@ -58,7 +58,7 @@ class AsynchronousJob(Job):
       )
       while True:
         save = wants_checkpoint(cfg, self.state)
-        unit, reason, batches = self.communicator.claim(self.stop_requested, save)
+        unit, reason, batches = self.communicator.claim(self.stop_requested != 0, save)
         if unit is None:
           break
         staged = self.step.stage(slice_of(*divmod(unit, slices)))

@@ -9,6 +9,7 @@ the last checkpoint.
 """
 
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 
 from trainer.comm import messages
 from trainer.comm.heartbeat import EXIT_STATUS
-from trainer.command_line import STOPPED
+from trainer.command_line import SIGNALLED
 from trainer.config import Sync
 from trainer.errors import one_line
 from trainer.parameter_server.cluster import CONTINUE, Cluster
@@ -106,7 +107,7 @@ class Coordinator:
       for member in workers:
         member.connection.send(['stop'])
       if not workers:
-        self._end('asked to stop, and there are no workers', STOPPED)
+        self._end('asked to stop, and there are no workers', SIGNALLED + signal.SIGTERM)
 
   # Connections
 

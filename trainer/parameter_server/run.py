@@ -20,6 +20,7 @@ The parts:
 import json
 import signal
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -58,7 +59,7 @@ def run(cfg: Config, cluster: Cluster) -> int:
   settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
     coordinator = Coordinator(cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds))
-    signal.signal(signal.SIGTERM, lambda *_: coordinator.stop())
+    _on_signals(coordinator.stop)
     server = cluster.start_server()
     _publish(server.target, coordinator)
     return coordinator.wait()
@@ -66,8 +67,8 @@ def run(cfg: Config, cluster: Cluster) -> int:
   address, secret = _find_coordinator(cluster, cfg.sync.stalled_peer_seconds)
   client = CoordinatorClient(address, secret, cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
-    # A launcher may ask all processes to stop at once: workers first save what is here.
-    signal.signal(signal.SIGTERM, lambda *_: client.stop())
+    # A launcher, or Ctrl-C, may ask all processes to stop at once: workers first save what is here.
+    _on_signals(client.stop)
     return client.wait()
   try:
     return _work(cfg, cluster, server, client)
@@ -84,12 +85,17 @@ def _work(
   make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
   step = make_step(cfg, client, cluster, server.target)
   job = make_job(cfg, client, step, client.progress)
-  done = job.run()
+  stopped_by = job.run()
   troubles = job.close()
   client.barrier()
-  status = command_line.status(done, troubles)
+  status = command_line.status(stopped_by, troubles)
   client.bye(status)
   return status
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stop())
 
 
 def _check(cfg: Config) -> None:

@@ -62,6 +62,7 @@ class Job:
     inputs: gives each process its share of the passes.
     evaluation: scores passes.
     lock: keeps other jobs off the run_dir from `open_run` on.
+    stop_requested: the number of the signal that asked this process to stop, or 0.
   """
 
   def __init__(
@@ -83,7 +84,7 @@ class Job:
     )
     self.evaluation = Evaluation(cfg, communicator, step, self.inputs, progress_made)
     self.stream = Stream(cfg, communicator, self.state, self._pass_told)
-    self.stop_requested = False
+    self.stop_requested = 0
     self._save_is_due = False
     self._marker: str | None = None  # of the pass that was trained last
     self._evaluated: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
@@ -98,11 +99,12 @@ class Job:
     """The place in the data."""
     return self.state.progress
 
-  def run(self) -> bool:
+  def run(self) -> int:
     """Trains what the config asks for, from the last checkpoint on where there is one.
 
     Returns:
-      Whether all was done; False where the job was asked to stop and its state was saved.
+      0 where all was done; where the job was asked to stop and its state was saved, the number of
+      the signal, the same on every process.
     """
     train = self.cfg.train
     if train.dense_optimizer.kind == 'ftrl' and (train.plateau or train.schedule):
@@ -118,7 +120,7 @@ class Job:
       self.inputs.stop()
       self.lock.release()
 
-  def _run(self) -> bool:
+  def _run(self) -> int:
     cfg = self.cfg
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._request_stop)
@@ -135,7 +137,9 @@ class Job:
           keep=True,
         )
         self._write('end', status='stopped')
-        return cfg.data.watch is not None
+        stopped_by = min(filter(None, self.communicator.gather(self.stop_requested)))
+        # SIGTERM is how a supervisor ends a process that follows a stream.
+        return 0 if cfg.data.watch and stopped_by == signal.SIGTERM else stopped_by
       if valid and self.progress.unvalidated:
         self._validate(valid)
       self.progress.unvalidated = False
@@ -158,7 +162,7 @@ class Job:
         )
       self._write('importance', split='test' if test else 'valid', **found)
     self._write('end', status='finished')
-    return True
+    return 0
 
   def open_run(self) -> None:
     """Opens `run_dir`, restores its last checkpoint where there is one, and opens the reports."""
@@ -232,8 +236,9 @@ class Job:
     """Notes that a rank was lost, and the job ends; any thread may call it."""
     self._events.append({'event': 'lost', 'step': self.step.steps, 'reason': reason})
 
-  def _request_stop(self, *_: Any) -> None:
-    self.stop_requested = True
+  def _request_stop(self, number: int, *_: Any) -> None:
+    # Servers that hear of Ctrl-C ask their workers to stop as well, by SIGTERM; Ctrl-C counts.
+    self.stop_requested = min(number, self.stop_requested or number)
 
   # Passes
 
@@ -248,7 +253,7 @@ class Job:
       with self._clock.of('convert'):
         self._meet_passes()
     while True:
-      action = self.stream.next(self.stop_requested)
+      action = self.stream.next(self.stop_requested != 0)
       self.progress_made()
       # What a checkpoint holds of the end of a day or an epoch, it holds of the pass before too.
       if self._save_is_due and isinstance(action, (Train, Wait)):
@@ -438,7 +443,7 @@ class Job:
       self.state,
       batches,
       save=self.save,
-      stop_requested=lambda: self.stop_requested,
+      stop_requested=lambda: self.stop_requested != 0,
       on_step=on_step,
     )
 

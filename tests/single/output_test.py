@@ -1,0 +1,91 @@
+"""Standard output that is closed, full or without a reader, of every command and of a job."""
+
+import io
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import tomllib
+import unittest.mock
+
+import tensorflow as tf
+import yaml
+
+from trainer import command_line
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COMMANDS = [
+  script.split(':')[0]
+  for script in tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts'].values()
+]
+
+
+def start(arguments, **streams):
+  command = [sys.executable, '-m', *arguments]
+  return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **streams)
+
+
+def without_reader():
+  reading, writing = os.pipe()
+  os.close(reading)
+  return writing
+
+
+class OutputTest(tf.test.TestCase):
+  def test_commands_that_nobody_listens_to(self):
+    """As `| head` leaves them: quiet, and the status of a command that SIGPIPE has ended."""
+    writing = without_reader()
+    jobs = {name: start([name, '--help'], stdout=writing) for name in COMMANDS}
+    os.close(writing)
+    for name, job in jobs.items():
+      _, told = job.communicate(timeout=60)
+      self.assertEqual((job.returncode, told), (141, ''), name)
+
+  def test_commands_on_a_full_disk_or_without_output(self):
+    with open('/dev/full', 'w', encoding='utf-8') as full:
+      job = start(['trainer.run', '--help'], stdout=full)
+      _, told = job.communicate(timeout=60)
+    self.assertEqual(job.returncode, 2)
+    self.assertEqual(told, 'error: cannot write to standard output: No space left on device\n')
+    job = start(['trainer.run', '--help'], preexec_fn=lambda: os.closerange(0, 2))
+    _, told = job.communicate(timeout=60)
+    self.assertEqual((job.returncode, told), (0, ''))
+
+  def test_a_job_goes_on_without(self):
+    folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    (folder / 'log.csv').write_text('click,user\n' + '0,1\n1,2\n' * 50)
+    data = {'train': [f'{folder}/log.csv'], 'label': 'click', 'slots': [{'name': 'user'}]}
+    tree = {'data': data, 'model': {'interactions': ['linear']}}
+    (folder / 'config.yaml').write_text(yaml.safe_dump(tree))
+    writing = without_reader()
+    streams = {
+      'no_reader': {'stdout': writing},
+      'closed': {'preexec_fn': lambda: os.closerange(0, 2)},
+    }
+    for name, stream in streams.items():
+      run = folder / name
+      job = start(['trainer.run', f'--config={folder}/config.yaml', f'--run_dir={run}'], **stream)
+      _, told = job.communicate(timeout=120)
+      self.assertEqual(job.returncode, 0, told)
+      self.assertTrue((run / 'report.html').exists())
+    os.close(writing)
+
+  def test_output_that_is_not_needed_never_raises(self):
+    for needed in (False, True):
+      for place in ('/dev/full', without_reader()):
+        with open(place, 'wb', buffering=0) as to, unittest.mock.patch('sys.stderr', io.StringIO()):
+          out = command_line.Output(to, 'utf-8', line_buffering=True)
+          out.is_needed = needed
+          try:
+            for _ in range(3):
+              print('text', file=out, flush=True)
+            self.assertFalse(needed)
+            self.assertLen(sys.stderr.getvalue().splitlines(), 1)
+          except SystemExit as e:
+            self.assertTrue(needed)
+            self.assertEqual(e.code, 2 if place == '/dev/full' else 141)
+
+
+if __name__ == '__main__':
+  tf.test.main()
