@@ -81,10 +81,32 @@ class ApiTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, 'no data.test'):
       run.evaluate()
 
-  def test_labels_of_one_class_are_told_of(self):
-    with self.assertLogs('absl', 'WARNING') as told:
-      self.fit(log(300).assign(click='no'), label_positive='yes')
-    self.assertIn('every label is 0', '\n'.join(told.output))
+  def test_labels_of_one_class(self):
+    clicks = np.where(np.arange(300) % 3, 'no', 'yes')
+    misread = (
+      "log.csv: every label in the column 'click' is 0, which holds 200 × 'no', 100 × 'yes'; "
+      "data.label_positive is 'Yes'; 'yes' is likely meant; wanted both 0 and 1, or, where such "
+      'passes are meant, the text of a 0 as data.label_negative$'
+    )
+    neither = "found 'yes'; wanted what data.label_positive or label_negative matches"
+    for column, keys, wrong in (
+      (clicks, {'label_positive': 'Yes'}, misread),
+      (clicks, {'label_positive': 'yess'}, "'yes' is likely meant"),
+      (clicks, {'label_positive': 'clicked'}, "label_positive is 'clicked'; wanted both"),
+      (clicks, {'label_positive': '.*'}, 'every label .* is 1'),
+      (clicks, {'label_positive': 'Yes', 'label_negative': 'no'}, neither),
+      ('no', {'label_positive': 'yes'}, "which holds 300 × 'no'; data.label_positive is"),
+      ('no', {'label_positive': 'yes', 'label_negative': 'no'}, None),
+      (0, {}, "every label .* is 0, which holds 300 × '0'; wanted both"),
+      (1, {}, 'every label .* is 1'),
+      (0, {'label_negative': '0'}, None),
+    ):
+      with self.subTest(keys):
+        if wrong is None:
+          self.fit(log(300).assign(click=column), **keys)
+        else:
+          with self.assertRaisesRegex(UserError, wrong):
+            self.fit(log(300).assign(click=column), **keys)
 
   def test_a_log_without_header(self):
     run, path = self.fit(log(300), columns=['click', 'user'], delimiter=';')

@@ -143,6 +143,59 @@ class JobTest(tf.test.TestCase):
     with open(f'{self.run_dir}/ledger.jsonl', encoding='utf-8') as f:
       self.assertEqual([json.loads(line)['fate'] for line in f], ['trained', 'refused', 'trained'])
 
+  def announce(self, name, labels):
+    path = self.write(f'log/{name}', 0)
+    with open(path, 'a', encoding='utf-8') as f:
+      f.writelines(f'{i % 9},{name},{label}\n' for i, label in enumerate(labels))
+    with open(f'{path}.done', 'w', encoding='utf-8'):
+      pass
+
+  def test_passes_of_one_class(self):
+    """A stream goes on over passes without a click; a log in data.train is refused."""
+    for day, labels in enumerate(('nn', 'n', 'ny', 'nnn', 'yy')):
+      self.announce(f'day_{day}.csv', labels)
+    texts = {'label_positive': 'y', 'day_pattern': r'day_(\d+)'}
+    with self.assertRaisesRegex(BadPass, 'day_0.csv: every label .* is 0'):
+      self.make_job(texts | {'train': [f'{self.folder}/log/*.csv']}).run()
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+      self.watch(texts)
+    self.assertLen(self.events('train'), 5)
+    self.assertEqual(shown.getvalue().count('every label in the column'), 1)
+    with mock.patch.object(self, 'run_dir', f'{self.folder}/meant'):
+      meant = texts | {'train': [f'{self.folder}/log/*.csv'], 'label_negative': 'n'}
+      self.assertTrue(self.make_job(meant).run())
+      self.announce('day_9.csv', 'nyx')  # a third text
+      with self.assertRaisesRegex(BadPass, "day_9.csv:4: column 'label': found 'x'; wanted what"):
+        self.make_job(meant).run()
+    with mock.patch.object(self, 'run_dir', f'{self.folder}/misread'):
+      self.watch(texts | {'label_positive': 'Y', 'max_refused_passes': 9})
+      told = {e['pass']: e['reason'] for e in self.events('pass')}
+      self.assertEqual(sorted(told), ['day_2', 'day_4', 'day_9'])
+      self.assertRegex(told['day_2'], "label_positive is 'Y'; 'y' is likely meant")
+
+  def test_each_task_wants_both_classes(self):
+    path = f'{self.folder}/tasks.csv'
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('user,item,click,buy,price\n')
+      f.writelines(f'{i},0,{i % 2},{"no" if i % 2 else ""},1\n' for i in range(20))
+    labels = [
+      {'name': 'click'},
+      {'name': 'buy', 'positive': 'yes'},
+      {'name': 'price', 'loss': 'squared_error'},
+    ]
+    tasks = {label['name']: {} for label in labels}
+    model = {'interactions': ['linear'], 'tasks': tasks}
+    data = {'train': [path], 'labels': labels}
+    wrong = (
+      "every label in the column 'buy' is 0, which holds 10 × 'no'; data.labels.1.positive is "
+      "'yes'; wanted both 0 and 1, or, .* as data.labels.1.negative"
+    )
+    with self.assertRaisesRegex(BadPass, wrong):
+      self.make_job(data, model=model).run()
+    labels[1]['negative'] = 'no'
+    self.assertTrue(self.make_job(data, model=model).run())
+
   def test_an_empty_directory_is_set_aside_and_read_once_it_has_files(self):
     for day in ('day_1', 'day_3'):
       self.write(f'log/{day}/part-0.csv')

@@ -238,7 +238,8 @@ def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
     return
   if len(names) < 2:
     fail('data.labels', f'found {names}; wanted at least two, or the one as data.label')
-  if data.label != 'label' or data.label_positive is not None or data.label_is != 'binary':
+  of_one = (data.label, data.label_positive, data.label_negative, data.label_is)
+  if of_one != ('label', None, None, 'binary'):
     fail('data.labels', 'found beside the keys of data.label; wanted either')
   for name in names:
     if not re.fullmatch(r'[A-Za-z]\w*', name, re.ASCII):
@@ -246,17 +247,15 @@ def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
     if names.count(name) > 1:
       fail('data.labels', f"the name '{name}' stands twice; wanted distinct names")
   for i, label in enumerate(data.labels):
-    if label.positive is None:
-      continue
-    if label.loss == 'squared_error':
-      fail(f'data.labels.{i}.positive', 'makes labels of 0 and 1; wanted a loss for them with it')
-    try:
-      re.compile(label.positive)
-    except re.error as e:
-      fail(
-        f'data.labels.{i}.positive',
-        f'found {label.positive!r}; wanted a regular expression ({e})',
-      )
+    for key, pattern in (('positive', label.positive), ('negative', label.negative)):
+      if pattern is None:
+        continue
+      if label.loss == 'squared_error':
+        fail(f'data.labels.{i}.{key}', 'makes labels of 0 and 1; wanted a loss for them with it')
+      try:
+        re.compile(pattern)
+      except re.error as e:
+        fail(f'data.labels.{i}.{key}', f'found {pattern!r}; wanted a regular expression ({e})')
   for name in model.tasks:
     if name not in names:
       fail(f'model.tasks.{name}', 'is no name of data.labels' + nearest(name, names))

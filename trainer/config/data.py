@@ -69,7 +69,9 @@ class Label(Section):
   column: str | None = None
   """Its column in the file; null: the label's name."""
   positive: str | None = None
-  """A regular expression: a label that matches it whole is 1, any other text 0."""
+  """As data.label_positive."""
+  negative: str | None = None
+  """As data.label_negative."""
   loss: Loss = 'log_loss'
   """log_loss, focal and fake_negative (conversions that come late, docs/layers.md) want 0 or 1,
   squared_error any number."""
@@ -108,7 +110,12 @@ class Data(Section):
   label_is: Literal['binary', 'real'] = 'binary'
   """binary: 0 or 1; real: any number, for squared_error."""
   label_positive: str | None = None
-  """A regular expression: a label that matches it whole is 1, any other text 0."""
+  """A regular expression: a label that matches it whole is 1, any other text 0. null: labels are 0
+  and 1."""
+  label_negative: str | None = None
+  """A regular expression: a label that matches it whole is 0; one that matches neither this nor
+  label_positive (null: 1) is a bad record. It also says that passes whose labels are all 0, or all
+  1, are meant: in data.train they are refused otherwise."""
   labels: list[Label] = []
   """Several labels, each the task of its name in model.tasks, in place of `label`; the first is
   the main one."""

@@ -117,7 +117,13 @@ class Config(Section):
   def labels(self) -> list[Label]:
     """What is predicted: `data.labels`, or the one label in the same form."""
     data = self.data
-    one = Label(name=data.label, positive=data.label_positive, loss=self.model.loss, click=1.0)
+    one = Label(
+      name=data.label,
+      positive=data.label_positive,
+      negative=data.label_negative,
+      loss=self.model.loss,
+      click=1.0,
+    )
     return data.labels or [one]
 
   def own_slot_ids(self) -> dict[str, int]:

@@ -131,18 +131,16 @@ def parsed_blocks(
 
 
 def _check(cfg: config.Config) -> None:
-  data = cfg.data
-  if data.label_positive is not None:
-    if data.label_is == 'real':
-      raise UserError(
-        "data.label_positive: makes labels of 0 and 1; wanted data.label_is 'binary' with it"
-      )
+  for key in ('label_positive', 'label_negative'):
+    pattern = getattr(cfg.data, key)
+    if pattern is None:
+      continue
+    if cfg.data.label_is == 'real':
+      raise UserError(f"data.{key}: makes labels of 0 and 1; wanted data.label_is 'binary' with it")
     try:
-      re.compile(data.label_positive)
+      re.compile(pattern)
     except re.error as e:
-      raise UserError(
-        f'data.label_positive: found {data.label_positive!r}; wanted a regular expression ({e})'
-      ) from None
+      raise UserError(f'data.{key}: found {pattern!r}; wanted a regular expression ({e})') from None
 
 
 class BadRecords:

@@ -430,28 +430,51 @@ class _Records:
       )
 
 
-def _positive(array: pa.Array, column: str, pattern: str, missing: Sequence[str]) -> np.ndarray:
-  """Whether texts match a pattern whole: float64 [n], NaN where blank or missing."""
-  encoded = _trim(_as_text(array, column)).dictionary_encode()
+def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
+  """Returns the distinct texts of labels, and the place among them of each label, int64 [n]; one
+  past the end where it is blank.
+  """
+  encoded = _trim(_as_text(_one_each(array)[0], column)).dictionary_encode()
   distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]
-  positive = [
-    np.nan if t in missing else float(re.fullmatch(pattern, t) is not None) for t in distinct
-  ]
-  return np.array([*positive, np.nan])[encoded.indices.fill_null(len(distinct)).to_numpy()]
+  return distinct, encoded.indices.fill_null(len(distinct)).to_numpy()
 
 
-def _labels(data: config.Data, block: Block, records: _Records) -> np.ndarray:
+def _classes(
+  array: pa.Array, column: str, label: config.Label, missing: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Labels by what their texts match.
+
+  Returns:
+    float64 [n], 0 or 1, NaN where blank or missing; whether wrong [n]: neither positive nor
+    negative.
+  """
+
+  def of(text: str) -> float:
+    if text in missing:
+      return np.nan
+    if re.fullmatch('1' if label.positive is None else label.positive, text):
+      return 1.0
+    return 0.0 if label.negative is None or re.fullmatch(label.negative, text) else np.inf
+
+  distinct, places = label_texts(array, column)
+  found = np.array([*map(of, distinct), np.nan])[places]
+  return found, np.isinf(found)
+
+
+def _labels(cfg: config.Config, block: Block, records: _Records) -> np.ndarray:
   """float64 [n], or of several tasks [n, T]; records whose label is none are dropped.
 
   A blank label of one task of several is kept, as NaN.
   """
-  columns = []
+  data, columns = cfg.data, []
   for label in data.labels:
     column = label.column or label.name
     array, several = _one_each(block.columns[column])
     records.drop(several, 'label', column, 'one label')
-    if label.positive is not None:
-      columns.append(_positive(array, column, label.positive, data.missing_values))
+    if label.positive is not None or label.negative is not None:
+      classes, wrong = _classes(array, column, label, data.missing_values)
+      records.drop(wrong, 'label', column, 'what positive or negative of data.labels matches')
+      columns.append(classes)
       continue
     numbers, wrong = _floats(array, column, data.missing_values)
     if label.loss == 'squared_error':
@@ -465,8 +488,9 @@ def _labels(data: config.Data, block: Block, records: _Records) -> np.ndarray:
   column = data.label
   array, several = _one_each(block.columns[column])
   records.drop(several, 'label', column, 'one label')
-  if data.label_positive is not None:
-    label = _positive(array, column, data.label_positive, data.missing_values)
+  if data.label_positive is not None or data.label_negative is not None:
+    label, wrong = _classes(array, column, cfg.labels[0], data.missing_values)
+    records.drop(wrong, 'label', column, 'what data.label_positive or label_negative matches')
     records.drop(np.isnan(label), 'label', column, 'a text')
     return label
   label, wrong = _floats(array, column, data.missing_values)
@@ -504,7 +528,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   records = _Records(block)
   label, weight, group = _labels_of_none(data, n)
   if labelled:
-    label = _labels(data, block, records)
+    label = _labels(cfg, block, records)
     if data.weight is not None:
       array, several = _one_each(block.columns[data.weight])
       records.drop(several, 'weight', data.weight, 'one weight')

@@ -435,6 +435,20 @@ class PreparedPass:
     group = batch.group if self._grouped else None
     return Parsed(counts, keys, values, batch.dense, batch.label, weight, group)
 
+  def sole_labels(self) -> list[float | None]:
+    """Returns for each task the label that all of the pass's samples have; None where they differ
+    or are blank.
+    """
+    labels = self._label if self._label.ndim == 2 else self._label[:, None]
+    found: list[set[float]] = [set() for _ in range(labels.shape[1])]
+    for start in range(0, len(labels), CHUNK):
+      for own, column in zip(found, labels[start : start + CHUNK].T):
+        if len(own) < 2:
+          own.update(np.unique(column[~np.isnan(column)]).tolist())
+      if all(len(own) > 1 for own in found):
+        break
+    return [own.pop() if len(own) == 1 else None for own in found]
+
   def num_batches(self, batch_size: int) -> int:
     """The number of global batches of so many samples."""
     return -(-self.num_samples // batch_size)

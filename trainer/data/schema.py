@@ -42,10 +42,11 @@ def reading(cfg: config.Config) -> dict[str, Any]:
     'delimiter': data.delimiter,
     'columns': data.columns,
     'label_positive': data.label_positive,
+    'label_negative': data.label_negative,
     'missing_values': data.missing_values,
     'max_bad_share': data.max_bad_share,
     'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
-  } | ({'labels': [[x.column, x.positive] for x in data.labels]} if data.labels else {})
+  } | ({'labels': [[x.column, x.positive, x.negative] for x in data.labels]} if data.labels else {})
 
 
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:

@@ -9,6 +9,7 @@ import numpy as np
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
+from trainer.data.labels import one_class
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.training.inputs import Inputs
@@ -33,19 +34,17 @@ def tell(cfg: config.Config) -> Iterator[str]:
   samples = 0
   for split in ('train', 'valid', 'test'):
     found = passes(cfg, getattr(cfg.data, split), f'data.{split}')
-    rows = []
+    rows, told = [], []  # the first pass of one class is told
     for one in found:
       (prepared,) = inputs.prepared([one], split)
+      if not told and (alike := one_class(cfg, prepared)):
+        told.append(f'  {alike.text}')
       rows.append((one.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
       if split == 'train':
         samples += prepared.num_samples
         _count(cfg, prepared, distinct)
     yield from _pass_lines(cfg, split, rows)
-    rates = {row[3] for row in rows}
-    if len(rates) == 1 and rates <= {0.0, 1.0} and cfg.labels[0].loss != 'squared_error':
-      yield (
-        f'  every label is {rates.pop():.0f}; wanted both 0 and 1 (data.label, data.label_positive)'
-      )
+    yield from told
   yield 'slots (distinct values in data.train):'
   ids = cfg.slot_ids()
   for slot in cfg.slots:

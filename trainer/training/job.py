@@ -17,6 +17,7 @@ from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.features import dense_stats
+from trainer.data.labels import one_class
 from trainer.data.log_files import modified
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
@@ -86,6 +87,7 @@ class Job:
     self.stream = Stream(cfg, communicator, self.state, self._pass_told)
     self.stop_requested = 0
     self._save_is_due = False
+    self._one_class_told = False
     self._marker: str | None = None  # of the pass that was trained last
     self._evaluated: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
     self.lock = RunLock(cfg.run_dir)
@@ -303,6 +305,8 @@ class Job:
     try:
       with self._clock.of('convert'):
         (prepared,) = self.inputs.prepared([one], 'train')
+        if progress.batch == 0:
+          self._check_classes(prepared)
         self._convert_ahead()
     except BadPass as e:
       self.stream.refused(e)
@@ -330,6 +334,23 @@ class Job:
     every = cfg.checkpoint.every_passes
     self._save_is_due |= every is not None and progress.done % every == 0
     return True
+
+  def _check_classes(self, prepared: PreparedPass) -> None:
+    """Looks whether a pass has both classes of every label; every process calls it.
+
+    A small pass of a stream may well have no click: that is told, once.
+
+    Raises:
+      BadPass: where it has one class, and is no pass of a stream or misread.
+    """
+    found = one_class(self.cfg, prepared)
+    if found is None:
+      return
+    if found.is_misread or not self.cfg.data.watch:
+      raise BadPass(found.text)
+    if not self._one_class_told:
+      self._one_class_told = True
+      self._live.show(f'{found.text} (further such passes are not told)', keep=True)
 
   def _pass_told(self, name: str, fate: str, reason: str) -> None:
     """Reports a pass that is not simply trained on."""
@@ -405,14 +426,6 @@ class Job:
       for slot, share in present.items():
         slots.setdefault(slot, {})['blank'] = 1 - share
       fields = now | self.step.traffic() | where | {'learning_rate_factor': self._rate()}
-      is_first = self.progress.examples == now['examples']
-      if now.get('ctr') in (0, 1) and is_first and self.communicator.rank == 0:
-        logging.warning(
-          '%s: every label is %d, so that nothing can be learnt; wanted both 0 and 1 (data.label, '
-          'data.label_positive)',
-          name,
-          now['ctr'],
-        )
       fields |= {
         'slots': slots,
         'bad': prepared.meta.get('bad', {}).get('records', 0),

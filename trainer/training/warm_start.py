@@ -22,7 +22,7 @@ from trainer.data.features import HASH_BITS
 # learns, when features live, and its slots and layers.
 _RATES = 'learning_rate|beta1|beta2|epsilon|learning_rate_power|beta|l1|l2|clip|initial_accumulator'
 _MAY_CHANGE = re.compile(
-  r'train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
+  r'data\.label_negative|data\.labels\.\d+\.negative|train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
   rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES}|kind)|sparse\.tables\..*\.dtype'
   r'|model\.label_smoothing|model\.focal_gamma|model\.interactions\..*'
 )
