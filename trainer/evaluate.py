@@ -9,7 +9,7 @@ import itertools
 import json
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 
 from trainer import api, command_line, runtime
 from trainer.errors import UserError, nearest
@@ -52,6 +52,8 @@ def main() -> None:
       return
     values = job.evaluation.evaluate(prepared)
     if here.rank == 0:
+      if warning := job.cfg.uncalibrated():
+        logging.warning('%s', warning)
       as_json = JSON.value or not runtime.is_terminal()
       print(json.dumps(values) if as_json else '\n'.join(in_words(values)))
 

@@ -99,13 +99,14 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(cfg.sparse.gradient_scale, 'batch')
 
   def test_a_static_log_with_validation_has_epochs_and_early_stopping(self):
-    train = self.load(overrides=['data.valid=[y.csv]']).train
-    self.assertEqual((train.epochs, train.plateau), (config.STATIC_EPOCHS, config.Plateau()))
+    for loss, metric in (('log_loss', 'auc'), ('squared_error', 'rmse')):
+      cfg = self.load(overrides=['data.valid=[y.csv]', f'model.loss={loss}'])
+      found = (cfg.train.epochs, cfg.train.plateau, cfg.deciding_metric)
+      self.assertEqual(found, (config.STATIC_EPOCHS, config.Plateau(), metric))
     for overrides in (
       [],
       ['data.valid=[y.csv]', 'train.epochs=1'],
       ['data.valid=[y.csv]', 'data.day_pattern=(\\d+)'],
-      ['data.valid=[y.csv]', 'data.label_is=real', 'model.loss=squared_error'],
     ):
       train = self.load(overrides=overrides).train
       self.assertEqual((train.epochs, train.plateau), (1, None), overrides)
@@ -210,8 +211,12 @@ class ConfigTest(tf.test.TestCase):
       (['data.day_pattern=day'], r'wanted a group in parentheses'),
       (['train.plateau={}'], r'needs data.valid'),
       (
-        ['model.loss=squared_error', 'train.plateau={}', 'data.valid=[y]'],
-        r"has no metric of 'squared_error'; wanted it left out",
+        ['model.loss=squared_error', 'train.plateau={metric: auc}', 'data.valid=[y]'],
+        r"'train.plateau.metric': found 'auc'; the loss 'squared_error' has rmse",
+      ),
+      (
+        ['train.plateau={metric: rmse}', 'data.valid=[y]'],
+        r"found 'rmse'; the loss 'log_loss' has auc, gauc and logloss",
       ),
       (
         ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],

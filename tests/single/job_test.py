@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import SingleProcess
@@ -248,6 +249,67 @@ class JobTest(tf.test.TestCase):
     for a, b in zip(*states, strict=True):
       self.assertAllEqual(a['key'], b['key'])
       self.assertAllEqual(a['linear'], b['linear'])
+
+  def test_every_loss_from_training_to_its_report(self):
+    with open(f'{self.folder}/log.csv', 'w', encoding='utf-8') as f:
+      f.write('user,item,click,price\n')
+      f.writelines(f'{i % 9},{i % 5},{i % 3 == 0:d},{i % 9 / 3}\n' for i in range(200))
+    splits = {split: [f'{self.folder}/log.csv'] for split in ('train', 'valid', 'test')}
+    linear = {'interactions': ['linear']}
+    price = {'name': 'price', 'loss': 'squared_error'}
+    cases = {
+      loss: ({'label': 'click'}, linear | {'loss': loss})
+      for loss in ('log_loss', 'focal', 'fake_negative', 'squared_error')
+    }
+    cases['real'] = {'label': 'price', 'label_is': 'real'}, linear | {'loss': 'squared_error'}
+    for name, labels in (
+      ('click first', [{'name': 'click'}, price]),
+      ('price first', [price, {'name': 'click'}]),
+    ):
+      cases[name] = {'labels': labels}, linear | {'tasks': {'click': {}, 'price': {}}}
+    for name, (data, model) in cases.items():
+      with self.subTest(name), mock.patch.object(self, 'run_dir', f'{self.folder}/{name}'):
+        metric = 'rmse' if name in ('squared_error', 'real', 'price first') else 'auc'
+        train = {'plateau': {'stop_after': 1}, 'epochs': 3}
+        one = self.make_job(splits | data, model=model, train=train)
+        with mock.patch.object(logging, 'warning') as warning:
+          self.assertTrue(one.run())
+        self.assertEqual(any('focal' in str(c) for c in warning.call_args_list), name == 'focal')
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+          self.assertEqual(one.close(), [], 'nothing of the reports is missing')
+        self.assertRegex(shown.getvalue(), f'best: valid .*{metric} ')
+        self.assertEqual('does not calibrate' in shown.getvalue(), name == 'focal')
+        self.assertTrue(os.path.exists(f'{self.run_dir}/report.html'))
+        (importance,) = self.events('importance')
+        self.assertIn(metric, importance)
+        for losses in importance['slots'].values():
+          self.assertIn(metric, losses)
+
+  def test_a_new_run_begins_with_the_best_state_of_another(self):
+    train = self.write('a.csv')
+    with open(train, encoding='utf-8') as f:
+      header, *rows = f.read().split()
+    with open(f'{self.folder}/valid.csv', 'w', encoding='utf-8') as f:
+      f.writelines([f'{header}\n', *(f'{row[:-1]}{1 - int(row[-1])}\n' for row in rows)])
+    # What is learnt is wrong for the validation: its best is that of the first epoch, 3 steps.
+    for valid, kind, step in (([f'{self.folder}/valid.csv'], 'best', 3), ([], 'checkpoints', 9)):
+      data, run_dir = {'train': [train], 'valid': valid}, f'{self.folder}/of_{kind}'
+      self.make_job(data, run_dir=run_dir, train={'epochs': 3}).run()
+      shown = io.StringIO()
+      with contextlib.redirect_stdout(shown):
+        later = self.make_job(data, run_dir, run_dir=f'{self.folder}/later_{kind}')
+        later.run()
+      self.assertEqual(later.progress.first_step, step)
+      self.assertRegex(shown.getvalue(), f'begins with the model of {run_dir}/{kind}/ckpt')
+
+  def test_a_run_goes_on_with_another_group(self):
+    data = {'train': [self.write('a.csv')]}
+    self.make_job(data).run()
+    for group in ('user', 'item', None):
+      epochs = {'user': 2, 'item': 3, None: 4}[group]
+      self.make_job(data | {'group': group}, train={'epochs': epochs}).run()
+    self.assertLen(self.events('train'), 4)
 
   def test_what_is_wrong_late_in_a_pass_is_told_when_it_is_its_turn(self):
     for day in (1, 2, 3):

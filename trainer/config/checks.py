@@ -179,12 +179,14 @@ def check(cfg: Config, where: str) -> None:
         f"found '{cfg.train.plateau.task}'; wanted a name of data.labels"
         + nearest(cfg.train.plateau.task, names),
       )
-  plateau_label = next(
-    (x for x in cfg.labels if cfg.train.plateau and x.name == cfg.train.plateau.task), cfg.labels[0]
-  )
-  if cfg.train.plateau and plateau_label.loss == 'squared_error':
-    fail('train.plateau', "has no metric of 'squared_error'; wanted it left out")
-  if cfg.train.plateau and cfg.train.plateau.metric == 'gauc' and not data.group:
+  loss = cfg.deciding_label.loss
+  if (cfg.deciding_metric == 'rmse') != (loss == 'squared_error'):
+    fail(
+      'train.plateau.metric',
+      f"found '{cfg.deciding_metric}'; the loss '{loss}' has "
+      + ('rmse' if loss == 'squared_error' else 'auc, gauc and logloss'),
+    )
+  if cfg.deciding_metric == 'gauc' and not data.group:
     fail('train.plateau.metric', "found 'gauc'; it needs data.group, the column of the user")
   if cfg.sync.dense_allreduce == 'connections' and cfg.sync.row_exchange == 'horovod':
     fail(

@@ -55,14 +55,9 @@ class Config(Section):
     """A log without days is trained on until validation says that it is enough."""
     if not isinstance(tree, dict) or not isinstance(tree.get('data'), dict):
       return tree
-    data, train, model = tree['data'], tree.get('train') or {}, tree.get('model')
+    data, train = tree['data'], tree.get('train') or {}
     ends = data.get('valid') and not data.get('watch') and not data.get('day_pattern')
-    if not ends or not isinstance(train, dict) or not isinstance(model, dict):
-      return tree
-    losses = [model.get('loss')] + [
-      label.get('loss') for label in data.get('labels') or [] if isinstance(label, dict)
-    ]
-    if {'epochs', 'plateau'} & set(train) or 'squared_error' in losses:
+    if not ends or not isinstance(train, dict) or {'epochs', 'plateau'} & set(train):
       return tree
     return tree | {'train': train | {'plateau': {}, 'epochs': STATIC_EPOCHS}}
 
@@ -125,6 +120,35 @@ class Config(Section):
       click=1.0,
     )
     return data.labels or [one]
+
+  def uncalibrated(self) -> str | None:
+    """Says which key makes predictions that order samples and are no probabilities; None where
+    none does.
+    """
+    focal = self.model.focal_gamma > 0 and [x.name for x in self.labels if x.loss == 'focal']
+    if focal:
+      key = f'the loss focal of {", ".join(focal)}' if self.data.labels else 'model.loss focal'
+    elif self.model.label_smoothing > 0:
+      key = f'model.label_smoothing {self.model.label_smoothing:g}'
+    else:
+      return None
+    return (
+      f'{key} does not calibrate: predictions order the samples, but are no probabilities of a '
+      'click; wanted log_loss without smoothing where they are used as such'
+    )
+
+  @property
+  def deciding_label(self) -> Label:
+    """The label whose metric the best epoch is chosen by."""
+    task = self.train.plateau and self.train.plateau.task
+    return next((label for label in self.labels if label.name == task), self.labels[0])
+
+  @property
+  def deciding_metric(self) -> str:
+    """The metric of `deciding_label` that the best epoch is chosen by."""
+    plateau = self.train.plateau
+    default = 'rmse' if self.deciding_label.loss == 'squared_error' else 'auc'
+    return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:
     """As `slot_ids`, of the slots that have features of their own."""

@@ -41,8 +41,9 @@ def close(cfg: config.Config) -> None:
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
     print_table(of_task)
-  if warning := few_admitted(cfg, run.events):
-    print(warning)
+  for warning in (cfg.uncalibrated(), few_admitted(cfg, run.events)):
+    if warning:
+      print(warning)
   write_report(cfg)
   for line in last_lines(run):
     print(line)

@@ -352,16 +352,18 @@ def speed(run: Run) -> go.Figure | None:
 
 
 def importance(run: Run) -> go.Figure | None:
-  """What AUC (or logloss) loses when a slot's features are exchanged between samples."""
+  """What AUC loses, or RMSE gains, when a slot's features are exchanged between samples."""
   found = run.of('importance')
   if not len(found):
     return None
   slots = found.iloc[-1]['slots']
-  losses = pd.Series({slot: values['auc'] for slot, values in slots.items()}).dropna()
+  metric = 'rmse' if any('rmse' in values for values in slots.values()) else 'auc'
+  losses = pd.Series({slot: values[metric] for slot, values in slots.items()}, dtype=float).dropna()
   losses = losses.sort_values(ascending=False)
   if not len(losses):
     return None
-  figure = _bars(list(losses.index), 'loss of AUC')
+  title = 'gain of RMSE' if metric == 'rmse' else 'loss of AUC'
+  figure = _bars(list(losses.index), title)
   figure.add_trace(
     go.Bar(
       x=losses.tolist(),

@@ -199,7 +199,8 @@ def _blank_slots(run: Run) -> Iterator[str]:
 
 
 def _leaks(run: Run) -> Iterator[str]:
-  for _, one in run.of('importance').tail(1).iterrows():
+  found = run.of('importance')
+  for _, one in found.tail(1).iterrows() if 'auc' in found else ():
     for slot, values in one['slots'].items():
       if one['auc'] > LEAK_AUC and (values['auc'] or 0) > LEAK_LOSS:
         yield (
@@ -244,6 +245,8 @@ def _calibration(run: Run) -> Iterator[str]:
         f'Predictions of the {last["split"]} split ({last["pass"]}) lie '
         f'{abs(last["calibration"] - 1):.0%} {how} {one.task or "the clicks"}.'
       )
+  if reason := run.cfg.uncalibrated():
+    yield f'{reason[0].upper()}{reason[1:]}.'
 
 
 def _overfitting(run: Run) -> Iterator[str]:

@@ -47,16 +47,14 @@ class Run:
     losses = {label.name: label.loss for label in self.cfg.data.labels}
     if losses.get(self.task, self.cfg.labels[0].loss) == 'squared_error':
       return 'rmse'
-    plateau = self.cfg.train.plateau
-    return plateau.metric if plateau and self.task == self.deciding_task else 'auc'
+    return self.cfg.deciding_metric if self.task == self.deciding_task else 'auc'
 
   @property
   def deciding_task(self) -> str:
     """The task that the best epoch is chosen by; '' where there is one label."""
     if not self.cfg.data.labels:
       return ''
-    plateau = self.cfg.train.plateau
-    return plateau.task if plateau and plateau.task else self.cfg.labels[0].name
+    return self.cfg.deciding_label.name
 
   @property
   def deciding(self) -> 'Run':

@@ -77,8 +77,8 @@ def slot_importance(
     progress_made: called after each batch.
     most_samples: about how many samples; None: all.
   Returns:
-    auc and logloss as they are, and `slots`: by name what AUC loses and what logloss gains. None
-    stands for what the samples do not define.
+    auc and logloss as they are, and `slots`: by name what AUC loses and what logloss gains; of
+    squared error rmse in place of both. None stands for what the samples do not define.
   """
   names = [slot.name for slot in cfg.slots]
   total = min(sum(p.num_samples for p in prepared), most_samples or 1 << 62)
@@ -122,13 +122,15 @@ def slot_importance(
         state[name] = state[name] + array if name in state else array
     return result(state) if state else {}
 
+  signs = {'rmse': -1} if cfg.labels[0].loss == 'squared_error' else {'auc': 1, 'logloss': -1}
   found: dict[str, Any] = {}
   for i, name in enumerate(names):
     before, after = quality('before', [i]), quality('after', [i])
-    losses = {}
-    for metric, sign in (('auc', 1), ('logloss', -1), ('rmse', -1)):
-      if before.get(metric) is not None and after.get(metric) is not None:
-        losses[metric] = sign * (before[metric] - after[metric])
-    found[name] = {'auc': None} | losses
+    found[name] = {
+      metric: None
+      if before.get(metric) is None or after.get(metric) is None
+      else sign * (before[metric] - after[metric])
+      for metric, sign in signs.items()
+    }
   whole = quality('before', range(len(names)))
-  return {m: whole[m] for m in ('auc', 'logloss', 'rmse') if m in whole} | {'slots': found}
+  return {metric: whole.get(metric) for metric in signs} | {'slots': found}

@@ -115,6 +115,8 @@ class Job:
         'which %s changes; wanted another kind, or rates that stay',
         'train.plateau' if train.plateau else 'train.schedule',
       )
+    if (reason := self.cfg.uncalibrated()) and self.communicator.rank == 0:
+      logging.warning('%s', reason)
     try:
       self.open_run()
       return self._run()
@@ -180,10 +182,13 @@ class Job:
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
     self.lock.id = self.communicator.broadcast(self.lock.id)
     resumed = self.state.restore()
+    taken = None
     if not resumed and self._init_from:
-      self.state.start_from(self._init_from)
+      taken = self.state.start_from(self._init_from)
     self.state.keep_best()
     self.open_reports(is_first, self.progress.metrics_position)
+    if taken:
+      self._live.show(f'begins with the model of {taken}', keep=True)
     self._write(
       'start',
       processes=self.communicator.size,
@@ -529,8 +534,7 @@ class Job:
   def _validate(self, valid: Sequence[PreparedPass]) -> None:
     """Evaluates, keeps the best state, and on a plateau lowers the learning rates or stops."""
     progress, plateau = self.progress, self.cfg.train.plateau
-    metric = 'rmse' if self.cfg.labels[0].loss == 'squared_error' else 'auc'
-    metric = plateau.metric if plateau else metric
+    metric = self.cfg.deciding_metric
     values = self._evaluate_split(valid, 'valid')
     if plateau and plateau.task:
       values = values['tasks'][plateau.task]
@@ -665,6 +669,8 @@ def _likely_cause(cfg: config.Config, calibration: float | None, steps: int) -> 
         )
   if steps < FEW_STEPS:
     return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
+  if reason := cfg.uncalibrated():
+    return reason
   if calibration is not None and not 0.8 < calibration < 1.25:
     return (
       f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '

@@ -22,6 +22,7 @@ MAY_CHANGE = (
   'data.train',
   'data.valid',
   'data.test',
+  'data.group',
   'data.watch',
   'data.format',
   'data.delimiter',
@@ -151,18 +152,26 @@ class RunState:
     """
     return self._restore(self._best if best else self._checkpoints)
 
-  def start_from(self, run_dir: str) -> None:
+  def start_from(self, run_dir: str) -> str:
     """Takes up what another run has learned, and none of its place in the data.
 
+    Where the run has validated its epochs, its best state is taken, as for predicting; else its
+    last.
+
+    Returns:
+      The path of the checkpoint that was taken.
     Raises:
       UserError: where it has no checkpoint, or is of another model.
     """
-    if not self._restore(os.path.join(run_dir, 'checkpoints'), is_checked=False):
+    directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
+    if not any(self._restore(directory, is_checked=False) for directory in directories):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
+    taken = self._path
     self._step.dense.metrics.reset()
     self.progress = Progress(step=self._step.steps, first_step=self._step.steps)
     self.ledger, self._path = Ledger(), ''
     self._set_rates()
+    return taken
 
   def _restore(self, directory: str, is_checked: bool = True) -> bool:
     """As `restore`. Args: is_checked: whether the configs were compared already."""
