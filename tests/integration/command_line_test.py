@@ -237,7 +237,7 @@ class CommandLineTest(tf.test.TestCase):
       self.assert_mistake(self.train(), pattern)
 
   def test_bad_records_under_the_share_are_counted(self):
-    self.write('train.csv', ['1,2,0.5,1'] * 99 + ['1,2,0.5,7'])
+    self.write('train.csv', ['1,2,0.5,0', *['1,2,0.5,1'] * 98, '1,2,0.5,7'])
     done = self.train('--set', 'data.max_bad_share=0.02')
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn('dropped 1 bad of 100 records', done.stderr)
