@@ -53,13 +53,13 @@ class Policy:
   """admission probability: of each occurrence; decided by (seed, key, count)."""
   seed: int = 0
   """Of admission by probability."""
-  base_threshold: float = 1.5
-  """A base holds the features whose score reaches this."""
-  delta_threshold: float = 0.25
-  """A delta holds, of those, the features whose score has grown by this much since they were last
-  written."""
-  delta_keep_days: int = 16
-  """Neither holds a feature that was unseen for more days than this."""
+  base_threshold: float | None = 1.5
+  """Exports leave out features with a lower score; null: they leave none out for its score."""
+  delta_threshold: float | None = 0.25
+  """A delta holds the features whose score has grown by this much since they were last written;
+  null: all that were seen since."""
+  delta_keep_days: int | None = 16
+  """Exports leave out features that were unseen for more days than this; null: none for that."""
   decay: float = 0.98
   """What show and click are multiplied by at the end of each day."""
   delete_threshold: float = 0.8
@@ -98,8 +98,11 @@ class Policy:
       'delete_threshold',
     ):
       value = getattr(self, name)
+      optional = name in ('base_threshold', 'delta_threshold')
+      if value is None and optional:
+        continue
       if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        fail(name, 'a finite number')
+        fail(name, 'a finite number' + (' or null' if optional else ''))
     for name in ('nonclk_coeff', 'clk_coeff', 'admission_count'):
       if getattr(self, name) < 0:
         fail(name, 'a number >= 0')
@@ -115,7 +118,7 @@ class Policy:
       ('capacity', 1),
     ):
       value = getattr(self, name)
-      optional = name in ('delete_after_unseen_days', 'min_age_days', 'capacity')
+      optional = name not in ('seed',)
       if value is None and optional:
         continue
       if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -129,6 +132,12 @@ class Policy:
             f'per_slot[{slot}]: unknown field {name!r}; wanted one of ' + ', '.join(PER_SLOT)
           )
       dataclasses.replace(self, per_slot={}, **fields)
+
+  @property
+  def filters_exports(self) -> bool:
+    """Whether an export may leave features out."""
+    every = [self, *(self.for_slot(slot) for slot in self.per_slot)]
+    return any(p.base_threshold is not None or p.delta_keep_days is not None for p in every)
 
   def for_slot(self, slot: int) -> 'Policy':
     """The policy as it holds for one slot, without `per_slot`."""

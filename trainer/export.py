@@ -54,6 +54,8 @@ def main() -> None:
       folder=OUT.value,
     )
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')
+  if done.left_out.rows:
+    print(done.left_out)
   if KIND.value in MODEL_KINDS:
     size, seconds = saved_model.measure(done.path)
     print(f'{size / 1e6:.1f} MB, loaded in {seconds:.1f} s')

@@ -38,12 +38,18 @@ def main() -> int:
   store = stores.open_store(TO.value, '--to', writable=True)
   publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
 
+  is_filter_told = False
+
   def tell(applied: Applied) -> None:
+    nonlocal is_filter_told
     print(
       f'version {applied.version.sequence}: {applied.version.export}, {applied.rows:,} rows and '
       f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s',
       flush=True,
     )
+    if applied.version.left_out and not is_filter_told:
+      print(applied.version.left_out, flush=True)
+      is_filter_told = True
 
   if ROLLBACK.value is not None:
     tell(publisher.roll_back(ROLLBACK.value))

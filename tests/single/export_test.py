@@ -563,13 +563,14 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
         'tombstones-00000-of-00001.parquet',
       ],
     )
+    position = {'pass': 'p1', 'rules': POLICY.serialize()}
     manifest = files.read_manifest(path)
     self.assertEqual(
       [
         manifest[k]
         for k in ('kind', 'sequence', 'base', 'previous', 'position', 'parts', 'rows', 'tombstones')
       ],
-      ['delta', 2, '000001-base', '000001-base', {'pass': 'p1'}, 1, 0, 0],
+      ['delta', 2, '000001-base', '000001-base', position, 1, 0, 0],
     )
     with np.load(os.path.join(path, 'dense.npz')) as z:
       self.assertAllEqual(z['000/bias:0'], [1.0, 2.0])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ops.policy import Policy
 from tests.support.steps import make_config
 from trainer.data.features import hash_keys
 from trainer.model.builder import build
@@ -100,6 +101,8 @@ class Run:
     return float(1 / (1 + np.exp(-(version / 100 + sum(row[0] for row in found) + fm))))
 
   # What an export asks of a store of rows
+
+  policy = Policy(base_threshold=None, delta_threshold=None, delta_keep_days=None)
 
   def select(self, kind: str) -> np.ndarray:
     return np.array(sorted(self._changed if kind == 'delta' else self.rows), np.int64)

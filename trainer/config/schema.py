@@ -72,7 +72,8 @@ class Config(Section):
   lifecycle: dict[str, Any] = {}
   """When features earn their factors, fade and are deleted: fields of ops.policy.Policy. Admission
   and eviction that are not given are none; a threshold of theirs, here or of a slot, switches on
-  what it is of."""
+  what it is of. Where neither is by
+  score, base_threshold, delta_threshold and delta_keep_days are null."""
   model: Model
   """The layers and the loss."""
   train: Train = Train()
@@ -160,7 +161,11 @@ class Config(Section):
     ids = self.slot_ids()
     per_slot = {ids[s.name]: s.lifecycle for s in self.data.slots if s.lifecycle}
     modes = {kind: (self._modes(kind) or ['none'])[0] for kind in LIFECYCLE_MODES}
-    return Policy(**modes | self.lifecycle, per_slot=per_slot)
+    fields = modes | self.lifecycle
+    if 'score' not in (fields['admission'], fields['eviction']):
+      # Where scores decide nothing else, no row is left out of an export for its score.
+      fields = dict.fromkeys(('base_threshold', 'delta_threshold', 'delta_keep_days')) | fields
+    return Policy(**fields, per_slot=per_slot)
 
   def _modes(self, kind: str) -> list[str]:
     """The modes of admission or eviction that the given thresholds are of."""

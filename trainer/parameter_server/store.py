@@ -118,6 +118,14 @@ class ServedStore:
     for i in np.unique(servers):
       self._remote[i].commit(kind, keys[servers == i])
 
+  def lookup(self, keys: TensorLike) -> dict[str, np.ndarray]:
+    """See FeatureLifecycle.lookup; the columns are grouped by server, not in the order of keys."""
+    keys = np.asarray(keys)
+    servers = self._server_of(shard_of(keys))
+    found = [self._remote[i].lookup(keys[servers == i]) for i in np.unique(servers)]
+    names = found[0] if found else ()
+    return {name: np.concatenate([np.asarray(f[name]) for f in found]) for name in names}
+
   def pull(self, keys: TensorLike, train: bool) -> Rows:
     """See RowStore.pull; keys are distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]

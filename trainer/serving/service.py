@@ -43,6 +43,7 @@ class Service:
     self._refreshing = threading.Lock()
     self._idle: list[tuple[str, Scorer]] = []  # to be loaded with another version's dense part
     self._told = ''
+    self._told_of_filter = False
 
   @property
   def version(self) -> Version | None:
@@ -122,6 +123,9 @@ class Service:
       scorer.load(view.dense())
       if not found:
         scorer.warm_up()
+      if view.version.left_out and not self._told_of_filter:
+        logging.warning('version %d: %s', view.version.sequence, view.version.left_out)
+        self._told_of_filter = True
       return _Served(view, text, scorer)
     except BaseException:
       view.close()

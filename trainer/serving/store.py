@@ -33,6 +33,7 @@ class Version(NamedTuple):
     done_at: when that export was written, as time.time().
     withdrawn: checksum of the export that was the newest when this version was rolled back to. No
       export that builds on it is applied.
+    left_out: says which features are not exported; None where all are.
   """
 
   sequence: int
@@ -40,11 +41,13 @@ class Version(NamedTuple):
   checksum: int
   done_at: float
   withdrawn: int | None = None
+  left_out: str | None = None
 
   @classmethod
   def of(cls, export: RowExport, withdrawn: int | None = None) -> 'Version':
     """Returns the version whose last export is `export`."""
-    return cls(export.sequence, export.name, export.checksum, export.done_at, withdrawn)
+    left_out = str(export.left_out) if export.left_out.rows else None
+    return cls(export.sequence, export.name, export.checksum, export.done_at, withdrawn, left_out)
 
   def to_json(self) -> bytes:
     return json.dumps(self._asdict(), sort_keys=True).encode()

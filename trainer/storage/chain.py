@@ -40,6 +40,22 @@ class Found(NamedTuple):
   path: str
 
 
+class LeftOut(NamedTuple):
+  """What the thresholds of the lifecycle leave out of a base and the deltas after it."""
+
+  rows: int = 0  # features that are not exported
+  of: int = 0  # features in the table; 0 where nothing is filtered
+  share_of_shows: float = 0.0  # that the rows left out had
+
+  def __str__(self) -> str:
+    """One line that says what is missing, what that means, and how to have it."""
+    return (
+      f'{self.rows:,} of {self.of:,} features, which had {self.share_of_shows:.1%} of the shows, '
+      'are left out: samples that hold them get other scores than from ctr-predict; to serve all, '
+      'set lifecycle.base_threshold and lifecycle.delta_keep_days to null and export again'
+    )
+
+
 class Rows(NamedTuple):
   """Rows of n features; feature i's factors are the next `counts[i]` of `factors`."""
 
@@ -109,6 +125,7 @@ class RowExport:
     previous: the name of the export that it follows; None where it begins a chain.
     checksum: of its manifest, which tells it from an export of the same name of another run.
     done_at: when it was DONE, as time.time().
+    left_out: what the chain up to here leaves out.
   Raises:
     DataLoss: where it is damaged.
   """
@@ -122,6 +139,7 @@ class RowExport:
     self.previous: str | None = self._manifest['previous']
     self.num_rows: int = self._manifest['rows']
     self.num_tombstones: int = self._manifest['tombstones']
+    self.left_out = LeftOut(**self._manifest['left_out'])
     self.checksum = files.crc32_of(os.path.join(path, files.MANIFEST))
     self.done_at = os.path.getmtime(os.path.join(path, files.DONE))
 

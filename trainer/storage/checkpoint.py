@@ -39,7 +39,7 @@ from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.errors import DataLoss, UserError, plain_errors
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 Chunk = dict[str, np.ndarray]  # rows in the order of logical shards: column -> array [n, …]

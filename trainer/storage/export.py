@@ -36,11 +36,16 @@ what is DONE has been exported. Where a chain is broken (a directory was removed
 on with other slots, tables or interactions, so that keys or rows of before mean something else, the
 next delta starts another one from nothing: its `base` and `previous` are null.
 
-**Exactly once.** An export is known by its kind and its position in the data. Written again after a
-crash, it is the same; where it is DONE already, it is left alone, and only the gains of the
-features in it are taken from their delta_score, as after every export that is DONE. A gain between
-selection and commit is kept. The command's own exports take their place in the chain too, but the
-trainer, which does not know of them, keeps the gains and exports these rows once more.
+**What a filter leaves out.** With `base_threshold` or `delta_keep_days` set, features outside B are
+in the table but not in exports, so that serving scores samples without them. The manifest says how
+many they are and what share of all shows they had.
+
+**Exactly once.** An export is known by its kind, its position in the data and the rules of the
+lifecycle. Written again after a crash, it is the same; where it is DONE already, it is left alone,
+and only the gains of the features in it are taken from their delta_score, as after every export
+that is DONE. A gain between selection and commit is kept. The command's own exports take their
+place in the chain too, but the trainer, which does not know of them, keeps the gains and exports
+these rows once more.
 
 **Retention.** `export.keep` keeps the newest so many bases with the deltas after the oldest of
 them, and as many versions of each kind of model.
@@ -58,9 +63,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ops.sharding import shard_of, shards_of
+from ops.tensors import to_tensor
 from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
+from trainer.embedding.row_table import RowTable
 from trainer.storage import chain, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
 
@@ -84,6 +91,7 @@ class Export(NamedTuple):
   tombstones: int
   seconds: float
   slots: dict[str, int]  # rows by slot
+  left_out: chain.LeftOut
 
 
 class _Plan(NamedTuple):
@@ -101,6 +109,7 @@ class _Selection(NamedTuple):
 
   rows: np.ndarray
   tombstones: np.ndarray | None  # None: the kind has none
+  kept: np.ndarray  # of all features, those that the replay of the chain then holds
   commits: dict[str, np.ndarray]  # by kind of selection
 
 
@@ -111,6 +120,10 @@ class _Part(NamedTuple):
   tombstones: int = 0
   keys_crc32: dict[str, int] = {}  # of the keys in each of its files
   slots: dict[str, int] = {}  # rows by slot id
+  features: int = 0  # in the table, where a filter may leave some out
+  kept: int = 0  # of these, in the replay of the chain
+  shows: float = 0.0
+  shows_kept: float = 0.0
 
 
 def by_shard(keys: np.ndarray) -> np.ndarray:
@@ -136,7 +149,7 @@ def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> i
   return crc
 
 
-def row_tables(store: Any, keys: np.ndarray) -> Iterator[pa.Table]:
+def row_tables(store: RowTable, keys: np.ndarray) -> Iterator[pa.Table]:
   """Yields keys' rows as Parquet holds them.
 
   Args:
@@ -184,20 +197,22 @@ def _begin(
   os.makedirs(path + files.UNFINISHED)
   links = links if kind == 'delta' else []
   last = files.read_manifest(links[-1]) if links else {}
-  # Earlier releases wrote less of it; what they did not write was not changed by the upgrade.
-  if any(last.get(name, value) != value for name, value in layout.items()):
-    links = []
-  unchanged = bool(links) and last['position'] == position
+  if any(last.get(name) != value for name, value in layout.items()):
+    links, last = [], {}
+  unchanged = last.get('position') == position
   return _Plan(path, sequence, False, links, unchanged)
 
 
-def _select(store: Any, kind: str, plan: _Plan, shards: range, replay: chain.Replay) -> _Selection:
+def _select(
+  store: RowTable, kind: str, plan: _Plan, shards: range, replay: chain.Replay
+) -> _Selection:
   """Says what this process writes and, once all is DONE, commits."""
   if kind == 'dense_model':
-    return _Selection(np.zeros([0], np.int64), None, {})
+    return _Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
-    return _Selection(by_shard(np.asarray(store.select('all'))), None, {})
-  base = np.asarray(store.select('base'))
+    keys = by_shard(np.asarray(store.select('all')))
+    return _Selection(keys, None, keys, {})
+  kept = base = np.asarray(store.select('base'))
   delta = base[:0]
   if kind == 'delta' and not plan.unchanged:
     delta = np.asarray(store.select('delta'))
@@ -210,11 +225,16 @@ def _select(store: Any, kind: str, plan: _Plan, shards: range, replay: chain.Rep
     tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
     base = np.setdiff1d(base, live, assume_unique=True)
   commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
-  return _Selection(by_shard(np.union1d(base, delta)), tombstones, commits)
+  return _Selection(by_shard(np.union1d(base, delta)), tombstones, kept, commits)
+
+
+def _shows(store: RowTable, keys: np.ndarray) -> float:
+  blocks = (to_tensor(keys[i : i + ROWS_AT_ONCE]) for i in range(0, len(keys), ROWS_AT_ONCE))
+  return sum(float(np.sum(store.lookup(block)['show'])) for block in blocks)
 
 
 def _write_part(
-  store: Any, selection: _Selection, unfinished: str, communicator: Communicator
+  store: RowTable, selection: _Selection, unfinished: str, communicator: Communicator
 ) -> _Part:
   """Writes this process's rows and tombstones."""
   crc = {}
@@ -229,7 +249,12 @@ def _write_part(
     write_file('tombstones', KEY_SCHEMA, [pa.table({'key': tombstones}, KEY_SCHEMA)])
   ids, counts = np.unique(selection.rows >> HASH_BITS, return_counts=True)
   slots = dict(zip(map(str, ids.tolist()), counts.tolist()))
-  return _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
+  part = _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
+  if not store.policy.filters_exports:
+    return part
+  every, kept = np.asarray(store.select('all')), selection.kept
+  shows = _shows(store, every), _shows(store, kept)
+  return part._replace(features=len(every), kept=len(kept), shows=shows[0], shows_kept=shows[1])
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
@@ -252,7 +277,7 @@ def write(
   kind: str,
   position: dict[str, Any],
   *,
-  store: Any,
+  store: RowTable,
   model: Any,
   dense_stats: Any,
   integer_slots: Sequence[str] = (),
@@ -285,6 +310,8 @@ def write(
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   is_first = communicator.rank == 0
+  # With other thresholds it is another export.
+  position = position | {'rules': store.policy.serialize()}
 
   held = contextlib.ExitStack()  # so that a command's export and the trainer's take turns
 
@@ -339,6 +366,7 @@ def write(
           'previous': previous[-1] if previous else None,
           'rows': sum(part.rows for part in parts),
           'tombstones': sum(part.tombstones for part in parts),
+          'left_out': _left_out(parts),
           **_layout(cfg),
           'slot_rows': {
             slot: sum(part.slots.get(str(i), 0) for part in parts)
@@ -357,8 +385,23 @@ def write(
       if len(keys):
         store.commit(selection, keys)
   manifest = files.read_manifest(plan.path)
-  seconds, slots = time.monotonic() - started, manifest.get('slot_rows', {})
-  return Export(plan.path, manifest['rows'], manifest['tombstones'], seconds, slots)
+  return Export(
+    plan.path,
+    manifest['rows'],
+    manifest['tombstones'],
+    time.monotonic() - started,
+    manifest['slot_rows'],
+    chain.LeftOut(**manifest['left_out']),
+  )
+
+
+def _left_out(parts: Sequence[_Part]) -> dict[str, int | float]:
+  """Returns a chain.LeftOut as the manifest holds it."""
+  shows, kept = sum(p.shows for p in parts), sum(p.shows_kept for p in parts)
+  features = sum(p.features for p in parts)
+  share = 1 - kept / shows if shows > 0 else 0.0
+  left = chain.LeftOut(features - sum(p.kept for p in parts), features, share)
+  return left._asdict()
 
 
 def _write_model(

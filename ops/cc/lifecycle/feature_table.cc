@@ -496,10 +496,10 @@ std::vector<int64_t> FeatureTable::Select(Kind kind, const ParallelFor& parallel
     std::vector<Shard::Selected> selected;
     ForEachFeature(shard, [&](int64_t, Feature* feature) {
       const Rules& rules = policy_.For(feature->slot);
-      const double delta_threshold = kind == Kind::kDelta ? rules.delta_threshold : 0;
+      const double gain =
+          kind == Kind::kDelta ? rules.delta_threshold : std::min(0.0, rules.base_threshold);
       if (rules.Score(feature->show, feature->click) >= rules.base_threshold &&
-          feature->delta_score >= delta_threshold &&
-          feature->unseen_days <= rules.delta_keep_days) {
+          feature->delta_score >= gain && feature->unseen_days <= rules.delta_keep_days) {
         selected.push_back({feature->key, feature->delta_score});
         feature->marks |= mark;
       } else {

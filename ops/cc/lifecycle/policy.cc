@@ -43,6 +43,14 @@ Status SetRule(const std::string& field, const std::string& value, Rules* rules)
       {"delete_threshold", &Rules::delete_threshold}};
   for (const auto& [name, member] : kNumbers) {
     if (field != name) continue;
+    if (value == "null" && member == &Rules::base_threshold) {
+      rules->base_threshold = -std::numeric_limits<double>::infinity();
+      return Status();
+    }
+    if (value == "null" && member == &Rules::delta_threshold) {
+      rules->delta_threshold = std::numeric_limits<double>::min();  // any gain
+      return Status();
+    }
     if (!ReadNumber(value, &(rules->*member)) || !std::isfinite(rules->*member))
       return Bad(field, value, "a finite number");
     return Status();

@@ -28,9 +28,9 @@ struct Rules {
   double admission_threshold = 10.0;
   double admission_count = 10.0;
   double admission_probability = 0.1;
-  double base_threshold = 1.5;
-  double delta_threshold = 0.25;
-  int64_t delta_keep_days = 16;
+  double base_threshold = 1.5;    // minus infinity: off
+  double delta_threshold = 0.25;  // the least positive number: any gain
+  int64_t delta_keep_days = 16;   // kNever: off
   double decay = 0.98;
   double delete_threshold = 0.8;
   int64_t delete_after_unseen_days = 30;  // kNever: off

@@ -1,0 +1,178 @@
+"""What is served is what is predicted, with every shipped config and every kind of store."""
+
+import contextlib
+import csv
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tests.support.exports import RedisServer
+from tests.support.steps import train
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.data.conversion import prepare_pass
+from trainer.data.prepared import PreparedPass
+from trainer.serving import stores
+from trainer.serving.memory_store import MemoryStore
+from trainer.serving.publisher import Publisher
+from trainer.serving.rest import Request
+from trainer.serving.service import Service
+from trainer.serving.store import Store
+from trainer.storage import export
+from trainer.training.step import TrainStep
+
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
+SHIPPED = sorted(path.stem for path in CONFIGS.glob('*.yaml'))
+BATCH, BATCHES, RECORDS = 64, 6, 50
+
+
+def make_records(cfg: config.Config, rng: np.random.Generator, size: int) -> list[dict[str, str]]:
+  """Returns records with texts in every column: frequent, rare and blank values."""
+  records = []
+  for _ in range(size):
+    record = {}
+    for slot in cfg.data.slots:
+      count = rng.integers(0, 4) if slot.separator else rng.random() < 0.9
+      values = [f'{int(500 * rng.random() ** 4)}' for _ in range(count)]
+      if slot.value_separator:
+        values = [f'{value}{slot.value_separator}{rng.random():.2f}' for value in values]
+      record[slot.column or slot.name] = (slot.separator or '').join(values)
+    for column in cfg.data.dense:
+      record.setdefault(column.name, f'{rng.exponential():.3f}' if rng.random() < 0.8 else '')
+    for label in cfg.labels:
+      record[label.column or label.name] = str(int(rng.random() < 0.4))
+    records.append(record)
+  return records
+
+
+class ServedTest(tf.test.TestCase, parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.stack = contextlib.ExitStack()
+    self.addCleanup(self.stack.close)
+    self.folder = self.stack.enter_context(tempfile.TemporaryDirectory())
+
+  def train_shipped(self, name: str, changes: tuple[str, ...] = ()) -> None:
+    """Trains some steps with a shipped config, on records of its own columns."""
+    overrides = [
+      f'data.train=[{self.folder}/x.csv]',
+      'data.columns=null',
+      'data.format=csv',
+      'data.label_positive=null',
+      'data.group=null',
+      'data.watch=null',
+      'sparse.store=rows',
+      *changes,
+    ]
+    path = f'{CONFIGS}/{name}.yaml'
+    self.cfg = config.load(path, overrides, run_dir=f'{self.folder}/run')
+    self.step = TrainStep(self.cfg, SingleProcess())
+    rng = np.random.default_rng(1)
+    dense = np.stack([rng.random(len(self.cfg.data.dense)), np.full(len(self.cfg.data.dense), 2.0)])
+    self.step.dense.set_dense_stats(dense.astype(np.float32))
+    for batch in self.batches('train', make_records(self.cfg, rng, BATCH * BATCHES)):
+      train(self.step, batch, has_next=True)
+    self.step.consolidate()
+    self.records = make_records(self.cfg, rng, RECORDS)
+    batches = self.batches('test', self.records)
+    self.predicted = np.concatenate([self.step.predict(self.step.stage(b)) for b in batches])
+
+  def batches(self, name, records):
+    path = f'{self.folder}/{name}.csv'
+    with open(path, 'w', encoding='utf-8', newline='') as f:
+      writer = csv.DictWriter(f, records[0].keys(), delimiter=self.cfg.data.delimiter)
+      writer.writeheader()
+      writer.writerows(records)
+    prepare_pass(self.cfg, path, path + '.pass')
+    return PreparedPass(path + '.pass', self.cfg).batches(BATCH)
+
+  def export(self, kind='base', cfg=None, store=None):
+    return export.write(
+      cfg or self.cfg,
+      kind,
+      {'number': 1},
+      store=store or self.step.store,
+      model=self.step.dense.model,
+      dense_stats=self.step.dense.embedding.stats,
+    )
+
+  def columns(self):
+    labels = {label.column or label.name for label in self.cfg.labels}
+    names = [name for name in self.records[0] if name not in labels]
+    return {name: [record[name] for record in self.records] for name in names}
+
+  def served(self, store: Store) -> np.ndarray:
+    """Publishes the exports to a store and returns its scores, [B] or [B, T]."""
+    publisher = Publisher(os.path.join(self.cfg.run_dir, 'exports'), store)
+    service = Service(store, publisher.advance)
+    service.refresh()
+    request = Request(self.columns(), len(self.records), by_row=False)
+    outputs = service.predict(request)[0].outputs
+    if len(self.cfg.labels) == 1:
+      return outputs['probability']
+    return np.stack([outputs[label.name] for label in self.cfg.labels], 1)
+
+  @parameterized.parameters(SHIPPED)
+  def test_shipped_configs(self, name):
+    """A score differs only where a filter is told, and only by what it left out."""
+    self.train_shipped(name)
+    done = self.export()
+    store = MemoryStore()
+    served = self.served(store)
+    if done.left_out.rows:
+      self.assertTrue(self.step.store.policy.filters_exports)
+      self.assertEqual(done.left_out.rows + done.rows, done.left_out.of)
+      self.assertIn('left out', store.version().left_out)
+    else:
+      self.assertEqual(done.rows, int(self.step.store.size()))
+      self.assertIsNone(store.version().left_out)
+      self.assertAllClose(served, self.predicted, atol=1e-6, rtol=0)
+      self.assertGreater(np.std(served), 1e-4)
+
+  def test_stores_and_saved_model(self):
+    self.train_shipped('demo', ('lifecycle={}',))
+    self.export()
+    targets = [f'{self.folder}/lmdb']
+    if RedisServer.installed():
+      redis = RedisServer()
+      redis.start()
+      self.stack.callback(redis.stop)
+      targets.append(redis.url)
+    for target in targets:
+      store = stores.open_store(target, '--to', writable=True)
+      self.stack.callback(store.close)
+      self.assertAllClose(self.served(store), self.predicted, atol=1e-6, rtol=0, msg=target)
+    model = tf.saved_model.load(self.export('saved_model').path)
+    columns = self.columns()
+    for column in self.cfg.data.dense:
+      columns[column.name] = [float(text or 'nan') for text in columns[column.name]]
+    answer = model.signatures['serving_default'](**{n: tf.constant(c) for n, c in columns.items()})
+    self.assertAllClose(answer['probability'], self.predicted, atol=1e-6, rtol=0)
+
+  def test_thresholds_left_out_and_taken_back(self):
+    """The line tells what is left out; an export with other thresholds is another export."""
+    self.train_shipped('demo')
+    filtered = self.export()
+    keys = np.asarray(self.step.store.select('all'))
+    shows = np.asarray(self.step.store.lookup(keys)['show'])
+    kept = np.isin(keys, np.asarray(self.step.store.select('base')))
+    self.assertEqual(filtered.left_out.rows, np.sum(~kept))
+    self.assertEqual(filtered.left_out.of, len(keys))
+    self.assertAllClose(filtered.left_out.share_of_shows, shows[~kept].sum() / shows.sum())
+    self.assertEqual(self.export().path, filtered.path)
+    changes = ['lifecycle.base_threshold=null', 'lifecycle.delta_keep_days=null']
+    cfg = config.load(f'{CONFIGS}/demo.yaml', changes, run_dir=self.cfg.run_dir)
+    store = TrainStep(cfg, SingleProcess()).store
+    store.import_state(list(self.step.store.export_state()))
+    whole = self.export('base', cfg, store)
+    self.assertNotEqual(whole.path, filtered.path)
+    self.assertEqual((whole.rows, whole.left_out.rows), (len(keys), 0))
+    self.assertAllClose(self.served(MemoryStore()), self.predicted, atol=1e-6, rtol=0)
+
+
+if __name__ == '__main__':
+  tf.test.main()
