@@ -78,6 +78,7 @@ class Rows:
     texts = [str(i) for i in range(-(-ROWS.value // slots))]
     self.keys = np.concatenate([hash_keys(texts, s).numpy() for s in cfg.slot_ids().values()])
     self.changed = self.keys
+    self.policy = cfg.policy()
 
   def select(self, kind: str) -> np.ndarray:
     return self.changed if kind == 'delta' else self.keys

@@ -5,6 +5,7 @@ import glob
 import io
 import json
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -61,12 +62,12 @@ class JobTest(tf.test.TestCase):
 
     def stop(seconds):
       if threading.current_thread() is own:
-        one.stop_requested = True
+        one.stop_requested = signal.SIGTERM
       else:
         sleep(seconds)
 
     with mock.patch.object(job.time, 'sleep', stop):
-      self.assertTrue(one.run())
+      self.assertEqual(0, one.run())
     return one
 
   def events(self, kind=None):
@@ -136,7 +137,7 @@ class JobTest(tf.test.TestCase):
     with self.assertRaisesRegex(BadPass, 'day_2.csv: the file is empty'):
       self.make_job(data).run()
     self.assertEmpty(self.events(), 'before anything was trained')
-    self.assertTrue(self.make_job(data | {'max_refused_passes': 1}).run())
+    self.assertEqual(0, self.make_job(data | {'max_refused_passes': 1}).run())
     self.assertEqual([e['pass'] for e in self.events('train')], ['day_1', 'day_3'])
     (told,) = self.events('pass')
     self.assertEqual((told['pass'], told['fate']), ('day_2', 'refused'))
@@ -165,7 +166,7 @@ class JobTest(tf.test.TestCase):
     self.assertEqual(shown.getvalue().count('every label in the column'), 1)
     with mock.patch.object(self, 'run_dir', f'{self.folder}/meant'):
       meant = texts | {'train': [f'{self.folder}/log/*.csv'], 'label_negative': 'n'}
-      self.assertTrue(self.make_job(meant).run())
+      self.assertEqual(0, self.make_job(meant).run())
       self.announce('day_9.csv', 'nyx')  # a third text
       with self.assertRaisesRegex(BadPass, "day_9.csv:4: column 'label': found 'x'; wanted what"):
         self.make_job(meant).run()
@@ -195,7 +196,7 @@ class JobTest(tf.test.TestCase):
     with self.assertRaisesRegex(BadPass, wrong):
       self.make_job(data, model=model).run()
     labels[1]['negative'] = 'no'
-    self.assertTrue(self.make_job(data, model=model).run())
+    self.assertEqual(0, self.make_job(data, model=model).run())
 
   def test_an_empty_directory_is_set_aside_and_read_once_it_has_files(self):
     for day in ('day_1', 'day_3'):
@@ -229,7 +230,7 @@ class JobTest(tf.test.TestCase):
     step = one.step.train
     with mock.patch.object(inputs, 'prepare_pass', prepare):
       with mock.patch.object(one.step, 'train', train):
-        self.assertTrue(one.run())
+        self.assertEqual(0, one.run())
     for day in days[1:]:
       self.assertEqual([in_front for path, in_front in converted if path == day], [False, True])
     first = {e['pass']: e for e in self.events('train')}
@@ -242,7 +243,7 @@ class JobTest(tf.test.TestCase):
     data = {'train': [f'{self.folder}/prepared/*'], 'format': 'prepared'}
     self.run_dir = f'{self.folder}/other'
     other = self.make_job(data)
-    self.assertTrue(other.run())
+    self.assertEqual(0, other.run())
     for e in self.events('train'):
       self.assertEqual(e['logloss'], first[e['pass']]['logloss'])
     states = [list(j.step.store.export_state()) for j in (one, other)]
@@ -273,7 +274,7 @@ class JobTest(tf.test.TestCase):
         train = {'plateau': {'stop_after': 1}, 'epochs': 3}
         one = self.make_job(splits | data, model=model, train=train)
         with mock.patch.object(logging, 'warning') as warning:
-          self.assertTrue(one.run())
+          self.assertEqual(0, one.run())
         self.assertEqual(any('focal' in str(c) for c in warning.call_args_list), name == 'focal')
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
@@ -320,7 +321,7 @@ class JobTest(tf.test.TestCase):
     with self.assertRaisesRegex(BadPass, "day_2.csv:42: column 'label': found 'maybe'"):
       self.make_job(data).run()
     self.assertEqual([e['pass'] for e in self.events('train')], ['day_1'])
-    self.assertTrue(self.make_job(data | {'max_refused_passes': 1}).run())
+    self.assertEqual(0, self.make_job(data | {'max_refused_passes': 1}).run())
     (told,) = self.events('pass')
     self.assertEqual((told['pass'], told['fate']), ('day_2', 'refused'))
     self.assertEqual(self.prepared(), ['day_1', 'day_3'])
@@ -341,6 +342,7 @@ class JobTest(tf.test.TestCase):
 
     def stop(*_):
       self.assertTrue(begun.wait(60))
+      one.stop_requested = signal.SIGTERM
       return False
 
     def prepare_first(cfg, raw_path, *args, **options):
@@ -349,9 +351,9 @@ class JobTest(tf.test.TestCase):
 
     with mock.patch.object(inputs, 'prepare_pass', prepare_first):
       with mock.patch.object(one, '_train_pass', stop):
-        self.assertFalse(one.run())
+        self.assertNotEqual(0, one.run())
     self.assertEqual(self.prepared(), ['day_1'])
-    self.assertTrue(self.make_job({'train': days}).run())
+    self.assertEqual(0, self.make_job({'train': days}).run())
     self.assertEqual(self.prepared(), ['day_1', 'day_2'])
 
   def test_prepared_passes_are_deleted_behind_the_training(self):
@@ -497,7 +499,7 @@ class JobTest(tf.test.TestCase):
       f.write('user,item,label,w\n' + '1,2,1,0\n3,4,0,0\n' * 20)
     with self.assertLogs('absl', 'WARNING') as logs:
       data = {'train': [path], 'valid': [path], 'weight': 'w'}
-      self.assertTrue(self.make_job(data, train={'epochs': 2}).run())
+      self.assertEqual(0, self.make_job(data, train={'epochs': 2}).run())
     self.assertRegex(str(logs.output), 'data.valid: weighs nothing, or is of one class')
 
 
