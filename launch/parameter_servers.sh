@@ -37,6 +37,12 @@ print(json.dumps({'ps': addresses[:servers], 'worker': addresses[servers:]}))
 PY
 )
 
+# What the processes know and no stranger does.
+CTR_SECRET_FILE=$(mktemp)
+export CTR_SECRET_FILE
+trap 'rm -f "$CTR_SECRET_FILE"' EXIT
+head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' >"$CTR_SECRET_FILE"
+
 declare -A name=()  # pid -> name
 stop() {  # ends what still runs: asks, waits 10 s, kills
   local pid waited

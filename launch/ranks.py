@@ -7,6 +7,11 @@ failure with status 1 and a stack trace of its own. Here SIGTERM and SIGINT go t
 stops the job on all ranks; a second one ends horovodrun. The status is that of the rank that ended
 first, and of what horovodrun says itself only what is no consequence of that is shown. Lines of
 rank 0 come as one process would print them, those of other ranks behind horovodrun's prefix.
+
+Each job has a secret, by which its ranks know one another. It reaches them by a file on each host
+that only this user can read, named by CTR_SECRET_FILE: an environment variable would stand in the
+command lines of horovodrun's shells. Where all ranks are on this host, horovodrun's key-value store
+listens on loopback.
 """
 
 import contextlib
@@ -14,6 +19,7 @@ import ctypes
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,13 +46,25 @@ class Ranks:
   """
 
   def __init__(self, command: Sequence[str]):
-    self._host = command[command.index('-H') + 1].split(',')[0].split(':')[0]
+    hosts = [entry.split(':')[0] for entry in command[command.index('-H') + 1].split(',')]
+    self._host = hosts[0]
+    self._remote_hosts = [host for host in dict.fromkeys(hosts) if not _is_this_host(host)]
+    of_this_python = os.path.join(os.path.dirname(sys.executable), command[0])
+    if not self._remote_hosts and shutil.which(command[0]) == of_this_python:
+      command = [sys.executable, f'{os.path.dirname(__file__)}/loopback.py', *command[1:]]
     self._job = secrets.token_hex(8)
+    self._secret_file = f'/tmp/ctr-{self._job}'
+    self._make_secret()
     self._asked = False
     self._trace = b''  # horovodrun's own
     self._process = subprocess.Popen(
       command,
-      env=os.environ | {'CTR_JOB': self._job, 'CTR_TERMINAL': str(int(sys.stdout.isatty()))},
+      env=os.environ
+      | {
+        'CTR_JOB': self._job,
+        'CTR_SECRET_FILE': self._secret_file,
+        'CTR_TERMINAL': str(int(sys.stdout.isatty())),
+      },
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       start_new_session=True,  # a terminal's Ctrl-C is for this process alone
@@ -65,13 +83,37 @@ class Ranks:
       f"grep -lsz '^CTR_JOB={self._job}$' /proc/[0-9]*/environ | "
       "xargs -r grep -lsz '^HOROVOD_RANK=0$' | tr -dc '0-9\\n'"
     )
+    return self._run_on(self._host, f'kill -{number:d} $({found})').returncode == 0
+
+  def _run_on(self, host: str, script: str, text: str = '') -> subprocess.CompletedProcess:
     shell = ['sh', '-c']
-    if self._host not in ('localhost', '127.0.0.1', socket.gethostname()):
-      shell = ['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'StrictHostKeyChecking=no', self._host]
-    done = subprocess.run(
-      [*shell, f'kill -{number:d} $({found})'], stderr=subprocess.DEVNULL, timeout=30, check=False
+    if not _is_this_host(host):
+      shell = ['ssh', '-o', 'BatchMode=yes', '-o', 'StrictHostKeyChecking=no', host]
+    return subprocess.run(
+      [*shell, script],
+      input=text.encode(),
+      stderr=subprocess.PIPE,
+      timeout=30,
+      check=False,
     )
-    return done.returncode == 0
+
+  def _make_secret(self) -> None:
+    secret = secrets.token_hex(32)
+    # `set -C`: what another user has put there is not written to. A host may have two names.
+    script = (
+      f'umask 077; set -C; secret=$(cat); [ "$(cat {self._secret_file} 2>&1)" = "$secret" ] || '
+      f'printf %s "$secret" >{self._secret_file}'
+    )
+    for host in [socket.gethostname(), *self._remote_hosts]:
+      done = self._run_on(host, script, secret)
+      if done.returncode:
+        self._remove_secret()
+        sys.exit(f'{host}: cannot write {self._secret_file}: {done.stderr.decode().strip()}')
+
+  def _remove_secret(self) -> None:
+    for host in [socket.gethostname(), *self._remote_hosts]:
+      with contextlib.suppress(subprocess.TimeoutExpired):  # the host may be gone
+        self._run_on(host, f'rm -f {self._secret_file}')
 
   def wait(self) -> int:
     """Shows what the job says until it ends, and returns its status."""
@@ -80,6 +122,7 @@ class Ranks:
     for thread in threads:
       thread.start()
     status = self._process.wait()
+    self._remove_secret()
     for thread in threads:
       thread.join()
     first = _FIRST_TO_END.search(self._trace.decode(errors='replace'))
@@ -108,6 +151,10 @@ class Ranks:
     with contextlib.suppress(OSError):  # who reads it is gone, or its disk is full: the job goes on
       to.write(line)
       to.flush()
+
+
+def _is_this_host(name: str) -> bool:
+  return name in ('localhost', '127.0.0.1', socket.gethostname())
 
 
 if __name__ == '__main__':

@@ -213,7 +213,7 @@ def train(
   cfg = source.cfg
   with contextlib.ExitStack() as stack:
     # Before TensorFlow, so that the others hear of a rank that is lost while it starts.
-    heartbeat = stack.enter_context(Heartbeat(here, cfg.sync)) if here.size > 1 else None
+    heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here)
     from trainer.comm import horovod
     from trainer.training import dense_dtype

@@ -51,6 +51,7 @@ class Runtime:
     local_size: the number of ranks of this host.
     host: the address at which other ranks reach this one; None where all are on this machine.
     rendezvous: the URL of horovodrun's key-value store.
+    secret: what all processes of the job know and no other; empty where its launcher made none.
   """
 
   rank: int = 0
@@ -59,6 +60,7 @@ class Runtime:
   local_size: int = 1
   host: str | None = None
   rendezvous: str = ''
+  secret: bytes = b''
 
 
 def launched() -> Runtime:
@@ -95,7 +97,30 @@ def launched() -> Runtime:
     local_size,
     None if one_machine else _address_of(os.environ.get('HOROVOD_GLOO_IFACE', '')),
     f'http://[{address}]:{port}' if ':' in address else f'http://{address}:{port}',
+    secret(),
   )
+
+
+def secret() -> bytes:
+  """Returns what the file CTR_SECRET_FILE holds, which launch/ makes for each job; or b''.
+
+  Raises:
+    UserError: where the file cannot be read or is too short to be a secret.
+  """
+  path = os.environ.get('CTR_SECRET_FILE')
+  if not path:
+    return b''
+  try:
+    with open(path, 'rb') as f:
+      text = f.read(1024).strip()
+  except OSError as e:
+    raise UserError(f'environment variable CTR_SECRET_FILE: {path}: {e.strerror}') from None
+  if len(text) < 16:
+    raise UserError(
+      f'environment variable CTR_SECRET_FILE: {path} holds {len(text)} characters; wanted at least '
+      '16 random ones, the same on all hosts'
+    )
+  return text
 
 
 def rank() -> int:

@@ -23,6 +23,7 @@ from horovod.runner.http.http_server import RendezvousServer
 from tests.campaigns.fuzzing import LINES, changed
 from tests.campaigns.units import TRACE, Found, Kind, fork, text_of, wait
 from tests.support.parameter_servers import SETTINGS, PlayedJob
+from tests.support.steps import make_config
 from tests.support.threads import in_thread
 from trainer import runtime
 from trainer.comm import messages
@@ -224,19 +225,20 @@ def _at_a_rank(draw: random.Random) -> int:
   port = store.start()
   store.init(get_host_assignments(parse_hosts('localhost:2'), 2))
   rank, url = draw.randrange(2), f'http://127.0.0.1:{port}'
-  here = runtime.Runtime(rank, 2, rank, 2, None, url)
+  here = runtime.Runtime(rank, 2, rank, 2, None, url, b'\1')
   key = f'{url}/ctr_trainer/heartbeat'
   if rank:
     listener = messages.Listener(
       '127.0.0.1', None, b'\1', LOST_SECONDS, lambda c: _say(draw, c, _OF_RANKS)
     )
-    record = {'address': listener.address, 'secret': b'\1'.hex(), 'name': 'rank 0'}
+    record = {'address': listener.address, 'name': 'rank 0'}
     urllib.request.urlopen(urllib.request.Request(key, json.dumps(record).encode(), method='PUT'))
-  with Heartbeat(here, _sync()):
+  sync = {'lost_peer_seconds': LOST_SECONDS, 'stalled_peer_seconds': 3}
+  with Heartbeat(here, make_config({'sync': sync})):
     if not rank:
       with urllib.request.urlopen(key) as response:
         record = json.load(response)
-      almost = messages.connect(record['address'], bytes.fromhex(record['secret']), BOUND)
+      almost = messages.connect(record['address'], b'\1', BOUND)
       if draw.random() < 0.5:
         almost.send_bytes(messages.encode(_OF_RANKS[0]))
       _say(draw, almost, _OF_RANKS)

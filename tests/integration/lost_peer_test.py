@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 import psutil
 import tensorflow as tf
 
 from tests.support import jobs
+from trainer.comm import messages
 
 FROZEN = str(jobs.ROOT / 'tests' / 'support' / 'frozen_rank.py')
 LOST_SECONDS = 6
@@ -102,16 +105,14 @@ class LostPeerTest(tf.test.TestCase):
           self.assertRegex(output, stages[place].format(rank=frozen))
 
   def test_strangers_do_not_end_the_job(self):
-    port = _free_port()
-    with self.job(ports=[port, port]) as ranks:
+    with self.job() as ranks:
       first = ranks.start(0)
-      strangers = _strangers(_when_listening(first, port))  # before any rank has come
+      strangers = [s for name in _unix_sockets(first, 1) for s in _strangers(name)]  # come first
       second = ranks.start(1)
-      for process in first, second:
-        # Each has a Unix socket for the other rank, and rank 0 a port for heartbeats.
-        for address in _unix_sockets(process):
-          strangers += _strangers(address)
-      strangers += _strangers(('127.0.0.1', port))
+      # For heartbeats, where it is rank 0, and for rows.
+      for process, count in (first, 2), (second, 1):
+        for name in _unix_sockets(process, count):
+          strangers += _strangers(name)
       for stranger in strangers:
         with contextlib.suppress(ConnectionResetError):
           while stranger.recv(1 << 12):  # until the listener gives him up
@@ -122,28 +123,110 @@ class LostPeerTest(tf.test.TestCase):
       statuses = [ranks.wait(rank) for rank in range(2)]
       self.assertEqual(statuses, [143, 143], ranks.output(0) + ranks.output(1))
 
+  def test_what_the_store_of_horovodrun_tells_proves_nothing(self):
+    with self.job() as ranks:
+      first = ranks.start(0)
+      _unix_sockets(first, 1)
+      with urllib.request.urlopen(f'{ranks.rendezvous}/ctr_trainer/heartbeat') as response:
+        text = response.read()
+      record = json.loads(text)
+      for secret in (text, b'', *(str(value).encode() for value in record.values())):
+        with self.assertRaises(ConnectionError):
+          messages.connect(record['address'], secret, LOST_SECONDS)
+      self.assertIsNone(first.poll())
 
-def _free_port() -> int:
-  with socket.create_server(('127.0.0.1', 0)) as server:
-    return server.getsockname()[1]
+  def test_who_knows_only_the_ports_that_are_open(self):
+    for mode, launcher in (
+      ('allreduce', ['launch/local.sh', '2']),
+      (
+        'ps',
+        ['launch/parameter_servers.sh', '1', '2'],
+      ),
+    ):
+      folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+      config = jobs.write_config(
+        folder, sync={'lost_peer_seconds': LOST_SECONDS, 'mode': mode}, train={'log_every_steps': 5}
+      )
+      with self.subTest(mode), open(f'{folder}/log', 'w+', encoding='utf-8') as log:
+        job = subprocess.Popen(
+          [*launcher, '--config', config, '--run_dir', f'{folder}/run'],
+          cwd=jobs.ROOT,
+          stdout=log,
+          stderr=log,
+          env=os.environ | {'CTR_THREADS': '1'},
+        )
+        self.addCleanup(job.kill)
+        trained = _Output(job, log.name)
+        trained.wait_for('samples/s', 1)
+        family = psutil.Process(job.pid).children(recursive=True)
+        ports = _ports(family)
+        # TensorFlow's servers listen on all interfaces, and nobody can ask them not to.
+        open_ports = [port for host, port in ports if host != '127.0.0.1']
+        self.assertLen(open_ports, 0 if mode == 'allreduce' else 3)
+        strangers = [s for _, port in ports for s in _strangers(('127.0.0.1', port))]
+        for _, port in ports:
+          _forge_an_end(port)
+        trained.wait_for('samples/s', trained.count('samples/s') + 3)
+        for stranger in strangers:
+          stranger.close()
+        job.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait(timeout=60), 143, trained.text())
 
 
-def _when_listening(process, port):
-  """Returns the address once a process listens at it."""
-  while process.poll() is None:
-    found = psutil.Process(process.pid).net_connections('tcp')
-    if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in found):
-      return '127.0.0.1', port
-    time.sleep(0.05)
-  raise AssertionError('it ended')
+class _Output:
+  """What a job has written so far."""
+
+  def __init__(self, job, path):
+    self._job, self._path = job, path
+
+  def text(self):
+    with open(self._path, encoding='utf-8') as f:
+      return f.read()
+
+  def count(self, words):
+    return self.text().count(words)
+
+  def wait_for(self, words, times):
+    while self.count(words) < times:
+      if self._job.poll() is not None:
+        raise AssertionError(f'it ended: {self.text()}')
+      time.sleep(0.1)
 
 
-def _unix_sockets(process):
-  """Returns the names of the Unix sockets that a process listens at, once there is one."""
+def _ports(processes):
+  """Returns (host, port) of all that processes listen at, as `ss -ltnp` shows them."""
+  found = set()
+  for process in processes:
+    with contextlib.suppress(psutil.Error):
+      connections = process.net_connections('tcp')
+      found |= {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
+  return sorted(found)
+
+
+def _forge_an_end(port):
+  """Says at a port that the job ends: with what an HTTP store there tells, and with guesses."""
+  keys = [b'', b'ctr_trainer']
+  with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+    url = f'http://127.0.0.1:{port}/ctr_trainer/heartbeat'
+    with urllib.request.urlopen(url, timeout=2) as response:
+      record = json.loads(response.read())
+    keys += [str(value).encode() for value in record.values()]
+    false = json.dumps(record | {'address': ['127.0.0.1', 9]}).encode()
+    urllib.request.urlopen(urllib.request.Request(url, false, method='PUT'), timeout=2)
+    for key in keys:
+      with contextlib.suppress(ConnectionError):
+        messages.connect(record['address'], key, 2).send_bytes(messages.encode(['end', 'x', 0]))
+  for key in keys:
+    with contextlib.suppress(ConnectionError):
+      messages.connect(['127.0.0.1', port], key, 2).send_bytes(messages.encode(['end', 'x', 0]))
+
+
+def _unix_sockets(process, count):
+  """Returns the names of the Unix sockets that a process listens at, once there are so many."""
   while process.poll() is None:
     found = psutil.Process(process.pid).net_connections('unix')
     names = {c.laddr for c in found if c.laddr.startswith('@')}
-    if names:
+    if len(names) >= count:
       return [b'\0' + name[1:].encode() for name in names]
     time.sleep(0.05)
   raise AssertionError('it ended')

@@ -13,12 +13,13 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from ops.build import NotBuilt
+from tests.support.steps import make_config
 from trainer.comm import messages
 from trainer.comm.heartbeat import Heartbeat
-from trainer.config import Sync
 from trainer.errors import UserError, one_line
 from trainer.runtime import Runtime
 
+SECRET = b'of this job alone'
 PATIENCE = 60  # seconds that a test waits for what must come
 
 
@@ -39,10 +40,12 @@ class HeartbeatTest(tf.test.TestCase):
       threading.Event().wait()  # this thread does nothing more
 
     self.enter_context(mock.patch('os._exit', end))
-    self.heartbeat = Heartbeat(Runtime(0, 2, 0, 2, None, url), Sync(lost_peer_seconds=lost_seconds))
+    self.heartbeat = Heartbeat(
+      Runtime(0, 2, 0, 2, None, url, SECRET), make_config({'sync.lost_peer_seconds': lost_seconds})
+    )
     with urllib.request.urlopen(f'{url}/ctr_trainer/heartbeat') as response:
       record = json.load(response)
-    self.rank_1 = messages.connect(record['address'], bytes.fromhex(record['secret']), PATIENCE)
+    self.rank_1 = messages.connect(record['address'], SECRET, PATIENCE)
 
   def say(self, message):
     self.rank_1.send_bytes(messages.encode(message))

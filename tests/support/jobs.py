@@ -57,6 +57,7 @@ class Ranks(contextlib.AbstractContextManager):
     flags: of trainer.run.
   Attributes:
     processes: by rank, those that were started.
+    rendezvous: the URL of the key-value store that horovodrun would run.
   """
 
   def __init__(self, size: int, flags: Sequence[str]):
@@ -64,6 +65,7 @@ class Ranks(contextlib.AbstractContextManager):
     self._store = RendezvousServer()
     self._port = self._store.start()
     self._store.init(self._slots)
+    self.rendezvous = f'http://127.0.0.1:{self._port}'
     self._folder = tempfile.mkdtemp()
     self.processes: dict[int, subprocess.Popen] = {}
 

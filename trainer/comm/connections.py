@@ -56,8 +56,9 @@ class Connector:
         connections[rank].send_bytes(messages.encode([name, self._rank]))
       except OSError as e:
         raise ConnectionError(
-          f'rank {self._rank} cannot reach rank {rank} at {_text(address)}: {e}; wanted the ports '
-          'of sync.ports, or all ports, open between hosts'
+          f'rank {self._rank} cannot reach rank {rank} at '
+          f'{messages.address_text(address)}: {e}; wanted the ports of sync.ports, or all ports, '
+          'open between hosts'
         ) from None
     above = range(self._rank + 1, self._size)
     with self._changed:
@@ -67,9 +68,9 @@ class Connector:
       missing = [rank for rank in above if (name, rank) not in self._arrived]
       if missing:
         raise ConnectionError(
-          f'rank {missing[0]} did not reach rank {self._rank} at {_text(self._listener.address)} '
-          f'within {self._lost_seconds:.0f} s; wanted the ports of sync.ports, or all ports, open '
-          'between hosts'
+          f'rank {missing[0]} did not reach rank {self._rank} at '
+          f'{messages.address_text(self._listener.address)} within {self._lost_seconds:.0f} s; '
+          'wanted the ports of sync.ports, or all ports, open between hosts'
         )
       connections |= {rank: self._arrived.pop((name, rank)) for rank in above}
     fds = [-1] * self._size
@@ -125,7 +126,3 @@ def _released(connection: Connection, lost_seconds: float) -> int:
       same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe)
       same.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(lost_seconds * 1000))
   return fd
-
-
-def _text(address: messages.Address) -> str:
-  return f'Unix socket {address}' if isinstance(address, str) else '{}:{}'.format(*address)

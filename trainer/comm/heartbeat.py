@@ -7,13 +7,15 @@ job ends and ends all ranks with the same exit status.
 
 The heartbeat begins before TensorFlow and Horovod are imported, so that it bounds every wait of the
 start-up. Ranks find rank 0 through the key-value store that horovodrun runs for its own rendezvous.
-The job's secret lies there too: the heartbeat is as open as Horovod itself.
+Whoever reaches the store can read it, so it holds rank 0's address and nothing that proves who is a
+rank of the job: launch/ gives the ranks a secret. Where horovodrun was called without launch/, the
+config itself is what a stranger on the network does not know.
 """
 
 import contextlib
+import hashlib
 import json
 import os
-import secrets
 import sys
 import threading
 import time
@@ -27,7 +29,7 @@ from typing import Any, NoReturn
 
 from ops.build import NotBuilt
 from trainer.comm import messages
-from trainer.config import Sync
+from trainer.config import Config
 from trainer.errors import UserError, one_line
 from trainer.runtime import Runtime
 
@@ -44,7 +46,7 @@ class Heartbeat(contextlib.AbstractContextManager):
 
   Args:
     runtime: of this rank.
-    sync: the section of the config.
+    cfg: the config, the same on all ranks.
 
   Attributes:
     tell_lost: is called on rank 0 with the text, where a rank is lost, before the job ends.
@@ -52,20 +54,20 @@ class Heartbeat(contextlib.AbstractContextManager):
     UserError: where rank 0 has no free port.
   """
 
-  def __init__(self, runtime: Runtime, sync: Sync):
+  def __init__(self, runtime: Runtime, cfg: Config):
     self.tell_lost: Callable[[str], None] = lambda text: None
-    self._rank, self._size, self._sync = runtime.rank, runtime.size, sync
+    self._rank, self._size, self._sync = runtime.rank, runtime.size, cfg.sync
     self._name = f'rank {runtime.rank} (process {os.getpid()} on {os.uname().nodename})'
     self._progress = time.monotonic()
     self._lock = threading.Lock()  # guards what follows
     self._members: dict[int, _Member] = {}  # by rank: for rank 0 all others, for others rank 0
     self._closing = self._ending = False
+    self._secret = runtime.secret or hashlib.sha256(cfg.model_dump_json().encode()).digest()
     if self._rank == 0:
-      secret = secrets.token_bytes(32)
       listener = messages.Listener(
-        runtime.host or '127.0.0.1', sync.ports, secret, sync.lost_peer_seconds, self._accept
+        runtime.host, cfg.sync.ports, self._secret, cfg.sync.lost_peer_seconds, self._accept
       )
-      record = {'address': listener.address, 'secret': secret.hex(), 'name': self._name}
+      record = {'address': listener.address, 'name': self._name}
       self._request(runtime.rendezvous, json.dumps(record).encode())
       threading.Thread(target=self._expect_all, daemon=True).start()
     else:
@@ -141,12 +143,9 @@ class Heartbeat(contextlib.AbstractContextManager):
 
   def _join(self, record: dict[str, Any]) -> None:
     try:
-      connection = messages.connect(
-        record['address'], bytes.fromhex(record['secret']), self._sync.lost_peer_seconds
-      )
+      connection = messages.connect(record['address'], self._secret, self._sync.lost_peer_seconds)
     except ConnectionError as e:
-      host, port = record['address']
-      why = f'{self._name} cannot reach it at {host}:{port}: {e}'
+      why = f'{self._name} cannot reach it at {messages.address_text(record["address"])}: {e}'
       _exit(f'{record["name"]} was lost: {why}. {_CONTINUE}.', EXIT_STATUS)
     member = _Member(0, record['name'], self._connection(connection))
     member.connection.send(['hello', self._rank, self._name])

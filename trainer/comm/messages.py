@@ -167,6 +167,11 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
   return _greeted(connected, secret, lost_seconds, (answer_challenge, deliver_challenge))
 
 
+def address_text(address: Address) -> str:
+  """Returns an address as messages show it."""
+  return f'Unix socket {address}' if isinstance(address, str) else '{}:{}'.format(*address)
+
+
 class MessageConnection:
   """Messages both ways over one greeted connection, and beats that show that this side lives.
 

@@ -49,6 +49,7 @@ class Coordinator:
     sync: the section of the config.
     settings: plain data by name, which must be the same on all processes.
     host: the address to listen at.
+    secret: what all processes of the job know; by default one is drawn.
   Attributes:
     address: what CoordinatorClient needs.
     secret: likewise.
@@ -56,7 +57,9 @@ class Coordinator:
     UserError: where no port of sync.ports is free.
   """
 
-  def __init__(self, cluster: Cluster, sync: Sync, settings: Mapping[str, Any], host: str):
+  def __init__(
+    self, cluster: Cluster, sync: Sync, settings: Mapping[str, Any], host: str, secret: bytes = b''
+  ):
     self._cluster, self._sync = cluster, sync
     self._settings = messages.decode(messages.encode(dict(settings)))  # as others' arrive
     self._handlers = {
@@ -82,7 +85,7 @@ class Coordinator:
     self._pass_state: Any = None  # for workers that enter it
     self._entering: set[int] = set()  # workers that wait for a pass to enter
     self._statuses: dict[int, int] = {}  # of the workers that are done
-    self.secret = secrets.token_bytes(32)
+    self.secret = secret or secrets.token_bytes(32)
     listener = messages.Listener(host, sync.ports, self.secret, sync.lost_peer_seconds, self._serve)
     self.address = listener.address
     threading.Thread(target=self._watch_forming, daemon=True).start()

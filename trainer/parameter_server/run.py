@@ -25,7 +25,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ops import library
-from trainer import command_line
+from trainer import command_line, runtime
 from trainer.comm.messages import Address
 from trainer.config import Config, flatten
 from trainer.embedding.stores import store_class
@@ -58,7 +58,9 @@ def run(cfg: Config, cluster: Cluster) -> int:
   store_class(cfg)  # and TFRA's, where rows lie there
   settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
-    coordinator = Coordinator(cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds))
+    coordinator = Coordinator(
+      cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds), runtime.secret()
+    )
     _on_signals(coordinator.stop)
     server = cluster.start_server()
     _publish(server.target, coordinator)
@@ -117,7 +119,9 @@ def _coordinator_variable() -> tf.Variable:
 
 def _publish(target: str, coordinator: Coordinator) -> None:
   with tf.Graph().as_default():
-    record = json.dumps([coordinator.address, coordinator.secret.hex()])
+    # TensorFlow's servers answer anyone, so the launcher's secret is not told here.
+    secret = '' if runtime.secret() else coordinator.secret.hex()
+    record = json.dumps([coordinator.address, secret])
     publish = _coordinator_variable().assign(record)
     with v1.Session(target, config=cpu_config(device_filters=['/job:ps/task:0'])) as session:
       session.run(publish)
@@ -140,7 +144,7 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
       try:
         with v1.Session('grpc://' + cluster.servers[0], config=config) as session:
           address, secret = json.loads(session.run(read))
-          return address, bytes.fromhex(secret)
+          return address, runtime.secret() or bytes.fromhex(secret)
       except tf.errors.OpError:
         pass  # it has not started, or not published anything
       now = time.monotonic()

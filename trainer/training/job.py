@@ -709,7 +709,7 @@ def finished_job(
   with contextlib.ExitStack() as stack:
     progress_made = lambda: None
     if here.size > 1:
-      progress_made = stack.enter_context(Heartbeat(here, cfg.sync)).progress
+      progress_made = stack.enter_context(Heartbeat(here, cfg)).progress
     runtime.start(cfg, here)
     communicator = horovod.communicator(here, cfg.sync)
     folder = tempfile.TemporaryDirectory(
