@@ -1,7 +1,8 @@
 """Converts logs ahead of time: `python -m trainer.prepare --config FILE [--set a.b=value]… --out
 DIR [--split train]`.
 
-Each raw pass of a split becomes the directory DIR/SPLIT/NAME; train on them with
+Each raw pass of a split becomes the directory DIR/SPLIT/NAME, with + for each / of the pass's name;
+train on them with
 `--set data.format=prepared --set 'data.train=[DIR/train/*]'` and likewise valid and test.
 `--describe` also prints what a split's log is like, and writes it to DIR/SPLIT.json.
 """
@@ -35,7 +36,7 @@ def main() -> None:
     raise UserError("data.format: found 'prepared'; wanted the format of raw files")
   from trainer import runtime  # noqa: F401  sets what TensorFlow reads when it is imported
   from trainer.data.conversion import prepare_pass
-  from trainer.data.passes import passes
+  from trainer.data.passes import folder_name, passes
   from trainer.data.prepared import PreparedPass, is_prepared
   from trainer.data.statistics import describe, table
 
@@ -44,7 +45,7 @@ def main() -> None:
     for one in passes(cfg, getattr(cfg.data, split), f'data.{split}'):
       path = one.path
       if not is_prepared(cfg.data, path):
-        path = os.path.join(OUT.value, split, one.name)
+        path = os.path.join(OUT.value, split, folder_name(one.name))
         meta = prepare_pass(cfg, one.path, path)
         print(
           f'{split}/{one.name}: {meta["samples"]:,} samples, {meta["features"]:,} features, '

@@ -1,6 +1,11 @@
 """Which passes there are, and that their global batches are the same for any number of ranks."""
 
+import json
 import os
+import re
+import shutil
+import subprocess
+import sys
 from unittest import mock
 
 import numpy as np
@@ -24,6 +29,32 @@ from trainer.data.schema import schema
 from trainer.errors import ConfigError, UserError
 
 SLOTS, DENSE = 3, 2
+
+# Cuts each file of a pass to several sizes while a process of its own has it open.
+CUT_SHORT = """
+import json, mmap, os, pathlib, sys
+from trainer.data.prepared import PreparedPass
+from trainer.errors import UserError
+
+for file in sorted(pathlib.Path(sys.argv[1]).glob('*.npy')):
+  whole = file.read_bytes()
+  for left in sorted({0, mmap.PAGESIZE, len(whole) // 2, len(whole) - 1}):
+    reader, stderr = os.pipe()
+    if not (child := os.fork()):
+      os.dup2(stderr, 2)
+      opened = PreparedPass(sys.argv[1])
+      os.truncate(file, left)
+      try:
+        list(opened.batches(512, shuffle=True))
+      except UserError as e:
+        print('error:', e, file=sys.stderr, flush=True)
+        os._exit(2)
+      os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(stderr)
+    print(json.dumps([str(file), status, os.fdopen(reader).read()]))
+    file.write_bytes(whole)
+"""
 
 
 def make_config(**data):
@@ -94,7 +125,7 @@ class PassesTest(tf.test.TestCase):
           ('dt=2024-02-01/part-1', 20240201),
         ],
       )
-    self.assertLen(set(map(folder_name, ('a/b', 'a%2Fb', 'a%252Fb', 'a_b'))), 4)
+    self.assertLen(set(map(folder_name, ('a/b', 'a+b', 'a%2Bb', 'a%2Fb', 'a_b'))), 5)
     for path, day in (('day_1/day_2.csv', 2), ('day_1/x.csv', 1), ('x.csv', None)):
       self.assertEqual(pass_day(make_config(day_pattern=r'day_(\d+)'), path), day)
 
@@ -273,6 +304,23 @@ class BatchesTest(tf.test.TestCase):
       ):
         with self.assertRaises(tf.errors.InvalidArgumentError):
           gather(rows, **changed)
+
+  def test_a_file_that_is_cut_short_while_it_is_read(self):
+    """Of every array, whatever is left: status 2, a line that names the file, and no sample."""
+    one, _ = self.write(5000, True)
+    ended = subprocess.run(
+      [sys.executable, '-c', CUT_SHORT, one.path], capture_output=True, text=True
+    )
+    self.assertEqual((ended.returncode, ended.stderr), (0, ''))
+    arrays = set()
+    for line in ended.stdout.splitlines():
+      file, status, told = json.loads(line)
+      arrays.add(os.path.basename(file))
+      self.assertEqual(status, 2, line)
+      self.assertRegex(told, rf'^error: {re.escape(file)}: (was cut short|had \d+ bytes).*again\n$')
+    self.assertLen(arrays, len(one.meta['arrays']))
+    shutil.rmtree(one.path)
+    self.assertLen(list(one.batches(512)), -(-5000 // 512), 'what was removed stays mapped')
 
   def test_values_travel_with_their_keys(self):
     one, _ = self.write(60, True)

@@ -602,9 +602,16 @@ class BadInputTest(PrepareTestCase):
         prepare_pass(make_config(self.CONFIG | change), raw, self.path('out'))
 
   def test_command_line(self):
-    raw = self.write('day.csv', 'click,user\n1,u\n7,v\n')
+    os.makedirs(self.path('logs', 'a'))
+    os.makedirs(self.path('logs', 'b'))
+    self.write('logs/b/day.csv', 'click,user\n1,u\n0,v\n')
+    raw = self.write('logs/a/day.csv', 'click,user\n1,u\n7,v\n')
     tree = {
-      'data': {'train': [raw], 'label': 'click', 'slots': [{'name': 'user'}]},
+      'data': {
+        'train': [self.path('logs', '*', 'day.csv')],
+        'label': 'click',
+        'slots': [{'name': 'user'}],
+      },
       'model': {'interactions': ['linear']},
     }
     command = [
@@ -627,8 +634,9 @@ class BadInputTest(PrepareTestCase):
       [*command, '--set', 'data.max_bad_share=0.5'], cwd=ROOT, capture_output=True, text=True
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn('train/day: 1 samples, 1 features, 1 bad records dropped', done.stdout)
-    self.assertEqual(PreparedPass(self.path('out', 'train', 'day')).num_samples, 1)
+    self.assertIn('train/a/day: 1 samples, 1 features, 1 bad records dropped', done.stdout)
+    self.assertCountEqual(os.listdir(self.path('out', 'train')), ['a+day', 'b+day'])
+    self.assertEqual(PreparedPass(self.path('out', 'train', 'a+day')).num_samples, 1)
 
 
 class PreparedTest(PrepareTestCase):
@@ -696,6 +704,24 @@ class PreparedTest(PrepareTestCase):
       damage(self.path('out', 'splits.npy'))
       with self.assertRaisesRegex(BadPass, message):
         PreparedPass(self.path('out'))
+
+  def test_a_damaged_pass_whose_log_is_there_is_converted_again(self):
+    cfg = make_config(self.CONFIG | {'group': 'user', 'weight': 'x'})
+    text = 'click,user,item,x\n' + '1,u,i,1\n0,u,,1\n0,v,w,2\n' * 9
+    self.prepare(cfg, text)
+    wanted = next(PreparedPass(self.path('out')).batches(99))
+
+    def flip(file):
+      data = bytearray(pathlib.Path(file).read_bytes())
+      data[-1] ^= 1
+      pathlib.Path(file).write_bytes(data)
+
+    for name in sorted(os.listdir(self.path('out'))):
+      for damage in (flip, os.remove, lambda file: os.truncate(file, 20)):
+        damage(self.path('out', name))
+        prepare_pass(cfg, self.path('day.csv'), self.path('out'))
+        for a, b in zip(next(PreparedPass(self.path('out'), cfg).batches(99)), wanted):
+          self.assertAllEqual(a, b)
 
   def test_no_flipped_bit_is_trained_on(self):
     cfg = make_config(self.CONFIG | {'group': 'user', 'weight': 'x'})

@@ -230,7 +230,11 @@ def prepare_pass(
   files = files_of(raw_path)
   meta = _meta(cfg, raw_path, files, labelled)
   if done := _done(out_dir, meta):
-    return done
+    try:
+      PreparedPass(out_dir)
+      return done
+    except BadPass as e:
+      logging.warning('%s; now converted again', e)
   with _writing(cfg, raw_path, out_dir) as writer:
     bad = BadRecords(raw_path, cfg.data.max_bad_share)
     for file in files:

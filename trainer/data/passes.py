@@ -48,8 +48,8 @@ class Pass:
 
 
 def folder_name(name: str) -> str:
-  """A pass's name as that of one directory; different names give different ones."""
-  return name.replace('%', '%25').replace(os.sep, '%2F')
+  """A pass's name as that of one directory, 'a/b' as 'a+b'; different names give different ones."""
+  return name.replace('%', '%25').replace('+', '%2B').replace(os.sep, '+')
 
 
 def pass_day(cfg: Config, path: str) -> int | None:

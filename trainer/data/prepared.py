@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ops.keys import MAX_SAMPLES, NO_FEATURE, encode_fields
+from ops.mapped import tell_files_cut_short
 from ops.samples import SampleArrays
 from ops.tensors import aligned
 from trainer import config
@@ -23,7 +24,7 @@ from trainer.data.log_files import is_remote
 from trainer.data.parse import Parsed, ranges
 from trainer.data.schema import schema
 from trainer.errors import BadPass, UserError
-from trainer.files import NpyWriter, to_json, write_synced
+from trainer.files import NpyWriter, crc32_of_stream, to_json, write_synced
 
 META = 'meta.json'  # written last: the pass counts when it exists
 HEADER_BYTES = 128  # of each .npy
@@ -367,6 +368,8 @@ class PreparedPass:
       raise UserError(f'{path}: prepared by an earlier version; prepare it again')
     self.num_samples, self.day = self.meta['samples'], self.meta['day']
     self.num_slots = len(self.meta['schema']['slots'])
+    self._files: dict[str, os.stat_result] = {}  # as they were when they were mapped
+    tell_files_cut_short()
     arrays = {name: self._array(name, of) for name, of in self.meta['arrays'].items()}
     self._codes, self._keys, self._bases = (arrays[name] for name in ('codes', 'keys', 'bases'))
     self._splits, self._values = arrays.get('splits'), arrays.get('values')
@@ -381,23 +384,23 @@ class PreparedPass:
     dtype, shape = np.dtype(written['dtype']), tuple(written['shape'])
     size = int(np.prod(shape)) * dtype.itemsize
     try:
-      found = os.path.getsize(file)
-      if found != HEADER_BYTES + size:
-        raise BadPass(
-          f'{file}: has {found} bytes; wanted {HEADER_BYTES + size}; prepare the pass again'
-        )
-      if not size:
-        return np.zeros(shape, dtype)
-      array = np.memmap(file, dtype, 'r', HEADER_BYTES, shape)
+      with open(file, 'rb') as f:
+        at_open = os.fstat(f.fileno())
+        if at_open.st_size != HEADER_BYTES + size:
+          raise BadPass(
+            f'{file}: has {at_open.st_size} bytes; wanted {HEADER_BYTES + size}; prepare the pass '
+            'again'
+          )
+        f.seek(HEADER_BYTES)
+        crc = crc32_of_stream(f)
+        array = np.memmap(f, dtype, 'r', HEADER_BYTES, shape) if size else np.zeros(shape, dtype)
     except OSError as e:
       raise BadPass(f'{file}: cannot be read ({e}); prepare the pass again') from None
-    flat, crc = array.reshape(-1).view(np.uint8), 0
-    for start in range(0, size, 4 << 20):
-      crc = zlib.crc32(flat[start : start + (4 << 20)], crc)
     if crc != written['crc32']:
       raise BadPass(
         f'{file}: its checksum is {crc:08x}; wanted {written["crc32"]:08x}; prepare the pass again'
       )
+    self._files[file] = at_open
     return np.asarray(array)
 
   def chunks(self, n: int) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -547,14 +550,34 @@ class PreparedPass:
     return rows
 
   def _gather(self, rows: np.ndarray) -> SlotBatch:
-    """The samples `rows` [B] as a SlotBatch."""
-    found = self._samples.gather(rows)
-    return SlotBatch(
-      found.keys,
-      found.values,
-      found.segments,
-      found.dense,
-      label=self._label[rows].astype(np.float32),
-      weight=np.ones([len(rows)], np.float32) if self._weight is None else self._weight[rows],
-      group=found.group if self._grouped else np.zeros([len(rows)], np.int64),
-    )
+    """The samples `rows` [B] as a SlotBatch.
+
+    Raises:
+      BadPass: where a file has another size than when it was opened.
+    """
+    try:
+      found = self._samples.gather(rows)
+      return SlotBatch(
+        found.keys,
+        found.values,
+        found.segments,
+        found.dense,
+        label=self._label[rows].astype(np.float32),
+        weight=np.ones([len(rows)], np.float32) if self._weight is None else self._weight[rows],
+        group=found.group if self._grouped else np.zeros([len(rows)], np.int64),
+      )
+    finally:
+      self._check_sizes()
+
+  def _check_sizes(self) -> None:
+    """Raises BadPass where a mapped file has another size: what was cut off may read as zeros."""
+    for file, at_open in self._files.items():
+      try:
+        now = os.stat(file)
+      except OSError:
+        continue  # a file that was removed stays whole where it is mapped
+      if now.st_ino == at_open.st_ino and now.st_size != at_open.st_size:
+        raise BadPass(
+          f'{file}: had {at_open.st_size} bytes and has {now.st_size}: it was changed while it was '
+          'read; prepare the pass again'
+        )
