@@ -11,9 +11,7 @@ two dense columns. Requests come from wrk, of 1 and of 100 candidates of one use
 from 4 connections as fast as they are answered, then at about half of that rate; meanwhile a delta
 of 1 % of the rows is applied about every second, until 50 versions have come. The same requests
 then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server, whose version
-stays. Requests of 100 candidates of a user with 100 tags, who is said once or with each candidate,
-go to a scorer that holds the rows in its own memory. All share the cores. Writes
-build/bench/serving_bench.json.
+stays. All share the cores. Writes build/bench/serving_bench.json.
 """
 
 import contextlib
@@ -160,14 +158,8 @@ def measure_loop(figures: dict[str, float]) -> None:
   )
 
 
-def bodies(candidates: int, tags_of_user: int = 0, written_out: bool = False) -> list[str]:
-  """Requests of one user and so many candidates, as JSON.
-
-  Args:
-    candidates: of a request.
-    tags_of_user: the tags are so many of the user's, not three of each candidate's.
-    written_out: whether the user stands with each candidate, and not once.
-  """
+def bodies(candidates: int) -> list[str]:
+  """Requests of one user and so many candidates, as JSON."""
   rng, found = np.random.default_rng(SEED), []
   names = ('user', 'item', 'category', 'query', 'hour', 'device')
   for _ in range(200):
@@ -175,12 +167,10 @@ def bodies(candidates: int, tags_of_user: int = 0, written_out: bool = False) ->
     for name in names:
       count = 1 if name in CONTEXT else candidates
       columns[name] = [str(i) for i in rng.integers(0, ROWS.value // 6, count)]
-    tags = [tags_of_user] if tags_of_user else [3] * candidates
-    columns['tags'] = ['|'.join(map(str, rng.integers(0, 1000, count))) for count in tags]
+    tags = rng.integers(0, 1000, [candidates, 3])
+    columns['tags'] = ['|'.join(map(str, some)) for some in tags]
     columns['price'] = rng.random(candidates).round(3).tolist()
     columns['age'] = [float(rng.integers(18, 80))]
-    if written_out:
-      columns = {n: c if len(c) == candidates else c * candidates for n, c in columns.items()}
     found.append(json.dumps({'inputs': columns}))
   return found
 
@@ -258,21 +248,6 @@ def measure_requests(
     )
 
 
-def measure_context(port: int, figures: dict[str, float]) -> None:
-  """Requests a second of a user with 100 tags and 100 candidates."""
-  for key, written_out in (('once', False), ('written_out', True)):
-    requests = bodies(100, tags_of_user=100, written_out=written_out)
-    load(port, requests, 4)  # warms up
-    figures[f'context_{key}_per_second'] = load(port, requests, 4)['rate']
-  once, written_out = (figures[f'context_{key}_per_second'] for key in ('once', 'written_out'))
-  figures['context_gain'] = once / written_out
-  print(
-    f'100 candidates of a user with 100 tags: {once:,.0f} requests/s with the user said once, '
-    f'{written_out:,.0f} with each candidate',
-    flush=True,
-  )
-
-
 class SavedModel:
   """Stands in for trainer.serving.service.Service: the SavedModel's own graph from columns on."""
 
@@ -337,7 +312,6 @@ def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -
     print(f'{failed:.0f} failed requests through {len(applied)} versions', flush=True)
   with process('trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0') as port:
     measure_requests('memory', port, lambda: len(applied), figures)
-    measure_context(port, figures)
   stop.set()
   thread.join()
   store.close()

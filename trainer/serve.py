@@ -5,6 +5,7 @@ and /healthz. docs/serving.md has examples.
 """
 
 import os
+import resource
 import signal
 import threading
 from typing import Any
@@ -33,6 +34,11 @@ MAX_INSTANCES = flags.DEFINE_integer('max_instances', 10_000, 'Of a request.', l
 MAX_CONCURRENCY = flags.DEFINE_integer(
   'max_concurrency', 64, 'Requests at a time; others are refused.', lower_bound=1
 )
+OWN_LAYERS = flags.DEFINE_list(
+  'own_layers',
+  [],
+  'Dotted paths of layers that are not built in and that a served model may import.',
+)
 THREADS = flags.DEFINE_integer('threads', 2, 'That score requests.', lower_bound=1)
 SECONDS_BETWEEN_LOOKS = 0.05  # at the store
 
@@ -50,6 +56,8 @@ def main() -> int:
       f"the package '{e.name}' is not installed; wanted pip install 'ctr-trainer[serve]'"
     ) from None
   runtime.start_serving()
+  _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a connection needs one
   limits = http.Limits(
     body_bytes=MAX_BODY_BYTES.value,
     instances=MAX_INSTANCES.value,
@@ -83,9 +91,10 @@ def _service() -> Any:
   from trainer.serving.service import Service
 
   if STORE.value:
-    return Service(stores.open_store(STORE.value, '--store'))
+    return Service(stores.open_store(STORE.value, '--store'), None, OWN_LAYERS.value)
   store = MemoryStore()
-  return Service(store, Publisher(os.path.join(RUN_DIR.value, 'exports'), store).advance)
+  publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
+  return Service(store, publisher.advance, OWN_LAYERS.value)
 
 
 def _token() -> str | None:

@@ -164,12 +164,10 @@ class ServingTest(tf.test.TestCase):
     with mock.patch.object(serving_bench, 'load', return_value=measured):
       for name in ('serve', 'memory', 'saved_model'):
         serving_bench.measure_requests(name, 1, lambda: 0, figures)
-      serving_bench.measure_context(1, figures)
     with tempfile.TemporaryDirectory() as folder:
       serving_bench.measure_publishing(serving_bench.Exports(folder), folder, figures)
-    wanted = {'loop_seconds', 'loop_first_seconds', 'context_gain'}
+    wanted = {'loop_seconds', 'loop_first_seconds'}
     wanted |= {f'loop_{part}_seconds' for part in ('train', 'export', 'publish', 'apply')}
-    wanted |= {f'context_{how}_per_second' for how in ('once', 'written_out')}
     wanted |= {
       f'{name}_{candidates}_{what}'
       for name in ('serve', 'memory', 'saved_model')
@@ -179,13 +177,6 @@ class ServingTest(tf.test.TestCase):
     stores = ['embedded'] + ['redis'] * RedisServer.installed()
     wanted |= {f'publish_{s}_{k}_rows_per_second' for s in stores for k in ('base', 'delta')}
     self.assertEqual(set(figures), wanted)
-
-  def test_a_user_said_once_or_with_each_candidate(self):
-    once, out = (json.loads(serving_bench.bodies(5, 9, w)[0])['inputs'] for w in (False, True))
-    self.assertEqual({len(out[name]) for name in out}, {5})
-    for name, column in once.items():
-      self.assertEqual(out[name], column * (5 // len(column)))
-    self.assertLen(once['tags'][0].split('|'), 9)
 
 
 class PageTest(tf.test.TestCase):

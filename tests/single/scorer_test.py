@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +30,7 @@ from trainer.serving import stores
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
+from trainer.serving.scorer import Scorer
 from trainer.serving.service import Service
 from trainer.storage import export
 from trainer.training.step import TrainStep
@@ -94,6 +96,13 @@ def make_records(rng, n, first_id=0):
     }
     for _ in range(n)
   ]
+
+
+def _nested(depth):
+  value = []
+  for _ in range(depth):
+    value = [value]
+  return value
 
 
 class ScorerTest(tf.test.TestCase):
@@ -223,6 +232,13 @@ class ScorerTest(tf.test.TestCase):
       (b'{', 400, 'the body is not JSON: '),
       (b'\xff', 400, 'the body is not JSON: '),
       (b'[' * 50_000, 400, 'the body is not JSON: '),
+      ({'instances': [good | {'tags': _nested(500)}]}, 400, 'nested more than 2 deep'),
+      ({'inputs': good | {'tags': _nested(500)}}, 400, 'nested more than 2 deep'),
+      ({'instances': [good | {'item': {'b64': _nested(500)}}]}, 400, "'item', sample 0: found"),
+      ({'instances': [good | {'x' * 90_000: 1}]}, 400, "^column 'x{80}': is unknown"),
+      ({'inputs': dict.fromkeys(map(str, range(6_000)))}, 400, 'found 6000 columns; wanted age,'),
+      ({'instances': [dict.fromkeys(map(str, range(6_000)))]}, 400, 'found 6000 columns; wanted'),
+      ({'instances': [good], 'signature_name': _nested(500)}, 400, 'signature_name'),
       ([1], 400, 'the body: found a JSON list; wanted an object'),
       ({}, 400, "wanted either 'instances' or 'inputs'"),
       ({'instances': []}, 400, 'at least one'),
@@ -244,6 +260,7 @@ class ScorerTest(tf.test.TestCase):
         self.assertEqual(found, status, answer)
         self.assertRegex(answer['error'], text)
         self.assertNotIn('\n', answer['error'])
+        self.assertLess(len(answer['error']), 500)
     status, answer, _ = self.client.ask('GET', '/v1/models/crt')
     self.assertEqual(status, 404)
     self.assertIn("the nearest valid name is 'ctr'", answer.decode())
@@ -261,6 +278,60 @@ class ScorerTest(tf.test.TestCase):
     with socket.create_connection(('127.0.0.1', self.client.port)) as slow:
       slow.sendall(b'POST /v1/models/ctr:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{')
       self.assertStartsWith(slow.recv(1000), b'HTTP/1.1 408')
+
+  def test_slow_clients_take_no_place(self):
+    heads = (
+      b'POST /v1/models/ctr:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{',
+      b'POST /v1',
+    )
+    with served(self.service, Limits(concurrency=2, seconds_to_send=60)) as client:
+      with contextlib.ExitStack() as stack:
+        for head in heads * 20:
+          slow = stack.enter_context(socket.create_connection(('127.0.0.1', client.port)))
+          slow.sendall(head)
+        self.assertEqual(client.predict(self.rows(self.records[:1]))[0], 200)
+
+  def test_a_head_must_come_in_time_and_be_short(self):
+    with socket.create_connection(('127.0.0.1', self.client.port)) as slow:
+      slow.sendall(b'POST /v1')
+      self.assertEqual(slow.recv(1000), b'')
+    with socket.create_connection(('127.0.0.1', self.client.port)) as talkative:
+      with self.assertRaises(ConnectionError):  # its end is not waited for
+        talkative.sendall(b'GET /healthz HTTP/1.1\r\nHost: x\r\n')
+        while True:
+          talkative.sendall(b'X: ' + b'x' * 1000 + b'\r\n')
+
+  def test_bodies_that_arrive_have_a_bound_together(self):
+    limits = Limits(body_bytes=1000, concurrency=2, seconds_to_send=60)
+    head = b'POST /v1/models/ctr:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n'
+    with served(self.service, limits) as client, contextlib.ExitStack() as stack:
+      for _ in range(3):
+        slow = stack.enter_context(socket.create_connection(('127.0.0.1', client.port)))
+        slow.sendall(head + b' ' * 900)
+      self.assertStartsWith(slow.recv(1000), b'HTTP/1.1 429')
+
+  def test_what_goes_wrong_inside_is_told_to_the_log_only(self):
+    for error in UserError('the store redis://u:secret@x: away'), RuntimeError('secret'):
+      service = mock.Mock(version=self.service.version, predict=mock.Mock(side_effect=error))
+      with served(service) as client, self.assertLogs(level='ERROR') as logged:
+        status, answer = client.predict(self.rows(self.records[:1]))
+      self.assertEqual(status, 503 if isinstance(error, UserError) else 500)
+      self.assertNotIn('secret', str(answer))
+      self.assertIn('secret', str(logged.output))
+
+  def test_no_address_shows_its_password(self):
+    store = stores.open_store('redis://:secret@127.0.0.1:1/0', '--store')
+    with self.assertRaisesRegex(UserError, 'the store redis://…@127.0.0.1:1/0: ') as raised:
+      store.version()
+    self.assertNotIn('secret', str(raised.exception))
+
+  def test_only_layers_that_are_named_are_imported(self):
+    changed = {'model.interactions': ['linear', {'os.path.Layer': {}}]}
+    text = config.dump(make_config(changed))
+    with self.assertRaisesRegex(UserError, r'model.interactions.1 names the layer os.path.Layer'):
+      Scorer(text)
+    with self.assertRaisesRegex(UserError, "'os.path' has no 'Layer'"):
+      Scorer(text, ['os.path.Layer'])
 
   def test_too_many_at_a_time_are_refused(self):
     started, ended = threading.Event(), threading.Event()

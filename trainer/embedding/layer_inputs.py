@@ -74,41 +74,6 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
   return parts
 
 
-def with_context(items: LayerInputs, context: LayerInputs) -> LayerInputs:
-  """Adds what all samples share, pooled once: of each slot, features stand in one of the two only.
-
-  Args:
-    items: of B samples; dense is theirs.
-    context: of one sample.
-  """
-
-  def both(name: str) -> tf.Tensor | None:
-    of_items, of_context = getattr(items, name), getattr(context, name)
-    return None if of_items is None else of_items + of_context
-
-  lists = ('factors', 'totals')
-  added = {n: [a + b for a, b in zip(getattr(items, n), getattr(context, n))] for n in lists}
-  names = ('linear', 'squares', 'field_factors', 'field_squares')
-  added |= {name: both(name) for name in names}
-  if items.norm is not None:
-    added['norm'] = items.norm * context.norm  # 1 of an empty slot
-  if items.histories is not None:
-    added['histories'] = {
-      name: _with_context(history, context.histories[name])
-      for name, history in items.histories.items()
-    }
-  return items._replace(**added)
-
-
-def _with_context(items: History, context: History) -> History:
-  size = tf.shape(items.mask)[0]
-  return History(
-    tf.concat([items.vectors, tf.repeat(context.vectors, size, 0)], 1),
-    tf.concat([items.mask, tf.repeat(context.mask, size, 0)], 1),
-    items.candidate + context.candidate,
-  )
-
-
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
   """Returns int32 [B, L], where each sample's features stand among n, −1 where it has no more.
 

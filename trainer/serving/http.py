@@ -3,10 +3,12 @@
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import hmac
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import prometheus_client
 import uvicorn
@@ -15,14 +17,16 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from trainer.errors import UserError, nearest, one_line
+from trainer.errors import UserError, nearest
 from trainer.serving import rest
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import NotReady, Service
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
+_HEAD_BYTES = 16 << 10  # of a request, at most
 _SECONDS_TO_FINISH = 10  # requests that have begun, when asked to stop
 _SECONDS_IDLE = 75  # of a connection; short of it, a client's next request meets a closed one
 
@@ -34,7 +38,7 @@ class Limits:
   body_bytes: int = 4 << 20
   instances: int = 10_000
   concurrency: int = 64  # requests that are answered or wait
-  seconds_to_send: float = 10.0
+  seconds_to_send: float = 10.0  # a head, and a body
   threads: int = 2  # that score
 
 
@@ -57,11 +61,13 @@ class App:
 
   Attributes:
     asgi: the application.
+    limits: as given.
   """
 
   def __init__(self, service: Service, name: str, limits: Limits, token: str | None = None):
-    self._service, self._name, self._limits, self._token = service, name, limits, token
-    self._waiting = 0
+    self._service, self._name, self.limits, self._token = service, name, limits, token
+    self._waiting = 0  # requests
+    self._arriving = 0  # bytes of bodies
     self._pool = concurrent.futures.ThreadPoolExecutor(limits.threads, 'score')
     self._make_figures()
     self.asgi = Starlette(
@@ -120,13 +126,16 @@ class App:
         response = _json(rest.error(str(e)), 413)
       except BadRequest as e:
         response = _json(rest.error(str(e)), 400)
-      except UserError as e:  # not ready, or the store cannot be reached
+      except NotReady as e:
         response = _json(rest.error(str(e)), 503)
+      except UserError as e:  # the log is for who runs the server, the answer for anyone
+        logging.error('a request failed: %s', e)
+        response = _json(rest.error('the rows cannot be read now'), 503)
       except ClientDisconnect:
         response = Response(status_code=400)  # nobody reads it
-      except Exception as e:
+      except Exception:
         logging.exception('a request failed')
-        response = _json(rest.error(one_line(e)), 500)
+        response = _json(rest.error('an error of the server; its log has more'), 500)
       self._requests.labels(response.status_code).inc()
       return response
 
@@ -146,33 +155,39 @@ class App:
 
   async def _predict(self, request: Request) -> Response:
     self._check_name(request)
-    if self._waiting >= self._limits.concurrency:
+    body = await self._body(request)
+    # A place is taken by a whole request only, so that slow clients hold none.
+    if self._waiting >= self.limits.concurrency:
       raise _Refused(429, f'{self._waiting} requests are being answered; wanted fewer at a time')
     self._waiting += 1
     try:
-      body = await self._body(request)
       loop = asyncio.get_running_loop()
       return await loop.run_in_executor(self._pool, self._score, body)
     finally:
       self._waiting -= 1
 
   async def _body(self, request: Request) -> bytes:
-    limit = self._limits.body_bytes
+    limit = self.limits.body_bytes
     body = bytearray()
     try:
-      async with asyncio.timeout(self._limits.seconds_to_send):
+      async with asyncio.timeout(self.limits.seconds_to_send):
         async for piece in request.stream():
           body += piece
+          self._arriving += len(piece)
           if len(body) > limit:
             raise _Refused(413, f'the body: found more than {limit} bytes; wanted at most so many')
+          if self._arriving > limit * self.limits.concurrency:
+            raise _Refused(429, 'too many bytes are arriving; wanted fewer requests at a time')
     except TimeoutError:
-      seconds = self._limits.seconds_to_send
+      seconds = self.limits.seconds_to_send
       raise _Refused(408, f'the body took more than {seconds:g} s to arrive') from None
+    finally:
+      self._arriving -= len(body)
     return bytes(body)
 
   def _score(self, body: bytes) -> Response:
     """In a thread of the pool."""
-    request = rest.parse(body, self._limits.instances)
+    request = rest.parse(body, self.limits.instances)
     scores, version = self._service.predict(request)
     self._samples.inc(request.size)
     for slot, count in scores.unknown.items():
@@ -200,6 +215,45 @@ def _json(body: bytes, status: int) -> Response:
   return Response(body, status, media_type='application/json')
 
 
+class _Protocol(HttpToolsProtocol):
+  """HTTP/1.1 whose clients must send a short head of a request, in `seconds_to_send`."""
+
+  def __init__(self, seconds_to_send: float, **settings: Any):
+    super().__init__(**settings)
+    self._seconds_to_send = seconds_to_send
+    self._timer: asyncio.TimerHandle | None = None  # while a head is waited for
+    self._head_bytes = 0
+
+  def connection_made(self, transport: asyncio.Transport) -> None:
+    super().connection_made(transport)
+    self.on_message_begin()
+
+  def on_message_begin(self) -> None:
+    super().on_message_begin()
+    self._stop_waiting()
+    self._head_bytes = 0
+    self._timer = self.loop.call_later(self._seconds_to_send, self.transport.close)
+
+  def data_received(self, data: bytes) -> None:
+    self._head_bytes += len(data)
+    super().data_received(data)
+    if self._timer and self._head_bytes > _HEAD_BYTES:
+      self.transport.close()
+
+  def on_headers_complete(self) -> None:
+    self._stop_waiting()
+    super().on_headers_complete()
+
+  def connection_lost(self, error: Exception | None) -> None:
+    self._stop_waiting()
+    super().connection_lost(error)
+
+  def _stop_waiting(self) -> None:
+    if self._timer:
+      self._timer.cancel()
+    self._timer = None
+
+
 def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
   """Returns a server of the application, to be run with the socket that listens.
 
@@ -216,6 +270,7 @@ def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socke
   listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
   settings = uvicorn.Config(
     app.asgi,
+    http=functools.partial(_Protocol, app.limits.seconds_to_send),
     log_level='warning',
     access_log=False,
     lifespan='off',

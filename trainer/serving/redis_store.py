@@ -31,6 +31,7 @@ from trainer.serving.store import (
   decode,
   encode,
   plain,
+  plain_address,
 )
 from trainer.storage.chain import RowExport, Rows
 
@@ -68,7 +69,7 @@ class RedisStore(Store):
   """
 
   def __init__(self, url: str):
-    self._what = f'the store {url}'
+    self._what = f'the store {plain_address(url)}'
     with plain(self._what, ValueError):
       self._redis = redis.Redis.from_url(
         url, socket_timeout=_SECONDS_TO_ANSWER, socket_connect_timeout=5

@@ -31,10 +31,15 @@ class Request(NamedTuple):
   by_row: bool  # whether it came as instances
 
 
-def _value(value: Any) -> Any:
+_MOST_LISTS = 2  # within one another: a column of lists of features
+
+
+def _value(value: Any, lists: int = 0) -> Any:
   """Decodes {"b64": …}, alone or in lists."""
   if isinstance(value, list):
-    return [_value(v) for v in value]
+    if lists == _MOST_LISTS:
+      raise BadRequest(f'found lists nested more than {_MOST_LISTS} deep')
+    return [_value(v, lists + 1) for v in value]
   if isinstance(value, dict) and value.keys() == {'b64'} and isinstance(value['b64'], str):
     try:
       return base64.b64decode(value['b64'], validate=True).decode()

@@ -1,15 +1,12 @@
 """From raw columns to probabilities, with one version's dense part and rows from wherever they lie.
 
-Columns of one value stand for all samples of a request: one user, many items. They are its
-*context*, which is parsed, looked up and pooled once; its slot sums are added to every sample's.
-
 Every stage is the trainer's own: parsing and hashing (trainer.data), pooling (ops.pooling), layers
 (trainer.model). So a score equals what `trainer.predict` gives in the same state.
 """
 
 import collections
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +22,8 @@ from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.parse import parse
 from trainer.embedding.embedding import Embedding
-from trainer.embedding.layer_inputs import LayerInputs, with_context
 from trainer.errors import DataLoss, UserError, nearest
-from trainer.model.builder import build
+from trainer.model.builder import BUILT_IN, build
 from trainer.serving.store import Found
 from trainer.storage.saved_model import input_name
 
@@ -43,22 +39,24 @@ class Scores(NamedTuple):
   unknown: Mapping[str, int]  # slot -> distinct features that have no row
 
 
-class Samples(NamedTuple):
-  """A request: B samples, and what they share. A slot or dense column stands in one of the two."""
-
-  items: SlotBatch  # of B samples; dense columns of the context as well
-  context: SlotBatch  # of one sample
-
-
 class Scorer:
   """The model of a config, with the dense variables that were loaded last.
 
   Args:
     text: the resolved config of an export.
+    own_layers: dotted paths of the layers that it may import.
+  Raises:
+    UserError: where it names another layer that is not built in.
   """
 
-  def __init__(self, text: str):
+  def __init__(self, text: str, own_layers: Collection[str] = ()):
     cfg = config.parse(text, "an export's config.yaml")
+    for key, layer in cfg.model.all_interactions().items():
+      if layer.kind not in BUILT_IN and layer.kind not in own_layers:
+        raise UserError(
+          f"an export's config.yaml: {key} names the layer {layer.kind}, which is not built in; "
+          f'where its code may run here, say --own_layers {layer.kind}'
+        )
     self._model = build(cfg)
     self._embedding = Embedding(cfg, self._model.needs)
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
@@ -70,36 +68,27 @@ class Scorer:
     self._columns |= {c.name: False for c in cfg.data.dense if c.name not in categorical}
     self._aliases = {input_name(name): name for name in self._columns}
     self._one = tf.ones([1])  # what each occurrence counts as; nobody reads the counts
-    self._no_context = self._read({name: pa.nulls(1) for name in self._columns}, 1)
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     self._graph = tf.function(self._outputs, autograph=False).get_concrete_function(
-      *(integers, integers, floats) * 2,
+      *(integers, integers, floats),
       tf.TensorSpec([None, len(cfg.data.dense)], tf.float32),
       *(integers, floats, floats),
     )
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """From occurrences of items and of the context to the outputs.
+    """From the occurrences of features to the outputs.
 
     Args:
-      tensors: inverse (as of ops.dedupe), segments and values of the items' occurrences, then of
-        the context's; dense; offsets, linear and factors of the rows of distinct keys.
+      tensors: inverse (as of ops.dedupe), segments and values of the occurrences; dense; offsets,
+        linear and factors of the rows of distinct keys.
     """
-    dense, *rows = tensors[6:]
-    rows = Rows(tf.zeros([0], tf.int64), *rows)
+    inverse, segments, values, dense, *rows = tensors
+    size = tf.zeros([tf.shape(dense)[0]])
     none, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
-
-    def embed(
-      inverse: tf.Tensor, segments: tf.Tensor, values: tf.Tensor, dense: tf.Tensor
-    ) -> LayerInputs:
-      size = tf.zeros([tf.shape(dense)[0]])
-      batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
-      deduped = Deduped(no_keys, inverse, size, size, none, none)  # what a gradient needs is not
-      return self._embedding.embed(batch, deduped, rows)
-
-    items = embed(*tensors[:3], dense)
-    context = embed(*tensors[3:6], tf.zeros([1, dense.shape[1]]))
-    return self._model.predictions(self._model(with_context(items, context), training=False))
+    batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
+    deduped = Deduped(no_keys, inverse, size, size, none, none)  # what a gradient needs is not
+    inputs = self._embedding.embed(batch, deduped, Rows(no_keys, *rows))
+    return self._model.predictions(self._model(inputs, training=False))
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
     """Takes the dense variables of an export. Raises: DataLoss where they are of another model."""
@@ -116,7 +105,7 @@ class Scorer:
 
   # A request's columns
 
-  def parse(self, columns: Mapping[str, Sequence[Any]], size: int) -> Samples:
+  def parse(self, columns: Mapping[str, Sequence[Any]], size: int) -> SlotBatch:
     """Reads a request's columns as the log's conversion reads a file.
 
     Args:
@@ -125,14 +114,17 @@ class Scorer:
         number or a list of these; of dense columns a number or its text.
       size: B.
     Returns:
-      NumPy arrays; columns of one value are the context, where there are several samples.
+      NumPy arrays.
     Raises:
       BadRequest: in one line, for a missing, unknown or malformed column or value.
     """
+    if len(columns) > 2 * len(self._columns):  # naming the nearest of each would take long
+      raise BadRequest(f'found {len(columns)} columns; wanted {", ".join(self._columns)}'[:200])
     given = {}
     for name, values in columns.items():
       column = name if name in self._columns else self._aliases.get(name)
       if column is None:
+        name = name[:80]
         raise BadRequest(f"column '{name}': is unknown{nearest(name, self._columns)}")
       if column in given:
         raise BadRequest(f"column '{column}': stands twice")
@@ -144,18 +136,12 @@ class Scorer:
       if column not in given:
         raise BadRequest(f"column '{column}': is missing; null or '' say that a value is")
       arrays[column] = (_texts if is_text else _numbers)(column, given[column])
-    shared = {name for name, array in arrays.items() if len(array) != size}
-    if not shared:
-      return Samples(self._read(arrays, size), self._no_context)
-    nothing, one = pa.nulls(size), pa.nulls(1)
-    items = {name: nothing if name in shared else array for name, array in arrays.items()}
-    context = {name: array if name in shared else one for name, array in arrays.items()}
-    items, context = self._read(items, size), self._read(context, 1)
-    dense = np.where([c.name in shared for c in self._cfg.data.dense], context.dense, items.dense)
-    return Samples(items._replace(dense=dense), context)
+      if len(arrays[column]) != size:  # one value, which stands for all samples
+        arrays[column] = arrays[column].take(np.zeros(size, np.int64))
+    return self._read(arrays, size)
 
   def _read(self, columns: dict[str, pa.Array], size: int) -> SlotBatch:
-    """Reads columns of `size` values each; those of type null are blank."""
+    """Reads columns of `size` values each."""
     block = Block(columns, np.arange(size), lambda i: '', [])
     parsed = parse(self._cfg, block, labelled=False)
     if parsed.bad:
@@ -176,19 +162,15 @@ class Scorer:
 
   # Scores
 
-  def score(self, samples: Samples, look_up: Callable[[np.ndarray], Found]) -> Scores:
+  def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], Found]) -> Scores:
     """Scores samples with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
-    items, context = samples
-    all_keys = to_tensor(np.concatenate([items.keys, context.keys]))
-    deduped = dedupe(all_keys, shows=self._one, clicks=self._one)
-    keys, inverse = deduped.unique.numpy(), deduped.inverse.numpy()
-    of_items, of_context = np.split(inverse, [len(items.keys)])
+    deduped = dedupe(to_tensor(samples.keys), shows=self._one, clicks=self._one)
+    keys = deduped.unique.numpy()
     found = look_up(keys)
     offsets = np.zeros([len(keys) + 1], np.int32)
     np.cumsum(found.counts, out=offsets[1:])
-    arrays = (of_items, items.segments, items.values)
-    arrays += (of_context, context.segments, context.values)
-    arrays += (items.dense, offsets, found.linear, found.factors)
+    arrays = (deduped.inverse, samples.segments, samples.values, samples.dense)
+    arrays += (offsets, found.linear, found.factors)
     outputs = self._graph(*map(to_tensor, arrays))
     slots, counts = np.unique(keys[~found.present] >> HASH_BITS, return_counts=True)
     unknown = {self._slot_names[s]: c for s, c in zip(slots.tolist(), counts.tolist())}

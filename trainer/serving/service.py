@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from absl import logging
 
@@ -34,10 +34,16 @@ class Service:
   Args:
     store: rows, dense part and config of a version.
     advance: brings the store itself up to date before each look; None: somebody else does.
+    own_layers: dotted paths of layers that the config of a version may have imported.
   """
 
-  def __init__(self, store: Store, advance: Callable[[], object] | None = None):
-    self._store, self._advance = store, advance
+  def __init__(
+    self,
+    store: Store,
+    advance: Callable[[], object] | None = None,
+    own_layers: Collection[str] = (),
+  ):
+    self._store, self._advance, self._own_layers = store, advance, own_layers
     self._served: _Served | None = None
     self._lock = threading.Lock()  # of _served, users and _idle
     self._refreshing = threading.Lock()
@@ -119,7 +125,7 @@ class Service:
         found = next((pair for pair in self._idle if pair[0] == text), None)
         if found:
           self._idle.remove(found)
-      scorer = found[1] if found else Scorer(text)
+      scorer = found[1] if found else Scorer(text, self._own_layers)
       scorer.load(view.dense())
       if not found:
         scorer.warm_up()

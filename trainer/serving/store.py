@@ -11,6 +11,7 @@ A row is kept as its float32 values, little-endian: the linear weight, then the 
 import abc
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -204,6 +205,11 @@ def plain(what: str, errors: Any) -> Iterator[None]:
     yield
   except errors as e:
     raise UserError(f'{what}: {" ".join(str(e).split())}') from e
+
+
+def plain_address(address: str) -> str:
+  """Returns the address of a store without the password in it."""
+  return re.sub(r'(?<=://)[^/]*@', '…@', address)
 
 
 def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

@@ -1,7 +1,7 @@
 """Opens the store that an address names."""
 
 from trainer.errors import UserError
-from trainer.serving.store import Store
+from trainer.serving.store import Store, plain_address
 
 
 def open_store(address: str, where: str, writable: bool = False) -> Store:
@@ -26,6 +26,9 @@ def open_store(address: str, where: str, writable: bool = False) -> Store:
       return RedisStore(address)
   except ModuleNotFoundError as e:
     raise UserError(
-      f"{where} {address}: needs the package '{e.name}'; wanted pip install 'ctr-trainer[serve]'"
+      f"{where} {plain_address(address)}: needs the package '{e.name}'; wanted pip install "
+      "'ctr-trainer[serve]'"
     ) from None
-  raise UserError(f'{where} {address}: wanted a directory or redis://HOST:PORT[/DATABASE]')
+  raise UserError(
+    f'{where} {plain_address(address)}: wanted a directory or redis://HOST:PORT[/DATABASE]'
+  )
