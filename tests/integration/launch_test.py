@@ -416,6 +416,7 @@ VOLUME = _object(
   ['name'],
   name=NAME,
   persistentVolumeClaim=_object(['claimName'], claimName=NAME, readOnly=BOOLEAN),
+  secret=_object(['secretName'], secretName=NAME),
   emptyDir=_object(medium={'enum': ['', 'Memory']}, sizeLimit=QUANTITY),
 )
 TEXTS = {'type': 'object', 'additionalProperties': STRING}
@@ -589,6 +590,8 @@ class ServingManifestsTest(tf.test.TestCase):
     (_, to), (_, of) = commands
     self.assertEqual([c for c, _ in commands], ['trainer.publish', 'trainer.serve'])
     self.assertEqual(to['--to'], of['--store'])
+    (mount,) = container['volumeMounts']
+    self.assertEqual(os.path.dirname(of['--token_file']), mount['mountPath'])  # all may send to it
     (port,) = container['ports']
     self.assertEqual(service['spec']['ports'][0]['targetPort'], port['name'])
     for probe in ('startupProbe', 'readinessProbe', 'livenessProbe'):
