@@ -381,7 +381,7 @@ class ParameterServerTest(tf.test.TestCase):
       'ps 1': 'trainer.parameter_server.client:CoordinatorClient.wait:call',
       'worker 0': 'trainer.parameter_server.worker_step:WorkerStep.__init__:call',
     }
-    config = self.config([0], sync={'lost_peer_seconds': 6})
+    config = self.config([0], sync={'lost_peer_seconds': 10})
     for name, place in places.items():
       job = self.start_job(
         self.cluster(2, 2),
@@ -395,7 +395,7 @@ class ParameterServerTest(tf.test.TestCase):
       self.finish(job, 3)
       frozen.kill()
       for process in job.values():
-        lost = rf'{name} \(process \d+ on .*\) was lost: it was silent for 6 s'
+        lost = rf'{name} \(process \d+ on .*\) was lost: it was silent for 10 s'
         self.assertRegex(self.text(process), lost)
 
   def test_a_mistake_that_workers_find_is_told_by_all(self):

@@ -21,10 +21,10 @@ class Sync(Section):
   each of its ranks, and one more where rank 0 runs; of parameter servers only server 0 needs one
   beside the ports of TF_CONFIG."""
   lost_peer_seconds: Positive = 60
-  """A process that is silent for so long ends the job."""
+  """A process that is silent for so long ends the job; so does one that has not come so long after
+  another."""
   stalled_peer_seconds: Positive = 1800
-  """A process that lives but makes no progress for so long ends the job; so does a process of
-  parameter servers that has not come for so long."""
+  """A process that lives but makes no progress for so long ends the job."""
   max_staleness: PositiveInt | None = None
   """ps_async: steps that a worker may be ahead of the slowest; null: any number."""
   geo_steps: PositiveInt = 10

@@ -4,7 +4,8 @@ Every process keeps a connection to the coordinator. Over it go the workers' col
 counts, barriers), the units of work that asynchronous workers claim, beats that tell the living
 from the lost, and the good-byes that let servers end. No wait is without bound: a process that is
 silent for `sync.lost_peer_seconds`, or beats without progress for `sync.stalled_peer_seconds`, is
-lost. It is named, and the mode decides whether the job ends, goes on without it, or goes back to
+lost; so is one that has not come `sync.lost_peer_seconds` after the last that came. It is named,
+and the mode decides whether the job ends, goes on without it, or goes back to
 the last checkpoint.
 """
 
@@ -176,6 +177,7 @@ class Coordinator:
     if wrong:
       self._end(wrong, 2)
     elif not self._view:
+      self._forming_since = time.monotonic()
       self._form()
     else:
       # By itself, as a single process is, until the pass that it enters is closed.
@@ -223,15 +225,14 @@ class Coordinator:
         if time.monotonic() - told > _SECONDS_BETWEEN_REMINDERS:
           told = time.monotonic()
           self._cluster.say(f'waiting for {", ".join(missing)} ({waited:.0f} s)')
-        formed_before, in_steps = self._generation > 0, self._sync.mode == 'ps'
+        if waited <= self._sync.lost_peer_seconds:
+          continue
+        forms_again, in_steps = self._generation > 0, self._sync.mode == 'ps'
         workers_here = any(m.kind == 'worker' for m in self._members.values())
-        if formed_before and not in_steps and workers_here:
-          if waited > self._sync.lost_peer_seconds:
-            self._left_out = {name for name in missing if name.startswith('worker')}
-            self._form()
-        elif formed_before and in_steps and self._sync.on_lost_worker == 'wait':
-          pass
-        elif waited > self._sync.stalled_peer_seconds:
+        if forms_again and not in_steps and workers_here:
+          self._left_out = {name for name in missing if name.startswith('worker')}
+          self._form()
+        elif not (forms_again and in_steps and self._sync.on_lost_worker == 'wait'):
           self._end_lost(f'{", ".join(missing)} did not come within {waited:.0f} s')
 
   # Going

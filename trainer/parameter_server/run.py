@@ -17,6 +17,7 @@ The parts:
   asynchronous_job     a job whose workers do not take their steps together
 """
 
+import contextlib
 import json
 import signal
 import time
@@ -66,7 +67,7 @@ def run(cfg: Config, cluster: Cluster) -> int:
     _publish(server.target, coordinator)
     return coordinator.wait()
   server = cluster.start_server()
-  address, secret = _find_coordinator(cluster, cfg.sync.stalled_peer_seconds)
+  address, secret = _find_coordinator(cluster, cfg.sync.lost_peer_seconds)
   client = CoordinatorClient(address, secret, cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
     # A launcher, or Ctrl-C, may ask all processes to stop at once: workers first save what is here.
@@ -142,7 +143,9 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
     read = _coordinator_variable().read_value()
     while True:
       try:
-        with v1.Session('grpc://' + cluster.servers[0], config=config) as session:
+        # Not the session's own `with`, which closes it in a thread that prints a stack trace.
+        opened = v1.Session('grpc://' + cluster.servers[0], config=config)
+        with contextlib.closing(opened) as session:
           address, secret = json.loads(session.run(read))
           return address, runtime.secret() or bytes.fromhex(secret)
       except tf.errors.OpError:
