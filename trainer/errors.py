@@ -3,6 +3,8 @@
 import contextlib
 import difflib
 import errno
+import re
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +16,9 @@ _NEAR = 0.4  # how alike (difflib's ratio) two names are of which one may be the
 _LISTED = 200  # characters of a list of valid names
 # Lines of a TensorFlow message that say where in the graph it failed, not what failed.
 _GRAPH_TRACE = ('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '[')
+_NODE = re.compile(r'\{\{[a-z]+_node [^}]*\}\} ')  # how TensorFlow names the op
+# How Keras and AutoGraph begin the message of an error that they raise in place of a layer's own.
+_WRAPPED = ('Exception encountered when calling', 'in user code:')
 
 
 class UserError(Exception):
@@ -35,11 +40,17 @@ class BadPass(UserError):
 def one_line(error: BaseException) -> str:
   """Returns the exception's type and the telling line of its message.
 
-  TensorFlow's messages begin with where in the graph they were raised; that part is left out.
+  TensorFlow's messages begin with where in the graph they were raised; that part is left out. Of an
+  error that Keras or AutoGraph has wrapped, what was raised first is told; of one without a
+  message, where it was raised.
   """
+  while error.__context__ and str(error).lstrip('"\'').startswith(_WRAPPED):
+    error = error.__context__
   lines = [' '.join(line.split()) for line in str(error).splitlines() if line.strip()]
   telling = [line for line in lines if not line.startswith(_GRAPH_TRACE)]
-  return f'{type(error).__name__}: {(telling or lines or [""])[0]}'
+  frames = traceback.extract_tb(error.__traceback__)
+  nothing = f'at {frames[-1].filename}:{frames[-1].lineno}' if frames else ''
+  return f'{type(error).__name__}: {_NODE.sub("", (telling or lines or [nothing])[0])}'
 
 
 def nearest(name: object, valid: Iterable[object]) -> str:

@@ -49,6 +49,37 @@ class DryRunTest(tf.test.TestCase):
     self.assertEqual(sum(int(line.split()[-1]) for line in counts.splitlines()), layers)
     self.assertFalse(os.path.exists(f'{folder}/run/config.yaml'), 'nothing was begun')
 
+  def test_what_a_watched_directory_announces(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    watch = f'{folder}/in'
+
+    def tell(**data):
+      data = {'label': 'click', 'day_pattern': r'day_(\d+)', 'slots': [{'name': 'user'}]} | data
+      tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
+      return '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+
+    self.assertIn('in: No such file or directory; a run waits for it', tell(watch=watch))
+    os.makedirs(f'{watch}/sub')
+    self.assertIn('in: no pass is announced there; a run waits for one', tell(watch=watch))
+    for name in ('day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_3.csv'):
+      with open(f'{watch}/{name}', 'w', encoding='utf-8') as f:
+        f.write('user,click\n1,1\n2,0\n3,0\n')
+    for name in ('day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_4.csv'):
+      with open(f'{watch}/{name}.done', 'w', encoding='utf-8'):
+        pass
+    for train in ([], [f'{watch}/day_1.csv']):
+      text = tell(watch=watch, train=train)
+      for wanted in (
+        'day_4.csv: is announced and not there; a run waits for it',
+        r"odd.csv: data.day_pattern 'day_.*; a run refuses it",
+        'data.train and data.watch: 2 passes, 6 samples, mean label 0.3333',
+        r'  day_1 +day 1 +3 ',
+        r'  sub/day_2 +day 2 +3 ',
+        r'  user +3\n',
+        'an epoch: about 1 steps',
+      ):
+        self.assertRegex(text, wanted)
+
 
 if __name__ == '__main__':
   tf.test.main()

@@ -156,6 +156,29 @@ class Unseeded(tf.keras.layers.Layer):
     self.hidden, self.head = tf.keras.layers.Dense(units), tf.keras.layers.Dense(1)
   def call(self, embedded, training=False):
     return self.head(self.hidden(embedded.linear))
+
+
+class Failing(tf.keras.layers.Layer):
+  needs = {'linear'}
+
+  def __init__(self, what, stage, **kwargs):
+    super().__init__(**kwargs)
+    self.what, self.stage = what, stage
+    self.inner = Failing(what, 'call') if stage == 'inner call' else None
+    self.fail('init')
+
+  def build(self, shapes):
+    self.fail('build')
+
+  def call(self, inputs, training=False):
+    self.fail('call')
+    if self.stage == 'function':
+      tf.function(lambda: self.fail('function'))()
+    return self.inner(inputs)
+
+  def fail(self, stage):
+    if stage == self.stage:
+      exec(self.what, {'self': self, 'tf': tf})
 """
 
 
@@ -196,6 +219,26 @@ class UserLayerTest(tf.test.TestCase):
     cfg = config.load(os.path.join(example, 'config.yaml'))
     model = build(cfg)
     self.assertEqual(model(empty_inputs(cfg, model.needs), training=True).shape, [0, 2])
+
+  def test_what_a_layer_raises_is_told_wherever_it_raises_it(self):
+    for stage in ('init', 'build', 'call', 'inner call', 'function'):
+      for what, text in (
+        ("raise ValueError('units: wanted 4')", 'ValueError: units: wanted 4'),
+        ("raise ValueError('units:\\nwanted 4')", 'ValueError: units:'),
+        ("raise KeyError('user')", "KeyError: 'user'"),
+        (
+          "raise UnicodeDecodeError('ascii', b'x', 0, 1, 'odd')",
+          "UnicodeDecodeError: 'ascii' codec",
+        ),
+        ('self.nothing', "AttributeError: 'Failing' object has no attribute 'nothing'"),
+        ('1 / 0', 'ZeroDivisionError: division by zero'),
+        ('assert False', 'AssertionError: at <string>:1'),
+        ('tf.reshape(tf.zeros([3]), [2, 2])', r'\w+Error: (Input to|Cannot) reshape'),
+      ):
+        with self.subTest(stage=stage, what=what):
+          layer = {'my_layers.Failing': {'what': what, 'stage': stage}}
+          with self.assertRaisesRegex(errors.UserError, f"^[^\n]*0: 'my_[^\n]*: {text}[^\n]*$"):
+            build(make_config([layer]))
 
   def test_mistakes_are_one_line_each(self):
     cases = [

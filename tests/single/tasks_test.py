@@ -366,7 +366,15 @@ class MistakesTest(tf.test.TestCase):
       ({'model.tasks': {'click': {}}}, "model.tasks': has no 'conversion'"),
       (
         {'model.tasks': {'click': {'given': 'conversion'}, 'conversion': {'given': 'click'}}},
-        "model.tasks.conversion.given': found 'click'; wanted another task",
+        "model.tasks.conversion.given': found a cycle, click → conversion → click; wanted one of",
+      ),
+      (
+        {'model.tasks': {'click': {'given': 'conversion'}, 'conversion': {'given': 'conversion'}}},
+        "model.tasks.conversion.given': found a cycle, conversion → conversion; wanted one of",
+      ),
+      (
+        {'model.tasks': {'click': {'given': 'conversio'}, 'conversion': {}}},
+        "click.given': found 'conversio'; wanted another task; the nearest .* 'conversion'",
       ),
       ({'model.shared': None}, "found 'tower', which reads model.shared"),
       ({'model.shared': 'mmo'}, "unknown layer 'mmo'; the nearest valid name is 'mmoe'"),

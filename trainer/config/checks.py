@@ -273,9 +273,12 @@ def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
   for name, task in model.tasks.items():
     seen = [name]
     while (given := model.tasks[seen[-1]].given) is not None:
-      if given not in names or given in seen:
-        key = f'model.tasks.{seen[-1]}.given'
+      key = f'model.tasks.{seen[-1]}.given'
+      if given not in names:
         fail(key, f"found '{given}'; wanted another task" + nearest(given, set(names) - set(seen)))
+      if given in seen:
+        cycle = ' → '.join([*seen[seen.index(given) :], given])
+        fail(key, f'found a cycle, {cycle}; wanted one of these tasks without `given`')
       seen.append(given)
     if task.given is not None and 'squared_error' in (losses[name], losses[task.given]):
       fail(f'model.tasks.{name}.given', "wants probabilities; found loss 'squared_error'")

@@ -10,7 +10,7 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.data.labels import one_class
-from trainer.data.passes import passes
+from trainer.data.passes import Pass, announced, in_order, passes
 from trainer.data.prepared import PreparedPass
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
@@ -35,6 +35,11 @@ def tell(cfg: config.Config) -> Iterator[str]:
   for split in ('train', 'valid', 'test'):
     found = passes(cfg, getattr(cfg.data, split), f'data.{split}')
     rows, told = [], []  # the first pass of one class is told
+    if split == 'train' and cfg.data.watch:
+      watched, troubles = _announced(cfg)
+      yield from troubles
+      paths = {one.path for one in found}
+      found = in_order([*found, *(one for one in watched if one.path not in paths)])
     for one in found:
       (prepared,) = inputs.prepared([one], split)
       if not told and (alike := one_class(cfg, prepared)):
@@ -45,7 +50,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
         _count(cfg, prepared, distinct)
     yield from _pass_lines(cfg, split, rows)
     yield from told
-  yield 'slots (distinct values in data.train):'
+  yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()
   for slot in cfg.slots:
     own = '' if not slot.shares else f', with those of {slot.shares}'
@@ -54,6 +59,20 @@ def tell(cfg: config.Config) -> Iterator[str]:
   batches = -(-samples // cfg.train.batch_size)
   yield f'an epoch: about {batches:,} steps of {cfg.train.batch_size:,} samples'
   yield f'train.epochs: {cfg.train.epochs}' + (', with early stopping' if cfg.train.plateau else '')
+
+
+def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
+  """Returns the passes that are announced in data.watch, and lines on what else is found there."""
+  watch = cfg.data.watch
+  try:
+    found, missing, wrong = announced(cfg)
+  except OSError as e:
+    return [], [f'{watch}: {e.strerror}; a run waits for it']
+  told = [f'{path}: is announced and not there; a run waits for it' for path in missing]
+  told += [f'{text}; a run refuses it' for text in wrong.values()]
+  if not found:
+    told.append(f'{watch}: no pass is announced there; a run waits for one')
+  return found, told
 
 
 def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:
@@ -86,7 +105,8 @@ def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
     return
   rate = sum(row[2] * row[3] for row in rows) / max(1, total)
   passes_text = '1 pass' if len(rows) == 1 else f'{len(rows):,} passes'
-  yield f'data.{split}: {passes_text}, {total:,} samples, mean label {rate:.4f}'
+  where = 'data.train and data.watch' if split == 'train' and cfg.data.watch else f'data.{split}'
+  yield f'{where}: {passes_text}, {total:,} samples, mean label {rate:.4f}'
   middle = len(rows) - SHOWN_PASSES
   for i, (name, day, count, rate) in enumerate(rows):
     if middle > 0 and SHOWN_PASSES // 2 <= i < SHOWN_PASSES // 2 + middle:
