@@ -136,12 +136,12 @@ quality: setup
 # --- faults (docs/reliability.md): some hours; interrupted, it goes on where it was, in build/campaign ---
 
 campaign: setup
-	$(PY) -m tests.campaigns.faults --seed $(SEED)
+	$(PY) -m campaigns.faults --seed $(SEED)
 
 # One unit of each kind, from the beginning: 24 units, of which those that fault jobs take minutes each on busy cores.
 campaign-short: setup
 	rm -f build/campaign/short.jsonl
-	$(PY) -m tests.campaigns.faults --seed $(SEED) --share 0.01 --out build/campaign/short.jsonl
+	$(PY) -m campaigns.faults --seed $(SEED) --share 0.01 --out build/campaign/short.jsonl
 
 SEED ?= 0
 

@@ -25,7 +25,7 @@ KINDS = (
 class CampaignTest(tf.test.TestCase):
   def test_no_fault_goes_unnoticed(self):
     results = os.path.join(self.get_temp_dir(), 'results.jsonl')
-    command = [sys.executable, '-m', 'tests.campaigns.faults', '--share', '0.01', '--out', results]
+    command = [sys.executable, '-m', 'campaigns.faults', '--share', '0.01', '--out', results]
     done = subprocess.run([*command, '--only', *KINDS], capture_output=True, text=True, timeout=900)
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     for kind in KINDS:

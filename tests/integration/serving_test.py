@@ -1,5 +1,5 @@
 """The campaign against the loop from export to score, in short; the long one is a command
-(tests/campaigns/serving.py).
+(campaigns/serving.py).
 """
 
 import subprocess
@@ -14,7 +14,7 @@ from tests.support.exports import RedisServer
 class ServingTest(tf.test.TestCase):
   def campaign(self, *arguments):
     done = subprocess.run(
-      [sys.executable, '-m', 'tests.campaigns.serving', *arguments],
+      [sys.executable, '-m', 'campaigns.serving', *arguments],
       capture_output=True,
       text=True,
       timeout=300,

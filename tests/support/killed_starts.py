@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 
-from tests.campaigns.processes import Fault
-from tests.campaigns.units import command, fork, killed_in_the_end, text_of, wait
+from campaigns.processes import Fault
+from campaigns.units import command, fork, killed_in_the_end, text_of, wait
 from tests.support.parameter_servers import free_addresses
 from trainer.parameter_server import run  # noqa: F401 before the forks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.campaigns.units import Found, Kind
+from campaigns.units import Found, Kind
 from trainer import config
 from trainer.errors import UserError
 
@@ -198,7 +198,7 @@ KINDS = [
     'values, keys and bytes of `configs/` and of `--set` are changed: taken, and the same when '
     'written and read again, or refused in one line',
     'inputs',
-    30,
+    40,
     900,
     _configs,
   ),
@@ -208,7 +208,7 @@ KINDS = [
     'many are kept and counted as bad as an independent look finds, or the file is refused in one '
     'line',
     'inputs',
-    20,
+    24,
     900,
     _records,
   ),
@@ -216,7 +216,7 @@ KINDS = [
     'ops',
     'every op with one or two arguments wrong: a result or an error, and the process lives',
     'inputs',
-    8,
+    12,
     900,
     _ops,
   ),

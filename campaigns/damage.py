@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.campaigns.processes import SOON, Job, difference, half_trained, undisturbed
-from tests.campaigns.units import TRACE, Found, Kind, in_child
+from campaigns.processes import SOON, Job, difference, half_trained, undisturbed
+from campaigns.units import TRACE, Found, Kind, in_child
 from trainer import config
 from trainer.errors import DataLoss, UserError
 

@@ -26,7 +26,7 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
-from tests.campaigns.units import (
+from campaigns.units import (
   TRACE,
   Found,
   Kind,
@@ -197,6 +197,7 @@ class Job:
     folder: of their logs.
     mode: one of MODES.
     flags: of trainer.run.
+    ranks: the number of ranks, in the modes `ranks` and `connections`.
   Attributes:
     pids: by name.
     statuses: of those that have ended, by name.
@@ -208,18 +209,17 @@ class Job:
     'connections': ['rank 0', 'rank 1'],
   } | dict.fromkeys(('ps', 'ps_async', 'ps_geo'), ['ps 0', 'worker 0', 'worker 1'])
 
-  def __init__(self, folder: str, mode: str, flags: list[str]):
-    self._folder, self._mode, self._flags = folder, mode, flags
+  def __init__(self, folder: str, mode: str, flags: list[str], ranks: int = 2):
+    self._folder, self._mode, self._flags, self._ranks = folder, mode, flags, ranks
     self.pids: dict[str, int] = {}
     self.statuses: dict[str, int] = {}
     self._environments = self._make_environments()
 
   def _make_environments(self) -> dict[str, dict[str, str]]:
-    names = self.names[self._mode]
     if self._mode == 'single':
       return {'single': {}}
     if self._mode in ('ranks', 'connections'):
-      slots = get_host_assignments(parse_hosts('localhost:2'), 2)
+      slots = get_host_assignments(parse_hosts(f'localhost:{self._ranks}'), self._ranks)
       path = f'{self._folder}/port'
       with contextlib.suppress(FileNotFoundError):
         os.remove(path)
@@ -227,7 +227,7 @@ class Job:
       while not (port := text_of(path)):
         time.sleep(0.005)
       common = create_run_env_vars('127.0.0.1', ['lo'], port)
-      return {name: create_slot_env_vars(slot) | common for name, slot in zip(names, slots)}
+      return {f'rank {slot.rank}': create_slot_env_vars(slot) | common for slot in slots}
     addresses = free_addresses(3)
     cluster = {'ps': list(addresses[:1]), 'worker': list(addresses[1:])}
     return {
@@ -236,7 +236,7 @@ class Job:
           {'cluster': cluster, 'task': {'type': name.split()[0], 'index': int(name.split()[1])}}
         )
       }
-      for name in names
+      for name in self.names[self._mode]
     }
 
   def log(self, name: str) -> str:
@@ -463,7 +463,7 @@ def _starts(draw: random.Random, folder: str, shared: str) -> Found:
   places = reference['again']['single']['places']
   places = places[: places.index(_STARTED)]
   # Each unit has its share of the places, whatever it draws.
-  number = int(re.search(r'unit(\d+)-', folder)[1])
+  number = _number_of_unit(folder)
   history: list[str] = []
   for i, place in enumerate([*places[number % STARTS :: STARTS], None]):
     os.makedirs(f'{folder}/{i}')
@@ -486,6 +486,10 @@ def _starts(draw: random.Random, folder: str, shared: str) -> Found:
   if wrong:
     found.trial('', f'{wrong}, after {history}')
   return found
+
+
+def _number_of_unit(folder: str) -> int:
+  return int(re.search(r'unit(\d+)-', folder)[1])
 
 
 def _met(job: Job, name: str, fault: Fault | None, found: Found, history: list[str]) -> bool:
@@ -587,14 +591,12 @@ def _talk_to_all(pids: list[int], ports: range, draw: random.Random) -> None:
 
 
 def _strangers(draw: random.Random, folder: str, shared: str) -> Found:
-  mode = draw.choice(['ranks', 'connections', 'ps', 'ps_async'])
+  mode = ('ranks', 'connections', 'ps', 'ps_async')[_number_of_unit(folder) % 4]
   config, _ = undisturbed(mode, shared)
-  # Horovod's own ports are left out: Gloo aborts its process where a stranger is the first to come.
-  ports, flags = range(1, 1 << 16), ['--config', config, '--run_dir', f'{folder}/run']
-  if mode in ('ranks', 'connections'):
-    ports = range(first := draw.randrange(20_000, 30_000), first + 4)
-    flags += ['--set', f'sync.ports=[{ports[0]}, {ports[-1]}]']
-  job, found = Job(folder, mode, flags), Found()
+  # Ranks listen at Unix sockets; their only ports are Gloo's, which are left out: it aborts its
+  # process where a stranger is the first to come.
+  ports = range(0) if mode in ('ranks', 'connections') else range(1, 1 << 16)
+  job, found = Job(folder, mode, ['--config', config, '--run_dir', f'{folder}/run']), Found()
   job.start()
   pids = [pid for name, pid in job.pids.items() if name != 'rendezvous']
   stranger = fork(lambda: _talk_to_all(pids, ports, draw), f'{folder}/stranger.log')

@@ -1,7 +1,7 @@
 """Kills every part of the loop from click to score, and looks whether anything wrong is served.
 
-    python -m tests.campaigns.serving [--kills 100] [--seed 0] [--source redis] [--trainer]
-    python -m tests.campaigns.serving --fuzz 10000
+    python -m campaigns.serving [--kills 100] [--seed 0] [--source redis] [--trainer]
+    python -m campaigns.serving --fuzz 10000
 
 A process that writes the exports of a made-up run, `trainer.publish`, `trainer.serve` and, with
 --source redis, Redis are killed with SIGKILL at seeded moments and started again, while a client

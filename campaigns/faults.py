@@ -1,6 +1,6 @@
 """Looks for silent differences, hangs, crashes and stack traces under faults of every kind.
 
-    python -m tests.campaigns.faults [--share 0.05] [--seed 0] [--only NAME …] [--out FILE]
+    python -m campaigns.faults [--share 0.05] [--seed 0] [--only NAME …] [--out FILE]
 
 Units of trials are drawn by the seed and run one by one or `--jobs` at a time, each in a process of
 its own. Each that ends adds a line to the results file; run again with the same file, the campaign
@@ -26,10 +26,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('CUDA_VISIBLE_DEVICES', '')
 os.environ['CTR_THREADS'] = '1'
 
-from tests.campaigns import damage, fuzzing, processes, streams, wire
-from tests.campaigns.units import Found, Kind, append, fork, text_of, wait
+from campaigns import damage, days, fuzzing, processes, streams, wire
+from campaigns.units import Found, Kind, append, fork, text_of, wait
 
-KINDS = [*processes.KINDS, *damage.KINDS, *streams.KINDS, *fuzzing.KINDS, *wire.KINDS]
+KINDS = [*processes.KINDS, *damage.KINDS, *streams.KINDS, *days.KINDS, *fuzzing.KINDS, *wire.KINDS]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

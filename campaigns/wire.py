@@ -20,8 +20,8 @@ import numpy as np
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
-from tests.campaigns.fuzzing import LINES, changed
-from tests.campaigns.units import TRACE, Found, Kind, fork, text_of, wait
+from campaigns.fuzzing import LINES, changed
+from campaigns.units import TRACE, Found, Kind, fork, text_of, wait
 from tests.support.parameter_servers import SETTINGS, PlayedJob
 from tests.support.steps import make_config
 from tests.support.threads import in_thread
@@ -319,7 +319,7 @@ KINDS = [
     'TF_CONFIG',
     'values, keys and bytes of it are changed: taken, or refused in one line',
     'inputs',
-    4,
+    8,
     600,
     _tf_config,
   ),
@@ -327,7 +327,7 @@ KINDS = [
     'messages',
     'bytes and texts of messages between processes are changed: plain data, or refused',
     'inputs',
-    4,
+    10,
     600,
     _messages,
   ),

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tests.campaigns.processes import SOON, Fault, Job
-from tests.campaigns.units import Found, Kind, in_child
+from campaigns.processes import SOON, Fault, Job
+from campaigns.units import Found, Kind, in_child
 from tests.support.states import state_of
 from trainer import config
 from trainer.comm.communicator import SingleProcess
