@@ -360,7 +360,7 @@ def difference(
         continue
       if what == 'progress':
         for state in (found, expected):
-          for entry in state['progress'].get('ledger', []):
+          for entry in state['progress']['ledger']['entries']:
             del entry['modified']
       if found[what] != expected[what]:
         return f'{what} differ: {_first_difference(found[what], expected[what])}'
@@ -377,7 +377,7 @@ def difference(
   for name in ('done', 'last', 'epoch', 'day'):
     if found['progress'][name] != expected['progress'][name]:
       return f'progress.{name}: {found["progress"][name]}; wanted {expected["progress"][name]}'
-  fates = [entry['fate'] for entry in found['progress']['ledger']]
+  fates = [entry['fate'] for entry in found['progress']['ledger']['entries']]
   if fates != ['trained'] * DAYS:
     return f'fates: {fates}'
   shows, least = _shows(run_dir), DAYS * SAMPLES

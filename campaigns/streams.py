@@ -29,7 +29,8 @@ from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wa
 STREAMS = 25  # of a unit
 MOMENTS = 30  # of a stream, at each of which something happens
 # What may happen to a pass. 'found': a file comes whose marker was there before it.
-_EVENTS = ('pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found')
+_EVENTS = ('pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found', 'far')
+DAYS_AHEAD = 14  # data.max_days_ahead with data.watch
 
 
 class Model:
@@ -72,6 +73,9 @@ class Model:
         self.fates[name] = 'seen'
         continue
       day, ended = _day(name), self._open if self._open is not None else self._closed
+      if ended is not None and day > ended + DAYS_AHEAD:
+        self.fates[name] = 'refused'
+        continue
       is_late = day < self._open if self._open is not None else ended is not None and day <= ended
       if is_late and self._late == 'skip':
         self.fates[name] = 'skipped'
@@ -95,6 +99,8 @@ def _name(draw: random.Random, what: str, day: int, number: int) -> str:
   match what:
     case 'late':
       return f'day_{max(0, day - draw.randrange(1, 4))}_hour_{number}.csv'
+    case 'far':
+      return f'day_{day + 90_000_000}_hour_{number}.csv'
     case 'misnamed':
       return f'hour_{number}.csv'
     case _:
@@ -122,7 +128,7 @@ class Trainer:
     self._cfg = config.Config.model_validate({'data': tree, 'model': model})
     self._bad = bad
     self.log: list[str] = []
-    self.restore('{"progress": {}, "ledger": [], "log": []}')
+    self.restore('{"progress": {}, "ledger": null, "log": []}')
 
   def saved(self) -> str:
     """Returns all that a checkpoint would hold."""
@@ -182,7 +188,7 @@ def _stream(draw: random.Random, folder: str) -> str | None:
   for _ in range(MOMENTS):
     number += 1
     content = f'content {number}'
-    what = draw.choices(_EVENTS, [8, 4, 3, 2, 2, 1, 2, 2])[0]
+    what = draw.choices(_EVENTS, [8, 4, 3, 2, 2, 1, 2, 2, 1])[0]
     if what == 'day':
       day += draw.choice([1, 1, 1, 2])
     name = _name(draw, what, day, number)
@@ -329,7 +335,7 @@ def _jobs(draw: random.Random, folder: str, shared: str) -> Found:
     for _ in range(draw.choice([1, 2, 3])):
       number += 1
       text = _pass_text(draw.randrange(1 << 30))
-      what = draw.choices(_EVENTS, [4, 4, 3, 2, 2, 1, 2, 2])[0]
+      what = draw.choices(_EVENTS, [4, 4, 3, 2, 2, 1, 2, 2, 1])[0]
       if what == 'day':
         day += draw.choice([1, 1, 2])
       name = _name(draw, what, day, number)

@@ -13,6 +13,7 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
   '; wanted a directory that can be written',
 )
 _NEAR = 0.4  # how alike (difflib's ratio) two names are of which one may be the other, misspelt
+_UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # characters of a list of valid names
 # Lines of a TensorFlow message that say where in the graph it failed, not what failed.
 _GRAPH_TRACE = ('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '[')
@@ -35,6 +36,20 @@ class DataLoss(UserError):
 
 class BadPass(UserError):
   """A pass cannot be trained on: it is empty, damaged or holds too many bad records."""
+
+
+def printable(text: str) -> str:
+  """Returns a text that prints in one line: the name of a file may hold line ends, control
+  characters and bytes that are not UTF-8, which are spelt out as \\n, \\x1b and \\xff.
+  """
+
+  def spelt(match: re.Match) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python represents a byte that is not UTF-8
+      return f'\\x{code - 0xDC00:02x}'
+    return match[0].encode('unicode_escape').decode()
+
+  return _UNPRINTABLE.sub(spelt, text)
 
 
 def one_line(error: BaseException) -> str:

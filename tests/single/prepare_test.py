@@ -565,7 +565,7 @@ class BadInputTest(PrepareTestCase):
       with plain_errors('cannot read x'):
         os.listdir(self.write('file', ''))
     os.mkfifo(self.path('pipe'))
-    with self.assertRaisesRegex(UserError, 'pipe: is a device or a pipe; wanted a file'):
+    with self.assertRaisesRegex(UserError, 'pipe: is a device, a pipe or a socket; wanted a file'):
       prepare_pass(cfg, self.path('pipe'), self.path('out'))
     for content, message in (
       ('click,user\r1,u\r0,v\r', 'found lines that end in CR; wanted LF or CRLF'),

@@ -1,14 +1,18 @@
 """The stream: which pass is trained when, when days end, and what becomes of every pass."""
 
+import json
 import os
 import tempfile
 import types
+from unittest import mock
 
 import tensorflow as tf
 
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.data import passes
 from trainer.errors import BadPass, UserError
+from trainer.training import stream
 from trainer.training.ledger import FILE, Ledger
 from trainer.training.run_state import Progress
 from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
@@ -50,7 +54,7 @@ class StreamTest(tf.test.TestCase):
     if state is None:
       self.state = types.SimpleNamespace(progress=Progress(), ledger=Ledger())
     else:
-      ledger, progress = state
+      ledger, progress = json.loads(json.dumps(state))
       self.state = types.SimpleNamespace(progress=Progress(**progress), ledger=Ledger(ledger))
     self.stream = Stream(
       self.cfg, SingleProcess(), self.state, lambda *told: self.told.append(told), lambda: self.now
@@ -81,6 +85,13 @@ class StreamTest(tf.test.TestCase):
         case Finished():
           return taken + ['finished']
     raise AssertionError('the stream does not come to an end')
+
+  def next_train(self):
+    """Takes what the stream says until a pass is to be trained on; returns its name."""
+    while not isinstance(action := self.stream.next(), Train):
+      self.stream.day_ended(action)
+    self.state.progress.day = action.one.day
+    return action.one.name
 
   def fates(self):
     return {entry.name: entry.fate for entry in self.state.ledger}
@@ -197,12 +208,70 @@ class StreamTest(tf.test.TestCase):
     )
     self.write('day_2.csv', 'repaired')
     self.assertEqual(self.run_until_idle(), ['late day_2'])
-    self.announce('day_4.csv', 'day_5.csv')
-    with self.assertRaisesRegex(UserError, 'day_5 is bad; 3 passes were refused, data.max_refused'):
-      self.run_until_idle(bad=['day_4', 'day_5'])
+    self.announce('day_4.csv', 'day_5.csv', 'day_6.csv')
+    bad = ['day_4', 'day_5', 'day_6']
+    message = 'day_6 is bad; 3 passes in a row were refused, data.max_refused_passes allows 2'
+    with self.assertRaisesRegex(UserError, message):
+      self.run_until_idle(bad)
+    for name in bad[1:]:
+      os.remove(f'{self.folder}/{name}.csv.done')
+    self.start(self.saved(), max_refused_passes=2)
+    self.assertEqual(self.run_until_idle(), [], 'what was refused is taken away')
     self.start(watch=False, train=['day_1.csv'])
-    with self.assertRaisesRegex(BadPass, '^day_1 is bad$'):
+    message = '^day_1 is bad; 1 pass was refused, data.max_refused_passes allows none$'
+    with self.assertRaisesRegex(BadPass, message):
       self.run_until_idle(bad=['day_1'])
+
+  def test_a_bad_pass_now_and_then_never_ends_the_run(self):
+    self.start(max_refused_passes=2)
+    for week in range(1, 20):
+      names = [f'day_{week}_{i}' for i in range(4)]
+      self.announce(*(f'{name}.csv' for name in names))
+      self.assertEqual(self.run_until_idle(bad=names[:2])[-2:], names[2:])
+      self.start(self.saved(), max_refused_passes=2)
+
+  def test_passes_that_vanish_do_not_count(self):
+    self.start(max_refused_passes=1)
+    for day in range(1, 5):
+      self.announce(f'day_{day}.csv')
+      self.assertEqual(self.next_train(), f'day_{day}')
+      os.remove(f'{self.folder}/day_{day}.csv')
+      self.stream.refused(BadPass('no such file'))
+    self.assertEqual(self.run_until_idle(), [])
+    self.assertEqual(set(self.fates().values()), {'refused'})
+    self.write('day_4.csv')
+    self.assertEqual(self.run_until_idle(), ['day_4'], 'it is there again')
+
+  def test_a_pass_far_ahead_is_refused_until_its_day_is_near(self):
+    for days, near, far in (
+      (['day_1', 'day_2'], ['day_9'], ['day_17', 'day_2024-01-01', 'day_90000000']),
+      (
+        ['day_2024-02-27'],
+        ['day_2024-03-01'],
+        ['day_2024-03-13', 'day_90000000', 'day_5000-01-01'],
+      ),
+    ):
+      self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+      self.start()
+      self.announce(*(f'{name}.csv' for name in days + far))
+      self.assertEqual([x for x in self.run_until_idle() if x.startswith('day')], days)
+      self.assertCountEqual([told[0] for told in self.told], far)
+      self.assertRegex(self.told[0][2], r'days after .*; data.max_days_ahead allows 14')
+      self.start(self.saved())
+      self.assertEqual(self.run_until_idle(), [], 'it is told once')
+      self.announce(*(f'{name}.csv' for name in near))
+      taken = [x for x in self.run_until_idle() if x.startswith('day')]
+      self.assertEqual(taken, near + far[:1], 'its day has come near')
+      self.told.clear()
+    self.start(self.saved(), max_days_ahead=None)
+    taken = [x for x in self.run_until_idle() if x.startswith('day')]
+    self.assertEqual(taken, ['day_5000-01-01', 'day_90000000'])
+
+  def test_a_pause_within_the_bound_is_caught_up_with_day_by_day(self):
+    self.announce(*(f'day_{day}.csv' for day in range(1, 400, 14)))
+    self.start()
+    self.assertLen(self.run_until_idle(), 29 + 28)
+    self.assertEmpty(self.told)
 
   def test_days_end_by_time(self):
     self.announce('day_2024-02-27.csv')
@@ -215,14 +284,32 @@ class StreamTest(tf.test.TestCase):
     self.start(self.saved(), close_day_after_hours=30)
     self.now += 22 * HOUR
     self.assertEqual(self.run_until_idle(), [])
-    self.now += 25 * HOUR  # two days after the last one's end
-    self.assertEqual(self.run_until_idle(), ['empty 20240228', 'empty 20240229'])
+    self.now += 25 * HOUR  # nearly two days after the last one's end
+    self.assertEqual(self.run_until_idle(), ['empty 20240228'])
+    self.now += 24 * HOUR
+    self.assertEqual(self.run_until_idle(), ['empty 20240229'])
     self.announce('day_2024-03-03.csv', 'day_2024-02-29.csv')
     self.assertEqual(
       self.run_until_idle(),
       ['late day_2024-02-29', 'empty 20240301', 'empty 20240302', 'day_2024-03-03'],
     )
     self.assertEqual(self.state.progress.empty_days, 4)
+
+  def test_a_clock_that_leaps_ends_one_day(self):
+    self.announce('day_2024-02-27.csv')
+    self.start(close_day_after_hours=30)
+    self.assertEqual(self.run_until_idle(), ['day_2024-02-27'])
+    self.now += 60 * 24 * HOUR
+    self.assertEqual(self.run_until_idle(), ['end 20240227'])
+    for _ in range(3):
+      self.start(self.saved(), close_day_after_hours=30)
+      self.assertEqual(self.run_until_idle(), [])
+    self.now += 24 * HOUR
+    self.assertEqual(self.run_until_idle(), ['empty 20240228'])
+    self.now -= 60 * 24 * HOUR
+    self.assertEqual(self.run_until_idle(), [])
+    self.announce('day_2024-03-02.csv')
+    self.assertEqual(self.run_until_idle(), ['empty 20240229', 'empty 20240301', 'day_2024-03-02'])
 
   def test_a_clock_that_is_set_back_keeps_no_day_open(self):
     self.announce('day_1.csv')
@@ -260,13 +347,6 @@ class StreamTest(tf.test.TestCase):
       self.assertIsInstance(stream.next(), Wait)
     self.assertRegex(str(logs.output), 'away: No such file or directory; waiting for it')
 
-  def test_checkpoints_of_before_have_no_ledger(self):
-    self.announce('day_1.csv', 'day_2.csv', 'day_3.csv')
-    self.start(([], {'done': 2, 'last': 'day_2.csv', 'day': 2}))
-    self.assertEqual(self.run_until_idle(), ['end 2', 'day_3'])
-    self.start(([], {'done': 2, 'last': 'day_2'}), watch=False, train=['day_*.csv'])
-    self.assertEqual(self.run_until_idle(), ['day_3', 'end 3', 'finished'])
-
   def test_the_ledger_for_people(self):
     self.announce('day_1.csv')
     self.start()
@@ -276,6 +356,56 @@ class StreamTest(tf.test.TestCase):
       (line,) = f
     self.assertRegex(line, '"path": "/.*day_1.csv", "name": "day_1", "day": 1, .*"size": 9')
     self.assertIn('"fate": "trained"', line)
+
+  def test_passes_of_long_ago_are_known_by_what_is_left_of_them(self):
+    """Whatever the number of whole entries, a pass that comes again has the same fate."""
+    for whole in (0, 1, 1000):
+      self.folder, self.told = tempfile.mkdtemp(dir=self.get_temp_dir()), []
+      days = [f'day_{day}.csv' for day in range(1, 6)]
+      self.announce(*days, 'day_6.csv')
+      self.start()
+      wanted = [x for day in range(1, 6) for x in (f'day_{day}', f'end {day}')]
+      self.assertEqual(self.run_until_idle(bad=['day_6']), wanted)
+      size = len(json.dumps(self.state.ledger.state()))
+      self.state.ledger.fold(whole)
+      if not whole:
+        self.assertLess(len(json.dumps(self.state.ledger.state())), size / 4)
+      self.start(self.saved())
+      self.assertEqual(self.run_until_idle(), [], 'the same paths')
+      self.assertLen(self.told, 1)  # of day_6
+      self.assertEqual(self.state.ledger.counts(), {'trained': 5, 'refused': 1})
+      os.makedirs(f'{self.folder}/old')
+      os.rename(f'{self.folder}/day_1.csv', f'{self.folder}/old/day_1_copy.csv')  # the same bytes
+      self.write('old/_SUCCESS', '')
+      self.write('day_2.tsv', 'the same name')
+      self.write('day_2.tsv.done', '')
+      self.assertEqual(self.run_until_idle(), [])
+      self.assertEqual(
+        {told[:2] for told in self.told[1:]}, {('old/day_1_copy', 'seen'), ('day_2', 'seen')}
+      )
+      self.announce('day_2_late.csv')
+      self.assertEqual(self.run_until_idle(), ['late day_2_late'], 'what is new is new')
+
+  def test_folded_passes_cost_no_look(self):
+    self.announce(*(f'day_{day}.csv' for day in range(1, 6)))
+    self.start()
+    self.run_until_idle()
+    self.state.ledger.fold(0)
+    self.start(self.saved())
+    with mock.patch.object(passes, 'is_prepared', side_effect=AssertionError):
+      with mock.patch.object(stream, 'stamp_if_any', side_effect=AssertionError):
+        self.assertEqual(self.run_until_idle(), [])
+
+  def test_a_new_epoch_forgets_the_marks_of_the_one_before(self):
+    self.announce('day_1.csv', 'day_2.csv')
+    self.start(watch=False, train=['day_*.csv'], epochs=3)
+    for epoch in range(3):
+      self.state.progress.epoch = epoch
+      self.stream.epoch_begins()
+      self.assertLen(self.run_until_idle(), 5)
+      self.state.ledger.fold(0)
+      self.assertLen(self.state.ledger.state()['marks'], 64)
+    self.assertEqual(self.state.ledger.counts(), {'trained': 6})
 
 
 if __name__ == '__main__':

@@ -100,6 +100,8 @@ def check(cfg: Config, where: str) -> None:
       fail('train.plateau', 'with data.watch there are no epochs to compare; wanted it left out')
   if data.close_day_after_hours is not None and data.day_pattern is None:
     fail('data.close_day_after_hours', 'needs data.day_pattern, which says what a day is')
+  if data.max_days_ahead is not None and data.day_pattern is None:
+    fail('data.max_days_ahead', 'needs data.day_pattern, which says what a day is')
   if data.late != 'train' and data.day_pattern is None:
     fail('data.late', f"found '{data.late}'; it needs data.day_pattern, which says what is late")
   if data.day_pattern is not None:

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+import pydantic
+
 from trainer.config.section import (
   NonNegative,
   NonNegativeInt,
@@ -141,12 +143,26 @@ class Data(Section):
   late: Literal['train', 'skip', 'fail'] = 'train'
   """What to do with a pass that comes when its day has ended. train: it counts for the open day;
   skip: it is left out; fail: the run ends."""
-  max_refused_passes: NonNegativeInt | None = None
-  """How many passes that are empty, damaged or hold too many bad records are set aside; one more
-  ends the run. null: none of data.train, 10 of data.watch."""
+  max_refused_passes: NonNegativeInt = 0
+  """How many passes in a row may be set aside because they are empty, damaged, wrongly named or
+  hold too many bad records; one more ends the run, one that can be trained on starts the count
+  anew. The default is 10 with data.watch."""
+  max_days_ahead: PositiveInt | None = None
+  """How many days after the day that the stream has come to the day of a pass may be; one further
+  ahead is refused, because its date is most likely wrong and would make all others late. Plain
+  numbers count as days themselves. The default is 14 with data.watch; null: any."""
   close_day_after_hours: Positive | None = None
   """Hours without a pass after which the open day ends; days without passes then end too, and age
   the features. null: a day ends when a pass of a later one comes, and empty days do not count."""
   keep_prepared_passes: NonNegativeInt | None = None
   """How many of the passes that the run converted are kept in run_dir/prepared once they were
-  trained on; null: all."""
+  trained on. The default is 2 with data.watch; null: all."""
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _defaults_of_a_stream(cls, tree: Any) -> Any:
+    """A stream never ends, so that what it may refuse and what it keeps is bounded."""
+    if not isinstance(tree, dict) or not tree.get('watch'):
+      return tree
+    days = {'max_days_ahead': 14} if tree.get('day_pattern') else {}
+    return {'max_refused_passes': 10, 'keep_prepared_passes': 2} | days | tree

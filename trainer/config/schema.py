@@ -51,6 +51,17 @@ class Config(Section):
 
   @pydantic.model_validator(mode='before')
   @classmethod
+  def _exports_of_a_stream(cls, tree: Any) -> Any:
+    """A stream never ends, so that its exports are bounded."""
+    if not isinstance(tree, dict) or not isinstance(tree.get('data'), dict):
+      return tree
+    export = tree.get('export') or {}
+    if not tree['data'].get('watch') or not isinstance(export, dict):
+      return tree
+    return tree | {'export': {'keep': 3} | export}
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
   def _epochs_of_a_static_log(cls, tree: Any) -> Any:
     """A log without days is trained on until validation says that it is enough."""
     if not isinstance(tree, dict) or not isinstance(tree.get('data'), dict):

@@ -2,14 +2,11 @@
 
 import contextlib
 
-import pyarrow as pa
-
 from trainer import config
 from trainer.data.conversion import raw_blocks
 from trainer.data.log_files import files_of, matching
 from trainer.data.prepared import is_prepared, read_meta
 from trainer.data.schema import wanted_columns
-from trainer.errors import UserError
 
 LEAST_STEPS = 30  # of an epoch: with fewer, the epochs end before all was learned
 SMALLEST = 64
@@ -34,7 +31,7 @@ def _count(cfg: config.Config, most: int) -> int:
   is wrong with them is told when they are converted.
   """
   samples = 0
-  with contextlib.suppress(UserError, OSError, pa.ArrowException):
+  with contextlib.suppress(Exception):
     for path in matching(cfg.data.train, 'data.train'):
       if is_prepared(cfg.data, path):
         samples += read_meta(path)['samples']

@@ -1,6 +1,7 @@
 """Where logs lie: local paths, and s3://, gs:// and hdfs:// through pyarrow.fs."""
 
 import contextlib
+import errno
 import fnmatch
 import functools
 import glob
@@ -9,15 +10,16 @@ import math
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs
 
-from trainer.errors import BadPass, ConfigError, UserError, plain_errors
+from trainer.errors import BadPass, ConfigError, UserError, one_line, plain_errors, printable
 
 # The format of a file by its suffix; CSV_SUFFIXES and all others are CSV.
 SUFFIXES = {
@@ -38,6 +40,16 @@ CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
 ATTEMPTS = 3  # at a remote place, beyond what its client retries by itself
 SECONDS_BETWEEN_ATTEMPTS = 1.0
+
+# Errors of the operating system that no pass is to blame for.
+_OF_THE_MACHINE = (
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EROFS,
+  errno.EMFILE,
+  errno.ENFILE,
+  errno.ENOMEM,
+)
 
 Value = TypeVar('Value')
 
@@ -207,7 +219,7 @@ def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
   try:
     with open_file(path) as f:
       yield f
-  except (OSError, pa.ArrowException) as e:
+  except (OSError, UnicodeError, pa.ArrowException) as e:  # also where a column's name is no UTF-8
     raise BadPass(f'{path}: not {kind} file that can be read: {first_line(e)}') from None
 
 
@@ -280,8 +292,34 @@ def _remote_glob(pattern: str) -> list[str]:
   ]
 
 
+@contextlib.contextmanager
+def refusing(path: str) -> Iterator[None]:
+  """Turns whatever goes wrong with one pass into BadPass, so that it can be set aside.
+
+  What ails the machine stays what it is: a full disk, too many open files, another file that cannot
+  be written, a remote place that is away.
+
+  Args:
+    path: of the pass.
+  Raises:
+    BadPass: in one line that names the pass.
+  """
+  try:
+    yield
+  except Exception as e:
+    cause = e if isinstance(e, OSError) else e.__cause__
+    if isinstance(cause, OSError):
+      is_of_another = bool(cause.filename) and not str(cause.filename).startswith(path)
+      if is_remote(path) or is_of_another or cause.errno in _OF_THE_MACHINE:
+        raise
+    text = str(e) if isinstance(e, UserError) else one_line(e)
+    raise BadPass(printable(text if path in text else f'{path}: {text}')) from e
+
+
 def exists(path: str) -> bool:
   """Whether there is such a file or directory."""
+  if not is_remote(path):
+    return os.path.exists(path)
   return _info(path).type != pa.fs.FileType.NotFound
 
 
@@ -292,6 +330,8 @@ def is_directory(path: str) -> bool:
 
 def modified(path: str) -> float | None:
   """When a file was changed last, in seconds since 1970; None where there is none."""
+  if not is_remote(path):
+    return os.path.getmtime(path) if os.path.exists(path) else None
   info = _info(path)
   return None if info.type == pa.fs.FileType.NotFound else (info.mtime_ns or 0) / 1e9
 
@@ -334,31 +374,85 @@ def files_of(path: str) -> list[LogFile]:
   Files whose names begin with . or _ (as _SUCCESS) do not count, nor do .crc files.
 
   Raises:
-    UserError: where there is no such file.
+    UserError: where there is no such file, or something else than files.
     BadPass: where the directory holds none.
   """
+  if not is_remote(path):
+    with plain_errors(f'cannot read {path}'):
+      return _local_files(os.path.expanduser(path))
   filesystem, inside = _locate(path)
   with plain_errors(f'cannot read {path}'):
     info = _info(path)
     if info.type == pa.fs.FileType.NotFound:
       raise UserError(f'{path}: no such file')
-    if info.type == pa.fs.FileType.Unknown:
-      raise UserError(f'{path}: is a device or a pipe; wanted a file or a directory')
     if info.type == pa.fs.FileType.File:
       return [LogFile(path, info.size, info.mtime_ns or 0)]
     selector = pa.fs.FileSelector(inside, recursive=True)
     found = retried(path, lambda: filesystem.get_file_info(selector))
   prefix = len(inside.rstrip('/')) + 1
-  parts = []
-  for one in found:
-    below = one.path[prefix:]
-    hidden = any(name.startswith(('.', '_')) for name in below.split('/'))
-    if one.type == pa.fs.FileType.File and not hidden and not below.endswith('.crc'):
-      parts.append((below, one))
+  return _parts(
+    path,
+    {
+      one.path[prefix:]: LogFile(os.path.join(path, one.path[prefix:]), one.size, one.mtime_ns or 0)
+      for one in found
+      if one.type == pa.fs.FileType.File
+    },
+  )
+
+
+def _parts(path: str, files: Mapping[str, LogFile]) -> list[LogFile]:
+  """Those files of a directory that belong to the pass, in order. files: by path below it."""
+  parts = [
+    below
+    for below in files
+    if not any(map(_is_hidden, below.split('/'))) and not below.endswith('.crc')
+  ]
   if not parts:
     raise BadPass(f'{path}: the directory holds no files; wanted part files of the pass')
-  parts.sort(key=lambda part: natural_key(part[0]))
-  return [LogFile(os.path.join(path, below), one.size, one.mtime_ns or 0) for below, one in parts]
+  return [files[below] for below in sorted(parts, key=natural_key)]
+
+
+def _is_hidden(name: str) -> bool:
+  return name.startswith(('.', '_'))
+
+
+def _local_files(path: str) -> list[LogFile]:
+  """As `files_of`, of a local pass."""
+  if not os.path.isdir(path):
+    return [_local_file(path)]
+  here = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+  if (here + os.sep).startswith(os.path.realpath(path) + os.sep):
+    raise BadPass(f'{path}: is a link to a directory that it lies in; wanted one of its own')
+
+  def fail(error: OSError) -> None:
+    raise error
+
+  files = {}
+  for folder, folders, names in os.walk(path, onerror=fail):
+    folders[:] = [name for name in folders if not _is_hidden(name)]
+    for name in names:
+      file = os.path.join(folder, name)
+      if not _is_hidden(name):
+        files[os.path.relpath(file, path)] = _local_file(file)
+    for name in folders:
+      if os.path.islink(os.path.join(folder, name)):
+        raise BadPass(f'{os.path.join(folder, name)}: is a link to a directory; wanted files')
+  return _parts(path, files)
+
+
+def _local_file(path: str) -> LogFile:
+  try:
+    path.encode()
+  except UnicodeEncodeError:
+    raise BadPass(f'{path}: its name is not UTF-8; wanted one that is') from None
+  try:
+    info = os.stat(path)
+  except FileNotFoundError:
+    gone = 'is a link to a file that is not there' if os.path.islink(path) else 'no such file'
+    raise UserError(f'{path}: {gone}') from None
+  if not stat.S_ISREG(info.st_mode):
+    raise UserError(f'{path}: is a device, a pipe or a socket; wanted a file or a directory')
+  return LogFile(path, info.st_size, info.st_mtime_ns)
 
 
 def partition_columns(path: str) -> dict[str, str]:

@@ -4,9 +4,10 @@ import collections
 import dataclasses
 import datetime
 import glob
+import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from trainer.config import Config
 from trainer.data.log_files import (
@@ -16,10 +17,11 @@ from trainer.data.log_files import (
   matching,
   natural_key,
   normal,
+  refusing,
   walk,
 )
 from trainer.data.prepared import META, is_prepared, read_meta
-from trainer.errors import UserError
+from trainer.errors import BadPass, UserError, printable
 
 _FORMATS = '|'.join(map(re.escape, [*CSV_SUFFIXES, *SUFFIXES]))
 _CODECS = '|'.join(map(re.escape, CODECS))
@@ -28,6 +30,7 @@ DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
 DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
 _DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')
 _NUMBER = re.compile(r'[0-9]{1,18}')
+_FOLDER_BYTES = 150  # of a converted pass's name; a file system takes 255, what is added included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,11 @@ class Pass:
 
 def folder_name(name: str) -> str:
   """A pass's name as that of one directory, 'a/b' as 'a+b'; different names give different ones."""
-  return name.replace('%', '%25').replace('+', '%2B').replace(os.sep, '+')
+  folder = name.replace('%', '%25').replace('+', '%2B').replace(os.sep, '+')
+  if len(folder.encode()) <= _FOLDER_BYTES:
+    return folder
+  digest = hashlib.sha256(name.encode()).hexdigest()
+  return f'{folder.encode()[:_FOLDER_BYTES].decode(errors="ignore")}%{digest[:32]}'
 
 
 def pass_day(cfg: Config, path: str) -> int | None:
@@ -95,7 +102,7 @@ def _date(day: int) -> datetime.date | None:
   """The date that a day YYYYMMDD is; None where it is a plain number."""
   try:
     return datetime.date(day // 10000, day // 100 % 100, day % 100) if day >= 1900_01_01 else None
-  except ValueError:
+  except (ValueError, OverflowError):
     return None
 
 
@@ -116,6 +123,12 @@ def days_between(day: int, later: int, at_most: int = 366) -> list[int]:
   ]
 
 
+def days_ahead(day: int, later: int) -> int:
+  """How many days after `day` the day `later` is; of dates by the calendar."""
+  start, end = _date(day), _date(later)
+  return later - day if start is None or end is None else (end - start).days
+
+
 def _fixed(pattern: str) -> str:
   """The directories of a pattern before its first wildcard."""
   pattern = normal(pattern)
@@ -126,9 +139,12 @@ def _fixed(pattern: str) -> str:
 
 def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
   """The pass at a path, named as seen from the directory `below`."""
-  name = SUFFIX.sub('', os.path.relpath(path, below))
+  name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
   if is_prepared(cfg.data, path):
-    return Pass(name, path, read_meta(path)['day'], marker)
+    day = read_meta(path).get('day')
+    if type(day) is not int:
+      raise BadPass(f'{path}: its {META} has the day {day!r}; wanted a whole number')
+    return Pass(name, path, day, marker)
   day = pass_day(cfg, path)
   if day is None and cfg.data.day_pattern is not None and key in ('data.train', 'data.watch'):
     raise UserError(
@@ -143,27 +159,50 @@ def in_order(found: Iterable[Pass]) -> list[Pass]:
   return sorted(found, key=lambda one: (one.day, natural_key(one.name), one.path))
 
 
-def passes(cfg: Config, patterns: Sequence[str], key: str) -> list[Pass]:
+def _good_passes(
+  paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
+) -> list[Pass]:
+  """The passes at some paths. What is wrong with others goes into `wrong`, or is raised."""
+  good = []
+  for path in paths:
+    try:
+      with refusing(path):
+        good.append(pass_of(path))
+    except BadPass as e:
+      if wrong is None:
+        raise
+      wrong[path] = str(e)
+  return good
+
+
+def passes(
+  cfg: Config, patterns: Sequence[str], key: str, wrong: dict[str, str] | None = None
+) -> list[Pass]:
   """The passes that `patterns` (the value of config key `key`) name.
 
   Those to train on stand by day, then naturally; others, and where there are no days, a pattern at
   a time, naturally within it. A pass is named by its path from its pattern's first wildcard on,
   without suffix; where two would have one name, by their whole paths.
 
+  Args:
+    cfg: the config.
+    patterns: of paths.
+    key: the config key that they are of.
+    wrong: takes what is wrong with single passes, by path; None: that is raised.
   Raises:
     UserError: where a pattern matches nothing, two passes have one name, a training file no day, or
       a prepared pass is none.
   """
   found: dict[str, Pass] = {}  # by path
   for pattern in patterns:
-    matched = map(normal, matching([pattern], key))
-    new = [_pass(cfg, path, _fixed(pattern), key) for path in matched]
+    matched, below = map(normal, matching([pattern], key)), _fixed(pattern)
+    new = _good_passes(matched, lambda path, below=below: _pass(cfg, path, below, key), wrong)
     found |= {one.path: found.get(one.path, one) for one in in_order(new)}
   names = collections.Counter(one.name for one in found.values())
   named: dict[str, Pass] = {}
   for one in found.values():
     if names[one.name] > 1:
-      one = dataclasses.replace(one, name=SUFFIX.sub('', one.path).lstrip(os.sep))
+      one = dataclasses.replace(one, name=printable(SUFFIX.sub('', one.path).lstrip(os.sep)))
     if one.name in named:
       raise UserError(
         f"{key}: '{named[one.name].path}' and '{one.path}' are both named '{one.name}'; wanted "
@@ -174,12 +213,17 @@ def passes(cfg: Config, patterns: Sequence[str], key: str) -> list[Pass]:
   return in_order(named.values()) if by_day else list(named.values())
 
 
-def announced(cfg: Config) -> tuple[list[Pass], list[str], dict[str, str]]:
+def announced(
+  cfg: Config, is_settled: Callable[[str], bool] = lambda path: False
+) -> tuple[list[Pass], list[str], dict[str, str]]:
   """What the markers in and below data.watch announce.
 
   NAME.done announces the pass NAME beside it, _SUCCESS every pass of its directory. Names that
   begin with a dot or an underscore are no passes.
 
+  Args:
+    cfg: the config.
+    is_settled: whether nothing is to be known of the pass at a path any more: it costs no look.
   Returns:
     The passes, in order; the paths of passes that are announced and not there; and by path what is
     wrong with others.
@@ -187,13 +231,15 @@ def announced(cfg: Config) -> tuple[list[Pass], list[str], dict[str, str]]:
     OSError: where the directory cannot be read.
   """
   directory = normal(cfg.data.watch)
-  found: dict[str, Pass] = {}
+  markers: dict[str, str] = {}  # by the path of the pass
   missing: list[str] = []
-  wrong: dict[str, str] = {}
 
   def fail(error: OSError) -> None:
     if error.filename == directory:
       raise error
+
+  def is_pass(path: str) -> bool:
+    return is_settled(path) or os.path.exists(os.path.join(path, META))
 
   for folder, folders, names in walk(directory, fail):
     here = {*folders, *names}
@@ -202,17 +248,20 @@ def announced(cfg: Config) -> tuple[list[Pass], list[str], dict[str, str]]:
       is_prepared = cfg.data.format == 'prepared'
       for name in folders if is_prepared else names:
         if not name.startswith(('.', '_')) and not name.endswith(DONE_MARKER):
-          if not is_prepared or os.path.exists(os.path.join(folder, name, META)):
+          if not is_prepared or is_pass(os.path.join(folder, name)):
             marked.setdefault(name, DIRECTORY_MARKER)
     for name, marker in marked.items():
-      path, marker = os.path.join(folder, name), os.path.join(folder, marker)
-      if name not in here:
-        missing.append(path)
+      path = os.path.join(folder, name)
+      if is_settled(path):
         continue
-      try:
-        found[path] = _pass(cfg, path, directory, 'data.watch', marker)
-      except UserError as e:
-        wrong[path] = str(e)
+      if name in here:
+        markers[path] = os.path.join(folder, marker)
+      else:
+        missing.append(path)
     if cfg.data.format == 'prepared':  # what lies in a pass is none
-      folders[:] = [f for f in folders if not os.path.exists(os.path.join(folder, f, META))]
-  return in_order(found.values()), sorted(missing), wrong
+      folders[:] = [name for name in folders if not is_pass(os.path.join(folder, name))]
+  wrong: dict[str, str] = {}
+  found = _good_passes(
+    markers, lambda path: _pass(cfg, path, directory, 'data.watch', markers[path]), wrong
+  )
+  return in_order(found), sorted(missing), wrong

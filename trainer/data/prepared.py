@@ -308,6 +308,8 @@ def read_meta(path: str) -> dict[str, Any]:
   """
   file = os.path.join(path, META)
   try:
+    if not os.path.isfile(file):  # opening a pipe would wait
+      raise FileNotFoundError
     with open(file, encoding='utf-8') as f:
       meta = json.load(f)
   except (FileNotFoundError, NotADirectoryError):
@@ -334,7 +336,7 @@ def is_prepared(data: config.Data, path: str) -> bool:
       raise UserError(f"{path}: data.format 'prepared' wants a local path; remote passes are logs")
     return False
   if data.format is None:
-    return os.path.exists(os.path.join(path, META))
+    return os.path.isfile(os.path.join(path, META))
   return data.format == 'prepared'
 
 
@@ -375,6 +377,8 @@ class PreparedPass:
     self._splits, self._values = arrays.get('splits'), arrays.get('values')
     self._label, self._dense = arrays['label'], arrays.get('dense')
     self._weight, self._grouped = arrays.get('weight'), self.meta['schema']['group'] is not None
+    if not len(self._label) == len(self._codes) == self.num_samples:
+      raise BadPass(f'{path}: {META} and the arrays differ in the samples; prepare the pass again')
     of_features = self._codes, self._bases, self._keys, self._splits, self._values, self._dense
     self._samples = SampleArrays(*of_features, self.num_slots, CHUNK)
 

@@ -5,6 +5,8 @@ import time
 
 from absl import logging
 
+from trainer.errors import printable
+
 WIDTH = 80
 SECONDS_BETWEEN_LINES = 10  # where there is no terminal
 
@@ -31,7 +33,7 @@ class LiveLine:
       if time.monotonic() < self._next:
         return
       self._next = time.monotonic() + SECONDS_BETWEEN_LINES
-    text = in_one_line(text)
+    text = printable(text)
     in_place = self._terminal and not keep
     text = shortened(text, WIDTH - 1) if in_place else text
     # The carriage return comes last: horovodrun forwards a rank's line when it sees one.
@@ -44,12 +46,7 @@ class LiveLine:
     self._length = len(text) if in_place else 0
 
 
-def in_one_line(text: str) -> str:
-  """Returns a text with its line ends spelt out: names of files may hold some."""
-  return text.replace('\n', '\\n').replace('\r', '\\r')
-
-
 def shortened(text: str, width: int) -> str:
   """Returns a line of at most `width` characters, its end cut off where it is longer."""
-  text = in_one_line(text)
+  text = printable(text)
   return text if len(text) <= width else text[: width - 1] + '…'

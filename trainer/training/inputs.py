@@ -18,12 +18,11 @@ from trainer.data.conversion import (
   prepare_part,
   prepare_pass,
 )
-from trainer.data.log_files import LogFile, exists
+from trainer.data.log_files import LogFile, exists, refusing
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared
 from trainer.data.shares import count_lines, parts_of, shareable
-from trainer.errors import BadPass, UserError
 from trainer.files import UNFINISHED
 from trainer.reporting.live_line import shortened
 from trainer.training.step import Staged, Step
@@ -33,17 +32,6 @@ SECONDS_BETWEEN_LINES = 0.5  # on a conversion that is waited for
 
 class _Stopped(Exception):
   """A conversion was given up, for the job ends."""
-
-
-@contextlib.contextmanager
-def _of_the_pass() -> Iterator[None]:
-  """Raises BadPass where a pass cannot be read for any reason but the disk's."""
-  try:
-    yield
-  except UserError as e:
-    if isinstance(e.__cause__, OSError):  # of the disk, not of the pass
-      raise
-    raise BadPass(str(e)) from None
 
 
 class Inputs:
@@ -104,10 +92,15 @@ class Inputs:
           self._wait_for(one, path)
           self._convert(one, path, f'{split} pass {i + 1} of {len(passes)}', labelled)
 
+    def opened() -> list[PreparedPass]:
+      found = []
+      for one, path in zip(passes, paths):
+        with refusing(one.path if path == one.path else path):
+          found.append(PreparedPass(path, self._cfg))
+      return found
+
     self._communicator.together(f'cannot prepare passes for {split}', convert)
-    return self._communicator.together(
-      'cannot read passes', lambda: [PreparedPass(path, self._cfg) for path in paths]
-    )
+    return self._communicator.together('cannot read passes', opened)
 
   def _shareable(
     self, passes: Sequence[Pass], paths: Sequence[str], labelled: bool
@@ -118,9 +111,10 @@ class Inputs:
       found = []
       for i, (one, path) in enumerate(zip(passes, paths)):
         if path != one.path and path not in self._owners and exists(one.path):
-          file = shareable(self._cfg, one.path)
-          if file and not is_prepared_from(self._cfg, one.path, path, labelled):
-            found.append([i, list(file)])
+          with contextlib.suppress(Exception):  # it is told where the pass is converted
+            file = shareable(self._cfg, one.path)
+            if file and not is_prepared_from(self._cfg, one.path, path, labelled):
+              found.append([i, list(file)])
       return found
 
     is_first = self._communicator.rank == 0
@@ -136,18 +130,22 @@ class Inputs:
     rank, size = self._communicator.rank, self._communicator.size
     together = self._communicator.together
     cfg, on_block = self._cfg, self._on_block(one, place)
-    counted = together(f'cannot read {one.path}', lambda: count_lines(cfg, file, rank, size))
-    counted = self._communicator.gather(counted)
+
+    def count() -> list[int]:
+      with refusing(one.path):
+        return count_lines(cfg, file, rank, size)
+
+    counted = self._communicator.gather(together(f'cannot read {one.path}', count))
 
     def convert() -> int:
-      with _of_the_pass():
+      with refusing(one.path):
         parts = parts_of(cfg, file, counted, size)
         if rank < len(parts):
           prepare_part(cfg, file, parts[rank], own_path(rank), labelled, on_block)
         return len(parts)
 
     def join() -> None:
-      with _of_the_pass():
+      with refusing(one.path):
         join_parts(cfg, one.path, list(map(own_path, range(parts))), path, labelled, on_block)
 
     def own_path(r: int) -> str:
@@ -171,7 +169,7 @@ class Inputs:
     def look() -> None:
       for one in passes[rank::size]:
         if not self.is_ready(one, split):
-          with _of_the_pass():
+          with refusing(one.path):
             look_at(self._cfg, one.path)
         self._progress_made()
 
@@ -203,7 +201,7 @@ class Inputs:
       self._samples_ahead = samples
 
     self._samples_ahead = 0
-    with contextlib.suppress(UserError, OSError, _Stopped):
+    with contextlib.suppress(Exception):  # what is wrong is met again by `prepared`
       if exists(one.path):
         prepare_pass(self._cfg, one.path, path, on_block=on_block)
 
@@ -245,7 +243,7 @@ class Inputs:
     if path == one.path or (os.path.exists(path) and not exists(one.path)):
       return
 
-    with _of_the_pass():
+    with refusing(one.path):
       prepare_pass(self._cfg, one.path, path, labelled, self._on_block(one, place))
 
   def _on_block(self, one: Pass, place: str) -> Callable[[int], None]:

@@ -235,9 +235,10 @@ class Job:
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
     if keep is not None and is_last_epoch and self.communicator.rank == 0:
-      ledger = self.state.ledger
-      trained = [e.name for e in ledger if e.epoch == progress.epoch and e.fate in TRAINED]
-      self.inputs.remove(trained[: len(trained) - keep], 'train')
+      settled = [e for e in self.state.ledger if e.epoch == progress.epoch and e.fate != 'entered']
+      trained = [e.name for e in settled if e.fate in TRAINED]
+      kept = trained[len(trained) - keep :] if keep < len(trained) else trained
+      self.inputs.remove({e.name for e in settled}.difference(kept), 'train')
 
   def tell_lost(self, reason: str) -> None:
     """Notes that a rank was lost, and the job ends; any thread may call it."""
@@ -285,13 +286,16 @@ class Job:
   def _meet_passes(self) -> None:
     """What is done with an epoch's passes before one of them is trained on."""
     if not self.stream.limit:
-      self.inputs.look_at(self.stream.upcoming(), 'train')
+      try:
+        self.inputs.look_at(self.stream.upcoming(), 'train')
+      except BadPass as e:
+        raise self.stream.too_many(str(e)) from None
 
   def _convert_ahead(self) -> None:
     """Has passes that come next converted while one is trained on; every process calls it."""
-    data, following = self.cfg.data, self.stream.upcoming()
-    if data.watch or data.keep_prepared_passes is not None:
-      following = following[: self.communicator.size]
+    data = self.cfg.data
+    is_bounded = data.watch or data.keep_prepared_passes is not None
+    following = self.stream.upcoming(self.communicator.size if is_bounded else None)
     self.inputs.convert_ahead(following, 'train', self._converting())
 
   def _converting(self) -> int:

@@ -1,19 +1,24 @@
 """What became of every pass: part of each checkpoint, and ledger.jsonl for people."""
 
+import base64
+import collections
 import dataclasses
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.data.log_files import LogFile, absolute, files_of, is_remote, open_file
+from trainer.data.log_files import LogFile, absolute, exists, files_of, is_remote, open_file
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
-from trainer.errors import BadPass
+from trainer.errors import UserError
 from trainer.files import crc32_of_stream
 
 FILE = 'ledger.jsonl'
 TRAINED = ('trained', 'late')
+WHOLE_ENTRIES = 1000  # that are kept; of older passes the ledger keeps hashes
+_MARK_BYTES = 8  # of a hash: among a million passes, one new one in 6e12 is taken for an old one
 
 
 @dataclasses.dataclass
@@ -25,12 +30,14 @@ class Entry:
     name: as in reports.
     day: of its name or path.
     epoch: in which it was met.
-    size: in bytes; None where the file was not read.
-    crc32: of its bytes, those of its files one after another; of a prepared pass, of its meta.json.
-    modified: when the file was changed last, in ns since 1970.
+    size: in bytes; None where there was no such file.
+    crc32: of its bytes, those of its files one after another; of a prepared pass, of its meta.json;
+      None where they were not read.
+    modified: when the file was changed last, in ns since 1970; None: whenever it is looked at
+      again, it counts as changed.
     fate: entered (its training has begun), trained, late (trained after its day had ended), skipped
       (late, and data.late is skip), seen (its name or its bytes were trained before) or refused (it
-      could not be read).
+      cannot be trained on).
     reason: why, where it was not simply trained.
   """
 
@@ -55,18 +62,30 @@ class Entry:
 
 
 def _files(path: str) -> list[LogFile]:
-  """The files of a pass; none of a directory that is empty, which is told where it is read."""
+  """The files that tell a pass from others."""
   meta = os.path.join(path, META)
-  try:
-    return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
-  except BadPass:
-    return []
+  return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
 
 
 def stamp(path: str) -> tuple[int, int]:
   """Size and time of change of a pass's files, quickly: they differ where it may have changed."""
   files = _files(path)
-  return sum(f.bytes for f in files), max((f.mtime_ns for f in files), default=0)
+  return sum(f.bytes for f in files), max(f.mtime_ns for f in files)
+
+
+def stamp_if_any(path: str) -> tuple[int | None, int | None]:
+  """As `stamp`; zeros where something is there that has none, None where nothing is."""
+  try:
+    return stamp(path)
+  except (OSError, UserError):
+    return (0, 0) if exists(path) else (None, None)
+
+
+def refused_entry(one: Pass, epoch: int, reason: str) -> Entry:
+  """The entry of a pass that cannot be trained on, and that was not read."""
+  size, modified = stamp_if_any(one.path)
+  path = absolute(one.path)
+  return Entry(path, one.name, one.day, epoch, size, None, modified, 'refused', reason)
 
 
 def entry_of(one: Pass, epoch: int) -> Entry:
@@ -79,17 +98,32 @@ def entry_of(one: Pass, epoch: int) -> Entry:
   return Entry(absolute(one.path), one.name, one.day, epoch, size, crc32, modified)
 
 
-class Ledger:
-  """The entries of all passes met so far, in the order in which they were met.
+def _mark(*what: Any) -> bytes:
+  """A hash that stands for a path, a name or a content."""
+  return hashlib.blake2b(json.dumps(what).encode(), digest_size=_MARK_BYTES).digest()
 
-  Every process of a job holds the same. An epoch begins with no pass seen.
+
+class Ledger:
+  """The entries of the passes met so far, in the order in which they were met.
+
+  Every process of a job holds the same. An epoch begins with no pass seen. Of passes that were
+  settled long ago only hashes of path, name and bytes are left, by which they are known when they
+  come again; and how many had which fate.
+
+  Args:
+    state: what `state` gave of another ledger; None: nothing was met yet.
   """
 
-  def __init__(self, entries: Iterable[Mapping[str, Any]] = ()):
+  def __init__(self, state: Mapping[str, Any] | None = None):
+    state = state or {'entries': [], 'folded': {}, 'epoch': 0, 'marks': ''}
     self._entries: dict[tuple[int, str], Entry] = {}  # by epoch and path
     self._by_name: dict[tuple, str] = {}  # paths of what was trained on, by epoch, name and day
     self._by_content: dict[tuple, str] = {}  # likewise, by epoch, size and checksum
-    for fields in entries:
+    self._folded = collections.Counter(state['folded'])  # passes by fate
+    self._epoch = state['epoch']  # of the marks
+    marks = base64.b64decode(state['marks'])
+    self._marks = {marks[i : i + _MARK_BYTES] for i in range(0, len(marks), _MARK_BYTES)}
+    for fields in state['entries']:
       self.put(Entry(**fields))
 
   def __iter__(self) -> Iterator[Entry]:
@@ -107,17 +141,30 @@ class Ledger:
     """The entry of a pass by its path, or None."""
     return self._entries.get((epoch, absolute(one.path)))
 
-  def like(self, entry: Entry, by_name: bool) -> Entry | None:
-    """Another entry of the epoch, trained on, that is the same pass, or None.
+  def has_folded(self, path: str, epoch: int) -> bool:
+    """Whether the pass at a path was settled so long ago that it has no entry any more."""
+    return self._has(epoch, 'path', absolute(path))
+
+  def _has(self, epoch: int, *what: Any) -> bool:
+    return bool(self._marks) and epoch == self._epoch and _mark(*what) in self._marks
+
+  def trained_before(self, entry: Entry, by_name: bool) -> str | None:
+    """How a path that is new is that of a pass of the epoch that was trained on, in words, or None.
 
     Args:
-      entry: of a path that is new.
+      entry: of the path.
       by_name: whether an equal name and day make it the same; equal bytes always do.
     """
-    path = self._by_content.get((entry.epoch, *entry.content))
-    if path is None and by_name:
-      path = self._by_name.get((entry.epoch, entry.name, entry.day))
-    return self._entries.get((entry.epoch, path))
+    epoch, name = entry.epoch, (entry.name, entry.day)
+    for how, path, what in (
+      ('content', self._by_content.get((epoch, *entry.content)), entry.content),
+      *([('name', self._by_name.get((epoch, *name)), name)] if by_name else []),
+    ):
+      if path is not None:
+        return f'its {how} is that of {path}{"" if exists(path) else ", which is gone"}'
+      if self._has(epoch, how, *what):
+        return f'its {how} is that of a pass that was trained on long ago'
+    return None
 
   def entered(self) -> Entry | None:
     """The pass whose training has begun and not ended, or None."""
@@ -126,16 +173,40 @@ class Ledger:
 
   def counts(self) -> dict[str, int]:
     """The number of passes of each fate."""
-    fates = [entry.fate for entry in self]
-    return {fate: fates.count(fate) for fate in dict.fromkeys(fates)}
+    return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
-  def state(self) -> list[dict[str, Any]]:
+  def fold(self, whole: int = WHOLE_ENTRIES) -> None:
+    """Keeps marks in place of all but the last `whole` settled entries."""
+    old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
+    newest = max((epoch for epoch, _ in self._entries), default=0)
+    if newest != self._epoch:
+      self._epoch, self._marks = newest, set()
+    for key in old[: max(0, len(old) - whole)]:
+      entry = self._entries.pop(key)
+      self._folded[entry.fate] += 1
+      if entry.epoch != self._epoch:
+        continue
+      self._marks.add(_mark('path', entry.path))
+      if entry.fate in TRAINED:
+        self._marks.add(_mark('name', entry.name, entry.day))
+        self._marks.add(_mark('content', *entry.content))
+        self._by_name.pop((entry.epoch, entry.name, entry.day), None)
+        self._by_content.pop((entry.epoch, *entry.content), None)
+
+  def state(self) -> dict[str, Any]:
     """Plain data that another Ledger can be made of."""
-    return [dataclasses.asdict(entry) for entry in self]
+    return {
+      'entries': [dataclasses.asdict(entry) for entry in self],
+      'folded': dict(self._folded),
+      'epoch': self._epoch,
+      'marks': base64.b64encode(b''.join(sorted(self._marks))).decode(),
+    }
 
   def write(self, run_dir: str) -> None:
     """Writes ledger.jsonl, an entry a line; the checkpoint is what a run continues from."""
     path = os.path.join(run_dir, FILE)
     with open(path + '.new', 'w', encoding='utf-8') as f:
-      f.writelines(json.dumps(entry) + '\n' for entry in self.state())
+      if self._folded:
+        f.write(json.dumps({'fates_of_older_passes': dict(self._folded)}) + '\n')
+      f.writelines(json.dumps(dataclasses.asdict(entry)) + '\n' for entry in self)
     os.replace(path + '.new', path)

@@ -12,7 +12,7 @@ from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, UserError
 from trainer.storage import checkpoint
 from trainer.training import warm_start
-from trainer.training.ledger import Ledger
+from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
 
 # Keys that may differ freely when a run is continued. warm_start.may_change allows more, to which
@@ -31,6 +31,7 @@ MAY_CHANGE = (
   'data.max_bad_share',
   'data.late',
   'data.max_refused_passes',
+  'data.max_days_ahead',
   'data.close_day_after_hours',
   'data.keep_prepared_passes',
   'sparse.store',
@@ -60,6 +61,7 @@ class Progress:
   best_step: int | None = None  # the step of the best state
   closed_day: int | None = None  # the day that ended last
   empty_days: int = 0  # days that ended without a pass
+  refused_in_a_row: int = 0  # passes, since one was trained on
   last_time: float | None = None  # of data.close_day_after_hours: seconds since 1970, of last pass
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: dict[str, Any] | None = None  # what the next pass is compared with
@@ -113,6 +115,7 @@ class RunState:
     metrics = self._step.dense.metrics.state() if self.progress.batch else {}
     metrics = self._communicator.sum_arrays(metrics)
     started = time.monotonic()
+    self.ledger.fold(max(WHOLE_ENTRIES, self._cfg.data.keep_prepared_passes or 0))
     self._path = checkpoint.save(
       self._checkpoints,
       self.progress.step,
@@ -193,7 +196,7 @@ class RunState:
     if found is None:
       return False
     self._path, dense, progress = found
-    self.ledger = Ledger(progress.pop('ledger', []))
+    self.ledger = Ledger(progress.pop('ledger'))
     self.progress = Progress(**progress)
     self._saved = dataclasses.replace(self.progress)
     self.taken = []

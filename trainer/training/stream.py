@@ -8,27 +8,38 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import Communicator
-from trainer.data.log_files import absolute, exists, is_remote, modified
+from trainer.data.conversion import look_at
+from trainer.data.log_files import exists, is_remote, modified, refusing
 from trainer.data.passes import (
   Pass,
   announced,
   day_after,
+  days_ahead,
   days_between,
   in_order,
   passes,
 )
-from trainer.errors import BadPass, UserError
-from trainer.training.ledger import TRAINED, Entry, Ledger, entry_of, stamp
+from trainer.data.prepared import is_prepared
+from trainer.errors import BadPass, UserError, printable
+from trainer.training.ledger import (
+  TRAINED,
+  Entry,
+  Ledger,
+  entry_of,
+  refused_entry,
+  stamp,
+  stamp_if_any,
+)
 from trainer.training.run_state import RunState
 
-REFUSED_OF_WATCH = 10  # passes, where data.max_refused_passes says nothing
+LARGE_BYTES = 1 << 30  # of a pass whose beginning is read before all of it is
 SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 DAY_SECONDS = 24 * 3600
 
@@ -99,11 +110,15 @@ class Stream:
     self._cfg, self._communicator, self._state = cfg, communicator, state
     self._tell, self._clock = tell, clock
     self._listed: list[Pass] | None = None
+    self._mistakes: dict[str, str] = {}  # what is wrong with passes of data.train, by path
     self._said: set[str] = set()
     self._looked: tuple[float, Any] | None = None  # at the watched directory
     self._checked: set[str] = set()  # remote passes that have not changed since they were trained
     self._read: dict[str, tuple[Any, Any]] = {}  # of files that changed: stamp and content, by path
     self._trains: Entry | None = None
+    self._refusal: str | None = None  # why the last of the passes was that were refused in a row
+    self._following: list[Pass] | None = None  # the passes that were ready behind the last Train
+    self._settled: set[str] = set()  # paths of passes that the ledger has folded
 
   @property
   def _ledger(self) -> Ledger:
@@ -111,11 +126,8 @@ class Stream:
 
   @property
   def limit(self) -> int:
-    """How many passes may be refused."""
-    limit = self._cfg.data.max_refused_passes
-    if limit is not None:
-      return limit
-    return REFUSED_OF_WATCH if self._cfg.data.watch else 0
+    """How many passes in a row may be refused."""
+    return self._cfg.data.max_refused_passes
 
   def next(self, stop: bool = False) -> Action:
     """Returns what to do next; every process calls it.
@@ -147,7 +159,10 @@ class Stream:
         self._trains = entry
       if entry.reason:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
-    self._check_refused()
+      if entry.fate == 'refused':
+        self._count_refused(entry)
+    if kind in ('Wait', 'Finished'):  # else a pass is ready that may be good
+      self._check_refused()
     if 'one' in fields:
       fields['one'] = Pass(**fields['one'])
     return _ACTIONS[kind](**fields)
@@ -156,6 +171,7 @@ class Stream:
     """The pass of the last Train was trained on; every process calls it."""
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
+    progress.refused_in_a_row, self._refusal = 0, None
     if self._cfg.data.close_day_after_hours is not None:
       progress.last_time = self._clock()
 
@@ -166,23 +182,49 @@ class Stream:
       UserError: where no more passes may be refused.
     """
     if not self.limit:
-      raise error
-    name = self._trains.name
-    self._settle('refused', str(error))
-    self._tell(name, 'refused', str(error))
+      raise self.too_many(str(error))
+    is_first, path = self._communicator.rank == 0, self._trains.path
+    is_there = self._communicator.together(
+      f'cannot read {path}', lambda: exists(path) if is_first else True
+    )
+    if not self._communicator.broadcast(is_there):  # it is trained on once it is there again
+      gone = {'size': None, 'crc32': None, 'modified': None}
+      self._trains = dataclasses.replace(self._trains, **gone)
+    entry = self._settle('refused', str(error))
+    self._tell(entry.name, 'refused', entry.reason)
+    self._count_refused(entry)
     self._check_refused()
 
-  def _settle(self, fate: str, reason: str) -> None:
-    self._ledger.put(dataclasses.replace(self._trains, fate=fate, reason=reason))
+  def _settle(self, fate: str, reason: str) -> Entry:
+    entry = dataclasses.replace(self._trains, fate=fate, reason=reason)
+    self._ledger.put(entry)
     self._trains = None
+    return entry
+
+  def _count_refused(self, entry: Entry) -> None:
+    """Counts a refused pass; one that has vanished does not count."""
+    self._state.progress.refused_in_a_row += entry.size is not None
+    self._refusal = entry.reason
+    if not self.limit:
+      raise self.too_many(entry.reason)
 
   def _check_refused(self) -> None:
-    refused = [entry for entry in self._ledger if entry.fate == 'refused']
-    if len(refused) > self.limit:
-      raise UserError(
-        f'{refused[-1].reason}; {len(refused)} passes were refused, data.max_refused_passes '
-        f'allows {self.limit}'
-      )
+    """Ends the run where too many passes in a row were refused, the last by this process."""
+    refused = self._state.progress.refused_in_a_row
+    if self._refusal is not None and refused > self.limit:
+      raise self.too_many(self._refusal, refused)
+
+  def too_many(self, reason: str, refused: int = 1) -> UserError:
+    """The error that ends a run where passes are refused.
+
+    Args:
+      reason: why the last one was.
+      refused: how many were, one after another.
+    """
+    count = '1 pass was' if refused <= 1 else f'{refused} passes in a row were'
+    return BadPass(
+      f'{reason}; {count} refused, data.max_refused_passes allows {self.limit or "none"}'
+    )
 
   def day_ended(self, ended: EndDay) -> None:
     """That day's end was done; every process calls it."""
@@ -190,26 +232,31 @@ class Stream:
     progress.closed_day, progress.day = ended.day, None
     if ended.is_empty:
       progress.empty_days += 1
-    if hours is not None and progress.last_time is not None:
-      # The next day, should it stay empty, is over a day later, whenever the process looks.
-      due = DAY_SECONDS if ended.is_empty else hours * 3600
-      progress.last_time = min(progress.last_time + due, self._clock())
+    if hours is not None:
+      # The next day, should it stay empty, is over a day from now, whatever the clock said before.
+      progress.last_time = self._clock()
 
   def epoch_begins(self) -> None:
     """The passes begin anew; every process calls it."""
-    self._listed = None
+    self._listed, self._settled = None, set()
     self._state.progress.closed_day = None
 
-  def upcoming(self) -> list[Pass]:
-    """The passes that are ready and were not met yet, in order; process 0's look.
+  def upcoming(self, most: int | None = None) -> list[Pass]:
+    """The passes that are ready and were not met yet, in order; process 0's last look.
 
     Every process calls it.
+
+    Args:
+      most: how many are wanted; None: all.
     """
+
+    def look() -> list[dict[str, Any]]:
+      if self._following is None:
+        self._following = self._ready()[0]
+      return [dataclasses.asdict(one) for one in self._following[:most]]
+
     is_first = self._communicator.rank == 0
-    found = self._communicator.together(
-      'cannot look for passes',
-      lambda: [dataclasses.asdict(one) for one in self._ready()[0]] if is_first else None,
-    )
+    found = self._communicator.together('cannot look for passes', look if is_first else list)
     return [Pass(**one) for one in self._communicator.broadcast(found)]
 
   # What follows runs on process 0 alone.
@@ -220,6 +267,7 @@ class Stream:
       return 'Stopped', {}, []
     cfg, progress = self._cfg.data, self._state.progress
     settled: list[Entry] = []
+    self._following = None
 
     def decided(action: Action) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
       fields = dataclasses.asdict(action)
@@ -228,18 +276,24 @@ class Stream:
     ready, wrong = self._ready()
     settled += wrong
     for place, one in enumerate(ready):
-      entry = entry_of(one, progress.epoch)
-      if like := self._ledger.like(entry, by_name=cfg.day_pattern is not None):
-        how = 'content' if like.content == entry.content else 'name'
-        moved = '' if exists(like.path) else ', which is gone'
-        entry.fate = 'seen'
-        entry.reason = f'{one.path}: not trained: its {how} is that of {like.path}{moved}'
+      if self._is_far_ahead(one):
+        settled.append(self._refused_for_its_day(one))
+        continue
+      try:
+        with refusing(one.path):
+          entry = self._read_entry(one)
+      except BadPass as e:
+        settled.append(refused_entry(one, progress.epoch, str(e)))
+        continue
+      if how := self._ledger.trained_before(entry, by_name=cfg.day_pattern is not None):
+        entry.fate, entry.reason = 'seen', f'{one.path}: not trained: {how}'
         settled.append(entry)
         continue
       late = self._is_late(one)
       if late:
-        ended = progress.day if progress.day is not None else progress.closed_day
-        entry.reason = f'{one.path}: its day {one.day} is over: the stream has come to {ended}'
+        entry.reason = (
+          f'{one.path}: its day {one.day} is over: the stream has come to {self._newest_day}'
+        )
         if cfg.late == 'fail':
           raise UserError(
             f"{entry.reason}; data.late is 'fail'; wanted no such pass, or train or skip"
@@ -251,6 +305,7 @@ class Stream:
       elif (ending := self._ends(one)) is not None:
         return decided(ending)
       settled.append(entry)
+      self._following = ready[place + 1 :]
       markers = [p.marker for p in ready[place:] if p.marker is not None]
       if is_remote(cfg.watch or ''):  # each costs a request; the first is most likely the oldest
         markers = markers[:1]
@@ -267,32 +322,44 @@ class Stream:
     """The passes not met yet, in order, and entries of those whose names are wrong."""
     cfg, epoch = self._cfg, self._state.progress.epoch
     if self._listed is None:
-      self._listed = passes(cfg, cfg.data.train, 'data.train')
-      self._adopt(self._listed)
-    found, wrong = list(self._listed), []
+      wrong = self._mistakes if self.limit else None
+      self._listed = passes(cfg, cfg.data.train, 'data.train', wrong)
+    self._listed = [one for one in self._listed if not self._is_settled(one.path)]
+    found, watched, mistakes = list(self._listed), [], self._mistakes
     if cfg.data.watch:
       try:
-        watched, missing, mistakes = self._look()
+        watched, missing, misnamed = self._look()
       except OSError as e:
         self._say(f'{cfg.data.watch}: {e.strerror}; waiting for it')
         return [], []
-      self._adopt(watched)
-      paths = {one.path for one in found}
-      found = in_order([*found, *(one for one in watched if one.path not in paths)])
+      mistakes = mistakes | misnamed
       for path in missing:
         if self._ledger.of(Pass('', path), epoch) is None:  # what was trained may go
           self._say(f'{path}: is announced and not there; waiting for it')
-      for path, text in mistakes.items():
-        if self._ledger.of(Pass('', path), epoch) is None:
-          name = os.path.relpath(path, cfg.data.watch)
-          entry = Entry(absolute(path), name, 0, epoch, fate='refused', reason=text)
-          wrong.append(entry)
+    wrong = []
+    for path, text in mistakes.items():
+      if self._ledger.of(Pass('', path), epoch) is None:
+        name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
+        wrong.append(refused_entry(Pass(name, path), epoch, text))
+    paths = {one.path for one in found}
     ready = []
-    for one in found:
+    for one in (*found, *(one for one in watched if one.path not in paths)):
       known = self._ledger.of(one, epoch)
       if known is None or self._is_new(one, known):
         ready.append(one)
-    return ready, wrong
+    return (in_order(ready) if cfg.data.watch else ready), wrong
+
+  def _is_settled(self, path: str) -> bool:
+    """Whether a pass was met so long ago that the ledger has folded it; quick the next time."""
+    if path not in self._settled and self._ledger.has_folded(path, self._state.progress.epoch):
+      self._settled.add(path)
+    return path in self._settled
+
+  def _read_entry(self, one: Pass) -> Entry:
+    """The entry of a pass that is met for the first time; reads the whole pass."""
+    if not is_prepared(self._cfg.data, one.path) and stamp(one.path)[0] >= LARGE_BYTES:
+      look_at(self._cfg, one.path)  # what is plainly no log is not read to its end
+    return entry_of(one, self._state.progress.epoch)
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
     """What the watched directory announces; a remote one is listed now and then only."""
@@ -300,32 +367,17 @@ class Stream:
       looked, found = self._looked
       if self._clock() - looked < SECONDS_BETWEEN_REMOTE_LOOKS:
         return found
-    found = announced(self._cfg)
+    found = announced(self._cfg, self._is_settled)
     self._looked = self._clock(), found
     return found
 
-  def _adopt(self, found: Sequence[Pass]) -> None:
-    """Enters what a checkpoint without a ledger says was trained: all up to its last, as text."""
-    progress = self._state.progress
-    if not progress.done or any(True for _ in self._ledger):
-      return
-    watch = self._cfg.data.watch
-
-    def old_name(one: Pass) -> str:
-      return os.path.basename(one.path) if watch else one.name
-
-    for one in found:
-      if old_name(one) <= progress.last:
-        path = absolute(one.path)
-        self._ledger.put(Entry(path, one.name, one.day, progress.epoch, fate='trained'))
-
   def _is_new(self, one: Pass, known: Entry) -> bool:
     """Whether a pass was repaired since it was refused; tells where one changed after training."""
-    if known.fate not in (*TRAINED, 'refused') or known.size is None:
+    if known.fate == 'refused' and (known.crc32 is None or self._is_far_ahead(one)):
+      return not self._is_far_ahead(one) and stamp_if_any(one.path) != (known.size, known.modified)
+    if known.fate not in (*TRAINED, 'refused') or one.path in self._checked:
       return False
     try:
-      if one.path in self._checked:
-        return False
       found = stamp(one.path)
       if found == (known.size, known.modified):
         if is_remote(one.path) and known.fate in TRAINED:  # asking costs a request
@@ -344,6 +396,27 @@ class Stream:
         'now); it is not trained again'
       )
     return False
+
+  def _is_far_ahead(self, one: Pass) -> bool:
+    """Whether a pass is of a day so late that its date is most likely wrong."""
+    most, newest = self._cfg.data.max_days_ahead, self._newest_day
+    return None not in (most, newest) and days_ahead(newest, one.day) > most
+
+  @property
+  def _newest_day(self) -> int | None:
+    """The day that the stream has come to; None where there is none yet."""
+    progress = self._state.progress
+    return progress.closed_day if progress.day is None else progress.day
+
+  def _refused_for_its_day(self, one: Pass) -> Entry:
+    """The entry of a pass that is far ahead, which is tried again once its day has come near."""
+    newest, most = self._newest_day, self._cfg.data.max_days_ahead
+    reason = (
+      f'{one.path}: its day {one.day} is {days_ahead(newest, one.day):,} days after {newest}, to '
+      f'which the stream has come; data.max_days_ahead allows {most}'
+    )
+    entry = refused_entry(one, self._state.progress.epoch, reason)
+    return dataclasses.replace(entry, modified=None)
 
   def _is_late(self, one: Pass) -> bool:
     progress = self._state.progress
