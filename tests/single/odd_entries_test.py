@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -169,14 +170,14 @@ class OddEntriesTest(tf.test.TestCase):
 
     def stop(seconds):
       if threading.current_thread() is own:
-        one.stop_requested = True
+        one.stop_requested = signal.SIGTERM
       else:
         sleep(seconds)
 
     # As a terminal that takes UTF-8 and nothing else.
     printed = io.TextIOWrapper(io.BytesIO(), 'utf-8')
     with mock.patch.object(job.time, 'sleep', stop), contextlib.redirect_stdout(printed):
-      self.assertTrue(one.run())
+      self.assertEqual(0, one.run())
       closing.write_report(one.cfg)
       printed.flush()
       return printed.buffer.getvalue().decode()
@@ -240,7 +241,8 @@ class OddEntriesTest(tf.test.TestCase):
         continue  # the bound is of streams
       with self.subTest(name):
         self.put(name, make)
-        path = os.path.join(self.log, os.fsdecode(name))
+        # A config is UTF-8, so that only a pattern matches other names.
+        path = os.path.join(self.log, name.decode(errors='replace').replace('\ufffd', '?'))
         with self.assertRaisesRegex(
           BadPass, 'data.max_refused_passes|day_pattern|meta.json|log/'
         ) as raised:

@@ -13,7 +13,7 @@ from trainer.config.checks import check
 from trainer.config.messages import one_line
 from trainer.config.schema import Config
 from trainer.config.yaml_text import read_yaml, set_key
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, printable
 
 
 def _kept(tree: Any, old: Any) -> Any:
@@ -121,6 +121,14 @@ def parse(
     set_key(tree, assignment)
   if run_dir:
     tree['run_dir'] = run_dir
+  for key, value in flatten(tree).items():
+    try:
+      f'{key}{value}'.encode()
+    except UnicodeEncodeError:  # from a command line, or from "\ud800" in YAML
+      found = printable(f'{key}: found {value!r}')
+      raise ConfigError(
+        f'{where}: {found}, which UTF-8 cannot write; wanted another text'
+      ) from None
   try:
     cfg = Config.model_validate(_with_defaults_of_run(tree))
   except pydantic.ValidationError as e:
