@@ -365,7 +365,7 @@ def difference(
       if found[what] != expected[what]:
         return f'{what} differ: {_first_difference(found[what], expected[what])}'
     for name, value in expected['metrics'].items():
-      if not np.allclose(found['metrics'][name], value, rtol=1e-9, atol=1e-9):
+      if not np.array_equal(found['metrics'][name], value):
         return f'{name} differs'
     if 'events' in but:
       return None

@@ -8,7 +8,7 @@ import os
 from absl import flags
 
 from trainer import command_line
-from trainer.errors import UserError
+from trainer.errors import UserError, plain_errors
 
 OUT = flags.DEFINE_string(
   'out', None, 'Where to write; RUN_DIR/report.html, or comparison.html of several runs.'
@@ -22,7 +22,8 @@ def main(run_dirs: list[str]) -> None:
   if not run_dirs:
     raise UserError('found no RUN_DIR; wanted python -m trainer.report RUN_DIR…')
   default = os.path.join(run_dirs[0], 'report.html') if len(run_dirs) == 1 else 'comparison.html'
-  report.write(run_dirs, OUT.value or default)
+  with plain_errors('cannot write the report'):
+    report.write(run_dirs, OUT.value or default)
   print(OUT.value or default)
 
 

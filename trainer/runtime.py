@@ -87,7 +87,11 @@ def launched() -> Runtime:
         f'environment variable {name}: is not set beside HOROVOD_SIZE={size}; wanted a process '
         'that horovodrun started'
       )
-  address, port = (os.environ[name] for name in wanted[3:])
+  address, port = os.environ[wanted[3]], _number(wanted[4], least=1, most=65535)
+  if not _HOST.fullmatch(address):
+    raise UserError(
+      f"environment variable {wanted[3]}: found '{address[:40]}'; wanted the host of horovodrun"
+    )
   local_size = _number('HOROVOD_LOCAL_SIZE', least=1)
   one_machine = local_size == size
   return Runtime(
@@ -130,6 +134,7 @@ def rank() -> int:
 
 
 _DIGITS = re.compile('[0-9]{1,6}')
+_HOST = re.compile('[0-9A-Za-z_.:%-]{1,255}')  # a name, or an address of IPv4 or IPv6
 
 
 def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -> int:

@@ -7,16 +7,23 @@ from absl import flags
 
 from trainer import command_line
 
+_MOST = 100_000_000  # of each
+
 OUT = flags.DEFINE_string('out', None, 'Directory to write to.', required=True)
 DAYS = flags.DEFINE_integer('days', 5, 'Training days, a file each.', lower_bound=1)
-SAMPLES = flags.DEFINE_integer('samples_per_day', 250_000, 'Records of a file.', lower_bound=1)
+SAMPLES = flags.DEFINE_integer(
+  'samples_per_day', 250_000, 'Records of a file.', lower_bound=1, upper_bound=_MOST
+)
 SEED = flags.DEFINE_integer('seed', 0, 'Of everything.', lower_bound=0)
-USERS = flags.DEFINE_integer('users', 2_000, 'Users, all there from the first day.', lower_bound=1)
+USERS = flags.DEFINE_integer(
+  'users', 2_000, 'Users, all there from the first day.', lower_bound=1, upper_bound=_MOST
+)
 ITEMS = flags.DEFINE_integer(
   'items',
   1_000,
   'Items of the first day; a tenth as many are born on each later day.',
   lower_bound=10,
+  upper_bound=_MOST,
 )
 CONVERSIONS = flags.DEFINE_bool(
   'conversions', False, 'Clicks lead to conversions, which come late.'
