@@ -1,5 +1,6 @@
 """What every command shares: flags, exit statuses, and one line for a user's mistake."""
 
+import errno
 import functools
 import inspect
 import io
@@ -176,12 +177,15 @@ def entry(main: Callable[..., int | None]) -> None:
         sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
         status = 2
     except Exception as e:
+      # TensorFlow's errors are known by name and text: not every command imports TensorFlow.
       if isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
-        # TensorFlow's error is known by its name: not every command imports TensorFlow.
-        sys.stderr.write(
-          f'error: out of memory: {one_line(e)[:_LONGEST]}; wanted smaller layers, '
-          'tables or batches, or more memory\n'
-        )
+        what, wanted = 'out of memory', 'smaller layers, tables or batches, or more memory'
+      elif os.strerror(errno.EMFILE) in str(e):
+        what, wanted = 'out of file descriptors', 'a higher limit, as with ulimit -n 4096'
+      else:
+        what = wanted = ''
+      if what:
+        sys.stderr.write(f'error: {what}: {one_line(e)[:_LONGEST]}; wanted {wanted}\n')
         status = 2
       else:
         logging.exception('this process failed')

@@ -1,0 +1,37 @@
+"""Odd arguments and environments: a command does its work, or says why not in one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import tensorflow as tf
+
+from tests.support import jobs
+
+DRAWN = '40'  # calls
+
+
+class OddCallsTest(tf.test.TestCase):
+  def test_each_ends_in_its_result_or_one_line(self):
+    ended = subprocess.run(
+      [sys.executable, '-m', 'tests.support.odd_calls', self.get_temp_dir(), '0', DRAWN],
+      cwd=jobs.ROOT,
+      capture_output=True,
+      text=True,
+      env=os.environ | {'CTR_THREADS': '1'},
+    )
+    self.assertEqual(ended.returncode, 0, ended.stderr)
+    lines = ended.stdout.splitlines()
+    self.assertGreater(len(lines), int(DRAWN))
+    for line in lines:
+      *call, status, said = json.loads(line)
+      with self.subTest(call):
+        self.assertIn(status, (0, 2, 3), said)  # 3: of a rank that waits for another
+        self.assertNotIn('Traceback', said)
+        if status == 2:
+          self.assertLen([one for one in said.splitlines() if one.startswith('error: ')], 1, said)
+
+
+if __name__ == '__main__':
+  tf.test.main()
