@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import yaml
 from absl import logging
 
@@ -283,16 +284,17 @@ def _patterns(
   if not isinstance(data, pd.DataFrame):
     yield [data] if isinstance(data, str) else data or []
     return
+  from trainer.data.parse import WHOLE_NUMBER, whole_numbers
   from trainer.data.schema import wanted_columns
 
   for slot in cfg.data.slots:
     column = data.get(slot.column or slot.name)
-    if column is not None and pd.api.types.is_float_dtype(column) and column.notna().any():
-      raise UserError(
-        f"data: column '{column.name}': found values of type {column.dtype}; wanted texts or whole "
-        'numbers, as the log has them (pandas.read_csv makes floats of whole numbers beside '
-        'blanks, but with dtype=str)'
-      )
+    if column is None or not pd.api.types.is_float_dtype(column):
+      continue
+    _, wrong = whole_numbers(pa.Array.from_pandas(column))
+    if wrong.any():
+      found = column.iloc[int(wrong.argmax())]
+      raise UserError(f"data: column '{column.name}': found {found}; wanted {WHOLE_NUMBER}")
   with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
     if cfg.data.format not in (None, 'csv'):
       path = os.path.join(folder, 'frame.parquet')

@@ -76,8 +76,8 @@ class ApiTest(tf.test.TestCase):
       run.evaluate(log(10)[['user']])
     with self.assertRaisesRegex(UserError, "no column 'user'"):
       run.predict(log(10)[['click']])
-    with self.assertRaisesRegex(UserError, "'user': found values of type float64; .* dtype=str"):
-      run.predict(pd.DataFrame({'user': [1, None]}))
+    with self.assertRaisesRegex(UserError, "'user': found 1.5; .* dtype=str"):
+      run.predict(pd.DataFrame({'user': [1.5, None]}))
     with self.assertRaisesRegex(UserError, 'no data.test'):
       run.evaluate()
 
@@ -86,7 +86,7 @@ class ApiTest(tf.test.TestCase):
     misread = (
       "log.csv: every label in the column 'click' is 0, which holds 200 × 'no', 100 × 'yes'; "
       "data.label_positive is 'Yes'; 'yes' is likely meant; wanted both 0 and 1, or, where such "
-      'passes are meant, the text of a 0 as data.label_negative$'
+      'passes are meant, the text of a 0 as data.label_negative'
     )
     neither = "found 'yes'; wanted what data.label_positive or label_negative matches"
     for column, keys, wrong in (

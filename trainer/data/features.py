@@ -12,7 +12,8 @@ import tensorflow as tf
 from trainer.config import DenseColumn
 
 HASH_BITS = 52
-HASH_NAME = 'farmhash64 of the stripped text, mod 2^52'
+HASH_NAME = 'farmhash64 of the stripped text, whole numbers without a fraction of zeros, mod 2^52'
+_WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00, which is hashed as 12, and -0.0 as 0
 
 
 class SlotBatch(NamedTuple):
@@ -58,8 +59,9 @@ def weigh_labels(batch: SlotBatch) -> SlotBatch:
 def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   """Returns the keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`.
 
-  The text is hashed without the white space around it. These are TensorFlow's own ops, so that a
-  serving graph hashes as the log's conversion does.
+  The text is hashed without the white space around it, and a whole number without a fraction of
+  zeros, 12.0 as 12. These are TensorFlow's own ops, so that a serving graph hashes as the log's
+  conversion does.
 
   Args:
     texts: strings of any shape, or integers, which hash as their decimal text.
@@ -70,7 +72,8 @@ def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   texts = tf.convert_to_tensor(texts)
   if texts.dtype.is_integer:
     texts = tf.strings.as_string(texts)
-  hashed = tf.strings.to_hash_bucket_fast(tf.strings.strip(texts), 1 << HASH_BITS)
+  texts = tf.strings.regex_replace(tf.strings.strip(texts), _WHOLE, r'\1\2')
+  hashed = tf.strings.to_hash_bucket_fast(texts, 1 << HASH_BITS)
   bits = tf.constant(HASH_BITS, tf.int64)
   return tf.bitwise.left_shift(tf.cast(slot_id, tf.int64), bits) + hashed
 

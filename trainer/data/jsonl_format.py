@@ -1,8 +1,8 @@
 """JSON lines: a record is a line with one JSON object, also compressed (.gz, .zst, .bz2, .lz4).
 
-A slot's value is a string, an integer, true or false, a list of these, or an object that maps
-features to numbers; null or absent is missing. Blank lines are skipped. Whether a line is accepted
-depends on that line alone.
+A slot's value is a string, a whole number (12 or 12.0), true or false, a list of these, or an
+object that maps features to numbers; null or absent is missing. Blank lines are skipped. Whether a
+line is accepted depends on that line alone.
 """
 
 import functools
@@ -17,10 +17,19 @@ import pyarrow.json
 from trainer import config
 from trainer.data.block import Block, Malformed
 from trainer.data.log_files import WHOLE, Part, text_blocks
+from trainer.data.parse import WHOLE_NUMBER, text_of_float
 from trainer.data.schema import check_columns
 
 BLOCK_BYTES = 8 << 20
 MAX_LINE_BYTES = 64 << 20
+
+
+class _WrongValue(ValueError):
+  """A value that its column cannot hold. Args: what was found, what is wanted."""
+
+  def __init__(self, value: Any, wanted: str):
+    super().__init__(json.dumps(value)[:40])
+    self.wanted = wanted
 
 
 def _refuse(literal: str) -> None:
@@ -46,14 +55,16 @@ def _load(line: bytes) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-  """A string, integer or boolean as Arrow has it as text. Raises: ValueError for others."""
+  """A string, whole number or boolean as Arrow has it as text. Raises: _WrongValue for others."""
   if value is None or isinstance(value, str):
     return value
   if isinstance(value, bool):
     return 'true' if value else 'false'
   if isinstance(value, int):
     return str(value)
-  raise ValueError(f'{json.dumps(value)[:40]}, which is no string and no integer')
+  if isinstance(value, float) and (text := text_of_float(value)) is not None:
+    return text
+  raise _WrongValue(value, WHOLE_NUMBER)
 
 
 def _slot_value(value: Any) -> Any:
@@ -66,9 +77,9 @@ def _slot_value(value: Any) -> Any:
 
 
 def _number(value: Any) -> str | None:
-  """A number as text. Raises: ValueError where it is a list or an object."""
+  """A number as text. Raises: _WrongValue where it is a list or an object."""
   if isinstance(value, (list, dict)):
-    raise ValueError(f'{json.dumps(value)[:40]}, which is no number')
+    raise _WrongValue(value, 'a number')
   if isinstance(value, bool):
     return str(int(value))
   return value if value is None or isinstance(value, str) else repr(value)
@@ -149,14 +160,17 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
   for number, line in zip(numbers.tolist(), lines):
     try:
       record = _load(line)
-      own = {
-        name: (_slot_value if slot else _number)(record.get(name)) for name, slot in wanted.items()
-      }
+      own = {}
+      for name, slot in wanted.items():
+        own[name] = (_slot_value if slot else _number)(record.get(name))
       for value in own.values():  # lone surrogates have no bytes
         json.dumps(value, ensure_ascii=False).encode()
     except ValueError as e:
       found = ' '.join(str(e).split())[:200]
-      malformed.append(Malformed(first_line + number, found, 'a JSON object', text(number)))
+      of = 'a JSON object'
+      if isinstance(e, _WrongValue):
+        found, of = f"{found} in the column '{name}'", e.wanted
+      malformed.append(Malformed(first_line + number, found, of, text(number)))
       continue
     good.append(number)
     for name, value in own.items():

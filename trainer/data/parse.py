@@ -18,6 +18,10 @@ from trainer import config
 from trainer.data.block import Block
 from trainer.errors import UserError
 
+# What is wanted of floats that stand for features.
+WHOLE_NUMBER = (
+  'a whole number or a text (ids that became floats: pandas.read_csv(…, dtype=str) keeps them)'
+)
 MAX_EXAMPLES = 10
 MAX_TEXT = 200
 BLANK_GROUP = 0x16A3B2F90404F  # farmhash64 of no text, mod 2^52: a group of its own
@@ -60,11 +64,43 @@ def _is_text(t: pa.DataType) -> bool:
   )
 
 
+def text_of_float(value: float) -> str | None:
+  """Returns the text of a whole number, 12.0 as 12; None where the float is none, or so large that
+  whole numbers beside it have the same float.
+  """
+  return str(int(value)) if abs(value) < 2**53 and value == int(value) else None
+
+
+def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
+  """Turns floats into integers, so that 12.0 is the feature that 12 is.
+
+  Args:
+    array: of any type.
+  Returns:
+    The array, int64 where it held floats, null where one is missing or wrong; and whether each is
+    wrong [n]: no whole number, or too large as of `text_of_float`. None where it held no floats.
+  """
+  t = array.type
+  if pa.types.is_dictionary(t) and pa.types.is_floating(t.value_type):
+    array = array.dictionary_decode()
+  elif not pa.types.is_floating(t):
+    return array, None
+  digits = np.finfo(array.type.to_pandas_dtype()).nmant + 1
+  floats = array.to_numpy(zero_copy_only=False)  # NaN where null
+  missing = np.isnan(floats)
+  with np.errstate(invalid='ignore'):
+    wrong = ~missing & ~((np.abs(floats) < 2.0**digits) & (floats == np.floor(floats)))
+  numbers = np.where(missing | wrong, 0, floats).astype(np.int64)
+  return pa.array(numbers, mask=missing | wrong), wrong
+
+
 def _as_text(array: pa.Array, column: str) -> pa.Array:
   """A string array, nulls kept. Raises: UserError where the type has no text of its own."""
   t = array.type
   if pa.types.is_dictionary(t):
-    array, t = array.dictionary_decode(), t.value_type
+    array = array.dictionary_decode()
+  array, _ = whole_numbers(array)
+  t = array.type
   # The bytes are hashed as they are; nobody checks that they are UTF-8.
   if pa.types.is_binary(t):
     return array.view(pa.string())
@@ -244,6 +280,12 @@ def _one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
   return array.flatten().take(first), counts > 1
 
 
+def _feature_type(t: pa.DataType) -> pa.DataType:
+  """The type of the features in a list or a map."""
+  inner = t.key_type if pa.types.is_map(t) else t.value_type
+  return inner.value_type if pa.types.is_dictionary(inner) else inner
+
+
 class _Slot(NamedTuple):
   """A column's features by distinct field: record i has those of entry `index[i]`."""
 
@@ -281,9 +323,11 @@ def _several(array: pa.Array, slot: config.Slot, keys_of: _Keys) -> _Slot:
     texts = lists.flatten()
     owner = np.repeat(np.arange(fields), pc.list_value_length(lists).fill_null(0).to_numpy())
   values, wrong = None, np.zeros(fields + 1, bool)
+  pairs = texts
+  texts, not_whole = whole_numbers(pairs.field('k') if is_map else pairs)
+  if not_whole is not None:
+    wrong[owner[not_whole]] = True
   if is_map:
-    pairs = texts
-    texts = pairs.field('k')
     values, not_a_number = _floats(pairs.field('v'), column)
     keys = keys_of(texts)
     wrong[owner[not_a_number | np.isnan(values) | (keys == NO_FEATURE)]] = True
@@ -537,6 +581,8 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     if data.group is not None:
       array, several = _one_each(block.columns[data.group])
       records.drop(several, 'group', data.group, 'one value')
+      array, wrong = whole_numbers(array)
+      records.drop(wrong, 'group', data.group, WHOLE_NUMBER)
       group = _Keys(0, data.missing_values, data.group)(array)
       group = np.where(group == NO_FEATURE, BLANK_GROUP, group)
   dense = np.empty([n, len(data.dense)], np.float32)
@@ -550,19 +596,18 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   slots = []
   for s in cfg.slots:
     column = s.column or s.name
-    array = block.columns[column]
+    array, wrong = whole_numbers(block.columns[column])
+    records.drop(wrong, 'value', column, WHOLE_NUMBER)
     keys_of = _Keys(ids[s.name], data.missing_values, column)
     nested = _is_list(array.type) or pa.types.is_map(array.type)
     if not (nested or s.separator or s.value_separator) or pa.types.is_null(array.type):
       slots.append(keys_of(array))
       continue
     parsed = _several(array, s, keys_of)
-    records.drop(
-      parsed.wrong[parsed.index],
-      'value',
-      column,
-      f'features as NAME or NAME{s.value_separator or ": "}NUMBER',
-    )
+    wanted = f'features as NAME or NAME{s.value_separator or ": "}NUMBER'
+    if nested and pa.types.is_floating(_feature_type(array.type)):
+      wanted = f'features each of which is {WHOLE_NUMBER}'
+    records.drop(parsed.wrong[parsed.index], 'value', column, wanted)
     if s.sequence:  # the last so many
       counts = np.minimum(parsed.counts, s.sequence.max_length)
       parsed = parsed._replace(starts=parsed.starts + parsed.counts - counts, counts=counts)

@@ -157,6 +157,6 @@ def unknown_jumps(
       told.append(
         f"slot '{slot}': the model does not know the features of {share(of_slot):.0%} of the "
         f'samples{compared}; wanted values written as those that it was trained on (4117 is not '
-        '4117.0)'
+        'u4117)'
       )
   return told

@@ -20,7 +20,7 @@ from ops.tensors import to_tensor
 from trainer import config
 from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
-from trainer.data.parse import parse
+from trainer.data.parse import parse, text_of_float
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError, nearest
 from trainer.model.builder import BUILT_IN, build
@@ -204,6 +204,8 @@ def _texts(column: str, values: Sequence[Any]) -> pa.Array:
       return value
     if isinstance(value, int) and not isinstance(value, bool):
       return str(value)
+    if isinstance(value, float) and (whole := text_of_float(value)) is not None:
+      return whole
     raise _wrong(column, i, value, wanted)
 
   if not has_lists:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <string_view>
 
 #include "ops/cc/data/farmhash.h"
 
@@ -13,8 +14,22 @@ constexpr uint64_t kHashMask = (uint64_t{1} << kHashBits) - 1;
 
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-int64_t KeyOf(const char* text, size_t n, int64_t slot_id) {
-  return slot_id << kHashBits | static_cast<int64_t>(Fingerprint64(text, n) & kHashMask);
+int64_t KeyOf(std::string_view text, int64_t slot_id) {
+  const uint64_t hash = Fingerprint64(text.data(), text.size()) & kHashMask;
+  return slot_id << kHashBits | static_cast<int64_t>(hash);
+}
+
+// 12.00 as 12, and -0.0 as 0; any other text as it is.
+std::string_view WithoutZeroFraction(std::string_view text) {
+  size_t end = text.size();
+  while (end > 0 && text[end - 1] == '0') --end;
+  if (end == text.size() || end < 2 || text[end - 1] != '.') return text;
+  --end;  // of the digits before the point
+  const size_t begin = text[0] == '-';
+  const auto is_digit = [](char c) { return '0' <= c && c <= '9'; };
+  if (begin == end || !std::all_of(text.data() + begin, text.data() + end, is_digit)) return text;
+  if (text.substr(0, end) == "-0") return text.substr(1, 1);
+  return text.substr(0, end);
 }
 
 }  // namespace
@@ -25,7 +40,8 @@ void KeysOfTexts(const char* bytes, const int32_t* offsets, int64_t n, int64_t s
     const char *begin = bytes + offsets[i], *end = bytes + offsets[i + 1];
     while (begin < end && IsSpace(*begin)) ++begin;
     while (begin < end && IsSpace(end[-1])) --end;
-    keys[i] = begin < end ? KeyOf(begin, end - begin, slot_id) : kNoFeature;
+    const std::string_view text(begin, end - begin);
+    keys[i] = text.empty() ? kNoFeature : KeyOf(WithoutZeroFraction(text), slot_id);
   }
 }
 
@@ -33,7 +49,7 @@ void KeysOfIntegers(const int64_t* values, int64_t n, int64_t slot_id, int64_t* 
   char text[24];
   for (int64_t i = 0; i < n; ++i) {
     const char* end = std::to_chars(text, text + sizeof(text), values[i]).ptr;
-    keys[i] = KeyOf(text, end - text, slot_id);
+    keys[i] = KeyOf(std::string_view(text, end - text), slot_id);
   }
 }
 

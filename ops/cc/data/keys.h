@@ -11,7 +11,8 @@ constexpr int kHashBits = 52;
 constexpr int64_t kNoFeature = -1;  // a key is never negative
 
 // Keys of n texts: slot_id << 52 | farmhash64 of the text without the ASCII white space around it,
-// mod 2^52; kNoFeature for a blank one.
+// mod 2^52; kNoFeature for a blank one. A whole number is hashed without a fraction of zeros, 12.0
+// as 12, so that it is one feature however it is written.
 //
 // bytes: the texts, one after another; offsets [n + 1]: text i is [offsets[i], offsets[i + 1]),
 // ascending and within `bytes`. 0 <= slot_id < 2048.

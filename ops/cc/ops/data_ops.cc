@@ -26,7 +26,8 @@ REGISTER_OP("CtrColumnKeys")
     .Doc(R"doc(
 Keys of a column: slot_id << 52 | farmhash64 of the text, mod 2^52, without the white space around it.
 
-They equal those of tf.strings.to_hash_bucket_fast, which a serving graph computes.
+A whole number is hashed without a fraction of zeros, 12.0 as 12. Keys equal those of
+tf.strings.to_hash_bucket_fast after the same replacement, which a serving graph computes.
 
 values: [n] integers, which hash as their decimal text; or the bytes of texts, one after another.
 offsets: [n + 1] where each text begins in values, and where the last one ends; [0] for integers.
