@@ -37,6 +37,7 @@ def main() -> None:
   from trainer.training.job import finished_job
 
   with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value) as job:
+    job.check_trained()
     position = {
       'command': 'trainer.export',
       'step': job.step.steps,

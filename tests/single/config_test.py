@@ -111,24 +111,6 @@ class ConfigTest(tf.test.TestCase):
       train = self.load(overrides=overrides).train
       self.assertEqual((train.epochs, train.plateau), (1, None), overrides)
 
-  def test_a_run_goes_on_with_the_defaults_that_it_has(self):
-    run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
-    begun = self.load(overrides=['data.valid=[y.csv]', f'run_dir={run_dir}']).model_dump()
-    begun['sparse']['tables']['default']['linear']['learning_rate'] = 0.05
-    begun['sparse']['tables']['default']['width'] = 3
-    begun['train'] |= {'epochs': 1, 'plateau': None, 'batch_size': 7}
-    with open(f'{run_dir}/config.yaml', 'w', encoding='utf-8') as f:
-      yaml.safe_dump(begun, f)
-    same = ['data.valid=[y.csv]', f'run_dir={run_dir}']
-    cfg = self.load(overrides=same)
-    table = cfg.sparse.tables['default']
-    self.assertEqual((table.linear.learning_rate, table.width), (0.05, 3))
-    self.assertEqual((cfg.train.epochs, cfg.train.plateau, cfg.train.batch_size), (1, None, 7))
-    other = self.load(overrides=[*same, 'sparse.tables.default.linear.kind=adam'])
-    wanted = config.row_defaults('adam')['learning_rate']
-    self.assertEqual(other.sparse.tables['default'].linear.learning_rate, wanted)
-    self.assertEqual(other.sparse.tables['default'].width, 3)
-
   def test_a_damaged_config_of_a_run_is_refused(self):
     run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
     cfg = self.load(overrides=[f'run_dir={run_dir}'])
@@ -136,17 +118,15 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(config.load_of_run(run_dir), cfg)
     with open(f'{run_dir}/config.yaml', 'rb') as f:
       text = f.read()
-    for damaged in (text.replace(b'item', b'itum'), text[:-20], text + b' ', text + b'\xff'):
+    first_line, _, rest = text.partition(b'\n')
+    changed = text.replace(b'item', b'itum')
+    for damaged in (changed, text[:-20], text + b' ', text + b'\xff', rest, first_line, b''):
       with open(f'{run_dir}/config.yaml', 'wb') as f:
         f.write(damaged)
       with self.assertRaisesRegex(errors.ConfigError, f'^{run_dir}/config.yaml: '):
         config.load_of_run(run_dir)
       with self.assertRaisesRegex(errors.ConfigError, f'^{run_dir}/config.yaml: '):
         self.load(overrides=[f'run_dir={run_dir}'])  # which takes its defaults from there
-    with open(f'{run_dir}/config.yaml', 'wb'):
-      pass
-    with self.assertRaisesRegex(errors.ConfigError, 'found NoneType'):
-      config.load_of_run(run_dir)
 
   def test_the_old_spelling_of_catch_up_is_read(self):
     cfg = self.load(
@@ -155,6 +135,14 @@ class ConfigTest(tf.test.TestCase):
     table = cfg.sparse.tables['default']
     self.assertEqual((table.linear.l2_mode, table.factors.l2_mode), ('catch_up', 'touch'))
     self.assertNotIn('owed', config.dump(cfg))
+
+  def test_the_default_run_dir_follows_from_the_name_of_the_file(self):
+    path = os.path.join(self.get_temp_dir(), 'my.clicks.yaml')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('data: {train: [x], slots: [{name: user}]}\nmodel: {interactions: [linear]}\n')
+    self.assertEqual(config.load(path).run_dir, 'runs/my.clicks')
+    self.assertEqual(config.load(path, ['run_dir=a']).run_dir, 'a')
+    self.assertEqual(config.load(path, ['run_dir=a'], 'b').run_dir, 'b')
 
   def test_slots_share_ids_and_tables_order_them(self):
     cfg = self.load(

@@ -54,13 +54,14 @@ def load(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -
   Args:
     path: a YAML file.
     overrides: strings `a.b=value`.
-    run_dir: replaces `run_dir` where given.
+    run_dir: replaces `run_dir` where given. Where neither is, it is runs/NAME of a file NAME.yaml.
   Returns:
     A frozen `Config`.
   Raises:
     ConfigError: with one line.
   """
-  return parse(_text_of(path), path, overrides, run_dir)
+  name = os.path.splitext(os.path.basename(path))[0]
+  return parse(_text_of(path), path, overrides, run_dir, f'runs/{name}')
 
 
 def _text_of(path: str) -> str:
@@ -99,17 +100,20 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 def _text_of_run(path: str) -> str:
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
-  # Earlier releases wrote none.
-  if stamp.startswith(_STAMP) and stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
+  if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
     raise ConfigError(
-      f'{path}: its checksum is not that of its first line; wanted the file as the run wrote it, '
-      'as checkpoints/*/config.yaml has it, and changes in another file or by --set'
+      f'{path}: its first line is not the checksum of the rest; wanted the file as the run wrote '
+      'it, as checkpoints/*/config.yaml has it, and changes in another file or by --set'
     )
   return text
 
 
 def parse(
-  text: str, where: str, overrides: Sequence[str] = (), run_dir: str | None = None
+  text: str,
+  where: str,
+  overrides: Sequence[str] = (),
+  run_dir: str | None = None,
+  default_run_dir: str | None = None,
 ) -> Config:
   """As `load`, of YAML text; `where` says in messages where it comes from."""
   tree = read_yaml(text, where)
@@ -119,8 +123,8 @@ def parse(
     )
   for assignment in overrides:
     set_key(tree, assignment)
-  if run_dir:
-    tree['run_dir'] = run_dir
+  if run_dir or default_run_dir:
+    tree['run_dir'] = run_dir or tree.get('run_dir') or default_run_dir
   for key, value in flatten(tree).items():
     try:
       f'{key}{value}'.encode()

@@ -75,7 +75,8 @@ class Config(Section):
   seed: NonNegativeInt = 0
   """Of initial weights, shuffling, dropout and admission by probability."""
   run_dir: str = 'runs/default'
-  """Where the run is kept: checkpoints, reports, exports."""
+  """Where the run is kept: checkpoints, reports, exports. The default is runs/NAME for a config
+  in a file NAME.yaml."""
   data: Data
   """Where the log lies and how to read it."""
   sparse: Sparse = Sparse()

@@ -106,12 +106,6 @@ def exports(directory: str) -> list[Found]:
   return sorted(found for found in _all(directory) if files.is_done(found.path))
 
 
-def unfinished(directory: str) -> list[str]:
-  """Returns the paths of what a crash left of exports."""
-  temporary = [found.path for found in _all(directory, files.UNFINISHED)]
-  return temporary + [found.path for found in _all(directory) if not files.is_done(found.path)]
-
-
 class RowExport:
   """A base or delta, read with its checksums.
 
@@ -263,8 +257,8 @@ def _links(
     last: as of `chain`.
     previous: the name of the export that the one at a path follows.
   """
-  of_rows = [one.path for one in found if one.kind in ROW_KINDS]
-  path = last or (of_rows[-1] if of_rows else None)
+  of_rows = dict.fromkeys(one.path for one in found if one.kind in ROW_KINDS)
+  path = last or next(reversed(of_rows), None)
   links: list[str] = []
   while path:
     if path not in of_rows:
@@ -312,15 +306,23 @@ class Replay:
 
   def look(self, directory: str) -> tuple[list[Found], dict[str, Any], list[str]]:
     """Returns the exports that are DONE, the place in the data of each by its path, and the paths
-    of the newest chain.
+    of the newest chain. Removes what a crash left of others.
 
     Raises:
       DataLoss: where a manifest is damaged.
     """
-    found, before = exports(directory), self._manifests
+    for one in _all(directory, files.UNFINISHED):
+      files.remove(one.path)
+    found, before = [], self._manifests
     self._manifests, positions, previous = {}, {}, {}
-    for path in (one.path for one in found):
-      identity = _identity(path)
+    for one in sorted(_all(directory)):
+      path = one.path
+      try:
+        identity = _identity(path)
+      except FileNotFoundError:
+        files.remove(path)
+        continue
+      found.append(one)
       if identity not in before:
         manifest = files.read_manifest(path)
         before[identity] = manifest['position'], manifest['previous']

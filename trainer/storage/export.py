@@ -186,8 +186,6 @@ def _begin(
 ) -> _Plan:
   """Finds the export, or makes room for it under a temporary name; process 0 calls it."""
   os.makedirs(directory, exist_ok=True)
-  for path in chain.unfinished(directory):
-    files.remove(path)
   found, positions, links = replay.look(directory)
   for one in found:
     if one.kind == kind and positions[one.path] == position:
@@ -259,10 +257,12 @@ def _write_part(
 
 def _retire(directory: str, kind: str, keep: int) -> None:
   """Removes what `export.keep` no longer keeps of this kind; process 0 calls it."""
+  if kind == 'delta':
+    return
   same = [one for one in chain.exports(directory) if one.kind == kind]
   if kind in MODEL_KINDS:
     old = same[:-keep]
-  elif kind == 'base' and len(same) >= keep:
+  elif len(same) >= keep:
     oldest = same[-keep].sequence
     found = [one for one in chain.exports(directory) if one.kind in ROW_KINDS]
     old = [one for one in found if one.sequence < oldest]

@@ -93,6 +93,8 @@ class Job:
     self.lock = RunLock(cfg.run_dir)
     self._clock = Stopwatch()
     self._replay = chain.Replay()
+    self._begun_at: int | None = None  # the step that a run was continued at
+    self._had_work = True
     self._events = EventLog('', active=False)
     self._live = LiveLine(active=False)
 
@@ -155,6 +157,8 @@ class Job:
       self.progress.done, self.progress.last = 0, ''
       self.stream.epoch_begins()
     self._live.show(self._fates(), keep=True)
+    self._had_work = self.progress.step != self._begun_at
+    self.warn_of_untrained()
     if test:
       if self.progress.best is not None:
         self.state.restore(best=True)
@@ -185,6 +189,7 @@ class Job:
     taken = None
     if not resumed and self._init_from:
       taken = self.state.start_from(self._init_from)
+    self._begun_at = self.progress.step if resumed else None
     self.state.keep_best()
     self.open_reports(is_first, self.progress.metrics_position)
     if taken:
@@ -216,8 +221,40 @@ class Job:
     """
     if self.communicator.rank == 0:
       with self._events.guarded('report.html'):
-        closing.close(self.cfg)
+        if self._had_work:
+          closing.close(self.cfg)
+        else:
+          print(self._nothing_left())
+          closing.write_report(self.cfg)
     return self._events.troubles
+
+  def _nothing_left(self) -> str:
+    run_dir, epochs = self.cfg.run_dir, self.progress.epoch + 1
+    why = ', where train.plateau ended it' if self.progress.finished else ''
+    more = '' if self.progress.finished else 'raise train.epochs or add passes to data.train; to '
+    return (
+      f'nothing left to train; {run_dir} has trained {epochs} of {self.cfg.train.epochs} epochs'
+      f'{why}, and {run_dir}/report.html shows them. To train more, {more}train with other '
+      f'settings, give another --run_dir; --init_from {run_dir} begins with what this one has '
+      'learned'
+    )
+
+  def check_trained(self) -> None:
+    """Checks that each layer was trained. Raises: UserError, naming those that were not."""
+    if self.state.untrained:
+      raise UserError(
+        f'run_dir {self.cfg.run_dir}: its config adds {", ".join(self.state.untrained)} to the '
+        'model, which no step has trained yet; wanted more training (train.epochs), or a config '
+        'without it'
+      )
+
+  def warn_of_untrained(self) -> None:
+    """Warns where `check_trained` raises."""
+    try:
+      self.check_trained()
+    except UserError as e:
+      if self.communicator.rank == 0:
+        logging.warning('%s', e)
 
   def open_reports(self, active: bool, keep_bytes: int | None) -> None:
     """As trainer.reporting.events.EventLog, and the live line."""
@@ -599,7 +636,7 @@ class Job:
 
   def _export(self, kind: str) -> None:
     progress = self.progress
-    if progress.withheld:  # the next good pass's export has all changes since
+    if progress.withheld or self.state.untrained:  # the next export has all changes since
       return
     self.step.consolidate()
     with self._clock.of('export'):
@@ -726,6 +763,7 @@ def finished_job(
       raise UserError(
         f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
       )
+    job.warn_of_untrained()
     with contextlib.suppress(OSError):  # metrics.jsonl may be gone
       events = read_events(run_dir)
       evaluated = events[events['event'] == 'eval']

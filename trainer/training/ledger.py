@@ -17,7 +17,7 @@ from trainer.files import crc32_of_stream
 
 FILE = 'ledger.jsonl'
 TRAINED = ('trained', 'late')
-WHOLE_ENTRIES = 1000  # that are kept; of older passes the ledger keeps hashes
+WHOLE_ENTRIES = 200  # that are kept; of older passes the ledger keeps hashes
 _MARK_BYTES = 8  # of a hash: among a million passes, one new one in 6e12 is taken for an old one
 
 
@@ -196,7 +196,7 @@ class Ledger:
   def state(self) -> dict[str, Any]:
     """Plain data that another Ledger can be made of."""
     return {
-      'entries': [dataclasses.asdict(entry) for entry in self],
+      'entries': [dict(vars(entry)) for entry in self],
       'folded': dict(self._folded),
       'epoch': self._epoch,
       'marks': base64.b64encode(b''.join(sorted(self._marks))).decode(),
@@ -208,5 +208,5 @@ class Ledger:
     with open(path + '.new', 'w', encoding='utf-8') as f:
       if self._folded:
         f.write(json.dumps({'fates_of_older_passes': dict(self._folded)}) + '\n')
-      f.writelines(json.dumps(dataclasses.asdict(entry)) + '\n' for entry in self)
+      f.writelines(json.dumps(vars(entry)) + '\n' for entry in self)
     os.replace(path + '.new', path)
