@@ -61,10 +61,10 @@ class PeakMemory:
 
 def make_store():
   from ops.policy import Policy
-  from ops.row_store import Part, RowStore, TableSpec
+  from ops.row_store import FactorPart, RowStore, TableSpec
 
   table = TableSpec(
-    name='default', parts=(Part('plain', WIDTH),), linear='adagrad', factors='adagrad'
+    name='default', parts=(FactorPart('plain', WIDTH),), linear='adagrad', factors='adagrad'
   )
   return RowStore(
     Policy(admission='count', admission_count=2.0),

@@ -54,7 +54,7 @@ def main(_):
   slots, width, batch = _SLOTS.value, _WIDTH.value, _BATCH.value
   table = row_store.TableSpec(
     'default',
-    (row_store.Part('plain', width),),
+    (row_store.FactorPart('plain', width),),
     linear=_OPTIMIZER.value,
     factors=_OPTIMIZER.value,
     dtype=_DTYPE.value,

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ops.dedupe import Deduped
 from ops.library import TensorLike, load
-from ops.row_store import Rows
+from ops.row_store import PulledRows
 
 
 class Packed(NamedTuple):
@@ -25,7 +25,7 @@ class Packed(NamedTuple):
 
 
 class UnpackedRows(NamedTuple):
-  """Rows of u keys, as `ops.row_store.Rows` without the ids."""
+  """Rows of u keys, as `ops.row_store.PulledRows` without the ids."""
 
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
@@ -33,7 +33,7 @@ class UnpackedRows(NamedTuple):
 
 
 def pack_rows(
-  rows: Rows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
+  rows: PulledRows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
 ) -> Packed:
   """Packs an owner's answer to the processes that asked for rows.
 

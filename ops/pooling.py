@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ops.dedupe import Deduped
 from ops.library import TensorLike, load
-from ops.row_store import Part, Rows
+from ops.row_store import FactorPart, PulledRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PoolLayout:
   """
 
   slot_table: tuple[int, ...]  # [F], the table of each field, ascending
-  parts: tuple[tuple[Part, ...], ...]  # of each table
+  parts: tuple[tuple[FactorPart, ...], ...]  # of each table
   poolings: tuple[str, ...] = ()  # [F] of 'sum', 'mean', 'sqrtn'; (): norms are not wanted
   slots: bool = True  # whether slot sums of plain parts are wanted; those of field parts always are
   # Whether totals and squares of plain parts are wanted; squares of field parts always are.
@@ -34,10 +34,10 @@ class PoolLayout:
   def __post_init__(self):
     for part in (p for parts in self.parts for p in parts):
       if part.kind not in ('plain', 'field'):
-        raise ValueError(f"Part.kind: found {part.kind!r}; wanted 'plain' or 'field'")
+        raise ValueError(f"FactorPart.kind: found {part.kind!r}; wanted 'plain' or 'field'")
       if part.kind == 'field' and part.width % len(self.slot_table):
         raise ValueError(
-          f'Part.width: found {part.width} of a field part; wanted a multiple of the '
+          f'FactorPart.width: found {part.width} of a field part; wanted a multiple of the '
           f'{len(self.slot_table)} fields'
         )
 
@@ -79,7 +79,7 @@ class Pooled(NamedTuple):
 
 
 def pool(
-  rows: Rows,
+  rows: PulledRows,
   deduped: Deduped,
   values: TensorLike,
   segments: TensorLike,

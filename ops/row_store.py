@@ -30,7 +30,7 @@ from ops.sharding import shard_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class FactorPart:
   """Columns of a table's factors that an interaction reads."""
 
   kind: str  # 'plain': D columns (fm, dnn); 'field': F*D, D for each field (ffm)
@@ -42,7 +42,7 @@ class TableSpec:
   """Rows of one layout: a linear weight and, after admission, factors; with optimizer state."""
 
   name: str
-  parts: tuple[Part, ...]  # side by side
+  parts: tuple[FactorPart, ...]  # side by side
   init: str = 'normal'  # or 'uniform'
   init_scale: float = 0.01  # standard deviation, or half the range
   linear: str = 'adagrad'  # one of ops.row_optimizers.ROW_OPTIMIZERS
@@ -65,7 +65,7 @@ class TableSpec:
     return 1 + state_floats(self.linear, 1) + self.width + state_floats(self.factors, self.width)
 
 
-class Rows(NamedTuple):
+class PulledRows(NamedTuple):
   """Rows of u keys.
 
   Feature j's factors are factors[offsets[j]:offsets[j + 1]], none before admission.
@@ -151,7 +151,7 @@ class RowStore(FeatureLifecycle):
     )
     super().__init__(policy, name, create_handle=create_handle)
 
-  def pull(self, keys: TensorLike, train: bool = True) -> Rows:
+  def pull(self, keys: TensorLike, train: bool = True) -> PulledRows:
     """Reads rows and changes nothing.
 
     Args:
@@ -162,12 +162,12 @@ class RowStore(FeatureLifecycle):
     Returns:
       The rows; absent features have linear weight 0, no factors and id -1.
     """
-    return Rows(*self._ops.ctr_row_store_pull(self.handle, keys, train=train))
+    return PulledRows(*self._ops.ctr_row_store_pull(self.handle, keys, train=train))
 
   def push(
     self,
     keys: TensorLike,
-    rows: Rows,
+    rows: PulledRows,
     shows: TensorLike,
     clicks: TensorLike,
     linear_gradient: TensorLike,

@@ -20,7 +20,7 @@ from ops import chunks as chunks_of_features
 from ops import row_optimizers
 from ops.dedupe import dedupe
 from ops.policy import Policy
-from ops.row_store import Part, RowStore, TableSpec
+from ops.row_store import FactorPart, RowStore, TableSpec
 from ops.sharding import shard_of, shards_of
 from tests.support.threads import on_threads
 from trainer import errors
@@ -217,8 +217,8 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
   @parameterized.parameters('float32', 'bfloat16')
   def test_the_row_store_comes_back_to_the_bit(self, dtype):
     tables = [
-      TableSpec('narrow', (Part('plain', 2),), factors='adam', linear='ftrl'),
-      TableSpec('wide', (Part('plain', 5),), linear='adam', dtype=dtype),
+      TableSpec('narrow', (FactorPart('plain', 2),), factors='adam', linear='ftrl'),
+      TableSpec('wide', (FactorPart('plain', 5),), linear='adam', dtype=dtype),
     ]
 
     def make():
@@ -258,7 +258,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     keys = keys[shard_of(keys) == 7][:40]
     store = RowStore(
       Policy(admission='none'),
-      tables=[TableSpec('wide', (Part('plain', 500_000),), factors='sgd')],
+      tables=[TableSpec('wide', (FactorPart('plain', 500_000),), factors='sgd')],
       slot_table=[-1, 0],
     )
     for part in np.array_split(keys, 10):
@@ -281,7 +281,10 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
   def test_rows_of_another_layout_are_refused(self):
     save(self.directory, [Store(self.chunks)])
     store = RowStore(
-      tables=[TableSpec('small', (Part('plain', 1),)), TableSpec('wide', (Part('plain', 9),))],
+      tables=[
+        TableSpec('small', (FactorPart('plain', 1),)),
+        TableSpec('wide', (FactorPart('plain', 9),)),
+      ],
       slot_table=[-1, 0, 1, 0],
     )
     with self.assertRaisesRegex(UserError, 'ckpt-000000005: its rows do not go into this table: '):
@@ -290,7 +293,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
   def test_bfloat16_is_half_as_large_and_what_is_not_finite_is_refused(self):
     sizes = {}
     for dtype in ('float32', 'bfloat16'):
-      spec = TableSpec('wide', (Part('plain', 64),), factors='sgd', linear='sgd', dtype=dtype)
+      spec = TableSpec('wide', (FactorPart('plain', 64),), factors='sgd', linear='sgd', dtype=dtype)
       store = RowStore(Policy(admission='none'), tables=[spec], slot_table=[-1, 0])
       keys = (1 << 52) + np.arange(300)
 

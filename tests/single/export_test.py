@@ -19,7 +19,7 @@ from absl.testing import parameterized
 from ops import row_optimizers
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
-from ops.row_store import Part, Rows, RowStore, TableSpec
+from ops.row_store import FactorPart, PulledRows, RowStore, TableSpec
 from ops.sharding import owner_of, shard_of, shards_of
 from tests.support.steps import make_config
 from tests.support.threads import in_thread, on_threads
@@ -584,12 +584,12 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     sizes, n, width = {}, 20_000, 32
     keys = export.by_shard((1 << 52) + np.arange(n))
     for dtype in ('float32', 'bfloat16'):
-      spec = TableSpec('default', (Part('plain', width),), dtype=dtype)
+      spec = TableSpec('default', (FactorPart('plain', width),), dtype=dtype)
       policy = Policy(admission_threshold=0.0)
       store = RowStore(policy, tables=[spec], slot_table=[-1, 0])
       ids, offsets = np.full(n, -1), np.zeros(n + 1, np.int32)
       one, rule = np.ones(n, np.float32), config.RowOptimizer()
-      none, hyper = Rows(ids, offsets, None, None), row_optimizers.hyper([(rule, rule)])
+      none, hyper = PulledRows(ids, offsets, None, None), row_optimizers.hyper([(rule, rule)])
       store.push(keys, none, one, one, one, [], [1.0], hyper, tf.constant(1, tf.int64))
       path = os.path.join(self.get_temp_dir(), f'{dtype}.parquet')
       export.write_parquet(path, export.SCHEMA, export.row_tables(store, keys))

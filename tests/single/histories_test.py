@@ -13,7 +13,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import empty_batch
 from trainer.data.prepared import PreparedPass
-from trainer.embedding.layer_inputs import History, LayerInputs
+from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs
 from trainer.errors import UserError
 from trainer.model.layers.din import DIN
 from trainer.storage import saved_model
@@ -89,7 +89,7 @@ class DINTest(tf.test.TestCase):
     mask[2, 1], vectors[2, 1] = False, 0  # a feature without factors
     candidate, sums, dense = (rng.normal(size=s) for s in ((4, 3), (4, 2, 3), (4, 2)))
     f32 = [tf.constant(a, tf.float32) for a in (vectors, candidate, sums, dense)]
-    history = History(f32[0], tf.constant(mask), f32[1])
+    history = HistoryVectors(f32[0], tf.constant(mask), f32[1])
     inputs = LayerInputs(
       None, [f32[2]], [], None, None, None, None, f32[3], histories={'c': history}
     )

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer.model.metrics import Metrics, group_auc_sums, result
+from trainer.model.metrics import MetricSums, group_auc_sums, result
 
 
 def config(loss='log_loss', buckets=1_000_000):
@@ -37,7 +37,7 @@ def sample(n, mean, spread, seed=0):
 class MetricsTest(tf.test.TestCase):
   def test_equals_sklearn_in_batches(self):
     y, p, w = sample(20000, -1, 1.5)
-    metrics = Metrics(config())
+    metrics = MetricSums(config())
     update = tf.function(metrics.update)
     for i in range(0, 20000, 7000):
       update(y[i : i + 7000], p[i : i + 7000], w[i : i + 7000])
@@ -63,7 +63,7 @@ class MetricsTest(tf.test.TestCase):
         states = []
         for seed in range(5):
           rng = np.random.default_rng(seed)
-          ranks = [Metrics(config(loss, 1000)) for _ in range(rng.integers(1, 5))]
+          ranks = [MetricSums(config(loss, 1000)) for _ in range(rng.integers(1, 5))]
           for batch in rng.permutation(len(batches)):
             rows = batches[batch]
             ranks[rng.integers(len(ranks))].update(y[rows], p[rows], w[rows])
@@ -83,7 +83,7 @@ class MetricsTest(tf.test.TestCase):
 
   def test_a_state_of_other_buckets_begins_anew(self):
     y, p, w = sample(100, -1, 1.5)
-    metrics, other = Metrics(config()), Metrics(config(buckets=1000))
+    metrics, other = MetricSums(config()), MetricSums(config(buckets=1000))
     for one in (metrics, other):
       one.update(y, p, w)
     state = metrics.state()
@@ -106,7 +106,7 @@ class MetricsTest(tf.test.TestCase):
         (0, 8),
       ):
         y, p, w = sample(20000, mean, spread)
-        metrics = Metrics(config(buckets=buckets))
+        metrics = MetricSums(config(buckets=buckets))
         metrics.update(y, p, w)
         with self.subTest(buckets=buckets, mean=mean, spread=spread):
           self.assertAllClose(
@@ -114,7 +114,7 @@ class MetricsTest(tf.test.TestCase):
           )
 
   def test_probabilities_of_0_and_1(self):
-    metrics = Metrics(config())
+    metrics = MetricSums(config())
     metrics.update(
       tf.constant([0.0, 1.0, 0.0, 1.0]), tf.constant([0.0, 1.0, 0.5, 0.5]), tf.ones([4])
     )
@@ -124,7 +124,7 @@ class MetricsTest(tf.test.TestCase):
 
   def test_states_add_up(self):
     y, p, w = sample(3000, -2, 1)
-    whole, parts = Metrics(config()), [Metrics(config()) for _ in range(3)]
+    whole, parts = MetricSums(config()), [MetricSums(config()) for _ in range(3)]
     whole.update(y, p, w)
     for part, rows in zip(parts, (slice(0, 2500), slice(2500, 3000), slice(0, 0))):
       part.update(y[rows], p[rows], w[rows])
@@ -135,7 +135,7 @@ class MetricsTest(tf.test.TestCase):
 
   def test_load_and_reset(self):
     y, p, w = sample(100, 0, 1)
-    one, other = Metrics(config()), Metrics(config())
+    one, other = MetricSums(config()), MetricSums(config())
     one.update(y, p, w)
     other.load(one.state())
     self.assertEqual(result(other.state()), result(one.state()))
@@ -146,7 +146,7 @@ class MetricsTest(tf.test.TestCase):
     )
 
   def test_one_class_has_no_auc(self):
-    metrics = Metrics(config())
+    metrics = MetricSums(config())
     metrics.update(tf.zeros([5]), tf.fill([5], 0.5), tf.ones([5]))
     found = result(metrics.state())
     self.assertIsNone(found['auc'])
@@ -154,7 +154,7 @@ class MetricsTest(tf.test.TestCase):
     self.assertAllClose(found['logloss'], np.log(2))
 
   def test_regression_has_rmse(self):
-    metrics = Metrics(config('squared_error'))
+    metrics = MetricSums(config('squared_error'))
     self.assertEqual(result(metrics.state()), {'rmse': None, 'examples': 0})
     metrics.update(tf.constant([1.0, -2.0]), tf.constant([2.0, 0.0]), tf.constant([1.0, 3.0]))
     self.assertAllClose(result(metrics.state()), {'rmse': np.sqrt((1 + 3 * 4) / 4), 'examples': 2})

@@ -12,23 +12,26 @@ from absl.testing import parameterized
 from ops import pooling, row_store
 from ops.dedupe import Deduped, dedupe
 from ops.pooling import PoolLayout
-from ops.row_store import Part
+from ops.row_store import FactorPart
 from trainer.data.features import pool_norm
 
-PLAIN = PoolLayout([0, 0, 0], [[Part('plain', 4)]], totals=True)
-FIELD = PoolLayout([0, 0, 0], [[Part('field', 6)]])
-BOTH = PoolLayout([0, 0, 0], [[Part('plain', 5), Part('field', 3)]], totals=True)
-TABLES = PoolLayout([0, 0, 1], [[Part('plain', 3)], [Part('plain', 17)]], totals=True)
-NO_TOTALS = PoolLayout([0, 1, 1], [[Part('plain', 3)], [Part('plain', 2)]])
+PLAIN = PoolLayout([0, 0, 0], [[FactorPart('plain', 4)]], totals=True)
+FIELD = PoolLayout([0, 0, 0], [[FactorPart('field', 6)]])
+BOTH = PoolLayout([0, 0, 0], [[FactorPart('plain', 5), FactorPart('field', 3)]], totals=True)
+TABLES = PoolLayout([0, 0, 1], [[FactorPart('plain', 3)], [FactorPart('plain', 17)]], totals=True)
+NO_TOTALS = PoolLayout([0, 1, 1], [[FactorPart('plain', 3)], [FactorPart('plain', 2)]])
 NO_SLOTS = PoolLayout(
-  [0, 0, 1], [[Part('plain', 3), Part('field', 6)], [Part('plain', 16)]], slots=False, totals=True
+  [0, 0, 1],
+  [[FactorPart('plain', 3), FactorPart('field', 6)], [FactorPart('plain', 16)]],
+  slots=False,
+  totals=True,
 )
 LINEAR_ONLY = PoolLayout([0, 0, 1], [[], []])
 LAYOUTS = [PLAIN, FIELD, BOTH, TABLES, NO_TOTALS, NO_SLOTS, LINEAR_ONLY]
 
 
 class Batch(NamedTuple):
-  rows: row_store.Rows
+  rows: row_store.PulledRows
   deduped: Deduped
   values: np.ndarray
   segments: np.ndarray
@@ -46,7 +49,7 @@ def make_batch(rng, layout, size=5, fast=False, vocabulary=6, admitted=0.7):
   widths = np.array([sum(p.width for p in parts) for parts in layout.parts])
   width = widths[(d.unique >> 52) - 1] * (rng.random(len(d.unique)) < admitted)
   offsets = np.concatenate([[0], np.cumsum(width)]).astype(np.int32)
-  rows = row_store.Rows(
+  rows = row_store.PulledRows(
     None,
     offsets,
     rng.normal(size=len(width)).astype(np.float32),
@@ -104,7 +107,7 @@ def double_loop(batch, layout, linear, factors):
 
 
 def run(batch, layout, linear=None, factors=None):
-  rows = row_store.Rows(
+  rows = row_store.PulledRows(
     None,
     batch.rows.offsets,
     batch.rows.linear if linear is None else linear,
@@ -197,7 +200,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     @tf.function
     def gradients():
       out = pooling.pool(
-        row_store.Rows(None, batch.rows.offsets, linear, factors),
+        row_store.PulledRows(None, batch.rows.offsets, linear, factors),
         batch.deduped,
         batch.values,
         batch.segments,
@@ -229,7 +232,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     )
     def f(linear, factors, offsets, keys, values, segments, size):
       pooled = pooling.pool(
-        row_store.Rows(None, offsets, linear, factors),
+        row_store.PulledRows(None, offsets, linear, factors),
         dedupe(keys),
         values,
         segments,
@@ -258,7 +261,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     empty = np.zeros([0], np.float32)
     d = dedupe(np.zeros([0], np.int64))
     pooled = pooling.pool(
-      row_store.Rows(None, [0], empty, empty), d, empty, empty.astype(np.int32), 3, BOTH
+      row_store.PulledRows(None, [0], empty, empty), d, empty, empty.astype(np.int32), 3, BOTH
     )
     self.assertAllEqual(pooled.linear, np.zeros([3, 3]))
     self.assertAllEqual(pooled.slots[0][0], np.zeros([3, 3, 5]))
@@ -294,7 +297,9 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
       dict(size=2**31 - 1),
     ]
     for change in wrong:
-      rows = batch.rows._replace(**{k: v for k, v in change.items() if k in row_store.Rows._fields})
+      rows = batch.rows._replace(
+        **{k: v for k, v in change.items() if k in row_store.PulledRows._fields}
+      )
       d = batch.deduped._replace(**{k: v for k, v in change.items() if k in Deduped._fields})
       with self.assertRaises(tf.errors.InvalidArgumentError, msg=str(change)):
         pooling.pool(
@@ -332,9 +337,9 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
       with self.assertRaises(tf.errors.InvalidArgumentError):
         run(batch, PoolLayout(layout['slot_table'], PLAIN.parts))
     with self.assertRaisesRegex(ValueError, 'multiple'):
-      PoolLayout([0, 0, 0], [[Part('field', 7)]])
+      PoolLayout([0, 0, 0], [[FactorPart('field', 7)]])
     with self.assertRaisesRegex(ValueError, "'plane'"):
-      PoolLayout([0], [[Part('plane', 7)]])
+      PoolLayout([0], [[FactorPart('plane', 7)]])
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ from absl.testing import parameterized
 from ops import library, packing, pooling, row_optimizers, row_store, sharding
 from ops.dedupe import dedupe
 from ops.policy import Policy
-from ops.row_store import Part, RowStore, TableSpec
+from ops.row_store import FactorPart, RowStore, TableSpec
 from tests.support import row_oracle
 from tests.support.row_oracle import Optimizer
 
@@ -26,8 +26,10 @@ SEED = 11
 
 def make_tables(linear='adagrad', factors='adagrad'):
   return [
-    TableSpec('user', [Part('plain', 5)], 'normal', 0.1, linear, factors),
-    TableSpec('item', [Part('plain', 3), Part('field', 9)], 'uniform', 0.2, 'sgd', factors),
+    TableSpec('user', [FactorPart('plain', 5)], 'normal', 0.1, linear, factors),
+    TableSpec(
+      'item', [FactorPart('plain', 3), FactorPart('field', 9)], 'uniform', 0.2, 'sgd', factors
+    ),
   ]
 
 
@@ -427,7 +429,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
   def test_memory(self):
     store = RowStore(
       score_policy(2.0),
-      tables=[TableSpec('default', [Part('plain', 16)])],
+      tables=[TableSpec('default', [FactorPart('plain', 16)])],
       slot_table=[-1, 0],
       seed=SEED,
     )
@@ -439,7 +441,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     def push(step):
       store.push(
         keys,
-        row_store.Rows(tf.fill([n], tf.constant(-1, tf.int64)), empty, None, None),
+        row_store.PulledRows(tf.fill([n], tf.constant(-1, tf.int64)), empty, None, None),
         ones,
         ones,
         ones,
@@ -463,7 +465,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     """A feature has 40 bytes of the lifecycle, 16 beside them, 34 of 16 factors with one number of
     state and 10 to 11.25 of the index; the rest is chunks and slabs that are not full.
     """
-    part = Part('plain', 16)
+    part = FactorPart('plain', 16)
     store = RowStore(
       score_policy(1.0),
       tables=[TableSpec('default', [part], factors='adagrad_row', dtype='bfloat16')],
@@ -471,7 +473,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     )
     hyper, n, worst = row_optimizers.hyper([(Optimizer(), Optimizer('adagrad_row'))]), 50_000, 0
     ones, ids = np.ones(n, np.float32), np.full(n, -1)
-    rows = row_store.Rows(ids, np.zeros(n + 1, np.int32), None, None)
+    rows = row_store.PulledRows(ids, np.zeros(n + 1, np.int32), None, None)
     for start in range(0, 1_500_000, n):
       keys = (1 << 52) + np.arange(start, start + n)
       store.push(keys, rows, ones, ones, ones, [], [1.0], hyper, 1)
@@ -553,7 +555,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
       dict(slot_table=[2]),
       dict(slot_table=[-2]),
       dict(slot_table=[0] * 3000),
-      dict(tables=[TableSpec('a', [Part('plain', -1)])] * 2),
+      dict(tables=[TableSpec('a', [FactorPart('plain', -1)])] * 2),
       dict(tables=[TableSpec('a', [], 'normalish')] * 2),
       dict(tables=[TableSpec('a', [], init_scale=float('nan'))] * 2),
       dict(tables=[TableSpec('a', [], linear='adamax')] * 2),
@@ -724,7 +726,7 @@ class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_features_without_factors_cost_a_value_and_a_bit(self):
     n = 1000
-    rows = row_store.Rows(
+    rows = row_store.PulledRows(
       None, np.zeros(n + 1, np.int32), np.ones(n, np.float32), np.zeros(0, np.float32)
     )
     packed = packing.pack_rows(rows, np.arange(n, dtype=np.int32), np.array([n], np.int32))
@@ -735,7 +737,7 @@ class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
     for ranks in (0, 1, 2):
       counts = np.zeros(ranks, np.int32)
       d = dedupe(np.zeros(0, np.int64))
-      packed = packing.pack_rows(row_store.Rows(None, [0], zero, zero), d.inverse, counts)
+      packed = packing.pack_rows(row_store.PulledRows(None, [0], zero, zero), d.inverse, counts)
       self.assertAllEqual(packed.splits, counts)
       rows = packing.unpack_rows(packed.buffer, counts, d.unique, SLOT_TABLE, [5, 12])
       self.assertAllEqual(rows.offsets, [0])
@@ -746,7 +748,7 @@ class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
     keys = (1 << 52) + np.arange(4)
     d = dedupe(keys)
     offsets = np.array([0, 5, 5, 10, 10], np.int32)
-    rows = row_store.Rows(None, offsets, np.ones(4, np.float32), np.ones(10, np.float32))
+    rows = row_store.PulledRows(None, offsets, np.ones(4, np.float32), np.ones(10, np.float32))
     counts = np.array([3, 1], np.int32)
     buffer = packing.pack_rows(rows, d.inverse, counts).buffer.numpy()
     gradients = packing.pack_gradients(rows.linear, rows.factors, offsets, counts).buffer.numpy()

@@ -355,7 +355,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         keys = keys[np.argsort(sharding.shard_of(keys), kind='stable')]
         sent = sharding.owner_counts(keys, step.servers.count).numpy()
         ones = np.ones(len(keys), np.float32)
-        rows = row_store.Rows(
+        rows = row_store.PulledRows(
           None, np.zeros(len(keys) + 1, np.int32), ones, np.zeros(0, np.float32)
         )
         buffer, values = packing.pack_rows(rows, np.arange(len(keys), dtype=np.int32), sent)

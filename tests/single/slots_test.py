@@ -14,7 +14,7 @@ from trainer.embedding.slot_statistics import (
   shards_to_read,
 )
 from trainer.model.calibration import SlotCalibration, deciles, prediction_histogram, unknown_jumps
-from trainer.model.metrics import Metrics
+from trainer.model.metrics import MetricSums
 
 
 def histogram_of(labels, predictions):
@@ -22,7 +22,7 @@ def histogram_of(labels, predictions):
     labels=[types.SimpleNamespace(name='click', loss='log_loss')],
     metrics=types.SimpleNamespace(auc_buckets=100_000),
   )
-  metrics = Metrics(cfg)
+  metrics = MetricSums(cfg)
   metrics.update(labels, predictions, tf.ones_like(labels))
   return metrics.state()['histogram']
 

@@ -107,7 +107,7 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(rows.offsets, of_tfra.offsets)
         self.assertAllClose(rows.linear, of_tfra.linear, rtol=1e-6)
         self.assertAllClose(rows.factors, of_tfra.factors, rtol=1e-6)
-        sent = row_store.Rows(
+        sent = row_store.PulledRows(
           -np.ones(len(k), np.int64),
           rows.offsets,
           *(rng.normal(size=len(x)).astype(np.float32) for x in (k, rows.factors)),

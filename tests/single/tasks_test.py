@@ -22,7 +22,7 @@ from trainer.model.builder import build
 from trainer.model.layers.mmoe import MMoE, SharedBottom
 from trainer.model.layers.tower import Tower
 from trainer.model.losses import per_sample_loss
-from trainer.model.metrics import Metrics, result
+from trainer.model.metrics import MetricSums, result
 from trainer.model.tasks import logit_of_product
 from trainer.storage import saved_model
 from trainer.storage.chain import Rows
@@ -208,7 +208,7 @@ class TaskModelTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_metrics_by_task(self):
     cfg = make_config(TASKS | SHARED)
-    rng, metrics = np.random.default_rng(5), Metrics(cfg)
+    rng, metrics = np.random.default_rng(5), MetricSums(cfg)
     labels = (rng.random([500, 2]) < 0.3).astype(np.float32)
     weights = np.ones([500, 2], np.float32)
     weights[rng.random(500) < 0.5, 1] = 0

@@ -29,7 +29,7 @@ from ops.dedupe import dedupe
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
 from ops.pooling import PoolLayout, pool
-from ops.row_store import Part, RowStore, TableSpec, initial_factors
+from ops.row_store import FactorPart, RowStore, TableSpec, initial_factors
 from ops.samples import SampleArrays
 from trainer.config import RowOptimizer
 
@@ -67,7 +67,7 @@ class Recorder:
 
 def right_calls(rng: np.random.Generator) -> list:
   """Calls every op, rightly, and returns what must live on for the calls to stay right."""
-  parts = (Part('plain', 3), Part('field', 6)), (Part('plain', 2),)
+  parts = (FactorPart('plain', 3), FactorPart('field', 6)), (FactorPart('plain', 2),)
   tables = (
     TableSpec('a', parts[0]),
     TableSpec('b', parts[1], 'uniform', linear='adam', dtype='bfloat16'),

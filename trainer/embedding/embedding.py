@@ -10,7 +10,7 @@ from ops.dedupe import Deduped, dedupe
 from ops.library import TensorLike
 from trainer.config import Config, Table
 from trainer.data.features import SlotBatch, transform_dense
-from trainer.embedding.layer_inputs import History, LayerInputs, history_places
+from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 
 
 class Embedding:
@@ -77,9 +77,9 @@ class Embedding:
   def _table_spec(self, name: str, table: Table) -> row_store.TableSpec:
     parts = []
     if self._reads_slots or self._reads_totals:
-      parts.append(row_store.Part('plain', table.width))
+      parts.append(row_store.FactorPart('plain', table.width))
     if self._reads_field:
-      parts.append(row_store.Part('field', table.width * self.num_slots))
+      parts.append(row_store.FactorPart('field', table.width * self.num_slots))
     return row_store.TableSpec(
       name=name,
       parts=tuple(parts),
@@ -113,7 +113,7 @@ class Embedding:
       fields=self.num_slots,
     )
 
-  def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.Rows) -> LayerInputs:
+  def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
     """Pools the rows of a batch's unique keys; differentiable in their weights and factors."""
     size = tf.shape(batch.label)[0]
     pooled = pooling.pool(rows, deduped, batch.values, batch.segments, size, self._layout)
@@ -134,8 +134,8 @@ class Embedding:
     )
 
   def _histories(
-    self, batch: SlotBatch, deduped: Deduped, rows: row_store.Rows, sums: list[tf.Tensor]
-  ) -> dict[str, History]:
+    self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
+  ) -> dict[str, HistoryVectors]:
     """Returns each history's factors, one by one; differentiable in `rows.factors`.
 
     Args:
@@ -163,5 +163,5 @@ class Embedding:
       row = tf.concat([tf.gather(row, at), none[None]], 0)
       places = history_places(tf.gather(segments, mine) // self.num_slots, tf.shape(batch.label)[0])
       row = tf.gather(row, tf.where(places < 0, tf.size(mine, tf.int32), places))
-      found[name] = History(tf.gather(vectors, row), row < none, sums[table][:, candidate])
+      found[name] = HistoryVectors(tf.gather(vectors, row), row < none, sums[table][:, candidate])
     return found

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ops import packing, sharding
 from ops.dedupe import DEDUPED_SPEC, Deduped, dedupe
-from ops.row_store import Rows, RowStore
+from ops.row_store import PulledRows, RowStore
 from trainer.comm.communicator import Communicator, RankCommunicator
 from trainer.comm.spans import Spans
 from trainer.config import Config
@@ -32,7 +32,7 @@ class ShardedPull(NamedTuple):
   factors: tf.Tensor  # float32 [offsets[u]]
   offsets: tf.Tensor  # int32 [u + 1]
   routed: Routed
-  owned: Rows  # of routed.owned
+  owned: PulledRows  # of routed.owned
 
 
 Routing = Routed | tuple[()]
@@ -81,7 +81,7 @@ class LocalRows:
     del routed
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64)
 
-  def pull(self, deduped: Deduped, routed: Routing, train: bool) -> Rows | ShardedPull:
+  def pull(self, deduped: Deduped, routed: Routing, train: bool) -> PulledRows | ShardedPull:
     """Reads the rows of the unique keys and changes nothing.
 
     Args:
@@ -90,7 +90,7 @@ class LocalRows:
       train: with admission `none`, whether new features read the factors that they will start
         with; otherwise they read 0.
     Returns:
-      The rows; the fields `linear`, `factors` and `offsets` are those of ops.row_store.Rows.
+      The rows; the fields `linear`, `factors` and `offsets` are those of ops.row_store.PulledRows.
     """
     del routed
     return self._store.pull(deduped.unique, train)
@@ -98,7 +98,7 @@ class LocalRows:
   def push(
     self,
     deduped: Deduped,
-    rows: Rows | ShardedPull,
+    rows: PulledRows | ShardedPull,
     linear_gradient: tf.Tensor,
     factors_gradient: tf.Tensor,
     scale: tf.Tensor,
@@ -121,7 +121,7 @@ class LocalRows:
   def _push_own(
     self,
     deduped: Deduped,
-    rows: Rows,
+    rows: PulledRows,
     linear_gradient: tf.Tensor,
     factors_gradient: tf.Tensor,
     scale: tf.Tensor,

@@ -9,7 +9,7 @@ import tensorflow as tf
 NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'histories', 'shared')
 
 
-class History(NamedTuple):
+class HistoryVectors(NamedTuple):
   """Histories of B samples, up to L features each, from the first place on."""
 
   vectors: tf.Tensor
@@ -48,7 +48,7 @@ class LayerInputs(NamedTuple):
   """int64 [2]: the step, and the samples of this step on lower ranks; dropout draws by them."""
   shared: tf.Tensor | None = None
   """float32 [B, H]: what `model.shared` gives for the task whose layers read this."""
-  histories: dict[str, History] | None = None
+  histories: dict[str, HistoryVectors] | None = None
   """By slot."""
 
 

@@ -30,7 +30,7 @@ class PackedRows(NamedTuple):
 
 
 class TfraRows(NamedTuple):
-  """As ops.row_store.Rows; the packed rows are kept, so that the push looks nothing up."""
+  """As ops.row_store.PulledRows; the packed rows are kept, so that the push looks nothing up."""
 
   offsets: tf.Tensor
   linear: tf.Tensor
@@ -97,7 +97,7 @@ class TfraStore(FeatureLifecycle):
   def push(
     self,
     keys: TensorLike,
-    rows: TfraRows | row_store.Rows,
+    rows: TfraRows | row_store.PulledRows,
     shows: TensorLike,
     clicks: TensorLike,
     linear_gradient: TensorLike,

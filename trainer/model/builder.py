@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ops import bfloat16, float32
 from trainer.config import Config, Interaction
-from trainer.embedding.layer_inputs import NEEDS, History, LayerInputs
+from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.layers.cross import Cross
 from trainer.model.layers.din import DIN
@@ -184,7 +184,7 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
     if s.sequence:
       width = cfg.sparse.tables[s.table].width
       vectors, mask = tf.zeros([0, 0, width]), tf.zeros([0, 0], tf.bool)
-      histories[s.name] = History(vectors, mask, tf.zeros([0, width]))
+      histories[s.name] = HistoryVectors(vectors, mask, tf.zeros([0, width]))
   return LayerInputs(
     linear=tf.zeros([0, slots]) if 'linear' in needs else None,
     factors=[tf.zeros([0, count, width]) for count, width in tables] if 'factors' in needs else [],

@@ -9,7 +9,7 @@ from trainer.model.metrics import bucket_logits
 
 
 def first_histogram(state: Mapping[str, np.ndarray]) -> np.ndarray | None:
-  """Returns the histogram of the first task in a state of Metrics; None where it counts errors."""
+  """Returns the histogram of the first task in a MetricSums state; None where it counts errors."""
   return next((array for name, array in state.items() if name.endswith('histogram')), None)
 
 
@@ -26,7 +26,7 @@ def deciles(histogram: np.ndarray) -> list[list[float]]:
   """Compares predictions with clicks in each tenth of the samples, by ascending prediction.
 
   Args:
-    histogram: float64 [2, buckets] of trainer.model.metrics.Metrics.
+    histogram: float64 [2, buckets] of trainer.model.metrics.MetricSums.
   Returns:
     Of each tenth that holds samples: its weight, the mean prediction and the click rate. A bucket
     is never split, so that tenths differ where many predictions are equal.

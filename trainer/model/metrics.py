@@ -29,7 +29,7 @@ def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
 
 
 def bucket_logits(buckets: int) -> np.ndarray:
-  """Returns the logits in the middle of the buckets of `Metrics`, float64 [buckets], ascending."""
+  """Returns the logits in the middle of the buckets, float64 [buckets], ascending."""
   half = buckets // 2
   bits = _LEAST_BITS + (np.arange(half) + 0.5) * (_BITS / half)
   positive = bits.astype(np.int32).view(np.float32).astype(np.float64)
@@ -87,7 +87,7 @@ class _Sums:
     self.state['sums'].assign_add(_addable(tf.stack([*totals, *sums])))
 
 
-class Metrics:
+class MetricSums:
   """Sums over the samples seen since the last `reset`; `update` works inside a tf.function.
 
   For clicks a state holds `histogram` float64 [2, buckets], the weight of negatives and of

@@ -91,7 +91,7 @@ class GeoStep(WorkerStep):
 
   @tf.function(autograph=False, reduce_retracing=True)
   def _train_copies(
-    self, batch: SlotBatch, deduped: Deduped, rows: row_store.Rows
+    self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Takes a step on this worker's copies; returns Σ weight·loss and Σ weight."""
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
@@ -107,7 +107,7 @@ class GeoStep(WorkerStep):
     self,
     store: row_store.RowStore,
     keys: np.ndarray,
-    rows: row_store.Rows,
+    rows: row_store.PulledRows,
     linear: np.ndarray,
     factors: np.ndarray,
     shows: np.ndarray | None = None,
@@ -143,7 +143,7 @@ class GeoStep(WorkerStep):
       ids, offsets = np.full(len(new), -1), np.zeros(len(new) + 1, np.int32)
       zeros, none = np.zeros(len(new), np.float32), np.zeros(0, np.float32)
       shows = np.where(admitted[changes], _ADMITTING_SHOWS, 0).astype(np.float32)
-      self._add(store, new, row_store.Rows(ids, offsets, zeros, none), zeros, none, shows)
+      self._add(store, new, row_store.PulledRows(ids, offsets, zeros, none), zeros, none, shows)
 
   def _merge(self):
     """Gives the servers this worker's differences, and takes up the others'."""

@@ -321,7 +321,7 @@ class Servers:
         linear, factors, offsets = packing.unpack_rows(
           buffer, size, keys, store.slot_table, store.widths
         )
-        rows = row_store.Rows(-tf.ones_like(keys), offsets, linear, factors)
+        rows = row_store.PulledRows(-tf.ones_like(keys), offsets, linear, factors)
         by = self.scale(scale, shows)
         pushes.append(
           store.push(keys, rows, shows, clicks, linear, factors, by, hyper, step, add=differences)
@@ -371,7 +371,7 @@ class Servers:
 
   def pull(
     self, keys: np.ndarray, train: bool
-  ) -> tuple[row_store.Rows, np.ndarray, list[np.ndarray]]:
+  ) -> tuple[row_store.PulledRows, np.ndarray, list[np.ndarray]]:
     """Reads rows of distinct keys.
 
     Args:
@@ -385,7 +385,7 @@ class Servers:
     )
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
-    return row_store.Rows(None, offsets, linear, factors), sent, dense
+    return row_store.PulledRows(None, offsets, linear, factors), sent, dense
 
   def push(self, push: Push) -> np.ndarray:
     """Sends a step, of NumPy arrays.

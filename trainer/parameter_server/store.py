@@ -9,7 +9,7 @@ import tensorflow as tf
 from ops.chunks import Chunk
 from ops.feature_lifecycle import FeatureLifecycle, capacity_cut
 from ops.library import TensorLike
-from ops.row_store import Rows
+from ops.row_store import PulledRows
 from ops.sharding import IntOrArray, owner_of, shard_of, shards_of
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.servers import Servers
@@ -126,7 +126,7 @@ class ServedStore:
     names = found[0] if found else ()
     return {name: np.concatenate([np.asarray(f[name]) for f in found]) for name in names}
 
-  def pull(self, keys: TensorLike, train: bool) -> Rows:
+  def pull(self, keys: TensorLike, train: bool) -> PulledRows:
     """See RowStore.pull; keys are distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 

@@ -94,7 +94,7 @@ class WorkerStep(Step):
     factors: tf.Tensor,
     offsets: tf.Tensor,
   ) -> tf.Tensor:
-    return self.dense.predict(batch, deduped, row_store.Rows(None, offsets, linear, factors))
+    return self.dense.predict(batch, deduped, row_store.PulledRows(None, offsets, linear, factors))
 
   @abc.abstractmethod
   def finish_pass(self) -> None:
@@ -284,13 +284,13 @@ class ServerStep(WorkerStep):
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)
-    rows = row_store.Rows(None, offsets, linear, factors)
+    rows = row_store.PulledRows(None, offsets, linear, factors)
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step, lower]), totals)
     if self.in_lockstep:
       self._step.assign_add(1)
       buffer, values = packing.pack_gradients(sums.linear, sums.factors, offsets, sent, self._dtype)
     else:
-      gradients = row_store.Rows(None, offsets, sums.linear, sums.factors)
+      gradients = row_store.PulledRows(None, offsets, sums.linear, sums.factors)
       places = tf.range(tf.size(sums.linear))
       buffer, values = packing.pack_rows(gradients, places, sent, self._dtype)
     dense = [tf.convert_to_tensor(g) for g in sums.dense]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ops.dedupe import Deduped, dedupe
 from ops.keys import NO_FEATURE
-from ops.row_store import Rows
+from ops.row_store import PulledRows
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.data.block import Block
@@ -87,7 +87,7 @@ class Scorer:
     none, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
     batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
     deduped = Deduped(no_keys, inverse, size, size, none, none)  # what a gradient needs is not
-    inputs = self._embedding.embed(batch, deduped, Rows(no_keys, *rows))
+    inputs = self._embedding.embed(batch, deduped, PulledRows(no_keys, *rows))
     return self._model.predictions(self._model(inputs, training=False))
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:

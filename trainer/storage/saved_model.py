@@ -42,7 +42,7 @@ from absl import logging
 
 from trainer import config
 from trainer.data.features import hash_keys, pool_norm, transform_dense
-from trainer.embedding.layer_inputs import History, LayerInputs, history_places
+from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 from trainer.errors import UserError
 from trainer.storage import warmup
 from trainer.storage.chain import Rows
@@ -343,7 +343,7 @@ class Serving(tf.Module):
     slot: tf.Tensor,
     place: tf.Tensor,
     size: tf.Tensor,
-  ) -> History:
+  ) -> HistoryVectors:
     """Returns the history of one slot, as trainer.embedding.embedding gives it.
 
     Args:
@@ -362,7 +362,7 @@ class Serving(tf.Module):
     row = tf.gather(row, tf.where(places < 0, tf.size(row) - 1, places))
     vectors = tf.gather(self.factors[table], row)[:, :, : self._plain[table]]
     candidate = sums[table][:, names.index(self._slots[field].shares)]
-    return History(vectors, row < none, candidate)
+    return HistoryVectors(vectors, row < none, candidate)
 
 
 class DenseServing(tf.Module):

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from ops.dedupe import Deduped
 from ops.library import TensorLike
-from ops.row_store import Rows
+from ops.row_store import PulledRows
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.embedding.embedding import Embedding
 from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
-from trainer.model.metrics import Metrics
+from trainer.model.metrics import MetricSums
 from trainer.training import schedule
 
 
@@ -71,7 +71,7 @@ class DensePart:
   ):
     self.model = build(cfg, sum_across_ranks, dense_dtype)
     self.embedding = Embedding(cfg, self.model.needs)
-    self.metrics = Metrics(cfg)
+    self.metrics = MetricSums(cfg)
     self.optimizer = dense_optimizer(cfg.train.dense_optimizer)
     # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded into
     # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
@@ -91,7 +91,7 @@ class DensePart:
     self,
     batch: SlotBatch,
     deduped: Deduped,
-    rows: Rows,
+    rows: PulledRows,
     position: tf.Tensor,
     totals: tf.Tensor | None = None,
   ) -> Gradients:
@@ -132,7 +132,7 @@ class DensePart:
     loss = tf.where(tf.math.is_finite(tf.add_n(sums)), loss, np.nan)
     return Gradients(loss, weight, dense, linear, factors)
 
-  def predict(self, batch: SlotBatch, deduped: Deduped, rows: Rows) -> tf.Tensor:
+  def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns probabilities float32 [B]; of several tasks [B, T]. Changes nothing."""
     inputs = self.embedding.embed(batch, deduped, rows)
     return self.model.probability(self.model(inputs, training=False))

@@ -20,7 +20,7 @@ from trainer.model.calibration import (
   prediction_histogram,
   unknown_jumps,
 )
-from trainer.model.metrics import Metrics, group_auc_sums, result
+from trainer.model.metrics import MetricSums, group_auc_sums, result
 from trainer.training.inputs import Inputs
 from trainer.training.step import Step
 
@@ -53,7 +53,7 @@ class Evaluation:
     self._grouped = cfg.data.group is not None
     predicts_clicks = cfg.model.loss != 'squared_error'
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
-    self._metrics = Metrics(cfg)
+    self._metrics = MetricSums(cfg)
     self._slots = [slot.name for slot in cfg.slots]
     self.predictions: np.ndarray | None = None
     self.slots_before: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=100)

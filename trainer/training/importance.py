@@ -12,7 +12,7 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
-from trainer.model.metrics import Metrics, result
+from trainer.model.metrics import MetricSums, result
 from trainer.training.step import Step
 
 MOST_SAMPLES = 1 << 18  # that a job looks at when it ends
@@ -84,7 +84,7 @@ def slot_importance(
   total = min(sum(p.num_samples for p in prepared), most_samples or 1 << 62)
   size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_SLOT * len(names)))
   size = min(size, cfg.train.batch_size)
-  metrics = Metrics(
+  metrics = MetricSums(
     cfg.model_copy(update={'metrics': cfg.metrics.model_copy(update={'auc_buckets': 4_000})})
   )
   measure = tf.function(metrics.update, autograph=False, reduce_retracing=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from ops.float32 import product
-from trainer.embedding.layer_inputs import History, LayerInputs, slot_vectors, vector_width
+from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, slot_vectors, vector_width
 from trainer.model.layers.dnn import DNN
 
 
@@ -70,7 +70,7 @@ class DIN(DNN):
     histories = sorted(inputs.histories.items())
     return slot_vectors(inputs) + [self._interest(name, one) for name, one in histories]
 
-  def _interest(self, name: str, history: History) -> tf.Tensor:
+  def _interest(self, name: str, history: HistoryVectors) -> tf.Tensor:
     """Returns Σ_i a_i v_i, float32 [B, D]."""
     kernel, bias, out, out_bias = self._units[name]
     vectors, candidate = history.vectors, history.candidate
