@@ -10,13 +10,12 @@ import tensorflow as tf
 from ops import float32, library
 from ops.tensors import to_tensor
 
-# A layer such as models have, small enough to be timed in some 50 ms: samples, its width, and how
-# often it is timed.
+# `seconds` times a typical layer that takes about 50 ms in all: samples, width, repetitions.
 _SAMPLES, _WIDTH, _ROUNDS = 512, 256, 7
 
 
 def available() -> bool:
-  """Returns whether there is a GPU, or this processor multiplies in bfloat16 (avx512_bf16)."""
+  """Returns whether a GPU or this processor (avx512_bf16) multiplies in bfloat16."""
   if tf.config.get_visible_devices('GPU'):
     return True
   with open('/proc/cpuinfo', encoding='ascii', errors='replace') as f:
@@ -31,26 +30,26 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a b + bias, or what of it is above 0, with a and b rounded to bfloat16.
+  """Returns a b + bias, with a ReLU on request; a and b are rounded to bfloat16.
 
-  On CPUs with avx512_bf16 a row of it depends on the same row of a alone, to the last bit, whatever
-  the number of rows and of threads. Other CPUs round the factors likewise and multiply in float32,
-  which is slower and differs by the order of the sums alone. GPUs round the product to bfloat16,
-  too. Its gradients are such products.
+  On CPUs with avx512_bf16, a row of the result depends only on the same row of a, to the last bit,
+  whatever the number of rows and threads. Other CPUs round the factors and multiply in float32;
+  that is slower, and only the order of the sums differs. GPUs round the product to bfloat16 too.
+  The gradients are computed by such products.
 
   Args:
-    a: float32 [m, k]; or [m, k_i] of several, whose columns stand side by side.
+    a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
     b: float32 [k, n], or [n, k] with `transpose_b`.
     bias: float32 [n]; not with `transpose_b`.
-    relu: whether what is below 0 becomes 0.
+    relu: whether to apply a ReLU.
   Returns:
     float32 [m, n].
   """
   parts = a if isinstance(a, (list, tuple)) else [a]
   if tf.config.get_visible_devices('GPU'):
     left, right = (tf.cast(x, tf.bfloat16) for x in (tf.concat(parts, 1), b))
-    found = tf.cast(tf.matmul(left, right, transpose_b=transpose_b), tf.float32)
-    return float32.finished(found, bias, relu)
+    ab = tf.cast(tf.matmul(left, right, transpose_b=transpose_b), tf.float32)
+    return float32.finished(ab, bias, relu)
   if not available():
     right = tf.transpose(b) if transpose_b else b
     return float32.finished(_product_of_rounded(tf.concat(parts, 1), right), bias, relu)
@@ -62,7 +61,7 @@ def product(
 
 @tf.custom_gradient
 def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Returns a b in float32, of factors rounded to bfloat16; its gradients are such products."""
+  """Rounds a, b and the gradient to bfloat16 and multiplies in float32."""
 
   def rounded(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
@@ -77,11 +76,7 @@ def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable
 
 
 def seconds() -> dict[str, float]:
-  """Times a typical layer's product with its gradients in each dtype, by turns.
-
-  Returns:
-    The median seconds by dtype, float32 and bfloat16.
-  """
+  """Returns the median seconds of a typical layer and its gradients in float32 and in bfloat16."""
   random = np.random.default_rng(0)
   a, b, bias = (
     to_tensor(random.normal(size=shape).astype(np.float32))

@@ -12,18 +12,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class NotBuilt(ImportError):
-  """The op library is missing, or is not the one that is wanted; the message is one line."""
+  """The op library is missing or out of date; the message is one line."""
 
 
 def library_path() -> str:
-  """Returns the path of the op library, which has the version of TensorFlow in its name."""
+  """Returns the path of the op library; the file name contains TensorFlow's version."""
   import tensorflow as tf  # here: setup.py imports this file where TensorFlow may be missing
 
   return str(ROOT / 'ops' / f'_ctr_ops-tf{tf.__version__}.so')
 
 
 def digest() -> str | None:
-  """Returns the SHA-256 of the sources in ops/cc, or None where an installed package has none."""
+  """Returns the SHA-256 of the sources in ops/cc; None in an installed package without sources."""
   sources = ROOT / 'ops' / 'cc'
   sha = hashlib.sha256()
   for path in sorted(p for p in sources.rglob('*') if p.suffix in ('.cc', '.h', '.txt')):
@@ -32,20 +32,20 @@ def digest() -> str | None:
 
 
 def build(library: str | None = None) -> str:
-  """Builds the op library with CMake; it compiles only what has changed.
+  """Builds the op library with CMake, which compiles only what has changed.
 
   Args:
     library: the path to write; None for `library_path()`.
   Returns:
     The path.
   Raises:
-    SystemExit: where the compiler fails; its output was printed.
+    SystemExit: if the compiler fails; its output has been printed.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf
 
   library = library or library_path()
-  # TensorFlow's headers do not pass our warnings; those of system headers are not shown.
+  # TensorFlow's headers would trigger our warnings; the compiler is silent about system headers.
   flags = [f.replace('-I', '-isystem', 1) for f in tf.sysconfig.get_compile_flags()]
   folder = ROOT / 'build' / f'ops-tf{tf.__version__}'
   folder.mkdir(parents=True, exist_ok=True)
@@ -56,19 +56,12 @@ def build(library: str | None = None) -> str:
   }
   with open(folder / 'lock', 'w') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)  # one build at a time
-    commands = (
-      [
-        'cmake',
-        '-S',
-        ROOT / 'ops' / 'cc',
-        '-B',
-        folder,
-        *(f'-D{k}={v}' for k, v in configure.items()),
-      ],
-      ['cmake', '--build', folder, '--parallel', str(os.cpu_count())],
-    )
-    for command in commands:
-      if status := subprocess.run(command, stdout=sys.stderr).returncode:
+    options = [f'-D{name}={value}' for name, value in configure.items()]
+    for arguments in (
+      ['-S', ROOT / 'ops' / 'cc', '-B', folder, *options],
+      ['--build', folder, '--parallel', str(os.cpu_count())],
+    ):
+      if status := subprocess.run(['cmake', *arguments], stdout=sys.stderr).returncode:
         sys.exit(status)
     shutil.copy(folder / 'ctr_ops.so', library + '.new')
   os.replace(library + '.new', library)

@@ -6,11 +6,11 @@ from ops import library
 
 
 def seconds(after: tf.Tensor) -> tf.Tensor:
-  """Returns when `after` was there, float64 [], in seconds of a clock that never goes back.
+  """Returns the time at which `after` was computed, float64 [], in seconds of a monotonic clock.
 
-  Unlike tf.timestamp it waits for no other stateful op of its function.
+  Unlike tf.timestamp it does not wait for the other stateful ops of its function.
 
   Args:
-    after: any tensor that is no constant, which the optimiser would replace the time by.
+    after: a tensor. For a constant, the graph optimiser would fold the time into a constant too.
   """
   return library.load().ctr_clock(after=after)

@@ -1,7 +1,7 @@
 """Collectives between ranks over sockets: all-to-alls of rows, and sums.
 
-There is no negotiation: every rank runs the same operations in the same order, and a rank that
-waits for another one sleeps.
+Ranks do not negotiate: every rank runs the same operations in the same order. A rank that waits for
+another one sleeps.
 """
 
 import uuid
@@ -13,9 +13,9 @@ from ops import library
 
 
 class Connections:
-  """A connection to every other rank, over which one collective follows another.
+  """A connection to every other rank, which carries one collective at a time.
 
-  Collectives come in the same order on every rank; those of different Connections may overlap.
+  Every rank runs the collectives in the same order; those of different Connections may overlap.
 
   Args:
     fds: a connected stream socket for each rank, -1 at `rank`; this object closes them.
@@ -27,34 +27,34 @@ class Connections:
       self._handle = library.load().ctr_connections_handle(
         fds=fds, rank=rank, shared_name=f'connections_{uuid.uuid4().hex}'
       )
-      self._deleter = library.ResourceDeleter(self._handle)
+      self._deleter = library.resource_deleter(self._handle)
 
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank and receives theirs; every rank calls it, with no rows too.
+    """Sends rows to every rank and receives theirs; ranks without rows call it too.
 
     Args:
       values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the
         rows for rank 0, then those for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank; they sum to n.
     Returns:
-      What the ranks had for this one, likewise: tensors [m, …] and counts int32 [N].
+      The rows for this rank, in the same order: tensors [m, …], and counts int32 [N].
     Raises:
-      InvalidArgumentError: where `counts` do not fit `values`.
-      AbortedError: naming a rank whose connection ended.
-      DataLossError: naming a rank that is at another operation.
+      InvalidArgumentError: if `counts` do not fit `values`.
+      AbortedError: if a connection ended; it names the rank.
+      DataLossError: if a rank runs another operation; it names the rank.
     """
     return library.load().ctr_all_to_all(self._handle, values, counts)
 
   def all_reduce(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors over ranks, in the order of the ranks: the same bits everywhere.
+    """Sums tensors in the order of the ranks, so that every rank gets the same bits.
 
     Args:
       values: tensors of one type, float32, float64 or int64, of the same shapes on every rank.
     Raises:
-      AbortedError: naming a rank whose connection ended.
-      DataLossError: naming a rank that is at another operation, or has another number of values.
+      AbortedError: if a connection ended; it names the rank.
+      DataLossError: if a rank runs another operation or has another number of values.
     """
     return library.load().ctr_all_reduce(self._handle, values)
 

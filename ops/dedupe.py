@@ -11,7 +11,7 @@ class Deduped(NamedTuple):
   """The u distinct keys of a batch of n occurrences, by logical shard, then first occurrence."""
 
   unique: tf.Tensor  # int64 [u]
-  inverse: tf.Tensor  # int32 [n]: the place in `unique` of each occurrence
+  inverse: tf.Tensor  # int32 [n]: the index in `unique` of each occurrence
   shows: tf.Tensor  # float32 [u], summed over occurrences
   clicks: tf.Tensor  # float32 [u], likewise
   # int32 [u + 1] and int32 [n]: the occurrences of unique key j are
@@ -42,9 +42,9 @@ def dedupe(
   Args:
     keys: int64 [n].
     shows: float32 [n], or [1] for all.
-    clicks: float32 [n], or [1] for all; where `fields` is given, [B], one a sample.
-    segments: int32 [n], as in `ops.pooling.pool`. Read only where `fields` is given.
-    fields: F, the number of fields of a sample, where clicks are given by sample.
+    clicks: float32 [n], or [1] for all; with `fields` [B], one for each sample.
+    segments: int32 [n], as in `ops.pooling.pool`; read only with `fields`.
+    fields: F, the number of fields of a sample. 0 if clicks are given by occurrence.
   """
   return Deduped(
     *load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks, segments=segments, fields=fields)

@@ -1,4 +1,4 @@
-"""The pairs of a field-aware factorization machine, in one pass over the factors each way."""
+"""The pairs of a field-aware factorization machine (FFM)."""
 
 import tensorflow as tf
 
@@ -8,7 +8,7 @@ from ops import library
 def pairs(field_factors: tf.Tensor) -> tf.Tensor:
   """Returns ½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ of each sample, float32 [B].
 
-  Its gradient in A[f, g] is A[g, f].
+  Forward and backward each read the factors once. The gradient in A[f, g] is A[g, f].
 
   Args:
     field_factors: A, float32 [B, F, F·D]; A[f, g] lies at columns [g·D, (g+1)·D) of row f.
@@ -22,7 +22,7 @@ def _gradient(op: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
 
 
 def pairs_in_plain_ops(field_factors: tf.Tensor) -> tf.Tensor:
-  """Returns what `pairs` returns, by TensorFlow's own ops: for graphs that are served."""
+  """Computes `pairs` with TensorFlow's own ops, for served graphs."""
   slots = field_factors.shape[1]
   factors = tf.reshape(field_factors, [-1, slots, slots, field_factors.shape[2] // slots])
   return 0.5 * tf.reduce_sum(factors * tf.transpose(factors, [0, 2, 1, 3]), [1, 2, 3])

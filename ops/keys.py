@@ -1,4 +1,4 @@
-"""Columns of a log to keys, and the fields of samples to codes."""
+"""Turns columns of a log into keys, and fields of samples into codes."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ from ops.library import load
 from ops.tensors import borrow, to_tensor
 
 NO_FEATURE = -1
-MAX_SAMPLES = 65536  # that `encode_fields` takes at once
+MAX_SAMPLES = 65536  # of one call of `encode_fields`
 
 _NO_OFFSETS = np.zeros([0], np.int32)
 _NO_VALUES = np.zeros([0], np.float32)
 
 
 class EncodedFields(NamedTuple):
-  """Fields of n samples of F slots by their number among the slot's distinct fields."""
+  """The fields of n samples of F slots, each as the number of a distinct field of its slot."""
 
   codes: np.ndarray  # uint16 [n, F]
   fields_of: np.ndarray  # int64 [F], the distinct fields of each slot
@@ -25,29 +25,21 @@ class EncodedFields(NamedTuple):
 
 
 def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
-  """Returns keys of texts, as `trainer.data.features.hash_keys` has them.
+  """Hashes texts to keys, as `trainer.data.features.hash_keys` does.
 
   Args:
     values: uint8, the bytes of the texts, one after another.
-    offsets: int32 [n + 1], where each begins in `values`, and where the last one ends.
+    offsets: int32 [n + 1], where each text begins in `values`, and where the last one ends.
     slot_id: 0 to 2047.
   Returns:
-    int64 [n], NO_FEATURE where a text is blank.
+    int64 [n], NO_FEATURE for blank texts.
   """
-  return (
-    load()
-    .ctr_column_keys(values=to_tensor(values), offsets=to_tensor(offsets), slot_id=slot_id)
-    .numpy()
-  )
+  return load().ctr_column_keys(to_tensor(values), to_tensor(offsets), slot_id).numpy()
 
 
 def integer_keys(values: np.ndarray, slot_id: int) -> np.ndarray:
-  """Returns keys of integers, int64 [n], which hash as their decimal text."""
-  return (
-    load()
-    .ctr_column_keys(values=to_tensor(values), offsets=to_tensor(_NO_OFFSETS), slot_id=slot_id)
-    .numpy()
-  )
+  """Hashes the decimal texts of integers to keys, int64 [n]."""
+  return load().ctr_column_keys(to_tensor(values), to_tensor(_NO_OFFSETS), slot_id).numpy()
 
 
 def encode_fields(
@@ -56,11 +48,11 @@ def encode_fields(
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
 
   Args:
-    keys: int64 [nnz], a sample's slots one after another; without counts [F, n]. They are not
-      copied where they come from `ops.tensors.aligned`.
-    values: float32 [nnz]; None where all are 1, as they are without counts.
-    counts: int32 [n, F], the features of each field; None where each has one, or none and the key
-      NO_FEATURE. n is at most MAX_SAMPLES.
+    keys: int64 [nnz], a sample's slots one after another; without counts [F, n]. Arrays that
+      `ops.tensors.aligned` made are not copied.
+    values: float32 [nnz]; None if all are 1, as without counts.
+    counts: int32 [n, F], the number of features of each field, n at most MAX_SAMPLES. None if each
+      field has one key, which may be NO_FEATURE.
   """
   encoded = load().ctr_encode_fields(
     keys=borrow(keys.reshape(-1)),

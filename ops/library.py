@@ -24,8 +24,8 @@ def load(path: str = PATH) -> types.ModuleType:
   """Returns the module of the op library's generated functions.
 
   Raises:
-    NotBuilt: where the library is not built, or was built for another TensorFlow or from other
-      sources than lie beside it.
+    NotBuilt: if the library is missing, or was built for another TensorFlow or from sources other
+      than those beside it.
   """
   if not os.path.exists(path):
     raise build.NotBuilt(f'{path}: no such file; run `python -m ops.build` to compile the ops')
@@ -45,12 +45,6 @@ def load(path: str = PATH) -> types.ModuleType:
   return module
 
 
-class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
-  """Deletes the resource of an eager handle when nobody holds this object any more.
-
-  Args:
-    handle: a resource handle that was created eagerly.
-  """
-
-  def __init__(self, handle: tf.Tensor):
-    super().__init__(handle=handle, handle_device=handle.device)
+def resource_deleter(handle: tf.Tensor) -> resource_variable_ops.EagerResourceDeleter:
+  """Returns an object that deletes the resource of an eager handle when it is garbage-collected."""
+  return resource_variable_ops.EagerResourceDeleter(handle=handle, handle_device=handle.device)

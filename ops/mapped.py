@@ -1,4 +1,4 @@
-"""Mapped files that are cut short while they are read."""
+"""Guards against memory-mapped files that are truncated while they are read."""
 
 import ctypes
 
@@ -6,11 +6,11 @@ from ops import library
 
 
 def tell_files_cut_short() -> None:
-  """Ends this process with one line that names the file, and status 2, in place of a bus error,
-  when it reads a mapped file behind the end that the file now has.
+  """Makes a read past the new end of a truncated mapped file end the process with status 2 and one
+  line that names the file, rather than with a bus error.
 
-  The last page of such a file is still there and reads as zeros behind the end: compare the size of
-  the file after you have read it.
+  The last page of such a file stays mapped and reads as zeros past the end, so compare the size of
+  the file after reading it.
   """
   library.load()
   ctypes.CDLL(library.PATH).ctr_tell_files_cut_short()

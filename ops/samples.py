@@ -1,4 +1,4 @@
-"""Samples of a prepared pass, by their places; docs/data.md has the format."""
+"""Reads samples of a prepared pass by their places; docs/data.md describes the format."""
 
 from typing import NamedTuple
 
@@ -9,27 +9,27 @@ from ops.tensors import to_tensor, view
 
 
 class Samples(NamedTuple):
-  """Of B samples, as trainer.data.features.SlotBatch has them."""
+  """B samples, with the columns of trainer.data.features.SlotBatch."""
 
   keys: np.ndarray  # int64 [nnz]
   values: np.ndarray  # float32 [nnz], or [0]
   segments: np.ndarray  # int32 [nnz], or [0]
   dense: np.ndarray  # float32 [B, Dn]
-  group: np.ndarray  # int64 [B]; [0] where there is none
+  group: np.ndarray  # int64 [B], or [0] without a group
 
 
 class SampleArrays:
-  """The arrays of a prepared pass that batches are gathered from, read where they lie.
+  """The arrays of a prepared pass, which are read in place.
 
   Args:
     codes: uint16 [n, W], where W is the number of slots, or one more for the group.
     bases: int64 [chunks, W, 2].
     keys: int64 [K].
-    splits: uint32 [S]; None where every field has one feature.
-    values: float32 [K]; None where all are 1.
-    dense: float32 [n, Dn]; None: no columns.
+    splits: uint32 [S]; None if every field has one feature.
+    values: float32 [K]; None if all are 1.
+    dense: float32 [n, Dn]; None if there are no columns.
     slots: F.
-    chunk: samples whose distinct fields are numbered together.
+    chunk: how many samples number their distinct fields together.
   """
 
   def __init__(
@@ -55,12 +55,12 @@ class SampleArrays:
     self._tensors = {name: view(array) for name, array in given.items()}
 
   def gather(self, rows: np.ndarray) -> Samples:
-    """Returns the samples at these places, [B] whole numbers.
+    """Returns the samples at these places, integers [B].
 
     Raises:
-      InvalidArgumentError: where one, or what the arrays say of it, is out of range.
+      InvalidArgumentError: if a place, or what the arrays hold there, is out of range.
     """
-    found = load().ctr_gather_samples(
+    columns = load().ctr_gather_samples(
       rows=to_tensor(rows.astype(np.int64)), slots=self._slots, chunk=self._chunk, **self._tensors
     )
-    return Samples(*map(np.asarray, found))
+    return Samples(*map(np.asarray, columns))

@@ -44,7 +44,7 @@ def shard_of(keys: np.ndarray) -> np.ndarray:
 def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:
   """Returns which of `owners` processes owns each logical shard.
 
-  An owner's shards are neighbours, so keys that are grouped by shard are grouped by owner too.
+  An owner's shards are consecutive, so keys grouped by shard are grouped by owner too.
   """
   return shards * owners // SHARDS
 

@@ -3,16 +3,16 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 ALIGNMENT = 64  # bytes; TensorFlow's kernels rely on it
 
 
-def aligned(shape: Sequence[int], dtype: Any) -> np.ndarray:
-  """Returns an uninitialised array that begins where TensorFlow wants tensors to begin."""
+def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
+  """Returns an uninitialised array whose memory is aligned as TensorFlow's tensors are."""
   size = math.prod(shape) * np.dtype(dtype).itemsize
   memory = np.empty(size + ALIGNMENT, np.uint8)
   start = -memory.ctypes.data % ALIGNMENT
@@ -20,10 +20,9 @@ def aligned(shape: Sequence[int], dtype: Any) -> np.ndarray:
 
 
 def share(array: np.ndarray) -> tf.Tensor:
-  """Returns a tensor in the memory of an aligned, writeable array, which must not change after.
+  """Returns a tensor that shares the memory of an aligned, writeable array; do not change it later.
 
-  tf.constant of TensorFlow 2.16 loses 340 bytes at each call; over the nine tensors of a step that
-  is 3 GiB in a million steps. This loses none.
+  tf.constant of TensorFlow 2.16 leaks 340 bytes a call: 3 GiB in a million steps of nine tensors.
   """
   if not array.size:
     return _empty(array.dtype.name, array.shape)
@@ -31,14 +30,14 @@ def share(array: np.ndarray) -> tf.Tensor:
 
 
 def borrow(array: np.ndarray) -> tf.Tensor:
-  """As `share` where the array is aligned, without gaps and writeable; else as `to_tensor`."""
+  """Shares the memory of an array that is aligned, contiguous and writeable; copies any other."""
   flags = array.flags
   fits = flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0
   return share(array) if fits else to_tensor(array)
 
 
 class _Writeable:
-  """What NumPy makes a writeable array of, in the memory of another, which it keeps."""
+  """Lets np.asarray make a writeable view of a read-only array, and keeps that array alive."""
 
   def __init__(self, array: np.ndarray):
     self._array = array
@@ -47,15 +46,15 @@ class _Writeable:
 
 
 def view(array: np.ndarray) -> tf.Tensor:
-  """Returns a tensor in the memory of an array without gaps, which may be a mapped file's.
+  """Returns a tensor that shares the memory of a contiguous array, which may be a mapped file.
 
-  It is for an op that neither writes into its inputs nor wants them aligned, as `CtrGatherSamples`.
+  Pass it only to an op that neither writes to its inputs nor needs alignment: `CtrGatherSamples`.
   """
   return share(np.asarray(_Writeable(array)))
 
 
-def to_tensor(array: Any) -> tf.Tensor:
-  """Returns a tensor with a copy of an array, or of what NumPy makes one of."""
+def to_tensor(array: npt.ArrayLike) -> tf.Tensor:
+  """Returns a tensor with a copy of an array."""
   array = np.asarray(array)
   copy = aligned(array.shape, array.dtype)
   copy[...] = array
