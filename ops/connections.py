@@ -27,7 +27,7 @@ class Connections:
       self._handle = library.load().ctr_connections_handle(
         fds=fds, rank=rank, shared_name=f'connections_{uuid.uuid4().hex}'
       )
-      self._deleter = library.resource_deleter(self._handle)
+      self._deleter = library.ResourceDeleter(self._handle)
 
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor

@@ -146,7 +146,7 @@ class FeatureLifecycle:
       self.handle = create_handle(policy=self.policy.serialize(), shared_name=shared_name)
       if eager:
         at = (self.handle.device, shared_name)
-        self._deleter = _deleters.get(at) or library.resource_deleter(self.handle)
+        self._deleter = _deleters.get(at) or library.ResourceDeleter(self.handle)
         _deleters[at] = self._deleter
 
   def remote(self, run: Callable[..., Any]) -> 'FeatureLifecycle':

@@ -45,6 +45,14 @@ def load(path: str = PATH) -> types.ModuleType:
   return module
 
 
-def resource_deleter(handle: tf.Tensor) -> resource_variable_ops.EagerResourceDeleter:
-  """Returns an object that deletes the resource of an eager handle when it is garbage-collected."""
-  return resource_variable_ops.EagerResourceDeleter(handle=handle, handle_device=handle.device)
+class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
+  """Deletes an eager resource when nobody holds this object any more.
+
+  It is a subclass because TensorFlow's own class has no room for weak references.
+
+  Args:
+    handle: a resource handle that was created eagerly.
+  """
+
+  def __init__(self, handle: tf.Tensor):
+    super().__init__(handle=handle, handle_device=handle.device)

@@ -91,7 +91,7 @@ def _sections(prefix: str, section: type) -> Iterator[str]:
 
 def _layers() -> Iterator[str]:
   """The arguments of the interactions that are built in, from their constructors' docstrings."""
-  from trainer.model.builder import BUILT_IN, PASSED
+  from trainer.model.builder import BUILT_IN, PASSED, constructor_parameters
 
   yield '\n## Arguments of interactions\n'
   yield 'What stands beside the kind in `model.interactions`; docs/layers.md has the formulas.\n'
@@ -102,9 +102,8 @@ def _layers() -> Iterator[str]:
     for one in reversed(classes):  # a class takes what it does not describe from its base
       text = inspect.getdoc(one).partition('Args:\n')[2]
       meanings |= re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE)
-    has_own = any('__init__' in vars(one) for one in classes)
-    parameters = inspect.signature(layer.__init__).parameters if has_own else {}
-    own = [p for name, p in parameters.items() if name not in ('self', 'kwargs', *PASSED)]
+    parameters, _ = constructor_parameters(layer)
+    own = [p for name, p in parameters.items() if name not in ('self', *PASSED)]
     for p in own:
       value = list(p.default) if isinstance(p.default, tuple) else p.default
       meaning = ' '.join(meanings.get(p.name, '').split()).replace('|', '\\|')

@@ -38,7 +38,7 @@ BUILT_IN = {
   'shared_bottom': SharedBottom,
   'mmoe': MMoE,
 }
-# What the model, not the config, passes to a layer whose constructor takes it.
+# The model, not the config, passes these to a layer whose constructor takes them.
 PASSED = ('name', 'seed', 'sum_across_ranks', 'dense_linear', 'tasks', 'multiply')
 
 
@@ -137,6 +137,23 @@ def _layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
   return layer
 
 
+def constructor_parameters(
+  layer: type[tf.keras.layers.Layer],
+) -> tuple[dict[str, inspect.Parameter], bool]:
+  """Returns the named parameters of a layer's constructor, and whether it takes other keywords too.
+
+  A constructor with **kwargs takes what its base class takes.
+  """
+  parameters, takes_any = {}, True
+  for base in layer.__mro__[: layer.__mro__.index(tf.keras.layers.Layer)]:
+    if takes_any and '__init__' in vars(base):
+      own = inspect.signature(base.__init__).parameters.values()
+      takes_any = any(p.kind is p.VAR_KEYWORD for p in own)
+      named = {p.name: p for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+      parameters |= {name: p for name, p in named.items() if name not in parameters}
+  return parameters, takes_any and bool(parameters)
+
+
 def _make_layer(
   interaction: Interaction, where: str, passed: Mapping[str, Any]
 ) -> tf.keras.layers.Layer:
@@ -150,12 +167,8 @@ def _make_layer(
     UserError: naming the argument that the layer does not take, or what it says itself.
   """
   layer = _layer_class(interaction.kind, where)
-  parameters = {}
-  if layer.__init__ is not tf.keras.layers.Layer.__init__:
-    parameters = dict(inspect.signature(layer.__init__).parameters)
-  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-  variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
-  own = [n for n, p in parameters.items() if n not in ('self', *PASSED) and p.kind not in variadic]
+  parameters, takes_any = constructor_parameters(layer)
+  own = [n for n in parameters if n not in ('self', *PASSED)]
   for argument in interaction.args:
     if argument in PASSED or (argument not in own and not takes_any):
       raise UserError(
@@ -220,7 +233,7 @@ class _Builder:
   def layer(
     self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
   ) -> tuple[tf.keras.layers.Layer, Any]:
-    """Makes a layer and all its variables.
+    """Makes a layer and its variables.
 
     Args:
       interaction: what the config says of it.
@@ -236,7 +249,7 @@ class _Builder:
     tf.keras.utils.set_random_seed(seed)
     name = f'{interaction.kind.rpartition(".")[2].lower()}_{place.replace("/", "_")}'
     layer = _make_layer(interaction, where, self._passed | {'name': name, 'seed': seed})
-    self.multiplies |= 'multiply' in inspect.signature(type(layer).__init__).parameters
+    self.multiplies |= 'multiply' in constructor_parameters(type(layer))[0]
     if 'shared' in layer.needs and shared is None:
       raise UserError(
         f"{where}: '{interaction.kind}' needs 'shared'; wanted it in model.tasks, with model.shared"

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
+from trainer.model.layers.arguments import check_whole
 
 
 class Cross(tf.keras.layers.Layer):
@@ -16,15 +17,15 @@ class Cross(tf.keras.layers.Layer):
       x_{l+1} = x_0 ⊙ (x_l W_l + b_l) + x_l,  with `low_rank` r: W_l = V_l U_l, V [W, r], U [r, W]
       logit = x_L · head
 
-  Beside `dnn` in one list this is DCN V2's parallel form: one linear layer over both towers joined
-  is the sum of two heads.
+  `cross` and `dnn` in one list are DCN V2's parallel form: one linear layer over the two joined
+  towers equals the sum of two heads.
 
   Args:
     layers: L.
     low_rank: r; None for full W_l [W, W]. A full layer costs W² multiplications a sample, a
       low-rank one 2·W·r.
     seed: of the initial weights (Glorot uniform; the biases start at 0).
-    multiply: how a training step multiplies matrices, as `product` or `ops.bfloat16.product`
+    multiply: the matrix product of training steps, `ops.float32.product` or `ops.bfloat16.product`
       (`train.dense_dtype`). Predictions, and the head of full layers, are float32.
     name: of the layer.
   """
@@ -40,10 +41,8 @@ class Cross(tf.keras.layers.Layer):
     name: str | None = None,
   ):
     super().__init__(name=name)
-    if type(layers) is not int or layers < 1:
-      raise ValueError(f'layers: found {layers!r}; wanted a whole number >= 1')
-    if low_rank is not None and (type(low_rank) is not int or low_rank < 1):
-      raise ValueError(f'low_rank: found {low_rank!r}; wanted a whole number >= 1 or null')
+    check_whole('layers', layers)
+    check_whole('low_rank', low_rank, or_null=True)
     self._layers, self._rank, self._seed = layers, low_rank, seed
     self._multiply = multiply
 
@@ -83,7 +82,7 @@ class Cross(tf.keras.layers.Layer):
   def _low_rank_logits(
     self, parts: list[tf.Tensor], multiply: Callable[..., tf.Tensor]
   ) -> tf.Tensor:
-    """Returns the logits of low-rank layers, in an order that writes few arrays of [B, W].
+    """Returns the logits of low-rank layers; the order of computation writes few arrays of [B, W].
 
     With c_l = x_l V_l, [B, r], the recurrence reads
 
@@ -91,13 +90,13 @@ class Cross(tf.keras.layers.Layer):
         z_l = 1 + Σ_{k<l} (c_k U_k + b_k) = [1, c_0 … c_{l-1}] [1 + Σ_{k<l} b_k; U_0; …; U_{l-1}]
         logit = x_{L-1}·head + x_0·(head ⊙ b_{L-1}) + ⟨c_{L-1}, x_0 (head ⊙ U_{L-1})ᵀ⟩
 
-    so that z_l is one matrix product and x_L is never written.
+    so each z_l is one matrix product, and x_L is never computed.
     """
     v, u = zip(*self._kernels)
     v, head = [tf.transpose(kernel) for kernel in v], tf.transpose(self._head)
     r, widths = self._rank, [part.shape[1] for part in parts]
-    # Kernels are [columns, W] so that their gradient is a product of [columns, B] and [B, W]: on
-    # CPUs TensorFlow takes up to three times as long for the transposed one.
+    # Kernels are [columns, W], so that their gradient is a product of [columns, B] and [B, W]: on
+    # CPUs TensorFlow takes up to three times as long for the transposed product.
     first = tf.concat([v[0], head, head * u[-1], head * self._biases[-1]], 0)
     products = multiply(parts, first, transpose_b=True)
     c, head_of_x, q, bias = tf.split(products, [r, 1, r, 1], 1)

@@ -1,16 +1,16 @@
-"""Histories read against the candidate."""
+"""Deep interest network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from ops.float32 import product
 from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, slot_vectors, vector_width
+from trainer.model.layers.arguments import check_whole
 from trainer.model.layers.dnn import DNN
 
 
 class DIN(DNN):
-  """Deep interest network: an MLP that also reads what of a history bears on the candidate.
+  """A multilayer perceptron that also reads histories, weighted by their relation to the candidate.
 
   Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction". For a history of
   vectors v_1 … v_n and the candidate's vector c:
@@ -20,33 +20,19 @@ class DIN(DNN):
       h_0 = slot vectors joined with dense, and the interest of each history
       logit = the MLP of DNN on h_0
 
-  As in the paper the a_i are not normalised: their sum says how strong the interest is. An empty
-  history has interest 0. Features without factors do not attend.
+  As in the paper, the a_i are not normalised: their sum is the strength of the interest. An empty
+  history has interest 0. Features without factors have weight 0.
 
   Args:
     attention: width of the activation unit's hidden layer.
-    hidden: as of DNN, like the rest.
+    **dnn: the arguments of DNN.
   """
 
   needs = frozenset({'factors', 'histories'})
 
-  def __init__(
-    self,
-    attention: int = 36,
-    hidden: Sequence[int] = (400, 400, 400),
-    activation: str = 'relu',
-    dropout: float = 0.0,
-    batch_norm: str = 'none',
-    seed: int = 0,
-    sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    multiply: Callable[..., tf.Tensor] = product,
-    name: str | None = None,
-  ):
-    super().__init__(
-      hidden, activation, dropout, batch_norm, seed, sum_across_ranks, multiply, name
-    )
-    if type(attention) is not int or attention < 1:
-      raise ValueError(f'attention: found {attention!r}; wanted a whole number >= 1')
+  def __init__(self, attention: int = 36, **dnn: object):
+    super().__init__(**dnn)
+    check_whole('attention', attention)
     self._attention = attention
 
   def build(self, shapes: LayerInputs) -> None:
@@ -68,13 +54,13 @@ class DIN(DNN):
 
   def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
     histories = sorted(inputs.histories.items())
-    return slot_vectors(inputs) + [self._interest(name, one) for name, one in histories]
+    return slot_vectors(inputs) + [self._interest(name, history) for name, history in histories]
 
   def _interest(self, name: str, history: HistoryVectors) -> tf.Tensor:
     """Returns Σ_i a_i v_i, float32 [B, D]."""
     kernel, bias, out, out_bias = self._units[name]
     vectors, candidate = history.vectors, history.candidate
-    # [v, c, v − c, v ⊙ c] K, where c's share is the same for all of a history.
+    # [v, c, v − c, v ⊙ c] K; the part of c alone is the same for the whole history.
     of_v, of_c, of_difference, of_product = tf.split(kernel, 4)
     hidden = tf.tensordot(vectors, of_v + of_difference, 1)
     hidden += tf.tensordot(vectors * candidate[:, None], of_product, 1)

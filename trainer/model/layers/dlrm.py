@@ -1,4 +1,4 @@
-"""Dot products of all pairs of slots, read by a multilayer perceptron."""
+"""Deep learning recommendation model: a perceptron over the dot products of all pairs of slots."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors
+from trainer.model.layers.arguments import check_widths
 from trainer.model.layers.dnn import DNN
 
 
@@ -19,30 +19,22 @@ class DLRM(DNN):
       h_0 = e joined with ⟨V_i, V_j⟩ for all i < j, [B, D + n (n − 1)/2]
       logit = the MLP of DNN on h_0, the top
 
-  Without dense columns there is no e. All slots have one width D.
+  Without dense columns there is no e. All slots have the same width D.
 
   Args:
     bottom: widths of the hidden layers below e.
-    hidden: of the top; as of DNN, like the rest.
+    hidden: widths of the top's hidden layers.
+    **dnn: the other arguments of DNN.
   """
 
   def __init__(
     self,
     bottom: Sequence[int] = (512, 256),
     hidden: Sequence[int] = (1024, 1024, 512, 256),
-    activation: str = 'relu',
-    dropout: float = 0.0,
-    batch_norm: str = 'none',
-    seed: int = 0,
-    sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    multiply: Callable[..., tf.Tensor] = product,
-    name: str | None = None,
+    **dnn: object,
   ):
-    super().__init__(
-      hidden, activation, dropout, batch_norm, seed, sum_across_ranks, multiply, name
-    )
-    if not isinstance(bottom, (list, tuple)) or not all(type(h) is int and h > 0 for h in bottom):
-      raise ValueError(f'bottom: found {bottom!r}; wanted a list of whole numbers >= 1')
+    super().__init__(hidden, **dnn)
+    check_widths('bottom', bottom)
     self._bottom = tuple(bottom)
 
   def build(self, shapes: LayerInputs) -> None:
@@ -52,7 +44,7 @@ class DLRM(DNN):
     (self._vector_width,) = widths
     columns = shapes.dense[1]
     vectors = sum(s[1] for s in shapes.factors) + (columns > 0)
-    # Where the upper triangle lies in the flattened products of all with all.
+    # The places of the upper triangle in the flattened matrix of all products.
     self._pairs = np.flatnonzero(np.triu(np.ones([vectors, vectors]), 1))
     self._layers = []
     if columns:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
+from trainer.model.layers.arguments import check_perceptron
 from trainer.model.layers.batch_norm import BatchNorm
 
 
@@ -22,13 +23,13 @@ class DNN(tf.keras.layers.Layer):
   Args:
     hidden: widths of the hidden layers.
     activation: name of a Keras activation.
-    dropout: share of each hidden layer's outputs that a training step sets to 0; the rest is scaled
-      up.
-    batch_norm: 'none'; 'local', over the samples of one rank; 'sync', over those of all ranks (or
-      workers in step), equal to one process on the whole batch.
+    dropout: share of each hidden layer's outputs that a training step sets to 0; the others are
+      scaled up.
+    batch_norm: 'none'; 'local', over the samples of one rank; 'sync', over the samples of all ranks
+      (or of all workers that train in step), as one process does with the whole batch.
     seed: of the initial weights (Glorot uniform; biases 0) and of dropout.
     sum_across_ranks: for 'sync', sums float32 [k] over ranks.
-    multiply: how a training step multiplies by the kernels of hidden layers, as `product` or
+    multiply: the matrix product of hidden layers in training steps, `ops.float32.product` or
       `ops.bfloat16.product` (`train.dense_dtype`). Predictions and the head are float32.
     name: of the layer.
   """
@@ -47,18 +48,9 @@ class DNN(tf.keras.layers.Layer):
     name: str | None = None,
   ):
     super().__init__(name=name)
-    if not isinstance(hidden, (list, tuple)) or not all(type(h) is int and h > 0 for h in hidden):
-      raise ValueError(f'hidden: found {hidden!r}; wanted a list of whole numbers >= 1')
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-      raise ValueError(f'dropout: found {dropout!r}; wanted a number in [0, 1)')
+    check_perceptron(hidden, activation, dropout)
     if batch_norm not in ('none', 'local', 'sync'):
       raise ValueError(f'batch_norm: found {batch_norm!r}; wanted none, local or sync')
-    if not isinstance(activation, str) or not callable(
-      getattr(tf.keras.activations, activation, None)
-    ):
-      raise ValueError(
-        f"activation: found {activation!r}; wanted the name of a Keras activation, as 'relu'"
-      )
     self._hidden, self._dropout, self._seed = tuple(hidden), dropout, seed
     self._multiply = multiply
     self._activation = tf.keras.activations.get(activation)
@@ -89,7 +81,7 @@ class DNN(tf.keras.layers.Layer):
     return vector_width(shapes)
 
   def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
-    """Returns h_0 in parts that stand side by side; `multiply` is this pass's product."""
+    """Returns h_0 as parts whose columns are joined; `multiply` is the product to use."""
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
@@ -112,18 +104,18 @@ class DNN(tf.keras.layers.Layer):
 def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) -> tf.Tensor:
   """Sets a share of elements to 0 and scales the rest by 1/(1 − rate).
 
-  Which ones is a pure function of seed, step, the sample's place in the step's global batch and
-  column: the same for any number of ranks, and again after a restart.
+  The choice is a pure function of the seed, the step, the column, and the sample's place in the
+  step's global batch: it is the same for any number of ranks and after a restart.
 
   Args:
     x: float32 [B, H].
-    rate: the share.
+    rate: the share that is set to 0.
     seed: of the layer.
     position: int64 [2], the step, and the samples of this step on lower ranks.
   Returns:
     float32 [B, H].
   Raises:
-    ValueError: where position is None.
+    ValueError: if position is None.
   """
   if position is None:
     raise ValueError(

@@ -6,11 +6,11 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class FM(tf.keras.layers.Layer):
-  """Pairs of features (Rendle 2010, "Factorization Machines"), those within one slot included.
+  """Pairs of features, pairs within one slot included (Rendle 2010, "Factorization Machines").
 
       Σ_{i<j} ⟨v_i, v_j⟩ x_i x_j = ½ (‖Σ_f S_f‖² − Σ_i x_i² ‖v_i‖²),  S_f = Σ_{i in slot f} x_i v_i
 
-  Reads `totals` [B, D] of every table (one D for all) and `squares` [B]. No weights of its own.
+  Reads `totals` [B, D] of every table (all of one D) and `squares` [B]. It has no weights.
   """
 
   needs = frozenset({'totals'})

@@ -7,17 +7,17 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class FwFM(tf.keras.layers.Layer):
-  """Pairs of slots, each with a learnt strength.
+  """Pairs of slots, each pair with a trained strength.
 
   Pan et al. 2018, "Field-weighted Factorization Machines for CTR Prediction":
 
       Σ_{f<g} r_{f,g} ⟨S_f, S_g⟩,  S_f = Σ_{i in slot f} x_i v_i
 
-  A pair of features in slots f ≠ g counts r_{f,g} ⟨v_i, v_j⟩ x_i x_j; pairs within one slot are not
-  counted, as the paper has one feature a field. r starts at 1, where the term is FM's over slots.
+  A pair of features in slots f ≠ g contributes r_{f,g} ⟨v_i, v_j⟩ x_i x_j. Pairs within one slot do
+  not count: the paper has one feature in a field. r starts at 1, which makes it an FM over slots.
 
-  Reads `factors` [B, F_t, D] of every table (one D for all). Its weights are r float32 [F, F], of
-  which the part above the diagonal counts.
+  Reads `factors` [B, F_t, D] of every table (all of one D). Its weights are r float32 [F, F]; only
+  the part above the diagonal counts.
   """
 
   needs = frozenset({'factors'})
@@ -38,9 +38,9 @@ class FwFM(tf.keras.layers.Layer):
 @tf.custom_gradient
 def _weighted_pairs(sums: tf.Tensor, strength: tf.Tensor) -> tuple:
   """Returns ½ Σ_{f,g} r_{f,g} ⟨S_f, S_g⟩, [B, 1], for S [B, F, D] and a symmetric r [F, F]."""
-  # Every ⟨S_f, S_g⟩ of a sample at once, which is several times faster than weighting the vectors
-  # by r first. The gradient uses that r is symmetric: one matrix product where automatic
-  # differentiation has two and their sum.
+  # This computes every ⟨S_f, S_g⟩ of a sample at once, several times faster than weighting the
+  # vectors by r first. The gradient is one matrix product because r is symmetric; automatic
+  # differentiation would sum two.
   slots = sums.shape[1]
   products = tf.reshape(tf.matmul(sums, sums, transpose_b=True), [-1, slots * slots])
   weights = tf.reshape(strength, [1, -1])

@@ -1,4 +1,4 @@
-"""Logistic regression's term."""
+"""Logistic regression."""
 
 import tensorflow as tf
 
@@ -6,9 +6,9 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class Linear(tf.keras.layers.Layer):
-  """Σ_i w_i x_i over the features, and Σ_j u_j dense_j where `dense_linear`.
+  """Σ_i w_i x_i over the features, and with `dense_linear` also Σ_j u_j dense_j.
 
-  The bias is the model's. The w_i live in rows; u float32 [Dn] is the layer's own and starts at 0.
+  The model has the bias, and the rows have the w_i; u float32 [Dn] is the layer's and starts at 0.
 
   Args:
     dense_linear: whether dense columns have weights.

@@ -1,4 +1,4 @@
-"""The tower of one task, over what the tasks share."""
+"""The tower of one task."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,7 @@ from trainer.model.layers.dnn import DNN
 
 
 class Tower(DNN):
-  """A multilayer perceptron as DNN, with h_0 = LayerInputs.shared, [B, H]; its arguments are DNN's.
-
-  With `hidden: []` it is one linear layer.
-  """
+  """A DNN with h_0 = LayerInputs.shared, [B, H]; with `hidden: []` one linear layer."""
 
   needs = frozenset({'shared'})
 
