@@ -1,7 +1,7 @@
-"""Chunks of an exported feature table: how they are checked, and the .npz file that holds them.
+"""Chunks of an exported feature table: their checks, and the .npz file that holds them.
 
-A chunk is a dict of columns, in the order of logical shards: `COLUMNS`, and a `checksum` or what a
-row store adds to them.
+A chunk is a dict of columns in the order of logical shards: `COLUMNS`, and a `checksum` or the
+columns of a row store.
 """
 
 import os
@@ -9,7 +9,7 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -36,11 +36,11 @@ def checksum(chunk: Chunk) -> int:
   return crc
 
 
-def check(where: str, chunk: Any) -> None:
-  """Checks that a chunk's `COLUMNS` are as they were exported.
+def check(where: str, chunk: object) -> None:
+  """Checks that a chunk's `COLUMNS` are unchanged since the export.
 
   Raises:
-    DataLossError: naming `where`, the column, what was found and what is wanted.
+    DataLossError: naming `where`, the column, the value found and the value wanted.
   """
 
   def fail(text: str) -> NoReturn:
@@ -71,18 +71,18 @@ def select(
   """Returns some features of a row store's chunk.
 
   Args:
-    chunk: whose column `factors_NAME` has rows of the admitted features of table NAME alone.
-    kept: bool [n], which features.
+    chunk: a chunk; its column `factors_NAME` has rows only for admitted features of table NAME.
+    kept: bool [n], whether to return each feature.
     table_slots: the slot ids of each table.
   """
-  found = {}
+  selected = {}
   for name, column in chunk.items():
     if name.startswith('factors_'):
       of_table = np.isin(chunk['slot'], list(table_slots[name.removeprefix('factors_')]))
-      found[name] = column[kept[chunk['admitted'] & of_table]]
+      selected[name] = column[kept[chunk['admitted'] & of_table]]
     else:
-      found[name] = column[kept]
-  return found
+      selected[name] = column[kept]
+  return selected
 
 
 def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
@@ -111,11 +111,11 @@ def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
 
 
 def read(source: str | os.PathLike | Iterable[Chunk]) -> Iterable[Chunk]:
-  """Returns the chunks of a file that `write` wrote; what is no path is returned as it is.
+  """Returns the chunks of a file that `write` wrote; returns an iterable of chunks unchanged.
 
-  Reading the chunks raises:
-    DataLossError: where the file is cut off or damaged.
-    NotFoundError: where it is not there.
+  Iteration raises:
+    DataLossError: if the file is truncated or damaged.
+    NotFoundError: if there is no such file.
   """
   return _read_file(source) if isinstance(source, (str, os.PathLike)) else source
 
@@ -135,15 +135,7 @@ def _read_file(path: str | os.PathLike) -> Iterator[Chunk]:
         yield chunk
   except FileNotFoundError:
     raise tf.errors.NotFoundError(None, None, f'{path}: no such file') from None
-  except (
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    OSError,
-    RuntimeError,
-  ) as e:
+  except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, RuntimeError) as e:
     raise tf.errors.DataLossError(
       None, None, f'{path}: {e}; wanted a file as export_state wrote it'
     ) from None

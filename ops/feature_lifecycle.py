@@ -1,5 +1,4 @@
-"""The feature lifecycle: which features there are, which have earned factors, which are deleted and
-which are saved.
+"""The feature lifecycle: admission, decay, eviction and the selection of features to save.
 
 Rules, defaults and names are those of PaddlePaddle's CTR accessor (`Policy`). The table and its
 verbs are C++ (ops/cc/lifecycle/feature_table.h states their contracts); they work eagerly, in
@@ -12,7 +11,6 @@ import os
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +29,7 @@ CHUNK_FEATURES, CHUNK_BYTES = 65536, 16 << 20  # the most that one chunk of an e
 _KEY_DTYPES = ('int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32')
 _COUNT_DTYPES = (*_KEY_DTYPES, 'uint64', 'float16', 'bfloat16', 'float32', 'float64')
 
-# (device, name) -> the deleter of an eager table, which all users of the table hold.
+# (device, name) -> the deleter of an eager table; all users of the table hold it.
 _deleters = weakref.WeakValueDictionary()
 
 
@@ -39,11 +37,11 @@ def _invalid(message: str) -> tf.errors.InvalidArgumentError:
   return tf.errors.InvalidArgumentError(None, None, message)
 
 
-def _vector(name: str, value: Any, dtypes: tuple[str, ...], dtype: tf.DType) -> tf.Tensor:
+def _vector(name: str, value: TensorLike, dtypes: tuple[str, ...], dtype: tf.DType) -> tf.Tensor:
   """Returns `value` as a tensor [n] of `dtype`.
 
   Raises:
-    InvalidArgumentError: for a dtype that is not one of `dtypes`, and for another rank.
+    InvalidArgumentError: if the dtype is not one of `dtypes`, or the rank is not 1.
   """
   if not tf.is_tensor(value):
     try:
@@ -52,15 +50,14 @@ def _vector(name: str, value: Any, dtypes: tuple[str, ...], dtype: tf.DType) -> 
       raise _invalid(f'{name}: found a ragged list; wanted shape [n]') from None
     if value.size == 0 and value.dtype == np.float64:  # an empty list
       value = value.astype(dtype.as_numpy_dtype)
-  found = value.dtype.name
-  if found not in dtypes:
-    raise _invalid(f'{name}: found dtype {found}; wanted {dtype.name}')
+  if value.dtype.name not in dtypes:
+    raise _invalid(f'{name}: found dtype {value.dtype.name}; wanted {dtype.name}')
   if tf.TensorShape(value.shape).rank not in (1, None):  # None: a graph's tensor of unknown rank
     raise _invalid(f'{name}: found shape {list(value.shape)}; wanted [n]')
   return tf.cast(value, dtype)
 
 
-def _keys(value: Any) -> tf.Tensor:
+def _keys(value: TensorLike) -> tf.Tensor:
   return _vector('keys', value, _KEY_DTYPES, tf.int64)
 
 
@@ -70,15 +67,13 @@ def _check_kind(kind: str) -> None:
 
 
 def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) -> tf.Tensor:
-  """Finds where the ranks of the best `capacity` features begin, by radix selection.
+  """Finds the lowest rank among the best `capacity` features, by radix selection.
 
   Args:
-    capacity: how many features are kept.
-    histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that the capacity bounds
-      together.
-
+    capacity: the number of features to keep.
+    histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
-    int32 [d], digits: features whose rank starts with less are not among the best.
+    int32 [d], the first digits of that rank: features whose ranks start with less are not kept.
   """
   cut, wanted = [], capacity
   while True:
@@ -94,37 +89,36 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
 
 
 class Remote:
-  """An object of a v1 graph that is used from outside of the graph.
+  """Lets code outside of a v1 graph call an object's methods in the graph.
 
-  A call of its method `m` becomes `run(of.m, *args, **kwargs)`.
+  The call `m(…)` becomes `run(of.m, …)`.
 
   Args:
     of: the object.
     run: builds the call into the graph, once, and runs it.
   """
 
-  def __init__(self, of: Any, run: Callable[..., Any]):
+  def __init__(self, of: object, run: Callable):
     self._of, self._run = of, run
 
-  def __getattr__(self, name: str) -> Callable[..., Any]:
+  def __getattr__(self, name: str) -> Callable:
     return functools.partial(self._run, getattr(self._of, name))
 
 
 class FeatureLifecycle:
-  """A table of features and the verbs of their lives.
+  """A table of features, with the verbs of their lifecycle.
 
-  Keys are int64 [n], >= 0, in any order, repeats allowed. For impossible input verbs raise
-  `tf.errors.InvalidArgumentError`, which names argument, index and value, and change nothing.
+  Keys are int64 [n], >= 0, in any order, repeats allowed. For invalid input, verbs change nothing
+  and raise `tf.errors.InvalidArgumentError`, which names the argument, the index and the value.
 
   Args:
-    policy: when features are admitted, fade, are deleted and are saved. None: `Policy()`.
-    name: tables of one name on one device are one table. It lives as long as one of its users; in a
-      v1 graph, as long as the session or server. None: a table of its own.
-    create_handle: makes the table's resource of (policy, shared_name); for subclasses that keep
+    policy: the rules for admission, decay, eviction and saves. None: `Policy()`.
+    name: tables of one name on one device are one table, which lives as long as any of its users;
+      in a v1 graph, as long as the session or server. None: no other object shares the table.
+    create_handle: makes the table's resource from (policy, shared_name), for subclasses that keep
       rows beside its features.
-
   Raises:
-    InvalidArgumentError: where a table of this name has another policy.
+    InvalidArgumentError: if a table of this name has another policy.
   """
 
   def __init__(
@@ -149,11 +143,11 @@ class FeatureLifecycle:
         self._deleter = _deleters.get(at) or library.ResourceDeleter(self.handle)
         _deleters[at] = self._deleter
 
-  def remote(self, run: Callable[..., Any]) -> 'FeatureLifecycle':
-    """Returns this table of a v1 graph with verbs that work as if they were eager.
+  def remote(self, run: Callable) -> 'FeatureLifecycle':
+    """Returns this table of a v1 graph, with verbs that work as if they were eager.
 
     Args:
-      run: as in `Remote`; it is passed arrays, and attributes of ops.
+      run: as in `Remote`; its arguments are arrays and attributes of ops.
     """
     table = copy.copy(self)
     table._ops = Remote(self._ops, run)
@@ -162,18 +156,15 @@ class FeatureLifecycle:
   def observe(
     self, keys: TensorLike, shows: TensorLike, clicks: TensorLike, slots: TensorLike | None = None
   ) -> tf.Tensor:
-    """Adds shows and clicks to their features, which are created where absent.
-
-    Repeats of a key are summed first.
+    """Adds shows and clicks to features and creates absent ones; it sums repeats of a key first.
 
     Args:
       keys: int64 [n].
       shows: float64 [n], finite, >= 0.
       clicks: float64 [n], finite, >= 0, at most shows unless shows is 0 (a click that comes late).
-      slots: int64 [n] in [0, 2047], for features that are created. None: bits 52 to 62 of the key.
-
+      slots: int64 [n] in [0, 2047], for created features. None: bits 52 to 62 of the key.
     Returns:
-      bool [n], whether the feature is admitted after this.
+      bool [n], whether the feature is admitted afterwards.
     """
     keys = _keys(keys)
     shows = _vector('shows', shows, _COUNT_DTYPES, tf.float64)
@@ -182,11 +173,11 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_observe(self.handle, keys, shows, clicks, slots)
 
   def admitted(self, keys: TensorLike) -> tf.Tensor:
-    """Returns whether each key's feature is admitted, bool [n]. Creates nothing."""
+    """Returns whether each key's feature is admitted, bool [n]."""
     return self._ops.ctr_lifecycle_admitted(self.handle, _keys(keys))
 
   def lookup(self, keys: TensorLike) -> dict[str, tf.Tensor]:
-    """Returns what the table holds of each key. Creates nothing; absent features read 0.
+    """Reads the columns of each key's feature; absent features read 0.
 
     Returns:
       Tensors [n]: show, click and delta_score, float64; unseen_days, age_days and slot, int32;
@@ -202,10 +193,8 @@ class FeatureLifecycle:
     """Deletes features by the policy's tests, then all but the best `policy.capacity`.
 
     Args:
-      all_reduce: where several processes hold parts of one table, a function that sums an int64
-        array over all of them. The capacity then bounds the whole table, and the features kept are
-        those that one process would keep. Eager only.
-
+      all_reduce: sums an int64 array over all processes that hold parts of one table. The capacity
+        then bounds the whole table, and keeps the features that one process would keep. Eager only.
     Returns:
       int64 [m], the keys that were deleted here.
     """
@@ -218,7 +207,7 @@ class FeatureLifecycle:
     return tf.concat([by_tests, self.evict_below(cut)], 0)
 
   def evict_by_tests(self) -> tf.Tensor:
-    """Deletes features by the policy's tests, whatever the capacity. Returns their keys."""
+    """Deletes features by the policy's tests, not by capacity. Returns their keys, int64 [m]."""
     return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle, capacity=False))
 
   def rank_histogram(self, prefix: TensorLike) -> tf.Tensor:
@@ -228,7 +217,6 @@ class FeatureLifecycle:
 
     Args:
       prefix: int32 [d], digits, d < 9.
-
     Returns:
       int64 [65536].
     """
@@ -239,10 +227,7 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Is called with the keys of features that were just deleted, and returns them.
-
-    A subclass that keeps rows outside of the C++ table deletes them here.
-    """
+    """Deletes rows of deleted features that a subclass keeps elsewhere; returns the keys."""
     return keys
 
   def clear(self) -> None:
@@ -254,27 +239,24 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_age(self.handle)
 
   def select(self, kind: str) -> tf.Tensor:
-    """Returns the keys that a save of this kind writes, by logical shard, then key.
+    """Returns the keys that a save of this kind writes, int64 [m], by logical shard, then key.
 
-    The table remembers selections of delta and base, with the delta_score of now, until they are
+    The table remembers selections of delta and base, with their present delta_score, until they are
     committed or the kind is selected again.
 
     Args:
       kind: 'delta', 'base' or 'all'.
-
-    Returns:
-      int64 [m].
     """
     _check_kind(kind)
     return self._ops.ctr_lifecycle_select(self.handle, kind=kind)
 
   def commit(self, kind: str, keys: TensorLike) -> None:
-    """Takes from delta_score what was selected, after the save; a gain since then survives.
+    """Subtracts the selected delta_score after the save; what was gained since the selection stays.
 
-    Features that were deleted since are passed over. Of kind 'all' nothing is reset.
+    It skips features that were deleted since. Kind 'all' resets nothing.
 
     Raises:
-      InvalidArgumentError: for keys outside the selection, or committed before.
+      InvalidArgumentError: for keys that are not in the selection or were committed before.
     """
     _check_kind(kind)
     return self._ops.ctr_lifecycle_commit(self.handle, _keys(keys), kind=kind)
@@ -288,27 +270,26 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_admitted_size(self.handle)
 
   def bytes(self) -> tf.Tensor:
-    """Returns how many bytes the table and its rows take, int64 []."""
+    """Returns the size of the table and its rows in bytes, int64 []."""
     return self._ops.ctr_lifecycle_bytes(self.handle)
 
   def export_state(
     self, path: str | os.PathLike | None = None, shards: range = range(SHARDS)
   ) -> Iterator[dict[str, np.ndarray]] | int:
-    """Exports everything that the table holds, without loss. Eager only.
+    """Exports the whole table without loss. Eager only.
 
     Args:
       path: an `.npz` file to write (under a temporary name, synced, renamed).
       shards: logical shards to export.
-
     Returns:
       A generator of chunks (ops/chunks.py), each of at most 65536 features and about 16 MiB; with
       `path`, the number of features.
     """
-    found = self._chunks(shards)
-    return found if path is None else chunks.write(path, found)
+    exported = self._chunks(shards)
+    return exported if path is None else chunks.write(path, exported)
 
   def _row_floats(self) -> int:
-    """Returns how many floats the widest feature has beside its lifecycle fields."""
+    """Returns the floats of the widest row."""
     return 0
 
   def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
@@ -326,14 +307,13 @@ class FeatureLifecycle:
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
   ) -> None:
-    """Takes what any number of tables exported. Eager only.
+    """Imports what any number of tables exported. Eager only.
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether the features replace what the table holds, or are added to it.
-
+      replace: whether the features replace those of the table rather than join them.
     Raises:
-      DataLossError: naming what is wrong; the table is then as it was.
+      DataLossError: if `source` is damaged; the table is then unchanged.
     """
     staging = FeatureLifecycle(self.policy)
     for i, chunk in enumerate(chunks.read(source)):

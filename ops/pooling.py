@@ -1,11 +1,11 @@
-"""Pooling: rows of distinct features to slot sums of a batch, differentiable.
+"""Pools rows of distinct features to slot sums of a batch; differentiable.
 
 ops/cc/rows/pool.h has the formulas.
 """
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -16,19 +16,19 @@ from ops.row_store import FactorPart, PulledRows
 
 @dataclasses.dataclass(frozen=True)
 class PoolLayout:
-  """What pooling needs to know of the model.
+  """The properties of the model that pooling needs.
 
-  Fields stand in canonical order: those of one table are neighbours.
+  Fields are in canonical order: those of one table are neighbours.
 
   Raises:
-    ValueError: for a part of an unknown kind or of an impossible width.
+    ValueError: if a part has an unknown kind or an impossible width.
   """
 
   slot_table: tuple[int, ...]  # [F], the table of each field, ascending
   parts: tuple[tuple[FactorPart, ...], ...]  # of each table
-  poolings: tuple[str, ...] = ()  # [F] of 'sum', 'mean', 'sqrtn'; (): norms are not wanted
-  slots: bool = True  # whether slot sums of plain parts are wanted; those of field parts always are
-  # Whether totals and squares of plain parts are wanted; squares of field parts always are.
+  poolings: tuple[str, ...] = ()  # [F] of 'sum', 'mean', 'sqrtn'; (): no norms
+  slots: bool = True  # whether to return slot sums of plain parts; those of field parts always are
+  # Whether to return totals and squares of plain parts; squares of field parts always are.
   totals: bool = False
 
   def __post_init__(self):
@@ -41,8 +41,8 @@ class PoolLayout:
           f'{len(self.slot_table)} fields'
         )
 
-  def attributes(self) -> dict[str, Any]:
-    """Returns the attributes of the pooling ops, which know the parts of all tables as one list."""
+  def attributes(self) -> dict[str, int | list]:
+    """Returns the attributes of the pooling ops: one list with the parts of all tables."""
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
     return {
       'parts': len(parts),
@@ -58,23 +58,23 @@ class PoolLayout:
     }
 
   def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Cuts a list with a tensor for each part of all tables into a list for each table."""
+    """Splits a list with one tensor for each part of all tables into a list for each table."""
     tensors = iter(tensors)
     return [[next(tensors) for _ in of_table] for of_table in self.parts]
 
 
 class Pooled(NamedTuple):
-  """Slot sums of B samples. What the layout does not want has 0 in place of B.
+  """Slot sums of B samples. Tensors that the layout does not request have 0 rows.
 
   Σ runs over the occurrences of a slot, or of a sample, with values x, linear weights w and factors
-  v. The lists hold a list of each table's parts.
+  v. The lists hold one list for each table, with its parts.
   """
 
   linear: tf.Tensor  # float32 [B, F]: Σ x·w
-  norm: tf.Tensor  # float32 [B, F]: what pooling divides a slot's sum by
+  norm: tf.Tensor  # float32 [B, F]: the divisors of slot sums
   slots: list[list[tf.Tensor]]  # float32 [B, fields of the table, width]: Σ x·v
   totals: list[list[tf.Tensor]]  # float32 [B, width]: Σ x·v over all fields of the table
-  # float32 [B]: Σ x²·‖v‖² over all fields; of field parts, over the columns of the own field only.
+  # float32 [B]: Σ x²·‖v‖² over all fields; of field parts, over the own field's columns only.
   squares: list[list[tf.Tensor]]
 
 
@@ -91,9 +91,9 @@ def pool(
   Args:
     rows: of `deduped.unique`; only linear, factors and offsets are read.
     deduped: of the batch's n occurrences.
-    values: float32 [n]; or [0], then all are 1.
-    segments: int32 [n], sample * F + field, ascending; or [0], then each field of each sample has
-      one occurrence.
+    values: float32 [n], or [0] if all are 1.
+    segments: int32 [n], sample * F + field, ascending; or [0] if each field of each sample has one
+      occurrence.
     batch_size: int32 [], B.
     layout: the model's.
   """

@@ -1,6 +1,6 @@
-"""The row store: a feature table with the trained weights of its features beside it.
+"""The row store: a feature table that also holds the trained weights of its features.
 
-The verbs of a training step, in their order (docs/architecture.md, "Features and rows"):
+A training step calls, in this order (docs/architecture.md, "Features and rows"):
 
   d = dedupe(keys, shows, clicks)                        distinct keys, summed shows and clicks
   rows = store.pull(d.unique, train=True)                linear weights and factors
@@ -8,8 +8,8 @@ The verbs of a training step, in their order (docs/architecture.md, "Features an
   store.push(d.unique, rows, d.shows, d.clicks, …)       one optimizer step in place, then the
                                                          lifecycle's observation
 
-ops/dedupe.py has the first, ops/pooling.py the third; between processes ops/packing.py carries rows
-and gradients. ops/cc/rows/row_store.h states the contracts.
+ops/packing.py carries rows and gradients between processes. ops/cc/rows/row_store.h states the
+contracts.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from ops.sharding import shard_of
 
 @dataclasses.dataclass(frozen=True)
 class FactorPart:
-  """Columns of a table's factors that an interaction reads."""
+  """The columns of a table's factors that an interaction reads."""
 
   kind: str  # 'plain': D columns (fm, dnn); 'field': F*D, D for each field (ffm)
   width: int  # D, or F*D
@@ -39,7 +39,7 @@ class FactorPart:
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-  """Rows of one layout: a linear weight and, after admission, factors; with optimizer state."""
+  """A table's layout of rows: a linear weight, factors after admission, and optimizer state."""
 
   name: str
   parts: tuple[FactorPart, ...]  # side by side
@@ -51,56 +51,45 @@ class TableSpec:
 
   @property
   def width(self) -> int:
-    """The factors of a row."""
+    """The number of factors of a row."""
     return sum(p.width for p in self.parts)
 
   @property
   def column(self) -> np.dtype:
-    """What holds factor rows outside the store: the bits of bfloat16 as uint16."""
+    """The dtype of factor rows outside the store; uint16 holds the bits of bfloat16."""
     return np.dtype(np.uint16 if self.dtype == 'bfloat16' else np.float32)
 
   @property
   def floats(self) -> int:
-    """The weights and optimizer state of a row."""
+    """The number of weights and optimizer state of a row."""
     return 1 + state_floats(self.linear, 1) + self.width + state_floats(self.factors, self.width)
 
 
 class PulledRows(NamedTuple):
-  """Rows of u keys.
+  """Rows of u keys; feature j's factors are factors[offsets[j]:offsets[j + 1]]."""
 
-  Feature j's factors are factors[offsets[j]:offsets[j + 1]], none before admission.
-  """
-
-  ids: tf.Tensor  # int64 [u], where the push finds them; -1 where absent
+  ids: tf.Tensor  # int64 [u], where the push finds the rows; -1 for absent features
   offsets: tf.Tensor  # int32 [u + 1]
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:
-  """Returns factor rows as float32, of a table of either dtype.
-
-  Args:
-    column: float32, or uint16 with the bits of bfloat16.
-  """
+  """Converts factor rows to float32 from float32 or from uint16 with the bits of bfloat16."""
   if column.dtype == np.float32:
     return column
   return (column.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bfloat16(rows: np.ndarray) -> np.ndarray:
-  """Returns factor rows rounded to nearest, as uint16 with the bits of bfloat16.
-
-  Args:
-    rows: float32.
-  """
+  """Rounds float32 factor rows to nearest; returns the bits of bfloat16 as uint16."""
   return rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
 
 
 def initial_factors(
   keys: TensorLike, seed: int, width: int, init: str = 'normal', scale: float = 0.01
 ) -> tf.Tensor:
-  """Returns what a store initialises factors with: a pure function of (seed, key, column).
+  """Returns the factors that features start with: a pure function of (seed, key, column).
 
   Args:
     keys: int64 [n].
@@ -108,7 +97,6 @@ def initial_factors(
     width: the number of factors.
     init: 'normal' or 'uniform'.
     scale: the standard deviation, or half the range.
-
   Returns:
     float32 [n, width].
   """
@@ -116,14 +104,14 @@ def initial_factors(
 
 
 class RowStore(FeatureLifecycle):
-  """A feature table, with all of `FeatureLifecycle`'s verbs, and rows beside its features.
+  """A feature table with the verbs of `FeatureLifecycle` that also holds the features' rows.
 
   Args:
     policy: as in `FeatureLifecycle`.
     tables: the layouts of rows.
-    slot_table: the table (its place in `tables`) of each slot id, -1 for ids that are not used.
+    slot_table: the table (its place in `tables`) of each slot id, -1 for unused ids.
     seed: of the initial factors and the rounding.
-    name: as in `FeatureLifecycle`. A second store of one name must be given the same arguments.
+    name: as in `FeatureLifecycle`. All stores of one name must have the same arguments.
   """
 
   def __init__(
@@ -156,9 +144,7 @@ class RowStore(FeatureLifecycle):
 
     Args:
       keys: int64 [u], >= 0, of slots that have a table; fastest in the order of `dedupe`.
-      train: with admission 'none', whether features that have no factors yet read their initial
-        ones.
-
+      train: with admission 'none', whether features without factors read their initial factors.
     Returns:
       The rows; absent features have linear weight 0, no factors and id -1.
     """
@@ -179,69 +165,55 @@ class RowStore(FeatureLifecycle):
   ) -> None:
     """Takes one optimizer step on each key's row, then observes its shows and clicks.
 
-    Absent features are created. The push that admits a feature does not train its factors; with
-    admission 'none' it does. All of a key happens under its shard's lock.
+    Absent features are created. The push that admits a feature trains its factors only with
+    admission 'none'. A key is processed under its shard's lock.
 
     Args:
-      keys: int64 [u]; repeats take their turns.
-      rows: what the pull of these keys returned.
+      keys: int64 [u]; repeats are processed one after the other.
+      rows: the result of the pull of these keys.
       shows: float32 [u], summed over the batch.
       clicks: float32 [u], likewise.
       linear_gradient: float32 [u], likewise.
       factors_gradient: float32 [offsets[u]], as rows.factors, likewise.
-      scale: float32 [1] or [u], by which the gradients are multiplied.
+      scale: float32 [1] or [u], multiplies the gradients.
       hyper: float32 [T, 2, 11], of `ops.row_optimizers.hyper`.
       step: int64 [], the global step, from 1.
-      add: whether the gradients are differences to add to the weights, without an optimizer; of its
-        state only FTRL's z moves, with its weight.
-
+      add: whether the gradients are differences to add to the weights, without an optimizer. Of
+        the optimizer's state, only FTRL's z changes, with its weight.
     Raises:
-      InvalidArgumentError: naming argument, key and value, for gradients that are not finite and
-        impossible counts; then nothing has changed.
+      InvalidArgumentError: if gradients are not finite or counts are impossible; then nothing has
+        changed. It names the argument, the key and the value.
     """
+    gradients = linear_gradient, factors_gradient
+    counts = shows, clicks
     return self._ops.ctr_row_store_push(
-      self.handle,
-      keys,
-      rows.ids,
-      rows.offsets,
-      shows,
-      clicks,
-      linear_gradient,
-      factors_gradient,
-      scale,
-      hyper,
-      step,
-      add=add,
+      self.handle, keys, rows.ids, rows.offsets, *counts, *gradients, scale, hyper, step, add=add
     )
 
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
-    """Takes the steps that rows missed while they were in no batch, where l2_mode is 'catch_up'.
+    """With l2_mode 'catch_up', takes the steps that rows missed while they were in no batch.
 
     Call it before rows are evaluated, saved or exported.
 
     Args:
       hyper: as in `push`.
-      step: int64 [], the last step that is taken.
+      step: int64 [], the last step to take.
     """
     return self._ops.ctr_row_store_catch_up(self.handle, hyper, step)
 
   def erase(self, keys: TensorLike) -> None:
-    """Forgets features and their rows; absent ones are passed over.
-
-    Args:
-      keys: int64 [n].
-    """
+    """Deletes the features of these keys, int64 [n], with their rows; it skips absent features."""
     return self._ops.ctr_row_store_erase(self.handle, keys)
 
   def _row_floats(self) -> int:
     return max(t.floats for t in self.tables)
 
   def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
-    """Yields chunks with the lifecycle's columns [n] and these:
+    """Yields chunks with the lifecycle's columns [n] and the columns of rows.
 
-    `linear` float32 [n, 1 + k], weight, then state; `last_step` int32 [n]; of each table that has
-    factors, `factors_NAME` [its admitted features, width + state], in the order of `key`, float32
-    or, of a table in bfloat16, its bits as uint16.
+    Those are `linear` float32 [n, 1 + k], weight, then state; `last_step` int32 [n]; and for each
+    table with factors `factors_NAME` [its admitted features, width + state], in the order of `key`,
+    float32 or the bits of bfloat16 as uint16.
     """
     for chunk in super()._chunks(shards):
       linear, last_step, factors = self._ops.ctr_row_store_export(
@@ -252,7 +224,7 @@ class RowStore(FeatureLifecycle):
       yield columns | {'linear': linear.numpy(), 'last_step': last_step.numpy()} | rows
 
   def within(self, chunk: chunks.Chunk, shards: range) -> chunks.Chunk:
-    """Returns the features of a chunk that are of some logical shards."""
+    """Returns the features of a chunk that belong to these logical shards."""
     shard = shard_of(chunk['key'])
     kept = (shard >= shards.start) & (shard < shards.stop)
     if kept.all():
@@ -264,14 +236,13 @@ class RowStore(FeatureLifecycle):
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
   ) -> None:
-    """Takes what any number of stores exported. Eager only.
+    """Imports what any number of stores exported. Eager only.
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether the features replace what the store holds, or are added to it.
-
+      replace: whether the features replace those of the store rather than join them.
     Raises:
-      DataLossError: naming what is wrong; the store is then empty. What `source` raises, likewise.
+      DataLossError: if `source` is damaged. After any error the store is empty.
     """
     if replace:
       self.clear()
@@ -283,14 +254,13 @@ class RowStore(FeatureLifecycle):
       raise
 
   def import_chunk(self, where: str, chunk: chunks.Chunk) -> None:
-    """Adds the features of one exported chunk to those of the store. Eager only.
+    """Adds the features of one exported chunk to the store. Eager only.
 
     Args:
-      where: names the chunk, for messages.
-      chunk: columns as `export_state` gives them, arrays or tensors.
-
+      where: names the chunk in messages.
+      chunk: columns as `export_state` yields them, arrays or tensors.
     Raises:
-      DataLossError: naming what is wrong; some of the chunk's features may then be there.
+      DataLossError: if the chunk is damaged; the store may then have some of its features.
     """
     dtypes = chunks.COLUMNS | {'linear': np.float32, 'last_step': np.int32}
     dtypes |= {f'factors_{t.name}': t.column for t in self.tables if t.width}

@@ -1,4 +1,4 @@
-"""From a batch and its rows to what the layers read, and the row layout of a config."""
+"""Turns a batch and its rows into the inputs of the layers; derives the layout of rows."""
 
 from collections.abc import Collection
 
@@ -14,18 +14,18 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_
 
 
 class Embedding:
-  """The static side of the sparse path: which table a slot's rows lie in, and what a row holds.
+  """The static part of the sparse path: the table of each slot, and the columns of a row.
 
   Args:
     cfg: the job's config.
-    needs: what the model's interactions read, names of trainer.embedding.layer_inputs.NEEDS.
+    needs: names of trainer.embedding.layer_inputs.NEEDS, which the model's interactions read.
 
   Attributes:
     num_slots: F.
     tables: the layout of rows, by table.
-    slot_table: the table's index by slot id; −1 for ids that no slot has.
-    catches_up: whether rows take the steps of batches that they were not in (`l2_mode: catch_up`).
-    stats: float32 [2, Dn], the mean and standard deviation that dense columns are standardised by.
+    slot_table: the table's index by slot id; −1 for unused ids.
+    catches_up: whether rows also take the steps of batches without them (`l2_mode: catch_up`).
+    stats: float32 [2, Dn], the mean and standard deviation that standardise dense columns.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -48,7 +48,7 @@ class Embedding:
       slots=self._reads_slots,
       totals=self._reads_totals,
     )
-    # Of each history: its name, its field, its table, and its candidate's place in that table.
+    # The name, the field and the table of each history, and its candidate's place in that table.
     self._history_slots = []
     for f, s in enumerate(slots if 'histories' in needs else []):
       if s.sequence:
@@ -58,7 +58,7 @@ class Embedding:
     self._widths = [t.width for t in cfg.sparse.tables.values()]
     self._optimizers = [(t.linear, t.factors) for t in cfg.sparse.tables.values()]
     self.catches_up = any(o.l2_mode == 'catch_up' for pair in self._optimizers for o in pair)
-    # One show for each occurrence. Made once: TensorFlow 2.16 loses memory with every constant.
+    # One show for each occurrence. It is made once: every constant of TensorFlow 2.16 leaks memory.
     self._one_show = tf.ones([1])
     shares = [label.click for label in cfg.labels]
     if set(shares) == {None}:
@@ -94,7 +94,7 @@ class Embedding:
     """Returns the hyperparameters of the tables' linear weights and factors.
 
     Args:
-      rate: what the learning rates of the config are multiplied by.
+      rate: multiplies the learning rates of the config.
     Returns:
       float32 [T, 2, fields].
     """
@@ -118,41 +118,40 @@ class Embedding:
     size = tf.shape(batch.label)[0]
     pooled = pooling.pool(rows, deduped, batch.values, batch.segments, size, self._layout)
     # A table's parts: plain first, then field.
-    plain_slots = [parts[0] for parts in pooled.slots] if self._reads_slots else []
-    plain_totals = [parts[0] for parts in pooled.totals] if self._reads_totals else []
-    plain_squares = [parts[0] for parts in pooled.squares] if self._reads_totals else []
+    slots = [parts[0] for parts in pooled.slots] if self._reads_slots else []
+    totals = [(t[0], s[0]) for t, s in zip(pooled.totals, pooled.squares) if self._reads_totals]
     return LayerInputs(
       linear=pooled.linear,
-      factors=plain_slots,
-      totals=plain_totals,
-      squares=tf.add_n(plain_squares) if plain_squares else None,
+      factors=slots,
+      totals=[total for total, _ in totals],
+      squares=tf.add_n([squares for _, squares in totals]) if totals else None,
       field_factors=pooled.slots[0][-1] if self._reads_field else None,
       field_squares=pooled.squares[0][-1] if self._reads_field else None,
       norm=pooled.norm if self._divides else None,
       dense=transform_dense(batch.dense, self._data.dense, self.stats),
-      histories=self._histories(batch, deduped, rows, plain_slots) if self._history_slots else None,
+      histories=self._histories(batch, deduped, rows, slots) if self._history_slots else None,
     )
 
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
   ) -> dict[str, HistoryVectors]:
-    """Returns each history's factors, one by one; differentiable in `rows.factors`.
+    """Returns the factors of each history's features; differentiable in `rows.factors`.
 
     Args:
-      batch: with B samples.
-      deduped: its distinct keys.
-      rows: of those.
-      sums: of each table, float32 [B, F_t, D_t].
+      batch: B samples.
+      deduped: their distinct keys.
+      rows: of the distinct keys.
+      sums: the slot sums of each table, float32 [B, F_t, D_t].
     """
     segments = batch.segments
-    one_each = tf.size(segments) == 0  # then each slot of each sample has one feature
+    one_each = tf.size(segments) == 0  # each slot of each sample has one feature
     segments = tf.cond(one_each, lambda: tf.range(tf.size(deduped.inverse)), lambda: segments)
     has = rows.offsets[1:] > rows.offsets[:-1]
-    found = {}
+    histories = {}
     for name, field, table, candidate in self._history_slots:
       width = self._widths[table]
       mine = tf.where(tf.equal(segments % self.num_slots, field))[:, 0]
-      # Of each of the history's distinct features the factors, then a row of 0.
+      # The factors of the history's distinct features, then a row of zeros.
       features, at = tf.unique(tf.gather(deduped.inverse, mine))
       with_factors = tf.gather(has, features)
       starts = tf.gather(rows.offsets, tf.boolean_mask(features, with_factors))
@@ -163,5 +162,7 @@ class Embedding:
       row = tf.concat([tf.gather(row, at), none[None]], 0)
       places = history_places(tf.gather(segments, mine) // self.num_slots, tf.shape(batch.label)[0])
       row = tf.gather(row, tf.where(places < 0, tf.size(mine, tf.int32), places))
-      found[name] = HistoryVectors(tf.gather(vectors, row), row < none, sums[table][:, candidate])
-    return found
+      histories[name] = HistoryVectors(
+        tf.gather(vectors, row), row < none, sums[table][:, candidate]
+      )
+    return histories

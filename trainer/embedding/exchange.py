@@ -1,4 +1,4 @@
-"""How a process reaches rows: its own directly, those of other ranks by all-to-all."""
+"""Reads and updates rows: a process's own directly, those of other ranks by all-to-all."""
 
 from typing import NamedTuple
 
@@ -13,20 +13,20 @@ from trainer.config import Config
 
 
 class Routed(NamedTuple):
-  """Which keys this rank sent to each owner, and which keys it received as an owner.
+  """The keys that this rank sent to each owner, and the keys that it received as an owner.
 
-  With one process nothing is sent, and () stands in its place.
+  One process alone sends nothing; its routing is ().
   """
 
   sent: tf.Tensor  # int32 [N], keys that went to each owner
   received: tf.Tensor  # int32 [N], keys that came from each rank
-  owned: Deduped  # of all keys that came here
-  weights: tf.Tensor  # float32 [N] or [N, T], of each rank's samples
-  samples: tf.Tensor  # int64 [N], how many each rank has
+  owned: Deduped  # of all received keys
+  weights: tf.Tensor  # float32 [N] or [N, T], the summed weight of each rank's samples
+  samples: tf.Tensor  # int64 [N], the number of samples of each rank
 
 
 class ShardedPull(NamedTuple):
-  """The rows of this rank's unique keys, with what `push` needs to send their gradients back."""
+  """The rows of this rank's unique keys, and what `push` needs to send their gradients back."""
 
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
@@ -39,7 +39,7 @@ Routing = Routed | tuple[()]
 
 
 class LocalRows:
-  """Reads and updates rows that all lie in this process.
+  """Reads and updates rows that are all in this process.
 
   Args:
     store: the rows (trainer.embedding.stores).
@@ -58,7 +58,7 @@ class LocalRows:
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routing:
     """Sends the keys of a batch to their owners, and the weight of its samples to all ranks.
 
-    It reads no rows, so it can run while the batch before is still trained on.
+    It reads no rows, so it can run while the previous batch is still training.
 
     Args:
       deduped: the distinct keys of this process's samples.
@@ -87,8 +87,7 @@ class LocalRows:
     Args:
       deduped: the distinct keys of this process's samples.
       routed: what `route` returned for them.
-      train: with admission `none`, whether new features read the factors that they will start
-        with; otherwise they read 0.
+      train: with admission `none`, whether new features read their initial factors rather than 0.
     Returns:
       The rows; the fields `linear`, `factors` and `offsets` are those of ops.row_store.PulledRows.
     """
@@ -111,45 +110,24 @@ class LocalRows:
       deduped: the distinct keys of this process's samples.
       rows: what `pull` returned for them.
       linear_gradient: float32 [u], summed over this process's samples.
-      factors_gradient: float32, in the places of rows.factors, likewise.
+      factors_gradient: float32, as rows.factors, likewise.
       scale: float32 [], 1 / the weight of all ranks' samples.
       hyper: float32 [T, 2, H], see ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
     """
-    self._push_own(deduped, rows, linear_gradient, factors_gradient, scale, hyper, step)
-
-  def _push_own(
-    self,
-    deduped: Deduped,
-    rows: PulledRows,
-    linear_gradient: tf.Tensor,
-    factors_gradient: tf.Tensor,
-    scale: tf.Tensor,
-    hyper: tf.Tensor,
-    step: tf.Tensor,
-  ) -> None:
-    if self._scales_by_feature:
-      # A rare feature's step then does not shrink as the batch or the number of ranks grows.
-      scale = 1 / tf.maximum(deduped.shows, 1)
-    else:
-      scale = tf.reshape(scale, [1])
+    # With 'feature', a rare feature's step does not shrink as the batch or the job grows.
+    by_feature = self._scales_by_feature
+    scale = 1 / tf.maximum(deduped.shows, 1) if by_feature else tf.reshape(scale, [1])
+    gradients = linear_gradient, factors_gradient
     self._store.push(
-      deduped.unique,
-      rows,
-      deduped.shows,
-      deduped.clicks,
-      linear_gradient,
-      factors_gradient,
-      scale,
-      hyper,
-      step,
+      deduped.unique, rows, deduped.shows, deduped.clicks, *gradients, scale, hyper, step
     )
 
 
 class ShardedRows(LocalRows):
-  """Reads and updates rows that lie on N ranks, each of which owns the keys that hash to it.
+  """Reads and updates rows on N ranks, each of which owns the keys that hash to it.
 
-  A step takes four all-to-alls. The keys with their shows and clicks go to their owners, the
+  A step takes four all-to-alls: the keys with their shows and clicks go to their owners, the
   weights of samples go to all ranks, the rows come back, and the gradients go to the owners, which
   sum them. Each unique key of a rank travels once, and only admitted features have factors to send.
 
@@ -163,7 +141,7 @@ class ShardedRows(LocalRows):
   def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config, spans: Spans):
     super().__init__(store, cfg)
     self._spans = spans
-    # Each has an order of its own: the next batch's keys may travel before or after these rows.
+    # Three connections, because the next batch's keys may travel before or after these rows.
     self._keys = communicator.row_exchange('keys')
     self._rows = communicator.row_exchange('rows')
     self._gradients = communicator.row_exchange('gradients')
@@ -179,7 +157,7 @@ class ShardedRows(LocalRows):
     )
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routed:
-    # Keys are grouped by shard and owners hold neighbouring shards, so counts tell who gets what.
+    # Keys are grouped by shard, and an owner's shards are consecutive, so counts say who gets what.
     sent = sharding.owner_counts(deduped.unique, self._size)
     (keys, shows, clicks), received = self._keys.all_to_all(
       [deduped.unique, deduped.shows, deduped.clicks], sent
@@ -222,11 +200,11 @@ class ShardedRows(LocalRows):
     linear, factors = packing.sum_gradients(
       buffer, routed.received, rows.owned.offsets, routed.owned
     )
-    self._push_own(routed.owned, rows.owned, linear, factors, scale, hyper, step)
+    super().push(routed.owned, rows.owned, linear, factors, scale, hyper, step)
 
 
 def rows_of(store: RowStore, communicator: Communicator, cfg: Config, spans: Spans) -> LocalRows:
-  """Returns the way to rows for one process, or for one of N ranks."""
+  """Returns the LocalRows of a single process or the ShardedRows of one of N ranks."""
   if communicator.size == 1:
     return LocalRows(store, cfg)
   return ShardedRows(store, communicator, cfg, spans)

@@ -1,16 +1,16 @@
-"""What an interaction reads of a batch, and what it may ask for."""
+"""The inputs of interactions."""
 
 from typing import NamedTuple
 
 import tensorflow as tf
 
-# What an interaction may name in `needs`. `totals` brings `squares` along, `field_factors` brings
-# `field_squares`. `shared` is what `model.shared` gives. `histories` wants `factors` beside it.
+# The names that an interaction may list in `needs`. `totals` includes `squares`, `field_factors`
+# includes `field_squares`. `shared` is the output of `model.shared`. `histories` needs `factors`.
 NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'histories', 'shared')
 
 
 class HistoryVectors(NamedTuple):
-  """Histories of B samples, up to L features each, from the first place on."""
+  """Histories of B samples, each of up to L features."""
 
   vectors: tf.Tensor
   """float32 [B, L, D]: the features' factors, in order; 0 where the mask is false."""
@@ -23,9 +23,9 @@ class HistoryVectors(NamedTuple):
 class LayerInputs(NamedTuple):
   """Slot sums of a batch of B samples with F slots; B may be 0.
 
-  Slots stand in the order of `Config.slots`: a table's slots are neighbours, tables in the order of
-  `sparse.tables`. Σ runs over the features i of a slot, or of the sample, with values x_i, linear
-  weights w_i and factors v_i. What no interaction needs is None, or [] for lists.
+  Slots are in the order of `Config.slots`: a table's slots are neighbours, and tables are in the
+  order of `sparse.tables`. Σ runs over the features i of a slot, or of the sample, with values x_i,
+  linear weights w_i and factors v_i. Inputs that no interaction needs are None, or [] for lists.
   """
 
   linear: tf.Tensor | None
@@ -41,25 +41,25 @@ class LayerInputs(NamedTuple):
   field_squares: tf.Tensor | None
   """float32 [B]: Σ x²·‖v_field(i)‖² over all features i."""
   norm: tf.Tensor | None
-  """float32 [B, F]: what `pooling` divides a slot sum by; None: 1 everywhere."""
+  """float32 [B, F]: the divisors of slot sums (`pooling`); None: 1 everywhere."""
   dense: tf.Tensor
   """float32 [B, Dn]: transformed, no NaN."""
   position: tf.Tensor | None = None
-  """int64 [2]: the step, and the samples of this step on lower ranks; dropout draws by them."""
+  """int64 [2]: the step, and the number of its samples on lower ranks, which seed dropout."""
   shared: tf.Tensor | None = None
-  """float32 [B, H]: what `model.shared` gives for the task whose layers read this."""
+  """float32 [B, H]: the output of `model.shared` for the task of the layer."""
   histories: dict[str, HistoryVectors] | None = None
   """By slot."""
 
 
 def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
-  """Returns the pooled slot vectors and dense: what `dnn` and `cross` read.
+  """Returns the pooled slot vectors and the dense columns, which `dnn` and `cross` read.
 
-  A slot vector is the slot sum divided by `norm` (sum, mean or sqrt-n pooling); that of an empty
-  slot is 0.
+  A slot vector is the slot sum divided by `norm` (sum, mean or sqrt-n pooling); it is 0 for an
+  empty slot.
 
   Returns:
-    One float32 [B, F_t·D_t] a table, then [B, Dn] where there are dense columns;
+    One float32 [B, F_t·D_t] for each table, then [B, Dn] if there are dense columns;
     `tf.concat(parts, 1)` joins them.
   """
   parts, start = [], 0
@@ -75,10 +75,10 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns int32 [B, L], where each sample's features stand among n, −1 where it has no more.
+  """Returns the places of each sample's features among n, int32 [B, L], padded with −1.
 
   Args:
-    samples: int32 or int64 [n], whose each feature is, ascending.
+    samples: int32 or int64 [n], the sample of each feature, ascending.
     size: int32 or int64 [], B.
   """
   places = tf.RaggedTensor.from_value_rowids(
@@ -88,7 +88,7 @@ def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def vector_width(shapes: LayerInputs) -> int:
-  """Returns the columns of the joined `slot_vectors`.
+  """Returns the number of columns of the joined `slot_vectors`.
 
   Args:
     shapes: the TensorShapes of LayerInputs, as Keras gives them to `build`.

@@ -1,38 +1,41 @@
-"""What the tables hold of each slot: features, shows, norms and the rank of the factors."""
+"""Statistics of each slot's rows: features, shows, norms and the rank of the factors."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from ops.row_store import to_float32
 from trainer.config import Config
 
-MOST_FEATURES = 1 << 18  # that a look at the tables of a running job reads, of all processes
+# A running job reads at most about this many features of all processes for these statistics.
+MOST_FEATURES = 1 << 18
 # Norms of rows are counted in octaves, from 2^-20 to 2^12.
 _LEAST_OCTAVE, _OCTAVES = -20, 32
-# A column whose root mean square is this share of its slot's, or less, is dead.
+# A column is dead if its root mean square is at most this share of its slot's.
 _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Which of a process's logical shards to read, so that all processes read MOST_FEATURES or so.
+  """Chooses the logical shards that a process reads, about MOST_FEATURES over all processes.
 
-  Keys are spread over shards by their hash, so some shards are a fair sample.
+  A hash spreads the keys over shards, so some shards are a fair sample.
 
   Args:
-    features: of all processes.
-    own: the shards of this process, the same number on every process, or one more.
+    features: the number of features of all processes.
+    own: the shards of this process, as many as on every other process, or one more.
   Returns:
-    The shards, and the share of the features that lie in them.
+    The shards, and their share of the features.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
   count = max(1, round(share * len(own)))
   return range(own.start, own.start + count), count / len(own)
 
 
+Figure = float | list[int] | None
+
+
 class SlotStatistics:
-  """Sums over rows, by slot; those of several processes or checkpoints' parts add up.
+  """Sums over rows, by slot; the sums of several processes or of a checkpoint's parts add up.
 
   Args:
     cfg: the job's config.
@@ -88,17 +91,17 @@ class SlotStatistics:
 
   def result(
     self, state: Mapping[str, np.ndarray], share: float = 1.0
-  ) -> dict[str, dict[str, Any]]:
-    """Returns what a state says, by slot.
+  ) -> dict[str, dict[str, Figure]]:
+    """Returns the figures of each slot.
 
     Args:
-      state: or a sum of states.
-      share: of all features, that was read; counts are divided by it.
+      state: a state or a sum of states.
+      share: the share of all features that was read, by which counts are divided.
     Returns:
       By slot: features, admitted, shows, clicks, ctr, norm (the mean of ‖v‖), effective_rank,
       width, dead_columns (places of columns that are (almost) 0 everywhere) and bytes_share.
     """
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Figure]] = {}
     total_bytes = max(state['bytes'].sum(), 1)
     for i, name in enumerate(self._names):
       features, admitted, shows, clicks = state['counts'][i].tolist()
@@ -120,12 +123,14 @@ class SlotStatistics:
           'effective_rank': effective_rank(gram),
           'dead_columns': np.flatnonzero(power <= _DEAD**2 * power.mean()).tolist(),
         }
-      found[name] = row
-    return found
+      figures[name] = row
+    return figures
 
   def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns by slot how many rows have norms in each octave: float64 [octaves, 3] of left edge,
-    right edge and count.
+    """Counts by slot the rows whose norms lie in each octave.
+
+    Returns:
+      float64 [octaves, 3] of each slot: left edge, right edge, count.
     """
     edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
     found = {}
@@ -138,8 +143,9 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns how many directions rows spread over: the exponential of the entropy of their singular
-  values (Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality").
+  """Returns the effective rank of rows: the exponential of the entropy of their singular values.
+
+  Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality".
 
   Args:
     gram: float64 [D, D], Σ v vᵀ over the rows.

@@ -1,4 +1,4 @@
-"""Where the rows that a process owns live: our row store (the default), or TFRA's hash tables."""
+"""The store of the rows that a process owns: our row store (the default) or TFRA's hash tables."""
 
 from ops.row_store import RowStore
 from trainer.config import Config
@@ -7,15 +7,15 @@ from trainer.errors import UserError
 
 
 def store_class(cfg: Config) -> type[RowStore]:
-  """Returns what `sparse.store` names; both kinds have the verbs of RowStore.
+  """Returns the class that `sparse.store` names; both classes have the verbs of RowStore.
 
   Raises:
-    UserError: where TFRA is wanted and not installed.
+    UserError: if it is TFRA's, and TFRA is not installed.
   """
   if cfg.sparse.store == 'rows':
     return RowStore
   try:
-    # Imported where it is used: TFRA takes seconds.
+    # The import of TFRA takes seconds, so only its users pay for it.
     from trainer.embedding.tfra_store import TfraStore
   except ModuleNotFoundError as e:
     if e.name != 'tensorflow_recommenders_addons':
@@ -28,14 +28,14 @@ def store_class(cfg: Config) -> type[RowStore]:
 
 
 def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> RowStore:
-  """Returns the store that `sparse.store` names.
+  """Makes the store that `sparse.store` names.
 
   Args:
     cfg: the job's config.
-    embedding: what rows are made of.
-    name: by which parameter servers' graphs share it; None where it is this process's alone.
+    embedding: has the layout of rows.
+    name: graphs of parameter servers share the store by this name. None: only this process uses it.
   Raises:
-    UserError: where TFRA is wanted and not installed.
+    UserError: as `store_class`.
   """
   return store_class(cfg)(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name

@@ -1,15 +1,15 @@
-"""Rows on the hash tables of tensorflow-recommenders-addons (TFRA): one packed row a feature.
+"""Rows in the hash tables of tensorflow-recommenders-addons (TFRA): one packed row for a feature.
 
-A packed row is [linear weight, its optimizer state | factors, their state | 1 where it has factors
-| step of its last update, as bits]. A feature that is not admitted yet has zeros for factors. The
-lifecycle is the same C++ feature table as in ops.row_store; only the rows lie elsewhere. A step
-looks each table up once and upserts it once. A row says itself whether it has factors, so that a
-reader sees all of them or none while another worker's push admits the feature.
+A packed row is [linear weight, its optimizer state | factors, their state | 1 if it has factors, or
+0 | step of its last update, as bits]. Before admission the factors are zeros. The lifecycle is the
+same C++ feature table as in ops.row_store; only the rows are elsewhere. A step looks up each table
+once and upserts it once. The row itself says whether it has factors, so that a reader sees all of
+them or none while another worker's push admits the feature.
 """
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,14 +23,14 @@ from ops.policy import Policy
 
 
 class PackedRows(NamedTuple):
-  """The keys of a pull that lie in one table, and their packed rows."""
+  """The keys of a pull that one table has, and their packed rows."""
 
   places: tf.Tensor  # int32 [n], places in the pull
   rows: tf.Tensor  # float32 [n, R]
 
 
 class TfraRows(NamedTuple):
-  """As ops.row_store.PulledRows; the packed rows are kept, so that the push looks nothing up."""
+  """As ops.row_store.PulledRows; with the packed rows, so that the push needs no look-up."""
 
   offsets: tf.Tensor
   linear: tf.Tensor
@@ -57,7 +57,6 @@ class TfraStore(FeatureLifecycle):
     super().__init__(policy, name)
     self.tables, self.slot_table, self._seed = tables, slot_table, seed
     self.widths = [t.width for t in tables]
-    # A packed row: the first floats are the linear weight's, the next the factors', then two more.
     self._linear_floats = [1 + row_optimizers.state_floats(t.linear, 1) for t in tables]
     self._row_sizes = [t.floats + 2 for t in tables]
     self._rows = [
@@ -66,10 +65,10 @@ class TfraStore(FeatureLifecycle):
       )
       for t, size in zip(tables, self._row_sizes)
     ]
-    # Held by a push that looks rows up itself until it has updated them.
+    # A push that looks up rows itself holds this until it has updated them.
     self._one_push_at_a_time = tf.CriticalSection(shared_name=name or uuid.uuid4().hex)
 
-  def remote(self, run: Callable[..., Any]) -> 'TfraStore':
+  def remote(self, run: Callable) -> 'TfraStore':
     """See FeatureLifecycle.remote."""
     store = super().remote(run)
     store._rows = [Remote(table, run) for table in self._rows]
@@ -109,8 +108,8 @@ class TfraStore(FeatureLifecycle):
   ) -> tf.Operation | None:
     """See RowStore.push; the keys are distinct.
 
-    Rows that come from elsewhere than a pull of this store are looked up here, and no other push
-    comes between that and their update.
+    It looks up rows that were not pulled from this store, and no other such push comes between the
+    look-up and the update.
     """
     step, scale = tf.cast(step, tf.int64), tf.broadcast_to(scale, tf.shape(keys))
 
@@ -139,14 +138,14 @@ class TfraStore(FeatureLifecycle):
         )
         trained, columns = self._with_factors(rows.offsets, places, t)
         if self.policy.admission != 'none':
-          # Those that this push admits are not trained yet.
+          # Factors that this push admits are not trained yet.
           trains = tf.gather(had, trained)
           trained, columns = tf.boolean_mask(trained, trains), tf.boolean_mask(columns, trains)
         stepped = update(
           tf.gather(factors, trained),
           tf.gather(factors_gradient, columns),
           tf.gather(table_scale, trained),
-          tf.ones_like(trained),  # not 0: their optimizer state is there, whatever the step
+          tf.ones_like(trained),  # not 0, because the optimizer state exists, whatever the step
           hyper[t, 1],
           spec.factors,
         )
@@ -173,9 +172,9 @@ class TfraStore(FeatureLifecycle):
       table.clear()
 
   def bytes(self) -> tf.Tensor:
-    """Returns what the lifecycle allocated and what the rows hold, int64 [].
+    """Returns the bytes that the lifecycle allocated and that rows fill, int64 [].
 
-    TFRA does not say what it allocated.
+    TFRA does not tell how much it allocated.
     """
     rows = (table.size() * (8 + 4 * size) for table, size in zip(self._rows, self._row_sizes))
     return super().bytes() + sum(rows)
@@ -223,7 +222,7 @@ class TfraStore(FeatureLifecycle):
     return max(t.floats for t in self.tables)
 
   def _of_table(self, keys: TensorLike, t: int) -> tf.Tensor:
-    """Returns the places of the keys whose slots use table t, int32 [n]."""
+    """Returns the places of the keys of table t, int32 [n]."""
     slot = tf.cast(tf.bitwise.right_shift(keys, tf.constant(52, tf.int64)), tf.int32)
     return tf.cast(tf.where(tf.equal(tf.gather(self.slot_table, slot), t))[:, 0], tf.int32)
 
@@ -241,7 +240,7 @@ class TfraStore(FeatureLifecycle):
   def _with_factors(
     self, offsets: tf.Tensor, places: tf.Tensor, t: int
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Says which keys of a table have factors, and where those lie in the flat factors.
+    """Finds the keys of a table that have factors, and the places of those in the flat factors.
 
     Args:
       offsets: int32 [u + 1], of all keys.

@@ -1,11 +1,10 @@
-"""The model: the interactions that a config names, their logits summed."""
+"""The model: the sum of the logits of the interactions in the config."""
 
 import importlib
 import inspect
 import math
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -43,20 +42,20 @@ PASSED = ('name', 'seed', 'sum_across_ranks', 'dense_linear', 'tasks', 'multiply
 
 
 class CTRModel(tf.keras.Model):
-  """logit = bias + Σ over the interactions of their logits.
+  """logit = bias + the sum of the interactions' logits.
 
-  Every variable exists once `build` returns and is a function of the config alone, so that all
+  Every variable exists once `build` returns. Its value depends only on the config, so that all
   ranks start from the same values.
 
   Args:
-    interactions: layers that each give one term of the logit.
+    interactions: layers, each of which gives one term of the logit.
     dense_columns: Dn.
     loss: `model.loss` of the config.
     negative_sampling_rate: `model.negative_sampling_rate` of the config.
 
   Attributes:
-    interactions: as given.
-    needs: what they read of a batch, names of trainer.embedding.layer_inputs.NEEDS.
+    interactions: the layers.
+    needs: the names of trainer.embedding.layer_inputs.NEEDS that the layers read.
   """
 
   def __init__(
@@ -76,20 +75,20 @@ class CTRModel(tf.keras.Model):
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the logits, float32 [B, 1]."""
-    # Layers read widths off static shapes, and readers of files may leave this one open.
+    # Layers need the static width, and a file reader may not set it.
     inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
     return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self.bias
 
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
     """Returns the probabilities of a click; for squared error, the logits themselves.
 
-    Where the log kept a share r of the negatives, odds of P(1)/P(0) stand in it as P(1)/(r·P(0)).
-    So the true odds are r times what the model says, p' = p / (p + (1 − p)/r), or ln r added to the
-    logit (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook").
+    If the log kept a share r of the negatives, odds P(1)/P(0) become P(1)/(r·P(0)) in it. So the
+    true odds are r times those of the model: p' = p / (p + (1 − p)/r), or ln r added to the logit
+    (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook").
 
     Args:
       logits: float32 [B, 1].
-      in_log: whether the probabilities in the log that was trained on are wanted, p and not p'.
+      in_log: whether to return p, the probabilities in the training log, rather than p'.
     Returns:
       float32 [B].
     """
@@ -98,15 +97,15 @@ class CTRModel(tf.keras.Model):
     return tf.sigmoid(logits + shift) if self._predicts_clicks else logits
 
   def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns what serving gives: the one `probability`, float32 [B]."""
+    """Returns the outputs of serving: `probability`, float32 [B]."""
     return {'probability': self.probability(logits)}
 
 
 def _layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
-  """Returns the class of a built-in kind, or of a user's layer by its dotted path.
+  """Returns the class of a built-in kind, or a user's class by its dotted path.
 
   Raises:
-    UserError: where there is none, or it is no interaction.
+    UserError: if there is no such class, or it is not an interaction.
   """
   if kind in BUILT_IN:
     return BUILT_IN[kind]
@@ -155,16 +154,16 @@ def constructor_parameters(
 
 
 def _make_layer(
-  interaction: Interaction, where: str, passed: Mapping[str, Any]
+  interaction: Interaction, where: str, passed: Mapping[str, object]
 ) -> tf.keras.layers.Layer:
   """Makes one layer of the config, built-in or a user's.
 
   Args:
-    interaction: what the config says of it.
+    interaction: its section of the config.
     where: its key, for messages.
     passed: values for those of PASSED that its constructor takes.
   Raises:
-    UserError: naming the argument that the layer does not take, or what it says itself.
+    UserError: if the layer does not take an argument, or its constructor fails.
   """
   layer = _layer_class(interaction.kind, where)
   parameters, takes_any = constructor_parameters(layer)
@@ -185,7 +184,7 @@ def _make_layer(
 
 
 def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
-  """Returns the LayerInputs of no samples, with the widths that the config gives."""
+  """Returns the LayerInputs of a batch without samples, with the widths of the config."""
   slots = len(cfg.slots)
   tables = [
     (sum(s.table == name for s in cfg.slots), table.width)
@@ -212,7 +211,7 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
 
 
 class _Builder:
-  """Makes the layers of a config, each tried out on an empty batch."""
+  """Makes the layers of a config and tries each on an empty batch."""
 
   def __init__(
     self,
@@ -228,24 +227,24 @@ class _Builder:
       'tasks': len(cfg.labels),
       'multiply': bfloat16.product if in_bfloat16 else float32.product,
     }
-    self.multiplies = False  # whether a layer took it
+    self.multiplies = False  # whether a layer took `multiply`
 
   def layer(
     self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
-  ) -> tuple[tf.keras.layers.Layer, Any]:
+  ) -> tuple[tf.keras.layers.Layer, tf.Tensor | list[tf.Tensor]]:
     """Makes a layer and its variables.
 
     Args:
-      interaction: what the config says of it.
+      interaction: its section of the config.
       where: its key, for messages.
-      place: tells its seed and its name from others'.
-      shared: what it reads of the shared part, [0, H].
+      place: makes its seed and its name unique.
+      shared: its input from `model.shared`, [0, H].
     Returns:
-      The layer, and what it gives for no samples.
+      The layer, and its output for an empty batch.
     """
     cfg = self._cfg
     seed = zlib.crc32(f'{cfg.seed}/{place}'.encode()) % 2**31
-    # A user's layer may leave its initialisers unseeded: they follow this one.
+    # This also seeds initialisers that a user's layer leaves unseeded.
     tf.keras.utils.set_random_seed(seed)
     name = f'{interaction.kind.rpartition(".")[2].lower()}_{place.replace("/", "_")}'
     layer = _make_layer(interaction, where, self._passed | {'name': name, 'seed': seed})
@@ -266,7 +265,7 @@ class _Builder:
   def interaction(
     self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
   ) -> tf.keras.layers.Layer:
-    """Makes a layer that gives logits; arguments as of `layer`."""
+    """Makes a layer whose output is logits; the arguments are those of `layer`."""
     layer, logits = self.layer(interaction, where, place, shared)
     if logits.shape != [0, 1]:
       text = f'ValueError: gave shape {logits.shape} for a batch of 0 samples; wanted (0, 1)'
@@ -295,15 +294,16 @@ def build(
 
   Args:
     cfg: the job's config.
-    sum_across_ranks: of float32 [k], differentiable; for batch_norm 'sync'. None in one process.
-    dense_dtype: what training steps multiply in; None: `train.dense_dtype`.
+    sum_across_ranks: sums float32 [k] over ranks, for batch_norm 'sync'; differentiable. None in a
+      single process.
+    dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
   Raises:
     UserError: naming the interaction and the argument.
   """
   model, builder = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype)
   interactions = [
-    builder.interaction(one, f'model.interactions.{i}', str(i))
-    for i, one in enumerate(model.interactions)
+    builder.interaction(interaction, f'model.interactions.{i}', str(i))
+    for i, interaction in enumerate(model.interactions)
   ]
   dense_columns = len(cfg.data.dense)
   if not model.tasks:
@@ -318,12 +318,12 @@ def build(
         'model.shared', model.shared, f'gave {given}; wanted a list of {len(cfg.labels)} [B, H]'
       )
   of_tasks = []
-  for label, seen in zip(cfg.labels, given):
+  for label, shared_input in zip(cfg.labels, given):
     where = f'model.tasks.{label.name}.interactions'
     of_tasks.append(
       [
-        builder.interaction(one, f'{where}.{i}', f'{label.name}/{i}', seen)
-        for i, one in enumerate(model.tasks[label.name].interactions)
+        builder.interaction(interaction, f'{where}.{i}', f'{label.name}/{i}', shared_input)
+        for i, interaction in enumerate(model.tasks[label.name].interactions)
       ]
     )
   _check_dtype(cfg, builder)

@@ -1,4 +1,4 @@
-"""How predictions compare with clicks: by tenths of the predictions, and by slot."""
+"""Compares predictions with clicks: by tenths of the predictions, and by slot."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,8 +28,8 @@ def deciles(histogram: np.ndarray) -> list[list[float]]:
   Args:
     histogram: float64 [2, buckets] of trainer.model.metrics.MetricSums.
   Returns:
-    Of each tenth that holds samples: its weight, the mean prediction and the click rate. A bucket
-    is never split, so that tenths differ where many predictions are equal.
+    The weight, the mean prediction and the click rate of each tenth that has samples. A bucket is
+    never split, so tenths differ in size if many predictions are equal.
   """
   weight = histogram.sum(0)
   if not weight.sum():
@@ -42,10 +42,10 @@ def deciles(histogram: np.ndarray) -> list[list[float]]:
 
 
 def prediction_histogram(histogram: np.ndarray, bins: int = 50) -> np.ndarray:
-  """Returns how much weight lies in equal ranges of probability.
+  """Returns the weight in equal ranges of probability.
 
   Args:
-    histogram: as of `deciles`.
+    histogram: as in `deciles`.
     bins: the number of ranges.
   Returns:
     float64 [bins, 3]: left edge, right edge, weight.
@@ -57,13 +57,13 @@ def prediction_histogram(histogram: np.ndarray, bins: int = 50) -> np.ndarray:
   return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
-# The share of the samples whose feature in a slot is unknown from which on it is told, and how much
-# it may rise above the median of the evaluations before.
+# A slot is reported if the share of samples with an unknown feature exceeds UNKNOWN, or exceeds the
+# median of the earlier evaluations by UNKNOWN_JUMP.
 UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 
 
 class SlotCalibration:
-  """For each slot, the samples whose feature the model knows, and the others.
+  """Sums for each slot over the samples whose feature the model knows, and over the others.
 
   The sums of several processes add up.
 
@@ -81,8 +81,8 @@ class SlotCalibration:
 
     Args:
       batch: of arrays or tensors.
-      known: bool [nnz], whether the model has learned anything of each of the batch's features.
-      probabilities: float32 [B], of several tasks [B, T], of which the first counts.
+      known: bool [nnz], whether the model has trained each of the batch's features.
+      probabilities: float32 [B]; with several tasks [B, T], of which the first counts.
     """
     shape = len(probabilities), len(self._slots)
     segments = np.asarray(batch.segments)
@@ -113,43 +113,44 @@ class SlotCalibration:
     return {'slots': self._sums}
 
   def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """Returns by slot what a state, or a sum of states, says: the shares of samples that are blank
-    and unknown there, and Σ predicted / Σ clicked of the samples whose feature is known, and of
-    the others. It says nothing of no samples.
+    """Returns the figures of a state or a sum of states, for each slot that has samples.
+
+    They are the shares of blank samples and of samples with an unknown feature, and Σ predicted /
+    Σ clicked of the samples with a known feature and of the others.
     """
-    found = {}
+    figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):
       if not samples:
         continue
       known, others = (sums[0], sums[1]), (sums[2], sums[3])
-      found[slot] = {
+      figures[slot] = {
         'blank': blank / samples,
         'unknown': unknown / samples,
         'calibration_known': known[0] / known[1] if known[1] else None,
         'calibration_unknown': others[0] / others[1] if others[1] else None,
       }
-    return found
+    return figures
 
 
 def unknown_jumps(
   found: Mapping[str, Mapping[str, float | None]],
   before: Sequence[Mapping[str, Mapping[str, float | None]]],
 ) -> list[str]:
-  """Says of which slots the model knows far fewer features than it used to.
+  """Returns a warning for each slot of which the model knows far fewer features than before.
 
   Args:
-    found: of an evaluation or prediction, as SlotCalibration.result has it.
-    before: of the evaluations before, oldest first.
+    found: SlotCalibration.result of an evaluation or prediction.
+    before: the results of the earlier evaluations, oldest first.
   """
 
   def share(of_slot: Mapping[str, float | None]) -> float:
-    """Of the samples that hold a feature, those whose feature is unknown."""
+    """Returns the share of unknown features among the samples that have one."""
     filled = 1 - (of_slot.get('blank') or 0)
     return (of_slot.get('unknown') or 0) / filled if filled > 0 else 0.0
 
   told = []
   for slot, of_slot in found.items():
-    shares = [share(one[slot]) for one in before if one.get(slot)]
+    shares = [share(result[slot]) for result in before if result.get(slot)]
     usual = float(np.median(shares)) if shares else None
     limit = UNKNOWN if usual is None else usual + UNKNOWN_JUMP
     if share(of_slot) > limit:

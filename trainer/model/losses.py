@@ -1,4 +1,4 @@
-"""Losses of one sample each; the caller weighs, sums, and divides by the global weight."""
+"""Losses of single samples; the caller weighs and sums them and divides by the global weight."""
 
 from collections.abc import Callable
 
@@ -11,29 +11,28 @@ SampleLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def per_sample_loss(model: Model) -> SampleLoss:
-  """Returns the loss that the config names.
+  """Returns the loss that the config selects.
 
   With y the label, z the logit and p = σ(z):
     log_loss: −y log p − (1 − y) log(1 − p)
     focal: the same with each term times (1 − probability of that class)^γ (Lin et al. 2017, "Focal
       Loss for Dense Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
-    fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)): log loss, in which a label 1 takes
-      back the label 0 that stood before it. For a stream in which every sample stands first as
-      negative and those that turn out positive stand once more, as positive, when that is known
-      (Ktena et al. 2019, "Addressing Delayed Feedback for Continuous Training with Neural Networks
-      in CTR prediction"). What a sample brings in all is the log loss of its final label, and where
-      q of the samples turn out positive, the expected gradient is p − q. The weights of that paper,
-      1 + p and (1 − p)(1 + p), make it (1 − p²)(p − q), so that predictions that are much too high
-      hardly fall
+    fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)): log loss in which a label 1 cancels
+      the earlier label 0. It is for streams that contain every sample first as negative, and the
+      positive ones again as positive when that is known (Ktena et al. 2019, "Addressing Delayed
+      Feedback for Continuous Training with Neural Networks in CTR prediction"). A sample's total is
+      the log loss of its final label. If a share q turns out positive, the expected gradient is
+      p − q. The paper's weights, 1 + p and (1 − p)(1 + p), would make it (1 − p²)(p − q), which
+      hardly lowers predictions that are much too high
   `label_smoothing` s turns y into y (1 − s) + s/2.
 
   Args:
     model: the section of the config.
   Returns:
-    A function of labels float32 [B] and logits float32 [B, 1]; it gives float32 [B].
+    A function of labels float32 [B] and logits float32 [B, 1] that returns float32 [B].
   Raises:
-    UserError: where label smoothing is asked of squared error.
+    UserError: if label smoothing is set for squared error.
   """
   smoothing, gamma = model.label_smoothing, model.focal_gamma
   if smoothing and model.loss == 'squared_error':
@@ -57,22 +56,22 @@ def per_sample_loss(model: Model) -> SampleLoss:
   def fake_negative(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return (1 - y) * tf.nn.softplus(z) - y * z
 
-  one = {
+  loss = {
     'log_loss': log_loss,
     'focal': focal,
     'squared_error': squared_error,
     'fake_negative': fake_negative,
   }[model.loss]
-  return lambda labels, logits: one(labels * (1 - smoothing) + smoothing / 2, logits[:, 0])
+  return lambda labels, logits: loss(labels * (1 - smoothing) + smoothing / 2, logits[:, 0])
 
 
 def task_losses(cfg: Config) -> SampleLoss:
   """Returns the losses of several tasks, each times the weight of its label.
 
-  Label smoothing is for the tasks of probabilities.
+  Label smoothing applies to the tasks that predict probabilities.
 
   Returns:
-    A function of labels and logits float32 [B, T]; it gives float32 [B, T].
+    A function of labels and logits float32 [B, T] that returns float32 [B, T].
   """
   losses = []
   for label in cfg.data.labels:

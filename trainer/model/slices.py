@@ -1,4 +1,4 @@
-"""What is said of the samples of one slice, with intervals that hold for few samples too."""
+"""Figures of the samples of one slice, with intervals that also hold for few samples."""
 
 import math
 
@@ -15,13 +15,13 @@ def auc_interval(auc: float, positives: float, negatives: float) -> tuple[float,
 
   Newcombe 2006, "Confidence intervals for an effect size measure based on the Mann-Whitney
   statistic", method 5: the AUCs t for which |auc − t| ≤ z·√V(t), V being Hanley and McNeil's
-  variance of 1982 with the mean of the class sizes for each of them. Unlike DeLong's, it stays
-  honest where a slice has a handful of clicks, or where they are all ranked first.
+  variance of 1982 with the mean of the class sizes for each of them. Unlike DeLong's interval, it
+  covers the true AUC also if a slice has few clicks, or all clicks are ranked first.
 
   Args:
     auc: of the samples.
-    positives: how many there are.
-    negatives: likewise.
+    positives: the number of positive samples.
+    negatives: the number of negative samples.
   """
   mean = (positives + negatives) / 2 - 1
 
@@ -47,8 +47,8 @@ def slice_figures(
 ) -> dict[str, float | int | None]:
   """Returns the figures of a slice's clicks.
 
-  The interval of calibration is normal, on the scale of its logarithm. What it counts as chance is
-  how the clicks vary about their probabilities, which are taken as calibrated within the slice.
+  The interval of calibration is normal on the logarithmic scale. It accounts for the variation of
+  the clicks about their probabilities, assuming that these are calibrated within the slice.
 
   Args:
     labels: float [n], 0 or 1.
@@ -66,7 +66,7 @@ def slice_figures(
   auc = won / pairs_weight if pairs_weight > 0 else None
   low = high = None
   if auc is not None:
-    # Of unequal weights, as many samples of weight 1 as say as much (Kish 1965).
+    # The effective number of samples of unequal weights (Kish 1965).
     classes = [w[y > 0.5], w[y <= 0.5]]
     low, high = auc_interval(auc, *(c.sum() ** 2 / (c @ c) for c in classes))
   inside = np.clip(p, 1e-15, 1 - 2.0**-25)

@@ -1,4 +1,4 @@
-"""The model of several tasks: towers over shared parts, and what turns logits into predictions."""
+"""The model of several tasks: towers over shared parts, and the predictions of their logits."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,9 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-  """Returns z with σ(z) = σ(first)·σ(second), finite however small the product is.
+  """Returns z with σ(z) = σ(first)·σ(second); z is finite however small the product is.
 
-  With 1/σ(a) = 1 + e^−a, 1/p − 1 = e^−a + e^−b + e^−(a+b), and z is −log of that.
+  As 1/σ(a) = 1 + e^−a, the product p has 1/p − 1 = e^−a + e^−b + e^−(a+b), and z is −log of that.
 
   Args:
     first: float32 logits of any shape.
@@ -22,24 +22,24 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
 
 
 class TaskModel(tf.keras.Model):
-  """A logit for each task t of T: bias_t + Σ over the shared and its own interactions.
+  """A logit for each task t of T: bias_t + the logits of the common and the task's interactions.
 
-  A task with `given` predicts that task's probability times its own σ(logit), as ESMM does (Ma et
-  al. 2018, "Entire Space Multi-Task Model"): p(conversion) = p(click)·p(conversion | click), which
-  is trained on all impressions. The logit that this model gives for it is that of the product. A
-  loss of labels that come late trains p(conversion | click) alone: the click's own label was known
-  at once, and what comes on a day, of impressions of days before, says nothing of that day's.
+  A task with `given` predicts the given task's probability times its own σ(logit), as ESMM does (Ma
+  et al. 2018, "Entire Space Multi-Task Model"): p(conversion) = p(click)·p(conversion | click),
+  trained on all impressions. This model returns the logit of the product. A loss for late labels
+  trains only p(conversion | click): the click's label was known at once, and late conversions
+  belong to impressions of earlier days.
 
   Args:
     labels: of the config, T.
-    interactions: terms of every task's logit.
-    shared: gives what `tower`s read, or None.
+    interactions: the common terms of every task's logit.
+    shared: the layer whose output `tower`s read, or None.
     of_tasks: each task's own interactions, in the order of `labels`.
-    given: task -> the task that its prediction is multiplied by.
+    given: task -> the task whose probability multiplies its own.
     dense_columns: Dn.
 
   Attributes:
-    needs: what the layers read of a batch, names of trainer.embedding.layer_inputs.NEEDS.
+    needs: the names of trainer.embedding.layer_inputs.NEEDS that the layers read.
   """
 
   def __init__(
@@ -90,7 +90,7 @@ class TaskModel(tf.keras.Model):
 
     Args:
       logits: float32 [B, T].
-      in_log: as of CTRModel.probability; no label of several was sampled, so it changes nothing.
+      in_log: has no effect: unlike for CTRModel, the negatives of several labels are not sampled.
     """
     columns = zip(tf.unstack(logits, len(self._names), 1), self._predicts_clicks)
     return tf.stack([tf.sigmoid(z) if clicks else z for z, clicks in columns], 1)
