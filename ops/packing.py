@@ -30,8 +30,8 @@ def pack_rows(
     buffer: [m], one block for each of the N processes.
     splits: int32 [N], the number of values in each block.
   """
-  _, offsets, linear, factors = rows
-  return load().ctr_pack_rows(linear, factors, offsets, inverse, counts, T=dtype)
+  columns = rows.linear, rows.factors, rows.offsets
+  return load().ctr_pack_rows(*columns, inverse, counts, T=dtype)
 
 
 def unpack_rows(
@@ -89,5 +89,5 @@ def sum_gradients(
   Returns:
     The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]].
   """
-  _, inverse, _, _, starts, order = deduped
-  return load().ctr_sum_gradients(buffer, counts, offsets, inverse, starts, order)
+  occurrences = deduped.inverse, deduped.starts, deduped.order
+  return load().ctr_sum_gradients(buffer, counts, offsets, *occurrences)
