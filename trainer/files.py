@@ -244,6 +244,18 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Any]) -> None:
   sync_directory(final)
 
 
+def size_of(path: str) -> int:
+  """Returns the bytes of a file, or of all files below a directory."""
+  if os.path.isfile(path):
+    return os.path.getsize(path)
+  size = 0
+  for folder, _, names in os.walk(path):
+    for name in names:
+      with contextlib.suppress(FileNotFoundError):  # it may be removed meanwhile
+        size += os.path.getsize(os.path.join(folder, name))
+  return size
+
+
 def is_done(path: str) -> bool:
   """Returns whether a directory counts."""
   return os.path.isfile(os.path.join(path, DONE))

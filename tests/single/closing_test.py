@@ -11,6 +11,7 @@ import tempfile
 import tensorflow as tf
 import yaml
 
+from tests.support import runs
 from trainer import config
 from trainer.reporting import closing
 from trainer.reporting.live_line import LiveLine
@@ -30,7 +31,7 @@ CONFIG = {
 class ClosingTest(tf.test.TestCase):
   def printed(self, events, tree=CONFIG):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
-    (folder / 'config.yaml').write_text(yaml.safe_dump(tree))
+    runs.write_config(tree, str(folder))
     lines = [json.dumps({'step': i, 'time': i} | e) for i, e in enumerate(events)]
     (folder / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     run, out = read_run(str(folder)), io.StringIO()
@@ -138,7 +139,7 @@ class ClosingTest(tf.test.TestCase):
   def test_names_of_files_are_shown_as_they_are(self):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir())) / 'a run'
     folder.mkdir()
-    (folder / 'config.yaml').write_text(yaml.safe_dump(CONFIG))
+    runs.write_config(CONFIG, str(folder))
     events = [
       {'event': 'train', 'step': 1, 'time': 1, 'pass': name, 'epoch': 0, 'examples': 5}
       for name in ('day [x]', 'day [/x]', 'two\nlines')

@@ -383,6 +383,7 @@ class JobTest(tf.test.TestCase):
     self.assertEqual([e['day'] for e in self.events('eval')], [1, 1], 'the day that ended')
     self.assertEqual([e['waiting'] for e in self.events('train')], [1, 0])
     self.assertTrue(all(e['seconds_behind'] >= 0 for e in self.events('train')))
+    self.assertTrue(all(e['disk_free'] > e['disk_bytes'] > 0 for e in self.events('day_end')))
     self.assertTrue(os.path.exists(f'{self.run_dir}/report.html'))
     self.assertEqual(self.prepared(), [])
     self.watch(data)

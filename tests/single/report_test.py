@@ -162,11 +162,10 @@ class PageTest(tf.test.TestCase):
         click = {figure: e[figure] for figure in ('auc', 'logloss', 'calibration', 'ctr')}
         e['tasks'] = {'click': click, 'conversion': click | {'auc': e['auc'] - 0.25}}
     run_dir = self.write(events=events, plateau={'metric': 'auc', 'task': 'conversion'})
-    path = pathlib.Path(run_dir, 'config.yaml')
-    tree = yaml.safe_load(path.read_text())
+    tree = yaml.safe_load(pathlib.Path(run_dir, 'config.yaml').read_text())
     tree['data'] |= {'valid': ['gone'], 'labels': [{'name': 'click'}, {'name': 'conversion'}]}
     tree['model']['tasks'] = {'click': {}, 'conversion': {}}
-    path.write_text(yaml.safe_dump(tree))
+    runs.write_config(tree, run_dir)
     report.write([run_dir], f'{run_dir}/report.html')
     page = pathlib.Path(run_dir, 'report.html').read_text()
     for name in ('auc', 'logloss', 'calibration'):
@@ -225,6 +224,24 @@ class WordsTest(tf.test.TestCase):
     self.assertIn('A model of linear, fm, dnn over 3 slots', text)
     self.assertIn('24,000 features', text)
     self.assertIn('150,000 samples/s on 2 processes', text)
+
+  def test_the_disk_of_a_stream_is_forecast(self):
+    events = runs.healthy_events()
+    ends = [e for e in events if e['event'] == 'day_end']
+    self.assertGreater(len(ends), 2)
+    for i, end in enumerate(ends):
+      end |= {'disk_bytes': 5e6 + 2e6 * i, 'disk_free': 100e6 - 2e6 * i}
+    days = (100 - 2 * (len(ends) - 1)) / 2
+    self.assertIn(
+      f'MB and grows by 2.0 MB a day: its disk is full in {days:.0f} days.',
+      ' '.join(findings.summary(self.run_of(events))),
+    )
+    for end in ends:
+      end['disk_bytes'] = 5e6
+    self.assertIn(
+      'takes 5.0 MB, and 0.1 GB of its disk are free.',
+      ' '.join(findings.summary(self.run_of(events))),
+    )
 
   def test_a_run_that_was_killed(self):
     events = runs.healthy_events()

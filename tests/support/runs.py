@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from trainer import config
+
 SLOTS = ('user', 'item', 'query')
 WIDTH = 8
 
@@ -119,6 +121,11 @@ def healthy_events(days: int = 4, seed: int = 0) -> list[dict[str, Any]]:
   return events
 
 
+def write_config(tree: dict[str, Any], run_dir: str) -> None:
+  """Writes config.yaml as a run does."""
+  config.write_of_run(config.parse(yaml.safe_dump(tree), 'a test', run_dir=run_dir))
+
+
 def write_run(run_dir: str, events: list[dict[str, Any]], **train: Any) -> str:
   """Writes config.yaml and metrics.jsonl. Returns: `run_dir`."""
   folder = pathlib.Path(run_dir)
@@ -130,6 +137,8 @@ def write_run(run_dir: str, events: list[dict[str, Any]], **train: Any) -> str:
     'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [16]}}]},
     'train': train,
   }
-  (folder / 'config.yaml').write_text(yaml.safe_dump(tree))
+  if 'plateau' in train:
+    tree['data']['valid'] = ['gone']
+  write_config(tree, run_dir)
   (folder / 'metrics.jsonl').write_text(''.join(json.dumps(e) + '\n' for e in events))
   return run_dir

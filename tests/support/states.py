@@ -13,7 +13,7 @@ from trainer.storage import checkpoint
 
 # Figures of an event that differ between equal runs; and events that are as many as there were
 # starts, with the windows of steps between them.
-_FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes')
+_FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes', 'disk_bytes', 'disk_free')
 _OF_STARTS = ('start', 'window', 'save', 'end')
 _OF_ROWS = (
   'show',

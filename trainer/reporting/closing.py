@@ -11,7 +11,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from trainer import config
+from trainer import config, files
 from trainer.reporting import report
 from trainer.reporting.live_line import shortened
 from trainer.reporting.runs import Run, read_run
@@ -140,7 +140,7 @@ def last_lines(run: Run) -> Iterator[str]:
     if bound is not None:
       yield f'      the true probabilities reach AUC {bound:.4f}'
   found = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
-  sizes = {entry.name: _megabytes(entry.path) for entry in found}
+  sizes = {entry.name: files.size_of(entry.path) / 1e6 for entry in found}
   shown = [f'{name} {size:,.1f} MB' for name, size in sizes.items() if size >= SHOWN_MEGABYTES]
   text = f'{run.directory}, {sum(sizes.values()):,.1f} MB: {", ".join(shown)}'
   yield from textwrap.wrap(text.removesuffix(': '), WIDTH, subsequent_indent='  ')
@@ -154,10 +154,3 @@ def last_lines(run: Run) -> Iterator[str]:
 def _chosen(best: pd.Series | None) -> pd.Series | None:
   """The best evaluation, but none of the test, which only measures what was chosen."""
   return None if best is None or best['split'] == 'test' else best
-
-
-def _megabytes(path: str) -> float:
-  if os.path.isfile(path):
-    return os.path.getsize(path) / 1e6
-  files = (os.path.join(folder, f) for folder, _, names in os.walk(path) for f in names)
-  return sum(os.path.getsize(f) for f in files if os.path.isfile(f)) / 1e6

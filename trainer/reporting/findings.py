@@ -17,6 +17,7 @@ BLANK_JUMP = 0.5  # of a slot's blank share between one pass and the median of t
 LABEL_FACTOR = 3.0  # between a pass's click rate and the median of the others
 LABEL_AUC_DROP = 0.1  # of a pass's AUC below the median of its neighbours
 MISCALIBRATED = 0.1
+DAYS_OF_A_FORECAST = 7  # whose growth says how long the disk lasts
 
 
 def _list(names: list[str], most: int = 6) -> str:
@@ -87,6 +88,7 @@ def summary(run: Run) -> list[str]:
       f'The tables hold {last["features"]:,.0f} features, {last["admitted"]:,.0f} of them '
       f'admitted, in {last["table_bytes"] / 1e6:,.1f} MB.'
     )
+  told += _disk(run)
   told += {
     'unfinished': [
       'The run has not finished: it is running still, or was killed; its last event '
@@ -95,6 +97,25 @@ def summary(run: Run) -> list[str]:
     'stopped': ['It was asked to stop, and its state was saved.'],
   }.get(state(run), [])
   return told
+
+
+def _disk(run: Run) -> Iterator[str]:
+  """How long the disk of a run that never ends lasts, as the last days went."""
+  ends = run.of('day_end')
+  if 'disk_bytes' not in ends:
+    return
+  ends = ends.dropna(subset='disk_bytes').tail(1 + DAYS_OF_A_FORECAST)
+  last = ends.iloc[-1]
+  text = f'The run_dir takes {last["disk_bytes"] / 1e6:,.1f} MB'
+  grown = last['disk_bytes'] - ends.iloc[0]['disk_bytes']
+  if grown <= 0:
+    yield f'{text}, and {last["disk_free"] / 1e9:,.1f} GB of its disk are free.'
+    return
+  a_day = grown / (len(ends) - 1)
+  yield (
+    f'{text} and grows by {a_day / 1e6:,.1f} MB a day: its disk is full in '
+    f'{last["disk_free"] / a_day:,.0f} days.'
+  )
 
 
 def _when(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -12,7 +13,7 @@ import numpy as np
 from absl import logging
 
 from ops.sharding import shards_of
-from trainer import config, runtime
+from trainer import config, files, runtime
 from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
@@ -618,7 +619,8 @@ class Job:
     evicted, counts = sum(by_slot.values()), self._counts()
     is_empty = True if ended.is_empty else None
     slots = {slot: {'evicted': n} for slot, n in by_slot.items()}
-    self._write('day_end', day=ended.day, evicted=evicted, empty=is_empty, slots=slots, **counts)
+    fields = counts | self._disk()
+    self._write('day_end', day=ended.day, evicted=evicted, empty=is_empty, slots=slots, **fields)
     self._live.show(
       f'day {ended.day} ended{" without a pass" if is_empty else ""} · {evicted:,} features '
       f'evicted · {counts["features"]:,} left, {counts["admitted"]:,} admitted',
@@ -667,6 +669,13 @@ class Job:
       day=progress.day,
       **fields,
     )
+
+  def _disk(self) -> dict[str, int]:
+    """Of a run that never ends: what it takes of its disk, and what is left there."""
+    if not self.cfg.data.watch or self.communicator.rank:
+      return {}
+    free = shutil.disk_usage(self.cfg.run_dir).free
+    return {'disk_bytes': files.size_of(self.cfg.run_dir), 'disk_free': free}
 
   def _latency(self) -> dict[str, float]:
     """In watch mode, how long ago the pass that was trained last was announced."""
