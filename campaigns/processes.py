@@ -103,7 +103,6 @@ def write_config(folder: str, mode: str) -> str:
     'train': {'batch_size': BATCH, 'deterministic': True, 'log_every_steps': 2},
     'checkpoint': {'every_steps': 3},
     'export': {'base': True, 'delta_every_passes': 1},
-    'metrics': {'auc_buckets': 1000},
     'sync': sync,
   }
   path = f'{folder}/{mode}.yaml'

@@ -270,7 +270,6 @@ def _watching(folder: str, late: str) -> str:
     'train': {'batch_size': 50, 'deterministic': True},
     'checkpoint': {'every_steps': 4},
     'export': {'base': True, 'delta_every_passes': 1},
-    'metrics': {'auc_buckets': 1000},
   }
   with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
     yaml.safe_dump(tree, f)

@@ -13,22 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from ops.library import TensorLike, load
+from ops.row_kinds import HYPER_FIELDS, ROW_KINDS
 
-ROW_OPTIMIZERS = ('sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop')
-# Fields of the `hyper` tensor, in its order: RowHyper of ops/cc/rows/row_optimizers.h.
-HYPER_FIELDS = (
-  'learning_rate',
-  'initial_accumulator',
-  'beta1',
-  'beta2',
-  'epsilon',
-  'learning_rate_power',
-  'beta',
-  'l1',
-  'l2',
-  'l2_catch_up',
-  'clip',
-)
+ROW_OPTIMIZERS = tuple(ROW_KINDS)
 
 
 class RowOptimizer(Protocol):
@@ -54,14 +41,8 @@ def state_floats(kind: str, dim: int) -> int:
   Raises:
     KeyError: for an unknown kind.
   """
-  return {
-    'sgd': 0,
-    'adagrad': dim,
-    'adagrad_row': 1,
-    'adam': 2 * dim,
-    'ftrl': 2 * dim,
-    'rmsprop': dim,
-  }[kind]
+  rule = ROW_KINDS[kind]
+  return rule.state_per_weight * dim + rule.state_per_row
 
 
 def hyper(tables: Sequence[tuple[RowOptimizer, RowOptimizer]], rate: TensorLike = 1.0) -> tf.Tensor:

@@ -175,28 +175,29 @@ class Source:
         logging.warning('%s', line)
     if 'batch_size' in cfg.train.model_fields_set:
       return cfg
+    if (size := config.measured_batch_size(cfg.run_dir)) is not None:
+      if tells:
+        print(f'train.batch_size: {size}, measured when the run began', flush=True)
+      return self._parsed(size)
     from trainer.data.batch_size import suitable
 
     size, samples = suitable(cfg)
-    if size == cfg.train.batch_size:
-      return cfg
-    if tells:
+    if tells and size != cfg.train.batch_size:
       print(
-        f'train.batch_size: {size}, for the log has {samples:,} samples ({cfg.train.batch_size} in '
-        'a large one)',
+        f'train.batch_size: {size}, measured: the log has {samples:,} samples '
+        f'({cfg.train.batch_size} in a large one)',
         flush=True,
       )
-    overrides = [*self.overrides, f'train.batch_size={size}']
-    return dataclasses.replace(self, overrides=overrides)._parsed()
+    return self._parsed(size)
 
   def _where(self) -> str:
     return self.configuration if isinstance(self.configuration, str) else 'config'
 
-  def _parsed(self) -> config.Config:
+  def _parsed(self, batch_size: int | None = None) -> config.Config:
     if isinstance(self.configuration, str):
-      return config.load(self.configuration, self.overrides, self.run_dir)
+      return config.load(self.configuration, self.overrides, self.run_dir, batch_size)
     text = yaml.safe_dump(dict(self.configuration))
-    return config.parse(text, self._where(), self.overrides, self.run_dir)
+    return config.parse(text, self._where(), self.overrides, self.run_dir, batch_size)
 
 
 def train(

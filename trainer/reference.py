@@ -1,21 +1,21 @@
 """Prints the reference of the config: `python -m trainer.reference > docs/config.md`.
 
 Every key stands in it with what it takes, its default, an example and what it means, as the schema
-(trainer/config/), the lifecycle's policy (ops/policy.py) and the layers' docstrings say.
+(trainer/config/) and the layers' docstrings say.
 """
 
 import inspect
 import re
 from collections.abc import Iterable, Iterator
 
-from ops.policy import Policy
 from trainer import command_line, config
-from trainer.config.schema_text import Key, dataclass_keys, keys, one_line_yaml
+from trainer.config.schema_text import Key, keys, one_line_yaml
 
 HEAD = """# Every key of the config
 
 Made by `python -m trainer.reference` out of the schema; a test holds it current.
-`python -m trainer.config --print` shows the same as YAML. Keys are joined by dots in `--set` and in
+`ctr-config --config FILE` shows them with
+the values that a config has. Keys are joined by dots in `--set` and in
 messages, as in `--set train.batch_size=1024`; an entry of a list goes by its number, as in
 `--set data.slots.0.name=user`. `null` means off. Units stand in the names (`…_seconds`, `…_steps`,
 `…_days`).
@@ -43,8 +43,6 @@ EXAMPLES = {
   'data.slots.*.lifecycle': '{admission_threshold: 3}',
   'data.dense': '[{name: price, transform: log1p_standardise}]',
   'data.dense.*.name': 'price',
-  'data.dense.*.mean': '3.5',
-  'data.dense.*.std': '1.2',
   'sparse.tables': '{default: {width: 16}, ids: {width: 32}}',
   'model.interactions': '[linear, fm, {dnn: {hidden: [256, 128]}}]',
   'model.interactions.*.kind': 'dnn',
@@ -82,11 +80,6 @@ def _sections(prefix: str, section: type) -> Iterator[str]:
       path = prefix + key.name + {list: '.*', dict: '.NAME', None: ''}[key.container]
       yield f'\n## `{path}`\n\n{" ".join(inspect.getdoc(key.section).split())}\n'
       yield from _sections(path + '.', key.section)
-    elif key.name == 'lifecycle' and not prefix:
-      yield f'\n## `lifecycle`\n\n{key.meaning}\n'
-      yield from _table(
-        'lifecycle.', dataclass_keys(Policy, config.Config.model_fields[key.name].default)
-      )
 
 
 def _layers() -> Iterator[str]:

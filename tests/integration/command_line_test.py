@@ -135,10 +135,8 @@ class CommandLineTest(tf.test.TestCase):
     more = self.train('--set', 'train.epochs=2')
     self.assertEqual(more.returncode, 0, more.stderr)
     self.assertEqual([e['step'] for e in self.events() if e['event'] == 'train'], [10, 20])
-    other = self.train('--set', 'sparse.tables.default.init=uniform')
-    wanted = (
-      "it holds another model: .* sparse.tables.default.init = 'normal', this config 'uniform'"
-    )
+    other = self.train('--set', 'sparse.tables.default.init_scale=0.5')
+    wanted = 'it holds another model: .* sparse.tables.default.init_scale = 0.01, this config 0.5'
     self.assert_mistake(other, wanted)
 
   def test_a_validation_is_part_of_what_a_run_continues_from(self):

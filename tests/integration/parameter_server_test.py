@@ -44,7 +44,6 @@ sparse:
 model: {interactions: [linear, fm, {dnn: {hidden: [8]}}]}
 train: {batch_size: 64, log_every_steps: 1000}
 sync: {lost_peer_seconds: 20, stalled_peer_seconds: 120}
-metrics: {auc_buckets: 10000}
 """
 
 

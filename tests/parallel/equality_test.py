@@ -121,7 +121,7 @@ class EqualityTest(tf.test.TestCase):
     self.check(self.keep | {'train.schedule': schedule}, self.uneven())
 
   def test_uneven_data_sgd_one_feature_a_slot(self):
-    rule = {'kind': 'sgd', 'learning_rate': 0.5}
+    rule = {'kind': 'sgd', 'learning_rate': 0.5, 'clip': None}
     self.check(
       self.keep | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule},
       self.uneven(single=True, one_has_none=False),

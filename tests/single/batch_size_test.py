@@ -70,12 +70,13 @@ class BatchSizeTest(tf.test.TestCase):
     with contextlib.redirect_stdout(told):
       run = api.fit(self.tree)
     self.assertIn(
-      'train.batch_size: 128, for the log has 4,000 samples (4096 in a large one)', told.getvalue()
+      'train.batch_size: 128, measured: the log has 4,000 samples (4096 in a large one)',
+      told.getvalue(),
     )
     valid = run.metrics.query("event == 'eval' and split == 'valid'")
     self.assertLess(valid['logloss'].min(), 0.95 * valid['base_logloss'].iloc[0])
     self.assertGreater(valid['auc'].max(), 0.7)  # the true probabilities reach .74
-    # What a run has it keeps, though the log grows.
+    # What a run has measured it keeps, though the log grows.
     log(20_000, 0).to_csv(self.folder / 'train.csv', index=False)
     self.assertEqual(api.Source(self.tree).for_its_log().train.batch_size, 128)
     for source, size in (

@@ -11,6 +11,7 @@ import tensorflow as tf
 import yaml
 
 from trainer import config, errors
+from trainer.config import schema_text
 
 GOOD = {
   'data': {
@@ -20,6 +21,20 @@ GOOD = {
   },
   'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
 }
+
+
+def changed(a, b):
+  """The keys at which two configs differ."""
+  one, other = (config.flatten(cfg.model_dump()) for cfg in (a, b))
+  return {key for key in one.keys() | other.keys() if one.get(key, ...) != other.get(key, ...)}
+
+
+def every_key(tree, path=''):
+  """The keys of a config, of its sections too, each with its value."""
+  for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+    yield f'{path}{key}', value
+    if isinstance(value, (dict, list)):
+      yield from every_key(value, f'{path}{key}.')
 
 
 class ConfigTest(tf.test.TestCase):
@@ -84,28 +99,90 @@ class ConfigTest(tf.test.TestCase):
     for kind, (small, large) in of_size.items():
       self.assertAllClose(small, large, msg=kind)
 
-  def test_a_learning_rate_of_ones_own_goes_without_them(self):
-    own = ['sparse.tables.default.linear={kind: adam, learning_rate: 0.01}']
-    linear = self.load(overrides=own).sparse.tables['default'].linear
-    self.assertEqual((linear.epsilon, linear.clip), (1e-7, None))
-    own = ['sparse.tables.default.linear={kind: adagrad_row, learning_rate: 0.05}']
-    sparse = self.load(overrides=own).sparse
-    linear = sparse.tables['default'].linear
-    self.assertEqual((linear.initial_accumulator, linear.clip), (3, None))
-    self.assertEqual(sparse.gradient_scale, 'feature')
-    own = ['sparse.tables.default.linear={kind: sgd, learning_rate: 7}']
-    cfg = self.load(overrides=[*own, 'sparse.gradient_scale=batch'])
-    self.assertEqual(cfg.sparse.tables['default'].linear.learning_rate, 7)
-    self.assertEqual(cfg.sparse.gradient_scale, 'batch')
+  def test_a_learning_rate_of_ones_own_changes_no_other_key(self):
+    for kind in ('sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'):
+      path = 'sparse.tables.default.linear'
+      given = [f'{path}.kind={kind}']
+      self.assertEqual(
+        changed(
+          self.load(overrides=given), self.load(overrides=[*given, f'{path}.learning_rate=3'])
+        ),
+        {f'{path}.learning_rate'},
+      )
+
+  def test_presets(self):
+    for preset, kind, wanted in (
+      ('keras', 'adagrad', {'learning_rate': 0.001, 'initial_accumulator': 0.1, 'epsilon': 1e-7}),
+      ('keras', 'adam', {'learning_rate': 0.001, 'epsilon': 1e-7, 'clip': None}),
+      ('keras', 'rmsprop', {'learning_rate': 0.001, 'beta2': 0.9}),
+      ('paddle', 'adagrad_row', {'learning_rate': 0.05, 'initial_accumulator': 3, 'clip': None}),
+    ):
+      path = 'sparse.tables.default.linear'
+      sparse = self.load(overrides=[f'{path}={{kind: {kind}, preset: {preset}}}']).sparse
+      linear = sparse.tables['default'].linear.model_dump()
+      self.assertEqual({key: linear[key] for key in wanted}, wanted)
+      self.assertEqual(sparse.gradient_scale, 'feature' if preset == 'paddle' else 'batch')
+    with self.assertRaisesRegex(errors.ConfigError, "linear.preset': found 'paddle'; kind 'adam'"):
+      self.load(overrides=[f'{path}={{kind: adam, preset: paddle}}'])
+
+  def test_writing_a_key_with_the_value_that_it_has_changes_nothing(self):
+    """Of every key, and of every section and list as a whole."""
+    rule = 'sparse.tables.default'
+    kinds = ('sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop')
+    pairs = [(kind, 'tuned') for kind in kinds] + [(k, 'keras') for k in ('adam', 'adagrad')]
+    bases = [
+      [],
+      ['data.valid=[y.csv]'],
+      ['data.valid=[y.csv]', 'train.plateau=null'],
+      ['data.valid=[y.csv]', 'train.epochs=3', 'model.loss=squared_error'],
+      ['data.valid=[y.csv]', r'data.day_pattern=(\d+)', 'lifecycle.eviction=score'],
+      ['lifecycle.admission_count=3', 'data.slots.0.lifecycle={decay: 0.5}'],
+      ['lifecycle={admission: none, admission_threshold: 3, admission_count: 2}'],
+      ['lifecycle.delete_after_unseen_days=3'],
+      ['data.slots.1.lifecycle={admission_threshold: 3, min_age_days: 2}'],
+      [f'{rule}={{width: 32, linear: {{kind: sgd, preset: paddle}}}}'],
+      *[
+        ['train.batch_size=256', f'{rule}.factors={{kind: {kind}, preset: {preset}}}']
+        for kind, preset in pairs
+      ],
+    ]
+    for base in bases:
+      cfg = self.load(overrides=base)
+      for key, value in every_key(cfg.model_dump()):
+        again = self.load(overrides=[*base, f'{key}={yaml.safe_dump(value)}'])
+        self.assertEqual(changed(cfg, again), set(), (base, key))
+
+  def test_set_reaches_into_the_short_form_of_an_interaction(self):
+    for given in ('model.interactions.2.dnn.hidden=[64]', 'model.interactions.2.args.hidden=[64]'):
+      self.assertEqual(self.load(overrides=[given]).model.interactions[2].args, {'hidden': [64]})
+    cfg = self.load(overrides=['model.interactions.1.fm={}', 'model.interactions.2.kind=cross'])
+    self.assertEqual([i.kind for i in cfg.model.interactions], ['linear', 'fm', 'cross'])
+
+  def test_a_config_is_explained(self):
+    cfg = self.load(overrides=['sparse.tables.default.linear.kind=adam', 'data.valid=[y.csv]'])
+    text = schema_text.explained(cfg)
+    self.assertEqual(config.parse(text, 'explained'), cfg)
+    for line in (
+      'valid: [y.csv]  # given',
+      'kind: adam  # given',
+      'epsilon: 1.0e-05  # from linear.kind and preset',
+      'epochs: 20  # from train.plateau',
+      'every_passes: 1  # default',
+    ):
+      self.assertIn(f'  {line}\n', text)
+    other = self.load(overrides=['sparse.tables.default.linear.kind=adam'])
+    self.assertEqual({key for key, *_ in schema_text.differences(cfg, other)}, changed(cfg, other))
 
   def test_a_static_log_with_validation_has_epochs_and_early_stopping(self):
     for loss, metric in (('log_loss', 'auc'), ('squared_error', 'rmse')):
       cfg = self.load(overrides=['data.valid=[y.csv]', f'model.loss={loss}'])
       found = (cfg.train.epochs, cfg.train.plateau, cfg.deciding_metric)
       self.assertEqual(found, (config.STATIC_EPOCHS, config.Plateau(), metric))
+    train = self.load(overrides=['data.valid=[y.csv]', 'train.epochs=3']).train
+    self.assertEqual((train.epochs, train.plateau), (3, config.Plateau()))
     for overrides in (
       [],
-      ['data.valid=[y.csv]', 'train.epochs=1'],
+      ['data.valid=[y.csv]', 'train.plateau=null'],
       ['data.valid=[y.csv]', 'data.day_pattern=(\\d+)'],
     ):
       train = self.load(overrides=overrides).train
@@ -125,16 +202,6 @@ class ConfigTest(tf.test.TestCase):
         f.write(damaged)
       with self.assertRaisesRegex(errors.ConfigError, f'^{run_dir}/config.yaml: '):
         config.load_of_run(run_dir)
-      with self.assertRaisesRegex(errors.ConfigError, f'^{run_dir}/config.yaml: '):
-        self.load(overrides=[f'run_dir={run_dir}'])  # which takes its defaults from there
-
-  def test_the_old_spelling_of_catch_up_is_read(self):
-    cfg = self.load(
-      overrides=['sparse.tables.default={linear: {l2_mode: owed}, factors: {l2_mode: touch}}']
-    )
-    table = cfg.sparse.tables['default']
-    self.assertEqual((table.linear.l2_mode, table.factors.l2_mode), ('catch_up', 'touch'))
-    self.assertNotIn('owed', config.dump(cfg))
 
   def test_the_default_run_dir_follows_from_the_name_of_the_file(self):
     path = os.path.join(self.get_temp_dir(), 'my.clicks.yaml')
@@ -178,7 +245,10 @@ class ConfigTest(tf.test.TestCase):
       (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*greater than 0"),
       (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*integer"),
       (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),
-      (['lifecycle.decay=3'], r'decay: found 3; wanted a number in \[0, 1\]'),
+      (
+        ['lifecycle.decay=3'],
+        r"lifecycle.decay': found 3; input should be less than or equal to 1",
+      ),
       (
         ['data.slots.0.lifecycle={deacy: 1}'],
         r"unknown key 'data.slots.0.lifecycle.deacy'; the nearest valid name is 'decay'",
@@ -230,14 +300,13 @@ class ConfigTest(tf.test.TestCase):
         r"'train.dense_optimizer.args.momentm'; the nearest valid name is 'momentum'",
       ),
       (['train.dense_optimizer.args={beta_1: x}'], r"beta_1': found 'x'; wanted a finite number"),
-      (['lifecycle={admission_count: 3, admission_threshold: 2}'], r'found thresholds of '),
+      (['lifecycle={admission_count: 3, admission_threshold: 2}'], r'which are of several modes'),
       (['data.slots.².name=x'], r"'data.slots.²' is not there|the list has 3 entries"),
       (['train.batch_size=2024-13-45'], r"batch_size': found '2024-13-45'"),
       (['train.batch_size=!!int ""'], r'not YAML'),
       (['model.interactions=' + '[' * 3000], r'nested too deep|not YAML'),
       (['data.label=' + 'x' * 5000 + ': y'], r'.'),
       (['data.late=skp'], r"key 'data.late': found 'skp'"),
-      (['data.label_is=real'], r"wants 'squared_error'"),
       (['train.batch_size'], r'wanted KEY=VALUE'),
       (['train.batch_size.x=1'], r'.'),
       (['data.slots.7.name=x'], r'the list has 3 entries'),

@@ -91,7 +91,7 @@ class FiniteTest(tf.test.TestCase):
     self.assertEqual(self.checkpoints(), [])
 
   def test_a_rate_far_above_its_default_is_named(self):
-    rule = {'kind': 'sgd', 'learning_rate': 1e6}
+    rule = {'kind': 'sgd', 'learning_rate': 1e6, 'clip': None}
     sparse = {'tables': {'default': {'linear': rule, 'factors': rule}}}
     wanted = r'sparse.tables.default.\w+.learning_rate is 1e\+06; wanted about '
     with self.assertRaisesRegex(UserError, wanted):

@@ -41,6 +41,7 @@ COMMANDS = {
   'report',
   'inspect',
   'reference',
+  'resolve',
 }
 
 

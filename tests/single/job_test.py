@@ -262,7 +262,7 @@ class JobTest(tf.test.TestCase):
       loss: ({'label': 'click'}, linear | {'loss': loss})
       for loss in ('log_loss', 'focal', 'fake_negative', 'squared_error')
     }
-    cases['real'] = {'label': 'price', 'label_is': 'real'}, linear | {'loss': 'squared_error'}
+    cases['real'] = {'label': 'price'}, linear | {'loss': 'squared_error'}
     for name, labels in (
       ('click first', [{'name': 'click'}, price]),
       ('price first', [price, {'name': 'click'}]),
@@ -450,7 +450,7 @@ class JobTest(tf.test.TestCase):
     self.assertRegex(
       told, r'^lifecycle.admission_threshold 1000 admits 0 of the 14 features seen \(0.0%\)'
     )
-    plain = one.cfg.model_copy(update={'lifecycle': {}})
+    plain = one.cfg.model_copy(update={'lifecycle': config.Lifecycle()})
     self.assertIsNone(closing.few_admitted(plain, read_events(self.run_dir)))
 
   def test_a_run_without_a_checkpoint_pins_nothing(self):
@@ -460,8 +460,8 @@ class JobTest(tf.test.TestCase):
         self.make_job(data, sparse={'tables': {'default': {'width': 4}}}).run()
     self.make_job(data).run()
     self.make_job(data, lifecycle={'admission': 'none'}).run()  # the same, in other words
-    with self.assertRaisesRegex(UserError, "another model.*sparse.tables.default.init = 'normal'"):
-      self.make_job(data, sparse={'tables': {'default': {'init': 'uniform'}}}).run()
+    with self.assertRaisesRegex(UserError, r'another model.*init_scale = 0\.01'):
+      self.make_job(data, sparse={'tables': {'default': {'init_scale': 0.5}}}).run()
 
   def test_commands_leave_the_run_dir_as_it_is(self):
     data = {'train': [self.write('a.csv')], 'valid': [self.write('b.csv')]}

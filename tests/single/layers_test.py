@@ -184,12 +184,6 @@ class InteractionsTest(LayerTestCase):
 
     self.check(Linear(), oracle)
 
-  def test_linear_without_dense(self):
-    self.check(
-      Linear(dense_linear=False),
-      lambda log, _: np.array([sum(log.linear[row] * x for _, row, x in s) for s in log.samples]),
-    )
-
   def test_fm(self):
     self.check(FM(), lambda log, _: log.pairs(lambda i, j: log.factor(*i) @ log.factor(*j)))
 

@@ -110,10 +110,6 @@ class ModelTest(tf.test.TestCase):
     self.assertIsNone(embedded.linear)
     self.assertIsNone(embedded.field_factors)
 
-  def test_dense_columns_are_linear_only_where_wanted(self):
-    self.assertLen(build(make_config(['linear'])).variables, 2)
-    self.assertLen(build(make_config(['linear'], dense_linear=False)).variables, 1)
-
   def test_negative_sampling_is_corrected(self):
     """Keep a share of the negatives, fit the odds by counting, and find the true rate again."""
     rng = np.random.default_rng(0)

@@ -61,7 +61,6 @@ def make_config(**data):
   tree = {
     'slots': [{'name': f's{i}'} for i in range(SLOTS)],
     'dense': [{'name': f'd{i}'} for i in range(DENSE)],
-    'label_is': 'real',
     'weight': 'w',
     'group': 's0',
   }

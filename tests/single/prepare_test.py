@@ -30,10 +30,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / 'shared' / 'data'
 
 
-def make_config(data, tables=('default',)):
+def make_config(data, tables=('default',), loss='log_loss'):
   tree = {
     'data': {'train': ['unused'], 'label': 'click', **data},
-    'model': {'interactions': ['linear']},
+    'model': {'interactions': ['linear'], 'loss': loss},
     'sparse': {'tables': {t: {} for t in tables}},
   }
   return config.Config.model_validate(tree)
@@ -404,7 +404,7 @@ class CsvTest(PrepareTestCase):
     self.assertEqual(meta['bad']['kinds'], {'label': 1})
 
   def test_real_labels(self):
-    cfg = make_config({'slots': [{'name': 'a'}], 'label_is': 'real', 'max_bad_share': 0.6})
+    cfg = make_config({'slots': [{'name': 'a'}], 'max_bad_share': 0.6}, loss='squared_error')
     _, one = self.prepare(cfg, 'a,click\nx,-2.5\nx,7\nx,\nx,inf\n')
     self.assertAllEqual(next(one.batches(9)).label, [-2.5, 7])
 
@@ -595,7 +595,6 @@ class BadInputTest(PrepareTestCase):
       ({'delimiter': ',,'}, "data.delimiter: found ',,'; wanted one ASCII character"),
       ({'delimiter': '\\t'}, 'a tab is written "\\\\t" in double quotes'),
       ({'label_positive': '('}, r"data.label_positive: found '\('; wanted a regular expression"),
-      ({'label_positive': 'x', 'label_is': 'real'}, "wanted data.label_is 'binary'"),
       ({'columns': ['click', 'user']}, "data.columns: no column 'w'"),
     ):
       with self.assertRaisesRegex(UserError, message):

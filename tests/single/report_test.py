@@ -161,10 +161,11 @@ class PageTest(tf.test.TestCase):
       if 'auc' in e and e['event'] != 'importance':
         click = {figure: e[figure] for figure in ('auc', 'logloss', 'calibration', 'ctr')}
         e['tasks'] = {'click': click, 'conversion': click | {'auc': e['auc'] - 0.25}}
-    run_dir = self.write(events=events, plateau={'metric': 'auc', 'task': 'conversion'})
+    run_dir = self.write(events=events)
     tree = yaml.safe_load(pathlib.Path(run_dir, 'config.yaml').read_text())
     tree['data'] |= {'valid': ['gone'], 'labels': [{'name': 'click'}, {'name': 'conversion'}]}
     tree['model']['tasks'] = {'click': {}, 'conversion': {}}
+    tree['train']['plateau'] = {'metric': 'auc', 'task': 'conversion'}
     runs.write_config(tree, run_dir)
     report.write([run_dir], f'{run_dir}/report.html')
     page = pathlib.Path(run_dir, 'report.html').read_text()

@@ -4,12 +4,14 @@ import os
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 import dataclasses
+import pathlib
+import re
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from ops import row_optimizers, row_store
+from ops import row_kinds, row_optimizers, row_store
 from tests.support import row_oracle
 from tests.support.row_oracle import Optimizer
 
@@ -55,6 +57,29 @@ class RowOptimizersTest(tf.test.TestCase, parameterized.TestCase):
     if ours.kind == 'ftrl' and ours.l1:
       self.assertGreater(np.sum(rows[:, :DIM].numpy() == 0), 0)
       self.assertAllEqual(rows[:, :DIM] == 0, variable == 0)
+
+  def test_the_table_of_row_optimizers_is_that_of_the_c_plus_plus(self):
+    header = (pathlib.Path(row_optimizers.__file__).parent / 'cc/rows/row_optimizers.h').read_text()
+    struct = header.partition('struct RowHyper {')[2].partition('}')[0]
+    self.assertEqual(tuple(re.findall(r'float (\w+);', struct)), row_kinds.HYPER_FIELDS)
+    weights = np.ones([1, DIM], np.float32)
+    changes = {'initial_accumulator': 0.9, 'beta1': 0.5, 'beta2': 0.5, 'epsilon': 0.1, 'beta': 1.0}
+    changes['learning_rate_power'] = -0.2
+
+    def stepped(o):
+      hyper = one_hyper(o)
+      rows = row_optimizers.row_init(weights, hyper, o.kind)
+      self.assertEqual(rows.shape[1], DIM + row_optimizers.state_floats(o.kind, DIM))
+      for step in (1, 2, 3):
+        gradient = np.full([1, DIM], 0.3 * step, np.float32)
+        rows = row_optimizers.row_update(rows, gradient, [1.0], [step - 1], hyper, step, o.kind)
+      return rows[:, :DIM].numpy().tolist()
+
+    for kind, rule in row_kinds.ROW_KINDS.items():
+      usual = Optimizer(kind, l1=0.01, l2=0.01, clip=0.5, initial_accumulator=0.2)
+      for key, value in changes.items():
+        same = stepped(usual) == stepped(dataclasses.replace(usual, **{key: value}))
+        self.assertEqual(same, key not in rule.reads, (kind, key))
 
   @parameterized.product(
     kind=row_optimizers.ROW_OPTIMIZERS, dim=[1, 8, 37], mode=['touch', 'catch_up']

@@ -23,7 +23,7 @@ KEEP = {
 
 class FactorTest(tf.test.TestCase, parameterized.TestCase):
   @parameterized.parameters(
-    ({'kind': 'warmup', 'warmup_steps': 4}, [0.25, 0.5, 0.75, 1, 1, 1]),
+    ({'warmup_steps': 4}, [0.25, 0.5, 0.75, 1, 1, 1]),
     ({'kind': 'step', 'period': 2, 'factor': 0.5}, [1, 1, 0.5, 0.5, 0.25, 0.25]),
     (
       {'kind': 'step', 'period': 2, 'factor': 0.5, 'warmup_steps': 2},

@@ -146,7 +146,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     return batches_of
 
   def test_sgd(self):
-    rule = {'kind': 'sgd', 'learning_rate': 0.1}
+    rule = {'kind': 'sgd', 'learning_rate': 0.1, 'clip': None}
     self.check(
       KEEP | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule},
       2,
@@ -155,7 +155,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     )
 
   def rules(self, kind, rate, dense=None):
-    rule = {'kind': kind, 'learning_rate': rate}
+    rule = {'kind': kind, 'learning_rate': rate, 'clip': None}
     return KEEP | {
       'sparse.tables.default.linear': rule,
       'sparse.tables.default.factors': rule,
@@ -341,8 +341,6 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         'sparse.store': store,
         'model.interactions': ['linear'],
         'model.loss': 'squared_error',
-        'model.dense_linear': False,
-        'data.label_is': 'real',
       }
     )
     batch = make_batch(np.random.default_rng(0), 8, vocabulary=3)
@@ -413,7 +411,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
   def test_geo_merges_differences(self, store):
     """Two workers in turns train as the formulas in NumPy do, also by FTRL, whose z must follow."""
     sgd, ftrl = (
-      {'kind': 'sgd', 'learning_rate': 0.02},
+      {'kind': 'sgd', 'learning_rate': 0.02, 'clip': None},
       {
         'kind': 'ftrl',
         'learning_rate': 0.1,
@@ -423,7 +421,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         'initial_accumulator': 0.1,
       },
     )
-    self.check_merges(store, sgd, sgd)
+    self.check_merges(store, sgd, {'kind': 'sgd', 'learning_rate': 0.02})
     args = {'l1_regularization_strength': 0.05, 'l2_regularization_strength': 0.1 / 2, 'beta': 0.2}
     self.check_merges(store, ftrl, {'kind': 'ftrl', 'learning_rate': 0.1, 'args': args})
 
@@ -440,13 +438,14 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         'sparse.store': store,
         'model.interactions': ['linear'],
         'model.loss': 'squared_error',
-        'model.dense_linear': False,
-        'data.label_is': 'real',
+        'data.dense': [],
       }
     )
     batches = [
       [
-        make_batch(np.random.default_rng(10 * r + i), 8, vocabulary=5, single=True)
+        make_batch(np.random.default_rng(10 * r + i), 8, vocabulary=5, single=True)._replace(
+          dense=np.zeros([8, 0], np.float32)
+        )
         for i in range(rounds)
       ]
       for r in range(2)

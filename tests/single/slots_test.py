@@ -20,7 +20,6 @@ from trainer.model.metrics import MetricSums
 def histogram_of(labels, predictions):
   cfg = types.SimpleNamespace(
     labels=[types.SimpleNamespace(name='click', loss='log_loss')],
-    metrics=types.SimpleNamespace(auc_buckets=100_000),
   )
   metrics = MetricSums(cfg)
   metrics.update(labels, predictions, tf.ones_like(labels))

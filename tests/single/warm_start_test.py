@@ -110,7 +110,7 @@ class WarmStartTest(tf.test.TestCase):
     other.run()
     self.assertEqual(other.step.steps, 4 + 3)
     with self.assertRaisesRegex(UserError, 'it holds another model: .*sparse.tables.default'):
-      self.make_job(['user', 'item'], table={'init': 'uniform'}).run()
+      self.make_job(['user', 'item'], table={'init_scale': 0.5}).run()
 
   def test_a_table_of_another_width_under_other_row_optimizers(self):
     """Weights are taken over; new columns are as if the features were new."""

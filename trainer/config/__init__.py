@@ -9,29 +9,23 @@ the whole, `checks.py` the checks that span several keys, `effects.py` tells wha
 `yaml_text.py` reads YAML, `messages.py` words a mistake, `schema_text.py` prints the schema.
 """
 
+from ops.row_kinds import row_defaults
 from trainer.config.data import MAX_SLOTS, Data, DenseColumn, History, Label, Loss, Slot
 from trainer.config.export import Export, Gate
-from trainer.config.lifecycle import LIFECYCLE_MODES
+from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.loading import (
   columns_wanted,
   dump,
-  flatten,
   load,
   load_of_run,
+  measured_batch_size,
   parse,
   write_of_run,
 )
 from trainer.config.model import INTERACTIONS, SHARED, Interaction, Model, Task
 from trainer.config.schema import Config
 from trainer.config.section import Section
-from trainer.config.sparse import (
-  SCALED_BY_FEATURE,
-  WIDTH,
-  RowOptimizer,
-  Sparse,
-  Table,
-  row_defaults,
-)
+from trainer.config.sparse import WIDTH, RowOptimizer, Sparse, Table
 from trainer.config.sync import Sync
 from trainer.config.train import (
   BATCH_SIZE,
@@ -39,8 +33,8 @@ from trainer.config.train import (
   STATIC_EPOCHS,
   Checkpoint,
   DenseOptimizer,
-  Metrics,
   Plateau,
   Schedule,
   Train,
 )
+from trainer.config.yaml_text import flatten

@@ -1,14 +1,11 @@
 """The checks that span several keys."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable
 from typing import NoReturn
 
-from ops.policy import Policy
 from trainer.config.data import MAX_SLOTS
-from trainer.config.lifecycle import LIFECYCLE_MODES
 from trainer.config.model import INTERACTIONS, SHARED
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
@@ -156,8 +153,6 @@ def check(cfg: Config, where: str) -> None:
       )
   if 'ffm' in kinds and len(cfg.sparse.tables) > 1:
     fail('model.interactions', f"'ffm' needs one table; found {sorted(cfg.sparse.tables)}")
-  if data.label_is == 'real' and cfg.model.loss != 'squared_error':
-    fail('model.loss', f"found '{cfg.model.loss}'; data.label_is 'real' wants 'squared_error'")
   gate = cfg.export.gate
   if gate and not cfg.train.progressive_validation:
     fail('export.gate', 'needs train.progressive_validation true; found false')
@@ -198,17 +193,6 @@ def check(cfg: Config, where: str) -> None:
     )
   if cfg.sync.ports and cfg.sync.ports[0] > cfg.sync.ports[1]:
     fail('sync.ports', f'found {list(cfg.sync.ports)}; wanted [first, last] with first <= last')
-  known = {f.name for f in dataclasses.fields(Policy)} - {'per_slot'}
-  for place, keys in [('lifecycle', cfg.lifecycle)] + [
-    (f'data.slots.{i}.lifecycle', s.lifecycle) for i, s in enumerate(data.slots)
-  ]:
-    for key in keys:
-      if key not in known:
-        raise ConfigError(f"{where}: unknown key '{place}.{key}'{nearest(key, known)}")
-  for kind in LIFECYCLE_MODES:
-    modes = cfg._modes(kind)
-    if kind not in cfg.lifecycle and len(modes) > 1 and kind == 'admission':
-      fail('lifecycle', f'found thresholds of {modes}; wanted lifecycle.{kind} to say which counts')
   optimizer = cfg.train.dense_optimizer
   valid = (*OPTIMIZER_ARGS[optimizer.kind], *CLIPPING)
   for name, value in optimizer.args.items():
@@ -225,10 +209,6 @@ def check(cfg: Config, where: str) -> None:
       fail(key, f'found {short(value)}; wanted a number >= 0')
     if value > 0 and name == 'learning_rate_power':
       fail(key, f'found {short(value)}; wanted a number <= 0')
-  try:
-    cfg.policy()
-  except (ValueError, TypeError) as e:
-    raise ConfigError(f"{where}: key 'lifecycle': {e}") from None
 
 
 def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
@@ -242,8 +222,8 @@ def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
     return
   if len(names) < 2:
     fail('data.labels', f'found {names}; wanted at least two, or the one as data.label')
-  of_one = (data.label, data.label_positive, data.label_negative, data.label_is)
-  if of_one != ('label', None, None, 'binary'):
+  of_one = (data.label, data.label_positive, data.label_negative)
+  if of_one != ('label', None, None):
     fail('data.labels', 'found beside the keys of data.label; wanted either')
   for name in names:
     if not re.fullmatch(r'[A-Za-z]\w*', name, re.ASCII):
@@ -299,11 +279,7 @@ def _check_schedule(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
   schedule = cfg.train.schedule
   if schedule is None:
     return
-  if schedule.kind == 'warmup' and not schedule.warmup_steps:
-    fail(
-      'train.schedule.warmup_steps', "found 0 with kind 'warmup'; wanted how long the rates rise"
-    )
-  if schedule.kind != 'warmup' and schedule.period is None:
+  if schedule.kind != 'constant' and schedule.period is None:
     fail(
       'train.schedule.period',
       f"found null with kind '{schedule.kind}'; wanted the steps of a fall (trainer.run --dry_run "

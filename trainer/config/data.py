@@ -1,9 +1,8 @@
 """The sections below `data`: where the log lies and how to read it."""
 
-from typing import Any, Literal
+from typing import Literal
 
-import pydantic
-
+from trainer.config.lifecycle import Thresholds
 from trainer.config.section import (
   NonNegative,
   NonNegativeInt,
@@ -44,8 +43,8 @@ class Slot(Section):
   reads it against."""
   pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'
   """How several features of a sample become the slot vector that dnn and cross read."""
-  lifecycle: dict[str, Any] = {}
-  """Thresholds of `lifecycle` that differ for this slot."""
+  lifecycle: Thresholds | None = None
+  """Thresholds that differ for this slot; null: those of `lifecycle`."""
 
 
 class DenseColumn(Section):
@@ -57,10 +56,6 @@ class DenseColumn(Section):
   """log1p is sign(x)·log(1 + |x|); standardise is (x − mean) / std, after log1p."""
   missing: float = 0.0
   """What the model sees, after the transform, where the value is missing."""
-  mean: float | None = None
-  """Of standardise; null: measured on the first training pass."""
-  std: Positive | None = None
-  """Of standardise; null: measured on the first training pass."""
 
 
 class Label(Section):
@@ -108,9 +103,7 @@ class Data(Section):
   columns: list[str] | None = None
   """Names of the columns, where a csv file has no header line."""
   label: str = 'label'
-  """The column of the label."""
-  label_is: Literal['binary', 'real'] = 'binary'
-  """binary: 0 or 1; real: any number, for squared_error."""
+  """The column of the label: 0 or 1, or any number where model.loss is squared_error."""
   label_positive: str | None = None
   """A regular expression: a label that matches it whole is 1, any other text 0. null: labels are 0
   and 1."""
@@ -157,12 +150,3 @@ class Data(Section):
   keep_prepared_passes: NonNegativeInt | None = None
   """How many of the passes that the run converted are kept in run_dir/prepared once they were
   trained on. The default is 2 with data.watch; null: all."""
-
-  @pydantic.model_validator(mode='before')
-  @classmethod
-  def _defaults_of_a_stream(cls, tree: Any) -> Any:
-    """A stream never ends, so that what it may refuse and what it keeps is bounded."""
-    if not isinstance(tree, dict) or not tree.get('watch'):
-      return tree
-    days = {'max_days_ahead': 14} if tree.get('day_pattern') else {}
-    return {'max_refused_passes': 10, 'keep_prepared_passes': 2} | days | tree

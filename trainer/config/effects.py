@@ -3,22 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config.lifecycle import LIFECYCLE_MODES
+from ops.row_kinds import ROW_KINDS
+from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.config.sparse import RowOptimizer
 from trainer.errors import ConfigError
 
-# What a row optimizer reads beside its rate, l1, l2, l2_mode and clip.
-_READ_BY_KIND = {
-  'sgd': set(),
-  'adagrad': {'initial_accumulator', 'epsilon'},
-  'adagrad_row': {'initial_accumulator'},
-  'adam': {'beta1', 'beta2', 'epsilon'},
-  'ftrl': {'initial_accumulator', 'learning_rate_power', 'beta'},
-  'rmsprop': {'beta2', 'epsilon'},
-}
-_KIND_KEYS = sorted(set.union(*_READ_BY_KIND.values()))
+# What some row optimizers read and others do not.
+_KIND_KEYS = sorted(frozenset().union(*(kind.reads for kind in ROW_KINDS.values())))
 
 
 def check_effects(cfg: Config, where: str) -> None:
@@ -67,7 +60,7 @@ def _of_rows(cfg: Config) -> Found:
     for part in ('linear', 'factors'):
       rule: RowOptimizer = getattr(table, part)
       path = f'sparse.tables.{name}.{part}'
-      other = [key for key in _KIND_KEYS if key not in _READ_BY_KIND[rule.kind]]
+      other = [key for key in _KIND_KEYS if key not in ROW_KINDS[rule.kind].reads]
       yield from _given(path, rule, other, f"on kind '{rule.kind}'")
       # adam and rmsprop have moments, which steps without a gradient move, too.
       if rule.l2 == 0 and rule.kind not in ('adam', 'rmsprop'):
@@ -84,28 +77,27 @@ def _of_lifecycle(cfg: Config) -> Found:
   }
   if policy.eviction == 'score':
     del idle['delete_after_unseen_days']  # which score and unseen both read
-  if policy.admission != 'probability':
-    idle['seed'] = idle['admission_probability']
   if policy.capacity is None:
     idle['capacity_by'] = 'without lifecycle.capacity'
   if cfg.data.day_pattern is None:
     idle['decay'] = 'without data.day_pattern: it happens at the end of each day'
-  places = [('lifecycle', cfg.lifecycle)]
-  places += [(f'data.slots.{i}.lifecycle', s.lifecycle) for i, s in enumerate(cfg.data.slots)]
-  for path, given in places:
-    for key, value in given.items():
-      if key in idle:
-        yield f'{path}.{key}', value, idle[key]
+  places = [('lifecycle', cfg.lifecycle, Lifecycle())]
+  places += [
+    (f'data.slots.{i}.lifecycle', slot.lifecycle, cfg.lifecycle)
+    for i, slot in enumerate(cfg.data.slots)
+    if slot.lifecycle
+  ]
+  for path, section, usual in places:
+    for key, why in idle.items():
+      value = getattr(section, key, None)
+      if value is not None and value != getattr(usual, key):
+        yield f'{path}.{key}', value, why
 
 
 def _of_model(cfg: Config) -> Found:
   losses = [label.loss for label in cfg.labels]
   if 'focal' not in losses:
     yield from _given('model', cfg.model, ['focal_gamma'], 'without a loss of kind focal')
-  linear = any(one.kind == 'linear' for one in cfg.model.all_interactions().values())
-  if not (linear and cfg.data.dense):
-    why = 'without linear among the interactions and columns in data.dense'
-    yield from _given('model', cfg.model, ['dense_linear'], why)
 
 
 def _of_sync(cfg: Config) -> Found:

@@ -1,6 +1,14 @@
-"""The section `lifecycle`: which modes its thresholds are of."""
+"""The section `lifecycle`: when features earn their factors, fade and are deleted."""
 
-# What a threshold switches on where the mode is not given.
+from typing import Annotated, Literal
+
+import pydantic
+
+from trainer.config.section import NonNegative, NonNegativeInt, PositiveInt, Section, Share
+
+Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+
+# The mode that a threshold belongs to.
 LIFECYCLE_MODES = {
   'admission': {
     'admission_threshold': 'score',
@@ -13,3 +21,56 @@ LIFECYCLE_MODES = {
     'delete_after_unseen_days': 'unseen',
   },
 }
+
+
+class Thresholds(Section):
+  """Thresholds that a slot may have of its own. Those that are left out are as in `lifecycle`."""
+
+  nonclk_coeff: NonNegative = 0.1
+  """What a show without a click adds to the score."""
+  clk_coeff: NonNegative = 1.0
+  """What a click adds to the score."""
+  admission_threshold: Finite | None = None
+  """admission score: the score that earns factors. The default is 10 with this admission."""
+  admission_count: NonNegative | None = None
+  """admission count: the shows that earn factors. The default is 10 with this admission."""
+  admission_probability: Share | None = None
+  """admission probability: of each occurrence; decided by (seed, key, count). The default is 0.1
+  with this admission."""
+  base_threshold: Finite | None = None
+  """Exports leave out features with a lower score; null: they leave none out for its score. The
+  default is 1.5 where admission or eviction is score."""
+  delta_threshold: Finite | None = None
+  """A delta holds the features whose score has grown by this much since they were last written;
+  null: all that were seen since. The default is 0.25 where admission or eviction is score."""
+  delta_keep_days: NonNegativeInt | None = None
+  """Exports leave out features that were unseen for more days than this; null: none for that. The
+  default is 16 where admission or eviction is score."""
+  decay: Share = 0.98
+  """What show and click are multiplied by at the end of each day."""
+  delete_threshold: Finite | None = None
+  """eviction score: a feature with a lower score is deleted. The default is 0.8 with this
+  eviction."""
+  delete_after_unseen_days: NonNegativeInt | None = None
+  """A feature that was unseen for more days than this is deleted; null: never for that. The default
+  is 30 where eviction is score or unseen."""
+  min_age_days: NonNegativeInt | None = None
+  """Features of fewer days are not deleted for their score; null: none is spared."""
+
+
+class Lifecycle(Thresholds):
+  """When a feature earns its factors, fades, is deleted and is exported; the rules of
+  PaddlePaddle's CTR accessor. score = (show - click) · nonclk_coeff + click · clk_coeff."""
+
+  admission: Literal['score', 'count', 'probability', 'none'] = 'none'
+  """What earns a feature its factors. score: its score reaches admission_threshold; count: it was
+  shown admission_count times; probability: a draw at each occurrence; none: nothing is asked. The
+  default is the mode whose threshold, here or of a slot, is not null."""
+  eviction: Literal['score', 'unseen', 'none'] = 'none'
+  """What deletes a feature at the end of a day. score: a low score or unseen days; unseen: unseen
+  days only; none: nothing. The default is score where delete_threshold or min_age_days, here or of
+  a slot, is not null, and unseen where delete_after_unseen_days is."""
+  capacity: PositiveInt | None = None
+  """How many features are kept at the end of a day, the best by capacity_by; null: no bound."""
+  capacity_by: Literal['score', 'recency', 'frequency'] = 'score'
+  """Which features are the best for capacity."""

@@ -11,57 +11,21 @@ import yaml
 from trainer import files
 from trainer.config.checks import check
 from trainer.config.messages import one_line
+from trainer.config.model import interaction
 from trainer.config.schema import Config
-from trainer.config.yaml_text import read_yaml, set_key
+from trainer.config.yaml_text import flatten, read_yaml, set_key
 from trainer.errors import ConfigError, printable
 
 
-def _kept(tree: Any, old: Any) -> Any:
-  """Returns `tree` with what it leaves out as `old` has it, but where `kind` is another."""
-  if not isinstance(tree, dict) or not isinstance(old, dict):
-    return tree
-  if 'kind' in tree and tree['kind'] != old.get('kind'):
-    return tree
-  return old | {key: _kept(value, old.get(key)) for key, value in tree.items()}
-
-
-def _with_defaults_of_run(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns `tree` with the defaults that its run_dir was begun with, where it says nothing.
-
-  Defaults may change from release to release; a run goes on with those that it has.
-  """
-  path = os.path.join(str(tree.get('run_dir') or ''), 'config.yaml')
-  if not tree.get('run_dir') or not os.path.isfile(path):
-    return tree
-  old = read_yaml(_text_of_run(path), path)
-  old_sparse, old_train = (
-    dict(old[key]) if isinstance(old, dict) and isinstance(old.get(key), dict) else {}
-    for key in ('sparse', 'train')
-  )
-  sparse = tree.get('sparse', {})
-  if not isinstance(sparse, dict):
-    return tree
-  tables = sparse.get('tables')
-  if isinstance(tables, dict) and isinstance(old_sparse.get('tables'), dict):
-    old_sparse['tables'] = {n: t for n, t in old_sparse['tables'].items() if n in tables}
-  train = {key: old_train[key] for key in ('epochs', 'plateau', 'batch_size') if key in old_train}
-  return tree | {'sparse': _kept(sparse, old_sparse), 'train': _kept(tree.get('train', {}), train)}
-
-
-def load(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> Config:
-  """Reads, overrides and checks a config.
-
-  Args:
-    path: a YAML file.
-    overrides: strings `a.b=value`.
-    run_dir: replaces `run_dir` where given. Where neither is, it is runs/NAME of a file NAME.yaml.
-  Returns:
-    A frozen `Config`.
-  Raises:
-    ConfigError: with one line.
-  """
+def load(
+  path: str,
+  overrides: Sequence[str] = (),
+  run_dir: str | None = None,
+  batch_size: int | None = None,
+) -> Config:
+  """As `parse`, of a YAML file. The default of run_dir is runs/NAME of a file NAME.yaml."""
   name = os.path.splitext(os.path.basename(path))[0]
-  return parse(_text_of(path), path, overrides, run_dir, f'runs/{name}')
+  return parse(_text_of(path), path, overrides, run_dir, batch_size, f'runs/{name}')
 
 
 def _text_of(path: str) -> str:
@@ -80,11 +44,25 @@ _STAMP = '# crc32 of what follows: '
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes config.yaml of the config's run_dir: a first line with a checksum, then `dump`."""
-  path, text = os.path.join(cfg.run_dir, 'config.yaml'), dump(cfg)
-  stamp = f'{_STAMP}{zlib.crc32(text.encode()):08x}\n'
-  files.write_synced(path + '.new', (stamp + text).encode())
-  os.replace(path + '.new', path)
+  """Writes config.yaml, the resolved config, and given.yaml, what it was given, into its run_dir.
+
+  Each begins with a line that holds a checksum.
+  """
+  for name, tree in (('config.yaml', cfg.model_dump()), ('given.yaml', cfg.given)):
+    path, text = os.path.join(cfg.run_dir, name), _yaml(tree)
+    stamp = f'{_STAMP}{zlib.crc32(text.encode()):08x}\n'
+    files.write_synced(path + '.new', (stamp + text).encode())
+    os.replace(path + '.new', path)
+
+
+def measured_batch_size(run_dir: str) -> int | None:
+  """Returns the batch size that a run has measured on its log; None where it has not."""
+  path = os.path.join(run_dir, 'given.yaml')
+  if not os.path.exists(path):
+    return None
+  given = read_yaml(_text_of_run(path), path)
+  is_given = 'batch_size' in given.get('train', {})
+  return None if is_given else load_of_run(run_dir).train.batch_size
 
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
@@ -113,46 +91,81 @@ def parse(
   where: str,
   overrides: Sequence[str] = (),
   run_dir: str | None = None,
+  batch_size: int | None = None,
   default_run_dir: str | None = None,
 ) -> Config:
-  """As `load`, of YAML text; `where` says in messages where it comes from."""
+  """Reads and checks a config.
+
+  Args:
+    text: YAML.
+    where: where it comes from, for messages.
+    overrides: strings `a.b=value`.
+    run_dir: replaces `run_dir` where given.
+    batch_size: what was measured for a config that gives no train.batch_size.
+    default_run_dir: of a config that gives none.
+  Raises:
+    ConfigError: with one line.
+  """
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
     raise ConfigError(
       f'{where}: found {type(tree).__name__}; wanted a mapping with keys data, model, …'
     )
+  if overrides:
+    _write_out_interactions(tree)
   for assignment in overrides:
     set_key(tree, assignment)
-  if run_dir or default_run_dir:
-    tree['run_dir'] = run_dir or tree.get('run_dir') or default_run_dir
+  if run_dir:
+    tree['run_dir'] = run_dir
+  origins = {}
+  if default_run_dir and not tree.get('run_dir'):
+    tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
+  if batch_size is not None:
+    tree['train'] = {'batch_size': batch_size} | (tree.get('train') or {})
+    origins['train.batch_size'] = 'measured'
   for key, value in flatten(tree).items():
     try:
-      f'{key}{value}'.encode()
+      (key + value if isinstance(value, str) else key).encode()
     except UnicodeEncodeError:  # from a command line, or from "\ud800" in YAML
       found = printable(f'{key}: found {value!r}')
       raise ConfigError(
         f'{where}: {found}, which UTF-8 cannot write; wanted another text'
       ) from None
   try:
-    cfg = Config.model_validate(_with_defaults_of_run(tree))
+    cfg = Config.model_validate(tree)
   except pydantic.ValidationError as e:
     raise ConfigError(one_line(e, where)) from None
+  except ConfigError as e:
+    raise ConfigError(f'{where}: {e}') from None
+  for key in origins:
+    section, _, name = key.rpartition('.')
+    del (cfg.given[section] if section else cfg.given)[name]
+  cfg._origins.update(origins)
   check(cfg, where)
   return cfg
 
 
-def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
-  """Returns nested dicts and lists as one dict, by key as in 'data.slots.0.name'."""
-  if not isinstance(tree, (dict, list, tuple)) or not tree:
-    return {prefix[:-1]: tree}
-  items = tree.items() if isinstance(tree, dict) else enumerate(tree)
-  return {k: v for name, sub in items for k, v in flatten(sub, f'{prefix}{name}.').items()}
+def _write_out_interactions(tree: dict[str, Any]) -> None:
+  """Replaces the short forms of interactions by {kind: …, args: …}, to which --set can add."""
+  model = tree.get('model')
+  if not isinstance(model, dict):
+    return
+  if 'shared' in model:
+    model['shared'] = interaction(model['shared'])
+  tasks = model.get('tasks')
+  for section in (model, *(tasks.values() if isinstance(tasks, dict) else ())):
+    if isinstance(section, dict) and isinstance(section.get('interactions'), list):
+      section['interactions'] = [interaction(item) for item in section['interactions']]
+
+
+def _yaml(tree: Any) -> str:
+  dumper = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)  # the C library's is 10 times faster
+  return yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True)
 
 
 def dump(cfg: Config) -> str:
   """The resolved config as YAML text; `load` reads it back to an equal config."""
-  dumper = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)  # the C library's is 10 times faster
-  return yaml.dump(cfg.model_dump(), Dumper=dumper, sort_keys=False, allow_unicode=True)
+  return _yaml(cfg.model_dump())
 
 
 def columns_wanted(cfg: Config, path: str) -> str:

@@ -72,6 +72,9 @@ def one_line(error: pydantic.ValidationError, where: str) -> str:
     return f"{where}: unknown key '{key}'{told or nearest(loc[-1], _fields_at(loc))}"
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
+  if first['type'] == 'wrong':  # of a section's own check
+    key = '.'.join(map(str, [*loc, first['ctx']['key']]))
+    return f"{where}: key '{key}': {first['msg']}"
   wanted = first['msg'][0].lower() + first['msg'][1:]
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
     wanted = "wanted a text; YAML reads yes, no, on and off so, but not 'yes' in quotes"

@@ -22,7 +22,7 @@ class Interaction(Section):
   """What the layer's constructor is given."""
 
 
-def _interaction(item: Any) -> Any:
+def interaction(item: Any) -> Any:
   """`fm`, `{dnn: {hidden: [64]}}` and `{kind: dnn, args: {...}}` all name an interaction."""
   if isinstance(item, str):
     return {'kind': item}
@@ -33,7 +33,7 @@ def _interaction(item: Any) -> Any:
 
 
 def _interactions(value: Any) -> Any:
-  return [_interaction(item) for item in value] if isinstance(value, list) else value
+  return [interaction(item) for item in value] if isinstance(value, list) else value
 
 
 Interactions = Annotated[list[Interaction], pydantic.BeforeValidator(_interactions)]
@@ -54,7 +54,7 @@ class Model(Section):
 
   interactions: Interactions = []
   """The terms of the logit, which are added up; of every task's, where there are several."""
-  shared: Annotated[Interaction | None, pydantic.BeforeValidator(_interaction)] = None
+  shared: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
   """What the `tower`s of several tasks read: shared_bottom, mmoe or the dotted path of a Keras
   layer."""
   tasks: dict[str, Task] = {}
@@ -65,8 +65,6 @@ class Model(Section):
   """γ of focal."""
   label_smoothing: Share = 0.0
   """s turns a label y into y·(1 − s) + s/2."""
-  dense_linear: bool = True
-  """Whether dense columns have linear weights, where linear is among the interactions."""
   negative_sampling_rate: PositiveShare = 1.0
   """The share of the negatives that the log kept; predictions are corrected for it."""
 

@@ -1,76 +1,32 @@
-"""The whole config: all sections, and the defaults that follow from several of them."""
+"""The whole config: all sections, and what follows from several of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pydantic
 
 from ops.policy import Policy
 from trainer.config.data import Data, Label, Slot
+from trainer.config.defaults import completed
 from trainer.config.export import Export
-from trainer.config.lifecycle import LIFECYCLE_MODES
+from trainer.config.lifecycle import Lifecycle, Thresholds
 from trainer.config.model import Model
 from trainer.config.section import NonNegativeInt, Section
-from trainer.config.sparse import ROW_DEFAULTS, SCALED_BY_FEATURE, WIDTH, Sparse, row_defaults
+from trainer.config.sparse import Sparse
 from trainer.config.sync import Sync
-from trainer.config.train import BATCH_SIZE, STATIC_EPOCHS, Checkpoint, Metrics, Train
+from trainer.config.train import Checkpoint, Train
+from trainer.config.yaml_text import flatten
+
+_NUMBERS_OF_POLICY = {
+  'admission_threshold',
+  'admission_count',
+  'admission_probability',
+  'delete_threshold',
+}
 
 
 class Config(Section):
   """Everything that a job is told."""
-
-  @pydantic.model_validator(mode='before')
-  @classmethod
-  def _rows_learn_by_kind_and_batch(cls, tree: Any) -> Any:
-    """Completes each row optimizer without a learning_rate, and sparse.gradient_scale."""
-    sparse = tree.get('sparse') or {} if isinstance(tree, dict) else None
-    tables = sparse.get('tables', {'default': {}}) if isinstance(sparse, dict) else None
-    if not isinstance(tables, dict):
-      return tree
-    train = tree.get('train')
-    batch_size = train.get('batch_size', BATCH_SIZE) if isinstance(train, dict) else BATCH_SIZE
-    if type(batch_size) is not int or batch_size < 1:
-      return tree
-    by_feature, completed = False, {}
-    for name, table in tables.items():
-      rules = {}
-      for part in ('linear', 'factors') if isinstance(table, dict) else ():
-        rule = table.get(part, {})
-        kind = rule.get('kind', 'adagrad') if isinstance(rule, dict) else None
-        if not isinstance(kind, str) or kind not in ROW_DEFAULTS:
-          continue
-        if 'learning_rate' in rule:
-          by_feature |= kind in SCALED_BY_FEATURE
-        else:
-          width = table.get('width', WIDTH) if part == 'factors' else 1
-          if type(width) is not int or width < 1:
-            return tree
-          rules[part] = row_defaults(kind, batch_size, width) | rule
-      completed[name] = table | rules if rules else table
-    scale = {'gradient_scale': 'feature' if by_feature else 'batch'}
-    return tree | {'sparse': scale | sparse | {'tables': completed}}
-
-  @pydantic.model_validator(mode='before')
-  @classmethod
-  def _exports_of_a_stream(cls, tree: Any) -> Any:
-    """A stream never ends, so that its exports are bounded."""
-    if not isinstance(tree, dict) or not isinstance(tree.get('data'), dict):
-      return tree
-    export = tree.get('export') or {}
-    if not tree['data'].get('watch') or not isinstance(export, dict):
-      return tree
-    return tree | {'export': {'keep': 3} | export}
-
-  @pydantic.model_validator(mode='before')
-  @classmethod
-  def _epochs_of_a_static_log(cls, tree: Any) -> Any:
-    """A log without days is trained on until validation says that it is enough."""
-    if not isinstance(tree, dict) or not isinstance(tree.get('data'), dict):
-      return tree
-    data, train = tree['data'], tree.get('train') or {}
-    ends = data.get('valid') and not data.get('watch') and not data.get('day_pattern')
-    if not ends or not isinstance(train, dict) or {'epochs', 'plateau'} & set(train):
-      return tree
-    return tree | {'train': train | {'plateau': {}, 'epochs': STATIC_EPOCHS}}
 
   seed: NonNegativeInt = 0
   """Of initial weights, shuffling, dropout and admission by probability."""
@@ -81,11 +37,8 @@ class Config(Section):
   """Where the log lies and how to read it."""
   sparse: Sparse = Sparse()
   """The embedding tables."""
-  lifecycle: dict[str, Any] = {}
-  """When features earn their factors, fade and are deleted: fields of ops.policy.Policy. Admission
-  and eviction that are not given are none; a threshold of theirs, here or of a slot, switches on
-  what it is of. Where neither is by
-  score, base_threshold, delta_threshold and delta_keep_days are null."""
+  lifecycle: Lifecycle = Lifecycle()
+  """When features earn their factors, fade and are deleted."""
   model: Model
   """The layers and the loss."""
   train: Train = Train()
@@ -96,8 +49,36 @@ class Config(Section):
   """What is written for serving, and when."""
   sync: Sync = Sync()
   """How the processes of a job meet."""
-  metrics: Metrics = Metrics()
-  """How quality is measured."""
+
+  _given: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
+  _origins: dict[str, str] = pydantic.PrivateAttr(default_factory=dict)
+
+  @property
+  def given(self) -> dict[str, Any]:
+    """What the file and --set say, as a tree without defaults."""
+    return self._given
+
+  def origin(self, key: str) -> str:
+    """Returns where the value at a key, as 'train.epochs', comes from: given, measured, default, or
+    from another key.
+    """
+    given = flatten(self._given)
+    if key in self._origins:
+      return self._origins[key]
+    return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
+
+  @pydantic.model_validator(mode='wrap')
+  @classmethod
+  def _complete(cls, tree: Any, validated: Callable[[Any], 'Config']) -> 'Config':
+    """Adds the defaults that follow from the values of other keys."""
+    first = validated(tree)
+    values, origins = completed(first)
+    cfg = validated(values)
+    cfg._given, cfg._origins = first.model_dump(exclude_unset=True), origins
+    return cfg
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
   @property
   def slots(self) -> list[Slot]:
@@ -171,15 +152,14 @@ class Config(Section):
   def policy(self) -> Policy:
     """The lifecycle's policy, per-slot thresholds included."""
     ids = self.slot_ids()
-    per_slot = {ids[s.name]: s.lifecycle for s in self.data.slots if s.lifecycle}
-    modes = {kind: (self._modes(kind) or ['none'])[0] for kind in LIFECYCLE_MODES}
-    fields = modes | self.lifecycle
-    if 'score' not in (fields['admission'], fields['eviction']):
-      # Where scores decide nothing else, no row is left out of an export for its score.
-      fields = dict.fromkeys(('base_threshold', 'delta_threshold', 'delta_keep_days')) | fields
-    return Policy(**fields, per_slot=per_slot)
 
-  def _modes(self, kind: str) -> list[str]:
-    """The modes of admission or eviction that the given thresholds are of."""
-    given = set(self.lifecycle).union(*(s.lifecycle for s in self.data.slots))
-    return list(dict.fromkeys(mode for key, mode in LIFECYCLE_MODES[kind].items() if key in given))
+    def fields(section: Thresholds) -> dict[str, Any]:
+      # A threshold without a mode that reads it is null here, and any number there.
+      return {
+        key: value
+        for key, value in section.model_dump().items()
+        if value is not None or key not in _NUMBERS_OF_POLICY
+      }
+
+    per_slot = {ids[s.name]: fields(s.lifecycle) for s in self.data.slots if s.lifecycle}
+    return Policy(**fields(self.lifecycle), seed=self.seed, per_slot=per_slot)

@@ -1,17 +1,20 @@
-"""Tells a schema of pydantic sections: its keys with types, defaults and meanings, as text."""
+"""Tells the schema and a config as text: keys with types, defaults, meanings and origins."""
 
-import ast
 import dataclasses
 import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pydantic
 import pydantic_core
 import yaml
+
+from trainer.config.schema import Config
+from trainer.config.section import MAX_INT, Section
+from trainer.config.yaml_text import flatten
 
 _WIDTH = 100
 _NAMES = {
@@ -84,7 +87,7 @@ def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
     form.format(f'{getattr(m, name):g}')
     for name, form in _BOUNDS
     for m in flat
-    if getattr(m, name, None) is not None
+    if getattr(m, name, None) not in (None, MAX_INT)
   ]
   return ' '.join([_NAMES.get(annotation, str(annotation)), ' and '.join(said)]).strip()
 
@@ -118,57 +121,58 @@ def keys(section: type[pydantic.BaseModel]) -> Iterator[Key]:
     )
 
 
-def dataclass_keys(cls: type, given: Mapping[str, Any]) -> Iterator[Key]:
-  """Yields the fields of a dataclass that have defaults; the string under each is its meaning.
+def explained(cfg: Config) -> str:
+  """Returns a config as YAML that reads back to it: each key with its meaning in a comment above it
+  and, behind its value, where the value comes from.
+  """
+  return '\n'.join(_explained(cfg, '', cfg, set())).strip() + '\n'
+
+
+def _explained(section: Section, path: str, cfg: Config, told: set[type[Section]]) -> Iterator[str]:
+  """Yields the lines of a section.
 
   Args:
-    cls: the dataclass.
-    given: defaults that differ from those of the class.
+    section: of the config.
+    path: of the section, with a dot at its end where it is not the whole config.
+    cfg: the whole config.
+    told: the classes of sections whose keys were explained above; theirs are not explained again.
   """
-  (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-  meanings = {
-    field.target.id: ' '.join(text.value.value.split())
-    for field, text in zip(tree.body, tree.body[1:])
-    if isinstance(field, ast.AnnAssign)
-    and isinstance(text, ast.Expr)
-    and isinstance(text.value, ast.Constant)
-  }
-  for field in dataclasses.fields(cls):
-    if field.default is not dataclasses.MISSING:
-      kind = wanted(field.type)
-      default = one_line_yaml(given.get(field.name, field.default))
-      yield Key(field.name, kind, default, meanings.get(field.name, ''))
-
-
-def commented_yaml(section: type[pydantic.BaseModel], inside: dict[str, type]) -> str:
-  """Returns a section as YAML: every key with its default, its meaning in a comment above it.
-
-  Args:
-    section: the outermost.
-    inside: for keys that take a mapping, the dataclass that says which keys it has.
-  """
-  return '\n'.join(_yaml_lines(keys(section), inside)).strip() + '\n'
-
-
-def _yaml_lines(found: Iterator[Key], inside: dict[str, type]) -> Iterator[str]:
-  for key in found:
-    yield ''
-    told = key.meaning if key.wanted == 'section' else f'{key.meaning} [{key.wanted}]'
-    yield from (f'# {line}' for line in textwrap.wrap(told, _WIDTH))
-    if key.name in inside:
-      below = _yaml_lines(dataclass_keys(inside[key.name], yaml.safe_load(key.default)), {})
-    elif key.section:
-      below = _yaml_lines(keys(key.section), inside)
+  is_new = type(section) not in told
+  told.add(type(section))
+  for key in keys(type(section)):
+    value = getattr(section, key.name)
+    if is_new:
+      yield ''
+      meaning = key.meaning if key.wanted == 'section' else f'{key.meaning} [{key.wanted}]'
+      yield from (f'# {line}' for line in textwrap.wrap(meaning, _WIDTH))
+    if not key.section or not value:
+      yield f'{key.name}: {one_line_yaml(value)}  # {cfg.origin(path + key.name)}'
+      continue
+    yield f'{key.name}:'
+    if key.container is None:
+      inner = [('', value)]
     else:
-      below = iter(())
-    # What is a list, or null, stands there as a comment: the text reads back as the defaults.
-    is_comment = key.section and (key.container is list or key.default == 'null')
-    value = 'null  # required' if key.default is None else key.default
-    if key.section and not is_comment or key.name in inside:
-      value = ''
-    yield f'{key.name}: {value}'.rstrip()
-    if key.container is dict:
-      yield '  default:'
-    depth = '    ' if key.container is dict else '  '
-    for line in below:
-      yield (depth + ('# ' if is_comment else '') + line).rstrip() if line else line
+      inner = (
+        [(f'{name}:', one) for name, one in value.items()]
+        if key.container is dict
+        else [('-', one) for one in value]
+      )
+    for i, (head, one) in enumerate(inner):
+      name = {None: '', list: f'{i}.', dict: f'{head[:-1]}.'}[key.container]
+      if head:
+        yield f'  {head}'
+      depth = '    ' if head else '  '
+      for line in _explained(one, f'{path}{key.name}.{name}', cfg, told):
+        yield (depth + line).rstrip()
+
+
+def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
+  """Returns the keys at which two configs differ, each with both values as YAML; '-' for no such
+  key.
+  """
+  of_a, of_b = (flatten(cfg.model_dump()) for cfg in (a, b))
+  return [
+    (key, *(one_line_yaml(of[key]) if key in of else '-' for of in (of_a, of_b)))
+    for key in dict.fromkeys((*of_a, *of_b))
+    if of_a.get(key, ...) != of_b.get(key, ...)
+  ]

@@ -1,8 +1,9 @@
 """What every section of the schema is made of: the base class, and the kinds of numbers."""
 
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import pydantic
+import pydantic_core
 
 
 class Section(pydantic.BaseModel):
@@ -23,3 +24,13 @@ NonNegativeInt = Annotated[int, pydantic.Field(ge=0, le=MAX_INT, strict=True)]
 Port = Annotated[int, pydantic.Field(ge=1, le=65535, strict=True)]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 PositiveShare = Annotated[float, pydantic.Field(gt=0, le=1)]
+
+
+def wrong(key: str, text: str) -> NoReturn:
+  """Refuses a value, in a validator of the section that has the key.
+
+  Args:
+    key: relative to the section.
+    text: what was found and what is wanted, in one line.
+  """
+  raise pydantic_core.PydanticCustomError('wrong', '{text}', {'key': key, 'text': text})

@@ -1,10 +1,8 @@
-"""The sections of the training loop: `train`, `checkpoint` and `metrics`."""
+"""The sections of the training loop: `train` and `checkpoint`."""
 
 import difflib
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
-
-import pydantic
+from typing import Any, Literal
 
 from trainer.config.section import (
   NonNegative,
@@ -58,9 +56,9 @@ class Schedule(Section):
   """How every learning rate changes with the steps taken, those of rows too; a plateau lowers what
   is left. A restart goes on where the run stood; with --init_from steps count from its start."""
 
-  kind: Literal['warmup', 'cosine', 'step']
-  """warmup: the rates rise, then stay. cosine: they fall to `floor` in `period` steps, then stay.
-  step: they fall by `factor` every `period` steps."""
+  kind: Literal['constant', 'cosine', 'step'] = 'constant'
+  """What the rates do after `warmup_steps`. cosine: they fall to `floor` in `period` steps, then
+  stay. step: they fall by `factor` every `period` steps."""
   warmup_steps: NonNegativeInt = 0
   """Steps in which the rates rise evenly to the configured ones, before all else."""
   period: PositiveInt | None = None
@@ -75,12 +73,12 @@ class Train(Section):
   """The training loop."""
 
   batch_size: PositiveInt = BATCH_SIZE
-  """Samples of a step, over all ranks and workers together; in ps_async of one worker. Where it is
-  left out and data.train has fewer than 122,880 samples, it is the power of two, at least 64, that
-  makes thirty steps of an epoch."""
+  """Samples of a step, over all ranks and workers together; in ps_async of one worker. Left out, it
+  is measured when a run begins, and kept: where data.train has fewer than 122,880 samples, it is
+  the power of two, at least 64, that makes thirty steps of an epoch."""
   epochs: PositiveInt = 1
-  """How often the passes of data.train are trained on. The default is 20, with early stopping (a
-  plateau), for a log without days that has data.valid."""
+  """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
+  without days."""
   dense_optimizer: DenseOptimizer = DenseOptimizer()
   """Of the dense variables."""
   schedule: Schedule | None = None
@@ -92,7 +90,8 @@ class Train(Section):
   float32, with a warning. A new run measures for some 50 ms whether bfloat16 is faster; where it is
   not, the run trains in float32. The choice is told, and kept in the run_dir."""
   plateau: Plateau | None = None
-  """Early stopping by data.valid; null: all epochs are trained."""
+  """Early stopping by data.valid; null: all epochs are trained. The default is {} for a log without
+  days that has data.valid."""
   progressive_validation: bool = False
   """Whether each pass is predicted before it is trained on."""
   log_every_steps: PositiveInt = 50
@@ -112,13 +111,6 @@ class Checkpoint(Section):
   """Passes between checkpoints; null: not by passes."""
   keep: PositiveInt = 3
   """How many of the newest are kept."""
-
-
-class Metrics(Section):
-  """How quality is measured."""
-
-  auc_buckets: Annotated[int, pydantic.Field(ge=2, le=10**7, strict=True)] = 100_000
-  """Buckets of predictions that AUC is computed from; finer where predictions crowd."""
 
 
 # Arguments of tf.keras.optimizers.legacy, beside the learning rate.

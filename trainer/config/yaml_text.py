@@ -67,6 +67,11 @@ def _is_index(part: str, node: list[Any]) -> bool:
   return re.fullmatch('[0-9]{1,9}', part) is not None and int(part) < len(node)
 
 
+def _of_interaction(node: Any, part: str) -> str:
+  """Returns `args` for `dnn` in {kind: dnn, args: …}: its short form is {dnn: …}."""
+  return 'args' if isinstance(node, dict) and node.get('kind') == part else part
+
+
 def set_key(tree: dict[str, Any], assignment: str) -> None:
   """Applies one `a.b.0.c=value`; the value is YAML."""
   key, equals, text = assignment.partition('=')
@@ -76,6 +81,7 @@ def set_key(tree: dict[str, Any], assignment: str) -> None:
   *path, last = key.split('.')
   node = tree
   for i, part in enumerate(path):
+    part = _of_interaction(node, part)
     if isinstance(node, list):
       if not _is_index(part, node):
         raise ConfigError(
@@ -99,4 +105,12 @@ def set_key(tree: dict[str, Any], assignment: str) -> None:
       )
     node[int(last)] = value
   else:
-    node[last] = value
+    node[_of_interaction(node, last)] = value
+
+
+def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns nested dicts and lists as one dict, by key as in 'data.slots.0.name'."""
+  if not isinstance(tree, (dict, list, tuple)) or not tree:
+    return {prefix[:-1]: tree}
+  items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+  return {k: v for name, sub in items for k, v in flatten(sub, f'{prefix}{name}.').items()}

@@ -135,8 +135,8 @@ def _check(cfg: config.Config) -> None:
     pattern = getattr(cfg.data, key)
     if pattern is None:
       continue
-    if cfg.data.label_is == 'real':
-      raise UserError(f"data.{key}: makes labels of 0 and 1; wanted data.label_is 'binary' with it")
+    if cfg.model.loss == 'squared_error':
+      raise UserError(f'data.{key}: makes labels of 0 and 1; wanted a model.loss for them with it')
     try:
       re.compile(pattern)
     except re.error as e:

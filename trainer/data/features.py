@@ -103,8 +103,7 @@ def dense_stats(
       continue
     count, mean, m2 = measured[column.name]
     std = np.sqrt(m2 / count) if count else 0
-    stats[0, i] = mean if column.mean is None else column.mean
-    stats[1, i] = (std if std > 0 else 1) if column.std is None else column.std
+    stats[:, i] = mean, std if std > 0 else 1
   return stats
 
 

@@ -538,10 +538,10 @@ def _labels(cfg: config.Config, block: Block, records: _Records) -> np.ndarray:
     records.drop(np.isnan(label), 'label', column, 'a text')
     return label
   label, wrong = _floats(array, column, data.missing_values)
-  if data.label_is == 'binary':
-    records.drop(~((label == 0) | (label == 1)), 'label', column, '0 or 1')
-  else:
+  if cfg.model.loss == 'squared_error':
     records.drop(wrong | np.isnan(label), 'label', column, 'a finite number')
+  else:
+    records.drop(~((label == 0) | (label == 1)), 'label', column, '0 or 1')
   return label
 
 

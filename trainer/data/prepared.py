@@ -170,7 +170,7 @@ class Writer:
       'codes': ('<u2', width),
       'bases': ('<i8', width, 2),
       'keys': ('<i8',),
-      'label': ('|u1' if data.label_is == 'binary' else '<f4',),
+      'label': ('<f4' if cfg.model.loss == 'squared_error' else '|u1',),
     }
     if data.labels:
       used['label'] = ('<f4', len(data.labels))

@@ -25,7 +25,7 @@ def schema(cfg: config.Config) -> dict[str, Any]:
     ],
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
     'label': [[x.name, x.loss == 'squared_error'] for x in data.labels]
-    or [data.label, data.label_is],
+    or [data.label, cfg.model.loss == 'squared_error'],
     'weight': data.weight,
     'group': data.group,
   }

@@ -83,7 +83,6 @@ class Embedding:
     return row_store.TableSpec(
       name=name,
       parts=tuple(parts),
-      init=table.init,
       init_scale=table.init_scale,
       linear=table.linear.kind,
       factors=table.factors.kind,

@@ -38,7 +38,7 @@ BUILT_IN = {
   'mmoe': MMoE,
 }
 # The model, not the config, passes these to a layer whose constructor takes them.
-PASSED = ('name', 'seed', 'sum_across_ranks', 'dense_linear', 'tasks', 'multiply')
+PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply')
 
 
 class CTRModel(tf.keras.Model):
@@ -223,7 +223,6 @@ class _Builder:
     in_bfloat16 = (dense_dtype or cfg.train.dense_dtype) == 'bfloat16'
     self._passed = {
       'sum_across_ranks': sum_across_ranks,
-      'dense_linear': cfg.model.dense_linear,
       'tasks': len(cfg.labels),
       'multiply': bfloat16.product if in_bfloat16 else float32.product,
     }

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from trainer.config import Config
 
@@ -94,10 +93,13 @@ class MetricSums:
   positives by predicted probability, and `sums` float64 [5]: weight, samples, Σ weight·log loss,
   Σ weight·predicted, Σ weight·clicked. For squared error it holds `errors` float64 [3]: weight,
   samples, Σ weight·error². Of several tasks it holds these for each, as `TASK/histogram`.
+
+  Args:
+    cfg: whose labels are measured.
+    buckets: of predictions that AUC is computed from, an even number.
   """
 
-  def __init__(self, cfg: Config):
-    buckets = max(2, cfg.metrics.auc_buckets // 2 * 2)
+  def __init__(self, cfg: Config, buckets: int = 100_000):
     prefixes = [f'{label.name}/' for label in cfg.labels] if len(cfg.labels) > 1 else ['']
     self._tasks = [
       _Sums(label.loss, buckets, prefix) for label, prefix in zip(cfg.labels, prefixes)
@@ -128,11 +130,7 @@ class MetricSums:
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
-    """Goes on from a state; begins anew where it has other buckets (metrics.auc_buckets)."""
-    if any(state[name].shape != variable.shape for name, variable in self._state.items()):
-      logging.warning('metrics.auc_buckets has changed: the metrics of the open pass begin anew')
-      self.reset()
-      return
+    """Goes on from a state."""
     for name, variable in self._state.items():
       variable.assign(state[name])
 

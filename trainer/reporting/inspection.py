@@ -109,7 +109,7 @@ class Inspection:
 
   def _row(self, chunk: checkpoint.Chunk, at: int, slot: str) -> dict[str, Any]:
     policy = self.cfg.policy()
-    limits = vars(policy) | next((s.lifecycle for s in self.cfg.slots if s.name == slot), {})
+    limits = vars(policy.for_slot(self.cfg.slot_ids()[slot]))
     show, click = float(chunk['show'][at]), float(chunk['click'][at])
     score = (show - click) * limits['nonclk_coeff'] + click * limits['clk_coeff']
     told = {

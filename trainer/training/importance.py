@@ -84,9 +84,7 @@ def slot_importance(
   total = min(sum(p.num_samples for p in prepared), most_samples or 1 << 62)
   size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_SLOT * len(names)))
   size = min(size, cfg.train.batch_size)
-  metrics = MetricSums(
-    cfg.model_copy(update={'metrics': cfg.metrics.model_copy(update={'auc_buckets': 4_000})})
-  )
+  metrics = MetricSums(cfg, buckets=4_000)
   measure = tf.function(metrics.update, autograph=False, reduce_retracing=True)
   sums: dict[str, np.ndarray] = {}
 

@@ -38,7 +38,6 @@ MAY_CHANGE = (
   'checkpoint',
   'export',
   'sync',
-  'metrics',
 )
 
 
@@ -232,22 +231,19 @@ class RunState:
     self._step.dense.first_step.assign(self.progress.first_step)
 
 
-def _compared(cfg: config.Config) -> dict[str, Any]:
-  """What makes a model, by key; the lifecycle as it works, however it was written."""
-  per_slot = {
-    'per_slot': {slot: config.flatten(fields) for slot, fields in cfg.policy().per_slot.items()}
-  }
-  lifecycle = dataclasses.asdict(cfg.policy()) | per_slot
-  return config.flatten(cfg.model_dump() | {'lifecycle': lifecycle})
-
-
 def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
   """Checks that a model goes on with another config.
 
   Raises:
     UserError: naming the first key that makes it another model.
   """
-  old, new = _compared(before), _compared(cfg)
+  mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
+  if not mine & others:
+    raise UserError(
+      f'run_dir {where}: it holds another model: data.slots has none of its slots, '
+      f'{", ".join(sorted(others))}; wanted some of them, or another --run_dir'
+    )
+  old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
   for key in sorted(old.keys() | new.keys()):
     may_change = any(key == k or key.startswith(k + '.') for k in MAY_CHANGE)
     may_change = may_change or warm_start.may_change(key, before, cfg)
@@ -259,8 +255,23 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
       )
 
 
+def _tell_differences(before: config.Config, cfg: config.Config) -> None:
+  """Prints a line for each key at which a run goes on with another value."""
+
+  def by_name(tree: dict[str, Any]) -> dict[str, Any]:
+    for key in ('slots', 'dense', 'labels'):
+      tree['data'][key] = {section['name']: section for section in tree['data'][key]}
+    return config.flatten(tree)
+
+  old, new = (by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg))
+  for key in dict.fromkeys((*old, *new)):
+    if old.get(key, '-') != new.get(key, '-'):
+      print(f'{key}: the run has {old.get(key, "-")}, the config {new.get(key, "-")}, which counts')
+
+
 def open_run_dir(cfg: config.Config) -> None:
-  """Makes `run_dir` and writes config.yaml; refuses a directory with checkpoints of another model.
+  """Makes `run_dir` and writes what a run keeps of its config; prints each key at which a run goes
+  on with another value, and refuses a directory with checkpoints of another model.
 
   Raises:
     UserError: naming the first key that differs.
@@ -272,6 +283,8 @@ def open_run_dir(cfg: config.Config) -> None:
       before = checkpoint.config_of(path)
     except DataLoss:
       continue  # whoever restores it says so
-    check_continues(config.parse(before, path), cfg, cfg.run_dir)
+    old = config.parse(before, path)
+    check_continues(old, cfg, cfg.run_dir)
+    _tell_differences(old, cfg)
     break
   config.write_of_run(cfg)

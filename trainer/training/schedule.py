@@ -13,10 +13,10 @@ def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
 
   With t = `steps` − warmup_steps:
 
-    t < 0   (steps + 1) / warmup_steps
-    cosine  floor + (1 − floor)·(1 + cos(π·min(1, t / period))) / 2   (Loshchilov & Hutter 2017)
-    step    factor^⌊t / period⌋
-    warmup  1
+    t < 0     (steps + 1) / warmup_steps
+    cosine    floor + (1 − floor)·(1 + cos(π·min(1, t / period))) / 2   (Loshchilov & Hutter 2017)
+    step      factor^⌊t / period⌋
+    constant  1
 
   Args:
     schedule: of the config; None: 1.

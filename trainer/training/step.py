@@ -208,7 +208,7 @@ def _likely_cause(cfg: config.Config, batch: SlotBatch) -> str:
   rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('factors', table.factors, table.width), ('linear', table.linear, 1)):
-      wanted = config.row_defaults(rule.kind, cfg.train.batch_size, width)['learning_rate']
+      wanted = config.row_defaults(rule.kind, 'tuned', cfg.train.batch_size, width)['learning_rate']
       rates[f'sparse.tables.{name}.{part}'] = rule.learning_rate, wanted
   key, (rate, wanted) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
   if rate > 5 * wanted:

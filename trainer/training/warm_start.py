@@ -148,7 +148,7 @@ def _lay_out(chunk: dict[str, np.ndarray], old: config.Config, new: config.Confi
     rows = row_store.to_float32(chunk[column]) if old_width else None
     if not fits:
       table, kept = new.sparse.tables[name], min(width, old_width)
-      initial = row_store.initial_factors(keys, new.seed, width, table.init, table.init_scale)
+      initial = row_store.initial_factors(keys, new.seed, width, scale=table.init_scale)
       weights = initial.numpy()
       if kept:
         weights[:, :kept] = rows[:, :kept]

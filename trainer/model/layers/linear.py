@@ -6,24 +6,22 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class Linear(tf.keras.layers.Layer):
-  """Σ_i w_i x_i over the features, and with `dense_linear` also Σ_j u_j dense_j.
+  """Σ_i w_i x_i over the features, and Σ_j u_j dense_j over the dense columns.
 
   The model has the bias, and the rows have the w_i; u float32 [Dn] is the layer's and starts at 0.
 
   Args:
-    dense_linear: whether dense columns have weights.
     name: of the layer.
   """
 
   needs = frozenset({'linear'})
 
-  def __init__(self, dense_linear: bool = True, name: str | None = None):
+  def __init__(self, name: str | None = None):
     super().__init__(name=name)
-    self._dense_linear = dense_linear
 
   def build(self, shapes: LayerInputs) -> None:
     self._weights = None
-    if self._dense_linear and shapes.dense[1]:
+    if shapes.dense[1]:
       self._weights = self.add_weight('dense', [shapes.dense[1], 1], initializer='zeros')
     self.built = True
 

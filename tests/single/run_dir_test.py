@@ -1,0 +1,78 @@
+"""What a run_dir keeps of its config, and what happens when the config says otherwise."""
+
+import contextlib
+import io
+import pathlib
+import shutil
+import tempfile
+
+import tensorflow as tf
+import yaml
+
+from trainer import api, config, errors
+from trainer.training.run_state import open_run_dir
+
+
+class RunDirTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.folder = pathlib.Path(tempfile.mkdtemp())
+    (cls.folder / 'log.csv').write_text('label,user,item\n' + '1,a,b\n0,c,d\n' * 40)
+    cls.tree = {
+      'run_dir': f'{cls.folder}/run',
+      'data': {
+        'train': [f'{cls.folder}/log.csv'],
+        'slots': [{'name': 'user'}, {'name': 'item'}],
+      },
+      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      'train': {'epochs': 2},
+    }
+    api.fit(cls.tree)
+
+  def told(self, *overrides):
+    out, copy = io.StringIO(), tempfile.mkdtemp(dir=self.folder)
+    shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
+    with contextlib.redirect_stdout(out):
+      open_run_dir(api.Source(self.tree, overrides, copy).for_its_log())
+    return out.getvalue().splitlines()
+
+  def test_what_was_given_and_what_it_resolved_to_are_apart(self):
+    run = pathlib.Path(self.tree['run_dir'])
+    given = yaml.safe_load((run / 'given.yaml').read_text())
+    self.assertEqual(given['train'], {'epochs': 2})
+    resolved = config.load_of_run(str(run))
+    self.assertEqual((resolved.train.epochs, resolved.train.batch_size), (2, 64))
+    given['run_dir'] = str(run)
+    self.assertEqual(config.parse(yaml.safe_dump(given), 'given', batch_size=64), resolved)
+
+  def test_each_difference_is_a_line(self):
+    self.assertEqual(self.told(), ['train.batch_size: 64, measured when the run began'])
+    lines = self.told(
+      'train.epochs=3',
+      'data.slots=[{name: item}, {name: user, pooling: sum}]',
+      'train.batch_size=9',
+    )
+    for key, old, new in (
+      ('train.epochs', 2, 3),
+      ('train.batch_size', 64, 9),
+      ('data.slots.user.pooling', 'mean', 'sum'),
+    ):
+      self.assertIn(f'{key}: the run has {old}, the config {new}, which counts', lines)
+
+  def test_a_key_that_is_left_out_has_its_default_whatever_the_run_has(self):
+    tree = self.tree | {'train': {}}
+    self.assertEqual(api.Source(tree).for_its_log().train.epochs, 1)
+
+  def test_another_model_is_refused(self):
+    for overrides, key in (
+      (['data.slots=[{name: x}, {name: y}]'], 'data.slots'),
+      (['data.label=click'], 'data.label'),
+      (['seed=3'], 'seed'),
+    ):
+      with self.assertRaisesRegex(errors.UserError, f'holds another model: .*{key}'):
+        self.told(*overrides)
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,114 @@
+"""Defaults that follow from the values of other keys.
+
+They follow from values alone, never from whether a key was written: a config in which a key is
+written with the value that it has anyway is the same config.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ops.row_kinds import row_defaults
+from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
+from trainer.config.train import STATIC_EPOCHS
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
+
+# A stream never ends, so that what it may refuse and what it keeps is bounded.
+_OF_A_STREAM = {
+  ('data', 'max_refused_passes'): 10,
+  ('data', 'max_days_ahead'): 14,
+  ('data', 'keep_prepared_passes'): 2,
+  ('export', 'keep'): 3,
+}
+_OF_MODE = {
+  'score': {'admission_threshold': 10.0},
+  'count': {'admission_count': 10.0},
+  'probability': {'admission_probability': 0.1},
+}
+_OF_EVICTION = {
+  'score': {'delete_threshold': 0.8, 'delete_after_unseen_days': 30},
+  'unseen': {'delete_after_unseen_days': 30},
+}
+_OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 16}
+
+
+class _Tree:
+  """What a config is given, as nested dicts and lists, to which defaults are added.
+
+  Attributes:
+    values: the tree.
+    origins: by key, as 'train.epochs', what its default follows from: 'from train.plateau'.
+  """
+
+  def __init__(self, cfg: 'Config'):
+    self.values: dict[str, Any] = cfg.model_dump(exclude_unset=True)
+    self.origins: dict[str, str] = {}
+
+  def default(self, key: tuple[str | int, ...], value: Any, origin: str) -> Any:
+    """Sets a key that is not given. Returns its value."""
+    node: Any = self.values
+    for part in key[:-1]:
+      node = node[part] if isinstance(node, list) else node.setdefault(part, {})
+    if key[-1] not in node:
+      node[key[-1]] = value
+      self.origins['.'.join(map(str, key))] = f'from {origin}'
+    return node[key[-1]]
+
+
+def completed(cfg: 'Config') -> tuple[dict[str, Any], dict[str, str]]:
+  """Returns what a config is given with the defaults that follow from it, and their origins.
+
+  Args:
+    cfg: validated, with the schema's own defaults.
+  Returns:
+    A tree to validate, and by key what its default follows from.
+  Raises:
+    ConfigError: where the thresholds of two modes of admission are given and no mode.
+  """
+  tree = _Tree(cfg)
+  data = cfg.data
+  if data.valid and not data.watch and not data.day_pattern:
+    if tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
+      tree.default(('train', 'epochs'), STATIC_EPOCHS, 'train.plateau')
+  if data.watch:
+    for key, value in _OF_A_STREAM.items():
+      if key[-1] != 'max_days_ahead' or data.day_pattern:
+        tree.default(key, value, 'data.watch')
+  for name, table in cfg.sparse.tables.items():
+    for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
+      key = ('sparse', 'tables', name, part)
+      defaults = row_defaults(rule.kind, rule.preset, cfg.train.batch_size, width)
+      for field, value in defaults.items():
+        tree.default((*key, field), value, f'{part}.kind and preset')
+      if rule.preset == 'paddle':
+        tree.default(('sparse', 'gradient_scale'), 'feature', f'{part}.preset')
+  _of_lifecycle(cfg, tree)
+  return tree.values, tree.origins
+
+
+def _of_lifecycle(cfg: 'Config', tree: _Tree) -> None:
+  slots = [(i, slot.lifecycle) for i, slot in enumerate(cfg.data.slots) if slot.lifecycle]
+  modes = {}
+  for kind, of_keys in LIFECYCLE_MODES.items():
+    sections = [cfg.lifecycle, *(section for _, section in slots)]
+    keys = [k for k in of_keys if any(getattr(section, k) is not None for section in sections)]
+    if kind == 'admission' and len(keys) > 1 and kind not in cfg.lifecycle.model_fields_set:
+      raise ConfigError(
+        f"key 'lifecycle.{kind}': found {' and '.join(keys)}, which are of several modes; wanted "
+        'the mode that counts'
+      )
+    default = of_keys[keys[0]] if keys else 'none'
+    modes[kind] = tree.default(('lifecycle', kind), default, f'lifecycle.{"".join(keys[:1])}')
+  defaults = [(_OF_MODE.get(modes['admission'], {}), 'admission')]
+  defaults.append((_OF_EVICTION.get(modes['eviction'], {}), 'eviction'))
+  by_score = next((kind for kind, mode in modes.items() if mode == 'score'), None)
+  defaults.append((_OF_SCORE if by_score else {}, by_score))
+  for of_keys, kind in defaults:
+    for field, value in of_keys.items():
+      tree.default(('lifecycle', field), value, f'lifecycle.{kind}')
+  whole = Lifecycle.model_validate(tree.values['lifecycle'])
+  for i, _ in slots:
+    for field in Thresholds.model_fields:
+      key = ('data', 'slots', i, 'lifecycle', field)
+      tree.default(key, getattr(whole, field), f'lifecycle.{field}')
