@@ -24,7 +24,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.errors import BadPass
 from trainer.training.ledger import Ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
+from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
 
 STREAMS = 25  # of a unit
 MOMENTS = 30  # of a stream, at each of which something happens
@@ -150,7 +150,7 @@ class Trainer:
     while actions is None or done < actions:
       done += 1
       match self._stream.next():
-        case Train(one, late):
+        case TrainPass(one, late):
           if os.path.basename(one.path) in self._bad:
             self._stream.refused(BadPass(one.name))
             continue

@@ -21,7 +21,7 @@ from trainer.data.passes import Pass, announced, passes
 from trainer.errors import BadPass, ConfigError, UserError
 from trainer.training import ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import Stream, Train, Wait
+from trainer.training.stream import Stream, TrainPass, Wait
 
 
 def make_config(**data):
@@ -150,7 +150,7 @@ class RemoteTest(tf.test.TestCase):
 
     def taken():
       found = []
-      while isinstance(action := stream.next(), Train):
+      while isinstance(action := stream.next(), TrainPass):
         found.append(action.one.name)
         stream.trained()
       self.assertIsInstance(action, Wait)

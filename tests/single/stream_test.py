@@ -15,7 +15,7 @@ from trainer.errors import BadPass, UserError
 from trainer.training import stream
 from trainer.training.ledger import FILE, Ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
+from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
 
 HOUR = 3600.0
 
@@ -68,7 +68,7 @@ class StreamTest(tf.test.TestCase):
     taken, progress = [], self.state.progress
     for _ in range(limit):
       match self.stream.next():
-        case Train(one, late):
+        case TrainPass(one, late):
           if one.name in bad:
             self.stream.refused(BadPass(f'{one.name} is bad'))
             continue
@@ -88,7 +88,7 @@ class StreamTest(tf.test.TestCase):
 
   def next_train(self):
     """Takes what the stream says until a pass is to be trained on; returns its name."""
-    while not isinstance(action := self.stream.next(), Train):
+    while not isinstance(action := self.stream.next(), TrainPass):
       self.stream.day_ended(action)
     self.state.progress.day = action.one.day
     return action.one.name

@@ -14,7 +14,7 @@ from ops.row_store import to_float32
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.serving.scorer import Scorer
-from trainer.serving.store import Found
+from trainer.serving.store import LookedUpRows
 from trainer.training.step import Step, StepCounts, StepFlags
 
 # Goes with the batches of tests.support.batches.
@@ -100,10 +100,10 @@ def scores(step: Step, cfg: config.Config, columns: Mapping[str, list], size: in
   dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(step.dense.model.variables)}
   scorer.load(dense | {'dense_stats': step.dense.embedding.stats.numpy()})
 
-  def look_up(keys: np.ndarray) -> Found:
+  def look_up(keys: np.ndarray) -> LookedUpRows:
     rows = step.store.pull(keys, train=False)
     present = step.store.lookup(keys)['exists'].numpy()
-    return Found(rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy(), present)
+    return LookedUpRows(rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy(), present)
 
   return scorer.score(scorer.parse(columns, size), look_up).outputs
 

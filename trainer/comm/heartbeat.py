@@ -60,7 +60,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     self._name = f'rank {runtime.rank} (process {os.getpid()} on {os.uname().nodename})'
     self._progress = time.monotonic()
     self._lock = threading.Lock()  # guards what follows
-    self._members: dict[int, _Member] = {}  # by rank: for rank 0 all others, for others rank 0
+    self._members: dict[int, _Peer] = {}  # by rank: for rank 0 all others, for others rank 0
     self._closing = self._ending = False
     self._secret = runtime.secret or hashlib.sha256(cfg.model_dump_json().encode()).digest()
     if self._rank == 0:
@@ -147,7 +147,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     except ConnectionError as e:
       why = f'{self._name} cannot reach it at {messages.address_text(record["address"])}: {e}'
       _exit(f'{record["name"]} was lost: {why}. {_CONTINUE}.', EXIT_STATUS)
-    member = _Member(0, record['name'], self._connection(connection))
+    member = _Peer(0, record['name'], self._connection(connection))
     member.connection.send(['hello', self._rank, self._name])
     self._members[0] = member
     threading.Thread(target=self._listen, args=(member,), daemon=True).start()
@@ -161,7 +161,7 @@ class Heartbeat(contextlib.AbstractContextManager):
         message = connection.receive_list()
       match message:
         case ['hello', int(rank), str(name)] if 0 < rank < self._size:
-          member = _Member(rank, name, connection)
+          member = _Peer(rank, name, connection)
         case _:
           raise messages.not_understood(message)
     except ConnectionError:
@@ -194,7 +194,7 @@ class Heartbeat(contextlib.AbstractContextManager):
 
   # Listening
 
-  def _listen(self, member: '_Member') -> None:
+  def _listen(self, member: '_Peer') -> None:
     """Listens to another rank until it says good-bye."""
     while True:
       try:
@@ -248,7 +248,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     os._exit(status)
 
 
-class _Member:
+class _Peer:
   """Another rank, as this one knows it."""
 
   def __init__(self, rank: int, name: str, connection: messages.MessageConnection):

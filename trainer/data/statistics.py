@@ -39,7 +39,7 @@ class _Features:
     self.counts = np.stack([np.bincount(place, c, len(self.keys)) for c in counts.T], 1)
 
 
-class _Slot:
+class _SlotFigures:
   """What a slot held."""
 
   def __init__(self) -> None:
@@ -87,7 +87,7 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> dict[str, An
     new_by_day (the share of a day's features that the day before had not); dense: missing, and
     quantiles; table_bytes: without_admission and with_admission, an estimate.
   """
-  slots = {slot.name: _Slot() for slot in cfg.slots}
+  slots = {slot.name: _SlotFigures() for slot in cfg.slots}
   values: list[list[np.ndarray]] = [[] for _ in cfg.data.dense]
   missing, kept = np.zeros(len(cfg.data.dense)), 0
   days: dict[int, np.ndarray] = {}

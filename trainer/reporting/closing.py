@@ -14,7 +14,7 @@ import rich.table
 from trainer import config, files
 from trainer.reporting import report
 from trainer.reporting.live_line import shortened
-from trainer.reporting.runs import Run, read_run
+from trainer.reporting.runs import RecordedRun, read_run
 
 # The closing table's columns: title, field of the event, format.
 COLUMNS = (
@@ -83,7 +83,7 @@ def _cell(value: Any, form: str) -> str:
   return '' if pd.isna(value) else format(value, form)
 
 
-def print_table(run: Run) -> None:
+def print_table(run: RecordedRun) -> None:
   """Prints what training, each pass ahead of it, validation and test said, a group each.
 
   Args:
@@ -122,7 +122,7 @@ def print_table(run: Run) -> None:
   rich.console.Console(width=WIDTH, markup=False).print(table)
 
 
-def last_lines(run: Run) -> Iterator[str]:
+def last_lines(run: RecordedRun) -> Iterator[str]:
   """Yields the best figure and where it was, where things lie, and what to type next."""
   metric, best = run.deciding.metric, _chosen(run.deciding.best)
   if best is not None:

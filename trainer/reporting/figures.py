@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from trainer.reporting.findings import slot_table
-from trainer.reporting.runs import SPLITS, Run
+from trainer.reporting.runs import SPLITS, RecordedRun
 
 COLOURS = {
   'train': '#3568a8',
@@ -65,10 +65,10 @@ def _line(
   )
 
 
-def quality(metric: str, title: str) -> Callable[[Run], go.Figure | None]:
+def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None]:
   """Returns a function that draws one metric over the steps: each split a curve of its own."""
 
-  def draw(run: Run) -> go.Figure | None:
+  def draw(run: RecordedRun) -> go.Figure | None:
     figure = _figure('step', title, height=380)
     _line(
       figure,
@@ -110,7 +110,7 @@ def quality(metric: str, title: str) -> Callable[[Run], go.Figure | None]:
   return draw
 
 
-def _mark_days(figure: go.Figure, run: Run) -> None:
+def _mark_days(figure: go.Figure, run: RecordedRun) -> None:
   ends = run.of('day_end')
   for _, one in ends.iterrows() if len(ends) <= 60 else ():
     figure.add_vline(x=one['step'], line={'color': '#c9cdd3', 'width': 1, 'dash': 'dot'})
@@ -135,7 +135,7 @@ def _zoomed(figure: go.Figure) -> go.Figure:
   return figure
 
 
-def calibration(run: Run) -> go.Figure | None:
+def calibration(run: RecordedRun) -> go.Figure | None:
   """Σ predicted / Σ clicked over the steps."""
   figure = _figure('step', 'Σ predicted / Σ clicked')
   style = {'mode': 'lines+markers'}
@@ -149,7 +149,7 @@ def calibration(run: Run) -> go.Figure | None:
   return _zoomed(figure)
 
 
-def deciles(run: Run) -> go.Figure | None:
+def deciles(run: RecordedRun) -> go.Figure | None:
   """Mean prediction and click rate of each tenth of the predictions, of each split's last."""
   evaluated = run.of('eval')
   if 'deciles' not in evaluated or not evaluated['deciles'].notna().any():
@@ -201,7 +201,7 @@ def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
   )
 
 
-def slot_calibration(run: Run) -> go.Figure | None:
+def slot_calibration(run: RecordedRun) -> go.Figure | None:
   """Calibration of the samples whose feature in a slot is known to the model, and of the others."""
   known, unknown = (slot_table(run, 'eval', f'calibration_{k}') for k in ('known', 'unknown'))
   if not len(known):
@@ -219,7 +219,7 @@ def slot_calibration(run: Run) -> go.Figure | None:
   return figure
 
 
-def funnel(run: Run) -> go.Figure | None:
+def funnel(run: RecordedRun) -> go.Figure | None:
   """Features by slot: seen, admitted, evicted, exported."""
   features, admitted = (slot_table(run, 'train', f) for f in ('features', 'admitted'))
   if not len(features):
@@ -244,7 +244,7 @@ def funnel(run: Run) -> go.Figure | None:
   return figure.update_xaxes(type='log', range=[0, float(np.log10(most)) + 0.1], dtick=1)
 
 
-def table_bytes(run: Run) -> go.Figure | None:
+def table_bytes(run: RecordedRun) -> go.Figure | None:
   """Megabytes of the tables over the steps: after each pass, and after each day's end."""
   rows = run.events[run.events['event'].isin(['window', 'train', 'day_end'])]
   if 'table_bytes' not in rows or not len(rows):
@@ -258,7 +258,7 @@ def table_bytes(run: Run) -> go.Figure | None:
   return figure.update_yaxes(rangemode='tozero')
 
 
-def features(run: Run) -> go.Figure | None:
+def features(run: RecordedRun) -> go.Figure | None:
   """Features and admitted features over the steps."""
   rows = run.events[run.events['event'].isin(['window', 'train', 'day_end'])]
   if 'features' not in rows or not len(rows):
@@ -269,7 +269,7 @@ def features(run: Run) -> go.Figure | None:
   return figure.update_yaxes(rangemode='tozero')
 
 
-def unknown(run: Run) -> go.Figure | None:
+def unknown(run: RecordedRun) -> go.Figure | None:
   """The share of samples whose feature in a slot the model did not know, by evaluation."""
   shares = slot_table(run, 'eval', 'unknown')
   if not len(shares):
@@ -304,7 +304,7 @@ def unknown(run: Run) -> go.Figure | None:
   return figure.update_yaxes(autorange='reversed', type='category', ticksuffix='  ')
 
 
-def time_spent(run: Run) -> go.Figure | None:
+def time_spent(run: RecordedRun) -> go.Figure | None:
   """Seconds of each part of the work, by pass."""
   rows = run.of('train')
   if 'seconds' not in rows or not rows['seconds'].map(lambda s: isinstance(s, dict)).any():
@@ -324,7 +324,7 @@ def time_spent(run: Run) -> go.Figure | None:
   return figure.update_xaxes(type='category')
 
 
-def speed(run: Run) -> go.Figure | None:
+def speed(run: RecordedRun) -> go.Figure | None:
   """Samples a second: of training, and of evaluation."""
   figure = _figure('step', 'samples/s')
   style = {'mode': 'lines+markers'}
@@ -351,7 +351,7 @@ def speed(run: Run) -> go.Figure | None:
   return figure.update_yaxes(rangemode='tozero') if figure.data else None
 
 
-def importance(run: Run) -> go.Figure | None:
+def importance(run: RecordedRun) -> go.Figure | None:
   """What AUC loses, or RMSE gains, when a slot's features are exchanged between samples."""
   found = run.of('importance')
   if not len(found):
@@ -388,10 +388,12 @@ def importance(run: Run) -> go.Figure | None:
   return figure
 
 
-def compared(metric: str, title: str, split: str) -> Callable[[Sequence[Run]], go.Figure | None]:
+def compared(
+  metric: str, title: str, split: str
+) -> Callable[[Sequence[RecordedRun]], go.Figure | None]:
   """Returns a function that draws one split's metric of several runs over the steps."""
 
-  def draw(runs: Sequence[Run]) -> go.Figure | None:
+  def draw(runs: Sequence[RecordedRun]) -> go.Figure | None:
     figure = _figure('step', title, height=380)
     for run in runs:
       rows = run.of('train') if split == 'train' else run.evaluated(split)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from trainer.reporting.runs import Run
+from trainer.reporting.runs import RecordedRun
 
 NAMES = {'auc': 'AUC', 'gauc': 'GAUC', 'logloss': 'logloss', 'rmse': 'RMSE'}
 
@@ -25,7 +25,7 @@ def _list(names: list[str], most: int = 6) -> str:
   return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
 
 
-def state(run: Run) -> str:
+def state(run: RecordedRun) -> str:
   """How the run stands: finished, stopped, or neither, which is killed or running."""
   ends = run.of('end')
   starts = run.of('start')
@@ -34,7 +34,7 @@ def state(run: Run) -> str:
   return 'unfinished'
 
 
-def summary(run: Run) -> list[str]:
+def summary(run: RecordedRun) -> list[str]:
   """Sentences that say what was trained, on how much, how well, how fast, and how it ended."""
   cfg, trained, told = run.cfg, run.of('train'), []
   used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
@@ -99,7 +99,7 @@ def summary(run: Run) -> list[str]:
   return told
 
 
-def _disk(run: Run) -> Iterator[str]:
+def _disk(run: RecordedRun) -> Iterator[str]:
   """How long the disk of a run that never ends lasts, as the last days went."""
   ends = run.of('day_end')
   if 'disk_bytes' not in ends:
@@ -118,19 +118,19 @@ def _disk(run: Run) -> Iterator[str]:
   )
 
 
-def _when(run: Run) -> str:
+def _when(run: RecordedRun) -> str:
   if not len(run.events):
     return 'no time: there is none yet'
   at = datetime.datetime.fromtimestamp(run.events['time'].iloc[-1], datetime.timezone.utc)
   return f'{at:%Y-%m-%d %H:%M:%S} UTC'
 
 
-def faults(run: Run) -> list[str]:
+def faults(run: RecordedRun) -> list[str]:
   """Sentences that each name one thing that went wrong, or looks wrong."""
   return [text for look in _LOOKS for text in look(run)]
 
 
-def slot_table(run: Run, event: str, field: str) -> pd.DataFrame:
+def slot_table(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
   """One figure by slot, of the events that have it: a row an event, a column a slot."""
   found = run.of(event)
   if 'slots' not in found:
@@ -143,7 +143,7 @@ def slot_table(run: Run, event: str, field: str) -> pd.DataFrame:
   return pd.DataFrame.from_dict(rows, orient='index').dropna(axis=1, how='all')
 
 
-def _interruptions(run: Run) -> Iterator[str]:
+def _interruptions(run: RecordedRun) -> Iterator[str]:
   starts = run.of('start')
   if len(starts) > 1:
     steps = _list([f'{step:,.0f}' for step in starts['step'].iloc[1:]])
@@ -151,13 +151,13 @@ def _interruptions(run: Run) -> Iterator[str]:
     yield f'The run was taken up again {times}, at step {steps}.'
 
 
-def _lost_ranks(run: Run) -> Iterator[str]:
+def _lost_ranks(run: RecordedRun) -> Iterator[str]:
   for _, one in run.of('lost').iterrows():
     reason = str(one['reason']).partition('. ')[0]
     yield f'The job ended at step {one["step"]:,.0f}: {reason}.'
 
 
-def _bad_records(run: Run) -> Iterator[str]:
+def _bad_records(run: RecordedRun) -> Iterator[str]:
   trained = run.of('train')
   if 'bad' in trained and trained['bad'].sum():
     bad = trained[trained['bad'] > 0].drop_duplicates('pass')
@@ -165,7 +165,7 @@ def _bad_records(run: Run) -> Iterator[str]:
     yield f'{bad["bad"].sum():,.0f} bad records were left out: {names}.'
 
 
-def _passes_set_aside(run: Run) -> Iterator[str]:
+def _passes_set_aside(run: RecordedRun) -> Iterator[str]:
   told = run.of('pass')
   for fate, some in told.groupby('fate') if len(told) else ():
     reasons = _list([str(reason) for reason in some['reason']], most=3)
@@ -173,7 +173,7 @@ def _passes_set_aside(run: Run) -> Iterator[str]:
     yield f'{count} {"were" if len(some) > 1 else "was"} {fate}: {reasons}.'
 
 
-def _labels(run: Run) -> Iterator[str]:
+def _labels(run: RecordedRun) -> Iterator[str]:
   trained = run.of('train').drop_duplicates('pass', keep='first')
   if len(trained) < 3:
     return
@@ -202,7 +202,7 @@ def _labels(run: Run) -> Iterator[str]:
         )
 
 
-def _blank_slots(run: Run) -> Iterator[str]:
+def _blank_slots(run: RecordedRun) -> Iterator[str]:
   shares = slot_table(run, 'train', 'blank')
   names = run.of('train')['pass']
   for slot in shares:
@@ -219,7 +219,7 @@ def _blank_slots(run: Run) -> Iterator[str]:
         break
 
 
-def _leaks(run: Run) -> Iterator[str]:
+def _leaks(run: RecordedRun) -> Iterator[str]:
   found = run.of('importance')
   for _, one in found.tail(1).iterrows() if 'auc' in found else ():
     for slot, values in one['slots'].items():
@@ -230,7 +230,7 @@ def _leaks(run: Run) -> Iterator[str]:
         )
 
 
-def _factors(run: Run) -> Iterator[str]:
+def _factors(run: RecordedRun) -> Iterator[str]:
   found = run.of('train')
   if 'slots' not in found or not found['slots'].notna().any():
     return
@@ -254,7 +254,7 @@ def _factors(run: Run) -> Iterator[str]:
       )
 
 
-def _calibration(run: Run) -> Iterator[str]:
+def _calibration(run: RecordedRun) -> Iterator[str]:
   for one in run.by_task():
     evaluated = one.of('eval')
     if not len(evaluated) or 'calibration' not in evaluated:
@@ -270,7 +270,7 @@ def _calibration(run: Run) -> Iterator[str]:
     yield f'{reason[0].upper()}{reason[1:]}.'
 
 
-def _overfitting(run: Run) -> Iterator[str]:
+def _overfitting(run: RecordedRun) -> Iterator[str]:
   run = run.deciding
   found = run.evaluated('valid')
   if len(found) > 2 and run.metric in found:

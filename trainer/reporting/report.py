@@ -15,7 +15,7 @@ import plotly.offline
 from trainer import files
 from trainer.reporting import figures, findings
 from trainer.reporting.events import SCALARS
-from trainer.reporting.runs import Run, differing_keys, read_run
+from trainer.reporting.runs import RecordedRun, differing_keys, read_run
 
 # id, heading, what it shows, figure, whether it takes the whole width
 _SECTIONS = (
@@ -176,7 +176,7 @@ def _table(table: pd.DataFrame, index: bool = False) -> str:
   return f'<div class="scroll">{shown}</div>'
 
 
-def _sections(run: Run) -> str:
+def _sections(run: RecordedRun) -> str:
   page = []
   for heading, parts in _SECTIONS:
     if heading in _OF_EACH_TASK:
@@ -186,7 +186,9 @@ def _sections(run: Run) -> str:
   return ''.join(page)
 
 
-def _section(run: Run, heading: str, parts: Sequence[tuple], last: str | None = None) -> str:
+def _section(
+  run: RecordedRun, heading: str, parts: Sequence[tuple], last: str | None = None
+) -> str:
   """One section, '' where there is nothing to show; `last` is its last card."""
   drawn = [(part, figure) for part in parts if (figure := part[3](run)) is not None]
   cards, beside = [], False
@@ -200,7 +202,7 @@ def _section(run: Run, heading: str, parts: Sequence[tuple], last: str | None = 
   return f'<h2>{heading}</h2><div class="grid">{"".join(cards)}</div>' if cards else ''
 
 
-def _slots(run: Run) -> str | None:
+def _slots(run: RecordedRun) -> str | None:
   """The table of slots as the last pass left them."""
   found = run.of('train')
   if 'slots' not in found or not found['slots'].notna().any():
@@ -219,7 +221,7 @@ def _slots(run: Run) -> str | None:
   )
 
 
-def _events(run: Run) -> str:
+def _events(run: RecordedRun) -> str:
   columns = ['event', 'split', 'pass', 'day', 'step', 'examples', *SCALARS]
   shown = run.events[~run.events['event'].isin(['window', 'importance'])]
   shown = shown.reindex(columns=columns).dropna(axis=1, how='all')
@@ -229,7 +231,7 @@ def _events(run: Run) -> str:
   )
 
 
-def _words(run: Run) -> str:
+def _words(run: RecordedRun) -> str:
   found = findings.faults(run)
   summary = f'<p class="summary">{html.escape(" ".join(findings.summary(run)))}</p>'
   if not found:
@@ -238,14 +240,14 @@ def _words(run: Run) -> str:
   return f'{summary}<ul class="faults">{told}</ul>'
 
 
-def _one(run: Run) -> str:
+def _one(run: RecordedRun) -> str:
   return (
     f'<h1>{html.escape(run.name)}</h1><p class="where">{html.escape(run.directory)}</p>'
     f'{_words(run)}{_sections(run)}{_events(run)}'
   )
 
 
-def _several(runs: Sequence[Run]) -> str:
+def _several(runs: Sequence[RecordedRun]) -> str:
   rows = []
   for run in runs:
     trained, best = run.of('train'), run.deciding.best

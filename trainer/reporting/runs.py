@@ -18,7 +18,7 @@ QUALITY = ('auc', 'logloss', 'rmse', 'gauc', 'calibration', 'ctr')  # figures th
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RecordedRun:
   """What is known of a run.
 
   Attributes:
@@ -57,17 +57,17 @@ class Run:
     return self.cfg.deciding_label.name
 
   @property
-  def deciding(self) -> 'Run':
+  def deciding(self) -> 'RecordedRun':
     """The run with the figures of the deciding task."""
     return next(one for one in self.by_task() if one.task == self.deciding_task)
 
-  def by_task(self) -> list['Run']:
+  def by_task(self) -> list['RecordedRun']:
     """The run once for each task, with the task's figures in its events; [itself] of one label."""
     if not self.cfg.data.labels:
       return [self]
     return [self._of_task(label.name) for label in self.cfg.data.labels]
 
-  def _of_task(self, name: str) -> 'Run':
+  def _of_task(self, name: str) -> 'RecordedRun':
     events = self.events.copy()
     rows = events[events['tasks'].map(lambda tasks: isinstance(tasks, dict) and name in tasks)]
     for figure in QUALITY:
@@ -126,7 +126,7 @@ def _truth(cfg: config.Config) -> dict:
   return found
 
 
-def read_run(run_dir: str) -> Run:
+def read_run(run_dir: str) -> RecordedRun:
   """Reads what a run has written so far; the data itself may be gone.
 
   Raises:
@@ -138,10 +138,10 @@ def read_run(run_dir: str) -> Run:
   cfg = config.load_of_run(run_dir)
   events = read_events(run_dir)
   missing = [name for name in COLUMNS if name not in events]
-  return Run(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))
+  return RecordedRun(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))
 
 
-def differing_keys(runs: list[Run]) -> pd.DataFrame:
+def differing_keys(runs: list[RecordedRun]) -> pd.DataFrame:
   """The keys of the config in which runs differ: a row each, a column a run."""
   flat = {
     run.directory: pd.json_normalize(run.cfg.model_dump(exclude={'run_dir'})).iloc[0].map(str)

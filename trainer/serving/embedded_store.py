@@ -22,7 +22,7 @@ from ops.sharding import shard_of
 from trainer.errors import DataLoss
 from trainer.files import from_npz, to_npz
 from trainer.serving.store import (
-  Found,
+  LookedUpRows,
   Overtaken,
   Store,
   Version,
@@ -148,7 +148,7 @@ class _EmbeddedView(View):
       data = self._transaction.get(_DENSE)
     return from_npz(data)
 
-  def look_up(self, keys: np.ndarray) -> Found:
+  def look_up(self, keys: np.ndarray) -> LookedUpRows:
     names, get = _keys(keys), self._transaction.get
     with self._lock:
       values = [get(name) for name in names]

@@ -21,7 +21,7 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss
 from trainer.model.builder import build
 from trainer.serving.store import (
-  Found,
+  LookedUpRows,
   Overtaken,
   Store,
   Version,
@@ -86,18 +86,18 @@ class _RowsOfAChain:
   def keys(self) -> np.ndarray:
     return self._store.select('all').numpy()
 
-  def pull(self, keys: np.ndarray) -> Found:
+  def pull(self, keys: np.ndarray) -> LookedUpRows:
     ids, offsets, linear, factors = (
       tensor.numpy() for tensor in self._store.pull(to_tensor(keys), train=False)
     )
-    return Found(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
+    return LookedUpRows(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
 
 
 class _Replaced(NamedTuple):
   """Rows of before a version, of all keys that the version changes."""
 
   keys: np.ndarray  # int64 [n], ascending
-  rows: Found
+  rows: LookedUpRows
   by: '_MemoryView'  # the version
 
 
@@ -116,7 +116,7 @@ class _MemoryView(View):
   def dense(self) -> dict[str, np.ndarray]:
     return self._dense
 
-  def look_up(self, keys: np.ndarray) -> Found:
+  def look_up(self, keys: np.ndarray) -> LookedUpRows:
     found = self.row_store.pull(keys)
     # Whatever change the pull has met was laid aside before: the newest is undone first.
     for replaced in reversed(self._later()):

@@ -20,7 +20,7 @@ import redis
 
 from trainer.files import from_npz, to_npz
 from trainer.serving.store import (
-  Found,
+  LookedUpRows,
   Overtaken,
   Store,
   Version,
@@ -185,7 +185,7 @@ class _RedisView(View):
   def dense(self) -> dict[str, np.ndarray]:
     return from_npz(self._model[b'dense'])
 
-  def look_up(self, keys: np.ndarray) -> Found:
+  def look_up(self, keys: np.ndarray) -> LookedUpRows:
     with plain(self._what, redis.RedisError):
       data, *values = self._redis.mget([_VERSION, *_names(self._generation, keys)])
     if data != self._data:

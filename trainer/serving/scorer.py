@@ -24,7 +24,7 @@ from trainer.data.parse import parse, text_of_float
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError, nearest
 from trainer.model.builder import BUILT_IN, build
-from trainer.serving.store import Found
+from trainer.serving.store import LookedUpRows
 from trainer.storage.saved_model import input_name
 
 
@@ -162,7 +162,7 @@ class Scorer:
 
   # Scores
 
-  def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], Found]) -> Scores:
+  def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], LookedUpRows]) -> Scores:
     """Scores samples with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
     deduped = dedupe(to_tensor(samples.keys), shows=self._one, clicks=self._one)
     keys = deduped.unique.numpy()
@@ -178,7 +178,7 @@ class Scorer:
 
   def warm_up(self) -> None:
     """Scores blanks, so that the first request does not wait for what TensorFlow does only once."""
-    nothing = Found(
+    nothing = LookedUpRows(
       np.zeros([0], np.float32),
       np.zeros([0], np.int64),
       np.zeros([0], np.float32),

@@ -66,7 +66,7 @@ class VersionGone(Exception):
   """The store has moved on from the version of this view."""
 
 
-class Found(NamedTuple):
+class LookedUpRows(NamedTuple):
   """Rows of n keys in their order; absent ones have linear weight 0 and no factors."""
 
   linear: np.ndarray  # float32 [n]
@@ -93,7 +93,7 @@ class View(abc.ABC):
     """Returns the dense variables by name, and `dense_stats`."""
 
   @abc.abstractmethod
-  def look_up(self, keys: np.ndarray) -> Found:
+  def look_up(self, keys: np.ndarray) -> LookedUpRows:
     """Returns the rows of keys, int64 [n].
 
     Raises:
@@ -168,17 +168,19 @@ def encode(rows: Rows) -> list[bytes]:
   return values.tolist()
 
 
-def decode(values: Sequence[bytes | None]) -> Found:
+def decode(values: Sequence[bytes | None]) -> LookedUpRows:
   """Reads rows as `encode` made them; None stands for an absent one."""
   lengths = np.array([0 if v is None else len(v) for v in values], np.int64) // 4
   flat = np.frombuffer(b''.join([v or _ZERO for v in values]), '<f4')
   present = lengths > 0
   lengths = np.maximum(lengths, 1)
   first = np.cumsum(lengths) - lengths
-  return Found(flat[first], lengths - 1, np.delete(flat, first), present)
+  return LookedUpRows(flat[first], lengths - 1, np.delete(flat, first), present)
 
 
-def replace(keys: np.ndarray, found: Found, other_keys: np.ndarray, other: Found) -> Found:
+def replace(
+  keys: np.ndarray, found: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
+) -> LookedUpRows:
   """Returns what was found, with the rows of `other` in place of those of the same keys.
 
   Args:
@@ -190,12 +192,12 @@ def replace(keys: np.ndarray, found: Found, other_keys: np.ndarray, other: Found
   if not len(other_keys):
     return found
   at = np.minimum(np.searchsorted(other_keys, keys), len(other_keys) - 1)
-  both = Found(*map(np.concatenate, zip(found, other)))
+  both = LookedUpRows(*map(np.concatenate, zip(found, other)))
   place = np.where(other_keys[at] == keys, len(keys) + at, np.arange(len(keys)))
   starts = (np.cumsum(both.counts) - both.counts)[place]
   counts = both.counts[place]
   factors = both.factors[ranges(starts, counts)]
-  return Found(both.linear[place], counts, factors, both.present[place])
+  return LookedUpRows(both.linear[place], counts, factors, both.present[place])
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ _NAME = re.compile(r'(\d{6,})-(base|delta|saved_model)')
 _VERSION = re.compile(r'\d+')
 
 
-class Found(NamedTuple):
+class StoredExport(NamedTuple):
   """An export that is DONE."""
 
   sequence: int
@@ -89,19 +89,19 @@ def _names(directory: str) -> list[str]:
     return []
 
 
-def _all(directory: str, suffix: str = '') -> Iterator[Found]:
+def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
   """Yields exports whose names end in `suffix`, whether they are DONE or not."""
   for name in _names(directory):
     if name.endswith(suffix) and (match := _NAME.fullmatch(name.removesuffix(suffix))):
-      yield Found(int(match[1]), match[2], os.path.join(directory, name))
+      yield StoredExport(int(match[1]), match[2], os.path.join(directory, name))
   for kind in MODEL_KINDS:
     for name in _names(os.path.join(directory, kind)):
       if name.endswith(suffix) and _VERSION.fullmatch(name.removesuffix(suffix)):
         path = os.path.join(directory, kind, name)
-        yield Found(int(name.removesuffix(suffix)), kind, path)
+        yield StoredExport(int(name.removesuffix(suffix)), kind, path)
 
 
-def exports(directory: str) -> list[Found]:
+def exports(directory: str) -> list[StoredExport]:
   """Returns the exports that are DONE, by sequence."""
   return sorted(found for found in _all(directory) if files.is_done(found.path))
 
@@ -247,7 +247,10 @@ def concatenate(parts: list[Rows]) -> Rows:
 
 
 def _links(
-  directory: str, found: Iterable[Found], last: str | None, previous: Callable[[str], str | None]
+  directory: str,
+  found: Iterable[StoredExport],
+  last: str | None,
+  previous: Callable[[str], str | None],
 ) -> list[str]:
   """Returns the paths of a chain, base first.
 
@@ -304,7 +307,7 @@ class Replay:
     self._replayed: list[tuple[str, int]] = []  # the links that `_live` is of
     self._shards, self._live = range(0), np.zeros([0], np.int64)
 
-  def look(self, directory: str) -> tuple[list[Found], dict[str, Any], list[str]]:
+  def look(self, directory: str) -> tuple[list[StoredExport], dict[str, Any], list[str]]:
     """Returns the exports that are DONE, the place in the data of each by its path, and the paths
     of the newest chain. Removes what a crash left of others.
 

@@ -45,7 +45,7 @@ _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 Chunk = dict[str, np.ndarray]  # rows in the order of logical shards: column -> array [n, …]
 
 
-class Store(Protocol):
+class CheckpointedRows(Protocol):
   """What a checkpoint needs of the rows that a process owns (ops.row_store.RowStore)."""
 
   def export_state(self) -> Iterator[Chunk]:
@@ -81,7 +81,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
   return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def _write_rows(path: str, store: Store, shards: range) -> None:
+def _write_rows(path: str, store: CheckpointedRows, shards: range) -> None:
   """Writes a store's rows, which are of these logical shards, as one part.
 
   Args:
@@ -142,7 +142,7 @@ def save(
   directory: str,
   step: int,
   *,
-  store: Store,
+  store: CheckpointedRows,
   dense: Mapping[str, np.ndarray],
   progress: Mapping[str, Any],
   config_text: str,
@@ -355,7 +355,7 @@ Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
 def restore(
   path: str,
   *,
-  store: Store,
+  store: CheckpointedRows,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -400,7 +400,7 @@ def restore(
 def restore_latest(
   directory: str,
   *,
-  store: Store,
+  store: CheckpointedRows,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
 ) -> tuple[str, dict[str, np.ndarray], dict[str, Any]] | None:

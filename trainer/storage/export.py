@@ -83,7 +83,7 @@ _SPLIT = 'factors.list.element'  # the column of FACTORS' numbers in Parquet
 KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 
-class Export(NamedTuple):
+class WrittenExport(NamedTuple):
   """What was written, or was there already."""
 
   path: str
@@ -284,7 +284,7 @@ def write(
   communicator: Communicator | None = None,
   folder: str | None = None,
   replay: chain.Replay | None = None,
-) -> Export:
+) -> WrittenExport:
   """Writes an export into `run_dir/exports`, or finds it there; every process calls it.
 
   The gains of what a base or delta holds are then taken from their features' delta_score.
@@ -385,7 +385,7 @@ def write(
       if len(keys):
         store.commit(selection, keys)
   manifest = files.read_manifest(plan.path)
-  return Export(
+  return WrittenExport(
     plan.path,
     manifest['rows'],
     manifest['tombstones'],

@@ -40,7 +40,7 @@ from trainer.training.loop import train_in_lockstep
 from trainer.training.run_state import Progress, RunState, open_run_dir
 from trainer.training.step import Step, TrainStep
 from trainer.training.stopwatch import Stopwatch
-from trainer.training.stream import EndDay, Finished, Stopped, Stream, Train, Wait
+from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
 
 SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
 FEW_STEPS = 50  # in which a model has hardly left what it began with
@@ -302,10 +302,10 @@ class Job:
       action = self.stream.next(self.stop_requested != 0)
       self.progress_made()
       # What a checkpoint holds of the end of a day or an epoch, it holds of the pass before too.
-      if self._save_is_due and isinstance(action, (Train, Wait)):
+      if self._save_is_due and isinstance(action, (TrainPass, Wait)):
         self.save()
       match action:
-        case Train():
+        case TrainPass():
           is_waiting = False
           if not self._take(action):
             return False
@@ -340,7 +340,7 @@ class Job:
     """How many processes convert passes ahead."""
     return self.communicator.size
 
-  def _take(self, action: Train) -> bool:
+  def _take(self, action: TrainPass) -> bool:
     """Trains on a pass, or sets it aside where it cannot be read.
 
     Returns:
@@ -413,7 +413,7 @@ class Job:
 
   # Training
 
-  def _train_pass(self, prepared: PreparedPass, action: Train) -> bool:
+  def _train_pass(self, prepared: PreparedPass, action: TrainPass) -> bool:
     """Trains on one pass from `progress.batch` on.
 
     Returns:

@@ -45,7 +45,7 @@ DAY_SECONDS = 24 * 3600
 
 
 @dataclasses.dataclass(frozen=True)
-class Train:
+class TrainPass:
   """A pass is to be trained on."""
 
   one: Pass
@@ -79,8 +79,8 @@ class Stopped:
   """The job was asked to stop."""
 
 
-Action = Train | EndDay | Wait | Finished | Stopped
-_ACTIONS = {kind.__name__: kind for kind in (Train, EndDay, Wait, Finished, Stopped)}
+Action = TrainPass | EndDay | Wait | Finished | Stopped
+_ACTIONS = {kind.__name__: kind for kind in (TrainPass, EndDay, Wait, Finished, Stopped)}
 
 
 class Stream:
@@ -117,7 +117,9 @@ class Stream:
     self._read: dict[str, tuple[Any, Any]] = {}  # of files that changed: stamp and content, by path
     self._trains: Entry | None = None
     self._refusal: str | None = None  # why the last of the passes was that were refused in a row
-    self._following: list[Pass] | None = None  # the passes that were ready behind the last Train
+    self._following: list[Pass] | None = (
+      None  # the passes that were ready behind the last TrainPass
+    )
     self._settled: set[str] = set()  # paths of passes that the ledger has folded
 
   @property
@@ -146,7 +148,7 @@ class Stream:
     if begun is not None and self._trains is None:
       # Every process knows it from the checkpoint, or from the workers whose pass it enters.
       self._trains = begun
-      return Train(begun.as_pass(), begun.reason != '')
+      return TrainPass(begun.as_pass(), begun.reason != '')
     is_first = self._communicator.rank == 0
     decided = self._communicator.together(
       f'cannot read {self._cfg.data.watch or "data.train"}',
@@ -168,7 +170,7 @@ class Stream:
     return _ACTIONS[kind](**fields)
 
   def trained(self) -> None:
-    """The pass of the last Train was trained on; every process calls it."""
+    """The pass of the last TrainPass was trained on; every process calls it."""
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
     progress.refused_in_a_row, self._refusal = 0, None
@@ -176,7 +178,7 @@ class Stream:
       progress.last_time = self._clock()
 
   def refused(self, error: BadPass) -> None:
-    """The pass of the last Train cannot be read; every process calls it.
+    """The pass of the last TrainPass cannot be read; every process calls it.
 
     Raises:
       UserError: where no more passes may be refused.
@@ -311,7 +313,7 @@ class Stream:
         markers = markers[:1]
       times = [time for time in map(modified, markers) if time is not None]
       behind = round(max(0.0, self._clock() - min(times)), 3) if times else None
-      return decided(Train(one, late, len(ready) - place - 1, behind))
+      return decided(TrainPass(one, late, len(ready) - place - 1, behind))
     if (ending := self._ends(None)) is not None:
       return decided(ending)
     if cfg.watch:
