@@ -458,7 +458,7 @@ class ParquetTest(PrepareTestCase):
       prepare_pass(cfg, self.path('p'), self.path('out'))
     pa.parquet.write_table(table.set_column(0, 'a', pa.array([0.5, 1, 2])), self.path('p'))
     with self.assertRaisesRegex(
-      UserError, "column 'a': found values of type double; wanted strings or integers"
+      UserError, "p:1: column 'a': found 0.5; wanted a whole number or a text"
     ):
       prepare_pass(cfg, self.path('p'), self.path('out'))
     pa.parquet.write_table(table.slice(0, 0), self.path('p'))
