@@ -15,7 +15,7 @@ from campaigns.units import Found, Kind
 from trainer import config
 from trainer.errors import UserError
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = 400  # of a unit
 RECORDS = 1400
 OP_CALLS = 20  # of each op

@@ -38,6 +38,9 @@ def blocks(page: str) -> tuple[list[dict], list[str]]:
     elif not kind:
       lines = [re.sub(r'\s+#.*', '', line) for line in block.splitlines()]
       commands += [x for x in lines if re.match(r'(ctr-|launch/|make |source |horovodrun )', x)]
+  for row in re.findall(r'^\|.*\|$', text, re.MULTILINE):  # which mode when
+    spans = re.findall(r'`([^`]+)`', row)
+    commands += [x for x in spans if re.match(r'(ctr-|launch/|horovodrun ).* --config ', x)]
   return configs, commands
 
 

@@ -67,6 +67,8 @@ class PredictTest(tf.test.TestCase):
     self.assertEqual(list(found['id']), list(table['id']))
     self.assertAllClose(found['probability'], want)
     unlabelled.assign(item=unlabelled['item'].astype(float)).to_csv(f'{folder}/f.csv', index=False)
+    self.assertEqual(predict('--data', f'{folder}/f.csv'), plain, '7.0 is 7')
+    unlabelled.assign(item='x').to_csv(f'{folder}/f.csv', index=False)
     done = self.run_command('predict', '--run_dir', run, '--data', f'{folder}/f.csv')
     self.assertRegex(done.stderr, "slot 'item': the model does not know the features of 100%")
     os.symlink(f'{folder}/linked.txt', f'{folder}/link.txt')
