@@ -36,8 +36,7 @@ def main() -> None:
   from trainer.storage.chain import MODEL_KINDS
   from trainer.training.job import finished_job
 
-  with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value) as job:
-    job.check_trained()
+  with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as job:
     position = {
       'command': 'trainer.export',
       'step': job.step.steps,

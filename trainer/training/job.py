@@ -235,18 +235,19 @@ class Job:
     more = '' if self.progress.finished else 'raise train.epochs or add passes to data.train; to '
     return (
       f'nothing left to train; {run_dir} has trained {epochs} of {self.cfg.train.epochs} epochs'
-      f'{why}, and {run_dir}/report.html shows them. To train more, {more}train with other '
-      f'settings, give another --run_dir; --init_from {run_dir} begins with what this one has '
-      'learned'
+      f'{why}, and {run_dir}/report.html shows them; settings that are new have trained nothing. '
+      f'To train more, {more}train with other settings, give another --run_dir; --init_from '
+      f'{run_dir} begins with what this one has learned'
     )
 
   def check_trained(self) -> None:
     """Checks that each layer was trained. Raises: UserError, naming those that were not."""
     if self.state.untrained:
       raise UserError(
-        f'run_dir {self.cfg.run_dir}: its config adds {", ".join(self.state.untrained)} to the '
-        'model, which no step has trained yet; wanted more training (train.epochs), or a config '
-        'without it'
+        f'run_dir {self.cfg.run_dir}: its config adds or extends '
+        f'{", ".join(f"layer {name}" for name in self.state.untrained)}, and no step has trained '
+        'that yet; wanted more training (raise train.epochs or add passes to data.train), or a '
+        'start with the config without it'
       )
 
   def warn_of_untrained(self) -> None:
@@ -735,6 +736,7 @@ def finished_job(
   overrides: Sequence[str] = (),
   checkpoint: str = 'best',
   here: runtime.Runtime = runtime.Runtime(),
+  only_trained: bool = False,
 ) -> Iterator[Job]:
   """Takes up a run, to evaluate, predict or export.
 
@@ -747,8 +749,9 @@ def finished_job(
     overrides: as for trainer.run.
     checkpoint: best (the best by validation, or the last where there was none) or last.
     here: where this process stands among the ranks that share the work; by default it is alone.
+    only_trained: whether to refuse layers that no step has trained, rather than to warn of them.
   Raises:
-    UserError: where there is no checkpoint.
+    UserError: where there is no checkpoint; as of `check_trained`.
   """
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
@@ -772,6 +775,8 @@ def finished_job(
       raise UserError(
         f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
       )
+    if only_trained:
+      job.check_trained()
     job.warn_of_untrained()
     with contextlib.suppress(OSError):  # metrics.jsonl may be gone
       events = read_events(run_dir)

@@ -65,7 +65,9 @@ class Progress:
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: dict[str, Any] | None = None  # what the next pass is compared with
   first_step: int = 0  # steps of --init_from, which train.schedule does not count
-  fresh: list[str] = dataclasses.field(default_factory=list)  # layers that were added at fresh_at
+  fresh: list[str] = dataclasses.field(
+    default_factory=list
+  )  # layers and variables that were new at fresh_at
   fresh_at: int = 0  # a step
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
 
@@ -104,8 +106,9 @@ class RunState:
 
   @property
   def untrained(self) -> list[str]:
-    """Layers that were added to the model, and that no step has trained since."""
-    return self.progress.fresh if self._step.steps == self.progress.fresh_at else []
+    """Layers that no step has trained since they, or some of their variables, were added."""
+    fresh = self.progress.fresh if self._step.steps == self.progress.fresh_at else []
+    return sorted({name.partition('/')[0] for name in fresh})
 
   def save(self, metrics_position: int) -> None:
     """Writes a checkpoint of everything; every process calls it.
@@ -177,7 +180,8 @@ class RunState:
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     taken = self._path
     self._step.dense.metrics.reset()
-    steps, fresh = self._step.steps, self.progress.fresh
+    steps = self._step.steps
+    fresh = self.progress.fresh if self.untrained else []
     self.progress = Progress(step=steps, first_step=steps, fresh=fresh, fresh_at=steps)
     self.ledger, self._path = Ledger(), ''
     self._set_rates()
@@ -208,11 +212,14 @@ class RunState:
     self._saved = dataclasses.replace(self.progress)
     self.taken = []
     if warm_start.is_needed(before, cfg):
-      dense, self.taken = warm_start.dense(before, cfg, dense, self._step.dense_state())
-      added = [what for what, fate in self.taken if fate == 'fresh' and what.startswith('layer ')]
-      if self.progress.fresh_at == self.progress.step:
-        added = sorted({*added, *self.progress.fresh})
-      self.progress.fresh, self.progress.fresh_at = added, self.progress.step
+      fresh = self._step.dense_state()
+      trainable = {v.name for v in self._step.dense.model.trainable_variables}
+      is_still = self.progress.fresh_at == self.progress.step
+      self.progress.fresh = warm_start.untrained(
+        before, cfg, dense, fresh, trainable, self.progress.fresh if is_still else ()
+      )
+      self.progress.fresh_at = self.progress.step
+      dense, self.taken = warm_start.dense(before, cfg, dense, fresh)
     # In the middle of a pass the place is kept, to a batch.
     self.progress.batch = self.progress.batch * before.train.batch_size // cfg.train.batch_size
     self._step.load_dense_state(dense)

@@ -7,8 +7,9 @@ optimizer, whose state starts fresh, as it does in a table of another width. Row
 table in bfloat16 are rounded to nearest.
 """
 
+import collections
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,6 +240,39 @@ def dense(
   slots = [Taken(f'slot {n}', 'taken over' if n in before else 'fresh') for n in now]
   slots += [Taken(f'slot {n}', 'dropped') for n in before if n not in now]
   return state, slots + _tables(old, new) + table
+
+
+def untrained(
+  old: config.Config,
+  new: config.Config,
+  saved: Mapping[str, np.ndarray],
+  fresh: Mapping[str, np.ndarray],
+  trainable: Collection[str],
+  before: Collection[str],
+) -> list[str]:
+  """Returns the layers and variables of the new model that no step has trained.
+
+  They are named as 'dnn 0' and 'dnn 0/kernel_0:0'.
+
+  Args:
+    old, new, saved, fresh: as of `dense`.
+    trainable: the names of the new model's variables that training changes.
+    before: those of the old model.
+  """
+  was = _by_layer(saved)
+  # Others than `trainable` are the optimizer's.
+  wanted = {s: n for s, n in _by_layer(fresh).items() if n.partition('/')[2] in trainable}
+  is_new = lambda s, n: s not in was or saved[was[s]].ndim != fresh[n].ndim
+  found = {stable for stable, name in wanted.items() if is_new(stable, name)}
+  # Layers without variables, as fm, are known by the config alone.
+  had, has = (_layers(cfg) for cfg in (old, new))
+  return sorted(found | has - had | set(before) & (wanted.keys() | has))
+
+
+def _layers(cfg: config.Config) -> set[str]:
+  """The layers of a config, named as by `_by_layer`."""
+  counts = collections.Counter(layer.kind for layer in cfg.model.all_interactions().values())
+  return {f'{kind} {i}' for kind, n in counts.items() for i in range(n)}
 
 
 def _tables(old: config.Config, new: config.Config) -> list[Taken]:
