@@ -1,7 +1,7 @@
-"""Shows what a config resolves to: `ctr-config --config FILE [--set a.b=value]…`.
+"""Shows what a config resolves to: `python -m trainer.resolve --config FILE [--set a.b=value]…`.
 
 Every key stands with its meaning, its value and where the value comes from: given, default, or from
-another key. `ctr-config --diff A B` shows where two configs differ.
+another key. `python -m trainer.resolve --diff A B` shows where two configs differ.
 """
 
 from absl import flags
