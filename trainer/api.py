@@ -28,7 +28,7 @@ from trainer.errors import ConfigError, UserError
 if TYPE_CHECKING:  # TensorFlow takes seconds to import: it comes after the config was checked
   from trainer.data.passes import Pass
   from trainer.data.prepared import PreparedPass
-  from trainer.training.job import Job
+  from trainer.training.finished_run import FinishedRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Run:
     Args:
       data: patterns of files, or a frame with the columns of the log; data.test where left out.
     """
-    with self._job() as job, _patterns(self.cfg, data) as patterns:
-      return job.evaluation.evaluate(job.inputs.prepared(passes_to_score(job, patterns), 'api'))
+    with self._open() as run, _patterns(self.cfg, data) as patterns:
+      return run.evaluation.evaluate(run.inputs.prepared(passes_to_score(run, patterns), 'api'))
 
   def predict(self, data: str | Sequence[str] | pd.DataFrame | None = None) -> np.ndarray:
     """Returns the predictions in input order.
@@ -71,17 +71,18 @@ class Run:
     """
     # A bad record ends it: dropped ones would shift the predictions after them.
     with (
-      self._job(['data.max_bad_share=0']) as job,
+      self._open(['data.max_bad_share=0']) as run,
       _patterns(self.cfg, data, labelled=False) as patterns,
     ):
-      found = passes_to_score(job, patterns)
-      prepared = job.inputs.prepared(found, 'api', labelled=False)
-      return np.concatenate(list(predictions(job, prepared)))
+      prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
+      return np.concatenate(list(predictions(run, prepared)))
 
-  def _job(self, overrides: Sequence[str] = ()) -> contextlib.AbstractContextManager['Job']:
-    from trainer.training.job import finished_job
+  def _open(
+    self, overrides: Sequence[str] = ()
+  ) -> contextlib.AbstractContextManager['FinishedRun']:
+    from trainer.training.finished_run import open_run
 
-    return finished_job(self.run_dir, overrides, self.checkpoint)
+    return open_run(self.run_dir, overrides, self.checkpoint)
 
 
 def fit(
@@ -122,9 +123,6 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
   Raises:
     UserError: where there is none.
   """
-  path = os.path.join(run_dir, 'config.yaml')
-  if not os.path.exists(path):
-    raise UserError(f'run_dir {run_dir}: no config.yaml there; wanted that of a training run')
   cfg = config.load_of_run(run_dir)
   _start(cfg)
   return Run(run_dir, cfg, checkpoint)
@@ -171,7 +169,7 @@ class Source:
     """
     cfg = self.cfg
     if tells:
-      for line in effects.without_effect(cfg):
+      for line in effects.warnings(cfg):
         logging.warning('%s', line)
     if 'batch_size' in cfg.train.model_fields_set:
       return cfg
@@ -235,7 +233,7 @@ def train(
   return command_line.status(stopped_by, troubles)
 
 
-def passes_to_score(job: 'Job', patterns: Sequence[str]) -> list['Pass']:
+def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
   """Returns the passes that patterns of files name, or data.test where there are no patterns.
 
   Raises:
@@ -243,27 +241,27 @@ def passes_to_score(job: 'Job', patterns: Sequence[str]) -> list['Pass']:
   """
   from trainer.data.passes import passes
 
-  patterns = patterns or job.cfg.data.test
+  patterns = patterns or run.cfg.data.test
   if not patterns:
     raise UserError('--data: found none, and the config has no data.test; wanted files')
-  return passes(job.cfg, patterns, '--data')
+  return passes(run.cfg, patterns, '--data')
 
 
-def predictions(job: 'Job', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
+def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
   """Yields the predictions on passes, in order, on rank 0; every rank takes part.
 
   Yields:
     float32 [B], or [B, T] of several tasks.
   """
-  communicator = job.communicator
-  for one in prepared:
-    for _, own in job.evaluation.predict(one):
+  communicator = run.communicator
+  for data_pass in prepared:
+    for _, own in run.evaluation.predict(data_pass):
       # The ranks' shares of a batch, side by side, are the batch.
       shares = [own if rank == 0 else None for rank in range(communicator.size)]
       shares = communicator.exchange(shares)
       if communicator.rank == 0:
         yield np.concatenate(shares)
-  job.evaluation.tell_unknown()
+  run.evaluation.tell_unknown()
 
 
 def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> None:

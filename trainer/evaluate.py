@@ -7,12 +7,16 @@ and calibration, with 95 % intervals. Under horovodrun the ranks share the work.
 
 import itertools
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags, logging
 
 from trainer import api, command_line, runtime
 from trainer.errors import UserError, nearest
+
+if TYPE_CHECKING:
+  from trainer.data.prepared import PreparedPass
+  from trainer.training.finished_run import FinishedRun
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 DATA = flags.DEFINE_multi_string(
@@ -36,47 +40,49 @@ JSON = flags.DEFINE_bool('json', False, 'Prints all figures as one JSON object, 
 @command_line.command
 def main() -> None:
   from trainer.reporting.evaluated import in_words
-  from trainer.training.job import finished_job
+  from trainer.training.finished_run import open_run
 
   here = runtime.launched()
-  with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value, here) as job:
-    names = [slot.name for slot in job.cfg.slots]
+  with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, here) as run:
+    names = [slot.name for slot in run.cfg.slots]
     for name in BY.value:
       if name not in names:
         raise UserError(f"--by: found slot '{name}'{nearest(name, names)}")
-    prepared = job.inputs.prepared(api.passes_to_score(job, DATA.value), 'evaluate')
+    prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
     if BY.value:
-      found = slices_by_text(job, prepared)
+      found = slices_by_text(run, prepared)
       if here.rank == 0:
         tell(found)
       return
-    values = job.evaluation.evaluate(prepared)
+    values = run.evaluation.evaluate(prepared)
     if here.rank == 0:
-      if warning := job.cfg.uncalibrated():
+      if warning := run.cfg.uncalibrated():
         logging.warning('%s', warning)
       as_json = JSON.value or not runtime.is_terminal()
       print(json.dumps(values) if as_json else '\n'.join(in_words(values)))
 
 
-def slices_by_text(job: Any, prepared: list[Any]) -> dict[str, list[dict[str, Any]]]:
+def slices_by_text(
+  run: 'FinishedRun', prepared: list['PreparedPass']
+) -> dict[str, list[dict[str, Any]]]:
   """Returns the slices of each slot of --by, with `value` in place of `key`: as the log has it, or
   the number of the key where the log is gone. Every rank calls it; rank 0 knows the texts.
   """
   from trainer.data.texts import texts_of
   from trainer.training.slices import BLANK, OTHER, slices
 
-  scored = (batch for one in prepared for batch in job.evaluation.predict(one))
-  found = slices(job.cfg, job.communicator, scored, BY.value, MOST.value)
+  scored = (batch for one in prepared for batch in run.evaluation.predict(one))
+  found = slices(run.cfg, run.communicator, scored, BY.value, MOST.value)
   paths = [one.meta['source']['path'] for one in prepared]
-  slots = {slot.name: slot for slot in job.cfg.slots}
+  slots = {slot.name: slot for slot in run.cfg.slots}
   named = {}
   for name, rows in found.items():
     values = {BLANK: '(blank)', OTHER: '(other)'}
     keys = {row['key'] for row in rows} - values.keys()
-    if job.communicator.rank == 0:
-      for texts in texts_of(job.cfg, paths, slots[name], keys):
+    if run.communicator.rank == 0:
+      for texts in texts_of(run.cfg, paths, slots[name], keys):
         values |= texts
-        job.progress_made()
+        run.progress_made()
     named[name] = [
       {'value': values.get(row['key'], f'key {row["key"]}')}
       | {field: v for field, v in row.items() if field != 'key'}

@@ -34,22 +34,22 @@ CHECKPOINT = flags.DEFINE_enum(
 def main() -> None:
   from trainer.storage import export, saved_model
   from trainer.storage.chain import MODEL_KINDS
-  from trainer.training.job import finished_job
+  from trainer.training.finished_run import open_run
 
-  with finished_job(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as job:
+  with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as run:
     position = {
       'command': 'trainer.export',
-      'step': job.step.steps,
-      'examples': job.progress.examples,
-      'day': job.progress.day,
+      'step': run.step.steps,
+      'examples': run.progress.examples,
+      'day': run.progress.day,
     }
     done = export.write(
-      job.cfg,
+      run.cfg,
       KIND.value,
       position,
-      store=job.step.store,
-      model=job.step.dense.model,
-      dense_stats=job.step.dense.embedding.stats,
+      store=run.step.store,
+      model=run.step.dense.model,
+      dense_stats=run.step.dense.embedding.stats,
       integer_slots=INTEGER_SLOTS.value,
       folder=OUT.value,
     )

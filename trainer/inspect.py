@@ -65,16 +65,16 @@ def importance(run_dir: str) -> Any:
   import pandas as pd
 
   from trainer.data.passes import passes
+  from trainer.training.finished_run import open_run
   from trainer.training.importance import slot_importance
-  from trainer.training.job import finished_job
 
-  with finished_job(run_dir, (), CHECKPOINT.value, runtime.launched()) as job:
-    patterns = DATA.value or job.cfg.data.test
+  with open_run(run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
+    patterns = DATA.value or run.cfg.data.test
     if not patterns:
       raise UserError('--data: found none, and the config has no data.test; wanted files')
-    prepared = job.inputs.prepared(passes(job.cfg, patterns, '--data'), 'evaluate')
+    prepared = run.inputs.prepared(passes(run.cfg, patterns, '--data'), 'evaluate')
     found = slot_importance(
-      job.cfg, job.communicator, job.step, prepared, progress_made=job.progress_made
+      run.cfg, run.communicator, run.step, prepared, progress_made=run.progress_made
     )
   table = pd.DataFrame(found['slots']).T.astype(float).rename_axis('slot')
   table.columns = [f'loss_of_{name}' for name in table]

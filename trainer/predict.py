@@ -47,7 +47,7 @@ def main() -> None:
   from trainer.data import carried
   from trainer.data.prepared import is_prepared
   from trainer.files import whole_file
-  from trainer.training.job import finished_job
+  from trainer.training.finished_run import open_run
 
   here = runtime.launched()
   if here.size > 1 and ('-' in DATA.value or OUT.value == '-'):
@@ -60,21 +60,21 @@ def main() -> None:
   # A bad record ends it: dropped ones would shift the lines after them.
   overrides = [*SET.value, 'data.max_bad_share=0']
   with (
-    finished_job(RUN_DIR.value, overrides, CHECKPOINT.value, here) as job,
+    open_run(RUN_DIR.value, overrides, CHECKPOINT.value, here) as run,
     tempfile.TemporaryDirectory(prefix='ctr-predict-') as folder,
     plain_errors('cannot write --out'),
     contextlib.ExitStack() as stack,
   ):
-    cfg = job.cfg
+    cfg = run.cfg
     patterns = [_from_standard_input(folder) if p == '-' else p for p in DATA.value]
-    found = api.passes_to_score(job, patterns)
+    found = api.passes_to_score(run, patterns)
     for one in found:
       if COLUMNS.value and is_prepared(cfg.data, one.path):
         raise UserError(f'--columns: {one.path} is a prepared pass; wanted raw files with them')
-    prepared = job.inputs.prepared(found, 'predict', labelled=False)
+    prepared = run.inputs.prepared(found, 'predict', labelled=False)
     names = [label.name for label in cfg.data.labels] or ['probability']
 
-    predicted = api.predictions(job, prepared)
+    predicted = api.predictions(run, prepared)
     if here.rank > 0:
       collections.deque(predicted, 0)  # takes part
       return

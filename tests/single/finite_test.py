@@ -52,7 +52,7 @@ class FiniteTest(tf.test.TestCase):
     self.write('b', 10, price=3e38)
     wanted = (
       "not finite at step 5: dense column 'price' holds values up to 3e.38; wanted transform: "
-      'log1p_standardise.*; the checkpoints of before are whole$'
+      'log1p_standardise.*; earlier checkpoints are intact$'
     )
     with self.assertRaisesRegex(UserError, wanted):
       self.make_job('ab').run()

@@ -13,10 +13,10 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.config import effects
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
 from trainer.errors import BadPass, UserError
@@ -24,7 +24,7 @@ from trainer.reporting import closing
 from trainer.reporting.events import read_events
 from trainer.storage import checkpoint
 from trainer.storage.run_lock import RunLock
-from trainer.training import inputs, job
+from trainer.training import finished_run, inputs, job
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -62,7 +62,7 @@ class JobTest(tf.test.TestCase):
 
     def stop(seconds):
       if threading.current_thread() is own:
-        one.stop_requested = signal.SIGTERM
+        one.stop_request.signal = signal.SIGTERM
       else:
         sleep(seconds)
 
@@ -97,7 +97,7 @@ class JobTest(tf.test.TestCase):
     data = {'train': [self.write('a.csv')]}
     self.make_job(data).run()
     two = data | {'slots': [{'name': 'user'}]}
-    with mock.patch.object(Job, '_epoch', side_effect=KeyboardInterrupt):
+    with mock.patch.object(job.Stream, 'next', side_effect=KeyboardInterrupt):
       with self.assertRaises(KeyboardInterrupt):
         self.make_job(two).run()
     other = data | {'slots': [{'name': 'user'}, {'name': 'item', 'separator': '|'}]}
@@ -273,9 +273,9 @@ class JobTest(tf.test.TestCase):
         metric = 'rmse' if name in ('squared_error', 'real', 'price first') else 'auc'
         train = {'plateau': {'stop_after': 1}, 'epochs': 3}
         one = self.make_job(splits | data, model=model, train=train)
-        with mock.patch.object(logging, 'warning') as warning:
-          self.assertEqual(0, one.run())
-        self.assertEqual(any('focal' in str(c) for c in warning.call_args_list), name == 'focal')
+        self.assertEqual(0, one.run())
+        told = [line for line in effects.warnings(one.cfg) if 'focal' in line]
+        self.assertLen(told, name == 'focal')
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
           self.assertEqual(one.close(), [], 'nothing of the reports is missing')
@@ -342,7 +342,7 @@ class JobTest(tf.test.TestCase):
 
     def stop(*_):
       self.assertTrue(begun.wait(60))
-      one.stop_requested = signal.SIGTERM
+      one.stop_request.signal = signal.SIGTERM
       return False
 
     def prepare_first(cfg, raw_path, *args, **options):
@@ -350,7 +350,7 @@ class JobTest(tf.test.TestCase):
       return (prepare_pass if first else prepare)(cfg, raw_path, *args, **options)
 
     with mock.patch.object(inputs, 'prepare_pass', prepare_first):
-      with mock.patch.object(one, '_train_pass', stop):
+      with mock.patch.object(one, 'train_on', stop):
         self.assertNotEqual(0, one.run())
     self.assertEqual(self.prepared(), ['day_1'])
     self.assertEqual(0, self.make_job({'train': days}).run())
@@ -410,7 +410,7 @@ class JobTest(tf.test.TestCase):
     self.assertRegex(
       str(logs.output),
       'valid: logloss .* is worse than the .* of predicting .*sparse.tables.default.linear takes '
-      'steps of rmsprop at learning_rate 1; this rule wants about 0.01',
+      'steps of rmsprop at learning_rate 1; wanted about 0.01',
     )
 
     few = {'kind': 'sgd', 'learning_rate': 90.0}  # of its kind, for a batch of 4,096
@@ -436,12 +436,9 @@ class JobTest(tf.test.TestCase):
       'schedule': {'kind': 'step', 'period': 2},
     }
     model = {'interactions': [{'dnn': {'hidden': [4]}}]}
-    with self.assertLogs('absl', 'WARNING') as logs:
-      self.make_job({'train': [self.write('a.csv')]}, model=model, train=train).run()
-    self.assertLen(logs.output, 1)
-    self.assertRegex(
-      logs.output[0], "dense_optimizer.kind: found 'ftrl', .* train.schedule changes"
-    )
+    one = self.make_job({'train': [self.write('a.csv')]}, model=model, train=train)
+    (line,) = effects.warnings(one.cfg)
+    self.assertRegex(line, "dense_optimizer.kind: found 'ftrl', .* train.schedule changes")
 
   def test_a_threshold_that_admits_almost_nothing_is_told(self):
     one = self.make_job({'train': [self.write('a.csv')]}, lifecycle={'admission_threshold': 1000})
@@ -474,8 +471,11 @@ class JobTest(tf.test.TestCase):
       )
 
     other, before = self.write('c.csv'), tree()
-    with mock.patch.object(job.runtime, 'start'):
-      with job.finished_job(self.run_dir) as first, job.finished_job(self.run_dir) as second:
+    with mock.patch.object(finished_run.runtime, 'start'):
+      with (
+        finished_run.open_run(self.run_dir) as first,
+        finished_run.open_run(self.run_dir) as second,
+      ):
         figures = []
         for one in (first, second):
           found = passes(one.cfg, [other], '--data')

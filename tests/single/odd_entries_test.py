@@ -170,7 +170,7 @@ class OddEntriesTest(tf.test.TestCase):
 
     def stop(seconds):
       if threading.current_thread() is own:
-        one.stop_requested = signal.SIGTERM
+        one.stop_request.signal = signal.SIGTERM
       else:
         sleep(seconds)
 

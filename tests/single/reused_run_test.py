@@ -12,7 +12,7 @@ from absl import logging
 
 from trainer import api
 from trainer.errors import UserError
-from trainer.training.job import finished_job
+from trainer.training.finished_run import open_run
 
 DNN = {'dnn': {'hidden': [4]}}
 
@@ -56,7 +56,7 @@ class ReusedRunTest(tf.test.TestCase):
   def check_trained(self):
     """Checks that neither predicting nor an export tells of untrained layers."""
     self.assertEmpty(self.warnings(self.predict))
-    with finished_job(self.run_dir, only_trained=True):  # as trainer.export does
+    with open_run(self.run_dir, only_trained=True):  # as trainer.export does
       pass
 
   def check_untrained(self, *layers):
@@ -64,7 +64,7 @@ class ReusedRunTest(tf.test.TestCase):
 
     def export():
       with self.assertRaisesRegex(UserError, untrained(layers)):
-        with finished_job(self.run_dir, only_trained=True):
+        with open_run(self.run_dir, only_trained=True):
           pass
 
     (told,) = self.warnings(self.predict)

@@ -90,8 +90,8 @@ class StreamTest(tf.test.TestCase):
     """Takes what the stream says until a pass is to be trained on; returns its name."""
     while not isinstance(action := self.stream.next(), TrainPass):
       self.stream.day_ended(action)
-    self.state.progress.day = action.one.day
-    return action.one.name
+    self.state.progress.day = action.data_pass.day
+    return action.data_pass.name
 
   def fates(self):
     return {entry.name: entry.fate for entry in self.state.ledger}
@@ -122,10 +122,10 @@ class StreamTest(tf.test.TestCase):
   def test_a_pass_that_was_begun_comes_first(self):
     self.announce('day_1.csv', 'day_2.csv')
     self.start()
-    self.assertEqual(self.stream.next().one.name, 'day_1')
+    self.assertEqual(self.stream.next().data_pass.name, 'day_1')
     self.announce('day_0.csv')
     self.start(self.saved())
-    self.assertEqual(self.stream.next().one.name, 'day_1')
+    self.assertEqual(self.stream.next().data_pass.name, 'day_1')
     self.stream.trained()
 
   def test_late_passes(self):

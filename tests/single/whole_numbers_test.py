@@ -25,7 +25,7 @@ from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import Service
 from trainer.storage import export
-from trainer.training.job import finished_job
+from trainer.training.finished_run import open_run
 
 WANTED = r'wanted .*a whole number or a text .*dtype=str'
 
@@ -200,7 +200,7 @@ class WholeNumbersTest(tf.test.TestCase):
     numbers = list(range(-20, 20))
     wanted = run.predict(pd.DataFrame({'id': numbers}))
     self.assertGreater(np.std(wanted), 0.01)
-    with finished_job(run.run_dir) as job:
+    with open_run(run.run_dir) as job:
       model = {'store': job.step.store, 'model': job.step.dense.model}
       model |= {'dense_stats': job.step.dense.embedding.stats}
       export.write(job.cfg, 'base', {'number': 1}, **model)

@@ -1,4 +1,4 @@
-"""Settings that have no effect: refused where the model would be another one, else told of."""
+"""Settings that have no effect or do harm: refused or told."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,12 +36,23 @@ def check_effects(cfg: Config, where: str) -> None:
       )
 
 
-def without_effect(cfg: Config) -> list[str]:
-  """Returns a line for each setting that is not its default and that nothing of this job reads."""
-  return [
-    f'{key}: found {value!r}, which has no effect {why}'
-    for key, value, why in (*_of_rows(cfg), *_of_lifecycle(cfg), *_of_model(cfg), *_of_sync(cfg))
-  ]
+def warnings(cfg: Config) -> Iterator[str]:
+  """Yields a line for each setting that a user would regret.
+
+  These are settings that are not the default and that nothing of this job reads, and those that
+  harm the model.
+  """
+  for key, value, why in (*_of_rows(cfg), *_of_lifecycle(cfg), *_of_model(cfg), *_of_sync(cfg)):
+    yield f'{key}: found {value!r}, which has no effect {why}'
+  train = cfg.train
+  if train.dense_optimizer.kind == 'ftrl' and (train.plateau or train.schedule):
+    changing = 'train.plateau' if train.plateau else 'train.schedule'
+    yield (
+      "train.dense_optimizer.kind: found 'ftrl', whose weights shrink with its learning rate, "
+      f'which {changing} changes; wanted another kind, or a constant rate'
+    )
+  if reason := cfg.uncalibrated():
+    yield reason
 
 
 Found = Iterator[tuple[str, Any, str]]

@@ -69,9 +69,11 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   """As `load`, of the config.yaml that a run has written.
 
   Raises:
-    ConfigError: also where its bytes are not those that were written.
+    ConfigError: where there is none, or its bytes are not those that were written.
   """
   path = os.path.join(run_dir, 'config.yaml')
+  if not os.path.exists(path):
+    raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
   return parse(_text_of_run(path), path, overrides, run_dir)
 
 

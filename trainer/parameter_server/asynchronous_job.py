@@ -24,7 +24,7 @@ class AsynchronousJob(Job):
   """
 
   def open_run(self) -> None:
-    self._reports = self.communicator.rank == 0 and not self.communicator.late
+    self._reported = self.communicator.rank == 0 and not self.communicator.late
     if not self.communicator.late:
       super().open_run()
       return
@@ -34,7 +34,7 @@ class AsynchronousJob(Job):
     self.state.progress = Progress(**state['progress'])
     self.step.load_local_state(state['local'])
 
-  def _converting(self) -> int:
+  def _converting_processes(self) -> int:
     return 1  # the first: how many workers there are differs while some come and go
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
@@ -58,7 +58,7 @@ class AsynchronousJob(Job):
       )
       while True:
         save = wants_checkpoint(cfg, self.state)
-        unit, reason, batches = self.communicator.claim(self.stop_requested != 0, save)
+        unit, reason, batches = self.communicator.claim(bool(self.stop_request), save)
         if unit is None:
           break
         staged = self.step.stage(slice_of(*divmod(unit, slices)))
@@ -79,12 +79,12 @@ class AsynchronousJob(Job):
     unless it was lost.
     """
     is_first = self.communicator.rank == 0
-    if self._reports != is_first and not is_first:
+    if self._reported != is_first and not is_first:
       self.lock.leave()
     self.communicator.together(
       f'cannot use run_dir {self.cfg.run_dir}',
-      lambda: self.lock.follow(self.lock.id) if is_first and not self._reports else None,
+      lambda: self.lock.follow(self.lock.id) if is_first and not self._reported else None,
     )
-    if self._reports != is_first:
-      self._reports = is_first
-      self.open_reports(is_first, keep_bytes=None)
+    if self._reported != is_first:
+      self._reported = is_first
+      self.log.open(is_first)

@@ -34,7 +34,6 @@ from trainer.training.step import (
   StepCounts,
   StepFlags,
   check_finite,
-  loss_where_refused,
 )
 
 # A copy is admitted when the server's feature is: it is then given as many shows as nothing else
@@ -80,8 +79,8 @@ class GeoStep(WorkerStep):
     rows = self._local.pull(deduped.unique, False)
     try:
       loss, weight = self._train_copies(batch, deduped, rows)
-    except tf.errors.InvalidArgumentError as e:
-      loss = weight = loss_where_refused(e)
+    except tf.errors.OutOfRangeError:  # the row store refuses a gradient that is not finite
+      loss = weight = np.nan
     check_finite(self._cfg, self._step_here, batch, float(loss))
     self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
     self._steps += 1

@@ -39,9 +39,6 @@ class Inspection:
   """
 
   def __init__(self, run_dir: str, which: str = 'last'):
-    path = os.path.join(run_dir, 'config.yaml')
-    if not os.path.exists(path):
-      raise UserError(f'{run_dir}: no config.yaml there; wanted the run_dir of trainer.run')
     self.cfg, self.run_dir = config.load_of_run(run_dir), run_dir
     found = []
     for folder in ('best', 'checkpoints') if which == 'best' else ('checkpoints',):

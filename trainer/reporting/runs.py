@@ -132,10 +132,9 @@ def read_run(run_dir: str) -> RecordedRun:
   Raises:
     UserError: where `run_dir` is not that of a run.
   """
-  for name in ('config.yaml', 'metrics.jsonl'):
-    if not os.path.exists(os.path.join(run_dir, name)):
-      raise UserError(f'{run_dir}: no {name} there; wanted the run_dir of trainer.run')
   cfg = config.load_of_run(run_dir)
+  if not os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):
+    raise UserError(f'{run_dir}: no metrics.jsonl there; wanted the run_dir of a training run')
   events = read_events(run_dir)
   missing = [name for name in COLUMNS if name not in events]
   return RecordedRun(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))

@@ -110,6 +110,17 @@ class RunState:
     fresh = self.progress.fresh if self._step.steps == self.progress.fresh_at else []
     return sorted({name.partition('/')[0] for name in fresh})
 
+  def untrained_told(self) -> str | None:
+    """Says which layers no step has trained, and what to do; None where all are trained."""
+    if not self.untrained:
+      return None
+    return (
+      f'run_dir {self._cfg.run_dir}: its config adds or extends '
+      f'{", ".join(f"layer {name}" for name in self.untrained)}, and no step has trained that yet; '
+      'wanted more training (raise train.epochs or add passes to data.train), or a start with the '
+      'config without it'
+    )
+
   def save(self, metrics_position: int) -> None:
     """Writes a checkpoint of everything; every process calls it.
 

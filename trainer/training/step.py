@@ -18,6 +18,7 @@ from trainer.embedding.exchange import Routing, rows_of
 from trainer.embedding.row_table import RowTable
 from trainer.embedding.stores import make_store
 from trainer.errors import UserError
+from trainer.training.advice import why_not_finite
 from trainer.training.dense_part import DensePart
 
 
@@ -156,10 +157,6 @@ class Step(abc.ABC):
     """As DensePart.load_state."""
 
 
-_HUGE = 1e5  # a dense value beyond it makes most models diverge
-_HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
-
-
 @functools.cache
 def _as_tensor(flags: StepFlags) -> tf.Tensor:
   """Returns float32 [3]; made once for each, as there are eight."""
@@ -180,42 +177,8 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
   if not np.isfinite(loss):
     raise UserError(
       f'the loss or a gradient is not finite at step {int(step.numpy())}: '
-      f'{_likely_cause(cfg, batch)}; the checkpoints of before are whole'
+      f'{why_not_finite(cfg, batch)}; earlier checkpoints are intact'
     )
-
-
-def loss_where_refused(error: tf.errors.InvalidArgumentError) -> float:
-  """Returns NaN, the loss of a step whose gradients the row store refuses; else raises."""
-  if 'wanted a finite number' not in error.message:
-    raise error
-  return np.nan
-
-
-def _likely_cause(cfg: config.Config, batch: SlotBatch) -> str:
-  for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
-    largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
-    if largest > _HUGE and column.transform == 'none':
-      return (
-        f"dense column '{column.name}' holds values up to {largest:.3g}; wanted transform: "
-        'log1p_standardise, or such records left out'
-      )
-  largest = np.max(batch.weight.numpy(), initial=0)
-  if largest > _HUGE_WEIGHT:
-    return (
-      f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1, or such '
-      'records left out'
-    )
-  rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
-  for name, table in cfg.sparse.tables.items():
-    for part, rule, width in (('factors', table.factors, table.width), ('linear', table.linear, 1)):
-      wanted = config.row_defaults(rule.kind, 'tuned', cfg.train.batch_size, width)['learning_rate']
-      rates[f'sparse.tables.{name}.{part}'] = rule.learning_rate, wanted
-  key, (rate, wanted) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
-  if rate > 5 * wanted:
-    return f'{key}.learning_rate is {rate:g}; wanted about {wanted:g}'
-  return (
-    'lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, or set clip'
-  )
 
 
 def traced(function: Callable, *specs: Any) -> Callable:
@@ -289,8 +252,8 @@ class TrainStep(Step):
         _as_tensor(flags),
       )
       counts = StepCounts(*counts.numpy())
-    except tf.errors.InvalidArgumentError as e:
-      counts = StepCounts(0, loss_where_refused(e), 0, 0, 0)
+    except tf.errors.OutOfRangeError:  # the row store refuses a gradient that is not finite
+      counts = StepCounts(0, np.nan, 0, 0, 0)
     check_finite(self._cfg, self._step, staged.batch, counts.loss)
     if self._routes:  # there are other ranks
       self.exchange_seconds += seconds_of(spans.numpy())

@@ -48,7 +48,7 @@ DAY_SECONDS = 24 * 3600
 class TrainPass:
   """A pass is to be trained on."""
 
-  one: Pass
+  data_pass: Pass
   late: bool = False  # its own day has ended: it counts for the open one
   waiting: int = 0  # passes that are ready and come after it
   seconds_behind: float | None = None  # since the oldest of all that are ready was announced
@@ -165,8 +165,8 @@ class Stream:
         self._count_refused(entry)
     if kind in ('Wait', 'Finished'):  # else a pass is ready that may be good
       self._check_refused()
-    if 'one' in fields:
-      fields['one'] = Pass(**fields['one'])
+    if 'data_pass' in fields:
+      fields['data_pass'] = Pass(**fields['data_pass'])
     return _ACTIONS[kind](**fields)
 
   def trained(self) -> None:

@@ -56,6 +56,8 @@ inline absl::Status ToTensorFlow(const Status& status) {
       return absl::InvalidArgumentError(status.message());
     case Status::kAborted:
       return absl::AbortedError(status.message());
+    case Status::kOutOfRange:
+      return absl::OutOfRangeError(status.message());
     case Status::kDataLoss:
       break;
   }

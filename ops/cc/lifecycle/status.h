@@ -8,12 +8,14 @@ namespace ctr {
 
 class Status {
  public:
-  enum Code { kOk, kInvalidArgument, kDataLoss, kAborted };
+  enum Code { kOk, kInvalidArgument, kOutOfRange, kDataLoss, kAborted };
 
   Status() = default;
   static Status InvalidArgument(std::string message) {
     return Status(kInvalidArgument, std::move(message));
   }
+  // Of a gradient that is not finite, which a caller tells from its own mistakes.
+  static Status OutOfRange(std::string message) { return Status(kOutOfRange, std::move(message)); }
   static Status DataLoss(std::string message) { return Status(kDataLoss, std::move(message)); }
   static Status Aborted(std::string message) { return Status(kAborted, std::move(message)); }
 

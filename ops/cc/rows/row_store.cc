@@ -311,7 +311,7 @@ Status RowStore::CheckPush(const RowPush& push) const {
     }
   }
   const auto not_finite = [&](const char* name, int64_t i, const float* x, int64_t at) {
-    return Status::InvalidArgument(
+    return Status::OutOfRange(
         std::string(name) + "[" + std::to_string(at) + "]: found " + std::to_string(x[at]) +
         (i < 0 ? "" : ", of key " + std::to_string(push.keys[i])) + "; wanted a finite number");
   };

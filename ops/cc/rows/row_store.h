@@ -104,8 +104,8 @@ class RowStore {
   // Under its shard's lock, for each key: creates it where absent, one step on the linear weight
   // and, where the pull had factors and the feature still has, on those; then observes, and gives
   // what is newly admitted its initial factors, which this push does not train. With admission
-  // `none` a new feature's factors exist, and are trained, at once. InvalidArgument naming
-  // argument, key and value for a gradient or scale that is not finite, and for what
+  // `none` a new feature's factors exist, and are trained, at once. OutOfRange naming
+  // argument, key and value for a gradient or scale that is not finite; InvalidArgument for what
   // FeatureTable::Observe refuses.
   Status Push(const RowPush& push, const ParallelFor& parallel_for);
 

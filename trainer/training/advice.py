@@ -1,0 +1,66 @@
+"""What most likely went wrong in training, and what to change."""
+
+import numpy as np
+
+from trainer import config
+from trainer.data.features import SlotBatch
+
+HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
+HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
+FEW_STEPS = 50  # in which a model has hardly left its initial values
+
+
+def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
+  """Says why a loss or a gradient is not finite; `batch` is of tensors."""
+  for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
+    largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
+    if largest > HUGE_VALUE and column.transform == 'none':
+      return (
+        f"dense column '{column.name}' holds values up to {largest:.3g}; wanted transform: "
+        'log1p_standardise, or such records left out'
+      )
+  largest = np.max(batch.weight.numpy(), initial=0)
+  if largest > HUGE_WEIGHT:
+    return (
+      f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1, or such '
+      'records left out'
+    )
+  rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
+  for name, table in cfg.sparse.tables.items():
+    for part, rule, width in (('factors', table.factors, table.width), ('linear', table.linear, 1)):
+      usual = config.row_defaults(rule.kind, 'tuned', cfg.train.batch_size, width)['learning_rate']
+      rates[f'sparse.tables.{name}.{part}'] = rule.learning_rate, usual
+  key, (rate, usual) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
+  if rate > 5 * usual:
+    return f'{key}.learning_rate is {rate:g}; wanted about {usual:g}'
+  return (
+    'lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, or set clip'
+  )
+
+
+def why_worse_than_constant(cfg: config.Config, calibration: float | None, steps: int) -> str:
+  """Says why a model predicts worse than the share of clicks for all samples does.
+
+  Args:
+    cfg: the job's config.
+    calibration: the sum of predictions over the clicks.
+    steps: taken so far.
+  """
+  for name, table in cfg.sparse.tables.items():
+    for part, rule in (('factors', table.factors), ('linear', table.linear)):
+      usual = config.row_defaults(rule.kind)['learning_rate']
+      if rule.kind in ('adam', 'rmsprop') and rule.learning_rate > usual:
+        return (
+          f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '
+          f'{rule.learning_rate:g}; wanted about {usual:g}'
+        )
+  if steps < FEW_STEPS:
+    return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
+  if reason := cfg.uncalibrated():
+    return reason
+  if calibration is not None and not 0.8 < calibration < 1.25:
+    return (
+      f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '
+      'alike (model.negative_sampling_rate), and labelled alike?'
+    )
+  return 'the model overfits or diverges; lower the learning rates, train fewer epochs, or set l2'

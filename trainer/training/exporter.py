@@ -1,0 +1,88 @@
+"""The exports that a job writes while it trains."""
+
+import time
+
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.log_files import modified
+from trainer.storage import chain, export
+from trainer.training.run_log import RunLog
+from trainer.training.run_state import RunState
+from trainer.training.step import Step
+
+
+class Exporter:
+  """Exports the model for serving; every process calls it.
+
+  Args:
+    cfg: the job's config.
+    communicator: how the processes meet.
+    step: the model and its rows.
+    state: the place in the data.
+    log: is told of each export.
+  """
+
+  def __init__(
+    self,
+    cfg: config.Config,
+    communicator: Communicator,
+    step: Step,
+    state: RunState,
+    log: RunLog,
+  ):
+    self._cfg, self._communicator, self._step = cfg, communicator, step
+    self._state, self._log = state, log
+    self._replay = chain.Replay()
+
+  def end_day(self) -> None:
+    """Writes what is exported at the end of a day."""
+    if self._cfg.export.base:
+      self._write('base')
+    if self._cfg.export.saved_model:
+      self._write('saved_model')
+
+  def end_pass(self, marker: str | None) -> None:
+    """Writes a delta, where one is due after the pass that was trained last.
+
+    Args:
+      marker: the file that announced the pass in data.watch.
+    """
+    every = self._cfg.export.delta_every_passes
+    if every and self._state.progress.done % every == 0:
+      self._write('delta', marker)
+
+  def _write(self, kind: str, marker: str | None = None) -> None:
+    progress = self._state.progress
+    if progress.withheld or self._state.untrained:  # the next export has all changes since
+      return
+    self._step.consolidate()
+    position = {
+      'epoch': progress.epoch,
+      'passes': progress.done,
+      'last': progress.last,
+      'day': progress.day,
+    }
+    with self._log.clock.of('export'):
+      written = export.write(
+        self._cfg,
+        kind,
+        position,
+        store=self._step.store,
+        model=self._step.dense.model,
+        dense_stats=self._step.dense.embedding.stats,
+        communicator=self._communicator,
+        replay=self._replay,
+      )
+    announced = None if marker is None else modified(marker)
+    fields = {
+      'pass': progress.last,
+      'kind': kind,
+      'path': written.path,
+      'rows': written.rows,
+      'slots': {slot: {'rows': n} for slot, n in written.slots.items()} or None,
+      'tombstones': written.tombstones,
+      'seconds': round(written.seconds, 3),
+      'day': progress.day,
+      'seconds_since_announced': announced and round(time.time() - announced, 3),
+    }
+    self._log.write('export', **fields)

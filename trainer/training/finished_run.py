@@ -1,0 +1,110 @@
+"""Opens a trained run, to evaluate, predict, export or inspect it."""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+
+from absl import logging
+
+from trainer import config, runtime
+from trainer.comm import horovod
+from trainer.comm.communicator import Communicator
+from trainer.comm.heartbeat import Heartbeat
+from trainer.errors import UserError
+from trainer.reporting.events import read_events
+from trainer.training.evaluation import Evaluation
+from trainer.training.inputs import Inputs
+from trainer.training.run_state import Progress, RunState
+from trainer.training.step import TrainStep
+
+_RESTORE_ATTEMPTS = 3  # a trainer at work may delete a checkpoint while it is read
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+  """A run's model, as one of its checkpoints has it, on one of the ranks that share the work.
+
+  Attributes:
+    cfg: the run's config, with overrides.
+    communicator: how the ranks meet.
+    step: the model and its rows.
+    progress: the place in the data that the checkpoint is of.
+    inputs: gives each rank its share of passes.
+    evaluation: scores passes.
+    progress_made: to be called after each chunk of slow work; the heartbeat tells the others.
+  """
+
+  cfg: config.Config
+  communicator: Communicator
+  step: TrainStep
+  progress: Progress
+  inputs: Inputs
+  evaluation: Evaluation
+  progress_made: Callable[[], None]
+
+
+@contextlib.contextmanager
+def open_run(
+  run_dir: str,
+  overrides: Sequence[str] = (),
+  checkpoint: str = 'best',
+  here: runtime.Runtime = runtime.Runtime(),
+  only_trained: bool = False,
+) -> Iterator[FinishedRun]:
+  """Restores a run and changes nothing in its run_dir, where a trainer may be at work.
+
+  Passes are converted in a temporary directory, which is removed in the end. It lies in the
+  run_dir only where ranks run on several hosts, which share nothing else.
+
+  Args:
+    run_dir: of trainer.run.
+    overrides: as for trainer.run.
+    checkpoint: best (the best by validation, or the last where there was none) or last.
+    here: where this process stands among the ranks that share the work; by default it is alone.
+    only_trained: whether to refuse layers that no step has trained, rather than to warn of them.
+  Raises:
+    UserError: where there is no checkpoint, or layers are untrained and `only_trained`.
+  """
+  cfg = config.load_of_run(run_dir, overrides)
+  with contextlib.ExitStack() as stack:
+    progress_made = lambda: None
+    if here.size > 1:
+      progress_made = stack.enter_context(Heartbeat(here, cfg)).progress
+    runtime.start(cfg, here)
+    communicator = horovod.communicator(here, cfg.sync)
+    folder = tempfile.TemporaryDirectory(
+      prefix='ctr-trainer-', dir=here.host and run_dir, ignore_cleanup_errors=True
+    )
+    prepared_folder = communicator.broadcast(stack.enter_context(folder))
+    step = TrainStep(cfg, communicator)
+    state = RunState(cfg, communicator, step)
+    if not _restore(state, checkpoint == 'best'):
+      raise UserError(
+        f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
+      )
+    if untrained := state.untrained_told():
+      if only_trained:
+        raise UserError(untrained)
+      if communicator.rank == 0:
+        logging.warning('%s', untrained)
+    inputs = Inputs(cfg, communicator, step, progress_made, prepared_folder)
+    evaluation = Evaluation(cfg, communicator, step, inputs, progress_made)
+    with contextlib.suppress(OSError):  # metrics.jsonl may be gone
+      events = read_events(run_dir)
+      evaluated = events[events['event'] == 'eval']
+      if 'slots' in evaluated:
+        evaluation.slots_before.extend(s for s in evaluated['slots'] if isinstance(s, dict))
+    yield FinishedRun(cfg, communicator, step, state.progress, inputs, evaluation, progress_made)
+    communicator.barrier()  # process 0's folder is everybody's
+
+
+def _restore(state: RunState, best: bool) -> bool:
+  """Reads the best state, where one is kept, or the last. Returns: whether there was one."""
+  for attempt in range(_RESTORE_ATTEMPTS):
+    try:
+      return (best and state.restore(best=True)) or state.restore()
+    except UserError:
+      if attempt + 1 == _RESTORE_ATTEMPTS:
+        raise
+  return False

@@ -1,0 +1,135 @@
+"""Measures and reports the training on one pass."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from ops.sharding import shards_of
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.prepared import PreparedPass
+from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
+from trainer.model.metrics import State, result
+from trainer.reporting.live_line import shortened
+from trainer.training import gate
+from trainer.training.day_end import table_counts
+from trainer.training.run_log import RunLog, quality
+from trainer.training.run_state import Progress
+from trainer.training.step import Step
+
+WAITING_TOLD = 0.1  # the share of the time that steps wait for input, from which on it is shown
+_MOST_SAMPLES_FOR_BLANKS = 1 << 19
+
+
+class PassMeter:
+  """Follows the training on one pass, on every process; the sums are over all of them.
+
+  Args:
+    cfg: the job's config.
+    communicator: how the processes meet.
+    step: of the job.
+    progress: of the run.
+    log: where figures go.
+    prepared: the pass.
+    name: of the pass.
+  """
+
+  def __init__(
+    self,
+    cfg: config.Config,
+    communicator: Communicator,
+    step: Step,
+    progress: Progress,
+    log: RunLog,
+    prepared: PreparedPass,
+    name: str,
+  ):
+    self._cfg, self._communicator, self._step = cfg, communicator, step
+    self._progress, self._log = progress, log
+    self._prepared, self._name = prepared, name
+    self._where = {'pass': name, 'epoch': progress.epoch, 'day': progress.day}
+    self._began = self._window_began = time.monotonic()
+    self._steps = 0
+    self._window_sums = self._sums()
+    self._window_waited = log.clock.waited
+    self._examples_before = result(self._window_sums)['examples']
+    self._exchanged_before = step.exchange_seconds
+
+  def on_step(self) -> None:
+    """Reports every train.log_every_steps steps."""
+    self._steps += 1
+    if self._steps % self._cfg.train.log_every_steps:
+      return
+    sums, now, waited = self._sums(), time.monotonic(), self._log.clock.waited
+    window = result({name: array - self._window_sums[name] for name, array in sums.items()})
+    seconds = max(now - self._window_began, 1e-9)
+    waiting = (waited - self._window_waited) / seconds
+    self._window_began, self._window_sums, self._window_waited = now, sums, waited
+    window['examples_per_second'] = round(window['examples'] / seconds, 1)
+    self._log.write('window', **window, **self._counts(), **self._where, **self._rate())
+    batches = max(1, self._prepared.num_batches(self._cfg.train.batch_size))
+    left = (batches - self._progress.batch) * (now - self._began) / self._steps
+    told = f'{left:,.0f} s left' if waiting < WAITING_TOLD else f'waits for input {waiting:.0%}'
+    epoch = f'epoch {self._progress.epoch} · ' if self._cfg.train.epochs > 1 else ''
+    self._log.show(
+      f'{epoch}{shortened(self._name, 12)} {self._progress.batch / batches:4.0%} · {told} · '
+      f'{quality(window)} · {self._per_second(result(sums)["examples"]):,.0f}/s'
+    )
+
+  def finish(self, further: dict[str, Any]) -> None:
+    """Reports the whole pass.
+
+    Args:
+      further: fields of the event that the caller knows.
+    """
+    if exchanged := self._step.exchange_seconds - self._exchanged_before:
+      self._log.clock.move(exchanged, 'exchange', within='step')
+    values = result(self._sums()) | self._counts()
+    rate = self._per_second(values['examples'])
+    self._progress.examples += values['examples']
+    self._log.show(
+      f'epoch {self._progress.epoch} · {self._name} · {quality(values)} · {rate:,.0f} samples/s',
+      keep=True,
+    )
+    slots = self._slot_statistics(values['features'])
+    for slot, share in gate.presence(self._cfg, self._prepared, _MOST_SAMPLES_FOR_BLANKS).items():
+      slots.setdefault(slot, {})['blank'] = 1 - share
+    fields = values | self._step.traffic() | self._where | self._rate() | further
+    fields |= {
+      'examples_per_second': round(rate, 1),
+      'slots': slots,
+      'bad': self._prepared.meta.get('bad', {}).get('records', 0),
+      'seconds': self._log.clock.taken(),
+    }
+    self._log.write('train', **fields)
+
+  def _per_second(self, examples: int) -> float:
+    seconds = max(time.monotonic() - self._began, 1e-9)
+    return (examples - self._examples_before) / seconds
+
+  def _sums(self) -> State:
+    """Sums over the samples trained on since the pass began."""
+    return self._communicator.sum_arrays(self._step.dense.metrics.state())
+
+  def _counts(self) -> dict[str, int]:
+    return table_counts(self._step.store, self._communicator)
+
+  def _rate(self) -> dict[str, float]:
+    """What the learning rates of the last step were multiplied by."""
+    rate = self._step.dense.rate_at(max(0, self._step.steps - 1))
+    return {'learning_rate_factor': round(float(rate), 6)}
+
+  def _slot_statistics(self, features: int) -> dict[str, dict[str, Any]]:
+    """What the tables hold of each slot, from as many rows as are quick to read."""
+    statistics = SlotStatistics(self._cfg, {t.name: t.width for t in self._step.store.tables})
+    own = shards_of(self._communicator.rank, self._communicator.size)
+    shards, share = shards_to_read(features, own)
+    for chunk in self._step.store.export_state(shards=shards):
+      statistics.add(chunk)
+    state = statistics.state() | {'share': np.array([share, 1.0])}
+    state = self._communicator.sum_arrays(state)
+    share, processes = state.pop('share')
+    histograms = statistics.norm_histograms(state)
+    self._log.events.histograms('norm', self._step.steps, histograms)
+    return statistics.result(state, share / processes)

@@ -1,0 +1,51 @@
+"""Early stopping: lower learning rates, then the end, once data.valid no longer gets better."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from absl import logging
+
+from trainer import config
+from trainer.training.run_state import Progress
+
+
+def follow(
+  cfg: config.Config, progress: Progress, values: dict[str, Any], step: int
+) -> Iterator[str]:
+  """Compares an epoch with the best one before it.
+
+  Sets `best`, `best_step`, `stalls`, `rate` and `finished` of `progress`.
+
+  Args:
+    cfg: the job's config.
+    progress: of the run.
+    values: metrics of data.valid.
+    step: the number of steps taken.
+  Yields:
+    Lines for the user.
+  """
+  plateau, metric = cfg.train.plateau, cfg.deciding_metric
+  if plateau and plateau.task:
+    values = values['tasks'][plateau.task]
+  value = values[metric]
+  if value is None:
+    logging.warning('data.valid: weighs nothing, or is of one class: it has no %s', metric)
+    return
+  value = -value if metric in ('logloss', 'rmse') else value
+  if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
+    progress.best, progress.stalls, progress.best_step = value, 0, step
+    yield f'valid {metric} is the best so far'
+    return
+  if not plateau:
+    return
+  progress.stalls += 1
+  yield f'valid {metric} is not better than the best, {abs(progress.best):.4f}'
+  progress.finished = progress.stalls >= plateau.stop_after
+  lowers = progress.stalls % plateau.patience == 0
+  if lowers:
+    progress.rate *= plateau.factor
+  if progress.finished:
+    yield f'stopping after epoch {progress.epoch}; the best is that of step {progress.best_step:,}'
+  elif lowers:
+    base = 'scheduled' if cfg.train.schedule else 'configured'
+    yield f'learning rates are now {progress.rate:g} of the {base} ones'

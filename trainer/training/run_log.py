@@ -1,0 +1,51 @@
+"""What a run tells while it is under way: events, one live line, and where its time goes."""
+
+from typing import Any
+
+from trainer import runtime
+from trainer.reporting.events import EventLog
+from trainer.reporting.live_line import LiveLine
+from trainer.training.step import Step
+from trainer.training.stopwatch import Stopwatch
+
+
+class RunLog:
+  """Reports a run; only one process of a job writes anything.
+
+  Args:
+    run_dir: where metrics.jsonl and TensorBoard's files go.
+    step: numbers the events.
+
+  Attributes:
+    events: metrics.jsonl and TensorBoard.
+    clock: the seconds that each part of the work takes.
+  """
+
+  def __init__(self, run_dir: str, step: Step):
+    self._run_dir, self._step = run_dir, step
+    self.clock = Stopwatch()
+    self.open(active=False)
+
+  def open(self, active: bool, keep_bytes: int | None = None) -> None:
+    """Opens the files; the arguments are those of EventLog."""
+    self.events = EventLog(self._run_dir, active, keep_bytes)
+    self._live = LiveLine(active, runtime.is_terminal())
+
+  def write(self, event: str, **fields: Any) -> None:
+    """Writes an event; fields that are None are left out."""
+    self.events.write(event, self._step.steps, **fields)
+
+  def show(self, text: str, keep: bool = False) -> None:
+    """Replaces the live line; `keep` leaves the text on the screen."""
+    self._live.show(text, keep)
+
+
+def quality(values: dict[str, Any]) -> str:
+  """Returns the figures of quality for the live line, of several tasks each one's."""
+  if 'tasks' in values:
+    return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())
+  shown = {'rmse': 'rmse'} if 'rmse' in values else {'logloss': 'logloss', 'auc': 'AUC'}
+  return ' · '.join(
+    f'{title} {"-" if values[name] is None else format(values[name], ".4f")}'
+    for name, title in shown.items()
+  )

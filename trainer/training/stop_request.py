@@ -1,0 +1,27 @@
+"""How a training process is asked to stop."""
+
+import signal
+from types import FrameType
+
+
+class StopRequest:
+  """Remembers the signal that asked this process to stop; a job looks at it after each step.
+
+  Attributes:
+    signal: its number; 0 while nobody asked. SIGINT counts more than SIGTERM, for parameter servers
+      that are stopped by Ctrl-C ask their workers to stop by SIGTERM.
+  """
+
+  def __init__(self):
+    self.signal = 0
+
+  def __bool__(self) -> bool:
+    return self.signal != 0
+
+  def listen(self) -> None:
+    """Takes SIGTERM and SIGINT from now on; the main thread calls it."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, self._on_signal)
+
+  def _on_signal(self, number: int, _: FrameType | None) -> None:
+    self.signal = min(number, self.signal or number)
