@@ -110,6 +110,7 @@ class ReusedRunTest(tf.test.TestCase):
       ('two at once', ('linear', 'fm'), ('linear', 'fm', 'cross', DNN), ['cross 0', 'dnn 0']),
       ('no variables', ('linear', DNN), ('linear', 'fm', DNN), ['fm 0']),
       ('a deeper dnn', ('linear', 'fm', DNN), deep, ['dnn 0']),
+      ('a wider dnn', ('linear', DNN), ('linear', {'dnn': {'hidden': [6]}}), ['dnn 0']),
       ('another place', ('linear', 'fm', DNN), (DNN, 'fm', 'linear'), []),
       ('a layer less', deep, ('linear', 'fm'), []),
     ):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import yaml
 
 from trainer import api, config, errors
-from trainer.training.run_state import open_run_dir
+from trainer.training.run_state import check_run_dir
 
 
 class RunDirTest(tf.test.TestCase):
@@ -34,7 +34,7 @@ class RunDirTest(tf.test.TestCase):
     out, copy = io.StringIO(), tempfile.mkdtemp(dir=self.folder)
     shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
     with contextlib.redirect_stdout(out):
-      open_run_dir(api.Source(self.tree, overrides, copy).for_its_log())
+      check_run_dir(api.Source(self.tree, overrides, copy).for_its_log())
     return out.getvalue().splitlines()
 
   def test_what_was_given_and_what_it_resolved_to_are_apart(self):
@@ -58,11 +58,21 @@ class RunDirTest(tf.test.TestCase):
       ('train.batch_size', 64, 9),
       ('data.slots.user.pooling', 'mean', 'sum'),
     ):
-      self.assertIn(f'{key}: the run has {old}, the config {new}, which counts', lines)
+      self.assertIn(f'{key}: the run has {old}, the config {new}, from here on', lines)
 
   def test_a_key_that_is_left_out_has_its_default_whatever_the_run_has(self):
     tree = self.tree | {'train': {}}
     self.assertEqual(api.Source(tree).for_its_log().train.epochs, 1)
+
+  def test_a_start_whose_checkpoint_is_damaged_leaves_the_config_as_it_was(self):
+    copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+    shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
+    for path in copy.glob('checkpoints/*/dense.npz'):
+      path.write_bytes(path.read_bytes()[:-1])
+    before = (copy / 'config.yaml').read_bytes()
+    with self.assertRaisesRegex(errors.UserError, 'none of its 2 checkpoints is good'):
+      api.train(api.Source(self.tree, ['train.epochs=3'], str(copy)))
+    self.assertEqual((copy / 'config.yaml').read_bytes(), before)
 
   def test_another_model_is_refused(self):
     for overrides, key in (

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import time
 import types
 from unittest import mock
 
@@ -26,7 +27,7 @@ class StreamTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
-    self.now, self.told = 1e9, []
+    self.now, self.told = 1.75e9, []  # in 2025
 
   def write(self, name, text=None):
     path = os.path.join(self.folder, name)
@@ -266,6 +267,15 @@ class StreamTest(tf.test.TestCase):
     self.start(self.saved(), max_days_ahead=None)
     taken = [x for x in self.run_until_idle() if x.startswith('day')]
     self.assertEqual(taken, ['day_5000-01-01', 'day_90000000'])
+
+  def test_the_first_pass_of_dates_is_compared_with_today(self):
+    self.now = time.mktime((2024, 2, 27, 12, 0, 0, 0, 0, -1))
+    self.announce('day_90000000.csv', 'day_2024-03-13.csv', 'day_2025-02-27.csv')
+    self.start()
+    self.assertEqual(self.run_until_idle(), [])
+    self.assertRegex(self.told[0][2], '13.*15 days after 20240227, today; .*allows 14')
+    self.announce('day_2024-02-20.csv')
+    self.assertEqual(self.run_until_idle(), ['day_2024-02-20'])
 
   def test_a_pause_within_the_bound_is_caught_up_with_day_by_day(self):
     self.announce(*(f'day_{day}.csv' for day in range(1, 400, 14)))

@@ -101,9 +101,14 @@ def _number(date: datetime.date) -> int:
 def _date(day: int) -> datetime.date | None:
   """The date that a day YYYYMMDD is; None where it is a plain number."""
   try:
-    return datetime.date(day // 10000, day // 100 % 100, day % 100) if day >= 1900_01_01 else None
+    return datetime.date(day // 10000, day // 100 % 100, day % 100) if is_date(day) else None
   except (ValueError, OverflowError):
     return None
+
+
+def is_date(day: int) -> bool:
+  """Whether a day has the eight digits of a date; day 90000000 is a wrong one."""
+  return 1900_01_01 <= day <= 9999_12_31
 
 
 def day_after(day: int) -> int:

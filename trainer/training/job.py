@@ -29,7 +29,7 @@ from trainer.training.ledger import TRAINED
 from trainer.training.loop import train_in_lockstep
 from trainer.training.pass_meter import PassMeter
 from trainer.training.run_log import RunLog, quality
-from trainer.training.run_state import Progress, RunState, open_run_dir
+from trainer.training.run_state import Progress, RunState, check_run_dir
 from trainer.training.step import Step
 from trainer.training.stop_request import StopRequest
 from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
@@ -125,7 +125,7 @@ class Job:
       if self._reports:
         os.makedirs(self.cfg.run_dir, exist_ok=True)
         self.lock.acquire()
-        open_run_dir(self.cfg)
+        check_run_dir(self.cfg)
         self.inputs.remove_unfinished()
 
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
@@ -135,6 +135,11 @@ class Job:
       self._continued_at = self.progress.step
     elif self._init_from:
       taken = self.state.start_from(self._init_from)
+    # Only now: a checkpoint that does not suit the config leaves the run_dir as it was.
+    self.communicator.together(
+      f'cannot use run_dir {self.cfg.run_dir}',
+      lambda: config.write_of_run(self.cfg) if self._reports else None,
+    )
     self.state.keep_best()
     self.log.open(self._reports, self.progress.metrics_position)
     if taken:

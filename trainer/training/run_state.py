@@ -284,17 +284,16 @@ def _tell_differences(before: config.Config, cfg: config.Config) -> None:
   old, new = (by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg))
   for key in dict.fromkeys((*old, *new)):
     if old.get(key, '-') != new.get(key, '-'):
-      print(f'{key}: the run has {old.get(key, "-")}, the config {new.get(key, "-")}, which counts')
+      print(f'{key}: the run has {old.get(key, "-")}, the config {new.get(key, "-")}, from here on')
 
 
-def open_run_dir(cfg: config.Config) -> None:
-  """Makes `run_dir` and writes what a run keeps of its config; prints each key at which a run goes
-  on with another value, and refuses a directory with checkpoints of another model.
+def check_run_dir(cfg: config.Config) -> None:
+  """Refuses a `run_dir` with checkpoints of another model, and prints each key at which its run
+  goes on with another value.
 
   Raises:
     UserError: naming the first key that differs.
   """
-  os.makedirs(cfg.run_dir, exist_ok=True)
   # Not with the run_dir's own config.yaml: a run may have died between writing it and saving.
   for path in checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints')):
     try:
@@ -305,4 +304,3 @@ def open_run_dir(cfg: config.Config) -> None:
     check_continues(old, cfg, cfg.run_dir)
     _tell_differences(old, cfg)
     break
-  config.write_of_run(cfg)

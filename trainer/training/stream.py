@@ -24,6 +24,7 @@ from trainer.data.passes import (
   days_ahead,
   days_between,
   in_order,
+  is_date,
   passes,
 )
 from trainer.data.prepared import is_prepared
@@ -401,8 +402,14 @@ class Stream:
 
   def _is_far_ahead(self, one: Pass) -> bool:
     """Whether a pass is of a day so late that its date is most likely wrong."""
-    most, newest = self._cfg.data.max_days_ahead, self._newest_day
-    return None not in (most, newest) and days_ahead(newest, one.day) > most
+    most, reached = self._cfg.data.max_days_ahead, self._reached_day(one)
+    return None not in (most, reached) and days_ahead(reached, one.day) > most
+
+  def _reached_day(self, one: Pass) -> int | None:
+    """The day that a pass is compared with; before a stream's first pass today, if days are dates."""
+    if self._newest_day is not None or not is_date(one.day):
+      return self._newest_day
+    return int(time.strftime('%Y%m%d', time.localtime(self._clock())))
 
   @property
   def _newest_day(self) -> int | None:
@@ -412,10 +419,11 @@ class Stream:
 
   def _refused_for_its_day(self, one: Pass) -> Entry:
     """The entry of a pass that is far ahead, which is tried again once its day has come near."""
-    newest, most = self._newest_day, self._cfg.data.max_days_ahead
+    reached, most = self._reached_day(one), self._cfg.data.max_days_ahead
+    which = 'today' if self._newest_day is None else 'to which the stream has come'
     reason = (
-      f'{one.path}: its day {one.day} is {days_ahead(newest, one.day):,} days after {newest}, to '
-      f'which the stream has come; data.max_days_ahead allows {most}'
+      f'{one.path}: its day {one.day} is {days_ahead(reached, one.day):,} days after {reached}, '
+      f'{which}; data.max_days_ahead allows {most}'
     )
     entry = refused_entry(one, self._state.progress.epoch, reason)
     return dataclasses.replace(entry, modified=None)

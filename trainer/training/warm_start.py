@@ -262,11 +262,16 @@ def untrained(
   was = _by_layer(saved)
   # Others than `trainable` are the optimizer's.
   wanted = {s: n for s, n in _by_layer(fresh).items() if n.partition('/')[2] in trainable}
-  is_new = lambda s, n: s not in was or saved[was[s]].ndim != fresh[n].ndim
-  found = {stable for stable, name in wanted.items() if is_new(stable, name)}
+  found = set()
+  for stable, name in wanted.items():
+    shape, old_shape = fresh[name].shape, saved[was[stable]].shape if stable in was else ()
+    if stable not in was or len(shape) != len(old_shape) or np.greater(shape, old_shape).any():
+      found.add(stable)
   # Layers without variables, as fm, are known by the config alone.
   had, has = (_layers(cfg) for cfg in (old, new))
-  return sorted(found | has - had | set(before) & (wanted.keys() | has))
+  # A variable that shrinks again has what was trained before it grew.
+  same = {s for s, name in wanted.items() if s in was and saved[was[s]].shape == fresh[name].shape}
+  return sorted(found | has - had | set(before) & (same | has))
 
 
 def _layers(cfg: config.Config) -> set[str]:
