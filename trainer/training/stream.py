@@ -406,7 +406,7 @@ class Stream:
     return None not in (most, reached) and days_ahead(reached, one.day) > most
 
   def _reached_day(self, one: Pass) -> int | None:
-    """The day that a pass is compared with; before a stream's first pass today, if days are dates."""
+    """The day that a pass is compared with: of dates today, before a stream's first pass."""
     if self._newest_day is not None or not is_date(one.day):
       return self._newest_day
     return int(time.strftime('%Y%m%d', time.localtime(self._clock())))
