@@ -38,10 +38,11 @@ def main() -> int:
   store = stores.open_store(TO.value, '--to', writable=True)
   publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
 
-  is_filter_told = False
+  is_told = is_filter_told = False
 
   def tell(applied: Applied) -> None:
-    nonlocal is_filter_told
+    nonlocal is_told, is_filter_told
+    is_told = True
     print(
       f'version {applied.version.sequence}: {applied.version.export}, {applied.rows:,} rows and '
       f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s',
@@ -78,6 +79,8 @@ def main() -> int:
     if applied:
       tell(applied)
     elif ONCE.value:
+      if not is_told:
+        print(f'{RUN_DIR.value}/exports: nothing that the store does not have', flush=True)
       return 0
     else:
       stop.wait(SECONDS_BETWEEN_LOOKS)

@@ -64,6 +64,16 @@ class RunDirTest(tf.test.TestCase):
     tree = self.tree | {'train': {}}
     self.assertEqual(api.Source(tree).for_its_log().train.epochs, 1)
 
+  def test_a_damaged_config_is_mended_by_that_of_a_checkpoint(self):
+    copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+    shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
+    whole = config.load_of_run(str(copy))
+    (copy / 'config.yaml').write_text('seed: 1\n')
+    with self.assertRaisesRegex(errors.UserError, 'a copy is in each of checkpoints/'):
+      config.load_of_run(str(copy))
+    shutil.copy(max(copy.glob('checkpoints/ckpt-*/config.yaml')), copy / 'config.yaml')
+    self.assertEqual(config.load_of_run(str(copy)), whole)
+
   def test_a_start_whose_checkpoint_is_damaged_leaves_the_config_as_it_was(self):
     copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
     shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)

@@ -48,10 +48,9 @@ def write_of_run(cfg: Config) -> None:
 
   Each begins with a line that holds a checksum.
   """
-  for name, tree in (('config.yaml', cfg.model_dump()), ('given.yaml', cfg.given)):
-    path, text = os.path.join(cfg.run_dir, name), _yaml(tree)
-    stamp = f'{_STAMP}{zlib.crc32(text.encode()):08x}\n'
-    files.write_synced(path + '.new', (stamp + text).encode())
+  for name, text in (('config.yaml', dump(cfg)), ('given.yaml', _stamped(cfg.given))):
+    path = os.path.join(cfg.run_dir, name)
+    files.write_synced(path + '.new', text.encode())
     os.replace(path + '.new', path)
 
 
@@ -83,7 +82,7 @@ def _text_of_run(path: str) -> str:
   if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
     raise ConfigError(
       f'{path}: its first line is not the checksum of the rest; wanted the file as the run wrote '
-      'it, as checkpoints/*/config.yaml has it, and changes in another file or by --set'
+      'it (a copy is in each of checkpoints/), and changes in another file or by --set'
     )
   return text
 
@@ -160,14 +159,15 @@ def _write_out_interactions(tree: dict[str, Any]) -> None:
       section['interactions'] = [interaction(item) for item in section['interactions']]
 
 
-def _yaml(tree: Any) -> str:
-  dumper = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)  # the C library's is 10 times faster
-  return yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True)
-
-
 def dump(cfg: Config) -> str:
-  """The resolved config as YAML text; `load` reads it back to an equal config."""
-  return _yaml(cfg.model_dump())
+  """Returns the resolved config as YAML text that begins with a checksum."""
+  return _stamped(cfg.model_dump())
+
+
+def _stamped(tree: Any) -> str:
+  dumper = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)  # the C library's is 10 times faster
+  text = yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True)
+  return f'{_STAMP}{zlib.crc32(text.encode()):08x}\n{text}'
 
 
 def columns_wanted(cfg: Config, path: str) -> str:
