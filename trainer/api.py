@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,7 @@ from trainer.comm.heartbeat import Heartbeat
 from trainer.config import effects
 from trainer.data.log_files import is_directory, matching, normal
 from trainer.errors import ConfigError, UserError
+from trainer.plain_data import Json, JsonObject
 
 if TYPE_CHECKING:  # TensorFlow takes seconds to import: it comes after the config was checked
   from trainer.data.passes import Pass
@@ -52,7 +53,7 @@ class Run:
 
     return read_events(self.run_dir)
 
-  def evaluate(self, data: str | Sequence[str] | pd.DataFrame | None = None) -> dict[str, Any]:
+  def evaluate(self, data: str | Sequence[str] | pd.DataFrame | None = None) -> JsonObject:
     """Returns auc, logloss, calibration and so on.
 
     Args:
@@ -86,7 +87,7 @@ class Run:
 
 
 def fit(
-  configuration: str | Mapping[str, Any], overrides: Sequence[str] = (), run_dir: str | None = None
+  configuration: str | Mapping[str, Json], overrides: Sequence[str] = (), run_dir: str | None = None
 ) -> Run:
   """Trains a model in this process; a run_dir that holds the run already is continued.
 
@@ -138,7 +139,7 @@ class Source:
     run_dir: replaces that of the config.
   """
 
-  configuration: str | Mapping[str, Any]
+  configuration: str | Mapping[str, Json]
   overrides: Sequence[str] = ()
   run_dir: str | None = None
 

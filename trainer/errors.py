@@ -6,7 +6,6 @@ import errno
 import re
 import traceback
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | dict.fromkeys(
   [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
@@ -84,7 +83,7 @@ def nearest(name: object, valid: Iterable[object]) -> str:
   return f'; the valid names are {listed}' if listed else ''
 
 
-def short(value: Any, length: int = 120) -> str:
+def short(value: object, length: int = 120) -> str:
   """A value as messages show it: its repr, cut where it is long."""
   if isinstance(value, int) and value.bit_length() > 400:  # Python shows none of 4,300 digits
     return f'a number of {value.bit_length()} bits'

@@ -7,12 +7,13 @@ and calibration, with 95 % intervals. Under horovodrun the ranks share the work.
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 from trainer import api, command_line, runtime
 from trainer.errors import UserError, nearest
+from trainer.plain_data import JsonObject
 
 if TYPE_CHECKING:
   from trainer.data.prepared import PreparedPass
@@ -64,7 +65,7 @@ def main() -> None:
 
 def slices_by_text(
   run: 'FinishedRun', prepared: list['PreparedPass']
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[JsonObject]]:
   """Returns the slices of each slot of --by, with `value` in place of `key`: as the log has it, or
   the number of the key where the log is gone. Every rank calls it; rank 0 knows the texts.
   """
@@ -91,7 +92,7 @@ def slices_by_text(
   return named
 
 
-def tell(found: dict[str, list[dict[str, Any]]]) -> None:
+def tell(found: dict[str, list[JsonObject]]) -> None:
   """Prints slices as tables, one for each task, or as JSON."""
   from trainer.reporting.evaluated import slice_table
 

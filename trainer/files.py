@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 
 from trainer.errors import DataLoss, UserError
+from trainer.plain_data import Json, JsonObject
 
 DONE = 'DONE'
 MANIFEST = 'MANIFEST.json'
@@ -122,7 +123,7 @@ def write_synced(path: str, data: bytes) -> None:
     os.fsync(f.fileno())
 
 
-def to_json(value: Any) -> bytes:
+def to_json(value: Json) -> bytes:
   """Returns compact JSON, the same bytes for the same value."""
   return json.dumps(value, sort_keys=True, separators=(',', ':')).encode()
 
@@ -221,7 +222,7 @@ def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str,
   return found
 
 
-def publish(unfinished: str, final: str, manifest: Mapping[str, Any]) -> None:
+def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   """Gives a directory its final name and marks it DONE.
 
   Process 0 calls it once everything in the directory is written and synced.
@@ -261,7 +262,7 @@ def is_done(path: str) -> bool:
   return os.path.isfile(os.path.join(path, DONE))
 
 
-def read_manifest(path: str) -> dict[str, Any]:
+def read_manifest(path: str) -> JsonObject:
   """Returns the MANIFEST.json of a directory that is DONE.
 
   Raises:

@@ -7,7 +7,7 @@ It follows the run's exports and applies base, deltas and tombstones to a store 
 import os
 import signal
 import threading
-from typing import Any
+from types import FrameType
 
 from absl import flags
 
@@ -57,7 +57,7 @@ def main() -> int:
     return 0
   stop, asked = threading.Event(), []
 
-  def ask(number: int, _: Any) -> None:
+  def ask(number: int, _: FrameType | None) -> None:
     asked.append(number)
     stop.set()
 

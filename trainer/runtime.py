@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import psutil
@@ -22,6 +22,9 @@ from absl import logging
 
 from trainer.config import Config, Sync
 from trainer.errors import UserError
+from trainer.plain_data import Json
+
+Device = TypeVar('Device')  # as TensorFlow lists them
 
 # With Keras 3, Horovod's wrappers train without any allreduce.
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -174,7 +177,7 @@ def _address_of(interface: str) -> str:
   return min(addresses, key=preference)
 
 
-def tf_config() -> Any:
+def tf_config() -> Json:
   """Returns TF_CONFIG as a dict, or None where it is not set.
 
   Raises:
@@ -243,7 +246,7 @@ def start_serving() -> None:
   tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
-def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Any]) -> None:
+def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
   name = socket.gethostname()
   try:  # Gloo does so, and ends with a segmentation fault where it fails
     socket.getaddrinfo(name, None)
@@ -272,7 +275,7 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Any]) -> None:
     raise RuntimeError(f'Horovod says rank {hvd.rank()} of {hvd.size()}, horovodrun {runtime}')
 
 
-def visible_gpu(local_rank: int, gpus: Sequence[Any]) -> Any:
+def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
   """Returns the one GPU of `gpus` that this rank uses, or None where there is none.
 
   Raises:

@@ -26,6 +26,7 @@ ORDER = (
   'runtime',
   'config',
   'files',
+  'plain_data',
   'errors',
 )
 # One command each, above all of these; nothing imports them.

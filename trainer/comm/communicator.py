@@ -9,7 +9,7 @@ scalars, and lists and dicts (with str keys) of these. A tuple arrives as a list
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,7 @@ import tensorflow as tf
 from ops.tensors import to_tensor
 from trainer import errors
 from trainer.comm import messages
+from trainer.plain_data import Plain
 
 Value = TypeVar('Value')
 
@@ -65,14 +66,14 @@ class Communicator(abc.ABC):
     """Sums arrays (float32, float64 or int64) by name; the same names and shapes everywhere."""
 
   @abc.abstractmethod
-  def exchange(self, per_process: Sequence[Any]) -> list[Any]:
+  def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
     """Sends plain data `per_process[r]` to each process r; returns what each had for this one."""
 
-  def gather(self, value: Any) -> list[Any]:
+  def gather(self, value: Plain) -> list[Plain]:
     """Returns what every process passed, by rank."""
     return self.exchange([value] * self.size)
 
-  def broadcast(self, value: Any) -> Any:
+  def broadcast(self, value: Plain) -> Plain:
     """Returns what process 0 passed; what the others pass does not matter."""
     return self.exchange([value if self.rank == 0 else None] * self.size)[0]
 
@@ -119,7 +120,7 @@ class SingleProcess(Communicator):
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return dict(arrays)
 
-  def exchange(self, per_process: Sequence[Any]) -> list[Any]:
+  def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
     return list(per_process)
 
 
@@ -171,7 +172,7 @@ class RankCommunicator(Communicator):
         sums |= {name: total.numpy() for name, total in zip(names, totals)}
     return sums
 
-  def exchange(self, per_process: Sequence[Any]) -> list[Any]:
+  def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
     sent = [messages.encode(value) for value in per_process]
     sent = [data + bytes(-len(data) % _ROW_BYTES) for data in sent]
     rows = np.frombuffer(b''.join(sent), np.uint8).reshape([-1, _ROW_BYTES])

@@ -25,12 +25,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ops.build import NotBuilt
 from trainer.comm import messages
 from trainer.config import Config
 from trainer.errors import UserError, one_line
+from trainer.plain_data import JsonObject
 from trainer.runtime import Runtime
 
 EXIT_STATUS = 3  # of every process of a job that lost one
@@ -141,7 +142,7 @@ class Heartbeat(contextlib.AbstractContextManager):
       _exit(f'{self._name} cannot reach horovodrun at {rendezvous} {seconds}: {why}', EXIT_STATUS)
     _exit(f'rank 0 was lost: it did not start {seconds}. {_CONTINUE}.', EXIT_STATUS)
 
-  def _join(self, record: dict[str, Any]) -> None:
+  def _join(self, record: JsonObject) -> None:
     try:
       connection = messages.connect(record['address'], self._secret, self._sync.lost_peer_seconds)
     except ConnectionError as e:

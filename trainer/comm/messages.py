@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import Any
 
 import numpy as np
 
 from trainer.errors import UserError, one_line
+from trainer.plain_data import Json, JsonObject, Plain
 
 _HEADER = struct.Struct('!QI')  # bytes of the whole message, bytes of its JSON text
 _ARRAY = '__array__'
@@ -33,7 +33,7 @@ _BEATS = 10  # in the time after which a silent process counts as lost
 Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host, port]
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Plain) -> bytes:
   """Returns plain data (see trainer.comm.communicator) as bytes.
 
   Raises:
@@ -41,7 +41,7 @@ def encode(value: Any) -> bytes:
   """
   arrays = []
 
-  def plain(v: Any) -> Any:
+  def plain(v: Plain) -> Json:
     if isinstance(v, np.generic):
       v = v.item()
     if v is None or type(v) in (bool, int, float, str):
@@ -60,7 +60,7 @@ def encode(value: Any) -> bytes:
   return b''.join([_HEADER.pack(size, len(text)), text, *(a.tobytes() for a in arrays)])
 
 
-def decode(data: bytes | bytearray | memoryview) -> Any:
+def decode(data: bytes | bytearray | memoryview) -> Plain:
   """Returns the value that `encode` made `data` of; bytes after the message do not matter.
 
   Its arrays are views of `data`.
@@ -76,7 +76,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     raise ValueError(f'found {len(view)} bytes of a message; wanted {size}')
   place = _HEADER.size + text_size
 
-  def with_arrays(found: dict[str, Any]) -> Any:
+  def with_arrays(found: JsonObject) -> Plain:
     nonlocal place
     if _ARRAY not in found:
       return found
@@ -183,17 +183,17 @@ class MessageConnection:
     beat: returns the message that the next beat is.
   """
 
-  def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Any]):
+  def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Plain]):
     self._connection, self._lost_seconds, self._beat = connection, lost_seconds, beat
     self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     self._sender = threading.Thread(target=self._send_all, daemon=True)
     self._sender.start()
 
-  def send(self, message: Any) -> None:
+  def send(self, message: Plain) -> None:
     """Sends plain data after all that was sent before; returns at once."""
     self._outgoing.put(encode(message))
 
-  def receive(self) -> Any:
+  def receive(self) -> Plain:
     """Waits for the next message of the other side, beats included.
 
     Raises:
@@ -216,7 +216,7 @@ class MessageConnection:
     except OSError as e:
       raise ConnectionError(f'its connection broke: {e.strerror or e}') from None
 
-  def receive_list(self) -> list[Any]:
+  def receive_list(self) -> list[Plain]:
     """As `receive`, where each message is a list of its kind and what belongs to it."""
     message = self.receive()
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
@@ -248,7 +248,7 @@ class MessageConnection:
       return  # the receiving side notices, and knows what it means
 
 
-def not_understood(message: Any) -> ConnectionError:
+def not_understood(message: Plain) -> ConnectionError:
   """The error of a process that was sent what no process of its version sends."""
   return ConnectionError(f'it sent {str(message)[:100]!r}, which no process of this version sends')
 

@@ -1,12 +1,14 @@
 """How long the exchanges of a step take, measured inside its graph."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from ops import clock
+
+Outputs = TypeVar('Outputs')  # tensors, nested
 
 
 class Spans:
@@ -15,7 +17,7 @@ class Spans:
   def __init__(self):
     self._stamps: list[tf.Tensor] = []
 
-  def timed(self, exchange: Callable[[], Any], inputs: Sequence[tf.Tensor]) -> Any:
+  def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
     """Returns what `exchange` returns; its span begins when the inputs are there."""
     with tf.control_dependencies(inputs):
       begins = clock.seconds(inputs[-1])

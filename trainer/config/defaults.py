@@ -4,12 +4,13 @@ They follow from values alone, never from whether a key was written: a config in
 written with the value that it has anyway is the same config.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ops.row_kinds import row_defaults
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.train import STATIC_EPOCHS
 from trainer.errors import ConfigError
+from trainer.plain_data import Json, JsonObject
 
 if TYPE_CHECKING:
   from trainer.config.schema import Config
@@ -42,12 +43,12 @@ class _Tree:
   """
 
   def __init__(self, cfg: 'Config'):
-    self.values: dict[str, Any] = cfg.model_dump(exclude_unset=True)
+    self.values: JsonObject = cfg.model_dump(exclude_unset=True)
     self.origins: dict[str, str] = {}
 
-  def default(self, key: tuple[str | int, ...], value: Any, origin: str) -> Any:
+  def default(self, key: tuple[str | int, ...], value: Json, origin: str) -> Json:
     """Sets a key that is not given. Returns its value."""
-    node: Any = self.values
+    node: Json = self.values
     for part in key[:-1]:
       node = node[part] if isinstance(node, list) else node.setdefault(part, {})
     if key[-1] not in node:
@@ -56,7 +57,7 @@ class _Tree:
     return node[key[-1]]
 
 
-def completed(cfg: 'Config') -> tuple[dict[str, Any], dict[str, str]]:
+def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   """Returns what a config is given with the defaults that follow from it, and their origins.
 
   Args:

@@ -1,7 +1,6 @@
 """Settings that have no effect or do harm: refused or told."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from ops.row_kinds import ROW_KINDS
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
@@ -55,7 +54,7 @@ def warnings(cfg: Config) -> Iterator[str]:
     yield reason
 
 
-Found = Iterator[tuple[str, Any, str]]
+Found = Iterator[tuple[str, object, str]]
 
 
 def _given(path: str, section: Section, names: list[str], why: str) -> Found:

@@ -3,7 +3,6 @@
 import os
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import pydantic
 import yaml
@@ -15,6 +14,7 @@ from trainer.config.model import interaction
 from trainer.config.schema import Config
 from trainer.config.yaml_text import flatten, read_yaml, set_key
 from trainer.errors import ConfigError, printable
+from trainer.plain_data import Json, JsonObject
 
 
 def load(
@@ -146,7 +146,7 @@ def parse(
   return cfg
 
 
-def _write_out_interactions(tree: dict[str, Any]) -> None:
+def _write_out_interactions(tree: JsonObject) -> None:
   """Replaces the short forms of interactions by {kind: …, args: …}, to which --set can add."""
   model = tree.get('model')
   if not isinstance(model, dict):
@@ -164,7 +164,7 @@ def dump(cfg: Config) -> str:
   return _stamped(cfg.model_dump())
 
 
-def _stamped(tree: Any) -> str:
+def _stamped(tree: Json) -> str:
   dumper = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)  # the C library's is 10 times faster
   text = yaml.dump(tree, Dumper=dumper, sort_keys=False, allow_unicode=True)
   return f'{_STAMP}{zlib.crc32(text.encode()):08x}\n{text}'

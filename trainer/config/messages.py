@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pydantic
+from pydantic_core import ErrorDetails
 
 from trainer.config.schema import Config
 from trainer.config.section import Section
@@ -13,7 +14,7 @@ from trainer.errors import nearest, short
 
 def _fields_at(loc: Sequence[str | int]) -> list[str]:
   """The valid keys of the model that holds the key at `loc`."""
-  model: Any = Config
+  model: type[Section] = Config
   for part in loc[:-1]:
     if isinstance(part, int):
       continue
@@ -48,7 +49,7 @@ def _sections_in(annotation: Any, path: str) -> Iterator[tuple[type[Section], st
     yield from _sections_in(argument, inner)
 
 
-def _as_in(error: Any) -> str:
+def _as_in(error: ErrorDetails) -> str:
   """Says what stands in a section, or in a list, by an example; `error` is one of pydantic's."""
   found = error['input']
   if error['type'] == 'list_type':

@@ -6,6 +6,7 @@ import pydantic
 
 from trainer.config.data import Loss
 from trainer.config.section import NonNegative, PositiveShare, Section, Share
+from trainer.plain_data import Json
 
 # Interactions that are built in; others are dotted paths of Keras layers.
 INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
@@ -22,7 +23,7 @@ class Interaction(Section):
   """What the layer's constructor is given."""
 
 
-def interaction(item: Any) -> Any:
+def interaction(item: Json) -> Json:
   """`fm`, `{dnn: {hidden: [64]}}` and `{kind: dnn, args: {...}}` all name an interaction."""
   if isinstance(item, str):
     return {'kind': item}
@@ -32,7 +33,7 @@ def interaction(item: Any) -> Any:
   return item
 
 
-def _interactions(value: Any) -> Any:
+def _interactions(value: Json) -> Json:
   return [interaction(item) for item in value] if isinstance(value, list) else value
 
 

@@ -16,6 +16,7 @@ from trainer.config.sparse import Sparse
 from trainer.config.sync import Sync
 from trainer.config.train import Checkpoint, Train
 from trainer.config.yaml_text import flatten
+from trainer.plain_data import JsonObject
 
 _NUMBERS_OF_POLICY = {
   'admission_threshold',
@@ -50,11 +51,11 @@ class Config(Section):
   sync: Sync = Sync()
   """How the processes of a job meet."""
 
-  _given: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
+  _given: JsonObject = pydantic.PrivateAttr(default_factory=dict)
   _origins: dict[str, str] = pydantic.PrivateAttr(default_factory=dict)
 
   @property
-  def given(self) -> dict[str, Any]:
+  def given(self) -> JsonObject:
     """What the file and --set say, as a tree without defaults."""
     return self._given
 
@@ -153,7 +154,7 @@ class Config(Section):
     """The lifecycle's policy, per-slot thresholds included."""
     ids = self.slot_ids()
 
-    def fields(section: Thresholds) -> dict[str, Any]:
+    def fields(section: Thresholds) -> JsonObject:
       # A threshold without a mode that reads it is null here, and any number there.
       return {
         key: value

@@ -15,6 +15,7 @@ import yaml
 from trainer.config.schema import Config
 from trainer.config.section import MAX_INT, Section
 from trainer.config.yaml_text import flatten
+from trainer.plain_data import Json
 
 _WIDTH = 100
 _NAMES = {
@@ -48,7 +49,7 @@ class Key:
   container: type | None = None
 
 
-def one_line_yaml(value: Any) -> str:
+def one_line_yaml(value: Json) -> str:
   """Returns a value as YAML in one line."""
   text = yaml.safe_dump(
     pydantic_core.to_jsonable_python(value),

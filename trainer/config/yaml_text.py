@@ -1,11 +1,11 @@
 """YAML text to plain values, and the assignments of --set."""
 
 import re
-from typing import Any
 
 import yaml
 
 from trainer.errors import ConfigError, short
+from trainer.plain_data import Json, JsonObject
 
 
 class _Loader(yaml.SafeLoader):
@@ -16,7 +16,7 @@ class _Loader(yaml.SafeLoader):
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
   }
 
-  def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+  def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> JsonObject:
     keys = [k for k, _ in node.value if isinstance(k, yaml.ScalarNode) and k.value != '<<']
     names = [k.value for k in keys]
     for i, key in enumerate(keys):
@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
 MAX_DEPTH, MAX_NODES = 40, 1_000_000
 
 
-def read_yaml(text: str, where: str) -> Any:
+def read_yaml(text: str, where: str) -> Json:
   """YAML text as plain values. Raises: ConfigError with one line."""
   try:
     tree = yaml.load(text, _Loader)
@@ -56,23 +56,23 @@ def read_yaml(text: str, where: str) -> Any:
   return tree
 
 
-def _children(node: Any) -> list[Any]:
+def _children(node: Json) -> list[Json]:
   """What a list or a mapping holds."""
   if isinstance(node, dict):
     return list(node.values())
   return node if isinstance(node, list) else []
 
 
-def _is_index(part: str, node: list[Any]) -> bool:
+def _is_index(part: str, node: list[Json]) -> bool:
   return re.fullmatch('[0-9]{1,9}', part) is not None and int(part) < len(node)
 
 
-def _of_interaction(node: Any, part: str) -> str:
+def _of_interaction(node: Json, part: str) -> str:
   """Returns `args` for `dnn` in {kind: dnn, args: …}: its short form is {dnn: …}."""
   return 'args' if isinstance(node, dict) and node.get('kind') == part else part
 
 
-def set_key(tree: dict[str, Any], assignment: str) -> None:
+def set_key(tree: JsonObject, assignment: str) -> None:
   """Applies one `a.b.0.c=value`; the value is YAML."""
   key, equals, text = assignment.partition('=')
   if not equals or not key:
@@ -108,7 +108,7 @@ def set_key(tree: dict[str, Any], assignment: str) -> None:
     node[_of_interaction(node, last)] = value
 
 
-def flatten(tree: Any, prefix: str = '') -> dict[str, Any]:
+def flatten(tree: Json, prefix: str = '') -> JsonObject:
   """Returns nested dicts and lists as one dict, by key as in 'data.slots.0.name'."""
   if not isinstance(tree, (dict, list, tuple)) or not tree:
     return {prefix[:-1]: tree}

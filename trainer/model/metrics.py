@@ -1,12 +1,12 @@
 """Streaming metrics whose state adds up: over steps, over ranks, over files."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.config import Config
+from trainer.plain_data import JsonObject
 
 State = dict[str, np.ndarray]
 
@@ -149,7 +149,7 @@ def _entropy(share: float) -> float:
   return -sum(float(p * np.log(p)) for p in (share, 1 - share) if p > 0)
 
 
-def result(state: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def result(state: Mapping[str, np.ndarray]) -> JsonObject:
   """Returns what a state, or a sum of states, says.
 
   Returns:

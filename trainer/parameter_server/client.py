@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +19,7 @@ from trainer.config import Sync
 from trainer.errors import UserError, one_line
 from trainer.parameter_server.cluster import CONTINUE, Cluster, refused_as_duplicate
 from trainer.parameter_server.work_queue import Claimed
+from trainer.plain_data import Json, Plain
 
 
 class Process:
@@ -68,14 +68,14 @@ class CoordinatorClient(Communicator):
     secret: bytes,
     cluster: Cluster,
     sync: Sync,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Json],
     process: Process = Process(),
   ):
     self._cluster, self._lost_seconds, self._process = cluster, sync.lost_peer_seconds, process
     self._leaving = self._entered = self.late = False
     self._ended = threading.Event()
-    self._welcomes: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-    self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    self._welcomes: queue.SimpleQueue[list[Plain]] = queue.SimpleQueue()
+    self._replies: queue.SimpleQueue[Plain] = queue.SimpleQueue()
     self._statuses: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
       connection = messages.connect(address, secret, sync.lost_peer_seconds)
@@ -103,26 +103,26 @@ class CoordinatorClient(Communicator):
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     return arrays if self.independent else self._meet('sum', arrays)
 
-  def exchange(self, per_process: Sequence[Any]) -> list[Any]:
+  def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
     if self.independent:
       return [per_process[self.rank]]
     return self._meet('exchange', list(per_process))
 
-  def gather(self, value: Any) -> list[Any]:
+  def gather(self, value: Plain) -> list[Plain]:
     return [value] if self.independent else self._meet('gather', value)
 
-  def broadcast(self, value: Any) -> Any:
+  def broadcast(self, value: Plain) -> Plain:
     if self.independent:
       return value
     return self.gather(value if self.rank == 0 else None)[0]
 
-  def _meet(self, kind: str, value: Any) -> Any:
+  def _meet(self, kind: str, value: Plain) -> Plain:
     self._connection.send(['meet', kind, value])
     return self._replies.get()
 
   # Work
 
-  def enter(self) -> Any:
+  def enter(self) -> Plain:
     """Waits until the other workers are within a pass, and shares the rest of it.
 
     Returns:
@@ -134,7 +134,7 @@ class CoordinatorClient(Communicator):
     return state
 
   def open_pass(
-    self, slices: int, first: int, total: int, pause_after: int | None, state: Any
+    self, slices: int, first: int, total: int, pause_after: int | None, state: Plain
   ) -> None:
     """From here on workers claim units of a pass; all call it but those that have just entered.
 
@@ -199,7 +199,7 @@ class CoordinatorClient(Communicator):
 
   # What the coordinator says
 
-  def _beat(self) -> list[Any]:
+  def _beat(self) -> list[Plain]:
     # A server makes progress by being there.
     waits = self._cluster.kind == 'ps'
     return ['beat', 0.0 if waits else time.monotonic() - self._progress]

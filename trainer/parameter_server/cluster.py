@@ -6,11 +6,12 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
 from trainer.errors import UserError
+from trainer.plain_data import Json, JsonObject
 
 CONTINUE = 'run the same command again to continue from the last checkpoint'
 _WANTED = (
@@ -56,7 +57,7 @@ class Cluster:
     return (self.servers if self.kind == 'ps' else self.workers)[self.index]
 
   @classmethod
-  def from_tf_config(cls, tf_config: Any, mode: str) -> 'Cluster':
+  def from_tf_config(cls, tf_config: Json, mode: str) -> 'Cluster':
     """Returns the cluster that `TF_CONFIG` describes.
 
     Args:
@@ -102,7 +103,7 @@ class Cluster:
       index += len(chiefs)
     return cls(servers, workers, 'ps' if kind == 'ps' else 'worker', index)
 
-  def settings(self) -> dict[str, Any]:
+  def settings(self) -> JsonObject:
     """What all processes of a job must agree on, as plain data by name."""
     return {
       'TF_CONFIG.cluster.ps': list(self.servers),

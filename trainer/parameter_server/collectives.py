@@ -1,9 +1,11 @@
 """The collective that workers are calling: who has arrived, and what each gets back."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from trainer.plain_data import Plain
 
 
 def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
@@ -20,7 +22,7 @@ def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarr
 
 
 # By kind: a function of what the workers passed, by rank, that returns what each gets back.
-_REPLIES: dict[str, Callable[[Sequence[Any]], list[Any]]] = {
+_REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
   'sum': _sums,
   'gather': lambda values: [values] * len(values),
   'exchange': lambda values: [list(for_one) for for_one in zip(*values, strict=True)],
@@ -33,17 +35,17 @@ class Completed(NamedTuple):
   """A collective that all workers have called."""
 
   kind: str
-  values: list[Any]  # what they passed, by rank
-  replies: dict[int, Any]  # what each gets back, by worker
+  values: list[Plain]  # what they passed, by rank
+  replies: dict[int, Plain]  # what each gets back, by worker
 
 
 class Collectives:
   """Workers arrive one after the other; once all are there, all get their replies."""
 
   def __init__(self) -> None:
-    self._arrived: dict[int, tuple[str, Any]] = {}
+    self._arrived: dict[int, tuple[str, Plain]] = {}
 
-  def arrive(self, worker: int, kind: str, value: Any) -> None:
+  def arrive(self, worker: int, kind: str, value: Plain) -> None:
     """Notes that a worker has called a collective.
 
     Args:

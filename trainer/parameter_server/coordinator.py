@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
 
 from trainer.comm import messages
 from trainer.comm.heartbeat import EXIT_STATUS
@@ -25,6 +24,7 @@ from trainer.errors import one_line
 from trainer.parameter_server.cluster import CONTINUE, Cluster
 from trainer.parameter_server.collectives import Collectives
 from trainer.parameter_server.work_queue import WorkQueue
+from trainer.plain_data import Json, JsonObject, Plain
 
 _SECONDS_BETWEEN_REMINDERS = 10
 
@@ -59,7 +59,7 @@ class Coordinator:
   """
 
   def __init__(
-    self, cluster: Cluster, sync: Sync, settings: Mapping[str, Any], host: str, secret: bytes = b''
+    self, cluster: Cluster, sync: Sync, settings: Mapping[str, Json], host: str, secret: bytes = b''
   ):
     self._cluster, self._sync = cluster, sync
     self._settings = messages.decode(messages.encode(dict(settings)))  # as others' arrive
@@ -83,7 +83,7 @@ class Coordinator:
     self._view: list[int] = []  # the workers that meet, ascending; empty while the job forms
     self._collectives = Collectives()
     self._queue: WorkQueue | None = None  # within a pass of an asynchronous mode
-    self._pass_state: Any = None  # for workers that enter it
+    self._pass_state: Plain = None  # for workers that enter it
     self._entering: set[int] = set()  # workers that wait for a pass to enter
     self._statuses: dict[int, int] = {}  # of the workers that are done
     self.secret = secret or secrets.token_bytes(32)
@@ -147,7 +147,7 @@ class Coordinator:
   def _is_current(self, member: _Member | None) -> bool:
     return member is not None and self._members.get(member.name) is member
 
-  def _send(self, workers: Iterable[int], message: list[Any]) -> None:
+  def _send(self, workers: Iterable[int], message: list[Plain]) -> None:
     for index in workers:
       member = self._members.get(f'worker {index}')
       if member:
@@ -161,7 +161,7 @@ class Coordinator:
     kind: str,
     index: int,
     process: str,
-    settings: dict[str, Any],
+    settings: JsonObject,
   ) -> _Member | None:
     known = {'ps': self._cluster.servers, 'worker': self._cluster.workers}
     if not isinstance(index, int) or not 0 <= index < len(known.get(kind, ())):
@@ -184,7 +184,7 @@ class Coordinator:
       connection.send(['welcome', self._generation, 0, 1, True])
     return member
 
-  def _difference(self, member: _Member, settings: dict[str, Any]) -> str:
+  def _difference(self, member: _Member, settings: JsonObject) -> str:
     for key in sorted(settings.keys() | self._settings.keys()):
       found, own = settings.get(key), self._settings.get(key)
       if found != own:
@@ -311,7 +311,7 @@ class Coordinator:
       self._cluster.say_end(text, status)
       self._finish(status, ['end', text, status])
 
-  def _finish(self, status: int, message: list[Any]) -> None:
+  def _finish(self, status: int, message: list[Plain]) -> None:
     for member in self._members.values():
       member.connection.send(message)
     self._status = status
@@ -319,7 +319,7 @@ class Coordinator:
 
   # Collectives and work
 
-  def _on_meet(self, member: _Member, kind: str, value: Any) -> None:
+  def _on_meet(self, member: _Member, kind: str, value: Plain) -> None:
     self._collectives.arrive(member.index, kind, value)
     self._advance()
 

@@ -14,7 +14,6 @@ used first.
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +23,7 @@ from ops.dedupe import Deduped, dedupe
 from ops.policy import Policy
 from trainer import config
 from trainer.data.features import SlotBatch
+from trainer.embedding.exchange import Routing
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push
@@ -63,7 +63,7 @@ class GeoStep(WorkerStep):
     self._step_here = tf.Variable(0, dtype=tf.int64, trainable=False)
 
   def train(
-    self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
+    self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags
   ) -> tuple[StepCounts, tuple[()]]:
     batch, deduped = staged
     self._samples += len(batch.label)

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -46,17 +46,21 @@ READS = frozenset(
 _COUNTS = 5  # of a step: the fields of StepCounts
 
 
+Array = np.ndarray | tf.Tensor
+Fetched = TypeVar('Fetched')  # arrays, nested
+
+
 class Push(NamedTuple):
   """What a worker sends in a step; keys are distinct and ordered by server."""
 
-  keys: Any  # int64 [u]
-  shows: Any  # float32 [u]
-  clicks: Any  # float32 [u]
-  buffer: Any  # exchange_dtype [m], gradients or differences of rows, packed by ops.packing
-  keys_per_server: Any  # int32 [S]
-  values_per_server: Any  # int32 [S], of `buffer`
-  dense: list[Any]  # gradients or differences of the dense variables
-  counts: Any  # float32 [5], as StepCounts
+  keys: Array  # int64 [u]
+  shows: Array  # float32 [u]
+  clicks: Array  # float32 [u]
+  buffer: Array  # exchange_dtype [m], gradients or differences of rows, packed by ops.packing
+  keys_per_server: Array  # int32 [S]
+  values_per_server: Array  # int32 [S], of `buffer`
+  dense: list[Array]  # gradients or differences of the dense variables
+  counts: Array  # float32 [5], as StepCounts
 
 
 class ServerOptimizer(v1.train.Optimizer):
@@ -130,7 +134,7 @@ class Servers:
     self.patience = cfg.sync.lost_peer_seconds
     self._lock = threading.RLock()  # guards the graph
     self._graph = tf.Graph()
-    self._remote_graphs: dict[tuple[int, Any, str], tuple[Any, list[tf.Tensor]]] = {}
+    self._remote_graphs: dict[tuple[int, Callable, str], tuple[Fetched, list[tf.Tensor]]] = {}
     self._hyper = np.asarray(dense.embedding.hyper(1.0))  # float32 [T, 2, H]
     with self._placed(0):
       self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name='step')
@@ -407,7 +411,7 @@ class Servers:
       )
       return self.state()[1]
 
-  def _read(self, run: Callable[..., Any]) -> Any:
+  def _read(self, run: Callable[..., Fetched]) -> Fetched:
     """Runs what only reads, again where it was refused or is not answered."""
     seconds = self.patience
     while True:
@@ -437,7 +441,9 @@ class Servers:
     state, step, rate = (a if b is None else b for a, b in zip(old, (state, step, rate)))
     self.session.run(self._assign_state, dict(zip(self._state_feeds, [*state, step, rate])))
 
-  def run(self, server: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+  def run(
+    self, server: int, function: Callable[..., Fetched], *args: object, **kwargs: object
+  ) -> Fetched:
     """Runs an op of the graph on a server as if it were eager here.
 
     Args:
@@ -456,7 +462,7 @@ class Servers:
       if key not in self._remote_graphs:
         feeds = []
 
-        def placeholder(a: Any) -> Any:
+        def placeholder(a: object) -> object:
           if not _is_array(a):
             return a
           feeds.append(v1.placeholder(tf.as_dtype(a.dtype), [None] * len(a.shape)))
@@ -471,7 +477,7 @@ class Servers:
     return None if result is None else tf.nest.map_structure(tf.constant, result)
 
 
-def cpu_config(**options: Any) -> v1.ConfigProto:
+def cpu_config(**options: object) -> v1.ConfigProto:
   """Options of a session or server that uses only CPUs, with this process's number of threads."""
   threads = tf.config.threading.get_intra_op_parallelism_threads()
   return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **options)
@@ -485,7 +491,7 @@ def _within(seconds: float) -> v1.RunOptions:
   return v1.RunOptions(timeout_in_ms=int(1000 * seconds))
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
   """Whether a value is fed to the graph: an array or an eager tensor."""
   if tf.is_tensor(value):
     return not tf.is_symbolic_tensor(value)

@@ -5,7 +5,6 @@ Modes ps and ps_async are here; trainer/parameter_server/geo.py has mode ps_geo.
 
 import abc
 import time
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +14,7 @@ from ops.dedupe import Deduped
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.data.features import SlotBatch
+from trainer.embedding.exchange import Routing
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push, Servers
@@ -134,7 +134,7 @@ class WorkerStep(Step):
     self._step.assign(steps)
     self._stale = False
 
-  def _assign(self, **values: Any) -> None:
+  def _assign(self, **values: object) -> None:
     """One worker sets values on the servers; every worker calls this."""
     self._communicator.barrier()
     if self._communicator.rank == 0 and not self._communicator.independent:
@@ -216,7 +216,7 @@ class ServerStep(WorkerStep):
     )
 
   def train(
-    self, staged: Staged, routed: Any, following: Staged | None, flags: StepFlags
+    self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags
   ) -> tuple[StepCounts, tuple[()]]:
     batch, deduped = staged
     self._samples += len(batch.label)
@@ -266,7 +266,7 @@ class ServerStep(WorkerStep):
     dense: list[tf.Tensor],
     lower: tf.Tensor,
     totals: tf.Tensor,
-  ) -> tuple[Any, ...]:
+  ) -> tuple[tf.Tensor, ...]:
     """Differentiates on a worker.
 
     Args:

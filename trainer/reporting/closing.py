@@ -4,7 +4,6 @@ import os
 import shlex
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 import rich.box
@@ -79,7 +78,7 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
   )
 
 
-def _cell(value: Any, form: str) -> str:
+def _cell(value: object, form: str) -> str:
   return '' if pd.isna(value) else format(value, form)
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from ops.sharding import SHARDS, shard_of, shards_of
 from trainer import files
 from trainer.data.features import HASH_BITS
 from trainer.errors import DataLoss
+from trainer.plain_data import JsonObject
 
 ROW_KINDS = ('base', 'delta')
 MODEL_KINDS = ('saved_model', 'dense_model')
@@ -227,7 +228,7 @@ def read_rows(file: str) -> Iterator[Rows]:
     raise _damaged(file, e) from None
 
 
-def _rows_of(table: Any) -> Rows:
+def _rows_of(table: pa.Table) -> Rows:
   table = table.combine_chunks()
   if not table.num_rows:
     return Rows(*(np.zeros([0], t) for t in (np.int64, np.float32, np.int64, np.float32)))
@@ -303,11 +304,11 @@ class Replay:
   """
 
   def __init__(self):
-    self._manifests: dict[tuple[str, int], tuple[Any, str | None]] = {}
+    self._manifests: dict[tuple[str, int], tuple[object, str | None]] = {}
     self._replayed: list[tuple[str, int]] = []  # the links that `_live` is of
     self._shards, self._live = range(0), np.zeros([0], np.int64)
 
-  def look(self, directory: str) -> tuple[list[StoredExport], dict[str, Any], list[str]]:
+  def look(self, directory: str) -> tuple[list[StoredExport], JsonObject, list[str]]:
     """Returns the exports that are DONE, the place in the data of each by its path, and the paths
     of the newest chain. Removes what a crash left of others.
 

@@ -27,7 +27,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -38,6 +38,7 @@ from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.errors import DataLoss, UserError, plain_errors
+from trainer.plain_data import Json, JsonObject
 
 FORMAT = 2
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
@@ -144,7 +145,7 @@ def save(
   *,
   store: CheckpointedRows,
   dense: Mapping[str, np.ndarray],
-  progress: Mapping[str, Any],
+  progress: Mapping[str, Json],
   config_text: str,
   keep: int,
   communicator: Communicator | None = None,
@@ -265,7 +266,7 @@ def link(path: str, directory: str) -> None:
       files.remove(os.path.join(directory, name))
 
 
-def read_rows(path: str, manifest: Mapping[str, Any], shards: range) -> Iterator[Chunk]:
+def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
   """Yields the blocks that hold rows of some logical shards, as they were given to `save`.
 
   The first and the last of each part may hold rows of other shards, too.
@@ -297,7 +298,7 @@ def read_rows(path: str, manifest: Mapping[str, Any], shards: range) -> Iterator
 
 
 def _read_block(
-  file: BinaryIO, start: int, columns: Sequence[Any], block: Mapping[str, Any]
+  file: BinaryIO, start: int, columns: Sequence[Json], block: Mapping[str, Json]
 ) -> Chunk:
   """Reads the block that begins at byte `start`."""
   found, crc = {}, 0
@@ -319,7 +320,7 @@ def _read_block(
   return found
 
 
-def check(path: str) -> dict[str, Any]:
+def check(path: str) -> JsonObject:
   """Checks that a checkpoint is whole, as far as names and sizes tell.
 
   Returns:
@@ -358,7 +359,7 @@ def restore(
   store: CheckpointedRows,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[dict[str, np.ndarray], JsonObject]:
   """Reads one checkpoint, whatever number of processes wrote it.
 
   Args:
@@ -403,7 +404,7 @@ def restore_latest(
   store: CheckpointedRows,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
-) -> tuple[str, dict[str, np.ndarray], dict[str, Any]] | None:
+) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that is good on every process.
 
   Why a newer one was refused is said in the log.

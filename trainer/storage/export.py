@@ -56,11 +56,12 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tensorflow as tf
 
 from ops.sharding import shard_of, shards_of
 from ops.tensors import to_tensor
@@ -68,6 +69,7 @@ from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable
+from trainer.plain_data import JsonObject
 from trainer.storage import chain, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
 
@@ -168,7 +170,7 @@ def row_tables(store: RowTable, keys: np.ndarray) -> Iterator[pa.Table]:
     )
 
 
-def _layout(cfg: config.Config) -> dict[str, Any]:
+def _layout(cfg: config.Config) -> JsonObject:
   """Returns what decides which keys and rows features have, for the manifest."""
   return {
     'slots': cfg.slot_ids(),
@@ -180,8 +182,8 @@ def _layout(cfg: config.Config) -> dict[str, Any]:
 def _begin(
   directory: str,
   kind: str,
-  position: dict[str, Any],
-  layout: dict[str, Any],
+  position: JsonObject,
+  layout: JsonObject,
   replay: chain.Replay,
 ) -> _Plan:
   """Finds the export, or makes room for it under a temporary name; process 0 calls it."""
@@ -275,11 +277,11 @@ def _retire(directory: str, kind: str, keep: int) -> None:
 def write(
   cfg: config.Config,
   kind: str,
-  position: dict[str, Any],
+  position: JsonObject,
   *,
   store: RowTable,
-  model: Any,
-  dense_stats: Any,
+  model: tf.keras.Model,
+  dense_stats: tf.Variable,
   integer_slots: Sequence[str] = (),
   communicator: Communicator | None = None,
   folder: str | None = None,
@@ -315,7 +317,7 @@ def write(
 
   held = contextlib.ExitStack()  # so that a command's export and the trainer's take turns
 
-  def begin() -> dict[str, Any] | None:
+  def begin() -> JsonObject | None:
     if not is_first:
       return None
     os.makedirs(directory, exist_ok=True)
@@ -407,8 +409,8 @@ def _left_out(parts: Sequence[_Part]) -> dict[str, int | float]:
 def _write_model(
   cfg: config.Config,
   kind: str,
-  model: Any,
-  dense_stats: Any,
+  model: tf.keras.Model,
+  dense_stats: tf.Variable,
   integer_slots: Sequence[str],
   unfinished: str,
   processes: int,

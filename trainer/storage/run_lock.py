@@ -6,13 +6,14 @@ import secrets
 import socket
 import threading
 import time
-from typing import Any, TextIO
+from typing import TextIO
 
 import psutil
 from absl import logging
 
 from trainer import files
 from trainer.errors import UserError
+from trainer.plain_data import JsonObject
 
 FILE = 'owner.json'
 STALE_SECONDS = 60.0  # an owner on another host that has not beaten for so long is dead
@@ -40,7 +41,7 @@ class RunLock:
     self._run_dir, self._stale_seconds = run_dir, stale_seconds
     self._path = os.path.join(run_dir, FILE)
     self._released = threading.Event()
-    self._own: dict[str, Any] | None = None
+    self._own: JsonObject | None = None
 
   def acquire(self) -> None:
     """Makes this process the owner; waits where only time can tell whether another one lives.
@@ -95,7 +96,7 @@ class RunLock:
     self._released.set()
     self._own = None
 
-  def _take(self, f: TextIO, own: dict[str, Any]) -> None:
+  def _take(self, f: TextIO, own: JsonObject) -> None:
     """Writes this process into the lock's file, which it holds."""
     f.seek(0)
     f.truncate()
@@ -121,7 +122,7 @@ class RunLock:
     if owner is not None and owner['id'] != self._own['id']:
       raise self._taken_by(owner)
 
-  def _taken_by(self, owner: dict[str, Any]) -> UserError:
+  def _taken_by(self, owner: JsonObject) -> UserError:
     return UserError(
       f'run_dir {self._run_dir}: process {owner["process"]} on host {owner["host"]} has taken it '
       'over while this one stood still; this one ends'
@@ -155,7 +156,7 @@ class RunLock:
     return now - modified > self._stale_seconds
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process() -> JsonObject:
   # Containers share a host's name or not; their processes are told by their namespace.
   host, namespace = socket.gethostname(), os.stat('/proc/self/ns/pid').st_ino
   return {
@@ -166,7 +167,7 @@ def _this_process() -> dict[str, Any]:
   }
 
 
-def _is_dead(owner: dict[str, Any]) -> bool:
+def _is_dead(owner: JsonObject) -> bool:
   """Whether an owner of this host has ended; a later process may have its number."""
   if owner['process'] == os.getpid() and owner['id'] not in _held:
     return True  # it was this process, which has since started itself again (os.execv)
@@ -179,7 +180,7 @@ def _is_dead(owner: dict[str, Any]) -> bool:
     return True
 
 
-def _read(f: Any) -> dict[str, Any] | None:
+def _read(f: TextIO) -> JsonObject | None:
   """The owner that the file names; None where it names none."""
   f.seek(0)
   try:

@@ -34,7 +34,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +43,7 @@ from trainer import config
 from trainer.data.features import hash_keys, pool_norm, transform_dense
 from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 from trainer.errors import UserError
+from trainer.plain_data import Json
 from trainer.storage import warmup
 from trainer.storage.chain import Rows
 
@@ -121,8 +121,8 @@ class Serving(tf.Module):
   def __init__(
     self,
     cfg: config.Config,
-    model: Any,
-    dense_stats: Any,
+    model: tf.keras.Model,
+    dense_stats: tf.Variable,
     rows: Rows,
     integer_slots: Sequence[str] = (),
   ):
@@ -206,14 +206,14 @@ class Serving(tf.Module):
   def from_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
     """Serialised tf.Examples, string [B] -> the outputs, float32 [B] each."""
 
-    def feature(dtype: tf.DType) -> Any:
+    def feature(dtype: tf.DType) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
       return (
         tf.io.FixedLenFeature([], dtype, np.nan)
         if dtype == tf.float32
         else tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
       )
 
-    def dense_column(column: Any) -> tf.Tensor:
+    def dense_column(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
       """float32 [B], or a list each where the column is a slot's too: its first element."""
       if not isinstance(column, tf.RaggedTensor):
         return column
@@ -374,7 +374,7 @@ class DenseServing(tf.Module):
     dense_stats: float32 [2, Dn], what dense columns are standardised with.
   """
 
-  def __init__(self, cfg: config.Config, model: Any, dense_stats: Any):
+  def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
     super().__init__(name='dense_serving')
     self._dense_columns = cfg.data.dense
     self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
@@ -437,8 +437,8 @@ class DenseServing(tf.Module):
 
 def save(
   cfg: config.Config,
-  model: Any,
-  dense_stats: Any,
+  model: tf.keras.Model,
+  dense_stats: tf.Variable,
   rows: Rows,
   path: str,
   integer_slots: Sequence[str] = (),
@@ -471,7 +471,9 @@ def save(
   _write(serving, signatures, specs, path)
 
 
-def save_dense(cfg: config.Config, model: Any, dense_stats: Any, path: str) -> None:
+def save_dense(
+  cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str
+) -> None:
   """Writes the dense part alone; the arguments are those of `save`.
 
   Raises:
@@ -487,12 +489,14 @@ def save_dense(cfg: config.Config, model: Any, dense_stats: Any, path: str) -> N
   _write(serving, {'serving_default': _graph(serving.from_sums, specs)}, specs, path)
 
 
-def _graph(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -> Any:
+def _graph(
+  function: Callable, specs: Mapping[str, tf.TensorSpec]
+) -> tf.types.experimental.ConcreteFunction:
   return tf.function(function, autograph=False).get_concrete_function(**specs)
 
 
 def _write(
-  module: tf.Module, signatures: Mapping[str, Any], specs: Mapping[str, tf.TensorSpec], path: str
+  module: tf.Module, signatures: Mapping[str, Json], specs: Mapping[str, tf.TensorSpec], path: str
 ) -> None:
   """Writes the SavedModel and its warm-up requests, and waits until they are on the disk."""
   verbosity = logging.get_verbosity()

@@ -8,11 +8,11 @@ gRPC client along.
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import Message
 
 FILE = os.path.join('assets.extra', 'tf_serving_warmup_requests')
 SIZES = (1, 100)  # samples of the requests
@@ -31,7 +31,7 @@ def _message_class() -> type:
   )
   file.dependency.append(_TENSOR.file.name)
 
-  def message(parent: Any, name: str, *fields: tuple) -> Any:
+  def message(parent: Message, name: str, *fields: tuple) -> Message:
     added = parent.add(name=name)
     for field, number, kind, label in fields:
       is_text = kind == _STRING

@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +20,7 @@ from trainer.model.calibration import (
   unknown_jumps,
 )
 from trainer.model.metrics import MetricSums, group_auc_sums, result
+from trainer.plain_data import Json
 from trainer.training.inputs import Inputs
 from trainer.training.step import Step
 
@@ -56,7 +56,7 @@ class Evaluation:
     self._metrics = MetricSums(cfg)
     self._slots = [slot.name for slot in cfg.slots]
     self.predictions: np.ndarray | None = None
-    self.slots_before: collections.deque[Mapping[str, Any]] = collections.deque(maxlen=100)
+    self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=100)
     self._predicted = SlotCalibration(self._slots)
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
@@ -74,7 +74,7 @@ class Evaluation:
     self._tell_unknown(self._predicted.result(state))
     self._predicted = SlotCalibration(self._slots)
 
-  def _tell_unknown(self, by_slot: Mapping[str, Any]) -> None:
+  def _tell_unknown(self, by_slot: Mapping[str, Json]) -> None:
     if self._step.steps == 0:  # of what was learned from nothing, everything is unknown
       return
     if self._communicator.rank == 0:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +12,7 @@ from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
 from trainer.model.metrics import MetricSums, result
+from trainer.plain_data import JsonObject
 from trainer.training.step import Step
 
 MOST_SAMPLES = 1 << 18  # that a job looks at when it ends
@@ -61,7 +61,7 @@ def slot_importance(
   prepared: Sequence[PreparedPass],
   progress_made: Callable[[], None] = lambda: None,
   most_samples: int | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
   """Permutation importance (Breiman 2001, "Random Forests"): what quality loses when a slot's
   features are exchanged between samples.
 
@@ -112,7 +112,7 @@ def slot_importance(
     score(batch, permuted(batch, slot, len(names), order), slot)
   sums = communicator.sum_arrays(sums)
 
-  def quality(kind: str, slots: Sequence[int]) -> dict[str, Any]:
+  def quality(kind: str, slots: Sequence[int]) -> JsonObject:
     state: dict[str, np.ndarray] = {}
     for key, array in sums.items():
       of, slot, name = key.split('|')
@@ -121,7 +121,7 @@ def slot_importance(
     return result(state) if state else {}
 
   signs = {'rmse': -1} if cfg.labels[0].loss == 'squared_error' else {'auc': 1, 'logloss': -1}
-  found: dict[str, Any] = {}
+  found: JsonObject = {}
   for i, name in enumerate(names):
     before, after = quality('before', [i]), quality('after', [i])
     found[name] = {

@@ -7,7 +7,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 from trainer import config
 from trainer.comm.communicator import Communicator
@@ -24,6 +23,7 @@ from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared
 from trainer.data.shares import count_lines, parts_of, shareable
 from trainer.files import UNFINISHED
+from trainer.plain_data import Plain
 from trainer.reporting.live_line import shortened
 from trainer.training.step import Staged, Step
 
@@ -107,7 +107,7 @@ class Inputs:
   ) -> list[tuple[int, LogFile]]:
     """The places and the files of raw passes that processes convert together; process 0's look."""
 
-    def look() -> list[list[Any]]:
+    def look() -> list[list[Plain]]:
       found = []
       for i, (one, path) in enumerate(zip(passes, paths)):
         if path != one.path and path not in self._owners and exists(one.path):

@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from absl import logging
 
@@ -16,6 +15,7 @@ from trainer.data.labels import one_class
 from trainer.data.passes import Pass, passes
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
+from trainer.plain_data import JsonObject
 from trainer.reporting import closing
 from trainer.storage.run_lock import RunLock
 from trainer.training import gate, plateau
@@ -358,7 +358,7 @@ class Job:
     split: str,
     name: str | None = None,
     day: int | None = None,
-  ) -> dict[str, Any]:
+  ) -> JsonObject:
     """Evaluates passes and reports their metrics.
 
     Args:

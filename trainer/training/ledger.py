@@ -7,13 +7,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from trainer.data.log_files import LogFile, absolute, exists, files_of, is_remote, open_file
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
 from trainer.errors import UserError
 from trainer.files import crc32_of_stream
+from trainer.plain_data import Json, JsonObject
 
 FILE = 'ledger.jsonl'
 TRAINED = ('trained', 'late')
@@ -98,7 +98,7 @@ def entry_of(one: Pass, epoch: int) -> Entry:
   return Entry(absolute(one.path), one.name, one.day, epoch, size, crc32, modified)
 
 
-def _mark(*what: Any) -> bytes:
+def _mark(*what: Json) -> bytes:
   """A hash that stands for a path, a name or a content."""
   return hashlib.blake2b(json.dumps(what).encode(), digest_size=_MARK_BYTES).digest()
 
@@ -114,7 +114,7 @@ class Ledger:
     state: what `state` gave of another ledger; None: nothing was met yet.
   """
 
-  def __init__(self, state: Mapping[str, Any] | None = None):
+  def __init__(self, state: Mapping[str, Json] | None = None):
     state = state or {'entries': [], 'folded': {}, 'epoch': 0, 'marks': ''}
     self._entries: dict[tuple[int, str], Entry] = {}  # by epoch and path
     self._by_name: dict[tuple, str] = {}  # paths of what was trained on, by epoch, name and day
@@ -145,7 +145,7 @@ class Ledger:
     """Whether the pass at a path was settled so long ago that it has no entry any more."""
     return self._has(epoch, 'path', absolute(path))
 
-  def _has(self, epoch: int, *what: Any) -> bool:
+  def _has(self, epoch: int, *what: Json) -> bool:
     return bool(self._marks) and epoch == self._epoch and _mark(*what) in self._marks
 
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
@@ -193,7 +193,7 @@ class Ledger:
         self._by_name.pop((entry.epoch, entry.name, entry.day), None)
         self._by_content.pop((entry.epoch, *entry.content), None)
 
-  def state(self) -> dict[str, Any]:
+  def state(self) -> JsonObject:
     """Plain data that another Ledger can be made of."""
     return {
       'entries': [dict(vars(entry)) for entry in self],

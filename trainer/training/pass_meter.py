@@ -1,7 +1,6 @@
 """Measures and reports the training on one pass."""
 
 import time
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from trainer.comm.communicator import Communicator
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.model.metrics import State, result
+from trainer.plain_data import JsonObject
 from trainer.reporting.live_line import shortened
 from trainer.training import gate
 from trainer.training.day_end import table_counts
@@ -77,7 +77,7 @@ class PassMeter:
       f'{quality(window)} · {self._per_second(result(sums)["examples"]):,.0f}/s'
     )
 
-  def finish(self, further: dict[str, Any]) -> None:
+  def finish(self, further: JsonObject) -> None:
     """Reports the whole pass.
 
     Args:
@@ -120,7 +120,7 @@ class PassMeter:
     rate = self._step.dense.rate_at(max(0, self._step.steps - 1))
     return {'learning_rate_factor': round(float(rate), 6)}
 
-  def _slot_statistics(self, features: int) -> dict[str, dict[str, Any]]:
+  def _slot_statistics(self, features: int) -> dict[str, JsonObject]:
     """What the tables hold of each slot, from as many rows as are quick to read."""
     statistics = SlotStatistics(self._cfg, {t.name: t.width for t in self._step.store.tables})
     own = shards_of(self._communicator.rank, self._communicator.size)

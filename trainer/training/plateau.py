@@ -1,17 +1,15 @@
 """Early stopping: lower learning rates, then the end, once data.valid no longer gets better."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from absl import logging
 
 from trainer import config
+from trainer.plain_data import JsonObject
 from trainer.training.run_state import Progress
 
 
-def follow(
-  cfg: config.Config, progress: Progress, values: dict[str, Any], step: int
-) -> Iterator[str]:
+def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int) -> Iterator[str]:
   """Compares an epoch with the best one before it.
 
   Sets `best`, `best_step`, `stalls`, `rate` and `finished` of `progress`.

@@ -1,8 +1,7 @@
 """What a run tells while it is under way: events, one live line, and where its time goes."""
 
-from typing import Any
-
 from trainer import runtime
+from trainer.plain_data import Json, JsonObject
 from trainer.reporting.events import EventLog
 from trainer.reporting.live_line import LiveLine
 from trainer.training.step import Step
@@ -31,7 +30,7 @@ class RunLog:
     self.events = EventLog(self._run_dir, active, keep_bytes)
     self._live = LiveLine(active, runtime.is_terminal())
 
-  def write(self, event: str, **fields: Any) -> None:
+  def write(self, event: str, **fields: Json) -> None:
     """Writes an event; fields that are None are left out."""
     self.events.write(event, self._step.steps, **fields)
 
@@ -40,7 +39,7 @@ class RunLog:
     self._live.show(text, keep)
 
 
-def quality(values: dict[str, Any]) -> str:
+def quality(values: JsonObject) -> str:
   """Returns the figures of quality for the live line, of several tasks each one's."""
   if 'tasks' in values:
     return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import time
-from typing import Any
+from collections.abc import Callable
 
 from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, UserError
+from trainer.plain_data import JsonObject
 from trainer.storage import checkpoint
 from trainer.training import warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
@@ -63,7 +64,7 @@ class Progress:
   refused_in_a_row: int = 0  # passes, since one was trained on
   last_time: float | None = None  # of data.close_day_after_hours: seconds since 1970, of last pass
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
-  gate_reference: dict[str, Any] | None = None  # what the next pass is compared with
+  gate_reference: JsonObject | None = None  # what the next pass is compared with
   first_step: int = 0  # steps of --init_from, which train.schedule does not count
   fresh: list[str] = dataclasses.field(
     default_factory=list
@@ -202,7 +203,7 @@ class RunState:
     """As `restore`. Args: is_checked: whether the configs were compared already."""
     cfg, before = self._cfg, None
 
-    def adapt(text: str) -> Any:
+    def adapt(text: str) -> Callable | None:
       nonlocal before
       before = config.parse(text, directory)
       if not is_checked:
@@ -276,7 +277,7 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
 def _tell_differences(before: config.Config, cfg: config.Config) -> None:
   """Prints a line for each key at which a run goes on with another value."""
 
-  def by_name(tree: dict[str, Any]) -> dict[str, Any]:
+  def by_name(tree: JsonObject) -> JsonObject:
     for key in ('slots', 'dense', 'labels'):
       tree['data'][key] = {section['name']: section for section in tree['data'][key]}
     return config.flatten(tree)

@@ -1,7 +1,6 @@
 """Evaluation by the values of a slot."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.model.slices import slice_errors, slice_figures
+from trainer.plain_data import JsonObject
 
 BLANK, OTHER = -1, -2  # in place of a key: samples without a value, samples of all further values
 
@@ -34,7 +34,7 @@ def slices(
   scored: Iterable[tuple[SlotBatch, np.ndarray]],
   names: Sequence[str],
   most: int,
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[JsonObject]]:
   """Evaluates the samples of each value of some slots by themselves.
 
   A sample of several values counts in each of them. All samples of a slice meet on one process,
@@ -75,7 +75,7 @@ def _of_slot(
   whole: np.ndarray,
   parts: Sequence[tuple[np.ndarray, np.ndarray]],
   most: int,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
   none = np.zeros([0], np.int64)
   keys, samples = (np.concatenate(a) for a in zip((none, none), *parts))
   head = _most_frequent(keys, communicator, most)
@@ -104,7 +104,7 @@ def _of_slot(
   rows = [row for of_process in communicator.gather(rows) for row in of_process]
   order_of = {label.name: i for i, label in enumerate(cfg.labels)}
 
-  def badness(row: dict[str, Any]) -> tuple[int, float, int]:
+  def badness(row: JsonObject) -> tuple[int, float, int]:
     worst = -row['rmse'] if row.get('rmse') is not None else row.get('auc_high')
     return order_of.get(row['task'], 0), np.inf if worst is None else worst, -row['samples']
 

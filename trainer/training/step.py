@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -181,7 +181,7 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
     )
 
 
-def traced(function: Callable, *specs: Any) -> Callable:
+def traced(function: Callable, *specs: object) -> Callable:
   """Makes `function` a graph that is called with tensors of `specs`, flattened.
 
   A tf.function looks for the graph of its arguments and binds them by name at each call, which

@@ -9,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from absl import logging
 
@@ -29,6 +28,7 @@ from trainer.data.passes import (
 )
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError, printable
+from trainer.plain_data import JsonObject
 from trainer.training.ledger import (
   TRAINED,
   Entry,
@@ -113,9 +113,11 @@ class Stream:
     self._listed: list[Pass] | None = None
     self._mistakes: dict[str, str] = {}  # what is wrong with passes of data.train, by path
     self._said: set[str] = set()
-    self._looked: tuple[float, Any] | None = None  # at the watched directory
+    self._looked: tuple[float, tuple] | None = None  # at the watched directory
     self._checked: set[str] = set()  # remote passes that have not changed since they were trained
-    self._read: dict[str, tuple[Any, Any]] = {}  # of files that changed: stamp and content, by path
+    self._read: dict[
+      str, tuple[tuple, tuple]
+    ] = {}  # of files that changed: stamp and content, by path
     self._trains: Entry | None = None
     self._refusal: str | None = None  # why the last of the passes was that were refused in a row
     self._following: list[Pass] | None = (
@@ -253,7 +255,7 @@ class Stream:
       most: how many are wanted; None: all.
     """
 
-    def look() -> list[dict[str, Any]]:
+    def look() -> list[JsonObject]:
       if self._following is None:
         self._following = self._ready()[0]
       return [dataclasses.asdict(one) for one in self._following[:most]]
@@ -264,7 +266,7 @@ class Stream:
 
   # What follows runs on process 0 alone.
 
-  def _decide(self, stop: bool) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+  def _decide(self, stop: bool) -> tuple[str, JsonObject, list[JsonObject]]:
     """Returns the name of an action, its fields, and new entries of the ledger."""
     if stop:
       return 'Stopped', {}, []
@@ -272,7 +274,7 @@ class Stream:
     settled: list[Entry] = []
     self._following = None
 
-    def decided(action: Action) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+    def decided(action: Action) -> tuple[str, JsonObject, list[JsonObject]]:
       fields = dataclasses.asdict(action)
       return type(action).__name__, fields, [dataclasses.asdict(entry) for entry in settled]
 

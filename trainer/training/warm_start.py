@@ -10,7 +10,7 @@ table in bfloat16 are rounded to nearest.
 import collections
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ops import chunks, row_optimizers, row_store
 from ops.sharding import shard_of, shards_of
 from trainer import config
 from trainer.data.features import HASH_BITS
+from trainer.plain_data import JsonObject
 
 # Keys that may differ between runs of one model, beside those of run_state.MAY_CHANGE: how it
 # learns, when features live, and its slots and layers.
@@ -36,7 +37,7 @@ class Taken(NamedTuple):
   fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
 
 
-def _identity(slot: config.Slot) -> dict[str, Any]:
+def _identity(slot: config.Slot) -> JsonObject:
   """What decides a slot's keys and the layout of its rows."""
   return slot.model_dump(exclude={'pooling', 'lifecycle'})
 
