@@ -142,7 +142,7 @@ def _exports(draw: random.Random, folder: str, shared: str) -> Found:
   def read(at: str) -> list[Any]:
     links, replay = chain.chain(at), {}
     if not links:
-      raise DataLoss('the chain is broken')  # said in the log
+      raise DataLoss('no base or delta is left')
     for link in links:
       for key in link.tombstones().tolist():
         replay.pop(key, None)

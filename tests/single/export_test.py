@@ -413,7 +413,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     shutil.rmtree(os.path.join(self.directory, '000002-delta'))
     with self.assertLogs('absl', 'WARNING') as logs:
       self._write([store], 'delta', {'part': 9})
-    self.assertRegex(logs.output[0], '000002-delta: is missing, and .*000003-delta names it')
+    self.assertRegex(logs.output[0], '000002-delta: is missing, and .*000003-delta follows it')
     path = chain.exports(self.directory)[-1][2]
     manifest = files.read_manifest(path)
     self.assertEqual(
@@ -453,15 +453,11 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     (error,) = self._write([store], 'delta', {})
     self.assertRegex(str(error), 'rows-00000-of-00001.parquet: has 100 bytes; wanted')
 
-  @parameterized.parameters(False, True)
-  def test_a_flipped_bit_never_changes_what_a_chain_holds(self, of_before):
+  def test_a_flipped_bit_never_changes_what_a_chain_holds(self):
     rng, store = np.random.default_rng(6), Store()
     for i, kind in enumerate(['base', 'delta', 'delta']):
       store.push(*make_pass(rng))
       self._write([store], kind, {'part': i})
-    if of_before:
-      for one in chain.exports(self.directory):
-        self._forget_keys_checksums(one.path)
     wanted = live_keys(self.directory)
     self.assertNotEmpty(wanted)
     parts = [
@@ -488,16 +484,6 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       with open(path, 'wb') as f:
         f.write(original)
     self.assertGreater(refused, 50)
-
-  def _forget_keys_checksums(self, path):
-    """Makes an export like those of before, whose manifests had no checksums of keys."""
-    manifest = files.read_manifest(path)
-    for entry in manifest['files'].values():
-      entry.pop('keys_crc32', None)
-    os.rename(path, path + files.UNFINISHED)
-    for name in (files.DONE, files.MANIFEST):
-      os.remove(os.path.join(path + files.UNFINISHED, name))
-    files.publish(path + files.UNFINISHED, path, manifest)
 
   def test_a_delta_of_the_state_of_a_base_is_empty(self):
     """Also where the base's gains were not committed: another process exported it."""

@@ -27,7 +27,6 @@ from trainer.serving.store import (
   Store,
   Version,
   View,
-  config_of,
   decode,
   encode,
   plain,
@@ -88,7 +87,7 @@ class EmbeddedStore(Store):
     withdrawn: int | None = None,
   ) -> Version:
     version = Version.of(exports[-1], withdrawn)
-    config = config_of(exports)
+    config = exports[-1].config()
     with plain(self._what, lmdb.Error):
       self._env.reader_check()  # pages that a killed reader held are free again
       with self._env.begin(write=True) as transaction:

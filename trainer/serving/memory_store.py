@@ -27,7 +27,6 @@ from trainer.serving.store import (
   Version,
   View,
   chunks,
-  config_of,
   replace,
 )
 from trainer.storage.chain import RowExport, Rows
@@ -158,7 +157,7 @@ class MemoryStore(Store):
     held, version = self._held, Version.of(exports[-1], withdrawn)
     if self.version() != expected:
       raise Overtaken
-    text, dense = config_of(exports), exports[-1].dense()
+    text, dense = exports[-1].config(), exports[-1].dense()
     if exports[0].begins_chain:
       rows = _RowsOfAChain(text)
       for export in exports:

@@ -1,6 +1,5 @@
 """Follows the exports of a run, and brings a store to the newest version."""
 
-import os
 import time
 from typing import NamedTuple
 
@@ -66,14 +65,17 @@ class Publisher:
     Raises:
       UserError: where the exports of that version are not there any more.
     """
-    found = [one for one in chain.exports(self._directory) if one.kind in ROW_KINDS]
-    path = next((one.path for one in found if one.sequence == sequence), None)
-    exports = chain.chain(self._directory, path) if path else []
-    if not exports:
-      names = ', '.join(str(one.sequence) for one in found) or 'none'
+    paths = {
+      export.sequence: export.path
+      for export in chain.exports(self._directory)
+      if export.kind in ROW_KINDS
+    }
+    if sequence not in paths:
+      names = ', '.join(map(str, paths)) or 'none'
       raise UserError(f'--rollback {sequence}: no such version in {self._directory}; found {names}')
-    newest = RowExport(found[-1].path)
-    withdrawn = None if newest.sequence == sequence else newest.checksum
+    newest = max(paths)
+    withdrawn = None if newest == sequence else RowExport(paths[newest]).checksum
+    exports = chain.chain(self._directory, paths[sequence])
     return self._apply(exports, self._store.version(), withdrawn)
 
   def _apply(
@@ -101,17 +103,11 @@ def pending(directory: str, held: Version | None) -> list[RowExport]:
   Raises:
     DataLoss: where an export is damaged.
   """
-  paths = [one.path for one in chain.exports(directory) if one.kind in ROW_KINDS]
   links: list[RowExport] = []
-  path = paths[-1] if paths else None
-  while path:
-    if path not in paths:
-      raise DataLoss(f'{path}: is missing; {links[0].name} follows it')
-    export = RowExport(path)
+  for export in chain.backwards(directory):
     if held and (export.name, export.checksum) == (held.export, held.checksum):
       break
     if held and export.checksum == held.withdrawn:
       return []
     links.insert(0, export)
-    path = export.previous and os.path.join(directory, export.previous)
   return links

@@ -27,7 +27,6 @@ from trainer.serving.store import (
   VersionGone,
   View,
   chunks,
-  config_of,
   decode,
   encode,
   plain,
@@ -86,7 +85,7 @@ class RedisStore(Store):
     withdrawn: int | None = None,
   ) -> Version:
     version = Version.of(exports[-1], withdrawn)
-    config = config_of(exports)
+    config = exports[-1].config()
     with plain(self._what, redis.RedisError), self._redis.pipeline() as transaction:
       transaction.watch(_VERSION)
       held, generation = _parse(transaction.get(_VERSION))

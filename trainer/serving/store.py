@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.data.parse import ranges
-from trainer.errors import DataLoss, UserError
+from trainer.errors import UserError
 from trainer.storage.chain import RowExport, Rows
 
 _ZERO = bytes(4)  # reads as a linear weight of 0 without factors
@@ -142,17 +142,6 @@ class Store(abc.ABC):
 
   def close(self) -> None:
     """Gives back what the store holds open."""
-
-
-def config_of(exports: Sequence[RowExport]) -> str:
-  """Returns the config of the last export. Raises: DataLoss where it has none."""
-  text = exports[-1].config()
-  if text is None:
-    raise DataLoss(
-      f'{exports[-1].path}: holds no config.yaml, for an earlier release wrote it; wanted a base '
-      'of this one'
-    )
-  return text
 
 
 def encode(rows: Rows) -> list[bytes]:

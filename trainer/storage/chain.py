@@ -6,7 +6,7 @@
 The number, an export's *sequence*, counts all kinds together and only grows.
 """
 
-import functools
+import contextlib
 import os
 import re
 import zlib
@@ -28,8 +28,7 @@ ROW_KINDS = ('base', 'delta')
 MODEL_KINDS = ('saved_model', 'dense_model')
 CONFIG = 'config.yaml'
 DENSE = 'dense.npz'
-# Exports of before had their SavedModels beside their rows.
-_NAME = re.compile(r'(\d{6,})-(base|delta|saved_model)')
+_NAME = re.compile(r'(\d{6,})-(base|delta)')
 _VERSION = re.compile(r'\d+')
 
 
@@ -71,6 +70,9 @@ class Rows(NamedTuple):
     return self.key >> HASH_BITS
 
 
+_NO_ROWS = Rows(*(np.zeros([0], t) for t in (np.int64, np.float32, np.int64, np.float32)))
+
+
 def path_of(directory: str, kind: str, sequence: int) -> str:
   """Returns where an export of this kind and sequence lies."""
   if kind in MODEL_KINDS:
@@ -104,7 +106,7 @@ def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
 
 def exports(directory: str) -> list[StoredExport]:
   """Returns the exports that are DONE, by sequence."""
-  return sorted(found for found in _all(directory) if files.is_done(found.path))
+  return sorted(export for export in _all(directory) if files.is_done(export.path))
 
 
 class RowExport:
@@ -147,10 +149,8 @@ class RowExport:
     """Returns the dense variables by name, and `dense_stats`."""
     return files.from_npz(files.read_checked(self.path, DENSE, self._manifest['files']))
 
-  def config(self) -> str | None:
-    """Returns the resolved config as YAML; None for exports of before, which lack it."""
-    if CONFIG not in self._manifest['files']:
-      return None
+  def config(self) -> str:
+    """Returns the resolved config as YAML."""
     return files.read_checked(self.path, CONFIG, self._manifest['files']).decode()
 
   def rows(self) -> Iterator[Rows]:
@@ -168,12 +168,18 @@ class RowExport:
 
   def keys(self, content: str, shards: range) -> np.ndarray:
     """Returns the keys of 'rows' or 'tombstones' in some logical shards, int64 [n]."""
-    found = [np.zeros([0], np.int64)]
+    parts = [_NO_ROWS.key]
     for name in self._parts(content, shards):
-      keys = self._checked_keys(name)
+      file = os.path.join(self.path, name)
+      with _parquet(file) as parquet:
+        table = parquet.read(columns=['key'])
+        keys = np.ascontiguousarray(table['key'].to_numpy())
+      crc, expected = zlib.crc32(keys.tobytes()), self._manifest['files'][name]['keys_crc32']
+      if crc != expected:
+        raise DataLoss(f'{file}: the checksum of its keys is {crc:08x}; expected {expected:08x}')
       shard = shard_of(keys)
-      found.append(keys[(shard >= shards.start) & (shard < shards.stop)])
-    return np.concatenate(found)
+      parts.append(keys[(shard >= shards.start) & (shard < shards.stop)])
+    return np.concatenate(parts)
 
   def _parts(self, content: str, shards: range) -> Iterator[str]:
     """Yields the names of the parts that may hold keys of these shards."""
@@ -183,55 +189,31 @@ class RowExport:
       if name in self._manifest['files'] and own.start < shards.stop and shards.start < own.stop:
         yield name
 
-  def _checked_keys(self, name: str) -> np.ndarray:
-    entry = self._manifest['files'][name]
-    if 'keys_crc32' not in entry:  # of exports of before
-      files.check_crc32(self.path, name, self._manifest['files'])
-    file = os.path.join(self.path, name)
-    keys = read_column(file, 'key')
-    if 'keys_crc32' in entry and zlib.crc32(keys.tobytes()) != entry['keys_crc32']:
-      raise DataLoss(
-        f'{file}: the checksum of its keys is {zlib.crc32(keys.tobytes()):08x}; wanted '
-        f'{entry["keys_crc32"]:08x}'
-      )
-    return keys
 
-
-def _damaged(file: str, error: Exception) -> DataLoss:
-  return DataLoss(f'{file}: is damaged: {" ".join(str(error).split())}')
-
-
-# What pyarrow raises where a file is no Parquet file, or not the one that was written.
-_DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError)
-
-
-def read_column(file: str, column: str) -> np.ndarray:
-  """Returns one column of a Parquet file as an array [n]. Raises: DataLoss."""
+@contextlib.contextmanager
+def _parquet(file: str) -> Iterator[pq.ParquetFile]:
+  """Opens a Parquet file. Raises: DataLoss where it, or what is read of it, is damaged."""
   try:
     with pq.ParquetFile(file, memory_map=True) as parquet:
-      return np.ascontiguousarray(parquet.read(columns=[column])[column].to_numpy())
+      yield parquet
   except FileNotFoundError:
     raise
-  except (*_DAMAGE, KeyError) as e:
-    raise _damaged(file, e) from None
+  # What pyarrow raises where a file is no Parquet file, or not the one that was written.
+  except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, KeyError) as e:
+    raise DataLoss(f'{file}: is damaged: {" ".join(str(e).split())}') from None
 
 
 def read_rows(file: str) -> Iterator[Rows]:
   """Yields the rows of a Parquet file, a row group at a time. Raises: DataLoss."""
-  try:
-    with pq.ParquetFile(file, memory_map=True) as parquet:
-      for group in range(parquet.num_row_groups):
-        yield _rows_of(parquet.read_row_group(group, columns=['key', 'linear', 'factors']))
-  except FileNotFoundError:
-    raise
-  except _DAMAGE as e:
-    raise _damaged(file, e) from None
+  with _parquet(file) as parquet:
+    for group in range(parquet.num_row_groups):
+      table = parquet.read_row_group(group, columns=['key', 'linear', 'factors'])
+      yield _rows_of(table.combine_chunks())
 
 
 def _rows_of(table: pa.Table) -> Rows:
-  table = table.combine_chunks()
   if not table.num_rows:
-    return Rows(*(np.zeros([0], t) for t in (np.int64, np.float32, np.int64, np.float32)))
+    return _NO_ROWS
   lists = table['factors'].chunk(0)
   return Rows(
     table['key'].to_numpy(),
@@ -243,57 +225,57 @@ def _rows_of(table: pa.Table) -> Rows:
 
 def concatenate(parts: list[Rows]) -> Rows:
   """Returns the rows of all parts, in their order."""
-  none = Rows(*(np.zeros([0], t) for t in (np.int64, np.float32, np.int64, np.float32)))
-  return Rows(*map(np.concatenate, zip(none, *parts)))
+  return Rows(*map(np.concatenate, zip(_NO_ROWS, *parts)))
 
 
-def _links(
-  directory: str,
-  found: Iterable[StoredExport],
-  last: str | None,
-  previous: Callable[[str], str | None],
-) -> list[str]:
-  """Returns the paths of a chain, base first.
+def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
+  """Yields a chain from its end to its beginning; it reads an export when it comes to it.
 
   Args:
     directory: the exports of a run.
-    found: of `exports`.
-    last: as of `chain`.
+    last: the path that the chain ends with; None: the newest base or delta.
+  Raises:
+    DataLoss: where an export is missing or damaged.
+  """
+  paths = [export.path for export in exports(directory) if export.kind in ROW_KINDS]
+  path = last or (paths[-1] if paths else None)
+  after = ''
+  while path:
+    if path not in paths:
+      raise DataLoss(f'{path}: is missing; {after} follows it')
+    export = RowExport(path)
+    yield export
+    after, path = export.name, export.previous and os.path.join(directory, export.previous)
+
+
+def chain(directory: str, last: str | None = None) -> list[RowExport]:
+  """Returns a chain in the order of its replay; takes and raises what `backwards` does."""
+  return list(backwards(directory, last))[::-1]
+
+
+def _links(
+  directory: str, done: Iterable[StoredExport], previous: Callable[[str], str | None]
+) -> list[str]:
+  """Returns the paths of the newest chain, in the order of its replay; [] where one is missing.
+
+  Args:
+    directory: the exports of a run.
+    done: of `exports`.
     previous: the name of the export that the one at a path follows.
   """
-  of_rows = dict.fromkeys(one.path for one in found if one.kind in ROW_KINDS)
-  path = last or next(reversed(of_rows), None)
+  of_rows = dict.fromkeys(export.path for export in done if export.kind in ROW_KINDS)
+  path = next(reversed(of_rows), None)
   links: list[str] = []
   while path:
     if path not in of_rows:
-      if links:
-        logging.warning(
-          '%s: is missing, and %s names it as the one before; the chain cannot be replayed',
-          path,
-          links[-1],
-        )
+      logging.warning(
+        '%s: is missing, and %s follows it; the next delta begins a new chain', path, links[-1]
+      )
       return []
     links.append(path)
     name = previous(path)
     path = name and os.path.join(directory, name)
   return links[::-1]
-
-
-def chain(directory: str, last: str | None = None) -> list[RowExport]:
-  """Returns a base and the deltas after it, in the order of their replay.
-
-  Args:
-    directory: the exports of a run.
-    last: the path that the chain ends with; None: the newest base or delta.
-  Returns:
-    [] where there is no base or delta yet, or where an export before `last` is missing, which is
-    said in the log.
-  Raises:
-    DataLoss: where an export is damaged.
-  """
-  opened = functools.cache(RowExport)
-  links = _links(directory, exports(directory), last, lambda path: opened(path).previous)
-  return [opened(path) for path in links]
 
 
 class Replay:
@@ -331,7 +313,7 @@ class Replay:
         manifest = files.read_manifest(path)
         before[identity] = manifest['position'], manifest['previous']
       self._manifests[identity] = positions[path], previous[path] = before[identity]
-    return found, positions, _links(directory, found, None, previous.__getitem__)
+    return found, positions, _links(directory, found, previous.__getitem__)
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
     """Returns the keys of some logical shards that the replay of a chain holds, int64, ascending.
