@@ -41,9 +41,10 @@ from tests.support.scorer import Client
 from trainer import config, runtime
 from trainer.data.features import hash_keys
 from trainer.model.builder import build
-from trainer.serving import http, stores
+from trainer.serving import http
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scores
+from trainer.serving.store import open_store
 from trainer.storage import export
 
 ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')
@@ -123,7 +124,7 @@ def measure_publishing(exports: Exports, folder: str, figures: dict[str, float])
       addresses['redis'] = server.url
     publishers = {}
     for name, address in addresses.items():
-      store = stores.open_store(address, '--to', writable=True)
+      store = open_store(address, '--to', writable=True)
       stack.callback(store.close)
       publishers[name] = Publisher(exports.directory, store)
     for kind in ('base', 'delta'):
@@ -293,7 +294,7 @@ def main(_: list[str]) -> None:
 def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -> None:
   saved_model = exports.write('saved_model')
   address, stop = os.path.join(folder, 'store'), threading.Event()
-  store = stores.open_store(address, '--to', writable=True)
+  store = open_store(address, '--to', writable=True)
   publisher, applied = Publisher(exports.directory, store), []
 
   def publish() -> None:

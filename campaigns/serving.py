@@ -42,7 +42,8 @@ from tests.support.fuzz import requests
 from tests.support.scorer import Client
 from trainer import config
 from trainer.data.features import hash_keys
-from trainer.serving import embedded_store, redis_store, stores  # noqa: F401 before the forks
+from trainer.serving import embedded_store, redis_store  # noqa: F401 before the forks
+from trainer.serving.store import open_store
 from trainer.storage import chain
 from trainer.training import job  # noqa: F401 likewise
 
@@ -188,7 +189,7 @@ class TrainerOracle:
     self._versions: dict[int, tuple[float, dict[int, np.ndarray]]] = {}
     cfg = config.load(os.path.join(run_dir, 'config.yaml'), (), run_dir)
     texts = [str(i) for i in range(TEXTS)]
-    self._keys = {
+    self.keys = {
       (name, text): key
       for name, slot in cfg.slot_ids().items()
       for text, key in zip(texts, hash_keys(texts, slot).numpy().tolist())
@@ -219,7 +220,7 @@ class TrainerOracle:
     """As of Oracle."""
     bias, rows = self.version(version)
     found = [
-      rows[key] for s, texts in sample.items() for t in texts if (key := self._keys[s, t]) in rows
+      rows[key] for s, texts in sample.items() for t in texts if (key := self.keys[s, t]) in rows
     ]
     factors = [row[1:].astype(np.float64) for row in found if len(row) > 1]
     squares = np.sum([f @ f for f in factors])
@@ -295,13 +296,14 @@ def compare_scores(run_dir: str, port: int) -> None:
 def compare(run_dir: str, address: str) -> None:
   """Waits until the store is at the newest version, and compares it with the full export."""
   directory, newest = os.path.join(run_dir, 'exports'), newest_version(run_dir)
-  store = stores.open_store(address, '--to')
+  store = open_store(address, '--to')
   deadline = time.monotonic() + 120
   while (version := store.version()) is None or version.sequence < newest:
     if time.monotonic() > deadline:
       raise AssertionError(f'the store is at {version}; wanted {newest}')
     time.sleep(0.1)
-  _, bias, rows = contents(store)
+  oracle = TrainerOracle(run_dir) if TRAINER.value else Oracle().run(newest)
+  _, bias, rows = contents(store, oracle.keys.values())
   if TRAINER.value:
     pid = fork(
       command('trainer.export', '--run_dir', run_dir, '--kind', 'base', '--checkpoint', 'last'),
@@ -310,7 +312,7 @@ def compare(run_dir: str, address: str) -> None:
     if os.waitpid(pid, 0)[1]:
       raise AssertionError(f'trainer.export failed; see {run_dir}/export.log')
     full = max(o.sequence for o in chain.exports(directory) if o.kind == 'base')
-    wanted_bias, wanted = TrainerOracle(run_dir).version(full)
+    wanted_bias, wanted = oracle.version(full)
     if abs(bias - 100 * wanted_bias) > 1e-3 or rows != {k: tuple(v) for k, v in wanted.items()}:
       different = sum(rows.get(k) != tuple(v) for k, v in wanted.items())
       raise AssertionError(
@@ -319,7 +321,7 @@ def compare(run_dir: str, address: str) -> None:
       )
     print(f'{len(rows)} rows of version {newest} equal the full export', flush=True)
     return
-  if bias != newest or rows != Oracle().run(newest).versions[newest]:
+  if bias != newest or rows != oracle.versions[newest]:
     raise AssertionError(f'the store is not the full export of version {newest}')
 
 

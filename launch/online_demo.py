@@ -18,7 +18,7 @@ import pyarrow.csv
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from trainer.data.synthetic import World
-from trainer.serving import stores
+from trainer.serving.store import open_store
 
 SAMPLES, SHOWS, PASSES_A_DAY = 10_000, 100, 10
 SECONDS_TO_WAIT = 120
@@ -80,7 +80,7 @@ def events(folder: str, name: str) -> dict[str, float]:
 def main() -> None:
   folder, passes = sys.argv[1], int(sys.argv[2])
   scorer = Scorer(os.path.join(folder, 'scorer.log'))
-  store = stores.open_store(os.path.join(folder, 'store'), 'store')
+  store = open_store(os.path.join(folder, 'store'), 'store')
   world = World(seed=0, users=2000, items=1000, days=passes)
   print(f'{"":42}   seconds since the marker')
   print(

@@ -30,12 +30,12 @@ SECONDS_BETWEEN_TRIES = 2  # while the store cannot be reached
 
 @command_line.command
 def main() -> int:
-  from trainer.serving import stores
   from trainer.serving.publisher import Applied, Publisher
+  from trainer.serving.store import open_store
 
   if not os.path.isdir(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
-  store = stores.open_store(TO.value, '--to', writable=True)
+  store = open_store(TO.value, '--to', writable=True)
   publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
 
   is_told = is_filter_told = False

@@ -85,13 +85,13 @@ def main() -> int:
 
 
 def _service() -> Any:
-  from trainer.serving import stores
   from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service
+  from trainer.serving.store import open_store
 
   if STORE.value:
-    return Service(stores.open_store(STORE.value, '--store'), None, OWN_LAYERS.value)
+    return Service(open_store(STORE.value, '--store'), None, OWN_LAYERS.value)
   store = MemoryStore()
   publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
   return Service(store, publisher.advance, OWN_LAYERS.value)

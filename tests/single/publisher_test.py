@@ -17,10 +17,16 @@ import tensorflow as tf
 from tests.support.exports import RedisServer, Run, contents, events
 from trainer import files
 from trainer.errors import DataLoss, UserError
-from trainer.serving import stores
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.serving.store import Overtaken, Version, VersionGone, decode, encode
+from trainer.serving.store import (
+  Overtaken,
+  Version,
+  VersionGone,
+  decode,
+  encode,
+  open_store,
+)
 from trainer.storage import chain
 from trainer.storage.chain import RowExport, Rows
 
@@ -37,7 +43,7 @@ class Contract:
     return Publisher(self.run_.directory, store)
 
   def check(self, store, sequence):
-    number, bias, rows = contents(store)
+    number, bias, rows = contents(store, self.run_.keys.values())
     self.assertEqual(number, sequence)
     self.assertEqual(bias, sequence)
     self.assertEqual(rows, self.run_.versions[sequence])
@@ -75,7 +81,7 @@ class Contract:
       self.assertEqual(values, row)
       self.assertEqual(found.present[i], key in self.run_.rows)
     self.assertLen(view.look_up(keys[:0]).linear, 0)
-    self.assertIn('interactions', view.config())
+    self.assertIn('interactions', view.config)
 
   def test_a_view_shows_its_version_or_nothing(self):
     store = self.open()
@@ -193,7 +199,7 @@ class Contract:
     def read():
       while not ended.is_set():
         try:
-          number, bias, rows = contents(store)
+          number, bias, rows = contents(store, self.run_.keys.values())
         except VersionGone:
           continue
         if bias != number or rows != self.run_.versions[number]:
@@ -213,19 +219,19 @@ class Contract:
 
 class EmbeddedStoreTest(Contract, tf.test.TestCase):
   def open(self):
-    store = stores.open_store(os.path.join(self.folder, 'store'), '--to', writable=True)
+    store = open_store(os.path.join(self.folder, 'store'), '--to', writable=True)
     self.addCleanup(store.close)
     return store
 
   def test_what_is_no_store(self):
-    self.assertIsNone(stores.open_store('/nowhere', '--store').version())  # it may come yet
+    self.assertIsNone(open_store('/nowhere', '--store').version())  # it may come yet
     file = os.path.join(self.folder, 'file')
     with open(file, 'wb'):
       pass
     with self.assertRaisesRegex(UserError, f'^the store {file}: .*File exists'):
-      stores.open_store(file, '--to', writable=True)
+      open_store(file, '--to', writable=True)
     with self.assertRaisesRegex(UserError, '^--to s3://a: wanted a directory or redis://'):
-      stores.open_store('s3://a', '--to')
+      open_store('s3://a', '--to')
 
   def test_the_command(self):
     newest = [self.export(kind) for kind in ('base', 'delta')][-1]
@@ -330,7 +336,7 @@ class RedisStoreTest(Contract, tf.test.TestCase):
     return client
 
   def open(self):
-    store = stores.open_store(self.server.url, '--to', writable=True)
+    store = open_store(self.server.url, '--to', writable=True)
     self.addCleanup(store.close)
     return store
 

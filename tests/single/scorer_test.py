@@ -26,12 +26,12 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
-from trainer.serving import stores
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scorer
 from trainer.serving.service import Service
+from trainer.serving.store import open_store
 from trainer.storage import export
 from trainer.training.step import TrainStep
 
@@ -320,7 +320,7 @@ class ScorerTest(tf.test.TestCase):
       self.assertIn('secret', str(logged.output))
 
   def test_no_address_shows_its_password(self):
-    store = stores.open_store('redis://:secret@127.0.0.1:1/0', '--store')
+    store = open_store('redis://:secret@127.0.0.1:1/0', '--store')
     with self.assertRaisesRegex(UserError, 'the store redis://…@127.0.0.1:1/0: ') as raised:
       store.version()
     self.assertNotIn('secret', str(raised.exception))
@@ -378,7 +378,7 @@ class ScorerTest(tf.test.TestCase):
       self.assertRegex(text, b'(?m)' + line)
 
   def test_before_the_first_version(self):
-    store = stores.open_store(os.path.join(self.folder, 'later'), '--store')
+    store = open_store(os.path.join(self.folder, 'later'), '--store')
     service = Service(store)
     with served(service) as client:
       service.refresh()
@@ -387,7 +387,7 @@ class ScorerTest(tf.test.TestCase):
       self.assertEqual((status, answer['error']), (503, 'no version is published yet'))
 
   def test_every_answer_is_of_one_version_while_versions_change(self):
-    store = stores.open_store(os.path.join(self.folder, 'changing'), '--to', writable=True)
+    store = open_store(os.path.join(self.folder, 'changing'), '--to', writable=True)
     self._answers_while_versions_change(store)
 
   def test_every_answer_from_memory_is_of_one_version(self):
@@ -397,7 +397,7 @@ class ScorerTest(tf.test.TestCase):
   def test_every_answer_from_redis_is_of_one_version(self):
     server = RedisServer()
     self.addCleanup(server.stop)
-    self._answers_while_versions_change(stores.open_store(server.url, '--to', writable=True))
+    self._answers_while_versions_change(open_store(server.url, '--to', writable=True))
 
   def _answers_while_versions_change(self, store):
     self.addCleanup(store.close)

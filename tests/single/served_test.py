@@ -16,12 +16,11 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
-from trainer.serving import stores
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
-from trainer.serving.store import Store
+from trainer.serving.store import Store, open_store
 from trainer.storage import export
 from trainer.training.step import TrainStep
 
@@ -143,7 +142,7 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
       self.stack.callback(redis.stop)
       targets.append(redis.url)
     for target in targets:
-      store = stores.open_store(target, '--to', writable=True)
+      store = open_store(target, '--to', writable=True)
       self.stack.callback(store.close)
       self.assertAllClose(self.served(store), self.predicted, atol=1e-6, rtol=0, msg=target)
     model = tf.saved_model.load(self.export('saved_model').path)

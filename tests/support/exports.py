@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -119,17 +119,26 @@ class Run:
     )
 
 
-def contents(store: Store) -> tuple[int, float, dict[int, tuple[float, ...]]]:
-  """Returns what a store holds: version, the number in its dense part, rows as `Run.rows`."""
+def contents(
+  store: Store, keys: Collection[int]
+) -> tuple[int, float, dict[int, tuple[float, ...]]]:
+  """Returns what a store holds: version, the number in its dense part, rows as `Run.rows`.
+
+  Args:
+    store: holds a version.
+    keys: of all features that there may be.
+  """
   view = store.view()
   try:
-    found = {}
-    for rows in view.rows():
-      ends = np.cumsum(rows.counts)
-      for key, linear, begin, end in zip(rows.key, rows.linear, ends - rows.counts, ends):
-        found[int(key)] = (float(linear), *rows.factors[begin:end].tolist())
-    bias = next(value for name, value in view.dense().items() if 'bias' in name)
-    return view.version.sequence, round(100 * float(bias[0]), 3), found
+    rows = view.look_up(np.array(list(keys), np.int64))
+    parts = np.split(rows.factors, np.cumsum(rows.counts)[:-1])
+    held = {
+      key: (linear, *factors.tolist())
+      for key, linear, factors, present in zip(keys, rows.linear.tolist(), parts, rows.present)
+      if present
+    }
+    bias = next(value for name, value in view.dense.items() if 'bias' in name)
+    return view.version.sequence, round(100 * float(bias[0]), 3), held
   finally:
     view.close()
 

@@ -11,9 +11,10 @@ The order of rows is that of exports, so that a base is appended page after page
 applies exports as a whole; readers keep seeing the version that their own transaction began with.
 """
 
+import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import lmdb
 import numpy as np
@@ -31,13 +32,12 @@ from trainer.serving.store import (
   encode,
   plain,
 )
-from trainer.storage.chain import RowExport, Rows
+from trainer.storage.chain import RowExport
 
 _KEY = np.dtype([('shard', 'u1'), ('key', '>i8')])
 _VERSION, _CONFIG, _DENSE = b'version', b'config', b'dense'
 # Of the address space, not of memory or disk: what the store may grow to.
 _MAP_BYTES = 1 << 40
-_ROWS_AT_ONCE = 1 << 16
 
 
 def _keys(keys: np.ndarray) -> list[bytes]:
@@ -60,7 +60,7 @@ class EmbeddedStore(Store):
     self._path, self._what, self._writable = path, f'the store {path}', writable
     self._env: lmdb.Environment | None = None
     if writable:
-      with plain(self._what, (lmdb.Error, OSError)):
+      with plain(self._what, lmdb.Error, OSError):
         os.makedirs(path, exist_ok=True)
         self._open()
 
@@ -74,11 +74,8 @@ class EmbeddedStore(Store):
     )
 
   def version(self) -> Version | None:
-    view = self.view()
-    if view is None:
-      return None
-    view.close()
-    return view.version
+    with plain(self._what, lmdb.Error), self._reading() or contextlib.nullcontext() as transaction:
+      return transaction and Version.from_json(transaction.get(_VERSION))
 
   def apply(
     self,
@@ -104,15 +101,21 @@ class EmbeddedStore(Store):
 
   def view(self) -> View | None:
     with plain(self._what, lmdb.Error):
-      if self._env is None:
-        if not os.path.exists(os.path.join(self._path, 'data.mdb')):
-          return None
-        self._open()
-      transaction = self._env.begin()
+      transaction = self._reading()
+      if transaction is None:
+        return None
       if transaction.get(_VERSION) is None:
         transaction.abort()
         return None
       return _EmbeddedView(transaction)
+
+  def _reading(self) -> lmdb.Transaction | None:
+    """Returns a new read transaction; None where no writer has made the store yet."""
+    if self._env is None:
+      if not os.path.exists(os.path.join(self._path, 'data.mdb')):
+        return None
+      self._open()
+    return self._env.begin()
 
   def close(self) -> None:
     if self._env is not None:
@@ -131,39 +134,19 @@ def _apply(transaction: lmdb.Transaction, export: RowExport) -> None:
 
 
 class _EmbeddedView(View):
-  """A read transaction. Long-lived ones only keep pages from being used again."""
+  """A read transaction; while it lasts, LMDB does not reuse the pages that it sees."""
 
   def __init__(self, transaction: lmdb.Transaction):
     self._transaction = transaction
     self._lock = threading.Lock()  # a transaction serves one thread at a time
-    self.version = Version.from_json(transaction.get(_VERSION))
-
-  def config(self) -> str:
-    with self._lock:
-      return self._transaction.get(_CONFIG).decode()
-
-  def dense(self) -> dict[str, np.ndarray]:
-    with self._lock:
-      data = self._transaction.get(_DENSE)
-    return from_npz(data)
+    version, config, dense = map(transaction.get, (_VERSION, _CONFIG, _DENSE))
+    super().__init__(Version.from_json(version), config.decode(), from_npz(dense))
 
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     names, get = _keys(keys), self._transaction.get
     with self._lock:
       values = [get(name) for name in names]
     return decode(values)
-
-  def rows(self) -> Iterator[Rows]:
-    with self._lock, self._transaction.cursor() as cursor:
-      pairs = iter(cursor)
-      while True:
-        some = [p for _, p in zip(range(_ROWS_AT_ONCE), pairs)]
-        if not some:
-          return
-        some = [(key, value) for key, value in some if len(key) == _KEY.itemsize]
-        keys = np.frombuffer(b''.join(key for key, _ in some), _KEY)['key'].astype(np.int64)
-        found = decode([value for _, value in some])
-        yield Rows(keys, found.linear, found.counts, found.factors)
 
   def close(self) -> None:
     self._transaction.abort()

@@ -8,7 +8,7 @@ before, which is given back with its last view.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +26,9 @@ from trainer.serving.store import (
   Store,
   Version,
   View,
-  chunks,
   replace,
 )
 from trainer.storage.chain import RowExport, Rows
-
-_KEYS_AT_ONCE = 1 << 16
 
 
 class _RowsOfAChain:
@@ -82,9 +79,6 @@ class _RowsOfAChain:
   def erase(self, keys: np.ndarray) -> None:
     self._store.erase(to_tensor(keys))
 
-  def keys(self) -> np.ndarray:
-    return self._store.select('all').numpy()
-
   def pull(self, keys: np.ndarray) -> LookedUpRows:
     ids, offsets, linear, factors = (
       tensor.numpy() for tensor in self._store.pull(to_tensor(keys), train=False)
@@ -104,39 +98,22 @@ class _MemoryView(View):
   """A version; the store and all that read it share the one object."""
 
   def __init__(
-    self, version: Version, text: str, dense: dict[str, np.ndarray], rows: _RowsOfAChain
+    self, version: Version, config: str, dense: dict[str, np.ndarray], rows: _RowsOfAChain
   ):
-    self.version, self._config, self._dense, self.row_store = version, text, dense, rows
+    super().__init__(version, config, dense)
+    self.row_store = rows
     self.replaced: _Replaced | None = None  # set before the row store is changed
 
-  def config(self) -> str:
-    return self._config
-
-  def dense(self) -> dict[str, np.ndarray]:
-    return self._dense
-
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
-    found = self.row_store.pull(keys)
-    # Whatever change the pull has met was laid aside before: the newest is undone first.
-    for replaced in reversed(self._later()):
-      found = replace(keys, found, replaced.keys, replaced.rows)
-    return found
-
-  def rows(self) -> Iterator[Rows]:
-    keys = self.row_store.keys()
-    keys = np.unique(np.concatenate([keys, *(replaced.keys for replaced in self._later())]))
-    for some in chunks(keys, _KEYS_AT_ONCE):
-      found = self.look_up(some)
-      here = found.present  # the absent have no factors
-      yield Rows(some[here], found.linear[here], found.counts[here], found.factors)
-
-  def _later(self) -> list[_Replaced]:
-    """Returns what was changed since this version, oldest first."""
-    found, replaced = [], self.replaced
+    rows = self.row_store.pull(keys)
+    # Rows are laid aside before they change, so every change that the pull met is in this list.
+    changes, replaced = [], self.replaced
     while replaced:
-      found.append(replaced)
+      changes.append(replaced)
       replaced = replaced.by.replaced
-    return found
+    for replaced in reversed(changes):  # the newest is undone first
+      rows = replace(keys, rows, replaced.keys, replaced.rows)
+    return rows
 
 
 class MemoryStore(Store):

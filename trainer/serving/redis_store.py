@@ -11,12 +11,14 @@ transaction of Redis moves the version, with all rows of the deltas. A reader as
 in the very command that fetches rows; where that is not the version of its view, the view is gone.
 """
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import redis
+from redis.client import Pipeline
 
 from trainer.files import from_npz, to_npz
 from trainer.serving.store import (
@@ -26,18 +28,18 @@ from trainer.serving.store import (
   Version,
   VersionGone,
   View,
-  chunks,
   decode,
   encode,
   plain,
   plain_address,
 )
-from trainer.storage.chain import RowExport, Rows
+from trainer.storage.chain import RowExport
 
 _VERSION, _GENERATION, _MODEL, _ROW = b'ctr:version', b'ctr:generation', b'ctr:model:', b'r:'
 _KEYS_AT_ONCE = 1000  # of a command
 _COMMANDS_AT_ONCE = 20  # sent before an answer is waited for
 _SECONDS_TO_ANSWER = 30
+_Item = TypeVar('_Item')
 
 
 def _prefix(generation: int) -> bytes:
@@ -147,24 +149,33 @@ class RedisStore(Store):
     self._redis.close()
 
 
-def _batches(names: Iterator[bytes]) -> Iterator[list[bytes]]:
-  while some := [name for _, name in zip(range(_KEYS_AT_ONCE), names)]:
-    yield some
+def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+  iterator = iter(items)
+  while batch := list(itertools.islice(iterator, _KEYS_AT_ONCE)):
+    yield batch
 
 
-def _write(pipeline: Any, generation: int, export: RowExport, at_once: int | None = None) -> None:
-  """Puts an export's changes into a pipeline, which it executes after `at_once` commands each."""
+def _write(
+  pipeline: Pipeline, generation: int, export: RowExport, at_once: int | None = None
+) -> None:
+  """Puts an export's changes into a pipeline.
+
+  Args:
+    pipeline: a transaction, or a pipeline without one.
+    generation: of the rows.
+    export: holds the changes.
+    at_once: the number of commands after which the pipeline is executed; None: it is not.
+  """
 
   def sent() -> None:
     if at_once and len(pipeline) >= at_once:
       pipeline.execute()
 
-  for names in chunks(_names(generation, export.tombstones()), _KEYS_AT_ONCE):
+  for names in _batches(_names(generation, export.tombstones())):
     pipeline.unlink(*names)
     sent()
   for rows in export.rows():
-    items = list(zip(_names(generation, rows.key), encode(rows)))
-    for some in chunks(items, _KEYS_AT_ONCE):
+    for some in _batches(zip(_names(generation, rows.key), encode(rows))):
       pipeline.mset(dict(some))
       sent()
   if at_once:
@@ -175,14 +186,9 @@ class _RedisView(View):
   """Answers as long as Redis holds the same version."""
 
   def __init__(self, client: redis.Redis, what: str, data: bytes, model: dict[bytes, bytes]):
-    self._redis, self._what, self._data, self._model = client, what, data, model
-    self.version, self._generation = _parse(data)
-
-  def config(self) -> str:
-    return self._model[b'config'].decode()
-
-  def dense(self) -> dict[str, np.ndarray]:
-    return from_npz(self._model[b'dense'])
+    self._redis, self._what, self._data = client, what, data
+    version, self._generation = _parse(data)
+    super().__init__(version, model[b'config'].decode(), from_npz(model[b'dense']))
 
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     with plain(self._what, redis.RedisError):
@@ -190,12 +196,3 @@ class _RedisView(View):
     if data != self._data:
       raise VersionGone
     return decode(values)
-
-  def rows(self) -> Iterator[Rows]:
-    prefix = _prefix(self._generation)
-    names = self._redis.scan_iter(_ROW + b'*', count=_KEYS_AT_ONCE)
-    for some in _batches(names):
-      own = [name for name in some if name.startswith(prefix)]
-      keys = np.array([int.from_bytes(name[-8:], 'big') for name in own], np.int64)
-      found = self.look_up(keys)
-      yield Rows(keys, found.linear, found.counts, found.factors)

@@ -120,13 +120,13 @@ class Service:
 
   def _load(self, view: View) -> _Served:
     try:
-      text = view.config()
+      text = view.config
       with self._lock:
         found = next((pair for pair in self._idle if pair[0] == text), None)
         if found:
           self._idle.remove(found)
       scorer = found[1] if found else Scorer(text, self._own_layers)
-      scorer.load(view.dense())
+      scorer.load(view.dense)
       if not found:
         scorer.warm_up()
       if view.version.left_out and not self._told_of_filter:

@@ -1,4 +1,4 @@
-"""What rows are served from: a store holds one version of a model, and changes it as a whole.
+"""Stores that rows are served from: each holds one version of a model, and changes it as a whole.
 
 A *version* is the replay of a chain of exports (`trainer.storage.export`): rows by key, the dense
 part and the config, which all become visible together. Its number is the sequence of the chain's
@@ -12,8 +12,8 @@ import abc
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,17 +80,12 @@ class View(abc.ABC):
 
   Attributes:
     version: what it shows.
+    config: the resolved config as YAML.
+    dense: the dense variables by name, and `dense_stats`.
   """
 
-  version: Version
-
-  @abc.abstractmethod
-  def config(self) -> str:
-    """Returns the resolved config as YAML."""
-
-  @abc.abstractmethod
-  def dense(self) -> dict[str, np.ndarray]:
-    """Returns the dense variables by name, and `dense_stats`."""
+  def __init__(self, version: Version, config: str, dense: dict[str, np.ndarray]):
+    self.version, self.config, self.dense = version, config, dense
 
   @abc.abstractmethod
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
@@ -99,10 +94,6 @@ class View(abc.ABC):
     Raises:
       VersionGone: where the store cannot show this version any more.
     """
-
-  @abc.abstractmethod
-  def rows(self) -> Iterator[Rows]:
-    """Yields all rows, some at a time, in no particular order."""
 
   def close(self) -> None:
     """Gives back what the view holds."""
@@ -190,8 +181,8 @@ def replace(
 
 
 @contextlib.contextmanager
-def plain(what: str, errors: Any) -> Iterator[None]:
-  """Turns a library's errors into one line. Raises: UserError."""
+def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
+  """Turns a library's errors into a UserError of one line."""
   try:
     yield
   except errors as e:
@@ -203,6 +194,31 @@ def plain_address(address: str) -> str:
   return re.sub(r'(?<=://)[^/]*@', '…@', address)
 
 
-def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-  """Yields `items` in pieces of at most `size`."""
-  return (items[i : i + size] for i in range(0, len(items), size))
+def open_store(address: str, where: str, writable: bool = False) -> Store:
+  """Opens the store that an address names.
+
+  Args:
+    address: redis://HOST:PORT[/DATABASE], or a directory.
+    where: the flag that the address comes from, for messages.
+    writable: whether this process publishes.
+  Raises:
+    UserError: where it cannot be opened, or its library is not installed.
+  """
+  scheme, separator, _ = address.partition('://')
+  try:
+    if not separator:
+      from trainer.serving.embedded_store import EmbeddedStore
+
+      return EmbeddedStore(address, writable)
+    if scheme in ('redis', 'rediss', 'unix'):
+      from trainer.serving.redis_store import RedisStore
+
+      return RedisStore(address)
+  except ModuleNotFoundError as e:
+    raise UserError(
+      f"{where} {plain_address(address)}: needs the package '{e.name}'; wanted pip install "
+      "'ctr-trainer[serve]'"
+    ) from None
+  raise UserError(
+    f'{where} {plain_address(address)}: wanted a directory or redis://HOST:PORT[/DATABASE]'
+  )
