@@ -18,7 +18,7 @@ from ops.row_kinds import HYPER_FIELDS, ROW_KINDS
 ROW_OPTIMIZERS = tuple(ROW_KINDS)
 
 
-class RowOptimizer(Protocol):
+class RowHyperparameters(Protocol):
   """The settings of a row optimizer, as `trainer.config.RowOptimizer` has them."""
 
   kind: str  # one of ROW_OPTIMIZERS
@@ -45,7 +45,9 @@ def state_floats(kind: str, dim: int) -> int:
   return rule.state_per_weight * dim + rule.state_per_row
 
 
-def hyper(tables: Sequence[tuple[RowOptimizer, RowOptimizer]], rate: TensorLike = 1.0) -> tf.Tensor:
+def hyper(
+  tables: Sequence[tuple[RowHyperparameters, RowHyperparameters]], rate: TensorLike = 1.0
+) -> tf.Tensor:
   """Returns hyperparameters as a push takes them.
 
   Args:
@@ -56,7 +58,7 @@ def hyper(tables: Sequence[tuple[RowOptimizer, RowOptimizer]], rate: TensorLike 
     float32 [T, 2, 11], fields in the order of `HYPER_FIELDS`.
   """
 
-  def fields(o: RowOptimizer) -> list[float]:
+  def fields(o: RowHyperparameters) -> list[float]:
     special = {
       'l2_catch_up': float(o.l2_mode == 'catch_up'),
       'clip': math.inf if o.clip is None else o.clip,
