@@ -69,12 +69,11 @@ class Model:
         return
       # The first by day, then with numbers as numbers.
       name = min(new, key=lambda n: (_day(n), [int(x) for x in re.findall(r'\d+', n)], n))
-      if there[name] in self._bytes:
-        self.fates[name] = 'seen'
-        continue
       day, ended = _day(name), self._open if self._open is not None else self._closed
-      if ended is not None and day > ended + DAYS_AHEAD:
-        self.fates[name] = 'refused'
+      # Before the first pass, a day of eight digits is compared with today.
+      is_far = 90_000_000 <= day <= 9999_12_31 if ended is None else day > ended + DAYS_AHEAD
+      if is_far or there[name] in self._bytes:
+        self.fates[name] = 'refused' if is_far else 'seen'
         continue
       is_late = day < self._open if self._open is not None else ended is not None and day <= ended
       if is_late and self._late == 'skip':

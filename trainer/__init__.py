@@ -9,16 +9,20 @@ shards* of keys.
 trainer/run.py starts a job, training/job.py leads it through passes and days, training/step.py is
 one step of it; embedding/exchange.py brings rows, model/builder.py the layers.
 
-`trainer.fit`, `trainer.load` and `trainer.Run` are those of trainer.api, imported when they are
-asked for.
+`trainer.fit`, `trainer.load` and `trainer.Run` are those of trainer.api, `trainer.tune` is that of
+trainer.tuning; they are imported when they are asked for.
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-  if name not in ('fit', 'load', 'Run'):
+  if name not in ('fit', 'load', 'Run', 'tune'):
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  if name == 'tune':
+    from trainer import tuning
+
+    return tuning.tune
   from trainer import api
 
   return getattr(api, name)

@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Data flows from top to bottom. A place imports only from itself and from those below it;
 # docs/architecture.md shows this table.
 ORDER = (
+  'tuning',
   'api',
   'parameter_server',
   'training',
@@ -31,6 +32,7 @@ ORDER = (
 )
 # One command each, above all of these; nothing imports them.
 COMMANDS = {
+  'tune',
   'run',
   'evaluate',
   'predict',

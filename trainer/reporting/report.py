@@ -6,7 +6,7 @@ was killed, or lies on a disk without its data.
 
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -294,7 +294,20 @@ def write(run_dirs: Sequence[str], path: str) -> None:
   """
   runs = [read_run(directory) for directory in run_dirs]
   body = _one(runs[0]) if len(runs) == 1 else _several(runs)
-  title = runs[0].name if len(runs) == 1 else f'{len(runs)} runs compared'
+  _write(runs[0].name if len(runs) == 1 else f'{len(runs)} runs compared', body, path)
+
+
+def write_page(title: str, cards: Mapping[str, pd.DataFrame | go.Figure], path: str) -> None:
+  """Writes a page of tables and figures, by their headings."""
+  body = f'<h1>{html.escape(title)}</h1>'
+  for heading, shown in cards.items():
+    is_table = isinstance(shown, pd.DataFrame)
+    drawn = _table(shown) if is_table else _plot(heading.replace(' ', '_'), shown)
+    body += f'<h2>{heading}</h2><section class="card">{drawn}</section>'
+  _write(title, body, path)
+
+
+def _write(title: str, body: str, path: str) -> None:
   page = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'

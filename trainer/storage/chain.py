@@ -286,7 +286,8 @@ class Replay:
   """
 
   def __init__(self):
-    self._manifests: dict[tuple[str, int], tuple[object, str | None]] = {}
+    # By path: what tells an export from one that took its place, its position and `previous`.
+    self._known: dict[str, tuple[int, JsonObject, str | None]] = {}
     self._replayed: list[tuple[str, int]] = []  # the links that `_live` is of
     self._shards, self._live = range(0), np.zeros([0], np.int64)
 
@@ -299,32 +300,35 @@ class Replay:
     """
     for one in _all(directory, files.UNFINISHED):
       files.remove(one.path)
-    found, before = [], self._manifests
-    self._manifests, positions, previous = {}, {}, {}
-    for one in sorted(_all(directory)):
-      path = one.path
+    found, before = [], self._known
+    self._known = {}
+    for export in sorted(_all(directory)):
+      path = export.path
       try:
-        identity = _identity(path)
+        done_at = _done_at(path)
       except FileNotFoundError:
         files.remove(path)
         continue
-      found.append(one)
-      if identity not in before:
+      found.append(export)
+      known = before.get(path)
+      if known is None or known[0] != done_at:
         manifest = files.read_manifest(path)
-        before[identity] = manifest['position'], manifest['previous']
-      self._manifests[identity] = positions[path], previous[path] = before[identity]
-    return found, positions, _links(directory, found, previous.__getitem__)
+        known = done_at, manifest['position'], manifest['previous']
+      self._known[path] = known
+    positions = {path: known[1] for path, known in self._known.items()}
+    return found, positions, _links(directory, found, lambda path: self._known[path][2])
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
     """Returns the keys of some logical shards that the replay of a chain holds, int64, ascending.
 
     Args:
-      links: the paths of the chain.
+      links: the paths of the chain, as `look` returned them on process 0.
       shards: the logical shards.
     Raises:
       DataLoss: where an export is damaged.
     """
-    wanted = [_identity(path) for path in links]
+    known = self._known  # on process 0
+    wanted = [(path, known[path][0] if path in known else _done_at(path)) for path in links]
     if shards != self._shards or self._replayed != wanted[: len(self._replayed)]:
       self._replayed, self._shards, self._live = [], shards, np.zeros([0], np.int64)
     for path, identity in zip(links[len(self._replayed) :], wanted[len(self._replayed) :]):
@@ -335,6 +339,6 @@ class Replay:
     return self._live
 
 
-def _identity(path: str) -> tuple[str, int]:
+def _done_at(path: str) -> int:
   """Returns what tells an export from one of the same name that took its place."""
-  return path, os.stat(os.path.join(path, files.DONE)).st_mtime_ns
+  return os.stat(f'{path}/{files.DONE}').st_mtime_ns

@@ -184,7 +184,7 @@ def save(
         _check_finite(name, np.asarray(array))
       for name, data in (
         ('dense.npz', files.to_npz(dense)),
-        ('progress.json', json.dumps(progress, indent=1).encode()),
+        ('progress.json', files.to_json(progress)),
         ('config.yaml', config_text.encode()),
       ):
         files.write_synced(os.path.join(unfinished, name), data)

@@ -1,0 +1,105 @@
+"""Searches of settings: what a user sees of a search, and that it goes on."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+import numpy as np
+import optuna
+import tensorflow as tf
+import yaml
+
+import trainer
+from trainer.errors import UserError
+
+SPACE = {
+  'sparse.tables.default.width': [2, 4],
+  'train.dense_optimizer.learning_rate': (1e-4, 1e-1, 'log'),
+}
+
+
+class TuneTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    rng = np.random.default_rng(0)
+    for name in ('train', 'valid'):
+      users = rng.integers(20, size=400)
+      clicks = rng.random(400) < 0.1 + 0.6 * (users < 7)
+      with open(f'{self.folder}/{name}.csv', 'w', encoding='utf-8') as f:
+        f.write('label,user\n' + ''.join(f'{int(c)},{u}\n' for c, u in zip(clicks, users)))
+    self.tree = {
+      'data': {
+        'train': [f'{self.folder}/train.csv'],
+        'valid': [f'{self.folder}/valid.csv'],
+        'slots': [{'name': 'user'}],
+      },
+      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      'train': {'epochs': 2, 'dense_optimizer': {'learning_rate': 0.01}},
+      'sparse': {'tables': {'default': {'width': 4}}},
+    }
+    self.study = f'{self.folder}/study'
+
+  def test_a_search_and_what_it_leaves(self):
+    first = trainer.tune(self.tree, SPACE, 2, self.study)
+    self.assertLen(first, 2)
+    rate, width = first[list(SPACE)[::-1]].loc[first['run_dir'].str.endswith('000')].iloc[0]
+    self.assertEqual((rate, width), ('0.01', '4'), 'the config itself comes first')
+    self.assertTrue((first['low'] < first['auc']).all() and (first['auc'] < first['high']).all())
+    self.assertAllEqual(first['auc'], sorted(first['auc'], reverse=True))
+    best = trainer.load(first['run_dir'][0])
+    self.assertAllClose(best.evaluate(f'{self.folder}/valid.csv')['auc'], first['auc'][0])
+    passes = os.listdir(f'{self.study}/prepared/train')
+    self.assertEqual(passes, ['train'], 'the trials share them')
+    self.assertIn('Importance', open(f'{self.study}/report.html', encoding='utf-8').read())
+
+    with self.subTest('it goes on'):
+      more = trainer.tune(self.tree, SPACE, 3, self.study)
+      self.assertLen(more, 3)
+      self.assertContainsSubset(first['run_dir'], set(more['run_dir']))
+    with self.subTest('another search'), self.assertRaisesRegex(UserError, 'of another search'):
+      trainer.tune(self.tree, {'sparse.tables.default.width': [2, 8]}, 3, self.study)
+
+  def test_a_trial_that_falls_behind_is_stopped_and_one_that_was_killed_goes_on(self):
+    self.tree['train'] |= {'epochs': 1000, 'plateau': {'stop_after': 1000}}
+    with mock.patch.object(optuna.Trial, 'should_prune', lambda trial: True):
+      (row,) = trainer.tune(self.tree, SPACE, 1, self.study).to_dict('records')
+    self.assertEqual(row['state'], 'pruned')
+    with mock.patch.object(optuna.Trial, 'should_prune', side_effect=KeyboardInterrupt):
+      with self.assertRaises(KeyboardInterrupt):
+        trainer.tune(self.tree, SPACE, 2, self.study)
+    with mock.patch.object(optuna.Trial, 'should_prune', lambda trial: True):
+      table = trainer.tune(self.tree, SPACE, 2, self.study)
+    names = [os.path.basename(path) for path in table['run_dir']]
+    self.assertCountEqual(names, ['trial-000', 'trial-001'])
+
+  def test_the_command(self):
+    path = f'{self.folder}/my.yaml'
+    with open(path, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(self.tree, f)
+
+    def tune(*arguments):
+      command = [sys.executable, '-m', 'trainer.tune', '--config', path, *arguments]
+      ended = subprocess.run(command, capture_output=True, text=True, cwd=self.folder)
+      return ended.returncode, ended.stdout + ended.stderr
+
+    status, told = tune('--set', 'model.interactions.1.dnn.hidden=[4],[4,2]', '--trials', '1')
+    self.assertEqual(status, 0, told)
+    self.assertRegex(told, r'trial 1/1 complete: 0\.\d{4} · model.interactions.1.dnn.hidden=\[4')
+    self.assertIn('runs/my-tune', told)
+    for arguments, wanted in (
+      (['--set', 'train.epochs=1'], 'found no setting'),
+      (['--set', 'train.epohcs=1,2'], "epohcs'.*'epochs'"),
+      (['--range', 'train.epochs=3:2'], 'train.epochs: found 3:2; wanted two numbers that rise'),
+      (['--range', 'train.epochs'], "--range: found 'train.epochs'; wanted KEY=LOW:HIGH"),
+      (['--set', 'seed=1,2', '--set', 'data.valid=[]'], 'data.valid: trials are judged by it'),
+    ):
+      status, told = tune('--study_dir', f'{self.folder}/other', *arguments)
+      self.assertEqual(status, 2, told)
+      self.assertRegex(told, f'error: .*{wanted}')
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,94 @@
+"""Searches settings: `ctr-tune --config FILE --set KEY=8,16,32 --range KEY=1e-4:1e-2:log`.
+
+Optuna (the extra `tune`) draws the settings of each trial; a trial is a run of its own in
+STUDY_DIR, judged by data.valid after each epoch and ended early where it falls behind the others.
+Started again, the search goes on. It ends with a table, the best first, and STUDY_DIR/report.html.
+"""
+
+import os
+import shlex
+from collections.abc import Sequence
+
+import yaml
+from absl import flags
+
+from trainer import command_line, tuning
+from trainer.errors import UserError
+
+CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
+SET = flags.DEFINE_multi_string(
+  'set', [], 'KEY=VALUE, or KEY=VALUE,VALUE,… to choose from; may be repeated.'
+)
+RANGE = flags.DEFINE_multi_string(
+  'range', [], 'KEY=LOW:HIGH or KEY=LOW:HIGH:log, a range of numbers; may be repeated.'
+)
+TRIALS = flags.DEFINE_integer('trials', 20, 'How many in all, with those of before.', lower_bound=1)
+METRIC = flags.DEFINE_enum(
+  'metric', None, ['auc', 'gauc', 'logloss', 'rmse'], 'Of data.valid; by default as the config has.'
+)
+STUDY_DIR = flags.DEFINE_string('study_dir', None, 'Where it goes; by default runs/NAME-tune.')
+LAUNCHER = flags.DEFINE_string('launcher', '', 'Starts each trial, as in "horovodrun -np 2".')
+
+
+def space_of(
+  sets: Sequence[str], ranges: Sequence[str]
+) -> tuple[dict[str, tuning.Choices | tuning.Range], list[str]]:
+  """Returns the space that flags name, and the settings of all trials.
+
+  Args:
+    sets: KEY=VALUE or KEY=VALUE,VALUE,…, where a value is YAML and may be a list in brackets.
+    ranges: KEY=LOW:HIGH or KEY=LOW:HIGH:log.
+  Raises:
+    UserError: where one reads otherwise.
+  """
+  space: dict[str, tuning.Choices | tuning.Range] = {}
+  fixed = []
+  for assignment in sets:
+    key, equals, text = assignment.partition('=')
+    try:
+      values = yaml.safe_load(f'[{text}]')
+    except yaml.YAMLError:
+      values = None
+    if not equals or not values:
+      raise UserError(f"--set: found '{assignment}'; wanted KEY=VALUE or KEY=VALUE,VALUE")
+    if len(values) == 1:
+      fixed.append(assignment)
+    else:
+      space[key] = values
+  for assignment in ranges:
+    key, _, text = assignment.partition('=')
+    low, _, rest = text.partition(':')
+    high, _, log = rest.partition(':')
+    try:
+      numbers = [int(x) if x.lstrip('-').isdigit() else float(x) for x in (low, high)]
+    except ValueError:
+      numbers = []
+    if not numbers or log not in ('', 'log'):
+      raise UserError(f"--range: found '{assignment}'; wanted KEY=LOW:HIGH or KEY=LOW:HIGH:log")
+    space[key] = (*numbers, *([log] if log else ()))
+  return space, fixed
+
+
+@command_line.command
+def main() -> None:
+  space, fixed = space_of(SET.value, RANGE.value)
+  name = os.path.splitext(os.path.basename(CONFIG.value))[0]
+  study_dir = STUDY_DIR.value or f'runs/{name}-tune'
+  table = tuning.tune(
+    CONFIG.value,
+    space,
+    TRIALS.value,
+    study_dir,
+    METRIC.value,
+    fixed,
+    shlex.split(LAUNCHER.value),
+  )
+  names = [key.rpartition('.')[2] for key in table]
+  table.columns = names if len({*names}) == len(names) else table.columns
+  table['run_dir'] = table['run_dir'].map(os.path.basename)
+  print(table.to_string(index=False, na_rep='', float_format=lambda x: f'{x:.4f}'))
+  print(f'the runs and report.html: {study_dir}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,354 @@
+"""Searches settings with Optuna (the extra `tune`): `trainer.tune(config, space)`.
+
+A trial is a run of its own, in a process of its own; it is judged by data.valid after each epoch
+and ended early where it falls behind the others.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
+import yaml
+
+from trainer import command_line, config, files
+from trainer.errors import UserError
+from trainer.plain_data import Json, JsonObject
+
+if TYPE_CHECKING:
+  import optuna
+
+_SECONDS_BETWEEN_LOOKS = 0.2  # at a trial's metrics
+_STOPPED = command_line.SIGNALLED + signal.SIGTERM
+
+Choices = Sequence[Json]
+Range = tuple  # (low, high) or (low, high, 'log')
+
+
+class _Study(NamedTuple):
+  """What all trials share.
+
+  Attributes:
+    folder: of the trials.
+    file: the config.
+    fixed: settings that all trials have, KEY=VALUE.
+    metric: of data.valid.
+    launcher: the words before the command of a trial.
+  """
+
+  folder: str
+  file: str
+  fixed: Sequence[str]
+  metric: str
+  launcher: Sequence[str]
+
+  @property
+  def minimises(self) -> bool:
+    return self.metric in ('logloss', 'rmse')
+
+
+def tune(
+  configuration: str | Mapping[str, Json],
+  space: Mapping[str, Choices | Range],
+  trials: int = 20,
+  study_dir: str = 'runs/tune',
+  metric: str | None = None,
+  overrides: Sequence[str] = (),
+  launcher: Sequence[str] = (),
+) -> pd.DataFrame:
+  """Searches the settings that are best on data.valid.
+
+  Args:
+    configuration: a YAML file, or what stands in one as a dict.
+    space: by key a list of values, or a tuple (low, high) or (low, high, 'log') of numbers.
+    trials: how many in all; those that `study_dir` has already count.
+    study_dir: where the trials are kept; started again, the search goes on there.
+    metric: auc, gauc, logloss or rmse; by default the one that chooses the best epoch.
+    overrides: strings `a.b=value` for all trials.
+    launcher: the words before the command of a trial, as ['horovodrun', '-np', '2'].
+  Returns:
+    A trial a row, the best first: run_dir, state, its settings, the metric and, of AUC, its 95 %
+    interval.
+  Raises:
+    UserError: where a setting is wrong, or no trial came to an end.
+  """
+  optuna = _optuna()
+  os.makedirs(study_dir, exist_ok=True)
+  if not isinstance(configuration, str):
+    text = yaml.safe_dump(dict(configuration))
+    configuration = os.path.join(study_dir, 'config.yaml')
+    files.write_synced(configuration, text.encode())
+  cfg = config.load(configuration, overrides)
+  if not cfg.data.valid:
+    raise UserError(f'{configuration}: data.valid: trials are judged by it; wanted files')
+  setup = _Study(study_dir, configuration, overrides, metric or cfg.deciding_metric, launcher)
+  distributions = {key: _distribution(key, values) for key, values in space.items()}
+  if not distributions:
+    raise UserError('wanted --set KEY=VALUE,VALUE or --range KEY=LOW:HIGH; found no setting')
+  study = _open(setup, cfg, distributions)
+  while len(done := _done(study)) < trials:
+    trial = study.ask(distributions)
+    state, value = _run(setup, trial)
+    study.tell(trial, value if state == optuna.trial.TrialState.COMPLETE else None, state)
+    if state == optuna.trial.TrialState.FAIL and not done:
+      raise UserError(trial.user_attrs['failed'])
+    print(_line(len(done) + 1, trials, trial, state, value), flush=True)
+  table = _table(setup, study)
+  _write_report(setup, study, table)
+  return table
+
+
+def _optuna():
+  try:
+    import optuna
+  except ImportError:
+    raise UserError("ctr-tune needs Optuna; wanted: pip install 'ctr-trainer[tune]'") from None
+  optuna.logging.set_verbosity(optuna.logging.WARNING)
+  return optuna
+
+
+def _distribution(key: str, values: Choices | Range) -> 'optuna.distributions.BaseDistribution':
+  distributions = _optuna().distributions
+  if not isinstance(values, tuple):
+    if len(values) < 2:
+      raise UserError(f'{key}: found {list(values)}; wanted two values or more to choose from')
+    return distributions.CategoricalDistribution([json.dumps(value) for value in values])
+  is_log = values[2:] == ('log',)
+  numbers = values[:2]
+  if len(values) not in (2, 2 + is_log) or not all(type(v) in (int, float) for v in numbers):
+    raise UserError(f'{key}: found {values}; wanted two numbers, and log or nothing')
+  if not numbers[0] < numbers[1] or is_log and numbers[0] <= 0:
+    positive = ', above 0,' if is_log else ''
+    raise UserError(
+      f'{key}: found {numbers[0]}:{numbers[1]}; wanted two numbers{positive} that rise'
+    )
+  whole = all(type(v) is int for v in numbers)
+  kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+  return kind(*numbers, log=is_log)
+
+
+def _open(
+  setup: _Study,
+  cfg: config.Config,
+  distributions: Mapping[str, 'optuna.distributions.BaseDistribution'],
+) -> 'optuna.Study':
+  """Opens the study in its folder; a new one begins with the config's own settings."""
+  optuna = _optuna()
+  backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
+  study = optuna.create_study(
+    storage=optuna.storages.JournalStorage(backend),
+    study_name='trials',
+    direction='minimize' if setup.minimises else 'maximize',
+    pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+    load_if_exists=True,
+  )
+  # A sampler that began with the same seed again would draw the same settings again.
+  study.sampler = optuna.samplers.TPESampler(seed=cfg.seed + len(study.trials))
+  told = {key: str(of) for key, of in distributions.items()}
+  told |= {'metric': setup.metric, 'config': config.dump(cfg.model_copy(update={'run_dir': ''}))}
+  for key, value in told.items():
+    if study.trials and study.user_attrs.get(key) != value:
+      raise UserError(
+        f'{setup.folder}: its trials were of another search, by {key}; wanted the same settings, '
+        'or another --study_dir'
+      )
+    study.set_user_attr(key, value)
+  if not study.trials:
+    flat = config.flatten(cfg.model_dump())
+    own = {
+      key: json.dumps(flat[key]) if hasattr(of, 'choices') else flat[key]
+      for key, of in distributions.items()
+      if key in flat
+    }
+    if all(key in own and _holds(of, own[key]) for key, of in distributions.items()):
+      study.enqueue_trial(own)
+  for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+    study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # a search that was killed
+    study.enqueue_trial(trial.params, {'run_dir': _run_dir(setup, trial)})
+  return study
+
+
+def _holds(of: 'optuna.distributions.BaseDistribution', value: Json) -> bool:
+  """Whether a distribution can draw a value."""
+  if hasattr(of, 'choices'):
+    return value in of.choices
+  return type(value) in (int, float) and of.low <= value <= of.high
+
+
+def _done(study: 'optuna.Study') -> list['optuna.trial.FrozenTrial']:
+  """The trials that came to an end: not those of a search that was killed, which begin again."""
+  states = _optuna().trial.TrialState
+  return [
+    trial
+    for trial in study.get_trials(deepcopy=False)
+    if trial.state in (states.COMPLETE, states.PRUNED) or 'failed' in trial.user_attrs
+  ]
+
+
+def _run_dir(setup: _Study, trial: 'optuna.trial.FrozenTrial | optuna.Trial') -> str:
+  return trial.user_attrs.get('run_dir', os.path.join(setup.folder, f'trial-{trial.number:03}'))
+
+
+def _settings(params: Mapping[str, Json]) -> dict[str, str]:
+  """Settings as YAML texts, by key: choices are JSON already, numbers get four digits."""
+  return {key: v if isinstance(v, str) else f'{v:.4g}' for key, v in params.items()}
+
+
+def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState', float | None]:
+  """Trains one trial; ends it where the pruner says so. Returns: its state and best value."""
+  states, run_dir = _optuna().trial.TrialState, _run_dir(setup, trial)
+  prepared = os.path.join(setup.folder, 'prepared')  # of all trials
+  os.makedirs(prepared, exist_ok=True)
+  os.makedirs(run_dir, exist_ok=True)
+  if not os.path.lexists(os.path.join(run_dir, 'prepared')):
+    os.symlink(os.path.abspath(prepared), os.path.join(run_dir, 'prepared'))
+  command = [*setup.launcher, sys.executable, '-m', 'trainer.run', '--config', setup.file]
+  settings = [f'{key}={value}' for key, value in _settings(trial.params).items()]
+  for setting in (*setup.fixed, *settings):
+    command += ['--set', setting]
+  is_pruned, values = False, []
+  with open(f'{run_dir}.log', 'wb') as log:
+    process = subprocess.Popen([*command, '--run_dir', run_dir], stdout=log, stderr=log)
+    try:
+      is_over = False
+      while not is_over:
+        is_over = process.poll() is not None
+        known, values = len(values), _values(run_dir, setup.metric)
+        for epoch in range(known, len(values)):
+          trial.report(values[epoch], epoch)
+        if not is_pruned and not is_over and len(values) > known and trial.should_prune():
+          is_pruned = True
+          process.send_signal(signal.SIGTERM)
+        time.sleep(0 if is_over else _SECONDS_BETWEEN_LOOKS)
+    finally:
+      if process.poll() is None:
+        process.terminate()
+        process.wait()
+  best = (min if setup.minimises else max)(values, default=None)
+  if is_pruned and process.returncode == _STOPPED:
+    return states.PRUNED, best
+  if process.returncode == 0 and best is not None:
+    return states.COMPLETE, best
+  with open(f'{run_dir}.log', encoding='utf-8', errors='replace') as log:
+    lines = log.read().split('\n')
+  text = next((line for line in reversed(lines) if line.startswith('error: ')), '')
+  text = (
+    text.removeprefix('error: ') or f'ended with status {process.returncode}, see {run_dir}.log'
+  )
+  trial.set_user_attr('failed', text)
+  return states.FAIL, None
+
+
+def _values(run_dir: str, metric: str) -> list[float]:
+  """The metric on data.valid after each epoch so far."""
+  return [event[metric] for event in _evaluations(run_dir) if event.get(metric) is not None]
+
+
+def _evaluations(run_dir: str) -> Iterator[JsonObject]:
+  try:
+    with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
+      for line in f:
+        # The last line may not be whole yet.
+        if line.endswith('\n') and '"eval"' in line:
+          event = json.loads(line)
+          if event.get('split') == 'valid':
+            yield event
+  except FileNotFoundError:
+    return
+
+
+def _line(
+  number: int,
+  trials: int,
+  trial: 'optuna.Trial',
+  state: 'optuna.trial.TrialState',
+  value: float | None,
+) -> str:
+  result = trial.user_attrs.get('failed') if value is None else f'{value:.4f}'
+  settings = ' '.join(f'{key}={value}' for key, value in _settings(trial.params).items())
+  return f'trial {number}/{trials} {state.name.lower()}: {result} · {settings}'
+
+
+def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
+  """The trials as `tune` returns them."""
+  from trainer.model.slices import auc_interval
+
+  rows = []
+  for trial in _done(study):
+    run_dir = _run_dir(setup, trial)
+    row = {'run_dir': run_dir, 'state': trial.state.name.lower()} | _settings(trial.params)
+    sign = -1 if setup.minimises else 1
+    evaluated = [e for e in _evaluations(run_dir) if e.get(setup.metric) is not None]
+    if best := max(evaluated, key=lambda e: sign * e[setup.metric], default=None):
+      row[setup.metric] = best[setup.metric]
+      if setup.metric == 'auc':
+        clicks = best['ctr'] * best['examples']
+        row['low'], row['high'] = auc_interval(best['auc'], clicks, best['examples'] - clicks)
+    rows.append(row)
+  table = pd.DataFrame(rows).sort_values(
+    [setup.metric], ascending=setup.minimises, na_position='last'
+  )
+  table.to_csv(os.path.join(setup.folder, 'trials.csv'), index=False)
+  return table.reset_index(drop=True)
+
+
+def _write_report(setup: _Study, study: 'optuna.Study', table: pd.DataFrame) -> None:
+  """Writes report.html: the table, how the search went, and which settings mattered."""
+  from trainer.reporting import report
+
+  optuna = _optuna()
+  evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+  plots = optuna.visualization
+  cards = {'Trials': table, 'The search': plots.plot_optimization_history(study)}
+  completed = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+  if len({trial.value for trial in completed}) > 1:
+    importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    cards['Importance of the settings'] = pd.DataFrame(
+      {'setting': importance.keys(), 'importance': importance.values()}
+    )
+    cards['Each setting'] = plots.plot_slice(study)
+  report.write_page(f'Tuning of {setup.file}', cards, os.path.join(setup.folder, 'report.html'))
+
+
+def space_of(
+  sets: Sequence[str], ranges: Sequence[str]
+) -> tuple[dict[str, Choices | Range], list[str]]:
+  """Returns the space that flags name, and the settings of all trials.
+
+  Args:
+    sets: KEY=VALUE or KEY=VALUE,VALUE,…, where a value is YAML and may be a list in brackets.
+    ranges: KEY=LOW:HIGH or KEY=LOW:HIGH:log.
+  Raises:
+    UserError: where one reads otherwise.
+  """
+  space: dict[str, Choices | Range] = {}
+  fixed = []
+  for assignment in sets:
+    key, equals, text = assignment.partition('=')
+    try:
+      values = yaml.safe_load(f'[{text}]')
+    except yaml.YAMLError:
+      values = None
+    if not equals or not values:
+      raise UserError(f"--set: found '{assignment}'; wanted KEY=VALUE or KEY=VALUE,VALUE")
+    if len(values) == 1:
+      fixed.append(assignment)
+    else:
+      space[key] = values
+  for assignment in ranges:
+    key, _, text = assignment.partition('=')
+    low, _, rest = text.partition(':')
+    high, _, log = rest.partition(':')
+    try:
+      numbers = [int(x) if x.lstrip('-').isdigit() else float(x) for x in (low, high)]
+    except ValueError:
+      numbers = []
+    if not numbers or log not in ('', 'log'):
+      raise UserError(f"--range: found '{assignment}'; wanted KEY=LOW:HIGH or KEY=LOW:HIGH:log")
+    space[key] = (*numbers, *([log] if log else ()))
+  return space, fixed
