@@ -622,7 +622,7 @@ _BESIDE = {
   'dense_model': 'trainer.export --kind dense_model --run_dir {run_dir}',
   'predict': 'trainer.predict --run_dir {run_dir} --data {data} --out {out}',
   'evaluate': 'trainer.evaluate --run_dir {run_dir} --data {data}',
-  'inspect': 'trainer.inspect {run_dir}',
+  'inspect': 'trainer.inspect --run_dir {run_dir}',
 }
 
 

@@ -1,4 +1,5 @@
 # Sourced by the launch scripts: the project's root, its environment and how a command is shown and run.
+CALLED_FROM=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # What is on PATH wins; else the environment that `make setup` made.
 command -v horovodrun >/dev/null || PATH=$PWD/.venv/bin:$PATH
@@ -24,7 +25,11 @@ show() {  # a command as one would type it
   echo "$line" >&2
 }
 
-run_ranks() {  # shows a command of horovodrun, then becomes it; it can be stopped, and ends with the job's own status
+# Shows a command of horovodrun, then becomes it, where the script was called; it can be stopped, and ends with the job's own status.
+run_ranks() {
   show "$@"
-  exec python launch/ranks.py "$@"
+  export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+  local ranks=$PWD/launch/ranks.py
+  cd "$CALLED_FROM"
+  exec python "$ranks" "$@"
 }

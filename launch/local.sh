@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # launch/local.sh RANKS [arguments of trainer.run]: RANKS Horovod ranks on this machine, its cores split among them.
-# Paths are relative to the project's root. CTR_THREADS sets the threads of a rank yourself.
+# CTR_THREADS sets the threads of a rank yourself.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 [ $# -ge 1 ] || fail 'wanted RANKS [arguments of trainer.run], as in launch/local.sh 2 --config configs/demo.yaml'

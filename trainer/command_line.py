@@ -20,6 +20,11 @@ from trainer.errors import UserError, one_line
 
 SIGNALLED = 128  # and the number of a signal: the status of a command that the signal has ended
 
+# Flags that people look for where they are not.
+_FLAGS_OF_OTHERS = {
+  'describe': 'ctr-prepare --config FILE --out DIR --describe, or --dry_run of ctr-train',
+  'resume': 'the same command again, which continues',
+}
 _LONGEST = 2000  # characters of an error's line
 _WIDTH = 80  # of --help
 
@@ -88,10 +93,16 @@ def _open_standard_streams() -> None:
     setattr(sys, name, stream)
 
 
+def _script(module: re.Match) -> str:
+  """Returns the command of `python -m trainer.NAME`."""
+  return '`ctr-' + {'run': 'train', 'resolve': 'config'}.get(module[1], module[1])
+
+
 def _help(main: Callable[..., int | None]) -> str:
   """Returns what a command does and what its own flags mean; --helpfull has the libraries' too."""
   module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
-  lines = [inspect.getdoc(inspect.getmodule(main)), '']
+  text = re.sub(r'`python -m trainer\.(\w+)', _script, inspect.getdoc(inspect.getmodule(main)))
+  lines = [text, '']
   for flag in flags.FLAGS.get_key_flags_for_module(module):
     value = '' if flag.boolean else f' {flag.name.upper()}'
     # Where several values are allowed, absl says so with a line break and spaces of its own.
@@ -139,6 +150,9 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
   except flags.Error as e:
     missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
     text = f'{missing[1]} is missing; it is required, see --help' if missing else str(e)
+    unknown = re.search(r"Unknown command line flag '(\w+)'", text)
+    if unknown and unknown[1] in _FLAGS_OF_OTHERS:
+      text = f'unknown flag --{unknown[1]}; wanted {_FLAGS_OF_OTHERS[unknown[1]]}'
     sys.stderr.write(f'error: {text}\n')
     sys.exit(2)
 

@@ -14,6 +14,27 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
 _NEAR = 0.4  # how alike (difflib's ratio) two names are of which one may be the other, misspelt
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # characters of a list of valid names
+# What others call it.
+_ELSEWHERE = {
+  **dict.fromkeys(['dcn', 'dcnv2', 'dcn_v2', 'crossnet'], "'cross' beside 'dnn'"),
+  **dict.fromkeys(['deepfm', 'deep_fm'], '[linear, fm, dnn]'),
+  **dict.fromkeys(['wide_deep', 'wide_and_deep', 'widedeep'], '[linear, dnn]'),
+  **dict.fromkeys(['deepffm', 'ffnn'], '[linear, ffm, dnn]'),
+  **dict.fromkeys(['mlp', 'deep'], "'dnn'"),
+  **dict.fromkeys(['lr', 'wide', 'logistic'], "'linear'"),
+  'bias': "'linear', which has one",
+  'early_stopping': 'train.plateau',
+  **dict.fromkeys(
+    ['vocab_size', 'vocabulary_size', 'num_embeddings', 'hash_bucket_size', 'num_buckets'],
+    'none, because tables grow with their features',
+  ),
+  **dict.fromkeys(
+    ['embedding_dim', 'embedding_size', 'embed_dim', 'output_dim'], 'sparse.tables.NAME.width'
+  ),
+  **dict.fromkeys(['hidden_units', 'layer_sizes', 'units'], "'hidden'"),
+  'optimizer': 'train.dense_optimizer and sparse.tables.NAME.factors',
+  'dropout_rate': "'dropout'",
+}
 # Lines of a TensorFlow message that say where in the graph it failed, not what failed.
 _GRAPH_TRACE = ('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '[')
 _NODE = re.compile(r'\{\{[a-z]+_node [^}]*\}\} ')  # how TensorFlow names the op
@@ -70,8 +91,11 @@ def one_line(error: BaseException) -> str:
 def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns "; the nearest valid name is 'x'", or '' where there are no valid names.
 
-  Where none is near, all are listed. Upper and lower case do not matter.
+  Where none is near, all are listed. Upper and lower case do not matter. Words of other systems are
+  translated.
   """
+  if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
+    return f'; here that is {here}'
   names = {str(one).lower(): str(one) for one in valid}
   cutoff = _NEAR if len(names) > 1 else 0
   close = difflib.get_close_matches(str(name).lower(), sorted(names), n=1, cutoff=cutoff)

@@ -1,4 +1,4 @@
-"""Says what a checkpoint holds: `python -m trainer.inspect RUN_DIR [--importance] [--json] …`.
+"""Says what a checkpoint holds: `python -m trainer.inspect --run_dir DIR [--importance] …`.
 
 Parameters and bytes by layer and slot; with --feature one feature, with --against what differs from
 another run. With --importance, under horovodrun the ranks share the work.
@@ -12,6 +12,7 @@ from absl import flags
 from trainer import command_line, runtime
 from trainer.errors import UserError
 
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 CHECKPOINT = flags.DEFINE_enum(
   'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
 )
@@ -27,14 +28,13 @@ JSON = flags.DEFINE_bool('json', False, 'Prints one JSON object instead of table
 
 
 @command_line.command
-def main(arguments: list[str]) -> None:
+def main() -> None:
   import pandas as pd
 
   from trainer.reporting.inspection import Inspection
+  from trainer.reporting.live_line import WIDTH
 
-  if len(arguments) != 1:
-    raise UserError(f'found {len(arguments)} arguments; wanted one RUN_DIR')
-  inspection = Inspection(arguments[0], CHECKPOINT.value)
+  inspection = Inspection(RUN_DIR.value, CHECKPOINT.value)
   if FEATURE.value is not None:
     slot, sign, text = FEATURE.value.partition('=')
     if not sign:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
   elif AGAINST.value is not None:
     found = {'against': inspection.against(Inspection(AGAINST.value, CHECKPOINT.value))}
   elif IMPORTANCE.value:
-    found = {'importance': importance(arguments[0])}
+    found = {'importance': importance(RUN_DIR.value)}
   else:
     found = {'layers': inspection.layers(), 'slots': inspection.slots()}
   if runtime.rank() > 0:
@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> None:
   print(f'checkpoint {inspection.path}, step {inspection.progress["step"]:,}')
   for name, table in found.items():
     table = table.T if name == 'feature' else table
-    print(f'\n{name}\n{table.to_string(float_format=lambda x: f"{x:,.4g}")}')
+    text = table.to_string(float_format=lambda x: f'{x:,.4g}', line_width=WIDTH)
+    print(f'\n{name}\n{text}')
 
 
 def importance(run_dir: str) -> Any:

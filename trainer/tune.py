@@ -1,4 +1,4 @@
-"""Searches settings: `ctr-tune --config FILE --set KEY=8,16,32 --range KEY=1e-4:1e-2:log`.
+"""Searches settings: `python -m trainer.tune --config FILE --set KEY=8,16 --range KEY=1e-4:.1:log`.
 
 Optuna (the extra `tune`) draws the settings of each trial; a trial is a run of its own in
 STUDY_DIR, judged by data.valid after each epoch and ended early where it falls behind the others.

@@ -173,8 +173,7 @@ class InstallTest(tf.test.TestCase):
       self.assertTrue(path.startswith(str(target)), path)
     scripts = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts']
     self.assertIn('ctr-train', scripts)
-    for script, function in scripts.items():
-      module = function.partition(':')[0]
+    for script in scripts:
       self.assertTrue((target / 'bin' / script).exists(), script)
       told = subprocess.run(
         [sys.executable, target / 'bin' / script, '--help'],
@@ -185,7 +184,7 @@ class InstallTest(tf.test.TestCase):
         timeout=120,
       )
       self.assertEqual(told.returncode, 0, told.stderr)
-      self.assertIn(f'python -m {module}', told.stdout)
+      self.assertIn(script, told.stdout)
       self.assertLess(max(map(len, told.stdout.splitlines())), 101)
 
 

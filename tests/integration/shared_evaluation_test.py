@@ -70,7 +70,7 @@ class SharedEvaluationTest(tf.test.TestCase):
     self.assertLessEqual(max(map(len, table.splitlines())), 80)
 
   def test_importance(self):
-    arguments = 'inspect', self.run_dir, '--importance', '--json'
+    arguments = 'inspect', '--run_dir', self.run_dir, '--importance', '--json'
     alone, shared = (self.told(*arguments, ranks=n)['importance'] for n in (1, 2))
     self.assertEqual([row['slot'] for row in alone], [row['slot'] for row in shared])
     for a, b in zip(alone, shared):

@@ -76,7 +76,7 @@ class ConfigTest(tf.test.TestCase):
       given = [f'sparse.tables.default={{width: {width}, factors: {{kind: sgd}}}}']
       table = self.load(overrides=given).sparse.tables['default']
       self.assertEqual(table.factors.learning_rate, rate)
-    with self.assertRaisesRegex(errors.ConfigError, "width': found 0; input should"):
+    with self.assertRaisesRegex(errors.ConfigError, "width': found 0; wanted a number > 0"):
       self.load(overrides=['sparse.tables.default.width=0'])
 
   def test_they_move_a_row_as_far_whatever_the_batch(self):
@@ -242,12 +242,12 @@ class ConfigTest(tf.test.TestCase):
       ),
       (['sparse.tables.default.linear.knd=sgd'], r"'kind'"),
       (['lifecycle.decai=1'], r"unknown key 'lifecycle.decai'; the nearest valid name is 'decay'"),
-      (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*greater than 0"),
-      (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*integer"),
+      (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*> 0"),
+      (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*whole number"),
       (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),
       (
         ['lifecycle.decay=3'],
-        r"lifecycle.decay': found 3; input should be less than or equal to 1",
+        r"lifecycle.decay': found 3; wanted a number <= 1",
       ),
       (
         ['data.slots.0.lifecycle={deacy: 1}'],
@@ -263,7 +263,7 @@ class ConfigTest(tf.test.TestCase):
         ['data.slots.1.table=big'],
         r"found 'big'; wanted a table of sparse.tables; the nearest valid name is 'default'",
       ),
-      (['data.slots.1.name=user'], r"the name 'user' stands twice"),
+      (['data.slots.1.name=user'], r"the name 'user' is there twice"),
       (['data.slots=[]'], r'wanted at least one slot'),
       (['data.train=[]'], r'wanted files, or data.watch'),
       (['data.day_pattern=day'], r'wanted a group in parentheses'),
@@ -334,8 +334,8 @@ class ConfigTest(tf.test.TestCase):
 
   def test_texts_that_are_no_config(self):
     for text, wanted in (
-      ('a: 1\na: 2', r"x:2: not YAML: the key 'a' stands twice"),
-      ('a: {b: 1, b: 2}', r"x:1: not YAML: the key 'b' stands twice"),
+      ('a: 1\na: 2', r"x:2: not YAML: the key 'a' is there twice"),
+      ('a: {b: 1, b: 2}', r"x:1: not YAML: the key 'b' is there twice"),
       ('a: !!int ""', r'x: not YAML: '),
       ('a: !!float "z"', r'x: not YAML: '),
       ('a: !!timestamp "no"', r'x: not YAML: '),

@@ -37,7 +37,7 @@ class ClusterTest(tf.test.TestCase):
     )
     self.refuse(
       {'cluster': ADDRESSES | {'worker': ['127.0.0.1:1']}, 'task': task},
-      "the address '127.0.0.1:1' stands twice",
+      "the address '127.0.0.1:1' is there twice",
     )
     self.refuse(
       {'cluster': ADDRESSES | {'evaluator': ['h:1']}, 'task': task},

@@ -32,6 +32,7 @@ ORDER = (
 )
 # One command each, above all of these; nothing imports them.
 COMMANDS = {
+  'split',
   'tune',
   'run',
   'evaluate',

@@ -74,7 +74,6 @@ class InspectionTest(tf.test.TestCase):
       self.assertAllClose(table.loc[slot, 'shows'], shows, atol=0.1)
     layers = inspection.layers().set_index('variable')
     self.assertEqual(layers.loc['bias:0', 'parameters'], 1)
-    self.assertEqual(layers.loc['bias:0', 'of'], 'model')
 
   def test_a_feature(self):
     found = Inspection(self.run_dir).feature('strong', '7')

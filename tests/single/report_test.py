@@ -178,7 +178,7 @@ class PageTest(tf.test.TestCase):
     self.assertIn(f'The best conversion AUC of a pass before it was trained on is {best:.4f}', page)
     test = events[-3]['auc']
     for task, auc in (('click', test), ('conversion', test - 0.25)):
-      self.assertIn(f'On the test of {task} AUC is {auc:.4f}', page)
+      self.assertIn(f'On the test data of {task}, AUC is {auc:.4f}', page)
 
   @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
   def test_a_browser_compares_runs(self):
@@ -293,7 +293,7 @@ class WordsTest(tf.test.TestCase):
       (change('train', 1, bad=17), '17 bad records were left out: day_01 (17).'),
       (change('eval', -1, calibration=1.4), 'Predictions of the test split (test) lie 40% above'),
       ([*runs.healthy_events(), late], '1 pass was late: day_9.csv: late.'),
-      ([*runs.healthy_events(), again], 'The run was taken up again once, at step 50.'),
+      ([*runs.healthy_events(), again], 'The run was interrupted and continued once, at step 50.'),
       ([*runs.healthy_events(), lost], 'The job ended at step 50: rank 1 was lost: it hung up.'),
     ):
       found = findings.faults(self.run_of(events))

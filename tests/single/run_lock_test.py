@@ -50,7 +50,8 @@ class RunLockTest(tf.test.TestCase):
     started = psutil.Process(child.pid).create_time()
     self.give_to(host='here', process=child.pid, started=started)
     with self.assertRaisesRegex(
-      UserError, f'process {child.pid} on host here trains into it; wanted it ended first'
+      UserError,
+      f'process {child.pid} on host here trains into it; wanted that process to end first',
     ):
       RunLock(self.run_dir).acquire()
 

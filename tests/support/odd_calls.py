@@ -88,7 +88,7 @@ def right_calls(folder: str, taken_port: int) -> list[Call]:
     Call('run', ['--config', config, *run]),
     Call('export', [*run, '--kind', 'base']),
     Call('evaluate', [*run, '--data', log]),
-    Call('inspect', [f'{folder}/run']),
+    Call('inspect', ['--run_dir', f'{folder}/run']),
     Call('predict', [*run, '--data', log, '--out', f'{folder}/scores.csv']),
     Call('prepare', ['--config', config, '--out', f'{folder}/prepared']),
     Call('publish', [*run, '--once', '--to', f'{folder}/store']),

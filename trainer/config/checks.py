@@ -27,7 +27,7 @@ def check(cfg: Config, where: str) -> None:
   for what, found in (('data.slots', names), ('data.dense', [d.name for d in data.dense])):
     twice = {n for n in found if found.count(n) > 1}
     if twice:
-      fail(what, f"the name '{min(twice)}' stands twice; wanted distinct names")
+      fail(what, f"the name '{min(twice)}' is there twice; wanted distinct names")
   for key, columns in (
     ('data.slots', [s.column or s.name for s in data.slots]),
     ('data.dense', [d.name for d in data.dense]),
@@ -229,7 +229,7 @@ def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
     if not re.fullmatch(r'[A-Za-z]\w*', name, re.ASCII):
       fail('data.labels', f"found the name '{name}'; wanted letters, digits and underscores alone")
     if names.count(name) > 1:
-      fail('data.labels', f"the name '{name}' stands twice; wanted distinct names")
+      fail('data.labels', f"the name '{name}' is there twice; wanted distinct names")
   for i, label in enumerate(data.labels):
     for key, pattern in (('positive', label.positive), ('negative', label.negative)):
       if pattern is None:

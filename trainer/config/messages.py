@@ -11,6 +11,15 @@ from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.errors import nearest, short
 
+# What a value of each of pydantic's types is called.
+_KINDS = {
+  'int': 'a whole number',
+  'float': 'a number',
+  'finite': 'a finite number',
+  'bool': 'true or false',
+  'string': 'a text',
+}
+
 
 def _fields_at(loc: Sequence[str | int]) -> list[str]:
   """The valid keys of the model that holds the key at `loc`."""
@@ -63,6 +72,17 @@ def _as_in(error: ErrorDetails) -> str:
   return f'keys with values, as in {{{next(iter(model.model_fields))}: {value}}}{off}'
 
 
+def _wanted(error: ErrorDetails) -> str:
+  """Says what pydantic wanted, in the words of this project."""
+  for limit, sign in (('gt', '>'), ('ge', '>='), ('lt', '<'), ('le', '<=')):
+    if limit in error.get('ctx', {}):
+      return f'wanted a number {sign} {error["ctx"][limit]}'
+  kind = error['type'].partition('_')[0]
+  if kind in _KINDS:
+    return f'wanted {_KINDS[kind]}'
+  return (error['msg'][0].lower() + error['msg'][1:]).replace('input should be', 'wanted')
+
+
 def one_line(error: pydantic.ValidationError, where: str) -> str:
   first = error.errors()[0]
   loc = first['loc']
@@ -76,7 +96,7 @@ def one_line(error: pydantic.ValidationError, where: str) -> str:
   if first['type'] == 'wrong':  # of a section's own check
     key = '.'.join(map(str, [*loc, first['ctx']['key']]))
     return f"{where}: key '{key}': {first['msg']}"
-  wanted = first['msg'][0].lower() + first['msg'][1:]
+  wanted = _wanted(first)
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
     wanted = "wanted a text; YAML reads yes, no, on and off so, but not 'yes' in quotes"
   elif first['type'] in ('model_type', 'dict_type', 'list_type'):

@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
     names = [k.value for k in keys]
     for i, key in enumerate(keys):
       if key.value in names[:i]:
-        problem = f'the key {short(key.value)} stands twice'
+        problem = f'the key {short(key.value)} is there twice'
         raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
     return super().construct_mapping(node, deep)
 

@@ -39,7 +39,7 @@ def _refuse(literal: str) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   made = dict(pairs)
   if len(made) != len(pairs):
-    raise ValueError('a name stands twice')
+    raise ValueError('a name is there twice')
   return made
 
 

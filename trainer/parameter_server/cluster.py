@@ -87,7 +87,7 @@ class Cluster:
     everyone = [*servers, *workers]
     twice = sorted({a for a in everyone if everyone.count(a) > 1})
     if twice:
-      _refuse(f"key 'cluster': the address '{twice[0]}' stands twice")
+      _refuse(f"key 'cluster': the address '{twice[0]}' is there twice")
     kind, index = task.get('type'), task.get('index')
     if not isinstance(kind, str) or kind not in cluster:
       _refuse(

@@ -68,7 +68,7 @@ def summary(run: RecordedRun) -> list[str]:
     last = test.iloc[-1]
     shown = [m for m in ('auc', 'gauc', 'logloss', 'rmse') if pd.notna(last.get(m))]
     of_task = f' of {one.task}' if one.task else ''
-    text = f'On the test{of_task} ' + _list([f'{NAMES[m]} is {last[m]:.4f}' for m in shown])
+    text = f'On the test data{of_task}, ' + _list([f'{NAMES[m]} is {last[m]:.4f}' for m in shown])
     reach = [(m, one.reachable(last['pass'], m)) for m in shown]
     reach = [f'{NAMES[m]} {value:.4f}' for m, value in reach if value is not None]
     if reach:
@@ -148,7 +148,7 @@ def _interruptions(run: RecordedRun) -> Iterator[str]:
   if len(starts) > 1:
     steps = _list([f'{step:,.0f}' for step in starts['step'].iloc[1:]])
     times = 'once' if len(starts) == 2 else f'{len(starts) - 1} times'
-    yield f'The run was taken up again {times}, at step {steps}.'
+    yield f'The run was interrupted and continued {times}, at step {steps}.'
 
 
 def _lost_ranks(run: RecordedRun) -> Iterator[str]:

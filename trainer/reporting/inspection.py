@@ -62,14 +62,15 @@ class Inspection:
     return {table.name: table.width for table in tables}
 
   def layers(self) -> pd.DataFrame:
-    """The dense variables of the model, then of the optimizer: shape, parameters and bytes."""
-    rows, of = [], 'model'
+    """The dense variables of the model: shape, parameters and bytes."""
+    rows = []
     for name, array in self._dense.items():
+      variable = name.partition('/')[2] or name
+      if variable == 'iter:0':  # those of the optimizer follow
+        break
       if not name.startswith('metrics'):
-        variable = name.partition('/')[2] or name
-        of = 'optimizer' if variable == 'iter:0' else of
-        rows.append((variable, of, list(array.shape), array.size, array.nbytes))
-    return pd.DataFrame(rows, columns=['variable', 'of', 'shape', 'parameters', 'bytes'])
+        rows.append((variable, list(array.shape), array.size, array.nbytes))
+    return pd.DataFrame(rows, columns=['variable', 'shape', 'parameters', 'bytes'])
 
   def slots(self) -> pd.DataFrame:
     """Of each slot: features, admitted share, shows, clicks, norms, effective rank, bytes."""

@@ -127,7 +127,7 @@ class Scorer:
         name = name[:80]
         raise BadRequest(f"column '{name}': is unknown{nearest(name, self._columns)}")
       if column in given:
-        raise BadRequest(f"column '{column}': stands twice")
+        raise BadRequest(f"column '{column}': is there twice")
       if len(values) not in (1, size):
         raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
       given[column] = values

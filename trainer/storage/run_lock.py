@@ -62,7 +62,7 @@ class RunLock:
       if is_here or (seen is not None and now != seen):
         raise UserError(
           f'run_dir {self._run_dir}: process {owner["process"]} on host {owner["host"]} trains '
-          'into it; wanted it ended first, or another --run_dir'
+          'into it; wanted that process to end first, or another --run_dir'
         )
       if seen is None:
         logging.warning(

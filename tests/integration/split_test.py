@@ -1,0 +1,70 @@
+"""Splitting one log into three."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+
+class SplitTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    rng = np.random.default_rng(0)
+    columns = {'time': rng.integers(500, size=2000), 'user': rng.integers(99, size=2000)}
+    self.frame = pd.DataFrame(columns)
+    self.frame['text'] = [f'a, "{i}"' if i % 3 else '' for i in range(2000)]
+    self.folder = self.get_temp_dir()
+
+  def split(self, name, *arguments):
+    path, out = f'{self.folder}/{name}', f'{self.folder}/{name}_split'
+    if name.endswith('parquet'):
+      self.frame.to_parquet(path, index=False)
+    else:
+      self.frame.to_csv(path, index=False, sep='\t' if '.tsv' in name else ',')
+    command = [sys.executable, '-m', 'trainer.split', '--data', path, '--out', out, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+      return ended.returncode, ended.stderr
+    parts = []
+    for split in ('train', 'valid', 'test'):
+      (file,) = [f for f in os.listdir(out) if f.startswith(split)]
+      parts.append(
+        pd.read_parquet(f'{out}/{file}')
+        if file.endswith('parquet')
+        else pd.read_csv(f'{out}/{file}', sep='\t' if 'tsv' in file else ',', keep_default_na=False)
+      )
+    rows = [tuple(row) for part in parts for row in part.values]
+    self.assertCountEqual(rows, [tuple(row) for row in self.frame.values], 'nothing is lost')
+    return parts
+
+  def test_by_time_no_time_is_in_two(self):
+    for name in ('log.csv', 'log.tsv.gz', 'log.parquet'):
+      train, valid, test = self.split(name, '--by_time', 'time')
+      self.assertLess(train['time'].max(), valid['time'].min())
+      self.assertLess(valid['time'].max(), test['time'].min())
+      self.assertAllClose([len(train), len(valid), len(test)], [1600, 200, 200], atol=20)
+
+  def test_by_hash_no_user_is_in_two(self):
+    parts = self.split('log.csv', '--by_hash', 'user', '--shares', '60,20,20')
+    users = [set(part['user']) for part in parts]
+    self.assertLen(set.union(*users), sum(map(len, users)))
+    again = self.split('log.parquet', '--by_hash', 'user', '--shares', '60,20,20')
+    self.assertEqual([set(part['user']) for part in again], users, 'by the texts')
+
+  def test_mistakes(self):
+    for arguments, wanted in (
+      ([], 'wanted --by_time COLUMN or --by_hash COLUMN'),
+      (['--by_hash', 'usr'], "no column 'usr'.*'user'"),
+      (['--by_time', 'text'], "column 'text' is empty in 667 samples"),
+      (['--by_hash', 'user', '--shares', '50,50'], 'found 50,50; wanted three'),
+    ):
+      status, told = self.split('log.csv', *arguments)
+      self.assertEqual(status, 2)
+      self.assertRegex(told, f'^error: .*{wanted}')
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,130 @@
+"""Splits one log: `python -m trainer.split --data FILE --out DIR --by_time COLUMN`.
+
+It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix: by the time of the samples,
+the latest last, or with --by_hash, so that all samples of one user (or whatever the column holds)
+come together. FILE is CSV, TSV (also .gz, .bz2) or Parquet; what it holds is not changed.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from absl import flags
+
+from trainer import command_line
+from trainer.errors import UserError, nearest, plain_errors
+
+DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
+OUT = flags.DEFINE_string('out', None, 'A directory for the three files.', required=True)
+BY_TIME = flags.DEFINE_string('by_time', None, 'A column of numbers, or texts that sort by time.')
+BY_HASH = flags.DEFINE_string('by_hash', None, 'A column whose equal values stay together.')
+SHARES = flags.DEFINE_list('shares', ['80', '10', '10'], 'Per cent for train, valid and test.')
+COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
+
+SPLITS = ('train', 'valid', 'test')
+
+
+def _tables() -> Iterator[pa.Table]:
+  """Yields the log in parts; columns of a text file are texts, as they stand there."""
+  path = DATA.value
+  if path.endswith('.parquet'):
+    yield from (pa.Table.from_batches([batch]) for batch in pq.ParquetFile(path).iter_batches())
+    return
+  parse = pa.csv.ParseOptions(delimiter='\t' if '.tsv' in path else ',', newlines_in_values=True)
+  read = pa.csv.ReadOptions(column_names=COLUMNS.value or None)
+  with pa.csv.open_csv(path, read, parse) as reader:
+    names = reader.schema.names
+  convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+  with pa.csv.open_csv(path, read, parse, convert) as reader:
+    yield from (pa.Table.from_batches([batch]) for batch in reader)
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+  if name not in table.column_names:
+    raise UserError(f"{DATA.value}: has no column '{name}'{nearest(name, table.column_names)}")
+  return table[name]
+
+
+def _ends() -> np.ndarray:
+  """The shares at which train and valid end."""
+  try:
+    shares = np.array([float(share) for share in SHARES.value])
+  except ValueError:
+    shares = np.zeros(0)
+  if len(shares) != len(SPLITS) or (shares < 0).any() or abs(shares.sum() - 100) > 1e-6:
+    raise UserError(f'--shares: found {",".join(SHARES.value)}; wanted three that sum to 100')
+  return np.cumsum(shares)[:2] / 100
+
+
+def _by_time(name: str) -> Callable[[pa.Table], np.ndarray]:
+  """Returns what gives each row's split, so that no time is in two of them."""
+
+  def times(table: pa.Table) -> pd.Series:
+    return _column(table, name).to_pandas()
+
+  values = pd.concat([times(table) for table in _tables()])
+  if (missing := int(values.isna().sum() + (values == '').sum())) > 0:
+    raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
+  numbers = pd.to_numeric(values, errors='coerce')
+  is_number = numbers.notna().all()
+  ordered = (numbers if is_number else values).sort_values(ignore_index=True)
+  bounds = [ordered[min(int(end * len(ordered)), len(ordered) - 1)] for end in _ends()]
+
+  def split(table: pa.Table) -> np.ndarray:
+    own = pd.to_numeric(times(table)) if is_number else times(table)
+    return sum((own >= bound).to_numpy().astype(int) for bound in bounds)
+
+  return split
+
+
+def _by_hash(name: str) -> Callable[[pa.Table], np.ndarray]:
+  """Returns what gives each row's split, by a hash that is the same on every machine."""
+  ends = _ends() * 2.0**64
+
+  def split(table: pa.Table) -> np.ndarray:
+    texts = pc.cast(_column(table, name), pa.string()).fill_null('').to_numpy().astype(object)
+    return np.searchsorted(ends, pd.util.hash_array(texts).astype(np.float64), side='right')
+
+  return split
+
+
+@command_line.command
+def main() -> None:
+  if (BY_TIME.value is None) == (BY_HASH.value is None):
+    raise UserError('wanted --by_time COLUMN or --by_hash COLUMN')
+  if not os.path.isfile(DATA.value):
+    raise UserError(f'--data {DATA.value}: no such file')
+  split_of = _by_time(BY_TIME.value) if BY_TIME.value else _by_hash(BY_HASH.value)
+  is_parquet = DATA.value.endswith('.parquet')
+  suffix = '.parquet' if is_parquet else '.tsv' if '.tsv' in DATA.value else '.csv'
+  csv = pa.csv.WriteOptions(
+    include_header=not COLUMNS.value,
+    delimiter='\t' if suffix == '.tsv' else ',',
+    quoting_style='needed',
+  )
+  writers, counts = [], np.zeros(len(SPLITS), np.int64)
+  with plain_errors('cannot write --out'):
+    os.makedirs(OUT.value, exist_ok=True)
+    for table in _tables():
+      if not writers:
+        for name in SPLITS:
+          path = os.path.join(OUT.value, name + suffix)
+          writer = pq.ParquetWriter(path, table.schema) if is_parquet else None
+          writers.append(writer or pa.csv.CSVWriter(path, table.schema, write_options=csv))
+      places = split_of(table)
+      counts += np.bincount(places, minlength=len(SPLITS))
+      for place, writer in enumerate(writers):
+        writer.write_table(table.filter(pa.array(places == place)))
+    for writer in writers:
+      writer.close()
+  for name, count in zip(SPLITS, counts):
+    print(f'{os.path.join(OUT.value, name + suffix)}: {count:,} samples')
+
+
+if __name__ == '__main__':
+  main()
