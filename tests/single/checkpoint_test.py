@@ -287,7 +287,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       ],
       slot_table=[-1, 0, 1, 0],
     )
-    with self.assertRaisesRegex(UserError, 'ckpt-000000005: its rows do not go into this table: '):
+    with self.assertRaisesRegex(UserError, 'ckpt-000000005: .* this table: .*wanted'):
       checkpoint.restore_latest(self.directory, store=store)
 
   def test_bfloat16_is_half_as_large_and_what_is_not_finite_is_refused(self):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ops.chunks import Chunk
 from ops.policy import Policy
 from ops.row_store import to_float32
 from ops.sharding import SHARDS, owner_of, shard_of
@@ -52,7 +53,7 @@ class Inspection:
     self.progress = json.loads(files.read_checked(self.path, 'progress.json', listed))
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
-  def rows(self, shards: range = _ALL) -> Iterator[checkpoint.Chunk]:
+  def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
     """Yields the blocks that hold rows of some logical shards."""
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
@@ -105,7 +106,7 @@ class Inspection:
         return told | self._row(chunk, int(at[0]), slot) | {'last_export': self._export_of(key)}
     return told | {'known': False, 'last_export': self._export_of(key)}
 
-  def _row(self, chunk: checkpoint.Chunk, at: int, slot: str) -> dict[str, Any]:
+  def _row(self, chunk: Chunk, at: int, slot: str) -> dict[str, Any]:
     policy = self.cfg.policy()
     limits = vars(policy.for_slot(self.cfg.slot_ids()[slot]))
     show, click = float(chunk['show'][at]), float(chunk['click'][at])
@@ -186,9 +187,7 @@ def _days_left(policy: Policy, limits: dict[str, Any], row: dict[str, Any]) -> i
   return None
 
 
-def _joined(
-  chunks: Iterator[checkpoint.Chunk], shards: range
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _joined(chunks: Iterator[Chunk], shards: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns keys, slot ids and linear weights of all rows of some logical shards."""
   keys, slots, linear = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
   for chunk in chunks:

@@ -1,4 +1,4 @@
-"""The HTTP side: routes, limits, tokens and figures, as an ASGI application."""
+"""The HTTP server of a model: routes, limits, tokens and metrics, as an ASGI application."""
 
 import asyncio
 import concurrent.futures
@@ -27,17 +27,17 @@ from trainer.serving.service import NotReady, Service
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
 _HEAD_BYTES = 16 << 10  # of a request, at most
-_SECONDS_TO_FINISH = 10  # requests that have begun, when asked to stop
-_SECONDS_IDLE = 75  # of a connection; short of it, a client's next request meets a closed one
+_SECONDS_TO_FINISH = 10  # for the requests that are being answered when the server is stopped
+_SECONDS_IDLE = 75  # of a connection; if it is shorter, clients often reuse a closed connection
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What one request, and all of them together, may take."""
+  """Limits of one request, and of all requests together."""
 
   body_bytes: int = 4 << 20
   instances: int = 10_000
-  concurrency: int = 64  # requests that are answered or wait
+  concurrency: int = 64  # requests that are being scored or wait for it
   seconds_to_send: float = 10.0  # a head, and a body
   threads: int = 2  # that score
 
@@ -54,10 +54,10 @@ class App:
   """Answers requests about one model.
 
   Args:
-    service: gives the scores.
-    name: of the model, as clients have it in the path.
-    limits: beyond them a request is refused.
-    token: what clients send as `Authorization: Bearer TOKEN`; None: nothing.
+    service: computes the scores.
+    name: of the model in the paths of requests.
+    limits: a request that exceeds them is refused.
+    token: clients must send it as `Authorization: Bearer TOKEN`; None: they need none.
 
   Attributes:
     asgi: the application.
@@ -111,7 +111,7 @@ class App:
   # Routes
 
   def _answer(self, route: Callable) -> Callable:
-    """Wraps a route: who may ask, refusals in one line, and figures."""
+    """Wraps a route: checks the token, answers errors in one line, and counts requests."""
 
     async def answer(request: Request) -> Response:
       started = time.perf_counter()
@@ -120,15 +120,9 @@ class App:
         response = await route(request)
         if request.method == 'POST':
           self._latency.observe(time.perf_counter() - started)
-      except _Refused as e:
+      except (_Refused, BadRequest, NotReady) as e:
         response = _json(rest.error(str(e)), e.status)
-      except rest.TooLarge as e:
-        response = _json(rest.error(str(e)), 413)
-      except BadRequest as e:
-        response = _json(rest.error(str(e)), 400)
-      except NotReady as e:
-        response = _json(rest.error(str(e)), 503)
-      except UserError as e:  # the log is for who runs the server, the answer for anyone
+      except UserError as e:  # the log is for the operator, the answer for any client
         logging.error('a request failed: %s', e)
         response = _json(rest.error('the rows cannot be read now'), 503)
       except ClientDisconnect:
@@ -149,14 +143,14 @@ class App:
       raise _Refused(401, 'wanted the header Authorization: Bearer TOKEN')
 
   def _check_name(self, request: Request) -> None:
-    found = request.path_params['name']
-    if found != self._name:
-      raise _Refused(404, f"model '{found[:80]}': is unknown{nearest(found[:80], [self._name])}")
+    name = request.path_params['name']
+    if name != self._name:
+      raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
 
   async def _predict(self, request: Request) -> Response:
     self._check_name(request)
     body = await self._body(request)
-    # A place is taken by a whole request only, so that slow clients hold none.
+    # Only complete requests count, so that slow clients do not use up the limit.
     if self._waiting >= self.limits.concurrency:
       raise _Refused(429, f'{self._waiting} requests are being answered; wanted fewer at a time')
     self._waiting += 1
@@ -206,7 +200,7 @@ class App:
     return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
   async def _health(self, request: Request) -> Response:
-    """200 as soon as there is a version to answer with; asks for no token."""
+    """Answers 200 as soon as a version is served; needs no token."""
     ready = self._service.version is not None
     return Response('ok\n' if ready else 'no version yet\n', 200 if ready else 503)
 
@@ -216,7 +210,7 @@ def _json(body: bytes, status: int) -> Response:
 
 
 class _Protocol(HttpToolsProtocol):
-  """HTTP/1.1 whose clients must send a short head of a request, in `seconds_to_send`."""
+  """HTTP/1.1 that limits the size of a request's head, and the time that it may take to arrive."""
 
   def __init__(self, seconds_to_send: float, **settings: Any):
     super().__init__(**settings)
@@ -255,14 +249,14 @@ class _Protocol(HttpToolsProtocol):
 
 
 def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
-  """Returns a server of the application, to be run with the socket that listens.
+  """Returns a server and the socket that it is to be run with.
 
   Args:
-    app: what to serve.
+    app: the application to serve.
     host: the address to listen at.
-    port: 0: any.
+    port: the port to listen at; 0: any.
   Raises:
-    OSError: where it cannot listen there.
+    OSError: if it cannot listen there.
   """
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)

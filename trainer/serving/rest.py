@@ -22,6 +22,8 @@ _SIGNATURE = 'serving_default'
 class TooLarge(BadRequest):
   """More than a request may hold."""
 
+  status = 413
+
 
 class Request(NamedTuple):
   """What is to be scored."""

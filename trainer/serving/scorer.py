@@ -24,12 +24,18 @@ from trainer.data.parse import parse, text_of_float
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError, nearest
 from trainer.model.builder import BUILT_IN, build
-from trainer.serving.store import LookedUpRows
+from trainer.serving.store import LookedUpRows, decode
 from trainer.storage.saved_model import input_name
 
 
 class BadRequest(UserError):
-  """A client's mistake."""
+  """A client's mistake.
+
+  Attributes:
+    status: of the answer over HTTP.
+  """
+
+  status = 400
 
 
 class Scores(NamedTuple):
@@ -166,24 +172,19 @@ class Scorer:
     """Scores samples with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
     deduped = dedupe(to_tensor(samples.keys), shows=self._one, clicks=self._one)
     keys = deduped.unique.numpy()
-    found = look_up(keys)
+    rows = look_up(keys)
     offsets = np.zeros([len(keys) + 1], np.int32)
-    np.cumsum(found.counts, out=offsets[1:])
+    np.cumsum(rows.counts, out=offsets[1:])
     arrays = (deduped.inverse, samples.segments, samples.values, samples.dense)
-    arrays += (offsets, found.linear, found.factors)
+    arrays += (offsets, rows.linear, rows.factors)
     outputs = self._graph(*map(to_tensor, arrays))
-    slots, counts = np.unique(keys[~found.present] >> HASH_BITS, return_counts=True)
+    slots, counts = np.unique(keys[~rows.present] >> HASH_BITS, return_counts=True)
     unknown = {self._slot_names[s]: c for s, c in zip(slots.tolist(), counts.tolist())}
     return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)
 
   def warm_up(self) -> None:
-    """Scores blanks, so that the first request does not wait for what TensorFlow does only once."""
-    nothing = LookedUpRows(
-      np.zeros([0], np.float32),
-      np.zeros([0], np.int64),
-      np.zeros([0], np.float32),
-      np.zeros(0, bool),
-    )
+    """Scores blanks, because TensorFlow takes longer for its first calls."""
+    nothing = decode([])
     for size in (1, 2):
       self.score(self.parse(dict.fromkeys(self._columns, [None]), size), lambda keys: nothing)
 

@@ -1,4 +1,4 @@
-"""Answers with one version at a time, and follows the store to the next without a pause."""
+"""Serves one version at a time, and changes to the next one without a pause."""
 
 import contextlib
 import threading
@@ -13,28 +13,29 @@ from trainer.serving.store import Store, Version, VersionGone, View
 
 
 class NotReady(UserError):
-  """There is nothing to answer with yet."""
+  """The store has no version yet."""
+
+  status = 503
 
 
 class _Served:
-  """A version with its rows and dense part, and how many requests it is answering."""
+  """A version, and the number of its users: the requests that it answers, and the service."""
 
   def __init__(self, view: View, text: str, scorer: Scorer):
     self.view, self.text, self.scorer = view, text, scorer
-    self.users = 1  # the service itself
+    self.users = 1
 
 
 class Service:
   """A model that is served from a store.
 
-  A new version is loaded beside the one that is served. Requests that have begun end with the
-  version that they began with; the store shows it to them until then (or says that it cannot, and
-  they begin again with the new one).
+  A new version is loaded while the old one is served. A request keeps the version that it began
+  with. If the store can no longer show that version, the request begins again with the new one.
 
   Args:
     store: rows, dense part and config of a version.
-    advance: brings the store itself up to date before each look; None: somebody else does.
-    own_layers: dotted paths of layers that the config of a version may have imported.
+    advance: updates the store before each look; None: another process updates it.
+    own_layers: dotted paths of layers that the config of a version may import.
   """
 
   def __init__(
@@ -53,7 +54,7 @@ class Service:
 
   @property
   def version(self) -> Version | None:
-    """What is served."""
+    """The version that is served; None where there is none yet."""
     served = self._served
     return served and served.view.version
 
@@ -98,11 +99,13 @@ class Service:
         self._idle.append((served.text, served.scorer))
 
   def refresh(self, gone: _Served | None = None) -> None:
-    """Serves what the store holds now. Args: gone: a version that the store cannot show any more.
+    """Serves the version that the store holds now.
 
+    Args:
+      gone: a version that the store can no longer show.
     Raises:
-      UserError: where the store cannot be read or holds what is no model; what was served before
-        still is.
+      UserError: if the store cannot be read, or holds no valid model; the earlier version is still
+        served.
     """
     with self._refreshing:
       if gone is not None and self._served is not gone:
@@ -122,12 +125,12 @@ class Service:
     try:
       text = view.config
       with self._lock:
-        found = next((pair for pair in self._idle if pair[0] == text), None)
-        if found:
-          self._idle.remove(found)
-      scorer = found[1] if found else Scorer(text, self._own_layers)
+        idle = next((pair for pair in self._idle if pair[0] == text), None)
+        if idle:
+          self._idle.remove(idle)
+      scorer = idle[1] if idle else Scorer(text, self._own_layers)
       scorer.load(view.dense)
-      if not found:
+      if not idle:
         scorer.warm_up()
       if view.version.left_out and not self._told_of_filter:
         logging.warning('version %d: %s', view.version.sequence, view.version.left_out)
@@ -138,7 +141,7 @@ class Service:
       raise
 
   def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
-    """Refreshes until asked to stop; what goes wrong is said in the log, once."""
+    """Refreshes until asked to stop; logs each error once."""
     while not stop.is_set():
       try:
         self.refresh()

@@ -1,4 +1,4 @@
-"""Checkpoints: everything of a run. Any number of processes writes one, any other number reads it.
+"""Checkpoints: the whole state of a run, readable by any number of processes.
 
     checkpoints/ckpt-000000123/
       rows-00000-of-00002.bin     what process 0 of 2 owns: the logical shards [0, 128), block by
@@ -8,13 +8,12 @@
       dense.npz                   dense variables, optimizer slots, metrics: name -> array
       progress.json  config.yaml
       MANIFEST.json               every file, its size and checksum
-      DONE                        the checkpoint counts; holds MANIFEST.json's checksum
+      DONE                        marks the checkpoint as complete; holds MANIFEST.json's checksum
 
-A block is a chunk as the store exports it (ops/row_store.py): rows in the order of the 256 logical
-shards (ops.sharding), so few that a small table is one block, and so many shards of it. Columns
-`factors_NAME` hold the admitted rows of a table: float32, or the bits of bfloat16 as uint16, as the
-table's dtype is. A process reads and checks only blocks with shards that it owns, and takes its own
-rows of them. Rows are written and read one block at a time, in one sequential pass.
+A block is a chunk that the store exports (ops/row_store.py): rows in the order of the 256 logical
+shards (ops.sharding). Columns `factors_NAME` hold the admitted rows of a table as float32, or as
+uint16 with the bits of bfloat16. A process reads and checks only the blocks of shards that it owns,
+and keeps only its own rows. Rows are written and read one block at a time, in sequence.
 """
 
 import filecmp
@@ -26,40 +25,24 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ops.chunks import Chunk
 from ops.sharding import SHARDS, shard_of, shards_of
 from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
+from trainer.embedding.row_table import RowTable
 from trainer.errors import DataLoss, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 
 FORMAT = 2
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
-
-Chunk = dict[str, np.ndarray]  # rows in the order of logical shards: column -> array [n, …]
-
-
-class CheckpointedRows(Protocol):
-  """What a checkpoint needs of the rows that a process owns (ops.row_store.RowStore)."""
-
-  def export_state(self) -> Iterator[Chunk]:
-    """Yields all rows, logical shards ascending."""
-
-  def within(self, chunk: Chunk, shards: range) -> Chunk:
-    """Returns the rows of some logical shards."""
-
-  def import_state(self, source: Iterable[Chunk]) -> None:
-    """Takes up the rows in place of those that it holds."""
-
-  def clear(self) -> None:
-    """Drops all rows."""
 
 
 def _part(rank: int, size: int) -> str:
@@ -73,8 +56,8 @@ def _check_finite(name: str, array: np.ndarray) -> None:
     finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
   if not finite:
     raise UserError(
-      f'{name}: holds values that are not finite, and is not saved; wanted lower learning rates, '
-      'clip, or dense columns and weights without huge values'
+      f'{name}: holds values that are not finite, so nothing is saved; wanted lower learning '
+      'rates, clip, or dense columns and weights without huge values'
     )
 
 
@@ -82,25 +65,23 @@ def _bytes_of(array: np.ndarray) -> memoryview:
   return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def _write_rows(path: str, store: CheckpointedRows, shards: range) -> None:
-  """Writes a store's rows, which are of these logical shards, as one part.
+def _write_rows(path: str, store: RowTable, shards: range) -> None:
+  """Writes a store's rows as one part.
 
   Args:
-    path: of the part, without the ends of its two files' names.
+    path: of the part, without the suffixes of its two files.
     store: the rows.
-    shards: that this process owns.
+    shards: the logical shards that this process owns.
   """
-  columns: list[tuple[str, str, tuple[int, ...]]] = []
-  blocks = []
+  columns: list[Json] = []
+  blocks: list[Json] = []
   with open(path + '.bin', 'wb') as f:
     for chunk in store.export_state():
       first, last = shard_of(chunk['key'][[0, -1]]).tolist()
       if first not in shards or last not in shards:
         raise ValueError(f'the store gave rows of shards {first} to {last}; it owns {shards}')
-      found = [(name, array.dtype.str, array.shape[1:]) for name, array in chunk.items()]
-      if columns and found != columns:
-        raise ValueError(f'{path}: a block of columns {found}; wanted {columns}')
-      columns, crc = found, 0
+      columns = [[name, array.dtype.str, list(array.shape[1:])] for name, array in chunk.items()]
+      crc = 0
       for name, array in chunk.items():
         _check_finite(f'{f.name}: {name}', array)
         data = _bytes_of(np.ascontiguousarray(array))
@@ -114,9 +95,9 @@ def _write_rows(path: str, store: CheckpointedRows, shards: range) -> None:
 
 
 def _serial(path: str) -> int | None:
-  """Returns a checkpoint's serial number, or None where its manifest is damaged.
+  """Returns a checkpoint's serial number, which grows with each save in its directory.
 
-  Saves in one directory are counted: a later one has a greater number, whatever its step.
+  None where its manifest is damaged.
   """
   try:
     return int(files.read_manifest(path)['serial'])
@@ -127,45 +108,43 @@ def _serial(path: str) -> int | None:
 def candidates(directory: str) -> dict[str, int | None]:
   """Returns the checkpoints that are DONE: path -> serial number (None: damaged).
 
-  Damaged ones come first, then the newest; so a reader that takes the first good one says of each
-  damaged one that it was refused.
+  Damaged ones come first, then the newest, so that a reader that takes the first good one reports
+  every damaged one.
   """
-  try:
-    paths = [os.path.join(directory, n) for n in os.listdir(directory) if _NAME.fullmatch(n)]
-  except FileNotFoundError:
-    return {}
-  found = [(_serial(path), path) for path in paths if files.is_done(path)]
-  found.sort(key=lambda one: (one[0] is None, one[0] or 0, one[1]), reverse=True)
-  return {path: serial for serial, path in found}
+  names = os.listdir(directory) if os.path.exists(directory) else []
+  paths = [os.path.join(directory, name) for name in names if _NAME.fullmatch(name)]
+  serials = {path: _serial(path) for path in paths if files.is_done(path)}
+  newest_first = sorted(serials, key=lambda p: (serials[p] is None, serials[p], p), reverse=True)
+  return {path: serials[path] for path in newest_first}
 
 
 def save(
   directory: str,
   step: int,
   *,
-  store: CheckpointedRows,
+  store: RowTable,
   dense: Mapping[str, np.ndarray],
   progress: Mapping[str, Json],
   config_text: str,
   keep: int,
   communicator: Communicator | None = None,
 ) -> str:
-  """Writes a checkpoint; every process calls it, each with the rows that it owns.
+  """Writes a checkpoint; every process calls it.
 
   Args:
-    directory: of the checkpoints; all processes see it.
+    directory: of the checkpoints, on a file system that all processes share.
     step: the number in its name; a second one at the same step is named `ckpt-STEP-2`.
-    store: the rows.
-    dense: name -> array; process 0's counts.
-    progress: what JSON can hold; process 0's counts.
+    store: the rows that this process owns.
+    dense: arrays by name; those of process 0 are written.
+    progress: the place in the data; that of process 0 is written.
     config_text: the resolved config.
-    keep: so many of the newest are kept, this one among them.
+    keep: the number of checkpoints to keep, with this one.
     communicator: how the processes meet; None: there is one.
   Returns:
-    Its path.
+    The path of the checkpoint.
   Raises:
-    UserError: on every process where one could not write, or has values that are not finite;
-      earlier checkpoints are then as they were.
+    UserError: on every process if one could not write or has values that are not finite; earlier
+      checkpoints are intact.
   """
   communicator = communicator or SingleProcess()
   rank, size = communicator.rank, communicator.size
@@ -216,12 +195,12 @@ def save(
 
 
 def _begin(directory: str, step: int) -> tuple[str, int]:
-  """Makes room for a checkpoint under its temporary name; returns its path and serial number."""
+  """Makes a directory for a checkpoint; returns its final path and its serial number."""
   os.makedirs(directory, exist_ok=True)
   done = candidates(directory)
   for name in os.listdir(directory):
     path = os.path.join(directory, name)
-    if name.startswith('ckpt-') and path not in done:  # a crash has left it
+    if name.startswith('ckpt-') and path not in done:  # left by a crash
       files.remove(path)
   names = [_NAME.fullmatch(os.path.basename(path)) for path in done]
   same_step = [int(name[2] or 1) for name in names if int(name[1]) == step]
@@ -232,12 +211,9 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
 
 
 def link(path: str, directory: str) -> None:
-  """Makes a checkpoint the only one of another directory, as hard links to the same files; as
-  copies where the file system has no links.
+  """Makes a checkpoint that is DONE the only one of another directory.
 
-  Args:
-    path: of a checkpoint that is DONE.
-    directory: of checkpoints.
+  Its files are hard links, or copies where the file system has no hard links.
   """
 
   def link_or_copy(source: str, target: str) -> None:
@@ -267,16 +243,16 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
-  """Yields the blocks that hold rows of some logical shards, as they were given to `save`.
+  """Yields the blocks that hold rows of some logical shards.
 
-  The first and the last of each part may hold rows of other shards, too.
+  The first and the last block of each part may hold rows of other shards, too.
 
   Args:
     path: of the checkpoint.
     manifest: of `check`.
     shards: the logical shards.
   Raises:
-    DataLoss: naming the file whose bytes are not those that were written.
+    DataLoss: naming the file that is damaged.
   """
   parts, listed = manifest['parts'], manifest['files']
   for rank in range(parts):
@@ -301,33 +277,27 @@ def _read_block(
   file: BinaryIO, start: int, columns: Sequence[Json], block: Mapping[str, Json]
 ) -> Chunk:
   """Reads the block that begins at byte `start`."""
-  found, crc = {}, 0
+  chunk, crc = {}, 0
   file.seek(start)
   for (name, dtype, row_shape), length in zip(columns, block['lengths']):
     array = np.empty([length, *row_shape], np.dtype(dtype))
     data = left = _bytes_of(array)
-    while left:  # an unbuffered read may bring a part
+    while left:  # an unbuffered read may return less
       n = file.readinto(left)
       if not n:
         raise DataLoss(f'{file.name}: ends {len(left)} bytes too early')
       left = left[n:]
-    found[name], crc = array, zlib.crc32(data, crc)
+    chunk[name], crc = array, zlib.crc32(data, crc)
   if crc != block['crc32']:
     raise DataLoss(
       f'{file.name}: the checksum of its block at byte {start} is {crc:08x}; wanted '
       f'{block["crc32"]:08x}'
     )
-  return found
+  return chunk
 
 
 def check(path: str) -> JsonObject:
-  """Checks that a checkpoint is whole, as far as names and sizes tell.
-
-  Returns:
-    Its manifest.
-  Raises:
-    DataLoss: where it is not.
-  """
+  """Checks the names and sizes of a checkpoint's files; returns its manifest. Raises: DataLoss."""
   manifest = files.read_manifest(path)
   if manifest['format'] != FORMAT:
     raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {FORMAT}')
@@ -340,39 +310,34 @@ def check(path: str) -> JsonObject:
 
 
 def config_of(path: str) -> str:
-  """Returns the config of a checkpoint, as text.
-
-  Raises:
-    DataLoss: where its bytes are not those that were written.
-  """
+  """Returns the config of a checkpoint as text. Raises: DataLoss."""
   return files.read_checked(path, 'config.yaml', check(path)['files']).decode()
 
 
-# Given a checkpoint's config, returns what converts the rows of the whole checkpoint into those
-# that this process owns; None where the rows fit as they are.
+# Takes a checkpoint's config as text; returns a function from the rows of the whole checkpoint to
+# those that this process owns, or None where the rows fit as they are.
 Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
 
 
 def restore(
   path: str,
   *,
-  store: CheckpointedRows,
+  store: RowTable,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
 ) -> tuple[dict[str, np.ndarray], JsonObject]:
-  """Reads one checkpoint, whatever number of processes wrote it.
+  """Reads one checkpoint, which any number of processes may have written.
 
   Args:
     path: of the checkpoint.
-    store: takes up the rows that this process owns, in place of what it holds.
+    store: receives the rows that this process owns, in place of its own.
     communicator: how the processes meet; None: there is one.
-    adapt: is given the checkpoint's config as text, and returns what changes its rows; None where
-      they are taken as they are.
+    adapt: converts the rows to another config; None: they are taken as they are.
   Returns:
-    What `save` was given as `dense` and `progress`.
+    `dense` and `progress`, as `save` took them.
   Raises:
-    DataLoss: where the checkpoint is damaged; the store may then hold some of the rows.
-    UserError: where it cannot be read.
+    DataLoss: if the checkpoint is damaged; the store may then hold some of the rows.
+    UserError: if it cannot be read.
   """
   communicator = communicator or SingleProcess()
   with plain_errors(f'cannot read {path}'):
@@ -393,7 +358,7 @@ def restore(
       store.import_state(prefetch(rows, depth=1))
     except tf.errors.OpError as e:
       raise DataLoss(
-        f'{path}: its rows do not go into this table: {" ".join(e.message.split())}'
+        f'{path}: its rows do not fit this table: {" ".join(e.message.split())}'
       ) from e
   return dense, progress
 
@@ -401,23 +366,19 @@ def restore(
 def restore_latest(
   directory: str,
   *,
-  store: CheckpointedRows,
+  store: RowTable,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
-  """Reads the newest checkpoint that is good on every process.
-
-  Why a newer one was refused is said in the log.
+  """Reads the newest checkpoint that is intact on every process; logs why it refused newer ones.
 
   Args:
     directory: of the checkpoints.
-    store: takes up the rows that this process owns, in place of what it holds.
-    communicator: how the processes meet; None: there is one.
-    adapt: as of `restore`.
+    store, communicator, adapt: as of `restore`.
   Returns:
-    Its path and what `save` was given as `dense` and `progress`; None where there is none yet.
+    The path, `dense` and `progress`; None where there is no checkpoint yet.
   Raises:
-    UserError: where there are checkpoints and none is good.
+    UserError: if there are checkpoints and all are damaged.
   """
   communicator = communicator or SingleProcess()
   is_first = communicator.rank == 0

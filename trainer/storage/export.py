@@ -73,7 +73,6 @@ from trainer.plain_data import JsonObject
 from trainer.storage import chain, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
 
-KINDS = (*ROW_KINDS, *MODEL_KINDS)
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
 PATIENCE = 600.0  # seconds that an export waits for another one
 ROWS_AT_ONCE = 1 << 16  # of one pull; a row group of a Parquet file
@@ -81,7 +80,6 @@ FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
 SCHEMA = pa.schema(
   [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]
 )
-_SPLIT = 'factors.list.element'  # the column of FACTORS' numbers in Parquet
 KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 
@@ -129,20 +127,19 @@ class _Part(NamedTuple):
 
 
 def by_shard(keys: np.ndarray) -> np.ndarray:
+  """Sorts keys by logical shard, then key."""
   return keys[np.lexsort((keys, shard_of(keys)))]
 
 
 def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
-  """Writes a Parquet file and waits until it is on the disk. Returns: the CRC-32 of its keys."""
-  crc = 0
+  """Writes a Parquet file and waits until it is on the disk; returns the CRC-32 of its keys."""
+  crc, is_rows = 0, schema is SCHEMA
+  encodings = {
+    'use_dictionary': ['slot'] if is_rows else False,
+    'use_byte_stream_split': ['factors.list.element'] if is_rows else False,
+  }
   with open(path, 'wb') as f:
-    has_rows = schema is SCHEMA
-    with pq.ParquetWriter(
-      f,
-      schema,
-      use_dictionary=['slot'] if has_rows else False,
-      use_byte_stream_split=[_SPLIT] if has_rows else False,
-    ) as writer:
+    with pq.ParquetWriter(f, schema, **encodings) as writer:
       for table in tables:
         writer.write_table(table)
         crc = zlib.crc32(table['key'].to_numpy().tobytes(), crc)
@@ -152,12 +149,7 @@ def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> i
 
 
 def row_tables(store: RowTable, keys: np.ndarray) -> Iterator[pa.Table]:
-  """Yields keys' rows as Parquet holds them.
-
-  Args:
-    store: has `pull(keys, train=False)` (ops.row_store.RowStore).
-    keys: int64 [n], by logical shard, then key.
-  """
+  """Yields the rows of keys, int64 [n], as Parquet holds them."""
   for begin in range(0, len(keys), ROWS_AT_ONCE):
     some = keys[begin : begin + ROWS_AT_ONCE]
     rows = store.pull(some, train=False)
@@ -186,13 +178,12 @@ def _begin(
   layout: JsonObject,
   replay: chain.Replay,
 ) -> _Plan:
-  """Finds the export, or makes room for it under a temporary name; process 0 calls it."""
-  os.makedirs(directory, exist_ok=True)
-  found, positions, links = replay.look(directory)
-  for one in found:
-    if one.kind == kind and positions[one.path] == position:
-      return _Plan(one.path, one.sequence, True, [], False)
-  sequence = 1 + max((one.sequence for one in found), default=0)
+  """Finds the export, or makes a directory for it; process 0 calls it."""
+  done, positions, links = replay.look(directory)
+  for export in done:
+    if export.kind == kind and positions[export.path] == position:
+      return _Plan(export.path, export.sequence, True, [], False)
+  sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)
   links = links if kind == 'delta' else []
@@ -206,7 +197,7 @@ def _begin(
 def _select(
   store: RowTable, kind: str, plan: _Plan, shards: range, replay: chain.Replay
 ) -> _Selection:
-  """Says what this process writes and, once all is DONE, commits."""
+  """Selects what this process writes and what it commits when the export is DONE."""
   if kind == 'dense_model':
     return _Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
@@ -258,20 +249,15 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes what `export.keep` no longer keeps of this kind; process 0 calls it."""
-  if kind == 'delta':
+  """Removes what `export.keep` no longer keeps after an export of this kind; process 0 calls it."""
+  done = chain.exports(directory)
+  same = [export for export in done if export.kind == kind]
+  if kind == 'delta' or len(same) < keep:
     return
-  same = [one for one in chain.exports(directory) if one.kind == kind]
-  if kind in MODEL_KINDS:
-    old = same[:-keep]
-  elif len(same) >= keep:
-    oldest = same[-keep].sequence
-    found = [one for one in chain.exports(directory) if one.kind in ROW_KINDS]
-    old = [one for one in found if one.sequence < oldest]
-  else:
-    old = []
-  for one in old:
-    files.remove(one.path)
+  kinds = [kind] if kind in MODEL_KINDS else ROW_KINDS
+  for export in done:
+    if export.kind in kinds and export.sequence < same[-keep].sequence:
+      files.remove(export.path)
 
 
 def write(
@@ -289,24 +275,21 @@ def write(
 ) -> WrittenExport:
   """Writes an export into `run_dir/exports`, or finds it there; every process calls it.
 
-  The gains of what a base or delta holds are then taken from their features' delta_score.
+  It then subtracts the exported gains from the delta_score of the features in a base or delta.
 
   Args:
     cfg: the job's config.
-    kind: one of KINDS.
-    position: dict that JSON can hold, where in the data the run stands: the same when the run comes
-      here again, else another.
-    store: the rows that this process owns: `select`, `commit` and `pull` (ops.row_store.RowStore).
+    kind: base, delta, saved_model or dense_model.
+    position: the place in the data: it tells whether the export has been written before.
+    store: the rows that this process owns.
     model: trainer.model.builder.CTRModel.
-    dense_stats: float32 [2, Dn], what dense columns are standardised with.
-    integer_slots: of a SavedModel, names of slots whose columns are int64.
+    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
+    integer_slots: of a SavedModel, the slots whose columns are int64.
     communicator: how the processes meet; None: there is one.
     folder: a directory that takes the place of `run_dir/exports`, with a chain of its own.
-    replay: of the exports before, kept from one export to the next; None: they are read anew.
-  Returns:
-    What was written.
+    replay: a cache of earlier exports, which the caller keeps; None: they are read again.
   Raises:
-    UserError: on every process where one could not write; nothing is committed then.
+    UserError: on every process if one could not write; nothing is committed then.
   """
   communicator, replay = communicator or SingleProcess(), replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
