@@ -88,7 +88,7 @@ class ApiTest(tf.test.TestCase):
       "data.label_positive is 'Yes'; 'yes' is likely meant; wanted both 0 and 1, or, where such "
       'passes are meant, the text of a 0 as data.label_negative'
     )
-    neither = "found 'yes'; wanted what data.label_positive or label_negative matches"
+    neither = "found 'yes'; wanted a text that data.label_positive or label_negative matches"
     for column, keys, wrong in (
       (clicks, {'label_positive': 'Yes'}, misread),
       (clicks, {'label_positive': 'yess'}, "'yes' is likely meant"),

@@ -1,4 +1,4 @@
-"""What the readers hand on: a run of raw records."""
+"""What the readers of all formats yield: a block of raw records."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,13 +7,18 @@ import numpy as np
 import pyarrow as pa
 
 
-class Malformed(NamedTuple):
-  """A record that has no columns to read."""
+class BadRecord(NamedTuple):
+  """A record that cannot be used, and why."""
 
   line: int
   found: str
   wanted: str
   text: str
+  what: str = 'malformed record'
+  path: str = ''
+
+  def __str__(self) -> str:
+    return f'{self.path}:{self.line}: {self.what}: found {self.found}; wanted {self.wanted}'
 
 
 class Block(NamedTuple):
@@ -22,5 +27,5 @@ class Block(NamedTuple):
   columns: dict[str, pa.Array]  # of n each; lists and maps hold several features
   lines: np.ndarray  # int64 [n], from 1: the line of a text file, the record of another
   text: Callable[[int], str]  # the raw record of row i
-  malformed: list[Malformed]
+  malformed: list[BadRecord]  # records that have no columns to read
   repeated_headers: Sequence[int] = ()  # lines that repeat a text file's line of names

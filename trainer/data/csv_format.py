@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from trainer import config
-from trainer.data.block import Block, Malformed
+from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.data.schema import check_columns
 from trainer.errors import BadPass, UserError
@@ -185,7 +185,7 @@ def _block(
     else:
       found = 'an open quote or a stray line end' if fields is None else f'{len(fields)} fields'
       malformed.append(
-        Malformed(number, found, f'{len(names)} fields', line.decode(errors='replace'))
+        BadRecord(number, found, f'{len(names)} fields', line.decode(errors='replace'))
       )
   columns = {w: pa.array([], pa.binary()) for w in wanted}
   if good:

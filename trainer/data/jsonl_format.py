@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from trainer import config
-from trainer.data.block import Block, Malformed
+from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.data.parse import WHOLE_NUMBER, text_of_float
 from trainer.data.schema import check_columns
@@ -170,7 +170,7 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
       of = 'a JSON object'
       if isinstance(e, _WrongValue):
         found, of = f"{found} in the column '{name}'", e.wanted
-      malformed.append(Malformed(first_line + number, found, of, text(number)))
+      malformed.append(BadRecord(first_line + number, found, of, text(number)))
       continue
     good.append(number)
     for name, value in own.items():

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import config
-from trainer.data.block import Block, Malformed
+from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.errors import UserError
 
@@ -64,7 +64,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
   for line in np.flatnonzero(filled & ~good).tolist():
     own = flat.slice(starts[line], counts[line]).view(pa.binary()).to_pylist()[1:]
     found = next(t for t in own if t.count(b':') != parts - 1).decode(errors='replace')
-    malformed.append(Malformed(first_line + line, repr(found), f'label {shape} …', text(line)))
+    malformed.append(BadRecord(first_line + line, repr(found), f'label {shape} …', text(line)))
   rows = np.flatnonzero(good)
   row_of = np.cumsum(good) - 1
   keep = ~is_label & good[line_of]

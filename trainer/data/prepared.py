@@ -5,12 +5,13 @@ Shapes: n samples of the pass, F slots, nnz features, Dn dense columns, B sample
 
 import collections
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -35,36 +36,58 @@ SMALL_PASS = 2_000_000  # samples; a pass below is shuffled as a whole
 BLOCK = 8192
 WINDOW = 64 * BLOCK
 MOST_WRITING = 2  # chunks that wait for the writer
+OF_FEATURES = ('codes', 'bases', 'keys', 'splits', 'values', 'dense')
 
-Item = TypeVar('Item')
 
 
-class _Column:
+class ArrayMeta(TypedDict):
+  """What meta.json says of an array."""
+
+  dtype: str
+  shape: list[int]
+  crc32: int
+
+
+class Meta(TypedDict, total=False):
+  """The content of meta.json; docs/data.md describes it."""
+
+  schema: dict[str, object]  # of `trainer.data.schema.schema`
+  reading: dict[str, object]  # likewise
+  day: int
+  source: dict[str, str | int]
+  bad: dict[str, Any]  # of `trainer.data.conversion.BadRecords`
+  samples: int
+  features: int
+  dense: dict[str, list[float]]  # by column, as `_stats` gives them
+  arrays: dict[str, ArrayMeta]
+
+
+class _Column(NpyWriter):
   """A column of a prepared pass, as it is written."""
 
-  def __init__(self, directory: str, name: str, dtype: str, *shape: int):
-    self._file = NpyWriter(os.path.join(directory, name + '.npy'), dtype, shape)
+  def __init__(self, directory: str, name: str, dtype: str, *row_shape: int):
+    self._path = os.path.join(directory, name + '.npy')
+    super().__init__(self._path, dtype, row_shape)
     self._crc = 0
 
-  @property
-  def length(self) -> int:
-    """Rows written so far."""
-    return self._file.rows
+  def append(self, array: np.ndarray) -> memoryview:
+    data = super().append(array)
+    self._crc = zlib.crc32(data, self._crc)
+    return data
 
-  def add(self, array: np.ndarray) -> None:
-    self._crc = zlib.crc32(self._file.append(array), self._crc)
+  def complete(self) -> ArrayMeta:
+    """Closes the file, synced."""
+    self.close()
+    return {'dtype': self.dtype.str, 'shape': [self.rows, *self.row_shape], 'crc32': self._crc}
 
-  def close(self) -> dict[str, Any]:
-    """Completes the file, synced; returns what meta.json says of it."""
-    header = self._file.close()
-    if len(header) != HEADER_BYTES:
-      raise ValueError(f'found a header of {len(header)} bytes; wanted {HEADER_BYTES}')
-    shape = [self.length, *self._file.row_shape]
-    return {'dtype': self._file.dtype.str, 'shape': shape, 'crc32': self._crc}
+  def discard(self) -> None:
+    """Removes the file."""
+    self._file.close()
+    os.remove(self._path)
 
 
 def _counted(parsed: Parsed) -> Parsed:
-  """The same samples, with `counts`."""
+  """Returns the same samples with `counts`."""
   if parsed.counts is not None:
     return parsed
   keys = parsed.keys.T
@@ -72,14 +95,24 @@ def _counted(parsed: Parsed) -> Parsed:
   return parsed._replace(counts=present.astype(np.int32), keys=keys[present])
 
 
+def _of_samples(
+  parts: Sequence[Parsed], array_of: Callable[[list[np.ndarray]], np.ndarray]
+) -> dict[str, np.ndarray | None]:
+  """Returns the columns that have a row for each sample, where there are any, through `array_of`."""
+  columns = {}
+  for name in ('counts', 'dense', 'label', 'weight', 'group'):
+    arrays = [getattr(part, name) for part in parts]
+    columns[name] = None if arrays[0] is None else array_of(arrays)
+  return columns
+
+
 def _concatenate(parts: Sequence[Parsed]) -> Parsed:
-  """The samples of several blocks."""
+  """Returns the samples of several blocks as one."""
   if len(parts) == 1:
     return parts[0]
-  counts = values = None
   if any(p.counts is not None for p in parts):
     parts = [_counted(p) for p in parts]
-    counts = np.concatenate([p.counts for p in parts])
+  values = None
   if any(p.values is not None for p in parts):
     values = np.concatenate(
       [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
@@ -87,28 +120,17 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
   of_keys = [p.keys for p in parts]
   shape = *of_keys[0].shape[:-1], sum(k.shape[-1] for k in of_keys)
   keys = np.concatenate(of_keys, axis=-1, out=aligned(shape, np.int64))
-
-  def joined(name: str) -> np.ndarray | None:
-    arrays = [getattr(p, name) for p in parts]
-    return None if arrays[0] is None else np.concatenate(arrays)
-
-  return Parsed(
-    counts, keys, values, **{name: joined(name) for name in ('dense', 'label', 'weight', 'group')}
-  )
+  return Parsed(keys=keys, values=values, **_of_samples(parts, np.concatenate))
 
 
 def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
-  """The first n samples, and the others."""
+  """Returns the first n samples, and the others."""
   features = n if parsed.counts is None else int(parsed.counts[:n].sum())
 
   def part(samples: slice, of_keys: slice) -> Parsed:
-    def of(name: str) -> np.ndarray | None:
-      array = getattr(parsed, name)
-      return None if array is None else array[samples]
-
     values = None if parsed.values is None else parsed.values[of_keys]
-    names = ('counts', 'dense', 'label', 'weight', 'group')
-    return Parsed(keys=parsed.keys[..., of_keys], values=values, **{n: of(n) for n in names})
+    columns = _of_samples([parsed], lambda arrays: arrays[0][samples])
+    return Parsed(keys=parsed.keys[..., of_keys], values=values, **columns)
 
   return (
     part(slice(None, n), slice(None, features)),
@@ -117,7 +139,7 @@ def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
 
 
 def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-  """keys, values and counts of samples whose group is one more slot, the last."""
+  """Returns keys, values and counts of samples, with their group as one more slot, the last."""
   if parsed.counts is None:
     return np.vstack([parsed.keys, parsed.group]), None, None
   ends = np.cumsum(parsed.counts.sum(1))
@@ -127,8 +149,9 @@ def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
 
 
 def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
-  """float64 [Dn, 3]: count, mean and M2 = Σ (x − mean)² of what is present, after log1p where the
-  transform has it.
+  """Returns count, mean and M2 = Σ (x − mean)² of the values that are present, float64 [Dn, 3].
+
+  They are taken after log1p if the column's transform has it.
   """
   stats = np.zeros([len(columns), 3])
   for i, column in enumerate(columns):
@@ -141,7 +164,7 @@ def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarr
 
 
 def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """Statistics of two sets of values together (Chan et al. 1979). a, b: float64 [Dn, 3]."""
+  """Merges the statistics of two sets of values, float64 [Dn, 3] each (Chan et al. 1979)."""
   count = a[:, 0] + b[:, 0]
   share = b[:, 0] / np.maximum(count, 1)
   delta = b[:, 1] - a[:, 1]
@@ -154,7 +177,7 @@ class Writer:
   """Writes a prepared pass into a directory, CHUNK samples at a time, in a thread of its own.
 
   The files follow from the samples alone, not from the blocks that they came in. Call `close` in
-  the end, or `stop` where it is given up.
+  the end, or `stop` to give it up.
 
   Args:
     directory: an empty one.
@@ -162,31 +185,33 @@ class Writer:
   """
 
   def __init__(self, directory: str, cfg: config.Config):
-    data = cfg.data
-    self._directory, self._dense, self._num_slots = directory, data.dense, len(cfg.slots)
+    data, labels = cfg.data, cfg.labels
+    self._directory, self._dense = directory, data.dense
     self._grouped = data.group is not None
-    width = self._num_slots + self._grouped  # the group is one more slot, the last
+    width = len(cfg.slots) + self._grouped  # the group is one more slot, the last
+    is_class = len(labels) == 1 and labels[0].loss != 'squared_error'  # always 0 or 1
     used = {
       'codes': ('<u2', width),
       'bases': ('<i8', width, 2),
+      'splits': ('<u4',),
       'keys': ('<i8',),
-      'label': ('<f4' if cfg.model.loss == 'squared_error' else '|u1',),
+      'values': ('<f4',),
+      'label': ('|u1' if is_class else '<f4', len(labels)),
     }
-    if data.labels:
-      used['label'] = ('<f4', len(data.labels))
     used |= {'dense': ('<f4', len(data.dense))} if data.dense else {}
     used |= {'weight': ('<f4',)} if data.weight is not None else {}
     self._columns = {name: _Column(directory, name, *of) for name, of in used.items()}
+    # Columns without information: as long as every field has one feature, and all values are 1.
+    self._idle = {'splits', 'values'}
     self._waiting: list[Parsed] = []
     self._num_waiting = 0
-    self._distinct: list[int] = []  # fields of each chunk and slot
     self._stats = np.zeros([len(data.dense), 3])
     self._features = self.samples = 0
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'writer')
-    self._writing: collections.deque[concurrent.futures.Future] = collections.deque()
+    self._writing: collections.deque[concurrent.futures.Future[None]] = collections.deque()
 
   def add(self, parsed: Parsed) -> None:
-    """Appends samples; where the disk fails, this or a later call says so."""
+    """Appends samples. If the disk fails, this or a later call raises OSError."""
     self._waiting.append(parsed)
     self._num_waiting += len(parsed.label)
     self.samples += len(parsed.label)
@@ -194,49 +219,37 @@ class Writer:
       rest = _concatenate(self._waiting)
       while len(rest.label) >= CHUNK:
         chunk, rest = _cut(rest, CHUNK)
-        self._writing.append(self._thread.submit(self._write, chunk))
-        if len(self._writing) > MOST_WRITING:
-          self._writing.popleft().result()
+        self._submit(self._write, chunk)
       self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
-  def append(self, one: 'PreparedPass') -> None:
-    """Appends the samples of a pass of the same schema; whole chunks are copied where they fit."""
-    copied = 0 if self._num_waiting else one.num_samples // CHUNK
-    rest = range(copied * CHUNK, one.num_samples, CHUNK)
-    others = (one.parsed(start, min(start + CHUNK, one.num_samples)) for start in rest)
+  def append(self, prepared: 'PreparedPass') -> None:
+    """Appends a pass of the same schema. Whole chunks are copied unless samples wait before them."""
+    samples = prepared.num_samples
+    copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
     if copied:
-      others = list(others)  # less than a chunk
-      features = one.meta['features'] - sum(o.keys.size for o in others)
-      self.samples += copied * CHUNK
-      self._writing.append(self._thread.submit(self._copy, one, copied, features))
-    for parsed in others:
-      self.add(parsed)
+      rest = prepared.parsed(copied, samples)
+      self.samples += copied
+      self._submit(self._copy, prepared, copied, prepared.meta['features'] - rest.keys.size)
+    for start in range(copied, samples, CHUNK):
+      self.add(prepared.parsed(start, min(start + CHUNK, samples)))
 
-  def _copy(self, one: 'PreparedPass', chunks: int, features: int) -> None:
-    """Appends the first chunks of a pass, where only whole chunks were written."""
-    columns, (arrays, distinct) = self._columns, one.chunks(chunks)
-    before = sum(self._distinct) + len(self._distinct)
-    columns['bases'].add(arrays.pop('bases') + [before, columns['keys'].length])
-    for name, ones in (
-      ('splits', lambda n: [np.arange(d + 1) for d in n]),
-      ('values', lambda n: [np.ones([columns['keys'].length])]),
-    ):
-      if name in arrays and name not in columns:
-        columns[name] = _Column(self._directory, name, one.meta['arrays'][name]['dtype'])
-        for filler in ones(self._distinct):
-          columns[name].add(filler)
-    if 'splits' in columns and 'splits' not in arrays:
-      arrays['splits'] = np.concatenate([np.arange(d + 1) for d in distinct])
-    if 'values' in columns and 'values' not in arrays:
-      arrays['values'] = np.ones([len(arrays['keys'])])
-    self._distinct += distinct
-    self._features += features
+  def _submit(self, task: Callable[..., None], *args: object) -> None:
+    """Has the thread run a task; waits if too many are waiting."""
+    self._writing.append(self._thread.submit(task, *args))
+    if len(self._writing) > MOST_WRITING:
+      self._writing.popleft().result()
+
+  def _copy(self, prepared: 'PreparedPass', samples: int, features: int) -> None:
+    """Appends the first samples of a pass, which are whole chunks, behind whole chunks."""
+    arrays = prepared.chunks(samples // CHUNK)
+    arrays['bases'] = arrays['bases'] + [self._columns['splits'].rows, self._columns['keys'].rows]
     for name, array in arrays.items():
-      columns[name].add(array)
-    for start in range(0, chunks * CHUNK, CHUNK):
-      if self._dense:
-        chunk = _stats(arrays['dense'][start : start + CHUNK], self._dense)
-        self._stats = merge_stats(self._stats, chunk)
+      self._columns[name].append(array)
+    self._idle -= prepared.meta['arrays'].keys()
+    self._features += features
+    for start in range(0, samples if self._dense else 0, CHUNK):
+      chunk = _stats(arrays['dense'][start : start + CHUNK], self._dense)
+      self._stats = merge_stats(self._stats, chunk)
 
   def stop(self) -> None:
     """Ends the thread; what it has not begun to write is left out."""
@@ -248,63 +261,56 @@ class Writer:
       keys, values, counts = _with_group(chunk)
     encoded = encode_fields(keys, values, counts)
     columns, distinct = self._columns, encoded.fields_of
-    self._features += int(np.count_nonzero(chunk.keys != NO_FEATURE))
-    if 'splits' not in columns and (encoded.counts != 1).any():
-      columns['splits'] = _Column(self._directory, 'splits', '<u4')
-      for n in self._distinct:  # so far every field held one feature
-        columns['splits'].add(np.arange(n + 1))
-    if 'values' not in columns and len(encoded.values):
-      columns['values'] = _Column(self._directory, 'values', '<f4')
-      columns['values'].add(np.ones([columns['keys'].length]))
-    ends = np.cumsum(distinct)
-    of_slot = np.split(encoded.counts, ends[:-1])
-    widths = np.array([c.sum() for c in of_slot], np.int64)
-    before = sum(self._distinct) + len(self._distinct)  # a slot has one split more than fields
+    of_slots = np.split(encoded.counts, np.cumsum(distinct)[:-1])
+    splits = [np.concatenate([[0], np.cumsum(counts)]) for counts in of_slots]
+    widths = np.array([own[-1] for own in splits], np.int64)
     bases = np.stack(
       [
-        before + np.cumsum(distinct + 1) - distinct - 1,
-        columns['keys'].length + np.cumsum(widths) - widths,
+        columns['splits'].rows + np.cumsum(distinct + 1) - distinct - 1,
+        columns['keys'].rows + np.cumsum(widths) - widths,
       ],
       1,
     )
-    columns['bases'].add(bases[None])
-    if 'splits' in columns:
-      for c in of_slot:
-        columns['splits'].add(np.concatenate([[0], np.cumsum(c)]))
-    if 'values' in columns:
-      columns['values'].add(encoded.values if len(encoded.values) else np.ones([len(encoded.keys)]))
-    self._distinct += distinct.tolist()
-    columns['codes'].add(encoded.codes)
-    columns['keys'].add(encoded.keys)
+    columns['bases'].append(bases[None])
+    columns['splits'].append(np.concatenate(splits))
+    if (encoded.counts != 1).any():
+      self._idle.discard('splits')
+    if len(encoded.values):
+      self._idle.discard('values')
+    columns['values'].append(encoded.values if len(encoded.values) else np.ones(len(encoded.keys)))
+    columns['codes'].append(encoded.codes)
+    columns['keys'].append(encoded.keys)
     for name in ('dense', 'label', 'weight'):
       if name in columns:
-        columns[name].add(getattr(chunk, name))
+        columns[name].append(getattr(chunk, name))
+    self._features += int(np.count_nonzero(chunk.keys != NO_FEATURE))
     self._stats = merge_stats(self._stats, _stats(chunk.dense, self._dense))
 
-  def close(self, meta: dict[str, Any]) -> None:
+  def close(self, meta: Meta) -> None:
     """Completes the files, then writes `meta`, all of them synced."""
-    if self.samples and self._num_waiting:
-      rest = _concatenate(self._waiting)
-      self._writing.append(self._thread.submit(self._write, rest))
+    if self._num_waiting:
+      self._submit(self._write, _concatenate(self._waiting))
     while self._writing:
       self._writing.popleft().result()
     self.stop()
+    for name in self._idle:
+      self._columns.pop(name).discard()
     meta = meta | {
       'samples': self.samples,
       'features': self._features,
       'dense': {c.name: row for c, row in zip(self._dense, self._stats.tolist())},
-      'arrays': {name: column.close() for name, column in self._columns.items()},
+      'arrays': {name: column.complete() for name, column in self._columns.items()},
     }
     meta['crc32'] = zlib.crc32(to_json(meta))
     write_synced(os.path.join(self._directory, META), to_json(meta))
 
 
-def read_meta(path: str) -> dict[str, Any]:
-  """The meta.json of a prepared pass.
+def read_meta(path: str) -> Meta:
+  """Returns the meta.json of a prepared pass.
 
   Raises:
-    UserError: where there is none.
-    BadPass: where it is damaged.
+    UserError: if there is none.
+    BadPass: if it is damaged.
   """
   file = os.path.join(path, META)
   try:
@@ -319,18 +325,13 @@ def read_meta(path: str) -> dict[str, Any]:
     ) from None
   except (ValueError, RecursionError) as e:
     raise BadPass(f'{file}: not JSON: {e}; prepare the pass again') from None
-  # Passes of format 1 had no checksum; their schema says so in a better line.
-  if not isinstance(meta, dict) or not isinstance(meta.get('schema'), dict):
-    raise BadPass(f'{file}: is damaged; prepare the pass again')
-  if 'crc32' in meta or meta['schema'].get('format') != 1:
-    written = meta.pop('crc32', None)
-    if written != zlib.crc32(to_json(meta)):
-      raise BadPass(f'{file}: its checksum is wrong; prepare the pass again')
+  if not isinstance(meta, dict) or meta.pop('crc32', None) != zlib.crc32(to_json(meta)):
+    raise BadPass(f'{file}: its checksum is wrong; prepare the pass again')
   return meta
 
 
 def is_prepared(data: config.Data, path: str) -> bool:
-  """Whether a path of the config is a prepared pass, not a raw one."""
+  """Returns whether a path of the config is a prepared pass, not a raw one."""
   if is_remote(path):
     if data.format == 'prepared':
       raise UserError(f"{path}: data.format 'prepared' wants a local path; remote passes are logs")
@@ -345,45 +346,38 @@ class PreparedPass:
 
   Args:
     path: its directory.
-    cfg: where given, the pass must have been prepared with this config's schema.
+    cfg: if given, the pass must have been prepared with this config's schema.
 
   Raises:
-    UserError: where it is no prepared pass or of another schema.
-    BadPass: where its files are not those that were written.
+    UserError: if it is no prepared pass, or has another schema.
+    BadPass: if its files are not those that were written.
   """
 
   def __init__(self, path: str, cfg: config.Config | None = None):
     self.path, self.name = path, os.path.basename(os.path.normpath(path))
     self.meta = read_meta(path)
-    if cfg is not None:
-      for part, wanted in schema(cfg).items():
-        found = self.meta['schema'].get(part)
-        if found != wanted:
-          # Name no more than the first that differs.
-          if isinstance(found, list) and isinstance(wanted, list):
-            found, wanted = next((a, b) for a, b in itertools.zip_longest(found, wanted) if a != b)
-          raise UserError(
-            f"{path}: prepared for another schema: its '{part}' has {found!r}, the config wants "
-            f'{wanted!r}; prepare it again'
-          )
-    if self.meta['schema']['format'] != 2:
-      raise UserError(f'{path}: prepared by an earlier version; prepare it again')
+    for part, wanted in schema(cfg).items() if cfg is not None else ():
+      found = self.meta['schema'].get(part)
+      if found != wanted:
+        if isinstance(found, list) and isinstance(wanted, list):  # the first that differs
+          found, wanted = next((a, b) for a, b in itertools.zip_longest(found, wanted) if a != b)
+        raise UserError(
+          f"{path}: prepared for another schema: its '{part}' has {found!r}, the config wants "
+          f'{wanted!r}; prepare it again'
+        )
     self.num_samples, self.day = self.meta['samples'], self.meta['day']
     self.num_slots = len(self.meta['schema']['slots'])
+    self._grouped = self.meta['schema']['group'] is not None
     self._files: dict[str, os.stat_result] = {}  # as they were when they were mapped
     tell_files_cut_short()
     arrays = {name: self._array(name, of) for name, of in self.meta['arrays'].items()}
-    self._codes, self._keys, self._bases = (arrays[name] for name in ('codes', 'keys', 'bases'))
-    self._splits, self._values = arrays.get('splits'), arrays.get('values')
-    self._label, self._dense = arrays['label'], arrays.get('dense')
-    self._weight, self._grouped = arrays.get('weight'), self.meta['schema']['group'] is not None
-    if not len(self._label) == len(self._codes) == self.num_samples:
-      raise BadPass(f'{path}: {META} and the arrays differ in the samples; prepare the pass again')
-    of_features = self._codes, self._bases, self._keys, self._splits, self._values, self._dense
-    self._samples = SampleArrays(*of_features, self.num_slots, CHUNK)
+    self._arrays, self._label, self._weight = arrays, arrays['label'], arrays.get('weight')
+    self._samples = SampleArrays(
+      **{name: arrays.get(name) for name in OF_FEATURES}, slots=self.num_slots, chunk=CHUNK
+    )
 
-  def _array(self, name: str, written: dict[str, Any]) -> np.ndarray:
-    """A memory-mapped array whose bytes are those that were written."""
+  def _array(self, name: str, written: ArrayMeta) -> np.ndarray:
+    """Maps an array into memory, after checking that its bytes are those that were written."""
     file = os.path.join(self.path, name + '.npy')
     dtype, shape = np.dtype(written['dtype']), tuple(written['shape'])
     size = int(np.prod(shape)) * dtype.itemsize
@@ -407,30 +401,27 @@ class PreparedPass:
     self._files[file] = at_open
     return np.asarray(array)
 
-  def chunks(self, n: int) -> tuple[dict[str, np.ndarray], list[int]]:
-    """What the files hold of the first n chunks, and the fields of each chunk and slot."""
-    bases = self._bases
-    ends = {'keys': len(self._keys), 'splits': 0 if self._splits is None else len(self._splits)}
-    if n < len(bases):
-      ends = dict(zip(('splits', 'keys'), bases[n, 0].tolist()))
-    samples = min(n * CHUNK, self.num_samples)
-    arrays = {
-      'codes': self._codes[:samples],
-      'bases': bases[:n],
-      'keys': self._keys[: ends['keys']],
-      'splits': None if self._splits is None else self._splits[: ends['splits']],
-      'values': None if self._values is None else self._values[: ends['keys']],
-      'label': self._label[:samples],
-      'dense': None if self._dense is None else self._dense[:samples],
-      'weight': None if self._weight is None else self._weight[:samples],
+  def chunks(self, n: int) -> dict[str, np.ndarray]:
+    """Returns the arrays of the first n chunks, which are full; `splits` and `values` always."""
+    arrays, bases = self._arrays, self._arrays['bases'].reshape(-1, 2)
+    num_keys, first = len(arrays['keys']), n * self._arrays['bases'].shape[1]
+    if first < len(bases):
+      num_splits, num_keys = bases[first].tolist()
+    else:
+      num_splits = len(arrays['splits']) if 'splits' in arrays else num_keys + len(bases)
+    lengths = np.diff(bases[:first, 0], append=num_splits)
+    chunks = {name: array[: n * CHUNK] for name, array in arrays.items()}
+    return chunks | {
+      'bases': arrays['bases'][:n],
+      'keys': arrays['keys'][:num_keys],
+      'splits': arrays['splits'][:num_splits]
+      if 'splits' in arrays
+      else np.concatenate([np.arange(length) for length in lengths]),
+      'values': arrays['values'][:num_keys] if 'values' in arrays else np.ones([num_keys]),
     }
-    of, gap = ('keys', 0) if self._splits is None else ('splits', 1)
-    begin = bases[:n, :, int(of == 'keys')].reshape(-1)
-    distinct = np.diff(begin, append=ends[of]) - gap
-    return {k: v for k, v in arrays.items() if v is not None}, distinct.tolist()
 
   def parsed(self, start: int, end: int) -> Parsed:
-    """The samples [start, end), as they were parsed."""
+    """Returns the samples [start, end) as they were parsed."""
     batch = self._gather(np.arange(start, end))
     counts, keys, values = None, batch.keys, batch.values if len(batch.values) else None
     if not len(batch.segments):
@@ -440,44 +431,34 @@ class PreparedPass:
       counts = counts.reshape(-1, self.num_slots).astype(np.int32)
     weight = None if self._weight is None else batch.weight
     group = batch.group if self._grouped else None
-    return Parsed(counts, keys, values, batch.dense, batch.label, weight, group)
+    return Parsed(counts, keys, values, batch.dense, self._label[start:end], weight, group)
 
   def sole_labels(self) -> list[float | None]:
-    """Returns for each task the label that all of the pass's samples have; None where they differ
-    or are blank.
+    """Returns for each task the label that all of the pass's samples have.
+
+    It is None if the labels differ or are all blank. A pass without samples has none of them.
     """
-    labels = self._label if self._label.ndim == 2 else self._label[:, None]
-    found: list[set[float]] = [set() for _ in range(labels.shape[1])]
-    for start in range(0, len(labels), CHUNK):
-      for own, column in zip(found, labels[start : start + CHUNK].T):
-        if len(own) < 2:
-          own.update(np.unique(column[~np.isnan(column)]).tolist())
-      if all(len(own) > 1 for own in found):
-        break
-    return [own.pop() if len(own) == 1 else None for own in found]
+    if not self.num_samples:
+      return [None] * self._label.shape[1]
+    # NaN where all are blank, which is unequal to itself.
+    least, most = np.fmin.reduce(self._label), np.fmax.reduce(self._label)
+    return [float(low) if low == high else None for low, high in zip(least, most)]
 
   def num_batches(self, batch_size: int) -> int:
-    """The number of global batches of so many samples."""
+    """Returns the number of global batches."""
     return -(-self.num_samples // batch_size)
 
   def slices(
     self, batch_size: int, size: int, seed: int = 0, epoch: int = 0, shuffle: bool = False
   ) -> Callable[[int, int], SlotBatch]:
-    """The pass's global batches in `size` slices each.
+    """Cuts the pass's global batches of `batch_size` samples into `size` slices each.
 
     The global batches follow from (seed, name of the pass, epoch) alone. Slice r has samples [r·b
     // size, (r + 1)·b // size) of a global batch of b samples, so slices side by side give it in
-    order; a slice of the last batch may be empty.
+    order. A slice of the last batch may be empty.
 
-    Args:
-      batch_size: samples of a global batch.
-      size: slices of a batch.
-      seed: of the order, where shuffled.
-      epoch: another one is shuffled otherwise.
-      shuffle: whether the samples are shuffled.
     Returns:
-      A function (global batch, slice) -> SlotBatch of NumPy arrays; fast where batches come in
-      order.
+      A function (global batch, slice) -> SlotBatch of NumPy arrays; fast if batches come in order.
     """
     rows = self._shuffled(seed, epoch) if shuffle else np.arange
 
@@ -498,18 +479,10 @@ class PreparedPass:
     shuffle: bool = False,
     start_batch: int = 0,
   ) -> Iterator[SlotBatch]:
-    """This rank's slice of each global batch.
+    """Yields this rank's slice of each global batch, from `start_batch` on; see `slices`.
 
-    Args:
-      batch_size: samples of a global batch.
-      rank: which slice.
-      size: slices of a batch.
-      seed: of the order, where shuffled.
-      epoch: another one is shuffled otherwise.
-      shuffle: whether the samples are shuffled.
-      start_batch: the first global batch to give; those before it cost nothing.
-    Yields:
-      `num_batches(batch_size) - start_batch` SlotBatches on every rank.
+    Every rank gets `num_batches(batch_size) - start_batch` SlotBatches. The batches before
+    `start_batch` cost nothing.
     """
     slice_of = self.slices(batch_size, size, seed, epoch, shuffle)
     for batch in range(start_batch, self.num_batches(batch_size)):
@@ -519,7 +492,7 @@ class PreparedPass:
     """Returns a function: (lo, hi) -> the samples at places [lo, hi) of the shuffled order."""
     n = self.num_samples
 
-    def generator(*window):
+    def generator(*window: int) -> np.random.Generator:
       return np.random.default_rng([seed, epoch, zlib.crc32(self.name.encode()), *window])
 
     if n < SMALL_PASS:
@@ -530,16 +503,12 @@ class PreparedPass:
     # lacks.
     starts = np.concatenate([[0], np.cumsum(np.minimum(BLOCK, n - blocks * BLOCK))])
     per_window = WINDOW // BLOCK
-    kept = {}
 
+    @functools.lru_cache(maxsize=1)
     def window(w: int) -> np.ndarray:
-      if w not in kept:
-        kept.clear()
-        mine = blocks[w * per_window : (w + 1) * per_window]
-        kept[w] = generator(1, w).permutation(
-          ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK))
-        )
-      return kept[w]
+      mine = blocks[w * per_window : (w + 1) * per_window]
+      rows = ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK))
+      return generator(1, w).permutation(rows)
 
     def rows(lo: int, hi: int) -> np.ndarray:
       parts = [np.empty([0], np.int64)]
@@ -554,27 +523,25 @@ class PreparedPass:
     return rows
 
   def _gather(self, rows: np.ndarray) -> SlotBatch:
-    """The samples `rows` [B] as a SlotBatch.
+    """Returns the samples at places `rows` [B].
 
     Raises:
-      BadPass: where a file has another size than when it was opened.
+      BadPass: if a file has another size than when it was opened.
     """
     try:
-      found = self._samples.gather(rows)
+      samples = self._samples.gather(rows)
+      label = self._label[rows].astype(np.float32)
       return SlotBatch(
-        found.keys,
-        found.values,
-        found.segments,
-        found.dense,
-        label=self._label[rows].astype(np.float32),
+        *samples[:4],
+        label=label[:, 0] if label.shape[1] == 1 else label,
         weight=np.ones([len(rows)], np.float32) if self._weight is None else self._weight[rows],
-        group=found.group if self._grouped else np.zeros([len(rows)], np.int64),
+        group=samples.group if self._grouped else np.zeros([len(rows)], np.int64),
       )
     finally:
       self._check_sizes()
 
   def _check_sizes(self) -> None:
-    """Raises BadPass where a mapped file has another size: what was cut off may read as zeros."""
+    """Raises BadPass if a mapped file has another size: what was cut off may read as zeros."""
     for file, at_open in self._files.items():
       try:
         now = os.stat(file)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from trainer import config
-from trainer.data.block import Block, Malformed
+from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import codec_of, first_line, local_copy, open_stream
 from trainer.data.schema import check_columns
 from trainer.errors import BadPass
@@ -74,7 +74,7 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
     for i in bad:
       raw = records[i].numpy()
       malformed.append(
-        Malformed(
+        BadRecord(
           int(lines[i]),
           f'{len(raw)} bytes',
           'a tf.Example with features of one kind',

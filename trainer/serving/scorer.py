@@ -151,8 +151,8 @@ class Scorer:
     block = Block(columns, np.arange(size), lambda i: '', [])
     parsed = parse(self._cfg, block, labelled=False)
     if parsed.bad:
-      example = parsed.examples[0]
-      raise BadRequest('{what}, sample {line}: found {found}; wanted {wanted}'.format_map(example))
+      bad = parsed.examples[0]
+      raise BadRequest(f'{bad.what}, sample {bad.line}: found {bad.found}; wanted {bad.wanted}')
     keys, values, segments = parsed.keys, parsed.values, np.zeros([0], np.int32)
     if parsed.counts is not None:
       segments = np.repeat(np.arange(size * self._num_slots, dtype=np.int32), parsed.counts.ravel())
