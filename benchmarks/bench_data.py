@@ -270,6 +270,6 @@ def prepare(shape, seed, cfg, directory):
   os.makedirs(os.path.dirname(directory), exist_ok=True)
   temporary = tempfile.mkdtemp(dir=os.path.dirname(directory))
   writer = Writer(temporary, cfg)
-  writer.add(Parsed(counts, flat, None, dense, label))
+  writer.add(Parsed(counts, flat, None, dense, label[:, None]))
   writer.close({'schema': schema(cfg), 'day': None, 'dense': {}})
   os.rename(temporary, directory)

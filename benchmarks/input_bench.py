@@ -39,7 +39,7 @@ def write(directory, cfg, blank):
         rng.integers(1 << 52, size=counts.sum()),
         None,
         rng.random([n, DENSE], np.float32),
-        rng.integers(0, 2, n).astype(np.float32),
+        rng.integers(0, 2, [n, 1]).astype(np.float32),
       )
     )
   writer.close({'schema': schema(cfg), 'day': 0})

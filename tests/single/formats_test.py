@@ -219,7 +219,7 @@ class TfrecordTest(FormatsTestCase):
     self.assertEqual(meta['bad']['kinds'], {'malformed': 2, 'label': 2, 'dense': 1})
     self.assertEqual(sorted(e['line'] for e in meta['bad']['examples']), [2, 3, 5, 6, 7])
     self.assertEqual(one.num_samples, 2)
-    with self.assertRaisesRegex(UserError, "no column 'usr' .*; the nearest is 'user'"):
+    with self.assertRaisesRegex(UserError, "no column 'usr' .*; the nearest valid name is 'user'"):
       self.prepare(make_config(slots=[{'name': 'usr'}], max_bad_share=0.9), raw)
     with open(raw, 'rb') as f:
       good = f.read()
@@ -328,7 +328,7 @@ class JsonlTest(FormatsTestCase):
     batch, table = next(one.batches(200)), pd.read_json(raw, lines=True)
     self.assertAllEqual(batch.keys, hash_keys(table['user'].to_numpy(np.int64), 1))
     self.assertAllEqual(batch.dense[:, 0], table['price'].to_numpy(np.float32))
-    with self.assertRaisesRegex(UserError, "no column 'usr' .*nearest is 'user'"):
+    with self.assertRaisesRegex(UserError, "no column 'usr' .*nearest valid name is 'user'"):
       self.prepare(make_config(slots=[{'name': 'usr'}]), raw)
 
 

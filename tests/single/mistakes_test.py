@@ -95,6 +95,8 @@ MISTAKES = [
   ('data.slots.1.table=large', "found 'large'.*'default'"),
   ('data.day_pattern=day_', 'wanted a group in parentheses'),
   ('data.day_pattern=day_(', 'wanted a regular expression'),
+  ('data.label_positive=(', 'wanted a regular expression'),
+  ('data.label_negative=(', 'wanted a regular expression'),
   # how --set is written
   ('train.batch_size', 'wanted KEY=VALUE'),
   ('data.label_positive=yes', "label_positive': found True; wanted a text; .* in quotes"),

@@ -219,7 +219,7 @@ class BatchesTest(tf.test.TestCase):
           keys[a:b],
           None if values is None else values[a:b],
           dense[lo:hi],
-          label[lo:hi],
+          label[lo:hi, None],
           weight[lo:hi],
           group[lo:hi],
         )

@@ -212,8 +212,19 @@ def check(cfg: Config, where: str) -> None:
 
 
 def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
-  """Checks of data.labels and model.tasks; `fail(key, text)` raises."""
+  """Checks the labels and model.tasks; `fail(key, text)` raises."""
   data, model = cfg.data, cfg.model
+  for i, label in enumerate(cfg.labels):
+    place = f'data.labels.{i}.' if data.labels else 'data.label_'
+    for key, pattern in (('positive', label.positive), ('negative', label.negative)):
+      if pattern is None:
+        continue
+      if label.loss == 'squared_error':
+        fail(f'{place}{key}', 'makes labels of 0 and 1; wanted a loss for them with it')
+      try:
+        re.compile(pattern)
+      except re.error as e:
+        fail(f'{place}{key}', f'found {pattern!r}; wanted a regular expression ({e})')
   names = [label.name for label in data.labels]
   if not names:
     for key in ('shared', 'tasks'):
@@ -230,16 +241,6 @@ def _check_tasks(cfg: Config, fail: Callable[[str, str], NoReturn]) -> None:
       fail('data.labels', f"found the name '{name}'; wanted letters, digits and underscores alone")
     if names.count(name) > 1:
       fail('data.labels', f"the name '{name}' is there twice; wanted distinct names")
-  for i, label in enumerate(data.labels):
-    for key, pattern in (('positive', label.positive), ('negative', label.negative)):
-      if pattern is None:
-        continue
-      if label.loss == 'squared_error':
-        fail(f'data.labels.{i}.{key}', 'makes labels of 0 and 1; wanted a loss for them with it')
-      try:
-        re.compile(pattern)
-      except re.error as e:
-        fail(f'data.labels.{i}.{key}', f'found {pattern!r}; wanted a regular expression ({e})')
   for name in model.tasks:
     if name not in names:
       fail(f'model.tasks.{name}', 'is no name of data.labels' + nearest(name, names))

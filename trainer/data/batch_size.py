@@ -1,10 +1,10 @@
-"""The size of a batch that suits a small log."""
+"""Chooses the size of a batch that suits a small log."""
 
 import contextlib
 
 from trainer import config
-from trainer.data.conversion import raw_blocks
-from trainer.data.log_files import files_of, matching
+from trainer.data.conversion import blocks_of_pass
+from trainer.data.log_files import matching
 from trainer.data.prepared import is_prepared, read_meta
 from trainer.data.schema import wanted_columns
 
@@ -13,10 +13,10 @@ SMALLEST = 64
 
 
 def suitable(cfg: config.Config) -> tuple[int, int]:
-  """Returns the batch size where the config gives none, and the samples that it is for.
+  """Returns the batch size if the config gives none, and the samples that it is for.
 
-  It is the same on every process: it follows from the files alone. Of a large log only as much is
-  read as shows that it is large.
+  It is the same on every process because it follows from the files alone. Only as much of a large
+  log is read as shows that it is large.
   """
   most = LEAST_STEPS * config.BATCH_SIZE
   samples = _count(cfg, most) if cfg.data.train else most
@@ -27,8 +27,9 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 
 
 def _count(cfg: config.Config, most: int) -> int:
-  """The samples of data.train, or `most` where they are no fewer or the files cannot be read: what
-  is wrong with them is told when they are converted.
+  """Counts the samples of data.train, up to `most`.
+
+  Returns `most` if the files cannot be read: conversion tells what is wrong with them.
   """
   samples = 0
   with contextlib.suppress(Exception):
@@ -36,11 +37,10 @@ def _count(cfg: config.Config, most: int) -> int:
       if is_prepared(cfg.data, path):
         samples += read_meta(path)['samples']
         continue
-      for file in files_of(path):
-        with contextlib.closing(raw_blocks(cfg, file, wanted_columns(cfg))) as blocks:
-          for read in blocks:
-            samples += len(read().lines)
-            if samples >= most:
-              return most
+      with contextlib.closing(blocks_of_pass(cfg, path, wanted_columns(cfg))) as blocks:
+        for block in blocks:
+          samples += len(block.lines)
+          if samples >= most:
+            return most
     return samples
   return most

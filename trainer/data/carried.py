@@ -1,9 +1,9 @@
-"""Columns of raw files that are carried beside predictions, and how both are written."""
+"""Reads columns of raw files to be written beside predictions, and writes both."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +11,12 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from trainer import config
-from trainer.data.conversion import raw_blocks
-from trainer.data.log_files import files_of
+from trainer.data.conversion import blocks_of_pass
 from trainer.errors import UserError
 
 
 def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
-  """An array without dictionary, bytes as text; where `as_text`, whatever it holds as text."""
+  """Returns an array without a dictionary, with bytes as text; everything as text if `as_text`."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_binary(array.type):
@@ -36,11 +35,8 @@ def carried_columns(
   cfg: config.Config, path: str, columns: Sequence[str], as_text: bool
 ) -> Iterator[pa.Table]:
   """Yields the columns of a raw pass, some records at a time, in order."""
-  wanted = dict.fromkeys(columns, '--columns')
-  for file in files_of(path):
-    for read in raw_blocks(cfg, file, wanted):
-      block = read()
-      yield pa.table({c: _plain(block.columns[c], as_text, c) for c in columns})
+  for block in blocks_of_pass(cfg, path, dict.fromkeys(columns, '--columns')):
+    yield pa.table({c: _plain(block.columns[c], as_text, c) for c in columns})
 
 
 def beside(
@@ -49,7 +45,7 @@ def beside(
   """Yields the carried columns with the predictions of the same records.
 
   Args:
-    tables: the carried columns; None where none are.
+    tables: the carried columns, if any.
     predictions: [B] or [B, T], of any B.
     names: of the T columns of predictions.
   """
@@ -68,14 +64,14 @@ def beside(
     yield table
 
 
-# What the suffix of a file of predictions says; a file without one is text.
+# The formats of a file of predictions by its suffix; a file without one is text.
 TEXT_DELIMITERS = {'': ',', '.txt': ',', '.csv': ',', '.tsv': '\t'}
 JSON_SUFFIXES = ('.json', '.jsonl', '.ndjson')
 PARQUET_SUFFIXES = ('.parquet', '.pq')
 
 
 def out_suffix(path: str) -> str:
-  """Returns the suffix that says how predictions are written to a path.
+  """Returns the suffix that says how predictions are written to a path; '' means text.
 
   A suffix that does not begin with a letter is part of a name, as in scores.2024-01-31.
 
@@ -113,8 +109,8 @@ class _JsonWriter:
     pass
 
 
-def _plain_json(value: Any) -> Any:
-  """A float32's digits only, and null for what is no finite number, which JSON lacks."""
+def _plain_json(value: object) -> object:
+  """Rounds a float to the digits of a float32; JSON lacks infinity and NaN, which become null."""
   if isinstance(value, (list, tuple)):  # of a list column, and the pairs of a map
     return [_plain_json(v) for v in value]
   if not isinstance(value, float):
@@ -123,25 +119,19 @@ def _plain_json(value: Any) -> Any:
 
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
-  """Writes tables of one schema.
+  """Writes tables of one schema as Parquet, JSON lines, or delimited text under a line of names.
 
   Args:
     tables: the tables.
-    out: where to.
-    suffix: of `out_suffix`: Parquet, JSON lines, or delimited text with a first line of names.
+    out: the file.
+    suffix: of `out_suffix`.
   """
-  writer = None
+  writer = schema = None
   try:
     for table in tables:
       if writer is None:
-        if suffix in PARQUET_SUFFIXES:
-          writer = pa.parquet.ParquetWriter(out, table.schema)
-        elif suffix in JSON_SUFFIXES:
-          writer = _JsonWriter(out)
-        else:
-          options = pa.csv.WriteOptions(delimiter=TEXT_DELIMITERS[suffix])
-          writer = pa.csv.CSVWriter(out, table.schema, write_options=options)
         schema = table.schema
+        writer = _writer(out, suffix, schema)
       try:
         writer.write_table(table.cast(schema))
       except pa.ArrowException as e:
@@ -151,3 +141,14 @@ def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None
   finally:
     if writer is not None:
       writer.close()
+
+
+def _writer(
+  out: BinaryIO, suffix: str, schema: pa.Schema
+) -> pa.parquet.ParquetWriter | pa.csv.CSVWriter | _JsonWriter:
+  if suffix in PARQUET_SUFFIXES:
+    return pa.parquet.ParquetWriter(out, schema)
+  if suffix in JSON_SUFFIXES:
+    return _JsonWriter(out)
+  options = pa.csv.WriteOptions(delimiter=TEXT_DELIMITERS[suffix])
+  return pa.csv.CSVWriter(out, schema, write_options=options)

@@ -127,9 +127,7 @@ def _marker_keys(missing_values: tuple[str, ...], slot_id: int) -> np.ndarray:
   return text_keys(*_text_buffers(markers), slot_id)
 
 
-def _keys(
-  array: pa.Array, column: str, slot_id: int, missing_values: Sequence[str]
-) -> np.ndarray:
+def _keys(array: pa.Array, column: str, slot_id: int, missing_values: Sequence[str]) -> np.ndarray:
   """Returns the keys of a slot's features, int64 [n]; NO_FEATURE where one is blank or missing."""
   t = array.type
   if pa.types.is_null(t):
@@ -544,9 +542,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     slots.append(slot)
   keep = records.keep
   if not keep.all():
-    slots = [
-      s._replace(index=s.index[keep]) if isinstance(s, _Slot) else s[keep] for s in slots
-    ]
+    slots = [s._replace(index=s.index[keep]) if isinstance(s, _Slot) else s[keep] for s in slots]
     dense, label = dense[keep], label[keep]
     weight, group = (a if a is None else a[keep] for a in (weight, group))
   return Parsed(

@@ -39,7 +39,6 @@ MOST_WRITING = 2  # chunks that wait for the writer
 OF_FEATURES = ('codes', 'bases', 'keys', 'splits', 'values', 'dense')
 
 
-
 class ArrayMeta(TypedDict):
   """What meta.json says of an array."""
 
@@ -98,7 +97,7 @@ def _counted(parsed: Parsed) -> Parsed:
 def _of_samples(
   parts: Sequence[Parsed], array_of: Callable[[list[np.ndarray]], np.ndarray]
 ) -> dict[str, np.ndarray | None]:
-  """Returns the columns that have a row for each sample, where there are any, through `array_of`."""
+  """Applies a function to each column with a row per sample; None where the parts have none."""
   columns = {}
   for name in ('counts', 'dense', 'label', 'weight', 'group'):
     arrays = [getattr(part, name) for part in parts]
@@ -223,7 +222,7 @@ class Writer:
       self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
   def append(self, prepared: 'PreparedPass') -> None:
-    """Appends a pass of the same schema. Whole chunks are copied unless samples wait before them."""
+    """Appends a pass of the same schema; copies whole chunks unless samples are waiting."""
     samples = prepared.num_samples
     copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
     if copied:

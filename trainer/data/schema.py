@@ -1,83 +1,66 @@
-"""What a config says of the log: the columns to read, and the schema that a prepared pass is bound
-to.
-"""
+"""What a config says of the log: the columns to read, and the schema of prepared passes."""
 
-import difflib
 from collections.abc import Sequence
-from typing import Any
 
 from trainer import config
 from trainer.data.features import HASH_NAME, has_log1p
-from trainer.errors import UserError
+from trainer.errors import UserError, nearest
+from trainer.plain_data import JsonObject
 
 
-def schema(cfg: config.Config) -> dict[str, Any]:
-  """What must be equal between the config that prepared a pass and the one that reads it, as JSON
-  has it.
-  """
+def schema(cfg: config.Config) -> JsonObject:
+  """Returns what the config that prepared a pass and the config that reads it have in common."""
   data, ids = cfg.data, cfg.slot_ids()
   return {
-    'format': 2,
+    'format': 3,
     'hash': HASH_NAME,
     # canonical order, slot id, and of a sequence its length
     'slots': [
       [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])] for s in cfg.slots
     ],
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
-    'label': [[x.name, x.loss == 'squared_error'] for x in data.labels]
-    or [data.label, cfg.model.loss == 'squared_error'],
+    'label': [[label.name, label.loss == 'squared_error'] for label in cfg.labels],
     'weight': data.weight,
     'group': data.group,
   }
 
 
-def reading(cfg: config.Config) -> dict[str, Any]:
-  """Returns the settings that a raw file is parsed with, as JSON has them.
+def reading(cfg: config.Config) -> JsonObject:
+  """Returns the settings that a raw file is parsed with.
 
-  A prepared pass is used again only where these, its `schema` and the file itself are the same.
+  A prepared pass is used again only if these, its `schema` and the file itself are the same.
   """
   data = cfg.data
   return {
     'data_format': data.format,
     'delimiter': data.delimiter,
     'columns': data.columns,
-    'label_positive': data.label_positive,
-    'label_negative': data.label_negative,
+    'labels': [[label.column, label.positive, label.negative] for label in cfg.labels],
     'missing_values': data.missing_values,
     'max_bad_share': data.max_bad_share,
     'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
-  } | ({'labels': [[x.column, x.positive, x.negative] for x in data.labels]} if data.labels else {})
+  }
 
 
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
-  """column -> the config key that asks for it, each column once.
+  """Returns the columns to read, each with the config key that asks for it.
 
   Args:
     cfg: the config.
-    labelled: whether labels, weight and group are wanted; what only predicts needs none of them.
+    labelled: whether labels, weight and group are wanted; prediction needs none of them.
   """
-  data = cfg.data
-  wanted = {}
+  data, columns = cfg.data, []
   if labelled:
-    wanted = {x.column or x.name: 'data.labels' for x in data.labels}
-    wanted = wanted or {data.label: 'data.label'}
-    for column, key in ((data.weight, 'data.weight'), (data.group, 'data.group')):
-      if column is not None:
-        wanted.setdefault(column, key)
-  for c in data.dense:
-    wanted.setdefault(c.name, 'data.dense')
-  for s in data.slots:
-    wanted.setdefault(s.column or s.name, f"slot '{s.name}'")
+    key = 'data.labels' if data.labels else 'data.label'
+    columns += [(label.column or label.name, key) for label in cfg.labels]
+    columns += [(data.weight, 'data.weight'), (data.group, 'data.group')]
+  columns += [(c.name, 'data.dense') for c in data.dense]
+  columns += [(s.column or s.name, f"slot '{s.name}'") for s in data.slots]
+  wanted: dict[str, str] = {}
+  for column, key in columns:
+    if column is not None:
+      wanted.setdefault(column, key)
   return wanted
-
-
-def nearest_column(column: str, names: Sequence[str]) -> str:
-  """The name that was most likely meant: equal but for case, or else the most alike."""
-  for name in names:
-    if name.strip().casefold() == column.strip().casefold():
-      return name
-  close = difflib.get_close_matches(column, names, n=1, cutoff=0)
-  return close[0] if close else ''
 
 
 def check_columns(where: str, names: Sequence[str], wanted: dict[str, str]) -> None:
@@ -85,8 +68,7 @@ def check_columns(where: str, names: Sequence[str], wanted: dict[str, str]) -> N
   for column, key in wanted.items():
     if column not in names:
       raise UserError(
-        f"{where}: no column '{column}' ({key}) among {len(names)} columns; the nearest is "
-        f"'{nearest_column(column, names)}'"
+        f"{where}: no column '{column}' ({key}) among {len(names)} columns{nearest(column, names)}"
       )
     if list(names).count(column) > 1:
       raise UserError(
