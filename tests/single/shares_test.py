@@ -11,7 +11,7 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from trainer import config
-from trainer.data import csv_format, prepared, shares
+from trainer.data import log_files, prepared, shares
 from trainer.data.conversion import join_parts, prepare_part, prepare_pass
 from trainer.errors import BadPass
 
@@ -26,7 +26,7 @@ class SharesTest(tf.test.TestCase):
     self.enter_context(mock.patch.object(shares, 'CHUNK', CHUNK))
     self.enter_context(mock.patch.object(shares, 'SCAN_BYTES', 1000))
     self.enter_context(mock.patch.object(shares, 'SHARED_BYTES', 1))
-    self.enter_context(mock.patch.object(csv_format, 'BLOCK_BYTES', 3000))
+    self.enter_context(mock.patch.object(log_files, 'BLOCK_BYTES', 3000))
 
   def path(self, *names):
     return os.path.join(self.get_temp_dir(), self.id(), *names)

@@ -20,9 +20,6 @@ from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.data.parse import WHOLE_NUMBER, text_of_float
 from trainer.data.schema import check_columns
 
-BLOCK_BYTES = 8 << 20
-MAX_LINE_BYTES = 64 << 20
-
 
 class _WrongValue(ValueError):
   """A value that its column cannot hold. Args: what was found, what is wanted."""
@@ -190,15 +187,14 @@ def blocks(
   numbers = {c.name for c in data.dense} | {data.label, data.weight}
   texts = {s.column or s.name for s in data.slots} | {data.group}
   kinds = {name: name in texts or name not in numbers for name in wanted}
-  line, unseen, names = part.line, dict(wanted), []
-  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES, part):
+  unseen, names = dict(wanted), []
+  for line, raw in text_blocks(path, part):
     if not names:
       names = next((list(o) for o in map(_names, raw.split(b'\n', 10)[:10]) if o), [])
     unseen = _without(unseen, raw)
     yield functools.partial(_block, raw, line, kinds)
-    line += raw.count(b'\n')
   if unseen and part != WHOLE:  # other parts may have them
-    for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES):
+    for _, raw in text_blocks(path):
       unseen = _without(unseen, raw)
   if names:  # records leave out what is missing; a name that none of them has is a mistake
     check_columns(path, names, unseen)

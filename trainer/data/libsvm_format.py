@@ -18,8 +18,6 @@ from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.errors import UserError
 
-BLOCK_BYTES = 8 << 20
-MAX_LINE_BYTES = 64 << 20
 FEATURES, QUERY = 'features', 'qid'
 
 
@@ -104,10 +102,8 @@ def _blocks(
           f"{path}: no column '{column}' ({key}): the columns of libffm are the numbers of its "
           'fields; wanted one of these as the column'
         )
-  line = of_file.line
-  for raw in text_blocks(path, BLOCK_BYTES, MAX_LINE_BYTES, of_file):
+  for line, raw in text_blocks(path, of_file):
     yield functools.partial(_block, raw, line, data.label, list(wanted), parts)
-    line += raw.count(b'\n')
 
 
 def libsvm_blocks(

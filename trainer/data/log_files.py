@@ -1,5 +1,6 @@
 """Where logs lie: local paths, and s3://, gs:// and hdfs:// through pyarrow.fs."""
 
+import codecs
 import contextlib
 import errno
 import fnmatch
@@ -38,6 +39,8 @@ SUFFIXES = {
 }
 CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
+BLOCK_BYTES = 8 << 20  # of a text that are read at once
+MAX_LINE_BYTES = 64 << 20
 ATTEMPTS = 3  # at a remote place, beyond what its client retries by itself
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 
@@ -462,41 +465,41 @@ def partition_columns(path: str) -> dict[str, str]:
 
 
 def text_blocks(
-  path: str, block_bytes: int, max_line_bytes: int, part: Part = WHOLE
-) -> Iterator[bytes]:
-  """Yields a text file, or some lines of one that is not compressed, in runs of whole lines, each
-  line ended by LF, without a byte order mark.
+  path: str, part: Part = WHOLE, block_bytes: int | None = None
+) -> Iterator[tuple[int, bytes]]:
+  """Yields a text file, or some lines of one that is not compressed, in runs of whole lines.
+
+  Each line ends in LF. A byte-order mark at the beginning is left out. Each run, of `block_bytes`
+  or BLOCK_BYTES, comes with the number of its first line.
 
   Raises:
-    BadPass: where the file is no text with line ends, or its compression is damaged.
+    BadPass: if the file is no text with line ends, or its compression is damaged.
   """
   try:
     with open_stream(path) as f:
-      rest, is_start, yielded, left = b'', part.start == 0, False, math.inf
+      rest, line, is_start, left = b'', part.line, part.start == 0, math.inf
       if part != WHOLE:
         f.seek(part.start)
         left = math.inf if part.end is None else part.end - part.start
-      while chunk := f.read(min(block_bytes, left)):
+      while chunk := f.read(min(block_bytes or BLOCK_BYTES, left)):
         left -= len(chunk)
         if is_start:
           while len(chunk) < 3 and (more := f.read(3)):
             chunk += more
-          chunk, is_start = chunk.removeprefix(b'\xef\xbb\xbf'), False
+          chunk, is_start = chunk.removeprefix(codecs.BOM_UTF8), False
           refuse_other_files(path, chunk)
-        cut = chunk.rfind(b'\n') + 1
-        if cut:
-          yielded = True
-          yield rest + chunk[:cut]
-          rest = chunk[cut:]
-        else:
-          rest += chunk
-          if len(rest) > max_line_bytes:
-            raise _no_line_end(path, rest)
+        rest += chunk
+        if cut := rest.rfind(b'\n') + 1:
+          yield line, rest[:cut]
+          line += rest.count(b'\n')
+          rest = rest[cut:]
+        elif len(rest) > MAX_LINE_BYTES:
+          raise _no_line_end(path, rest)
       if rest:
-        if not yielded and rest.count(b'\r') > 1:
+        if line == part.line and rest.count(b'\r') > 1:
           raise _no_line_end(path, rest)
         # Short files and the last line; the end of the file ends a line too.
-        yield rest + b'\n'
+        yield line, rest + b'\n'
   except (OSError, pa.ArrowException) as e:
     raise BadPass(f'{path}: cannot be read: {first_line(e)}') from None
 
