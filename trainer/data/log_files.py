@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -24,18 +24,16 @@ from trainer.errors import BadPass, ConfigError, UserError, one_line, plain_erro
 
 # The format of a file by its suffix; CSV_SUFFIXES and all others are CSV.
 SUFFIXES = {
-  '.jsonl': 'jsonl',
-  '.ndjson': 'jsonl',
-  '.json': 'jsonl',
-  '.orc': 'orc',
-  '.tfrecord': 'tfrecord',
-  '.tfrecords': 'tfrecord',
-  '.libsvm': 'libsvm',
-  '.svm': 'libsvm',
-  '.libffm': 'libffm',
-  '.ffm': 'libffm',
-  '.parquet': 'parquet',
-  '.pq': 'parquet',
+  suffix: kind
+  for kind, suffixes in (
+    ('jsonl', '.jsonl .ndjson .json'),
+    ('orc', '.orc'),
+    ('tfrecord', '.tfrecord .tfrecords'),
+    ('libsvm', '.libsvm .svm'),
+    ('libffm', '.libffm .ffm'),
+    ('parquet', '.parquet .pq'),
+  )
+  for suffix in suffixes.split()
 }
 CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
@@ -46,12 +44,8 @@ SECONDS_BETWEEN_ATTEMPTS = 1.0
 
 # Errors of the operating system that no pass is to blame for.
 _OF_THE_MACHINE = (
-  errno.ENOSPC,
-  errno.EDQUOT,
-  errno.EROFS,
-  errno.EMFILE,
-  errno.ENFILE,
-  errno.ENOMEM,
+  *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
+  *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 )
 
 Value = TypeVar('Value')
@@ -83,12 +77,12 @@ WHOLE = Part()
 
 
 def is_remote(path: str) -> bool:
-  """Whether a path names a place that pyarrow.fs reaches, as s3://bucket/key."""
+  """Returns whether a path is an URL such as s3://bucket/key, which pyarrow.fs reaches."""
   return '://' in path
 
 
 def normal(path: str) -> str:
-  """A path without needless parts, ~ replaced."""
+  """Returns a path without needless parts, and with ~ replaced."""
   if not is_remote(path):
     return os.path.normpath(os.path.expanduser(path))
   scheme, _, rest = path.partition('://')
@@ -96,7 +90,7 @@ def normal(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-  """The path from its file system's root on."""
+  """Returns the path from its file system's root on."""
   return path if is_remote(path) else os.path.abspath(path)
 
 
@@ -106,7 +100,7 @@ def _filesystem(root: str) -> pa.fs.FileSystem:
 
 
 def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
-  """The file system of a path, and the path in it."""
+  """Returns the file system of a path, and the path in it."""
   if not is_remote(path):
     return _filesystem('file:///'), os.path.abspath(os.path.expanduser(path))
   scheme, _, rest = path.partition('://')
@@ -122,16 +116,17 @@ def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
 
 
 def first_line(error: BaseException) -> str:
+  """Returns the first line of an error's message."""
   lines = str(error).splitlines() or ['']
   return ' '.join(lines[0].split())[:300]
 
 
 def retried(path: str, action: Callable[[], Value]) -> Value:
-  """Runs `action` on a file; where a remote place fails, some times more.
+  """Runs an action on a file; repeats it if a remote place fails.
 
   Raises:
-    UserError: where it keeps failing; its cause is the last OSError.
-    FileNotFoundError: where there is no such file.
+    UserError: if it keeps failing; its cause is the last OSError.
+    FileNotFoundError: if there is no such file.
   """
   if not is_remote(path):
     return action()
@@ -148,10 +143,9 @@ def retried(path: str, action: Callable[[], Value]) -> Value:
 
 
 class _RemoteFile(io.RawIOBase):
-  """A remote file, read at any place; each read is tried again where the connection is lost.
+  """A remote file that repeats reads when the connection is lost.
 
-  The retries lie below decompression and parsing, which must not meet a failed read: what they had
-  read before it would be lost.
+  It does so below decompression and parsing, because these cannot go on after a failed read.
   """
 
   def __init__(self, path: str):
@@ -188,8 +182,7 @@ class _RemoteFile(io.RawIOBase):
     return data
 
   def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-    start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-    self._place = start + offset
+    self._place = offset + (0, self._place, self._size)[whence]
     return self._place
 
   def tell(self) -> int:
@@ -197,7 +190,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def codec_of(path: str) -> str | None:
-  """What a file's suffix says that it is compressed with."""
+  """Returns the compression that a file's suffix names."""
   return CODECS.get(os.path.splitext(path)[1])
 
 
@@ -211,13 +204,10 @@ def open_file(path: str) -> pa.NativeFile:
 
 @contextlib.contextmanager
 def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
-  """Opens a file of tables to be read within a `with`.
+  """Opens a file of tables; `kind` is its format with an article, as in 'an ORC'.
 
-  Args:
-    path: of the file.
-    kind: as messages name it, with its article.
   Raises:
-    BadPass: where it cannot be read as such a file.
+    BadPass: if it cannot be opened or read as such a file.
   """
   try:
     with open_file(path) as f:
@@ -227,14 +217,14 @@ def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
 
 
 def open_stream(path: str) -> pa.NativeFile:
-  """Opens a file to be read from its beginning, decompressed by its suffix."""
+  """Opens a file to be read from its beginning, decompressed as its suffix says."""
   codec = codec_of(path)
   return pa.CompressedInputStream(open_file(path), codec) if codec else open_file(path)
 
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-  """A local path of a file: its own, or for the time of a `with` that of a copy."""
+  """Yields a local path of a file: its own, or that of a temporary copy."""
   if not is_remote(path):
     yield path
     return
@@ -246,66 +236,62 @@ def local_copy(path: str) -> Iterator[str]:
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-  """What to sort by so that numbers in a text count as numbers: day_9 stands before day_10."""
+  """Returns a sort key that counts digits as numbers: day_9 comes before day_10."""
   return [
     (1, int(part), part) if i % 2 else (0, 0, part)
     for i, part in enumerate(re.split(r'([0-9]{1,18})', text))
   ]
 
 
-def _children(folder: str) -> list[pa.fs.FileInfo]:
-  """What lies in a remote directory; nothing where there is none."""
-  filesystem, inside = _locate(folder)
-  selector = pa.fs.FileSelector(inside, allow_not_found=True)
-  return retried(folder, lambda: filesystem.get_file_info(selector))
-
-
 def matching(patterns: Sequence[str], key: str) -> list[str]:
-  """Files and directories that the patterns of a config key match, a pattern at a time, by name.
+  """Returns the files and directories that the patterns of a config key match.
+
+  They are sorted by name within each pattern.
 
   Raises:
-    ConfigError: where a pattern matches nothing.
+    ConfigError: if a pattern matches nothing.
   """
   files = []
   for pattern in patterns:
     if is_remote(pattern):
-      found = _remote_glob(pattern)
-    else:  # brackets in the name of a file that is there mean themselves
+      paths = _remote_glob(pattern)
+    else:  # brackets in the name of a file that exists mean themselves
       path = normal(pattern)
-      found = glob.glob(path) or [path] * os.path.exists(path)
-    found.sort()
-    if not found:
+      paths = glob.glob(path) or [path] * os.path.exists(path)
+    if not paths:
       place = '' if is_remote(pattern) or os.path.isabs(normal(pattern)) else f' in {os.getcwd()}'
       raise ConfigError(f"{key}: found no file that matches '{pattern}'{place}")
-    files += found
+    files += sorted(paths)
   return files
 
 
 def _remote_glob(pattern: str) -> list[str]:
-  """As glob.glob; a directory that has no wildcards is not listed."""
+  """Does the same as glob.glob; a directory without wildcards is not listed."""
   folder, name = os.path.split(normal(pattern))
   if not glob.has_magic(pattern):
     return [pattern] if exists(pattern) else []
-  folders = _remote_glob(folder) if glob.has_magic(folder) else [folder]
   return [
-    os.path.join(one, child.base_name)
-    for one in folders
-    for child in _children(one)
-    if fnmatch.fnmatchcase(child.base_name, name) and not child.base_name.startswith('.')
+    os.path.join(parent, child)
+    for parent in (_remote_glob(folder) if glob.has_magic(folder) else [folder])
+    for child in retried(parent, functools.partial(_listed, parent, recursive=False))
+    if fnmatch.fnmatchcase(child, name) and not child.startswith('.')
   ]
+
+
+def _listed(folder: str, recursive: bool = True) -> dict[str, pa.fs.FileInfo]:
+  """Lists a remote directory by path below it; a missing one is empty unless `recursive`."""
+  filesystem, inside = _locate(folder)
+  selector = pa.fs.FileSelector(inside, allow_not_found=not recursive, recursive=recursive)
+  below = len(inside.rstrip('/')) + 1
+  return {info.path[below:]: info for info in filesystem.get_file_info(selector)}
 
 
 @contextlib.contextmanager
 def refusing(path: str) -> Iterator[None]:
-  """Turns whatever goes wrong with one pass into BadPass, so that it can be set aside.
+  """Turns errors of one pass into BadPass, in one line that names it, so that it can be set aside.
 
-  What ails the machine stays what it is: a full disk, too many open files, another file that cannot
-  be written, a remote place that is away.
-
-  Args:
-    path: of the pass.
-  Raises:
-    BadPass: in one line that names the pass.
+  Errors of the machine stay what they are: a full disk, too many open files, another file that
+  cannot be written, a remote place that cannot be reached.
   """
   try:
     yield
@@ -320,23 +306,22 @@ def refusing(path: str) -> Iterator[None]:
 
 
 def exists(path: str) -> bool:
-  """Whether there is such a file or directory."""
+  """Returns whether there is such a file or directory."""
   if not is_remote(path):
     return os.path.exists(path)
   return _info(path).type != pa.fs.FileType.NotFound
 
 
 def is_directory(path: str) -> bool:
-  """Whether there is a directory of this name; of a bucket it is the beginning of a file's name."""
+  """Returns whether there is such a directory; in a bucket it is the beginning of a file's name."""
   return _info(path).type == pa.fs.FileType.Directory
 
 
 def modified(path: str) -> float | None:
-  """When a file was changed last, in seconds since 1970; None where there is none."""
-  if not is_remote(path):
-    return os.path.getmtime(path) if os.path.exists(path) else None
-  info = _info(path)
-  return None if info.type == pa.fs.FileType.NotFound else (info.mtime_ns or 0) / 1e9
+  """Returns when a file was last changed, in seconds since 1970; None if there is none."""
+  if not exists(path):
+    return None
+  return (_info(path).mtime_ns or 0) / 1e9 if is_remote(path) else os.path.getmtime(path)
 
 
 def _info(path: str) -> pa.fs.FileInfo:
@@ -347,64 +332,40 @@ def _info(path: str) -> pa.fs.FileInfo:
 def walk(
   directory: str, onerror: Callable[[OSError], None]
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-  """As os.walk: yields each directory with its directories and its files.
+  """Does the same as os.walk: yields each directory with its directories and its files.
 
   Args:
     directory: where to begin.
-    onerror: called with what was met instead of a directory's contents.
+    onerror: called with the error if a directory cannot be listed.
   """
   if not is_remote(directory):
     yield from os.walk(directory, onerror=onerror)
     return
-  filesystem, inside = _locate(directory)
+  contents: dict[str, tuple[list[str], list[str]]] = {directory: ([], [])}
   try:
-    selector = pa.fs.FileSelector(inside, recursive=True)
-    found = filesystem.get_file_info(selector)
+    for below, info in _listed(directory).items():
+      folder, name = os.path.split(os.path.join(directory, below))
+      contents.setdefault(folder, ([], []))[info.is_file].append(name)
   except OSError as e:
     onerror(OSError(e.errno, first_line(e), directory))
     return
-  contents = {directory: ([], [])}
-  for one in found:
-    folder, name = os.path.split(directory + one.path[len(inside.rstrip('/')) :])
-    contents.setdefault(folder, ([], []))[one.type == pa.fs.FileType.File].append(name)
   for folder, (folders, names) in sorted(contents.items()):
     yield folder, folders, names
 
 
 def files_of(path: str) -> list[LogFile]:
-  """The files of a pass: the file itself, or those below a directory, in natural order.
+  """Returns the files of a pass: the file itself, or those below a directory, in natural order.
 
   Files whose names begin with . or _ (as _SUCCESS) do not count, nor do .crc files.
 
   Raises:
-    UserError: where there is no such file, or something else than files.
-    BadPass: where the directory holds none.
+    UserError: if there is no such file, or something else than files.
+    BadPass: if the directory holds none.
   """
-  if not is_remote(path):
-    with plain_errors(f'cannot read {path}'):
-      return _local_files(os.path.expanduser(path))
-  filesystem, inside = _locate(path)
   with plain_errors(f'cannot read {path}'):
-    info = _info(path)
-    if info.type == pa.fs.FileType.NotFound:
-      raise UserError(f'{path}: no such file')
-    if info.type == pa.fs.FileType.File:
-      return [LogFile(path, info.size, info.mtime_ns or 0)]
-    selector = pa.fs.FileSelector(inside, recursive=True)
-    found = retried(path, lambda: filesystem.get_file_info(selector))
-  prefix = len(inside.rstrip('/')) + 1
-  return _parts(
-    path,
-    {
-      one.path[prefix:]: LogFile(os.path.join(path, one.path[prefix:]), one.size, one.mtime_ns or 0)
-      for one in found
-      if one.type == pa.fs.FileType.File
-    },
-  )
-
-
-def _parts(path: str, files: Mapping[str, LogFile]) -> list[LogFile]:
-  """Those files of a directory that belong to the pass, in order. files: by path below it."""
+    files = _remote_files(path) if is_remote(path) else _local_files(os.path.expanduser(path))
+  if isinstance(files, LogFile):
+    return [files]
   parts = [
     below
     for below in files
@@ -419,10 +380,24 @@ def _is_hidden(name: str) -> bool:
   return name.startswith(('.', '_'))
 
 
-def _local_files(path: str) -> list[LogFile]:
-  """As `files_of`, of a local pass."""
+def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
+  """Returns a remote file, or all files of a remote directory by their path below it."""
+  info = _info(path)
+  if info.type == pa.fs.FileType.NotFound:
+    raise UserError(f'{path}: no such file')
+  if info.is_file:
+    return LogFile(path, info.size, info.mtime_ns or 0)
+  return {
+    below: LogFile(os.path.join(path, below), child.size, child.mtime_ns or 0)
+    for below, child in retried(path, lambda: _listed(path)).items()
+    if child.is_file
+  }
+
+
+def _local_files(path: str) -> LogFile | dict[str, LogFile]:
+  """Returns a local file, or the visible files of a directory by their path below it."""
   if not os.path.isdir(path):
-    return [_local_file(path)]
+    return _local_file(path)
   here = os.path.realpath(os.path.dirname(os.path.abspath(path)))
   if (here + os.sep).startswith(os.path.realpath(path) + os.sep):
     raise BadPass(f'{path}: is a link to a directory that it lies in; wanted one of its own')
@@ -433,14 +408,12 @@ def _local_files(path: str) -> list[LogFile]:
   files = {}
   for folder, folders, names in os.walk(path, onerror=fail):
     folders[:] = [name for name in folders if not _is_hidden(name)]
-    for name in names:
-      file = os.path.join(folder, name)
-      if not _is_hidden(name):
-        files[os.path.relpath(file, path)] = _local_file(file)
     for name in folders:
       if os.path.islink(os.path.join(folder, name)):
         raise BadPass(f'{os.path.join(folder, name)}: is a link to a directory; wanted files')
-  return _parts(path, files)
+    for file in (os.path.join(folder, name) for name in names if not _is_hidden(name)):
+      files[os.path.relpath(file, path)] = _local_file(file)
+  return files
 
 
 def _local_file(path: str) -> LogFile:
@@ -459,7 +432,7 @@ def _local_file(path: str) -> LogFile:
 
 
 def partition_columns(path: str) -> dict[str, str]:
-  """Hive's partition columns of a path: dt=2024-01-31/hour=03/x gives dt and hour."""
+  """Returns Hive's partition columns of a path: dt=2024-01-31/hour=03/x has dt and hour."""
   folders = re.split(r'[/\\]', path)[:-1]
   return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))
 
@@ -511,7 +484,7 @@ def _no_line_end(path: str, data: bytes) -> BadPass:
 
 
 def refuse_other_files(path: str, start: bytes) -> None:
-  """Raises BadPass where a text file begins as a file of another kind does."""
+  """Raises BadPass if a text file begins like a file of another kind."""
   for magic, what in (
     (b'PAR1', 'a Parquet file; wanted text, or data.format: parquet'),
     (b'ORC', 'an ORC file; wanted text, or data.format: orc'),
