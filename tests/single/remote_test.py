@@ -151,7 +151,7 @@ class RemoteTest(tf.test.TestCase):
     def taken():
       found = []
       while isinstance(action := stream.next(), TrainPass):
-        found.append(action.one.name)
+        found.append(action.data_pass.name)
         stream.trained()
       self.assertIsInstance(action, Wait)
       return found
