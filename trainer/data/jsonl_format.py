@@ -5,10 +5,10 @@ object that maps features to numbers; null or absent is missing. Blank lines are
 line is accepted depends on that line alone.
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,13 @@ from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part, text_blocks
 from trainer.data.parse import WHOLE_NUMBER, text_of_float
 from trainer.data.schema import check_columns
+from trainer.plain_data import Json, JsonObject
 
 
 class _WrongValue(ValueError):
-  """A value that its column cannot hold. Args: what was found, what is wanted."""
+  """A value that its column cannot hold."""
 
-  def __init__(self, value: Any, wanted: str):
+  def __init__(self, value: Json, wanted: str):
     super().__init__(json.dumps(value)[:40])
     self.wanted = wanted
 
@@ -33,15 +34,14 @@ def _refuse(literal: str) -> None:
   raise ValueError(f'{literal} is no JSON')
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  made = dict(pairs)
-  if len(made) != len(pairs):
+def _object(pairs: list[tuple[str, Json]]) -> JsonObject:
+  if len(value := dict(pairs)) != len(pairs):
     raise ValueError('a name is there twice')
-  return made
+  return value
 
 
-def _load(line: bytes) -> dict[str, Any]:
-  """The object of a line. Raises: ValueError where it is none."""
+def _load(line: bytes) -> JsonObject:
+  """Returns the object of a line. Raises ValueError if it holds none."""
   try:
     value = json.loads(line.decode(), parse_constant=_refuse, object_pairs_hook=_object)
   except RecursionError:
@@ -51,8 +51,8 @@ def _load(line: bytes) -> dict[str, Any]:
   return value
 
 
-def _text(value: Any) -> str | None:
-  """A string, whole number or boolean as Arrow has it as text. Raises: _WrongValue for others."""
+def _text(value: Json) -> str | None:
+  """Returns a string, whole number or boolean as text. Raises _WrongValue for others."""
   if value is None or isinstance(value, str):
     return value
   if isinstance(value, bool):
@@ -64,8 +64,8 @@ def _text(value: Any) -> str | None:
   raise _WrongValue(value, WHOLE_NUMBER)
 
 
-def _slot_value(value: Any) -> Any:
-  """None, a text, or a list of pairs (text, number or None)."""
+def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
+  """Returns a text, or pairs (text, number); None for a missing value."""
   if isinstance(value, list):
     return [(text, 1.0) for text in map(_text, value) if text and text.strip()]
   if isinstance(value, dict):
@@ -73,8 +73,8 @@ def _slot_value(value: Any) -> Any:
   return _text(value)
 
 
-def _number(value: Any) -> str | None:
-  """A number as text. Raises: _WrongValue where it is a list or an object."""
+def _number(value: Json) -> str | None:
+  """Returns a number as text. Raises _WrongValue for a list or an object."""
   if isinstance(value, (list, dict)):
     raise _WrongValue(value, 'a number')
   if isinstance(value, bool):
@@ -82,29 +82,26 @@ def _number(value: Any) -> str | None:
   return value if value is None or isinstance(value, str) else repr(value)
 
 
-def _slot_array(values: list[Any]) -> pa.Array:
-  """Values of `_slot_value` as a column: texts, or where one is several, a map."""
+def _slot_array(values: list[str | list[tuple[str, float]] | None]) -> pa.Array:
+  """Returns results of `_slot_value` as a column: texts, or maps if a value is several."""
   if not any(isinstance(v, list) for v in values):
     return pa.array(values, pa.string())
   pairs = [v if isinstance(v, list) or v is None else [(v, 1.0)] for v in values]
   return pa.array(pairs, pa.map_(pa.string(), pa.float64()))
 
 
-def _arrow_type(value: Any, is_slot: bool) -> pa.DataType | None:
-  """The type that Arrow's reader is asked for, None where only Python's will do."""
+def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
+  """Returns the type to read a column with in Arrow; None if only Python can read it."""
   if not is_slot:
     return pa.string() if isinstance(value, str) else pa.float64()
   if isinstance(value, list) and value and not isinstance(value[0], (list, dict)):
     inner = _arrow_type(value[0], True)
     return inner and pa.list_(inner)
-  for of, t in ((bool, pa.bool_()), (int, pa.int64()), (str, pa.string())):
-    if isinstance(value, of):
-      return t
-  return None
+  return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}.get(type(value))
 
 
 def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
-  """Columns by Arrow's reader; None where it cannot promise what each line by itself gives."""
+  """Reads columns with Arrow; None if it may not give what each line by itself would give."""
   # A line that begins with { and ends with } cannot continue in the next one.
   if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
     return None
@@ -132,65 +129,57 @@ def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, 
 
 
 def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
-  """Returns the Block of whole lines.
-
-  Args:
-    raw: the lines.
-    first_line: the number of the first one.
-    wanted: column -> whether it is a slot.
-  """
+  """Returns the Block of whole lines. wanted: column -> whether it is a slot."""
   all_lines = [line.strip() for line in raw.split(b'\n')[:-1]]
-  numbers = np.flatnonzero([bool(line) for line in all_lines])
-  lines = [all_lines[i] for i in numbers]
+  rows = np.flatnonzero([bool(line) for line in all_lines])
+  lines = [all_lines[row] for row in rows]
 
-  def text(at: int) -> str:
-    return all_lines[at].decode(errors='replace')
+  def block(columns: dict[str, pa.Array], rows: np.ndarray, malformed: list[BadRecord]) -> Block:
+    return Block(
+      columns,
+      first_line + rows,
+      lambda i: all_lines[rows[i]].decode(errors='replace'),
+      malformed,
+    )
 
-  if not lines:
-    none = {name: pa.array([], pa.string()) for name in wanted}
-    return Block(none, np.zeros([0], np.int64), text, [])
-  columns = _fast(lines, raw, wanted)
-  if columns is not None:
-    return Block(columns, first_line + numbers, lambda i: text(numbers[i]), [])
+  if lines and (columns := _fast(lines, raw, wanted)) is not None:
+    return block(columns, rows, [])
   values = {name: [] for name in wanted}
   good, malformed = [], []
-  for number, line in zip(numbers.tolist(), lines):
+  for row, line in zip(rows.tolist(), lines):
     try:
       record = _load(line)
       own = {}
-      for name, slot in wanted.items():
-        own[name] = (_slot_value if slot else _number)(record.get(name))
-      for value in own.values():  # lone surrogates have no bytes
-        json.dumps(value, ensure_ascii=False).encode()
+      for name, is_slot in wanted.items():
+        own[name] = (_slot_value if is_slot else _number)(record.get(name))
+      json.dumps([*own.values()], ensure_ascii=False).encode()  # lone surrogates have no bytes
     except ValueError as e:
-      found = ' '.join(str(e).split())[:200]
-      of = 'a JSON object'
+      found, of = ' '.join(str(e).split())[:200], 'a JSON object'
       if isinstance(e, _WrongValue):
         found, of = f"{found} in the column '{name}'", e.wanted
-      malformed.append(BadRecord(first_line + number, found, of, text(number)))
+      malformed.append(BadRecord(first_line + row, found, of, line.decode(errors='replace')))
       continue
-    good.append(number)
+    good.append(row)
     for name, value in own.items():
       values[name].append(value)
   columns = {
-    name: _slot_array(values[name]) if slot else pa.array(values[name], pa.string())
-    for name, slot in wanted.items()
+    name: _slot_array(values[name]) if is_slot else pa.array(values[name], pa.string())
+    for name, is_slot in wanted.items()
   }
-  good = np.array(good, np.int64)
-  return Block(columns, first_line + good, lambda i: text(good[i]), malformed)
+  return block(columns, np.array(good, np.int64), malformed)
 
 
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """As `csv_format.blocks`."""
+  """Does the same as `csv_format.blocks`."""
   numbers = {c.name for c in data.dense} | {data.label, data.weight}
   texts = {s.column or s.name for s in data.slots} | {data.group}
   kinds = {name: name in texts or name not in numbers for name in wanted}
   unseen, names = dict(wanted), []
   for line, raw in text_blocks(path, part):
     if not names:
-      names = next((list(o) for o in map(_names, raw.split(b'\n', 10)[:10]) if o), [])
+      names = next(filter(None, map(_names, raw.split(b'\n', 10)[:10])), [])
     unseen = _without(unseen, raw)
     yield functools.partial(_block, raw, line, kinds)
   if unseen and part != WHOLE:  # other parts may have them
@@ -201,7 +190,7 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes) -> dict[str, str]:
-  """Those of some names that do not stand in a text."""
+  """Returns those of some names that do not stand in a text."""
   return {
     n: key
     for n, key in unseen.items()
@@ -209,8 +198,7 @@ def _without(unseen: dict[str, str], raw: bytes) -> dict[str, str]:
   }
 
 
-def _names(line: bytes) -> dict[str, Any]:
-  try:
-    return _load(line)
-  except ValueError:
-    return {}
+def _names(line: bytes) -> list[str]:
+  with contextlib.suppress(ValueError):
+    return list(_load(line))
+  return []

@@ -1,4 +1,4 @@
-"""Which files are passes, what they are called, of which day they are, and in which order."""
+"""Finds the passes among files: their names, their days and their order."""
 
 import collections
 import dataclasses
@@ -29,7 +29,7 @@ SUFFIX = re.compile(rf'({_FORMATS})({_CODECS})?$')
 DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
 DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
 _DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')
-_NUMBER = re.compile(r'[0-9]{1,18}')
+_DIGITS = re.compile(r'[0-9]{1,18}')
 _FOLDER_BYTES = 150  # of a converted pass's name; a file system takes 255, what is added included
 
 
@@ -51,7 +51,7 @@ class Pass:
 
 
 def folder_name(name: str) -> str:
-  """A pass's name as that of one directory, 'a/b' as 'a+b'; different names give different ones."""
+  """Returns a distinct name of a directory for each pass's name: 'a+b' for 'a/b'."""
   folder = name.replace('%', '%25').replace('+', '%2B').replace(os.sep, '+')
   if len(folder.encode()) <= _FOLDER_BYTES:
     return folder
@@ -60,33 +60,27 @@ def folder_name(name: str) -> str:
 
 
 def pass_day(cfg: Config, path: str) -> int | None:
-  """The day that data.day_pattern finds in a path, or None.
+  """Returns the day that data.day_pattern finds in a path, or None.
 
-  The last place where it matches counts, so that a directory's date serves where the file's name
-  has none. A date, as 2024-01-31 or as three groups, is the number 20240131.
+  The last match counts, so that a directory's date serves if the file's name has none. A date, as
+  2024-01-31 or as three groups, is the number 20240131.
 
   Raises:
-    UserError: where what it finds is neither a whole number nor a date.
+    UserError: if the match is neither a whole number nor a date.
   """
   if cfg.data.day_pattern is None:
     return None
-  found = None
-  for found in re.finditer(cfg.data.day_pattern, normal(path)):
-    pass
-  if found is None:
+  matches = list(re.finditer(cfg.data.day_pattern, normal(path)))
+  if not matches:
     return None
-  groups = found.groups()
-  text = '-'.join(map(str, groups)) if len(groups) == 3 else str(groups[0])
+  groups = [str(group) for group in matches[-1].groups()]
+  text = '-'.join(groups) if len(groups) == 3 else groups[0]
+  date = _DATE.fullmatch(text)
+  parts = groups if len(groups) == 3 else date.groups() if date else [text]
   try:
-    if len(groups) == 3:
-      if not all(map(_NUMBER.fullmatch, map(str, groups))):
-        raise ValueError('not three whole numbers')
-      return _number(datetime.date(*map(int, groups)))
-    if date := _DATE.fullmatch(text):
-      return _number(datetime.date(*map(int, date.groups())))
-    if _NUMBER.fullmatch(text):
-      return int(text)
-    raise ValueError('not a whole number')
+    if not all(map(_DIGITS.fullmatch, parts)):
+      raise ValueError('not whole numbers' if len(parts) == 3 else 'not a whole number')
+    return int(text) if len(parts) == 1 else _number(datetime.date(*map(int, parts)))
   except (ValueError, OverflowError) as e:
     raise UserError(
       f'data.day_pattern: found {text[:40]!r} in {path}; wanted a whole number or a date as '
@@ -99,43 +93,39 @@ def _number(date: datetime.date) -> int:
 
 
 def _date(day: int) -> datetime.date | None:
-  """The date that a day YYYYMMDD is; None where it is a plain number."""
+  """Returns the date of a day YYYYMMDD; None if it is a plain number."""
   try:
     return datetime.date(day // 10000, day // 100 % 100, day % 100) if is_date(day) else None
-  except (ValueError, OverflowError):
+  except ValueError:
     return None
 
 
 def is_date(day: int) -> bool:
-  """Whether a day has the eight digits of a date; day 90000000 is a wrong one."""
+  """Returns whether a day has the eight digits of a date; 20249999 is a wrong one."""
   return 1900_01_01 <= day <= 9999_12_31
 
 
+def days_ahead(day: int, later: int) -> int:
+  """Returns how many days the day `later` is after `day`; dates are counted by the calendar."""
+  start, end = _date(day), _date(later)
+  return later - day if start is None or end is None else (end - start).days
+
+
 def day_after(day: int) -> int:
-  """The day that follows: of dates by the calendar."""
+  """Returns the next day; that of a date by the calendar."""
   date = _date(day)
   return day + 1 if date is None else _number(date + datetime.timedelta(1))
 
 
 def days_between(day: int, later: int, at_most: int = 366) -> list[int]:
-  """The days after `day` and before `later`, in order; of a long gap the last `at_most`."""
-  start, end = _date(day), _date(later)
-  if start is None or end is None:
-    return list(range(max(day + 1, later - at_most), later))
-  gap = (end - start).days - 1
-  return [
-    _number(end - datetime.timedelta(back)) for back in range(min(max(gap, 0), at_most), 0, -1)
-  ]
-
-
-def days_ahead(day: int, later: int) -> int:
-  """How many days after `day` the day `later` is; of dates by the calendar."""
-  start, end = _date(day), _date(later)
-  return later - day if start is None or end is None else (end - start).days
+  """Returns the days after `day` and before `later`, in order; the last `at_most` of them."""
+  end = _date(later) if _date(day) else None
+  gaps = range(min(days_ahead(day, later) - 1, at_most), 0, -1)
+  return [later - gap if end is None else _number(end - datetime.timedelta(gap)) for gap in gaps]
 
 
 def _fixed(pattern: str) -> str:
-  """The directories of a pattern before its first wildcard."""
+  """Returns the directories of a pattern before its first wildcard."""
   pattern = normal(pattern)
   while glob.has_magic(os.path.dirname(pattern)):
     pattern = os.path.dirname(pattern)
@@ -143,13 +133,10 @@ def _fixed(pattern: str) -> str:
 
 
 def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
-  """The pass at a path, named as seen from the directory `below`."""
+  """Returns the pass at a path, named as seen from the directory `below`."""
   name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
   if is_prepared(cfg.data, path):
-    day = read_meta(path).get('day')
-    if type(day) is not int:
-      raise BadPass(f'{path}: its {META} has the day {day!r}; wanted a whole number')
-    return Pass(name, path, day, marker)
+    return Pass(name, path, read_meta(path)['day'], marker)
   day = pass_day(cfg, path)
   if day is None and cfg.data.day_pattern is not None and key in ('data.train', 'data.watch'):
     raise UserError(
@@ -159,15 +146,15 @@ def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = Non
   return Pass(name, path, day or 0, marker)
 
 
-def in_order(found: Iterable[Pass]) -> list[Pass]:
-  """Passes by day, those of one day by name, numbers in it as numbers."""
-  return sorted(found, key=lambda one: (one.day, natural_key(one.name), one.path))
+def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
+  """Sorts passes by day and then by name, in which digits count as numbers."""
+  return sorted(all_passes, key=lambda p: (p.day, natural_key(p.name), p.path))
 
 
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """The passes at some paths. What is wrong with others goes into `wrong`, or is raised."""
+  """Returns the passes at some paths. What is wrong with others goes into `wrong`, or is raised."""
   good = []
   for path in paths:
     try:
@@ -183,37 +170,39 @@ def _good_passes(
 def passes(
   cfg: Config, patterns: Sequence[str], key: str, wrong: dict[str, str] | None = None
 ) -> list[Pass]:
-  """The passes that `patterns` (the value of config key `key`) name.
+  """Returns the passes that the patterns of a config key name.
 
-  Those to train on stand by day, then naturally; others, and where there are no days, a pattern at
-  a time, naturally within it. A pass is named by its path from its pattern's first wildcard on,
-  without suffix; where two would have one name, by their whole paths.
+  Those of data.train are sorted by day if there are days, and then naturally; others a pattern at a
+  time, naturally within it. A pass is named by its path from its pattern's first wildcard on,
+  without suffix; if two would have one name, by their whole paths.
 
   Args:
     cfg: the config.
     patterns: of paths.
     key: the config key that they are of.
-    wrong: takes what is wrong with single passes, by path; None: that is raised.
+    wrong: takes what is wrong with single passes, by path; if None, that is raised.
   Raises:
-    UserError: where a pattern matches nothing, two passes have one name, a training file no day, or
-      a prepared pass is none.
+    UserError: if a pattern matches nothing, two passes have one name, a training file has no day,
+      or a prepared pass is none.
   """
-  found: dict[str, Pass] = {}  # by path
+  by_path: dict[str, Pass] = {}
   for pattern in patterns:
     matched, below = map(normal, matching([pattern], key)), _fixed(pattern)
     new = _good_passes(matched, lambda path, below=below: _pass(cfg, path, below, key), wrong)
-    found |= {one.path: found.get(one.path, one) for one in in_order(new)}
-  names = collections.Counter(one.name for one in found.values())
+    for data_pass in in_order(new):
+      by_path.setdefault(data_pass.path, data_pass)
+  names = collections.Counter(p.name for p in by_path.values())
   named: dict[str, Pass] = {}
-  for one in found.values():
-    if names[one.name] > 1:
-      one = dataclasses.replace(one, name=printable(SUFFIX.sub('', one.path).lstrip(os.sep)))
-    if one.name in named:
+  for data_pass in by_path.values():
+    if names[data_pass.name] > 1:
+      name = printable(SUFFIX.sub('', data_pass.path).lstrip(os.sep))
+      data_pass = dataclasses.replace(data_pass, name=name)
+    other = named.setdefault(data_pass.name, data_pass)
+    if other is not data_pass:
       raise UserError(
-        f"{key}: '{named[one.name].path}' and '{one.path}' are both named '{one.name}'; wanted "
+        f"{key}: '{other.path}' and '{data_pass.path}' are both named '{other.name}'; wanted "
         'distinct names'
       )
-    named[one.name] = one
   by_day = cfg.data.day_pattern is not None and key == 'data.train'
   return in_order(named.values()) if by_day else list(named.values())
 
@@ -221,21 +210,21 @@ def passes(
 def announced(
   cfg: Config, is_settled: Callable[[str], bool] = lambda path: False
 ) -> tuple[list[Pass], list[str], dict[str, str]]:
-  """What the markers in and below data.watch announce.
+  """Returns what the markers in and below data.watch announce.
 
   NAME.done announces the pass NAME beside it, _SUCCESS every pass of its directory. Names that
   begin with a dot or an underscore are no passes.
 
   Args:
     cfg: the config.
-    is_settled: whether nothing is to be known of the pass at a path any more: it costs no look.
+    is_settled: whether the pass at a path need not be looked at any more.
   Returns:
-    The passes, in order; the paths of passes that are announced and not there; and by path what is
+    The passes, in order; the paths of passes that are announced but missing; and by path what is
     wrong with others.
   Raises:
-    OSError: where the directory cannot be read.
+    OSError: if the directory cannot be read.
   """
-  directory = normal(cfg.data.watch)
+  directory, of_prepared = normal(cfg.data.watch), cfg.data.format == 'prepared'
   markers: dict[str, str] = {}  # by the path of the pass
   missing: list[str] = []
 
@@ -243,18 +232,18 @@ def announced(
     if error.filename == directory:
       raise error
 
-  def is_pass(path: str) -> bool:
+  def is_prepared_pass(path: str) -> bool:
     return is_settled(path) or os.path.exists(os.path.join(path, META))
 
   for folder, folders, names in walk(directory, fail):
     here = {*folders, *names}
     marked = {n.removesuffix(DONE_MARKER): n for n in names if n.endswith(DONE_MARKER)}
+    # What lies in a prepared pass is none.
+    inside = {n for n in folders if of_prepared and is_prepared_pass(os.path.join(folder, n))}
     if DIRECTORY_MARKER in names:
-      is_prepared = cfg.data.format == 'prepared'
-      for name in folders if is_prepared else names:
+      for name in inside if of_prepared else names:
         if not name.startswith(('.', '_')) and not name.endswith(DONE_MARKER):
-          if not is_prepared or is_pass(os.path.join(folder, name)):
-            marked.setdefault(name, DIRECTORY_MARKER)
+          marked.setdefault(name, DIRECTORY_MARKER)
     for name, marker in marked.items():
       path = os.path.join(folder, name)
       if is_settled(path):
@@ -263,10 +252,9 @@ def announced(
         markers[path] = os.path.join(folder, marker)
       else:
         missing.append(path)
-    if cfg.data.format == 'prepared':  # what lies in a pass is none
-      folders[:] = [name for name in folders if not is_pass(os.path.join(folder, name))]
+    folders[:] = [name for name in folders if name not in inside]
   wrong: dict[str, str] = {}
-  found = _good_passes(
+  good = _good_passes(
     markers, lambda path: _pass(cfg, path, directory, 'data.watch', markers[path]), wrong
   )
-  return in_order(found), sorted(missing), wrong
+  return in_order(good), sorted(missing), wrong
