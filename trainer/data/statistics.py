@@ -17,8 +17,8 @@ BATCH = 65536
 HEAD = 100  # the most frequent features of a slot
 QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
 MAX_VALUES = 1_000_000  # of a dense column, from the beginning, that quantiles are of
-# Measured (docs/performance.md): the bytes of a feature before admission, and what those of a row are
-# multiplied by for the room around it.
+# Measured (docs/performance.md): the bytes of a feature before admission, and by what
+# the bytes of a row are multiplied by for the room around it.
 PROBATION_BYTES = 73
 OVERHEAD = 1.5
 

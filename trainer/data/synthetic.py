@@ -33,11 +33,13 @@ oldest first; what the user clicked of an item's category makes a click on it li
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+
+from trainer.plain_data import JsonObject
 
 FACTORS, CATEGORIES, TAGS, DEVICES, QUERIES = 2, 30, 50, 4, 3000
 FRESH_QUERIES = 0.5  # share of the samples whose query is typed once and never again
@@ -64,10 +66,10 @@ class World:
   """Everything that is drawn once: users, and items as they are born.
 
   Args:
-    seed: of all that is drawn.
-    users: how many there are.
-    items: how many there are on the first day; a tenth as many are born on each further day.
-    days: how many there are.
+    seed: of all random numbers.
+    users: their number.
+    items: their number on the first day; a tenth as many are born on each further day.
+    days: their number.
     conversions: whether clicks are followed by purchases.
     histories: whether a user's clicks make others likelier.
     drift: R, how fast users and what they buy change.
@@ -86,7 +88,7 @@ class World:
     self._seed, self._drift = seed, drift
     self._conversions = conversions
     self._clicked = [[] for _ in range(users)] if histories else None
-    rng = np.random.default_rng([seed, 0])
+    rng = self._rng(0)
     normal = rng.standard_normal
     self.hour_effect = 0.3 * np.sin(2 * np.pi * (np.arange(24) - 14) / 24)
     self.device_effect = 0.3 * normal(DEVICES)
@@ -99,12 +101,12 @@ class World:
     self.user_device = 0.4 * normal([users, DEVICES])
     self.user_age = rng.integers(16, 80, users)
     self.user_age_known = rng.random(users) >= BLANK_AGE
-    self.query_effect = 0.2 * np.random.default_rng([seed, 3]).standard_normal(QUERIES)
+    self.query_effect = 0.2 * self._rng(3).standard_normal(QUERIES)
     cohorts = [self._born(day, items if day == 0 else items // 10) for day in range(days)]
     self.born, self.weight, self.pace, self.category, self.tags, bias, price, own = (
       np.concatenate(c) for c in zip(*cohorts)
     )
-    rng = np.random.default_rng([seed, 5])
+    rng = self._rng(5)
     self.user_worth = rng.standard_normal(users)
     self.delay = rng.uniform(*MEAN_DELAY_DAYS, CATEGORIES)
     self.item_worth = rng.standard_normal(len(bias))  # last: more days, more items
@@ -115,19 +117,19 @@ class World:
       ['|'.join('t' + texts[t] for t in row if t != TAGS) for row in self.tags]
     )
 
-  def _born(self, day: int, count: int) -> tuple[np.ndarray, ...]:
-    """Draws the items that are born on a day.
+  def _rng(self, *place: int) -> np.random.Generator:
+    return np.random.default_rng([self._seed, *place])
 
-    Returns:
-      born, weight, pace, category [count], tags [count, MAX_TAGS], bias, price [count] and own
-      factors [count, FACTORS].
+  def _born(self, day: int, count: int) -> tuple[np.ndarray, ...]:
+    """Draws the items that are born on a day: born, weight, pace, category, tags, bias, price and
+    own factors, each [count] or [count, …].
     """
-    rng = np.random.default_rng([self._seed, 1, day])
+    rng = self._rng(1, day)
     tags = rng.integers(0, TAGS, [count, MAX_TAGS])
     tags[np.arange(MAX_TAGS) >= rng.integers(0, MAX_TAGS + 1, [count, 1])] = TAGS
     tags.sort(1)
     tags[:, 1:][tags[:, 1:] == tags[:, :-1]] = TAGS  # each tag once
-    # Items that are there on the first day were born before it.
+    # The items of the first day were born before it.
     born = day - (rng.exponential(3, count) if day == 0 else np.zeros(count))
     weight, pace = (1 + rng.permutation(count)) ** -0.8, rng.uniform(1.5, 6, count)
     category = (CATEGORIES * rng.random(count) ** 2).astype(int)
@@ -137,7 +139,7 @@ class World:
 
   def _move(self, day: int) -> None:
     """Lets users and what they buy change as they do before a day."""
-    rng, kept = np.random.default_rng([self._seed, 8, day]), np.sqrt(1 - self._drift)
+    rng, kept = self._rng(8, day), np.sqrt(1 - self._drift)
     users = len(self.user_names)
     gone = np.flatnonzero(rng.random(users) < self._drift)
     self.user_names[gone] = day * users + gone
@@ -146,13 +148,14 @@ class World:
     for worth in (self.user_worth, self.item_worth):  # items last: more days, more items
       worth[:] = kept * worth + np.sqrt(self._drift) * rng.standard_normal(len(worth))
 
-  def _logits(self, slots: Mapping[str, np.ndarray], price: np.ndarray, age: np.ndarray) -> Any:
+  def _logits(
+    self, slots: Mapping[str, np.ndarray], price: np.ndarray, age: np.ndarray
+  ) -> np.ndarray:
     """Returns the logits of clicks, float64 [n].
 
     Args:
-      slots: by name, int64 [n]: what the slot says. That is the number of a user, item, category,
-        hour or device; of a query too, or -1 for one that is typed once; of tags the item that has
-        them; of a history the user who has it.
+      slots: by name, int64 [n]: the number of a user, item, category, hour or device; of a query
+        too, or -1 if it is typed once; for tags the item, for a history the user.
       price: float64 [n].
       age: float64 [n].
     """
@@ -180,23 +183,20 @@ class World:
     return logit
 
   def log(self, day: int, samples: int, importances: bool = False) -> Log:
-    """Draws the records of one day; with histories or drift, days are drawn in their order.
+    """Draws the records of one day, from 0; with histories or drift, days are drawn in order.
 
-    Args:
-      day: from 0.
-      samples: how many.
-      importances: whether the slots' true importances are wanted.
+    The slots' true importances are measured if `importances`.
     """
     if self._drift and day:
       self._move(day)
-    rng = np.random.default_rng([self._seed, 2, day])
+    rng = self._rng(2, day)
     user = (len(self.user_names) * rng.random(samples) ** 2.5).astype(np.int64)
     # An item's share fades from its birth on, until it is gone.
     left = np.exp((self.born - day) / self.pace)
     weight = np.where((self.born <= day) & (left > 0.1), self.weight * left, 0)
     item = np.searchsorted(np.cumsum(weight), weight.sum() * rng.random(samples), side='right')
     hour, device = rng.integers(0, 24, samples), rng.integers(0, DEVICES, samples)
-    asked = np.random.default_rng([self._seed, 4, day])
+    asked = self._rng(4, day)
     query = (QUERIES * asked.random(samples) ** 2.5).astype(int)
     fresh = asked.random(samples) < FRESH_QUERIES
     price = np.round(self.item_price[item] * np.exp(0.2 * rng.standard_normal(samples)), 2)
@@ -220,50 +220,48 @@ class World:
     click = rng.random(samples) < probability
     importance = {}
     if importances:
-      order = np.random.default_rng([self._seed, 7, day]).permutation(samples)
+      order = self._rng(7, day).permutation(samples)
       whole = best_reachable(probability, click)
       for name, column in slots.items():
         without = best_reachable(probabilities(slots | {name: column[order]}), click)
         loss = None if whole['auc'] is None else whole['auc'] - without['auc']
         importance[name] = {'auc': loss, 'logloss': without['logloss'] - whole['logloss']}
-    table = pa.table(
-      {
-        'user': self.user_names[user],
-        'item': item,
-        'category': pa.array([f'c{c}' for c in range(CATEGORIES)]).take(
-          pa.array(self.category[item])
-        ),
-        'tags': self.tag_text.take(pa.array(item)),
-        'query': pa.array(np.where(fresh, QUERIES + day * samples + np.arange(samples), query)),
-        'hour': hour,
-        'device': pa.array(['phone', 'tablet', 'desktop', 'tv']).take(pa.array(device)),
-        'price': pa.array(price, mask=rng.random(samples) < BLANK_PRICE),
-        'age': pa.array(self.user_age[user], mask=~self.user_age_known[user]),
-        'click': click.astype(np.int8),
-      }
-    )
+    category = self.category[item]
+    categories = pa.array([f'c{c}' for c in range(CATEGORIES)])
+    devices = pa.array(['phone', 'tablet', 'desktop', 'tv'])
+    columns = {
+      'user': self.user_names[user],
+      'item': item,
+      'category': categories.take(pa.array(category)),
+      'tags': self.tag_text.take(pa.array(item)),
+      'query': np.where(fresh, QUERIES + day * samples + np.arange(samples), query),
+      'hour': hour,
+      'device': devices.take(pa.array(device)),
+      'price': pa.array(price, mask=rng.random(samples) < BLANK_PRICE),
+      'age': pa.array(age, mask=~self.user_age_known[user]),
+      'click': click.astype(np.int8),
+    }
     if self._clicked is not None:
       texts = ['|'.join(map(str, items)) for items in self._clicked]
-      table = table.append_column('history', pa.array(texts).take(pa.array(user)))
+      columns['history'] = pa.array(texts).take(pa.array(user))
       for u, i in zip(user[click].tolist(), item[click].tolist()):
         self._clicked[u] = [*self._clicked[u][1 - HISTORY :], i]
     if not self._conversions:
-      return Log(table, probability, click, importance=importance)
-    rng = np.random.default_rng([self._seed, 6, day])
+      return Log(pa.table(columns), probability, click, importance=importance)
+    rng = self._rng(6, day)
     logit = CONVERSION_BIAS + 0.8 * (self.user_worth[user] + self.item_worth[item])
     bought = 1 / (1 + np.exp(-logit))
     conversion = click & (rng.random(samples) < bought)
-    delay = self.delay[self.category[item]] * rng.exponential(size=samples)
+    delay = self.delay[category] * rng.exponential(size=samples)
     arrival = np.floor(day + hour / 24 + delay).astype(np.int64)
-    seen = conversion & (arrival == day)
-    for name, column in (
-      ('conversion', conversion.astype(np.int8)),
-      ('conversion_seen', seen.astype(np.int8)),
-      ('conversion_now', np.zeros(samples, np.int8)),
-      ('delay_days', pa.array(np.round(delay, 3), mask=~conversion)),
-    ):
-      table = table.append_column(name, pa.array(column))
-    return Log(table, probability, click, probability * bought, conversion, arrival, importance)
+    columns |= {
+      'conversion': conversion.astype(np.int8),
+      'conversion_seen': (conversion & (arrival == day)).astype(np.int8),
+      'conversion_now': np.zeros(samples, np.int8),
+      'delay_days': pa.array(np.round(delay, 3), mask=~conversion),
+    }
+    own = probability * bought
+    return Log(pa.table(columns), probability, click, own, conversion, arrival, importance)
 
   def _interest(self, user: np.ndarray, category: np.ndarray) -> np.ndarray:
     """Returns log(1 + the user's clicked items of this category), float64 [n]."""
@@ -273,14 +271,10 @@ class World:
     return np.log1p(counts[user, category])
 
 
-def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, Any]:
-  """Returns what the true probabilities reach.
+def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, float | None]:
+  """Returns what the true probabilities reach: samples, ctr, auc and logloss.
 
-  Args:
-    probability: float64 [n].
-    click: bool [n].
-  Returns:
-    samples, ctr, auc (None where all clicks are equal) and logloss.
+  The auc is None if all clicks are equal.
   """
   clicks = int(click.sum())
   others = len(click) - clicks
@@ -318,33 +312,16 @@ def synthesize(
   conversions: bool = False,
   histories: bool = False,
   drift: float = 0.0,
-) -> dict[str, Any]:
-  """Writes the log.
+) -> JsonObject:
+  """Writes the log of a `World` into the directory `out`: `days` to train on, and one to test on.
 
-  Args:
-    out: the directory.
-    days: to train on; a day to test on follows.
-    samples_per_day: how many.
-    seed: as of `World`, with the arguments that follow.
-    users: likewise.
-    items: likewise.
-    conversions: likewise.
-    histories: likewise.
-    drift: likewise.
   Returns:
     The content of truth.json: {'passes': {name: `best_reachable`}, 'importance': {slot: {'auc',
     'logloss'}}, …the arguments}; with conversions a pass also has 'tasks', {'click': …,
     'conversion': …}.
   """
   world = World(seed, users, items, days + 1, conversions, histories, drift)
-  truth = {
-    'seed': seed,
-    'days': days,
-    'samples_per_day': samples_per_day,
-    'users': users,
-    'items': items,
-    'passes': {},
-  }
+  passes: dict[str, JsonObject] = {}
   os.makedirs(out, exist_ok=True)
 
   def write(name: str, table: pa.Table) -> None:
@@ -360,15 +337,23 @@ def synthesize(
       known = table['conversion']
       table = _replaced(table, conversion_seen=known, conversion_now=known)
     write(name, table)
-    best = truth['passes'][name] = best_reachable(log.probability, log.click)
+    best = passes[name] = best_reachable(log.probability, log.click)
     if conversions:
       of_conversions = best_reachable(log.conversion_probability, log.conversion)
       best['tasks'] = {'click': dict(best), 'conversion': of_conversions}
       logs.append(log)
       if day < days:
-        late = [_late(one, day) for one in logs]
+        late = [_late(earlier, day) for earlier in logs]
         write(f'stream_{day:02d}', pa.concat_tables([table, *late]))
-  truth['importance'] = log.importance
+  truth = {
+    'seed': seed,
+    'days': days,
+    'samples_per_day': samples_per_day,
+    'users': users,
+    'items': items,
+    'passes': passes,
+    'importance': log.importance,
+  }
   with open(os.path.join(out, 'truth.json'), 'w', encoding='utf-8') as f:
     json.dump(truth, f, indent=1)
   return truth
