@@ -168,7 +168,7 @@ class JobTest(tf.test.TestCase):
       meant = texts | {'train': [f'{self.folder}/log/*.csv'], 'label_negative': 'n'}
       self.assertEqual(0, self.make_job(meant).run())
       self.announce('day_9.csv', 'nyx')  # a third text
-      with self.assertRaisesRegex(BadPass, "day_9.csv:4: column 'label': found 'x'; wanted what"):
+      with self.assertRaisesRegex(BadPass, "day_9.csv:4: column 'label': found 'x'; wanted a text"):
         self.make_job(meant).run()
     with mock.patch.object(self, 'run_dir', f'{self.folder}/misread'):
       self.watch(texts | {'label_positive': 'Y', 'max_refused_passes': 9})
