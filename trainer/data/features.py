@@ -1,4 +1,4 @@
-"""From raw columns to what a model reads: SlotBatch, feature keys, dense transforms, pooling.
+"""What a model reads of a log: SlotBatch, feature keys, dense transforms, pooling.
 
 Shapes: B samples, F slots, nnz features in the batch, Dn dense columns, T tasks.
 """
@@ -19,8 +19,8 @@ _WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00, which is hashed as 12, and -0.0 
 class SlotBatch(NamedTuple):
   """A batch, in NumPy or TensorFlow.
 
-  Where every slot of every sample holds exactly one feature of value 1 (the fast path), `values`
-  and `segments` are empty and nnz = B·F, a sample's features side by side. B may be 0.
+  If every slot of every sample holds exactly one feature of value 1 (the fast path), `values` and
+  `segments` are empty and nnz = B·F, a sample's features side by side. B may be 0.
   """
 
   keys: np.ndarray  # int64 [nnz]
@@ -28,12 +28,12 @@ class SlotBatch(NamedTuple):
   segments: np.ndarray  # int32 [nnz] sample·F + slot, ascending, or [0]
   dense: np.ndarray  # float32 [B, Dn], NaN where missing
   label: np.ndarray  # float32 [B]; of several tasks [B, T], NaN where blank
-  weight: np.ndarray  # float32 [B]; 1 where the log has none
-  group: np.ndarray  # int64 [B]; 0 where the log has none
+  weight: np.ndarray  # float32 [B]; 1 if the log has none
+  group: np.ndarray  # int64 [B]; 0 if the log has none
 
 
 def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
-  """Returns a batch of no samples: what a rank without data takes part with."""
+  """Returns a batch without samples, with which a rank without data takes part in a step."""
   f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
   label = np.zeros([0, num_tasks], np.float32) if num_tasks > 1 else f
   return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), label, f, i)
@@ -42,10 +42,8 @@ def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
 def weigh_labels(batch: SlotBatch) -> SlotBatch:
   """Gives each label of several tasks a weight of its own, 0 where it is blank.
 
-  Args:
-    batch: of NumPy arrays.
-  Returns:
-    The batch with `weight` float32 [B, T] and 0 for blank labels; of a single task, as it is.
+  `weight` becomes float32 [B, T], and blank labels become 0. The batch of a single task is returned
+  as it is. The arrays are NumPy's.
   """
   if batch.label.ndim == 1:
     return batch
@@ -59,15 +57,14 @@ def weigh_labels(batch: SlotBatch) -> SlotBatch:
 def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   """Returns the keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`.
 
-  The text is hashed without the white space around it, and a whole number without a fraction of
-  zeros, 12.0 as 12. These are TensorFlow's own ops, so that a serving graph hashes as the log's
-  conversion does.
+  The text is hashed without white space around it, and a whole number without a fraction of zeros:
+  12.0 as 12. These are TensorFlow's own ops, so that a serving graph hashes like the conversion.
 
   Args:
     texts: strings of any shape, or integers, which hash as their decimal text.
     slot_id: an id of `Config.slot_ids()`, or an int64 tensor that broadcasts against `texts`.
   Returns:
-    int64 of the shape of `texts`, never negative. Blank texts hash too: the caller leaves them out.
+    int64 of the shape of `texts`, never negative. The caller leaves out blank texts.
   """
   texts = tf.convert_to_tensor(texts)
   if texts.dtype.is_integer:
@@ -86,15 +83,14 @@ def has_log1p(column: DenseColumn) -> bool:
 def dense_stats(
   columns: Sequence[DenseColumn], measured: Mapping[str, Sequence[float]]
 ) -> np.ndarray:
-  """Returns what `transform_dense` standardises with.
+  """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
+
+  They are (0, 1) for a column that is not standardised, or is constant.
 
   Args:
     columns: `Config.data.dense`.
     measured: the `dense` of a prepared pass's meta.json: name -> [count, mean, M2] of the values
-      that are not missing, after log1p where the transform has it.
-  Returns:
-    float32 [2, Dn], the mean and standard deviation of the population; (0, 1) where a column is not
-    standardised, or constant.
+      that are not missing, after log1p if the transform has it.
   """
   stats = np.zeros([2, len(columns)], np.float32)
   stats[1] = 1
@@ -112,7 +108,7 @@ def transform_dense(
 ) -> tf.Tensor:
   """Applies the transforms of dense columns.
 
-  First log1p, sign(x)·log(1 + |x|); then standardise, (x − mean) / std; then NaN becomes the
+  These are log1p, sign(x)·log(1 + |x|), then standardise, (x − mean) / std. At last NaN becomes the
   column's `missing`.
 
   Args:
@@ -137,33 +133,31 @@ def transform_dense(
 def pool_norm(
   values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
 ) -> tf.Tensor | None:
-  """Returns what a slot's sum Σ x_i v_i is divided by, as `tf.nn.embedding_lookup_sparse` divides.
+  """Returns the divisors of the slots' sums Σ x_i v_i, as `tf.nn.embedding_lookup_sparse` has them.
 
-  That is Σ x_i for mean and √(Σ x_i²) for sqrtn.
+  The divisor is Σ x_i for mean and √(Σ x_i²) for sqrtn.
 
   Args:
-    values: float32 [nnz], a SlotBatch's; [0] on the fast path.
+    values: float32 [nnz] of a SlotBatch; [0] on the fast path.
     segments: int32 [nnz], likewise.
     batch_size: B.
     poolings: of each slot, [F] of 'sum', 'mean' and 'sqrtn'.
   Returns:
-    float32 [B, F]: 1 for 'sum' and for empty slots; infinity where the divisor of a slot that has
-    features would be 0, so that the quotient is 0. None where nothing is to be divided: every slot
-    is 'sum', or the static shape says that there are no segments.
+    float32 [B, F]: 1 for 'sum' and for empty slots; infinity, for a quotient of 0, if a slot has
+    features and a divisor of 0. None if every divisor is 1: each slot is 'sum', or the static shape
+    says that there are no segments.
   """
   if all(p == 'sum' for p in poolings) or segments.shape[0] == 0:
     return None
   num_slots = len(poolings)
-  slot = segments % num_slots
-  squared = tf.gather(tf.constant([p == 'sqrtn' for p in poolings]), slot)
-  total = tf.math.unsorted_segment_sum(
-    tf.where(squared, values * values, values), segments, batch_size * num_slots
-  )
-  total = tf.reshape(total, [batch_size, num_slots])
-  count = tf.reshape(
-    tf.math.unsorted_segment_sum(tf.ones_like(values), segments, batch_size * num_slots),
-    [batch_size, num_slots],
-  )
-  total = tf.where([p == 'sqrtn' for p in poolings], tf.sqrt(tf.maximum(total, 0)), total)
+
+  def summed(x: tf.Tensor) -> tf.Tensor:
+    sums = tf.math.unsorted_segment_sum(x, segments, batch_size * num_slots)
+    return tf.reshape(sums, [batch_size, num_slots])
+
+  is_sqrtn = tf.constant([p == 'sqrtn' for p in poolings])
+  squared = tf.gather(is_sqrtn, segments % num_slots)
+  total, count = summed(tf.where(squared, values * values, values)), summed(tf.ones_like(values))
+  total = tf.where(is_sqrtn, tf.sqrt(tf.maximum(total, 0)), total)
   total = tf.where(tf.equal(total, 0), tf.constant(np.inf, tf.float32), total)
   return tf.where(tf.logical_or([p == 'sum' for p in poolings], tf.equal(count, 0)), 1.0, total)

@@ -22,7 +22,7 @@ FEATURES, QUERY = 'features', 'qid'
 
 
 def _lines(raw: bytes) -> pa.Array:
-  """The lines of `raw`, each of which ends in LF, as a string array; the bytes are not checked."""
+  """Returns the lines of `raw`, which end in LF, as a string array; the bytes are not checked."""
   ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == ord('\n')) + 1
   offsets = np.concatenate([[0], ends]).astype(np.int32)
   buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw)]
@@ -30,7 +30,7 @@ def _lines(raw: bytes) -> pa.Array:
 
 
 def _feature_map(owner: np.ndarray, keys: pa.Array, values: pa.Array, n: int) -> pa.Array:
-  """Features of n records as a map column; `owner` ascends and says whose each feature is."""
+  """Returns the features of n records as a map column. owner: each feature's record, ascending."""
   offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))])
   return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
 
@@ -109,12 +109,12 @@ def _blocks(
 def libsvm_blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """As `csv_format.blocks`."""
+  """Does the same as `csv_format.blocks`."""
   return _blocks(path, data, wanted, 2, part)
 
 
 def libffm_blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """As `csv_format.blocks`."""
+  """Does the same as `csv_format.blocks`."""
   return _blocks(path, data, wanted, 3, part)

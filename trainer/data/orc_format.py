@@ -14,11 +14,7 @@ from trainer.data.schema import check_columns
 
 
 def num_rows(path: str) -> int:
-  """The number of a file's rows.
-
-  Raises:
-    BadPass: where it is no ORC file.
-  """
+  """Returns the number of a file's rows. Raises BadPass if it is no ORC file."""
   with open_table(path, 'an ORC') as f:
     return pa.orc.ORCFile(f).nrows
 
@@ -26,8 +22,10 @@ def num_rows(path: str) -> int:
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """As `csv_format.blocks`; a line is a record, from 1. A stripe is read as a whole; of stripes
-  before the part only a column, for their numbers of rows stand nowhere.
+  """Does the same as `csv_format.blocks`; a line is a record, from 1.
+
+  A stripe is read as a whole. A column of the stripes before the part is read, too, because the
+  file does not say how many rows a stripe has.
   """
   del data
   with open_table(path, 'an ORC') as f:

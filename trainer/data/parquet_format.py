@@ -15,13 +15,13 @@ from trainer.data.log_files import WHOLE, Part, open_table
 from trainer.data.schema import check_columns
 
 BLOCK_ROWS = 65536
-# Bytes in a file. A column of so small a dictionary is read as one, so that each text is hashed
-# once. Writers give a dictionary up when it has grown to 1 MiB or so; behind it stand plain texts.
+# Bytes in a file. A column with so small a dictionary is read as a dictionary, so that each text is
+# hashed once. Writers give up a dictionary of about 1 MiB, and go on with plain texts.
 SMALL_DICTIONARY = 1 << 18
 
 
 def record_block(batch: pa.RecordBatch, first_row: int) -> Block:
-  """A Block of the records of a batch, the first of which is record `first_row` of the file."""
+  """Returns the Block of a batch, the first record of which is `first_row` of the file."""
 
   def text(i: int) -> str:
     try:
@@ -34,17 +34,13 @@ def record_block(batch: pa.RecordBatch, first_row: int) -> Block:
 
 
 def num_rows(path: str) -> int:
-  """The number of a file's rows.
-
-  Raises:
-    BadPass: where it is no Parquet file.
-  """
+  """Returns the number of a file's rows. Raises BadPass if it is no Parquet file."""
   with open_table(path, 'a Parquet') as f:
     return pa.parquet.read_metadata(f).num_rows
 
 
 def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> list[str]:
-  """Those of the columns that hold texts, in a small dictionary in every row group."""
+  """Returns the columns that hold texts with a small dictionary in every row group."""
   groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
 
   def is_small(i: int) -> bool:
@@ -68,7 +64,10 @@ def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> 
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """As `csv_format.blocks`; a line is a record, from 1. Only row groups of the part are read."""
+  """Does the same as `csv_format.blocks`; a line is a record, from 1.
+
+  Only row groups of the part are read.
+  """
   del data
   with open_table(path, 'a Parquet') as f:
     metadata = pa.parquet.read_metadata(f)

@@ -1,8 +1,7 @@
-"""How several processes convert one large file: each its part, cut so that the parts of a prepared
-pass can be put side by side.
+"""Cuts one large file into parts that several processes convert.
 
-A prepared pass numbers its samples in chunks of CHUNK. Where every part but the last has whole
-chunks of samples, joining them is copying; so files are cut by their numbers of records.
+A prepared pass consists of chunks of CHUNK samples. If every part but the last has whole chunks,
+joining them is copying. So files are cut by their numbers of records.
 """
 
 import contextlib
@@ -24,11 +23,11 @@ TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 
 
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
-  """The file of a raw pass where it is one, large, and can be read from the middle; else None.
+  """Returns the file of a raw pass if it is one, large, and can be read from the middle.
 
-  These are text that is not compressed, Parquet and ORC.
+  That is text that is not compressed, Parquet or ORC.
   """
-  with contextlib.suppress(UserError):  # it is told where the pass is converted
+  with contextlib.suppress(UserError):  # the conversion tells of it
     files = files_of(raw_path)
     kind = format_of(cfg.data, raw_path)
     is_cuttable = kind in TABLES or (kind in TEXTS and codec_of(raw_path) is None)
@@ -38,24 +37,21 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """The line ends in every size-th SCAN_BYTES of a text, from the rank-th on; else none."""
+  """Returns the line ends in every size-th SCAN_BYTES of a text, from the rank-th on; else []."""
   if format_of(cfg.data, file.path) not in TEXTS:
     return []
   with open_file(file.path) as f:
-    found = []
-    for start in range(rank * SCAN_BYTES, file.bytes, size * SCAN_BYTES):
-      f.seek(start)
-      found.append(f.read(SCAN_BYTES).count(b'\n'))
-  return found
+    starts = range(rank * SCAN_BYTES, file.bytes, size * SCAN_BYTES)
+    return [f.read_at(SCAN_BYTES, start).count(b'\n') for start in starts]
 
 
 def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
-  """Where the line with this number, from 0, begins. counts: line ends of each SCAN_BYTES."""
+  """Returns where a line, numbered from 0, begins. counts: the line ends of each SCAN_BYTES."""
   ends = np.cumsum(counts)
   block = int(np.searchsorted(ends, line))
   with open_file(file.path) as f:
-    f.seek(block * SCAN_BYTES)
-    places = np.flatnonzero(np.frombuffer(f.read(SCAN_BYTES), np.uint8) == ord('\n'))
+    text = np.frombuffer(f.read_at(SCAN_BYTES, block * SCAN_BYTES), np.uint8)
+  places = np.flatnonzero(text == ord('\n'))
   return block * SCAN_BYTES + int(places[line - 1 - (ends[block] - counts[block])]) + 1
 
 
@@ -64,13 +60,13 @@ def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: 
 
   Args:
     cfg: the config.
-    file: as `shareable` gave it.
-    counted: of a text, what `count_lines` gave for each rank.
+    file: of `shareable`.
+    counted: for a text, the `count_lines` of each rank.
     size: the number of processes.
   """
   kind = format_of(cfg.data, file.path)
-  is_text = kind in TEXTS
-  header, counts = 0, np.zeros([0], np.int64)
+  is_text, header = kind in TEXTS, 0
+  counts = np.zeros([0], np.int64)
   if is_text:
     counts = np.zeros([sum(map(len, counted))], np.int64)
     for rank, own in enumerate(counted):

@@ -1,7 +1,7 @@
 """TFRecord files of tf.Example, also gzipped (.gz).
 
-A column is a feature of the example: bytes, integers or floats, of which a record may have several
-or none. Its kind is that of the first record that has it; records of another kind are malformed.
+A column is a feature of the example: bytes, integers or floats. A record may have several of them,
+or none. The first record that has a feature says its kind; records of another kind are malformed.
 """
 
 import functools
@@ -27,7 +27,7 @@ KINDS = {'bytes_list': tf.string, 'int64_list': tf.int64, 'float_list': tf.float
 
 
 def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
-  """A list column; strings go as one run of bytes, not one by one."""
+  """Returns a list column. Strings are copied as one run of bytes, not one by one."""
   values, splits = feature.values, pa.array(feature.row_splits.numpy().astype(np.int32))
   if values.dtype != tf.string:
     return pa.ListArray.from_arrays(splits, pa.array(values.numpy()))
@@ -38,24 +38,17 @@ def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
   return pa.ListArray.from_arrays(splits, pa.Array.from_buffers(pa.binary(), len(lengths), buffers))
 
 
-def _parses(records: tf.Tensor, features: dict[str, tf.io.RaggedFeature]) -> bool:
+def _bad_records(
+  records: tf.Tensor, features: dict[str, tf.io.RaggedFeature], first: int = 0
+) -> list[int]:
+  """Returns the places, counted from `first`, of records that do not parse, found by halving."""
   try:
     tf.io.parse_example(records, features)
-    return True
-  except DOES_NOT_PARSE:
-    return False
-
-
-def _bad_records(
-  records: tf.Tensor, features: dict[str, tf.io.RaggedFeature], first: int
-) -> list[int]:
-  """The places, from `first` on, of records that do not parse, found by halving."""
-  n = int(tf.shape(records)[0])
-  if _parses(records, features):
     return []
-  if n == 1:
-    return [first]
-  half = n // 2
+  except DOES_NOT_PARSE:
+    if len(records) == 1:
+      return [first]
+  half = len(records) // 2
   return _bad_records(records[:half], features, first) + _bad_records(
     records[half:], features, first + half
   )
@@ -65,22 +58,14 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
   features = {
     name: tf.io.RaggedFeature(kind, row_splits_dtype=tf.int64) for name, kind in kinds.items()
   }
-  lines = first_record + np.arange(int(tf.shape(records)[0]))
-  malformed = []
+  lines, malformed = first_record + np.arange(len(records)), []
   try:
     parsed = tf.io.parse_example(records, features)
   except DOES_NOT_PARSE:
-    bad = _bad_records(records, features, 0)
+    bad = _bad_records(records, features)
     for i in bad:
-      raw = records[i].numpy()
-      malformed.append(
-        BadRecord(
-          int(lines[i]),
-          f'{len(raw)} bytes',
-          'a tf.Example with features of one kind',
-          repr(raw[:200]),
-        )
-      )
+      raw, wanted = records[i].numpy(), 'a tf.Example with features of one kind'
+      malformed.append(BadRecord(int(lines[i]), f'{len(raw)} bytes', wanted, repr(raw[:200])))
     good = np.delete(np.arange(len(lines)), bad)
     records, lines = tf.gather(records, good), lines[good]
     parsed = tf.io.parse_example(records, features)
@@ -96,32 +81,32 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """The kinds of features `missing`, from the first of these records that has them.
+  """Returns the kinds of features, each from the first of these records that has it.
 
   Args:
     records: serialised, object [n].
     missing: the features to look for.
-    names: takes all names that were met, for messages.
+    names: receives all names that are met, for messages.
   """
-  found = {}
+  kinds: dict[str, tf.DType] = {}
   for record in records:
-    if len(found) == len(missing):
+    if len(kinds) == len(missing):
       break
-    if names and not any(name.encode() in record for name in missing - found.keys()):
+    if names and not any(name.encode() in record for name in missing - kinds.keys()):
       continue
     try:
       feature = tf.train.Example.FromString(record).features.feature
     except DecodeError:  # the record is counted where it is parsed
       continue
     names.update(feature)
-    for name in missing - found.keys():
+    for name in missing - kinds.keys():
       if name in feature and (kind := feature[name].WhichOneof('kind')):
-        found[name] = KINDS[kind]
-  return found
+        kinds[name] = KINDS[kind]
+  return kinds
 
 
 def _size(path: str) -> int:
-  """Bytes of a local file, decompressed."""
+  """Returns the bytes of a local file, decompressed."""
   if codec_of(path) is None:
     return os.path.getsize(path)
   with open_stream(path) as f:
@@ -129,7 +114,7 @@ def _size(path: str) -> int:
 
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
-  """As `csv_format.blocks`; a line is a record, from 1."""
+  """Does the same as `csv_format.blocks`; a line is a record, from 1."""
   del data
   kinds, names, record, size = {}, set(), 1, 0
   compression = {'gzip': 'GZIP', None: ''}.get(codec_of(path))
@@ -143,7 +128,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
           kinds = kinds | _kinds(batch.numpy(), missing, names)
         own = {name: kinds.get(name, tf.string) for name in wanted}
         yield functools.partial(_block, batch, record, own)
-        record += int(tf.shape(batch)[0])
+        record += len(batch)
         size += int(tf.reduce_sum(tf.strings.length(batch)))
       # TensorFlow takes less than a header at the end for the end.
       left = _size(local) - size - FRAME_BYTES * (record - 1)
