@@ -36,7 +36,8 @@ def main() -> int:
   if not os.path.isdir(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
   store = open_store(TO.value, '--to', writable=True)
-  publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
+  exports = os.path.join(RUN_DIR.value, 'exports')
+  publisher = Publisher(exports, store)
 
   is_told = is_filter_told = False
 
@@ -79,8 +80,12 @@ def main() -> int:
     if applied:
       tell(applied)
     elif ONCE.value:
+      if publisher.refused:
+        raise UserError(f'an export was not applied: {publisher.refused}')
       if not is_told:
-        print(f'{RUN_DIR.value}/exports: nothing that the store does not have', flush=True)
+        version = store.version()
+        stays = f'nothing new; the store stays at version {version and version.sequence}'
+        print(f'{exports}: {stays if version else "no base or delta is there yet"}', flush=True)
       return 0
     else:
       stop.wait(SECONDS_BETWEEN_LOOKS)

@@ -233,15 +233,27 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     with self.assertRaisesRegex(UserError, '^--to s3://a: wanted a directory or redis://'):
       open_store('s3://a', '--to')
 
-  def test_the_command(self):
+  def test_the_command_tells_what_it_did(self):
+    run_dir, path = os.path.join(self.folder, 'run'), os.path.join(self.folder, 'store')
+    os.makedirs(run_dir)
+
+    def publish(status, told):
+      done = subprocess.run(
+        [sys.executable, '-m', 'trainer.publish', '--run_dir', run_dir, '--to', path, '--once'],
+        capture_output=True,
+        text=True,
+      )
+      self.assertEqual(done.returncode, status, done.stderr)
+      lines = (done.stderr if status else done.stdout).splitlines()
+      self.assertRegex(lines[-1], told)
+      self.assertLen(done.stdout.splitlines(), 0 if status else 1)
+
+    publish(0, f'^{run_dir}/exports: no base or delta is there yet$')
     newest = [self.export(kind) for kind in ('base', 'delta')][-1]
-    path = os.path.join(self.folder, 'store')
-    command = [sys.executable, '-m', 'trainer.publish', '--to', path, '--once', '--run_dir']
-    done = subprocess.run(
-      [*command, os.path.join(self.folder, 'run')], capture_output=True, text=True
-    )
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertRegex(done.stdout, r'^version 2: 000002-delta, \d+ rows and \d+ tombstones in')
+    publish(0, r'^version 2: 000002-delta, \d+ rows and \d+ tombstones in')
+    publish(0, f'^{run_dir}/exports: nothing new; the store stays at version 2$')
+    os.truncate(f'{run_dir}/exports/{self.export("delta"):06d}-delta/dense.npz', 9)
+    publish(2, 'an export was not applied: .*000003-delta/dense.npz: has 9 bytes')
     self.check(self.open(), newest)
 
 

@@ -69,10 +69,21 @@ class RunDirTest(tf.test.TestCase):
     shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
     whole = config.load_of_run(str(copy))
     (copy / 'config.yaml').write_text('seed: 1\n')
-    with self.assertRaisesRegex(errors.UserError, 'a copy is in each of checkpoints/'):
+    with self.assertRaisesRegex(errors.UserError, r'config.yaml: .*checkpoints/'):
       config.load_of_run(str(copy))
     shutil.copy(max(copy.glob('checkpoints/ckpt-*/config.yaml')), copy / 'config.yaml')
     self.assertEqual(config.load_of_run(str(copy)), whole)
+
+  def test_a_damaged_given_yaml_is_mended_by_deleting_it(self):
+    copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+    shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
+    given, source = copy / 'given.yaml', api.Source(self.tree, (), str(copy))
+    whole = source.for_its_log()
+    given.write_text('seed: 1\n')
+    with self.assertRaisesRegex(errors.UserError, r'given.yaml: .*delete it'):
+      source.for_its_log()
+    given.unlink()
+    self.assertEqual(source.for_its_log(), whole)
 
   def test_a_start_whose_checkpoint_is_damaged_leaves_the_config_as_it_was(self):
     copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))

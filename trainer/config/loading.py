@@ -59,7 +59,8 @@ def measured_batch_size(run_dir: str) -> int | None:
   path = os.path.join(run_dir, 'given.yaml')
   if not os.path.exists(path):
     return None
-  given = read_yaml(_text_of_run(path), path)
+  remedy = 'delete it: the next start writes it again, and measures the batch size again'
+  given = read_yaml(_text_of_run(path, remedy), path)
   is_given = 'batch_size' in given.get('train', {})
   return None if is_given else load_of_run(run_dir).train.batch_size
 
@@ -73,16 +74,18 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
     raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
-  return parse(_text_of_run(path), path, overrides, run_dir)
+  remedy = 'each of checkpoints/ has a copy'
+  return parse(_text_of_run(path, remedy), path, overrides, run_dir)
 
 
-def _text_of_run(path: str) -> str:
+def _text_of_run(path: str, remedy: str) -> str:
+  """Returns the text of a file that a run has written. Args: remedy: for a file that is damaged."""
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
   if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
     raise ConfigError(
       f'{path}: its first line is not the checksum of the rest; wanted the file as the run wrote '
-      'it (a copy is in each of checkpoints/), and changes in another file or by --set'
+      f'it ({remedy}), and changes in another file or by --set'
     )
   return text
 

@@ -12,7 +12,7 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 
 
 class Applied(NamedTuple):
-  """What one call has brought into the store."""
+  """What one call has applied to the store."""
 
   version: Version
   rows: int
@@ -28,42 +28,45 @@ class Publisher:
 
   Args:
     directory: the exports of a run.
-    store: what to bring up to date.
+    store: the store to update.
+
+  Attributes:
+    refused: why the last call of `advance` did not apply an export; None otherwise.
   """
 
   def __init__(self, directory: str, store: Store):
     self._directory, self._store = directory, store
-    self._told = ''
+    self.refused: str | None = None
 
   def advance(self) -> Applied | None:
     """Applies the exports that the store lacks.
 
     Returns:
-      What was applied; None where there was nothing, or where an export cannot be read, which is
-      said in the log.
+      What was applied; None if there was nothing to apply, or if an export cannot be read, which it
+      logs once.
     """
+    refused, self.refused = self.refused, None
     try:
       held = self._store.version()
       exports = pending(self._directory, held)
       if not exports:
-        self._told = ''
         return None
       return self._apply(exports, held)
     except Overtaken:
       return None
     except (DataLoss, FileNotFoundError) as e:
-      # The trainer may have removed an old export while it was read; else it is damaged, and the
-      # store waits for the next base.
-      if str(e) != self._told:
+      # The trainer may have removed an old export while it was read. Otherwise the export is
+      # damaged, and the store waits for the next base.
+      self.refused = str(e)
+      if self.refused != refused:
         logging.warning('an export was not applied: %s', e)
-      self._told = str(e)
       return None
 
   def roll_back(self, sequence: int) -> Applied:
-    """Brings the store to an earlier version. It stays there until a base is written after this.
+    """Brings the store to an earlier version, where it stays until the next base is written.
 
     Raises:
-      UserError: where the exports of that version are not there any more.
+      UserError: if an export of that version is missing.
     """
     paths = {
       export.sequence: export.path
