@@ -9,20 +9,21 @@ shards* of keys.
 trainer/run.py starts a job, training/job.py leads it through passes and days, training/step.py is
 one step of it; embedding/exchange.py brings rows, model/builder.py the layers.
 
-`trainer.fit`, `trainer.load` and `trainer.Run` are those of trainer.api, `trainer.tune` is that of
-trainer.tuning; they are imported when they are asked for.
+`trainer.fit`, `trainer.load`, `trainer.Run`, `trainer.Callback` and `trainer.tune` are imported
+when they are asked for.
 """
 
 from typing import Any
 
+_PLACES = dict.fromkeys(('fit', 'load', 'Run'), 'trainer.api') | {
+  'tune': 'trainer.tuning',
+  'Callback': 'trainer.training.callback',
+}
+
 
 def __getattr__(name: str) -> Any:
-  if name not in ('fit', 'load', 'Run', 'tune'):
+  import importlib
+
+  if name not in _PLACES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  if name == 'tune':
-    from trainer import tuning
-
-    return tuning.tune
-  from trainer import api
-
-  return getattr(api, name)
+  return getattr(importlib.import_module(_PLACES[name]), name)

@@ -7,6 +7,8 @@ command works on it too. The commands themselves are what stands here, with flag
 import contextlib
 import dataclasses
 import functools
+import html
+import json
 import os
 import signal
 import tempfile
@@ -16,10 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 from absl import logging
 
-from trainer import command_line, config, runtime
+from trainer import command_line, config, files, runtime
 from trainer.comm.heartbeat import Heartbeat
 from trainer.config import effects
 from trainer.data.log_files import is_directory, matching, normal
@@ -29,7 +32,12 @@ from trainer.plain_data import Json, JsonObject
 if TYPE_CHECKING:  # TensorFlow takes seconds to import: it comes after the config was checked
   from trainer.data.passes import Pass
   from trainer.data.prepared import PreparedPass
+  from trainer.training.callback import Callback
   from trainer.training.finished_run import FinishedRun
+
+Frame = pd.DataFrame | pa.Table  # or Polars', or whatever else exports an Arrow stream
+Data = str | Sequence[str] | Frame
+SPLITS = ('train', 'valid', 'test')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +61,7 @@ class Run:
 
     return read_events(self.run_dir)
 
-  def evaluate(self, data: str | Sequence[str] | pd.DataFrame | None = None) -> JsonObject:
+  def evaluate(self, data: Data | None = None) -> JsonObject:
     """Returns auc, logloss, calibration and so on.
 
     Args:
@@ -62,7 +70,7 @@ class Run:
     with self._open() as run, _patterns(self.cfg, data) as patterns:
       return run.evaluation.evaluate(run.inputs.prepared(passes_to_score(run, patterns), 'api'))
 
-  def predict(self, data: str | Sequence[str] | pd.DataFrame | None = None) -> np.ndarray:
+  def predict(self, data: Data | None = None) -> np.ndarray:
     """Returns the predictions in input order.
 
     Args:
@@ -78,6 +86,54 @@ class Run:
       prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
       return np.concatenate(list(predictions(run, prepared)))
 
+  def importance(self, data: Data | None = None) -> pd.DataFrame:
+    """Returns what AUC and logloss lose when a slot is exchanged between samples, by slot.
+
+    Args:
+      data: as of `evaluate`.
+    """
+    from trainer.training.importance import importance_table
+
+    with self._open() as run, _patterns(self.cfg, data) as patterns:
+      return importance_table(run, run.inputs.prepared(passes_to_score(run, patterns), 'api'))
+
+  def features(self, slot: str) -> pd.DataFrame:
+    """Returns the features of a slot, the most shown first.
+
+    Columns: text, as the passes of data.train have it (None where they are gone), key, show, click,
+    unseen_days, admitted, linear, and factors where the model has any.
+
+    Raises:
+      UserError: where there is no such slot.
+    """
+    from trainer.data.texts import texts_of
+    from trainer.reporting.inspection import Inspection
+
+    inspection = Inspection(self.run_dir, self.checkpoint)
+    table = inspection.features(slot)
+    of_slot = next(s for s in self.cfg.slots if s.name == slot)
+    paths = [entry['path'] for entry in inspection.progress['ledger']['entries']]
+    texts: dict[int, str] = {}
+    for some in texts_of(self.cfg, paths, of_slot, set(table['key'])):
+      texts |= some
+    table.insert(0, 'text', [texts.get(key) for key in table['key']])
+    return table.sort_values('show', ascending=False, ignore_index=True)
+
+  def embeddings(self, slot: str) -> pd.DataFrame:
+    """Returns the factors of a slot's admitted features: text, key, and a column a dimension."""
+    table = self.features(slot)
+    table = table[table['admitted']] if 'factors' in table else table[:0]
+    factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
+    return pd.concat([table[['text', 'key']], factors], axis=1).reset_index(drop=True)
+
+  def report(self) -> 'Report':
+    """Writes report.html, which a notebook shows where this is the last line of a cell."""
+    from trainer.reporting import report
+
+    path = os.path.join(self.run_dir, 'report.html')
+    report.write([self.run_dir], path)
+    return Report(path)
+
   def _open(
     self, overrides: Sequence[str] = ()
   ) -> contextlib.AbstractContextManager['FinishedRun']:
@@ -86,8 +142,31 @@ class Run:
     return open_run(self.run_dir, overrides, self.checkpoint)
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """A page that a notebook shows.
+
+  Attributes:
+    path: of the HTML file.
+  """
+
+  path: str
+
+  def _repr_html_(self) -> str:
+    with open(self.path, encoding='utf-8') as f:
+      page = html.escape(f.read())
+    return f'<iframe srcdoc="{page}" width="100%" height="900" style="border: 0"></iframe>'
+
+
 def fit(
-  configuration: str | Mapping[str, Json], overrides: Sequence[str] = (), run_dir: str | None = None
+  configuration: str | Mapping[str, Json],
+  overrides: Sequence[str] = (),
+  run_dir: str | None = None,
+  *,
+  train: Frame | Sequence[Frame] | None = None,
+  valid: Frame | None = None,
+  test: Frame | None = None,
+  callbacks: Sequence['Callback'] = (),
 ) -> Run:
   """Trains a model in this process; a run_dir that holds the run already is continued.
 
@@ -95,18 +174,31 @@ def fit(
     configuration: a YAML file, or what stands in one as a dict.
     overrides: strings `a.b=value`.
     run_dir: replaces that of the config.
+    train: a frame with the columns of the log (pandas, Polars, Arrow), or several, a pass each, in
+      place of data.train. It is written into run_dir/frames, as Parquet.
+    valid: likewise, in place of data.valid.
+    test: likewise, in place of data.test.
+    callbacks: are told of passes and epochs (trainer.Callback).
   Raises:
     UserError: with one line, where the config or the data are wrong.
     KeyboardInterrupt: where it was asked to stop, by Ctrl-C or SIGTERM. The state is saved; the
       same call continues.
   """
+  if isinstance(configuration, Mapping):
+    for split in SPLITS:
+      if _is_frame((configuration.get('data') or {}).get(split)):
+        raise UserError(
+          f'data.{split}: found a frame; wanted it beside the config: fit(config, {split}=frame)'
+        )
+  frames = dict(zip(SPLITS, (train, valid, test)))
+  overrides = [*overrides, *_overrides_of_frames(configuration, overrides, run_dir, frames)]
   source = Source(configuration, overrides, run_dir)
   cfg = source.cfg
   if cfg.sync.mode != 'allreduce':
     raise UserError(f"sync.mode: found '{cfg.sync.mode}'; wanted 'allreduce', one process, in fit")
   handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
   try:
-    status = train(source)
+    status = train_here(source, callbacks=callbacks)
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
@@ -146,7 +238,7 @@ class Source:
   @functools.cached_property
   def cfg(self) -> config.Config:
     """The config, once it was checked that what it names is there. Raises: ConfigError."""
-    cfg, where = self._parsed(), self._where()
+    cfg, where = self.parsed(), self._where()
     effects.check_effects(cfg, where)
     for key in ('train', 'valid', 'test'):
       try:
@@ -177,7 +269,7 @@ class Source:
     if (size := config.measured_batch_size(cfg.run_dir)) is not None:
       if tells:
         print(f'train.batch_size: {size}, measured when the run began', flush=True)
-      return self._parsed(size)
+      return self.parsed(size)
     from trainer.data.batch_size import suitable
 
     size, samples = suitable(cfg)
@@ -187,20 +279,23 @@ class Source:
         f'({cfg.train.batch_size} in a large one)',
         flush=True,
       )
-    return self._parsed(size)
+    return self.parsed(size)
 
   def _where(self) -> str:
     return self.configuration if isinstance(self.configuration, str) else 'config'
 
-  def _parsed(self, batch_size: int | None = None) -> config.Config:
+  def parsed(self, batch_size: int | None = None) -> config.Config:
     if isinstance(self.configuration, str):
       return config.load(self.configuration, self.overrides, self.run_dir, batch_size)
     text = yaml.safe_dump(dict(self.configuration))
     return config.parse(text, self._where(), self.overrides, self.run_dir, batch_size)
 
 
-def train(
-  source: Source, here: runtime.Runtime = runtime.Runtime(), init_from: str | None = None
+def train_here(
+  source: Source,
+  here: runtime.Runtime = runtime.Runtime(),
+  init_from: str | None = None,
+  callbacks: Sequence['Callback'] = (),
 ) -> int:
   """Trains in this process, which may be one rank of several.
 
@@ -208,6 +303,7 @@ def train(
     source: of the config.
     here: where this process stands.
     init_from: a run_dir whose features and layers a new run begins with.
+    callbacks: are told of passes and epochs.
   Returns:
     The exit status.
   """
@@ -225,7 +321,7 @@ def train(
     communicator = horovod.communicator(here, cfg.sync)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     progress_made = heartbeat.progress if heartbeat else lambda: None
-    job = Job(cfg, communicator, step, progress_made, init_from=init_from)
+    job = Job(cfg, communicator, step, progress_made, init_from, callbacks)
     if heartbeat:
       heartbeat.tell_lost = job.tell_lost
     stopped_by = job.run()
@@ -276,37 +372,82 @@ def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> Non
     )
 
 
+def _is_frame(data: object) -> bool:
+  return isinstance(data, (pd.DataFrame, pa.Table)) or hasattr(data, '__arrow_c_stream__')
+
+
+def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
+  """Returns a frame as an Arrow table. Raises: UserError, where an id is no whole number."""
+  from trainer.data.parse import WHOLE_NUMBER, whole_numbers
+
+  is_pandas = isinstance(frame, pd.DataFrame)
+  table = pa.Table.from_pandas(frame, preserve_index=False) if is_pandas else pa.table(frame)
+  table = table.replace_schema_metadata(None)  # equal frames of any library are equal files
+  for slot in cfg.data.slots:
+    name = slot.column or slot.name
+    if name not in table.column_names or not pa.types.is_floating(table[name].type):
+      continue
+    column = table[name].combine_chunks()
+    _, wrong = whole_numbers(column)
+    if wrong.any():
+      found = column[int(wrong.argmax())]
+      raise UserError(f"data: column '{name}': found {found}; wanted {WHOLE_NUMBER}")
+  return table
+
+
+def _overrides_of_frames(
+  configuration: str | Mapping[str, Json],
+  overrides: Sequence[str],
+  run_dir: str | None,
+  frames: Mapping[str, Frame | Sequence[Frame] | None],
+) -> Iterator[str]:
+  """Writes frames as passes; yields the settings by which a job reads them."""
+  given = {split: frame for split, frame in frames.items() if frame is not None}
+  if not given:
+    return
+  settings = ['data.format=parquet', 'data.columns=null']
+  placeholders = [f'data.{split}=[frame]' for split in given]
+  cfg = Source(configuration, [*overrides, *settings, *placeholders], run_dir).parsed()
+  folder = os.path.join(cfg.run_dir, 'frames')
+  os.makedirs(folder, exist_ok=True)
+  yield from settings
+  for split, some in given.items():
+    paths = []
+    for i, frame in enumerate([some] if _is_frame(some) else some):
+      unfinished = os.path.join(folder, f'{split}{files.UNFINISHED}')
+      pq.write_table(_arrow(cfg, frame), unfinished)
+      with open(unfinished, 'rb') as f:
+        crc32 = files.crc32_of_stream(f)
+      # Another frame is another pass, also where the run goes on.
+      paths.append(os.path.join(folder, f'{split}-{i:03}-{crc32:08x}.parquet'))
+      os.replace(unfinished, paths[-1])
+    yield f'data.{split}={json.dumps(paths)}'
+
+
 @contextlib.contextmanager
 def _patterns(
-  cfg: config.Config, data: str | Sequence[str] | pd.DataFrame | None, labelled: bool = True
+  cfg: config.Config, data: Data | None, labelled: bool = True
 ) -> Iterator[Sequence[str]]:
   """The files of `data`; for the time of a `with` a frame is one, written as the log is."""
-  if not isinstance(data, pd.DataFrame):
+  if not _is_frame(data):
     yield [data] if isinstance(data, str) else data or []
     return
-  from trainer.data.parse import WHOLE_NUMBER, whole_numbers
   from trainer.data.schema import wanted_columns
 
-  for slot in cfg.data.slots:
-    column = data.get(slot.column or slot.name)
-    if column is None or not pd.api.types.is_float_dtype(column):
-      continue
-    _, wrong = whole_numbers(pa.Array.from_pandas(column))
-    if wrong.any():
-      found = column.iloc[int(wrong.argmax())]
-      raise UserError(f"data: column '{column.name}': found {found}; wanted {WHOLE_NUMBER}")
+  table = _arrow(cfg, data)
   with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
     if cfg.data.format not in (None, 'csv'):
       path = os.path.join(folder, 'frame.parquet')
-      data.to_parquet(path, index=False)
+      pq.write_table(table, path)
     else:
       path = os.path.join(folder, 'frame.csv')
       columns, wanted = cfg.data.columns, wanted_columns(cfg, labelled)
-      missing = [c for c in columns or () if c not in data]
+      missing = [c for c in columns or () if c not in table.column_names]
       for column in missing:
         if column in wanted:
           raise UserError(f"data: the frame has no column '{column}' ({wanted[column]})")
-      frame = data.assign(**dict.fromkeys(missing, ''))
+      frame = data if isinstance(data, pd.DataFrame) else table.to_pandas()
+      frame = frame.assign(**dict.fromkeys(missing, ''))
       frame.to_csv(
         path, sep=cfg.data.delimiter, index=False, columns=columns, header=columns is None
       )

@@ -5,11 +5,10 @@ another run. With --importance, under horovodrun the ranks share the work.
 """
 
 import json
-from typing import Any
 
 from absl import flags
 
-from trainer import command_line, runtime
+from trainer import api, command_line, runtime
 from trainer.errors import UserError
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -43,7 +42,12 @@ def main() -> None:
   elif AGAINST.value is not None:
     found = {'against': inspection.against(Inspection(AGAINST.value, CHECKPOINT.value))}
   elif IMPORTANCE.value:
-    found = {'importance': importance(RUN_DIR.value)}
+    from trainer.training.finished_run import open_run
+    from trainer.training.importance import importance_table
+
+    with open_run(RUN_DIR.value, (), CHECKPOINT.value, runtime.launched()) as run:
+      prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
+      found = {'importance': importance_table(run, prepared)}
   else:
     found = {'layers': inspection.layers(), 'slots': inspection.slots()}
   if runtime.rank() > 0:
@@ -59,27 +63,6 @@ def main() -> None:
     table = table.T if name == 'feature' else table
     text = table.to_string(float_format=lambda x: f'{x:,.4g}', line_width=WIDTH)
     print(f'\n{name}\n{text}')
-
-
-def importance(run_dir: str) -> Any:
-  """Returns a DataFrame of the losses by slot, the most important first."""
-  import pandas as pd
-
-  from trainer.data.passes import passes
-  from trainer.training.finished_run import open_run
-  from trainer.training.importance import slot_importance
-
-  with open_run(run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
-    patterns = DATA.value or run.cfg.data.test
-    if not patterns:
-      raise UserError('--data: found none, and the config has no data.test; wanted files')
-    prepared = run.inputs.prepared(passes(run.cfg, patterns, '--data'), 'evaluate')
-    found = slot_importance(
-      run.cfg, run.communicator, run.step, prepared, progress_made=run.progress_made
-    )
-  table = pd.DataFrame(found['slots']).T.astype(float).rename_axis('slot')
-  table.columns = [f'loss_of_{name}' for name in table]
-  return table.sort_values(table.columns[0], ascending=False)
 
 
 if __name__ == '__main__':

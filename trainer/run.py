@@ -45,7 +45,7 @@ def main() -> int:
 
     cluster = Cluster.from_tf_config(runtime.tf_config(), cfg.sync.mode)
     return run.run(source.for_its_log(tells=cluster.name == 'worker 0'), cluster)
-  return api.train(source, runtime.launched(), INIT_FROM.value)
+  return api.train_here(source, runtime.launched(), INIT_FROM.value)
 
 
 if __name__ == '__main__':

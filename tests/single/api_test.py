@@ -7,8 +7,10 @@ import tempfile
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import tensorflow as tf
 
+import trainer
 from trainer import api
 from trainer.errors import UserError
 
@@ -53,6 +55,60 @@ class ApiTest(tf.test.TestCase):
     self.assertAllEqual(run.predict(frame[['user']]), by_file)
     self.assertAllEqual(api.load(run.run_dir).predict(frame.astype(str)), by_file)
     self.assertEqual(run.evaluate(frame)['auc'], run.evaluate(path)['auc'])
+
+  def test_frames_are_trained_as_their_files_are(self):
+    run, path = self.fit(log(1000), shuffle=False)
+    frame, told = pd.read_csv(path), []
+
+    class Telling(trainer.Callback):
+      def on_train_begin(self):
+        told.append('begin')
+
+      def on_pass_end(self, name, logs):
+        told.append((name.partition('-')[0], logs['examples']))
+
+      def on_epoch_end(self, epoch, logs):
+        told.append((epoch, round(logs['auc'], 4)))
+
+      def on_train_end(self, logs):
+        told.append(logs['examples'])
+
+    tree = {'data': {'label': 'click', 'slots': [{'name': 'user'}], 'shuffle': False}}
+    tree |= {'model': {'interactions': ['linear']}, 'train': {'epochs': 1}}
+    for given in (frame, pa.Table.from_pandas(frame)):
+      run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
+      splits = {'train': given, 'valid': given, 'test': given[:99]}
+      told.clear()
+      own = api.fit(tree, (), run_dir, **splits, callbacks=[Telling()])
+      self.assertAllEqual(own.predict(given), run.predict(frame))
+      auc = own.evaluate(given)['auc']
+      self.assertEqual(told, ['begin', ('train', 1000), (0, round(auc, 4)), 99])
+    two = {'train': [frame, frame[:500]], 'test': frame}
+    more = api.fit(tree, ['train.epochs=2'], run_dir, **two)
+    trained = more.metrics.query('event == "train"')['examples']
+    self.assertEqual(trained.to_list(), [1000, 500, 1000, 500])
+    with self.assertRaisesRegex(UserError, r'data.train: found a frame; .*train=frame'):
+      api.fit({'data': {'train': frame}})
+
+  def test_what_a_run_knows_of_its_features(self):
+    run, path = self.fit(log(1000).assign(user=lambda f: 'u' + f['user'].astype(str)))
+    frame, table = pd.read_csv(path), run.features('user')
+    counts = frame.groupby('user')['click'].agg(['size', 'sum'])
+    self.assertAllClose(table.set_index('text')['show'], counts['size'].loc[table['text']])
+    self.assertAllClose(table.set_index('text')['click'], counts['sum'].loc[table['text']])
+    self.assertEmpty(run.embeddings('user'), 'the model has no factors')
+    self.assertGreater(run.importance(path)['loss_of_auc']['user'], 0.1)
+    self.assertIn('<iframe', run.report()._repr_html_())
+    with self.assertRaisesRegex(UserError, "'usr'; the nearest valid name is 'user'"):
+      run.features('usr')
+    tree = {'model.interactions': ['linear', 'fm'], 'lifecycle.admission': 'none'}
+    factors = api.fit(
+      f'{run.run_dir}/config.yaml',
+      [f'{key}={value}' for key, value in tree.items()],
+      f'{run.run_dir}_fm',
+    ).embeddings('user')
+    self.assertEqual(set(factors['text']), set(frame['user']))
+    self.assertTrue(np.isfinite(factors.drop(columns=['text', 'key'])).all().all())
 
   def test_a_stop_is_no_result(self):
     folder = pathlib.Path(self.get_temp_dir())

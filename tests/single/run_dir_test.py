@@ -92,7 +92,7 @@ class RunDirTest(tf.test.TestCase):
       path.write_bytes(path.read_bytes()[:-1])
     before = (copy / 'config.yaml').read_bytes()
     with self.assertRaisesRegex(errors.UserError, 'none of its 2 checkpoints is good'):
-      api.train(api.Source(self.tree, ['train.epochs=3'], str(copy)))
+      api.train_here(api.Source(self.tree, ['train.epochs=3'], str(copy)))
     self.assertEqual((copy / 'config.yaml').read_bytes(), before)
 
   def test_another_model_is_refused(self):

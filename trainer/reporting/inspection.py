@@ -23,6 +23,8 @@ from trainer.storage import chain, checkpoint
 _ALL = range(SHARDS)
 _SHARDS_AT_ONCE = 16  # of two checkpoints, of which all keys are in memory
 
+_COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')  # of each feature
+
 
 class Inspection:
   """A checkpoint of a run.
@@ -83,6 +85,33 @@ class Inspection:
     table.insert(2, 'admitted_share', (table['admitted'] / table['features'].clip(lower=1)))
     table['bytes'] = state['bytes'].astype(np.int64)
     return table.rename_axis('slot')
+
+  def features(self, slot: str) -> pd.DataFrame:
+    """The features of a slot: key, shows, clicks, days, whether admitted, weight and factors.
+
+    Raises:
+      UserError: where there is no such slot.
+    """
+    ids = self.cfg.slot_ids()
+    if slot not in ids:
+      raise UserError(f"found slot '{slot}'{nearest(slot, ids)}")
+    table = next(s.table for s in self.cfg.slots if s.name == slot)
+    own = [ids[s.name] for s in self.cfg.slots if s.table == table]
+    width, parts = self._widths()[table], []
+    for chunk in self.rows():
+      here = chunk['slot'] == ids[slot]
+      part = {name: chunk[name][here] for name in _COUNTS}
+      part['linear'] = chunk['linear'][here, 0]
+      if width and f'factors_{table}' in chunk:
+        # Only admitted features have factors, in the order of the chunk.
+        place = np.cumsum(chunk['admitted'] & np.isin(chunk['slot'], own)) - 1
+        rows = to_float32(chunk[f'factors_{table}'])[:, :width]
+        factors = [
+          rows[at] if admitted else None for at, admitted in zip(place[here], part['admitted'])
+        ]
+        part['factors'] = factors
+      parts.append(pd.DataFrame(part))
+    return pd.concat(parts, ignore_index=True)
 
   def feature(self, slot: str, text: str) -> dict[str, Any]:
     """All that is known of one feature.

@@ -2,8 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 
 from ops.tensors import to_tensor
@@ -14,6 +16,9 @@ from trainer.data.prepared import PreparedPass
 from trainer.model.metrics import MetricSums, result
 from trainer.plain_data import JsonObject
 from trainer.training.step import Step
+
+if TYPE_CHECKING:
+  from trainer.training.finished_run import FinishedRun
 
 MOST_SAMPLES = 1 << 18  # that a job looks at when it ends
 _BATCHES_A_SLOT = 8  # at least, where the data suffice
@@ -52,6 +57,16 @@ def _joined(a: SlotBatch, b: SlotBatch, slots: int) -> SlotBatch:
     shift = np.int32(len(a.dense) * slots)
     columns['segments'] = np.concatenate([a.segments, b.segments + shift])
   return SlotBatch(**columns)
+
+
+def importance_table(run: 'FinishedRun', prepared: Sequence[PreparedPass]) -> pd.DataFrame:
+  """Returns the losses by slot, the most important first; every rank calls it."""
+  found = slot_importance(
+    run.cfg, run.communicator, run.step, prepared, progress_made=run.progress_made
+  )
+  table = pd.DataFrame(found['slots']).T.astype(float).rename_axis('slot')
+  table.columns = [f'loss_of_{name}' for name in table]
+  return table.sort_values(table.columns[0], ascending=False)
 
 
 def slot_importance(

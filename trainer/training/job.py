@@ -20,6 +20,7 @@ from trainer.reporting import closing
 from trainer.storage.run_lock import RunLock
 from trainer.training import gate, plateau
 from trainer.training.advice import why_worse_than_constant
+from trainer.training.callback import Callback
 from trainer.training.day_end import end_day, table_counts
 from trainer.training.evaluation import Evaluation
 from trainer.training.exporter import Exporter
@@ -46,6 +47,7 @@ class Job:
     step: of the ranks, or of the parameter servers' workers.
     progress_made: called once a step or a chunk of slow work; the heartbeat tells the others.
     init_from: a run_dir whose model a new run begins with.
+    callbacks: are told of passes and epochs.
 
   Attributes:
     state: the place in the data, and checkpoints.
@@ -64,8 +66,9 @@ class Job:
     step: Step,
     progress_made: Callable[[], None] = lambda: None,
     init_from: str | None = None,
+    callbacks: Sequence[Callback] = (),
   ):
-    self._init_from = init_from
+    self._init_from, self._callbacks = init_from, callbacks
     self.cfg, self.communicator, self.step = cfg, communicator, step
     self.progress_made = progress_made
     self.log = RunLog(cfg.run_dir, step)
@@ -102,6 +105,8 @@ class Job:
     try:
       self.open_run()
       self.stop_request.listen()
+      for callback in self._callbacks:
+        callback.on_train_begin()
       for split in ('valid', 'test'):
         scored = passes(self.cfg, getattr(self.cfg.data, split), f'data.{split}')
         self._scored[split] = self.inputs.prepared(scored, split)
@@ -277,12 +282,14 @@ class Job:
       self.step.consolidate()
     if not is_finished:
       return False
-    meter.finish(
+    figures = meter.finish(
       {'waiting': action.waiting, 'seconds_behind': action.seconds_behind} if cfg.data.watch else {}
     )
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
     self.exporter.end_pass(data_pass.marker)
+    for callback in self._callbacks:
+      callback.on_pass_end(data_pass.name, figures)
     every = cfg.checkpoint.every_passes
     self._save_is_due |= every is not None and progress.done % every == 0
     return True
@@ -446,6 +453,7 @@ class Job:
 
   def _end_epoch(self) -> None:
     """Validates the epoch, where it trained on anything, and saves."""
+    values: JsonObject = {}
     if self._scored['valid'] and self.progress.unvalidated:
       values = self._evaluate(self._scored['valid'], 'valid')
       rate = self.progress.rate
@@ -456,6 +464,8 @@ class Job:
     self.progress.unvalidated = False
     if not self.state.is_saved:
       self.save()
+    for callback in self._callbacks:
+      callback.on_epoch_end(self.progress.epoch, values)
 
   def _finish(self) -> None:
     """Evaluates what is kept, once all epochs are trained."""
@@ -464,11 +474,11 @@ class Job:
     self._had_work = self.progress.step != self._continued_at
     if (untrained := self.state.untrained_told()) and self._reports:
       logging.warning('%s', untrained)
-    valid, test = self._scored['valid'], self._scored['test']
+    valid, test, values = self._scored['valid'], self._scored['test'], {}
     if test:
       if self.progress.best is not None:
         self.state.restore(best=True)
-      self._evaluate(test, 'test')
+      values = self._evaluate(test, 'test')
     if scored := test or valid:
       with self.log.clock.of('evaluate'):
         importance = slot_importance(
@@ -476,6 +486,8 @@ class Job:
         )
       self.log.write('importance', split='test' if test else 'valid', **importance)
     self.log.write('end', status='finished')
+    for callback in self._callbacks:
+      callback.on_train_end(values)
 
   def _stop(self) -> int:
     """Saves, for a process was asked to stop; returns the status of `run`."""

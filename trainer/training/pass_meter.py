@@ -77,8 +77,8 @@ class PassMeter:
       f'{quality(window)} · {self._per_second(result(sums)["examples"]):,.0f}/s'
     )
 
-  def finish(self, further: JsonObject) -> None:
-    """Reports the whole pass.
+  def finish(self, further: JsonObject) -> JsonObject:
+    """Reports the whole pass; returns its figures.
 
     Args:
       further: fields of the event that the caller knows.
@@ -103,6 +103,7 @@ class PassMeter:
       'seconds': self._log.clock.taken(),
     }
     self._log.write('train', **fields)
+    return fields
 
   def _per_second(self, examples: int) -> float:
     seconds = max(time.monotonic() - self._began, 1e-9)
