@@ -34,12 +34,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from trainer import config
+from trainer import config, files
 from trainer.data.features import hash_keys, pool_norm, transform_dense
 from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 from trainer.errors import UserError
@@ -81,18 +82,13 @@ def _common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
     return tf.identity(size)
 
 
-class _SlotFeatures:
-  """Features of one slot, n of them, in `length` samples.
+class _SlotFeatures(NamedTuple):
+  """The n features of one slot in `length` samples."""
 
-  Attributes:
-    keys: int64 [n].
-    values: float32 [n].
-    samples: int64 [n], whose they are, ascending.
-    length: int64 []: B, or 1 where they are repeated for every sample.
-  """
-
-  def __init__(self, keys: tf.Tensor, values: tf.Tensor, samples: tf.Tensor, length: tf.Tensor):
-    self.keys, self.values, self.samples, self.length = keys, values, samples, length
+  keys: tf.Tensor  # int64 [n]
+  values: tf.Tensor  # float32 [n]
+  samples: tf.Tensor  # int64 [n], the sample of each feature, ascending
+  length: tf.Tensor  # int64 []: B, or 1 if they are repeated for every sample
 
   def repeated(self, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns (places among these features, samples), int64 [m], as B = `size` samples have them.
@@ -105,17 +101,33 @@ class _SlotFeatures:
     return places, tf.tile(self.samples, [times]) + tf.repeat(tf.range(times), count)
 
 
-class Serving(tf.Module):
-  """The rows of a trained model, and its graph from raw columns on.
-
-  Shapes: B samples, F slots, n occurrences of features.
+class _Served(tf.Module):
+  """The dense variables of a trained model.
 
   Args:
     cfg: the job's config.
     model: trainer.model.builder.CTRModel, built for `cfg`.
-    dense_stats: float32 [2, Dn], what dense columns are standardised with.
+    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
+  """
+
+  def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
+    super().__init__()
+    self._dense_columns = cfg.data.dense
+    # Not an attribute: Keras would trace its own signatures for a model that it finds.
+    self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
+    self.dense_variables = list(model.variables)
+    self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
+
+
+class Serving(_Served):
+  """The rows of a trained model, and its graph from raw columns to outputs.
+
+  Shapes: B samples, F slots, n occurrences of features.
+
+  Args:
+    cfg, model, dense_stats: as of `_Served`.
     rows: all rows.
-    integer_slots: names of slots whose columns are int64.
+    integer_slots: the slots whose columns are int64.
   """
 
   def __init__(
@@ -126,8 +138,8 @@ class Serving(tf.Module):
     rows: Rows,
     integer_slots: Sequence[str] = (),
   ):
-    super().__init__(name='serving')
-    self._slots, self._ids, self._dense_columns = cfg.slots, cfg.slot_ids(), cfg.data.dense
+    super().__init__(cfg, model, dense_stats)
+    self._slots, self._ids = cfg.slots, cfg.slot_ids()
     names = {s.name for s in self._slots}
     for name in set(integer_slots) - names:
       raise UserError(
@@ -139,10 +151,6 @@ class Serving(tf.Module):
     ]
     self._poolings = cfg.poolings()
     self._reads_histories = 'histories' in model.needs
-    # Not an attribute: Keras would trace signatures of its own for a model that it finds.
-    self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
-    self.dense_variables = list(model.variables)
-    self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
     # A table's row is [plain D | field F·D], each part where an interaction needs it
     # (trainer.embedding.embedding).
     self._plain = [
@@ -365,21 +373,11 @@ class Serving(tf.Module):
     return HistoryVectors(vectors, row < none, candidate)
 
 
-class DenseServing(tf.Module):
-  """The dense part of a trained model, from slot sums on; its inputs stand in the file's docstring.
-
-  Args:
-    cfg: the job's config.
-    model: trainer.model.builder.CTRModel, built for `cfg`.
-    dense_stats: float32 [2, Dn], what dense columns are standardised with.
-  """
+class DenseServing(_Served):
+  """The dense part of a trained model; the file's docstring lists its inputs, the slot sums."""
 
   def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
-    super().__init__(name='dense_serving')
-    self._dense_columns = cfg.data.dense
-    self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
-    self.dense_variables = list(model.variables)
-    self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
+    super().__init__(cfg, model, dense_stats)
     slots, self._tables = len(cfg.slots), list(cfg.sparse.tables)
     shapes: dict[str, list[int]] = {}
     if 'linear' in model.needs:
@@ -443,23 +441,17 @@ def save(
   path: str,
   integer_slots: Sequence[str] = (),
 ) -> None:
-  """Writes the whole model.
+  """Writes the whole model into the directory `path`; the other arguments are those of `Serving`.
 
-  Args:
-    cfg: the job's config.
-    model: trainer.model.builder.CTRModel, built for `cfg`.
-    dense_stats: float32 [2, Dn], what dense columns are standardised with.
-    rows: all rows.
-    path: a directory.
-    integer_slots: names of slots whose columns are int64.
   Raises:
-    UserError: where names of columns cannot be told apart, or an integer slot is none.
+    UserError: if two columns have the same `input_name`, or an integer slot does not exist.
   """
   serving = Serving(cfg, model, dense_stats, rows, integer_slots)
-  specs = {spec.name: spec for spec in serving.column_specs().values()}
-  if len(specs) < len(serving.column_specs()):
+  columns = serving.column_specs()
+  specs = {spec.name: spec for spec in columns.values()}
+  if len(specs) < len(columns):
     raise UserError(
-      f"a SavedModel's inputs: found columns {', '.join(sorted(serving.column_specs()))}; "
+      f"a SavedModel's inputs: found columns {', '.join(sorted(columns))}; "
       'wanted names that differ in their letters, digits or underscores'
     )
   signatures = {
@@ -477,7 +469,7 @@ def save_dense(
   """Writes the dense part alone; the arguments are those of `save`.
 
   Raises:
-    UserError: where an interaction reads histories, whose features no sum holds.
+    UserError: if an interaction reads histories, which slot sums do not contain.
   """
   if 'histories' in model.needs:
     raise UserError(
@@ -500,7 +492,7 @@ def _write(
 ) -> None:
   """Writes the SavedModel and its warm-up requests, and waits until they are on the disk."""
   verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.WARNING)  # TensorFlow tells every step of it
+  logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
   try:
     tf.saved_model.save(module, path, signatures)
   finally:
@@ -513,12 +505,7 @@ def _write(
 
 
 def measure(path: str) -> tuple[int, float]:
-  """Returns the bytes of a SavedModel's files, and the seconds that loading it takes here."""
-  size = sum(
-    os.path.getsize(os.path.join(folder, name))
-    for folder, _, names in os.walk(path)
-    for name in names
-  )
+  """Returns the size of a SavedModel's files in bytes, and the seconds that it takes to load."""
   started = time.monotonic()
   tf.saved_model.load(path)
-  return size, time.monotonic() - started
+  return files.size_of(path), time.monotonic() - started
