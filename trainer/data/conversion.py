@@ -33,7 +33,7 @@ from trainer.data.log_files import (
 )
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.passes import pass_day
-from trainer.data.prepared import Meta, PreparedPass, Writer, read_meta
+from trainer.data.prepared import PreparedPass, Writer, read_meta
 from trainer.data.schema import reading, schema, wanted_columns
 from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, sync_directory
@@ -47,8 +47,8 @@ READERS: Mapping[str, Callable[..., Iterator[Callable[[], Block]]]] = {
   'parquet': parquet_format.blocks,
   'orc': orc_format.blocks,
   'tfrecord': tfrecord_format.blocks,
-  'libsvm': libsvm_format.libsvm_blocks,
-  'libffm': libsvm_format.libffm_blocks,
+  'libsvm': functools.partial(libsvm_format.blocks, 2),
+  'libffm': functools.partial(libsvm_format.blocks, 3),
 }
 # Threads that parse; reading and writing go on beside them.
 THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
@@ -199,7 +199,7 @@ def prepare_pass(
   out_dir: str,
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
-) -> Meta:
+) -> JsonObject:
   """Converts one raw pass, a file or a directory of files, into the directory `out_dir`.
 
   Nothing is done if `out_dir` was converted from these very files (size, time) with an equal
@@ -289,7 +289,9 @@ def join_parts(
     writer.close(meta | {'bad': bad.checked(writer.samples)})
 
 
-def _meta(cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool) -> Meta:
+def _meta(
+  cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool
+) -> JsonObject:
   """Returns what meta.json says of how, and of what, a pass is prepared."""
   return {
     'schema': schema(cfg),
@@ -304,7 +306,7 @@ def _meta(cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled:
   }
 
 
-def _done(out_dir: str, meta: Meta) -> Meta | None:
+def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
   """Returns the meta.json of a directory if the pass was prepared as `meta` says."""
   with contextlib.suppress(UserError):  # there is none, or it is damaged and written again
     done = read_meta(out_dir)

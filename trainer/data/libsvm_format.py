@@ -92,9 +92,10 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
   return Block(columns, first_line + rows, lambda i: text(rows[i]), malformed)
 
 
-def _blocks(
-  path: str, data: config.Data, wanted: dict[str, str], parts: int, of_file: Part
+def blocks(
+  parts: int, path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
+  """Does the same as `csv_format.blocks`; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
   if parts == 3:
     for column, key in wanted.items():
       if column != data.label and not column.isdigit():
@@ -102,19 +103,5 @@ def _blocks(
           f"{path}: no column '{column}' ({key}): the columns of libffm are the numbers of its "
           'fields; wanted one of these as the column'
         )
-  for line, raw in text_blocks(path, of_file):
+  for line, raw in text_blocks(path, part):
     yield functools.partial(_block, raw, line, data.label, list(wanted), parts)
-
-
-def libsvm_blocks(
-  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
-) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`."""
-  return _blocks(path, data, wanted, 2, part)
-
-
-def libffm_blocks(
-  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
-) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`."""
-  return _blocks(path, data, wanted, 3, part)

@@ -197,17 +197,11 @@ def _floats(
   Returns:
     float64 [n], NaN where missing; and whether each is wrong, that is no finite float32, bool [n].
   """
+  if pa.types.is_dictionary(array.type):
+    array = array.dictionary_decode()
+  if pa.types.is_boolean(array.type):
+    array = array.cast(pa.uint8())
   t = array.type
-  if pa.types.is_integer(t) and not missing_values:
-    return array.to_numpy(zero_copy_only=False).astype(np.float64), np.zeros([len(array)], bool)
-  if pa.types.is_null(t):
-    return np.full([len(array)], np.nan), np.zeros([len(array)], bool)
-  if pa.types.is_dictionary(t):
-    numbers, wrong = _floats(array.dictionary, column, missing_values)
-    indices = array.indices.fill_null(len(numbers)).to_numpy()
-    return np.append(numbers, np.nan)[indices], np.append(wrong, False)[indices]
-  if pa.types.is_boolean(t):
-    array, t = array.cast(pa.uint8()), pa.uint8()
   if pa.types.is_floating(t) or pa.types.is_integer(t) or pa.types.is_decimal(t):
     numbers = array.cast(pa.float64(), safe=False)
     if missing_values:

@@ -11,7 +11,6 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypedDict
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from trainer.data.parse import Parsed, ranges
 from trainer.data.schema import schema
 from trainer.errors import BadPass, UserError
 from trainer.files import NpyWriter, crc32_of_stream, to_json, write_synced
+from trainer.plain_data import JsonObject
 
 META = 'meta.json'  # written last: the pass counts when it exists
 HEADER_BYTES = 128  # of each .npy
@@ -36,29 +36,8 @@ SMALL_PASS = 2_000_000  # samples; a pass below is shuffled as a whole
 BLOCK = 8192
 WINDOW = 64 * BLOCK
 MOST_WRITING = 2  # chunks that wait for the writer
+OF_SAMPLES = ('counts', 'dense', 'label', 'weight', 'group')  # of `Parsed`, with a row a sample
 OF_FEATURES = ('codes', 'bases', 'keys', 'splits', 'values', 'dense')
-
-
-class ArrayMeta(TypedDict):
-  """What meta.json says of an array."""
-
-  dtype: str
-  shape: list[int]
-  crc32: int
-
-
-class Meta(TypedDict, total=False):
-  """The content of meta.json; docs/data.md describes it."""
-
-  schema: dict[str, object]  # of `trainer.data.schema.schema`
-  reading: dict[str, object]  # likewise
-  day: int
-  source: dict[str, str | int]
-  bad: dict[str, Any]  # of `trainer.data.conversion.BadRecords`
-  samples: int
-  features: int
-  dense: dict[str, list[float]]  # by column, as `_stats` gives them
-  arrays: dict[str, ArrayMeta]
 
 
 class _Column(NpyWriter):
@@ -74,7 +53,7 @@ class _Column(NpyWriter):
     self._crc = zlib.crc32(data, self._crc)
     return data
 
-  def complete(self) -> ArrayMeta:
+  def complete(self) -> JsonObject:
     """Closes the file, synced."""
     self.close()
     return {'dtype': self.dtype.str, 'shape': [self.rows, *self.row_shape], 'crc32': self._crc}
@@ -94,32 +73,24 @@ def _counted(parsed: Parsed) -> Parsed:
   return parsed._replace(counts=present.astype(np.int32), keys=keys[present])
 
 
-def _of_samples(
-  parts: Sequence[Parsed], array_of: Callable[[list[np.ndarray]], np.ndarray]
-) -> dict[str, np.ndarray | None]:
-  """Applies a function to each column with a row per sample; None where the parts have none."""
-  columns = {}
-  for name in ('counts', 'dense', 'label', 'weight', 'group'):
-    arrays = [getattr(part, name) for part in parts]
-    columns[name] = None if arrays[0] is None else array_of(arrays)
-  return columns
-
-
 def _concatenate(parts: Sequence[Parsed]) -> Parsed:
   """Returns the samples of several blocks as one."""
   if len(parts) == 1:
     return parts[0]
   if any(p.counts is not None for p in parts):
     parts = [_counted(p) for p in parts]
-  values = None
   if any(p.values is not None for p in parts):
-    values = np.concatenate(
-      [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
-    )
+    ones = [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
+    parts = [p._replace(values=values) for p, values in zip(parts, ones)]
   of_keys = [p.keys for p in parts]
   shape = *of_keys[0].shape[:-1], sum(k.shape[-1] for k in of_keys)
+  columns = {
+    name: None if array is None else np.concatenate([getattr(p, name) for p in parts])
+    for name, array in parts[0]._asdict().items()
+    if name in (*OF_SAMPLES, 'values')
+  }
   keys = np.concatenate(of_keys, axis=-1, out=aligned(shape, np.int64))
-  return Parsed(keys=keys, values=values, **_of_samples(parts, np.concatenate))
+  return Parsed(keys=keys, **columns)
 
 
 def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
@@ -127,14 +98,14 @@ def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
   features = n if parsed.counts is None else int(parsed.counts[:n].sum())
 
   def part(samples: slice, of_keys: slice) -> Parsed:
-    values = None if parsed.values is None else parsed.values[of_keys]
-    columns = _of_samples([parsed], lambda arrays: arrays[0][samples])
-    return Parsed(keys=parsed.keys[..., of_keys], values=values, **columns)
+    columns = {
+      name: None if array is None else array[samples if name in OF_SAMPLES else of_keys]
+      for name, array in parsed._asdict().items()
+      if name in (*OF_SAMPLES, 'values')
+    }
+    return Parsed(keys=parsed.keys[..., of_keys], **columns)
 
-  return (
-    part(slice(None, n), slice(None, features)),
-    part(slice(n, None), slice(features, None)),
-  )
+  return part(slice(n), slice(features)), part(slice(n, None), slice(features, None))
 
 
 def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
@@ -285,7 +256,7 @@ class Writer:
     self._features += int(np.count_nonzero(chunk.keys != NO_FEATURE))
     self._stats = merge_stats(self._stats, _stats(chunk.dense, self._dense))
 
-  def close(self, meta: Meta) -> None:
+  def close(self, meta: JsonObject) -> None:
     """Completes the files, then writes `meta`, all of them synced."""
     if self._num_waiting:
       self._submit(self._write, _concatenate(self._waiting))
@@ -304,7 +275,7 @@ class Writer:
     write_synced(os.path.join(self._directory, META), to_json(meta))
 
 
-def read_meta(path: str) -> Meta:
+def read_meta(path: str) -> JsonObject:
   """Returns the meta.json of a prepared pass.
 
   Raises:
@@ -375,7 +346,7 @@ class PreparedPass:
       **{name: arrays.get(name) for name in OF_FEATURES}, slots=self.num_slots, chunk=CHUNK
     )
 
-  def _array(self, name: str, written: ArrayMeta) -> np.ndarray:
+  def _array(self, name: str, written: JsonObject) -> np.ndarray:
     """Maps an array into memory, after checking that its bytes are those that were written."""
     file = os.path.join(self.path, name + '.npy')
     dtype, shape = np.dtype(written['dtype']), tuple(written['shape'])
