@@ -108,7 +108,7 @@ def _repeats(header: tuple[bytes, ...], delimiter: bytes) -> re.Pattern[bytes]:
 
 def _block(
   raw: bytes,
-  first_line: int,
+  numbered: range,
   path: str,
   header: tuple[bytes, ...],
   delimiter: bytes,
@@ -119,14 +119,14 @@ def _block(
 
   Args:
     raw: the lines, which all end in LF.
-    first_line: the number of the first of them.
+    numbered: their numbers.
     path: the file.
     header: the fields of the line of names, as they stand in it.
     delimiter: between fields.
     numbers: the columns that may become float64; the others are binary.
     to_arrow: `_to_arrow` of this file.
   """
-  lines = np.arange(first_line, first_line + raw.count(b'\n'))
+  lines = np.arange(numbered.start, numbered.stop)
   repeated: list[int] = []
   if all(name.replace(b'"', b'""') in raw for name in header):
     pattern, behind, at, row = _repeats(header, delimiter), b'\n' + raw, 0, 0
@@ -163,7 +163,7 @@ def _block(
   columns, rows = to_arrow(b''.join(texts[row] + b'\n' for row in good))
   if rows != len(good):
     raise BadPass(
-      f'{path}: lines {first_line} to {lines[-1]}: found {rows} rows in {len(good)} lines; wanted '
+      f'{path}: lines {lines[0]} to {lines[-1]}: found {rows} rows in {len(good)} lines; wanted '
       'delimited text'
     )
   good = np.array(good, np.int64)
@@ -211,7 +211,7 @@ def _names(fields: Sequence[bytes] | None) -> list[str]:
 
 def _head(path: str) -> bytes:
   """Returns the first lines of a file."""
-  return next(text_blocks(path, block_bytes=HEAD_BYTES), (1, b'\n'))[1]
+  return next(text_blocks(path, block_bytes=HEAD_BYTES), (None, b'\n'))[1]
 
 
 def header_lines(path: str, data: config.Data) -> int:
@@ -251,9 +251,9 @@ def blocks(
     of_slots = {s.column or s.name for s in data.slots}
     numbers = {c for c, key in wanted.items() if key == 'data.dense'} - of_slots
   to_arrow = None
-  for line, raw in text_blocks(path, part):
+  for lines, raw in text_blocks(path, part):
     if to_arrow is None:
-      head = raw if line == 1 else _head(path)
+      head = raw if lines.start == 1 else _head(path)
       header = _first_fields(head, data)
       names = _names(header)
       if data.columns is None:
@@ -268,7 +268,7 @@ def blocks(
       if not is_header:
         names, header = data.columns, [name.encode() for name in data.columns]
       to_arrow = functools.partial(_to_arrow, names=names, wanted=list(wanted), delimiter=delimiter)
-      if is_header and line == 1:
-        raw, line = raw[raw.index(b'\n') + 1 :], 2
+      if is_header and lines.start == 1:
+        raw, lines = raw[raw.index(b'\n') + 1 :], lines[1:]
     if raw:
-      yield functools.partial(_block, raw, line, path, tuple(header), delimiter, numbers, to_arrow)
+      yield functools.partial(_block, raw, lines, path, tuple(header), delimiter, numbers, to_arrow)

@@ -177,11 +177,11 @@ def blocks(
   texts = {s.column or s.name for s in data.slots} | {data.group}
   kinds = {name: name in texts or name not in numbers for name in wanted}
   unseen, names = dict(wanted), []
-  for line, raw in text_blocks(path, part):
+  for lines, raw in text_blocks(path, part):
     if not names:
       names = next(filter(None, map(_names, raw.split(b'\n', 10)[:10])), [])
     unseen = _without(unseen, raw)
-    yield functools.partial(_block, raw, line, kinds)
+    yield functools.partial(_block, raw, lines.start, kinds)
   if unseen and part != WHOLE:  # other parts may have them
     for _, raw in text_blocks(path):
       unseen = _without(unseen, raw)

@@ -103,5 +103,5 @@ def blocks(
           f"{path}: no column '{column}' ({key}): the columns of libffm are the numbers of its "
           'fields; wanted one of these as the column'
         )
-  for line, raw in text_blocks(path, part):
-    yield functools.partial(_block, raw, line, data.label, list(wanted), parts)
+  for lines, raw in text_blocks(path, part):
+    yield functools.partial(_block, raw, lines.start, data.label, list(wanted), parts)

@@ -439,11 +439,11 @@ def partition_columns(path: str) -> dict[str, str]:
 
 def text_blocks(
   path: str, part: Part = WHOLE, block_bytes: int | None = None
-) -> Iterator[tuple[int, bytes]]:
+) -> Iterator[tuple[range, bytes]]:
   """Yields a text file, or some lines of one that is not compressed, in runs of whole lines.
 
   Each line ends in LF. A byte-order mark at the beginning is left out. Each run, of `block_bytes`
-  or BLOCK_BYTES, comes with the number of its first line.
+  or BLOCK_BYTES, comes behind the numbers of its lines.
 
   Raises:
     BadPass: if the file is no text with line ends, or its compression is damaged.
@@ -461,18 +461,19 @@ def text_blocks(
             chunk += more
           chunk, is_start = chunk.removeprefix(codecs.BOM_UTF8), False
           refuse_other_files(path, chunk)
+        if cut := chunk.rfind(b'\n') + 1:
+          lines = range(line, line + chunk.count(b'\n'))
+          yield lines, rest + chunk[:cut]
+          line, rest = lines.stop, chunk[cut:]
+          continue
         rest += chunk
-        if cut := rest.rfind(b'\n') + 1:
-          yield line, rest[:cut]
-          line += rest.count(b'\n')
-          rest = rest[cut:]
-        elif len(rest) > MAX_LINE_BYTES:
+        if len(rest) > MAX_LINE_BYTES:
           raise _no_line_end(path, rest)
       if rest:
         if line == part.line and rest.count(b'\r') > 1:
           raise _no_line_end(path, rest)
         # Short files and the last line; the end of the file ends a line too.
-        yield line, rest + b'\n'
+        yield range(line, line + 1), rest + b'\n'
   except (OSError, pa.ArrowException) as e:
     raise BadPass(f'{path}: cannot be read: {first_line(e)}') from None
 
