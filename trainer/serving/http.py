@@ -8,7 +8,6 @@ import hmac
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 import prometheus_client
 import uvicorn
@@ -212,7 +211,7 @@ def _json(body: bytes, status: int) -> Response:
 class _Protocol(HttpToolsProtocol):
   """HTTP/1.1 that limits the size of a request's head, and the time that it may take to arrive."""
 
-  def __init__(self, seconds_to_send: float, **settings: Any):
+  def __init__(self, seconds_to_send: float, **settings: object):
     super().__init__(**settings)
     self._seconds_to_send = seconds_to_send
     self._timer: asyncio.TimerHandle | None = None  # while a head is waited for

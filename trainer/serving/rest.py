@@ -10,10 +10,11 @@ In the second form a column of one value stands for all samples: one user, many 
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from trainer.plain_data import Json
 from trainer.serving.scorer import BadRequest
 
 _SIGNATURE = 'serving_default'
@@ -28,7 +29,7 @@ class TooLarge(BadRequest):
 class Request(NamedTuple):
   """What is to be scored."""
 
-  columns: Mapping[str, Sequence[Any]]
+  columns: Mapping[str, Sequence[Json]]
   size: int  # samples
   by_row: bool  # whether it came as instances
 
@@ -36,7 +37,7 @@ class Request(NamedTuple):
 _MOST_LISTS = 2  # within one another: a column of lists of features
 
 
-def _value(value: Any, lists: int = 0) -> Any:
+def _value(value: Json, lists: int = 0) -> Json:
   """Decodes {"b64": …}, alone or in lists."""
   if isinstance(value, list):
     if lists == _MOST_LISTS:
@@ -77,7 +78,7 @@ def parse(body: bytes, max_instances: int) -> Request:
   return Request(columns, size, by_row)
 
 
-def _rows(instances: Any, max_instances: int) -> tuple[dict[str, list[Any]], int]:
+def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], int]:
   if not isinstance(instances, list) or not instances:
     raise BadRequest("'instances': wanted a list of objects, at least one")
   if len(instances) > max_instances:
@@ -94,7 +95,7 @@ def _rows(instances: Any, max_instances: int) -> tuple[dict[str, list[Any]], int
   return {name: [_value(one[name]) for one in instances] for name in names}, len(instances)
 
 
-def _columns(inputs: Any) -> tuple[dict[str, list[Any]], int]:
+def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
   if not isinstance(inputs, dict) or not inputs:
     raise BadRequest('\'inputs\': wanted an object of columns, as in {"user": ["u1"]}')
   columns = {}

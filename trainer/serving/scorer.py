@@ -7,7 +7,7 @@ Every stage is the trainer's own: parsing and hashing (trainer.data), pooling (o
 import collections
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from trainer.data.parse import parse, text_of_float
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError, nearest
 from trainer.model.builder import BUILT_IN, build
+from trainer.plain_data import Json
 from trainer.serving.store import LookedUpRows, decode
 from trainer.storage.saved_model import input_name
 
@@ -111,7 +112,7 @@ class Scorer:
 
   # A request's columns
 
-  def parse(self, columns: Mapping[str, Sequence[Any]], size: int) -> SlotBatch:
+  def parse(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch:
     """Reads a request's columns as the log's conversion reads a file.
 
     Args:
@@ -189,18 +190,18 @@ class Scorer:
       self.score(self.parse(dict.fromkeys(self._columns, [None]), size), lambda keys: nothing)
 
 
-def _wrong(column: str, i: int, value: Any, wanted: str) -> BadRequest:
+def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:
   found = repr(value)
   found = found if len(found) <= 80 else found[:80] + '…'
   return BadRequest(f"column '{column}', sample {i}: found {found}; wanted {wanted}")
 
 
-def _texts(column: str, values: Sequence[Any]) -> pa.Array:
+def _texts(column: str, values: Sequence[Json]) -> pa.Array:
   """Values of a slot's column as Arrow texts, or as lists of them."""
   wanted = 'a text, a whole number, null or a list of them'
   has_lists = any(isinstance(v, list) for v in values)
 
-  def text(i: int, value: Any) -> str | None:
+  def text(i: int, value: Json) -> str | None:
     if value is None or isinstance(value, str):
       return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -225,10 +226,10 @@ def _texts(column: str, values: Sequence[Any]) -> pa.Array:
     raise BadRequest(f"column '{column}': found a text that is not Unicode") from None
 
 
-def _numbers(column: str, values: Sequence[Any]) -> pa.Array:
+def _numbers(column: str, values: Sequence[Json]) -> pa.Array:
   """Values of a dense column as Arrow numbers, or as texts where there are any."""
   wanted = 'a finite number, its text, or null'
-  numbers: list[Any] = []
+  numbers: list[float | str | None] = []
   for i, value in enumerate(values):
     if isinstance(value, bool) or not (value is None or isinstance(value, (int, float, str))):
       raise _wrong(column, i, value, wanted)
