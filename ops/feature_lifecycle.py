@@ -132,7 +132,7 @@ class FeatureLifecycle:
     if not isinstance(self.policy, Policy):
       raise _invalid(f'policy: found {type(policy).__name__}; wanted a Policy')
     self.name = name
-    self._ops = library.load()
+    self._ops = self._reads = library.load()  # `_reads`: ops that are safe to repeat
     create_handle = create_handle or self._ops.ctr_lifecycle_handle
     with tf.init_scope():
       eager = tf.executing_eagerly()
@@ -143,14 +143,15 @@ class FeatureLifecycle:
         self._deleter = _deleters.get(at) or library.ResourceDeleter(self.handle)
         _deleters[at] = self._deleter
 
-  def remote(self, run: Callable) -> 'FeatureLifecycle':
+  def remote(self, run: Callable, read: Callable) -> 'FeatureLifecycle':
     """Returns this table of a v1 graph, with verbs that work as if they were eager.
 
     Args:
       run: as in `Remote`; its arguments are arrays and attributes of ops.
+      read: likewise, for ops that change nothing and may be repeated.
     """
     table = copy.copy(self)
-    table._ops = Remote(self._ops, run)
+    table._ops, table._reads = Remote(self._ops, run), Remote(self._reads, read)
     return table
 
   def observe(
@@ -174,7 +175,7 @@ class FeatureLifecycle:
 
   def admitted(self, keys: TensorLike) -> tf.Tensor:
     """Returns whether each key's feature is admitted, bool [n]."""
-    return self._ops.ctr_lifecycle_admitted(self.handle, _keys(keys))
+    return self._reads.ctr_lifecycle_admitted(self.handle, _keys(keys))
 
   def lookup(self, keys: TensorLike) -> dict[str, tf.Tensor]:
     """Reads the columns of each key's feature; absent features read 0.
@@ -183,7 +184,7 @@ class FeatureLifecycle:
       Tensors [n]: show, click and delta_score, float64; unseen_days, age_days and slot, int32;
       admitted and exists, bool.
     """
-    return self._ops.ctr_lifecycle_lookup(self.handle, _keys(keys))._asdict()
+    return self._reads.ctr_lifecycle_lookup(self.handle, _keys(keys))._asdict()
 
   def decay(self) -> None:
     """Multiplies every show and click by the policy's decay."""
@@ -220,7 +221,7 @@ class FeatureLifecycle:
     Returns:
       int64 [65536].
     """
-    return self._ops.ctr_lifecycle_rank_histogram(self.handle, prefix)
+    return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
   def evict_below(self, cut: TensorLike) -> tf.Tensor:
     """Deletes the features that rank below a `capacity_cut`. Returns their keys, int64 [m]."""
@@ -248,7 +249,7 @@ class FeatureLifecycle:
       kind: 'delta', 'base' or 'all'.
     """
     _check_kind(kind)
-    return self._ops.ctr_lifecycle_select(self.handle, kind=kind)
+    return self._reads.ctr_lifecycle_select(self.handle, kind=kind)
 
   def commit(self, kind: str, keys: TensorLike) -> None:
     """Subtracts the selected delta_score after the save; what was gained since the selection stays.
@@ -263,15 +264,15 @@ class FeatureLifecycle:
 
   def size(self) -> tf.Tensor:
     """Returns the number of features, int64 []."""
-    return self._ops.ctr_lifecycle_size(self.handle)
+    return self._reads.ctr_lifecycle_size(self.handle)
 
   def admitted_size(self) -> tf.Tensor:
     """Returns the number of admitted features, int64 []."""
-    return self._ops.ctr_lifecycle_admitted_size(self.handle)
+    return self._reads.ctr_lifecycle_admitted_size(self.handle)
 
   def bytes(self) -> tf.Tensor:
     """Returns the size of the table and its rows in bytes, int64 []."""
-    return self._ops.ctr_lifecycle_bytes(self.handle)
+    return self._reads.ctr_lifecycle_bytes(self.handle)
 
   def export_state(
     self, path: str | os.PathLike | None = None, shards: range = range(SHARDS)
@@ -297,7 +298,7 @@ class FeatureLifecycle:
     shard, place = shards.start, 0
     while shard < shards.stop:
       span = np.array([shard, place, shards.stop, most])
-      columns = self._ops.ctr_lifecycle_export(self.handle, span)._asdict()
+      columns = self._reads.ctr_lifecycle_export(self.handle, span)._asdict()
       shard, place = columns.pop('next').numpy().tolist()
       chunk = {name: column.numpy() for name, column in columns.items()}
       if len(chunk['key']):

@@ -148,7 +148,7 @@ class RowStore(FeatureLifecycle):
     Returns:
       The rows; absent features have linear weight 0, no factors and id -1.
     """
-    return PulledRows(*self._ops.ctr_row_store_pull(self.handle, keys, train=train))
+    return PulledRows(*self._reads.ctr_row_store_pull(self.handle, keys, train=train))
 
   def push(
     self,
@@ -216,7 +216,7 @@ class RowStore(FeatureLifecycle):
     float32 or the bits of bfloat16 as uint16.
     """
     for chunk in super()._chunks(shards):
-      linear, last_step, factors = self._ops.ctr_row_store_export(
+      linear, last_step, factors = self._reads.ctr_row_store_export(
         self.handle, chunk['key'], chunk['admitted'], dtypes=[t.column for t in self.tables]
       )
       columns = {name: chunk[name] for name in chunks.COLUMNS}

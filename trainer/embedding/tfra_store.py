@@ -59,7 +59,7 @@ class TfraStore(FeatureLifecycle):
     self.widths = [t.width for t in tables]
     self._linear_floats = [1 + row_optimizers.state_floats(t.linear, 1) for t in tables]
     self._row_sizes = [t.floats + 2 for t in tables]
-    self._rows = [
+    self._rows = self._read_rows = [
       de.CuckooHashTable(
         tf.int64, tf.float32, tf.zeros([size]), name=f'rows_{t.name}', device='/CPU:0'
       )
@@ -68,10 +68,11 @@ class TfraStore(FeatureLifecycle):
     # A push that looks up rows itself holds this until it has updated them.
     self._one_push_at_a_time = tf.CriticalSection(shared_name=name or uuid.uuid4().hex)
 
-  def remote(self, run: Callable) -> 'TfraStore':
+  def remote(self, run: Callable, read: Callable) -> 'TfraStore':
     """See FeatureLifecycle.remote."""
-    store = super().remote(run)
+    store = super().remote(run, read)
     store._rows = [Remote(table, run) for table in self._rows]
+    store._read_rows = [Remote(table, read) for table in self._rows]
     return store
 
   def pull(self, keys: TensorLike, train: bool = True) -> TfraRows:
@@ -176,7 +177,7 @@ class TfraStore(FeatureLifecycle):
 
     TFRA does not tell how much it allocated.
     """
-    rows = (table.size() * (8 + 4 * size) for table, size in zip(self._rows, self._row_sizes))
+    rows = (table.size() * (8 + 4 * size) for table, size in zip(self._read_rows, self._row_sizes))
     return super().bytes() + sum(rows)
 
   within = row_store.RowStore.within
@@ -230,7 +231,7 @@ class TfraStore(FeatureLifecycle):
     places = [self._of_table(keys, t) for t in range(len(self.tables))]
     return [
       PackedRows(some, tf.reshape(table.lookup(tf.gather(keys, some)), [-1, size]))
-      for some, table, size in zip(places, self._rows, self._row_sizes)
+      for some, table, size in zip(places, self._read_rows, self._row_sizes)
     ]
 
   def _initial(self, keys: tf.Tensor, t: int) -> tf.Tensor:

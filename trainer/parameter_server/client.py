@@ -17,7 +17,7 @@ from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import EXIT_STATUS
 from trainer.config import Sync
 from trainer.errors import UserError, one_line
-from trainer.parameter_server.cluster import CONTINUE, Cluster, refused_as_duplicate
+from trainer.parameter_server.cluster import CONTINUE, Cluster
 from trainer.parameter_server.work_queue import Claimed
 from trainer.plain_data import Json, Plain
 
@@ -184,11 +184,11 @@ class CoordinatorClient(Communicator):
     self._end(text, status)
 
   def end_by(self, error: Exception) -> None:
-    """Ends the job because of an exception; a request that was refused sends all back instead.
+    """Ends the job because of an exception; an aborted request sends all back instead.
 
     Where TensorFlow found another process gone, the coordinator has the time to say which one.
     """
-    if refused_as_duplicate(error):
+    if isinstance(error, tf.errors.AbortedError):  # see Servers._repeat
       self._connection.send(['refused', one_line(error)])
     gone = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError
     if isinstance(error, gone):

@@ -20,16 +20,6 @@ _WANTED = (
 )
 
 
-def refused_as_duplicate(error: Exception) -> bool:
-  """Whether a TensorFlow server refused a request because it took it for one received twice.
-
-  TensorFlow draws request ids in a fresh thread, from a generator seeded with 32 bits, and a server
-  refuses those that are among its last 100,000: about once in 50,000 runs by chance. Where only a
-  worker refuses its part of a run, the server waits for that part for ever.
-  """
-  return isinstance(error, tf.errors.AbortedError) and 'received twice' in error.message
-
-
 @dataclasses.dataclass(frozen=True)
 class Cluster:
   """Servers and workers, and which of them this process is.

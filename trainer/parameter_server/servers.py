@@ -20,29 +20,13 @@ from ops.dedupe import dedupe
 from trainer.config import Config
 from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
-from trainer.parameter_server.cluster import Cluster, refused_as_duplicate
+from trainer.parameter_server.cluster import Cluster
 from trainer.training import schedule
 from trainer.training.dense_part import DensePart, dense_optimizer
 from trainer.training.step import LEAST_WEIGHT
 
 v1 = tf.compat.v1
 
-# Ops, and methods of TFRA's tables, that only read: they are safe to retry.
-READS = frozenset(
-  {
-    'ctr_lifecycle_bytes',
-    'ctr_lifecycle_export',
-    'ctr_lifecycle_lookup',
-    'ctr_lifecycle_rank_histogram',
-    'ctr_lifecycle_select',
-    'ctr_lifecycle_size',
-    'ctr_lifecycle_admitted_size',
-    'ctr_row_store_export',
-    'ctr_row_store_pull',
-    'lookup',
-    'size',
-  }
-)
 _COUNTS = 5  # of a step: the fields of StepCounts
 
 
@@ -384,9 +368,8 @@ class Servers:
     Returns:
       Rows of NumPy arrays, the number of keys of each server (int32 [S]), dense variables.
     """
-    linear, factors, offsets, sent, values, *dense = self._read(
-      functools.partial(self._pulls[train], keys)
-    )
+    pull = functools.partial(self._pulls[train], keys)
+    linear, factors, offsets, sent, values, *dense = self._repeat(pull)
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
     return row_store.PulledRows(None, offsets, linear, factors), sent, dense
@@ -403,31 +386,35 @@ class Servers:
       return self._push(*arrays)
     try:
       return self._push(*arrays, options=_within(self.patience))
-    except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as e:
-      if isinstance(e, tf.errors.AbortedError) and not refused_as_duplicate(e):
-        raise
+    except (tf.errors.AbortedError, tf.errors.DeadlineExceededError):
       logging.warning(
         'a push was refused or not answered: the servers may have taken only a part of it'
       )
       return self.state()[1]
 
-  def _read(self, run: Callable[..., Fetched]) -> Fetched:
-    """Runs what only reads, again where it was refused or is not answered."""
-    seconds = self.patience
+  def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
+    """Runs what only reads: again where it is not answered in time, once more where it was aborted.
+
+    TensorFlow draws the ids of requests at random, and a server aborts a request whose id is among
+    its last 100,000: about once in 50,000 runs. Where a worker aborts its part of a run, the server
+    waits for that part forever.
+    """
+    seconds, was_aborted = self.patience, False
     while True:
       try:
-        return run(options=_within(seconds))
+        return read(options=_within(seconds))
       except tf.errors.DeadlineExceededError:
         seconds *= 2
-      except tf.errors.AbortedError as e:
-        if not refused_as_duplicate(e):
+      except tf.errors.AbortedError:
+        if was_aborted:
           raise
+        was_aborted = True
 
   # State
 
   def state(self) -> tuple[list[np.ndarray], int, float]:
     """Returns dense variables and optimizer slots, the number of steps, and the rate's factor."""
-    *state, step, rate = self._read(functools.partial(self.session.run, self._state_fetches))
+    *state, step, rate = self._repeat(functools.partial(self.session.run, self._state_fetches))
     return state, step, rate
 
   def assign(
@@ -455,6 +442,18 @@ class Servers:
     Returns:
       What the function returns, as eager tensors.
     """
+    return _as_eager(self._call(server, function, args, kwargs)())
+
+  def read(
+    self, server: int, function: Callable[..., Fetched], *args: object, **kwargs: object
+  ) -> Fetched:
+    """As `run`, for an op that only reads."""
+    return _as_eager(self._repeat(self._call(server, function, args, kwargs)))
+
+  def _call(
+    self, server: int, function: Callable[..., Fetched], args: tuple, kwargs: dict[str, object]
+  ) -> Callable[..., Fetched]:
+    """Builds an op into the graph on a server, where it is new; returns what runs it."""
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))
     key = server, function, repr(signature)
@@ -472,9 +471,7 @@ class Servers:
           args, kwargs = tf.nest.map_structure(placeholder, (args, kwargs))
           self._remote_graphs[key] = function(*args, **kwargs), feeds
       fetches, feeds = self._remote_graphs[key]
-    run = functools.partial(self.session.run, fetches, dict(zip(feeds, arrays)))
-    result = self._read(run) if function.__name__ in READS else run()
-    return None if result is None else tf.nest.map_structure(tf.constant, result)
+    return functools.partial(self.session.run, fetches, dict(zip(feeds, arrays)))
 
 
 def cpu_config(**options: object) -> v1.ConfigProto:
@@ -489,6 +486,10 @@ def _on_server(server: int) -> str:
 
 def _within(seconds: float) -> v1.RunOptions:
   return v1.RunOptions(timeout_in_ms=int(1000 * seconds))
+
+
+def _as_eager(result: Fetched | None) -> Fetched | None:
+  return None if result is None else tf.nest.map_structure(tf.constant, result)
 
 
 def _is_array(value: object) -> bool:

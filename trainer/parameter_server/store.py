@@ -32,7 +32,8 @@ class ServedStore:
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
     self._servers, self._communicator = servers, communicator
     self._remote = [
-      store.remote(functools.partial(servers.run, i)) for i, store in enumerate(servers.stores)
+      store.remote(functools.partial(servers.run, i), functools.partial(servers.read, i))
+      for i, store in enumerate(servers.stores)
     ]
     store = servers.stores[0]
     self.policy, self.tables, self.slot_table = store.policy, store.tables, store.slot_table
