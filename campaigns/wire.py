@@ -52,7 +52,11 @@ _TO_COORDINATOR = (
   ['beat', 0.0],
   ['meet', 'gather', 1],
   ['meet', 'sum', {'x': np.arange(3)}],
-  ['meet', 'open_pass', [2, 0, 20, None, {'place': 7}]],
+  [
+    'meet',
+    'open_pass',
+    [{'slices': 2, 'first': 0, 'total': 20, 'pause_after': None}, {'place': 7}],
+  ],
   ['meet', 'close_pass', None],
   ['enter'],
   ['claim', False, False],

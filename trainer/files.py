@@ -1,20 +1,21 @@
-"""Writes that count as a whole or not at all: temporary name, fsync, rename, then one DONE marker.
+"""Durable files: a write takes effect as a whole or not at all.
 
-A directory without DONE does not count, whatever lies in it. Everything is flushed to the disk
-before DONE appears, so a crash or a power cut at any moment leaves the old directories as they
-were.
+A directory is written under a temporary name, synced and renamed; then it gets a DONE marker. A
+directory without DONE does not count. Everything is on the disk before DONE appears, so a crash or
+a power cut at any moment leaves the old directories intact.
 """
 
 import contextlib
 import fcntl
 import io
 import json
+import math
 import os
 import shutil
 import time
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
 import numpy as np
 
@@ -29,20 +30,20 @@ Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path ->
 
 
 @contextlib.contextmanager
-def exclusive(path: str, patience: float | None = None) -> Iterator[TextIO]:
+def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   """Opens a file for reading and writing that one process at a time may hold; others wait.
 
-  The operating system gives it free where its holder dies.
+  The operating system releases the file when its holder dies.
 
   Args:
     path: of the file.
-    patience: seconds to wait; None: for ever.
+    patience: seconds to wait.
   Raises:
-    UserError: naming what the file says of its holder, who has held it for so long.
+    UserError: after that time, with what the file says of its holder.
   """
   with open(path, 'a+', encoding='utf-8') as f:
     began = time.monotonic()
-    while patience is not None:
+    while True:
       try:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
@@ -54,15 +55,11 @@ def exclusive(path: str, patience: float | None = None) -> Iterator[TextIO]:
             'ended first'
           ) from None
         time.sleep(0.05)  # between attempts
-    else:
-      fcntl.flock(f, fcntl.LOCK_EX)
     yield f
 
 
 def _descriptor(path: str) -> int | None:
-  """Returns the descriptor of this process that a path names, as /dev/stdout and links to it name
-  1; None for any other path.
-  """
+  """Returns the descriptor that a path names, as /dev/stdout names 1; None for a file."""
   own = os.path.realpath('/proc/self/fd')
   for _ in range(40):  # as many links as Linux follows
     folder, name = os.path.split(path)
@@ -78,19 +75,15 @@ def _descriptor(path: str) -> int | None:
 
 @contextlib.contextmanager
 def whole_file(path: str) -> Iterator[BinaryIO]:
-  """A file to write, which bears the name `path` once the `with` ends without an error.
+  """Opens a file to write, which gets the name `path` when the `with` ends without an error.
 
-  A link is followed; a pipe or a device is written as it is. Where the path names a descriptor of
-  this process, as /dev/stdout does, that descriptor is written to: opening it anew would truncate
-  the file that a shell appends to with `>>`.
+  Links are followed; pipes and devices are written in place. A path that names a descriptor of this
+  process, like /dev/stdout, writes to that descriptor: opening it again would truncate the file
+  that a shell appends to with `>>`.
   """
   number = _descriptor(path)
-  if number is not None:
-    with os.fdopen(os.dup(number), 'wb') as f:
-      yield f
-    return
-  if os.path.exists(path) and not os.path.isfile(path):
-    with open(path, 'wb') as f:
+  if number is not None or (os.path.exists(path) and not os.path.isfile(path)):
+    with open(path if number is None else os.dup(number), 'wb') as f:
       yield f
     return
   target = os.path.realpath(path)
@@ -144,8 +137,7 @@ def from_npz(data: bytes) -> dict[str, np.ndarray]:
 class NpyWriter:
   """Writes a .npy file that grows along its first axis.
 
-  Its header, which holds the number of rows and is equally long for any, is written again at the
-  end.
+  The header holds the number of rows; `close` writes it again, in the same length.
 
   Args:
     path: of the file.
@@ -153,14 +145,13 @@ class NpyWriter:
     row_shape: the array's shape without its first axis.
 
   Attributes:
-    rows: written so far.
-    header_bytes: the length of the header.
+    rows: the number of rows so far.
   """
 
   def __init__(self, path: str, dtype: np.dtype | str, row_shape: Sequence[int] = ()):
     self.dtype, self.row_shape, self.rows = np.dtype(dtype), tuple(row_shape), 0
     self._file = open(path, 'wb')
-    self.header_bytes = self._file.write(self._header())
+    self._file.write(self._header())
 
   def _header(self) -> bytes:
     out = io.BytesIO()
@@ -206,20 +197,28 @@ def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
 
 
 def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
-  """Returns what a manifest says of a folder's files: relative path -> size and checksum.
+  """Returns the manifest's entries of a folder's files: relative path -> size and checksum.
 
   Args:
     folder: to walk.
     unchecked: ends of names whose checksums are left out.
   """
-  found = {}
-  for base, _, names in os.walk(folder):
-    for name in names:
-      path = os.path.join(base, name)
-      found[os.path.relpath(path, folder)] = entry = {'bytes': os.path.getsize(path)}
-      if not name.endswith(tuple(unchecked)):
-        entry['crc32'] = crc32_of(path)
-  return found
+  listed = {}
+  for name in _names_below(folder):
+    path = os.path.join(folder, name)
+    listed[name] = {'bytes': os.path.getsize(path)}
+    if not name.endswith(tuple(unchecked)):
+      listed[name]['crc32'] = crc32_of(path)
+  return listed
+
+
+def _names_below(folder: str) -> list[str]:
+  """Returns the relative paths of all files below a folder."""
+  return [
+    os.path.relpath(os.path.join(base, name), folder)
+    for base, _, names in os.walk(folder)
+    for name in names
+  ]
 
 
 def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
@@ -229,7 +228,7 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
 
   Args:
     unfinished: the directory under its temporary name.
-    final: its final name; whatever unfinished thing lies there is removed.
+    final: its final name; an unfinished directory of this name is removed.
     manifest: becomes MANIFEST.json, whose checksum DONE holds.
   """
   data = to_json(manifest)
@@ -250,15 +249,14 @@ def size_of(path: str) -> int:
   if os.path.isfile(path):
     return os.path.getsize(path)
   size = 0
-  for folder, _, names in os.walk(path):
-    for name in names:
-      with contextlib.suppress(FileNotFoundError):  # it may be removed meanwhile
-        size += os.path.getsize(os.path.join(folder, name))
+  for name in _names_below(path):
+    with contextlib.suppress(FileNotFoundError):  # it may be removed meanwhile
+      size += os.path.getsize(os.path.join(path, name))
   return size
 
 
 def is_done(path: str) -> bool:
-  """Returns whether a directory counts."""
+  """Returns whether a directory is complete."""
   return os.path.isfile(os.path.join(path, DONE))
 
 
@@ -268,48 +266,36 @@ def read_manifest(path: str) -> JsonObject:
   Raises:
     DataLoss: naming the file that is missing or damaged.
   """
-
-  def load(name: str, crc: int | None = None) -> Any:
-    file = os.path.join(path, name)
-    try:
-      with open(file, 'rb') as f:
-        data = f.read()
-      if crc is not None and zlib.crc32(data) != crc:
-        raise DataLoss(f'{file}: its checksum is {zlib.crc32(data):08x}; wanted {crc:08x}')
-      value = json.loads(data)
-      return value if crc is not None else int(value['manifest_crc32'])
-    except FileNotFoundError:
-      raise DataLoss(f'{file}: is missing; the directory does not count') from None
-    except (ValueError, KeyError, TypeError):
-      raise DataLoss(f'{file}: is damaged; found {data[:40]!r}') from None
-
-  return load(MANIFEST, load(DONE))
+  file = os.path.join(path, DONE)
+  try:
+    with open(file, 'rb') as f:
+      crc = int(json.load(f)['manifest_crc32'])
+    file = os.path.join(path, MANIFEST)
+    with open(file, 'rb') as f:
+      data = f.read()
+    _compare(file, zlib.crc32(data), crc)
+    return json.loads(data)
+  except FileNotFoundError:
+    raise DataLoss(f'{file}: is missing; the directory does not count') from None
+  except (ValueError, KeyError, TypeError):
+    raise DataLoss(f'{file}: is damaged') from None
 
 
 def check_listed(path: str, listed: Listed) -> None:
   """Checks that a directory holds exactly its manifest's files, each of its size.
 
-  Args:
-    path: of the directory.
-    listed: the manifest's files.
   Raises:
     DataLoss: naming the first file that is missing, cut short or foreign.
   """
-  found = {
-    os.path.relpath(os.path.join(folder, name), path)
-    for folder, _, names in os.walk(path)
-    for name in names
-  }
-  for name in sorted(listed.keys() - found):
-    raise DataLoss(f'{os.path.join(path, name)}: is missing')
-  for name in sorted(found - listed.keys() - {DONE, MANIFEST}):
-    raise DataLoss(
-      f'{os.path.join(path, name)}: is not of this directory; its {MANIFEST} does not list it'
-    )
+  present = set(_names_below(path))
+  for name in sorted(present - listed.keys() - {DONE, MANIFEST}):
+    raise DataLoss(f'{os.path.join(path, name)}: the {MANIFEST} of its directory does not list it')
   for name, entry in sorted(listed.items()):
-    size = os.path.getsize(os.path.join(path, name))
-    if size != entry['bytes']:
-      raise DataLoss(f'{os.path.join(path, name)}: has {size} bytes; wanted {entry["bytes"]}')
+    file = os.path.join(path, name)
+    if name not in present:
+      raise DataLoss(f'{file}: is missing')
+    if os.path.getsize(file) != entry['bytes']:
+      raise DataLoss(f'{file}: has {os.path.getsize(file)} bytes; wanted {entry["bytes"]}')
 
 
 def check_crc32(path: str, name: str, listed: Listed) -> None:
@@ -335,13 +321,13 @@ def read_checked(path: str, name: str, listed: Listed) -> bytes:
   return data
 
 
-def _compare(file: str, found: int, wanted: int) -> None:
-  if found != wanted:
-    raise DataLoss(f'{file}: its checksum is {found:08x}; wanted {wanted:08x}')
+def _compare(file: str, crc: int, wanted: int) -> None:
+  if crc != wanted:
+    raise DataLoss(f'{file}: its checksum is {crc:08x}; wanted {wanted:08x}')
 
 
 def remove(path: str) -> None:
-  """Removes a directory so that it counts at no moment from here on: DONE goes first."""
+  """Removes a directory; DONE goes first, so that a half-removed directory does not count."""
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(path, DONE))
   shutil.rmtree(path, ignore_errors=True)

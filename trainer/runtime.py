@@ -1,6 +1,6 @@
-"""Where this process stands: ranks, devices, threads and seeds.
+"""This process's place in the job: ranks, devices, threads and seeds.
 
-This file alone reads the environment. It imports TensorFlow and Horovod in `start`, not before.
+Only this file reads the environment. It imports TensorFlow and Horovod in `start`, not before.
 """
 
 import contextlib
@@ -28,50 +28,39 @@ Device = TypeVar('Device')  # as TensorFlow lists them
 
 # With Keras 3, Horovod's wrappers train without any allreduce.
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
-# TensorFlow logs harmless "Unable to register cuFFT factory" as errors; what fails also raises.
+# TensorFlow logs a harmless "Unable to register cuFFT factory" as an error; real errors also raise.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-# Horovod asks all ranks for work once in so many milliseconds. 1 costs least where each rank has a
-# core or two (docs/performance.md); a job whose steps do not use Horovod should not be disturbed.
+# How often Horovod asks all ranks for work. 1 ms costs least where each rank has a core or two
+# (docs/performance.md); a job whose steps do not use Horovod should rarely be interrupted.
 _CYCLE_MILLISECONDS, _IDLE_CYCLE_MILLISECONDS = 1, 200
 
 _OWN_THREADS = '/proc/self/task'  # Linux lists this process's threads there
 
-# Options of glibc's mallopt, as numbers, and bytes for them. M_MMAP_THRESHOLD: what is given back
-# as soon as it is freed; 32 MiB is the most it takes. M_TRIM_THRESHOLD: what is kept free at a
-# heap's end. M_TOP_PAD: of the heaps of threads, which have 64 MiB, an empty one is kept by it.
+# Options of glibc's mallopt and their bytes: M_MMAP_THRESHOLD (larger blocks go back to the system
+# at once; 32 MiB is the maximum), M_TRIM_THRESHOLD (what stays free at the end of the heap) and
+# M_TOP_PAD (keeps the empty heaps of threads, which have 64 MiB).
 _MALLOC_OPTIONS = {-3: 32 << 20, -1: 256 << 20, -2: 64 << 20}
 
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-  """This process among the ranks of its job; by default it is alone.
-
-  Attributes:
-    rank: from 0.
-    size: the number of ranks.
-    local_rank: among the ranks of this host.
-    local_size: the number of ranks of this host.
-    host: the address at which other ranks reach this one; None where all are on this machine.
-    rendezvous: the URL of horovodrun's key-value store.
-    secret: what all processes of the job know and no other; empty where its launcher made none.
-  """
+  """This process among the ranks of its job; by default it is alone."""
 
   rank: int = 0
   size: int = 1
-  local_rank: int = 0
+  local_rank: int = 0  # among the ranks of this host
   local_size: int = 1
-  host: str | None = None
-  rendezvous: str = ''
-  secret: bytes = b''
+  host: str | None = None  # where other ranks reach this one; None: all are on this machine
+  rendezvous: str = ''  # the URL of horovodrun's key-value store
+  secret: bytes = b''  # known only to the processes of the job; empty if the launcher made none
 
 
 def launched() -> Runtime:
-  """Returns where horovodrun has put this process; a single process where nothing launched it.
+  """Returns the place that horovodrun gave this process; a single process without horovodrun.
 
   Raises:
-    UserError: where another launcher started several processes, or this host has no address on the
-      job's network.
+    UserError: if MPI started several processes, or this host has no address on the job's network.
   """
   for name in ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE'):
     if _number(name, '1') > 1 and 'HOROVOD_SIZE' not in os.environ:
@@ -82,18 +71,12 @@ def launched() -> Runtime:
   size = _number('HOROVOD_SIZE', '1', least=1)
   if size == 1:
     return Runtime()
-  wanted = ['HOROVOD_RANK', 'HOROVOD_LOCAL_RANK', 'HOROVOD_LOCAL_SIZE']
-  wanted += ['HOROVOD_GLOO_RENDEZVOUS_ADDR', 'HOROVOD_GLOO_RENDEZVOUS_PORT']
-  for name in wanted:
-    if name not in os.environ:
-      raise UserError(
-        f'environment variable {name}: is not set beside HOROVOD_SIZE={size}; wanted a process '
-        'that horovodrun started'
-      )
-  address, port = os.environ[wanted[3]], _number(wanted[4], least=1, most=65535)
+  address = os.environ.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')
+  port = _number('HOROVOD_GLOO_RENDEZVOUS_PORT', least=1, most=65535)
   if not _HOST.fullmatch(address):
     raise UserError(
-      f"environment variable {wanted[3]}: found '{address[:40]}'; wanted the host of horovodrun"
+      f"environment variable HOROVOD_GLOO_RENDEZVOUS_ADDR: found '{address[:40]}'; wanted the host "
+      'of horovodrun, which sets it'
     )
   local_size = _number('HOROVOD_LOCAL_SIZE', least=1)
   one_machine = local_size == size
@@ -109,10 +92,10 @@ def launched() -> Runtime:
 
 
 def secret() -> bytes:
-  """Returns what the file CTR_SECRET_FILE holds, which launch/ makes for each job; or b''.
+  """Returns the content of the file CTR_SECRET_FILE, which launch/ makes for each job; or b''.
 
   Raises:
-    UserError: where the file cannot be read or is too short to be a secret.
+    UserError: if the file cannot be read or is too short to be a secret.
   """
   path = os.environ.get('CTR_SECRET_FILE')
   if not path:
@@ -141,7 +124,7 @@ _HOST = re.compile('[0-9A-Za-z_.:%-]{1,255}')  # a name, or an address of IPv4 o
 
 
 def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -> int:
-  """Returns the whole number that an environment variable holds. Raises: UserError."""
+  """Returns the whole number in an environment variable. Raises: UserError."""
   text = os.environ.get(name, default)
   if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
     raise UserError(
@@ -152,7 +135,7 @@ def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -
 
 
 def is_terminal() -> bool:
-  """Returns whether what this process prints goes to a terminal, by way of launch/ranks.py too."""
+  """Returns whether this process prints to a terminal, directly or through launch/ranks.py."""
   return sys.stdout.isatty() or os.environ.get('CTR_TERMINAL') == '1'
 
 
@@ -181,7 +164,7 @@ def tf_config() -> Json:
   """Returns TF_CONFIG as a dict, or None where it is not set.
 
   Raises:
-    UserError: where it is not JSON.
+    UserError: if it is not JSON.
   """
   text = os.environ.get('TF_CONFIG')
   if not text:
@@ -198,8 +181,8 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
   Call it once, before any op of TensorFlow runs.
 
   Raises:
-    UserError: where this host has too few GPUs, its own name has no address, or CTR_THREADS is not
-      a number.
+    UserError: if this host has too few GPUs, its own name has no address, or CTR_THREADS is not a
+      number.
   """
   keep_freed_memory()
   import tensorflow as tf
@@ -216,17 +199,17 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
   except RuntimeError:  # a notebook, say, has used TensorFlow before
     if tf.config.threading.get_intra_op_parallelism_threads() != threads:
-      logging.warning('TensorFlow runs already; its threads stay as they are, not %d', threads)
+      logging.warning('TensorFlow runs already; it keeps its number of threads, not %d', threads)
   seed_everything(cfg.seed)
   if cfg.train.deterministic:
     tf.config.experimental.enable_op_determinism()
 
 
 def keep_freed_memory() -> None:
-  """Has the allocator keep what a step frees for the next step, which needs as much.
+  """Lets the allocator keep the memory that a step frees for the next step.
 
-  Otherwise it may give memory back and ask for it anew at every step, and the system clears it
-  page by page each time: up to a tenth of a step.
+  Otherwise it may return memory to the system and request it again at every step, which takes up to
+  a tenth of a step.
   """
   with contextlib.suppress(AttributeError):  # not glibc
     mallopt = ctypes.CDLL(None).mallopt
@@ -248,38 +231,36 @@ def start_serving() -> None:
 
 def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
   name = socket.gethostname()
-  try:  # Gloo does so, and ends with a segmentation fault where it fails
+  try:  # Gloo does the same, and ends with a segmentation fault if it fails
     socket.getaddrinfo(name, None)
   except OSError as e:
     raise UserError(
       f"this host's own name, '{name}', has no address ({e.strerror}), which Horovod needs; wanted "
       f"a line '127.0.0.1 {name}' in /etc/hosts, or a name that is known"
     ) from None
-  if not gpus:  # else the cores are free enough for Horovod's own choice
+  if not gpus:  # with GPUs, the cores are free enough for Horovod's own choice
     idle = sync.dense_allreduce == sync.row_exchange == 'connections'
     cycle = _IDLE_CYCLE_MILLISECONDS if idle else _CYCLE_MILLISECONDS
     os.environ.setdefault('HOROVOD_CYCLE_TIME', str(cycle))
-  # Gloo aborts without saying for whom it waited: the heartbeat, which says it, has to be first.
+  # Gloo aborts without saying for whom it waited; the heartbeat says it, so it has to come first.
   patience = str(int(sync.lost_peer_seconds) + 60)
   os.environ.setdefault('HOROVOD_GLOO_TIMEOUT_SECONDS', patience)
   import horovod.tensorflow as hvd
 
   before = set(os.listdir(_OWN_THREADS))
   hvd.init()
-  # Gloo's thread takes the core from the one that holds its lock, and then turns until that one
-  # runs again: a tenth of a step where cores are few. Batch threads take no core from others.
+  # Gloo's thread takes the core from the thread that holds its lock, and spins until that one runs
+  # again: a tenth of a step where cores are few. Batch threads preempt no others.
   for thread in set(os.listdir(_OWN_THREADS)) - before:
-    with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it: slower, not wrong
+    with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it: slower, still right
       os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
-  if (hvd.rank(), hvd.size()) != (runtime.rank, runtime.size):
-    raise RuntimeError(f'Horovod says rank {hvd.rank()} of {hvd.size()}, horovodrun {runtime}')
 
 
 def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
-  """Returns the one GPU of `gpus` that this rank uses, or None where there is none.
+  """Returns the GPU of `gpus` that this rank uses; None if the host has none.
 
   Raises:
-    UserError: where more ranks run on this host than it has GPUs.
+    UserError: if more ranks run on this host than it has GPUs.
   """
   if not gpus:
     return None
@@ -299,7 +280,7 @@ def _threads(local_size: int) -> int:
 
 
 def seed_everything(seed: int) -> None:
-  """Sets the same seed on every rank: what must differ among ranks comes from the data."""
+  """Sets the same seed on every rank; ranks differ by their data only."""
   import tensorflow as tf
 
   random.seed(seed)

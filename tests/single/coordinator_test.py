@@ -18,6 +18,10 @@ from trainer.parameter_server.cluster import Cluster
 ADDRESSES = {'ps': ['127.0.0.1:1'], 'worker': ['127.0.0.1:2', '127.0.0.1:3', '127.0.0.1:4']}
 
 
+def work_of(slices, first, total, pause_after=None):
+  return {'slices': slices, 'first': first, 'total': total, 'pause_after': pause_after}
+
+
 class ClusterTest(tf.test.TestCase):
   def refuse(self, tf_config, text):
     with self.assertRaisesRegex(UserError, text) as raised:
@@ -30,32 +34,33 @@ class ClusterTest(tf.test.TestCase):
     self.refuse([1], 'found list')
     self.refuse({'task': task}, "key 'cluster': found None")
     self.refuse({'cluster': ADDRESSES}, "key 'task': found None")
-    self.refuse({'cluster': {'worker': ['h:1']}, 'task': task}, "'cluster.ps': is missing")
+    self.refuse({'cluster': {'worker': ['h:1']}, 'task': task}, r"'cluster.ps': found \[\]")
     self.refuse(
       {'cluster': ADDRESSES | {'worker': ['host']}, 'task': task},
-      "found the address 'host'; host:port is needed",
+      "'cluster.worker': found 'host'; wanted .*host:port",
     )
     self.refuse(
       {'cluster': ADDRESSES | {'worker': ['127.0.0.1:1']}, 'task': task},
-      "the address '127.0.0.1:1' is there twice",
+      "'cluster': found '127.0.0.1:1'; wanted each address once",
     )
     self.refuse(
       {'cluster': ADDRESSES | {'evaluator': ['h:1']}, 'task': task},
-      "'cluster.evaluator': unknown kind of task",
+      "'cluster.evaluator': found .*; wanted only the kinds ps, worker, chief",
     )
+    self.refuse({'cluster': ADDRESSES | {'chief': 1}, 'task': task}, "'cluster.chief': found 1")
     self.refuse(
       {'cluster': ADDRESSES, 'task': {'type': 'master', 'index': 0}}, "'task.type': found 'master'"
     )
     for address in ('h:²', 'h:' + '9' * 5000):
       self.refuse(
-        {'cluster': ADDRESSES | {'worker': [address]}, 'task': task}, 'host:port is needed'
+        {'cluster': ADDRESSES | {'worker': [address]}, 'task': task}, 'wanted .*host:port'
       )
     self.refuse(
       {'cluster': ADDRESSES, 'task': {'type': [], 'index': 0}}, r"'task.type': found \[\]"
     )
     self.refuse(
       {'cluster': ADDRESSES, 'task': {'type': 'ps', 'index': 1}},
-      "'task.index': found 1; the cluster has 1 of 'ps'",
+      "'task.index': found 1; wanted a whole number below 1",
     )
 
   def test_a_chief_is_worker_0(self):
@@ -72,7 +77,7 @@ class ClusterTest(tf.test.TestCase):
     for address, host in (('localhost:1', '127.0.0.1'), ('[::1]:1', '::1'), ('10.1.2.3:1', None)):
       found = Cluster((address,), ('w:1',), 'ps', 0).host(0)
       self.assertEqual(found, host or '10.1.2.3')
-    with self.assertRaisesRegex(UserError, "the host 'h.*h' of ps 0 is no name of a host"):
+    with self.assertRaisesRegex(UserError, "the host 'h.*h' of ps 0 has no address"):
       Cluster(('h' * 70 + ':1',), ('w:1',), 'ps', 0).host(0)
     with self.assertRaisesRegex(UserError, "the host 'no.such.invalid' of ps 0 has no address"):
       Cluster(('no.such.invalid:1',), ('w:1',), 'ps', 0).host(0)
@@ -105,7 +110,7 @@ class CoordinatorTest(tf.test.TestCase):
 
   def units(self, client, first, total, pause_after=None, stop_at=None):
     """What one worker got of a pass: its units, what ended the pass, and the batches done."""
-    client.open_pass(2, first, total, pause_after, 'state')
+    client.open_pass(work_of(2, first, total, pause_after), 'state')
     mine = []
     while True:
       claimed = client.claim(stop_at is not None and len(mine) >= stop_at, False)
@@ -133,8 +138,8 @@ class CoordinatorTest(tf.test.TestCase):
     job = PlayedJob(self.sync('ps_async'), workers=2)
     connecting = [in_thread(lambda i=i: job.connect(i)) for i in range(2)]
     clients = [future.result(PATIENCE) for future in connecting]
-    opened = in_thread(lambda: clients[0].open_pass(1, 0, 1, None, None))
-    clients[1].open_pass(1, 0, 1, None, None)
+    opened = in_thread(lambda: clients[0].open_pass(work_of(1, 0, 1), None))
+    clients[1].open_pass(work_of(1, 0, 1), None)
     opened.result(PATIENCE)
     found = [clients[0].claim(False, False) for _ in range(2)]
     found.append(clients[1].claim(False, False))
@@ -153,9 +158,9 @@ class CoordinatorTest(tf.test.TestCase):
     dying = self.say_hello(job, 1)
     staying = in_thread(lambda: job.connect(0))
     self.receive(dying, 'welcome')
-    self.send(dying, 'meet', 'open_pass', [2, 0, 20, None, {'place': 7}])
+    self.send(dying, 'meet', 'open_pass', [work_of(2, 0, 20), {'place': 7}])
     client = staying.result(PATIENCE)
-    client.open_pass(2, 0, 20, None, {'place': 7})
+    client.open_pass(work_of(2, 0, 20), {'place': 7})
     self.assertEqual(self.receive(dying, 'reply'), [None])
     self.send(dying, 'claim', False, False)
     ((lost_unit, _, _),) = self.receive(dying, 'reply')
@@ -179,7 +184,7 @@ class CoordinatorTest(tf.test.TestCase):
           return units, claimed.reason, found
         units.append(claimed.unit)
 
-    late.open_pass(2, 0, 0, None, None)
+    late.open_pass(work_of(2, 0, 0), None)
     others = in_thread(lambda: rest(late, []))
     mine, reason, found = rest(client, mine)
     theirs, *same = others.result(PATIENCE)
@@ -323,7 +328,7 @@ class CoordinatorTest(tf.test.TestCase):
     for said in (b'', b'GET / HTTP/1.0\r\n\r\n', bytes(1000)):
       with socket.create_connection((host, port)) as stranger:
         stranger.sendall(said)
-    with self.assertRaisesRegex(ConnectionError, 'no greeting'):
+    with self.assertRaisesRegex(ConnectionError, 'no authentication'):
       messages.connect(job.coordinator.address, b'another secret', 5)
     # One who knows the secret and then says nothing, or nothing that is known.
     known = messages.connect(job.coordinator.address, job.coordinator.secret, 5)

@@ -139,7 +139,7 @@ class ConnectionTest(tf.test.TestCase):
   def test_rubbish_from_the_other_side_is_a_loss(self):
     one, other = self.pair()
     one.send_bytes(b'no message')
-    with self.assertRaisesRegex(ConnectionError, '^it sent what is no message: found a message of'):
+    with self.assertRaisesRegex(ConnectionError, '^it sent .* no message: found a message of'):
       messages.MessageConnection(other, 20, lambda: None).receive()
 
   def test_strangers_are_dropped_and_delay_nobody(self):
@@ -161,7 +161,7 @@ class ConnectionTest(tf.test.TestCase):
             pass  # the challenge, then the end
         except ConnectionResetError:
           pass
-    with self.assertRaisesRegex(ConnectionError, 'no greeting from a process of this job'):
+    with self.assertRaisesRegex(ConnectionError, 'no authentication by a process of this job'):
       messages.connect(listener.address, b'another secret', 20)
     known = messages.connect(listener.address, SECRET, 20)
     let_in = arrived.get(timeout=20)
@@ -196,7 +196,7 @@ class ConnectionTest(tf.test.TestCase):
 
   def test_whoever_listens_but_does_not_greet_is_left_in_bounded_time(self):
     with socket.create_server(('127.0.0.1', 0)) as silent:
-      with self.assertRaisesRegex(ConnectionError, 'no greeting from a process of this job'):
+      with self.assertRaisesRegex(ConnectionError, 'no authentication by a process of this job'):
         messages.connect(list(silent.getsockname()), SECRET, 0.5)
       port = silent.getsockname()[1]
     with self.assertRaisesRegex(ConnectionError, 'Connection refused'):

@@ -90,8 +90,9 @@ class LaunchedTest(tf.test.TestCase):
       self.assertRaisesRegex(UserError, r"'eth7' .* has no address.*wanted one of"),
     ):
       self.launched()
-    with self.assertRaisesRegex(UserError, 'HOROVOD_LOCAL_RANK: is not set beside HOROVOD_SIZE=4'):
-      self.launched(HOROVOD_LOCAL_RANK=None)
+    for name in set(LAUNCHED) - {'HOROVOD_SIZE', 'HOROVOD_GLOO_IFACE'}:
+      with self.assertRaisesRegex(UserError, f"variable {name}: found ''; wanted"):
+        self.launched(**{name: None})
     for name, text in (
       ('HOROVOD_RANK', 'x'),
       ('HOROVOD_RANK', '4'),

@@ -1,10 +1,10 @@
-"""How the processes of a job meet: one interface, and its simplest form, a single process.
+"""The interface through which the processes of a job communicate, and its form for one process.
 
-Every process of a job calls the same methods in the same order, also when it has no samples left.
-A call that meets a lost process raises an error or ends the process; it never waits forever.
+All processes call the same methods in the same order, also a process that has no samples left. If
+another process is lost, a call raises an error or ends the process; it never waits forever.
 
-What travels beside tensors is *plain data*: None, bool, int, float, str, NumPy arrays and
-scalars, and lists and dicts (with str keys) of these. A tuple arrives as a list.
+Beside tensors, processes send *plain data*: None, bool, int, float, str, NumPy arrays and scalars,
+and lists and dicts (with str keys) of these. A tuple arrives as a list.
 """
 
 import abc
@@ -23,15 +23,10 @@ Value = TypeVar('Value')
 
 
 class Communicator(abc.ABC):
-  """What the processes of a job do together.
+  """The collectives of a job's processes."""
 
-  Attributes:
-    rank: this process's number, from 0.
-    size: the number of processes, N.
-  """
-
-  rank: int
-  size: int
+  rank: int  # this process's number, from 0
+  size: int  # the number of processes, N
 
   # Within a training step
 
@@ -45,11 +40,11 @@ class Communicator(abc.ABC):
       Their sums, equal to the last bit on every process.
     """
 
-    def total(*values: np.ndarray) -> list[np.ndarray]:
+    def total_of(*values: np.ndarray) -> list[np.ndarray]:
       return list(self.sum_arrays({str(i): value for i, value in enumerate(values)}).values())
 
-    sums = tf.nest.flatten(tf.numpy_function(total, tensors, [t.dtype for t in tensors]))
-    return [tf.ensure_shape(one, t.shape) for one, t in zip(sums, tensors)]
+    sums = tf.nest.flatten(tf.numpy_function(total_of, tensors, [t.dtype for t in tensors]))
+    return [tf.ensure_shape(total, t.shape) for total, t in zip(sums, tensors)]
 
   def all_reduce_with_gradient(self, tensor: tf.Tensor) -> tf.Tensor:
     """Sums one tensor; its gradient is the sum of the incoming gradients."""
@@ -67,15 +62,15 @@ class Communicator(abc.ABC):
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
-    """Sends plain data `per_process[r]` to each process r; returns what each had for this one."""
+    """Sends plain data `per_process[r]` to each process r; returns what each sent to this one."""
 
   def gather(self, value: Plain) -> list[Plain]:
-    """Returns what every process passed, by rank."""
+    """Returns the values of all processes, by rank."""
     return self.exchange([value] * self.size)
 
   def broadcast(self, value: Plain) -> Plain:
-    """Returns what process 0 passed; what the others pass does not matter."""
-    return self.exchange([value if self.rank == 0 else None] * self.size)[0]
+    """Returns the value of process 0; the other processes' values are ignored."""
+    return self.gather(value if self.rank == 0 else None)[0]
 
   def barrier(self) -> None:
     """Returns when every process has called it."""
@@ -85,12 +80,12 @@ class Communicator(abc.ABC):
     """Runs `action` here; a user's error on any process is raised on all, so that none waits.
 
     Args:
-      what: how the message starts where the operating system refuses something.
+      what: how the message of an error of the operating system begins.
       action: a function that calls no method of this communicator.
     Returns:
-      What `action` returned.
+      The result of `action`.
     Raises:
-      UserError: the first of the errors, by rank; this process's own where it has one.
+      UserError: this process's own error, or else the first one by rank.
     """
     value, own = None, None
     try:
@@ -98,16 +93,16 @@ class Communicator(abc.ABC):
         value = action()
     except errors.UserError as e:
       own = e
-    found = self.gather(own and [type(own).__name__, str(own)])
+    all_errors = self.gather(own and [type(own).__name__, str(own)])
     if own:
       raise own
-    for kind, text in filter(None, found):
+    for kind, text in filter(None, all_errors):
       raise getattr(errors, kind, errors.UserError)(text)
     return value
 
 
 class SingleProcess(Communicator):
-  """One process: it does by itself what N do together."""
+  """The communicator of a job of one process."""
 
   rank, size = 0, 1
 
@@ -125,19 +120,19 @@ class SingleProcess(Communicator):
 
 
 class RowExchange(Protocol):
-  """All-to-alls of rows that follow one another; in a graph, different exchanges may overlap."""
+  """A sequence of all-to-alls of rows; in a graph, different exchanges may overlap."""
 
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank; every rank calls it, with no rows too.
+    """Sends rows to every rank; every rank calls it, even without rows.
 
     Args:
       values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the
         rows for rank 0, then those for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank.
     Returns:
-      What the ranks had for this one, likewise: tensors [m, …] and counts int32 [N].
+      The rows that the ranks sent to this one, likewise: tensors [m, …] and counts int32 [N].
     """
     ...
 
@@ -147,20 +142,14 @@ _ROW_BYTES = 64
 
 
 class RankCommunicator(Communicator):
-  """N ranks that exchange rows of embedding tables, and their plain data likewise.
-
-  Args:
-    rank: the rank of this process.
-    size: the number of ranks.
-    plain_data: what carries plain data.
-  """
+  """N ranks that exchange rows of embedding tables; `plain_data` carries plain data as rows."""
 
   def __init__(self, rank: int, size: int, plain_data: RowExchange):
     self.rank, self.size, self._plain_data = rank, size, plain_data
 
   @abc.abstractmethod
   def row_exchange(self, name: str) -> RowExchange:
-    """Opens an exchange of its own; every rank calls it, with the same name."""
+    """Opens a new exchange; every rank calls it, with the same name."""
 
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     arrays = {name: np.asarray(array) for name, array in arrays.items()}

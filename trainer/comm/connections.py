@@ -1,4 +1,4 @@
-"""Our own connections between ranks: how they are made, and a communicator that uses only them."""
+"""Our own connections between ranks, and a communicator that uses only them."""
 
 import os
 import secrets
@@ -14,19 +14,21 @@ from trainer.comm import messages
 from trainer.comm.communicator import RankCommunicator
 from trainer.config import Sync
 
+_WANTED = 'wanted the ports of sync.ports, or all ports, open between hosts'
+
 
 class Connector:
-  """Connects all ranks of a job with one another, as often as it is asked to.
+  """Connects all ranks of a job with one another.
 
-  Ranks of one machine meet by Unix sockets, which take half the time of TCP's. Other ranks meet by
-  TCP on the job's network; a link that is broken is noticed within `sync.lost_peer_seconds`.
+  Ranks of one machine use Unix sockets, which take half the time of TCP. Other ranks use TCP on the
+  job's network; a broken link is noticed within `sync.lost_peer_seconds`.
 
   Args:
-    communicator: tells the ranks one another's addresses.
-    host: where the other ranks reach this one; None where all ranks are on one machine.
+    communicator: exchanges the ranks' addresses.
+    host: where the other ranks reach this one; None: all ranks are on one machine.
     sync: the section of the config.
   Raises:
-    UserError: on every rank, where one has no free port.
+    UserError: on every rank, if one has no free port.
   """
 
   def __init__(self, communicator: RankCommunicator, host: str | None, sync: Sync):
@@ -42,10 +44,8 @@ class Connector:
     self._addresses = communicator.gather(self._listener.address)
 
   def connect(self, name: str) -> Connections:
-    """Makes a set of connections, one to every other rank; every rank calls it.
+    """Makes a set of connections, one to every other rank; every rank calls it once for each name.
 
-    Args:
-      name: of the set; each is made once.
     Raises:
       ConnectionError: naming a rank that cannot be reached, or did not come in time.
     """
@@ -55,10 +55,9 @@ class Connector:
         connections[rank] = messages.connect(address, self._secret, self._lost_seconds)
         connections[rank].send_bytes(messages.encode([name, self._rank]))
       except OSError as e:
+        where = messages.address_text(address)
         raise ConnectionError(
-          f'rank {self._rank} cannot reach rank {rank} at '
-          f'{messages.address_text(address)}: {e}; wanted the ports of sync.ports, or all ports, '
-          'open between hosts'
+          f'rank {self._rank} cannot reach rank {rank} at {where}: {e}; {_WANTED}'
         ) from None
     above = range(self._rank + 1, self._size)
     with self._changed:
@@ -67,10 +66,10 @@ class Connector:
       )
       missing = [rank for rank in above if (name, rank) not in self._arrived]
       if missing:
+        where = messages.address_text(self._listener.address)
         raise ConnectionError(
-          f'rank {missing[0]} did not reach rank {self._rank} at '
-          f'{messages.address_text(self._listener.address)} within {self._lost_seconds:.0f} s; '
-          'wanted the ports of sync.ports, or all ports, open between hosts'
+          f'rank {missing[0]} did not reach rank {self._rank} at {where} within '
+          f'{self._lost_seconds:.0f} s; {_WANTED}'
         )
       connections |= {rank: self._arrived.pop((name, rank)) for rank in above}
     fds = [-1] * self._size
@@ -79,24 +78,18 @@ class Connector:
     return Connections(fds, self._rank)
 
   def _accept(self, connection: Connection) -> None:
-    """Keeps the connection of a rank that has greeted, until `connect` asks for it."""
+    """Keeps the connection of another rank until `connect` asks for it."""
     try:
       name, rank = messages.decode(connection.recv_bytes())
       with self._changed:
         self._arrived[name, rank] = connection
         self._changed.notify_all()
     except (OSError, EOFError, ValueError, TypeError):
-      connection.close()  # that rank's own `connect` fails, and says so
+      connection.close()  # the other rank's `connect` fails and says so
 
 
 class ConnectionsCommunicator(RankCommunicator):
-  """Ranks that do everything over their own connections.
-
-  Args:
-    connector: connects them.
-    rank: the rank of this process.
-    size: the number of ranks.
-  """
+  """Ranks that do everything over our own connections."""
 
   def __init__(self, connector: Connector, rank: int, size: int):
     self._connector = connector
@@ -111,15 +104,15 @@ class ConnectionsCommunicator(RankCommunicator):
 
 
 def _released(connection: Connection, lost_seconds: float) -> int:
-  """Returns the socket of a greeted connection as a file descriptor for Connections."""
+  """Turns a connection into a file descriptor for `Connections`; returns it."""
   fd = os.dup(connection.fileno())
   connection.close()
   with socket.socket(fileno=os.dup(fd)) as same:
     if same.family == socket.AF_UNIX:
       same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     else:
-      # The system probes a quiet link, and gives one up where nothing sent was acknowledged or no
-      # probe was answered for `lost_seconds`.
+      # The system probes an idle link, and drops a link on which nothing was acknowledged for
+      # `lost_seconds`.
       probe = max(1, int(lost_seconds / 4))
       same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
       same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe)

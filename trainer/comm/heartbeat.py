@@ -1,18 +1,18 @@
-"""The heartbeat of a job of ranks: a rank that dies, freezes or stands still ends the job, by name.
+"""The heartbeat of a job of ranks: it names a rank that dies, freezes or hangs, and ends the job.
 
-Without it a frozen rank would make all others wait for ever: Horovod's own stall check does nothing
-under Gloo. Every rank keeps a connection to rank 0, over which both sides beat. Whoever notices
-that the other side is silent, has hung up, or makes no progress tells rank 0, which says why the
-job ends and ends all ranks with the same exit status.
+Without it all ranks would wait forever for a frozen one: Horovod's stall check does nothing under
+Gloo. Every rank keeps a connection to rank 0, over which both sides beat. A rank that finds the
+other side silent, gone or without progress tells rank 0, which prints the reason and ends all ranks
+with the same exit status.
 
-The heartbeat begins before TensorFlow and Horovod are imported, so that it bounds every wait of the
-start-up. Ranks find rank 0 through the key-value store that horovodrun runs for its own rendezvous.
-Whoever reaches the store can read it, so it holds rank 0's address and nothing that proves who is a
-rank of the job: launch/ gives the ranks a secret. Where horovodrun was called without launch/, the
-config itself is what a stranger on the network does not know.
+The heartbeat begins before TensorFlow and Horovod are imported, so that it bounds all waits of the
+start-up. Ranks find rank 0 through the key-value store of horovodrun. Anyone who reaches the store
+can read it, so it holds rank 0's address but no secret: the ranks get that from launch/. Without
+launch/, the config serves as the secret, because a stranger on the network does not know it.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -43,16 +43,12 @@ _ATTEMPT_SECONDS = 3  # of one request to the key-value store
 class Heartbeat(contextlib.AbstractContextManager):
   """Beats until the `with` block ends; an error in the block ends the job on every rank.
 
-  A UserError is told once, whichever rank raises it, and the exit status is 2.
-
-  Args:
-    runtime: of this rank.
-    cfg: the config, the same on all ranks.
+  A UserError of any rank is printed once, and the exit status is 2.
 
   Attributes:
-    tell_lost: is called on rank 0 with the text, where a rank is lost, before the job ends.
+    tell_lost: rank 0 calls it with the text when a rank is lost, before the job ends.
   Raises:
-    UserError: where rank 0 has no free port.
+    UserError: if rank 0 has no free port.
   """
 
   def __init__(self, runtime: Runtime, cfg: Config):
@@ -75,13 +71,16 @@ class Heartbeat(contextlib.AbstractContextManager):
       self._join(json.loads(self._request(runtime.rendezvous)))
 
   def progress(self) -> None:
-    """Says that this rank gets on; called once a step or once a chunk of slow work."""
+    """Notes progress of this rank; called once a step, or once a chunk of slow work."""
     self._progress = time.monotonic()
+
+  def _idle(self) -> float:
+    return time.monotonic() - self._progress
 
   def end(self, text: str, status: int) -> NoReturn:
     """Ends the job: rank 0 prints the text, and all ranks end with the status.
 
-    Where rank 0 does not answer, this rank prints the text itself.
+    If rank 0 does not answer, this rank prints the text itself.
     """
     if self._rank == 0:
       self._end_all(text, status)
@@ -100,8 +99,8 @@ class Heartbeat(contextlib.AbstractContextManager):
     elif isinstance(error, (UserError, NotBuilt)):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
-      # A lost rank makes the others fail too: whoever lost it has the time to say so first, which
-      # ends this process.
+      # A lost rank makes the others fail too: wait, so that its loss is told first, which ends this
+      # process.
       time.sleep(min(5, self._sync.lost_peer_seconds))
       status = _status_of(error)
       if status != EXIT_STATUS:
@@ -109,7 +108,7 @@ class Heartbeat(contextlib.AbstractContextManager):
       self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', status)
 
   def _close(self) -> None:
-    """Says good-bye: from here on a connection that closes is no loss."""
+    """Says goodbye: after that, a closed connection is no loss."""
     with self._lock:
       self._closing = True
       members = list(self._members.values())
@@ -121,7 +120,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Meeting
 
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
-    """Puts the record of rank 0 into the key-value store, or waits for it there."""
+    """Puts the record of rank 0 into the key-value store, or waits until it is there."""
     method = 'GET' if data is None else 'PUT'
     request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)
     waited, why = 0.0, ''
@@ -148,13 +147,13 @@ class Heartbeat(contextlib.AbstractContextManager):
     except ConnectionError as e:
       why = f'{self._name} cannot reach it at {messages.address_text(record["address"])}: {e}'
       _exit(f'{record["name"]} was lost: {why}. {_CONTINUE}.', EXIT_STATUS)
-    member = _Peer(0, record['name'], self._connection(connection))
+    member = _Peer(record['name'], self._connection(connection))
     member.connection.send(['hello', self._rank, self._name])
     self._members[0] = member
     threading.Thread(target=self._listen, args=(member,), daemon=True).start()
 
   def _accept(self, accepted: Connection) -> None:
-    """On rank 0, in a thread of its own: another rank has greeted."""
+    """On rank 0, in a thread of its own: serves the connection of another rank."""
     connection = self._connection(accepted)
     try:
       message = connection.receive_list()
@@ -162,26 +161,23 @@ class Heartbeat(contextlib.AbstractContextManager):
         message = connection.receive_list()
       match message:
         case ['hello', int(rank), str(name)] if 0 < rank < self._size:
-          member = _Peer(rank, name, connection)
+          member = _Peer(name, connection)
         case _:
           raise messages.not_understood(message)
     except ConnectionError:
       connection.close()
-      return  # the others see the same as for a rank that never came
+      return  # `_expect_all` reports a rank that never came
     with self._lock:
       self._members[rank] = member
     self._listen(member)
 
   def _connection(self, connection: Connection) -> messages.MessageConnection:
-    return messages.MessageConnection(
-      connection,
-      self._sync.lost_peer_seconds,
-      lambda: ['beat', time.monotonic() - self._progress],
-    )
+    seconds = self._sync.lost_peer_seconds
+    return messages.MessageConnection(connection, seconds, lambda: ['beat', self._idle()])
 
   def _expect_all(self) -> None:
-    """On rank 0: all ranks must have come within the time after which one counts as lost."""
-    for _ in range(10):  # so that a pause of this process itself counts little
+    """On rank 0: ends the job if a rank has not come within `lost_peer_seconds`."""
+    for _ in range(10):  # in short waits, so that a pause of this process itself counts little
       time.sleep(self._sync.lost_peer_seconds / 10)
       with self._lock:
         missing = set(range(1, self._size)) - set(self._members)
@@ -196,7 +192,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Listening
 
   def _listen(self, member: '_Peer') -> None:
-    """Listens to another rank until it says good-bye."""
+    """Listens to another rank until it says goodbye."""
     while True:
       try:
         match message := member.connection.receive_list():
@@ -218,9 +214,8 @@ class Heartbeat(contextlib.AbstractContextManager):
         return
 
   def _lose_stalled(self) -> None:
-    """Whoever stands still the longest is the one for whom the others wait."""
-    idle = {m.name: m.idle for m in self._members.values()}
-    idle[self._name] = time.monotonic() - self._progress
+    """Gives up the rank that has made no progress for longest: the others wait for it."""
+    idle = {m.name: m.idle for m in self._members.values()} | {self._name: self._idle()}
     name = max(idle, key=idle.get)
     self._lose(name, f'it beats but has made no progress for {idle[name]:.0f} s')
 
@@ -231,41 +226,45 @@ class Heartbeat(contextlib.AbstractContextManager):
     _exit(text, EXIT_STATUS)  # it was rank 0 that was lost
 
   def _end_all(self, text: str, status: int) -> NoReturn:
-    """On rank 0: ends all ranks, for the first reason that was told."""
+    """On rank 0: ends all ranks, for the first reason that was given."""
     with self._lock:
       first, self._ending = not self._ending, True
       members = list(self._members.values())
     if not first:
       threading.Event().wait()  # the thread that came first ends this process
-    sys.stderr.write(text + '\n')
-    sys.stderr.flush()
+    _print(text)
     for member in members:
       member.connection.send(['end', text, status])
     if status == EXIT_STATUS:
-      with contextlib.suppress(Exception):  # whatever becomes of the report, the job ends
+      with contextlib.suppress(Exception):  # the job ends, even if its report fails
         self.tell_lost(text)
     for member in members:
       member.connection.close()
     os._exit(status)
 
 
+@dataclasses.dataclass
 class _Peer:
   """Another rank, as this one knows it."""
 
-  def __init__(self, rank: int, name: str, connection: messages.MessageConnection):
-    self.rank, self.name, self.connection = rank, name, connection
-    self.idle = 0.0  # seconds without progress, as of its last beat
+  name: str
+  connection: messages.MessageConnection
+  idle: float = 0.0  # seconds without progress, as of its last beat
 
 
 def _status_of(error: Exception) -> int:
-  """3 where the error is a connection that ended, 1 else."""
-  import tensorflow as tf  # late: an error may come before TensorFlow
+  """Returns 3 for the error of a connection that ended, else 1."""
+  import tensorflow as tf  # here: an error may come before TensorFlow
 
   ended = isinstance(error, (ConnectionError, tf.errors.AbortedError))
   return EXIT_STATUS if ended else 1
 
 
 def _exit(text: str, status: int) -> NoReturn:
+  _print(text)
+  os._exit(status)
+
+
+def _print(text: str) -> None:
   sys.stderr.write(text + '\n')
   sys.stderr.flush()
-  os._exit(status)

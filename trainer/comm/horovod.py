@@ -1,7 +1,7 @@
-"""How the ranks of a Horovod job meet; `communicator` chooses by `sync.*` who carries what.
+"""The communicators of a Horovod job.
 
 By default Horovod sums dense gradients and metrics (ring allreduce) and carries plain data, and
-rows travel over our own connections.
+our own connections carry rows; `communicator` follows the keys of `sync`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class HorovodCommunicator(RankCommunicator):
   """The ranks of the job that Horovod started; `hvd.init` has been called.
 
   Args:
-    open_row_exchange: opens what carries rows in place of Horovod's own all-to-all.
+    open_row_exchange: opens a replacement of Horovod's own all-to-all by name.
   """
 
   def __init__(self, open_row_exchange: Callable[[str], RowExchange] | None = None):
@@ -29,8 +29,8 @@ class HorovodCommunicator(RankCommunicator):
     super().__init__(hvd.rank(), hvd.size(), HorovodRowExchange('messages'))
 
   def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    # One group is negotiated, fused and reduced at once. Horovod knows it by the name of its op,
-    # which TensorFlow makes unique within a graph.
+    # Horovod negotiates, fuses and reduces a group at once. It identifies the group by the name of
+    # its op, which TensorFlow makes unique within a graph.
     return self._hvd.grouped_allreduce(list(tensors), op=self._hvd.Sum, name='sum')
 
   def row_exchange(self, name: str) -> RowExchange:
@@ -40,12 +40,12 @@ class HorovodCommunicator(RankCommunicator):
 class HorovodRowExchange:
   """A RowExchange by Horovod's all-to-all.
 
-  Horovod negotiates every tensor by itself and never fuses all-to-alls, so what goes together
-  travels as one tensor of bytes.
+  Horovod negotiates every tensor by itself and never fuses all-to-alls, so all values travel as one
+  tensor of bytes.
 
   Args:
-    name: by which Horovod tells exchanges apart that overlap in a graph. Outside of graphs ops have
-      no names, so that only one exchange at a time may be under way there.
+    name: tells exchanges apart that overlap in a graph. Outside of graphs ops have no names, so
+      only one exchange at a time may run there.
   """
 
   def __init__(self, name: str):
@@ -85,12 +85,12 @@ def _as_tensor(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def communicator(runtime: Runtime, sync: Sync) -> Communicator:
-  """Returns what the processes of this job do together, as the config asks for.
+  """Returns the communicator that the config asks for.
 
   Every rank calls it, after trainer.runtime.start.
 
   Raises:
-    UserError: on every rank, where one has no free port.
+    UserError: on every rank, if one has no free port.
     ConnectionError: naming a rank that cannot be reached.
   """
   if runtime.size == 1:

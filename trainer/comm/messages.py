@@ -1,13 +1,14 @@
-"""Messages of plain data between processes: as bytes, and over connections with a greeting.
+"""Messages of plain data between processes: their encoding, and the connections that carry them.
 
 A message is a JSON text in which each NumPy array is replaced by its dtype and shape, followed by
-the bytes of the arrays. Nothing in it could run code. All hosts of a job have one byte order.
+the bytes of the arrays. No message can run code. All hosts of a job have one byte order.
 
-The standard library's `multiprocessing.connection` frames what travels and greets: both sides prove
-with an HMAC that they know the job's secret before the first message. A stranger who is silent,
-sends rubbish or hangs up is dropped, and nobody waits for him.
+The standard library's `multiprocessing.connection` frames messages and authenticates: before the
+first message, both sides prove with an HMAC that they know the job's secret. A stranger who is
+silent, sends anything else or hangs up is dropped, and nobody waits for it.
 """
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -28,17 +29,13 @@ from trainer.plain_data import Json, JsonObject, Plain
 _HEADER = struct.Struct('!QI')  # bytes of the whole message, bytes of its JSON text
 _ARRAY = '__array__'
 _KINDS = 'biufUS'  # of dtypes
-_BEATS = 10  # in the time after which a silent process counts as lost
+_BEATS = 10  # in `lost_seconds`
 
 Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host, port]
 
 
 def encode(value: Plain) -> bytes:
-  """Returns plain data (see trainer.comm.communicator) as bytes.
-
-  Raises:
-    TypeError: for anything that is not plain data.
-  """
+  """Returns plain data (see trainer.comm.communicator) as bytes. Raises: TypeError."""
   arrays = []
 
   def plain(v: Plain) -> Json:
@@ -61,12 +58,10 @@ def encode(value: Plain) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Plain:
-  """Returns the value that `encode` made `data` of; bytes after the message do not matter.
-
-  Its arrays are views of `data`.
+  """Returns what `encode` was given; arrays are views of `data`. Ignores bytes after the message.
 
   Raises:
-    ValueError: where `data` does not begin with a whole message.
+    ValueError: if `data` does not begin with a whole message.
   """
   view = memoryview(data)
   if len(view) < _HEADER.size:
@@ -76,11 +71,11 @@ def decode(data: bytes | bytearray | memoryview) -> Plain:
     raise ValueError(f'found {len(view)} bytes of a message; wanted {size}')
   place = _HEADER.size + text_size
 
-  def with_arrays(found: JsonObject) -> Plain:
+  def with_arrays(fields: JsonObject) -> Plain:
     nonlocal place
-    if _ARRAY not in found:
-      return found
-    name, shape = found[_ARRAY]
+    if _ARRAY not in fields:
+      return fields
+    name, shape = fields[_ARRAY]
     dtype, count = np.dtype(str(name)), math.prod(shape)
     if dtype.kind not in _KINDS or any(type(n) is not int or n < 0 for n in shape):
       raise ValueError(f'found an array of dtype {name} and shape {shape}')
@@ -98,19 +93,19 @@ def decode(data: bytes | bytearray | memoryview) -> Plain:
 
 
 class Listener:
-  """Accepts connections for as long as the process lives, and greets each in a thread of its own.
+  """Accepts connections while the process lives, and authenticates each in a thread of its own.
 
   Args:
-    host: the address to listen at, IPv4 or IPv6; None for a Unix socket, which only processes of
-      this machine reach.
-    ports: the first and the last port that may be used; None for one that the system chooses.
-    secret: what the other side must know.
-    lost_seconds: how long a greeting, or the rest of a message that has begun, may take.
-    serve: called in the greeting's thread with each Connection whose other side knows the secret.
+    host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
+      this machine can reach.
+    ports: the first and the last port to try; None: the system chooses one.
+    secret: the other side must know it.
+    lost_seconds: the time limit of the authentication, and of the rest of a message that has begun.
+    serve: called in that thread with each Connection whose other side knows the secret.
   Attributes:
-    address: what `connect` needs.
+    address: for `connect`.
   Raises:
-    UserError: where no port of `ports` is free.
+    UserError: if no port of `ports` is free.
   """
 
   def __init__(
@@ -131,29 +126,25 @@ class Listener:
     while True:
       try:
         accepted, _ = self._socket.accept()
-      except OSError:  # the stranger has hung up already, or there are too many of them
+      except OSError:  # the other side has hung up already, or too many files are open
         time.sleep(0.01)
         continue
-      threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
+      threading.Thread(target=self._authenticate, args=(accepted,), daemon=True).start()
 
-  def _greet(self, accepted: socket.socket) -> None:
+  def _authenticate(self, accepted: socket.socket) -> None:
+    steps = deliver_challenge, answer_challenge
     try:
-      steps = deliver_challenge, answer_challenge
-      connection = _greeted(accepted, self._secret, self._lost_seconds, steps)
+      connection = _authenticated(accepted, self._secret, self._lost_seconds, steps)
     except ConnectionError:
       return
     self._serve(connection)
 
 
 def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
-  """Connects to a Listener.
+  """Connects to the Listener at `address`; the arguments are the listener's.
 
-  Args:
-    address: the listener's.
-    secret: the listener's.
-    lost_seconds: how long connecting, the greeting, or the rest of a message may take.
   Raises:
-    ConnectionError: saying why nobody who knows the secret was reached at the address.
+    ConnectionError: saying why no process that knows the secret was reached.
   """
   try:
     if isinstance(address, str):
@@ -164,7 +155,7 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
       connected = socket.create_connection((address[0], address[1]), timeout=lost_seconds)
   except OSError as e:
     raise ConnectionError(e.strerror or str(e)) from None
-  return _greeted(connected, secret, lost_seconds, (answer_challenge, deliver_challenge))
+  return _authenticated(connected, secret, lost_seconds, (answer_challenge, deliver_challenge))
 
 
 def address_text(address: Address) -> str:
@@ -173,14 +164,14 @@ def address_text(address: Address) -> str:
 
 
 class MessageConnection:
-  """Messages both ways over one greeted connection, and beats that show that this side lives.
+  """Messages both ways over one connection, and beats that show that this side is alive.
 
-  A thread sends, so that nobody waits in `send`. Both sides beat ten times in `lost_seconds`.
+  A thread sends, so that `send` never waits. Both sides beat ten times in `lost_seconds`.
 
   Args:
     connection: from `connect` or a Listener.
-    lost_seconds: after so long a silence the other side counts as lost.
-    beat: returns the message that the next beat is.
+    lost_seconds: the other side counts as lost after this time without a message.
+    beat: returns the message to send as the next beat.
   """
 
   def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Plain]):
@@ -190,41 +181,40 @@ class MessageConnection:
     self._sender.start()
 
   def send(self, message: Plain) -> None:
-    """Sends plain data after all that was sent before; returns at once."""
+    """Sends plain data, in the order of the calls; returns at once."""
     self._outgoing.put(encode(message))
 
   def receive(self) -> Plain:
-    """Waits for the next message of the other side, beats included.
+    """Waits for the next message of the other side; beats count.
 
     Raises:
-      ConnectionError: where the other side was silent for `lost_seconds`, hung up or sent what is
-        no message; the text says which.
+      ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent something
+        that is no message; the text says which.
     """
-    silent = ConnectionError(f'it was silent for {self._lost_seconds:.0f} s')
     try:
-      # Counted in short waits: where this process itself was stopped for long, the other side's
-      # beats lie in the buffer, or need a moment to come.
+      # In short waits: if this process itself was stopped for long, the other side's beats are in
+      # the buffer, or need a moment to come.
       if any(self._connection.poll(self._lost_seconds / _BEATS) for _ in range(_BEATS)):
         return decode(self._connection.recv_bytes())
       raise TimeoutError
     except (BlockingIOError, TimeoutError):
-      raise silent from None
+      raise ConnectionError(f'it was silent for {self._lost_seconds:.0f} s') from None
     except EOFError:
       raise ConnectionError('its connection closed: the process has ended') from None
     except ValueError as e:
-      raise ConnectionError(f'it sent what is no message: {e}') from None
+      raise ConnectionError(f'it sent something that is no message: {e}') from None
     except OSError as e:
       raise ConnectionError(f'its connection broke: {e.strerror or e}') from None
 
   def receive_list(self) -> list[Plain]:
-    """As `receive`, where each message is a list of its kind and what belongs to it."""
+    """As `receive`, for messages that are lists of a kind and its arguments."""
     message = self.receive()
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
       raise not_understood(message)
     return message
 
   def close(self) -> None:
-    """Sends what is waiting, then hangs up."""
+    """Hangs up after all messages were sent."""
     self._outgoing.put(None)
     if threading.current_thread() is not self._sender:
       self._sender.join(self._lost_seconds)
@@ -245,18 +235,18 @@ class MessageConnection:
           return
         self._connection.send_bytes(message)
     except OSError:
-      return  # the receiving side notices, and knows what it means
+      return  # `receive` notices it too, and raises the error
 
 
 def not_understood(message: Plain) -> ConnectionError:
-  """The error of a process that was sent what no process of its version sends."""
+  """Returns the error of receiving a message that no process of this version sends."""
   return ConnectionError(f'it sent {str(message)[:100]!r}, which no process of this version sends')
 
 
 def _listen(host: str | None, ports: Sequence[int] | None) -> socket.socket:
   if host is None:
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind('')  # the system gives it a name that no other has
+    listener.bind('')  # the system gives it a unique name
     listener.listen(128)
     return listener
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
@@ -267,21 +257,21 @@ def _listen(host: str | None, ports: Sequence[int] | None) -> socket.socket:
     except OSError as e:
       why = e.strerror or str(e)
   raise UserError(
-    f'sync.ports: found {ports and list(ports)}, in which {host} has no port to listen at: {why}; '
-    'wanted a range with a free port'
+    f'sync.ports: found {ports and list(ports)}, of which no port is free on {host}: {why}; wanted '
+    'a range with a free port'
   )
 
 
-def _greeted(
+def _authenticated(
   connected: socket.socket,
   secret: bytes,
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Takes the steps of a greeting over a connected socket.
+  """Takes the steps of an authentication over a connected socket.
 
   Raises:
-    ConnectionError: where the other side did not show in time that it knows the secret.
+    ConnectionError: if the other side did not prove in time that it knows the secret.
   """
   connected.setblocking(True)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
@@ -298,14 +288,12 @@ def _greeted(
     return connection
   except (OSError, EOFError, AssertionError, multiprocessing.AuthenticationError) as e:
     connection.close()
-    raise ConnectionError(f'no greeting from a process of this job: {e}'.rstrip(': ')) from None
+    raise ConnectionError(f'no authentication by a process of this job: {e}'.rstrip(': ')) from None
   finally:
     timer.cancel()
 
 
 def _shut_down(connection: Connection, how: int) -> None:
-  try:
+  with contextlib.suppress(OSError):  # closed already
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
       same.shutdown(how)
-  except OSError:
-    pass  # closed already

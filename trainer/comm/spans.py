@@ -1,4 +1,4 @@
-"""How long the exchanges of a step take, measured inside its graph."""
+"""Measures, inside a step's graph, how long its exchanges take."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -12,31 +12,30 @@ Outputs = TypeVar('Outputs')  # tensors, nested
 
 
 class Spans:
-  """Collects, while a graph is traced, when its exchanges begin and end."""
+  """Adds clocks to a graph at the beginnings and ends of its exchanges."""
 
   def __init__(self):
     self._stamps: list[tf.Tensor] = []
 
   def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
-    """Returns what `exchange` returns; its span begins when the inputs are there."""
+    """Returns the outputs of `exchange`; its span begins when the inputs are computed."""
     with tf.control_dependencies(inputs):
       begins = clock.seconds(inputs[-1])
     with tf.control_dependencies([begins]):
       outputs = exchange()
-    found = tf.nest.flatten(outputs)
-    with tf.control_dependencies([tensor.op for tensor in found]):
-      self._stamps.append(tf.stack([begins, clock.seconds(found[-1])]))
+    tensors = tf.nest.flatten(outputs)
+    with tf.control_dependencies([tensor.op for tensor in tensors]):
+      self._stamps.append(tf.stack([begins, clock.seconds(tensors[-1])]))
     return outputs
 
   def taken(self) -> tf.Tensor:
-    """Returns beginnings and ends in seconds, float64 [n, 2], of the calls since the last one."""
-    found = tf.stack(self._stamps) if self._stamps else tf.zeros([0, 2], tf.float64)
-    self._stamps = []
-    return found
+    """Returns and forgets the beginnings and ends so far, float64 [n, 2], in seconds."""
+    stamps, self._stamps = self._stamps, []
+    return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 
 
 def seconds_of(spans: np.ndarray) -> float:
-  """Returns how long any of the spans [n, 2] was under way; where they overlap, counted once."""
+  """Returns the length of the union of the spans [n, 2]."""
   total, reached = 0.0, -np.inf
   for begins, ends in sorted(spans.tolist()):
     total += max(0.0, ends - max(begins, reached))

@@ -1,4 +1,4 @@
-"""A job whose workers do not take their steps together: modes ps_async and ps_geo."""
+"""A job whose workers step independently: modes ps_async and ps_geo."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,13 +14,13 @@ _NO_FLAGS = StepFlags(False, False, False)
 
 
 class AsynchronousJob(Job):
-  """Within a pass workers claim units of work, and none waits for another.
+  """Within a pass, workers claim units of work and do not wait for one another.
 
-  Whoever asks next gets the next unit, so that a slow worker holds nobody up and a lost one's unit
-  is another's. All meet before and after a pass, and for checkpoints in between.
+  The next unit goes to the worker that asks next, so a slow worker delays nobody, and the unit of a
+  lost worker goes to another. All workers meet before and after a pass, and for checkpoints.
 
   A unit of ps_async is a whole global batch: each push is a step on the servers' one model. A unit
-  of ps_geo is one of N slices of it: N copies step on their own, and their average counts.
+  of ps_geo is one of N slices of it: N copies step on their own and are averaged.
   """
 
   def open_run(self) -> None:
@@ -35,7 +35,7 @@ class AsynchronousJob(Job):
     self.step.load_local_state(state['local'])
 
   def _converting_processes(self) -> int:
-    return 1  # the first: how many workers there are differs while some come and go
+    return 1  # the first, because the number of workers changes
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
     cfg, progress = self.cfg, self.progress
@@ -45,17 +45,15 @@ class AsynchronousJob(Job):
       cfg.train.batch_size, slices, cfg.seed, progress.epoch, cfg.data.shuffle
     )
     while True:
-      # What a worker needs that enters while the pass is under way.
-      started = dataclasses.asdict(progress) | {'batch': max(1, progress.batch)}
+      # For workers that enter during the pass.
       state = {
-        'progress': started,
+        'progress': dataclasses.asdict(progress) | {'batch': max(1, progress.batch)},
         'ledger': self.state.ledger.state(),
         'local': self.step.local_state(),
         'lock': self.lock.id,
       }
-      self.communicator.open_pass(
-        slices, progress.batch * slices, total, cfg.checkpoint.every_steps, state
-      )
+      work = {'slices': slices, 'first': progress.batch * slices, 'total': total}
+      self.communicator.open_pass(work | {'pause_after': cfg.checkpoint.every_steps}, state)
       while True:
         save = wants_checkpoint(cfg, self.state)
         unit, reason, batches = self.communicator.claim(bool(self.stop_request), save)
@@ -75,16 +73,15 @@ class AsynchronousJob(Job):
       self.save()
 
   def _let_first_report(self) -> None:
-    """The first of the workers that are there owns the run_dir and writes the reports: worker 0
-    unless it was lost.
-    """
+    """Lets the first of the present workers own the run_dir and write the reports."""
     is_first = self.communicator.rank == 0
-    if self._reported != is_first and not is_first:
+    begins, ends = is_first and not self._reported, self._reported and not is_first
+    if ends:
       self.lock.leave()
     self.communicator.together(
       f'cannot use run_dir {self.cfg.run_dir}',
-      lambda: self.lock.follow(self.lock.id) if is_first and not self._reported else None,
+      lambda: self.lock.follow(self.lock.id) if begins else None,
     )
-    if self._reported != is_first:
+    if begins or ends:
       self._reported = is_first
       self.log.open(is_first)

@@ -1,4 +1,4 @@
-"""A process's side of the coordinator; for workers, the communicator of their job."""
+"""A process's connection to the coordinator; for workers, the communicator of their job."""
 
 import os
 import queue
@@ -23,7 +23,7 @@ from trainer.plain_data import Json, Plain
 
 
 class Process:
-  """What the coordinator may do to this process; tests replace it."""
+  """The coordinator's commands to this process; tests replace them."""
 
   def end(self, status: int) -> None:
     """Ends it at once."""
@@ -34,32 +34,29 @@ class Process:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
   def ask_to_stop(self) -> None:
-    """Does what SIGTERM does: a job saves its state and ends."""
+    """Raises SIGTERM: the job saves its state and ends."""
     signal.raise_signal(signal.SIGTERM)
 
 
 class CoordinatorClient(Communicator):
   """Connects a process to the coordinator, and waits until the job has formed.
 
-  A worker is *independent* while it claims units of a pass: it then meets nobody, and collectives
-  give its own values back.
+  `close_pass` may change rank and size.
 
   Args:
     address: the coordinator's.
     secret: the coordinator's.
     cluster: the processes of the job.
     sync: the section of the config.
-    settings: plain data by name, which must be the same on all processes.
+    settings: values by name, which must be the same on all processes.
     process: this one.
   Attributes:
-    rank: of this worker among those that meet; changes with `close_pass`.
-    size: their number; likewise.
     generation: how often the job has formed.
-    independent: see above.
-    late: whether this worker came to a job that is under way. It begins with `enter`, and is by
-      itself, at rank 0 of 1, until the pass that it enters is closed.
+    independent: whether this worker claims units of a pass; collectives then return its own values.
+    late: whether this worker joined a running job. It begins with `enter`, and has rank 0 of 1
+      until the pass that it enters is closed.
   Raises:
-    UserError: where the coordinator cannot be reached.
+    UserError: if the coordinator cannot be reached.
   """
 
   def __init__(
@@ -74,7 +71,7 @@ class CoordinatorClient(Communicator):
     self._cluster, self._lost_seconds, self._process = cluster, sync.lost_peer_seconds, process
     self._leaving = self._entered = self.late = False
     self._ended = threading.Event()
-    self._welcomes: queue.SimpleQueue[list[Plain]] = queue.SimpleQueue()
+    self._welcomes: queue.SimpleQueue[tuple[Plain, ...]] = queue.SimpleQueue()
     self._replies: queue.SimpleQueue[Plain] = queue.SimpleQueue()
     self._statuses: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
@@ -94,7 +91,7 @@ class CoordinatorClient(Communicator):
     self.progress()
 
   def progress(self) -> None:
-    """Says that this process gets on; called once a step or once a chunk of slow work."""
+    """Notes progress of this process; called once a step, or once a chunk of slow work."""
     self._progress = time.monotonic()
 
   # Collectives
@@ -112,9 +109,7 @@ class CoordinatorClient(Communicator):
     return [value] if self.independent else self._meet('gather', value)
 
   def broadcast(self, value: Plain) -> Plain:
-    if self.independent:
-      return value
-    return self.gather(value if self.rank == 0 else None)[0]
+    return value if self.independent else super().broadcast(value)
 
   def _meet(self, kind: str, value: Plain) -> Plain:
     self._connection.send(['meet', kind, value])
@@ -123,54 +118,45 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Waits until the other workers are within a pass, and shares the rest of it.
-
-    Returns:
-      What they passed to `open_pass` as its state.
-    """
+    """Waits until the other workers are within a pass; returns the state given to `open_pass`."""
     self._connection.send(['enter'])
     state = self._replies.get()
     self.late, self._entered = False, True
     return state
 
-  def open_pass(
-    self, slices: int, first: int, total: int, pause_after: int | None, state: Plain
-  ) -> None:
-    """From here on workers claim units of a pass; all call it but those that have just entered.
+  def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
+    """Begins a pass, of which workers then claim units; all workers call it.
 
     Args:
-      slices: of a batch, as for WorkQueue.
-      first: the first unit.
-      total: the number of units of the whole pass.
-      pause_after: pause for a checkpoint after so many units; None: do not.
-      state: plain data that a worker needs which enters.
+      work: arguments of WorkQueue: slices, first, total and pause_after.
+      state: for workers that enter.
     """
     if self._entered:
       self._entered = False
     else:
-      self._meet('open_pass', [slices, first, total, pause_after, state])
+      self._meet('open_pass', [dict(work), state])
     self.independent = True
 
   def claim(self, stop: bool, save: bool) -> Claimed:
-    """Says that the last unit is done, and waits for another. Args: as of WorkQueue.claim."""
+    """Reports the last unit as done, and waits for another. Args: as of WorkQueue.claim."""
     self._connection.send(['claim', stop, save])
     return Claimed(*self._replies.get())
 
   def close_pass(self) -> None:
-    """Meets all workers that are there; ranks may have changed."""
+    """Waits for all workers of the pass; ranks may change."""
     self.rank, self.size = self._meet('close_pass', None)
     self.independent = False
 
   # The end
 
   def bye(self, status: int) -> None:
-    """Says that this worker's work is done, and its exit status; after the last, servers end."""
+    """Reports this worker's exit status; the servers end after the last worker's report."""
     self._leaving = True
     self._connection.send(['bye', status])
     self._connection.close()
 
   def wait(self) -> int:
-    """Waits, on a server, until the work is done; returns the exit status."""
+    """Waits, on a server, until the job has ended; returns the exit status."""
     return self._statuses.get()
 
   def stop(self) -> None:
@@ -178,15 +164,15 @@ class CoordinatorClient(Communicator):
     self._connection.send(['stop'])
 
   def end(self, text: str, status: int) -> None:
-    """Ends the job and this process: every process says why, and ends with the status."""
+    """Ends the job: every process prints the text and ends with the status."""
     self._connection.send(['fail', text, status])
     self._ended.wait(min(10, self._lost_seconds))  # the coordinator's answer ends this process
     self._end(text, status)
 
   def end_by(self, error: Exception) -> None:
-    """Ends the job because of an exception; an aborted request sends all back instead.
+    """Ends the job because of an exception; after an aborted request all workers go back instead.
 
-    Where TensorFlow found another process gone, the coordinator has the time to say which one.
+    If TensorFlow found another process gone, this one waits until the coordinator says which.
     """
     if isinstance(error, tf.errors.AbortedError):  # see Servers._repeat
       self._connection.send(['refused', one_line(error)])
@@ -197,19 +183,16 @@ class CoordinatorClient(Communicator):
       traceback.print_exception(error)
     self.end(one_line(error), 1)
 
-  # What the coordinator says
+  # The coordinator's messages
 
   def _beat(self) -> list[Plain]:
-    # A server makes progress by being there.
-    waits = self._cluster.kind == 'ps'
-    return ['beat', 0.0 if waits else time.monotonic() - self._progress]
+    is_server = self._cluster.kind == 'ps'  # a server only waits
+    return ['beat', 0.0 if is_server else time.monotonic() - self._progress]
 
   def _receive(self) -> None:
     handlers = {
       'beat': lambda _: None,
-      'welcome': lambda generation, rank, size, late: self._welcomes.put(
-        [generation, rank, size, late]
-      ),
+      'welcome': lambda *job: self._welcomes.put(job),
       'reply': self._replies.put,
       'note': self._cluster.say,
       'stop': self._process.ask_to_stop,
@@ -226,7 +209,7 @@ class CoordinatorClient(Communicator):
     except ConnectionError as e:
       if not self._leaving:
         self._end(f'ps 0 was lost: {e}. The job ends; {CONTINUE}.', EXIT_STATUS)
-    except Exception as e:  # else this process would wait for ever
+    except Exception as e:  # else this process would wait forever
       text = f'what ps 0 sent was not understood: {one_line(e)}'
       self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)
 

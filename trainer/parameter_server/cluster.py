@@ -5,40 +5,34 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from typing import NoReturn
 
 import tensorflow as tf
 
-from trainer.errors import UserError
+from trainer.errors import UserError, short
 from trainer.plain_data import Json, JsonObject
 
 CONTINUE = 'run the same command again to continue from the last checkpoint'
-_WANTED = (
+_VARIABLE = 'environment variable TF_CONFIG'
+_EXAMPLE = (
   'wanted \'{"cluster": {"ps": ["host:port", …], "worker": ["host:port", …]}, '
   '"task": {"type": "worker", "index": 0}}\''
 )
+_KINDS = 'ps', 'worker', 'chief'
+_ADDRESS = re.compile('.+:([0-9]{1,5})')
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Servers and workers, and which of them this process is.
+  """Servers and workers, and which of them this process is."""
 
-  Attributes:
-    servers: their addresses as host:port.
-    workers: likewise; a `chief` is worker 0.
-    kind: 'ps' or 'worker'.
-    index: of this process among those of its kind.
-  """
-
-  servers: tuple[str, ...]
-  workers: tuple[str, ...]
-  kind: str
-  index: int
+  servers: tuple[str, ...]  # addresses as host:port
+  workers: tuple[str, ...]  # likewise; a `chief` is worker 0
+  kind: str  # 'ps' or 'worker'
+  index: int  # of this process among those of its kind
 
   @property
   def name(self) -> str:
-    """What messages call this process, as 'worker 1'."""
+    """This process in messages, as 'worker 1'."""
     return f'{self.kind} {self.index}'
 
   @property
@@ -54,71 +48,67 @@ class Cluster:
       tf_config: its value, decoded; None where it is not set.
       mode: sync.mode.
     Raises:
-      UserError: naming the key of TF_CONFIG, what was found and what was wanted.
+      UserError: naming the key of TF_CONFIG, the value found and the value wanted.
     """
     if tf_config is None:
-      _refuse(f'is not set; sync.mode={mode} needs it')
+      raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
     if not isinstance(tf_config, dict):
-      _refuse(f'found {type(tf_config).__name__}')
+      raise UserError(f'{_VARIABLE}: found {type(tf_config).__name__}; {_EXAMPLE}')
     cluster, task = tf_config.get('cluster'), tf_config.get('task')
-    if not isinstance(cluster, dict):
-      _refuse(f"key 'cluster': found {cluster!r}")
-    if not isinstance(task, dict):
-      _refuse(f"key 'task': found {task!r}")
-    for kind, addresses in cluster.items():
-      _check_addresses(kind, addresses)
+    _check(isinstance(cluster, dict), 'cluster', cluster, 'lists of addresses by kind of task')
+    _check(isinstance(task, dict), 'task', task, 'the type and the index of this process')
+    for kind in {'ps': [], 'worker': []} | cluster:
+      addresses = cluster.get(kind, [])
+      _check(kind in _KINDS, f'cluster.{kind}', addresses, f'only the kinds {", ".join(_KINDS)}')
+      wanted = 'a list of addresses host:port'
+      _check(isinstance(addresses, list), f'cluster.{kind}', addresses, wanted)
+      for address in addresses:
+        valid = isinstance(address, str) and _ADDRESS.fullmatch(address)
+        _check(valid and 0 < int(valid[1]) < 65536, f'cluster.{kind}', address, wanted)
     chiefs = cluster.get('chief', [])
-    if len(chiefs) > 1:
-      _refuse(f"key 'cluster.chief': found {len(chiefs)} addresses; at most one is needed")
+    _check(len(chiefs) <= 1, 'cluster.chief', chiefs, 'at most one address')
     servers, workers = tuple(cluster.get('ps', ())), (*chiefs, *cluster.get('worker', ()))
-    for kind, addresses in (('ps', servers), ('worker', workers)):
-      if not addresses:
-        _refuse(f"key 'cluster.{kind}': is missing; one task of it is needed at least")
-    everyone = [*servers, *workers]
-    twice = sorted({a for a in everyone if everyone.count(a) > 1})
-    if twice:
-      _refuse(f"key 'cluster': the address '{twice[0]}' is there twice")
+    _check(servers, 'cluster.ps', list(servers), 'at least one address')
+    _check(workers, 'cluster.worker', list(workers), 'at least one address')
+    for address in (everyone := [*servers, *workers]):
+      _check(everyone.count(address) == 1, 'cluster', address, 'each address once')
     kind, index = task.get('type'), task.get('index')
-    if not isinstance(kind, str) or kind not in cluster:
-      _refuse(
-        f"key 'task.type': found {kind!r}, which the cluster has not; one of {sorted(cluster)} is "
-        'needed'
-      )
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(cluster[kind]):
-      _refuse(
-        f"key 'task.index': found {index!r}; the cluster has {len(cluster[kind])} of '{kind}', "
-        'counted from 0'
-      )
+    _check(
+      isinstance(kind, str) and kind in cluster, 'task.type', kind, f'one of {sorted(cluster)}'
+    )
+    tasks = len(cluster[kind])
+    valid = type(index) is int and 0 <= index < tasks
+    _check(
+      valid, 'task.index', index, f"a whole number below {tasks}, the number of '{kind}' tasks"
+    )
     if kind == 'worker':
       index += len(chiefs)
     return cls(servers, workers, 'ps' if kind == 'ps' else 'worker', index)
 
   def settings(self) -> JsonObject:
-    """What all processes of a job must agree on, as plain data by name."""
+    """Returns what all processes of a job must agree on, by name."""
     return {
       'TF_CONFIG.cluster.ps': list(self.servers),
       'TF_CONFIG.cluster.worker': list(self.workers),
     }
 
   def host(self, patience: float) -> str:
-    """Returns the IP address of this process's host, which may take a while to have a name.
+    """Returns the IP address of this process's host.
 
     Args:
-      patience: seconds.
+      patience: seconds to wait until the host's name is known.
     Raises:
-      UserError: where the host of TF_CONFIG has no address by then.
+      UserError: if the host of TF_CONFIG has no address by then.
     """
     host, began = self.address.rpartition(':')[0].strip('[]'), time.monotonic()
     while True:
       try:
         return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
-      except ValueError:  # not even a name
-        _refuse(f"the host '{host}' of {self.name} is no name of a host")
-      except OSError as e:
-        if time.monotonic() - began > patience:
+      except (OSError, ValueError) as e:  # ValueError: it cannot be a name
+        if isinstance(e, ValueError) or time.monotonic() - began > patience:
           raise UserError(
-            f"environment variable TF_CONFIG: the host '{host}' of {self.name} has no address: "
-            f'{e.strerror or e}; wanted a name or address of this host'
+            f"{_VARIABLE}: the host '{host}' of {self.name} has no address: "
+            f'{getattr(e, "strerror", None) or e}; wanted a name or address of this host'
           ) from None
       time.sleep(1)
 
@@ -126,15 +116,15 @@ class Cluster:
     """Starts this process's TensorFlow server.
 
     Raises:
-      UserError: where its port is in use.
+      UserError: if its port is in use.
     """
     port = int(self.address.rpartition(':')[2])
     in_use = UserError(
-      f'environment variable TF_CONFIG: the port {port} of {self.name} is in use on this host; '
-      'wanted a free one, or the process that holds it ended'
+      f'{_VARIABLE}: the port {port} of {self.name} is in use on this host; wanted a free one, or '
+      'the process that holds it ended'
     )
     with socket.socket() as probe:
-      # As gRPC does, so that connections that linger do not matter.
+      # As gRPC does, so that lingering connections do not matter.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       try:
         probe.bind(('', port))
@@ -156,22 +146,9 @@ class Cluster:
     _print(f'error: {text}' if status == 2 else f'[{self.name}] {text}')
 
 
-def _refuse(found: str) -> NoReturn:
-  raise UserError(f'environment variable TF_CONFIG: {found}; {_WANTED}')
-
-
-def _check_addresses(kind: str, addresses: Sequence[str]) -> None:
-  key = f"key 'cluster.{kind}'"
-  if kind not in ('ps', 'worker', 'chief'):
-    _refuse(f'{key}: unknown kind of task; servers and workers are all there is')
-  if not isinstance(addresses, list) or not addresses:
-    _refuse(f'{key}: found {addresses!r}; a list of addresses is needed')
-  for address in addresses:
-    host, _, port = str(address).rpartition(':')
-    valid = isinstance(address, str) and host and re.fullmatch('[0-9]{1,5}', port)
-    valid = valid and 0 < int(port) < 65536
-    if not valid:
-      _refuse(f'{key}: found the address {address!r}; host:port is needed')
+def _check(valid: object, key: str, value: object, wanted: str) -> None:
+  if not valid:
+    raise UserError(f"{_VARIABLE}: key '{key}': found {short(value)}; wanted {wanted}")
 
 
 def _print(line: str) -> None:

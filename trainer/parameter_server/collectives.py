@@ -1,4 +1,4 @@
-"""The collective that workers are calling: who has arrived, and what each gets back."""
+"""The collective that workers are calling: who has arrived, and each worker's reply."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -21,11 +21,11 @@ def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarr
   return [total] * len(values)
 
 
-# By kind: a function of what the workers passed, by rank, that returns what each gets back.
+# By kind: (the workers' values, by rank) -> their replies, by rank.
 _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
   'sum': _sums,
   'gather': lambda values: [values] * len(values),
-  'exchange': lambda values: [list(for_one) for for_one in zip(*values, strict=True)],
+  'exchange': lambda values: [list(received) for received in zip(*values, strict=True)],
   'open_pass': lambda values: [None] * len(values),
   'close_pass': lambda values: [[rank, len(values)] for rank in range(len(values))],
 }
@@ -35,37 +35,29 @@ class Completed(NamedTuple):
   """A collective that all workers have called."""
 
   kind: str
-  values: list[Plain]  # what they passed, by rank
-  replies: dict[int, Plain]  # what each gets back, by worker
+  values: list[Plain]  # by rank
+  replies: dict[int, Plain]  # by worker
 
 
 class Collectives:
-  """Workers arrive one after the other; once all are there, all get their replies."""
+  """Workers arrive one after the other; once all have arrived, each gets its reply."""
 
   def __init__(self) -> None:
     self._arrived: dict[int, tuple[str, Plain]] = {}
 
   def arrive(self, worker: int, kind: str, value: Plain) -> None:
-    """Notes that a worker has called a collective.
-
-    Args:
-      worker: which one.
-      kind: sum, gather, exchange, open_pass or close_pass.
-      value: what it passed.
-    """
+    """Notes that a worker has called a collective of a kind in `_REPLIES`."""
     self._arrived[worker] = kind, value
 
   def leave(self, worker: int) -> None:
-    """Forgets what a worker called that was lost."""
+    """Forgets the call of a lost worker."""
     self._arrived.pop(worker, None)
 
   def complete(self, workers: Iterable[int]) -> Completed | None:
-    """Completes the collective where all of `workers` have arrived; their order is by rank.
+    """Completes the collective if all of `workers` have arrived; else returns None.
 
-    Returns:
-      The collective, or None where one is missing, or nobody is expected.
     Raises:
-      ValueError: where they do not call the same.
+      ValueError: if they call different collectives.
     """
     workers = sorted(workers)
     if not workers or not self._arrived.keys() >= set(workers):

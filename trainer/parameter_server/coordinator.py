@@ -1,14 +1,15 @@
 """Where the processes of a parameter-server job meet beside TensorFlow: in server 0's process.
 
-Every process keeps a connection to the coordinator. Over it go the workers' collectives (metrics,
-counts, barriers), the units of work that asynchronous workers claim, beats that tell the living
-from the lost, and the good-byes that let servers end. No wait is without bound: a process that is
-silent for `sync.lost_peer_seconds`, or beats without progress for `sync.stalled_peer_seconds`, is
-lost; so is one that has not come `sync.lost_peer_seconds` after the last that came. It is named,
-and the mode decides whether the job ends, goes on without it, or goes back to
-the last checkpoint.
+Every process keeps a connection to the coordinator, which carries the workers' collectives
+(metrics, counts, barriers), the units of work that asynchronous workers claim, beats that show that
+a process is alive, and the goodbyes after which servers end. All waits are bounded: a process is
+lost if it is silent for `sync.lost_peer_seconds`, beats without progress for
+`sync.stalled_peer_seconds`, or does not come within `sync.lost_peer_seconds` after the last one
+that came. The coordinator names it, and the mode decides whether the job ends, goes on without it,
+or goes back to the last checkpoint.
 """
 
+import dataclasses
 import secrets
 import signal
 import threading
@@ -29,40 +30,42 @@ from trainer.plain_data import Json, JsonObject, Plain
 _SECONDS_BETWEEN_REMINDERS = 10
 
 
+@dataclasses.dataclass(eq=False)
 class _Member:
   """A process that has said hello."""
 
-  def __init__(self, connection: messages.MessageConnection, kind: str, index: int, process: str):
-    self.connection, self.kind, self.index = connection, kind, index
-    self.name = f'{kind} {index}'
-    self.process = f'{self.name} ({process})'
-    self.idle = 0.0  # seconds without progress, as of its last beat
+  connection: messages.MessageConnection
+  kind: str  # 'ps' or 'worker'
+  index: int
+  name: str  # as 'worker 1'
+  process: str  # the name with the host and the process id
+  idle: float = 0.0  # seconds without progress, as of its last beat
 
 
 class Coordinator:
-  """Brings the processes of a job together.
+  """The centre of a job; it runs in a thread of server 0.
 
-  The job forms when all processes are there. Then its workers meet in collectives; within a pass of
+  The job forms when all processes have come. Then its workers meet in collectives; within a pass of
   an asynchronous mode they claim units of work instead, and do not wait for one another.
 
   Args:
-    cluster: the processes of the job; this one is server 0.
+    cluster: the processes of the job.
     sync: the section of the config.
-    settings: plain data by name, which must be the same on all processes.
+    settings: values by name, which must be the same on all processes.
     host: the address to listen at.
-    secret: what all processes of the job know; by default one is drawn.
+    secret: known to all processes of the job; by default a random one.
   Attributes:
-    address: what CoordinatorClient needs.
+    address: for CoordinatorClient.
     secret: likewise.
   Raises:
-    UserError: where no port of sync.ports is free.
+    UserError: if no port of sync.ports is free.
   """
 
   def __init__(
     self, cluster: Cluster, sync: Sync, settings: Mapping[str, Json], host: str, secret: bytes = b''
   ):
     self._cluster, self._sync = cluster, sync
-    self._settings = messages.decode(messages.encode(dict(settings)))  # as others' arrive
+    self._settings = messages.decode(messages.encode(dict(settings)))  # in the form of messages
     self._handlers = {
       'beat': self._on_beat,
       'meet': self._on_meet,
@@ -70,22 +73,22 @@ class Coordinator:
       'claim': self._on_claim,
       'bye': self._on_bye,
       'stop': lambda _: self._stop_workers(),
-      'fail': self._on_fail,
+      'fail': lambda member, text, status: self._fail(member.process, str(text), int(status)),
       'refused': self._on_refused,
     }
     self._lock = threading.RLock()  # guards what follows
     self._ended = threading.Condition(self._lock)
-    self._status: int | None = None  # of this process, once it is known
+    self._status: int | None = None  # the exit status, once it is known
     self._members: dict[str, _Member] = {}  # by name
     self._generation = 0  # how often the job has formed
     self._forming_since = time.monotonic()
-    self._left_out: set[str] = set()  # lost workers that an asynchronous job waits for no longer
+    self._left_out: set[str] = set()  # lost workers for which an asynchronous job does not wait
     self._view: list[int] = []  # the workers that meet, ascending; empty while the job forms
     self._collectives = Collectives()
     self._queue: WorkQueue | None = None  # within a pass of an asynchronous mode
     self._pass_state: Plain = None  # for workers that enter it
     self._entering: set[int] = set()  # workers that wait for a pass to enter
-    self._statuses: dict[int, int] = {}  # of the workers that are done
+    self._statuses: dict[int, int] = {}  # of the workers that have said goodbye
     self.secret = secret or secrets.token_bytes(32)
     listener = messages.Listener(host, sync.ports, self.secret, sync.lost_peer_seconds, self._serve)
     self.address = listener.address
@@ -101,8 +104,8 @@ class Coordinator:
     return self._status
 
   def stop(self) -> None:
-    """Asks all workers to save the state and to stop; a signal's handler may call it."""
-    # The signal may have come while this thread held the lock.
+    """Asks all workers to save the state and to stop; a signal handler may call it."""
+    # In a thread, because the signal may come while this one holds the lock.
     threading.Thread(target=self._stop_workers, daemon=True).start()
 
   def _stop_workers(self) -> None:
@@ -116,7 +119,7 @@ class Coordinator:
   # Connections
 
   def _serve(self, accepted: Connection) -> None:
-    """Serves one connection, in a thread of its own."""
+    """Serves a connection, in a thread of its own."""
     connection = messages.MessageConnection(
       accepted, self._sync.lost_peer_seconds, lambda: ['beat', 0.0]
     )
@@ -139,7 +142,7 @@ class Coordinator:
         if member:
           self._fail(member.process, one_line(e), 1)
         else:
-          self._cluster.say(f'a process is left alone that said no hello: {one_line(e)}')
+          self._cluster.say(f'a process that said no hello is ignored: {one_line(e)}')
     finally:
       if member is None:
         connection.close()
@@ -153,7 +156,7 @@ class Coordinator:
       if member:
         member.connection.send(message)
 
-  # Coming
+  # Processes that come
 
   def _on_hello(
     self,
@@ -165,10 +168,11 @@ class Coordinator:
   ) -> _Member | None:
     known = {'ps': self._cluster.servers, 'worker': self._cluster.workers}
     if not isinstance(index, int) or not 0 <= index < len(known.get(kind, ())):
-      raise ValueError(f"found '{kind} {index}', which the job has not")
-    member = _Member(connection, kind, index, process)
+      raise ValueError(f"the job has no '{kind} {index}'")
+    name = f'{kind} {index}'
+    member = _Member(connection, kind, index, name, f'{name} ({process})')
     wrong = self._difference(member, settings)
-    if wrong and self._view:  # the job goes on; this process alone ends
+    if wrong and self._view:  # the job goes on; only this process ends
       connection.send(['end', wrong, 2])
       return None
     if member.name in self._members:
@@ -180,16 +184,16 @@ class Coordinator:
       self._forming_since = time.monotonic()
       self._form()
     else:
-      # By itself, as a single process is, until the pass that it enters is closed.
+      # Rank 0 of 1 until the pass that it enters is closed.
       connection.send(['welcome', self._generation, 0, 1, True])
     return member
 
   def _difference(self, member: _Member, settings: JsonObject) -> str:
     for key in sorted(settings.keys() | self._settings.keys()):
-      found, own = settings.get(key), self._settings.get(key)
-      if found != own:
+      theirs, own = settings.get(key), self._settings.get(key)
+      if theirs != own:
         return (
-          f'{key}: found {found!r} on {member.name} and {own!r} on {self._cluster.name}; '
+          f'{key}: found {theirs!r} on {member.name} and {own!r} on {self._cluster.name}; '
           'wanted the same command on every process'
         )
     return ''
@@ -200,20 +204,19 @@ class Coordinator:
     return [name for name in servers + workers if name not in self._members]
 
   def _form(self) -> None:
-    """Lets the workers meet, once all processes are there."""
+    """Lets the workers meet, if all processes have come."""
     if set(self._missing()) - self._left_out:
       return
     self._generation += 1
     self._view = sorted(m.index for m in self._members.values() if m.kind == 'worker')
-    for rank, index in enumerate(self._view):
-      self._send([index], ['welcome', self._generation, rank, len(self._view), False])
+    ranks = {'worker': self._view, 'ps': range(len(self._cluster.servers))}
     for member in self._members.values():
-      if member.kind == 'ps':
-        size = len(self._cluster.servers)
-        member.connection.send(['welcome', self._generation, member.index, size, False])
+      peers = ranks[member.kind]
+      place = peers.index(member.index), len(peers)
+      member.connection.send(['welcome', self._generation, *place, False])
 
   def _watch_forming(self) -> None:
-    """Says for whom the job waits, and gives those up who do not come."""
+    """Prints for which processes the job waits, and gives up those that do not come in time."""
     told = time.monotonic()
     while self._status is None:
       time.sleep(min(1, self._sync.lost_peer_seconds / 10))
@@ -235,7 +238,7 @@ class Coordinator:
         elif not (forms_again and in_steps and self._sync.on_lost_worker == 'wait'):
           self._end_lost(f'{", ".join(missing)} did not come within {waited:.0f} s')
 
-  # Going
+  # Processes that go
 
   def _lose(self, member: _Member | None, why: str) -> None:
     if not self._is_current(member) or self._status is not None:
@@ -243,7 +246,7 @@ class Coordinator:
     del self._members[member.name]
     is_worker = member.kind == 'worker'
     if is_worker and member.index in self._statuses:
-      return  # it has said good-bye
+      return  # it has said goodbye
     text = f'{member.process} was lost: {why}'
     may_go_on = self._sync.mode != 'ps' or self._sync.on_lost_worker == 'wait'
     if not self._view:
@@ -269,7 +272,7 @@ class Coordinator:
     self._advance()
 
   def _send_back(self, text: str, when: str = '') -> None:
-    """Sends all workers back to the last checkpoint; the job forms anew."""
+    """Sends all workers back to the last checkpoint; the job forms again."""
     text += f'. All go back to the last checkpoint{when}'
     self._cluster.say(text)
     for name in [name for name, m in self._members.items() if m.kind == 'worker']:
@@ -281,22 +284,20 @@ class Coordinator:
   def _on_beat(self, member: _Member, idle: float) -> None:
     member.idle = idle
     if idle > self._sync.stalled_peer_seconds and self._view:
-      # Whoever stands still the longest is the one for whom the others wait.
+      # The others wait for the process that has made no progress for longest.
       worst = max(self._members.values(), key=lambda m: m.idle)
       self._lose(worst, f'it beats but has made no progress for {worst.idle:.0f} s')
 
   def _on_bye(self, member: _Member, status: int) -> None:
     self._statuses[member.index] = int(status)
     if self._statuses.keys() >= set(self._workers()) and self._status is None:
-      self._finish(max(self._statuses.values()), ['finish', max(self._statuses.values())])
-
-  def _on_fail(self, member: _Member, text: str, status: int) -> None:
-    self._fail(member.process, str(text), int(status))
+      worst = max(self._statuses.values())
+      self._finish(worst, ['finish', worst])
 
   def _on_refused(self, member: _Member, text: str) -> None:
     if self._statuses:
       self._fail(member.process, text, 1)
-    elif self._view:  # else all are on their way back
+    elif self._view:  # else all workers are going back already
       self._send_back(f'{member.process} failed: {text}')
 
   def _fail(self, who: str, text: str, status: int) -> None:
@@ -306,7 +307,7 @@ class Coordinator:
     self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)
 
   def _end(self, text: str, status: int) -> None:
-    """Ends all processes, for the first reason that is told."""
+    """Ends all processes, for the first reason that is given."""
     if self._status is None:
       self._cluster.say_end(text, status)
       self._finish(status, ['end', text, status])
@@ -332,23 +333,16 @@ class Coordinator:
     self._advance()
 
   def _workers(self) -> list[int]:
-    """The workers that take part in collectives now."""
+    """Returns the workers that take part in collectives now."""
     return self._queue.workers if self._queue else self._view
 
   def _advance(self) -> None:
-    """Answers all workers that can be answered now."""
+    """Sends all replies that can be given now."""
     completed = self._collectives.complete(self._workers())
     if completed:
       if completed.kind == 'open_pass':
-        slices, first, total, pause_after, self._pass_state = completed.values[0]
-        self._queue = WorkQueue(
-          self._view,
-          slices=slices,
-          first=first,
-          total=total,
-          pause_after=pause_after,
-          max_ahead=self._sync.max_staleness,
-        )
+        work, self._pass_state = completed.values[0]
+        self._queue = WorkQueue(self._view, **work, max_ahead=self._sync.max_staleness)
       elif completed.kind == 'close_pass':
         self._view, self._queue = self._queue.workers, None
       for index, reply in completed.replies.items():

@@ -1,16 +1,15 @@
-"""Mode ps_geo: workers train copies of rows and dense variables; differences meet now and then.
+"""Mode ps_geo: workers train copies of rows and dense variables, and merge differences at times.
 
-After PaddlePaddle's GEO-SGD. A worker copies the rows that it touches; every `sync.geo_steps` steps
+This is PaddlePaddle's GEO-SGD. A worker copies the rows that it uses; every `sync.geo_steps` steps
 it merges, with N workers:
 
-  what it learnt:       difference = (local − old) / N;  server += difference;  old += difference
-  what others learnt:   local += server − old;  old = server
+  its own changes:       difference = (local − old) / N;  server += difference;  old += difference
+  the others' changes:   local += server − old;  old = server
 
-Optimizer state stays with the worker. FTRL's z alone moves with what is added to a weight, because
-the weight follows from it. Copies are float32, those of tables in bfloat16 too. Admission stays
-with the servers: shows and clicks go there with the differences, and a feature has factors here
-once its pull has. A copy that was not used since the pass before is brought up to date when it is
-used first.
+Optimizer state stays with the worker; only FTRL's z changes with the weight, because the weight is
+computed from it. Copies are float32, also of tables in bfloat16. The servers admit features: shows
+and clicks go there with the differences, and a copy gets factors once the pulled row has them. A
+copy that the previous pass did not use is updated at its first use.
 """
 
 import dataclasses
@@ -36,13 +35,12 @@ from trainer.training.step import (
   check_finite,
 )
 
-# A copy is admitted when the server's feature is: it is then given as many shows as nothing else
-# brings about.
+# A copy is admitted when the server's feature is: it then gets more shows than any log contains.
 _ADMITTING_SHOWS = 2.0**40
 
 
 class GeoStep(WorkerStep):
-  """The step of mode ps_geo. Args: as of WorkerStep."""
+  """The step of mode ps_geo."""
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
@@ -71,11 +69,11 @@ class GeoStep(WorkerStep):
       self._refresh()
       self._old_dense = [v.numpy() for v in self.dense.trainable]
     keys = deduped.unique.numpy()
-    found = self._local.lookup(deduped.unique)
-    # `finish_pass` ages all copies, a push makes them young again.
-    old = keys[(found['unseen_days'].numpy() > 0) | ~found['exists'].numpy()]
-    if len(old):
-      self._follow(old)
+    columns = self._local.lookup(deduped.unique)
+    # `finish_pass` ages all copies; a push resets the age.
+    outdated = keys[(columns['unseen_days'].numpy() > 0) | ~columns['exists'].numpy()]
+    if len(outdated):
+      self._follow(outdated)
     rows = self._local.pull(deduped.unique, False)
     try:
       loss, weight = self._train_copies(batch, deduped, rows)
@@ -92,7 +90,7 @@ class GeoStep(WorkerStep):
   def _train_copies(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes a step on this worker's copies; returns Σ weight·loss and Σ weight."""
+    """Trains this worker's copies; returns Σ weight·loss and Σ weight."""
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
     scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
     self.dense.apply(sums.dense, scale, self._step_here)
@@ -106,30 +104,29 @@ class GeoStep(WorkerStep):
     self,
     store: row_store.RowStore,
     keys: np.ndarray,
-    rows: row_store.PulledRows,
-    linear: np.ndarray,
-    factors: np.ndarray,
+    changes: row_store.PulledRows,
     shows: np.ndarray | None = None,
   ) -> None:
-    """Adds differences, and shows where given, to the rows of a copy."""
+    """Adds differences of rows, and shows if given, to a copy."""
     none, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
-    shows = none if shows is None else shows
-    store.push(keys, rows, shows, none, linear, factors, [1.0], hyper, 1, add=True)
+    counts = none if shows is None else shows, none
+    gradients = changes.linear, changes.factors
+    store.push(keys, changes, *counts, *gradients, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys: np.ndarray) -> None:
-    """Takes up what the servers' rows have gained: local += server − old; old = server."""
+    """Adds the servers' changes to the copies: local += server − old; old = server."""
     server, _, _ = self.servers.pull(keys, True)
     for store in (self._local, self._old):
       self._follow_lifecycle(store, keys, has_factors=np.diff(server.offsets) > 0)
     old = self._old.pull(keys, False)
-    linear, factors = server.linear - old.linear, server.factors - old.factors
+    gained = old._replace(linear=server.linear - old.linear, factors=server.factors - old.factors)
     for store in (self._local, self._old):
-      self._add(store, keys, old, linear, factors)
+      self._add(store, keys, gained)
 
   def _follow_lifecycle(
     self, store: row_store.RowStore, keys: np.ndarray, has_factors: np.ndarray
   ) -> None:
-    """Lets exactly those features of a copy have factors that have them on the servers."""
+    """Gives factors to exactly those features of a copy that have them on the servers."""
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)
     if evicted.any():
@@ -142,10 +139,10 @@ class GeoStep(WorkerStep):
       ids, offsets = np.full(len(new), -1), np.zeros(len(new) + 1, np.int32)
       zeros, none = np.zeros(len(new), np.float32), np.zeros(0, np.float32)
       shows = np.where(admitted[changes], _ADMITTING_SHOWS, 0).astype(np.float32)
-      self._add(store, new, row_store.PulledRows(ids, offsets, zeros, none), zeros, none, shows)
+      self._add(store, new, row_store.PulledRows(ids, offsets, zeros, none), shows)
 
-  def _merge(self):
-    """Gives the servers this worker's differences, and takes up the others'."""
+  def _merge(self) -> None:
+    """Sends this worker's differences to the servers, and adds the others' to the copies."""
     if not self._steps:
       return
     touched = dedupe(*(np.concatenate(column) for column in zip(*self._touched)))
@@ -171,7 +168,7 @@ class GeoStep(WorkerStep):
         counts=np.array([self._steps, 0, 0, 0, 0], np.float32),
       )
     )
-    self._add(self._old, keys, old, difference.linear, difference.factors)
+    self._add(self._old, keys, difference)
     self._follow(keys)
     server = self.servers.state()[0][: len(here)]
     columns = zip(here, server, self._old_dense, changes)
@@ -190,14 +187,14 @@ class GeoStep(WorkerStep):
       store.clear()
 
   def _take(self, state: list[np.ndarray]) -> None:
-    # Optimizer slots are each worker's own; a checkpoint holds those of worker 0.
+    # Each worker keeps its own optimizer slots; a checkpoint holds those of worker 0.
     for variable, value in zip(self.dense.trainable, state):
       if isinstance(self.dense.optimizer, tf.keras.optimizers.legacy.Ftrl):
         self._solve_ftrl(variable, value)
       variable.assign(value)
 
   def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
-    """Moves FTRL's z to where a new weight follows from it, as AddToRow does for rows.
+    """Sets FTRL's z so that it gives the new weight, as AddToRow does for rows.
 
     The denominator is that of TensorFlow's ResourceApplyFtrl.
     """

@@ -2,19 +2,19 @@
 
 `TF_CONFIG` says who is who.
 
-  mode       whose gradients are applied                                      a step is of
-  ps         the sum of all workers', at once: equal to one process           all workers
-  ps_async   each worker's, as they come                                      one worker
-  ps_geo     none: workers train copies, whose differences meet now and then  one worker
+  mode       which gradients the servers apply                                 who takes a step
+  ps         the sum of all workers' gradients, as one process would           all workers together
+  ps_async   each worker's gradients, as they come                             each worker
+  ps_geo     none: workers train copies and merge their differences at times   each worker
 
 The parts:
-  cluster              the processes, as TF_CONFIG says
-  coordinator, client  where they meet: membership, and who is lost (over trainer.comm.messages)
-  collectives          what workers call together, at the coordinator
-  work_queue           the units of a pass that asynchronous workers claim, at the coordinator
-  servers, store       the TensorFlow graph over the servers; their rows as one store
+  cluster              the processes that TF_CONFIG describes
+  coordinator, client  membership, lost processes and the workers' communicator
+  collectives          the coordinator's side of the workers' collectives
+  work_queue           the units of a pass that asynchronous workers claim
+  servers, store       the TensorFlow graph over the servers; their rows as one table
   worker_step, geo     a worker's step
-  asynchronous_job     a job whose workers do not take their steps together
+  asynchronous_job     a job whose workers step independently
 """
 
 import contextlib
@@ -44,19 +44,14 @@ v1 = tf.compat.v1
 
 
 def run(cfg: Config, cluster: Cluster) -> int:
-  """Runs this process's part of a job.
+  """Runs this process's part of a job; returns its exit status.
 
-  Args:
-    cfg: the config.
-    cluster: the job's processes.
-  Returns:
-    Its exit status.
   Raises:
     UserError: for a mistake that was found before the processes met.
   """
   _check(cfg)
-  library.load()  # the servers run our ops, too
-  store_class(cfg)  # and TFRA's, where rows lie there
+  library.load()  # the servers run our ops too,
+  store_class(cfg)  # and those of TFRA, if it keeps the rows
   settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
     coordinator = Coordinator(
@@ -70,7 +65,7 @@ def run(cfg: Config, cluster: Cluster) -> int:
   address, secret = _find_coordinator(cluster, cfg.sync.lost_peer_seconds)
   client = CoordinatorClient(address, secret, cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
-    # A launcher, or Ctrl-C, may ask all processes to stop at once: workers first save what is here.
+    # A launcher, or Ctrl-C, may ask all processes to stop at once; workers first save the state.
     _on_signals(client.stop)
     return client.wait()
   try:
@@ -102,7 +97,7 @@ def _on_signals(stop: Callable[[], None]) -> None:
 
 
 def _check(cfg: Config) -> None:
-  """Raises UserError, naming a key whose value this mode has not."""
+  """Raises UserError for a value that this mode does not support."""
   mode = cfg.sync.mode
   for key, interaction in cfg.model.all_interactions().items():
     if mode != 'ps' and interaction.args.get('batch_norm') == 'sync':
@@ -113,14 +108,14 @@ def _check(cfg: Config) -> None:
 
 
 def _coordinator_variable() -> tf.Variable:
-  """Where server 0 publishes how the coordinator is reached, in a graph of its own."""
+  """Makes the variable on server 0 that holds the coordinator's address and secret."""
   with tf.device('/job:ps/task:0/device:CPU:0'):
     return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
 
 
 def _publish(target: str, coordinator: Coordinator) -> None:
   with tf.Graph().as_default():
-    # TensorFlow's servers answer anyone, so the launcher's secret is not told here.
+    # TensorFlow's servers answer anyone, so the launcher's secret is not published.
     secret = '' if runtime.secret() else coordinator.secret.hex()
     record = json.dumps([coordinator.address, secret])
     publish = _coordinator_variable().assign(record)
@@ -131,11 +126,8 @@ def _publish(target: str, coordinator: Coordinator) -> None:
 def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes]:
   """Returns the coordinator's address and secret, once server 0 has published them.
 
-  Args:
-    cluster: the processes of the job.
-    patience: seconds.
   Raises:
-    UserError: where server 0 did not answer by then.
+    UserError: if server 0 does not answer within `patience` seconds.
   """
   began = told = time.monotonic()
   config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)

@@ -1,8 +1,8 @@
-"""The servers as a worker sees them: one v1 graph placed on /job:ps, and the session that runs it.
+"""A worker's access to the servers: a v1 graph placed on /job:ps, and the session that runs it.
 
-Rows and dense variables lie on the servers. Every worker builds the same graph; what it holds is
-shared by name, in a container of its own each time the job forms. Between workers and servers
-travel keys, values (as `sparse.exchange_dtype`), counts and dense tensors, never optimizer state.
+Rows and dense variables are on the servers. Every worker builds the same graph and shares its
+resources by name, in a new container each time the job forms. Workers and servers exchange keys,
+values (as `sparse.exchange_dtype`), counts and dense tensors, never optimizer state.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from trainer.training.step import LEAST_WEIGHT
 
 v1 = tf.compat.v1
 
-_COUNTS = 5  # of a step: the fields of StepCounts
-
+_COUNTS = 5  # the fields of StepCounts
+_NO_IDS = np.zeros([0], np.int64)
 
 Array = np.ndarray | tf.Tensor
 Fetched = TypeVar('Fetched')  # arrays, nested
 
 
 class Push(NamedTuple):
-  """What a worker sends in a step; keys are distinct and ordered by server."""
+  """The message of a worker's step; keys are distinct and ordered by server."""
 
   keys: Array  # int64 [u]
   shows: Array  # float32 [u]
@@ -48,15 +48,15 @@ class Push(NamedTuple):
 
 
 class ServerOptimizer(v1.train.Optimizer):
-  """What SyncReplicasOptimizer has the chief run once a step.
+  """The update that SyncReplicasOptimizer lets the chief run once a step.
 
-  SyncReplicasOptimizer gives means over the workers of what each summed over its samples. The
-  counts, which are the last of these "gradients", hold the samples' weight, so that the division
-  by the weight of all workers happens here, once.
+  SyncReplicasOptimizer averages the workers' sums over their samples. The last of these "gradients"
+  are the counts with the samples' weight, so that the division by the weight of all workers happens
+  here, once.
 
   Args:
     workers: their number.
-    counts: float32 [5] variable, which is set to the counts of all workers.
+    counts: float32 [5] variable; it is set to the counts of all workers.
     apply_sums: (gradient sums of the dense variables, counts of all workers) -> op.
   """
 
@@ -76,8 +76,8 @@ class ServerOptimizer(v1.train.Optimizer):
     name: str | None = None,
   ) -> tf.Operation:
     *sums, counts = [gradient * self._workers for gradient, _ in grads_and_vars]
-    # The chief waits here ahead of the workers: until their gradients come, learning rates and
-    # counters may still change.
+    # The chief waits here before the workers' gradients come; until then, learning rates and
+    # counters may change.
     with tf.control_dependencies([*sums, counts]):
       applied = self._apply_sums(sums, counts)
     with tf.control_dependencies([applied, self._counts.assign(counts)]):
@@ -85,20 +85,20 @@ class ServerOptimizer(v1.train.Optimizer):
 
 
 class Servers:
-  """The state on the servers and the verbs of a worker on it.
+  """The state on the servers, and a worker's verbs on it.
 
   Args:
     cfg: the job's config.
     cluster: the processes of the job.
-    target: address of this worker's tf.distribute.Server.
+    target: the address of this worker's tf.distribute.Server.
     communicator: of this worker.
-    dense: the worker's own dense part; the servers' dense variables are like its.
+    dense: this worker's dense part; the servers' dense variables have the same shapes.
   Attributes:
     count: the number of servers.
-    stores: of rows, by server; they belong to the graph.
-    bytes: sent and received by this worker's steps so far.
+    stores: of rows, by server, within the graph.
+    bytes: that this worker's steps have sent and received.
     session: runs the graph.
-    patience: seconds after which a server that does not answer is lost.
+    patience: seconds to wait for the answer to a request.
   """
 
   def __init__(
@@ -148,13 +148,13 @@ class Servers:
 
   @contextlib.contextmanager
   def _placed(self, server: int) -> Iterator[None]:
-    """Adds to the graph, on a server, in the container of this forming of the job."""
+    """Adds ops to the graph, on a server, in the container of this generation of the job."""
     container = f'generation{self._communicator.generation}'
     with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
       yield
 
   def _dense_variables(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Variable]:
-    """Makes the dense variables, each on the server that holds the least; zeros until `assign`."""
+    """Makes the dense variables, each on the least loaded server; zeros until `assign`."""
     held, variables = [0] * self.count, []
     for i, shape in enumerate(shapes):
       server = held.index(min(held))
@@ -163,7 +163,7 @@ class Servers:
         variables.append(tf.Variable(tf.zeros(shape), name=f'dense_{i}'))
     return variables
 
-  # Graphs of a step; each method returns (fetches, feeds)
+  # Graphs of a step; each *_graph method returns (fetches, feeds)
 
   def _on_worker(self) -> contextlib.AbstractContextManager:
     return tf.device(f'/job:worker/task:{self._cluster.index}/device:CPU:0')
@@ -188,7 +188,7 @@ class Servers:
     return fetches, [keys]
 
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
-    """Returns what a worker feeds, and for each server (keys, shows, clicks, buffer) of it."""
+    """Returns the placeholders of a push, and each server's (keys, shows, clicks, buffer)."""
     with self._on_worker():
       given = Push(
         keys=v1.placeholder(tf.int64, [None]),
@@ -208,7 +208,7 @@ class Servers:
     return given, list(zip(*columns))
 
   def _rate_at(self, steps: tf.Tensor) -> tf.Tensor:
-    """As DensePart.rate_at."""
+    """See DensePart.rate_at."""
     return self._rate.read_value() * schedule.factor(self._train.schedule, steps)
 
   def _row_hyperparameters(self, rate: tf.Tensor) -> tf.Tensor:
@@ -216,13 +216,11 @@ class Servers:
     return tf.concat([rates * rate, others], -1)
 
   def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-    """Returns what multiplies the gradients of features, as sparse.gradient_scale says.
+    """Returns the factor of the features' gradients, float32 [1] or [u] (sparse.gradient_scale).
 
     Args:
       scale: float32 [], 1 over the weight of the step's samples.
       shows: float32 [u], of the features.
-    Returns:
-      float32 [1] or [u].
     """
     return 1 / tf.maximum(shows, 1) if self._per_feature else tf.reshape(scale, [1])
 
@@ -233,7 +231,7 @@ class Servers:
     return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
 
   def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Mode ps: gradients wait in queues until all workers' are there; the chief pushes once."""
+    """Mode ps: queues hold the gradients until all workers have sent theirs; the chief pushes."""
     workers = self._communicator.size
     given, parts = self._push_feeds()
     self._counts = tf.Variable(tf.zeros([_COUNTS]), trainable=False, name='counts')
@@ -254,7 +252,7 @@ class Servers:
       pushes = []
       for i, store in enumerate(self.stores):
         with tf.device(_on_server(i)):
-          # In the order of the workers, whoever came first.
+          # In the order of the workers, not of arrival.
           keys, shows, clicks, buffers = zip(*(q.dequeue() for q in queues[i]))
           sizes = tf.stack([tf.size(k) for k in keys])
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
@@ -265,10 +263,10 @@ class Servers:
           pushes.append(store.push(owned.unique, rows, *seen, *gradients, by, hyper, step))
       return tf.group(self._apply_dense(sums, scale, rate), *pushes)
 
-    # So that whoever has the counts of all workers has their rows, too.
+    # The rows of all workers are there before their counts are.
     with tf.control_dependencies(waiting):
       counts = tf.identity(given.counts)
-    with _without_warnings():  # that SyncReplicasOptimizer is deprecated
+    with _errors_only():  # TensorFlow warns that SyncReplicasOptimizer is deprecated
       together = v1.train.SyncReplicasOptimizer(
         ServerOptimizer(workers, self._counts, apply_sums),
         replicas_to_aggregate=workers,
@@ -287,12 +285,12 @@ class Servers:
     return result, tf.nest.flatten(given)
 
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Modes ps_async and ps_geo: what comes from a worker is applied as it comes.
+    """Modes ps_async and ps_geo: the servers apply each worker's push at once.
 
     Args:
-      differences: mode ps_geo: what comes is to be added to rows and dense variables, and
-        counts[0] is the number of steps that made it. Else they are gradients, whose mean is over
-        this worker's own samples.
+      differences: whether a push holds differences to add to rows and dense variables (ps_geo), and
+        counts[0] is their number of steps. Else it holds gradients, which are divided by the weight
+        of this worker's own samples.
     """
     given, parts = self._push_feeds()
     scale = 1 / tf.maximum(given.counts[0], LEAST_WEIGHT)
@@ -303,8 +301,7 @@ class Servers:
     pushes = []
     for i, (store, (keys, shows, clicks, buffer)) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
-        # They travel as rows do: between a worker's pull and its push others may have admitted a
-        # feature.
+        # Packed as rows are: another worker may admit a feature between this one's pull and push.
         size = tf.size(keys)[None]
         linear, factors, offsets = packing.unpack_rows(
           buffer, size, keys, store.slot_table, store.widths
@@ -324,22 +321,14 @@ class Servers:
   # A step
 
   def start(self, state: Sequence[np.ndarray]) -> None:
-    """Makes the state on the servers this worker's, who is the first.
-
-    Args:
-      state: of dense variables and optimizer slots.
-    """
+    """Sets dense variables and optimizer slots on the servers; the first worker calls it."""
     self.session.run(self._initialize)
     self.assign(state=state)
     if self._in_lockstep:
       self.session.run(self._start_chief)
 
   def start_worker(self, failed: Callable[[Exception], None]) -> None:
-    """Readies this worker, after `start`.
-
-    Args:
-      failed: called with the error where the chief's part of a step fails.
-    """
+    """Prepares this worker, after `start`; `failed` gets an error of the chief's part of a step."""
     if not self._in_lockstep:
       return
     self.session.run(self._start_worker)
@@ -352,7 +341,7 @@ class Servers:
             step()
         except tf.errors.CancelledError:
           pass
-        except Exception as e:  # the workers wait for its tokens
+        except Exception as e:  # else the workers would wait forever
           failed(e)
 
       threading.Thread(target=run, name='steps', daemon=True).start()
@@ -364,22 +353,19 @@ class Servers:
 
     Args:
       keys: int64 [u], ordered by logical shard.
-      train: whether for a step, which needs the dense variables, too.
+      train: whether for a step, which needs the dense variables too.
     Returns:
-      Rows of NumPy arrays, the number of keys of each server (int32 [S]), dense variables.
+      Rows of NumPy arrays without ids, the number of keys of each server (int32 [S]), and the dense
+      variables.
     """
     pull = functools.partial(self._pulls[train], keys)
     linear, factors, offsets, sent, values, *dense = self._repeat(pull)
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
-    return row_store.PulledRows(None, offsets, linear, factors), sent, dense
+    return row_store.PulledRows(_NO_IDS, offsets, linear, factors), sent, dense
 
   def push(self, push: Push) -> np.ndarray:
-    """Sends a step, of NumPy arrays.
-
-    Returns:
-      In mode ps the counts of all workers; else the number of steps so far.
-    """
+    """Sends a step; returns the counts of all workers in mode ps, else the number of steps."""
     arrays = tf.nest.flatten(push)
     self.bytes += sum(array.nbytes for array in arrays)
     if self._in_lockstep:
@@ -388,7 +374,7 @@ class Servers:
       return self._push(*arrays, options=_within(self.patience))
     except (tf.errors.AbortedError, tf.errors.DeadlineExceededError):
       logging.warning(
-        'a push was refused or not answered: the servers may have taken only a part of it'
+        'a push was aborted or not answered; the servers may have applied only a part of it'
       )
       return self.state()[1]
 
@@ -423,7 +409,7 @@ class Servers:
     step: int | None = None,
     rate: float | None = None,
   ) -> None:
-    """Sets what is given of the state; no worker may be training."""
+    """Sets the given parts of the state; no worker may be training."""
     old = self.state()
     state, step, rate = (a if b is None else b for a, b in zip(old, (state, step, rate)))
     self.session.run(self._assign_state, dict(zip(self._state_feeds, [*state, step, rate])))
@@ -431,29 +417,27 @@ class Servers:
   def run(
     self, server: int, function: Callable[..., Fetched], *args: object, **kwargs: object
   ) -> Fetched:
-    """Runs an op of the graph on a server as if it were eager here.
+    """Runs an op on a server as if it were eager here; returns eager tensors.
 
     Args:
       server: its index.
       function: makes the op.
-      *args: of the function. Arrays are fed; anything else stays in the graph, which is built once
-        for each function and such arguments.
+      *args: of the function. Arrays are fed. All others become part of the graph, to which the op
+        is added once for each function and such arguments.
       **kwargs: likewise.
-    Returns:
-      What the function returns, as eager tensors.
     """
     return _as_eager(self._call(server, function, args, kwargs)())
 
   def read(
     self, server: int, function: Callable[..., Fetched], *args: object, **kwargs: object
   ) -> Fetched:
-    """As `run`, for an op that only reads."""
+    """As `run`, for an op that may be repeated."""
     return _as_eager(self._repeat(self._call(server, function, args, kwargs)))
 
   def _call(
     self, server: int, function: Callable[..., Fetched], args: tuple, kwargs: dict[str, object]
   ) -> Callable[..., Fetched]:
-    """Builds an op into the graph on a server, where it is new; returns what runs it."""
+    """Adds an op to the graph if it is new; returns a function that runs it."""
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))
     key = server, function, repr(signature)
@@ -475,7 +459,7 @@ class Servers:
 
 
 def cpu_config(**options: object) -> v1.ConfigProto:
-  """Options of a session or server that uses only CPUs, with this process's number of threads."""
+  """Returns session options for CPUs only, with this process's number of threads."""
   threads = tf.config.threading.get_intra_op_parallelism_threads()
   return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **options)
 
@@ -493,15 +477,15 @@ def _as_eager(result: Fetched | None) -> Fetched | None:
 
 
 def _is_array(value: object) -> bool:
-  """Whether a value is fed to the graph: an array or an eager tensor."""
+  """Returns whether a value is fed to the graph: an array or an eager tensor."""
   if tf.is_tensor(value):
     return not tf.is_symbolic_tensor(value)
   return isinstance(value, (np.ndarray, np.generic))
 
 
 @contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-  """TensorFlow logs errors only."""
+def _errors_only() -> Iterator[None]:
+  """Lets TensorFlow log errors only."""
   logger = tf.get_logger()
   level = logger.level
   logger.setLevel('ERROR')

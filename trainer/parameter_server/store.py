@@ -18,15 +18,11 @@ _HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 
 
 class ServedStore:
-  """The rows on all servers, shared out among the workers; in either kind of store.
+  """The rows on all servers as one RowTable, whose work the workers share.
 
-  What is asked of features (select, export_state) covers the logical shards of this worker: those
-  that rank r of M would own. What is asked of a whole server (size, decay, age, evict) is done for
-  each server by exactly one worker.
-
-  Args:
-    servers: the state there.
-    communicator: of this worker.
+  Verbs on features (select, export_state) cover the logical shards of this worker: those that rank
+  r of M would own. For verbs on whole servers (size, decay, age, evict), exactly one worker calls
+  each server.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
@@ -45,22 +41,22 @@ class ServedStore:
     return owner_of(shard, self._servers.count)
 
   def _own(self) -> list[FeatureLifecycle]:
-    """The servers that this worker speaks for: those whose first shard is its own."""
+    """Returns the stores that this worker calls: those whose first shard is its own."""
     first = [shards_of(i, self._servers.count)[0] for i in range(self._servers.count)]
     return [store for store, shard in zip(self._remote, first) if shard in self._shards()]
 
-  # Of servers
+  # Verbs on whole servers; FeatureLifecycle and RowStore describe each.
 
   def size(self) -> int:
-    """The number of features."""
+    """Returns the number of features."""
     return sum(int(store.size()) for store in self._own())
 
   def admitted_size(self) -> int:
-    """The number of admitted features."""
+    """Returns the number of admitted features."""
     return sum(int(store.admitted_size()) for store in self._own())
 
   def bytes(self) -> int:
-    """The memory of the rows."""
+    """Returns the memory of the rows."""
     return sum(int(store.bytes()) for store in self._own())
 
   def decay(self) -> None:
@@ -82,34 +78,32 @@ class ServedStore:
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> np.ndarray:
     """See FeatureLifecycle.evict; `capacity` bounds all servers together."""
     own, capacity = self._own(), self.policy.capacity
-    if capacity is None:
-      found = [np.asarray(store.evict()) for store in own]
-    else:
 
-      def histogram(prefix: tf.Tensor) -> np.ndarray:
-        none = np.zeros([_HISTOGRAM_SIZE], np.int64)
-        counts = sum((store.rank_histogram(prefix).numpy() for store in own), none)
-        return all_reduce(counts) if all_reduce else counts
+    def histogram(prefix: tf.Tensor) -> np.ndarray:
+      none = np.zeros([_HISTOGRAM_SIZE], np.int64)
+      counts = sum((store.rank_histogram(prefix).numpy() for store in own), none)
+      return all_reduce(counts) if all_reduce else counts
 
-      found = [np.asarray(store.evict_by_tests()) for store in own]
+    evicted = [store.evict_by_tests() for store in own]
+    if capacity is not None:
       cut = capacity_cut(capacity, histogram)
-      found += [np.asarray(store.evict_below(cut)) for store in own]
-    return np.concatenate([np.zeros([0], np.int64), *found])
+      evicted += [store.evict_below(cut) for store in own]
+    return np.concatenate([np.zeros([0], np.int64), *evicted])
 
   def clear(self) -> None:
-    """Erases everything; every worker calls it."""
+    """Deletes all features; every worker calls it."""
     self._communicator.barrier()
     for store in self._own():
       store.clear()
     self._communicator.barrier()
 
-  # Of features
+  # Verbs on features
 
   def select(self, kind: str) -> np.ndarray:
     """See FeatureLifecycle.select; keys of this worker's shards."""
     servers = sorted({self._server_of(shard) for shard in self._shards()})
-    found = [np.asarray(self._remote[i].select(kind)) for i in servers]
-    keys = np.concatenate([np.zeros([0], np.int64), *found])
+    none = np.zeros([0], np.int64)
+    keys = np.concatenate([none, *(self._remote[i].select(kind) for i in servers)])
     return keys[owner_of(shard_of(keys), self._communicator.size) == self._communicator.rank]
 
   def commit(self, kind: str, keys: TensorLike) -> None:
@@ -123,16 +117,15 @@ class ServedStore:
     """See FeatureLifecycle.lookup; the columns are grouped by server, not in the order of keys."""
     keys = np.asarray(keys)
     servers = self._server_of(shard_of(keys))
-    found = [self._remote[i].lookup(keys[servers == i]) for i in np.unique(servers)]
-    names = found[0] if found else ()
-    return {name: np.concatenate([np.asarray(f[name]) for f in found]) for name in names}
+    columns = [self._remote[i].lookup(keys[servers == i]) for i in np.unique(servers)]
+    return {name: np.concatenate([c[name] for c in columns]) for name in (columns or [()])[0]}
 
   def pull(self, keys: TensorLike, train: bool) -> PulledRows:
     """See RowStore.pull; keys are distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
   def export_state(self, shards: range | None = None) -> Iterator[dict[str, np.ndarray]]:
-    """See FeatureLifecycle.export_state; None: of all of this worker's shards."""
+    """See FeatureLifecycle.export_state; None: all shards of this worker."""
     shards = self._shards() if shards is None else shards
     for i, remote in enumerate(self._remote):
       own = shards_of(i, self._servers.count)
@@ -144,7 +137,7 @@ class ServedStore:
     return self._remote[0].within(chunk, shards)
 
   def import_state(self, source: Iterable[Chunk]) -> None:
-    """Adds what exports gave; all workers have called `clear` before."""
+    """Adds exported chunks; all workers have called `clear` before."""
     for chunk in source:
       for i in np.unique(self._server_of(shard_of(chunk['key']))):
         own = self.within(chunk, shards_of(i, self._servers.count))

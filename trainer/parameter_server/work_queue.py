@@ -1,32 +1,32 @@
-"""The units of work of a pass, and which worker trains on which."""
+"""The units of work of a pass, and the workers that train on them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Claimed(NamedTuple):
-  """What a worker gets when it asks for work."""
+  """The answer to a worker that asks for work."""
 
   unit: int | None  # None: no work is left
-  reason: str | None = None  # then why: 'end' of the pass, 'stop', or 'save' for a checkpoint
-  batches: int = 0  # and how many batches of the pass are done
+  reason: str | None = None  # if none is left: 'end' of the pass, 'stop', or 'save' a checkpoint
+  batches: int = 0  # if none is left: how many batches of the pass are done
 
 
 class WorkQueue:
-  """Hands out the units of a pass, so that each is trained on once.
+  """Hands out the units of a pass, each of them once.
 
-  Unit u is slice u % slices of batch u // slices. The work ends at a whole batch: at the end of the
-  pass, or before it, where the workers pause for a checkpoint or were asked to stop.
+  Unit u is slice u % slices of batch u // slices. The work ends after a whole batch: at the end of
+  the pass, or earlier for a checkpoint or because the job was asked to stop.
 
   Args:
     workers: those that ask for work.
-    slices: of a batch.
+    slices: the number of slices of a batch.
     first: the first unit.
     total: the number of units of the whole pass.
-    pause_after: pause for a checkpoint after so many units; None: do not.
+    pause_after: pause for a checkpoint after this many units; None: do not pause.
     max_ahead: how many units a worker may be ahead of the slowest; None: any number.
   Attributes:
-    is_over: whether no work is left, and all of it is done.
+    is_over: whether all work is done.
   """
 
   def __init__(
@@ -55,11 +55,11 @@ class WorkQueue:
     return sorted(self._done)
 
   def enter(self, worker: int) -> None:
-    """Lets a worker share the rest of the pass; it counts as even with the slowest."""
+    """Adds a worker, which counts as level with the slowest."""
     self._done[worker] = self._slowest()
 
   def leave(self, worker: int) -> None:
-    """Goes on without a worker that was lost; its unit is handed out again."""
+    """Removes a lost worker; its unit is handed out again."""
     self._done.pop(worker, None)
     self._waiting.discard(worker)
     if worker in self._held:
@@ -69,9 +69,9 @@ class WorkQueue:
     """Notes that a worker has done its last unit and asks for another.
 
     Args:
-      worker: which one.
-      stop: whether it was asked to stop; all then stop at the next whole batch.
-      save: whether it wants a checkpoint; all then pause there.
+      worker: its index.
+      stop: whether it was asked to stop; all workers then stop after a whole batch.
+      save: whether it wants a checkpoint; all workers then pause after a whole batch.
     """
     if self._held.pop(worker, None) is not None:
       self._done[worker] += 1
@@ -82,7 +82,7 @@ class WorkQueue:
     self._waiting.add(worker)
 
   def hand_out(self) -> dict[int, Claimed]:
-    """Returns what the workers that asked get now, by worker; the others go on waiting."""
+    """Returns the answers that can be given now, by worker."""
     answers = {}
     slowest = self._slowest()
     for worker in sorted(self._waiting):
@@ -96,7 +96,7 @@ class WorkQueue:
         unit, self._next = self._next, self._next + 1
       self._held[worker] = unit
       answers[worker] = Claimed(unit)
-    # A worker that finds no work waits while others hold units: these may be returned.
+    # While others hold units, a worker waits: their units may be returned.
     if not self._has_work() and not self._held:
       self.is_over = True
       over = Claimed(None, self._reason, self._limit // self._slices)

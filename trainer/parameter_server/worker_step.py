@@ -32,21 +32,22 @@ from trainer.training.step import (
   check_finite,
 )
 
-ROWS_SPEC = tf.TensorSpec([None]), tf.TensorSpec([None]), tf.TensorSpec([None], tf.int32)
+ROWS_SPEC = row_store.PulledRows(
+  ids=tf.TensorSpec([None], tf.int64),
+  offsets=tf.TensorSpec([None], tf.int32),
+  linear=tf.TensorSpec([None]),
+  factors=tf.TensorSpec([None]),
+)
 
 
 class WorkerStep(Step):
-  """What the steps of all modes share. The dense part here is a copy of what is on the servers.
+  """What the steps of all modes share; its dense part is a copy of the servers' dense variables.
 
   Args:
     cfg: the job's config.
     communicator: of this worker.
     cluster: the processes of the job.
-    target: address of this worker's tf.distribute.Server.
-
-  Attributes:
-    cluster: as above.
-    servers: the state there, and a worker's verbs on it.
+    target: the address of this worker's tf.distribute.Server.
   """
 
   def __init__(
@@ -61,12 +62,12 @@ class WorkerStep(Step):
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
     self._rows_lag = self.dense.embedding.catches_up
-    self._samples = 0  # since `traffic` was last asked
-    self._stale = True  # whether the copy may differ from what is on the servers
+    self._samples = 0  # since the last call of `traffic`
+    self._stale = True  # whether the copy may differ from the servers' variables
     self._forward = tf.function(
-      self._forward_graph,
+      self.dense.predict,
       autograph=False,
-      input_signature=[batch_spec(cfg), DEDUPED_SPEC, *ROWS_SPEC],
+      input_signature=[batch_spec(cfg), DEDUPED_SPEC, ROWS_SPEC],
     )
     if not communicator.late:
       if communicator.rank == 0:
@@ -82,27 +83,17 @@ class WorkerStep(Step):
     self._refresh()
     batch, deduped = staged
     rows, _, _ = self.servers.pull(deduped.unique.numpy(), False)
-    tensors = map(to_tensor, (rows.linear, rows.factors, rows.offsets))
     known = (rows.linear != 0) | (np.diff(rows.offsets) > 0)
-    return self._forward(batch, deduped, *tensors).numpy(), known[deduped.inverse.numpy()]
-
-  def _forward_graph(
-    self,
-    batch: SlotBatch,
-    deduped: Deduped,
-    linear: tf.Tensor,
-    factors: tf.Tensor,
-    offsets: tf.Tensor,
-  ) -> tf.Tensor:
-    return self.dense.predict(batch, deduped, row_store.PulledRows(None, offsets, linear, factors))
+    probabilities = self._forward(batch, deduped, tf.nest.map_structure(to_tensor, rows))
+    return probabilities.numpy(), known[deduped.inverse.numpy()]
 
   @abc.abstractmethod
   def finish_pass(self) -> None:
-    """After the last step before all meet: sends what this worker has not sent yet."""
+    """Sends what this worker has not sent yet, after its last step before all workers meet."""
 
   @abc.abstractmethod
   def _take(self, state: list[np.ndarray]) -> None:
-    """Sets the copy to what is on the servers: dense variables, then optimizer slots."""
+    """Sets the copy to the servers' state: dense variables, then optimizer slots."""
 
   def consolidate(self) -> None:
     self._refresh()
@@ -111,10 +102,7 @@ class WorkerStep(Step):
     average_local_state(self.dense.model.non_trainable_variables, self._communicator)
 
   def traffic(self) -> dict[str, float]:
-    """Bytes that workers and servers exchanged for a sample, since this was last asked.
-
-    They are keys, rows, gradients and dense variables.
-    """
+    """Returns the bytes that workers and servers exchanged per sample since the last call."""
     own = np.array([self.servers.bytes, self._samples], np.int64)
     sent, samples = self._communicator.sum_arrays({'bytes': own})['bytes']
     self.servers.bytes = self._samples = 0
@@ -126,7 +114,7 @@ class WorkerStep(Step):
     return [v.numpy() for v in [*self.dense.trainable, *self.dense.optimizer.weights]]
 
   def _refresh(self) -> None:
-    """Makes the copy equal to what is on the servers, where it may differ; nobody trains then."""
+    """Updates the copy from the servers, if it may differ; no worker may be training."""
     if not self._stale:
       return
     state, steps, _ = self.servers.state()
@@ -135,7 +123,7 @@ class WorkerStep(Step):
     self._stale = False
 
   def _assign(self, **values: object) -> None:
-    """One worker sets values on the servers; every worker calls this."""
+    """Lets worker 0 set values on the servers; every worker calls it."""
     self._communicator.barrier()
     if self._communicator.rank == 0 and not self._communicator.independent:
       self.servers.assign(**values)
@@ -168,11 +156,11 @@ class WorkerStep(Step):
     return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
 
   def local_state(self) -> dict[str, np.ndarray]:
-    """What a worker keeps by itself and one that comes late needs, by name."""
+    """Returns each worker's own variables, by name; a late worker takes them over."""
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Takes up what `local_state` gave."""
+    """Takes over the `local_state` of another worker."""
     for variable in self._local_variables():
       variable.assign(arrays[variable.name])
 
@@ -180,19 +168,17 @@ class WorkerStep(Step):
 class ServerStep(WorkerStep):
   """The step of modes ps and ps_async.
 
-  In mode ps N workers with b samples each equal one process with N·b samples, as N ranks do:
-  workers send sums, and the servers divide once, by the global weight. In mode ps_async a worker's
-  push is a step of its own and divides by its own weight.
-
-  Args: as of WorkerStep.
+  In mode ps, N workers with b samples each equal one process with N·b samples, as N ranks do:
+  workers send sums, and the servers divide once, by the global weight. In mode ps_async, each
+  worker's push is a step of its own and divides by its own weight.
   """
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    # Dropout draws by a sample's place in the global batch, and several tasks each divide by their
-    # own weight of it, which costs one more message a step.
+    # Dropout depends on a sample's place in the global batch, and each of several tasks divides by
+    # its own global weight; both need one more message a step.
     built_in = (*config.INTERACTIONS, *config.SHARED)
     self._tells_samples = self.in_lockstep and (
       len(cfg.labels) > 1
@@ -207,7 +193,7 @@ class ServerStep(WorkerStep):
       input_signature=[
         batch_spec(cfg),
         DEDUPED_SPEC,
-        *ROWS_SPEC,
+        ROWS_SPEC,
         tf.TensorSpec([self.servers.count], tf.int32),
         [tf.TensorSpec(v.shape) for v in self.dense.trainable],
         tf.TensorSpec([], tf.int64),
@@ -229,11 +215,9 @@ class ServerStep(WorkerStep):
     began = time.monotonic()
     rows, sent, dense = self.servers.pull(deduped.unique.numpy(), True)
     self.exchange_seconds += time.monotonic() - began
-    arrays = tf.nest.map_structure(
-      to_tensor, (rows.linear, rows.factors, rows.offsets, sent, dense, np.int64(lower), totals)
-    )
+    arrays = tf.nest.map_structure(to_tensor, (rows, sent, dense, np.int64(lower), totals))
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
-    # Before anything is sent: the servers stay whole.
+    # Before anything is sent, so that the servers keep a finite state.
     check_finite(self._cfg, self._step, batch, float(loss))
     push = Push(
       keys=deduped.unique.numpy(),
@@ -252,16 +236,14 @@ class ServerStep(WorkerStep):
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
       return StepCounts(float(weight), float(loss), *map(int, flags)), ()
-    # The accumulators give means: times the workers, flags are whole but for rounding.
+    # The accumulators return means; times the number of workers, flags are whole up to rounding.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
   def _gradients_graph(
     self,
     batch: SlotBatch,
     deduped: Deduped,
-    linear: tf.Tensor,
-    factors: tf.Tensor,
-    offsets: tf.Tensor,
+    rows: row_store.PulledRows,
     sent: tf.Tensor,
     dense: list[tf.Tensor],
     lower: tf.Tensor,
@@ -272,25 +254,23 @@ class ServerStep(WorkerStep):
     Args:
       batch: of tensors.
       deduped: its distinct keys.
-      linear: float32 [u], of the rows of the keys.
-      factors: float32, flat, of the rows of the keys.
-      offsets: int32 [u + 1], where each key's factors begin.
+      rows: of these keys.
       sent: int32 [servers], how many keys go to each server.
       dense: the servers' dense variables.
-      lower: int64 [], the samples of this step on lower workers.
+      lower: int64 [], the samples of this step on workers of lower rank.
       totals: the weight of all samples of the step, by task.
     Returns:
       Σ weight·loss, Σ weight, the dense gradients, and the packed row gradients with their counts.
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)
-    rows = row_store.PulledRows(None, offsets, linear, factors)
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step, lower]), totals)
     if self.in_lockstep:
       self._step.assign_add(1)
-      buffer, values = packing.pack_gradients(sums.linear, sums.factors, offsets, sent, self._dtype)
+      gradients = sums.linear, sums.factors, rows.offsets
+      buffer, values = packing.pack_gradients(*gradients, sent, self._dtype)
     else:
-      gradients = row_store.PulledRows(None, offsets, sums.linear, sums.factors)
+      gradients = rows._replace(linear=sums.linear, factors=sums.factors)
       places = tf.range(tf.size(sums.linear))
       buffer, values = packing.pack_rows(gradients, places, sent, self._dtype)
     dense = [tf.convert_to_tensor(g) for g in sums.dense]
