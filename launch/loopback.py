@@ -1,6 +1,6 @@
 """horovodrun for ranks on this host alone: its key-value store listens on loopback.
 
-By itself the store listens on all interfaces, and answers and obeys whoever reaches it.
+By itself, the store listens on all interfaces and accepts writes from anyone who reaches it.
 """
 
 import sys

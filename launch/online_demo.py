@@ -1,9 +1,9 @@
-"""The two ends of launch/online_demo.sh: writes passes, and shows what scores become of them.
+"""The client of launch/online_demo.sh: writes passes, and prints how they change a score.
 
 `python launch/online_demo.py FOLDER PASSES` announces passes in FOLDER/passes, one after another.
-In each, somebody sees one item 100 times, and always clicks or never does. Then the scorer is asked
-again and again, until the score of this pair has changed. The parts of the seconds that this takes
-are until the pass is trained on, its export is there, the store holds it, and the scorer answers.
+In each pass, a user sees one item 100 times and clicks either always or never. Then the client asks
+the scorer until the score of this pair changes. It prints the seconds until the pass is trained on,
+until its export exists, until the store holds it, and until the scorer uses it.
 """
 
 import http.client
@@ -73,8 +73,8 @@ def announce(folder: str, number: int, world: World, clicks: bool) -> tuple[str,
 def events(folder: str, name: str) -> dict[str, float]:
   """Returns when each kind of event of a pass was written: kind -> time."""
   with open(os.path.join(folder, 'run', 'metrics.jsonl'), encoding='utf-8') as f:
-    found = [json.loads(line) for line in f]
-  return {e['event']: e['time'] for e in found if e.get('pass') == name}
+    lines = [json.loads(line) for line in f]
+  return {e['event']: e['time'] for e in lines if e.get('pass') == name}
 
 
 def main() -> None:

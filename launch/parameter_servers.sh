@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# launch/parameter_servers.sh SERVERS WORKERS [arguments of trainer.run]: a local cluster, a process each, on free loopback ports.
-# sync.mode is ps unless given. Worker 0 is the chief and writes to the terminal; the others' lines bear their names. All end by
-# themselves; the first that fails ends the rest, but of a worker that was killed the job knows whether it goes on without. The worst
-# status is this script's.
-# CTR_THREADS: threads of a process. CTR_GRACE_SECONDS (60): how long the rest may take to end, once all workers have.
+# launch/parameter_servers.sh SERVERS WORKERS [arguments of trainer.run]: a job of parameter servers on this machine, on free
+# loopback ports. sync.mode is ps unless given. The lines of worker 0, the chief, are printed as they are, the others' with their
+# names. The first process that fails ends the rest; after the kill of a worker the job itself decides whether it goes on. The
+# exit status is the worst of the processes'.
+# CTR_THREADS: threads of a process. CTR_GRACE_SECONDS (60): the time for the rest to end after the last worker.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 [ $# -ge 2 ] || fail 'wanted SERVERS WORKERS [arguments of trainer.run], as in launch/parameter_servers.sh 1 2 --config configs/demo.yaml'
@@ -17,7 +17,7 @@ export CTR_THREADS=${CTR_THREADS:-$((share > 1 ? share : 1))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
 grace=${CTR_GRACE_SECONDS:-60}
 
-# Free ports below those that the system gives to outgoing connections, all held at once so that they differ.
+# Free ports below the range of outgoing connections; all are held at once so that they differ.
 cluster=$(python - "$servers" "$workers" <<'PY'
 import json, random, socket, sys
 servers, workers = map(int, sys.argv[1:])
@@ -37,14 +37,14 @@ print(json.dumps({'ps': addresses[:servers], 'worker': addresses[servers:]}))
 PY
 )
 
-# What the processes know and no stranger does.
+# The secret of the job's processes.
 CTR_SECRET_FILE=$(mktemp)
 export CTR_SECRET_FILE
 trap 'rm -f "$CTR_SECRET_FILE"' EXIT
 head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' >"$CTR_SECRET_FILE"
 
 declare -A name=()  # pid -> name
-stop() {  # ends what still runs: asks, waits 10 s, kills
+stop() {  # ends the processes that still run: SIGTERM, up to 10 s, SIGKILL
   local pid waited
   for pid in "${!name[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
   for ((waited = 0; waited < 100; waited++)); do
@@ -85,7 +85,7 @@ while [ ${#name[@]} -gt 0 ]; do
   if [ -z "$deadline" ]; then
     code=0
     wait -n -p pid "${!name[@]}" || code=$?
-  else  # `wait` knows no time limit
+  else  # `wait` has no time limit
     pid=
     for candidate in "${!name[@]}"; do kill -0 "$candidate" 2>/dev/null || pid=$candidate; done
     [ -n "$pid" ] || { sleep 0.2; continue; }

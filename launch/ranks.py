@@ -1,16 +1,16 @@
-"""Runs horovodrun, so that a job can be stopped and ends with its own status.
+"""Runs horovodrun so that a job can be stopped and ends with the status of its ranks.
 
 `python launch/ranks.py horovodrun … -H HOST:SLOTS,… COMMAND`
 
-By itself horovodrun kills its ranks on SIGTERM before they can save their state, and ends every
-failure with status 1 and a stack trace of its own. Here SIGTERM and SIGINT go to rank 0, which
-stops the job on all ranks; a second one ends horovodrun. The status is that of the rank that ended
-first, and of what horovodrun says itself only what is no consequence of that is shown. Lines of
-rank 0 come as one process would print them, those of other ranks behind horovodrun's prefix.
+By itself, horovodrun kills its ranks on SIGTERM before they can save their state, and reports every
+failure with status 1 and its own stack trace. Here SIGTERM and SIGINT go to rank 0, which stops the
+job on all ranks; a second signal ends horovodrun. The exit status is that of the rank that ended
+first. Horovodrun's messages about the ranks that it ended then are not shown. Lines of rank 0 are
+printed as they are, lines of other ranks with horovodrun's prefix.
 
-Each job has a secret, by which its ranks know one another. It reaches them by a file on each host
-that only this user can read, named by CTR_SECRET_FILE: an environment variable would stand in the
-command lines of horovodrun's shells. Where all ranks are on this host, horovodrun's key-value store
+Each job has a secret, by which its ranks authenticate. A file on each host holds it, which only
+this user can read; CTR_SECRET_FILE is its name. (An environment variable would appear in the
+command lines of horovodrun's shells.) If all ranks are on this host, horovodrun's key-value store
 listens on loopback.
 """
 
@@ -30,12 +30,12 @@ from typing import BinaryIO
 
 _OF_A_RANK = re.compile(rb'\[\d+\]<std(out|err)>:')
 _OF_RANK_0 = re.compile(rb'^\[0\]<std(out|err)>:')
-# The last is what a rank's shell says of a rank that horovodrun ends because of another one.
+# The last is a shell's message about a rank that horovodrun ended because of another one.
 _CONSEQUENCE = re.compile(
   rb'Process \d+ exit with status|Terminating remaining workers|\[\d+\]<stderr>:Terminated\s*$'
 )
 _FIRST_TO_END = re.compile(r'exited with non-zero.*Process name: (\d+)\s+Exit code: (\d+)', re.S)
-_TOLD = 2, 130, 143  # the ranks have said what was wrong, or that they were stopped
+_TOLD = 2, 130, 143  # with these, the ranks have printed why they ended
 
 
 class Ranks:
@@ -56,7 +56,7 @@ class Ranks:
     self._secret_file = f'/tmp/ctr-{self._job}'
     self._make_secret()
     self._asked = False
-    self._trace = b''  # horovodrun's own
+    self._trace = b''  # horovodrun's own stack trace
     self._process = subprocess.Popen(
       command,
       env=os.environ
@@ -68,22 +68,22 @@ class Ranks:
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       start_new_session=True,  # a terminal's Ctrl-C is for this process alone
-      preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM),  # when this process is killed
+      preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM),  # if this process is killed
     )
 
   def stop(self, number: int, *_: object) -> None:
-    """Asks the job to stop; from the second time on, ends horovodrun."""
+    """Asks the job to stop; a second call ends horovodrun."""
     if self._asked or not self._signal_rank_0(number):
       self._process.terminate()
     self._asked = True
 
   def _signal_rank_0(self, number: int) -> bool:
-    """Returns whether rank 0 was there."""
-    found = (
+    """Sends a signal to rank 0; returns whether rank 0 was there."""
+    pids = (
       f"grep -lsz '^CTR_JOB={self._job}$' /proc/[0-9]*/environ | "
       "xargs -r grep -lsz '^HOROVOD_RANK=0$' | tr -dc '0-9\\n'"
     )
-    return self._run_on(self._host, f'kill -{number:d} $({found})').returncode == 0
+    return self._run_on(self._host, f'kill -{number:d} $({pids})').returncode == 0
 
   def _run_on(self, host: str, script: str, text: str = '') -> subprocess.CompletedProcess:
     shell = ['sh', '-c']
@@ -99,7 +99,7 @@ class Ranks:
 
   def _make_secret(self) -> None:
     secret = secrets.token_hex(32)
-    # `set -C`: what another user has put there is not written to. A host may have two names.
+    # `set -C` does not overwrite another user's file. A host may have two names.
     script = (
       f'umask 077; set -C; secret=$(cat); [ "$(cat {self._secret_file} 2>&1)" = "$secret" ] || '
       f'printf %s "$secret" >{self._secret_file}'
@@ -116,7 +116,7 @@ class Ranks:
         self._run_on(host, f'rm -f {self._secret_file}')
 
   def wait(self) -> int:
-    """Shows what the job says until it ends, and returns its status."""
+    """Shows the job's output until it ends; returns its exit status."""
     outputs = (self._process.stdout, sys.stdout.buffer), (self._process.stderr, sys.stderr.buffer)
     threads = [threading.Thread(target=self._forward, args=pair, daemon=True) for pair in outputs]
     for thread in threads:
@@ -136,7 +136,7 @@ class Ranks:
   def _forward(self, source: BinaryIO, to: BinaryIO) -> None:
     rest = b''
     while chunk := source.read1(1 << 16):
-      # A carriage return ends a line, too: it is how the live line is shown.
+      # A carriage return ends a line too: the live line uses it.
       *lines, rest = re.split(rb'(?<=[\r\n])', rest + chunk)
       for line in lines:
         if _CONSEQUENCE.match(line):
@@ -148,7 +148,7 @@ class Ranks:
     self._show(rest, to)
 
   def _show(self, line: bytes, to: BinaryIO) -> None:
-    with contextlib.suppress(OSError):  # who reads it is gone, or its disk is full: the job goes on
+    with contextlib.suppress(OSError):  # its reader is gone, or the disk is full: the job goes on
       to.write(line)
       to.flush()
 

@@ -178,7 +178,8 @@ class GeoStep(WorkerStep):
 
   def finish_pass(self) -> None:
     self._merge()
-    self._old_dense, self._stale = None, True
+    super().finish_pass()
+    self._old_dense = None
     self._local.age()
 
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:

@@ -207,13 +207,10 @@ class Servers:
       columns.append(tf.split(given.buffer, given.values_per_server, num=self.count))
     return given, list(zip(*columns))
 
-  def _rate_at(self, steps: tf.Tensor) -> tf.Tensor:
-    """See DensePart.rate_at."""
-    return self._rate.read_value() * schedule.factor(self._train.schedule, steps)
-
-  def _row_hyperparameters(self, rate: tf.Tensor) -> tf.Tensor:
-    rates, others = self._hyper[..., :1], self._hyper[..., 1:]
-    return tf.concat([rates * rate, others], -1)
+  def _rates_at(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the factor of learning rates after `steps`, and the rows' hyperparameters with it."""
+    rate = self._rate.read_value() * schedule.factor(self._train.schedule, steps)
+    return rate, tf.concat([self._hyper[..., :1] * rate, self._hyper[..., 1:]], -1)
 
   def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
     """Returns the factor of the features' gradients, float32 [1] or [u] (sparse.gradient_scale).
@@ -247,8 +244,7 @@ class Servers:
     def apply_sums(sums: list[tf.Tensor], counts: tf.Tensor) -> tf.Operation:
       scale = 1 / tf.maximum(counts[0], LEAST_WEIGHT)
       step = tf.identity(self._step.assign_add(1))
-      rate = self._rate_at(step - 1)
-      hyper = self._row_hyperparameters(rate)
+      rate, hyper = self._rates_at(step - 1)
       pushes = []
       for i, store in enumerate(self.stores):
         with tf.device(_on_server(i)):
@@ -296,8 +292,7 @@ class Servers:
     scale = 1 / tf.maximum(given.counts[0], LEAST_WEIGHT)
     steps = tf.cast(given.counts[0], tf.int64) if differences else 1
     step = tf.identity(self._step.assign_add(steps))
-    rate = self._rate_at(step - steps)
-    hyper = self._row_hyperparameters(rate)
+    rate, hyper = self._rates_at(step - steps)
     pushes = []
     for i, (store, (keys, shows, clicks, buffer)) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):

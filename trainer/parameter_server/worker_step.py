@@ -3,7 +3,6 @@
 Modes ps and ps_async are here; trainer/parameter_server/geo.py has mode ps_geo.
 """
 
-import abc
 import time
 
 import numpy as np
@@ -87,13 +86,14 @@ class WorkerStep(Step):
     probabilities = self._forward(batch, deduped, tf.nest.map_structure(to_tensor, rows))
     return probabilities.numpy(), known[deduped.inverse.numpy()]
 
-  @abc.abstractmethod
   def finish_pass(self) -> None:
     """Sends what this worker has not sent yet, after its last step before all workers meet."""
+    self._stale = True
 
-  @abc.abstractmethod
   def _take(self, state: list[np.ndarray]) -> None:
     """Sets the copy to the servers' state: dense variables, then optimizer slots."""
+    for variable, value in zip(self._copied(), state):
+      variable.assign(value)
 
   def consolidate(self) -> None:
     self._refresh()
@@ -110,8 +110,11 @@ class WorkerStep(Step):
 
   # State
 
+  def _copied(self) -> list[tf.Variable]:
+    return [*self.dense.trainable, *self.dense.optimizer.weights]
+
   def _copies(self) -> list[np.ndarray]:
-    return [v.numpy() for v in [*self.dense.trainable, *self.dense.optimizer.weights]]
+    return [v.numpy() for v in self._copied()]
 
   def _refresh(self) -> None:
     """Updates the copy from the servers, if it may differ; no worker may be training."""
@@ -275,10 +278,3 @@ class ServerStep(WorkerStep):
       buffer, values = packing.pack_rows(gradients, places, sent, self._dtype)
     dense = [tf.convert_to_tensor(g) for g in sums.dense]
     return sums.loss, sums.weight, dense, buffer, values
-
-  def finish_pass(self) -> None:
-    self._stale = True
-
-  def _take(self, state: list[np.ndarray]) -> None:
-    for variable, value in zip([*self.dense.trainable, *self.dense.optimizer.weights], state):
-      variable.assign(value)
