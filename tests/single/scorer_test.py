@@ -264,7 +264,34 @@ class ScorerTest(tf.test.TestCase):
     status, answer, _ = self.client.ask('GET', '/v1/models/crt')
     self.assertEqual(status, 404)
     self.assertIn("the nearest valid name is 'ctr'", answer.decode())
-    self.assertEqual(self.client.ask('PUT', '/v1/models/ctr:predict')[0], 405)
+
+  def test_the_server_describes_itself(self):
+    paths = json.loads(self.client.ask('GET', '/')[1])
+    status, body, _ = self.client.ask('GET', paths['metadata'].removeprefix('GET '))
+    self.assertEqual(status, 200)
+    found = json.loads(body)
+    definition = found['metadata']['signature_def']['signature_def']['serving_default']
+    self.assertCountEqual(definition['inputs'], COLUMNS)
+    kinds = {name: tensor['dtype'] for name, tensor in definition['inputs'].items()}
+    self.assertEqual((kinds['item'], kinds['price']), ('DT_STRING', 'DT_FLOAT'))
+    self.assertEqual(list(definition['outputs']), ['probability'])
+    self.assertEqual(found['model_spec']['version'], str(self.service.version.sequence))
+    example = found['example_request']
+    self.assertEqual(self.client.predict(example)[0], 200)
+    (row,) = example['instances']
+    for name in definition['inputs']:
+      self.assertEqual(self.client.predict({'instances': [row | {name: None}]})[0], 200, name)
+
+  def test_a_wrong_method_is_refused_on_every_path_and_logged_in_one_line(self):
+    for place in json.loads(self.client.ask('GET', '/')[1]).values():
+      right, path = place.split()
+      for method in {'GET', 'POST', 'PUT', 'DELETE'} - {right}:
+        with self.subTest(f'{method} {path}'):
+          self.assertEqual(self.client.ask(method, path)[0], 405)
+    with self.assertLogs(level='WARNING') as logged:
+      self.client.ask('GET', '/v1/models/c%0Aoops')
+    self.assertLen(logged.output, 1)
+    self.assertNotIn('\n', logged.output[0])
 
   def test_fuzzed_requests_end_in_an_answer(self):
     good = self.rows(self.records[:3])

@@ -25,6 +25,7 @@ from trainer.serving.service import NotReady, Service
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
+_METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 _HEAD_BYTES = 16 << 10  # of a request, at most
 _SECONDS_TO_FINISH = 10  # for the requests that are being answered when the server is stopped
 _SECONDS_IDLE = 75  # of a connection; if it is shorter, clients often reuse a closed connection
@@ -71,9 +72,11 @@ class App:
     self._make_figures()
     self.asgi = Starlette(
       routes=[
-        Route('/v1/models/{name}:predict', self._answer(self._predict), methods=['POST']),
-        Route('/v1/models/{name}', self._answer(self._status), methods=['GET']),
-        Route('/metrics', self._answer(self._metrics), methods=['GET']),
+        self._route('/', 'GET', self._index),
+        self._route('/v1/models/{name}:predict', 'POST', self._predict),
+        self._route('/v1/models/{name}/metadata', 'GET', self._metadata),
+        self._route('/v1/models/{name}', 'GET', self._status),
+        self._route('/metrics', 'GET', self._metrics),
         Route('/healthz', self._health, methods=['GET']),
       ]
     )
@@ -109,18 +112,24 @@ class App:
 
   # Routes
 
-  def _answer(self, route: Callable) -> Callable:
-    """Wraps a route: checks the token, answers errors in one line, and counts requests."""
+  def _route(self, path: str, method: str, route: Callable) -> Route:
+    """Returns a route that checks method and token, answers and logs errors, counts requests."""
 
     async def answer(request: Request) -> Response:
       started = time.perf_counter()
       try:
         self._authorise(request)
+        if request.method != method and (request.method, method) != ('HEAD', 'GET'):
+          raise _Refused(405, f'the method: found {request.method}; wanted {method}')
         response = await route(request)
         if request.method == 'POST':
           self._latency.observe(time.perf_counter() - started)
       except (_Refused, BadRequest, NotReady) as e:
+        # repr keeps what the client chose on one line.
+        logging.warning('refused %s %.200r: %d %.500r', request.method, path, e.status, str(e))
         response = _json(rest.error(str(e)), e.status)
+        if e.status == 405:
+          response.headers['allow'] = method
       except UserError as e:  # the log is for the operator, the answer for any client
         logging.error('a request failed: %s', e)
         response = _json(rest.error('the rows cannot be read now'), 503)
@@ -132,7 +141,8 @@ class App:
       self._requests.labels(response.status_code).inc()
       return response
 
-    return answer
+    # It accepts all methods, or else a later path could match a request with the wrong one.
+    return Route(path, answer, methods=_METHODS)
 
   def _authorise(self, request: Request) -> None:
     if self._token is None:
@@ -193,6 +203,13 @@ class App:
     if version is None:
       raise NotReady('no version is published yet')
     return _json(rest.status(version.sequence), 200)
+
+  async def _metadata(self, request: Request) -> Response:
+    self._check_name(request)
+    return _json(rest.metadata(self._name, self._service.signature()), 200)
+
+  async def _index(self, request: Request) -> Response:
+    return _json(rest.index(self._name), 200)
 
   async def _metrics(self, request: Request) -> Response:
     text = prometheus_client.generate_latest(self._registry)

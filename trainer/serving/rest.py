@@ -34,6 +34,14 @@ class Request(NamedTuple):
   by_row: bool  # whether it came as instances
 
 
+class Signature(NamedTuple):
+  """What requests and answers of a version hold."""
+
+  columns: Mapping[str, bool]  # name -> whether its values are texts
+  outputs: Sequence[str]
+  version: int
+
+
 _MOST_LISTS = 2  # within one another: a column of lists of features
 
 
@@ -144,3 +152,41 @@ def status(version: int) -> bytes:
   state = {'error_code': 'OK', 'error_message': ''}
   one = {'version': str(version), 'state': 'AVAILABLE', 'status': state}
   return json.dumps({'model_version_status': [one]}).encode()
+
+
+def metadata(name: str, signature: Signature) -> bytes:
+  """Returns the body that describes a model, with an example of a request."""
+
+  def tensor(column: str, dtype: str) -> dict[str, Any]:
+    shape = {'dim': [{'size': '-1', 'name': ''}], 'unknown_rank': False}
+    return {'dtype': dtype, 'tensor_shape': shape, 'name': column}
+
+  inputs = {
+    column: tensor(column, 'DT_STRING' if is_text else 'DT_FLOAT') | {'may_be_null': True}
+    for column, is_text in signature.columns.items()
+  }
+  definition = {
+    'inputs': inputs,
+    'outputs': {output: tensor(output, 'DT_FLOAT') for output in signature.outputs},
+    'method_name': 'tensorflow/serving/predict',
+  }
+  example = {column: '1' if is_text else 1.0 for column, is_text in signature.columns.items()}
+  tree = {
+    'model_spec': {'name': name, 'signature_name': '', 'version': str(signature.version)},
+    'metadata': {'signature_def': {'signature_def': {_SIGNATURE: definition}}},
+    'example_request': {'instances': [example]},
+  }
+  return json.dumps(tree, ensure_ascii=False).encode()
+
+
+def index(name: str) -> bytes:
+  """Returns the body that says where things are."""
+  model = f'/v1/models/{name}'
+  paths = {
+    'predict': f'POST {model}:predict',
+    'metadata': f'GET {model}/metadata',
+    'status': f'GET {model}',
+    'metrics': 'GET /metrics',
+    'health': 'GET /healthz',
+  }
+  return json.dumps(paths).encode()

@@ -110,6 +110,10 @@ class Scorer:
       variable.assign(to_tensor(value))
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
+  def signature(self) -> tuple[dict[str, bool], list[str]]:
+    """Returns the columns, with whether their values are texts, and the names of the outputs."""
+    return dict(self._columns), list(self._graph.structured_outputs)
+
   # A request's columns
 
   def parse(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch:

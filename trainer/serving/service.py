@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from absl import logging
 
 from trainer.errors import UserError, one_line
-from trainer.serving.rest import Request
+from trainer.serving.rest import Request, Signature
 from trainer.serving.scorer import Scorer, Scores
 from trainer.serving.store import Store, Version, VersionGone, View
 
@@ -75,6 +75,11 @@ class Service:
         except VersionGone:
           gone = served
       self.refresh(gone)
+
+  def signature(self) -> Signature:
+    """Returns what requests and answers hold. Raises: NotReady where there is no version yet."""
+    with self._use() as served:
+      return Signature(*served.scorer.signature(), served.view.version.sequence)
 
   @contextlib.contextmanager
   def _use(self) -> Iterator[_Served]:
