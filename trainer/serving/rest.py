@@ -157,7 +157,7 @@ def status(version: int) -> bytes:
 def metadata(name: str, signature: Signature) -> bytes:
   """Returns the body that describes a model, with an example of a request."""
 
-  def tensor(column: str, dtype: str) -> dict[str, Any]:
+  def tensor(column: str, dtype: str) -> dict[str, Json]:
     shape = {'dim': [{'size': '-1', 'name': ''}], 'unknown_rank': False}
     return {'dtype': dtype, 'tensor_shape': shape, 'name': column}
 
