@@ -136,7 +136,10 @@ def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = Non
   """Returns the pass at a path, named as seen from the directory `below`."""
   name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
   if is_prepared(cfg.data, path):
-    return Pass(name, path, read_meta(path)['day'], marker)
+    day = read_meta(path).get('day')
+    if type(day) is not int:
+      raise BadPass(f'{path}: its {META} has the day {day!r}; wanted a whole number')
+    return Pass(name, path, day, marker)
   day = pass_day(cfg, path)
   if day is None and cfg.data.day_pattern is not None and key in ('data.train', 'data.watch'):
     raise UserError(
