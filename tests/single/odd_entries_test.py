@@ -89,7 +89,7 @@ def _sparse(path):
 
 
 _TERMINAL = os.openpty()  # a device of our own: no test names one of the machine's
-_SCHEMA = {'schema': {'format': 2, 'slots': []}, 'day': 1}
+_SCHEMA = {'schema': {'format': 3, 'slots': []}, 'day': 1}
 # By the name of the entry, a path below the directory: what makes it.
 ODD = {
   b'day_1_not_\xff.csv': _bytes(_text(1)),
