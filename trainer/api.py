@@ -264,6 +264,15 @@ class Source:
     if tells:
       for line in effects.warnings(cfg):
         logging.warning('%s', line)
+      trained = set(matching(cfg.data.train, 'data.train'))
+      for split in ('valid', 'test'):
+        if shared := trained.intersection(matching(getattr(cfg.data, split), f'data.{split}')):
+          logging.warning(
+            'data.%s: %d of its files are in data.train too, so its metrics say nothing of new '
+            'samples; wanted others',
+            split,
+            len(shared),
+          )
     if 'batch_size' in cfg.train.model_fields_set:
       return cfg
     if (size := config.measured_batch_size(cfg.run_dir)) is not None:
@@ -380,8 +389,11 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
   """Returns a frame as an Arrow table. Raises: UserError, where an id is no whole number."""
   from trainer.data.parse import WHOLE_NUMBER, whole_numbers
 
-  is_pandas = isinstance(frame, pd.DataFrame)
-  table = pa.Table.from_pandas(frame, preserve_index=False) if is_pandas else pa.table(frame)
+  if isinstance(frame, pd.DataFrame):
+    columns = {str(name): _arrow_column(frame[name]) for name in frame}
+    table = pa.table(columns)
+  else:
+    table = pa.table(frame)
   table = table.replace_schema_metadata(None)  # equal frames of any library are equal files
   for slot in cfg.data.slots:
     name = slot.column or slot.name
@@ -393,6 +405,13 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
       found = column[int(wrong.argmax())]
       raise UserError(f"data: column '{name}': found {found}; wanted {WHOLE_NUMBER}")
   return table
+
+
+def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
+  try:
+    return pa.array(column, from_pandas=True)
+  except pa.ArrowException:  # of numbers and texts: a CSV file has texts
+    return pa.array(column.map(str, na_action='ignore'), pa.string(), from_pandas=True)
 
 
 def _overrides_of_frames(

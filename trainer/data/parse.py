@@ -25,6 +25,7 @@ WHOLE_NUMBER = (
 )
 MAX_EXAMPLES = 10
 MAX_TEXT = 200
+_DECIMAL_COMMA = re.compile(r'[+-]?\d+,\d+')
 BLANK_GROUP = 0x16A3B2F90404F  # farmhash64 of no text, mod 2^52: a group of its own
 
 
@@ -405,8 +406,13 @@ class _Records:
       if isinstance(found, str) and found.strip() and _float_or_none(found) is None:
         if kind == 'label' and wanted == '0 or 1':
           hint = ', or data.label_positive, which says what text is a 1'
+        elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(found.strip()):
+          hint = '; a decimal comma is not read: write a point in its place'
         elif kind == 'dense':
-          hint = f', or data.missing_values: [{found[:MAX_TEXT]!r}]'
+          hint = (
+            f', or data.missing_values: [{found[:MAX_TEXT]!r}]; a column of texts belongs into '
+            'data.slots'
+          )
       self._examples.append(
         BadRecord(
           int(self._block.lines[i]),
