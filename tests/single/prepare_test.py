@@ -550,7 +550,7 @@ class BadInputTest(PrepareTestCase):
       ),
       (
         'click,user,user,topics,price,w\n',
-        r":1: column 'user' \(slot 'user'\) stands 2 times; wanted once",
+        r":1: column 'user' \(slot 'user'\) is there 2 times; wanted once",
       ),
       ('\n1,u,,,1\n', r':1: no column'),
     ):

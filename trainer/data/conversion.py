@@ -66,8 +66,9 @@ def format_of(data: config.Data, path: str) -> str:
   return SUFFIXES.get(suffix, 'csv')
 
 
-def _with_partitions(block: Block, partitions: dict[str, str]) -> Block:
+def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:
   """Adds columns to a block that hold the same text in all records."""
+  block = read()
   n = len(block.lines)
   columns = {
     name: pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n), [text])
@@ -89,9 +90,7 @@ def raw_blocks(
     raise BadPass(f'{file.path}: the file is empty; wanted records')
   of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle
   for read in READERS[format_of(cfg.data, file.path)](file.path, cfg.data, inside, *of_part):
-    if partitions:
-      read = functools.partial(lambda read: _with_partitions(read(), partitions), read)
-    yield read
+    yield functools.partial(_with_partitions, read, partitions) if partitions else read
 
 
 def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Iterator[Block]:

@@ -70,7 +70,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
   columns = {label: flat.take(pa.array(starts[rows]))}
   part = split.values
   index, value = part.take(pa.array(first + parts - 2)), part.take(pa.array(first + parts - 1))
-  # libsvm's tokens are told by their index, libffm's by their field.
+  # The index names a token of libsvm, the field a token of libffm.
   names = part.take(pa.array(first)).dictionary_encode()
   code_of = {n: i for i, n in enumerate(names.dictionary.view(pa.binary()).to_pylist())}
   codes = names.indices.to_numpy()

@@ -425,8 +425,9 @@ class _Records:
 
 
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
-  """Returns the distinct texts of labels, and the place among them of each label, int64 [n]; one
-  past the end where it is blank.
+  """Returns the distinct texts of labels, and the place among them of each label, int64 [n].
+
+  The place of a blank label is one past the end.
   """
   encoded = _trim(_as_text(_one_each(array)[0], column)).dictionary_encode()
   distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]

@@ -10,12 +10,10 @@ Item = TypeVar('Item')
 
 
 def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-  """Runs an iterator ahead, in a thread of its own.
+  """Yields the items of an iterator, which runs ahead in a thread of its own.
 
-  Args:
-    depth: how many items may wait. Up to `depth` + 1 are made ahead.
-  Yields: its items, in order. An exception in it comes out here. When the consumer stops, so does
-    the thread.
+  Up to `depth` items wait, and one more is made. An exception of the iterator is raised here. When
+  the consumer stops, so does the thread.
   """
   items, stopped, end = queue.Queue(depth), threading.Event(), object()
 
@@ -27,7 +25,7 @@ def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
         if stopped.is_set():
           return
       items.put((end, None))
-    except BaseException as e:  # told to the consumer, whatever it is
+    except BaseException as e:  # the consumer raises it, whatever it is
       items.put((end, e))
 
   thread = threading.Thread(target=produce, name='prefetch', daemon=True)

@@ -70,7 +70,5 @@ def check_columns(where: str, names: Sequence[str], wanted: dict[str, str]) -> N
       raise UserError(
         f"{where}: no column '{column}' ({key}) among {len(names)} columns{nearest(column, names)}"
       )
-    if list(names).count(column) > 1:
-      raise UserError(
-        f"{where}: column '{column}' ({key}) stands {list(names).count(column)} times; wanted once"
-      )
+    if (times := list(names).count(column)) > 1:
+      raise UserError(f"{where}: column '{column}' ({key}) is there {times} times; wanted once")

@@ -143,19 +143,12 @@ def table(described: JsonObject) -> str:
   row = '{:20} {:>7} {:>12} {:>9} {:>10} {:>6} {:>9}'
   names = ('slot', 'blank', 'distinct', 'seen once', 'per sample', 'head', 'new a day')
   lines.append(row.format(*names))
-  for name, s in described['slots'].items():
-    new = list(s['new_by_day'].values())
-    lines.append(
-      row.format(
-        name[:20],
-        f'{s["blank"]:.1%}',
-        f'{s["distinct"]:,}',
-        f'{s["seen_once"]:.1%}',
-        f'{s["features_per_sample"]:.2f}',
-        f'{s["head"]:.1%}',
-        f'{np.mean(new):.1%}' if new else '',
-      )
-    )
+  row = '{:20} {blank:7.1%} {distinct:12,} {seen_once:9.1%} {features_per_sample:10.2f} '
+  row += '{head:6.1%} {}'
+  for name, slot in described['slots'].items():
+    new = list(slot['new_by_day'].values())
+    share = f'{np.mean(new):9.1%}' if new else ' ' * 9
+    lines.append(row.format(name[:20], share, **slot))
   for name, d in described['dense'].items():
     quantiles = ' '.join(f'{q:.4g}' for q in d['quantiles'])
     lines.append(f'{name[:20]:20} {d["missing"]:7.1%} missing; quantiles {quantiles}')
