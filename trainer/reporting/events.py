@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -16,7 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.histogram.metadata import create_summary_metadata
 from tensorboard.plugins.hparams import api as hparams
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import Config
@@ -62,7 +63,7 @@ class EventLog:
     self._active, self.troubles = active, []
     self._file: BinaryIO | None = None
     self._size = 0  # of metrics.jsonl after the last line
-    self._board: EventFileWriter | None = None
+    self._board: RecordWriter | None = None
     if not active:
       return
     self._path = os.path.join(run_dir, 'metrics.jsonl')
@@ -71,7 +72,11 @@ class EventLog:
       self._cut(keep_bytes)
     folder = os.path.join(run_dir, 'tensorboard')
     with self.guarded(folder):
-      self._board = EventFileWriter(folder)
+      os.makedirs(folder, exist_ok=True)
+      name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}'
+      # Not TensorBoard's own writer, whose thread ends in a stack trace where the disk is full.
+      self._board = RecordWriter(open(os.path.join(folder, name), 'ab', buffering=0))
+      self._board.write(Event(file_version='brain.Event:2').SerializeToString())
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
@@ -166,8 +171,8 @@ class EventLog:
     if self._board is None or not summary.value:
       return
     with self.guarded('tensorboard/'):
-      self._board.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-      self._board.flush()
+      event = Event(wall_time=time.time(), step=step, summary=summary)
+      self._board.write(event.SerializeToString())
 
   def _write_line(self, record: Mapping[str, Any]) -> None:
     """Writes a line, into a new file where somebody took the old one away."""
