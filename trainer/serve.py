@@ -39,6 +39,7 @@ OWN_LAYERS = flags.DEFINE_list(
   [],
   'Dotted paths of layers that are not built in and that a served model may import.',
 )
+STRICT = flags.DEFINE_bool('strict', False, 'Refuses columns that the model does not read.')
 THREADS = flags.DEFINE_integer('threads', 2, 'That score requests.', lower_bound=1)
 SECONDS_BETWEEN_LOOKS = 0.05  # at the store
 
@@ -63,6 +64,7 @@ def main() -> int:
     instances=MAX_INSTANCES.value,
     concurrency=MAX_CONCURRENCY.value,
     threads=THREADS.value,
+    strict=STRICT.value,
   )
   service = _service()
   app = http.App(service, NAME.value, limits, _token())

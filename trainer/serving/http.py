@@ -40,6 +40,7 @@ class Limits:
   concurrency: int = 64  # requests that are being scored or wait for it
   seconds_to_send: float = 10.0  # a head, and a body
   threads: int = 2  # that score
+  strict: bool = False  # whether columns that the model does not read are refused, not ignored
 
 
 class _Refused(Exception):
@@ -96,6 +97,9 @@ class App:
       'Distinct features of a request without a row.',
       ['slot'],
       registry=registry,
+    )
+    self._ignored = prometheus_client.Counter(
+      'ctr_ignored_columns', 'Columns of requests that the model does not read.', registry=registry
     )
     version = prometheus_client.Gauge('ctr_version', 'The version served.', registry=registry)
     version.set_function(lambda: getattr(self._service.version, 'sequence', 0))
@@ -191,7 +195,11 @@ class App:
   def _score(self, body: bytes) -> Response:
     """In a thread of the pool."""
     request = rest.parse(body, self.limits.instances)
+    if self.limits.strict and (unknown := self._service.unknown_columns(request)):
+      name, columns = unknown[0][:80], self._service.signature().columns
+      raise BadRequest(f"column '{name}': is unknown{nearest(name, columns)}")
     scores, version = self._service.predict(request)
+    self._ignored.inc(len(self._service.unknown_columns(request)))
     self._samples.inc(request.size)
     for slot, count in scores.unknown.items():
       self._unknown.labels(slot).inc(count)

@@ -6,7 +6,7 @@ Every stage is the trainer's own: parsing and hashing (trainer.data), pooling (o
 
 import collections
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.parse import parse, text_of_float
 from trainer.embedding.embedding import Embedding
-from trainer.errors import DataLoss, UserError, nearest
+from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
 from trainer.plain_data import Json
 from trainer.serving.store import LookedUpRows, decode
@@ -116,6 +116,13 @@ class Scorer:
 
   # A request's columns
 
+  def _column(self, name: str) -> str | None:
+    return name if name in self._columns else self._aliases.get(name)
+
+  def unknown(self, names: Iterable[str]) -> list[str]:
+    """Returns those names that are no columns of the model."""
+    return [name for name in names if self._column(name) is None]
+
   def parse(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch:
     """Reads a request's columns as the log's conversion reads a file.
 
@@ -127,16 +134,14 @@ class Scorer:
     Returns:
       NumPy arrays.
     Raises:
-      BadRequest: in one line, for a missing, unknown or malformed column or value.
+      BadRequest: in one line, for a missing or malformed column or value; unknown columns are
+        ignored.
     """
-    if len(columns) > 2 * len(self._columns):  # naming the nearest of each would take long
-      raise BadRequest(f'found {len(columns)} columns; wanted {", ".join(self._columns)}'[:200])
     given = {}
     for name, values in columns.items():
-      column = name if name in self._columns else self._aliases.get(name)
+      column = self._column(name)
       if column is None:
-        name = name[:80]
-        raise BadRequest(f"column '{name}': is unknown{nearest(name, self._columns)}")
+        continue
       if column in given:
         raise BadRequest(f"column '{column}': is there twice")
       if len(values) not in (1, size):
@@ -145,7 +150,9 @@ class Scorer:
     arrays = {}
     for column, is_text in self._columns.items():
       if column not in given:
-        raise BadRequest(f"column '{column}': is missing; null or '' say that a value is")
+        unknown = self.unknown(columns)
+        near = f"; found '{unknown[0][:80]}', which is unknown" if unknown else ''
+        raise BadRequest(f"column '{column}': is missing; null or '' say that a value is{near}")
       arrays[column] = (_texts if is_text else _numbers)(column, given[column])
       if len(arrays[column]) != size:  # one value, which stands for all samples
         arrays[column] = arrays[column].take(np.zeros(size, np.int64))

@@ -76,6 +76,15 @@ class Service:
           gone = served
       self.refresh(gone)
 
+  def unknown_columns(self, request: Request) -> list[str]:
+    """Returns the names of a request's columns that the model does not read.
+
+    Raises:
+      NotReady: where there is no version yet.
+    """
+    with self._use() as served:
+      return served.scorer.unknown(request.columns)
+
   def signature(self) -> Signature:
     """Returns what requests and answers hold. Raises: NotReady where there is no version yet."""
     with self._use() as served:
