@@ -198,7 +198,7 @@ KINDS = [
     'values, keys and bytes of `configs/` and of `--set` are changed: taken, and the same when '
     'written and read again, or refused in one line',
     'inputs',
-    40,
+    46,
     900,
     _configs,
   ),

@@ -35,6 +35,7 @@ from trainer.plain_data import JsonObject
 from trainer.runtime import Runtime
 
 EXIT_STATUS = 3  # of every process of a job that lost one
+_STATUSES = 1, 2, EXIT_STATUS  # with which a rank may end the others
 _CONTINUE = 'The job ends; run the same command again to continue from the last checkpoint'
 _RENDEZVOUS_KEY = 'ctr_trainer/heartbeat'
 _ATTEMPT_SECONDS = 3  # of one request to the key-value store
@@ -202,7 +203,7 @@ class Heartbeat(contextlib.AbstractContextManager):
               self._lose_stalled()
           case ['bye']:
             return
-          case ['end', str(text), int(status)]:
+          case ['end', str(text), int(status)] if status in _STATUSES:
             if self._rank == 0:
               self._end_all(text, status)
             os._exit(status)  # rank 0 has said why
