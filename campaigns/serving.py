@@ -302,15 +302,16 @@ def compare(run_dir: str, address: str) -> None:
     if time.monotonic() > deadline:
       raise AssertionError(f'the store is at {version}; wanted {newest}')
     time.sleep(0.1)
-  oracle = TrainerOracle(run_dir) if TRAINER.value else Oracle().run(newest)
-  _, bias, rows = contents(store, oracle.keys.values())
-  if TRAINER.value:
+  if TRAINER.value:  # before this process runs an op, after which a fork may stand still
     pid = fork(
       command('trainer.export', '--run_dir', run_dir, '--kind', 'base', '--checkpoint', 'last'),
       os.path.join(run_dir, 'export.log'),
     )
     if os.waitpid(pid, 0)[1]:
       raise AssertionError(f'trainer.export failed; see {run_dir}/export.log')
+  oracle = TrainerOracle(run_dir) if TRAINER.value else Oracle().run(newest)
+  _, bias, rows = contents(store, oracle.keys.values())
+  if TRAINER.value:
     full = max(o.sequence for o in chain.exports(directory) if o.kind == 'base')
     wanted_bias, wanted = oracle.version(full)
     if abs(bias - 100 * wanted_bias) > 1e-3 or rows != {k: tuple(v) for k, v in wanted.items()}:
