@@ -33,18 +33,20 @@ def tell(cfg: config.Config) -> Iterator[str]:
   distinct: dict[int, np.ndarray] = {}
   samples = 0
   for split in ('train', 'valid', 'test'):
-    found = passes(cfg, getattr(cfg.data, split), f'data.{split}')
+    listed = passes(cfg, getattr(cfg.data, split), f'data.{split}')
     rows, told = [], []  # the first pass of one class is told
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles
-      paths = {one.path for one in found}
-      found = in_order([*found, *(one for one in watched if one.path not in paths)])
-    for one in found:
-      (prepared,) = inputs.prepared([one], split)
+      paths = {data_pass.path for data_pass in listed}
+      listed = in_order(
+        [*listed, *(data_pass for data_pass in watched if data_pass.path not in paths)]
+      )
+    for data_pass in listed:
+      (prepared,) = inputs.prepared([data_pass], split)
       if not told and (alike := one_class(cfg, prepared)):
         told.append(f'  {alike.text}')
-      rows.append((one.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
+      rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
       if split == 'train':
         samples += prepared.num_samples
         _count(cfg, prepared, distinct)
@@ -65,14 +67,14 @@ def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
   """Returns the passes that are announced in data.watch, and lines on what else is found there."""
   watch = cfg.data.watch
   try:
-    found, missing, wrong = announced(cfg)
+    watched, missing, wrong = announced(cfg)
   except OSError as e:
     return [], [f'{watch}: {e.strerror}; a run waits for it']
   told = [f'{path}: is announced and not there; a run waits for it' for path in missing]
   told += [f'{text}; a run refuses it' for text in wrong.values()]
-  if not found:
+  if not watched:
     told.append(f'{watch}: no pass is announced there; a run waits for one')
-  return found, told
+  return watched, told
 
 
 def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:

@@ -1,8 +1,8 @@
-"""Withholds exports while what the model predicts of new passes is worse than it used to be.
+"""Withholds exports while the model predicts new passes worse than it used to.
 
-A pass is judged by its progressive validation, before it is trained on. It is trained on in any
-case. Where it fails, nothing is exported until a later pass is good; the next delta then carries
-the changes of all of them.
+Each pass is judged by its progressive validation, that is, before it is trained on. It is trained
+on in any case. If it fails, nothing is exported until a later pass is good; the next delta then
+carries the changes of all these passes.
 """
 
 import math
@@ -14,11 +14,11 @@ from trainer import config
 from trainer.data.prepared import PreparedPass
 from trainer.training.run_state import Progress
 
-# How far a pass moves what the next one is compared with. A drop that lasts is the new normal after
-# some passes, or a lasting change in the log would end the exports for good.
+# How far each pass moves the reference of the next, as an exponential moving average. So a lasting
+# change of the log becomes normal after some passes, and exports go on.
 _RATE = 0.1
 _LOWER_IS_BETTER = ('logloss', 'rmse')
-# A slot is blank where the share of samples that have it falls below this part of what it was.
+# A slot counts as blank if the share of samples that have it falls below this part of the usual.
 _BLANK = 0.1
 _SAMPLES_AT_ONCE = 65536
 
@@ -32,10 +32,10 @@ def judge(
   """Judges a pass: sets `progress.withheld` to what is wrong with it, or None.
 
   Args:
-    gate: of the config.
-    progress: of the run; its `gate_reference` follows the passes.
+    gate: export.gate of the config.
+    progress: the run's; its `gate_reference` follows the passes.
     values: metrics of the pass before it was trained on.
-    present: of `presence`.
+    present: what `presence` returned for the pass.
   """
   value = values[gate.metric]
   if value is None or not math.isfinite(value):
@@ -72,7 +72,7 @@ def presence(
   Args:
     cfg: the job's config.
     prepared: the pass.
-    most_samples: how many of its samples, from the first on, are looked at; None: all.
+    most_samples: how many samples to look at, from the first on; None: all.
   """
   slots = len(cfg.slots)
   found, samples = np.zeros([slots]), 0

@@ -61,10 +61,10 @@ def _joined(a: SlotBatch, b: SlotBatch, slots: int) -> SlotBatch:
 
 def importance_table(run: 'FinishedRun', prepared: Sequence[PreparedPass]) -> pd.DataFrame:
   """Returns the losses by slot, the most important first; every rank calls it."""
-  found = slot_importance(
+  importance = slot_importance(
     run.cfg, run.communicator, run.step, prepared, progress_made=run.progress_made
   )
-  table = pd.DataFrame(found['slots']).T.astype(float).rename_axis('slot')
+  table = pd.DataFrame(importance['slots']).T.astype(float).rename_axis('slot')
   table.columns = [f'loss_of_{name}' for name in table]
   return table.sort_values(table.columns[0], ascending=False)
 
@@ -136,14 +136,14 @@ def slot_importance(
     return result(state) if state else {}
 
   signs = {'rmse': -1} if cfg.labels[0].loss == 'squared_error' else {'auc': 1, 'logloss': -1}
-  found: JsonObject = {}
+  by_slot: JsonObject = {}
   for i, name in enumerate(names):
     before, after = quality('before', [i]), quality('after', [i])
-    found[name] = {
+    by_slot[name] = {
       metric: None
       if before.get(metric) is None or after.get(metric) is None
       else sign * (before[metric] - after[metric])
       for metric, sign in signs.items()
     }
   whole = quality('before', range(len(names)))
-  return {metric: whole.get(metric) for metric in signs} | {'slots': found}
+  return {metric: whole.get(metric) for metric in signs} | {'slots': by_slot}

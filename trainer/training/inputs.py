@@ -1,4 +1,4 @@
-"""A job's passes: converted once, opened by every process, staged for the step."""
+"""Converts a job's passes once, opens them on every process, and stages batches for the step."""
 
 import concurrent.futures
 import contextlib
@@ -31,7 +31,7 @@ SECONDS_BETWEEN_LINES = 0.5  # on a conversion that is waited for
 
 
 class _Stopped(Exception):
-  """A conversion was given up, for the job ends."""
+  """Ends a conversion because the job ends."""
 
 
 class Inputs:
@@ -42,8 +42,8 @@ class Inputs:
     communicator: how the processes meet.
     step: stages the batches.
     progress_made: called after each chunk of slow work.
-    folder: where converted passes go, one folder a split.
-    show: shows a line on how the conversion gets on.
+    folder: where converted passes go, one folder per split.
+    show: shows a line on the progress of a conversion.
   """
 
   def __init__(
@@ -60,44 +60,44 @@ class Inputs:
     self._progress_made = progress_made
     self._owners: dict[str, int] = {}  # the rank that converts a pass ahead, by its prepared path
     self._ahead: dict[str, concurrent.futures.Future] = {}  # what this process converts ahead
-    self._samples_ahead = 0  # of the pass at hand, so far
-    # A training step goes first; what it leaves of the cores is for conversion. On Linux threads
-    # have their own priority, and hand it to those that they start.
+    self._samples_ahead = 0  # converted so far of the pass at hand
+    # A training step has precedence; conversion takes the processor time that it leaves. On Linux
+    # each thread has a priority of its own, which the threads that it starts inherit.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'convert', os.nice, (10,))
     self._stopped = threading.Event()
 
   def prepared(
     self, passes: Sequence[Pass], split: str, labelled: bool = True
   ) -> list[PreparedPass]:
-    """Converts those passes that are raw, each by one process, and opens them all on each.
+    """Converts the passes that are raw, each on one process, and opens all on every process.
 
-    A large file is shared by the processes where there are fewer passes than processes.
+    Where there are fewer passes than processes, the processes convert a large file together.
 
     Args:
       passes: the same on every process.
-      split: names the folder that converted passes go to.
-      labelled: whether labels, weights and groups are read; what only predicts needs none.
+      split: the folder that converted passes go to.
+      labelled: whether labels, weights and groups are read; prediction needs none.
     Raises:
-      UserError: on every process, where one of them found something wrong.
+      UserError: on every process, if a pass is wrong.
     """
     rank, size = self._communicator.rank, self._communicator.size
-    paths = [self._path(one, split) for one in passes]
+    paths = [self._path(data_pass, split) for data_pass in passes]
     if len(passes) < size:
       for i, file in self._shareable(passes, paths, labelled):
         self._share(passes[i], paths[i], file, f'{split} pass {i + 1} of {len(passes)}', labelled)
 
     def convert() -> None:
-      for i, (one, path) in enumerate(zip(passes, paths)):
+      for i, (data_pass, path) in enumerate(zip(passes, paths)):
         if self._owners.get(path, i % size) == rank:
-          self._wait_for(one, path)
-          self._convert(one, path, f'{split} pass {i + 1} of {len(passes)}', labelled)
+          self._wait_for(data_pass, path)
+          self._convert(data_pass, path, f'{split} pass {i + 1} of {len(passes)}', labelled)
 
     def opened() -> list[PreparedPass]:
-      found = []
-      for one, path in zip(passes, paths):
-        with refusing(one.path if path == one.path else path):
-          found.append(PreparedPass(path, self._cfg))
-      return found
+      opened_passes = []
+      for data_pass, path in zip(passes, paths):
+        with refusing(data_pass.path if path == data_pass.path else path):
+          opened_passes.append(PreparedPass(path, self._cfg))
+      return opened_passes
 
     self._communicator.together(f'cannot prepare passes for {split}', convert)
     return self._communicator.together('cannot read passes', opened)
@@ -105,108 +105,109 @@ class Inputs:
   def _shareable(
     self, passes: Sequence[Pass], paths: Sequence[str], labelled: bool
   ) -> list[tuple[int, LogFile]]:
-    """The places and the files of raw passes that processes convert together; process 0's look."""
+    """Returns the index and the file of each raw pass that the processes convert together."""
 
     def look() -> list[list[Plain]]:
-      found = []
-      for i, (one, path) in enumerate(zip(passes, paths)):
-        if path != one.path and path not in self._owners and exists(one.path):
-          with contextlib.suppress(Exception):  # it is told where the pass is converted
-            file = shareable(self._cfg, one.path)
-            if file and not is_prepared_from(self._cfg, one.path, path, labelled):
-              found.append([i, list(file)])
-      return found
+      shared = []
+      for i, (data_pass, path) in enumerate(zip(passes, paths)):
+        if path != data_pass.path and path not in self._owners and exists(data_pass.path):
+          with contextlib.suppress(Exception):  # the conversion reports what is wrong
+            file = shareable(self._cfg, data_pass.path)
+            if file and not is_prepared_from(self._cfg, data_pass.path, path, labelled):
+              shared.append([i, list(file)])
+      return shared
 
     is_first = self._communicator.rank == 0
-    found = self._communicator.together('cannot read passes', look if is_first else list)
-    return [(i, LogFile(*file)) for i, file in self._communicator.broadcast(found)]
+    shared = self._communicator.together('cannot read passes', look if is_first else list)
+    return [(i, LogFile(*file)) for i, file in self._communicator.broadcast(shared)]
 
-  def _share(self, one: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
-    """Converts a raw pass of one file, of which each process takes a part; every process calls it.
+  def _share(self, data_pass: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
+    """Converts a raw pass of one file, each process a part of it; every process calls it.
 
     Raises:
-      UserError: as `prepared`.
+      UserError: on every process, if the file is wrong.
     """
     rank, size = self._communicator.rank, self._communicator.size
     together = self._communicator.together
-    cfg, on_block = self._cfg, self._on_block(one, place)
+    cfg, on_block = self._cfg, self._on_block(data_pass, place)
 
     def count() -> list[int]:
-      with refusing(one.path):
+      with refusing(data_pass.path):
         return count_lines(cfg, file, rank, size)
 
-    counted = self._communicator.gather(together(f'cannot read {one.path}', count))
+    counted = self._communicator.gather(together(f'cannot read {data_pass.path}', count))
 
     def convert() -> int:
-      with refusing(one.path):
+      with refusing(data_pass.path):
         parts = parts_of(cfg, file, counted, size)
         if rank < len(parts):
           prepare_part(cfg, file, parts[rank], own_path(rank), labelled, on_block)
         return len(parts)
 
     def join() -> None:
-      with refusing(one.path):
-        join_parts(cfg, one.path, list(map(own_path, range(parts))), path, labelled, on_block)
+      with refusing(data_pass.path):
+        join_parts(cfg, data_pass.path, list(map(own_path, range(parts))), path, labelled, on_block)
 
     def own_path(r: int) -> str:
       return f'{path}{UNFINISHED}part{r}'
 
     try:
-      parts = together(f'preparing {one.path}', convert)
-      together(f'preparing {one.path}', join if rank == 0 else lambda: None)
+      parts = together(f'preparing {data_pass.path}', convert)
+      together(f'preparing {data_pass.path}', join if rank == 0 else lambda: None)
     finally:
       shutil.rmtree(own_path(rank), ignore_errors=True)
 
   def look_at(self, passes: Sequence[Pass], split: str) -> None:
-    """Reads the beginnings of raw passes, each by one process, so that what is plainly wrong with
-    one is told before another is trained on. Every process calls it, with the same passes.
+    """Reads the beginning of each raw pass, so that plain mistakes are reported before training.
+
+    Every process calls it, with the same passes, and reads some of them.
 
     Raises:
-      UserError: on every process, where one of them found something wrong.
+      UserError: on every process, if a pass is wrong.
     """
     rank, size = self._communicator.rank, self._communicator.size
 
     def look() -> None:
-      for one in passes[rank::size]:
-        if not self.is_ready(one, split):
-          with refusing(one.path):
-            look_at(self._cfg, one.path)
+      for data_pass in passes[rank::size]:
+        if not self.is_ready(data_pass, split):
+          with refusing(data_pass.path):
+            look_at(self._cfg, data_pass.path)
         self._progress_made()
 
     self._communicator.together('cannot read passes', look)
 
   def convert_ahead(self, passes: Sequence[Pass], split: str, processes: int) -> None:
-    """Has those passes that are raw converted in the background, each by one process, in order.
+    """Converts raw passes in the background, in order, each on one process.
 
-    `prepared` waits for them; what is wrong with one is met again there. Every process calls it,
-    with the same passes.
+    `prepared` waits for them, and raises what is wrong with one. Every process calls it, with the
+    same passes.
 
     Args:
-      passes: that come next.
-      split: names the folder that converted passes go to.
-      processes: the first so many take turns.
+      passes: those that come next.
+      split: the folder that converted passes go to.
+      processes: how many processes, from rank 0 on, take turns.
     """
-    for one in passes:
-      path = self._path(one, split)
-      if path == one.path or path in self._owners:
+    for data_pass in passes:
+      path = self._path(data_pass, split)
+      if path == data_pass.path or path in self._owners:
         continue
       self._owners[path] = len(self._owners) % processes
       if self._owners[path] == self._communicator.rank:
-        self._ahead[path] = self._thread.submit(self._convert_ahead, one, path)
+        self._ahead[path] = self._thread.submit(self._convert_ahead, data_pass, path)
 
-  def _convert_ahead(self, one: Pass, path: str) -> None:
+  def _convert_ahead(self, data_pass: Pass, path: str) -> None:
     def on_block(samples: int) -> None:
       if self._stopped.is_set():
         raise _Stopped
       self._samples_ahead = samples
 
     self._samples_ahead = 0
-    with contextlib.suppress(Exception):  # what is wrong is met again by `prepared`
-      if exists(one.path):
-        prepare_pass(self._cfg, one.path, path, on_block=on_block)
+    with contextlib.suppress(Exception):  # `prepared` converts it again and raises the error
+      if exists(data_pass.path):
+        prepare_pass(self._cfg, data_pass.path, path, on_block=on_block)
 
-  def _wait_for(self, one: Pass, path: str) -> None:
-    """Returns when nothing in the background converts a pass."""
+  def _wait_for(self, data_pass: Pass, path: str) -> None:
+    """Waits until a background conversion of this pass has ended."""
     ahead, seen = self._ahead.pop(path, None), -1
     if ahead is None or ahead.cancel():
       return
@@ -214,49 +215,51 @@ class Inputs:
       if self._samples_ahead != seen:
         seen = self._samples_ahead
         self._progress_made()
-        self._show(f'waiting for the conversion of {shortened(one.name, 24)} · {seen:,} samples')
+        self._show(
+          f'waiting for the conversion of {shortened(data_pass.name, 24)} · {seen:,} samples'
+        )
     ahead.result()
 
-  def is_ready(self, one: Pass, split: str) -> bool:
-    """Whether a pass was converted, or need not be."""
-    return os.path.exists(os.path.join(self._path(one, split), META))
+  def is_ready(self, data_pass: Pass, split: str) -> bool:
+    """Whether a pass needs no conversion (any more)."""
+    return os.path.exists(os.path.join(self._path(data_pass, split), META))
 
   def remove_unfinished(self) -> None:
-    """Removes what conversions that were killed have left; process 0 calls it before the first."""
+    """Removes what killed conversions have left; process 0 calls it before the first conversion."""
     for path in glob.glob(os.path.join(glob.escape(self._folder), '*', f'*{UNFINISHED}*')):
       shutil.rmtree(path, ignore_errors=True)
 
   def stop(self) -> None:
-    """Gives up what is converted in the background."""
+    """Ends the conversions in the background."""
     self._stopped.set()
     self._thread.shutdown(cancel_futures=True)
 
-  def _path(self, one: Pass, split: str) -> str:
-    """Where the prepared pass lies."""
-    if is_prepared(self._cfg.data, one.path):
-      return one.path
-    return os.path.join(self._folder, split, folder_name(one.name))
+  def _path(self, data_pass: Pass, split: str) -> str:
+    """Returns the path of the prepared pass."""
+    if is_prepared(self._cfg.data, data_pass.path):
+      return data_pass.path
+    return os.path.join(self._folder, split, folder_name(data_pass.name))
 
-  def _convert(self, one: Pass, path: str, place: str, labelled: bool = True) -> None:
+  def _convert(self, data_pass: Pass, path: str, place: str, labelled: bool = True) -> None:
     self._progress_made()
-    # A pass in the middle of which the run stopped may have lost its file since.
-    if path == one.path or (os.path.exists(path) and not exists(one.path)):
+    # If the run stopped within this pass, its raw file may be gone by now.
+    if path == data_pass.path or (os.path.exists(path) and not exists(data_pass.path)):
       return
 
-    with refusing(one.path):
-      prepare_pass(self._cfg, one.path, path, labelled, self._on_block(one, place))
+    with refusing(data_pass.path):
+      prepare_pass(self._cfg, data_pass.path, path, labelled, self._on_block(data_pass, place))
 
-  def _on_block(self, one: Pass, place: str) -> Callable[[int], None]:
-    """What a conversion calls with its samples so far."""
+  def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
+    """Returns a callback that a conversion calls with the number of samples so far."""
 
     def on_block(samples: int) -> None:
       self._progress_made()
-      self._show(f'converting {place} · {shortened(one.name, 24)} · {samples:,} samples')
+      self._show(f'converting {place} · {shortened(data_pass.name, 24)} · {samples:,} samples')
 
     return on_block
 
   def remove(self, names: Collection[str], split: str) -> None:
-    """Removes what was converted of some passes, by name; process 0 calls it."""
+    """Removes converted passes, by the names of their passes; process 0 calls it."""
     folder = os.path.join(self._folder, split)
     for name in {*map(folder_name, names)}.intersection(
       os.listdir(folder) if os.path.isdir(folder) else ()
@@ -266,13 +269,13 @@ class Inputs:
   def staged(
     self, prepared: PreparedPass, epoch: int = 0, shuffle: bool = False, start: int = 0
   ) -> Iterator[Staged]:
-    """Yields this process's share of a pass's global batches, made ready in a thread of its own.
+    """Yields this process's share of each global batch of a pass, staged by another thread.
 
     Args:
       prepared: the pass.
-      epoch: another one is shuffled otherwise.
+      epoch: part of the seed of the shuffle.
       shuffle: whether the samples are shuffled, by seed, pass and epoch.
-      start: the first global batch.
+      start: the first global batch to yield.
     """
     return prefetch(
       map(

@@ -1,4 +1,7 @@
-"""What became of every pass: part of each checkpoint, and ledger.jsonl for people."""
+"""The ledger of passes: what became of each one.
+
+It is part of each checkpoint, and is written to ledger.jsonl for people to read.
+"""
 
 import base64
 import collections
@@ -17,8 +20,10 @@ from trainer.plain_data import Json, JsonObject
 
 FILE = 'ledger.jsonl'
 TRAINED = ('trained', 'late')
-WHOLE_ENTRIES = 200  # that are kept; of older passes the ledger keeps hashes
-_MARK_BYTES = 8  # of a hash: among a million passes, one new one in 6e12 is taken for an old one
+WHOLE_ENTRIES = 200  # of older passes, the ledger keeps only hashes
+# Length of a hash. Among a million old passes, a new one is mistaken for one of them with
+# probability 1e6 / 2^64.
+_MARK_BYTES = 8
 
 
 @dataclasses.dataclass
@@ -27,18 +32,18 @@ class Entry:
 
   Attributes:
     path: absolute, or the URL of a remote pass.
-    name: as in reports.
-    day: of its name or path.
-    epoch: in which it was met.
-    size: in bytes; None where there was no such file.
-    crc32: of its bytes, those of its files one after another; of a prepared pass, of its meta.json;
-      None where they were not read.
-    modified: when the file was changed last, in ns since 1970; None: whenever it is looked at
-      again, it counts as changed.
-    fate: entered (its training has begun), trained, late (trained after its day had ended), skipped
-      (late, and data.late is skip), seen (its name or its bytes were trained before) or refused (it
-      cannot be trained on).
-    reason: why, where it was not simply trained.
+    name: its name in reports.
+    day: the day that its name or path gives.
+    epoch: the epoch of this entry.
+    size: in bytes; None if there was no such file.
+    crc32: checksum of the bytes of its files in order, or of a prepared pass' meta.json; None if
+      they were not read.
+    modified: time of the last change in ns since 1970; None: the pass counts as changed whenever
+      it is looked at again.
+    fate: entered (training has begun), trained, late (trained after its day had ended), skipped
+      (late, and data.late is skip), seen (a pass of the same name or bytes was trained before) or
+      refused (it cannot be trained on).
+    reason: why it was not simply trained on; empty otherwise.
   """
 
   path: str
@@ -53,65 +58,70 @@ class Entry:
 
   @property
   def content(self) -> tuple[int | None, int | None]:
-    """What tells the bytes of two passes apart."""
+    """Size and checksum, which differ where the bytes of two passes do."""
     return self.size, self.crc32
 
   def as_pass(self) -> Pass:
-    """The pass; its path counts, its marker is forgotten."""
+    """Returns the pass, without its marker."""
     return Pass(self.name, self.path, self.day)
 
 
 def _files(path: str) -> list[LogFile]:
-  """The files that tell a pass from others."""
+  """Returns the files that identify a pass: its raw files, or a prepared pass' meta.json."""
   meta = os.path.join(path, META)
   return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
 
 
 def stamp(path: str) -> tuple[int, int]:
-  """Size and time of change of a pass's files, quickly: they differ where it may have changed."""
+  """Returns the size and the time of change of a pass's files, without reading them.
+
+  If they are as before, the pass counts as unchanged.
+  """
   files = _files(path)
   return sum(f.bytes for f in files), max(f.mtime_ns for f in files)
 
 
 def stamp_if_any(path: str) -> tuple[int | None, int | None]:
-  """As `stamp`; zeros where something is there that has none, None where nothing is."""
+  """Returns `stamp`, zeros for what has no stamp, or None where nothing is at this path."""
   try:
     return stamp(path)
   except (OSError, UserError):
     return (0, 0) if exists(path) else (None, None)
 
 
-def refused_entry(one: Pass, epoch: int, reason: str) -> Entry:
-  """The entry of a pass that cannot be trained on, and that was not read."""
-  size, modified = stamp_if_any(one.path)
-  path = absolute(one.path)
-  return Entry(path, one.name, one.day, epoch, size, None, modified, 'refused', reason)
+def refused_entry(data_pass: Pass, epoch: int, reason: str) -> Entry:
+  """Returns the entry of a pass that was refused before it was read."""
+  size, modified = stamp_if_any(data_pass.path)
+  path = absolute(data_pass.path)
+  return Entry(path, data_pass.name, data_pass.day, epoch, size, None, modified, 'refused', reason)
 
 
-def entry_of(one: Pass, epoch: int) -> Entry:
-  """The entry of a pass that is met for the first time; reads the whole pass."""
-  size, modified = stamp(one.path)
+def entry_of(data_pass: Pass, epoch: int) -> Entry:
+  """Returns the entry of a new pass; reads the whole pass for its checksum."""
+  size, modified = stamp(data_pass.path)
   crc32 = 0
-  for file in _files(one.path):
+  for file in _files(data_pass.path):
     with open_file(file.path) as f:
       crc32 = crc32_of_stream(f, crc32)
-  return Entry(absolute(one.path), one.name, one.day, epoch, size, crc32, modified)
+  return Entry(
+    absolute(data_pass.path), data_pass.name, data_pass.day, epoch, size, crc32, modified
+  )
 
 
 def _mark(*what: Json) -> bytes:
-  """A hash that stands for a path, a name or a content."""
+  """Returns a hash of a path, a name or a content."""
   return hashlib.blake2b(json.dumps(what).encode(), digest_size=_MARK_BYTES).digest()
 
 
 class Ledger:
-  """The entries of the passes met so far, in the order in which they were met.
+  """The entries of the passes so far, in the order in which they arrived.
 
-  Every process of a job holds the same. An epoch begins with no pass seen. Of passes that were
-  settled long ago only hashes of path, name and bytes are left, by which they are known when they
-  come again; and how many had which fate.
+  Every process of a job holds the same ledger. Each epoch begins without entries. Old entries are
+  folded: of them only the number by fate is kept, and hashes of path, name and bytes, by which a
+  pass that arrives again is recognised.
 
   Args:
-    state: what `state` gave of another ledger; None: nothing was met yet.
+    state: what `state` returned of another ledger; None for an empty ledger.
   """
 
   def __init__(self, state: Mapping[str, Json] | None = None):
@@ -137,23 +147,23 @@ class Ledger:
       if entry.crc32 is not None:
         self._by_content.setdefault((entry.epoch, *entry.content), entry.path)
 
-  def of(self, one: Pass, epoch: int) -> Entry | None:
-    """The entry of a pass by its path, or None."""
-    return self._entries.get((epoch, absolute(one.path)))
+  def of(self, data_pass: Pass, epoch: int) -> Entry | None:
+    """Returns the entry of the pass with this path, or None."""
+    return self._entries.get((epoch, absolute(data_pass.path)))
 
   def has_folded(self, path: str, epoch: int) -> bool:
-    """Whether the pass at a path was settled so long ago that it has no entry any more."""
+    """Whether the entry of the pass at this path was folded."""
     return self._has(epoch, 'path', absolute(path))
 
   def _has(self, epoch: int, *what: Json) -> bool:
     return bool(self._marks) and epoch == self._epoch and _mark(*what) in self._marks
 
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
-    """How a path that is new is that of a pass of the epoch that was trained on, in words, or None.
+    """Says, in words, which earlier pass of the epoch a new one repeats; None if it repeats none.
 
     Args:
-      entry: of the path.
-      by_name: whether an equal name and day make it the same; equal bytes always do.
+      entry: the entry of the new pass.
+      by_name: whether an equal name and day make it a repetition; equal bytes always do.
     """
     epoch, name = entry.epoch, (entry.name, entry.day)
     for how, path, what in (
@@ -167,16 +177,16 @@ class Ledger:
     return None
 
   def entered(self) -> Entry | None:
-    """The pass whose training has begun and not ended, or None."""
+    """Returns the entry of the pass whose training has begun and not ended, or None."""
     last = [entry for entry in self if entry.fate == 'entered']
     return last[-1] if last else None
 
   def counts(self) -> dict[str, int]:
-    """The number of passes of each fate."""
+    """Returns the number of passes of each fate."""
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:
-    """Keeps marks in place of all but the last `whole` settled entries."""
+    """Folds all but the last `whole` entries whose fate is settled."""
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:
@@ -194,7 +204,7 @@ class Ledger:
         self._by_content.pop((entry.epoch, *entry.content), None)
 
   def state(self) -> JsonObject:
-    """Plain data that another Ledger can be made of."""
+    """Returns plain data from which another Ledger can be made."""
     return {
       'entries': [dict(vars(entry)) for entry in self],
       'folded': dict(self._folded),
@@ -203,7 +213,7 @@ class Ledger:
     }
 
   def write(self, run_dir: str) -> None:
-    """Writes ledger.jsonl, an entry a line; the checkpoint is what a run continues from."""
+    """Writes ledger.jsonl, one entry per line; runs continue from the checkpoint, not from it."""
     path = os.path.join(run_dir, FILE)
     with open(path + '.new', 'w', encoding='utf-8') as f:
       if self._folded:

@@ -213,12 +213,12 @@ class RunState:
       return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
 
     self._step.store.clear()
-    found = checkpoint.restore_latest(
+    restored = checkpoint.restore_latest(
       directory, store=self._step.store, communicator=self._communicator, adapt=adapt
     )
-    if found is None:
+    if restored is None:
       return False
-    self._path, dense, progress = found
+    self._path, dense, progress = restored
     self.ledger = Ledger(progress.pop('ledger'))
     self.progress = Progress(**progress)
     self._saved = dataclasses.replace(self.progress)

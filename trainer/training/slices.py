@@ -1,4 +1,4 @@
-"""Evaluation by the values of a slot."""
+"""Evaluates the samples of each value of a slot by themselves (slices)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,8 @@ from trainer.data.features import SlotBatch
 from trainer.model.slices import slice_errors, slice_figures
 from trainer.plain_data import JsonObject
 
-BLANK, OTHER = -1, -2  # in place of a key: samples without a value, samples of all further values
+# In place of a key: samples without a value, and samples of all values that have no slice.
+BLANK, OTHER = -1, -2
 
 
 def _values(batch: SlotBatch, slot: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
@@ -37,20 +38,20 @@ def slices(
 ) -> dict[str, list[JsonObject]]:
   """Evaluates the samples of each value of some slots by themselves.
 
-  A sample of several values counts in each of them. All samples of a slice meet on one process,
-  where its AUC is exact. Every process calls it.
+  A sample with several values counts in the slice of each. All samples of a slice are sent to one
+  process, so that its AUC is exact. Every process calls it.
 
   Args:
     cfg: the job's config.
     communicator: how the processes meet.
-    scored: this process's batches and what is predicted for them, [B] or [B, T].
-    names: of slots.
-    most: how many values of a slot to show: the most frequent ones. The others together are OTHER.
+    scored: this process's batches with their predictions, [B] or [B, T].
+    names: of the slots.
+    most: how many values of a slot get a slice: the most frequent ones. All others are in OTHER.
   Returns:
-    By slot a list of slices, of several tasks those of each one: key (or BLANK, OTHER), task (None
-    where there is one), and the figures of trainer.model.slices. The worst come first: those whose
-    interval of AUC ends lowest, so that few samples alone make no slice the worst; of squared error
-    those of the largest RMSE. What has no such figure comes last.
+    By slot, a list of slices for each task, with key (or BLANK, OTHER), task (None if there is only
+    one) and the figures of trainer.model.slices. The worst slices come first: those whose upper
+    confidence limit of AUC is lowest, so that a slice is not first merely because it is small; for
+    squared error, those of the largest RMSE. Slices without such a figure come last.
   """
   places = {slot.name: i for i, slot in enumerate(cfg.slots)}
   found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
@@ -81,7 +82,7 @@ def _of_slot(
   head = _most_frequent(keys, communicator, most)
   place = np.searchsorted(head, keys)
   is_head = head[np.minimum(place, len(head) - 1)] == keys
-  # Of further values a sample counts once.
+  # In OTHER, a sample counts once.
   others = np.unique(samples[~is_head])
   place = np.concatenate([place[is_head], np.full(len(others), len(head))])
   samples = np.concatenate([samples[is_head], others])
@@ -112,7 +113,7 @@ def _of_slot(
 
 
 def _most_frequent(keys: np.ndarray, communicator: Communicator, most: int) -> np.ndarray:
-  """Returns BLANK and the keys that the most samples of all processes have, ascending."""
+  """Returns BLANK and the most frequent keys over all processes, ascending."""
   distinct, counts = np.unique(keys, return_counts=True)
   gathered = communicator.gather([distinct, counts])
   all_keys, of = np.unique(np.concatenate([k for k, _ in gathered]), return_inverse=True)

@@ -1,7 +1,7 @@
-"""The order of a run's passes: which is trained next, which days end when, what is set aside.
+"""The order of a run's passes: which one comes next, when days end, which passes are set aside.
 
-Process 0 looks at the files and decides; the others learn of its decision, so that all take the
-same one. What became of each pass stands in the ledger, on every process.
+Process 0 looks at the files and decides; it broadcasts its decision, so that all processes do the
+same. Every process keeps the ledger, which records what became of each pass.
 """
 
 import dataclasses
@@ -40,24 +40,25 @@ from trainer.training.ledger import (
 )
 from trainer.training.run_state import RunState
 
-LARGE_BYTES = 1 << 30  # of a pass whose beginning is read before all of it is
+# Of a larger pass, the beginning is checked before all of it is read.
+LARGE_BYTES = 1 << 30
 SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 DAY_SECONDS = 24 * 3600
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainPass:
-  """A pass is to be trained on."""
+  """Train on a pass."""
 
   data_pass: Pass
-  late: bool = False  # its own day has ended: it counts for the open one
-  waiting: int = 0  # passes that are ready and come after it
-  seconds_behind: float | None = None  # since the oldest of all that are ready was announced
+  late: bool = False  # its own day has ended, so it counts for the day that is open
+  waiting: int = 0  # number of passes that are ready behind it
+  seconds_behind: float | None = None  # since the oldest pass that is ready was announced
 
 
 @dataclasses.dataclass(frozen=True)
 class EndDay:
-  """A day is over."""
+  """End a day."""
 
   day: int
   is_empty: bool = False  # it had no passes
@@ -65,19 +66,19 @@ class EndDay:
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-  """Nothing is ready."""
+  """Wait: no pass is ready."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-  """Every pass of the epoch was trained on."""
+  """End the epoch: every pass was trained on."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-  """The job was asked to stop."""
+  """Stop: the job was asked to."""
 
 
 Action = TrainPass | EndDay | Wait | Finished | Stopped
@@ -87,17 +88,17 @@ _ACTIONS = {kind.__name__: kind for kind in (TrainPass, EndDay, Wait, Finished, 
 class Stream:
   """Decides what a run does next.
 
-  A pass is known by its path, its name and its bytes, and has one fate an epoch (see Entry). Days
-  end when a pass of a later day comes, at the end of data.train, or by
-  data.close_day_after_hours; each ends once. A pass that comes when its day has ended is late.
+  A pass is identified by its path, its name and its bytes, and has one fate per epoch (see Entry).
+  A day ends once: when a pass of a later day arrives, at the end of data.train, or by
+  data.close_day_after_hours. A pass that arrives after its day has ended is late.
 
   Args:
     cfg: the job's config.
     communicator: how the processes meet.
     state: the place in the data, and the ledger.
-    tell: called on every process with each pass that is not simply trained on: its name, its fate,
-      why.
-    clock: seconds since 1970.
+    tell: called on every process for each pass that is not simply trained on, with its name, its
+      fate and the reason.
+    clock: returns seconds since 1970.
   """
 
   def __init__(
@@ -111,18 +112,15 @@ class Stream:
     self._cfg, self._communicator, self._state = cfg, communicator, state
     self._tell, self._clock = tell, clock
     self._listed: list[Pass] | None = None
-    self._mistakes: dict[str, str] = {}  # what is wrong with passes of data.train, by path
+    self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._said: set[str] = set()
-    self._looked: tuple[float, tuple] | None = None  # at the watched directory
-    self._checked: set[str] = set()  # remote passes that have not changed since they were trained
-    self._read: dict[
-      str, tuple[tuple, tuple]
-    ] = {}  # of files that changed: stamp and content, by path
-    self._trains: Entry | None = None
-    self._refusal: str | None = None  # why the last of the passes was that were refused in a row
-    self._following: list[Pass] | None = (
-      None  # the passes that were ready behind the last TrainPass
-    )
+    self._looked: tuple[float, tuple] | None = None  # when, and what the watched directory had
+    self._checked: set[str] = set()  # remote passes that are unchanged since their training
+    # Stamp and content of files that have changed, by path.
+    self._read: dict[str, tuple[tuple, tuple]] = {}
+    self._trains: Entry | None = None  # the pass that is being trained on
+    self._refusal: str | None = None  # why the latest pass of a row of refused ones was refused
+    self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass
     self._settled: set[str] = set()  # paths of passes that the ledger has folded
 
   @property
@@ -131,17 +129,17 @@ class Stream:
 
   @property
   def limit(self) -> int:
-    """How many passes in a row may be refused."""
+    """The number of passes in a row that may be refused."""
     return self._cfg.data.max_refused_passes
 
   def next(self, stop: bool = False) -> Action:
     """Returns what to do next; every process calls it.
 
     Args:
-      stop: whether this process was asked to stop; process 0's counts.
+      stop: whether this process was asked to stop; only the answer of process 0 counts.
     Raises:
-      UserError: on every process: a late pass where data.late is fail, or more refused passes than
-        are allowed.
+      UserError: on every process, for a late pass where data.late is fail, or where more passes
+        were refused than are allowed.
     """
     progress = self._state.progress
     if self._cfg.data.close_day_after_hours is not None:
@@ -149,7 +147,7 @@ class Stream:
       progress.last_time = min(progress.last_time or math.inf, self._clock())
     begun = self._ledger.entered()
     if begun is not None and self._trains is None:
-      # Every process knows it from the checkpoint, or from the workers whose pass it enters.
+      # Every process knows this pass from the checkpoint, or from the workers that it joins.
       self._trains = begun
       return TrainPass(begun.as_pass(), begun.reason != '')
     is_first = self._communicator.rank == 0
@@ -166,14 +164,14 @@ class Stream:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
-    if kind in ('Wait', 'Finished'):  # else a pass is ready that may be good
+    if kind in ('Wait', 'Finished'):  # otherwise another pass is ready, which may be good
       self._check_refused()
     if 'data_pass' in fields:
       fields['data_pass'] = Pass(**fields['data_pass'])
     return _ACTIONS[kind](**fields)
 
   def trained(self) -> None:
-    """The pass of the last TrainPass was trained on; every process calls it."""
+    """Records that the pass of the last TrainPass was trained on; every process calls it."""
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
     progress.refused_in_a_row, self._refusal = 0, None
@@ -181,10 +179,10 @@ class Stream:
       progress.last_time = self._clock()
 
   def refused(self, error: BadPass) -> None:
-    """The pass of the last TrainPass cannot be read; every process calls it.
+    """Records that the pass of the last TrainPass cannot be read; every process calls it.
 
     Raises:
-      UserError: where no more passes may be refused.
+      UserError: if no more passes may be refused.
     """
     if not self.limit:
       raise self.too_many(str(error))
@@ -192,7 +190,7 @@ class Stream:
     is_there = self._communicator.together(
       f'cannot read {path}', lambda: exists(path) if is_first else True
     )
-    if not self._communicator.broadcast(is_there):  # it is trained on once it is there again
+    if not self._communicator.broadcast(is_there):  # once it is there again, it is trained on
       gone = {'size': None, 'crc32': None, 'modified': None}
       self._trains = dataclasses.replace(self._trains, **gone)
     entry = self._settle('refused', str(error))
@@ -207,24 +205,24 @@ class Stream:
     return entry
 
   def _count_refused(self, entry: Entry) -> None:
-    """Counts a refused pass; one that has vanished does not count."""
+    """Counts a refused pass, unless its file has vanished."""
     self._state.progress.refused_in_a_row += entry.size is not None
     self._refusal = entry.reason
     if not self.limit:
       raise self.too_many(entry.reason)
 
   def _check_refused(self) -> None:
-    """Ends the run where too many passes in a row were refused, the last by this process."""
+    """Raises an error if too many passes in a row were refused."""
     refused = self._state.progress.refused_in_a_row
     if self._refusal is not None and refused > self.limit:
       raise self.too_many(self._refusal, refused)
 
   def too_many(self, reason: str, refused: int = 1) -> UserError:
-    """The error that ends a run where passes are refused.
+    """Returns the error that ends a run because passes were refused.
 
     Args:
-      reason: why the last one was.
-      refused: how many were, one after another.
+      reason: why the last one was refused.
+      refused: the number of passes in a row that were refused.
     """
     count = '1 pass was' if refused <= 1 else f'{refused} passes in a row were'
     return BadPass(
@@ -232,42 +230,42 @@ class Stream:
     )
 
   def day_ended(self, ended: EndDay) -> None:
-    """That day's end was done; every process calls it."""
+    """Records that the day-end step of a day is done; every process calls it."""
     progress, hours = self._state.progress, self._cfg.data.close_day_after_hours
     progress.closed_day, progress.day = ended.day, None
     if ended.is_empty:
       progress.empty_days += 1
     if hours is not None:
-      # The next day, should it stay empty, is over a day from now, whatever the clock said before.
+      # If the next day stays empty, it ends one day from now, whatever the clock said before.
       progress.last_time = self._clock()
 
   def epoch_begins(self) -> None:
-    """The passes begin anew; every process calls it."""
+    """Begins again with the first pass; every process calls it."""
     self._listed, self._settled = None, set()
     self._state.progress.closed_day = None
 
   def upcoming(self, most: int | None = None) -> list[Pass]:
-    """The passes that are ready and were not met yet, in order; process 0's last look.
+    """Returns the passes that are ready and not yet in the ledger, in order.
 
-    Every process calls it.
+    They are what process 0 saw when it last looked. Every process calls it.
 
     Args:
-      most: how many are wanted; None: all.
+      most: the largest number to return; None: all.
     """
 
     def look() -> list[JsonObject]:
       if self._following is None:
         self._following = self._ready()[0]
-      return [dataclasses.asdict(one) for one in self._following[:most]]
+      return [dataclasses.asdict(data_pass) for data_pass in self._following[:most]]
 
     is_first = self._communicator.rank == 0
-    found = self._communicator.together('cannot look for passes', look if is_first else list)
-    return [Pass(**one) for one in self._communicator.broadcast(found)]
+    upcoming = self._communicator.together('cannot look for passes', look if is_first else list)
+    return [Pass(**data_pass) for data_pass in self._communicator.broadcast(upcoming)]
 
   # What follows runs on process 0 alone.
 
   def _decide(self, stop: bool) -> tuple[str, JsonObject, list[JsonObject]]:
-    """Returns the name of an action, its fields, and new entries of the ledger."""
+    """Returns the name of the next action, its fields, and the ledger's new entries."""
     if stop:
       return 'Stopped', {}, []
     cfg, progress = self._cfg.data, self._state.progress
@@ -280,24 +278,25 @@ class Stream:
 
     ready, wrong = self._ready()
     settled += wrong
-    for place, one in enumerate(ready):
-      if self._is_far_ahead(one):
-        settled.append(self._refused_for_its_day(one))
+    for place, data_pass in enumerate(ready):
+      if self._is_far_ahead(data_pass):
+        settled.append(self._refused_for_its_day(data_pass))
         continue
       try:
-        with refusing(one.path):
-          entry = self._read_entry(one)
+        with refusing(data_pass.path):
+          entry = self._read_entry(data_pass)
       except BadPass as e:
-        settled.append(refused_entry(one, progress.epoch, str(e)))
+        settled.append(refused_entry(data_pass, progress.epoch, str(e)))
         continue
       if how := self._ledger.trained_before(entry, by_name=cfg.day_pattern is not None):
-        entry.fate, entry.reason = 'seen', f'{one.path}: not trained: {how}'
+        entry.fate, entry.reason = 'seen', f'{data_pass.path}: not trained: {how}'
         settled.append(entry)
         continue
-      late = self._is_late(one)
+      late = self._is_late(data_pass)
       if late:
         entry.reason = (
-          f'{one.path}: its day {one.day} is over: the stream has come to {self._newest_day}'
+          f'{data_pass.path}: its day {data_pass.day} is over: the stream has come to '
+          f'{self._newest_day}'
         )
         if cfg.late == 'fail':
           raise UserError(
@@ -307,7 +306,7 @@ class Stream:
           entry.fate = 'skipped'
           settled.append(entry)
           continue
-      elif (ending := self._ends(one)) is not None:
+      elif (ending := self._ends(data_pass)) is not None:
         return decided(ending)
       settled.append(entry)
       self._following = ready[place + 1 :]
@@ -316,7 +315,7 @@ class Stream:
         markers = markers[:1]
       times = [time for time in map(modified, markers) if time is not None]
       behind = round(max(0.0, self._clock() - min(times)), 3) if times else None
-      return decided(TrainPass(one, late, len(ready) - place - 1, behind))
+      return decided(TrainPass(data_pass, late, len(ready) - place - 1, behind))
     if (ending := self._ends(None)) is not None:
       return decided(ending)
     if cfg.watch:
@@ -324,13 +323,13 @@ class Stream:
     return decided(Finished())
 
   def _ready(self) -> tuple[list[Pass], list[Entry]]:
-    """The passes not met yet, in order, and entries of those whose names are wrong."""
+    """Returns the passes not yet in the ledger, in order, and entries of misnamed ones."""
     cfg, epoch = self._cfg, self._state.progress.epoch
     if self._listed is None:
       wrong = self._mistakes if self.limit else None
       self._listed = passes(cfg, cfg.data.train, 'data.train', wrong)
-    self._listed = [one for one in self._listed if not self._is_settled(one.path)]
-    found, watched, mistakes = list(self._listed), [], self._mistakes
+    self._listed = [data_pass for data_pass in self._listed if not self._is_settled(data_pass.path)]
+    listed, watched, mistakes = list(self._listed), [], self._mistakes
     if cfg.data.watch:
       try:
         watched, missing, misnamed = self._look()
@@ -346,100 +345,106 @@ class Stream:
       if self._ledger.of(Pass('', path), epoch) is None:
         name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
         wrong.append(refused_entry(Pass(name, path), epoch, text))
-    paths = {one.path for one in found}
+    paths = {data_pass.path for data_pass in listed}
     ready = []
-    for one in (*found, *(one for one in watched if one.path not in paths)):
-      known = self._ledger.of(one, epoch)
-      if known is None or self._is_new(one, known):
-        ready.append(one)
+    for data_pass in (
+      *listed,
+      *(data_pass for data_pass in watched if data_pass.path not in paths),
+    ):
+      known = self._ledger.of(data_pass, epoch)
+      if known is None or self._is_new(data_pass, known):
+        ready.append(data_pass)
     return (in_order(ready) if cfg.data.watch else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
-    """Whether a pass was met so long ago that the ledger has folded it; quick the next time."""
+    """Whether the ledger has folded the entry of this pass; remembers if it has."""
     if path not in self._settled and self._ledger.has_folded(path, self._state.progress.epoch):
       self._settled.add(path)
     return path in self._settled
 
-  def _read_entry(self, one: Pass) -> Entry:
-    """The entry of a pass that is met for the first time; reads the whole pass."""
-    if not is_prepared(self._cfg.data, one.path) and stamp(one.path)[0] >= LARGE_BYTES:
-      look_at(self._cfg, one.path)  # what is plainly no log is not read to its end
-    return entry_of(one, self._state.progress.epoch)
+  def _read_entry(self, data_pass: Pass) -> Entry:
+    """Returns the entry of a new pass; reads the whole pass for its checksum."""
+    if not is_prepared(self._cfg.data, data_pass.path) and stamp(data_pass.path)[0] >= LARGE_BYTES:
+      look_at(self._cfg, data_pass.path)  # not all of what is plainly no log is read
+    return entry_of(data_pass, self._state.progress.epoch)
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
-    """What the watched directory announces; a remote one is listed now and then only."""
+    """Lists the watched directory; a remote one at most once in some seconds."""
     if is_remote(self._cfg.data.watch) and self._looked is not None:
-      looked, found = self._looked
+      looked, announcement = self._looked
       if self._clock() - looked < SECONDS_BETWEEN_REMOTE_LOOKS:
-        return found
-    found = announced(self._cfg, self._is_settled)
-    self._looked = self._clock(), found
-    return found
+        return announcement
+    announcement = announced(self._cfg, self._is_settled)
+    self._looked = self._clock(), announcement
+    return announcement
 
-  def _is_new(self, one: Pass, known: Entry) -> bool:
-    """Whether a pass was repaired since it was refused; tells where one changed after training."""
-    if known.fate == 'refused' and (known.crc32 is None or self._is_far_ahead(one)):
-      return not self._is_far_ahead(one) and stamp_if_any(one.path) != (known.size, known.modified)
-    if known.fate not in (*TRAINED, 'refused') or one.path in self._checked:
+  def _is_new(self, data_pass: Pass, known: Entry) -> bool:
+    """Whether a refused pass was repaired; warns of a pass that changed after its training."""
+    if known.fate == 'refused' and (known.crc32 is None or self._is_far_ahead(data_pass)):
+      return not self._is_far_ahead(data_pass) and stamp_if_any(data_pass.path) != (
+        known.size,
+        known.modified,
+      )
+    if known.fate not in (*TRAINED, 'refused') or data_pass.path in self._checked:
       return False
     try:
-      found = stamp(one.path)
-      if found == (known.size, known.modified):
-        if is_remote(one.path) and known.fate in TRAINED:  # asking costs a request
-          self._checked.add(one.path)
+      changed = stamp(data_pass.path)
+      if changed == (known.size, known.modified):
+        if is_remote(data_pass.path) and known.fate in TRAINED:  # asking costs a request
+          self._checked.add(data_pass.path)
         return False
-      if self._read.get(one.path, (None, None))[0] != found:
-        self._read[one.path] = found, entry_of(one, known.epoch).content
+      if self._read.get(data_pass.path, (None, None))[0] != changed:
+        self._read[data_pass.path] = changed, entry_of(data_pass, known.epoch).content
     except (OSError, UserError):
       return False
-    content = self._read[one.path][1]
+    content = self._read[data_pass.path][1]
     if known.fate == 'refused':
       return content != known.content
     if content != known.content:
       self._say(
-        f'{one.path}: has changed after it was trained ({known.size:,} bytes then, {content[0]:,} '
-        'now); it is not trained again'
+        f'{data_pass.path}: has changed after it was trained ({known.size:,} bytes then, '
+        f'{content[0]:,} now); it is not trained again'
       )
     return False
 
-  def _is_far_ahead(self, one: Pass) -> bool:
-    """Whether a pass is of a day so late that its date is most likely wrong."""
-    most, reached = self._cfg.data.max_days_ahead, self._reached_day(one)
-    return None not in (most, reached) and days_ahead(reached, one.day) > most
+  def _is_far_ahead(self, data_pass: Pass) -> bool:
+    """Whether the day of a pass is so far ahead that its date is most likely wrong."""
+    most, reached = self._cfg.data.max_days_ahead, self._reached_day(data_pass)
+    return None not in (most, reached) and days_ahead(reached, data_pass.day) > most
 
-  def _reached_day(self, one: Pass) -> int | None:
-    """The day that a pass is compared with: of dates today, before a stream's first pass."""
-    if self._newest_day is not None or not is_date(one.day):
+  def _reached_day(self, data_pass: Pass) -> int | None:
+    """The newest day so far; before the first pass of a stream of dates, today."""
+    if self._newest_day is not None or not is_date(data_pass.day):
       return self._newest_day
     return int(time.strftime('%Y%m%d', time.localtime(self._clock())))
 
   @property
   def _newest_day(self) -> int | None:
-    """The day that the stream has come to; None where there is none yet."""
+    """The newest day of the stream; None before the first."""
     progress = self._state.progress
     return progress.closed_day if progress.day is None else progress.day
 
-  def _refused_for_its_day(self, one: Pass) -> Entry:
-    """The entry of a pass that is far ahead, which is tried again once its day has come near."""
-    reached, most = self._reached_day(one), self._cfg.data.max_days_ahead
+  def _refused_for_its_day(self, data_pass: Pass) -> Entry:
+    """Returns the entry of a pass that is too far ahead; it is tried again when its day is near."""
+    reached, most = self._reached_day(data_pass), self._cfg.data.max_days_ahead
     which = 'today' if self._newest_day is None else 'to which the stream has come'
     reason = (
-      f'{one.path}: its day {one.day} is {days_ahead(reached, one.day):,} days after {reached}, '
-      f'{which}; data.max_days_ahead allows {most}'
+      f'{data_pass.path}: its day {data_pass.day} is {days_ahead(reached, data_pass.day):,} days '
+      f'after {reached}, {which}; data.max_days_ahead allows {most}'
     )
-    entry = refused_entry(one, self._state.progress.epoch, reason)
+    entry = refused_entry(data_pass, self._state.progress.epoch, reason)
     return dataclasses.replace(entry, modified=None)
 
-  def _is_late(self, one: Pass) -> bool:
+  def _is_late(self, data_pass: Pass) -> bool:
     progress = self._state.progress
     if self._cfg.data.day_pattern is None:
       return False
     if progress.day is not None:
-      return one.day < progress.day
-    return progress.closed_day is not None and one.day <= progress.closed_day
+      return data_pass.day < progress.day
+    return progress.closed_day is not None and data_pass.day <= progress.closed_day
 
   def _ends(self, following: Pass | None) -> EndDay | None:
-    """The day that ends before the pass `following` (None: nothing is ready), or None."""
+    """Returns the day that ends before `following` is trained on (None: no pass is ready)."""
     cfg, progress = self._cfg.data, self._state.progress
     if cfg.day_pattern is None:
       return None

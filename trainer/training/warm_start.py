@@ -1,10 +1,10 @@
-"""A model goes on with other settings: what of a checkpoint is taken over where they differ.
+"""Warm start: what a model with changed settings takes over from a checkpoint.
 
-Features are known by their slot's name, dense variables by their layer and name. A slot or layer
-that is new starts fresh, one that is gone is dropped; of a layer or table that has become wider,
-what it had is taken over and the rest starts fresh. Rows keep their weights under another row
-optimizer, whose state starts fresh, as it does in a table of another width. Rows that go into a
-table in bfloat16 are rounded to nearest.
+Features are matched by the name of their slot, dense variables by their layer and name. A new slot
+or layer starts fresh; one that is gone is dropped. A layer or table that has become wider keeps
+what it had, and the rest starts fresh. Under another row optimizer, or in a table of another width,
+rows keep their weights and their optimizer state starts fresh. Rows of a table that is now in
+bfloat16 are rounded to nearest.
 """
 
 import collections
@@ -20,8 +20,8 @@ from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.plain_data import JsonObject
 
-# Keys that may differ between runs of one model, beside those of run_state.MAY_CHANGE: how it
-# learns, when features live, and its slots and layers.
+# Keys that may differ between runs of one model, beside those of run_state.MAY_CHANGE: how the
+# model learns, its features' lifecycle, its slots and its layers.
 _RATES = 'learning_rate|beta1|beta2|epsilon|learning_rate_power|beta|l1|l2|clip|initial_accumulator'
 _MAY_CHANGE = re.compile(
   r'data\.label_negative|data\.labels\.\d+\.negative|train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
@@ -31,19 +31,19 @@ _MAY_CHANGE = re.compile(
 
 
 class Taken(NamedTuple):
-  """What became of a part of the model."""
+  """What became of one part of the model."""
 
   what: str
   fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
 
 
 def _identity(slot: config.Slot) -> JsonObject:
-  """What decides a slot's keys and the layout of its rows."""
+  """Returns the settings that decide a slot's keys and the layout of its rows."""
   return slot.model_dump(exclude={'pooling', 'lifecycle'})
 
 
 def may_change(key: str, old: config.Config, new: config.Config) -> bool:
-  """Whether a model goes on though this key's value differs."""
+  """Whether a run may continue with another value of this key."""
   if key.startswith('data.slots.'):
     by_name = {slot.name: slot for slot in old.data.slots}
     same = all(
@@ -58,12 +58,12 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
 
 
 def _has_ffm(*configs: config.Config) -> bool:
-  """Whether factors are laid out by field in one of them."""
+  """Whether one of the models has field-aware factors (FFM)."""
   return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
 
 
 def _layouts(cfg: config.Config) -> dict[str, tuple[int, str, str, str]]:
-  """What decides the layout of a table's rows, by its name: width, row optimizers and dtype."""
+  """Returns what decides the layout of rows, by table: width, row optimizers and dtype."""
   return {
     n: (t.width, t.linear.kind, t.factors.kind, t.dtype) for n, t in cfg.sparse.tables.items()
   }
@@ -87,12 +87,12 @@ def is_needed(old: config.Config, new: config.Config) -> bool:
 def rows(
   old: config.Config, new: config.Config, rank: int, size: int
 ) -> Callable[[Iterator[chunks.Chunk]], Iterator[chunks.Chunk]]:
-  """Returns what makes chunks of all of the old model's rows to those that process `rank` owns.
+  """Returns a function from the old model's rows to the new rows that process `rank` owns.
 
   Args:
     old: the config that the rows were written with.
-    new: the config that they go on with.
-    rank: of this process.
+    new: the config that the run continues with.
+    rank: the rank of this process.
     size: the number of processes.
   """
   new_ids, old_ids = new.slot_ids(), old.slot_ids()
@@ -111,22 +111,22 @@ def rows(
       key = (chunk['key'] & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
       shard = shard_of(key)
       kept = (to >= 0) & (shard >= own.start) & (shard < own.stop)
-      one = chunks.select(chunk, kept, tables)
-      one['key'], one['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
+      changed_chunk = chunks.select(chunk, kept, tables)
+      changed_chunk['key'], changed_chunk['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
       if _layouts(old) != _layouts(new):
-        _lay_out(one, old, new)
-      yield one
+        _lay_out(changed_chunk, old, new)
+      yield changed_chunk
 
   return changed
 
 
 def _lay_out(chunk: dict[str, np.ndarray], old: config.Config, new: config.Config) -> None:
-  """Gives rows of some features the layout of the new config's tables.
+  """Changes rows to the layout of the new config's tables.
 
   Args:
     chunk: columns as of ops.row_store.RowStore, with the new keys and slots; changed in place.
     old: the config that the rows were written with.
-    new: the config that they go on with.
+    new: the config that the run continues with.
   """
   before, now = _layouts(old), _layouts(new)
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
@@ -163,7 +163,7 @@ def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 
   '012/dnn_2/kernel_0/m:0' is 'dnn 0/kernel_0/m:0' where it belongs to the first dnn.
   """
-  found, layers = {}, {}
+  names, layers = {}, {}
   for name in arrays:
     if not re.match(r'\d+/', name):
       continue
@@ -174,8 +174,8 @@ def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
       if layer not in of_kind:
         of_kind.append(layer)
       layer = f'{kind} {of_kind.index(layer)}'
-    found[layer + slash + rest] = name
-  return found
+    names[layer + slash + rest] = name
+  return names
 
 
 def _inputs(cfg: config.Config) -> list[str]:
@@ -233,8 +233,8 @@ def dense(
     fates.setdefault(layer, set()).add('taken over' if is_whole else 'partly')
   layers = {stable.partition('/')[0] for stable in was}
   table = [
-    Taken(f'layer {layer}', found.pop() if len(found) == 1 else 'partly')
-    for layer, found in fates.items()
+    Taken(f'layer {layer}', layer_fates.pop() if len(layer_fates) == 1 else 'partly')
+    for layer, layer_fates in fates.items()
   ]
   table += [Taken(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
   before, now = ([s.name for s in cfg.data.slots] for cfg in (old, new))
@@ -263,16 +263,16 @@ def untrained(
   was = _by_layer(saved)
   # Others than `trainable` are the optimizer's.
   wanted = {s: n for s, n in _by_layer(fresh).items() if n.partition('/')[2] in trainable}
-  found = set()
+  new_variables = set()
   for stable, name in wanted.items():
     shape, old_shape = fresh[name].shape, saved[was[stable]].shape if stable in was else ()
     if stable not in was or len(shape) != len(old_shape) or np.greater(shape, old_shape).any():
-      found.add(stable)
-  # Layers without variables, as fm, are known by the config alone.
+      new_variables.add(stable)
+  # Layers without variables, such as fm, appear only in the config.
   had, has = (_layers(cfg) for cfg in (old, new))
-  # A variable that shrinks again has what was trained before it grew.
+  # A variable that shrinks back to its old size keeps what was trained before it grew.
   same = {s for s, name in wanted.items() if s in was and saved[was[s]].shape == fresh[name].shape}
-  return sorted(found | has - had | set(before) & (same | has))
+  return sorted(new_variables | has - had | set(before) & (same | has))
 
 
 def _layers(cfg: config.Config) -> set[str]:
@@ -282,16 +282,16 @@ def _layers(cfg: config.Config) -> set[str]:
 
 
 def _tables(old: config.Config, new: config.Config) -> list[Taken]:
-  """What became of tables whose layout differs."""
-  before, found = _layouts(old), []
+  """Returns what became of the tables whose layout differs."""
+  before, taken = _layouts(old), []
   for name, now in _layouts(new).items():
     was = before.get(name, now)
     if was[0] != now[0]:
-      found.append(Taken(f'table {name}, width {was[0]} to {now[0]}', 'partly'))
+      taken.append(Taken(f'table {name}, width {was[0]} to {now[0]}', 'partly'))
     for part, a, b in zip(('linear', 'factors'), was[1:3], now[1:3]):
       if a != b:
-        found.append(Taken(f'table {name}, {part} {a} to {b}', 'weights taken over'))
+        taken.append(Taken(f'table {name}, {part} {a} to {b}', 'weights taken over'))
     if was[3] != now[3]:
       fate = 'rounded' if now[3] == 'bfloat16' else 'taken over'
-      found.append(Taken(f'table {name}, {was[3]} to {now[3]}', fate))
-  return found
+      taken.append(Taken(f'table {name}, {was[3]} to {now[3]}', fate))
+  return taken
