@@ -44,7 +44,7 @@ from trainer.model.builder import build
 from trainer.serving import http
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scores
-from trainer.serving.store import open_store
+from trainer.serving.versioned_store import open_store
 from trainer.storage import export
 
 ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')

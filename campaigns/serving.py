@@ -43,7 +43,7 @@ from tests.support.scorer import Client
 from trainer import config
 from trainer.data.features import hash_keys
 from trainer.serving import embedded_store, redis_store  # noqa: F401 before the forks
-from trainer.serving.store import open_store
+from trainer.serving.versioned_store import open_store
 from trainer.storage import chain
 from trainer.training import job  # noqa: F401 likewise
 

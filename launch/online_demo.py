@@ -18,7 +18,7 @@ import pyarrow.csv
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from trainer.data.synthetic import World
-from trainer.serving.store import open_store
+from trainer.serving.versioned_store import open_store
 
 SAMPLES, SHOWS, PASSES_A_DAY = 10_000, 100, 10
 SECONDS_TO_WAIT = 120

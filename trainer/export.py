@@ -3,9 +3,11 @@
 `python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`.
 """
 
+import time
+
 from absl import flags
 
-from trainer import command_line
+from trainer import command_line, files
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 KIND = flags.DEFINE_enum(
@@ -32,7 +34,9 @@ CHECKPOINT = flags.DEFINE_enum(
 
 @command_line.command
 def main() -> None:
-  from trainer.storage import export, saved_model
+  import tensorflow as tf
+
+  from trainer.storage import export
   from trainer.storage.chain import MODEL_KINDS
   from trainer.training.finished_run import open_run
 
@@ -57,8 +61,10 @@ def main() -> None:
   if done.left_out.rows:
     print(done.left_out)
   if KIND.value in MODEL_KINDS:
-    size, seconds = saved_model.measure(done.path)
-    print(f'{size / 1e6:.1f} MB, loaded in {seconds:.1f} s')
+    started = time.monotonic()
+    tf.saved_model.load(done.path)
+    seconds = time.monotonic() - started
+    print(f'{files.size_of(done.path) / 1e6:.1f} MB, loaded in {seconds:.1f} s')
 
 
 if __name__ == '__main__':

@@ -31,7 +31,7 @@ SECONDS_BETWEEN_TRIES = 2  # while the store cannot be reached
 @command_line.command
 def main() -> int:
   from trainer.serving.publisher import Applied, Publisher
-  from trainer.serving.store import open_store
+  from trainer.serving.versioned_store import open_store
 
   if not os.path.isdir(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')

@@ -90,7 +90,7 @@ def _service() -> Any:
   from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service
-  from trainer.serving.store import open_store
+  from trainer.serving.versioned_store import open_store
 
   if STORE.value:
     return Service(open_store(STORE.value, '--store'), None, OWN_LAYERS.value)

@@ -19,7 +19,7 @@ from trainer import files
 from trainer.errors import DataLoss, UserError
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.serving.store import (
+from trainer.serving.versioned_store import (
   Overtaken,
   Version,
   VersionGone,

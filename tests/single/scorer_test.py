@@ -31,7 +31,7 @@ from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scorer
 from trainer.serving.service import Service
-from trainer.serving.store import open_store
+from trainer.serving.versioned_store import open_store
 from trainer.storage import export
 from trainer.training.step import TrainStep
 

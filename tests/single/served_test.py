@@ -20,7 +20,7 @@ from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
-from trainer.serving.store import Store, open_store
+from trainer.serving.versioned_store import VersionedStore, open_store
 from trainer.storage import export
 from trainer.training.step import TrainStep
 
@@ -104,7 +104,7 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     names = [name for name in self.records[0] if name not in labels]
     return {name: [record[name] for record in self.records] for name in names}
 
-  def served(self, store: Store) -> np.ndarray:
+  def served(self, store: VersionedStore) -> np.ndarray:
     """Publishes the exports to a store and returns its scores, [B] or [B, T]."""
     publisher = Publisher(os.path.join(self.cfg.run_dir, 'exports'), store)
     service = Service(store, publisher.advance)

@@ -11,12 +11,11 @@ import tensorflow as tf
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from tests.support.steps import train
-from trainer import config, errors
+from trainer import config, errors, files
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.storage import export, warmup
-from trainer.storage import saved_model as serving
 from trainer.training.step import TrainStep
 
 BATCH = 64
@@ -274,9 +273,6 @@ class ServingTest(tf.test.TestCase):
         self.assertEqual(served['empty'], [])
         if name == 'one feature a field':
           self.assertEqual(served['dtypes'], {'user': 'int64', 'item': 'int64', 'ad': 'string'})
-    size, seconds = serving.measure(jobs[0][0])
-    self.assertGreater(size, 0)
-    self.assertGreater(seconds, 0)
 
   def test_one_user_and_many_items(self):
     rows = make_rows(np.random.default_rng(2), 40)
@@ -341,9 +337,9 @@ class ServingTest(tf.test.TestCase):
         self.assertAllClose(found, step.predict(staged), atol=1e-6, rtol=0)
         self.assertNotIn('Ctr', self._ops(done.path))
         # Its size does not depend on the number of features.
-        before = serving.measure(done.path)[0]
+        before = files.size_of(done.path)
         more = self._trained(cfg, make_rows(np.random.default_rng(4), 8 * BATCH, first_id=500))
-        after = serving.measure(self._exported(cfg, more, 'dense_model').path)[0]
+        after = files.size_of(self._exported(cfg, more, 'dense_model').path)
         self.assertLess(abs(after - before), 200)
 
   def test_the_layout_of_tensorflow_serving(self):

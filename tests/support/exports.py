@@ -14,7 +14,7 @@ from ops.policy import Policy
 from tests.support.steps import make_config
 from trainer.data.features import hash_keys
 from trainer.model.builder import build
-from trainer.serving.store import Store
+from trainer.serving.versioned_store import VersionedStore
 from trainer.storage import export
 
 WIDTH = 3
@@ -120,7 +120,7 @@ class Run:
 
 
 def contents(
-  store: Store, keys: Collection[int]
+  store: VersionedStore, keys: Collection[int]
 ) -> tuple[int, float, dict[int, tuple[float, ...]]]:
   """Returns what a store holds: version, the number in its dense part, rows as `Run.rows`.
 

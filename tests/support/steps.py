@@ -14,7 +14,7 @@ from ops.row_store import to_float32
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.serving.scorer import Scorer
-from trainer.serving.store import LookedUpRows
+from trainer.serving.versioned_store import LookedUpRows
 from trainer.training.step import Step, StepCounts, StepFlags
 
 # Goes with the batches of tests.support.batches.

@@ -16,8 +16,8 @@ from trainer.data.features import SlotBatch
 from trainer.embedding.exchange import Routing
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.rows_on_servers import RowsOnServers
 from trainer.parameter_server.servers import Push, Servers
-from trainer.parameter_server.store import ServedStore
 from trainer.training import dense_dtype
 from trainer.training.dense_part import DensePart
 from trainer.training.step import (
@@ -57,7 +57,7 @@ class WorkerStep(Step):
     multiplies_in = dense_dtype.chosen(cfg, communicator)
     self.dense = DensePart(cfg, communicator.all_reduce_with_gradient, multiplies_in)
     self.servers = Servers(cfg, cluster, target, communicator, self.dense)
-    self.store = ServedStore(self.servers, communicator)
+    self.store = RowsOnServers(self.servers, communicator)
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
     self._rows_lag = self.dense.embedding.catches_up

@@ -2,7 +2,7 @@
 
     DIRECTORY/data.mdb  lock.mdb
 
-    logical shard (1 byte), key (8 bytes, big-endian) -> a row (trainer.serving.store)
+    logical shard (1 byte), key (8 bytes, big-endian) -> a row (trainer.serving.versioned_store)
     'version'  -> Version as JSON
     'config'   -> the resolved config
     'dense'    -> the dense variables, .npz
@@ -22,11 +22,11 @@ import numpy as np
 from ops.sharding import shard_of
 from trainer.errors import DataLoss
 from trainer.files import from_npz, to_npz
-from trainer.serving.store import (
+from trainer.serving.versioned_store import (
   LookedUpRows,
   Overtaken,
-  Store,
   Version,
+  VersionedStore,
   View,
   decode,
   encode,
@@ -46,7 +46,7 @@ def _keys(keys: np.ndarray) -> list[bytes]:
   return names.view(f'V{_KEY.itemsize}').tolist()
 
 
-class EmbeddedStore(Store):
+class EmbeddedStore(VersionedStore):
   """A store in a directory.
 
   Args:

@@ -20,11 +20,11 @@ from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss
 from trainer.model.builder import build
-from trainer.serving.store import (
+from trainer.serving.versioned_store import (
   LookedUpRows,
   Overtaken,
-  Store,
   Version,
+  VersionedStore,
   View,
   replace,
 )
@@ -116,7 +116,7 @@ class _MemoryView(View):
     return rows
 
 
-class MemoryStore(Store):
+class MemoryStore(VersionedStore):
   """A store that ends with the process."""
 
   def __init__(self):

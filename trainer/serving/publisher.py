@@ -6,7 +6,7 @@ from typing import NamedTuple
 from absl import logging
 
 from trainer.errors import DataLoss, UserError
-from trainer.serving.store import Overtaken, Store, Version
+from trainer.serving.versioned_store import Overtaken, Version, VersionedStore
 from trainer.storage import chain
 from trainer.storage.chain import ROW_KINDS, RowExport
 
@@ -34,7 +34,7 @@ class Publisher:
     refused: why the last call of `advance` did not apply an export; None otherwise.
   """
 
-  def __init__(self, directory: str, store: Store):
+  def __init__(self, directory: str, store: VersionedStore):
     self._directory, self._store = directory, store
     self.refused: str | None = None
 

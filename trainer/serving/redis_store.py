@@ -3,7 +3,7 @@
     ctr:version             Version as JSON, with the generation of its rows
     ctr:model:GENERATION    hash: config (YAML), dense (.npz)
     ctr:generation          counts the bases that were begun
-    r:GENERATION:KEY        a row (trainer.serving.store); both numbers 8 bytes, big-endian
+    r:GENERATION:KEY        a row, as versioned_store encodes it; both numbers 8 bytes, big-endian
 
 A base is written under a generation of its own, which nobody reads before `ctr:version` names it;
 then the generations before it are deleted. Deltas change the rows in place. Either way one
@@ -21,11 +21,11 @@ import redis
 from redis.client import Pipeline
 
 from trainer.files import from_npz, to_npz
-from trainer.serving.store import (
+from trainer.serving.versioned_store import (
   LookedUpRows,
   Overtaken,
-  Store,
   Version,
+  VersionedStore,
   VersionGone,
   View,
   decode,
@@ -60,7 +60,7 @@ def _parse(data: bytes | None) -> tuple[Version | None, int]:
   return Version(**fields), generation
 
 
-class RedisStore(Store):
+class RedisStore(VersionedStore):
   """A store in a database of Redis, which it has to itself.
 
   Args:

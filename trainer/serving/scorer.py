@@ -25,8 +25,8 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
 from trainer.plain_data import Json
-from trainer.serving.store import LookedUpRows, decode
-from trainer.storage.saved_model import input_name
+from trainer.serving.versioned_store import LookedUpRows, decode
+from trainer.storage.served_model import input_name
 
 
 class BadRequest(UserError):
@@ -181,7 +181,7 @@ class Scorer:
   # Scores
 
   def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], LookedUpRows]) -> Scores:
-    """Scores samples with the rows that `look_up` finds (trainer.serving.store.View.look_up)."""
+    """Scores samples with the rows that `look_up` returns, as View.look_up does."""
     deduped = dedupe(to_tensor(samples.keys), shows=self._one, clicks=self._one)
     keys = deduped.unique.numpy()
     rows = look_up(keys)

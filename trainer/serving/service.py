@@ -9,7 +9,7 @@ from absl import logging
 from trainer.errors import UserError, one_line
 from trainer.serving.rest import Request, Signature
 from trainer.serving.scorer import Scorer, Scores
-from trainer.serving.store import Store, Version, VersionGone, View
+from trainer.serving.versioned_store import Version, VersionedStore, VersionGone, View
 
 
 class NotReady(UserError):
@@ -40,7 +40,7 @@ class Service:
 
   def __init__(
     self,
-    store: Store,
+    store: VersionedStore,
     advance: Callable[[], object] | None = None,
     own_layers: Collection[str] = (),
   ):

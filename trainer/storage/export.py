@@ -70,7 +70,7 @@ from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable
 from trainer.plain_data import JsonObject
-from trainer.storage import chain, saved_model
+from trainer.storage import chain, dense_model, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
@@ -400,7 +400,7 @@ def _write_model(
 ) -> None:
   """Writes a SavedModel from the rows of all processes, which are then removed."""
   if kind == 'dense_model':
-    saved_model.save_dense(cfg, model, dense_stats, unfinished)
+    dense_model.save(cfg, model, dense_stats, unfinished)
     return
   parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]
   rows = chain.concatenate([rows for part in parts for rows in chain.read_rows(part)])

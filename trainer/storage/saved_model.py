@@ -1,62 +1,36 @@
-"""Models that plain TensorFlow runs, without TFRA, an op of ours or Python of ours.
+"""Writes the whole model as a SavedModel: raw columns in, outputs out.
 
-`save` writes the whole model: raw columns in, probability out. Its rows lie in variables, features
-sorted by key: a look-up is a binary search (`tf.searchsorted`), and loading reads arrays and builds
-nothing. A feature that is not there reads 0, in weight and factors, as in evaluation; features that
-read 0 anyway are not written. Its signatures, both with the output `probability` float32 [B], or of
-several tasks one of each task's name:
+Its rows lie in variables, features sorted by key: a look-up is a binary search (`tf.searchsorted`),
+and loading reads arrays and builds nothing. A feature that is not there reads 0, in weight and
+factors, as in evaluation; features that read 0 anyway are not written. It has two signatures:
 
-- `serving_default`: a tensor for every column: string for a slot's (its features stand as in the
-  log, with the slot's separators; blank is none), int64 where the slot is among `integer_slots`,
-  float32 for a dense column (NaN is missing). A column that is both a slot's and dense is one
-  string. All columns have one length, B, or length 1, which is repeated: one user and B items.
-  TensorFlow wants plain names: whatever is no letter, digit or underscore in a column's name is an
-  underscore (`input_name`).
-- `examples`: serialised tf.Examples, string [B], with the same features: bytes lists (each element
-  as in the log; several are several features), int64 lists, and a float for a dense column, which
-  may be left out.
-
-`save_dense` writes the dense part alone, for who keeps the rows elsewhere. Its size does not depend
-on the number of features. Its signature `serving_default` takes, of what the model reads
-(trainer.embedding.layer_inputs.LayerInputs), with B or 1 as the first dimension:
-
-- `linear` float32 [B, F]: Σ x·w over the features of each slot;
-- `factors_TABLE` float32 [B, F_t, D_t]: Σ x·v over the features of each of the table's slots;
-- `squares` float32 [B]: Σ x²·‖v‖² over all features of the sample (fm);
-- `field_factors` float32 [B, F, F·D], `field_squares` float32 [B] (ffm);
-- `norm` float32 [B, F]: what mean or sqrt-n pooling divides by, where a slot has such pooling;
-- `dense` float32 [B, Dn]: raw dense columns, NaN where missing.
-
-Both are written with warm-up requests for TensorFlow Serving (`trainer.storage.warmup`).
+- `serving_default` takes a tensor for every column: string for a slot's column (its features stand
+  as in the log, with the slot's separators; a blank value is no feature), int64 where the slot is
+  among `integer_slots`, float32 for a dense column (NaN is missing). A column that is both a slot's
+  and dense is string. All columns have one length, B, or length 1, which is repeated: one user and
+  B items. A tensor is named as `input_name` says.
+- `examples` takes serialised tf.Examples, string [B], with the same features: bytes lists (each
+  element as in the log; several elements are several features), int64 lists, and a float for a
+  dense column, which may be left out.
 """
 
-import os
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from trainer import config, files
-from trainer.data.features import hash_keys, pool_norm, transform_dense
-from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
+from trainer import config
+from trainer.data.features import hash_keys, pool_norm
+from trainer.embedding.layer_inputs import HistoryVectors, history_places
 from trainer.errors import UserError
-from trainer.plain_data import Json
-from trainer.storage import warmup
 from trainer.storage.chain import Rows
+from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
 
 NO_KEY = np.int64(2**63 - 1)  # the last place of `keys`: where a search for an unknown feature ends
 ROWS_AT_ONCE = 1 << 18  # factor rows that are copied at a time: their indices take more memory
 _NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?'
-
-
-def input_name(column: str) -> str:
-  """Returns the name of a column's tensor in `serving_default`."""
-  name = re.sub(r'[^A-Za-z0-9_]', '_', column)
-  return name if name[:1].isalpha() else f'column_{name}'
 
 
 def _numbers(texts: tf.Tensor) -> tf.Tensor:
@@ -64,22 +38,6 @@ def _numbers(texts: tf.Tensor) -> tf.Tensor:
   texts = tf.strings.strip(texts)
   is_number = tf.strings.regex_full_match(texts, _NUMBER)
   return tf.where(is_number, tf.strings.to_number(tf.where(is_number, texts, '0')), np.nan)
-
-
-def _common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """Returns B, int64 [], of inputs whose first dimension is B or 1; fails for other lengths."""
-  sizes = tf.stack(list(lengths.values()))
-  others = tf.boolean_mask(sizes, tf.not_equal(sizes, 1))
-  size = tf.cond(tf.size(others) > 0, lambda: others[0], lambda: tf.ones([], tf.int64))
-  found = [
-    part for name, length in lengths.items() for part in (f' {name} ', tf.strings.as_string(length))
-  ]
-  message = tf.strings.join(
-    ['found inputs of lengths', *found, '; wanted one length, or 1, which is repeated']
-  )
-  fits = tf.reduce_all(tf.equal(sizes, 1) | tf.equal(sizes, size))
-  with tf.control_dependencies([tf.debugging.Assert(fits, [message], summarize=1)]):
-    return tf.identity(size)
 
 
 class _SlotFeatures(NamedTuple):
@@ -101,31 +59,13 @@ class _SlotFeatures(NamedTuple):
     return places, tf.tile(self.samples, [times]) + tf.repeat(tf.range(times), count)
 
 
-class _Served(tf.Module):
-  """The dense variables of a trained model.
-
-  Args:
-    cfg: the job's config.
-    model: trainer.model.builder.CTRModel, built for `cfg`.
-    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
-  """
-
-  def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
-    super().__init__()
-    self._dense_columns = cfg.data.dense
-    # Not an attribute: Keras would trace its own signatures for a model that it finds.
-    self._outputs = lambda embedded: model.predictions(model(embedded, training=False))
-    self.dense_variables = list(model.variables)
-    self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
-
-
-class Serving(_Served):
+class Serving(ServedModel):
   """The rows of a trained model, and its graph from raw columns to outputs.
 
   Shapes: B samples, F slots, n occurrences of features.
 
   Args:
-    cfg, model, dense_stats: as of `_Served`.
+    cfg, model, dense_stats: as of ServedModel.
     rows: all rows.
     integer_slots: the slots whose columns are int64.
   """
@@ -201,7 +141,7 @@ class Serving(_Served):
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
     """Raw columns, [B] or [1], by `input_name` -> the outputs, float32 [B] each."""
-    size = _common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
+    size = common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
 
     def features(slot: config.Slot) -> _SlotFeatures:
       column = inputs[input_name(slot.column or slot.name)]
@@ -296,15 +236,8 @@ class Serving(_Served):
     linear = tf.math.unsorted_segment_sum(
       values * tf.gather(self.linear, at), segments, size * num_slots
     )
-    embedded = {
-      'linear': tf.reshape(linear, [size, num_slots]),
-      'factors': [],
-      'totals': [],
-      'squares': tf.zeros([size]),
-      'field_factors': None,
-      'field_squares': None,
-      'norm': pool_norm(values, segments, size, self._poolings),
-    }
+    factors: list[tf.Tensor] = []
+    squares, field_factors, field_squares = tf.zeros([size]), None, None
     for table, (slots, plain, field) in enumerate(zip(self._slots_of, self._plain, self._field)):
       mine = (slot >= slots[0]) & (slot <= slots[-1])  # a table's slots are neighbours
       x, of_sample, of_slot = (tf.boolean_mask(c, mine) for c in (values, samples, slot))
@@ -317,30 +250,31 @@ class Serving(_Served):
         scaled, of_sample * len(slots) + of_slot - slots[0], size * len(slots)
       )
       if plain:
-        embedded['factors'].append(tf.reshape(sums[:, :plain], [size, len(slots), plain]))
-        embedded['totals'].append(tf.reduce_sum(embedded['factors'][-1], 1))
-        embedded['squares'] += tf.math.unsorted_segment_sum(
+        factors.append(tf.reshape(sums[:, :plain], [size, len(slots), plain]))
+        squares += tf.math.unsorted_segment_sum(
           tf.reduce_sum(scaled[:, :plain] ** 2, 1), of_sample, size
         )
       if field:  # one table holds all slots
-        embedded['field_factors'] = tf.reshape(
-          sums[:, plain:], [size, num_slots, num_slots * field]
-        )
+        field_factors = tf.reshape(sums[:, plain:], [size, num_slots, num_slots * field])
         own = tf.gather(
           tf.reshape(scaled[:, plain:], [-1, num_slots, field]), of_slot, batch_dims=1
         )
-        embedded['field_squares'] = tf.math.unsorted_segment_sum(
-          tf.reduce_sum(own**2, 1), of_sample, size
-        )
-    embedded['histories'] = {
-      s.name: self._history(f, embedded['factors'], samples, slot, place, size)
+        field_squares = tf.math.unsorted_segment_sum(tf.reduce_sum(own**2, 1), of_sample, size)
+    histories = {
+      s.name: self._history(f, factors, samples, slot, place, size)
       for f, s in enumerate(self._slots)
       if self._reads_histories and s.sequence
     }
     dense = [_numbers(d) if d.dtype == tf.string else tf.cast(d, tf.float32) for d in dense]
-    dense = tf.stack(dense, 1) if dense else tf.zeros([size, 0])
     return self._outputs(
-      LayerInputs(dense=transform_dense(dense, self._dense_columns, self.dense_stats), **embedded)
+      dense=tf.stack(dense, 1) if dense else tf.zeros([size, 0]),
+      factors=factors,
+      linear=tf.reshape(linear, [size, num_slots]),
+      squares=squares,
+      field_factors=field_factors,
+      field_squares=field_squares,
+      norm=pool_norm(values, segments, size, self._poolings),
+      histories=histories,
     )
 
   def _history(
@@ -373,66 +307,6 @@ class Serving(_Served):
     return HistoryVectors(vectors, row < none, candidate)
 
 
-class DenseServing(_Served):
-  """The dense part of a trained model; the file's docstring lists its inputs, the slot sums."""
-
-  def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
-    super().__init__(cfg, model, dense_stats)
-    slots, self._tables = len(cfg.slots), list(cfg.sparse.tables)
-    shapes: dict[str, list[int]] = {}
-    if 'linear' in model.needs:
-      shapes['linear'] = [slots]
-    if {'factors', 'totals'} & model.needs:
-      for name, table in cfg.sparse.tables.items():
-        in_table = sum(s.table == name for s in cfg.slots)
-        shapes[f'factors_{name}'] = [in_table, table.width]
-    if 'totals' in model.needs:
-      shapes['squares'] = []
-    if 'field_factors' in model.needs:
-      shapes['field_factors'] = [slots, slots * cfg.sparse.tables[self._tables[0]].width]
-      shapes['field_squares'] = []
-    if 'factors' in model.needs and any(p != 'sum' for p in cfg.poolings()):
-      shapes['norm'] = [slots]
-    if self._dense_columns:
-      shapes['dense'] = [len(self._dense_columns)]
-    self._shapes = shapes
-
-  def specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs by name; a table's name is made plain as `input_name` does."""
-    return {
-      name: tf.TensorSpec([None, *shape], tf.float32, input_name(name))
-      for name, shape in self._shapes.items()
-    }
-
-  def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Inputs of `specs` -> the outputs, float32 [B] each."""
-    lengths = {name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()}
-    size = _common_size(lengths)
-
-    def given(name: str) -> tf.Tensor | None:
-      shape = self._shapes.get(name)
-      if shape is None:
-        return None
-      return tf.broadcast_to(
-        inputs[input_name(name)], tf.concat([size[None], tf.constant(shape, tf.int64)], 0)
-      )
-
-    factors = [given(f'factors_{name}') for name in self._tables]
-    factors = [f for f in factors if f is not None]
-    dense = given('dense') if self._dense_columns else tf.zeros([size, 0])
-    embedded = LayerInputs(
-      linear=given('linear'),
-      factors=factors,
-      totals=[tf.reduce_sum(f, 1) for f in factors],
-      squares=given('squares'),
-      field_factors=given('field_factors'),
-      field_squares=given('field_squares'),
-      norm=given('norm'),
-      dense=transform_dense(dense, self._dense_columns, self.dense_stats),
-    )
-    return self._outputs(embedded)
-
-
 def save(
   cfg: config.Config,
   model: tf.keras.Model,
@@ -455,57 +329,9 @@ def save(
       'wanted names that differ in their letters, digits or underscores'
     )
   signatures = {
-    'serving_default': _graph(serving.from_columns, specs),
-    'examples': _graph(
+    'serving_default': graph(serving.from_columns, specs),
+    'examples': graph(
       serving.from_examples, {'examples': tf.TensorSpec([None], tf.string, 'examples')}
     ),
   }
-  _write(serving, signatures, specs, path)
-
-
-def save_dense(
-  cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str
-) -> None:
-  """Writes the dense part alone; the arguments are those of `save`.
-
-  Raises:
-    UserError: if an interaction reads histories, which slot sums do not contain.
-  """
-  if 'histories' in model.needs:
-    raise UserError(
-      'a dense_model: found an interaction that reads histories, feature by feature; wanted kind '
-      "'saved_model'"
-    )
-  serving = DenseServing(cfg, model, dense_stats)
-  specs = {spec.name: spec for spec in serving.specs().values()}
-  _write(serving, {'serving_default': _graph(serving.from_sums, specs)}, specs, path)
-
-
-def _graph(
-  function: Callable, specs: Mapping[str, tf.TensorSpec]
-) -> tf.types.experimental.ConcreteFunction:
-  return tf.function(function, autograph=False).get_concrete_function(**specs)
-
-
-def _write(
-  module: tf.Module, signatures: Mapping[str, Json], specs: Mapping[str, tf.TensorSpec], path: str
-) -> None:
-  """Writes the SavedModel and its warm-up requests, and waits until they are on the disk."""
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
-  try:
-    tf.saved_model.save(module, path, signatures)
-  finally:
-    logging.set_verbosity(verbosity)
-  warmup.write(path, specs)
-  for folder, _, names in os.walk(path):
-    for name in names:
-      with open(os.path.join(folder, name), 'rb') as f:
-        os.fsync(f.fileno())
-
-
-def measure(path: str) -> tuple[int, float]:
-  """Returns the size of a SavedModel's files in bytes, and the seconds that it takes to load."""
-  started = time.monotonic()
-  tf.saved_model.load(path)
-  return files.size_of(path), time.monotonic() - started
+  write(serving, signatures, specs, path)

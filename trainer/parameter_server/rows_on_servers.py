@@ -17,7 +17,7 @@ from trainer.parameter_server.servers import Servers
 _HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 
 
-class ServedStore:
+class RowsOnServers:
   """The rows on all servers as one RowTable, whose work the workers share.
 
   Verbs on features (select, export_state) cover the logical shards of this worker: those that rank

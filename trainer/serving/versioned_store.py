@@ -99,7 +99,7 @@ class View(abc.ABC):
     """Gives back what the view holds."""
 
 
-class Store(abc.ABC):
+class VersionedStore(abc.ABC):
   """Rows, dense part and config of one version."""
 
   @abc.abstractmethod
@@ -194,7 +194,7 @@ def plain_address(address: str) -> str:
   return re.sub(r'(?<=://)[^/]*@', '…@', address)
 
 
-def open_store(address: str, where: str, writable: bool = False) -> Store:
+def open_store(address: str, where: str, writable: bool = False) -> VersionedStore:
   """Opens the store that an address names.
 
   Args:

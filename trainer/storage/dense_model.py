@@ -1,0 +1,96 @@
+"""Writes the dense part of a model as a SavedModel, for consumers that keep the rows elsewhere.
+
+Its size does not depend on the number of features. Its signature `serving_default` takes those of
+these inputs that the model reads (trainer.embedding.layer_inputs.LayerInputs). Their first
+dimension is B, or 1, which is repeated:
+
+- `linear` float32 [B, F]: Σ x·w over the features of each slot;
+- `factors_TABLE` float32 [B, F_t, D_t]: Σ x·v over the features of each of the table's slots;
+- `squares` float32 [B]: Σ x²·‖v‖² over all features of the sample (fm);
+- `field_factors` float32 [B, F, F·D], `field_squares` float32 [B] (ffm);
+- `norm` float32 [B, F]: what mean or sqrt-n pooling divides by, where a slot has such pooling;
+- `dense` float32 [B, Dn]: raw dense columns, NaN where missing.
+"""
+
+import tensorflow as tf
+
+from trainer import config
+from trainer.errors import UserError
+from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
+
+_SUMS = ('linear', 'squares', 'field_factors', 'field_squares', 'norm')  # beside the factors
+
+
+class DenseServing(ServedModel):
+  """The dense part of a trained model, and its graph from slot sums to outputs.
+
+  Args:
+    cfg, model, dense_stats: as of ServedModel.
+  """
+
+  def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
+    super().__init__(cfg, model, dense_stats)
+    slots, self._tables = len(cfg.slots), list(cfg.sparse.tables)
+    shapes: dict[str, list[int]] = {}
+    if 'linear' in model.needs:
+      shapes['linear'] = [slots]
+    if {'factors', 'totals'} & model.needs:
+      for name, table in cfg.sparse.tables.items():
+        in_table = sum(s.table == name for s in cfg.slots)
+        shapes[f'factors_{name}'] = [in_table, table.width]
+    if 'totals' in model.needs:
+      shapes['squares'] = []
+    if 'field_factors' in model.needs:
+      shapes['field_factors'] = [slots, slots * cfg.sparse.tables[self._tables[0]].width]
+      shapes['field_squares'] = []
+    if 'factors' in model.needs and any(p != 'sum' for p in cfg.poolings()):
+      shapes['norm'] = [slots]
+    if self._dense_columns:
+      shapes['dense'] = [len(self._dense_columns)]
+    self._shapes = shapes
+
+  def specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the specs of the inputs by `input_name`."""
+    specs = [
+      tf.TensorSpec([None, *shape], tf.float32, input_name(name))
+      for name, shape in self._shapes.items()
+    ]
+    return {spec.name: spec for spec in specs}
+
+  def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the outputs, float32 [B] each, of the inputs of `specs`."""
+    size = common_size({name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()})
+
+    def given(name: str) -> tf.Tensor | None:
+      shape = self._shapes.get(name)
+      if shape is None:
+        return None
+      return tf.broadcast_to(
+        inputs[input_name(name)], tf.concat([size[None], tf.constant(shape, tf.int64)], 0)
+      )
+
+    factors = [given(f'factors_{name}') for name in self._tables]
+    return self._outputs(
+      dense=given('dense') if self._dense_columns else tf.zeros([size, 0]),
+      factors=[f for f in factors if f is not None],
+      **{name: given(name) for name in _SUMS},
+    )
+
+
+def save(cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str) -> None:
+  """Writes the dense part into the directory `path`.
+
+  Args:
+    cfg, model, dense_stats: as of ServedModel.
+    path: of the directory.
+  Raises:
+    UserError: if an interaction reads histories, which slot sums do not contain.
+  """
+  if 'histories' in model.needs:
+    raise UserError(
+      'a dense_model: found an interaction that reads histories, feature by feature; wanted kind '
+      "'saved_model'"
+    )
+  serving = DenseServing(cfg, model, dense_stats)
+  specs = serving.specs()
+  write(serving, {'serving_default': graph(serving.from_sums, specs)}, specs, path)

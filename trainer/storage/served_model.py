@@ -1,0 +1,113 @@
+"""What our SavedModels have in common. Plain TensorFlow runs them, without TFRA or code of ours.
+
+There are two: the whole model (`trainer.storage.saved_model`) and the dense part alone
+(`trainer.storage.dense_model`). Their outputs are `probability` float32 [B], or with several tasks
+one tensor named after each task. Both hold warm-up requests for TensorFlow Serving
+(`trainer.storage.warmup`).
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+from absl import logging
+
+from trainer import config
+from trainer.data.features import transform_dense
+from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs
+from trainer.storage import warmup
+
+Graph = tf.types.experimental.ConcreteFunction
+
+
+def input_name(column: str) -> str:
+  """Returns the name of a column's tensor, since TensorFlow wants plain names.
+
+  Whatever is no letter, digit or underscore becomes an underscore.
+  """
+  name = re.sub(r'[^A-Za-z0-9_]', '_', column)
+  return name if name[:1].isalpha() else f'column_{name}'
+
+
+class ServedModel(tf.Module):
+  """The dense part of a trained model.
+
+  Args:
+    cfg: the job's config.
+    model: trainer.model.builder.CTRModel, built for `cfg`.
+    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
+  """
+
+  def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
+    super().__init__()
+    self._dense_columns = cfg.data.dense
+    # Not an attribute: Keras would trace its own signatures for a model that it finds.
+    self._call = lambda inputs: model.predictions(model(inputs, training=False))
+    self.dense_variables = list(model.variables)
+    self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
+
+  def _outputs(
+    self,
+    dense: tf.Tensor,
+    factors: list[tf.Tensor],
+    **sums: tf.Tensor | dict[str, HistoryVectors] | None,
+  ) -> dict[str, tf.Tensor]:
+    """Returns the outputs, float32 [B] each.
+
+    Args:
+      dense: float32 [B, Dn], raw dense columns; NaN is missing.
+      factors: as in LayerInputs.
+      **sums: the other fields of LayerInputs; `totals` follow from `factors`.
+    """
+    totals = [tf.reduce_sum(slots, 1) for slots in factors]
+    dense = transform_dense(dense, self._dense_columns, self.dense_stats)
+    return self._call(LayerInputs(dense=dense, factors=factors, totals=totals, **sums))
+
+
+def common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  """Returns B, int64 [], of inputs whose first dimension is B or 1; fails for other lengths."""
+  sizes = tf.stack(list(lengths.values()))
+  others = tf.boolean_mask(sizes, tf.not_equal(sizes, 1))
+  size = tf.cond(tf.size(others) > 0, lambda: others[0], lambda: tf.ones([], tf.int64))
+  found = [
+    part for name, length in lengths.items() for part in (f' {name} ', tf.strings.as_string(length))
+  ]
+  message = tf.strings.join(
+    ['found inputs of lengths', *found, '; wanted one length, or 1, which is repeated']
+  )
+  fits = tf.reduce_all(tf.equal(sizes, 1) | tf.equal(sizes, size))
+  with tf.control_dependencies([tf.debugging.Assert(fits, [message], summarize=1)]):
+    return tf.identity(size)
+
+
+def graph(function: Callable, specs: Mapping[str, tf.TensorSpec]) -> Graph:
+  """Returns a function's graph for keyword arguments of these specs."""
+  return tf.function(function, autograph=False).get_concrete_function(**specs)
+
+
+def write(
+  module: ServedModel,
+  signatures: Mapping[str, Graph],
+  specs: Mapping[str, tf.TensorSpec],
+  path: str,
+) -> None:
+  """Writes a SavedModel and its warm-up requests, and waits until they are on the disk.
+
+  Args:
+    module: holds the variables.
+    signatures: graphs by name.
+    specs: of the inputs of `serving_default`, by name.
+    path: of a directory.
+  """
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
+  try:
+    tf.saved_model.save(module, path, signatures)
+  finally:
+    logging.set_verbosity(verbosity)
+  warmup.write(path, specs)
+  for folder, _, names in os.walk(path):
+    for name in names:
+      with open(os.path.join(folder, name), 'rb') as f:
+        os.fsync(f.fileno())
