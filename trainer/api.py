@@ -28,6 +28,7 @@ from trainer.config import effects
 from trainer.data.log_files import is_directory, matching, normal
 from trainer.errors import ConfigError, UserError
 from trainer.plain_data import Json, JsonObject
+from trainer.reporting import trackers
 
 if TYPE_CHECKING:  # TensorFlow takes seconds to import: it comes after the config was checked
   from trainer.data.passes import Pass
@@ -240,6 +241,7 @@ class Source:
     """The config, once it was checked that what it names is there. Raises: ConfigError."""
     cfg, where = self.parsed(), self._where()
     effects.check_effects(cfg, where)
+    trackers.check_packages(cfg.report.to)
     for key in ('train', 'valid', 'test'):
       try:
         matching(getattr(cfg.data, key), f'{where}: data.{key}')

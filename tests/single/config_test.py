@@ -30,7 +30,12 @@ def changed(a, b):
 
 
 def every_key(tree, path=''):
-  """The keys of a config, of its sections too, each with its value."""
+  """The keys of a config, of its sections too, each with its value.
+
+  --set names an entry of a list only where the list is written, as those of sections are here.
+  """
+  if isinstance(tree, list) and not isinstance(tree[0] if tree else None, dict):
+    return
   for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
     yield f'{path}{key}', value
     if isinstance(value, (dict, list)):

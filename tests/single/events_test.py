@@ -7,8 +7,11 @@ from unittest import mock
 
 import tensorflow as tf
 
-from trainer import command_line
+from trainer import command_line, config
 from trainer.reporting.events import EventLog, read_events
+from trainer.reporting.tensorboard import TensorBoard
+
+CONFIG = 'data: {train: [day_*.csv], slots: [{name: user}]}\nmodel: {interactions: [linear]}'
 
 
 class EventLogTest(tf.test.TestCase):
@@ -104,11 +107,12 @@ class EventLogTest(tf.test.TestCase):
 
   def test_full_disk(self):
     log = self.open(0)
+    log.report_to(config.parse(CONFIG, 'a test', run_dir=self.run_dir))
     full = OSError(28, 'No space left on device')
     with mock.patch.object(log, '_write_line', side_effect=full):
       log.write('train', 1)
       log.write('train', 2)
-    with mock.patch.object(log._board, 'write', side_effect=full):
+    with mock.patch.object(TensorBoard, 'scalars', side_effect=full):
       log.write('train', 3, auc=0.5)
     log.write('train', 4)
     self.assertEqual(self.steps(), [3, 4])

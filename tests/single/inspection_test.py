@@ -1,7 +1,6 @@
 """What is said of a checkpoint, of its slots and of single features: against the rows."""
 
 import json
-import os
 import pathlib
 import tempfile
 
@@ -122,21 +121,21 @@ class InspectionTest(tf.test.TestCase):
 
   def test_tensorboard_has_splits_and_histograms(self):
     tags = set()
-    for name in os.listdir(f'{self.run_dir}/tensorboard'):
-      path = f'{self.run_dir}/tensorboard/{name}'
-      for record in tf.data.TFRecordDataset(path):
+    for path in pathlib.Path(self.run_dir, 'tensorboard').glob('**/*tfevents*'):
+      for record in tf.data.TFRecordDataset(str(path)):
         summary = tf.compat.v1.Event.FromString(record.numpy()).summary
-        tags |= {(v.tag, v.metadata.plugin_data.plugin_name) for v in summary.value}
+        kind = path.parent.name
+        tags |= {(kind, v.tag, v.metadata.plugin_data.plugin_name) for v in summary.value}
     self.assertContainsSubset(
       {
-        ('train/auc', 'scalars'),
-        ('test/auc', 'scalars'),
-        ('test/predictions', 'histograms'),
-        ('norm/strong', 'histograms'),
+        ('train', 'auc', 'scalars'),
+        ('test', 'auc', 'scalars'),
+        ('test', 'predictions', 'histograms'),
+        ('train', 'norm/strong', 'histograms'),
       },
       tags,
     )
-    self.assertIn('hparams', {plugin for _, plugin in tags})
+    self.assertIn('hparams', {plugin for _, _, plugin in tags})
 
 
 class TrueImportanceTest(tf.test.TestCase):

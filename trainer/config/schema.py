@@ -11,6 +11,7 @@ from trainer.config.defaults import completed
 from trainer.config.export import Export
 from trainer.config.lifecycle import Lifecycle, Thresholds
 from trainer.config.model import Model
+from trainer.config.report import Report
 from trainer.config.section import NonNegativeInt, Section
 from trainer.config.sparse import Sparse
 from trainer.config.sync import Sync
@@ -48,6 +49,8 @@ class Config(Section):
   """When the state is saved."""
   export: Export = Export()
   """What is written for serving, and when."""
+  report: Report = Report()
+  """Where the figures of a run go."""
   sync: Sync = Sync()
   """How the processes of a job meet."""
 

@@ -1,29 +1,23 @@
-"""The events of a run: metrics.jsonl, and their numbers in TensorBoard."""
+"""The events of a run: metrics.jsonl, and their figures in TensorBoard and other trackers."""
 
 import contextlib
 import errno
 import json
 import os
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
 from absl import logging
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.histogram.metadata import create_summary_metadata
-from tensorboard.plugins.hparams import api as hparams
-from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-from tensorboard.summary.writer.record_writer import RecordWriter
-from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import Config
 from trainer.errors import one_line
+from trainer.reporting import trackers
+from trainer.reporting.tensorboard import TensorBoard
 
-# Figures of an event that TensorBoard shows.
+# Figures of an event that TensorBoard and trackers show.
 SCALARS = (
   'logloss',
   'auc',
@@ -45,8 +39,8 @@ OF_THE_JOB = ('start', 'save', 'lost')
 class EventLog:
   """Appends events to `run_dir`; on processes other than the first it does nothing.
 
-  What happens to the reports (a full disk, a file removed, cut or rotated) never ends the training:
-  it is told once, and `troubles` keeps it for the end.
+  What happens to the reports (a full disk, a file removed, cut or rotated, a tracker that cannot be
+  reached) never ends the training: it is told once, and `troubles` keeps it for the end.
 
   Args:
     run_dir: of the run.
@@ -63,20 +57,36 @@ class EventLog:
     self._active, self.troubles = active, []
     self._file: BinaryIO | None = None
     self._size = 0  # of metrics.jsonl after the last line
-    self._board: RecordWriter | None = None
+    self._board: TensorBoard | None = None
+    self._trackers: list[trackers.InBackground] = []
+    self._status = 'unfinished'
     if not active:
       return
     self._path = os.path.join(run_dir, 'metrics.jsonl')
     with self.guarded(self._path):
       self._open()
       self._cut(keep_bytes)
-    folder = os.path.join(run_dir, 'tensorboard')
-    with self.guarded(folder):
-      os.makedirs(folder, exist_ok=True)
-      name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}'
-      # Not TensorBoard's own writer, whose thread ends in a stack trace where the disk is full.
-      self._board = RecordWriter(open(os.path.join(folder, name), 'ab', buffering=0))
-      self._board.write(Event(file_version='brain.Event:2').SerializeToString())
+
+  def report_to(self, cfg: Config) -> None:
+    """Begins to report figures to where `report.to` says."""
+    if not self._active:
+      return
+    if 'tensorboard' in cfg.report.to:
+      self._board = TensorBoard(os.path.join(cfg.run_dir, 'tensorboard'))
+      with self.guarded('tensorboard/'):
+        self._board.describe(cfg)
+    for name in cfg.report.to:
+      if name in trackers.TRACKERS:
+        self._trackers.append(trackers.InBackground(name, cfg, self.guarded))
+
+  def close(self, is_waiting: Callable[[], None]) -> None:
+    """Gives the trackers the files of the run, and waits until they have sent all.
+
+    Args:
+      is_waiting: called every second meanwhile.
+    """
+    for tracker in self._trackers:
+      tracker.close(self._status, is_waiting)
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
@@ -128,13 +138,25 @@ class EventLog:
     given = {name: value for name, value in fields.items() if value is not None}
     record = {'event': event, 'step': step, **given}
     self.append(record)
-    kind, summary = record.get('split', event), Summary()
-    for name in SCALARS:
-      of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
-      for task, figures in {'': record, **of_tasks}.items():
-        if isinstance(figures.get(name), (int, float)):
-          summary.MergeFrom(scalar_pb(f'{kind}/{name}{task}', figures[name]))
-    self._to_board(step, summary)
+    if event == 'end':
+      self._status = record['status']
+    kind = record.get('split', event)
+    if kind == 'importance':
+      return
+    of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
+    values = {
+      name + task: figures[name]
+      for name in SCALARS
+      for task, figures in {'': record, **of_tasks}.items()
+      if isinstance(figures.get(name), (int, float))
+    }
+    if not values:
+      return
+    if self._board is not None:
+      with self.guarded('tensorboard/'):
+        self._board.scalars(kind, step, values)
+    for tracker in self._trackers:
+      tracker.call(lambda to: to.scalars(kind, step, values))
 
   def append(self, record: Mapping[str, Any]) -> None:
     """Writes one event into metrics.jsonl alone; any thread may call it."""
@@ -142,37 +164,17 @@ class EventLog:
       with self.guarded(self._path):
         self._write_line(record | {'time': round(time.time(), 3)})
 
-  def describe(self, cfg: Config) -> None:
-    """Tells TensorBoard's HParams what the run was told, so that runs compare."""
-    flat = pd.json_normalize(cfg.model_dump()).iloc[0]
-    values = {
-      key: value if isinstance(value, (bool, int, float)) else str(value)
-      for key, value in flat.items()
-    }
-    self._to_board(0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
-
-  def histograms(self, prefix: str, step: int, found: Mapping[str, np.ndarray]) -> None:
+  def histograms(self, kind: str, step: int, found: Mapping[str, np.ndarray]) -> None:
     """Shows histograms in TensorBoard.
 
     Args:
-      prefix: of their names.
+      kind: train, or the split.
       step: of the run.
       found: by name, float64 [n, 3]: left edge, right edge and count of each bin.
     """
-    metadata = create_summary_metadata('', '')
-    values = [
-      Summary.Value(tag=f'{prefix}/{name}', metadata=metadata, tensor=make_tensor_proto(bins))
-      for name, bins in found.items()
-    ]
-    self._to_board(step, Summary(value=values))
-
-  def _to_board(self, step: int, summary: Summary) -> None:
-    """Writes for TensorBoard, without TensorFlow's summary ops: each would lose some memory."""
-    if self._board is None or not summary.value:
-      return
-    with self.guarded('tensorboard/'):
-      event = Event(wall_time=time.time(), step=step, summary=summary)
-      self._board.write(event.SerializeToString())
+    if self._board is not None:
+      with self.guarded('tensorboard/'):
+        self._board.histograms(kind, step, found)
 
   def _write_line(self, record: Mapping[str, Any]) -> None:
     """Writes a line, into a new file where somebody took the old one away."""

@@ -147,6 +147,7 @@ class Job:
     )
     self.state.keep_best()
     self.log.open(self._reports, self.progress.metrics_position)
+    self.log.events.report_to(self.cfg)
     if taken:
       self.log.show(f'begins with the model of {taken}', keep=True)
     self.log.write(
@@ -156,7 +157,6 @@ class Job:
       epoch=self.progress.epoch,
       day=self.progress.day,
     )
-    self.log.events.describe(self.cfg)
     for name, fate in self.state.taken:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
@@ -169,7 +169,7 @@ class Job:
       )
 
   def close(self) -> list[str]:
-    """Prints the closing table and writes report.html, on process 0.
+    """Prints the closing table, writes report.html and ends the trackers, on process 0.
 
     Returns:
       What of the run's reports could not be written, a line each.
@@ -181,6 +181,7 @@ class Job:
         else:
           print(self._nothing_left())
           closing.write_report(self.cfg)
+      self.log.events.close(self.progress_made)
     return self.log.events.troubles
 
   def save(self) -> None:

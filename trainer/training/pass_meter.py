@@ -131,6 +131,6 @@ class PassMeter:
     state = statistics.state() | {'share': np.array([share, 1.0])}
     state = self._communicator.sum_arrays(state)
     share, processes = state.pop('share')
-    histograms = statistics.norm_histograms(state)
-    self._log.events.histograms('norm', self._step.steps, histograms)
+    norms = {f'norm/{slot}': bins for slot, bins in statistics.norm_histograms(state).items()}
+    self._log.events.histograms('train', self._step.steps, norms)
     return statistics.result(state, share / processes)

@@ -1,0 +1,141 @@
+"""Trackers: what a run reports to MLflow, to Weights & Biases and to TensorBoard."""
+
+import glob
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+import types
+from unittest import mock
+
+import mlflow
+import tensorflow as tf
+import yaml
+
+from trainer import config
+from trainer.errors import UserError
+from trainer.reporting import trackers
+from trainer.reporting.events import EventLog
+
+CONFIG = {
+  'data': {'train': ['day_*.csv'], 'slots': [{'name': 'user'}, {'name': 'item (new)'}]},
+  'model': {'interactions': ['linear']},
+}
+
+
+class TrackersTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.run_dir = os.path.join(tempfile.mkdtemp(dir=self.get_temp_dir()), 'mine')
+    os.makedirs(self.run_dir)
+    self.store = f'file://{self.run_dir}-mlruns'
+    variables = {'MLFLOW_TRACKING_URI': self.store, 'MLFLOW_ALLOW_FILE_STORE': 'true'}
+    self.enter_context(mock.patch.dict(os.environ, variables))
+
+  def report(self, to, status='finished', active=True, is_waiting=mock.Mock(), **train):
+    """Reports a short run; returns its EventLog."""
+    text = yaml.safe_dump(CONFIG | {'report': {'to': to}, 'train': train})
+    cfg = config.parse(text, 'a test', run_dir=self.run_dir)
+    config.write_of_run(cfg)
+    log = EventLog(self.run_dir, active, None)
+    log.report_to(cfg)
+    tasks = {'tasks': {'click': {'auc': 0.7}, 'buy (paid)': {'auc': 0.6}}}
+    log.write('train', 10, auc=0.75, examples=99, **{'pass': 'day_1.csv'})
+    log.write('eval', 10, split='valid', auc=0.7, logloss=None, **tasks)
+    log.write('eval', 20, split='valid', auc=0.72)
+    log.write('importance', 20, auc=0.7, slots={})
+    log.write('end', 20, status=status)
+    log.close(is_waiting)
+    return log
+
+  def test_mlflow(self):
+    self.assertEqual(self.report(['mlflow'], batch_size=64).troubles, [])
+    client = mlflow.MlflowClient(self.store)
+    (run,) = client.search_runs(['0'])
+    self.assertEqual((run.info.status, run.info.run_name), ('FINISHED', 'mine'))
+    self.assertEqual(run.data.params['train.batch_size'], '64')
+    self.assertEqual(run.data.params['data.slots.1.name'], 'item (new)')
+    history = client.get_metric_history(run.info.run_id, 'valid/auc')
+    self.assertEqual([(m.step, m.value) for m in history], [(10, 0.7), (20, 0.72)])
+    self.assertEqual(run.data.metrics['train/auc'], 0.75)
+    self.assertEqual(run.data.metrics['valid/auc_buy _paid_'], 0.6)
+    self.assertNotIn('importance/auc', run.data.metrics)
+    kept = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    self.assertEqual(kept, {'config.yaml', 'metrics.jsonl'})
+    # The same run_dir goes on with the same run, also where a setting has changed.
+    os.makedirs(f'{self.run_dir}/exports/000001-base')
+    with open(f'{self.run_dir}/exports/000001-base/DONE', 'w', encoding='utf-8') as f:
+      f.write('{}')
+    self.assertEqual(self.report(['mlflow'], status='stopped', batch_size=128).troubles, [])
+    (again,) = client.search_runs(['0'])
+    self.assertEqual((again.info.run_id, again.info.status), (run.info.run_id, 'KILLED'))
+    self.assertEqual(again.data.params['train.batch_size'], '64')
+    (base,) = client.list_artifacts(run.info.run_id, 'exports')
+    self.assertEqual(base.path, 'exports/000001-base')
+
+  def test_a_tracker_that_fails_is_told_once_and_ends_nothing(self):
+    with open(f'{self.run_dir}-mlruns', 'w', encoding='utf-8') as f:
+      f.write('a file where MLflow wants a directory')
+    log = self.report(['mlflow', 'tensorboard'])
+    self.assertLen(log.troubles, 1)
+    self.assertStartsWith(log.troubles[0], 'mlflow: ')
+
+  def test_a_tracker_that_hangs_is_waited_for_and_told(self):
+    goes_on, waited = threading.Event(), mock.Mock()
+    with (
+      mock.patch.dict(trackers.TRACKERS, {'mlflow': lambda cfg, known: goes_on.wait()}),
+      mock.patch.object(trackers, 'SECONDS_TO_END', 1),
+    ):
+      log = self.report(['mlflow'], is_waiting=waited)
+    goes_on.set()
+    waited.assert_called_once()
+    self.assertEqual(
+      log.troubles, ['mlflow: TimeoutError: has not taken all that it was sent within 1 s']
+    )
+
+  def test_wandb(self):
+    """Weights & Biases comes as a stand-in: the package is large."""
+    module = types.ModuleType('wandb')
+    module.init, module.Settings, module.Artifact = mock.Mock(), mock.Mock(), mock.Mock()
+    module.init.return_value.id = 'abc'
+    with mock.patch.dict(sys.modules, {'wandb': module}):
+      self.assertEqual(self.report(['wandb'], batch_size=64).troubles, [])
+      self.assertEqual(self.report(['wandb']).troubles, [])
+    first, second = (call.kwargs for call in module.init.call_args_list)
+    self.assertEqual((first['id'], second['id'], first['name']), (None, 'abc', 'mine'))
+    self.assertEqual(first['config']['train']['batch_size'], 64)
+    run = module.init.return_value
+    logged = [call.args[0] for call in run.log.call_args_list]
+    self.assertEqual(logged[0], {'train/auc': 0.75, 'step': 10})
+    self.assertEqual(logged[2], {'valid/auc': 0.72, 'step': 20})
+    added = [call.args[0] for call in module.Artifact.return_value.add_file.call_args_list]
+    self.assertIn(f'{self.run_dir}/config.yaml', added)
+    run.finish.assert_called_with(exit_code=0)
+
+  def test_a_package_that_is_missing(self):
+    with mock.patch.object(importlib.util, 'find_spec', return_value=None):
+      trackers.check_packages(['tensorboard'])
+      with self.assertRaisesRegex(UserError, r"'wandb'.*pip install 'ctr-trainer\[wandb\]'"):
+        trackers.check_packages(['tensorboard', 'wandb'])
+
+  def test_one_process_reports(self):
+    self.report(['mlflow', 'tensorboard'], active=False)
+    self.assertEqual(mlflow.MlflowClient(self.store).search_runs(['0']), [])
+    self.assertFalse(os.path.exists(f'{self.run_dir}/tensorboard'))
+
+  def test_tensorboard_has_train_and_valid_in_one_card(self):
+    self.report(['tensorboard'])
+    tags = {}
+    for path in glob.glob(f'{self.run_dir}/tensorboard/**/*tfevents*', recursive=True):
+      kind = os.path.relpath(os.path.dirname(path), f'{self.run_dir}/tensorboard')
+      for record in tf.data.TFRecordDataset(path):
+        summary = tf.compat.v1.Event.FromString(record.numpy()).summary
+        tags.setdefault(kind, set()).update(value.tag for value in summary.value)
+    self.assertIn('auc', tags['train'])
+    self.assertEqual(tags['valid'], {'auc', 'auc/click', 'auc/buy (paid)'})
+    self.assertNotIn('importance', tags)
+
+
+if __name__ == '__main__':
+  tf.test.main()
