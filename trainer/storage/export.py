@@ -228,16 +228,14 @@ def _write_part(
   store: RowTable, selection: _Selection, unfinished: str, communicator: Communicator
 ) -> _Part:
   """Writes this process's rows and tombstones."""
-  crc = {}
-
-  def write_file(content: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    name = part_name(content, communicator.rank, communicator.size)
-    crc[name] = write_parquet(os.path.join(unfinished, name), schema, tables)
-
-  write_file('rows', SCHEMA, row_tables(store, selection.rows))
+  contents = {'rows': (SCHEMA, row_tables(store, selection.rows))}
   tombstones = selection.tombstones
   if tombstones is not None:
-    write_file('tombstones', KEY_SCHEMA, [pa.table({'key': tombstones}, KEY_SCHEMA)])
+    contents['tombstones'] = KEY_SCHEMA, [pa.table({'key': tombstones}, KEY_SCHEMA)]
+  crc = {}
+  for content, (schema, tables) in contents.items():
+    name = part_name(content, communicator.rank, communicator.size)
+    crc[name] = write_parquet(os.path.join(unfinished, name), schema, tables)
   ids, counts = np.unique(selection.rows >> HASH_BITS, return_counts=True)
   slots = dict(zip(map(str, ids.tolist()), counts.tolist()))
   part = _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
@@ -298,20 +296,15 @@ def write(
   # With other thresholds it is another export.
   position = position | {'rules': store.policy.serialize()}
 
-  held = contextlib.ExitStack()  # so that a command's export and the trainer's take turns
+  with contextlib.ExitStack() as turn:
 
-  def begin() -> JsonObject | None:
-    if not is_first:
-      return None
-    os.makedirs(directory, exist_ok=True)
-    lock_path = os.path.join(folder or cfg.run_dir, LOCK)
-    lock = held.enter_context(files.exclusive(lock_path, PATIENCE))
-    with contextlib.suppress(OSError):  # on a full disk it names nobody
-      os.truncate(lock.fileno(), 0)
-      os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
-    return _begin(directory, kind, position, _layout(cfg), replay)._asdict()
+    def begin() -> JsonObject | None:
+      if not is_first:
+        return None
+      os.makedirs(directory, exist_ok=True)
+      turn.enter_context(_turn(os.path.join(folder or cfg.run_dir, LOCK)))
+      return _begin(directory, kind, position, _layout(cfg), replay)._asdict()
 
-  with held:
     plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
     unfinished = plan.path + files.UNFINISHED
 
@@ -322,50 +315,21 @@ def write(
         part = _write_part(store, selection, unfinished, communicator)
       return part, selection.commits
 
-    def finish(parts: list[_Part]) -> None:
+    def finish() -> None:
       if not is_first or plan.done:
         return
       if kind in MODEL_KINDS:
         _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
       else:
-        dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
-        dense['dense_stats'] = np.asarray(dense_stats)
-        files.write_synced(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
-        # An export is the same wherever its run lies.
-        text = config.dump(cfg.model_copy(update={'run_dir': ''}))
-        files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
-      entries = files.entries(unfinished)
-      for name, crc in (item for part in parts for item in part.keys_crc32.items()):
-        if name in entries:
-          entries[name]['keys_crc32'] = crc
-      previous = [os.path.basename(p) for p in plan.chain]
-      files.publish(
-        unfinished,
-        plan.path,
-        {
-          'kind': kind,
-          'sequence': plan.sequence,
-          'position': position,
-          'parts': communicator.size,
-          'base': previous[0] if previous and previous[0].endswith('base') else None,
-          'previous': previous[-1] if previous else None,
-          'rows': sum(part.rows for part in parts),
-          'tombstones': sum(part.tombstones for part in parts),
-          'left_out': _left_out(parts),
-          **_layout(cfg),
-          'slot_rows': {
-            slot: sum(part.slots.get(str(i), 0) for part in parts)
-            for slot, i in cfg.own_slot_ids().items()
-          },
-          'files': entries,
-        },
-      )
+        _write_dense(cfg, model, dense_stats, unfinished)
+      manifest = _manifest(cfg, kind, plan, parts, files.entries(unfinished))
+      files.publish(unfinished, plan.path, manifest | {'position': position})
       if cfg.export.keep is not None:
         _retire(directory, kind, cfg.export.keep)
 
     part, commits = communicator.together(what, write_part)
     parts = [_Part(*fields) for fields in communicator.gather(tuple(part))]
-    communicator.together(what, lambda: finish(parts))
+    communicator.together(what, finish)
     for selection, keys in commits.items():
       if len(keys):
         store.commit(selection, keys)
@@ -378,6 +342,46 @@ def write(
     manifest['slot_rows'],
     chain.LeftOut(**manifest['left_out']),
   )
+
+
+@contextlib.contextmanager
+def _turn(path: str) -> Iterator[None]:
+  """Waits until no other process exports; a command and the trainer may do so at the same time."""
+  with files.exclusive(path, PATIENCE) as lock:
+    with contextlib.suppress(OSError):  # on a full disk the file names nobody
+      os.truncate(lock.fileno(), 0)
+      os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
+    yield
+
+
+def _manifest(
+  cfg: config.Config,
+  kind: str,
+  plan: _Plan,
+  parts: Sequence[_Part],
+  entries: dict[str, dict[str, int]],
+) -> JsonObject:
+  """Returns the manifest without `position`; `entries` are those of its files."""
+  for name, crc in (item for part in parts for item in part.keys_crc32.items()):
+    if name in entries:
+      entries[name]['keys_crc32'] = crc
+  previous = [os.path.basename(p) for p in plan.chain]
+  return {
+    'kind': kind,
+    'sequence': plan.sequence,
+    'parts': len(parts),
+    'base': previous[0] if previous and previous[0].endswith('base') else None,
+    'previous': previous[-1] if previous else None,
+    'rows': sum(part.rows for part in parts),
+    'tombstones': sum(part.tombstones for part in parts),
+    'left_out': _left_out(parts),
+    **_layout(cfg),
+    'slot_rows': {
+      slot: sum(part.slots.get(str(i), 0) for part in parts)
+      for slot, i in cfg.own_slot_ids().items()
+    },
+    'files': entries,
+  }
 
 
 def _left_out(parts: Sequence[_Part]) -> dict[str, int | float]:
@@ -407,3 +411,15 @@ def _write_model(
   saved_model.save(cfg, model, dense_stats, rows, unfinished, integer_slots)
   for part in parts:
     os.remove(part)
+
+
+def _write_dense(
+  cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, unfinished: str
+) -> None:
+  """Writes the dense variables and the config of a base or delta."""
+  dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
+  dense['dense_stats'] = np.asarray(dense_stats)
+  files.write_synced(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
+  # An export is the same wherever its run lies.
+  text = config.dump(cfg.model_copy(update={'run_dir': ''}))
+  files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
