@@ -49,8 +49,8 @@ class Service:
     self._lock = threading.Lock()  # of _served, users and _idle
     self._refreshing = threading.Lock()
     self._idle: list[tuple[str, Scorer]] = []  # to be loaded with another version's dense part
-    self._told = ''
-    self._told_of_filter = False
+    self._logged = ''
+    self._logged_filter = False
 
   @property
   def version(self) -> Version | None:
@@ -146,9 +146,9 @@ class Service:
       scorer.load(view.dense)
       if not idle:
         scorer.warm_up()
-      if view.version.left_out and not self._told_of_filter:
+      if view.version.left_out and not self._logged_filter:
         logging.warning('version %d: %s', view.version.sequence, view.version.left_out)
-        self._told_of_filter = True
+        self._logged_filter = True
       return _Served(view, text, scorer)
     except BaseException:
       view.close()
@@ -159,10 +159,10 @@ class Service:
     while not stop.is_set():
       try:
         self.refresh()
-        self._told = ''
+        self._logged = ''
       except Exception as e:
         text = str(e) if isinstance(e, UserError) else one_line(e)
-        if text != self._told:
+        if text != self._logged:
           logging.warning('version %s is still served: %s', self.version, text)
-        self._told = text
+        self._logged = text
       stop.wait(seconds_between_looks)
