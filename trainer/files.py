@@ -39,7 +39,7 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
     path: of the file.
     patience: seconds to wait.
   Raises:
-    UserError: after that time, with what the file says of its holder.
+    UserError: if another process still holds the file after that time; the file's content names it.
   """
   with open(path, 'a+', encoding='utf-8') as f:
     began = time.monotonic()
@@ -51,8 +51,8 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
         if time.monotonic() - began > patience:
           f.seek(0)
           raise UserError(
-            f'{path}: {f.read() or "another process"} has held it for {patience:.0f} s; wanted it '
-            'ended first'
+            f'{path}: {f.read() or "another process"} has held it for {patience:.0f} s; wanted '
+            'that process to end first'
           ) from None
         time.sleep(0.05)  # between attempts
     yield f
@@ -190,7 +190,7 @@ def crc32_of(path: str) -> int:
 
 
 def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
-  """Returns the CRC-32 of what a stream still holds, behind bytes whose CRC-32 is `crc`."""
+  """Continues the CRC-32 `crc` of earlier bytes with the rest of a stream."""
   while data := stream.read(4 << 20):
     crc = zlib.crc32(data, crc)
   return crc
@@ -201,7 +201,7 @@ def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str,
 
   Args:
     folder: to walk.
-    unchecked: ends of names whose checksums are left out.
+    unchecked: files whose names end like this get no checksum.
   """
   listed = {}
   for name in _names_below(folder):

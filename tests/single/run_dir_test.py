@@ -91,7 +91,7 @@ class RunDirTest(tf.test.TestCase):
     for path in copy.glob('checkpoints/*/dense.npz'):
       path.write_bytes(path.read_bytes()[:-1])
     before = (copy / 'config.yaml').read_bytes()
-    with self.assertRaisesRegex(errors.UserError, 'none of its 2 checkpoints is good'):
+    with self.assertRaisesRegex(errors.UserError, 'all of its 2 checkpoints are damaged'):
       api.train_here(api.Source(self.tree, ['train.epochs=3'], str(copy)))
     self.assertEqual((copy / 'config.yaml').read_bytes(), before)
 

@@ -260,7 +260,7 @@ class ScorerTest(tf.test.TestCase):
       ([1], 400, 'the body: found a JSON list; wanted an object'),
       ({}, 400, "wanted either 'instances' or 'inputs'"),
       ({'instances': []}, 400, 'at least one'),
-      ({'instances': [good, {}]}, 400, r'instances\[1\]: .* is in some instances only'),
+      ({'instances': [good, {}]}, 400, r"instances\[1\]: only some instances have 'age'"),
       ({'instances': [{'item': 1}]}, 400, "column 'age': is missing"),
       ({'instances': [good | {'item': 1.5}]}, 400, "'item', sample 0: found 1.5; wanted a text"),
       ({'instances': [good | {'price': 'x'}]}, 400, "'price', sample 0: found 'x'; wanted a fin"),

@@ -1,4 +1,4 @@
-"""A store in a directory: LMDB, memory-mapped, with one writer and any number of readers.
+"""A versioned store in a directory: LMDB, memory-mapped, one writer and any number of readers.
 
     DIRECTORY/data.mdb  lock.mdb
 
@@ -7,8 +7,9 @@
     'config'   -> the resolved config
     'dense'    -> the dense variables, .npz
 
-The order of rows is that of exports, so that a base is appended page after page. A transaction
-applies exports as a whole; readers keep seeing the version that their own transaction began with.
+Rows have the same order as in exports, so that the rows of a base are appended, page after page. One
+write transaction applies all exports of a new version. A reader sees the version that was there
+when its own transaction began.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ from trainer.storage.chain import RowExport
 
 _KEY = np.dtype([('shard', 'u1'), ('key', '>i8')])
 _VERSION, _CONFIG, _DENSE = b'version', b'config', b'dense'
-# Of the address space, not of memory or disk: what the store may grow to.
+# The store's largest size. It reserves addresses, not memory or disk.
 _MAP_BYTES = 1 << 40
 
 
@@ -47,13 +48,13 @@ def _keys(keys: np.ndarray) -> list[bytes]:
 
 
 class EmbeddedStore(VersionedStore):
-  """A store in a directory.
+  """A versioned store in a directory.
 
   Args:
-    path: the directory; a writer makes it, a reader may come earlier.
+    path: the directory. A writer makes it; a reader may be started before it is there.
     writable: whether this process publishes.
   Raises:
-    UserError: where it cannot be opened; of a reader, from every verb.
+    UserError: if it cannot be opened. A reader opens it at its first use, so any method may raise.
   """
 
   def __init__(self, path: str, writable: bool = False):
@@ -86,7 +87,7 @@ class EmbeddedStore(VersionedStore):
     version = Version.of(exports[-1], withdrawn)
     config = exports[-1].config()
     with plain(self._what, lmdb.Error):
-      self._env.reader_check()  # pages that a killed reader held are free again
+      self._env.reader_check()  # frees the pages that a killed reader held
       with self._env.begin(write=True) as transaction:
         if Version.from_json(transaction.get(_VERSION)) != expected:
           raise Overtaken
@@ -110,7 +111,7 @@ class EmbeddedStore(VersionedStore):
       return _EmbeddedView(transaction)
 
   def _reading(self) -> lmdb.Transaction | None:
-    """Returns a new read transaction; None where no writer has made the store yet."""
+    """Returns a new read transaction; None if no writer has made the store yet."""
     if self._env is None:
       if not os.path.exists(os.path.join(self._path, 'data.mdb')):
         return None
@@ -130,11 +131,11 @@ def _apply(transaction: lmdb.Transaction, export: RowExport) -> None:
       items = list(zip(_keys(rows.key), encode(rows)))
       _, added = cursor.putmulti(items, append=export.begins_chain)
       if export.begins_chain and added < len(items):
-        raise DataLoss(f'{export.path}: its rows are not in the order of shards, then keys')
+        raise DataLoss(f'{export.path}: its rows are not sorted by shard, then key')
 
 
 class _EmbeddedView(View):
-  """A read transaction; while it lasts, LMDB does not reuse the pages that it sees."""
+  """A version as a read transaction, during which LMDB does not reuse the pages that it sees."""
 
   def __init__(self, transaction: lmdb.Transaction):
     self._transaction = transaction

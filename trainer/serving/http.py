@@ -26,9 +26,9 @@ from trainer.serving.service import NotReady, Service
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
-_HEAD_BYTES = 16 << 10  # of a request, at most
-_SECONDS_TO_FINISH = 10  # for the requests that are being answered when the server is stopped
-_SECONDS_IDLE = 75  # of a connection; if it is shorter, clients often reuse a closed connection
+_HEAD_BYTES = 16 << 10  # the longest head of a request
+_SECONDS_TO_FINISH = 10  # that a stopping server gives to requests that are under way
+_SECONDS_IDLE = 75  # before an idle connection closes; shorter, and clients would often hit that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Limits:
 
   body_bytes: int = 4 << 20
   instances: int = 10_000
-  concurrency: int = 64  # requests that are being scored or wait for it
-  seconds_to_send: float = 10.0  # a head, and a body
-  threads: int = 2  # that score
+  concurrency: int = 64  # requests at a time, whether they are scored or wait for that
+  seconds_to_send: float = 10.0  # for a request's head, and again for its body
+  threads: int = 2  # that compute scores
   strict: bool = False  # whether columns that the model does not read are refused, not ignored
 
 
 class _Refused(Exception):
-  """An answer other than scores."""
+  """A request that is refused with a status of HTTP."""
 
   def __init__(self, status: int, text: str):
     super().__init__(text)
@@ -58,17 +58,17 @@ class App:
     service: computes the scores.
     name: of the model in the paths of requests.
     limits: a request that exceeds them is refused.
-    token: clients must send it as `Authorization: Bearer TOKEN`; None: they need none.
+    token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
 
   Attributes:
-    asgi: the application.
+    asgi: the ASGI application.
     limits: as given.
   """
 
   def __init__(self, service: Service, name: str, limits: Limits, token: str | None = None):
     self._service, self._name, self.limits, self._token = service, name, limits, token
-    self._waiting = 0  # requests
-    self._arriving = 0  # bytes of bodies
+    self._waiting = 0  # requests that are scored or wait for that
+    self._arriving = 0  # bytes of bodies that have not arrived completely
     self._pool = concurrent.futures.ThreadPoolExecutor(limits.threads, 'score')
     self._make_figures()
     self.asgi = Starlette(
@@ -117,14 +117,14 @@ class App:
   # Routes
 
   def _route(self, path: str, method: str, route: Callable) -> Route:
-    """Returns a route that checks method and token, answers and logs errors, counts requests."""
+    """Returns a route that also checks method and token, handles errors and counts requests."""
 
     async def answer(request: Request) -> Response:
       started = time.perf_counter()
       try:
         self._authorise(request)
         if request.method != method and (request.method, method) != ('HEAD', 'GET'):
-          raise _Refused(405, f'the method: found {request.method}; wanted {method}')
+          raise _Refused(405, f'method: found {request.method}; wanted {method}')
         response = await route(request)
         if request.method == 'POST':
           self._latency.observe(time.perf_counter() - started)
@@ -134,7 +134,7 @@ class App:
         response = _json(rest.error(str(e)), e.status)
         if e.status == 405:
           response.headers['allow'] = method
-      except UserError as e:  # the log is for the operator, the answer for any client
+      except UserError as e:  # only the operator's log says why
         logging.error('a request failed: %s', e)
         response = _json(rest.error('the rows cannot be read now'), 503)
       except ClientDisconnect:
@@ -145,7 +145,7 @@ class App:
       self._requests.labels(response.status_code).inc()
       return response
 
-    # It accepts all methods, or else a later path could match a request with the wrong one.
+    # It accepts all methods: else a wrong method would let a later path match.
     return Route(path, answer, methods=_METHODS)
 
   def _authorise(self, request: Request) -> None:
@@ -165,7 +165,7 @@ class App:
     body = await self._body(request)
     # Only complete requests count, so that slow clients do not use up the limit.
     if self._waiting >= self.limits.concurrency:
-      raise _Refused(429, f'{self._waiting} requests are being answered; wanted fewer at a time')
+      raise _Refused(429, f'{self._waiting} requests are under way; wanted fewer at a time')
     self._waiting += 1
     try:
       loop = asyncio.get_running_loop()
@@ -182,7 +182,7 @@ class App:
           body += piece
           self._arriving += len(piece)
           if len(body) > limit:
-            raise _Refused(413, f'the body: found more than {limit} bytes; wanted at most so many')
+            raise _Refused(413, f'body: found more than {limit} bytes; wanted at most {limit}')
           if self._arriving > limit * self.limits.concurrency:
             raise _Refused(429, 'too many bytes are arriving; wanted fewer requests at a time')
     except TimeoutError:
@@ -193,7 +193,7 @@ class App:
     return bytes(body)
 
   def _score(self, body: bytes) -> Response:
-    """In a thread of the pool."""
+    """Answers a request for scores, in a thread of the pool."""
     request = rest.parse(body, self.limits.instances)
     if self.limits.strict and (unknown := self._service.unknown_columns(request)):
       name, columns = unknown[0][:80], self._service.signature().columns
@@ -224,7 +224,7 @@ class App:
     return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
   async def _health(self, request: Request) -> Response:
-    """Answers 200 as soon as a version is served; needs no token."""
+    """Answers 200 once a version is served; needs no token."""
     ready = self._service.version is not None
     return Response('ok\n' if ready else 'no version yet\n', 200 if ready else 503)
 
@@ -234,12 +234,12 @@ def _json(body: bytes, status: int) -> Response:
 
 
 class _Protocol(HttpToolsProtocol):
-  """HTTP/1.1 that limits the size of a request's head, and the time that it may take to arrive."""
+  """HTTP/1.1 with limits for the size of a request's head and the time until it has arrived."""
 
   def __init__(self, seconds_to_send: float, **settings: object):
     super().__init__(**settings)
     self._seconds_to_send = seconds_to_send
-    self._timer: asyncio.TimerHandle | None = None  # while a head is waited for
+    self._timer: asyncio.TimerHandle | None = None  # set while a head is arriving
     self._head_bytes = 0
 
   def connection_made(self, transport: asyncio.Transport) -> None:
@@ -273,7 +273,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
-  """Returns a server and the socket that it is to be run with.
+  """Returns a server, and the socket to run it with.
 
   Args:
     app: the application to serve.

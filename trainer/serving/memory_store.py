@@ -1,10 +1,9 @@
-"""A store in this process's memory, for a scorer that follows a run itself: our own row store.
+"""A versioned store in this process's memory, for a server that follows a run itself.
 
-There is one copy of the rows, and deltas change it in place. Before a delta does so, the rows that
-it changes are laid aside, and a view of the version before shows these in place of what it finds in
-the row store. So nobody waits for a delta, which takes its rows' memory once more until the last
-view of the version before is closed. A base goes into a row store of its own, beside the one of
-before, which is given back with its last view.
+Rows lie in our own row store, once; a delta changes them in place. Before it does, the old rows of
+the keys that it changes are copied, and views of the earlier version show these copies. So no
+request waits for a delta. The copies are freed with the last view of the earlier version. A base is
+read into a new row store, and the old one is freed with its last view.
 """
 
 import dataclasses
@@ -32,35 +31,35 @@ from trainer.storage.chain import RowExport, Rows
 
 
 class _RowsOfAChain:
-  """A row store of the weights that a chain of exports adds up to.
+  """The rows of a chain of exports, in a row store without optimizer state.
 
   Args:
-    text: the config of the chain.
+    text: the chain's config.
   """
 
   def __init__(self, text: str):
     cfg = config.parse(text, "an export's config.yaml")
     embedding = Embedding(cfg, build(cfg).needs)
-    # Without an optimizer's state.
+    # SGD keeps no state.
     tables = [dataclasses.replace(t, linear='sgd', factors='sgd') for t in embedding.tables]
-    # Ids that no slot has are given a table too, so that whoever asks for them finds nothing.
+    # Unknown slot ids get a table too, so that a look-up of their keys finds nothing.
     self._slot_table = np.zeros([1 << (63 - HASH_BITS)], np.int64)
     self._slot_table[: len(embedding.slot_table)] = np.maximum(embedding.slot_table, 0)
     self._store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
     self._widths = np.array([t.width for t in tables])
 
   def check(self, export: RowExport, rows: Rows) -> None:
-    """Raises: DataLoss where rows are laid out otherwise than the chain's config says."""
+    """Raises DataLoss if rows do not have as many factors as the chain's config says."""
     wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
     if wrong.any():
       i = int(np.argmax(wrong))
       raise DataLoss(
         f'{export.path}: key {rows.key[i]}: found {rows.counts[i]} factors in slot id '
-        f'{rows.slot[i]}; wanted what the config of its chain says'
+        f"{rows.slot[i]}; wanted the table's width in the chain's config"
       )
 
   def put(self, rows: Rows) -> None:
-    """Takes rows in place of those of the same keys."""
+    """Adds rows; each replaces an earlier row of its key."""
     self.erase(rows.key)
     zero = np.zeros([len(rows.key)])
     columns = {'key': rows.key, 'show': zero, 'click': zero, 'delta_score': zero}
@@ -87,37 +86,37 @@ class _RowsOfAChain:
 
 
 class _Replaced(NamedTuple):
-  """Rows of before a version, of all keys that the version changes."""
+  """The old rows of all keys that a new version changes."""
 
   keys: np.ndarray  # int64 [n], ascending
   rows: LookedUpRows
-  by: '_MemoryView'  # the version
+  by: '_MemoryView'  # the new version
 
 
 class _MemoryView(View):
-  """A version; the store and all that read it share the one object."""
+  """A version; all its readers share this object."""
 
   def __init__(
     self, version: Version, config: str, dense: dict[str, np.ndarray], rows: _RowsOfAChain
   ):
     super().__init__(version, config, dense)
     self.row_store = rows
-    self.replaced: _Replaced | None = None  # set before the row store is changed
+    self.replaced: _Replaced | None = None  # set before the next version changes the row store
 
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     rows = self.row_store.pull(keys)
-    # Rows are laid aside before they change, so every change that the pull met is in this list.
+    # Old rows are copied before they change, so every change that the pull saw is listed here.
     changes, replaced = [], self.replaced
     while replaced:
       changes.append(replaced)
       replaced = replaced.by.replaced
-    for replaced in reversed(changes):  # the newest is undone first
+    for replaced in reversed(changes):  # undo the newest change first
       rows = replace(keys, rows, replaced.keys, replaced.rows)
     return rows
 
 
 class MemoryStore(VersionedStore):
-  """A store that ends with the process."""
+  """A versioned store that is gone when the process ends."""
 
   def __init__(self):
     self._held: _MemoryView | None = None
@@ -145,7 +144,7 @@ class MemoryStore(VersionedStore):
       self._held = _MemoryView(version, text, dense, rows)
       return version
     view = _MemoryView(version, text, dense, held.row_store)
-    # All is read and checked before anything changes.
+    # Read and check everything before anything changes.
     changes = [(export.tombstones(), list(export.rows())) for export in exports]
     keys = [np.zeros([0], np.int64)]
     for export, (tombstones, parts) in zip(exports, changes):
@@ -160,7 +159,7 @@ class MemoryStore(VersionedStore):
         for some in parts:
           view.row_store.put(some)
     except BaseException:
-      self._held = None  # rows of two versions: views of before undo them, nobody reads them else
+      self._held = None  # the rows are a mixture now; only views of earlier versions undo that
       raise
     self._held = view
     return version

@@ -1,4 +1,4 @@
-"""Follows the exports of a run, and brings a store to the newest version."""
+"""Follows the exports of a run and applies them to a store."""
 
 import time
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 
 
 class Applied(NamedTuple):
-  """What one call has applied to the store."""
+  """What one call applied to the store."""
 
   version: Version
   rows: int
@@ -23,15 +23,15 @@ class Applied(NamedTuple):
 class Publisher:
   """Brings a store to the newest version of a run.
 
-  What is applied follows from the exports and from the version that the store itself holds, so
-  that a publisher may be killed and started again at any moment, and doing it twice does nothing.
+  The exports and the version in the store decide what is applied; the publisher has no state of its
+  own. So it may be killed and started again at any moment, and a second call changes nothing.
 
   Args:
     directory: the exports of a run.
     store: the store to update.
 
   Attributes:
-    refused: why the last call of `advance` did not apply an export; None otherwise.
+    refused: why the last call of `advance` refused an export; None if it did not.
   """
 
   def __init__(self, directory: str, store: VersionedStore):
@@ -39,11 +39,12 @@ class Publisher:
     self.refused: str | None = None
 
   def advance(self) -> Applied | None:
-    """Applies the exports that the store lacks.
+    """Applies the exports that are newer than the store's version.
+
+    An export that cannot be read is refused, and logged once.
 
     Returns:
-      What was applied; None if there was nothing to apply, or if an export cannot be read, which it
-      logs once.
+      What was applied; None if nothing was.
     """
     refused, self.refused = self.refused, None
     try:
@@ -55,18 +56,18 @@ class Publisher:
     except Overtaken:
       return None
     except (DataLoss, FileNotFoundError) as e:
-      # The trainer may have removed an old export while it was read. Otherwise the export is
-      # damaged, and the store waits for the next base.
+      # Either the trainer removed an old export while it was read, and the next call finds newer
+      # ones. Or the export is damaged, and the store waits for the next base.
       self.refused = str(e)
       if self.refused != refused:
         logging.warning('an export was not applied: %s', e)
       return None
 
   def roll_back(self, sequence: int) -> Applied:
-    """Brings the store to an earlier version, where it stays until the next base is written.
+    """Brings the store to an earlier version; it stays there until the next base is written.
 
     Raises:
-      UserError: if an export of that version is missing.
+      UserError: if the run has no export with this number.
     """
     paths = {
       export.sequence: export.path
@@ -95,16 +96,16 @@ class Publisher:
 
 
 def pending(directory: str, held: Version | None) -> list[RowExport]:
-  """Returns the exports that lead from what a store holds to the newest version.
+  """Returns the exports that bring a store to the newest version, oldest first.
+
+  They are those after the store's version, or a whole new chain. There are none if the store holds
+  the newest version, or if that version builds on a withdrawn one.
 
   Args:
     directory: the exports of a run.
-    held: what the store holds; None: nothing.
-  Returns:
-    Oldest first: those after the one that is held, or the newest chain from its beginning. [] where
-    the newest version is held, was withdrawn, or lacks an earlier export.
+    held: the version in the store; None: it is empty.
   Raises:
-    DataLoss: where an export is damaged.
+    DataLoss: if an export is missing or damaged.
   """
   links: list[RowExport] = []
   for export in chain.backwards(directory):

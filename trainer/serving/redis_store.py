@@ -1,14 +1,14 @@
-"""A store in Redis: rows as byte strings by key, for scorers on many machines.
+"""A versioned store in Redis, for servers on many machines.
 
     ctr:version             Version as JSON, with the generation of its rows
     ctr:model:GENERATION    hash: config (YAML), dense (.npz)
-    ctr:generation          counts the bases that were begun
+    ctr:generation          the number of the last generation
     r:GENERATION:KEY        a row, as versioned_store encodes it; both numbers 8 bytes, big-endian
 
-A base is written under a generation of its own, which nobody reads before `ctr:version` names it;
-then the generations before it are deleted. Deltas change the rows in place. Either way one
-transaction of Redis moves the version, with all rows of the deltas. A reader asks for the version
-in the very command that fetches rows; where that is not the version of its view, the view is gone.
+A base is written under a new generation, which nobody reads before `ctr:version` names it; then the
+earlier generations are deleted. Deltas change rows in place, in the same transaction that sets
+`ctr:version`. A reader fetches rows and `ctr:version` in one command. If that is no longer the
+version of its view, the view has ended (VersionGone).
 """
 
 import itertools
@@ -61,12 +61,12 @@ def _parse(data: bytes | None) -> tuple[Version | None, int]:
 
 
 class RedisStore(VersionedStore):
-  """A store in a database of Redis, which it has to itself.
+  """A versioned store in a database of Redis that nothing else uses.
 
   Args:
-    url: redis://HOST:PORT, with /DATABASE where it is not 0.
+    url: redis://HOST:PORT[/DATABASE].
   Raises:
-    UserError: from every verb, where Redis cannot be reached or refuses.
+    UserError: from every method, if Redis cannot be reached or refuses.
   """
 
   def __init__(self, url: str):
@@ -118,7 +118,7 @@ class RedisStore(VersionedStore):
     return version
 
   def _sweep(self, generation: int) -> None:
-    """Deletes the rows of generations before this one, those of bases that were cut short too."""
+    """Deletes earlier generations, including those of bases that were never completed."""
     current = _prefix(generation)
     with self._redis.pipeline(transaction=False) as pipeline:
       for names in _batches(self._redis.scan_iter(_ROW + b'*', count=_KEYS_AT_ONCE)):
@@ -163,8 +163,8 @@ def _write(
   Args:
     pipeline: a transaction, or a pipeline without one.
     generation: of the rows.
-    export: holds the changes.
-    at_once: the number of commands after which the pipeline is executed; None: it is not.
+    export: the rows and tombstones.
+    at_once: execute the pipeline after every so many commands; None: do not execute it.
   """
 
   def sent() -> None:
@@ -183,7 +183,7 @@ def _write(
 
 
 class _RedisView(View):
-  """Answers as long as Redis holds the same version."""
+  """A version, for as long as Redis holds it."""
 
   def __init__(self, client: redis.Redis, what: str, data: bytes, model: dict[bytes, bytes]):
     self._redis, self._what, self._data = client, what, data

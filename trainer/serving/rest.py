@@ -1,10 +1,10 @@
-"""Bodies of requests and answers in the form of TensorFlow Serving's REST API.
+"""Reads and writes the bodies of TensorFlow Serving's REST API.
 
     {"instances": [{"user": "u1", "item": 5}, …]}          -> {"predictions": [0.1, …], …}
     {"inputs": {"user": ["u1"], "item": [5, 6]}}           -> {"outputs": [0.1, …], …}
 
-In the second form a column of one value stands for all samples: one user, many items. A value
-{"b64": "…"} is bytes, in base 64. Answers say their version as "model_version", too.
+In the second form, a column of one value stands for all samples: one user, many items. A value
+{"b64": "…"} is a text in base 64. Answers also hold the "model_version".
 """
 
 import base64
@@ -21,32 +21,32 @@ _SIGNATURE = 'serving_default'
 
 
 class TooLarge(BadRequest):
-  """More than a request may hold."""
+  """A request that exceeds a limit."""
 
   status = 413
 
 
 class Request(NamedTuple):
-  """What is to be scored."""
+  """A request for scores."""
 
   columns: Mapping[str, Sequence[Json]]
-  size: int  # samples
-  by_row: bool  # whether it came as instances
+  size: int  # number of samples
+  by_row: bool  # whether the body has "instances"
 
 
 class Signature(NamedTuple):
-  """What requests and answers of a version hold."""
+  """The names in requests and answers of a version."""
 
   columns: Mapping[str, bool]  # name -> whether its values are texts
   outputs: Sequence[str]
   version: int
 
 
-_MOST_LISTS = 2  # within one another: a column of lists of features
+_MOST_LISTS = 2  # nested: a column of lists of features
 
 
 def _value(value: Json, lists: int = 0) -> Json:
-  """Decodes {"b64": …}, alone or in lists."""
+  """Decodes {"b64": …}, also within lists."""
   if isinstance(value, list):
     if lists == _MOST_LISTS:
       raise BadRequest(f'found lists nested more than {_MOST_LISTS} deep')
@@ -55,15 +55,16 @@ def _value(value: Json, lists: int = 0) -> Json:
     try:
       return base64.b64decode(value['b64'], validate=True).decode()
     except ValueError:
-      raise BadRequest('found b64 that is no UTF-8 text in base 64') from None
+      raise BadRequest('b64: found a value that is not UTF-8 text in base 64') from None
   return value
 
 
 def parse(body: bytes, max_instances: int) -> Request:
-  """Reads a body.
+  """Parses the body of a request.
 
   Raises:
-    BadRequest: in one line. TooLarge: for more than `max_instances`.
+    BadRequest: if it is malformed, in one line.
+    TooLarge: if it has more than `max_instances` samples.
   """
   try:
     tree = json.loads(body)
@@ -98,7 +99,7 @@ def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
     if instance.keys() != names:
       name = sorted(instance.keys() ^ names)[0]
       raise BadRequest(
-        f"instances[{i}]: '{name[:80]}' is in some instances only; wanted the same names in all"
+        f"instances[{i}]: only some instances have '{name[:80]}'; wanted the same names in all"
       )
   return {name: [_value(one[name]) for one in instances] for name in names}, len(instances)
 
@@ -119,14 +120,14 @@ def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
-  """Returns the body of an answer; a single output goes without its name.
+  """Returns the body of an answer. The name of an output is left out if it is the only one.
 
   Args:
-    request: what it answers.
+    request: the request.
     outputs: float32 [B] each, by name.
     version: of the model.
   """
-  # A float32 in so few digits that it reads back as itself.
+  # Nine digits give back the same float32.
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
   if len(texts) == 1:
     (values,) = texts.values()
@@ -143,7 +144,7 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
 
 
 def error(text: str) -> bytes:
-  """Returns the body of a refusal."""
+  """Returns the body of an answer that refuses a request."""
   return json.dumps({'error': text}, ensure_ascii=False).encode(errors='replace')
 
 
@@ -180,7 +181,7 @@ def metadata(name: str, signature: Signature) -> bytes:
 
 
 def index(name: str) -> bytes:
-  """Returns the body that says where things are."""
+  """Returns the body that lists the server's paths."""
   model = f'/v1/models/{name}'
   paths = {
     'predict': f'POST {model}:predict',

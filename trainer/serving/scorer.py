@@ -1,6 +1,6 @@
-"""From raw columns to probabilities, with one version's dense part and rows from wherever they lie.
+"""Scores raw columns with the dense part of one version and with rows from any store.
 
-Every stage is the trainer's own: parsing and hashing (trainer.data), pooling (ops.pooling), layers
+All stages are the trainer's: parsing and hashing (trainer.data), pooling (ops.pooling) and layers
 (trainer.model). So a score equals what `trainer.predict` gives in the same state.
 """
 
@@ -40,20 +40,20 @@ class BadRequest(UserError):
 
 
 class Scores(NamedTuple):
-  """What a request's samples were given."""
+  """The answer to a request of B samples."""
 
-  outputs: Mapping[str, np.ndarray]  # float32 [B]: probability, or one of each task's name
-  unknown: Mapping[str, int]  # slot -> distinct features that have no row
+  outputs: Mapping[str, np.ndarray]  # float32 [B]: `probability`, or one array for each task
+  unknown: Mapping[str, int]  # slot -> its number of distinct features without a row
 
 
 class Scorer:
-  """The model of a config, with the dense variables that were loaded last.
+  """A model for scoring; `load` sets its dense variables.
 
   Args:
     text: the resolved config of an export.
-    own_layers: dotted paths of the layers that it may import.
+    own_layers: dotted paths of layers that are not built in and that it may import.
   Raises:
-    UserError: where it names another layer that is not built in.
+    UserError: if the config names any other layer that is not built in.
   """
 
   def __init__(self, text: str, own_layers: Collection[str] = ()):
@@ -74,7 +74,7 @@ class Scorer:
     self._columns = dict.fromkeys(sorted(categorical), True)
     self._columns |= {c.name: False for c in cfg.data.dense if c.name not in categorical}
     self._aliases = {input_name(name): name for name in self._columns}
-    self._one = tf.ones([1])  # what each occurrence counts as; nobody reads the counts
+    self._one = tf.ones([1])  # dedupe wants shows and clicks, which nobody reads here
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     self._graph = tf.function(self._outputs, autograph=False).get_concrete_function(
       *(integers, integers, floats),
@@ -83,22 +83,26 @@ class Scorer:
     )
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """From the occurrences of features to the outputs.
+    """Computes the outputs, float32 [B] each.
 
     Args:
-      tensors: inverse (as of ops.dedupe), segments and values of the occurrences; dense; offsets,
-        linear and factors of the rows of distinct keys.
+      tensors: of the occurrences of features: `inverse` of ops.dedupe, segments, values; then the
+        dense columns; then offsets, linear weights and factors of the rows of distinct keys.
     """
     inverse, segments, values, dense, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
     none, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
     batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
-    deduped = Deduped(no_keys, inverse, size, size, none, none)  # what a gradient needs is not
+    deduped = Deduped(no_keys, inverse, size, size, none, none)  # only gradients need the others
     inputs = self._embedding.embed(batch, deduped, PulledRows(no_keys, *rows))
     return self._model.predictions(self._model(inputs, training=False))
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
-    """Takes the dense variables of an export. Raises: DataLoss where they are of another model."""
+    """Sets the dense variables to those of an export.
+
+    Raises:
+      DataLoss: if they are of another model.
+    """
     found = {name.partition('/')[0]: value for name, value in dense.items()}
     for i, variable in enumerate(self._model.variables):
       value = found.get(f'{i:03d}')
@@ -111,7 +115,7 @@ class Scorer:
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   def signature(self) -> tuple[dict[str, bool], list[str]]:
-    """Returns the columns, with whether their values are texts, and the names of the outputs."""
+    """Returns for each column whether its values are texts, and the names of the outputs."""
     return dict(self._columns), list(self._graph.structured_outputs)
 
   # A request's columns
@@ -120,22 +124,21 @@ class Scorer:
     return name if name in self._columns else self._aliases.get(name)
 
   def unknown(self, names: Iterable[str]) -> list[str]:
-    """Returns those names that are no columns of the model."""
+    """Returns the names that are no columns of the model."""
     return [name for name in names if self._column(name) is None]
 
   def parse(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch:
     """Reads a request's columns as the log's conversion reads a file.
 
     Args:
-      columns: by name, or by `input_name` of it, values as JSON has them: `size` of them or one,
-        which stands for all samples. A value is null or '' for missing; of slots a text, a whole
-        number or a list of these; of dense columns a number or its text.
+      columns: JSON values by the column's name or its `input_name`. A column has B values, or one
+        that stands for all samples. A missing value is null or ''. A slot's value is a text, a whole
+        number, or a list of these; a dense value is a number or its text.
       size: B.
     Returns:
-      NumPy arrays.
+      NumPy arrays. Unknown columns are ignored.
     Raises:
-      BadRequest: in one line, for a missing or malformed column or value; unknown columns are
-        ignored.
+      BadRequest: in one line, for a missing or malformed column or value.
     """
     given = {}
     for name, values in columns.items():
@@ -143,7 +146,7 @@ class Scorer:
       if column is None:
         continue
       if column in given:
-        raise BadRequest(f"column '{column}': is there twice")
+        raise BadRequest(f"column '{column}': is given twice")
       if len(values) not in (1, size):
         raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
       given[column] = values
@@ -152,7 +155,9 @@ class Scorer:
       if column not in given:
         unknown = self.unknown(columns)
         near = f"; found '{unknown[0][:80]}', which is unknown" if unknown else ''
-        raise BadRequest(f"column '{column}': is missing; null or '' say that a value is{near}")
+        raise BadRequest(
+          f"column '{column}': is missing; wanted it, with null or '' for missing values{near}"
+        )
       arrays[column] = (_texts if is_text else _numbers)(column, given[column])
       if len(arrays[column]) != size:  # one value, which stands for all samples
         arrays[column] = arrays[column].take(np.zeros(size, np.int64))
@@ -195,7 +200,7 @@ class Scorer:
     return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)
 
   def warm_up(self) -> None:
-    """Scores blanks, because TensorFlow takes longer for its first calls."""
+    """Scores samples without values, because TensorFlow's first calls take longer."""
     nothing = decode([])
     for size in (1, 2):
       self.score(self.parse(dict.fromkeys(self._columns, [None]), size), lambda keys: nothing)
@@ -208,7 +213,7 @@ def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:
 
 
 def _texts(column: str, values: Sequence[Json]) -> pa.Array:
-  """Values of a slot's column as Arrow texts, or as lists of them."""
+  """Returns a slot's values as Arrow strings, or as lists of strings."""
   wanted = 'a text, a whole number, null or a list of them'
   has_lists = any(isinstance(v, list) for v in values)
 
@@ -228,7 +233,7 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
     texts = []
     for i, value in enumerate(values):
       if value is not None and not isinstance(value, list):
-        raise _wrong(column, i, value, 'a list or null, for other samples have lists')
+        raise _wrong(column, i, value, 'a list or null, because other samples have lists')
       texts.append(value and [text(i, v) for v in value])
     kind = pa.list_(pa.string())
   try:
@@ -238,7 +243,7 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
 
 
 def _numbers(column: str, values: Sequence[Json]) -> pa.Array:
-  """Values of a dense column as Arrow numbers, or as texts where there are any."""
+  """Returns a dense column's values as Arrow numbers, or as strings if any of them is a text."""
   wanted = 'a finite number, its text, or null'
   numbers: list[float | str | None] = []
   for i, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Serves one version at a time, and changes to the next one without a pause."""
+"""Serves one version of a model, and switches to a new one without a pause."""
 
 import contextlib
 import threading
@@ -19,7 +19,7 @@ class NotReady(UserError):
 
 
 class _Served:
-  """A version, and the number of its users: the requests that it answers, and the service."""
+  """A version, with the number of its users: the requests that it answers, and the service."""
 
   def __init__(self, view: View, text: str, scorer: Scorer):
     self.view, self.text, self.scorer = view, text, scorer
@@ -48,23 +48,23 @@ class Service:
     self._served: _Served | None = None
     self._lock = threading.Lock()  # of _served, users and _idle
     self._refreshing = threading.Lock()
-    self._idle: list[tuple[str, Scorer]] = []  # to be loaded with another version's dense part
-    self._logged = ''
+    self._idle: list[tuple[str, Scorer]] = []  # free for another version of the same config
+    self._logged = ''  # the last error
     self._logged_filter = False
 
   @property
   def version(self) -> Version | None:
-    """The version that is served; None where there is none yet."""
+    """The version that is served; None if there is none yet."""
     served = self._served
     return served and served.view.version
 
   def predict(self, request: Request) -> tuple[Scores, int]:
-    """Scores a request. Returns: the scores and their version.
+    """Returns the scores of a request, and the number of their version.
 
     Raises:
       BadRequest: for a client's mistake.
-      NotReady: where there is no version yet.
-      UserError: where the store cannot be read.
+      NotReady: if there is no version yet.
+      UserError: if the store cannot be read.
     """
     while True:
       with self._use() as served:
@@ -80,13 +80,13 @@ class Service:
     """Returns the names of a request's columns that the model does not read.
 
     Raises:
-      NotReady: where there is no version yet.
+      NotReady: if there is no version yet.
     """
     with self._use() as served:
       return served.scorer.unknown(request.columns)
 
   def signature(self) -> Signature:
-    """Returns what requests and answers hold. Raises: NotReady where there is no version yet."""
+    """Returns what requests and answers hold. Raises: NotReady if there is no version yet."""
     with self._use() as served:
       return Signature(*served.scorer.signature(), served.view.version.sequence)
 

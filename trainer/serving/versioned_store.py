@@ -1,11 +1,11 @@
-"""Stores that rows are served from: each holds one version of a model, and changes it as a whole.
+"""The interface of the stores that rows are served from. A store holds one version of a model.
 
 A *version* is the replay of a chain of exports (`trainer.storage.export`): rows by key, the dense
-part and the config, which all become visible together. Its number is the sequence of the chain's
-last export. A store is written by one publisher at a time and read by any number of scorers; a
-reader sees the rows of one version or none.
+part and the config. Its number is the sequence of the chain's last export. One publisher at a time
+writes a store, and any number of scorers read it. They see all changes of a new version at once: no
+reader ever sees rows of two versions.
 
-A row is kept as its float32 values, little-endian: the linear weight, then the factors, if any.
+A row is kept as float32 values, little-endian: the linear weight, then the factors, if any.
 """
 
 import abc
@@ -25,16 +25,16 @@ _ZERO = bytes(4)  # reads as a linear weight of 0 without factors
 
 
 class Version(NamedTuple):
-  """What a store holds.
+  """Names a version and where it comes from.
 
   Attributes:
     sequence: the number that clients see.
     export: the name of the chain's last export.
-    checksum: of that export's manifest; it tells it from one of the same name of another run.
+    checksum: of that export's manifest; exports of other runs may have the same name.
     done_at: when that export was written, as time.time().
-    withdrawn: checksum of the export that was the newest when this version was rolled back to. No
-      export that builds on it is applied.
-    left_out: says which features are not exported; None where all are.
+    withdrawn: after a rollback to this version, the checksum of the export that was the newest
+      then. Exports that build on that one are not applied.
+    left_out: a sentence about features that are not exported; None if all are.
   """
 
   sequence: int
@@ -63,23 +63,23 @@ class Overtaken(Exception):
 
 
 class VersionGone(Exception):
-  """The store has moved on from the version of this view."""
+  """The store no longer holds the version of this view."""
 
 
 class LookedUpRows(NamedTuple):
-  """Rows of n keys in their order; absent ones have linear weight 0 and no factors."""
+  """The rows of n keys, in the order of the keys."""
 
-  linear: np.ndarray  # float32 [n]
-  counts: np.ndarray  # int64 [n], factors of each
+  linear: np.ndarray  # float32 [n]; 0 for a key without a row
+  counts: np.ndarray  # int64 [n], the number of each row's factors
   factors: np.ndarray  # float32 [Σ counts]
-  present: np.ndarray  # bool [n]
+  present: np.ndarray  # bool [n], whether the key has a row
 
 
 class View(abc.ABC):
   """One version of a store, for reading. Threads may share it.
 
   Attributes:
-    version: what it shows.
+    version: the one that it shows.
     config: the resolved config as YAML.
     dense: the dense variables by name, and `dense_stats`.
   """
@@ -92,19 +92,22 @@ class View(abc.ABC):
     """Returns the rows of keys, int64 [n].
 
     Raises:
-      VersionGone: where the store cannot show this version any more.
+      VersionGone: if the store no longer holds this version.
     """
 
   def close(self) -> None:
-    """Gives back what the view holds."""
+    """Releases what the view holds."""
 
 
 class VersionedStore(abc.ABC):
-  """Rows, dense part and config of one version."""
+  """The rows, dense part and config of one version."""
 
   @abc.abstractmethod
   def version(self) -> Version | None:
-    """Returns what the store holds; None where it is empty. Cheap: readers ask it all the time."""
+    """Returns the version that the store holds; None if it is empty.
+
+    Readers poll it many times a second, so it must be cheap.
+    """
 
   @abc.abstractmethod
   def apply(
@@ -113,26 +116,26 @@ class VersionedStore(abc.ABC):
     expected: Version | None,
     withdrawn: int | None = None,
   ) -> Version:
-    """Applies exports as a whole; killed in the midst of it, the store is as it was before.
+    """Brings the store to a new version. If this process is killed here, the old version stays.
 
     Args:
-      exports: oldest first. The first one follows what the store holds, or begins a chain, in place
-        of what the store holds.
-      expected: what the store holds.
+      exports: oldest first. The first one follows the version that the store holds, or begins a
+        chain, which replaces all that the store holds.
+      expected: the version that the store holds now.
       withdrawn: as in `Version`.
     Returns:
-      What it holds now.
+      The new version.
     Raises:
-      Overtaken: where it holds something else than expected.
-      DataLoss: where an export is damaged.
+      Overtaken: if the store does not hold `expected`.
+      DataLoss: if an export is damaged.
     """
 
   @abc.abstractmethod
   def view(self) -> View | None:
-    """Returns a view of what the store holds; None where it is empty."""
+    """Returns a view of the version that the store holds; None if it is empty."""
 
   def close(self) -> None:
-    """Gives back what the store holds open."""
+    """Closes files and connections."""
 
 
 def encode(rows: Rows) -> list[bytes]:
@@ -161,13 +164,13 @@ def decode(values: Sequence[bytes | None]) -> LookedUpRows:
 def replace(
   keys: np.ndarray, found: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
 ) -> LookedUpRows:
-  """Returns what was found, with the rows of `other` in place of those of the same keys.
+  """Returns the rows of `keys`, taken from `other` for keys that are among `other_keys`.
 
   Args:
     keys: int64 [n].
-    found: their rows.
+    found: the rows of `keys`.
     other_keys: int64 [m], ascending.
-    other: their rows.
+    other: the rows of `other_keys`.
   """
   if not len(other_keys):
     return found
@@ -190,7 +193,7 @@ def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def plain_address(address: str) -> str:
-  """Returns the address of a store without the password in it."""
+  """Returns the address of a store without its password."""
   return re.sub(r'(?<=://)[^/]*@', '…@', address)
 
 
@@ -199,10 +202,10 @@ def open_store(address: str, where: str, writable: bool = False) -> VersionedSto
 
   Args:
     address: redis://HOST:PORT[/DATABASE], or a directory.
-    where: the flag that the address comes from, for messages.
+    where: the flag that gave the address; messages name it.
     writable: whether this process publishes.
   Raises:
-    UserError: where it cannot be opened, or its library is not installed.
+    UserError: if it cannot be opened, or its library is not installed.
   """
   scheme, separator, _ = address.partition('://')
   try:

@@ -1,9 +1,9 @@
-"""Exports as they lie on the disk: which there are, which follow one another, what they hold.
+"""Reads exports: which ones a directory holds, which chains they form, and what rows they hold.
 
-    exports/000012-base/  000013-delta/ …      rows; `trainer.storage.export` says what they mean
+    exports/000012-base/  000013-delta/ …      rows; `trainer.storage.export` describes the files
     exports/saved_model/14/  dense_model/15/   models, in TensorFlow Serving's layout NAME/VERSION
 
-The number, an export's *sequence*, counts all kinds together and only grows.
+An export's number, its *sequence*, counts exports of all kinds. It only grows.
 """
 
 import contextlib
@@ -41,18 +41,18 @@ class StoredExport(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-  """What the thresholds of the lifecycle leave out of a base and the deltas after it."""
+  """How many features the lifecycle's thresholds keep out of a base and the deltas after it."""
 
   rows: int = 0  # features that are not exported
   of: int = 0  # features in the table; 0 where nothing is filtered
-  share_of_shows: float = 0.0  # that the rows left out had
+  share_of_shows: float = 0.0  # share of all shows that belong to the rows left out
 
   def __str__(self) -> str:
-    """One line that says what is missing, what that means, and how to have it."""
+    """Returns one line: what is left out, the effect on scores, and how to export everything."""
     return (
       f'{self.rows:,} of {self.of:,} features, which had {self.share_of_shows:.1%} of the shows, '
-      'are left out: samples that hold them get other scores than from ctr-predict; to serve all, '
-      'set lifecycle.base_threshold and lifecycle.delta_keep_days to null and export again'
+      'are left out: samples with these features get other scores than from ctr-predict; to serve '
+      'all, set lifecycle.base_threshold and lifecycle.delta_keep_days to null and export again'
     )
 
 
@@ -74,14 +74,19 @@ _NO_ROWS = Rows(*(np.zeros([0], t) for t in (np.int64, np.float32, np.int64, np.
 
 
 def path_of(directory: str, kind: str, sequence: int) -> str:
-  """Returns where an export of this kind and sequence lies."""
+  """Returns the path of an export."""
   if kind in MODEL_KINDS:
     return os.path.join(directory, kind, str(sequence))
   return os.path.join(directory, f'{sequence:06d}-{kind}')
 
 
 def part_name(content: str, rank: int, size: int) -> str:
-  """Returns the name of what process `rank` of `size` wrote of 'rows' or 'tombstones'."""
+  """Returns the name of the file that process `rank` of `size` writes.
+
+  Args:
+    content: 'rows' or 'tombstones'.
+    rank, size: as of a Communicator.
+  """
   return f'{content}-{rank:05d}-of-{size:05d}.parquet'
 
 
@@ -93,7 +98,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
-  """Yields exports whose names end in `suffix`, whether they are DONE or not."""
+  """Yields the exports whose names end in `suffix`, including those that are not DONE."""
   for name in _names(directory):
     if name.endswith(suffix) and (match := _NAME.fullmatch(name.removesuffix(suffix))):
       yield StoredExport(int(match[1]), match[2], os.path.join(directory, name))
@@ -110,21 +115,21 @@ def exports(directory: str) -> list[StoredExport]:
 
 
 class RowExport:
-  """A base or delta, read with its checksums.
+  """A base or delta; its checksums are verified as it is read.
 
   Args:
-    path: where it lies.
+    path: its directory.
 
   Attributes:
-    name: its folder, which ends in its kind.
-    sequence: its number, the version that readers see.
+    name: of its directory; it ends in the kind.
+    sequence: its number, the version that clients of a server see.
     kind: base or delta.
-    previous: the name of the export that it follows; None where it begins a chain.
-    checksum: of its manifest, which tells it from an export of the same name of another run.
-    done_at: when it was DONE, as time.time().
-    left_out: what the chain up to here leaves out.
+    previous: the name of the export before it in the chain; None if it begins a chain.
+    checksum: of its manifest; exports of other runs may have the same name but not this checksum.
+    done_at: when it was completed, as time.time().
+    left_out: the features that the chain leaves out, up to this export.
   Raises:
-    DataLoss: where it is damaged.
+    DataLoss: if it is damaged.
   """
 
   def __init__(self, path: str):
@@ -142,7 +147,7 @@ class RowExport:
 
   @property
   def begins_chain(self) -> bool:
-    """Whether a reader that applies it starts from nothing."""
+    """Whether it is the first of its chain, which replaces all rows of earlier chains."""
     return self.previous is None
 
   def dense(self) -> dict[str, np.ndarray]:
@@ -154,16 +159,16 @@ class RowExport:
     return files.read_checked(self.path, CONFIG, self._manifest['files']).decode()
 
   def rows(self) -> Iterator[Rows]:
-    """Yields the rows by logical shard, then key, some at a time.
+    """Yields batches of rows in the order of logical shards, then keys.
 
-    A file is read once for its checksum before anything of it is yielded.
+    Each file is read twice: its checksum is verified before its first row is yielded.
     """
     for name in self._parts('rows', range(SHARDS)):
       files.check_crc32(self.path, name, self._manifest['files'])
       yield from read_rows(os.path.join(self.path, name))
 
   def tombstones(self) -> np.ndarray:
-    """Returns the keys that are gone, int64 [n], by logical shard, then key."""
+    """Returns the keys to delete, int64 [n], in the order of logical shards, then keys."""
     return self.keys('tombstones', range(SHARDS))
 
   def keys(self, content: str, shards: range) -> np.ndarray:
@@ -192,13 +197,13 @@ class RowExport:
 
 @contextlib.contextmanager
 def _parquet(file: str) -> Iterator[pq.ParquetFile]:
-  """Opens a Parquet file. Raises: DataLoss where it, or what is read of it, is damaged."""
+  """Opens a Parquet file; opening and reading it raise DataLoss if it is damaged."""
   try:
     with pq.ParquetFile(file, memory_map=True) as parquet:
       yield parquet
   except FileNotFoundError:
     raise
-  # What pyarrow raises where a file is no Parquet file, or not the one that was written.
+  # These are pyarrow's errors for damaged files.
   except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, KeyError) as e:
     raise DataLoss(f'{file}: is damaged: {" ".join(str(e).split())}') from None
 
@@ -229,11 +234,11 @@ def concatenate(parts: list[Rows]) -> Rows:
 
 
 def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
-  """Yields a chain from its end to its beginning; it reads an export when it comes to it.
+  """Yields the exports of a chain, newest first; opens each one only when it is asked for.
 
   Args:
     directory: the exports of a run.
-    last: the path that the chain ends with; None: the newest base or delta.
+    last: the path of the chain's last export; None: the newest base or delta.
   Raises:
     DataLoss: where an export is missing or damaged.
   """
@@ -249,19 +254,19 @@ def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
 
 
 def chain(directory: str, last: str | None = None) -> list[RowExport]:
-  """Returns a chain in the order of its replay; takes and raises what `backwards` does."""
+  """Returns the exports of a chain, oldest first; the arguments and errors are `backwards`'."""
   return list(backwards(directory, last))[::-1]
 
 
 def _links(
   directory: str, done: Iterable[StoredExport], previous: Callable[[str], str | None]
 ) -> list[str]:
-  """Returns the paths of the newest chain, in the order of its replay; [] where one is missing.
+  """Returns the paths of the newest chain, oldest first; [] if an export of it is missing.
 
   Args:
     directory: the exports of a run.
-    done: of `exports`.
-    previous: the name of the export that the one at a path follows.
+    done: as `exports` returns them.
+    previous: takes the path of an export; returns the name of the one before it in its chain.
   """
   of_rows = dict.fromkeys(export.path for export in done if export.kind in ROW_KINDS)
   path = next(reversed(of_rows), None)
@@ -279,24 +284,26 @@ def _links(
 
 
 class Replay:
-  """The exports of a run as the writer of the next one needs them.
+  """A cache of what earlier exports hold, for the process that writes the next one.
 
-  Each is read once, and again only where another took its place, so that an export takes no longer
-  the more there are. The keys that the chain holds stay in memory, 8 bytes each.
+  Each export is read once, and again only if another one took its place. So the time of an export
+  does not grow with their number. The chain's keys stay in memory, 8 bytes each.
   """
 
   def __init__(self):
-    # By path: what tells an export from one that took its place, its position and `previous`.
+    # By path: `_done_at`, the position in the data, and `previous`.
     self._known: dict[str, tuple[int, JsonObject, str | None]] = {}
-    self._replayed: list[tuple[str, int]] = []  # the links that `_live` is of
+    self._replayed: list[tuple[str, int]] = []  # the exports that `_live` results from
     self._shards, self._live = range(0), np.zeros([0], np.int64)
 
   def look(self, directory: str) -> tuple[list[StoredExport], JsonObject, list[str]]:
-    """Returns the exports that are DONE, the place in the data of each by its path, and the paths
-    of the newest chain. Removes what a crash left of others.
+    """Reads which exports are there; removes unfinished ones, which a crash has left.
 
+    Returns:
+      The exports that are DONE, their positions in the data by path, and the paths of the newest
+      chain.
     Raises:
-      DataLoss: where a manifest is damaged.
+      DataLoss: if a manifest is damaged.
     """
     for one in _all(directory, files.UNFINISHED):
       files.remove(one.path)
@@ -319,13 +326,13 @@ class Replay:
     return found, positions, _links(directory, found, lambda path: self._known[path][2])
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
-    """Returns the keys of some logical shards that the replay of a chain holds, int64, ascending.
+    """Returns the keys that the replay of a chain holds, int64 [n], ascending.
 
     Args:
       links: the paths of the chain, as `look` returned them on process 0.
-      shards: the logical shards.
+      shards: only keys of these logical shards are returned.
     Raises:
-      DataLoss: where an export is damaged.
+      DataLoss: if an export is damaged.
     """
     known = self._known  # on process 0
     wanted = [(path, known[path][0] if path in known else _done_at(path)) for path in links]
@@ -340,5 +347,5 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns what tells an export from one of the same name that took its place."""
+  """Returns when an export was completed, in ns; one that took its place has another time."""
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

@@ -95,10 +95,7 @@ def _write_rows(path: str, store: RowTable, shards: range) -> None:
 
 
 def _serial(path: str) -> int | None:
-  """Returns a checkpoint's serial number, which grows with each save in its directory.
-
-  None where its manifest is damaged.
-  """
+  """Returns a checkpoint's serial number, which grows with each save; None if it is damaged."""
   try:
     return int(files.read_manifest(path)['serial'])
   except DataLoss:
@@ -108,8 +105,8 @@ def _serial(path: str) -> int | None:
 def candidates(directory: str) -> dict[str, int | None]:
   """Returns the checkpoints that are DONE: path -> serial number (None: damaged).
 
-  Damaged ones come first, then the newest, so that a reader that takes the first good one reports
-  every damaged one.
+  Damaged checkpoints come first, then the others from new to old. So a reader that tries them in
+  this order reports every damaged one before it takes the newest good one.
   """
   names = os.listdir(directory) if os.path.exists(directory) else []
   paths = [os.path.join(directory, name) for name in names if _NAME.fullmatch(name)]
@@ -135,16 +132,16 @@ def save(
     directory: of the checkpoints, on a file system that all processes share.
     step: the number in its name; a second one at the same step is named `ckpt-STEP-2`.
     store: the rows that this process owns.
-    dense: arrays by name; those of process 0 are written.
-    progress: the place in the data; that of process 0 is written.
+    dense: arrays by name; only process 0 writes them.
+    progress: the place in the data; only process 0 writes it.
     config_text: the resolved config.
     keep: the number of checkpoints to keep, with this one.
     communicator: how the processes meet; None: there is one.
   Returns:
     The path of the checkpoint.
   Raises:
-    UserError: on every process if one could not write or has values that are not finite; earlier
-      checkpoints are intact.
+    UserError: on every process, if any process cannot write or holds values that are not finite.
+      Earlier checkpoints stay intact.
   """
   communicator = communicator or SingleProcess()
   rank, size = communicator.rank, communicator.size
@@ -211,9 +208,13 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
 
 
 def link(path: str, directory: str) -> None:
-  """Makes a checkpoint that is DONE the only one of another directory.
+  """Copies a checkpoint into another directory, in place of all that is there.
 
-  Its files are hard links, or copies where the file system has no hard links.
+  The copies are hard links where the file system has them.
+
+  Args:
+    path: of a checkpoint that is DONE.
+    directory: receives it.
   """
 
   def link_or_copy(source: str, target: str) -> None:
@@ -243,16 +244,14 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
-  """Yields the blocks that hold rows of some logical shards.
-
-  The first and the last block of each part may hold rows of other shards, too.
+  """Yields the blocks with rows of some logical shards; they may hold rows of other shards too.
 
   Args:
     path: of the checkpoint.
-    manifest: of `check`.
+    manifest: as `check` returns it.
     shards: the logical shards.
   Raises:
-    DataLoss: naming the file that is damaged.
+    DataLoss: naming the damaged file.
   """
   parts, listed = manifest['parts'], manifest['files']
   for rank in range(parts):
@@ -297,7 +296,11 @@ def _read_block(
 
 
 def check(path: str) -> JsonObject:
-  """Checks the names and sizes of a checkpoint's files; returns its manifest. Raises: DataLoss."""
+  """Checks the names and sizes of a checkpoint's files, and returns its manifest.
+
+  Raises:
+    DataLoss: naming the file that is missing, damaged or foreign.
+  """
   manifest = files.read_manifest(path)
   if manifest['format'] != FORMAT:
     raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {FORMAT}')
@@ -310,12 +313,12 @@ def check(path: str) -> JsonObject:
 
 
 def config_of(path: str) -> str:
-  """Returns the config of a checkpoint as text. Raises: DataLoss."""
+  """Returns a checkpoint's config as text. Raises: DataLoss if it is damaged."""
   return files.read_checked(path, 'config.yaml', check(path)['files']).decode()
 
 
-# Takes a checkpoint's config as text; returns a function from the rows of the whole checkpoint to
-# those that this process owns, or None where the rows fit as they are.
+# Given the text of a checkpoint's config, it returns None if the rows fit this run as they are. Else
+# it returns a function that converts all rows of the checkpoint to those that this process owns.
 Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
 
 
@@ -326,18 +329,18 @@ def restore(
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
 ) -> tuple[dict[str, np.ndarray], JsonObject]:
-  """Reads one checkpoint, which any number of processes may have written.
+  """Reads one checkpoint; any number of processes may have written it.
 
   Args:
     path: of the checkpoint.
-    store: receives the rows that this process owns, in place of its own.
+    store: the rows that this process owns replace its content.
     communicator: how the processes meet; None: there is one.
-    adapt: converts the rows to another config; None: they are taken as they are.
+    adapt: converts the rows to this run's config; None: the rows are taken as they are.
   Returns:
     `dense` and `progress`, as `save` took them.
   Raises:
-    DataLoss: if the checkpoint is damaged; the store may then hold some of the rows.
-    UserError: if it cannot be read.
+    DataLoss: if the checkpoint is damaged; the store may then hold some of its rows.
+    UserError: if the checkpoint cannot be read.
   """
   communicator = communicator or SingleProcess()
   with plain_errors(f'cannot read {path}'):
@@ -370,13 +373,13 @@ def restore_latest(
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
-  """Reads the newest checkpoint that is intact on every process; logs why it refused newer ones.
+  """Reads the newest checkpoint that every process can read; logs why it refuses newer ones.
 
   Args:
     directory: of the checkpoints.
     store, communicator, adapt: as of `restore`.
   Returns:
-    The path, `dense` and `progress`; None where there is no checkpoint yet.
+    The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:
     UserError: if there are checkpoints and all are damaged.
   """
@@ -402,5 +405,5 @@ def restore_latest(
       logging.warning('checkpoint refused: %s', e)
       store.clear()  # of the rows that were read before the damage was found
   if refusal:
-    raise UserError(f'{directory}: none of its {len(paths)} checkpoints is good: {refusal}')
+    raise UserError(f'{directory}: all of its {len(paths)} checkpoints are damaged: {refusal}')
   return None

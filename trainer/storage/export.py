@@ -1,12 +1,12 @@
-"""Writes exports of a run for serving: base, delta, saved_model and dense_model.
+"""Writes a run's exports for serving: base, delta, saved_model and dense_model.
 
     exports/000012-base/
       rows-00000-of-00002.parquet         what process 0 of 2 owns, one row a feature, by logical
                                           shard, then key: key int64, slot int32 (its id), linear
                                           float32, factors list<float32> (empty before admission;
-                                          split by byte, so that the two bytes that bfloat16 leaves
-                                          0 take no room)
-      tombstones-00000-of-00002.parquet   of deltas: key int64, exported earlier, gone now
+                                          encoded byte by byte, so that the two zero bytes of
+                                          numbers from bfloat16 take no space)
+      tombstones-00000-of-00002.parquet   only of deltas: key int64, the rows to delete
       dense.npz                           the dense variables
       config.yaml                         the resolved config
       MANIFEST.json  DONE                 as of checkpoints; kind, sequence, base, previous,
@@ -16,39 +16,38 @@
 
 **What base + deltas is.** A base and the deltas after it form a *chain*; each delta's manifest
 names the chain's `base` and the `previous` export. To *replay* a chain: take the base's rows; for
-each delta in order, drop the keys of its tombstones and put its rows in place of those of the same
-key. Let B be the keys of `select base` at a moment, D those of `select delta`, both by the policy,
-and L the keys that the replay of the chain holds. An export then writes
+each delta in order, delete the keys of its tombstones and let its rows replace those of the same
+key. At a given moment, let B be the keys that the policy selects for a base, D those that it
+selects for a delta, and L the keys that the replay of the chain holds. An export then writes
 
     base:   rows B
     delta:  rows D ∪ (B − L), tombstones L − (B ∪ D)
 
-so that the replay holds exactly the keys B (D ⊆ B where delta_threshold ≥ 0): nothing that was
-evicted or has faded stays, and a feature that faded, was dropped and now is back comes whole,
-however small its gain. Every row of the replay has the values that its feature had when it was last
-written; it is written again as soon as it has gained delta_threshold, so that for all features with
-a gain since then of less than delta_threshold, and for no others, the values may be older. With
-delta_threshold 0 the replay *is* the base of that moment. Where the chain's last export is of the
-same place in the data, nothing can have changed since, and D is empty.
+so that the replay then holds exactly the keys B (D ⊆ B where delta_threshold ≥ 0). Features that
+were evicted or fell below the base's threshold are deleted. A feature that was deleted and comes
+back is written whole, however little it has gained. A feature is written again once it has gained
+delta_threshold since it was last written; until then the replay keeps its older values. So with
+delta_threshold 0 the replay *is* the base of that moment. If the chain's last export is of the same
+position in the data, nothing has changed since, and D is empty.
 
-L is read from the chain's own files, which makes it crash-safe without any state in the trainer:
-what is DONE has been exported. Where a chain is broken (a directory was removed), or the run went
-on with other slots, tables or interactions, so that keys or rows of before mean something else, the
-next delta starts another one from nothing: its `base` and `previous` are null.
+L is read from the chain's own files. So the trainer needs no state that a crash could lose: what is
+DONE has been exported. If a chain is broken because a directory was removed, or if the run continues
+with other slots, tables or interactions, which give keys and rows another meaning, the next delta
+begins a new chain: its `base` and `previous` are null.
 
 **What a filter leaves out.** With `base_threshold` or `delta_keep_days` set, features outside B are
 in the table but not in exports, so that serving scores samples without them. The manifest says how
 many they are and what share of all shows they had.
 
-**Exactly once.** An export is known by its kind, its position in the data and the rules of the
-lifecycle. Written again after a crash, it is the same; where it is DONE already, it is left alone,
-and only the gains of the features in it are taken from their delta_score, as after every export
-that is DONE. A gain between selection and commit is kept. The command's own exports take their
-place in the chain too, but the trainer, which does not know of them, keeps the gains and exports
-these rows once more.
+**Exactly once.** Its kind, its position in the data and the lifecycle's settings identify an export.
+After a crash the same export is written again; if it is DONE already, it is left as it is. In both
+cases, the gains of the exported features are then subtracted from their delta_score. What a feature
+gains between selection and this subtraction is kept. Exports by the command ctr-export are links of
+the chain too, but the trainer does not know of them: it keeps the gains, and exports these rows
+once more.
 
-**Retention.** `export.keep` keeps the newest so many bases with the deltas after the oldest of
-them, and as many versions of each kind of model.
+**Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
+n versions of each kind of model.
 """
 
 import contextlib
@@ -101,29 +100,29 @@ class _Plan(NamedTuple):
   sequence: int
   done: bool  # the export is there already
   chain: list[str]  # paths, base first, whose replay the consumers hold
-  unchanged: bool  # the chain's last export is of this very state
+  unchanged: bool  # the chain's last export has the same position in the data
 
 
 class _Selection(NamedTuple):
-  """What one process writes of its features; keys are int64, by logical shard, then key."""
+  """The keys of one process that an export concerns: int64 [n] each, by logical shard, then key."""
 
-  rows: np.ndarray
-  tombstones: np.ndarray | None  # None: the kind has none
-  kept: np.ndarray  # of all features, those that the replay of the chain then holds
-  commits: dict[str, np.ndarray]  # by kind of selection
+  rows: np.ndarray  # to write
+  tombstones: np.ndarray | None  # to delete; None: this kind of export has none
+  kept: np.ndarray  # that the replay of the chain holds after this export
+  commits: dict[str, np.ndarray]  # whose gains are subtracted, by kind of selection
 
 
 class _Part(NamedTuple):
-  """What one process wrote."""
+  """The counts of what one process wrote; the last four are 0 unless a filter leaves rows out."""
 
   rows: int = 0
   tombstones: int = 0
   keys_crc32: dict[str, int] = {}  # of the keys in each of its files
   slots: dict[str, int] = {}  # rows by slot id
-  features: int = 0  # in the table, where a filter may leave some out
-  kept: int = 0  # of these, in the replay of the chain
-  shows: float = 0.0
-  shows_kept: float = 0.0
+  features: int = 0  # in this process's table
+  kept: int = 0  # features that the replay of the chain holds
+  shows: float = 0.0  # of `features`
+  shows_kept: float = 0.0  # of `kept`
 
 
 def by_shard(keys: np.ndarray) -> np.ndarray:
@@ -178,7 +177,7 @@ def _begin(
   layout: JsonObject,
   replay: chain.Replay,
 ) -> _Plan:
-  """Finds the export, or makes a directory for it; process 0 calls it."""
+  """Looks whether the export is there already, else makes its directory; process 0 calls it."""
   done, positions, links = replay.look(directory)
   for export in done:
     if export.kind == kind and positions[export.path] == position:
@@ -197,7 +196,7 @@ def _begin(
 def _select(
   store: RowTable, kind: str, plan: _Plan, shards: range, replay: chain.Replay
 ) -> _Selection:
-  """Selects what this process writes and what it commits when the export is DONE."""
+  """Selects what this process writes, and whose gains it subtracts once the export is DONE."""
   if kind == 'dense_model':
     return _Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
@@ -247,7 +246,7 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes what `export.keep` no longer keeps after an export of this kind; process 0 calls it."""
+  """Removes the exports that `export.keep` does not keep after one of this kind is DONE."""
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -271,29 +270,29 @@ def write(
   folder: str | None = None,
   replay: chain.Replay | None = None,
 ) -> WrittenExport:
-  """Writes an export into `run_dir/exports`, or finds it there; every process calls it.
+  """Writes an export unless it is there already; every process calls it.
 
-  It then subtracts the exported gains from the delta_score of the features in a base or delta.
+  After a base or delta, the exported gains are subtracted from the features' delta_score.
 
   Args:
     cfg: the job's config.
     kind: base, delta, saved_model or dense_model.
-    position: the place in the data: it tells whether the export has been written before.
+    position: the place in the data; an earlier export with the same one is not written again.
     store: the rows that this process owns.
     model: trainer.model.builder.CTRModel.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
-    integer_slots: of a SavedModel, the slots whose columns are int64.
-    communicator: how the processes meet; None: there is one.
-    folder: a directory that takes the place of `run_dir/exports`, with a chain of its own.
+    integer_slots: the slots whose columns are int64 in a SavedModel.
+    communicator: how the processes meet; None: there is one process.
+    folder: where to write; it has a chain of its own. None: `run_dir/exports`.
     replay: a cache of earlier exports, which the caller keeps; None: they are read again.
   Raises:
-    UserError: on every process if one could not write; nothing is committed then.
+    UserError: on every process, if any process cannot write; no gains are subtracted then.
   """
   communicator, replay = communicator or SingleProcess(), replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   is_first = communicator.rank == 0
-  # With other thresholds it is another export.
+  # Other settings of the lifecycle select other rows.
   position = position | {'rules': store.policy.serialize()}
 
   with contextlib.ExitStack() as turn:

@@ -1,4 +1,4 @@
-"""One owner of a run_dir: a second trainer is refused, a dead one's lock is taken over."""
+"""Lets one trainer at a time use a run_dir; takes the run_dir over from a trainer that died."""
 
 import json
 import os
@@ -16,24 +16,25 @@ from trainer.errors import UserError
 from trainer.plain_data import JsonObject
 
 FILE = 'owner.json'
-STALE_SECONDS = 60.0  # an owner on another host that has not beaten for so long is dead
-BEATS = 6  # in that time
+STALE_SECONDS = 60.0  # without a beat, after which an owner on another host is taken for dead
+BEATS = 6  # within STALE_SECONDS
 
 _held: set[str] = set()  # ids of the locks that this process holds
 
 
 class RunLock:
-  """Held by the process that trains into a run_dir.
+  """The lock of a run_dir; the process that trains into it is its owner.
 
-  The file names host and process. A process of this host is dead when it does not run; one of
-  another host, or in another container, when the file's time has stood still for `stale_seconds`,
-  by the clock of the file system.
+  A file names the owner's host and process, and the owner updates the file's time every few
+  seconds. An owner on this host is dead when its process has ended. An owner on another host, or in
+  another container, is taken for dead when the file's time is older than `stale_seconds`, by the
+  clock of the file system.
 
   Args:
     run_dir: an existing directory, which all hosts may see.
-    stale_seconds: as above.
+    stale_seconds: the time without an update.
   Attributes:
-    id: of the lock, once it was acquired; another process of the job may follow its owner by it.
+    id: of the lock, once acquired; with it, another process of the same job can take it over.
   """
 
   def __init__(self, run_dir: str, stale_seconds: float = STALE_SECONDS):
@@ -44,10 +45,13 @@ class RunLock:
     self._own: JsonObject | None = None
 
   def acquire(self) -> None:
-    """Makes this process the owner; waits where only time can tell whether another one lives.
+    """Makes this process the owner.
+
+    If the last owner was on another host, this waits to see whether that one still updates the
+    file.
 
     Raises:
-      UserError: naming the owner, where it lives.
+      UserError: if another process owns the run_dir; it names that process.
     """
     own = _this_process() | {'id': secrets.token_hex(8)}
     seen: tuple[str, int] | None = None  # the owner and the time of its file
@@ -77,12 +81,12 @@ class RunLock:
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
 
   def follow(self, lock_id: str) -> None:
-    """Makes this process the owner after another one of its own job, which was lost or gives way.
+    """Takes the lock over from another process of the same job, which was lost or has left.
 
     Args:
-      lock_id: of the job's lock.
+      lock_id: the `id` of the job's lock.
     Raises:
-      UserError: where another job has taken the run_dir meanwhile.
+      UserError: if another job has taken the run_dir in the meantime.
     """
     self.id = lock_id
     with files.exclusive(self._path) as f:
@@ -92,12 +96,12 @@ class RunLock:
       self._take(f, _this_process() | {'id': lock_id})
 
   def leave(self) -> None:
-    """Lets another process of the job follow."""
+    """Stops being the owner, so that another process of the job may `follow`."""
     self._released.set()
     self._own = None
 
   def _take(self, f: TextIO, own: JsonObject) -> None:
-    """Writes this process into the lock's file, which it holds."""
+    """Writes this process into the open file of the lock, and starts its beats."""
     f.seek(0)
     f.truncate()
     f.write(json.dumps(own))
@@ -110,10 +114,10 @@ class RunLock:
     beat.start()
 
   def check(self) -> None:
-    """Checks that the run_dir is still this process's, where it ever was.
+    """Checks that this process, if it became the owner, still is.
 
     Raises:
-      UserError: where another process has taken it, because this one stood still.
+      UserError: if another process took the run_dir over while this one stood still.
     """
     if self._own is None:
       return
@@ -129,7 +133,7 @@ class RunLock:
     )
 
   def release(self) -> None:
-    """Gives the run_dir up, where this process owns it."""
+    """Gives the lock up, if this process is the owner."""
     if self._own is None:
       return
     self._released.set()
@@ -148,7 +152,7 @@ class RunLock:
         pass  # the next beat may find the storage again
 
   def _is_stale(self, modified: float) -> bool:
-    """Whether a file's time lies further back than that of a file written now."""
+    """Returns whether a time is too long ago, by the clock of the file system."""
     probe = f'{self._path}.{os.getpid()}'
     with open(probe, 'w', encoding='utf-8'):
       now = os.stat(probe).st_mtime
@@ -157,7 +161,7 @@ class RunLock:
 
 
 def _this_process() -> JsonObject:
-  # Containers share a host's name or not; their processes are told by their namespace.
+  # Containers may have their host's name, so the namespace of process ids tells them apart.
   host, namespace = socket.gethostname(), os.stat('/proc/self/ns/pid').st_ino
   return {
     'host': host,
@@ -168,9 +172,12 @@ def _this_process() -> JsonObject:
 
 
 def _is_dead(owner: JsonObject) -> bool:
-  """Whether an owner of this host has ended; a later process may have its number."""
+  """Returns whether an owner on this host has ended.
+
+  A new process may have got the same process id, so the time of its start is compared too.
+  """
   if owner['process'] == os.getpid() and owner['id'] not in _held:
-    return True  # it was this process, which has since started itself again (os.execv)
+    return True  # this process owned it before it started itself again (os.execv)
   try:
     process = psutil.Process(owner['process'])
     return (
@@ -181,7 +188,7 @@ def _is_dead(owner: JsonObject) -> bool:
 
 
 def _read(f: TextIO) -> JsonObject | None:
-  """The owner that the file names; None where it names none."""
+  """Returns the owner that the file names; None if it names none."""
   f.seek(0)
   try:
     owner = json.loads(f.read())

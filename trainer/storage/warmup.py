@@ -1,9 +1,8 @@
-"""Warm-up requests for TensorFlow Serving, which it sends to a new version before it serves it.
+"""Writes the requests with which TensorFlow Serving warms up a new version before it serves it.
 
 They lie in `assets.extra/tf_serving_warmup_requests` beside the SavedModel: a TFRecord file of
-`tensorflow.serving.PredictionLog` messages. These few messages are encoded here, with the field
-numbers of tensorflow_serving/apis/*.proto, because the package that has their classes depends on a
-gRPC client.
+`tensorflow.serving.PredictionLog` messages. They are encoded here, with the field numbers of
+tensorflow_serving/apis/*.proto, because the package with their classes depends on a gRPC client.
 """
 
 import os
@@ -26,7 +25,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
-  """Writes requests of some sizes, with zeros and blanks, for `serving_default`.
+  """Writes requests to `serving_default` whose numbers are all 0.
 
   Args:
     path: the directory of a SavedModel.
