@@ -1,6 +1,6 @@
 """The interface through which the processes of a job communicate, and its form for one process.
 
-All processes call the same methods in the same order, also a process that has no samples left. If
+All processes call the same methods in the same order, even a process that has no samples left. If
 another process is lost, a call raises an error or ends the process; it never waits forever.
 
 Beside tensors, processes send *plain data*: None, bool, int, float, str, NumPy arrays and scalars,
@@ -47,7 +47,7 @@ class Communicator(abc.ABC):
     return [tf.ensure_shape(total, t.shape) for total, t in zip(sums, tensors)]
 
   def all_reduce_with_gradient(self, tensor: tf.Tensor) -> tf.Tensor:
-    """Sums one tensor; its gradient is the sum of the incoming gradients."""
+    """Sums one tensor over the processes; its gradient is the sum of all processes' gradients."""
 
     def total(t: tf.Tensor) -> tf.Tensor:
       return self.all_reduce([t])[0]
@@ -58,7 +58,11 @@ class Communicator(abc.ABC):
 
   @abc.abstractmethod
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Sums arrays (float32, float64 or int64) by name; the same names and shapes everywhere."""
+    """Sums arrays over the processes.
+
+    Args:
+      arrays: float32, float64 or int64, by name; the same names and shapes on every process.
+    """
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
@@ -77,15 +81,15 @@ class Communicator(abc.ABC):
     self.gather(None)
 
   def together(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action` here; a user's error on any process is raised on all, so that none waits.
+    """Runs `action`. If it fails on any process, all processes raise, so that none waits.
 
     Args:
-      what: how the message of an error of the operating system begins.
+      what: what the processes are doing; messages of the operating system's errors begin with it.
       action: a function that calls no method of this communicator.
     Returns:
       The result of `action`.
     Raises:
-      UserError: this process's own error, or else the first one by rank.
+      UserError: this process's own error, or else that of the lowest rank.
     """
     value, own = None, None
     try:
@@ -120,7 +124,7 @@ class SingleProcess(Communicator):
 
 
 class RowExchange(Protocol):
-  """A sequence of all-to-alls of rows; in a graph, different exchanges may overlap."""
+  """Makes all-to-alls of rows, one after another; different exchanges in a graph may overlap."""
 
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
@@ -128,21 +132,27 @@ class RowExchange(Protocol):
     """Sends rows to every rank; every rank calls it, even without rows.
 
     Args:
-      values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the
+      values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16. Each holds the
         rows for rank 0, then those for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank.
     Returns:
-      The rows that the ranks sent to this one, likewise: tensors [m, …] and counts int32 [N].
+      The rows that this rank received, in the same form: tensors [m, …] and counts int32 [N].
     """
     ...
 
 
-# Plain data travels in rows of so many bytes: their number, an int32, then allows 128 GiB.
+# Plain data is sent as rows of this many bytes. Their number is an int32, so 128 GiB fit.
 _ROW_BYTES = 64
 
 
 class RankCommunicator(Communicator):
-  """N ranks that exchange rows of embedding tables; `plain_data` carries plain data as rows."""
+  """A communicator of N ranks, which exchange rows.
+
+  Args:
+    rank: this process's.
+    size: N.
+    plain_data: the exchange that carries plain data, as rows of bytes.
+  """
 
   def __init__(self, rank: int, size: int, plain_data: RowExchange):
     self.rank, self.size, self._plain_data = rank, size, plain_data

@@ -20,8 +20,8 @@ _WANTED = 'wanted the ports of sync.ports, or all ports, open between hosts'
 class Connector:
   """Connects all ranks of a job with one another.
 
-  Ranks of one machine use Unix sockets, which take half the time of TCP. Other ranks use TCP on the
-  job's network; a broken link is noticed within `sync.lost_peer_seconds`.
+  If all ranks are on one machine they use Unix sockets, which take half the time of TCP. Otherwise
+  they use TCP; the system reports a broken link within `sync.lost_peer_seconds`.
 
   Args:
     communicator: exchanges the ranks' addresses.
@@ -44,10 +44,12 @@ class Connector:
     self._addresses = communicator.gather(self._listener.address)
 
   def connect(self, name: str) -> Connections:
-    """Makes a set of connections, one to every other rank; every rank calls it once for each name.
+    """Makes a set of connections, one to every other rank. Every rank calls it.
 
+    Args:
+      name: of the set; used once.
     Raises:
-      ConnectionError: naming a rank that cannot be reached, or did not come in time.
+      ConnectionError: naming a rank that cannot be reached, or did not connect in time.
     """
     connections = {}
     for rank, address in enumerate(self._addresses[: self._rank]):
@@ -89,7 +91,7 @@ class Connector:
 
 
 class ConnectionsCommunicator(RankCommunicator):
-  """Ranks that do everything over our own connections."""
+  """A communicator that uses only our own connections, not Horovod."""
 
   def __init__(self, connector: Connector, rank: int, size: int):
     self._connector = connector

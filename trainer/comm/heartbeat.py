@@ -1,14 +1,15 @@
 """The heartbeat of a job of ranks: it names a rank that dies, freezes or hangs, and ends the job.
 
-Without it all ranks would wait forever for a frozen one: Horovod's stall check does nothing under
-Gloo. Every rank keeps a connection to rank 0, over which both sides beat. A rank that finds the
-other side silent, gone or without progress tells rank 0, which prints the reason and ends all ranks
-with the same exit status.
+Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
+nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If
+one side is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the
+same exit status. If rank 0 itself is lost, each other rank prints that and ends.
 
-The heartbeat begins before TensorFlow and Horovod are imported, so that it bounds all waits of the
-start-up. Ranks find rank 0 through the key-value store of horovodrun. Anyone who reaches the store
-can read it, so it holds rank 0's address but no secret: the ranks get that from launch/. Without
-launch/, the config serves as the secret, because a stranger on the network does not know it.
+The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits the waits
+of the start. Ranks find rank 0 through the key-value store of horovodrun. Anyone who reaches that
+store can read it, so it holds rank 0's address but no secret. The scripts of launch/ pass a secret
+to the ranks; without these scripts, the config serves as the secret, because a stranger on the
+network does not know it.
 """
 
 import contextlib
@@ -42,12 +43,12 @@ _ATTEMPT_SECONDS = 3  # of one request to the key-value store
 
 
 class Heartbeat(contextlib.AbstractContextManager):
-  """Beats until the `with` block ends; an error in the block ends the job on every rank.
+  """Sends beats until the `with` block ends; an error in the block ends the job on every rank.
 
-  A UserError of any rank is printed once, and the exit status is 2.
+  A UserError on any rank is printed once, and the exit status is 2.
 
   Attributes:
-    tell_lost: rank 0 calls it with the text when a rank is lost, before the job ends.
+    tell_lost: before the job ends because a rank was lost, rank 0 calls it with the reason.
   Raises:
     UserError: if rank 0 has no free port.
   """
@@ -72,7 +73,7 @@ class Heartbeat(contextlib.AbstractContextManager):
       self._join(json.loads(self._request(runtime.rendezvous)))
 
   def progress(self) -> None:
-    """Notes progress of this rank; called once a step, or once a chunk of slow work."""
+    """Notes that this rank makes progress; called after each step or chunk of slow work."""
     self._progress = time.monotonic()
 
   def _idle(self) -> float:
@@ -100,8 +101,8 @@ class Heartbeat(contextlib.AbstractContextManager):
     elif isinstance(error, (UserError, NotBuilt)):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
-      # A lost rank makes the others fail too: wait, so that its loss is told first, which ends this
-      # process.
+      # If another rank was lost, that made this one fail. Wait, so that the loss is reported and
+      # ends this process.
       time.sleep(min(5, self._sync.lost_peer_seconds))
       status = _status_of(error)
       if status != EXIT_STATUS:
@@ -109,7 +110,7 @@ class Heartbeat(contextlib.AbstractContextManager):
       self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', status)
 
   def _close(self) -> None:
-    """Says goodbye: after that, a closed connection is no loss."""
+    """Says goodbye, so that the other side does not take the closed connection for a loss."""
     with self._lock:
       self._closing = True
       members = list(self._members.values())
@@ -121,7 +122,14 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Meeting
 
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
-    """Puts the record of rank 0 into the key-value store, or waits until it is there."""
+    """Writes rank 0's record to the key-value store, or waits until it can be read there.
+
+    Args:
+      rendezvous: the store's URL.
+      data: the record to write; None: read it.
+    Returns:
+      The store's answer.
+    """
     method = 'GET' if data is None else 'PUT'
     request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)
     waited, why = 0.0, ''
@@ -135,7 +143,7 @@ class Heartbeat(contextlib.AbstractContextManager):
       except OSError as e:
         why = str(e)
       time.sleep(0.05)
-      # A pause of this process itself counts as one attempt.
+      # If this process itself was paused, the pause counts as one attempt.
       waited += min(time.monotonic() - began, 2 * _ATTEMPT_SECONDS)
     seconds = f'within {self._sync.lost_peer_seconds:.0f} s'
     if why:
@@ -154,7 +162,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     threading.Thread(target=self._listen, args=(member,), daemon=True).start()
 
   def _accept(self, accepted: Connection) -> None:
-    """On rank 0, in a thread of its own: serves the connection of another rank."""
+    """Serves the connection of another rank, in a thread of rank 0."""
     connection = self._connection(accepted)
     try:
       message = connection.receive_list()
@@ -177,8 +185,8 @@ class Heartbeat(contextlib.AbstractContextManager):
     return messages.MessageConnection(connection, seconds, lambda: ['beat', self._idle()])
 
   def _expect_all(self) -> None:
-    """On rank 0: ends the job if a rank has not come within `lost_peer_seconds`."""
-    for _ in range(10):  # in short waits, so that a pause of this process itself counts little
+    """Ends the job if a rank has not come within `lost_peer_seconds`; runs on rank 0."""
+    for _ in range(10):  # short waits, so that a pause of this process counts as one of them
       time.sleep(self._sync.lost_peer_seconds / 10)
       with self._lock:
         missing = set(range(1, self._size)) - set(self._members)
@@ -215,7 +223,7 @@ class Heartbeat(contextlib.AbstractContextManager):
         return
 
   def _lose_stalled(self) -> None:
-    """Gives up the rank that has made no progress for longest: the others wait for it."""
+    """Ends the job and names the rank without progress for longest; the others wait for it."""
     idle = {m.name: m.idle for m in self._members.values()} | {self._name: self._idle()}
     name = max(idle, key=idle.get)
     self._lose(name, f'it beats but has made no progress for {idle[name]:.0f} s')
@@ -227,7 +235,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     _exit(text, EXIT_STATUS)  # it was rank 0 that was lost
 
   def _end_all(self, text: str, status: int) -> NoReturn:
-    """On rank 0: ends all ranks, for the first reason that was given."""
+    """Ends all ranks, for the first reason that a rank gave; runs on rank 0."""
     with self._lock:
       first, self._ending = not self._ending, True
       members = list(self._members.values())
@@ -254,7 +262,7 @@ class _Peer:
 
 
 def _status_of(error: Exception) -> int:
-  """Returns 3 for the error of a connection that ended, else 1."""
+  """Returns the exit status for an error: 3 if a connection ended, else 1."""
   import tensorflow as tf  # here: an error may come before TensorFlow
 
   ended = isinstance(error, (ConnectionError, tf.errors.AbortedError))

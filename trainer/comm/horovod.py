@@ -1,7 +1,7 @@
 """The communicators of a Horovod job.
 
-By default Horovod sums dense gradients and metrics (ring allreduce) and carries plain data, and
-our own connections carry rows; `communicator` follows the keys of `sync`.
+By default, Horovod sums dense gradients and metrics by ring allreduce and carries plain data, and
+our own connections carry rows. The keys of `sync` may change that.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class HorovodCommunicator(RankCommunicator):
   """The ranks of the job that Horovod started; `hvd.init` has been called.
 
   Args:
-    open_row_exchange: opens a replacement of Horovod's own all-to-all by name.
+    open_row_exchange: opens the exchange of a name; None: Horovod's all-to-all.
   """
 
   def __init__(self, open_row_exchange: Callable[[str], RowExchange] | None = None):
@@ -44,7 +44,7 @@ class HorovodRowExchange:
   tensor of bytes.
 
   Args:
-    name: tells exchanges apart that overlap in a graph. Outside of graphs ops have no names, so
+    name: distinguishes exchanges that overlap in a graph. Outside of graphs ops have no names, so
       only one exchange at a time may run there.
   """
 

@@ -1,11 +1,11 @@
 """Messages of plain data between processes: their encoding, and the connections that carry them.
 
-A message is a JSON text in which each NumPy array is replaced by its dtype and shape, followed by
-the bytes of the arrays. No message can run code. All hosts of a job have one byte order.
+A message is a JSON text in which the dtype and shape stand for each NumPy array, followed by the
+bytes of the arrays. No message can run code. All hosts of a job must have the same byte order.
 
-The standard library's `multiprocessing.connection` frames messages and authenticates: before the
-first message, both sides prove with an HMAC that they know the job's secret. A stranger who is
-silent, sends anything else or hangs up is dropped, and nobody waits for it.
+The standard library's `multiprocessing.connection` frames and authenticates messages: before the
+first message, both sides prove with an HMAC that they know the job's secret. A peer that does not
+prove it is dropped, and nobody waits for it.
 """
 
 import contextlib
@@ -58,8 +58,10 @@ def encode(value: Plain) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Plain:
-  """Returns what `encode` was given; arrays are views of `data`. Ignores bytes after the message.
+  """Decodes a message of `encode`; its arrays are views of `data`.
 
+  Args:
+    data: a message; bytes after it are ignored.
   Raises:
     ValueError: if `data` does not begin with a whole message.
   """
@@ -93,15 +95,15 @@ def decode(data: bytes | bytearray | memoryview) -> Plain:
 
 
 class Listener:
-  """Accepts connections while the process lives, and authenticates each in a thread of its own.
+  """Accepts and authenticates connections, each in its own thread, until the process ends.
 
   Args:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
       this machine can reach.
     ports: the first and the last port to try; None: the system chooses one.
     secret: the other side must know it.
-    lost_seconds: the time limit of the authentication, and of the rest of a message that has begun.
-    serve: called in that thread with each Connection whose other side knows the secret.
+    lost_seconds: the time limit for authentication, and for the rest of a message once it began.
+    serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
     address: for `connect`.
   Raises:
@@ -144,7 +146,7 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
   """Connects to the Listener at `address`; the arguments are the listener's.
 
   Raises:
-    ConnectionError: saying why no process that knows the secret was reached.
+    ConnectionError: if no process that knows the secret was reached; the text says why.
   """
   try:
     if isinstance(address, str):
@@ -164,9 +166,10 @@ def address_text(address: Address) -> str:
 
 
 class MessageConnection:
-  """Messages both ways over one connection, and beats that show that this side is alive.
+  """Sends and receives messages over one connection; sends beats, which show that it is alive.
 
-  A thread sends, so that `send` never waits. Both sides beat ten times in `lost_seconds`.
+  A thread does the sending, so that `send` never waits. Both sides beat ten times in
+  `lost_seconds`.
 
   Args:
     connection: from `connect` or a Listener.
@@ -185,15 +188,15 @@ class MessageConnection:
     self._outgoing.put(encode(message))
 
   def receive(self) -> Plain:
-    """Waits for the next message of the other side; beats count.
+    """Waits for the other side's next message, which may be a beat.
 
     Raises:
       ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent something
         that is no message; the text says which.
     """
     try:
-      # In short waits: if this process itself was stopped for long, the other side's beats are in
-      # the buffer, or need a moment to come.
+      # Several short waits: if this process itself was stopped for long, the other side's beats are
+      # in the buffer or will arrive in a moment.
       if any(self._connection.poll(self._lost_seconds / _BEATS) for _ in range(_BEATS)):
         return decode(self._connection.recv_bytes())
       raise TimeoutError
@@ -207,14 +210,14 @@ class MessageConnection:
       raise ConnectionError(f'its connection broke: {e.strerror or e}') from None
 
   def receive_list(self) -> list[Plain]:
-    """As `receive`, for messages that are lists of a kind and its arguments."""
+    """Receives a message that is a list: its kind, then arguments. Raises as `receive` does."""
     message = self.receive()
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
       raise not_understood(message)
     return message
 
   def close(self) -> None:
-    """Hangs up after all messages were sent."""
+    """Sends what is queued, then hangs up."""
     self._outgoing.put(None)
     if threading.current_thread() is not self._sender:
       self._sender.join(self._lost_seconds)
@@ -239,7 +242,7 @@ class MessageConnection:
 
 
 def not_understood(message: Plain) -> ConnectionError:
-  """Returns the error of receiving a message that no process of this version sends."""
+  """Returns the error for a message of an unknown kind."""
   return ConnectionError(f'it sent {str(message)[:100]!r}, which no process of this version sends')
 
 
@@ -268,8 +271,13 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Takes the steps of an authentication over a connected socket.
+  """Authenticates both sides of a connected socket.
 
+  Args:
+    connected: the socket.
+    secret: of the job.
+    seconds: the time limit.
+    steps: `deliver_challenge` and `answer_challenge`, in this side's order.
   Raises:
     ConnectionError: if the other side did not prove in time that it knows the secret.
   """

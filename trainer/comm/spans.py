@@ -1,4 +1,4 @@
-"""Measures, inside a step's graph, how long its exchanges take."""
+"""Measures how long the exchanges in a step's graph take."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -18,7 +18,14 @@ class Spans:
     self._stamps: list[tf.Tensor] = []
 
   def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
-    """Returns the outputs of `exchange`; its span begins when the inputs are computed."""
+    """Adds an exchange to the graph, and measures it.
+
+    Args:
+      exchange: adds its ops to the graph.
+      inputs: the measured span begins when these are computed.
+    Returns:
+      The outputs of `exchange`.
+    """
     with tf.control_dependencies(inputs):
       begins = clock.seconds(inputs[-1])
     with tf.control_dependencies([begins]):
@@ -29,13 +36,13 @@ class Spans:
     return outputs
 
   def taken(self) -> tf.Tensor:
-    """Returns and forgets the beginnings and ends so far, float64 [n, 2], in seconds."""
+    """Returns the spans since the last call, float64 [n, 2]: beginnings and ends in seconds."""
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 
 
 def seconds_of(spans: np.ndarray) -> float:
-  """Returns the length of the union of the spans [n, 2]."""
+  """Returns the total time of spans [n, 2]; overlaps count once."""
   total, reached = 0.0, -np.inf
   for begins, ends in sorted(spans.tolist()):
     total += max(0.0, ends - max(begins, reached))

@@ -7,8 +7,8 @@
     'config'   -> the resolved config
     'dense'    -> the dense variables, .npz
 
-Rows have the same order as in exports, so that the rows of a base are appended, page after page. One
-write transaction applies all exports of a new version. A reader sees the version that was there
+Rows have the same order as in exports, so that the rows of a base are appended, page after page.
+One write transaction applies all exports of a new version. A reader sees the version that was there
 when its own transaction began.
 """
 

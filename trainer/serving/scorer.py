@@ -132,8 +132,8 @@ class Scorer:
 
     Args:
       columns: JSON values by the column's name or its `input_name`. A column has B values, or one
-        that stands for all samples. A missing value is null or ''. A slot's value is a text, a whole
-        number, or a list of these; a dense value is a number or its text.
+        that stands for all samples. A missing value is null or ''. A slot's value is a text, a
+        whole number, or a list of these; a dense value is a number or its text.
       size: B.
     Returns:
       NumPy arrays. Unknown columns are ignored.

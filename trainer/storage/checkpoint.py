@@ -317,8 +317,9 @@ def config_of(path: str) -> str:
   return files.read_checked(path, 'config.yaml', check(path)['files']).decode()
 
 
-# Given the text of a checkpoint's config, it returns None if the rows fit this run as they are. Else
-# it returns a function that converts all rows of the checkpoint to those that this process owns.
+# Given the text of a checkpoint's config, it returns None if the rows fit this run as they are.
+# Else it returns a function that converts all rows of the checkpoint to those that this process
+# owns.
 Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
 
 

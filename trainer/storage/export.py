@@ -31,20 +31,20 @@ delta_threshold 0 the replay *is* the base of that moment. If the chain's last e
 position in the data, nothing has changed since, and D is empty.
 
 L is read from the chain's own files. So the trainer needs no state that a crash could lose: what is
-DONE has been exported. If a chain is broken because a directory was removed, or if the run continues
-with other slots, tables or interactions, which give keys and rows another meaning, the next delta
-begins a new chain: its `base` and `previous` are null.
+DONE has been exported. If a chain is broken because a directory was removed, or if the run
+continues with other slots, tables or interactions, which give keys and rows another meaning, the
+next delta begins a new chain: its `base` and `previous` are null.
 
 **What a filter leaves out.** With `base_threshold` or `delta_keep_days` set, features outside B are
 in the table but not in exports, so that serving scores samples without them. The manifest says how
 many they are and what share of all shows they had.
 
-**Exactly once.** Its kind, its position in the data and the lifecycle's settings identify an export.
-After a crash the same export is written again; if it is DONE already, it is left as it is. In both
-cases, the gains of the exported features are then subtracted from their delta_score. What a feature
-gains between selection and this subtraction is kept. Exports by the command ctr-export are links of
-the chain too, but the trainer does not know of them: it keeps the gains, and exports these rows
-once more.
+**Exactly once.** Its kind, its position in the data and the lifecycle's settings identify an
+export. After a crash the same export is written again; if it is DONE already, it is left as it is.
+In both cases, the gains of the exported features are then subtracted from their delta_score. What a
+feature gains between selection and this subtraction is kept. Exports by the command ctr-export are
+links of the chain too, but the trainer does not know of them: it keeps the gains, and exports these
+rows once more.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
 n versions of each kind of model.
