@@ -59,7 +59,7 @@ class ClosingTest(tf.test.TestCase):
     self.assertLen([line for line in lines if ' more not shown' in line], 2)
     text = '\n'.join(lines)
     for wanted in (
-      'best: valid auc 0.7300 of valid, epoch 3',
+      'kept: epoch 3, the best of data.valid: auc 0.7300',
       'test: auc 0.7100',
       'ctr-predict --run_dir RUN',
     ):
@@ -98,7 +98,7 @@ class ClosingTest(tf.test.TestCase):
         ['0.2000', '0.7000', '0.6200', '1.125'],
       ],
     )
-    self.assertIn('best: valid conversion logloss 0.2000 of valid, epoch 1', text)
+    self.assertIn('kept: epoch 1, the best of data.valid: conversion logloss 0.2000', text)
     self.assertIn('test: click auc 0.9000, logloss 0.5000', text)
     self.assertIn('test: conversion auc 0.8000, logloss 0.2200', text)
 

@@ -180,6 +180,10 @@ class PermutedTest(tf.test.TestCase):
           of = order[sample] if slot == 1 else sample
           self.assertEqual(features(found, sample, slot), features(batch, of, slot))
       self.assertAllEqual(found.segments, np.sort(found.segments))
+      found = permuted(batch, 3, 3, order)  # the first dense column
+      self.assertAllEqual(found.dense[:, 0], batch.dense[order, 0])
+      self.assertAllEqual(found.dense[:, 1:], batch.dense[:, 1:])
+      self.assertAllEqual(found.keys, batch.keys)
 
 
 if __name__ == '__main__':

@@ -279,7 +279,7 @@ class JobTest(tf.test.TestCase):
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
           self.assertEqual(one.close(), [], 'nothing of the reports is missing')
-        self.assertRegex(shown.getvalue(), f'best: valid .*{metric} ')
+        self.assertRegex(shown.getvalue(), f'kept: epoch .*{metric} ')
         self.assertEqual('does not calibrate' in shown.getvalue(), name == 'focal')
         self.assertTrue(os.path.exists(f'{self.run_dir}/report.html'))
         (importance,) = self.events('importance')

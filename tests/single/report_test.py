@@ -11,14 +11,13 @@ import sys
 import tempfile
 import unittest
 
-import numpy as np
 import tensorflow as tf
 import yaml
 
 from tests.support import runs
 from trainer.errors import UserError
-from trainer.reporting import findings, report
-from trainer.reporting.runs import differing_keys, read_run
+from trainer.reporting import comparison, findings, report
+from trainer.reporting.runs import read_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BROWSER = next(
@@ -109,6 +108,9 @@ class PageTest(tf.test.TestCase):
         'time_spent',
         'speed',
         'importance',
+        'roc',
+        'lift',
+        'spread',
       },
       page['figures'],
     )
@@ -133,12 +135,11 @@ class PageTest(tf.test.TestCase):
         self.assertEqual((trace['x'], trace['y']), (x, y), (metric, name))
     within = shown['auc', 'within a pass']
     self.assertEqual((within['x'], within['y']), told('window', 'auc'))
-    ahead = [(e['auc'], e['step']) for e in events if e.get('split') == 'next']
-    best = shown['auc', 'best']
-    self.assertEqual((best['y'][0], best['x'][0]), max(ahead))
+    self.assertNotIn(('auc', 'best'), shown)  # nothing chooses among the states of days
     (deciles,) = told('eval', 'deciles', split='test')[1]
-    self.assertAllClose(shown['deciles', 'test']['x'], np.array(deciles)[:, 1])
-    self.assertAllClose(shown['deciles', 'test']['y'], np.array(deciles)[:, 2])
+    self.assertEqual(shown['deciles', 'test']['x'], deciles['predicted'])
+    self.assertEqual(shown['deciles', 'test']['y'], deciles['ctr'])
+    self.assertNotIn(('deciles', 'next'), shown)  # of another state than the one that is kept
     # Seen: those that are there after the last pass, and those that were evicted before it.
     self.assertEqual(
       dict(zip(shown['funnel', 'seen']['y'], shown['funnel', 'seen']['x'])),
@@ -174,8 +175,8 @@ class PageTest(tf.test.TestCase):
         self.assertEqual(page.count(f'id="{name}_{task}"'), 1)
     self.assertIn('<h2>Calibration conversion</h2>', page)
     ahead = [e for e in events if e.get('split') == 'next']
-    best = max(e['auc'] for e in ahead) - 0.25
-    self.assertIn(f'The best conversion AUC of a pass before it was trained on is {best:.4f}', page)
+    last = ahead[-1]['auc'] - 0.25
+    self.assertIn(f'Before it was trained on, day_03 had conversion AUC {last:.4f}', page)
     test = events[-3]['auc']
     for task, auc in (('click', test), ('conversion', test - 0.25)):
       self.assertIn(f'On the test data of {task}, AUC is {auc:.4f}', page)
@@ -304,15 +305,97 @@ class WordsTest(tf.test.TestCase):
         self.assertLen(found, 1, found)
         self.assertStartsWith(found[0], wanted)
 
+  def static_events(self, train_auc=(0.7, 0.8), valid_auc=(0.7, 0.75), **of_slot):
+    """A run of one pass in two epochs, whose slot 'user' has other figures."""
+    of_user = {'features': 2000, 'admitted': 500, 'shows': 64_000.0, 'width': runs.WIDTH}
+    of_user |= {'bytes_share': 0.95} | of_slot
+    events = [{'event': 'start', 'step': 0, 'processes': 1, 'time': 1.0}]
+    for epoch, (own, new) in enumerate(zip(train_auc, valid_auc)):
+      where = {'step': 10 * (epoch + 1), 'epoch': epoch, 'time': 2.0}
+      size = {'features': 2000, 'admitted': 500, 'table_bytes': 1_000_000}
+      figures = {'auc': own, 'examples': 32_000, 'examples_per_second': 9e4, 'ctr': 0.2}
+      events.append(
+        {'event': 'train', 'pass': 'log', 'slots': {'user': of_user}} | figures | where | size
+      )
+      slots = {'user': {'unknown': 1.0}}
+      scored = {'auc': new, 'examples': 4_000, 'ctr': 0.2, 'calibration': 1.0, 'slots': slots}
+      events.append({'event': 'eval', 'split': 'valid', 'pass': 'valid'} | scored | where)
+    return [*events, {'event': 'end', 'step': 20, 'status': 'finished', 'time': 3.0}]
+
+  def test_a_log_trained_on_twice(self):
+    run = self.run_of(self.static_events())
+    self.assertEqual(findings.faults(run), [])
+    text = ' '.join(findings.summary(run))
+    self.assertIn('over 3 slots was trained on 32,000 samples: 1 pass, in 2 epochs.', text)
+    self.assertIn(
+      'The state of epoch 1 (step 20) is kept and predicts: its AUC of data.valid', text
+    )
+    # The best state is that of the first epoch, and figures of slots are its own.
+    run = self.run_of(self.static_events(valid_auc=(0.75, 0.7)))
+    self.assertEqual((run.scores['valid']['step'], len(run.of_kept('train'))), (10, 1))
+
+  def test_a_model_that_is_too_large_for_its_log(self):
+    for events, wanted in (
+      (
+        self.static_events((0.8, 0.97), (0.7, 0.67)),
+        'The model overfits: at its end AUC is 0.97 on',
+      ),
+      (
+        self.static_events(features=30_000, shows=90_000.0),
+        "Slot 'user' has a new value in almost every sample: 30,000 features of 45,000 "
+        'impressions, in 95% of the bytes, and 100% of the samples scored have one it never saw.',
+      ),
+      (
+        self.static_events(admitted=100_000),
+        'The tables hold 802,000 weights, and the log has only 32,000 samples to teach them; 100%',
+      ),
+    ):
+      (found,) = findings.faults(self.run_of(events))
+      self.assertStartsWith(found, wanted)
+
+  def test_a_comparison_says_differences_with_intervals(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    found = [
+      read_run(runs.write_run(f'{folder}/{n}', self.static_events(valid_auc=(0.5, auc))))
+      for n, auc in (('a', 0.7), ('b', 0.8))
+    ]
+    table, notes = comparison.differences(found)
+    self.assertIn('Figures of the valid split; differences are from a.', notes[0])
+    self.assertLen(notes, 1)
+    self.assertEqual(table['AUC difference'].tolist(), ['', '+0.1000'])
+    low, high = map(float, table['95 %'][1].split(' to '))
+    # Hanley and McNeil's variance of each AUC, with 800 clicks of 4,000 samples.
+    variance = sum(
+      (a * (1 - a) + (800 - 1) * (a / (2 - a) - a * a) + (3200 - 1) * (2 * a * a / (1 + a) - a * a))
+      / (800 * 3200)
+      for a in (0.7, 0.8)
+    )
+    self.assertAllClose(
+      [low, high], [0.1 - 1.96 * variance**0.5, 0.1 + 1.96 * variance**0.5], atol=3e-3
+    )
+
   def test_keys_that_differ(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     events = runs.healthy_events()
     found = [
       read_run(runs.write_run(f'{folder}/{n}', events, batch_size=8, epochs=n)) for n in (2, 3)
     ]
-    keys = differing_keys(found).drop('data.train')
+    keys = comparison.settings_that_differ(found).drop('data.train')
     self.assertEqual(keys.to_numpy().tolist(), [['2', '3']])
     self.assertEqual(list(keys.index), ['train.epochs'])
+    tree = yaml.safe_load(pathlib.Path(found[0].directory, 'config.yaml').read_text())
+    tree['data']['slots'] = [{'name': 'item', 'separator': '|'}, {'name': 'new'}, {'name': 'user'}]
+    runs.write_config(tree, found[0].directory)
+    changed = read_run(found[0].directory)
+    keys = comparison.settings_that_differ([changed, found[1]]).drop(['data.train', 'train.epochs'])
+    self.assertEqual(
+      dict(zip(keys.index, keys.to_numpy().tolist())),
+      {
+        'data.slots.item.separator': ['|', 'None'],
+        'data.slots.new': ['there', ''],
+        'data.slots.query': ['', 'there'],
+      },
+    )
 
   def test_no_run(self):
     with self.assertRaisesRegex(UserError, 'no config.yaml there'):

@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import tensorflow as tf
+from sklearn.metrics import roc_auc_score
 
 from tests.support.batches import make_batch
 from tests.support.steps import make_config
@@ -13,7 +14,14 @@ from trainer.embedding.slot_statistics import (
   effective_rank,
   shards_to_read,
 )
-from trainer.model.calibration import SlotCalibration, deciles, prediction_histogram, unknown_jumps
+from trainer.model.calibration import (
+  SlotCalibration,
+  deciles,
+  prediction_histogram,
+  ranking,
+  spread,
+  unknown_jumps,
+)
 from trainer.model.metrics import MetricSums
 
 
@@ -33,7 +41,7 @@ class CalibrationTest(tf.test.TestCase):
     y = (rng.random(20_000) < p).astype(np.float32)
     order = np.argsort(p).reshape(10, -1)
     wanted = np.stack([np.full(10, 2000), p[order].mean(1), y[order].mean(1)], 1)
-    found = np.array(deciles(histogram_of(y, p)))
+    found = np.array(list(deciles(histogram_of(y, p)).values())).T
     self.assertAllClose(found[:, 0], wanted[:, 0], atol=20)
     self.assertAllClose(found[:, 1:], wanted[:, 1:], atol=2e-3)
     bins = prediction_histogram(histogram_of(y, p))
@@ -41,7 +49,31 @@ class CalibrationTest(tf.test.TestCase):
 
   def test_equal_predictions_are_one_tenth(self):
     found = deciles(histogram_of(np.array([0, 1, 1, 0], np.float32), np.full(4, 0.25, np.float32)))
-    self.assertAllClose(found, [[4, 0.25, 0.5]], atol=1e-3)
+    self.assertAllClose(list(found.values()), [[4], [0.25], [0.5]], atol=1e-3)
+
+  def test_ranking_and_spread_equal_sorting(self):
+    rng = np.random.default_rng(3)
+    p = (1 / (1 + np.exp(-rng.normal(-3, 1.5, 20_000)))).astype(np.float32)
+    y = (rng.random(20_000) < p).astype(np.float32)
+    histogram = histogram_of(y, p)
+    found = ranking(histogram)
+    of_order = y[np.argsort(-p)]
+    for share, clicks, others in zip(*found.values()):
+      first = of_order[: round(share * len(y))]
+      self.assertAllClose(clicks, first.sum() / y.sum(), atol=2e-3)
+      self.assertAllClose(others, (1 - first).sum() / (1 - y).sum(), atol=2e-3)
+    area = np.trapezoid if hasattr(np, 'trapezoid') else np.trapz
+    self.assertAllClose(area(found['clicks'], found['others']), roc_auc_score(y, p), atol=5e-3)
+    found = spread(histogram)
+    inner = slice(1, -1)
+    for kind, label in (('clicks', 1), ('others', 0)):
+      counts = np.histogram(p[y == label], found['edges'])[0]
+      self.assertAllClose(found[kind][inner], counts[inner], atol=10)
+      self.assertEqual(sum(found[kind]), (y == label).sum())
+    of_one_class = histogram_of(np.zeros(4, np.float32), np.full(4, 0.25, np.float32))
+    self.assertEqual(ranking(of_one_class), {})
+    self.assertEqual(sum(spread(of_one_class)['others']), 4)
+    self.assertEqual(spread(np.zeros([2, 100])), {})
 
   def test_slots_equal_a_loop(self):
     rng = np.random.default_rng(1)

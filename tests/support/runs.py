@@ -45,7 +45,8 @@ def healthy_events(days: int = 4, seed: int = 0) -> list[dict[str, Any]]:
 
   def evaluate(split: str, name: str, place: int) -> None:
     predicted = np.linspace(0.03, 0.6, 10)
-    deciles = np.stack([np.full(10, 2000), predicted, predicted * (1 + 0.05 * rng.normal(size=10))])
+    clicked = (predicted * (1 + 0.05 * rng.normal(size=10))).tolist()
+    samples = np.linspace(0, 1, 11)
     slots = {
       slot: {
         'unknown': 0.1 * (i + 1) / (place + 1),
@@ -62,7 +63,17 @@ def healthy_events(days: int = 4, seed: int = 0) -> list[dict[str, Any]]:
       epoch=0,
       examples=20_000,
       examples_per_second=3e5,
-      deciles=deciles.T.tolist(),
+      deciles={'weight': [2000.0] * 10, 'predicted': predicted.tolist(), 'ctr': clicked},
+      ranking={
+        'samples': samples.tolist(),
+        'clicks': np.sqrt(samples).tolist(),
+        'others': np.square(samples).tolist(),
+      },
+      spread={
+        'edges': np.geomspace(0.01, 0.9, 5).tolist(),
+        'clicks': [10.0, 400.0, 2000.0, 1590.0],
+        'others': [9000.0, 5000.0, 1500.0, 500.0],
+      },
       slots=slots,
       **quality(place + 0.9),
     )

@@ -22,23 +22,75 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
   return 1 / (1 + np.exp(-logits))
 
 
-def deciles(histogram: np.ndarray) -> list[list[float]]:
+def _rounded(values: np.ndarray) -> list[float]:
+  """Returns numbers of six digits: events are written after every pass."""
+  return [float(f'{value:.6g}') for value in values]
+
+
+def deciles(histogram: np.ndarray) -> dict[str, list[float]]:
   """Compares predictions with clicks in each tenth of the samples, by ascending prediction.
 
   Args:
     histogram: float64 [2, buckets] of trainer.model.metrics.MetricSums.
   Returns:
-    The weight, the mean prediction and the click rate of each tenth that has samples. A bucket is
-    never split, so tenths differ in size if many predictions are equal.
+    `weight`, `predicted` (the mean) and `ctr` of each tenth that has samples. A bucket is never
+    split, so tenths differ in size if many predictions are equal.
+  """
+  weight = histogram.sum(0)
+  predicted = weight * _sigmoid(bucket_logits(len(weight)))
+  middle = (np.cumsum(weight) - weight / 2) / max(weight.sum(), 1e-9)
+  tenth = np.minimum((10 * middle).astype(int), 9)
+  sums = np.stack([np.bincount(tenth, column, 10) for column in (weight, predicted, histogram[1])])
+  w, p, c = sums[:, sums[0] > 0]
+  return {'weight': _rounded(w), 'predicted': _rounded(p / w), 'ctr': _rounded(c / w)}
+
+
+# Shares of the samples, those of the highest predictions first, at which `ranking` is measured.
+_SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(0.05, 1.01, 0.05)])
+
+
+def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
+  """Tells which shares of clicks and of other samples lie among those of the highest predictions.
+
+  Args:
+    histogram: as in `deciles`.
+  Returns:
+    `samples`, `clicks` and `others`, ascending shares from 0 to 1; {} without both kinds.
+  """
+  others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
+  if not (others[-1] and clicks[-1]):
+    return {}
+  samples = (others + clicks) / (others[-1] + clicks[-1])
+  return {
+    'samples': _rounded(_SHARES),
+    'clicks': _rounded(np.interp(_SHARES, samples, clicks / clicks[-1])),
+    'others': _rounded(np.interp(_SHARES, samples, others / others[-1])),
+  }
+
+
+_BINS = 40
+
+
+def spread(histogram: np.ndarray) -> dict[str, list[float]]:
+  """Counts clicks and other samples by prediction; bins grow with it where predictions differ much.
+
+  Args:
+    histogram: as in `deciles`.
+  Returns:
+    `edges` of the bins, and the weight of `clicks` and of `others` in each; the thousandth of the
+    lowest and that of the highest predictions are in the outer bins. {} without samples.
   """
   weight = histogram.sum(0)
   if not weight.sum():
-    return []
-  predicted = weight * _sigmoid(bucket_logits(len(weight)))
-  middle = (np.cumsum(weight) - weight / 2) / weight.sum()
-  tenth = np.minimum((10 * middle).astype(int), 9)
-  sums = [np.bincount(tenth, column, 10) for column in (weight, predicted, histogram[1])]
-  return [[float(w), float(p / w), float(c / w)] for w, p, c in zip(*sums) if w > 0]
+    return {}
+  predicted = _sigmoid(bucket_logits(len(weight)))
+  places = np.searchsorted(np.cumsum(weight), np.array([0.001, 0.999]) * weight.sum())
+  low, high = predicted[places]
+  spaced = np.geomspace if high > 20 * low else np.linspace
+  edges = spaced(0.98 * low, min(1.02 * high, 1), _BINS + 1)
+  place = np.clip(np.searchsorted(edges, predicted, side='right') - 1, 0, _BINS - 1)
+  others, clicks = (np.bincount(place, of_kind, _BINS) for of_kind in histogram)
+  return {'edges': _rounded(edges), 'clicks': _rounded(clicks), 'others': _rounded(others)}
 
 
 def prediction_histogram(histogram: np.ndarray, bins: int = 50) -> np.ndarray:

@@ -107,8 +107,7 @@ def print_table(run: RecordedRun) -> None:
     table.add_column('rmse' if is_rmse else title, justify='right', no_wrap=True)
   for group in GROUPS:
     rows = shown[shown['group'] == group]
-    chosen = _chosen(run.best)
-    best = None if chosen is None else chosen.name
+    best = None if run.best is None else run.best.name
     shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], best}
     if len(rows) > (count := len(rows.index.intersection(list(shown_rows)))):
       table.add_row(group, f'{len(rows) - count} more not shown')
@@ -122,12 +121,14 @@ def print_table(run: RecordedRun) -> None:
 
 
 def last_lines(run: RecordedRun) -> Iterator[str]:
-  """Yields the best figure and where it was, where things lie, and what to type next."""
-  metric, best = run.deciding.metric, _chosen(run.deciding.best)
-  if best is not None:
-    where = '' if pd.isna(best['epoch']) else f', epoch {best["epoch"]:.0f}'
-    what = f'{best["split"]} {run.deciding_task} {metric}'.replace('  ', ' ')
-    yield f'best: {what} {best[metric]:.4f} of {shortened(best["pass"], NAME_WIDTH)}{where}'
+  """Yields which state is kept and its figures, where things lie, and what to type next."""
+  decides = run.deciding
+  if (best := decides.best) is not None:
+    what = f'{run.deciding_task} {decides.metric}'.strip()
+    value = f'{best[decides.metric]:.4f}'
+    yield f'kept: epoch {best["epoch"]:.0f}, the best of data.valid: {what} {value}'
+  elif len(trained := run.of('train')):
+    yield f'kept: the last state, after {shortened(trained.iloc[-1]["pass"], NAME_WIDTH)}'
   for one in run.by_task():
     tests = one.evaluated('test')
     if not len(tests):
@@ -148,8 +149,3 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   yield f'  ctr-evaluate --run_dir {directory} --data FILE'
   yield f'  ctr-predict --run_dir {directory} --data FILE --out probabilities.txt'
   yield f'  ctr-export --run_dir {directory} --kind saved_model'
-
-
-def _chosen(best: pd.Series | None) -> pd.Series | None:
-  """The best evaluation, but none of the test, which only measures what was chosen."""
-  return None if best is None or best['split'] == 'test' else best

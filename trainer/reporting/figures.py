@@ -1,6 +1,6 @@
 """The figures of a report, by Plotly; None where a run has nothing to show yet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ COLOURS = {
   'reachable': '#7a7f87',
 }
 SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
+MANY_VALUES = 20  # of which a figure may leave a few out of its first view
 PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
 
 
@@ -44,9 +45,7 @@ def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
   return figure
 
 
-def _line(
-  figure: go.Figure, rows: pd.DataFrame, field: str, name: str, run: str = '', **style: object
-) -> None:
+def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style: object) -> None:
   """Adds a curve over the steps, with pass and day in what hovering shows."""
   rows = rows.dropna(subset=[field]) if field in rows else rows[:0]
   if not len(rows):
@@ -56,7 +55,7 @@ def _line(
     go.Scatter(
       x=rows['step'].tolist(),
       y=rows[field].tolist(),
-      name=f'{run} {name}'.strip(),
+      name=name,
       customdata=about.astype(object).where(about.notna(), '–').to_numpy().tolist(),
       hovertemplate='%{y:.5~g} (pass %{customdata[0]}, day %{customdata[1]}, '
       'epoch %{customdata[2]})',
@@ -117,21 +116,20 @@ def _mark_days(figure: go.Figure, run: RecordedRun) -> None:
 
 
 def _zoomed(figure: go.Figure) -> go.Figure:
-  """Leaves what the untrained model scores out of the first view, so that the curves have room."""
+  """Shows all values; of many, without the few that an untrained model had."""
   steps, values = (
     np.concatenate([np.array(getattr(trace, axis), float) for trace in figure.data])
     for axis in 'xy'
   )
   values = values[np.isfinite(values) & ((steps > 0) | (steps == steps.max()))]
-  if len(values) > 2:
-    low, high = np.quantile(values, [0.06, 0.94])
-    room = 0.35 * (high - low) or 0.01 * abs(high) or 1
-    figure.update_yaxes(
-      range=[
-        float(max(low - room, values.min() - 0.05 * room)),
-        float(min(high + room, values.max() + 0.05 * room)),
-      ]
-    )
+  if len(values):
+    low, high = values.min(), values.max()
+    if len(values) > MANY_VALUES:
+      inner = np.quantile(values, [0.06, 0.94])
+      room = 0.35 * (inner[1] - inner[0])
+      low, high = max(low, inner[0] - room), min(high, inner[1] + room)
+    room = 0.06 * (high - low) or 0.01 * abs(high) or 1
+    figure.update_yaxes(range=[float(low - room), float(high + room)])
   return figure
 
 
@@ -149,26 +147,24 @@ def calibration(run: RecordedRun) -> go.Figure | None:
   return _zoomed(figure)
 
 
+def _of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, list[float]]]:
+  """Returns a field of the evaluations of the state that is kept, by split."""
+  return {s: one[field] for s, one in run.scores.items() if isinstance(one.get(field), dict)}
+
+
 def deciles(run: RecordedRun) -> go.Figure | None:
-  """Mean prediction and click rate of each tenth of the predictions, of each split's last."""
-  evaluated = run.of('eval')
-  if 'deciles' not in evaluated or not evaluated['deciles'].notna().any():
-    return None
-  figure = _figure('mean prediction', 'click rate')
-  shown = []
-  for split in SPLITS:
-    rows = run.evaluated(split)
-    rows = rows[rows['deciles'].notna()]
-    if not len(rows):
-      continue
-    table = np.array(rows.iloc[-1]['deciles'])  # weight, mean predicted, click rate
+  """Mean prediction and click rate of each tenth of the predictions, of the state that is kept."""
+  found = _of_scores(run, 'deciles')
+  figure, shown = _figure('mean prediction', 'click rate'), []
+  for split, table in found.items():
+    weight, predicted, ctr = (np.array(table[name]) for name in ('weight', 'predicted', 'ctr'))
     # The click rate's own deviation: clicks are drawn, so that a small tenth may miss by chance.
-    deviation = np.sqrt(table[:, 2] * (1 - table[:, 2]) / table[:, 0])
-    shown += table[:, 1:][table[:, 1:] > 0].tolist()
+    deviation = np.sqrt(ctr * (1 - ctr) / weight)
+    shown += [value for value in (*predicted, *ctr) if value > 0]
     figure.add_trace(
       go.Scatter(
-        x=table[:, 1].tolist(),
-        y=table[:, 2].tolist(),
+        x=predicted.tolist(),
+        y=ctr.tolist(),
         error_y={'array': (2 * deviation).tolist(), 'thickness': 1, 'width': 2},
         name=split,
         mode='lines+markers',
@@ -176,16 +172,93 @@ def deciles(run: RecordedRun) -> go.Figure | None:
         hovertemplate='predicted %{x:.4~g}, clicked %{y:.4~g}',
       )
     )
-  ends = [min(shown), max(shown)]
-  line = {'color': '#7a7f87', 'dash': 'dot', 'width': 1}
-  figure.add_trace(
-    go.Scatter(x=ends, y=ends, name='calibrated', mode='lines', line=line, hoverinfo='skip')
-  )
-  figure.update_layout(hovermode='closest')
+  if not shown:
+    return None
+  _diagonal(figure, min(shown), max(shown), 'calibrated')
   ticks = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]
   axis = {'type': 'log', 'tickvals': ticks, 'ticktext': [f'{tick:g}' for tick in ticks]}
   figure.update_xaxes(**axis)
   return figure.update_yaxes(**axis)
+
+
+def _diagonal(figure: go.Figure, low: float, high: float, name: str) -> None:
+  line = {'color': '#7a7f87', 'dash': 'dot', 'width': 1}
+  ends = [low, high]
+  figure.add_trace(go.Scatter(x=ends, y=ends, name=name, mode='lines', line=line, hoverinfo='skip'))
+  figure.update_layout(hovermode='closest')
+
+
+def roc(run: RecordedRun) -> go.Figure | None:
+  """The share of the clicks over that of the other samples, from the highest prediction down."""
+  figure = _figure('share of the samples without a click', 'share of the clicks')
+  for split, table in _of_scores(run, 'ranking').items():
+    if table:
+      figure.add_trace(
+        go.Scatter(
+          x=table['others'],
+          y=table['clicks'],
+          name=split,
+          line={'color': COLOURS[split]},
+          hovertemplate='%{y:.1%} of the clicks, %{x:.1%} of the others',
+        )
+      )
+  if not figure.data:
+    return None
+  _diagonal(figure, 0, 1, 'by chance')
+  return figure
+
+
+def lift(run: RecordedRun) -> go.Figure | None:
+  """How many times more clicks the samples of the highest predictions have than all samples."""
+  figure = _figure('share of the samples', 'times the click rate')
+  for split, table in _of_scores(run, 'ranking').items():
+    if table:
+      samples, clicks = (np.array(table[name])[1:] for name in ('samples', 'clicks'))
+      figure.add_trace(
+        go.Scatter(
+          x=samples.tolist(),
+          y=(clicks / samples).tolist(),
+          name=split,
+          line={'color': COLOURS[split]},
+          customdata=clicks.tolist(),
+          hovertemplate='%{y:.3~g} times, %{customdata:.1%} of the clicks',
+        )
+      )
+  if not figure.data:
+    return None
+  figure.add_hline(y=1, line={'color': '#7a7f87', 'dash': 'dot', 'width': 1})
+  figure.update_xaxes(tickformat='.0%')
+  return figure.update_yaxes(rangemode='tozero')
+
+
+def spread(run: RecordedRun) -> go.Figure | None:
+  """How predictions are spread, of samples with a click and of the others, of one split."""
+  found = {split: table for split, table in _of_scores(run, 'spread').items() if table}
+  if not found:
+    return None
+  table = found.get('test', next(iter(found.values())))
+  edges = np.array(table['edges'])
+  is_log = edges[-1] / edges[0] > 20
+  figure = _figure('prediction', 'share of the samples of its kind')
+  for kind, name, colour in (
+    ('others', 'without a click', SEQUENCE[7]),
+    ('clicks', 'with a click', SEQUENCE[1]),
+  ):
+    counts = np.array(table[kind])
+    if counts.sum():
+      figure.add_trace(
+        go.Scatter(
+          x=edges.tolist(),
+          y=[*(counts / counts.sum()).tolist(), 0],
+          name=name,
+          mode='lines',
+          fill='tozeroy',
+          line={'shape': 'hv', 'width': 1, 'color': colour},
+          hovertemplate='%{y:.1%} from %{x:.3~g} on',
+        )
+      )
+  figure.update_yaxes(rangemode='tozero', tickformat='.0%')
+  return figure.update_xaxes(type='log' if is_log else 'linear')
 
 
 def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
@@ -203,18 +276,19 @@ def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
 
 def slot_calibration(run: RecordedRun) -> go.Figure | None:
   """Calibration of the samples whose feature in a slot is known to the model, and of the others."""
-  known, unknown = (slot_table(run, 'eval', f'calibration_{k}') for k in ('known', 'unknown'))
-  if not len(known):
-    return None
-  figure = _bars(list(known), 'Σ predicted / Σ clicked')
-  for name, table in (('feature known', known), ('feature unknown or blank', unknown)):
-    if len(table):
-      last = table.iloc[-1].dropna()
+  slots = next(iter(_of_scores(run, 'slots').values()), {})
+  figure = _bars(list(slots), 'Σ predicted / Σ clicked')
+  for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):
+    shown = {slot: of_slot.get(f'calibration_{field}') for slot, of_slot in slots.items()}
+    shown = {slot: value for slot, value in shown.items() if value is not None}
+    if shown:
       figure.add_trace(
         go.Scatter(
-          x=last.tolist(), y=list(last.index), name=name, mode='markers', marker={'size': 10}
+          x=list(shown.values()), y=list(shown), name=name, mode='markers', marker={'size': 10}
         )
       )
+  if not figure.data:
+    return None
   figure.add_vline(x=1, line={'color': '#7a7f87', 'dash': 'dot', 'width': 1})
   return figure
 
@@ -274,21 +348,19 @@ def unknown(run: RecordedRun) -> go.Figure | None:
   shares = slot_table(run, 'eval', 'unknown')
   if not len(shares):
     return None
-  rows = run.events.loc[shares.index]
-  shares = shares.loc[
-    rows['split'] == ('next' if (rows['split'] == 'next').any() else rows['split'].iloc[-1])
-  ]
-  rows = rows.loc[shares.index]
+  # Every pass before it was trained on; else each split as the state that is kept saw it.
+  rows = run.evaluated('next')
+  if not len(rows):
+    rows = run.events.loc[[one.name for one in run.scores.values()]]
+  rows = rows[rows.index.isin(shares.index)].drop_duplicates('pass', keep='last')
+  if not len(rows):
+    return None
+  shares = shares.loc[rows.index]
   figure = _figure('', '', height=110 + 30 * max(3, shares.shape[1]))
   figure.add_trace(
     go.Heatmap(
       z=(100 * shares.T).to_numpy().tolist(),
-      x=[
-        f'{one["pass"]}'
-        if pd.isna(one.get('epoch')) or run.cfg.train.epochs == 1
-        else f'{one["pass"]}, epoch {one["epoch"]:.0f}'
-        for _, one in rows.iterrows()
-      ],
+      x=rows['pass'].map(str).tolist(),
       y=list(shares),
       zmin=0,
       zmax=100,
@@ -352,17 +424,19 @@ def speed(run: RecordedRun) -> go.Figure | None:
 
 
 def importance(run: RecordedRun) -> go.Figure | None:
-  """What AUC loses, or RMSE gains, when a slot's features are exchanged between samples."""
+  """What AUC loses, or RMSE gains, when a slot or dense column is exchanged between samples."""
   found = run.of('importance')
   if not len(found):
     return None
-  slots = found.iloc[-1]['slots']
-  metric = 'rmse' if any('rmse' in values for values in slots.values()) else 'auc'
-  losses = pd.Series({slot: values[metric] for slot, values in slots.items()}, dtype=float).dropna()
-  losses = losses.sort_values(ascending=False)
+  last = found.iloc[-1]
+  dense = last.get('dense')
+  columns = last['slots'] | (dense if isinstance(dense, dict) else {})
+  metric = 'rmse' if any('rmse' in values for values in columns.values()) else 'auc'
+  losses = pd.Series({name: values[metric] for name, values in columns.items()}, dtype=float)
+  losses = losses.dropna().sort_values(ascending=False)
   if not len(losses):
     return None
-  title = 'gain of RMSE' if metric == 'rmse' else 'loss of AUC'
+  title = 'RMSE gained' if metric == 'rmse' else 'AUC lost'
   figure = _bars(list(losses.index), title)
   figure.add_trace(
     go.Bar(
@@ -397,7 +471,8 @@ def compared(
     figure = _figure('step', title, height=380)
     for run in runs:
       rows = run.of('train') if split == 'train' else run.evaluated(split)
-      _line(figure, rows, metric, '', run=run.name, mode='lines+markers')
-    return _zoomed(figure) if figure.data else None
+      _line(figure, rows, metric, run.name, mode='lines+markers')
+    # A single dot of each run stands in the table.
+    return _zoomed(figure) if any(len(trace.x) > 1 for trace in figure.data) else None
 
   return draw

@@ -3,7 +3,6 @@
 import datetime
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 
 from trainer.reporting.runs import RecordedRun
@@ -17,12 +16,19 @@ BLANK_JUMP = 0.5  # of a slot's blank share between one pass and the median of t
 LABEL_FACTOR = 3.0  # between a pass's click rate and the median of the others
 LABEL_AUC_DROP = 0.1  # of a pass's AUC below the median of its neighbours
 MISCALIBRATED = 0.1
+OVERFITTING = 0.1  # of the AUC of data.train above that of data.valid
+MOST_WEIGHTS = 20  # a sample
+UNIQUE, LEAST_UNIQUE = 0.5, 1000  # features an impression of a slot; features at least
 DAYS_OF_A_FORECAST = 7  # whose growth says how long the disk lasts
 
 
 def _list(names: list[str], most: int = 6) -> str:
   shown = names if len(names) <= most else [*names[: most - 1], f'{len(names) - most + 1} more']
   return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
+
+
+def _count(number: float, noun: str) -> str:
+  return f'{number:,.0f} {noun}{"s" * (number != 1)}'
 
 
 def state(run: RecordedRun) -> str:
@@ -38,29 +44,18 @@ def summary(run: RecordedRun) -> list[str]:
   """Sentences that say what was trained, on how much, how well, how fast, and how it ended."""
   cfg, trained, told = run.cfg, run.of('train'), []
   used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
-  kinds = ', '.join(used)
-  model = f'A model of {kinds} over {len(cfg.slots)} slots and {len(cfg.data.dense)} dense columns'
+  model = f'A model of {", ".join(used)} over {_count(len(cfg.slots), "slot")}'
+  model += f' and {_count(len(cfg.data.dense), "dense column")}' * bool(cfg.data.dense)
   if not len(trained):
     told.append(f'{model}: no pass was trained to its end yet.')
   else:
-    days = trained['day'].nunique()
-    count = f'{len(trained):,} pass{"es" * (len(trained) > 1)}'
+    days, passes = trained['day'].nunique(), trained['pass'].nunique()
+    count = f'{passes:,} pass{"es" * (passes > 1)}'
     count += f' of {days:,} day{"s" * (days > 1)}' * (days > 0)
-    epochs = trained['epoch'].nunique() if 'epoch' in trained else 1
-    count += f' in {epochs} epochs' * (epochs > 1)
-    told.append(f'{model} was trained on {trained["examples"].sum():,.0f} samples: {count}.')
-  decides = run.deciding
-  best = decides.best
-  if best is not None:
-    where = {'valid': 'of the validation', 'next': 'of a pass before it was trained on'}
-    name = f'{decides.task} {NAMES[decides.metric]}'.strip()
-    text = f'The best {name} {where.get(best["split"], "of the test")} is '
-    text += f'{best[decides.metric]:.4f}, at step {best["step"]:,.0f}'
-    if best['split'] == 'valid' and pd.notna(best.get('epoch')):
-      text += f' (epoch {best["epoch"]:.0f})'
-    if best['split'] == 'next':
-      text += f' ({best["pass"]})'
-    told.append(text + '.')
+    epochs = trained['epoch'].nunique()
+    count += f', in {epochs} epochs' * (epochs > 1)
+    told.append(f'{model} was trained on {run.samples:,.0f} samples: {count}.')
+  told += _kept(run.deciding)
   for one in run.by_task():
     test = one.evaluated('test')
     if not len(test):
@@ -97,6 +92,25 @@ def summary(run: RecordedRun) -> list[str]:
     'stopped': ['It was asked to stop, and its state was saved.'],
   }.get(state(run), [])
   return told
+
+
+def _kept(run: RecordedRun) -> Iterator[str]:
+  """Which state is kept and predicts, and how good it is."""
+  name = f'{run.task} {NAMES[run.metric]}'.strip()
+  if run.best is not None:
+    yield (
+      f'The state of epoch {run.best["epoch"]:.0f} (step {run.best["step"]:,.0f}) is kept and '
+      f'predicts: its {name} of data.valid is the best, {run.best[run.metric]:.4f}.'
+    )
+    return
+  ahead = run.evaluated('next')
+  if run.metric in ahead and ahead[run.metric].notna().any():
+    ahead = ahead.dropna(subset=[run.metric])
+    last = ahead.iloc[-1]
+    text = f'Before it was trained on, {last["pass"]} had {name} {last[run.metric]:.4f}'
+    if len(ahead) > 1:
+      text += f'; the median of {len(ahead):,} passes is {ahead[run.metric].median():.4f}'
+    yield f'The last state is kept and predicts. {text}.'
 
 
 def _disk(run: RecordedRun) -> Iterator[str]:
@@ -144,11 +158,11 @@ def slot_table(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
 
 
 def _interruptions(run: RecordedRun) -> Iterator[str]:
-  starts = run.of('start')
-  if len(starts) > 1:
-    steps = _list([f'{step:,.0f}' for step in starts['step'].iloc[1:]])
-    times = 'once' if len(starts) == 2 else f'{len(starts) - 1} times'
-    yield f'The run was interrupted and continued {times}, at step {steps}.'
+  steps = [step for step in run.of('start')['step'].iloc[1:] if step]
+  if steps:
+    times = 'once' if len(steps) == 1 else f'{len(steps)} times'
+    places = _list([f'{step:,.0f}' for step in steps])
+    yield f'The run was interrupted and continued {times}, at step {places}.'
 
 
 def _lost_ranks(run: RecordedRun) -> Iterator[str]:
@@ -231,12 +245,8 @@ def _leaks(run: RecordedRun) -> Iterator[str]:
 
 
 def _factors(run: RecordedRun) -> Iterator[str]:
-  found = run.of('train')
-  if 'slots' not in found or not found['slots'].notna().any():
-    return
-  slots = found['slots'].dropna().iloc[-1]
   widths = {s.name: run.cfg.sparse.tables[s.table].width for s in run.cfg.slots}
-  for slot, values in slots.items():
+  for slot, values in _kept_slots(run).items():
     width = values.get('width') or widths[slot]
     if (dead := values.get('dead_columns')) and width:
       which = _list([str(column) for column in dead])
@@ -272,12 +282,58 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
 
 def _overfitting(run: RecordedRun) -> Iterator[str]:
   run = run.deciding
-  found = run.evaluated('valid')
-  if len(found) > 2 and run.metric in found:
-    values = (1 if run.metric in ('logloss', 'rmse') else -1) * found[run.metric].to_numpy()
-    after = len(values) - 1 - int(np.argmin(values))
-    if after >= 2:
-      yield f'The validation has not improved in the last {after} of {len(values)} evaluations.'
+  trained, valid = run.of('train'), run.evaluated('valid')
+  if 'auc' not in trained or not len(trained) or not len(valid) or run.cfg.data.watch:
+    return
+  own, new = trained['auc'].iloc[-1], valid['auc'].iloc[-1]
+  if own - new > OVERFITTING:
+    yield (
+      f'The model overfits: at its end AUC is {own:.2f} on data.train and {new:.2f} on data.valid. '
+      'Wanted more samples, or a model that learns fewer of them by heart: a smaller width, a '
+      'higher lifecycle.admission_threshold, l2 or dropout.'
+    )
+
+
+def _weights(run: RecordedRun) -> Iterator[str]:
+  """Tables that hold far more weights than the log has samples."""
+  slots = _kept_slots(run)
+  of_slots = {
+    slot: values.get('features', 0) + values.get('admitted', 0) * (values.get('width') or 0)
+    for slot, values in slots.items()
+  }
+  weights = sum(of_slots.values())
+  if run.samples and weights > MOST_WEIGHTS * run.samples:
+    largest = max(of_slots, key=of_slots.get)
+    yield (
+      f'The tables hold {weights:,.0f} weights, and the log has only {run.samples:,.0f} samples to '
+      f"teach them; {of_slots[largest] / weights:.0%} are of slot '{largest}'. Wanted a smaller "
+      'width or a higher lifecycle.admission_threshold.'
+    )
+
+
+def _unique_values(run: RecordedRun) -> Iterator[str]:
+  """Slots that have a value of its own for almost each sample."""
+  scored = next(iter(run.scores.values()), {}).get('slots')
+  for slot, values in _kept_slots(run).items():
+    epochs = max(1, run.of_kept('train')['epoch'].nunique())
+    features, shows = values.get('features', 0), values.get('shows', 0) / epochs
+    if features < LEAST_UNIQUE or features < UNIQUE * shows:
+      continue
+    of_slot = scored.get(slot, {}) if isinstance(scored, dict) else {}
+    unknown = of_slot.get('unknown')
+    told = f', and {unknown:.0%} of the samples scored have one it never saw' if unknown else ''
+    yield (
+      f"Slot '{slot}' has a new value in almost every sample: {features:,.0f} features of "
+      f'{shows:,.0f} impressions, in {values.get("bytes_share", 0):.0%} of the bytes{told}. '
+      'Wanted it left out, or in coarser values.'
+    )
+
+
+def _kept_slots(run: RecordedRun) -> dict[str, dict]:
+  """What the tables hold of each slot in the state that is kept."""
+  found = run.of_kept('train')
+  found = found['slots'].dropna() if 'slots' in found else found
+  return found.iloc[-1] if len(found) else {}
 
 
 _LOOKS = (
@@ -287,6 +343,8 @@ _LOOKS = (
   _factors,
   _calibration,
   _overfitting,
+  _weights,
+  _unique_values,
   _bad_records,
   _passes_set_aside,
   _lost_ranks,

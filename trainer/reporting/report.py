@@ -12,10 +12,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import plotly.offline
 
-from trainer import files
-from trainer.reporting import figures, findings
+from trainer import config, files
+from trainer.reporting import comparison, figures, findings
 from trainer.reporting.events import SCALARS
-from trainer.reporting.runs import RecordedRun, differing_keys, read_run
+from trainer.reporting.runs import RecordedRun, read_run
 
 # id, heading, what it shows, figure, whether it takes the whole width
 _SECTIONS = (
@@ -25,7 +25,7 @@ _SECTIONS = (
       (
         'auc',
         'AUC',
-        'Every split by itself; dotted lines are the ends of days.',
+        'Every split by itself; dotted lines are ends of days.',
         figures.quality('auc', 'AUC'),
         True,
       ),
@@ -53,15 +53,35 @@ _SECTIONS = (
       (
         'deciles',
         'By decile of the prediction',
-        'Of the last evaluation of each split; bars are two standard deviations.',
+        'Of the state that is kept; bars are two standard deviations.',
         figures.deciles,
         False,
       ),
       (
         'slot_calibration',
         'By slot',
-        'Of the last evaluation: samples whose feature the model knows, and the others.',
+        'Samples whose feature the model knows, and the others.',
         figures.slot_calibration,
+        True,
+      ),
+    ),
+  ),
+  (
+    'Predictions',
+    (
+      (
+        'spread',
+        'How they are spread',
+        'The further clicks lie right of the others, the better the model tells them apart.',
+        figures.spread,
+        True,
+      ),
+      ('roc', 'ROC', 'The area under the curve is AUC.', figures.roc, False),
+      (
+        'lift',
+        'Lift',
+        'How much denser clicks are, from the top down.',
+        figures.lift,
         False,
       ),
     ),
@@ -93,8 +113,8 @@ _SECTIONS = (
       ),
       (
         'importance',
-        'Importance of the slots',
-        'What AUC loses when a slot is exchanged between samples.',
+        'Importance',
+        'What the model loses when a slot or dense column is exchanged between samples.',
         figures.importance,
         True,
       ),
@@ -114,14 +134,14 @@ _SECTIONS = (
     ),
   ),
 )
-_OF_EACH_TASK = ('Quality', 'Calibration')
+_OF_EACH_TASK = ('Quality', 'Calibration', 'Predictions')
 
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
 body { margin: 0; background: #f5f6f8; color: #2b2f36; font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 64px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 8px; overflow-wrap: anywhere; }
 h2 { font-size: 19px; margin: 36px 0 12px; }
 h3 { font-size: 15px; margin: 0; }
 p { margin: 0; } .where { color: #656b75; margin-bottom: 18px; overflow-wrap: anywhere; }
@@ -203,8 +223,8 @@ def _section(
 
 
 def _slots(run: RecordedRun) -> str | None:
-  """The table of slots as the last pass left them."""
-  found = run.of('train')
+  """The table of slots in the state that is kept."""
+  found = run.of_kept('train')
   if 'slots' not in found or not found['slots'].notna().any():
     return None
   table = pd.DataFrame(found['slots'].dropna().iloc[-1]).T.infer_objects()
@@ -215,7 +235,7 @@ def _slots(run: RecordedRun) -> str | None:
   table.columns = [c.replace('_', ' ') for c in table]
   return _card(
     'Slots',
-    'As the last pass left them; python -m trainer.inspect says more.',
+    f'In the state that is kept; ctr-inspect --run_dir {run.directory} says more.',
     _table(table, index=True),
     True,
   )
@@ -231,6 +251,13 @@ def _events(run: RecordedRun) -> str:
   )
 
 
+def _config(run: RecordedRun) -> str:
+  return (
+    '<h2>Config</h2><section class="card"><details><summary>config.yaml</summary>'
+    f'<pre class="scroll">{html.escape(config.dump(run.cfg))}</pre></details></section>'
+  )
+
+
 def _words(run: RecordedRun) -> str:
   found = findings.faults(run)
   summary = f'<p class="summary">{html.escape(" ".join(findings.summary(run)))}</p>'
@@ -243,32 +270,18 @@ def _words(run: RecordedRun) -> str:
 def _one(run: RecordedRun) -> str:
   return (
     f'<h1>{html.escape(run.name)}</h1><p class="where">{html.escape(run.directory)}</p>'
-    f'{_words(run)}{_sections(run)}{_events(run)}'
+    f'{_words(run)}{_sections(run)}{_events(run)}{_config(run)}'
   )
 
 
 def _several(runs: Sequence[RecordedRun]) -> str:
-  rows = []
-  for run in runs:
-    trained, best = run.of('train'), run.deciding.best
-    test = run.evaluated('test')
-    row = {'run': run.directory, 'state': findings.state(run)}
-    row['samples'] = trained['examples'].sum() if len(trained) else 0
-    row['samples/s'] = trained['examples_per_second'].median() if len(trained) else None
-    if best is not None:
-      metric = run.deciding.metric
-      row |= {f'best {metric}': best[metric], 'of': best['split'], 'step': best['step']}
-    for metric in ('auc', 'gauc', 'logloss', 'rmse', 'calibration'):
-      if len(test) and metric in test:
-        row[f'test {metric}'] = test.iloc[-1][metric]
-    rows.append(row)
+  differences, notes = comparison.differences(runs)
   page = [
     f'<h1>{len(runs)} runs compared</h1>',
-    f'<section class="card">{_table(pd.DataFrame(rows))}</section>',
-    '<h2>Keys in which they differ</h2>',
+    _card('Figures', ' '.join(notes), _table(differences), True),
   ]
-  keys = differing_keys(list(runs))
-  keys.columns = [run.name for run in runs]
+  page.append('<h2>Settings that differ</h2>')
+  keys = comparison.settings_that_differ(runs)
   told = _table(keys, index=True) if len(keys) else 'There are none.'
   page.append(f'<section class="card">{told}</section>')
   cards = []

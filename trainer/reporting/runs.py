@@ -75,7 +75,7 @@ class RecordedRun:
       if figure in events or any(value is not None for value in values):
         events.loc[rows.index, figure] = pd.Series(values, rows.index, float)
     if name != self.cfg.labels[0].name:  # whose these are
-      events = events.drop(columns=['deciles'], errors='ignore')
+      events = events.drop(columns=['deciles', 'ranking', 'spread'], errors='ignore')
       evaluated = events['event'] == 'eval'
       if 'slots' in events:
         events['slots'] = events['slots'].where(~evaluated)
@@ -96,19 +96,46 @@ class RecordedRun:
 
   @functools.cached_property
   def best(self) -> pd.Series | None:
-    """The best evaluation: of the validation where there is one, else of each pass ahead of it.
+    """The evaluation of data.valid whose state is kept as the best, and predicts.
 
-    Of several tasks the one that decides says which it is.
+    None where no validation chooses among states: then the last state is kept. Of several tasks the
+    one that decides says which it is.
     """
     if self.task != self.deciding_task:
       best = self.deciding.best
       return None if best is None else self.events.loc[best.name]
-    for split in ('valid', 'next', 'test'):
-      found = self.evaluated(split)
-      if len(found) and self.metric in found and found[self.metric].notna().any():
-        sign = 1 if self.metric in ('logloss', 'rmse') else -1
-        return found.loc[(sign * found[self.metric]).idxmin()]
-    return None
+    if self.cfg.data.watch or self.metric not in self.events:
+      return None
+    plateau = self.cfg.train.plateau
+    margin = plateau.min_delta if plateau else 0
+    sign = -1 if self.metric in ('logloss', 'rmse') else 1
+    best = None
+    for _, one in self.evaluated('valid').dropna(subset=[self.metric]).iterrows():
+      if best is None or sign * one[self.metric] > sign * best[self.metric] + margin:
+        best = one
+    return best
+
+  def of_kept(self, event: str) -> pd.DataFrame:
+    """The events of one kind up to the state that is kept."""
+    found = self.of(event)
+    return found if self.best is None else found[found['step'] <= self.best['step']]
+
+  @functools.cached_property
+  def scores(self) -> dict[str, pd.Series]:
+    """The evaluations of the state that is kept, by split: of valid, of test.
+
+    Where there is neither, next has the last pass before it was trained on.
+    """
+    found = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
+    last = {split: rows.iloc[-1] for split, rows in found.items() if len(rows)}
+    if self.best is not None:
+      last['valid'] = self.best
+    return {s: one for s, one in last.items() if s != 'next'} or last
+
+  @property
+  def samples(self) -> float:
+    """How many samples it has trained on, each counted once however many epochs there were."""
+    return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
     """What the true probabilities reach on a pass, where they are known."""
@@ -138,13 +165,3 @@ def read_run(run_dir: str) -> RecordedRun:
   events = read_events(run_dir)
   missing = [name for name in COLUMNS if name not in events]
   return RecordedRun(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))
-
-
-def differing_keys(runs: list[RecordedRun]) -> pd.DataFrame:
-  """The keys of the config in which runs differ: a row each, a column a run."""
-  flat = {
-    run.directory: pd.json_normalize(run.cfg.model_dump(exclude={'run_dir'})).iloc[0].map(str)
-    for run in runs
-  }
-  table = pd.DataFrame(flat)
-  return table[table.nunique(axis=1, dropna=False) > 1].fillna('')

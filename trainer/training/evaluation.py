@@ -17,6 +17,8 @@ from trainer.model.calibration import (
   deciles,
   first_histogram,
   prediction_histogram,
+  ranking,
+  spread,
   unknown_jumps,
 )
 from trainer.model.metrics import MetricSums, group_auc_sums, result
@@ -93,7 +95,7 @@ class Evaluation:
         (model.negative_sampling_rate), so that probabilities in it count.
     Returns:
       auc, logloss, calibration and examples; of squared error rmse and examples. Of clicks also
-      ctr and deciles, and slots, of trainer.model.calibration.SlotCalibration; gauc where
+      ctr, and deciles, ranking, spread and slots of trainer.model.calibration; gauc where
       data.group is set. None stands for a figure that the samples do not define. Of several tasks
       they are the first one's, and `tasks` has each one's by name.
     """
@@ -121,7 +123,8 @@ class Evaluation:
     values = result(state)
     histogram = first_histogram(state)
     if histogram is not None:
-      values['deciles'] = deciles(histogram)
+      values |= {'deciles': deciles(histogram), 'ranking': ranking(histogram)}
+      values['spread'] = spread(histogram)
       self.predictions = prediction_histogram(histogram)
     if by_slot:
       values['slots'] = by_slot

@@ -1,4 +1,4 @@
-"""How much of a model's quality each slot carries."""
+"""How much of a model's quality each slot and each dense column carries."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -21,28 +21,32 @@ if TYPE_CHECKING:
   from trainer.training.finished_run import FinishedRun
 
 MOST_SAMPLES = 1 << 18  # that a job looks at when it ends
-_BATCHES_A_SLOT = 8  # at least, where the data suffice
+_BATCHES_A_COLUMN = 8  # at least, where the data suffice
 _LEAST_BATCH = 64
 
 
-def permuted(batch: SlotBatch, slot: int, slots: int, order: np.ndarray) -> SlotBatch:
-  """Returns a batch whose sample i has in one slot what sample `order[i]` had.
+def permuted(batch: SlotBatch, column: int, slots: int, order: np.ndarray) -> SlotBatch:
+  """Returns a batch whose sample i has in one column what sample `order[i]` had.
 
   Args:
     batch: of arrays.
-    slot: its place among the slots.
+    column: the place of a slot among the slots, or F and the place of a dense column.
     slots: F.
     order: int64 [B], a permutation.
   """
+  if column >= slots:
+    dense = batch.dense.copy()
+    dense[:, column - slots] = dense[order, column - slots]
+    return batch._replace(dense=dense)
   if not len(batch.segments):
     keys = batch.keys.reshape(-1, slots).copy()
-    keys[:, slot] = keys[order, slot]
+    keys[:, column] = keys[order, column]
     return batch._replace(keys=keys.reshape(-1))
   place = np.empty_like(order)
   place[order] = np.arange(len(order))
   segments = batch.segments.copy()
-  own = segments % slots == slot
-  segments[own] = place[segments[own] // slots] * slots + slot
+  own = segments % slots == column
+  segments[own] = place[segments[own] // slots] * slots + column
   sorted_order = np.argsort(segments, kind='stable')
   values = batch.values[sorted_order] if len(batch.values) else batch.values
   return batch._replace(
@@ -60,11 +64,12 @@ def _joined(a: SlotBatch, b: SlotBatch, slots: int) -> SlotBatch:
 
 
 def importance_table(run: 'FinishedRun', prepared: Sequence[PreparedPass]) -> pd.DataFrame:
-  """Returns the losses by slot, the most important first; every rank calls it."""
+  """Returns the losses by slot and dense column, the most important first; every rank calls it."""
   importance = slot_importance(
     run.cfg, run.communicator, run.step, prepared, progress_made=run.progress_made
   )
-  table = pd.DataFrame(importance['slots']).T.astype(float).rename_axis('slot')
+  columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
+  table = pd.concat(columns).astype(float).rename_axis('column')
   table.columns = [f'loss_of_{name}' for name in table]
   return table.sort_values(table.columns[0], ascending=False)
 
@@ -77,12 +82,12 @@ def slot_importance(
   progress_made: Callable[[], None] = lambda: None,
   most_samples: int | None = None,
 ) -> JsonObject:
-  """Permutation importance (Breiman 2001, "Random Forests"): what quality loses when a slot's
-  features are exchanged between samples.
+  """Permutation importance (Breiman 2001, "Random Forests"): what quality loses when a slot or a
+  dense column is exchanged between samples.
 
-  Each batch is scored twice, as it is and with one slot exchanged; slots take turns. So it takes
-  two evaluations' time, however many slots there are, and a slot's loss is that of its own batches.
-  Every process calls it.
+  Each batch is scored twice, as it is and with one column exchanged; columns take turns. So it
+  takes two evaluations' time, however many columns there are, and a column's loss is that of its
+  own batches. Every process calls it.
 
   Args:
     cfg: the job's config.
@@ -92,20 +97,22 @@ def slot_importance(
     progress_made: called after each batch.
     most_samples: about how many samples; None: all.
   Returns:
-    auc and logloss as they are, and `slots`: by name what AUC loses and what logloss gains; of
-    squared error rmse in place of both. None stands for what the samples do not define.
+    auc and logloss as they are, and in `slots` and `dense`, by name, what AUC loses and what
+    logloss gains; of squared error rmse in place of both. None stands for what the samples do not
+    define.
   """
-  names = [slot.name for slot in cfg.slots]
+  slots, dense = ([one.name for one in kind] for kind in (cfg.slots, cfg.data.dense))
+  names = slots + dense
   total = min(sum(p.num_samples for p in prepared), most_samples or 1 << 62)
-  size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_SLOT * len(names)))
+  size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_COLUMN * len(names)))
   size = min(size, cfg.train.batch_size)
   metrics = MetricSums(cfg, buckets=4_000)
   measure = tf.function(metrics.update, autograph=False, reduce_retracing=True)
   sums: dict[str, np.ndarray] = {}
 
-  def score(batch: SlotBatch, exchanged: SlotBatch, slot: int) -> None:
+  def score(batch: SlotBatch, exchanged: SlotBatch, column: int) -> None:
     # Both at once: they have the same rows but for one slot's places.
-    staged = step.stage(_joined(batch, exchanged, len(names)))
+    staged = step.stage(_joined(batch, exchanged, len(slots)))
     probabilities = step.predict(staged)
     label, weight = staged.batch.label, staged.batch.weight
     half = len(probabilities) // 2
@@ -113,7 +120,7 @@ def slot_importance(
       metrics.reset()
       measure(label[some], to_tensor(probabilities[some]), weight[some])
       for name, array in metrics.state().items():
-        key = f'{kind}|{slot}|{name}'
+        key = f'{kind}|{column}|{name}'
         sums[key] = sums[key] + array if key in sums else array
     progress_made()
 
@@ -121,29 +128,32 @@ def slot_importance(
     one.batches(size, rank=communicator.rank, size=communicator.size) for one in prepared
   )
   for i, batch in enumerate(itertools.islice(batches, max(1, -(-total // size)))):
-    slot = i % len(names)
+    column = i % len(names)
     rng = np.random.default_rng([cfg.seed, communicator.rank, i])
     order = rng.permutation(len(batch.dense))
-    score(batch, permuted(batch, slot, len(names), order), slot)
+    score(batch, permuted(batch, column, len(slots), order), column)
   sums = communicator.sum_arrays(sums)
 
-  def quality(kind: str, slots: Sequence[int]) -> JsonObject:
+  def quality(kind: str, columns: Sequence[int]) -> JsonObject:
     state: dict[str, np.ndarray] = {}
     for key, array in sums.items():
-      of, slot, name = key.split('|')
-      if of == kind and int(slot) in slots:
+      of, column, name = key.split('|')
+      if of == kind and int(column) in columns:
         state[name] = state[name] + array if name in state else array
     return result(state) if state else {}
 
   signs = {'rmse': -1} if cfg.labels[0].loss == 'squared_error' else {'auc': 1, 'logloss': -1}
-  by_slot: JsonObject = {}
-  for i, name in enumerate(names):
+  losses: list[JsonObject] = []
+  for i in range(len(names)):
     before, after = quality('before', [i]), quality('after', [i])
-    by_slot[name] = {
-      metric: None
-      if before.get(metric) is None or after.get(metric) is None
-      else sign * (before[metric] - after[metric])
-      for metric, sign in signs.items()
-    }
+    losses.append(
+      {
+        metric: None
+        if before.get(metric) is None or after.get(metric) is None
+        else sign * (before[metric] - after[metric])
+        for metric, sign in signs.items()
+      }
+    )
   whole = quality('before', range(len(names)))
-  return {metric: whole.get(metric) for metric in signs} | {'slots': by_slot}
+  by_column = {'slots': dict(zip(slots, losses)), 'dense': dict(zip(dense, losses[len(slots) :]))}
+  return {metric: whole.get(metric) for metric in signs} | by_column

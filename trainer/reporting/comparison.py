@@ -1,0 +1,100 @@
+"""Compares runs by the data that all of them were scored on."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from trainer.model.slices import auc_interval
+from trainer.plain_data import Json
+from trainer.reporting import findings
+from trainer.reporting.runs import RecordedRun
+
+_THERE = 'there'
+_METRICS = {'auc': 'AUC', 'gauc': 'GAUC', 'logloss': 'logloss', 'rmse': 'RMSE'}
+
+
+def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
+  """Returns a table, a run a row, and sentences that say how to read it.
+
+  Figures are those of the deciding task, of the state that each run keeps. Differences are from the
+  first run.
+  """
+  decided = [run.deciding for run in runs]
+  split = next((s for s in ('test', 'valid', 'next') if all(s in r.scores for r in decided)), None)
+  rows, notes = [], []
+  scores = [run.scores[split] for run in decided] if split else [pd.Series(dtype=float)] * len(runs)
+  first = scores[0]
+  for run, score in zip(decided, scores):
+    row = {'run': run.directory, 'state': findings.state(run), 'samples': run.samples}
+    for metric, title in _METRICS.items():
+      if pd.isna(score.get(metric)):
+        continue
+      row[title] = f'{score[metric]:.4f}'
+      compares = score is not first and pd.notna(first.get(metric))
+      row[f'{title} difference'] = f'{score[metric] - first[metric]:+.4f}' if compares else ''
+      if metric == 'auc':
+        interval = _auc_difference(first, score) if compares else ()
+        row['95 %'] = ' to '.join(f'{end:+.4f}' for end in interval)
+    row['calibration'] = score.get('calibration')
+    row['samples/s'] = (
+      run.of('train')['examples_per_second'].median() if len(run.of('train')) else None
+    )
+    rows.append(row)
+  if split is None:
+    notes.append('The runs were not scored on the same split, so that nothing compares them.')
+  else:
+    notes.append(
+      f'Figures of the {split} split; differences are from {runs[0].name}. The interval of AUC is '
+      'that of runs with samples of their own; of the same samples the true one is narrower.'
+    )
+    told = {(score['examples'], score.get('ctr')) for score in scores}
+    if len(told) > 1:
+      notes.append(f'Their {split} data differ, so that differences may be those of the data.')
+  return pd.DataFrame(rows).dropna(axis=1, how='all'), notes
+
+
+def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
+  """Returns the keys of the config in which runs differ: a row each, a column a run.
+
+  Slots, columns and interactions go by their names; of one that a run lacks nothing else is told.
+  """
+  dropped = {'run_dir', 'report'}
+  table = pd.DataFrame([dict(_settings(run.cfg.model_dump(exclude=dropped))) for run in runs]).T
+  table.columns = [run.name for run in runs]
+  is_lacking = table.eq(_THERE).any(axis=1) & table.isna().any(axis=1)
+  below = tuple(f'{key}.' for key in table.index[is_lacking])
+  table = table[[not key.startswith(below) for key in table.index]]
+  return table[table.nunique(axis=1, dropna=False) > 1].fillna('')
+
+
+def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
+  """Yields the keys of a config and their values as texts."""
+  if isinstance(tree, list) and tree and isinstance(tree[0], dict):
+    named: dict[str, Json] = {}
+    for one in tree:
+      name = str(one.get('name', one.get('kind')))
+      named[f'{name}_{len(named)}' if name in named else name] = one
+    for name, one in named.items():
+      yield prefix + name, _THERE
+      yield from _settings(one, f'{prefix}{name}.')
+  elif isinstance(tree, dict) and tree:
+    for name, value in tree.items():
+      yield from _settings(value, f'{prefix}{name}.')
+  else:
+    yield prefix[:-1], str(tree)
+
+
+def _auc_difference(first: pd.Series, other: pd.Series) -> tuple[float, float]:
+  """Returns the 95 % interval of the difference of two AUCs.
+
+  Of their own intervals, as MOVER joins them: Zou and Donner 2008, "Construction of confidence
+  limits about effect measures".
+  """
+  ends = []
+  for score in (first, other):
+    clicks = score['ctr'] * score['examples']
+    ends.append(auc_interval(score['auc'], clicks, score['examples'] - clicks))
+  (low1, high1), (low2, high2) = ends
+  a, b = first['auc'], other['auc']
+  return b - a - math.hypot(b - low2, high1 - a), b - a + math.hypot(high2 - b, a - low1)
