@@ -79,6 +79,7 @@ class Run:
     Returns:
       float32 [samples]; [samples, tasks] where the model has several.
     """
+    config.refuse_retrieval(self.cfg.model.retrieval, f'predict: run_dir {self.run_dir}')
     # A bad record ends it: dropped ones would shift the predictions after them.
     with (
       self._open(['data.max_bad_share=0']) as run,
@@ -95,6 +96,7 @@ class Run:
     """
     from trainer.training.importance import importance_table
 
+    config.refuse_retrieval(self.cfg.model.retrieval, f'importance: run_dir {self.run_dir}')
     with self._open() as run, _patterns(self.cfg, data) as patterns:
       return importance_table(run, run.inputs.prepared(passes_to_score(run, patterns), 'api'))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
-from trainer import api, command_line, runtime
+from trainer import api, command_line, config, runtime
 from trainer.errors import UserError, nearest
 from trainer.plain_data import JsonObject
 
@@ -51,6 +51,7 @@ def main() -> None:
         raise UserError(f"--by: found slot '{name}'{nearest(name, names)}")
     prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
     if BY.value:
+      config.refuse_retrieval(run.cfg.model.retrieval, '--by')
       found = slices_by_text(run, prepared)
       if here.rank == 0:
         tell(found)

@@ -7,7 +7,7 @@ import time
 
 from absl import flags
 
-from trainer import command_line, files
+from trainer import command_line, config, files
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 KIND = flags.DEFINE_enum(
@@ -41,6 +41,7 @@ def main() -> None:
   from trainer.training.finished_run import open_run
 
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as run:
+    config.refuse_retrieval(run.cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
     position = {
       'command': 'trainer.export',
       'step': run.step.steps,

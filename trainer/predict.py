@@ -16,7 +16,7 @@ import tempfile
 
 from absl import flags
 
-from trainer import api, command_line, runtime
+from trainer import api, command_line, config, runtime
 from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -66,6 +66,7 @@ def main() -> None:
     contextlib.ExitStack() as stack,
   ):
     cfg = run.cfg
+    config.refuse_retrieval(cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
     patterns = [_from_standard_input(folder) if p == '-' else p for p in DATA.value]
     found = api.passes_to_score(run, patterns)
     for one in found:

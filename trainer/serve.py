@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from trainer import command_line, runtime
+from trainer import command_line, config, runtime
 from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string(
@@ -50,6 +50,9 @@ def main() -> int:
     raise UserError('--run_dir, --store: wanted one of them')
   if RUN_DIR.value and not os.path.isdir(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
+  if RUN_DIR.value and os.path.exists(os.path.join(RUN_DIR.value, 'config.yaml')):
+    cfg = config.load_of_run(RUN_DIR.value)
+    config.refuse_retrieval(cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
   try:
     from trainer.serving import http
   except ModuleNotFoundError as e:

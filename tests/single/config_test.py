@@ -275,11 +275,11 @@ class ConfigTest(tf.test.TestCase):
       (['train.plateau={}'], r'needs data.valid'),
       (
         ['model.loss=squared_error', 'train.plateau={metric: auc}', 'data.valid=[y]'],
-        r"'train.plateau.metric': found 'auc'; the loss 'squared_error' has rmse",
+        r"'train.plateau.metric': found 'auc'; the loss 'squared_error' has 'rmse'",
       ),
       (
         ['train.plateau={metric: rmse}', 'data.valid=[y]'],
-        r"found 'rmse'; the loss 'log_loss' has auc, gauc and logloss",
+        r"found 'rmse'; the loss 'log_loss' has 'auc', 'gauc', 'logloss'",
       ),
       (
         ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],

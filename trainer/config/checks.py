@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from trainer.config.data import MAX_SLOTS
 from trainer.config.model import INTERACTIONS, SHARED
+from trainer.config.retrieval_checks import check_retrieval
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
 from trainer.config.train import CLIPPING, OPTIMIZER_ARGS, Schedule, of_other_kinds
@@ -35,7 +36,7 @@ def check(cfg: Config, where: str) -> None:
     ('data.group', [data.group]),
   ):
     for label in [one.column or one.name for one in data.labels] or [data.label]:
-      if label in columns:
+      if label is not None and label in columns:
         fail(key, f"found '{label}', which is a label: the model would read what it predicts")
   by_name = {s.name: s for s in data.slots}
   for i, s in enumerate(data.slots):
@@ -115,7 +116,11 @@ def check(cfg: Config, where: str) -> None:
   interactions = cfg.model.all_interactions()
   shared = interactions.pop('model.shared', None)
   kinds = [t.kind for t in interactions.values()]
-  if not kinds:
+  if cfg.model.retrieval is not None:
+    check_retrieval(cfg, fail)
+  elif data.label is None:
+    fail('data.label', 'found null, which is for model.retrieval; wanted the column of the label')
+  elif not kinds:
     fail('model.interactions', 'found []; wanted at least one interaction')
   for key, kind in [(key, t.kind) for key, t in interactions.items()]:
     if kind not in INTERACTIONS and '.' not in kind:
@@ -177,11 +182,16 @@ def check(cfg: Config, where: str) -> None:
         + nearest(cfg.train.plateau.task, names),
       )
   loss = cfg.deciding_label.loss
-  if (cfg.deciding_metric == 'rmse') != (loss == 'squared_error'):
+  metrics, of = (
+    ['rmse'] if loss == 'squared_error' else ['auc', 'gauc', 'logloss'],
+    f"loss '{loss}'",
+  )
+  if cfg.model.retrieval is not None:
+    metrics, of = cfg.model.retrieval.metrics(), 'model.retrieval.eval_at'
+  if cfg.deciding_metric not in metrics:
     fail(
       'train.plateau.metric',
-      f"found '{cfg.deciding_metric}'; the loss '{loss}' has "
-      + ('rmse' if loss == 'squared_error' else 'auc, gauc and logloss'),
+      f"found '{cfg.deciding_metric}'; the {of} has {', '.join(map(repr, metrics))}",
     )
   if cfg.deciding_metric == 'gauc' and not data.group:
     fail('train.plateau.metric', "found 'gauc'; it needs data.group, the column of the user")

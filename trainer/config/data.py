@@ -102,8 +102,9 @@ class Data(Section):
   """Between the fields of a csv line; a tab is written "\\t"."""
   columns: list[str] | None = None
   """Names of the columns, where a csv file has no header line."""
-  label: str = 'label'
-  """The column of the label: 0 or 1, or any number where model.loss is squared_error."""
+  label: str | None = 'label'
+  """The column of the label: 0 or 1, or any number where model.loss is squared_error. With
+  model.retrieval a sample of label 1 is a positive; null: each is."""
   label_positive: str | None = None
   """A regular expression: a label that matches it whole is 1, any other text 0. null: labels are 0
   and 1."""

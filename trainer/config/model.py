@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import pydantic
 
 from trainer.config.data import Loss
+from trainer.config.retrieval import Retrieval
 from trainer.config.section import NonNegative, PositiveShare, Section, Share
 from trainer.plain_data import Json
 
@@ -55,6 +56,8 @@ class Model(Section):
 
   interactions: Interactions = []
   """The terms of the logit, which are added up; of every task's, where there are several."""
+  retrieval: Retrieval | None = None
+  """In place of interactions: two towers that find items (docs/retrieval.md)."""
   shared: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
   """What the `tower`s of several tasks read: shared_bottom, mmoe or the dotted path of a Keras
   layer."""

@@ -111,7 +111,7 @@ class Config(Section):
     """What is predicted: `data.labels`, or the one label in the same form."""
     data = self.data
     one = Label(
-      name=data.label,
+      name=data.label or '',
       positive=data.label_positive,
       negative=data.label_negative,
       loss=self.model.loss,
@@ -146,6 +146,8 @@ class Config(Section):
     """The metric of `deciding_label` that the best epoch is chosen by."""
     plateau = self.train.plateau
     default = 'rmse' if self.deciding_label.loss == 'squared_error' else 'auc'
+    if self.model.retrieval is not None:
+      default = self.model.retrieval.metrics()[0]
     return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:

@@ -36,10 +36,11 @@ class DenseOptimizer(Section):
 class Plateau(Section):
   """What to do when the validation metric stops improving. The best epoch is kept."""
 
-  metric: Literal['auc', 'gauc', 'logloss', 'rmse'] | None = None
+  metric: str | None = None
   """The metric that the best epoch is chosen by: auc and gauc for the order of what is shown,
-  logloss for probabilities, which often has its best some epochs before, rmse of squared_error.
-  null: auc, or rmse of squared_error."""
+  logloss for probabilities, which often has its best some epochs before, rmse of squared_error;
+  recall@20, ndcg@20 and so on of model.retrieval. null: auc, rmse of squared_error, or recall at
+  the first of model.retrieval.eval_at."""
   task: str | None = None
   """The task that it is of; null: the first of data.labels."""
   factor: PositiveShare = 0.1

@@ -30,6 +30,10 @@ class SlotBatch(NamedTuple):
   label: np.ndarray  # float32 [B]; of several tasks [B, T], NaN where blank
   weight: np.ndarray  # float32 [B]; 1 if the log has none
   group: np.ndarray  # int64 [B]; 0 if the log has none
+  # In training steps of model.retrieval, whose last C samples are candidates, items alone, which
+  # have no label, weight and group:
+  item: np.ndarray = np.zeros([0], np.int64)  # int64 [B + C]: keys of the items, −1 where blank
+  log_share: np.ndarray = np.zeros([0], np.float32)  # float32 [B + C]: log of the share of draws
 
 
 def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
@@ -37,6 +41,22 @@ def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
   f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
   label = np.zeros([0, num_tasks], np.float32) if num_tasks > 1 else f
   return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), label, f, i)
+
+
+def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
+  """Returns the keys of a slot with one feature a sample, int64 [B], −1 where it is blank.
+
+  Args:
+    batch: of arrays.
+    slot: its place among the slots.
+    slots: F.
+  """
+  if not len(batch.segments):
+    return batch.keys.reshape(-1, slots)[:, slot]
+  found = np.full([len(batch.dense)], -1, np.int64)
+  own = batch.segments % slots == slot
+  found[batch.segments[own] // slots] = batch.keys[own]
+  return found
 
 
 def weigh_labels(batch: SlotBatch) -> SlotBatch:

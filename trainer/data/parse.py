@@ -495,13 +495,16 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     cfg: the config.
     block: the records.
     labelled: whether they have labels, weights and groups. If not, labels are 0, weights 1, and all
-      are of one group.
+      are of one group. Where data.label is null, labels are 1.
   Raises:
     UserError: if a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   records = _Records(block)
-  label = _labels(cfg, records) if labelled else np.zeros([n, len(cfg.labels)])
+  if cfg.data.label is None:
+    label = np.ones([n, 1])
+  else:
+    label = _labels(cfg, records) if labelled else np.zeros([n, len(cfg.labels)])
   weight = group = None
   if data.weight is not None:
     weight = np.ones([n])

@@ -392,7 +392,7 @@ class PreparedPass:
 
   def parsed(self, start: int, end: int) -> Parsed:
     """Returns the samples [start, end) as they were parsed."""
-    batch = self._gather(np.arange(start, end))
+    batch = self.gather(np.arange(start, end))
     counts, keys, values = None, batch.keys, batch.values if len(batch.values) else None
     if not len(batch.segments):
       keys = keys.reshape(-1, self.num_slots).T
@@ -435,7 +435,7 @@ class PreparedPass:
     def slice_of(batch: int, r: int) -> SlotBatch:
       start = batch * batch_size
       b = min(batch_size, self.num_samples - start)
-      return self._gather(rows(start + r * b // size, start + (r + 1) * b // size))
+      return self.gather(rows(start + r * b // size, start + (r + 1) * b // size))
 
     return slice_of
 
@@ -492,7 +492,7 @@ class PreparedPass:
 
     return rows
 
-  def _gather(self, rows: np.ndarray) -> SlotBatch:
+  def gather(self, rows: np.ndarray) -> SlotBatch:
     """Returns the samples at places `rows` [B].
 
     Raises:

@@ -52,7 +52,8 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   data, columns = cfg.data, []
   if labelled:
     key = 'data.labels' if data.labels else 'data.label'
-    columns += [(label.column or label.name, key) for label in cfg.labels]
+    if data.labels or data.label is not None:
+      columns += [(label.column or label.name, key) for label in cfg.labels]
     columns += [(data.weight, 'data.weight'), (data.group, 'data.group')]
   columns += [(c.name, 'data.dense') for c in data.dense]
   columns += [(s.column or s.name, f"slot '{s.name}'") for s in data.slots]

@@ -13,6 +13,11 @@ from trainer.data.features import SlotBatch, transform_dense
 from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 
 
+def _size(batch: SlotBatch) -> tf.Tensor:
+  """Returns the number of samples, candidates included."""
+  return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
+
+
 class Embedding:
   """The static part of the sparse path: the table of each slot, and the columns of a row.
 
@@ -102,6 +107,8 @@ class Embedding:
   def dedupe(self, batch: SlotBatch) -> Deduped:
     """Returns the batch's unique keys with the shows and clicks of their occurrences."""
     clicks = tf.cast(batch.label > 0.5, tf.float32)
+    if batch.item.shape[0] > batch.label.shape[0]:
+      return self._dedupe_with_candidates(batch, clicks)
     if self._click_shares is not None:
       clicks = tf.linalg.matvec(clicks, self._click_shares)
     return dedupe(
@@ -112,9 +119,16 @@ class Embedding:
       fields=self.num_slots,
     )
 
+  def _dedupe_with_candidates(self, batch: SlotBatch, clicks: tf.Tensor) -> Deduped:
+    """As `dedupe`; candidates count as no shows."""
+    sample = batch.segments // self.num_slots
+    is_shown = sample < tf.size(clicks)
+    clicks = tf.gather(tf.pad(clicks, [[0, 1]]), tf.minimum(sample, tf.size(clicks)))
+    return dedupe(batch.keys, shows=tf.cast(is_shown, tf.float32), clicks=clicks)
+
   def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
     """Pools the rows of a batch's unique keys; differentiable in their weights and factors."""
-    size = tf.shape(batch.label)[0]
+    size = _size(batch)
     pooled = pooling.pool(rows, deduped, batch.values, batch.segments, size, self._layout)
     # A table's parts: plain first, then field.
     slots = [parts[0] for parts in pooled.slots] if self._reads_slots else []
@@ -159,7 +173,7 @@ class Embedding:
       none = tf.size(starts)
       row = tf.where(with_factors, tf.cumsum(tf.cast(with_factors, tf.int32)) - 1, none)
       row = tf.concat([tf.gather(row, at), none[None]], 0)
-      places = history_places(tf.gather(segments, mine) // self.num_slots, tf.shape(batch.label)[0])
+      places = history_places(tf.gather(segments, mine) // self.num_slots, _size(batch))
       row = tf.gather(row, tf.where(places < 0, tf.size(mine, tf.int32), places))
       histories[name] = HistoryVectors(
         tf.gather(vectors, row), row < none, sums[table][:, candidate]

@@ -69,17 +69,17 @@ class LocalRows:
     del deduped, weight
     return ()
 
-  def totals(self, weight: tf.Tensor, routed: Routing) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the weight of all ranks' samples, and the number of samples on lower ranks.
+  def totals(self, weight: tf.Tensor, routed: Routing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the weight of all ranks' samples, and the number of those on lower and on all ranks.
 
     Args:
       weight: as for `route`.
       routed: what `route` returned.
     Returns:
-      float32 [] ([T] with several tasks), and int64 [].
+      float32 [] ([T] with several tasks), and int64 [] each.
     """
     del routed
-    return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64)
+    return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
   def pull(self, deduped: Deduped, routed: Routing, train: bool) -> PulledRows | ShardedPull:
     """Reads the rows of the unique keys and changes nothing.
@@ -168,9 +168,11 @@ class ShardedRows(LocalRows):
     )
     return Routed(sent, received, dedupe(keys, shows, clicks), weights, samples)
 
-  def totals(self, weight: tf.Tensor, routed: Routed) -> tuple[tf.Tensor, tf.Tensor]:
+  def totals(self, weight: tf.Tensor, routed: Routed) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     del weight
-    return tf.reduce_sum(routed.weights, 0), tf.reduce_sum(routed.samples[: self._rank])
+    samples = routed.samples
+    lower = tf.reduce_sum(samples[: self._rank])
+    return tf.reduce_sum(routed.weights, 0), lower, tf.reduce_sum(samples)
 
   def pull(self, deduped: Deduped, routed: Routed, train: bool) -> ShardedPull:
     owned = self._store.pull(routed.owned.unique, train)

@@ -22,6 +22,7 @@ from trainer.model.layers.fwfm import FwFM
 from trainer.model.layers.linear import Linear
 from trainer.model.layers.mmoe import MMoE, SharedBottom
 from trainer.model.layers.tower import Tower
+from trainer.model.retrieval import RetrievalModel, build_retrieval
 from trainer.model.tasks import TaskModel
 
 BUILT_IN = {
@@ -288,7 +289,7 @@ def build(
   cfg: Config,
   sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
   dense_dtype: str | None = None,
-) -> CTRModel | TaskModel:
+) -> CTRModel | TaskModel | RetrievalModel:
   """Builds the model of a config, with all its variables.
 
   Args:
@@ -299,6 +300,9 @@ def build(
   Raises:
     UserError: naming the interaction and the argument.
   """
+  if cfg.model.retrieval is not None:
+    needs = {'factors', 'histories'}
+    return build_retrieval(cfg, empty_inputs(cfg, needs))
   model, builder = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype)
   interactions = [
     builder.interaction(interaction, f'model.interactions.{i}', str(i))

@@ -140,6 +140,42 @@ class MetricSums:
       variable.assign(tf.zeros_like(variable))
 
 
+class LossSums:
+  """Sums of the losses of model.retrieval, as MetricSums has of predictions.
+
+  A state holds `losses` float64 [3]: weight, samples, Σ weight·loss.
+  """
+
+  def __init__(self):
+    with tf.device('CPU:0'):
+      self._sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name='metrics_losses')
+
+  def update(self, labels: tf.Tensor, losses: tf.Tensor, weights: tf.Tensor) -> None:
+    """Adds a batch.
+
+    Args:
+      labels: float32 [B].
+      losses: float32 [B].
+      weights: float32 [B].
+    """
+    w = tf.cast(weights, tf.float64)
+    total = tf.reduce_sum(w * tf.cast(losses, tf.float64))
+    sums = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64), total]
+    self._sums.assign_add(_addable(tf.stack(sums)))
+
+  def state(self) -> State:
+    """As MetricSums.state."""
+    return {'losses': self._sums.numpy()}
+
+  def load(self, state: Mapping[str, np.ndarray]) -> None:
+    """Goes on from a state."""
+    self._sums.assign(state['losses'])
+
+  def reset(self) -> None:
+    """Begins anew."""
+    self._sums.assign(tf.zeros_like(self._sums))
+
+
 def _ratio(a: float, b: float) -> float | None:
   return float(a / b) if b > 0 else None
 
@@ -155,8 +191,9 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
   Returns:
     auc, logloss, base_logloss (what predicting the share of clicks for every sample would have),
     calibration (Σ predicted / Σ clicked), ctr (the share of clicks) and examples; for squared error
-    rmse and examples. A figure that the samples do not define, as the AUC of one class, is None. Of
-    several tasks these are the first one's, and `tasks` has each one's by name.
+    rmse and examples; of model.retrieval loss and examples. A figure that the samples do not
+    define, as the AUC of one class, is None. Of several tasks these are the first one's, and
+    `tasks` has each one's by name.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}
@@ -165,6 +202,9 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
       of_tasks.setdefault(task, {})[key] = array
     tasks = {task: result(sums) for task, sums in of_tasks.items()}
     return next(iter(tasks.values())) | {'tasks': tasks}
+  if 'losses' in state:
+    weight, examples, losses = state['losses']
+    return {'loss': _ratio(losses, weight), 'examples': int(examples)}
   if 'errors' in state:
     weight, examples, squares = state['errors']
     rmse = float(np.sqrt(squares / weight)) if weight > 0 else None

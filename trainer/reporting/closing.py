@@ -24,7 +24,9 @@ COLUMNS = (
   ('reach.', 'reachable_auc', '.4f'),
   ('GAUC', 'gauc', '.4f'),
   ('calibr.', 'calibration', '.3f'),
+  ('loss', 'loss', '.4f'),
 )
+MOST_OF_RANKINGS = 4  # figures of model.retrieval that 80 columns have room for
 WIDTH, NAME_WIDTH = 80, 18
 GROUPS = ('train', 'next', 'valid', 'test')
 SHOWN_FIRST, SHOWN_LAST = 2, 8  # of the rows of a group; the rest is in metrics.jsonl
@@ -88,8 +90,11 @@ def print_table(run: RecordedRun) -> None:
   Args:
     run: what it has written, of several tasks one of `by_task`.
   """
+  retrieval = run.cfg.model.retrieval
+  of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
+  fields = [*COLUMNS, *of_rankings[:MOST_OF_RANKINGS]]
   shown = run.events.reindex(
-    columns=['event', 'split', 'pass', 'rmse', *(field for _, field, _ in COLUMNS)]
+    columns=['event', 'split', 'pass', 'rmse', *(field for _, field, _ in fields)]
   )
   reachable = [run.reachable(name, 'auc') for name in shown['pass']]
   shown = shown.assign(
@@ -98,7 +103,7 @@ def print_table(run: RecordedRun) -> None:
     logloss=shown['logloss'].fillna(shown['rmse']),
   )
   shown = shown[shown['group'].isin(GROUPS)]
-  columns = [c for c in COLUMNS if shown[c[1]].notna().any()]
+  columns = [c for c in fields if shown[c[1]].notna().any()]
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
   for title in (run.task, 'pass'):
     table.add_column(shortened(title, NAME_WIDTH), no_wrap=True)
@@ -133,7 +138,9 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
     tests = one.evaluated('test')
     if not len(tests):
       continue
-    values = [f'{n} {tests.iloc[-1][n]:.4f}' for n in ('auc', 'logloss', 'rmse') if n in tests]
+    ranked = run.cfg.model.retrieval.metrics() if run.cfg.model.retrieval else []
+    names = [n for n in ('auc', 'logloss', 'rmse', *ranked) if n in tests]
+    values = [f'{n} {tests.iloc[-1][n]:.4f}' for n in names]
     told = ', '.join(v for v in values if not v.endswith('nan'))
     yield f'test: {one.task} {told}'.replace('  ', ' ')
     bound = one.reachable(tests.iloc[-1]['pass'], 'auc')
@@ -147,5 +154,7 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   yield 'next:'
   directory = shlex.quote(run.directory)
   yield f'  ctr-evaluate --run_dir {directory} --data FILE'
+  if run.cfg.model.retrieval:
+    return
   yield f'  ctr-predict --run_dir {directory} --data FILE --out probabilities.txt'
   yield f'  ctr-export --run_dir {directory} --kind saved_model'

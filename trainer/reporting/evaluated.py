@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.config import RANKING_METRICS
 from trainer.reporting.live_line import WIDTH, shortened
 
 Figures = Mapping[str, Any]
@@ -65,6 +66,7 @@ def in_words(values: Figures) -> Iterator[str]:
   """Yields the lines of at most 80 columns that tell the figures of quality, task by task."""
   for task, own in values.get('tasks', {'': values}).items():
     known = {title: own.get(field) for title, field in FIGURES.items()}
+    known |= {name: own[name] for name in own if name.partition('@')[0] in RANKING_METRICS}
     told = [f'{title} {value:.4f}' for title, value in known.items() if value is not None]
     text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')

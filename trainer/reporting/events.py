@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
-from trainer.config import Config
+from trainer.config import RANKING_METRICS, Config
 from trainer.errors import one_line
 from trainer.reporting import trackers
 from trainer.reporting.tensorboard import TensorBoard
@@ -24,6 +24,7 @@ SCALARS = (
   'gauc',
   'calibration',
   'rmse',
+  'loss',
   'examples_per_second',
   'features',
   'admitted',
@@ -144,9 +145,10 @@ class EventLog:
     if kind == 'importance':
       return
     of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
+    ranked = [name for name in record if name.partition('@')[0] in RANKING_METRICS]
     values = {
       name + task: figures[name]
-      for name in SCALARS
+      for name in (*SCALARS, *ranked)
       for task, figures in {'': record, **of_tasks}.items()
       if isinstance(figures.get(name), (int, float))
     }

@@ -109,6 +109,11 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
   return draw
 
 
+def ranking(run: RecordedRun) -> go.Figure | None:
+  """Draws the metric of rankings that the best epoch is chosen by, of model.retrieval."""
+  return quality(run.metric, run.metric)(run) if run.cfg.model.retrieval else None
+
+
 def _mark_days(figure: go.Figure, run: RecordedRun) -> None:
   ends = run.of('day_end')
   for _, one in ends.iterrows() if len(ends) <= 60 else ():

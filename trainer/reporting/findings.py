@@ -44,7 +44,8 @@ def summary(run: RecordedRun) -> list[str]:
   """Sentences that say what was trained, on how much, how well, how fast, and how it ended."""
   cfg, trained, told = run.cfg, run.of('train'), []
   used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
-  model = f'A model of {", ".join(used)} over {_count(len(cfg.slots), "slot")}'
+  kinds = ', '.join(used) or f'two towers with {cfg.model.retrieval.loss}'
+  model = f'A model of {kinds} over {_count(len(cfg.slots), "slot")}'
   model += f' and {_count(len(cfg.data.dense), "dense column")}' * bool(cfg.data.dense)
   if not len(trained):
     told.append(f'{model}: no pass was trained to its end yet.')

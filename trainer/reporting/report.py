@@ -32,6 +32,20 @@ _SECTIONS = (
       ('logloss', 'Logloss', '', figures.quality('logloss', 'logloss'), False),
       ('rmse', 'RMSE', '', figures.quality('rmse', 'RMSE'), True),
       (
+        'ranking',
+        'Ranking of the whole catalogue',
+        "Without each user's items of the training.",
+        figures.ranking,
+        True,
+      ),
+      (
+        'loss',
+        'Loss',
+        'Of the positives against their negatives.',
+        figures.quality('loss', 'loss'),
+        True,
+      ),
+      (
         'gauc',
         'GAUC',
         'AUC within each group, weighted by impressions.',

@@ -12,10 +12,11 @@ from ops.row_store import PulledRows
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.embedding.embedding import Embedding
+from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
-from trainer.model.metrics import MetricSums
+from trainer.model.metrics import LossSums, MetricSums
 from trainer.training import schedule
 
 
@@ -55,7 +56,7 @@ class DensePart:
     dense_dtype: as of trainer.model.builder.build.
 
   Attributes:
-    model: trainer.model.builder.CTRModel.
+    model: what trainer.model.builder.build returned.
     embedding: turns the rows of a batch into what the layers read.
     optimizer: of the trainable variables.
     metrics: of the samples trained on since they were last reset.
@@ -71,7 +72,7 @@ class DensePart:
   ):
     self.model = build(cfg, sum_across_ranks, dense_dtype)
     self.embedding = Embedding(cfg, self.model.needs)
-    self.metrics = MetricSums(cfg)
+    self.metrics = LossSums() if cfg.model.retrieval else MetricSums(cfg)
     self.optimizer = dense_optimizer(cfg.train.dense_optimizer)
     # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded into
     # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
@@ -94,6 +95,7 @@ class DensePart:
     rows: PulledRows,
     position: tf.Tensor,
     totals: tf.Tensor | None = None,
+    samples: tf.Tensor | None = None,
   ) -> Gradients:
     """Differentiates Σ weight·loss over this process's samples, and counts them in the metrics.
 
@@ -109,6 +111,7 @@ class DensePart:
       position: int64 [2], (step, samples of this step on lower ranks): what dropout draws by.
       totals: float32 [T], of several tasks, the weight of each one's labels over all samples of the
         step; None: this process's are all.
+      samples: int64 [], the number of samples of the step; only model.retrieval reads it.
     """
     weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
     if weight.shape.rank:  # [T]
@@ -119,18 +122,25 @@ class DensePart:
     with tf.GradientTape() as tape:
       tape.watch([rows.linear, rows.factors])
       inputs = self.embedding.embed(batch, deduped, rows)._replace(position=position)
-      logits = self.model(inputs, training=True)
-      loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
+      loss, measured = self._loss_of(batch, inputs, weights, samples)
     *dense, linear, factors = tape.gradient(
       loss, [*self.trainable, rows.linear, rows.factors], unconnected_gradients='zero'
     )
-    probability = self.model.probability(logits, in_log=True)
-    self.metrics.update(batch.label, probability, batch.weight)
+    self.metrics.update(batch.label, measured, batch.weight)
     # The loss tells of every gradient, on every process that it is summed over. (0 times a sum
     # would not: TensorFlow's optimizer of graphs takes 0 for it.)
     sums = [tf.reduce_sum(gradient) for gradient in (*dense, linear, factors)]
     loss = tf.where(tf.math.is_finite(tf.add_n(sums)), loss, np.nan)
     return Gradients(loss, weight, dense, linear, factors)
+
+  def _loss_of(
+    self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor | None
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns Σ weight·loss, and what the metrics measure of each sample: its probabilities."""
+    del samples
+    logits = self.model(inputs, training=True)
+    loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
+    return loss, tf.stop_gradient(self.model.probability(logits, in_log=True))
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns probabilities float32 [B]; of several tasks [B, T]. Changes nothing."""
@@ -147,7 +157,8 @@ class DensePart:
     """
     self.optimizer.learning_rate.assign(self._learning_rate * self.rate_at(steps))
     scaled = [gradient * scale for gradient in gradients]
-    self.optimizer.apply_gradients(zip(scaled, self.trainable))
+    if scaled:  # a model of rows alone has no dense variables
+      self.optimizer.apply_gradients(zip(scaled, self.trainable))
 
   def rate_at(self, steps: TensorLike) -> tf.Tensor:
     """What every configured learning rate is multiplied by after so many steps, float32 []."""

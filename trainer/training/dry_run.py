@@ -44,7 +44,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
       )
     for data_pass in listed:
       (prepared,) = inputs.prepared([data_pass], split)
-      if not told and (alike := one_class(cfg, prepared)):
+      if not told and not cfg.model.retrieval and (alike := one_class(cfg, prepared)):
         told.append(f'  {alike.text}')
       rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
       if split == 'train':

@@ -24,6 +24,7 @@ from trainer.model.calibration import (
 from trainer.model.metrics import MetricSums, group_auc_sums, result
 from trainer.plain_data import Json
 from trainer.training.inputs import Inputs
+from trainer.training.ranking_evaluation import RankingEvaluation
 from trainer.training.step import Step
 
 
@@ -136,6 +137,20 @@ class Evaluation:
     elif self._grouped:
       values['gauc'] = group_auc(columns, self._communicator)
     return values
+
+
+def evaluation_of(
+  cfg: config.Config,
+  communicator: Communicator,
+  step: Step,
+  inputs: Inputs,
+  progress_made: Callable[[], None],
+  show: Callable[[str], None] = lambda text: None,
+) -> Evaluation | RankingEvaluation:
+  """Returns what judges the model of a config; the arguments are those of RankingEvaluation."""
+  if cfg.model.retrieval is not None:
+    return RankingEvaluation(cfg, communicator, step, inputs, progress_made, show)
+  return Evaluation(cfg, communicator, step, inputs, progress_made)
 
 
 def group_auc(

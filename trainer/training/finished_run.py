@@ -13,8 +13,9 @@ from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
 from trainer.errors import UserError
 from trainer.reporting.events import read_events
-from trainer.training.evaluation import Evaluation
+from trainer.training.evaluation import Evaluation, evaluation_of
 from trainer.training.inputs import Inputs
+from trainer.training.ranking_evaluation import RankingEvaluation
 from trainer.training.run_state import Progress, RunState
 from trainer.training.step import TrainStep
 
@@ -40,7 +41,7 @@ class FinishedRun:
   step: TrainStep
   progress: Progress
   inputs: Inputs
-  evaluation: Evaluation
+  evaluation: Evaluation | RankingEvaluation
   progress_made: Callable[[], None]
 
 
@@ -89,7 +90,7 @@ def open_run(
       if communicator.rank == 0:
         logging.warning('%s', untrained)
     inputs = Inputs(cfg, communicator, step, progress_made, prepared_folder)
-    evaluation = Evaluation(cfg, communicator, step, inputs, progress_made)
+    evaluation = evaluation_of(cfg, communicator, step, inputs, progress_made)
     with contextlib.suppress(OSError):  # metrics.jsonl may be gone
       events = read_events(run_dir)
       evaluated = events[events['event'] == 'eval']

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import glob
+import itertools
 import os
 import shutil
 import threading
@@ -17,6 +18,7 @@ from trainer.data.conversion import (
   prepare_part,
   prepare_pass,
 )
+from trainer.data.features import SlotBatch
 from trainer.data.log_files import LogFile, exists, refusing
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
@@ -267,7 +269,12 @@ class Inputs:
       shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
   def staged(
-    self, prepared: PreparedPass, epoch: int = 0, shuffle: bool = False, start: int = 0
+    self,
+    prepared: PreparedPass,
+    epoch: int = 0,
+    shuffle: bool = False,
+    start: int = 0,
+    ready: Callable[[SlotBatch, int], SlotBatch] | None = None,
   ) -> Iterator[Staged]:
     """Yields this process's share of each global batch of a pass, staged by another thread.
 
@@ -276,18 +283,18 @@ class Inputs:
       epoch: part of the seed of the shuffle.
       shuffle: whether the samples are shuffled, by seed, pass and epoch.
       start: the first global batch to yield.
+      ready: changes each batch of arrays for the step of a number, of a model with
+        model.retrieval.
     """
-    return prefetch(
-      map(
-        self._step.stage,
-        prepared.batches(
-          self._cfg.train.batch_size,
-          rank=self._communicator.rank,
-          size=self._communicator.size,
-          seed=self._cfg.seed,
-          epoch=epoch,
-          shuffle=shuffle,
-          start_batch=start,
-        ),
-      )
+    batches = prepared.batches(
+      self._cfg.train.batch_size,
+      rank=self._communicator.rank,
+      size=self._communicator.size,
+      seed=self._cfg.seed,
+      epoch=epoch,
+      shuffle=shuffle,
+      start_batch=start,
     )
+    if ready is not None:
+      batches = map(ready, batches, itertools.count(self._step.steps))
+    return prefetch(map(self._step.stage, batches))

@@ -22,13 +22,14 @@ from trainer.training import gate, plateau
 from trainer.training.advice import why_worse_than_constant
 from trainer.training.callback import Callback
 from trainer.training.day_end import end_day, table_counts
-from trainer.training.evaluation import Evaluation
+from trainer.training.evaluation import evaluation_of
 from trainer.training.exporter import Exporter
 from trainer.training.importance import MOST_SAMPLES, slot_importance
 from trainer.training.inputs import Inputs
 from trainer.training.ledger import TRAINED
 from trainer.training.loop import train_in_lockstep
 from trainer.training.pass_meter import PassMeter
+from trainer.training.retrieval_part import RetrievalPart
 from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import Progress, RunState, check_run_dir
 from trainer.training.step import Step
@@ -75,7 +76,9 @@ class Job:
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, progress_made, folder, self.log.show)
-    self.evaluation = Evaluation(cfg, communicator, step, self.inputs, progress_made)
+    self.evaluation = evaluation_of(
+      cfg, communicator, step, self.inputs, progress_made, self.log.show
+    )
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
     self.exporter = Exporter(cfg, communicator, step, self.state, self.log)
     self.lock = RunLock(cfg.run_dir)
@@ -270,6 +273,8 @@ class Job:
     progress.unvalidated = True
     if progress.batch == 0:
       self.step.dense.metrics.reset()
+      if isinstance(self.step.dense, RetrievalPart):
+        self.step.dense.catalogue.refresh(self.step.store, self.communicator, prepared)
     meter = PassMeter(
       cfg, self.communicator, self.step, progress, self.log, prepared, data_pass.name
     )
@@ -318,8 +323,8 @@ class Job:
     Raises:
       BadPass: where it has one class, and is no pass of a stream or misread.
     """
-    alike = one_class(self.cfg, prepared)
-    if alike is None:
+    alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)
+    if alike is None:  # positives alone are what retrieval learns from
       return
     if alike.is_misread or not self.cfg.data.watch:
       raise BadPass(alike.text)
@@ -336,8 +341,13 @@ class Job:
     Returns:
       Whether it was finished; False where a process was asked to stop.
     """
+    dense = self.step.dense
     batches = self.inputs.staged(
-      prepared, self.progress.epoch, self.cfg.data.shuffle, self.progress.batch
+      prepared,
+      self.progress.epoch,
+      self.cfg.data.shuffle,
+      self.progress.batch,
+      dense.catalogue.for_step if isinstance(dense, RetrievalPart) else None,
     )
     return train_in_lockstep(
       self.cfg,
@@ -480,7 +490,7 @@ class Job:
       if self.progress.best is not None:
         self.state.restore(best=True)
       values = self._evaluate(test, 'test')
-    if scored := test or valid:
+    if (scored := test or valid) and self.cfg.model.retrieval is None:
       with self.log.clock.of('evaluate'):
         importance = slot_importance(
           self.cfg, self.communicator, self.step, scored, self.progress_made, MOST_SAMPLES

@@ -44,6 +44,10 @@ def quality(values: JsonObject) -> str:
   if 'tasks' in values:
     return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())
   shown = {'rmse': 'rmse'} if 'rmse' in values else {'logloss': 'logloss', 'auc': 'AUC'}
+  if 'loss' in values:
+    shown = {'loss': 'loss'}
+  elif ranked := [name for name in values if name.startswith(('recall@', 'ndcg@'))]:
+    shown = dict(zip(ranked, ranked))
   return ' · '.join(
     f'{title} {"-" if values[name] is None else format(values[name], ".4f")}'
     for name, title in shown.items()

@@ -35,6 +35,7 @@ MAY_CHANGE = (
   'data.max_days_ahead',
   'data.close_day_after_hours',
   'data.keep_prepared_passes',
+  'model.retrieval.eval_at',
   'sparse.store',
   'checkpoint',
   'export',

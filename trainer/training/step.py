@@ -20,6 +20,7 @@ from trainer.embedding.stores import make_store
 from trainer.errors import UserError
 from trainer.training.advice import why_not_finite
 from trainer.training.dense_part import DensePart
+from trainer.training.retrieval_part import RetrievalPart
 
 
 def batch_spec(cfg: config.Config) -> SlotBatch:
@@ -33,6 +34,8 @@ def batch_spec(cfg: config.Config) -> SlotBatch:
     label=tf.TensorSpec(samples, tf.float32),
     weight=tf.TensorSpec(samples, tf.float32),
     group=tf.TensorSpec([None], tf.int64),
+    item=tf.TensorSpec([None], tf.int64),
+    log_share=tf.TensorSpec([None], tf.float32),
   )
 
 
@@ -216,7 +219,10 @@ class TrainStep(Step):
     self, cfg: config.Config, communicator: Communicator, dense_dtype: str | None = None
   ):
     self._cfg, self._communicator = cfg, communicator
-    self.dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
+    if cfg.model.retrieval is None:
+      self.dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
+    else:
+      self.dense = RetrievalPart(cfg, communicator)
     self.store = make_store(cfg, self.dense.embedding)
     self._spans = Spans()
     self._rows = rows_of(self.store, communicator, cfg, self._spans)
@@ -263,11 +269,11 @@ class TrainStep(Step):
     self, batch: SlotBatch, deduped: Deduped, routed: Routing, following: tuple, flags: tf.Tensor
   ) -> tuple[tf.Tensor, Routing, tf.Tensor]:
     self._spans.taken()  # begins anew
-    totals, lower_samples = self._rows.totals(batch.weight, routed)
+    totals, lower_samples, samples = self._rows.totals(batch.weight, routed)
     scale = 1 / tf.maximum(tf.reduce_max(totals), LEAST_WEIGHT)
     rows = self._rows.pull(deduped, routed, train=True)
     position = tf.stack([self._step, lower_samples])
-    gradients = self.dense.gradients(batch, deduped, rows, position, totals)
+    gradients = self.dense.gradients(batch, deduped, rows, position, totals, samples)
     own = [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
     *sums, counts = self._spans.timed(lambda: self._communicator.all_reduce(own), own)
     self._rows.push(

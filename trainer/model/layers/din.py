@@ -52,7 +52,9 @@ class DIN(DNN):
   def _width(self, shapes: LayerInputs) -> int:
     return vector_width(shapes) + sum(s.vectors[2] for s in shapes.histories.values())
 
-  def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
+  def _parts(
+    self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
+  ) -> list[tf.Tensor]:
     histories = sorted(inputs.histories.items())
     return slot_vectors(inputs) + [self._interest(name, history) for name, history in histories]
 

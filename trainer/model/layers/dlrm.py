@@ -62,7 +62,9 @@ class DLRM(DNN):
   def _width(self, shapes: LayerInputs) -> int:
     return len(self._pairs) + (self._vector_width if self._layers else 0)
 
-  def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
+  def _parts(
+    self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
+  ) -> list[tf.Tensor]:
     parts, embedded = slot_vectors(inputs), []
     if self._layers:
       e = parts.pop()

@@ -35,6 +35,7 @@ class DNN(tf.keras.layers.Layer):
   """
 
   needs = frozenset({'factors'})
+  _outputs = 1
 
   def __init__(
     self,
@@ -62,7 +63,7 @@ class DNN(tf.keras.layers.Layer):
       ]
 
   def build(self, shapes: LayerInputs) -> None:
-    widths = [self._width(shapes), *self._hidden, 1]
+    widths = [self._width(shapes), *self._hidden, self._outputs]
     self._kernels = [
       self.add_weight(
         f'kernel_{l}', list(shape), initializer=tf.keras.initializers.GlorotUniform(self._seed + l)
@@ -80,14 +81,16 @@ class DNN(tf.keras.layers.Layer):
     """Returns W."""
     return vector_width(shapes)
 
-  def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
+  def _parts(
+    self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
+  ) -> list[tf.Tensor]:
     """Returns h_0 as parts whose columns are joined; `multiply` is the product to use."""
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""
     multiply = self._multiply if training else product
-    h = self._parts(inputs, multiply)
+    h = self._parts(inputs, multiply, training)
     rectified = not self._norms and self._activation is tf.keras.activations.relu
     for l, kernel in enumerate(self._kernels[:-1]):
       bias = None if self._norms else self._biases[l]

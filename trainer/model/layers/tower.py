@@ -16,5 +16,7 @@ class Tower(DNN):
   def _width(self, shapes: LayerInputs) -> int:
     return shapes.shared[1]
 
-  def _parts(self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
+  def _parts(
+    self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
+  ) -> list[tf.Tensor]:
     return [inputs.shared]

@@ -1,0 +1,295 @@
+"""Two towers: losses and gradients against loops in NumPy, the catalogue, and a whole run."""
+
+import json
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support.retrieval import loss_of, make_batch, make_config, vectors_of
+from tests.support.steps import train
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.errors import ConfigError, UserError
+from trainer.model import ranking
+from trainer.training.finished_run import open_run
+from trainer.training.job import Job
+from trainer.training.step import TrainStep
+
+LOSSES = (
+  {'loss': 'sampled_softmax'},
+  {'loss': 'sampled_softmax', 'similarity': 'dot', 'logq': 'uniform'},
+  {'loss': 'sampled_softmax', 'sampling': 'frequency', 'logq': 'shows', 'logq_positive': True},
+  {'loss': 'in_batch_softmax', 'logq': 'shows'},
+  {'loss': 'in_batch_softmax', 'similarity': 'dot', 'logq': 'shows', 'logq_positive': True},
+  {'loss': 'bpr', 'similarity': 'dot', 'temperature': 1.0},
+  {'loss': 'nce', 'logq': 'uniform'},
+)
+
+
+def with_catalogue(cfg, batch):
+  """A step whose catalogue has the batch's items and three more, and the batch for it."""
+  step = TrainStep(cfg, SingleProcess())
+  items = np.unique(batch.keys.reshape(-1, 2)[:, 1])
+  keys = np.concatenate([items, [(2 << 52) + i * 7919 for i in (50, 51, 52)]])
+  shows = np.arange(1.0, len(keys) + 1)
+  step.dense.catalogue.load({'catalogue/keys': np.sort(keys), 'catalogue/shows': shows})
+  return step, step.dense.catalogue.for_step(batch, 0)
+
+
+class LossTest(tf.test.TestCase):
+  def test_is_that_of_loops(self):
+    for settings in LOSSES:
+      with self.subTest(**settings):
+        cfg, rng = make_config(**settings), np.random.default_rng(0)
+        step, batch = with_catalogue(cfg, make_batch(rng, 14))
+        losses = loss_of(cfg, batch, vectors_of(step, batch.keys))
+        counts = train(step, batch)
+        self.assertAllClose(counts.loss, batch.weight @ losses, rtol=1e-5)
+        self.assertAllClose(counts.weight, batch.weight.sum(), rtol=1e-6)
+
+  def test_gradients_are_those_of_finite_differences(self):
+    for settings in LOSSES:
+      with self.subTest(**settings):
+        cfg, rng = make_config(**settings), np.random.default_rng(1)
+        step, batch = with_catalogue(cfg, make_batch(rng, 10))
+        before = vectors_of(step, batch.keys)
+        counts = train(step, batch)
+        after = vectors_of(step, batch.keys)
+        for key in sorted(before)[::2]:
+          for column in range(4):
+            means = []
+            for change in (1e-4, -1e-4):
+              moved = {k: v.astype(np.float64) for k, v in before.items()}
+              moved[key][column] += change
+              means.append(batch.weight @ loss_of(cfg, batch, moved) / counts.weight)
+            gradient = (means[0] - means[1]) / 2e-4
+            self.assertAllClose(
+              after[key][column] - before[key][column], -0.5 * gradient, rtol=2e-3, atol=2e-5
+            )
+
+  def test_a_sample_that_is_no_positive_weighs_nothing(self):
+    batch = make_batch(np.random.default_rng(2), 6)
+    label = batch.label.copy()
+    label[2] = 0
+    _, ready = with_catalogue(make_config(), batch._replace(label=label))
+    self.assertAllEqual(ready.weight > 0, [True, True, False, True, True, True])
+
+  def test_candidates_are_no_shows_and_are_not_kept_alive(self):
+    cfg = make_config()
+    step, batch = with_catalogue(cfg, make_batch(np.random.default_rng(3), 5))
+    train(step, batch)
+    step.store.age()
+    train(step, step.dense.catalogue.for_step(make_batch(np.random.default_rng(4), 5), 1))
+    keys = step.dense.catalogue.keys
+    found = step.store.lookup(keys)
+    shown = np.concatenate(
+      [make_batch(np.random.default_rng(s), 5).keys.reshape(-1, 2)[:, 1] for s in (3, 4)]
+    )
+    self.assertAllEqual(found['show'], [np.sum(shown == key) for key in keys])
+    later = make_batch(np.random.default_rng(4), 5).keys
+    drawn = np.asarray(found['exists']) & ~np.isin(keys, later)
+    self.assertGreater(drawn.sum(), 2)
+    self.assertAllEqual(np.asarray(found['unseen_days'])[drawn], np.ones([drawn.sum()]))
+
+  def test_sums_over_draws_are_unbiased_where_their_expected_counts_are_divided_out(self):
+    cfg = make_config(sampling='frequency', logq='shows', negatives=300)
+    step, _ = with_catalogue(cfg, make_batch(np.random.default_rng(5), 14))
+    catalogue = step.dense.catalogue
+    worth = np.random.default_rng(6).uniform(1, 3, len(catalogue.keys))  # e^score of each item
+    sums = []
+    for number in range(200):
+      batch = catalogue.for_step(make_batch(np.random.default_rng(7), 3), number)
+      drawn = catalogue.places(batch.item[3:])
+      sums.append(np.sum(worth[drawn] / (300 * np.exp(batch.log_share[3:]))))
+    deviation = np.std(sums) / np.sqrt(len(sums))
+    self.assertLess(abs(np.mean(sums) - worth.sum()), 4 * deviation)
+
+
+class RankingTest(tf.test.TestCase):
+  def test_is_that_of_sorting_everything(self):
+    rng = np.random.default_rng(0)
+    queries, items = rng.normal(size=(23, 5)), rng.normal(size=(41, 5))
+    queries, items = queries.astype(np.float32), items.astype(np.float32)
+    shows = rng.integers(0, 9, 41).astype(float)
+    seen = [set(rng.choice(41, 6, replace=False).tolist()) for _ in queries]
+    wanted = [sorted({*rng.choice(41, 5, replace=False).tolist()} - s) for s in seen]
+    pairs = np.array([(q, i) for q, some in enumerate(seen) for i in sorted(some)]).T
+
+    def left_out(start, end):
+      low, high = np.searchsorted(pairs[0], [start, end])
+      return pairs[0][low:high] - start, pairs[1][low:high]
+
+    parts = []
+    for first, last in ((0, 17), (17, 41)):  # as two ranks have them
+
+      def of_part(start, end, first=first, last=last):
+        q, i = left_out(start, end)
+        mine = (i >= first) & (i < last)
+        return q[mine], i[mine] - first
+
+      scores, places = ranking.top_k(queries, items[first:last], 7, of_part)
+      parts.append((scores, places + first))
+    _, found = ranking.merged(*zip(*parts), 7)
+    expected = []
+    for q in range(23):
+      order = sorted(range(41), key=lambda i: (-float(queries[q] @ items[i]), i))
+      expected.append([i for i in order if i not in seen[q]][:7])
+    self.assertAllEqual(found, expected)
+
+    sought = np.array([len(w) + 1 for w in wanted])  # one of them is in no catalogue
+    flat = np.array([(q, i) for q, some in enumerate(wanted) for i in some]).T
+    values = ranking.judge(found, tuple(flat), sought, shows, [3, 7])
+    popular = set(np.argsort(-shows, kind='stable')[:4].tolist())
+    for k in (3, 7):
+      recall, ndcg, hit, mrr = [], [], [], []
+      for q in range(23):
+        hits = [i in wanted[q] for i in expected[q][:k]]
+        gains = [1 / np.log2(r + 2) for r in range(k)]
+        recall.append(sum(hits) / sought[q])
+        ndcg.append(np.dot(hits, gains) / sum(gains[: min(k, sought[q])]))
+        hit.append(any(hits))
+        mrr.append(1 / (hits.index(True) + 1) if any(hits) else 0)
+      all_found = [i for one in expected for i in one[:k]]
+      self.assertAllClose(
+        [values[f'{name}@{k}'] for name in ('recall', 'ndcg', 'hitrate', 'mrr')],
+        [np.mean(m) for m in (recall, ndcg, hit, mrr)],
+      )
+      self.assertAllClose(values[f'coverage@{k}'], len(set(all_found)) / 41)
+      self.assertAllClose(values[f'popular@{k}'], np.mean([i in popular for i in all_found]))
+
+
+class RunTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    rng = np.random.default_rng(0)
+    taste, kind = rng.normal(size=(30, 3)), rng.normal(size=(25, 3))
+    lines = {'train': [], 'valid': []}
+    for user in range(30):
+      liked = np.argsort(-(taste[user] @ kind.T) + rng.gumbel(size=25))[:8].tolist()
+      rng.shuffle(liked)
+      lines['valid'] += [(user, item) for item in liked[:2]]
+      lines['train'] += [(user, item) for item in liked[2:]]
+    self.lines = lines
+    for name, pairs in lines.items():
+      text = ''.join(f'{user},{item}\n' for user, item in pairs)
+      pathlib.Path(f'{self.folder}/{name}.csv').write_text('user,item\n' + text)
+
+  def make_config(self, run_dir='run', **changes):
+    tree = {
+      'run_dir': f'{self.folder}/{run_dir}',
+      'data.train': [f'{self.folder}/train.csv'],
+      'data.valid': [f'{self.folder}/valid.csv'],
+      'train.batch_size': 32,
+      'train.epochs': 3,
+      'train.plateau': None,
+      'sparse.tables.default.factors': {'learning_rate': 0.1},
+    }
+    return make_config(tree | changes, negatives=20)
+
+  def train(self, cfg, **job):
+    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), **job)
+    self.assertEqual(one.run(), 0)
+    one.close()
+    return one
+
+  def events(self, run_dir='run'):
+    path = f'{self.folder}/{run_dir}/metrics.jsonl'
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+  def test_learns_and_is_judged_as_a_brute_force_does(self):
+    cfg = self.make_config()
+    self.train(cfg)
+    evaluated = [e for e in self.events() if e['event'] == 'eval']
+    self.assertGreater(evaluated[-1]['recall@3'], evaluated[0]['recall@3'])
+    with open_run(cfg.run_dir, checkpoint='last') as run:
+      catalogue = run.evaluation._catalogue
+      catalogue.refresh(run.step.store, run.communicator)
+      from trainer.data.features import hash_keys
+
+      def key(slot, names):
+        return hash_keys(tf.constant([str(n) for n in names]), slot).numpy()
+
+      users = vectors_of(run.step, key(1, range(30)))
+      items = vectors_of(run.step, key(2, range(25)))
+    recalls = []
+    for user in range(30):
+      q = users[int(key(1, [user])[0])]
+      train = {item for u, item in self.lines['train'] if u == user}
+      wanted = {item for u, item in self.lines['valid'] if u == user}
+      scores = {}
+      for item in set(range(25)) - train:
+        v = items[int(key(2, [item])[0])]
+        scores[item] = q @ v / np.linalg.norm(v)
+      top = sorted(scores, key=scores.get)[::-1][:3]
+      recalls.append(len(wanted.intersection(top)) / len(wanted))
+    self.assertAllClose(evaluated[-1]['recall@3'], np.mean(recalls))
+
+  def test_goes_on_after_a_kill_as_if_nothing_had_been(self):
+    whole = self.train(self.make_config('whole'))
+    cfg = self.make_config('killed', **{'checkpoint.every_steps': 4})
+
+    class Killed(Exception):
+      pass
+
+    steps = 0
+
+    def progress_made():
+      nonlocal steps
+      steps += 1
+      if steps > 20:
+        raise Killed
+
+    step = TrainStep(cfg, SingleProcess())
+    with self.assertRaises(Killed):
+      Job(cfg, SingleProcess(), step, progress_made).run()
+    resumed = self.train(cfg)
+    self.assertGreater(whole.step.steps, 4)
+    for name in ('key', 'show'):
+      self.assertAllEqual(*(self.column(one, name) for one in (whole, resumed)))
+    self.assertAllEqual(*(self.column(one, 'factors_default') for one in (whole, resumed)))
+
+  def column(self, job, name):
+    return np.concatenate([chunk[name] for chunk in job.step.store.export_state()])
+
+  def test_a_k_above_the_catalogue_is_told(self):
+    cfg = self.make_config()
+    cfg = config.Config.model_validate(
+      cfg.model_dump()
+      | {'model': {'retrieval': cfg.model.retrieval.model_dump() | {'eval_at': [99]}}}
+    )
+    with self.assertRaisesRegex(UserError, 'eval_at: found 99; the catalogue has 25 items'):
+      Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+
+
+class MistakesTest(tf.test.TestCase):
+  def test_each_is_one_line(self):
+    path = os.path.join(self.get_temp_dir(), 'config.yaml')
+    cfg = make_config()
+    pathlib.Path(path).write_text(config.dump(cfg))
+    retrieval = 'model.retrieval'
+    for text, wanted in (
+      ('model.interactions=[fm]', "'model.retrieval': found beside model.interactions"),
+      (f'{retrieval}.item.slots=[]', r"'model.retrieval.item.slots': found \[\]; wanted at least"),
+      (f'{retrieval}.query.slots=[]', "'model.retrieval.query.slots': found"),
+      (f'{retrieval}.item.slots=[itm]', "'model.retrieval.item.slots.0': found 'itm'.*'item'"),
+      (f'{retrieval}.query.slots=[item]', 'wanted it in one|which the query is to find'),
+      (f'{retrieval}.query.hidden=[3]', 'its towers give vectors of the widths'),
+      (f'{retrieval}.query.encoder={{sasrec: {{}}}}', 'reads one history; found 0'),
+      (f'{retrieval}.loss=hinge', "'model.retrieval.loss': found 'hinge'"),
+      (f'{retrieval}.eval_at=[3, 3]', 'wanted distinct numbers'),
+      (f'{retrieval}.logq_positive=true', "found true with logq 'none'"),
+      ('data.group=null', "'data.group': found null; model.retrieval wants"),
+      ('sync.mode=ps', "'sync.mode': found 'ps'; model.retrieval wants 'allreduce'"),
+      ('train.progressive_validation=true', 'has none yet'),
+      ('model.loss=focal', "'model.loss': is of models of clicks"),
+    ):
+      with self.subTest(text), self.assertRaisesRegex(ConfigError, wanted):
+        config.load(path, [text])
+
+
+if __name__ == '__main__':
+  tf.test.main()

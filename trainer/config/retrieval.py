@@ -1,0 +1,90 @@
+"""The section `model.retrieval`: two towers whose vectors find items."""
+
+from typing import Literal
+
+from trainer.config.section import Positive, PositiveInt, Section, Share
+from trainer.errors import ConfigError
+
+# What a ranking of the whole catalogue is judged by, each at every K of eval_at.
+RANKING_METRICS = ('recall', 'ndcg', 'hitrate', 'mrr')
+
+
+class SelfAttention(Section):
+  """A causal self-attention encoder of the history, as SASRec has it (docs/retrieval.md)."""
+
+  layers: PositiveInt = 1
+  """Blocks of attention and a perceptron."""
+  heads: PositiveInt = 1
+  """Heads of each attention; they divide the width of the history's table."""
+  dropout: Share = 0.2
+  """The share of the numbers that a training step sets to 0: of the history's vectors, and of what
+  each attention and each perceptron adds."""
+
+
+class Encoder(Section):
+  """What makes one vector of a history."""
+
+  sasrec: SelfAttention
+  """Causal self-attention; without an encoder a history is the mean of its vectors."""
+
+
+class ItemTower(Section):
+  """The tower that makes the vector of an item."""
+
+  slots: list[str]
+  """Slots that it reads; the first is the item's id, which has one feature a line."""
+  dense: list[str] = []
+  """Dense columns that it reads."""
+  hidden: list[PositiveInt] = []
+  """Widths of its perceptron's layers; the last is the width of the vectors, and linear. []: the
+  vector is the sum of the slots' vectors, which with one slot is matrix factorisation."""
+
+
+class QueryTower(ItemTower):
+  """The tower that makes the vector of a query: a user, or what is known of one."""
+
+  slots: list[str]
+  """Slots that it reads. A history that `shares` the item's slot reads the items' own rows."""
+  encoder: Encoder | None = None
+  """What reads the history among `slots`; null: its slot vector, the mean unless `pooling` differs.
+  """
+
+
+class Retrieval(Section):
+  """A model that finds items: a query's and an item's vector, and what they are trained by."""
+
+  query: QueryTower
+  """Makes the vector of a query."""
+  item: ItemTower
+  """Makes the vector of an item."""
+  similarity: Literal['dot', 'cosine'] = 'cosine'
+  """The score of a query and an item, before it is divided by the temperature."""
+  temperature: Positive = 0.1
+  """τ, what scores are divided by; with dot mostly 1."""
+  loss: Literal['sampled_softmax', 'in_batch_softmax', 'bpr', 'nce'] = 'sampled_softmax'
+  """What a positive is compared with: in_batch_softmax with the items of the step's other samples,
+  the others with items that are drawn from the catalogue."""
+  negatives: PositiveInt = 800
+  """Items that a step draws from the catalogue, with replacement, one set for all its samples. All
+  losses but in_batch_softmax read it."""
+  sampling: Literal['uniform', 'frequency'] = 'uniform'
+  """How they are drawn: each item alike, or in proportion to 1 + its shows."""
+  logq: Literal['none', 'uniform', 'shows'] = 'none'
+  """Lowers the logit of each negative by the log of how often it is expected among the negatives.
+  uniform: as if each item were as frequent; shows: by the shows of the table and of the pass, or,
+  with sampling frequency, by what is drawn by."""
+  logq_positive: bool = False
+  """Whether the positive's logit is lowered too, as of old; false: it is no draw, and stands as it
+  is (arXiv 2507.09331)."""
+  eval_at: list[PositiveInt] = [20]
+  """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
+
+  def metrics(self) -> list[str]:
+    """The names of all metrics of a ranking."""
+    return [f'{name}@{k}' for k in self.eval_at for name in RANKING_METRICS]
+
+
+def refuse_retrieval(retrieval: Retrieval | None, where: str) -> None:
+  """Raises ConfigError where a run finds items and a command wants a model of clicks."""
+  if retrieval is not None:
+    raise ConfigError(f'{where}: found a run with model.retrieval; wanted one of interactions')

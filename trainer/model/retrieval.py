@@ -1,0 +1,107 @@
+"""The model of model.retrieval: two towers whose vectors meet in a score."""
+
+import zlib
+
+import tensorflow as tf
+
+from trainer.config import Config
+from trainer.embedding.layer_inputs import LayerInputs
+from trainer.errors import UserError, one_line
+from trainer.model.layers.sasrec import SASRec
+from trainer.model.layers.vector_tower import SlotPlace, VectorTower
+
+
+class RetrievalModel(tf.keras.Model):
+  """Gives the vectors of queries and of items; score = ⟨query, item⟩.
+
+  With similarity cosine the vectors have length 1. Scores are divided by the temperature in losses.
+
+  Args:
+    cfg: a config with model.retrieval.
+
+  Attributes:
+    needs: the names of trainer.embedding.layer_inputs.NEEDS that the towers read.
+  """
+
+  def __init__(self, cfg: Config):
+    super().__init__(name='model')
+    retrieval = cfg.model.retrieval
+    self.query_tower, self.item_tower = _tower(cfg, 'query'), _tower(cfg, 'item')
+    self.needs = self.query_tower.needs | self.item_tower.needs
+    self._has_unit_length = retrieval.similarity == 'cosine'
+    self._dense_columns = len(cfg.data.dense)
+
+  def queries(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns the vectors of queries, float32 [B, d]."""
+    return self._vectors(self.query_tower, inputs, training)
+
+  def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns the vectors of items, float32 [B, d]; 0 where nothing is known of one."""
+    return self._vectors(self.item_tower, inputs, training)
+
+  def _vectors(self, tower: VectorTower, inputs: LayerInputs, training: bool) -> tf.Tensor:
+    inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
+    vectors = tower(inputs, training=training)
+    return tf.math.l2_normalize(vectors, 1, 1e-12) if self._has_unit_length else vectors
+
+
+def _tower(cfg: Config, side: str) -> VectorTower:
+  retrieval, slots = cfg.model.retrieval, cfg.slots
+  tower = getattr(retrieval, side)
+  seed = zlib.crc32(f'{cfg.seed}/{side}'.encode()) % 2**31
+  history, encoder = None, None
+  if side == 'query' and tower.encoder is not None:
+    of_history = next(s for s in slots if s.name in tower.slots and s.sequence)
+    history, settings = of_history.name, tower.encoder.sasrec
+    encoder = SASRec(
+      of_history.sequence.max_length, settings.layers, settings.heads, settings.dropout, seed
+    )
+  tables = list(cfg.sparse.tables)
+  places = []
+  for name in tower.slots:
+    if name != history:
+      field = next(f for f, s in enumerate(slots) if s.name == name)
+      table = slots[field].table
+      first = next(f for f, s in enumerate(slots) if s.table == table)
+      places.append(SlotPlace(field, tables.index(table), field - first))
+  dense = [c.name for c in cfg.data.dense]
+  columns = [dense.index(name) for name in tower.dense]
+  return VectorTower(places, columns, tower.hidden, history, encoder, seed, name=side)
+
+
+def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
+  """Builds the model with all its variables.
+
+  Args:
+    cfg: a config with model.retrieval.
+    example: inputs of a batch without samples.
+  """
+  model = RetrievalModel(cfg)
+  shapes = tf.nest.map_structure(lambda t: None if t is None else t.shape, example)
+  for tower in (model.query_tower, model.item_tower):
+    try:
+      with tf.name_scope(tower.name):
+        tower.build(shapes)
+      tower(example)
+    except Exception as e:
+      raise UserError(f'model.retrieval.{tower.name}: {one_line(e)}') from e
+  return model
+
+
+def rows(inputs: LayerInputs, start: tf.Tensor | int, end: tf.Tensor | None) -> LayerInputs:
+  """Returns the inputs of the samples [start, end); end None: to the last.
+
+  Only what towers read is kept.
+  """
+
+  def cut(t: tf.Tensor) -> tf.Tensor:
+    return t[start:end]
+
+  histories = inputs.histories and tf.nest.map_structure(cut, inputs.histories)
+  return inputs._replace(
+    linear=None,
+    factors=[cut(t) for t in inputs.factors],
+    norm=None if inputs.norm is None else cut(inputs.norm),
+    dense=cut(inputs.dense),
+    histories=histories,
+  )

@@ -1,0 +1,178 @@
+"""The items that a model with model.retrieval finds, and draws negatives from."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.features import HASH_BITS, SlotBatch, sole_features
+from trainer.data.prepared import PreparedPass
+from trainer.embedding.row_table import RowTable
+
+_SAMPLES_AT_ONCE = 65536
+_DRAWS = 0x6E65676174697665  # keeps these random numbers apart from others of the same seed
+
+
+class Catalogue:
+  """The items by key, each with its shows; the same on every rank.
+
+  The items are those of the pass at hand and those whose rows are in the table: new ones join with
+  a pass, and what the lifecycle evicts leaves. The shows are those of the table, decayed, when the
+  pass began, and those of the pass. Both stay as they are for a pass, and a checkpoint holds them.
+
+  Args:
+    cfg: a config with model.retrieval.
+
+  Attributes:
+    keys: int64 [C], ascending.
+    shows: float64 [C].
+  """
+
+  def __init__(self, cfg: config.Config):
+    self._settings, self._seed = cfg.model.retrieval, cfg.seed
+    self._slots = len(cfg.slots)
+    name = self._settings.item.slots[0]
+    self.field = [s.name for s in cfg.slots].index(name)
+    self._slot_id = cfg.slot_ids()[name]
+    self._dense = len(cfg.data.dense)
+    self._log_shares = np.zeros([0], np.float32)
+    self._cumulated = np.zeros([0])
+    self._set(np.zeros([0], np.int64), np.zeros([0]))
+
+  def refresh(
+    self, store: RowTable, communicator: Communicator, prepared: PreparedPass | None = None
+  ) -> None:
+    """Begins anew from the table and the pass that comes next; every rank calls it.
+
+    Args:
+      store: the rows of this process.
+      communicator: how the ranks meet.
+      prepared: the pass; None: the table alone.
+    """
+    own = np.asarray(store.select('all'))
+    own = own[own >> HASH_BITS == self._slot_id]
+    shows = np.asarray(store.lookup(own)['show'])
+    # A key has one owner, so that these are all distinct.
+    alive, of_alive = (
+      np.concatenate(parts) for parts in zip(*map(tuple, communicator.gather([own, shows])))
+    )
+    keys, times = self._of_pass(prepared) if prepared is not None else (alive[:0], alive[:0])
+    merged, place = np.unique(np.concatenate([alive, keys]), return_inverse=True)
+    self._set(merged, np.bincount(place, np.concatenate([of_alive, times]), len(merged)))
+
+  def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the items of a pass, histories included, and how many samples are of each."""
+    found: list[np.ndarray] = []
+    times: list[np.ndarray] = []
+    for batch in prepared.batches(_SAMPLES_AT_ONCE):
+      in_batch = np.unique(batch.keys)
+      found.append(in_batch[in_batch >> HASH_BITS == self._slot_id])
+      times.append(np.zeros([len(found[-1])], np.int64))
+      items = sole_features(batch, self.field, self._slots)
+      keys, count = np.unique(items[items >= 0], return_counts=True)
+      found.append(keys)
+      times.append(count)
+    keys, place = np.unique(np.concatenate([np.zeros([0], np.int64), *found]), return_inverse=True)
+    return keys, np.bincount(place, np.concatenate([np.zeros([0]), *times]), len(keys))
+
+  def _set(self, keys: np.ndarray, shows: np.ndarray) -> None:
+    self.keys, self.shows = keys, shows
+    settings, count = self._settings, max(1, len(keys))
+    by_draws = settings.loss != 'in_batch_softmax'
+    weights = 1 + shows if by_draws and settings.sampling == 'frequency' else shows
+    with np.errstate(divide='ignore', invalid='ignore'):
+      shares = weights / weights.sum()
+    self._cumulated = np.cumsum(shares)
+    if settings.logq != 'shows':
+      shares = np.full([len(keys)], 1 / count)
+    self._log_shares = np.log(np.maximum(shares, 1e-12)).astype(np.float32)
+
+  def state(self) -> dict[str, np.ndarray]:
+    """Returns arrays by name, for a checkpoint."""
+    return {'catalogue/keys': self.keys, 'catalogue/shows': self.shows}
+
+  def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+    """Takes up what `state` gave."""
+    self._set(arrays['catalogue/keys'], arrays['catalogue/shows'])
+
+  def places(self, keys: np.ndarray) -> np.ndarray:
+    """Returns the place of each key among `self.keys`, int64 [n]; −1 where it is no item."""
+    if not len(self.keys):
+      return np.full(keys.shape, -1)
+    at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+    return np.where(self.keys[at] == keys, at, -1)
+
+  def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
+    """Makes a batch of arrays ready for a training step.
+
+    It gets the step's negatives as candidates, and samples that are no positives weigh nothing.
+
+    Args:
+      batch: this rank's samples of the step.
+      step: the number of the step, from 0, which with the seed decides what is drawn.
+    """
+    items = sole_features(batch, self.field, self._slots)
+    log_shares = self._log_share_of(items)
+    weight = batch.weight * ((batch.label > 0.5) & (items >= 0))
+    batch = batch._replace(weight=weight, item=items, log_share=log_shares)
+    if self._settings.loss == 'in_batch_softmax':
+      return batch
+    drawn = self._draw(step)
+    samples, fields = len(batch.label), self._slots
+    segments = batch.segments
+    if not len(segments):
+      segments = np.arange(samples * fields, dtype=np.int32)
+    values = batch.values
+    if len(values):
+      values = np.concatenate([values, np.ones([len(drawn)], np.float32)])
+    keys = self.keys[drawn]
+    of_drawn = (samples + np.arange(len(drawn))) * fields + self.field
+    return batch._replace(
+      keys=np.concatenate([batch.keys, keys]),
+      values=values,
+      segments=np.concatenate([segments, of_drawn.astype(np.int32)]),
+      dense=np.concatenate([batch.dense, np.full([len(drawn), self._dense], np.nan, np.float32)]),
+      item=np.concatenate([items, keys]),
+      log_share=np.concatenate([log_shares, self._log_shares[drawn]]),
+    )
+
+  def _draw(self, step: int) -> np.ndarray:
+    """Returns the places of the step's negatives, int64 [negatives]."""
+    generator = np.random.default_rng([_DRAWS, self._seed, step])
+    count = self._settings.negatives
+    if self._settings.sampling == 'uniform':
+      return generator.integers(0, len(self.keys), count)
+    at = np.searchsorted(self._cumulated, generator.random(count), side='right')
+    return np.minimum(at, len(self.keys) - 1)
+
+  def _log_share_of(self, items: np.ndarray) -> np.ndarray:
+    """Returns the log of each item's share, float32; of what is no item, the least one's."""
+    if not len(self.keys):
+      return np.zeros(items.shape, np.float32)
+    place = self.places(items)
+    return np.where(place < 0, self._log_shares.min(), self._log_shares[place])
+
+  def batches(self, batch_size: int, rank: int, size: int) -> Iterator[SlotBatch]:
+    """Yields the items as samples that have nothing else.
+
+    Args:
+      batch_size: of each batch.
+      rank: of this process, which gets the items [rank·C // size, (rank + 1)·C // size).
+      size: N; every rank gets as many batches.
+    """
+    count = len(self.keys)
+    start, end = (r * count // size for r in (rank, rank + 1))
+    none = np.zeros([0], np.float32)
+    for i in range(-(-(-(-count // size)) // batch_size)):
+      keys = self.keys[start:end][i * batch_size : (i + 1) * batch_size]
+      zeros = np.zeros([len(keys)], np.float32)
+      yield SlotBatch(
+        keys,
+        none,
+        np.arange(len(keys), dtype=np.int32) * self._slots + self.field,
+        np.full([len(keys), self._dense], np.nan, np.float32),
+        zeros,
+        zeros,
+        np.zeros([len(keys)], np.int64),
+      )

@@ -1,0 +1,98 @@
+"""The dense part of a model with model.retrieval: its loss over ranks, and its vectors."""
+
+import numpy as np
+import tensorflow as tf
+
+from ops.dedupe import Deduped
+from ops.row_store import PulledRows
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.features import SlotBatch
+from trainer.embedding.layer_inputs import LayerInputs
+from trainer.model import retrieval, retrieval_losses
+from trainer.training.catalogue import Catalogue
+from trainer.training.dense_part import DensePart
+
+# What dropout counts candidates from: every rank has the same ones, beside its own samples.
+_CANDIDATES_FROM = 1 << 40
+
+
+class RetrievalPart(DensePart):
+  """Trains the two towers by a loss over the items of all ranks.
+
+  Shapes: B samples of this process, G of all, C candidates, which are the same on all.
+
+  Args:
+    cfg: a config with model.retrieval.
+    communicator: how the ranks meet.
+
+  Attributes:
+    catalogue: the items, with how often each was shown; a part of the state.
+  """
+
+  def __init__(self, cfg: config.Config, communicator: Communicator):
+    super().__init__(cfg, communicator.all_reduce_with_gradient)
+    self._communicator = communicator
+    self._settings = cfg.model.retrieval
+    self._in_batch = self._settings.loss == 'in_batch_softmax'
+    self._ranking_loss = retrieval_losses.LOSSES[self._settings.loss]
+    self.catalogue = Catalogue(cfg)
+
+  def _loss_of(
+    self,
+    batch: SlotBatch,
+    inputs: LayerInputs,
+    weights: tf.Tensor,
+    samples: tf.Tensor,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns Σ weight·loss over this process's samples, and each one's loss, float32 [B]."""
+    size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)
+    own = retrieval.rows(inputs, 0, size)
+    queries, positives = self.model.queries(own, True), self.model.items(own, True)
+    shares, items = batch.log_share[:size], batch.item[:size]
+    place = tf.cast(tf.stack([before, samples - before - tf.cast(size, tf.int64)]), tf.int32)
+
+    def of_all(t: tf.Tensor) -> tf.Tensor:
+      """Joins the rows of all ranks; differentiable where they are floats."""
+      return self._communicator.all_reduce_with_gradient(tf.pad(t, [place, [0, 0]]))
+
+    of_users = of_all(tf.stack([batch.group, items], 1))
+    if self._in_batch:
+      joined = of_all(tf.concat([positives, shares[:, None]], 1))
+      vectors, negative_shares = joined[:, :-1], joined[:, -1]
+      negative_items, count = of_users[:, 1], samples - 1
+      blank = tf.where(negative_items < 0, retrieval_losses.NEVER, 0.0)
+    else:
+      drawn = retrieval.rows(inputs, size, None)
+      drawn = drawn._replace(position=tf.stack([step, tf.constant(_CANDIDATES_FROM, tf.int64)]))
+      vectors, negative_shares = self.model.items(drawn, True), batch.log_share[size:]
+      negative_items, count = batch.item[size:], tf.size(negative_shares, tf.int64)
+
+    positive = tf.reduce_sum(queries * positives, 1) / self._settings.temperature
+    negatives = tf.matmul(queries, vectors, transpose_b=True) / self._settings.temperature
+    if self._settings.logq != 'none':
+      expected = tf.math.log(tf.cast(tf.maximum(count, 1), tf.float32))
+      negatives -= negative_shares + expected
+      if self._settings.logq_positive:
+        positive -= shares + expected
+    if self._in_batch:
+      negatives += blank
+    hits = retrieval_losses.own_positives(
+      batch.group, of_users[:, 0], of_users[:, 1], negative_items
+    )
+    never = tf.fill([tf.shape(hits)[0]], retrieval_losses.NEVER)
+    negatives = tf.tensor_scatter_nd_update(negatives, hits, never)
+    losses = self._ranking_loss(positive, negatives)
+    return tf.reduce_sum(weights * losses), losses
+
+  def state(self) -> dict[str, np.ndarray]:
+    return super().state() | self.catalogue.state()
+
+  def load_state(self, arrays: dict[str, np.ndarray]) -> None:
+    super().load_state(arrays)
+    self.catalogue.load(arrays)
+
+  def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
+    """Returns the vectors of each sample's query and of its item, float32 [B, 2, d]."""
+    inputs = self.embedding.embed(batch, deduped, rows)
+    return tf.stack([self.model.queries(inputs), self.model.items(inputs)], 1)
