@@ -45,6 +45,8 @@ def whole(text: str) -> config.Config:
     tree[section] = values | tree.get(section, {})
     if 'labels' in tree[section]:
       del tree[section]['label']
+    if 'retrieval' in tree[section]:
+      del tree[section]['interactions']
   return config.parse(yaml.safe_dump(tree), 'an example', [], None)
 
 
