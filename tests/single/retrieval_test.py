@@ -193,7 +193,7 @@ class RunTest(tf.test.TestCase):
   def train(self, cfg, **job):
     one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), **job)
     self.assertEqual(one.run(), 0)
-    one.close()
+    self.assertEmpty(one.close())
     return one
 
   def events(self, run_dir='run'):

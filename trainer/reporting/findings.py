@@ -97,7 +97,7 @@ def summary(run: RecordedRun) -> list[str]:
 
 def _kept(run: RecordedRun) -> Iterator[str]:
   """Which state is kept and predicts, and how good it is."""
-  name = f'{run.task} {NAMES[run.metric]}'.strip()
+  name = f'{run.task} {NAMES.get(run.metric, run.metric)}'.strip()
   if run.best is not None:
     yield (
       f'The state of epoch {run.best["epoch"]:.0f} (step {run.best["step"]:,.0f}) is kept and '
