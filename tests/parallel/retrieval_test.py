@@ -1,0 +1,106 @@
+"""N ranks train towers as one process does, and rank the catalogue alike. Run under horovodrun."""
+
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support.ranks import ranks
+from tests.support.retrieval import make_config
+from tests.support.steps import rows_of
+from trainer.comm.communicator import SingleProcess
+from trainer.training.job import Job
+from trainer.training.step import TrainStep
+
+HISTORY = {
+  'data.slots': [
+    {'name': 'item'},
+    {'name': 'history', 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 4}},
+  ],
+}
+VARIANTS = (
+  ({}, {'loss': 'sampled_softmax', 'sampling': 'frequency', 'logq': 'shows'}),
+  ({}, {'loss': 'in_batch_softmax', 'similarity': 'dot', 'logq': 'shows'}),
+  (
+    HISTORY,
+    {
+      'query': {
+        'slots': ['history'],
+        'hidden': [6],
+        'encoder': {'sasrec': {'layers': 2, 'heads': 2, 'dropout': 0.3}},
+      },
+      'item': {'slots': ['item'], 'hidden': [24, 6]},
+    },
+  ),
+)
+
+
+class RetrievalOnRanksTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.communicator = ranks()
+
+  def write(self, folder):
+    rng = np.random.default_rng(0)
+    for name, times in (('train', 7), ('valid', 2)):
+      lines = ['user,item,history\n']
+      for user in range(31):
+        for _ in range(times):
+          history = '|'.join(map(str, rng.integers(0, 23, rng.integers(0, 6))))
+          lines.append(f'{user},{rng.integers(0, 23)},{history}\n')
+      pathlib.Path(f'{folder}/{name}.csv').write_text(''.join(lines))
+
+  def test_give_the_same_vectors_and_rankings_as_one_process(self):
+    communicator = self.communicator
+    folder = communicator.broadcast(tempfile.mkdtemp())
+    if communicator.rank == 0:
+      self.write(folder)
+    communicator.barrier()
+    for i, (changes, retrieval) in enumerate(VARIANTS):
+      rows, values, dense = {}, {}, {}
+      for name, one in (('ranks', communicator), ('alone', SingleProcess())):
+        if name == 'alone' and communicator.rank:
+          continue
+        cfg = make_config(
+          {
+            'run_dir': f'{folder}/{name}_{i}',
+            'data.train': [f'{folder}/train.csv'],
+            'data.valid': [f'{folder}/valid.csv'],
+            'train.batch_size': 33,
+            'train.epochs': 2,
+            'train.plateau': None,
+            'sparse.tables.default.factors.learning_rate': 0.1,
+            'train.dense_optimizer': {'kind': 'sgd', 'learning_rate': 0.1},
+            'sync.dense_allreduce': 'connections' if i == 1 else 'horovod',
+          }
+          | changes,
+          **retrieval,
+        )
+        step = TrainStep(cfg, one)
+        job = Job(cfg, one, step)
+        self.assertEqual(job.run(), 0)
+        rows[name] = [[key, *row] for key, row in rows_of(step.store.export_state()).items()]
+        dense[name] = [v.numpy() for v in step.dense.trainable]
+        if communicator.rank == 0:
+          lines = pathlib.Path(f'{cfg.run_dir}/metrics.jsonl').read_text().splitlines()
+          events = [json.loads(line) for line in lines]
+          values[name] = [e for e in events if e['event'] == 'eval'][-1]
+      parts = communicator.gather(rows['ranks'])
+      if communicator.rank:
+        continue
+      found = {key: row for part in parts for key, *row in part}
+      expected = {key: row for key, *row in rows['alone']}
+      self.assertEqual(found.keys(), expected.keys())
+      for key, (show, *_, factors) in expected.items():
+        self.assertEqual(found[key][0], show)
+        self.assertAllClose(found[key][-1], factors, rtol=1e-5, atol=1e-5, msg=f'variant {i}')
+      self.assertAllClose(dense['ranks'], dense['alone'], rtol=1e-5, atol=1e-5)
+      for name in ('recall@3', 'ndcg@3', 'coverage@3', 'queries', 'items', 'examples'):
+        self.assertAllClose(values['ranks'][name], values['alone'][name], msg=f'variant {i} {name}')
+
+
+if __name__ == '__main__':
+  tf.test.main()
