@@ -1,29 +1,35 @@
 # `make train` and `make test` set everything up in .venv first; what is up to date is not done again.
-# With STACK=next they do so in .venv-next, with the newest TensorFlow that works (requirements-next.txt).
+# Python 3.11 takes TensorFlow 2.16 with TFRA (requirements.txt); Python 3.10, 3.12 and 3.13, for which TFRA has no build, take the
+# newest TensorFlow that works (requirements-next.txt). STACK=next takes that with Python 3.11 too, in .venv-next.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
-PYTHON ?= python3.11
 STACK ?=
 SUFFIX := $(addprefix -,$(STACK))
 VENV := .venv$(SUFFIX)
 PY := $(VENV)/bin/python
-REQUIREMENTS := requirements$(SUFFIX).txt
+# The environment's own where there is one; else the first that runs, the last of them so that it is named if none does.
+PYTHON ?= $(or $(wildcard $(PY)),$(shell for p in python3.11 python3.13 python3.12 python3.10 python3; do \
+  $$p -V >/dev/null 2>&1 && break; done; echo $$p))
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+REQUIREMENTS := requirements$(if $(filter 3.11,$(VERSION)),$(SUFFIX),-next).txt
 HOROVOD := 0.28.1
 TENSORFLOW := $(shell sed -n 's/^tensorflow==//p' $(REQUIREMENTS))
 OPS := ops/_ctr_ops-tf$(TENSORFLOW).so
 LOGS := build/test$(SUFFIX)
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PATH := $(abspath $(VENV))/bin:$(PATH)
 
-# Prerequisites: the first that is missing ends every target in one line. ensurepip is what Debian's python3.11 lacks without -venv.
+# Prerequisites: the first that is missing ends every target in one line. ensurepip is what Debian's Python lacks without -venv.
 define MISSING
 if ! [[ '$(STACK)' =~ ^(next)?$$ ]]; then echo "STACK: found '$(STACK)'; wanted next, or none";
-elif ! command -v $(PYTHON) >/dev/null; then echo '$(PYTHON) is missing; to install it: apt-get install python3.11 python3.11-venv';
-elif ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
-  echo "PYTHON=$(PYTHON) is $$($(PYTHON) -V 2>&1); wanted Python 3.11: apt-get install python3.11 python3.11-venv";
-elif ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then echo '$(PYTHON) has no venv; to install it: apt-get install python3.11-venv';
+elif ! command -v $(PYTHON) >/dev/null; then echo '$(PYTHON) is missing; to install it: apt-get install python3 python3-venv';
+elif ! [[ '$(VERSION)' =~ ^3\.1[0-3]$$ ]]; then echo "PYTHON=$(PYTHON) is $$($(PYTHON) -V 2>&1); wanted Python 3.10 to 3.13";
+elif [ -x $(PY) ] && ! $(PY) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSION)")'; then
+  echo "PYTHON=$(PYTHON) is Python $(VERSION), but $(VENV) holds $$($(PY) -V 2>&1); to change it, remove $(VENV)";
+elif ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then
+  echo '$(PYTHON) has no venv; to install it: apt-get install python$(VERSION)-venv';
 elif ! command -v $(CXX) >/dev/null; then echo '$(CXX), the C++ compiler, is missing; to install it: apt-get install g++';
 elif ! command -v cmake >/dev/null; then echo 'cmake is missing; to install it: apt-get install cmake'; fi
 endef
@@ -32,7 +38,7 @@ ifneq ($(missing),)
 $(error $(missing))
 endif
 
-.PHONY: train data-demo data-flights test setup test-cc test-single test-parallel test-integration lint format bench quality campaign campaign-short clean
+.PHONY: train data-demo data-flights test setup wheel fresh test-cc test-single test-parallel test-integration lint format bench quality campaign campaign-short clean
 
 # The demo, or another log that lies here or can be installed: make train DATA=flights.
 DATA ?= demo
@@ -52,12 +58,13 @@ test: setup test-cc test-single test-parallel test-integration
 setup: $(OPS) $(VENV)/.commands
 
 $(VENV)/.requirements: $(REQUIREMENTS) requirements-dev.txt
+	@echo 'Python $(VERSION) with TensorFlow $(TENSORFLOW)$(if $(findstring -next,$<), without TFRA (sparse.store: tfra); TFRA has builds for Python 3.11 only)'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -r $(REQUIREMENTS) -r requirements-dev.txt
 	touch $@
 
 # Horovod is compiled against TensorFlow and the compiler's library: the wheel is kept per user, keyed by these.
-WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctr-trainer/horovod-$(HOROVOD)-tf$(TENSORFLOW)-cp311-gcc$(shell $(CXX) -dumpfullversion)-$(shell uname -m)
+WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctr-trainer/horovod-$(HOROVOD)-tf$(TENSORFLOW)-cp$(subst .,,$(VERSION))-gcc$(shell $(CXX) -dumpfullversion)-$(shell uname -m)
 
 $(WHEELS): | $(VENV)/.requirements
 	@echo 'Building Horovod $(HOROVOD) for TensorFlow $(TENSORFLOW): some minutes, once; the wheel is kept in $@'
@@ -78,6 +85,15 @@ $(OPS): ops/build.py $(wildcard ops/cc/* ops/cc/*/*) $(VENV)/.horovod
 $(VENV)/.commands: pyproject.toml setup.py $(VENV)/.requirements | $(OPS)
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
+
+# A wheel for this Python and its TensorFlow, in dist/. The folders hold modules of earlier builds, which may be gone since.
+wheel: $(OPS)
+	rm -rf build/lib.* build/bdist.*
+	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+
+# The wheel in a bare environment; tests/fresh/bare_root.sh tries this and the demo on a bare Debian.
+fresh: wheel
+	tests/fresh/wheel.sh $(PYTHON) dist/ctr_trainer-*-cp$(subst .,,$(VERSION))-*.whl
 
 build/demo_log/truth.json: | setup  # written last
 	$(PY) -m trainer.synthesize --out $(dir $@) --days 5 --samples_per_day 250000

@@ -28,6 +28,11 @@ def load(path: str = PATH) -> types.ModuleType:
       than those beside it.
   """
   if not os.path.exists(path):
+    if path == PATH and build.digest() is None:  # an installed package has no sources to compile
+      raise build.NotBuilt(
+        f'{path}: this package was built for another TensorFlow than {tf.__version__}, which is '
+        'installed here; install the TensorFlow that the package asks for, or build it again'
+      )
     raise build.NotBuilt(f'{path}: no such file; run `python -m ops.build` to compile the ops')
   try:
     module = tf.load_op_library(path)

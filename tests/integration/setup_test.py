@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 
 import tensorflow as tf
+import tomli
 from packaging.requirements import Requirement
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -18,8 +18,10 @@ TOOLS = ('bash', 'sed', 'uname', 'make', 'cmake', 'g++', 'env', 'touch', 'mkdir'
 
 
 def _pins(name):
+  """Returns the requirements of a file that hold for this Python, without their markers."""
   lines = [line.partition('#')[0].strip() for line in (ROOT / name).read_text().splitlines()]
-  return [line for line in lines if line and not line.startswith('-r ')]
+  requirements = [Requirement(line) for line in lines if line]
+  return [f'{r.name}{r.specifier}' for r in requirements if r.marker is None or r.marker.evaluate()]
 
 
 # Those of the environment that runs this.
@@ -38,11 +40,11 @@ class PrerequisitesTest(tf.test.TestCase):
     for tool in tools:
       (folder / tool).symlink_to(shutil.which(tool))
     if python:
-      (folder / 'python3.11').write_text(f'#!/bin/bash\n{python}\n')
-      (folder / 'python3.11').chmod(0o755)
+      (folder / 'python3').write_text(f'#!/bin/bash\n{python}\n')
+      (folder / 'python3').chmod(0o755)
     env = {'PATH': str(folder), 'HOME': str(folder)}
     return subprocess.run(
-      [folder / 'make', '-n', *(args or ['setup'])],
+      [folder / 'make', '-n', f'VENV={folder}/venv', *(args or ['setup'])],
       cwd=ROOT,
       env=env,
       capture_output=True,
@@ -63,28 +65,36 @@ class PrerequisitesTest(tf.test.TestCase):
   def test_each_missing_one_is_named(self):
     python = f'exec {sys.executable} "$@"'
     for goal in ('setup', 'train', 'test'):
-      self.assert_wanted(
-        self.make(TOOLS, goal), 'python3.11 python3.11-venv', 'python3.11 is missing'
-      )
+      self.assert_wanted(self.make(TOOLS, goal), 'python3 python3-venv', 'python3 is missing')
     self.assert_wanted(
       self.make(self.without('g++'), python=python), 'g++', 'C++ compiler, is missing'
     )
     self.assert_wanted(self.make(self.without('cmake'), python=python), 'cmake', 'cmake is missing')
     no_venv = f'case "$*" in *ensurepip*) exit 1;; *) {python};; esac'
-    self.assert_wanted(self.make(TOOLS, python=no_venv), 'python3.11-venv', 'has no venv')
-    newer = '[ "$1" = -V ] && echo Python 3.12.1; exit 1'
-    self.assert_wanted(
-      self.make(TOOLS, python=newer), 'python3.11', 'is Python 3.12.1; wanted Python 3.11'
-    )
-    self.assert_wanted(self.make(TOOLS, 'setup', 'PYTHON=snake'), 'python3.11', 'snake is missing')
+    package = f'python3.{sys.version_info[1]}-venv'
+    self.assert_wanted(self.make(TOOLS, python=no_venv), package, 'has no venv')
+    self.assert_wanted(self.make(TOOLS, 'setup', 'PYTHON=snake'), 'python3', 'snake is missing')
+    done = self.make(TOOLS, python='case "$1" in -V) echo Python 3.9.18;; *) echo 3.9;; esac')
+    self.assertEqual(done.returncode, 2)
+    self.assertIn('is Python 3.9.18; wanted Python 3.10 to 3.13', done.stderr)
     done = self.make(TOOLS, 'setup', 'STACK=newest')
     self.assertEqual(done.returncode, 2)
     self.assertIn("STACK: found 'newest'; wanted next", done.stderr)
 
-  def test_complete(self):
-    for stack in ('', 'next'):
-      done = self.make(TOOLS, 'setup', f'STACK={stack}', python=f'exec {sys.executable} "$@"')
+  def test_each_python_has_its_tensorflow(self):
+    for version, stack, file in (
+      ('3.10', '', 'requirements-next.txt'),
+      ('3.11', '', 'requirements.txt'),
+      ('3.11', 'next', 'requirements-next.txt'),
+      ('3.13', '', 'requirements-next.txt'),
+    ):
+      python = f'case "$*" in -V) ;; *version_info*) echo {version};; esac'
+      done = self.make(TOOLS, 'setup', f'STACK={stack}', python=python)
       self.assertEqual(done.returncode, 0, done.stderr)
+      tensorflow = re.search('tensorflow==(.*)', (ROOT / file).read_text())[1]
+      self.assertIn(f'Python {version} with TensorFlow {tensorflow}', done.stdout)
+      self.assertIn(f'-r {file} ', done.stdout)
+      self.assertEqual('without TFRA' in done.stdout, 'next' in file)
 
 
 class PinsTest(tf.test.TestCase):
@@ -111,13 +121,16 @@ class PinsTest(tf.test.TestCase):
           self.assertIn(re.sub('[-_.]+', '-', requirement.name).lower(), listed, f'{name} needs it')
 
   def test_versions_agree(self):
-    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())
-    pins = dict(line.split('==') for line in _pins('requirements.txt'))
-    for requirement in project['project']['dependencies']:
-      if '==' in requirement:
-        name, version = requirement.split('==')
-        self.assertEqual(pins[name], version)
-    self.assertIn(f'tensorflow=={pins["tensorflow"]}', project['build-system']['requires'])
+    project = tomli.loads((ROOT / 'pyproject.toml').read_text())
+    required = project['project']['dependencies'] + project['build-system']['requires']
+    for python in ('3.10', '3.11', '3.12', '3.13'):
+      file = 'requirements.txt' if python == '3.11' else 'requirements-next.txt'
+      pinned = set((ROOT / file).read_text().splitlines())
+      for requirement in map(Requirement, required):
+        if requirement.marker and not requirement.marker.evaluate({'python_version': python}):
+          continue
+        if '==' in str(requirement.specifier):
+          self.assertIn(f'{requirement.name}{requirement.specifier}', pinned)
     horovod = importlib.metadata.version('horovod')
     self.assertIn(f'HOROVOD := {horovod}\n', (ROOT / 'Makefile').read_text())
     self.assertIn(f'ARG HOROVOD={horovod}\n', (ROOT / 'Dockerfile').read_text())
@@ -171,7 +184,7 @@ class InstallTest(tf.test.TestCase):
     self.assertEqual(found.returncode, 0, found.stderr)
     for path in found.stdout.splitlines()[:2]:
       self.assertTrue(path.startswith(str(target)), path)
-    scripts = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts']
+    scripts = tomli.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts']
     self.assertIn('ctr-train', scripts)
     for script in scripts:
       self.assertTrue((target / 'bin' / script).exists(), script)

@@ -5,12 +5,12 @@ import os
 import pathlib
 import re
 import shlex
-import tomllib
 
 import boto3
 import pyarrow as pa
 import pyarrow.parquet
 import tensorflow as tf
+import tomli
 import yaml
 
 from tests.support.s3 import S3
@@ -22,7 +22,7 @@ from trainer.data.passes import passes
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 BLOCK = re.compile(r'```(\w*)\n(.*?)```', re.DOTALL)
-SCRIPTS = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['scripts']
+SCRIPTS = tomli.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['scripts']
 COMMAND = re.compile(
   r'-m trainer\.(\w+)|\b(ctr-\w+) |launch/(?:local|cluster|parameter_servers)\.sh '
 )

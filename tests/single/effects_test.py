@@ -58,7 +58,7 @@ class EffectsTest(absltest.TestCase):
         self.assertEmpty([line for line in told if 'has no effect' in line])
 
   def test_a_job_tells_them_at_its_start_once(self):
-    log = os.path.join(self.enterContext(tempfile.TemporaryDirectory()), 'log.csv')
+    log = os.path.join(self.enter_context(tempfile.TemporaryDirectory()), 'log.csv')
     with open(log, 'w') as f:
       f.write('a,b,label\n1,2,0\n')
     tree = {

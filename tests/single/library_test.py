@@ -32,6 +32,13 @@ class LibraryTest(tf.test.TestCase):
       ):
         library.load.__wrapped__()
 
+  def test_a_package_for_another_tensorflow_says_so(self):
+    path = f'{self.get_temp_dir()}/_ctr_ops-tf0.so'
+    with mock.patch.object(build, 'digest', return_value=None):
+      with mock.patch.object(library, 'PATH', path):
+        with self.assertRaisesRegex(build.NotBuilt, 'built for another TensorFlow than [0-9.]+,'):
+          library.load.__wrapped__(path)
+
   def test_a_command_says_so_in_one_line(self):
     code = (
       'from ops import build; build.digest = lambda: "others"; from trainer import command_line\n'

@@ -181,7 +181,7 @@ class Failing(tf.keras.layers.Layer):
 class UserLayerTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
-    directory = self.enterContext(tempfile.TemporaryDirectory())
+    directory = self.enter_context(tempfile.TemporaryDirectory())
     with open(os.path.join(directory, 'my_layers.py'), 'w', encoding='utf-8') as f:
       f.write(MODULE)
     with open(os.path.join(directory, 'my_broken_layers.py'), 'w', encoding='utf-8') as f:

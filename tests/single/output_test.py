@@ -6,10 +6,10 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import tomllib
 import unittest.mock
 
 import tensorflow as tf
+import tomli
 import yaml
 
 from trainer import command_line
@@ -17,7 +17,7 @@ from trainer import command_line
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMANDS = [
   script.split(':')[0]
-  for script in tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts'].values()
+  for script in tomli.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts'].values()
 ]
 
 

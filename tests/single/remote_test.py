@@ -33,7 +33,7 @@ class RemoteTest(tf.test.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.s3 = cls.enterClassContext(S3())
+    cls.s3 = cls.enter_context(S3())
     cls.client = boto3.client('s3')
 
   def setUp(self):

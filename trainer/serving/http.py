@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 
+import anyio
 import prometheus_client
 import uvicorn
 from absl import logging
@@ -177,7 +178,7 @@ class App:
     limit = self.limits.body_bytes
     body = bytearray()
     try:
-      async with asyncio.timeout(self.limits.seconds_to_send):
+      with anyio.fail_after(self.limits.seconds_to_send):
         async for piece in request.stream():
           body += piece
           self._arriving += len(piece)
