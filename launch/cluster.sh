@@ -1,20 +1,28 @@
 #!/usr/bin/env bash
-# launch/cluster.sh [-i NIC] HOSTSFILE [arguments of trainer.run]: Horovod ranks on the hosts of a file, started over ssh.
+# launch/cluster.sh [--restarts N] [--min_ranks M] [-i NIC] HOSTSFILE [arguments of trainer.run]: Horovod ranks on the hosts of a file, started over ssh.
 # The file has a line `host slots=n` for each host; n is the ranks it runs, 1 where not said; # opens a comment. The project, its
 # environment and its data lie at the same path on every host, and ssh reaches each without a password.
+# --restarts: when a rank or a host is lost, the job begins again from its last checkpoint, N times at most, on the hosts that then answer.
+# --min_ranks: with fewer ranks it does not; all of the file where not said.
 # NIC: the interface that the hosts reach one another by; it has the same name on all of them.
 set -euo pipefail
 here=$PWD
 source "$(dirname "$0")/env.sh"
+usage='[--restarts N] [--min_ranks M] [-i NIC] HOSTSFILE [arguments of trainer.run]'
 nic=
-while getopts ':i:' option; do
-  case $option in
-    i) nic=$OPTARG ;;
-    *) fail "unknown option -$OPTARG; wanted [-i NIC] HOSTSFILE [arguments of trainer.run]" ;;
+while [[ ${1:-} = -* ]]; do
+  [ $# -ge 2 ] || fail "$1: wanted a value"
+  case $1 in
+    -i) nic=$2 ;;
+    --restarts | --min_ranks)
+      count "$1" "$2"
+      printf -v "${1#--}" %s "$2"
+      ;;
+    *) fail "unknown option $1; wanted $usage" ;;
   esac
+  shift 2
 done
-shift $((OPTIND - 1))
-[ $# -ge 1 ] || fail 'wanted [-i NIC] HOSTSFILE [arguments of trainer.run]'
+[ $# -ge 1 ] || fail "wanted $usage"
 file=$1
 shift
 [[ $file = /* ]] || file=$here/$file
@@ -39,4 +47,4 @@ for entry in ${hosts//,/ }; do
   why=$(ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=no -- "$host" true 2>&1) ||
     fail "host '$host' of $file: ssh without a password failed: $(tail -n 1 <<<"$why")"
 done
-run_ranks horovodrun --gloo -np "$ranks" -H "$hosts" ${nic:+--network-interfaces "$nic"} python -m trainer.run "$@"
+run_ranks "$ranks" "$hosts" ${nic:+--network-interfaces "$nic"} python -m trainer.run "$@"

@@ -25,11 +25,17 @@ show() {  # a command as one would type it
   echo "$line" >&2
 }
 
-# Shows a command of horovodrun, then becomes it, where the script was called; it can be stopped, and ends with the job's own status.
-run_ranks() {
-  show "$@"
+restarts=0  # how often at most the ranks are started again
+min_ranks=  # with fewer ranks they are not; the job's own number where not said
+# Shows a command of horovodrun, then runs it where the script was called (launch/restarts.py): it can be stopped, is started again when a rank
+# is lost, and ends with the job's own status.
+run_ranks() {  # run_ranks RANKS HOSTS [arguments of horovodrun and the command]
+  local ranks=$1 hosts=$2 launcher=$PWD/launch/restarts.py
+  shift 2
+  set -- horovodrun --gloo -np "$ranks" -H "$hosts" "$@"
   export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-  local ranks=$PWD/launch/ranks.py
+  [ "${min_ranks:=$ranks}" -le "$ranks" ] || fail "--min_ranks: found $min_ranks; wanted at most the $ranks ranks of the job"
+  show "$@"
   cd "$CALLED_FROM"
-  exec python "$ranks" "$@"
+  exec python "$launcher" "$restarts" "$min_ranks" "$@"
 }

@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# launch/local.sh RANKS [arguments of trainer.run]: RANKS Horovod ranks on this machine, its cores split among them.
+# launch/local.sh [--restarts N] RANKS [arguments of trainer.run]: RANKS Horovod ranks on this machine, its cores split among them.
+# --restarts: when a rank is lost, the job begins again from its last checkpoint, N times at most.
 # CTR_THREADS sets the threads of a rank yourself.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
+if [ "${1:-}" = --restarts ]; then
+  count --restarts "${2:-}"
+  restarts=$2
+  shift 2
+fi
 [ $# -ge 1 ] || fail 'wanted RANKS [arguments of trainer.run], as in launch/local.sh 2 --config configs/demo.yaml'
 ranks=$1
 shift
@@ -10,4 +16,4 @@ count RANKS "$ranks"
 share=$(($(nproc) / ranks))
 export CTR_THREADS=${CTR_THREADS:-$((share > 1 ? share : 1))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
-run_ranks horovodrun --gloo -np "$ranks" -H "localhost:$ranks" python -m trainer.run "$@"
+run_ranks "$ranks" "localhost:$ranks" python -m trainer.run "$@"

@@ -1,7 +1,5 @@
 """Runs horovodrun so that a job can be stopped and ends with the status of its ranks.
 
-`python launch/ranks.py horovodrun … -H HOST:SLOTS,… COMMAND`
-
 By itself, horovodrun kills its ranks on SIGTERM before they can save their state, and reports every
 failure with status 1 and its own stack trace. Here SIGTERM and SIGINT go to rank 0, which stops the
 job on all ranks; a second signal ends horovodrun. The exit status is that of the rank that ended
@@ -14,6 +12,7 @@ command lines of horovodrun's shells.) If all ranks are on this host, horovodrun
 listens on loopback.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import os
@@ -25,7 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import BinaryIO
 
 _OF_A_RANK = re.compile(rb'\[\d+\]<std(out|err)>:')
@@ -83,19 +82,7 @@ class Ranks:
       f"grep -lsz '^CTR_JOB={self._job}$' /proc/[0-9]*/environ | "
       "xargs -r grep -lsz '^HOROVOD_RANK=0$' | tr -dc '0-9\\n'"
     )
-    return self._run_on(self._host, f'kill -{number:d} $({pids})').returncode == 0
-
-  def _run_on(self, host: str, script: str, text: str = '') -> subprocess.CompletedProcess:
-    shell = ['sh', '-c']
-    if not _is_this_host(host):
-      shell = ['ssh', '-o', 'BatchMode=yes', '-o', 'StrictHostKeyChecking=no', host]
-    return subprocess.run(
-      [*shell, script],
-      input=text.encode(),
-      stderr=subprocess.PIPE,
-      timeout=30,
-      check=False,
-    )
+    return _run_on(self._host, f'kill -{number:d} $({pids})').returncode == 0
 
   def _make_secret(self) -> None:
     secret = secrets.token_hex(32)
@@ -105,7 +92,7 @@ class Ranks:
       f'printf %s "$secret" >{self._secret_file}'
     )
     for host in [socket.gethostname(), *self._remote_hosts]:
-      done = self._run_on(host, script, secret)
+      done = _run_on(host, script, secret)
       if done.returncode:
         self._remove_secret()
         sys.exit(f'{host}: cannot write {self._secret_file}: {done.stderr.decode().strip()}')
@@ -113,7 +100,7 @@ class Ranks:
   def _remove_secret(self) -> None:
     for host in [socket.gethostname(), *self._remote_hosts]:
       with contextlib.suppress(subprocess.TimeoutExpired):  # the host may be gone
-        self._run_on(host, f'rm -f {self._secret_file}')
+        _run_on(host, f'rm -f {self._secret_file}')
 
   def wait(self) -> int:
     """Shows the job's output until it ends; returns its exit status."""
@@ -153,12 +140,33 @@ class Ranks:
       to.flush()
 
 
+def answering(hosts: Iterable[str]) -> list[str]:
+  """Returns the hosts on which a command can be run now."""
+
+  def answers(host: str) -> bool:
+    try:
+      return _run_on(host, 'true').returncode == 0
+    except subprocess.TimeoutExpired:
+      return False
+
+  hosts = list(hosts)
+  with concurrent.futures.ThreadPoolExecutor(32) as pool:
+    return [host for host, there in zip(hosts, pool.map(answers, hosts)) if there]
+
+
+def _run_on(host: str, script: str, text: str = '') -> subprocess.CompletedProcess:
+  shell = ['sh', '-c']
+  if not _is_this_host(host):
+    options = 'BatchMode=yes', 'StrictHostKeyChecking=no', 'ConnectTimeout=10'
+    shell = ['ssh', *(f'-o{option}' for option in options), host]
+  return subprocess.run(
+    [*shell, script],
+    input=text.encode(),
+    stderr=subprocess.PIPE,
+    timeout=30,
+    check=False,
+  )
+
+
 def _is_this_host(name: str) -> bool:
   return name in ('localhost', '127.0.0.1', socket.gethostname())
-
-
-if __name__ == '__main__':
-  ranks = Ranks(sys.argv[1:])
-  for number in signal.SIGTERM, signal.SIGINT:
-    signal.signal(number, ranks.stop)
-  sys.exit(ranks.wait())

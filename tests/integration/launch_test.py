@@ -172,6 +172,118 @@ class JobTest(LaunchTestCase):
       self.assertEmpty(done.stdout)
 
 
+# In place of horovodrun: each start is a line of the file `starts`. The ranks of line n end with
+# the n-th of $STATUSES; with `wait` they wait to be asked to stop.
+STARTS = """#!/bin/sh
+echo "$*" >>starts
+status=$(echo "$STATUSES" | cut -d' ' -f"$(wc -l <starts)")
+if [ "$status" = wait ]; then
+  HOROVOD_RANK=0 sh -c "echo trains; exec sleep 60" || status=$?
+fi
+echo 'Traceback of horovodrun: exited with non-zero status' >&2
+printf 'Process name: 1\\nExit code: %s\\n' "$status" >&2
+exit 1
+"""
+
+
+class RestartsTest(LaunchTestCase):
+  def setUp(self):
+    super().setUp()
+    self.stand_in('horovodrun', STARTS)
+    # A host that the file `gone` names does not answer.
+    self.stand_in(
+      'ssh',
+      '#!/bin/sh\ntouch gone\n'
+      'while read -r h; do case "$*" in *"$h"*) exit 255;; esac; done <gone\n',
+    )
+    (self.folder / 'hosts').write_text('alpha slots=2\nbeta slots=2\ngamma slots=4\n')
+
+  def run_job(self, statuses, *options, pause='0'):
+    done = self.launch(
+      'cluster.sh',
+      *options,
+      'hosts',
+      '--config',
+      'c.yaml',
+      STATUSES=statuses,
+      CTR_RESTART_SECONDS=pause,
+    )
+    starts = (self.folder / 'starts').read_text().splitlines()
+    told = [line for line in done.stderr.splitlines() if line.startswith('restart ')]
+    return done.returncode, [re.search('-np (.*) python', line)[1] for line in starts], told
+
+  def test_a_lost_rank_begins_the_job_again(self):
+    everybody = '8 -H alpha:2,beta:2,gamma:4'
+    status, starts, told = self.run_job('137 3 255 0', '--restarts', '3')
+    self.assertEqual(status, 0)
+    self.assertEqual(starts, [everybody] * 4)
+    self.assertEqual(told[0], 'restart 1 of 3: 8 ranks on alpha, beta, gamma')
+    self.assertLen(told, 3)
+
+  def test_no_more_often_than_allowed(self):
+    status, starts, _ = self.run_job('137 137 3 0', '--restarts', '2')
+    self.assertEqual(status, 3)
+    self.assertLen(starts, 3)
+
+  def test_what_a_restart_does_not_mend(self):
+    for wrong in '0', '1', '2':
+      (self.folder / 'starts').unlink(missing_ok=True)
+      status, starts, told = self.run_job(wrong, '--restarts', '3')
+      self.assertEqual((status, told), (int(wrong), []))
+      self.assertLen(starts, 1)
+
+  def test_on_the_hosts_that_answer(self):
+    # beta is gone when rank 1 is lost, and back at the next restart.
+    self.stand_in(
+      'horovodrun',
+      STARTS.replace('if [', '[ $(wc -l <starts) = 1 ] && echo beta >gone || : >gone\nif ['),
+    )
+    status, starts, told = self.run_job('3 3 0', '--restarts', '3', '--min_ranks', '6')
+    self.assertEqual(status, 0)
+    self.assertEqual(
+      starts, ['8 -H alpha:2,beta:2,gamma:4', '6 -H alpha:2,gamma:4', '8 -H alpha:2,beta:2,gamma:4']
+    )
+    self.assertEqual(told[0], 'restart 1 of 3: 6 ranks on alpha, gamma; no answer from beta')
+
+  def test_too_few_ranks(self):
+    self.stand_in('horovodrun', STARTS.replace('if [', 'echo beta >gone\nif ['))
+    status, starts, told = self.run_job('3 0', '--restarts', '2')  # all ranks are wanted
+    self.assertEqual(status, 3)
+    self.assertLen(starts, 1)
+    self.assertEqual(
+      told[1],
+      'restart 2 of 2: 6 ranks on alpha, gamma; no answer from beta; wanted at least 8 ranks',
+    )
+
+  def test_asked_to_stop(self):
+    # Somebody else stopped a rank: its host is taken away.
+    status, starts, _ = self.run_job('143 0', '--restarts', '1')
+    self.assertEqual(status, 0)
+    self.assertLen(starts, 2)
+    # The launcher is asked to.
+    (self.folder / 'starts').unlink()
+    self.stand_in('ssh', '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    job = subprocess.Popen(
+      [LAUNCH / 'cluster.sh', '--restarts', '3', 'hosts'],
+      stdout=subprocess.PIPE,
+      env=os.environ | {'PATH': f'{self.bin}:{os.environ["PATH"]}', 'STATUSES': 'wait 0'},
+      cwd=self.folder,
+    )
+    self.assertEqual(job.stdout.readline(), b'trains\n')
+    job.send_signal(signal.SIGTERM)
+    self.assertEqual(job.wait(60), 143)
+    self.assertLen((self.folder / 'starts').read_text().splitlines(), 1)
+
+  def test_mistakes(self):
+    self.assert_mistake(
+      self.launch('cluster.sh', '--restarts', '0', 'hosts'), "--restarts: found '0'"
+    )
+    self.assert_mistake(self.launch('local.sh', '--restarts', 'x', '2'), "--restarts: found 'x'")
+    self.assert_mistake(
+      self.launch('cluster.sh', '--min_ranks', '9', 'hosts'), 'found 9; wanted at most the 8'
+    )
+
+
 class ClusterTest(LaunchTestCase):
   def setUp(self):
     super().setUp()

@@ -1,0 +1,86 @@
+"""Runs the ranks of a job, and starts them again when one is lost.
+
+`python launch/restarts.py RESTARTS MIN_RANKS horovodrun … -np N -H HOST:SLOTS,… COMMAND`
+
+The job continues from its last checkpoint on the hosts that then answer, a host that has come back
+among them, if these have slots for MIN_RANKS ranks. CTR_RESTART_SECONDS (5) are waited before the
+first restart, twice as many before each next one, 300 at most. A rank that ended with SIGTERM's
+status, although nobody had asked this process to stop, was on a host that is taken away: it counts
+as lost. Every other status ends the job, such as a user's mistake.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import ranks
+
+_LONGEST_PAUSE = 300.0
+_LOST = 3  # the status of a rank that has lost another one
+
+
+class Job:
+  """A job whose ranks may be started several times.
+
+  Args:
+    restarts: how often at most they are started again.
+    min_ranks: with fewer ranks they are not.
+    command: the whole command line of horovodrun.
+  """
+
+  def __init__(self, restarts: int, min_ranks: int, command: Sequence[str]):
+    self._restarts, self._min_ranks, self._command = restarts, min_ranks, list(command)
+    entries = command[command.index('-H') + 1].split(',')
+    self._slots = {host: int(n) for host, _, n in (entry.rpartition(':') for entry in entries)}
+    self._ranks: ranks.Ranks | None = None
+    self._stopped = False
+
+  def stop(self, number: int, *_: object) -> None:
+    """Passes a signal on to the ranks; without ranks there is nothing to save."""
+    self._stopped = True
+    if self._ranks is None:
+      sys.exit(128 + number)
+    self._ranks.stop(number)
+
+  def run(self) -> int:
+    """Returns the exit status of the ranks that were started last."""
+    status = self._start(self._slots)
+    pause = float(os.environ.get('CTR_RESTART_SECONDS', 5))
+    for restart in range(1, self._restarts + 1):
+      if self._stopped or not (status == _LOST or status > 128):
+        break
+      time.sleep(pause)
+      pause = min(2 * pause, _LONGEST_PAUSE)
+      answering = set(ranks.answering(self._slots))
+      slots = {host: n for host, n in self._slots.items() if host in answering}
+      silent = ', '.join(host for host in self._slots if host not in answering)
+      size = sum(slots.values())
+      line = (
+        f'restart {restart} of {self._restarts}: {size} ranks on {", ".join(slots) or "no host"}'
+      )
+      line += f'; no answer from {silent}' if silent else ''
+      if size < self._min_ranks:
+        line += f'; wanted at least {self._min_ranks} ranks'
+      sys.stderr.write(f'{line}\n')
+      if size >= self._min_ranks:
+        status = self._start(slots)
+    return status
+
+  def _start(self, slots: Mapping[str, int]) -> int:
+    command = self._command.copy()
+    command[command.index('-np') + 1] = str(sum(slots.values()))
+    command[command.index('-H') + 1] = ','.join(f'{host}:{n}' for host, n in slots.items())
+    self._ranks = ranks.Ranks(command)
+    try:
+      return self._ranks.wait()
+    finally:
+      self._ranks = None
+
+
+if __name__ == '__main__':
+  job = Job(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+  for number in signal.SIGTERM, signal.SIGINT:
+    signal.signal(number, job.stop)
+  sys.exit(job.run())
