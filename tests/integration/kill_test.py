@@ -5,6 +5,7 @@ KILL_TRIALS sets how many kills are tried (default 4, half of them on 2 ranks); 
 its number.
 """
 
+import functools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import time
 import psutil
 import tensorflow as tf
 
+from tests.support import jobs
 from tests.support.states import state_of
 
 CONFIG = """
@@ -116,34 +118,39 @@ class KillTest(tf.test.TestCase):
       self.fail(f'status {status}: {output[-3000:]}')
     return signs
 
+  @classmethod
+  @functools.cache
+  def reference(cls, ranks, dtype):
+    """Returns the signs of life and the state of a job that is left alone."""
+    run_dir = tempfile.mkdtemp(dir=cls.folder) + '/run'
+    return cls().run_job(ranks, dtype, run_dir), state_of(run_dir)
+
+  def assert_state(self, run_dir, expected, words):
+    with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
+      for line in f:
+        json.loads(line)
+    found = state_of(run_dir)
+    for what in ('rows', 'dense', 'progress', 'exports'):
+      self.assertEqual(found[what], expected[what], f'{what} of {words}')
+    self.assertAllEqual(found['metrics'], expected['metrics'])
+    self.assertLen(found['events'], len(expected['events']))
+    for one, wanted in zip(found['events'], expected['events']):
+      self.assertEqual(one, wanted, words)
+    self.assertFalse([n for n in os.listdir(f'{run_dir}/exports') if 'unfinished' in n])
+
   def check(self, ranks, dtype, trials):
-    reference = tempfile.mkdtemp(dir=self.folder) + '/run'
-    signs = self.run_job(ranks, dtype, reference)
-    expected = state_of(reference)
+    signs, expected = self.reference(ranks, dtype)
     self.assertNotEmpty(expected['rows'])
     self.assertNotEmpty(expected['exports'])
     for trial in trials:
       random.seed(trial)
       run_dir = tempfile.mkdtemp(dir=self.folder) + '/run'
       kill_at = random.randrange(1, signs)
-      print(f'trial {trial}: {ranks} rank(s), killed after sign {kill_at} of {signs}', flush=True)
+      words = f'trial {trial}: {ranks} rank(s), killed after sign {kill_at} of {signs}'
+      print(words, flush=True)
       self.run_job(ranks, dtype, run_dir, kill_at)
       self.run_job(ranks, dtype, run_dir)
-      with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
-        for line in f:
-          json.loads(line)
-      found = state_of(run_dir)
-      for what in ('rows', 'dense', 'progress', 'exports'):
-        self.assertEqual(
-          found[what],
-          expected[what],
-          f'{what} of trial {trial}, killed after sign {kill_at} of {signs}',
-        )
-      self.assertAllEqual(found['metrics'], expected['metrics'])
-      self.assertLen(found['events'], len(expected['events']))
-      for one, wanted in zip(found['events'], expected['events']):
-        self.assertEqual(one, wanted, f'trial {trial}')
-      self.assertFalse([n for n in os.listdir(f'{run_dir}/exports') if 'unfinished' in n])
+      self.assert_state(run_dir, expected, words)
 
   trials = int(os.environ.get('KILL_TRIALS', '4'))
 
@@ -152,6 +159,44 @@ class KillTest(tf.test.TestCase):
 
   def test_two_ranks(self):
     self.check(2, 'bfloat16', range(1, self.trials, 2))
+
+  def both_ranks(self, job):
+    """Returns the processes of both ranks; they train no longer than it takes to find them."""
+    while len(ranks := jobs.ranks_below(job.pid)) < 2:
+      self.assertIsNone(job.poll())
+      time.sleep(0.05)
+    return ranks
+
+  def test_a_lost_rank_begins_the_job_again(self):
+    """Both ranks are killed one after the other, and nobody starts the job again by hand."""
+    _, expected = self.reference(2, 'bfloat16')
+    run_dir = tempfile.mkdtemp(dir=self.folder) + '/run'
+    job = subprocess.Popen(
+      [
+        'launch/local.sh',
+        *('--restarts', '2', '2', '--config', f'{self.folder}/config.yaml', '--run_dir', run_dir),
+        *('--set', 'sparse.tables.default.dtype=bfloat16'),
+      ],
+      cwd=jobs.ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+      env=os.environ | {'CTR_THREADS': '1', 'CTR_RESTART_SECONDS': '0.1'},
+    )
+    self.addCleanup(job.kill)
+    output, to_kill = '', [1, 0]
+    ranks = self.both_ranks(job)
+    for line in job.stdout:
+      output += line
+      if 'restart ' in line:
+        ranks = self.both_ranks(job)
+      if 'samples/s' in line and ranks and to_kill:
+        ranks[to_kill.pop(0)].kill()
+        ranks = None
+    self.assertEqual(job.wait(60), 0, output)
+    for restart in 1, 2:
+      self.assertIn(f'restart {restart} of 2: 2 ranks on localhost', output)
+    self.assert_state(run_dir, expected, output)
 
 
 if __name__ == '__main__':

@@ -107,6 +107,7 @@ def ranks_below(launcher: int) -> dict[int, psutil.Process]:
   for process in psutil.Process(launcher).children(recursive=True):
     with contextlib.suppress(psutil.Error):
       rank = process.environ().get('HOROVOD_RANK')
-      if rank is not None and not process.children():
-        found[int(rank)] = process
+      # Below a shell; and above what it starts itself, which comes later.
+      if rank is not None and process.name().startswith('python'):
+        found.setdefault(int(rank), process)
   return found
