@@ -14,6 +14,7 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import ConfigError, UserError
 from trainer.model import ranking
+from trainer.model.retrieval_losses import softmax
 from trainer.training.finished_run import open_run
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
@@ -106,6 +107,22 @@ class LossTest(tf.test.TestCase):
       sums.append(np.sum(worth[drawn] / (300 * np.exp(batch.log_share[3:]))))
     deviation = np.std(sums) / np.sqrt(len(sums))
     self.assertLess(abs(np.mean(sums) - worth.sum()), 4 * deviation)
+
+
+class SoftmaxTest(tf.test.TestCase):
+  def test_gradient_is_that_of_the_corrected_correction(self):
+    """arXiv 2507.09331: (1 − p) times the gradient of log Σ over negatives less the positive."""
+    rng = np.random.default_rng(0)
+    positive = tf.constant(rng.normal(size=9).astype(np.float32))
+    negatives = tf.constant(rng.normal(size=[9, 6]).astype(np.float32))
+    with tf.GradientTape(persistent=True) as tape:
+      tape.watch([positive, negatives])
+      loss = softmax(positive, negatives)
+      log_sum = tf.reduce_logsumexp(negatives, 1)
+      share = tf.exp(positive) / (tf.exp(positive) + tf.exp(log_sum))
+      weighted = tf.stop_gradient(1 - share) * (log_sum - positive)
+    for variable in (positive, negatives):
+      self.assertAllClose(tape.gradient(loss, variable), tape.gradient(weighted, variable))
 
 
 class RankingTest(tf.test.TestCase):
