@@ -1,7 +1,4 @@
-"""`pip install .` compiles the op library into the `ops` package;
-
-all else stands in pyproject.toml.
-"""
+"""Makes `pip install .` compile the op library; pyproject.toml has everything else."""
 
 import os
 import pathlib

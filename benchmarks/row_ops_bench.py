@@ -33,7 +33,7 @@ _FEATURES = flags.DEFINE_integer(
   'features', 0, 'Features in the table beside those of the batches.'
 )
 _OPTIMIZER = flags.DEFINE_enum(
-  'optimizer', 'adagrad', row_optimizers.ROW_OPTIMIZERS, 'The row optimizer.'
+  'optimizer', 'adagrad', list(row_optimizers.ROW_OPTIMIZERS), 'The row optimizer.'
 )
 _DTYPE = flags.DEFINE_enum('dtype', 'float32', ('float32', 'bfloat16'), 'Of the factors.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Of the keys.')
@@ -73,8 +73,6 @@ def main(_):
     beta1=0.9,
     beta2=0.999,
     epsilon=1e-7,
-    learning_rate_power=-0.5,
-    beta=0.0,
     l1=0.0,
     l2=0.0,
     l2_mode='touch',

@@ -17,7 +17,7 @@ class NotBuilt(ImportError):
 
 def library_path() -> str:
   """Returns the path of the op library; the file name contains TensorFlow's version."""
-  import tensorflow as tf  # here: setup.py imports this file where TensorFlow may be missing
+  import tensorflow as tf  # imported here because setup.py runs without TensorFlow until it builds
 
   return str(ROOT / 'ops' / f'_ctr_ops-tf{tf.__version__}.so')
 

@@ -1,42 +1,81 @@
-"""The table of row optimizers: their keys, defaults and state. Imports no TensorFlow.
+"""The table of row optimizers: keys, defaults and state of each. Imports no TensorFlow.
 
-The config, its documentation and its checks follow from this table. A new row optimizer is an entry
-here and a rule in ops/cc/rows/row_optimizers.cc; a test compares the two.
+The section `sparse.tables.NAME.factors` of the config, its documentation and its checks follow from
+this table. A new row optimizer is an entry here and one in ops/cc/rows/row_optimizers.cc; a test
+compares the two.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping
 
-# Fields of the `hyper` tensor, in its order: RowHyper of ops/cc/rows/row_optimizers.h.
-HYPER_FIELDS = (
-  'learning_rate',
-  'initial_accumulator',
-  'beta1',
-  'beta2',
-  'epsilon',
-  'learning_rate_power',
-  'beta',
-  'l1',
-  'l2',
-  'l2_catch_up',
-  'clip',
-)
-TUNED_BATCH_SIZE = 4096  # samples of a step that the preset `tuned` was measured with
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+  """A number that row optimizers read.
+
+  Attributes:
+    default: its value if the preset has none; None: off.
+    meaning: its documentation.
+    low: its smallest value.
+    high: its largest value; None: there is none.
+    excludes: which bound is not itself allowed, 'low' or 'high'; '' for neither.
+  """
+
+  default: float | None
+  meaning: str
+  low: float = 0.0
+  high: float | None = None
+  excludes: str = ''
+
+
+_FOLLOWS = 'Its default follows from preset, kind'
+HYPERPARAMETERS = {
+  'learning_rate': Hyperparameter(
+    0.2,
+    f"The step's size. {_FOLLOWS}, width and batch size.",
+    high=1e6,  # above it every float32 overflows in a few steps
+  ),
+  'initial_accumulator': Hyperparameter(
+    1e-6,
+    'What the sums of squared gradients start from. It should be small beside the squares of mean '
+    f'gradients (a few 1e-4 each): .1 keeps rows from learning. {_FOLLOWS} and batch size.',
+  ),
+  'beta1': Hyperparameter(
+    0.9, 'Decay of the mean of gradients, a step.', high=1.0, excludes='high'
+  ),
+  'beta2': Hyperparameter(
+    0.999, 'Decay of the mean of squared gradients, a step.', high=1.0, excludes='high'
+  ),
+  'epsilon': Hyperparameter(1e-7, f'Added to the denominator. {_FOLLOWS} and batch size.'),
+  'l1': Hyperparameter(0.0, 'Weight of Σ|w| in the loss, not divided by the batch.'),
+  'l2': Hyperparameter(0.0, 'Weight of ½·Σw² in the loss, not divided by the batch.'),
+  'clip': Hyperparameter(
+    None,
+    "Bounds each element of a row's gradient, as sparse.gradient_scale has divided it, before the "
+    f'penalties; null: no bound. {_FOLLOWS} and batch size.',
+    excludes='low',
+  ),
+}
+# Fields of the `hyper` tensor, in the order of RowHyper in ops/cc/rows/row_optimizers.h.
+HYPER_FIELDS = (*HYPERPARAMETERS, 'l2_catch_up')
+TUNED_BATCH_SIZE = 4096  # the batch size at which the preset `tuned` was measured
 
 
 @dataclasses.dataclass(frozen=True)
 class RowKind:
-  """What one row optimizer is.
+  """The properties of one row optimizer.
 
   Attributes:
+    meaning: the source of the rule, and what is special about it.
     state_per_weight: floats of state that it keeps for each weight.
     state_per_row: floats of state that it keeps for a row, whatever its width.
     reads: the hyperparameters that it reads beside learning_rate, l1, l2 and clip.
     presets: its defaults by the name of the preset.
-    follows_gradient: whether the length of its steps follows the gradient's.
+    follows_gradient: whether the length of its steps is proportional to the gradient's.
   """
 
+  meaning: str
   state_per_weight: int
   state_per_row: int
   reads: frozenset[str]
@@ -51,8 +90,9 @@ class RowKind:
 # Rules that make all steps equally large would learn such features by heart: epsilon and
 # initial_accumulator keep theirs small, and clip bounds the steps of sgd and adagrad_row on
 # frequent features at a rate from which rare ones learn at all.
-ROW_KINDS = {
+ROW_OPTIMIZERS = {
   'sgd': RowKind(
+    'Gradient descent',
     0,
     0,
     frozenset(),
@@ -64,6 +104,7 @@ ROW_KINDS = {
     follows_gradient=True,
   ),
   'adagrad': RowKind(
+    'Duchi et al. 2011: an accumulator for each weight',
     1,
     0,
     frozenset({'initial_accumulator', 'epsilon'}),
@@ -73,6 +114,7 @@ ROW_KINDS = {
     },
   ),
   'adagrad_row': RowKind(
+    "PaddlePaddle's: one accumulator for a row, of the means of squared gradients",
     0,
     1,
     frozenset({'initial_accumulator'}),
@@ -83,6 +125,8 @@ ROW_KINDS = {
     follows_gradient=True,
   ),
   'adam': RowKind(
+    'Kingma & Ba 2015, lazy: moments move only in steps that touch the row; '
+    'the bias correction counts all steps',
     2,
     0,
     frozenset({'beta1', 'beta2', 'epsilon'}),
@@ -92,15 +136,17 @@ ROW_KINDS = {
     },
   ),
   'ftrl': RowKind(
+    'McMahan et al. 2013, with L1 and L2: weights become exactly 0',
     2,
     0,
-    frozenset({'initial_accumulator', 'learning_rate_power', 'beta'}),
+    frozenset({'initial_accumulator'}),
     {
       'tuned': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
       'keras': {'learning_rate': 0.001, 'initial_accumulator': 0.1},
     },
   ),
   'rmsprop': RowKind(
+    'Tieleman & Hinton 2012',
     1,
     0,
     frozenset({'beta2', 'epsilon'}),
@@ -117,18 +163,19 @@ def row_defaults(
 ) -> dict[str, float | None]:
   """Returns the defaults of a row optimizer, by key.
 
-  In batches of another size than TUNED_BATCH_SIZE the mean gradients of rare features are larger
-  or smaller. The preset `tuned` scales what is compared with them alike, so that the sum of a
-  feature's gradients moves its row as far. Where steps follow the gradient's size, those of more
-  than 8 weights together are as long as those of 8 (docs/quality.md).
+  In batches smaller or larger than TUNED_BATCH_SIZE, mean gradients of rare features are larger or
+  smaller. The preset `tuned` scales with them whatever is compared with them, so the sum of a
+  feature's gradients moves its row as far as in batches of that size. If the length of steps
+  follows the gradient's, steps on more than 8 weights are made as long as those on 8
+  (docs/quality.md).
 
   Args:
-    kind: a key of ROW_KINDS.
+    kind: a key of ROW_OPTIMIZERS.
     preset: a key of its presets.
     batch_size: samples of a step.
     width: how many weights of a row it moves.
   """
-  rule = ROW_KINDS[kind]
+  rule = ROW_OPTIMIZERS[kind]
   if preset != 'tuned':
     return dict(rule.presets[preset])
   scale = TUNED_BATCH_SIZE / batch_size
@@ -138,3 +185,10 @@ def row_defaults(
   if rule.follows_gradient:
     defaults['learning_rate'] *= math.sqrt(min(1, 8 / width))
   return defaults
+
+
+def meaning_of(hyperparameter: str) -> str:
+  """Returns the documentation of a hyperparameter, with the kinds that read it unless all do."""
+  kinds = [kind for kind, rule in ROW_OPTIMIZERS.items() if hyperparameter in rule.reads]
+  meaning = HYPERPARAMETERS[hyperparameter].meaning
+  return f'{", ".join(kinds)}: {meaning[0].lower()}{meaning[1:]}' if kinds else meaning

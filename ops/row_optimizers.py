@@ -1,5 +1,6 @@
-"""Row optimizers: what updates the weights of a feature's row. ops/cc/rows/row_optimizers.h has the
-formula of each.
+"""Row optimizers, which update the weights of a feature's row.
+
+ops/cc/rows/row_optimizers.cc has their formulas.
 
 `RowStore` takes their steps inside its push. `row_init` and `row_update` are for stores that look
 rows up and write them back.
@@ -13,24 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from ops.library import TensorLike, load
-from ops.row_kinds import HYPER_FIELDS, ROW_KINDS
-
-ROW_OPTIMIZERS = tuple(ROW_KINDS)
+from ops.row_kinds import HYPER_FIELDS, ROW_OPTIMIZERS
 
 
 class RowHyperparameters(Protocol):
-  """The settings of a row optimizer, as `trainer.config.RowOptimizer` has them."""
+  """The settings of a row optimizer, as `trainer.config.RowOptimizer` has them.
 
-  kind: str  # one of ROW_OPTIMIZERS
-  learning_rate: float
-  initial_accumulator: float
-  beta1: float
-  beta2: float
-  epsilon: float
-  learning_rate_power: float
-  beta: float
-  l1: float
-  l2: float
+  Each of `row_kinds.HYPERPARAMETERS` is an attribute.
+  """
+
+  kind: str  # a key of ROW_OPTIMIZERS
   l2_mode: str  # 'touch' or 'catch_up'
   clip: float | None  # None: no bound
 
@@ -41,21 +34,21 @@ def state_floats(kind: str, dim: int) -> int:
   Raises:
     KeyError: for an unknown kind.
   """
-  rule = ROW_KINDS[kind]
+  rule = ROW_OPTIMIZERS[kind]
   return rule.state_per_weight * dim + rule.state_per_row
 
 
 def hyper(
   tables: Sequence[tuple[RowHyperparameters, RowHyperparameters]], rate: TensorLike = 1.0
 ) -> tf.Tensor:
-  """Returns hyperparameters as a push takes them.
+  """Returns the hyperparameters for a push.
 
   Args:
-    tables: of each table, the optimizers of the linear weight and of the factors.
-    rate: number or float32 [], by which every learning rate is multiplied.
+    tables: for each table, the optimizers of the linear weight and of the factors.
+    rate: number or float32 [], the factor of every learning rate.
 
   Returns:
-    float32 [T, 2, 11], fields in the order of `HYPER_FIELDS`.
+    float32 [T, 2, H], the H fields in the order of `HYPER_FIELDS`.
   """
 
   def fields(o: RowHyperparameters) -> list[float]:
@@ -74,8 +67,8 @@ def row_init(weights: TensorLike, hyper: TensorLike, kind: str) -> tf.Tensor:
 
   Args:
     weights: float32 [n, dim].
-    hyper: float32 [11], one optimizer's row of the `hyper` tensor.
-    kind: one of ROW_OPTIMIZERS.
+    hyper: float32 [H], one optimizer's row of the `hyper` tensor.
+    kind: a key of ROW_OPTIMIZERS.
   """
   return load().ctr_row_init(weights=weights, hyper=hyper, kind=kind)
 
@@ -98,9 +91,9 @@ def row_update(
     scale: float32 [1] or [n], by which the gradient is multiplied.
     last_step: int32 [n], the step of a row's last update; 0: none yet, so its state is initialised
       first.
-    hyper: float32 [11], one optimizer's row of the `hyper` tensor.
+    hyper: float32 [H], one optimizer's row of the `hyper` tensor.
     step: int64 [], the global step, from 1.
-    kind: one of ROW_OPTIMIZERS.
+    kind: a key of ROW_OPTIMIZERS.
     add: as in `RowStore.push`.
 
   Returns:

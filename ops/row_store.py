@@ -43,9 +43,8 @@ class TableSpec:
 
   name: str
   parts: tuple[FactorPart, ...]  # side by side
-  init: str = 'normal'  # or 'uniform'
-  init_scale: float = 0.01  # standard deviation, or half the range
-  linear: str = 'adagrad'  # one of ops.row_optimizers.ROW_OPTIMIZERS
+  init_scale: float = 0.01  # the standard deviation of initial factors
+  linear: str = 'adagrad'  # a key of ops.row_kinds.ROW_OPTIMIZERS
   factors: str = 'adagrad'
   dtype: str = 'float32'  # or 'bfloat16': of the factors and their state
 
@@ -86,21 +85,18 @@ def to_bfloat16(rows: np.ndarray) -> np.ndarray:
   return rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
 
 
-def initial_factors(
-  keys: TensorLike, seed: int, width: int, init: str = 'normal', scale: float = 0.01
-) -> tf.Tensor:
+def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
   """Returns the factors that features start with: a pure function of (seed, key, column).
 
   Args:
     keys: int64 [n].
     seed: the store's.
     width: the number of factors.
-    init: 'normal' or 'uniform'.
-    scale: the standard deviation, or half the range.
+    scale: the standard deviation.
   Returns:
     float32 [n, width].
   """
-  return load().ctr_initial_factors(keys=keys, seed=seed, width=width, init=init, scale=scale)
+  return load().ctr_initial_factors(keys=keys, seed=seed, width=width, scale=scale)
 
 
 class RowStore(FeatureLifecycle):
@@ -130,7 +126,6 @@ class RowStore(FeatureLifecycle):
       load().ctr_row_store_handle,
       slot_table=list(self.slot_table),
       widths=self.widths,
-      inits=[t.init for t in self.tables],
       init_scales=[t.init_scale for t in self.tables],
       linear_optimizers=[t.linear for t in self.tables],
       factors_optimizers=[t.factors for t in self.tables],
@@ -176,7 +171,7 @@ class RowStore(FeatureLifecycle):
       linear_gradient: float32 [u], likewise.
       factors_gradient: float32 [offsets[u]], as rows.factors, likewise.
       scale: float32 [1] or [u], multiplies the gradients.
-      hyper: float32 [T, 2, 11], of `ops.row_optimizers.hyper`.
+      hyper: float32 [T, 2, H], of `ops.row_optimizers.hyper`.
       step: int64 [], the global step, from 1.
       add: whether the gradients are differences to add to the weights, without an optimizer. Of
         the optimizer's state, only FTRL's z changes, with its weight.

@@ -6,11 +6,11 @@ clicks that it was seen with, and a *row*: its linear weight, and after *admissi
 (the embedding). The process that keeps a row is its *owner*; each owns some of the 256 *logical
 shards* of keys.
 
-trainer/run.py starts a job, training/job.py leads it through passes and days, training/step.py is
-one step of it; embedding/exchange.py brings rows, model/builder.py the layers.
+trainer/run.py starts a job, training/job.py goes through its passes and days, training/step.py
+takes one step; embedding/exchange.py reads and updates rows, model/builder.py makes the layers.
 
 `trainer.fit`, `trainer.load`, `trainer.Run`, `trainer.Callback` and `trainer.tune` are imported
-when they are asked for.
+when they are first used.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Training from Python: `run = trainer.fit(config)`, `run.predict(frame)`, `trainer.load(run_dir)`.
 
-One process, as `python -m trainer.run` without a launcher; the run_dir is the same, so that every
-command works on it too. The commands themselves are what stands here, with flags.
+It trains in one process, as `python -m trainer.run` does without a launcher, and every command
+works on its run_dir. The commands call these functions.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from trainer.errors import ConfigError, UserError
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting import trackers
 
-if TYPE_CHECKING:  # TensorFlow takes seconds to import: it comes after the config was checked
+if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checked before it
   from trainer.data.passes import Pass
   from trainer.data.prepared import PreparedPass
   from trainer.training.callback import Callback
   from trainer.training.finished_run import FinishedRun
 
-Frame = pd.DataFrame | pa.Table  # or Polars', or whatever else exports an Arrow stream
+Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream
 Data = str | Sequence[str] | Frame
 SPLITS = ('train', 'valid', 'test')
 
@@ -46,9 +46,9 @@ class Run:
   """A trained model in its run_dir.
 
   Attributes:
-    run_dir: where it is kept.
+    run_dir: the directory of the run.
     cfg: its config.
-    checkpoint: which state is used: best (by validation, where there is one) or last.
+    checkpoint: the state that is used: best (by validation, if there is one) or last.
   """
 
   run_dir: str
@@ -57,7 +57,7 @@ class Run:
 
   @property
   def metrics(self) -> pd.DataFrame:
-    """The events of the run, a row each: metrics.jsonl."""
+    """The events of the run, one a row, from metrics.jsonl."""
     from trainer.reporting.events import read_events
 
     return read_events(self.run_dir)
@@ -66,7 +66,7 @@ class Run:
     """Returns auc, logloss, calibration and so on.
 
     Args:
-      data: patterns of files, or a frame with the columns of the log; data.test where left out.
+      data: patterns of files, or a frame with the columns of the log; by default data.test.
     """
     with self._open() as run, _patterns(self.cfg, data) as patterns:
       return run.evaluation.evaluate(run.inputs.prepared(passes_to_score(run, patterns), 'api'))
@@ -75,12 +75,12 @@ class Run:
     """Returns the predictions in input order.
 
     Args:
-      data: as of `evaluate`; labels, weights and groups are not read and may be missing.
+      data: as for `evaluate`; its labels, weights and groups are not read and may be missing.
     Returns:
-      float32 [samples]; [samples, tasks] where the model has several.
+      float32 [samples]; [samples, tasks] with several tasks.
     """
     config.refuse_retrieval(self.cfg.model.retrieval, f'predict: run_dir {self.run_dir}')
-    # A bad record ends it: dropped ones would shift the predictions after them.
+    # A bad record is an error, because dropping it would shift the predictions after it.
     with (
       self._open(['data.max_bad_share=0']) as run,
       _patterns(self.cfg, data, labelled=False) as patterns,
@@ -89,10 +89,10 @@ class Run:
       return np.concatenate(list(predictions(run, prepared)))
 
   def importance(self, data: Data | None = None) -> pd.DataFrame:
-    """Returns what AUC and logloss lose when a slot is exchanged between samples, by slot.
+    """Returns by slot how much worse AUC and logloss are if its features are permuted over samples.
 
     Args:
-      data: as of `evaluate`.
+      data: as for `evaluate`.
     """
     from trainer.training.importance import importance_table
 
@@ -103,11 +103,11 @@ class Run:
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot, the most shown first.
 
-    Columns: text, as the passes of data.train have it (None where they are gone), key, show, click,
-    unseen_days, admitted, linear, and factors where the model has any.
+    Columns: text, read from the passes of data.train (None if they are gone), key, show, click,
+    unseen_days, admitted, linear, and factors if the model has any.
 
     Raises:
-      UserError: where there is no such slot.
+      UserError: if there is no such slot.
     """
     from trainer.data.texts import texts_of
     from trainer.reporting.inspection import Inspection
@@ -123,14 +123,14 @@ class Run:
     return table.sort_values('show', ascending=False, ignore_index=True)
 
   def embeddings(self, slot: str) -> pd.DataFrame:
-    """Returns the factors of a slot's admitted features: text, key, and a column a dimension."""
+    """Returns the factors of a slot's admitted features: text, key, and one column a dimension."""
     table = self.features(slot)
     table = table[table['admitted']] if 'factors' in table else table[:0]
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
     return pd.concat([table[['text', 'key']], factors], axis=1).reset_index(drop=True)
 
   def report(self) -> 'Report':
-    """Writes report.html, which a notebook shows where this is the last line of a cell."""
+    """Writes report.html; a notebook shows it if the call ends a cell."""
     from trainer.reporting import report
 
     path = os.path.join(self.run_dir, 'report.html')
@@ -147,7 +147,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """A page that a notebook shows.
+  """An HTML page that a notebook shows.
 
   Attributes:
     path: of the HTML file.
@@ -171,21 +171,21 @@ def fit(
   test: Frame | None = None,
   callbacks: Sequence['Callback'] = (),
 ) -> Run:
-  """Trains a model in this process; a run_dir that holds the run already is continued.
+  """Trains a model in this process; continues the run if run_dir holds it already.
 
   Args:
-    configuration: a YAML file, or what stands in one as a dict.
+    configuration: a YAML file, or its content as a dict.
     overrides: strings `a.b=value`.
     run_dir: replaces that of the config.
-    train: a frame with the columns of the log (pandas, Polars, Arrow), or several, a pass each, in
-      place of data.train. It is written into run_dir/frames, as Parquet.
-    valid: likewise, in place of data.valid.
-    test: likewise, in place of data.test.
-    callbacks: are told of passes and epochs (trainer.Callback).
+    train: a frame with the columns of the log (pandas, Polars, Arrow), or a list of
+      frames, one a pass. It replaces data.train, and is written into run_dir/frames as Parquet.
+    valid: a frame that replaces data.valid.
+    test: a frame that replaces data.test.
+    callbacks: called at passes and epochs (trainer.Callback).
   Raises:
-    UserError: with one line, where the config or the data are wrong.
-    KeyboardInterrupt: where it was asked to stop, by Ctrl-C or SIGTERM. The state is saved; the
-      same call continues.
+    UserError: with one line, if the config or the data are wrong.
+    KeyboardInterrupt: if Ctrl-C or SIGTERM stopped it. The state is saved; the same call
+      continues.
   """
   if isinstance(configuration, Mapping):
     for split in SPLITS:
@@ -214,10 +214,10 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
   """Returns the run in a run_dir.
 
   Args:
-    run_dir: of trainer.run or of `fit`.
+    run_dir: of trainer.run or `fit`.
     checkpoint: best or last.
   Raises:
-    UserError: where there is none.
+    UserError: if there is no run.
   """
   cfg = config.load_of_run(run_dir)
   _start(cfg)
@@ -226,10 +226,10 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Where the config of a job that trains comes from.
+  """The source of a training job's config.
 
   Attributes:
-    configuration: a YAML file, or what stands in one as a dict.
+    configuration: a YAML file, or its content as a dict.
     overrides: strings `a.b=value`.
     run_dir: replaces that of the config.
   """
@@ -240,7 +240,7 @@ class Source:
 
   @functools.cached_property
   def cfg(self) -> config.Config:
-    """The config, once it was checked that what it names is there. Raises: ConfigError."""
+    """The config; raises a ConfigError if a file or directory that it names is not there."""
     cfg, where = self.parsed(), self._where()
     effects.check_effects(cfg, where)
     trackers.check_packages(cfg.report.to)
@@ -257,12 +257,12 @@ class Source:
     return cfg
 
   def for_its_log(self, tells: bool = True) -> config.Config:
-    """Returns `cfg`; where no batch size is given, a small log gets one that suits it.
+    """Returns `cfg` with the batch size that was measured on the log, unless one is given.
 
-    It imports TensorFlow and reads the beginning of the log.
+    It imports TensorFlow and may read the beginning of the log.
 
     Args:
-      tells: whether the size, and settings without effect, are told.
+      tells: whether to print the size and to warn of settings without effect.
     """
     cfg = self.cfg
     if tells:
@@ -314,15 +314,15 @@ def train_here(
 
   Args:
     source: of the config.
-    here: where this process stands.
+    here: the place of this process in the job.
     init_from: a run_dir whose features and layers a new run begins with.
-    callbacks: are told of passes and epochs.
+    callbacks: called at passes and epochs.
   Returns:
     The exit status.
   """
   cfg = source.cfg
   with contextlib.ExitStack() as stack:
-    # Before TensorFlow, so that the others hear of a rank that is lost while it starts.
+    # It starts before TensorFlow, so that the other ranks notice one that dies while it starts.
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here)
     from trainer.comm import horovod
@@ -344,10 +344,10 @@ def train_here(
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
-  """Returns the passes that patterns of files name, or data.test where there are no patterns.
+  """Returns the passes that patterns of files name; without patterns, those of data.test.
 
   Raises:
-    UserError: where there is neither.
+    UserError: if there is neither.
   """
   from trainer.data.passes import passes
 
@@ -358,15 +358,15 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
-  """Yields the predictions on passes, in order, on rank 0; every rank takes part.
+  """Yields the predictions on passes in order, on rank 0; every rank calls it.
 
   Yields:
-    float32 [B], or [B, T] of several tasks.
+    float32 [B]; [B, T] with several tasks.
   """
   communicator = run.communicator
   for data_pass in prepared:
     for _, own in run.evaluation.predict(data_pass):
-      # The ranks' shares of a batch, side by side, are the batch.
+      # The shares of all ranks, joined, are the batch.
       shares = [own if rank == 0 else None for rank in range(communicator.size)]
       shares = communicator.exchange(shares)
       if communicator.rank == 0:
@@ -378,7 +378,7 @@ def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> Non
   runtime.start(cfg, here)
   import tensorflow as tf
 
-  if (version := getattr(tf.keras, '__version__', '2')) >= '3':  # legacy Keras does not say it
+  if (version := getattr(tf.keras, '__version__', '2')) >= '3':  # legacy Keras has no __version__
     raise UserError(
       f'Keras {version} is active; wanted Keras 2: use trainer before TensorFlow is '
       'imported, or set TF_USE_LEGACY_KERAS=1'
@@ -390,7 +390,7 @@ def _is_frame(data: object) -> bool:
 
 
 def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
-  """Returns a frame as an Arrow table. Raises: UserError, where an id is no whole number."""
+  """Returns a frame as an Arrow table; raises a UserError if an id is no whole number."""
   from trainer.data.parse import WHOLE_NUMBER, whole_numbers
 
   if isinstance(frame, pd.DataFrame):
@@ -398,7 +398,9 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
     table = pa.table(columns)
   else:
     table = pa.table(frame)
-  table = table.replace_schema_metadata(None)  # equal frames of any library are equal files
+  table = table.replace_schema_metadata(
+    None
+  )  # equal frames make equal files, whatever their library
   for slot in cfg.data.slots:
     name = slot.column or slot.name
     if name not in table.column_names or not pa.types.is_floating(table[name].type):
@@ -414,7 +416,7 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
 def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
   try:
     return pa.array(column, from_pandas=True)
-  except pa.ArrowException:  # of numbers and texts: a CSV file has texts
+  except pa.ArrowException:  # numbers mixed with texts become texts, as in a CSV file
     return pa.array(column.map(str, na_action='ignore'), pa.string(), from_pandas=True)
 
 
@@ -441,7 +443,7 @@ def _overrides_of_frames(
       pq.write_table(_arrow(cfg, frame), unfinished)
       with open(unfinished, 'rb') as f:
         crc32 = files.crc32_of_stream(f)
-      # Another frame is another pass, also where the run goes on.
+      # A run that is continued with another frame trains on it as another pass.
       paths.append(os.path.join(folder, f'{split}-{i:03}-{crc32:08x}.parquet'))
       os.replace(unfinished, paths[-1])
     yield f'data.{split}={json.dumps(paths)}'
@@ -451,7 +453,7 @@ def _overrides_of_frames(
 def _patterns(
   cfg: config.Config, data: Data | None, labelled: bool = True
 ) -> Iterator[Sequence[str]]:
-  """The files of `data`; for the time of a `with` a frame is one, written as the log is."""
+  """Yields the patterns of `data`; writes a frame to a temporary file in the log's format."""
   if not _is_frame(data):
     yield [data] if isinstance(data, str) else data or []
     return

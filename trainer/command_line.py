@@ -1,4 +1,4 @@
-"""What every command shares: flags, exit statuses, and one line for a user's mistake."""
+"""What all commands share: --help, exit statuses, and one line for a user's mistake."""
 
 import errno
 import functools
@@ -18,27 +18,26 @@ from ops.build import NotBuilt
 from trainer import runtime
 from trainer.errors import UserError, one_line
 
-SIGNALLED = 128  # and the number of a signal: the status of a command that the signal has ended
+SIGNALLED = 128  # plus the number of a signal, the status of a command that the signal has ended
 
-# Flags that people look for where they are not.
+# Where to find what people look for under these flags.
 _FLAGS_OF_OTHERS = {
   'describe': 'ctr-prepare --config FILE --out DIR --describe, or --dry_run of ctr-train',
   'resume': 'the same command again, which continues',
 }
-_LONGEST = 2000  # characters of an error's line
-_WIDTH = 80  # of --help
+_LONGEST = 2000  # the most characters of a line about an error
+_WIDTH = 80  # of the text of --help, in characters
 
 
 class Output(io.TextIOWrapper):
-  """A standard stream, and what happens where it cannot be written.
+  """A standard stream that ends the command when it cannot be written.
 
-  A command whose result goes there ends: where the reader is gone, as with `| head`, quietly and
-  with the status of a command that SIGPIPE has ended; at any other failure, as of a full disk, with
-  one line and status 2.
+  If the reader is gone, as with `| head`, the command ends quietly, with the status of SIGPIPE. Any
+  other failure, such as a full disk, ends it with one line and status 2.
 
   Attributes:
-    is_needed: False for a job that trains, which goes on without it, as every command does without
-      stderr.
+    is_needed: whether the command ends. A job that trains goes on without standard output, and
+      every command goes on without stderr.
     replaced: the stream that wrote to the same buffer before.
   """
 
@@ -72,15 +71,15 @@ class Output(io.TextIOWrapper):
 
 
 def need_no_output() -> None:
-  """Lets this process go on where standard output is closed or fails."""
+  """Lets this process go on when standard output is closed or fails."""
   if isinstance(sys.stdout, Output):
     sys.stdout.is_needed = False
 
 
 def _open_standard_streams() -> None:
-  """Makes standard output and error an `Output`; those that are closed lead to /dev/null."""
+  """Replaces standard output and error by `Output`; closed ones lead to /dev/null."""
   while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-    pass  # else what this process writes there would go to the file that it opens next
+    pass  # else the next file that is opened would take its number, and its output
   os.close(opened)
   for name in ('stdout', 'stderr'):
     stream = getattr(sys, name) or open(os.devnull, 'w', encoding='utf-8')
@@ -88,18 +87,20 @@ def _open_standard_streams() -> None:
       # Its encoding may lack a letter of a file's name.
       of = stream.encoding, 'backslashreplace', None, stream.line_buffering, stream.write_through
       output = Output(stream.buffer, *of)
-      output.replaced = stream  # kept: handlers of logs may hold it, and its end closes the buffer
+      output.replaced = (
+        stream  # kept, because log handlers may hold it and deleting it closes the buffer
+      )
       stream = output
     setattr(sys, name, stream)
 
 
 def _script(module: re.Match) -> str:
-  """Returns the command of `python -m trainer.NAME`."""
+  """Returns the name of the command that `python -m trainer.NAME` runs."""
   return '`ctr-' + {'run': 'train', 'resolve': 'config'}.get(module[1], module[1])
 
 
 def _help(main: Callable[..., int | None]) -> str:
-  """Returns what a command does and what its own flags mean; --helpfull has the libraries' too."""
+  """Returns the text of --help: what the command does and its own flags."""
   module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
   text = re.sub(r'`python -m trainer\.(\w+)', _script, inspect.getdoc(inspect.getmodule(main)))
   lines = [text, '']
@@ -113,11 +114,11 @@ def _help(main: Callable[..., int | None]) -> str:
 
 
 def status(stopped_by: int, troubles: Sequence[str]) -> int:
-  """Returns the exit status of a training job, and says what its reports lack.
+  """Returns the exit status of a training job, and prints which reports could not be written.
 
   Args:
-    stopped_by: the number of the signal that stopped the job, which was saved; 0: all was trained.
-    troubles: what could not be written beside the training's own result.
+    stopped_by: the number of the signal that stopped the job; 0 if it trained everything.
+    troubles: a line for each report that could not be written.
   """
   for trouble in troubles:
     sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
@@ -128,7 +129,7 @@ def status_of_server(asked: Sequence[int]) -> int:
   """Returns the exit status of a process that serves until it is asked to end.
 
   Args:
-    asked: the numbers of the signals that have asked. SIGTERM is how a supervisor ends a server.
+    asked: the numbers of the signals received. A supervisor ends a server by SIGTERM.
   """
   return SIGNALLED + signal.SIGINT if signal.SIGINT in asked else 0
 
@@ -144,7 +145,7 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
     rest = flags.FLAGS(argv)
     module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
     for flag in flags.FLAGS.get_key_flags_for_module(module):
-      if flag.present and flag.value in ('', ['']):  # as an unset variable of a shell gives it
+      if flag.present and flag.value in ('', ['']):  # as an unset variable of a shell makes it
         raise flags.Error(f'--{flag.name} is empty; wanted a value, or no such flag')
     return rest
   except flags.Error as e:
@@ -158,14 +159,15 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
 
 
 def entry(main: Callable[..., int | None]) -> None:
-  """Runs `main` and ends the process with the status that it returns, None being 0.
+  """Runs `main` and ends the process with the status that it returns; None counts as 0.
 
-  A user's mistake ends in one line, told by one rank, and status 2; any other failure in 1. A
-  command that a signal has ended has 128 and the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
+  A user's mistake ends the process with one line, printed by one rank, and status 2; any other
+  failure with status 1. The status after a signal is 128 + its number: 130 for Ctrl-C, 143 for
+  SIGTERM.
 
   Args:
-    main: the command. Where it has a parameter, it is given the list of the arguments that are no
-      flags; else there may be none.
+    main: the command. If it has a parameter, it gets the list of arguments that are no flags; if
+      not, such arguments are refused.
   """
   _open_standard_streams()
   takes_arguments = bool(inspect.signature(main).parameters)
@@ -181,7 +183,7 @@ def entry(main: Callable[..., int | None]) -> None:
     except SystemExit as e:
       status = e.code
     except (UserError, NotBuilt) as e:
-      if isinstance(e.__cause__, BrokenPipeError):  # of --out, a pipe whose reader is gone
+      if isinstance(e.__cause__, BrokenPipeError):  # --out may be a pipe whose reader is gone
         status = SIGNALLED + signal.SIGPIPE
       else:
         if runtime.rank() > 0:
@@ -191,7 +193,7 @@ def entry(main: Callable[..., int | None]) -> None:
         sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
         status = 2
     except Exception as e:
-      # TensorFlow's errors are known by name and text: not every command imports TensorFlow.
+      # TensorFlow's errors are told by name, because not every command imports TensorFlow.
       if isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
         what, wanted = 'out of memory', 'smaller layers, tables or batches, or more memory'
       elif os.strerror(errno.EMFILE) in str(e):
@@ -211,5 +213,5 @@ def entry(main: Callable[..., int | None]) -> None:
 
 
 def command(main: Callable[..., int | None]) -> Callable[[], None]:
-  """Makes `main` a command: the function of a console script (pyproject.toml)."""
+  """Returns the function of a console script (pyproject.toml) that runs `main`."""
   return functools.update_wrapper(functools.partial(entry, main), main)

@@ -11,10 +11,10 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
   [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
   '; wanted a directory that can be written',
 )
-_NEAR = 0.4  # how alike (difflib's ratio) two names are of which one may be the other, misspelt
+_NEAR = 0.4  # the smallest difflib ratio at which one name may be the other, misspelt
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
-_LISTED = 200  # characters of a list of valid names
-# What others call it.
+_LISTED = 200  # the most characters of a list of valid names
+# Our words for those of other systems.
 _ELSEWHERE = {
   **dict.fromkeys(['dcn', 'dcnv2', 'dcn_v2', 'crossnet'], "'cross' beside 'dnn'"),
   **dict.fromkeys(['deepfm', 'deep_fm'], '[linear, fm, dnn]'),
@@ -35,10 +35,10 @@ _ELSEWHERE = {
   'optimizer': 'train.dense_optimizer and sparse.tables.NAME.factors',
   'dropout_rate': "'dropout'",
 }
-# Lines of a TensorFlow message that say where in the graph it failed, not what failed.
+# Beginnings of lines in TensorFlow's messages that say where in the graph an op failed.
 _GRAPH_TRACE = ('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '[')
 _NODE = re.compile(r'\{\{[a-z]+_node [^}]*\}\} ')  # how TensorFlow names the op
-# How Keras and AutoGraph begin the message of an error that they raise in place of a layer's own.
+# Beginnings of messages in which Keras and AutoGraph wrap the error of a layer.
 _WRAPPED = ('Exception encountered when calling', 'in user code:')
 
 
@@ -59,8 +59,10 @@ class BadPass(UserError):
 
 
 def printable(text: str) -> str:
-  """Returns a text that prints in one line: the name of a file may hold line ends, control
-  characters and bytes that are not UTF-8, which are spelt out as \\n, \\x1b and \\xff.
+  """Returns a text in one printable line.
+
+  Line ends, control characters and bytes that are not UTF-8, all of which the name of a file may
+  hold, are spelt out as \\n, \\x1b and \\xff.
   """
 
   def spelt(match: re.Match) -> str:
@@ -73,11 +75,11 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-  """Returns the exception's type and the telling line of its message.
+  """Returns an exception's type and the first line of its message that says what is wrong.
 
-  TensorFlow's messages begin with where in the graph they were raised; that part is left out. Of an
-  error that Keras or AutoGraph has wrapped, what was raised first is told; of one without a
-  message, where it was raised.
+  TensorFlow's messages begin with the place in the graph; that part is left out. If Keras or
+  AutoGraph wrapped another error, that one is described. If there is no message, the line in the
+  code stands for it.
   """
   while error.__context__ and str(error).lstrip('"\'').startswith(_WRAPPED):
     error = error.__context__
@@ -89,10 +91,9 @@ def one_line(error: BaseException) -> str:
 
 
 def nearest(name: object, valid: Iterable[object]) -> str:
-  """Returns "; the nearest valid name is 'x'", or '' where there are no valid names.
+  """Returns "; the nearest valid name is 'x'", or '' if there are no valid names.
 
-  Where none is near, all are listed. Upper and lower case do not matter. Words of other systems are
-  translated.
+  If none is near, it lists all. Case does not matter. It translates words of other systems.
   """
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
     return f'; here that is {here}'
@@ -108,8 +109,10 @@ def nearest(name: object, valid: Iterable[object]) -> str:
 
 
 def short(value: object, length: int = 120) -> str:
-  """A value as messages show it: its repr, cut where it is long."""
-  if isinstance(value, int) and value.bit_length() > 400:  # Python shows none of 4,300 digits
+  """Returns the repr of a value for a message, cut at `length` characters."""
+  if (
+    isinstance(value, int) and value.bit_length() > 400
+  ):  # Python refuses to print more than 4,300 digits
     return f'a number of {value.bit_length()} bits'
   text = repr(value)
   return text if len(text) <= length else text[: length - 1] + '…'
@@ -117,7 +120,7 @@ def short(value: object, length: int = 120) -> str:
 
 @contextlib.contextmanager
 def plain_errors(what: str) -> Iterator[None]:
-  """Turns an error of the operating system (full disk, read-only directory) into a UserError.
+  """Turns an error of the operating system, such as a full disk, into a UserError.
 
   Args:
     what: how the message starts.

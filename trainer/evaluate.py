@@ -1,8 +1,8 @@
 """Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by SLOT]…`.
 
-It prints one JSON object; in a terminal the figures of quality alone, all with --json. With --by it
-prints a table of each value of a slot, the worst first: its samples and clicks, AUC, logloss
-and calibration, with 95 % intervals. Under horovodrun the ranks share the work.
+It prints one JSON object; in a terminal only the figures of quality, unless --json is given. With
+--by it prints a table of the values of a slot, the worst first: samples, clicks, AUC, logloss and
+calibration, with 95 % intervals. Under horovodrun the ranks share the work.
 """
 
 import itertools
@@ -67,8 +67,10 @@ def main() -> None:
 def slices_by_text(
   run: 'FinishedRun', prepared: list['PreparedPass']
 ) -> dict[str, list[JsonObject]]:
-  """Returns the slices of each slot of --by, with `value` in place of `key`: as the log has it, or
-  the number of the key where the log is gone. Every rank calls it; rank 0 knows the texts.
+  """Returns the slices of each slot of --by, with `value` in place of `key`.
+
+  The value is the text of the log, or the number of the key if the log is gone. Every rank calls
+  it; only rank 0 gets the texts.
   """
   from trainer.data.texts import texts_of
   from trainer.training.slices import BLANK, OTHER, slices

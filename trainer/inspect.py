@@ -1,7 +1,8 @@
-"""Says what a checkpoint holds: `python -m trainer.inspect --run_dir DIR [--importance] …`.
+"""Shows what a checkpoint holds: `python -m trainer.inspect --run_dir DIR [--importance] …`.
 
-Parameters and bytes by layer and slot; with --feature one feature, with --against what differs from
-another run. With --importance, under horovodrun the ranks share the work.
+It prints parameters and bytes by layer and slot; with --feature one feature, with --against the
+differences from another run, with --importance what each slot carries. Under horovodrun the ranks
+share the work of --importance.
 """
 
 import json

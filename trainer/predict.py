@@ -1,10 +1,10 @@
 """Predicts with a run: `python -m trainer.predict --run_dir DIR --data PATTERN --out FILE`.
 
-It writes one probability a line, in input order; of several tasks one a column, with a comma
-between them, in the order of data.labels. With `--columns id,…` it writes CSV with these columns of
-the input beside the probability. FILE's suffix says the format: .txt, .csv or none as above, .tsv
-with tabs, .jsonl or .json as JSON lines, .parquet. `--data -` reads standard input. Labels, weights
-and groups are not read. Under horovodrun the ranks share the work and the rows; rank 0 writes.
+It writes one probability a line, in input order; with several tasks one a column, separated by
+commas, in the order of data.labels. With `--columns id,…` it writes CSV that has these columns of
+the input too. The suffix of FILE chooses another format: .tsv, .jsonl or .json (JSON lines), or
+.parquet. `--data -` reads standard input. Labels, weights and groups are not read. Under horovodrun
+the ranks share the work and the rows; rank 0 writes.
 """
 
 import collections
@@ -35,7 +35,7 @@ CHECKPOINT = flags.DEFINE_enum(
 
 
 def _from_standard_input(folder: str) -> str:
-  """Keeps standard input in a file, for it is read twice where columns are carried."""
+  """Copies standard input to a file, which may be read twice (for --columns)."""
   path = os.path.join(folder, 'standard_input')
   with open(path, 'wb') as f:
     shutil.copyfileobj(sys.stdin.buffer, f)
@@ -57,7 +57,7 @@ def main() -> None:
     )
   suffix = carried.out_suffix(OUT.value)
   is_text = suffix in carried.TEXT_DELIMITERS
-  # A bad record ends it: dropped ones would shift the lines after them.
+  # A bad record is an error, because dropping it would shift the lines after it.
   overrides = [*SET.value, 'data.max_bad_share=0']
   with (
     open_run(RUN_DIR.value, overrides, CHECKPOINT.value, here) as run,
@@ -77,7 +77,7 @@ def main() -> None:
 
     predicted = api.predictions(run, prepared)
     if here.rank > 0:
-      collections.deque(predicted, 0)  # takes part
+      collections.deque(predicted, 0)  # the other ranks take part
       return
 
     out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))

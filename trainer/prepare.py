@@ -1,10 +1,9 @@
 """Converts logs ahead of time: `python -m trainer.prepare --config FILE [--set a.b=value]… --out
 DIR [--split train]`.
 
-Each raw pass of a split becomes the directory DIR/SPLIT/NAME, with + for each / of the pass's name;
-train on them with
-`--set data.format=prepared --set 'data.train=[DIR/train/*]'` and likewise valid and test.
-`--describe` also prints what a split's log is like, and writes it to DIR/SPLIT.json.
+Each raw pass of a split becomes the directory DIR/SPLIT/NAME, with + for each / in the pass's name.
+Train on them with `--set data.format=prepared --set 'data.train=[DIR/train/*]'`, and likewise valid
+and test. `--describe` also prints statistics of a split, and writes them to DIR/SPLIT.json.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Publishes a run for serving: `python -m trainer.publish --run_dir DIR --to DIRECTORY|redis://…`.
 
-It follows the run's exports and applies base, deltas and tombstones to a store that scorers read
-(`trainer.serve`, docs/serving.md). It may be killed and started again at any moment.
+It follows the run's exports and applies bases, deltas and tombstones to a store that scorers read
+(`trainer.serve`, docs/serving.md). It may be killed and restarted at any moment.
 """
 
 import os
@@ -24,8 +24,8 @@ ROLLBACK = flags.DEFINE_integer(
   None,
   'Brings the store to this earlier version, where it stays until the next base is written.',
 )
-SECONDS_BETWEEN_LOOKS = 0.1  # at the exports
-SECONDS_BETWEEN_TRIES = 2  # while the store cannot be reached
+SECONDS_BETWEEN_LOOKS = 0.1  # between looks at the exports
+SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
 
 
 @command_line.command

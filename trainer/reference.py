@@ -1,13 +1,14 @@
 """Prints the reference of the config: `python -m trainer.reference > docs/config.md`.
 
-Every key stands in it with what it takes, its default, an example and what it means, as the schema
-(trainer/config/) and the layers' docstrings say.
+It describes each key, its values, its default, an example and its meaning, from the schema
+(trainer/config/) and the docstrings of layers.
 """
 
 import inspect
 import re
 from collections.abc import Iterable, Iterator
 
+from ops.row_kinds import ROW_OPTIMIZERS, TUNED_BATCH_SIZE
 from trainer import command_line, config
 from trainer.config.schema_text import Key, keys, one_line_yaml
 
@@ -20,7 +21,7 @@ messages, as in `--set train.batch_size=1024`; an entry of a list goes by its nu
 `--set data.slots.0.name=user`. `null` means off. Units stand in the names (`…_seconds`, `…_steps`,
 `…_days`).
 """
-# Where the default shows least: a value that one would write.
+# Examples for keys whose default is a poor one.
 EXAMPLES = {
   'data.train': '[logs/day_*.csv]',
   'data.valid': '[logs/valid.csv]',
@@ -82,8 +83,24 @@ def _sections(prefix: str, section: type) -> Iterator[str]:
       yield from _sections(path + '.', key.section)
 
 
+def _row_optimizers() -> Iterator[str]:
+  yield '\n## Row optimizers\n'
+  yield 'The kinds of `sparse.tables.NAME.linear` and `.factors`. A row holds weights, then state.'
+  yield f'The defaults of `tuned` are for batches of {TUNED_BATCH_SIZE:,} samples and up to 8'
+  yield 'weights ([layers.md](layers.md)).\n'
+  presets = list(dict.fromkeys(name for rule in ROW_OPTIMIZERS.values() for name in rule.presets))
+  yield f'| kind | rule | floats of state | {" | ".join(f"`{name}`" for name in presets)} |'
+  yield '|---' * (3 + len(presets)) + '|'
+  for kind, rule in ROW_OPTIMIZERS.items():
+    parts = ((rule.state_per_weight, 'a weight'), (rule.state_per_row, 'a row'))
+    state = ', '.join(f'{number} {of}' for number, of in parts if number) or '–'
+    defaults = (rule.presets.get(name, {}) for name in presets)
+    cells = (', '.join(f'`{key}: {value:g}`' for key, value in of.items()) for of in defaults)
+    yield '| ' + ' | '.join([f'`{kind}`', rule.meaning, state, *(c or '–' for c in cells)]) + ' |'
+
+
 def _layers() -> Iterator[str]:
-  """The arguments of the interactions that are built in, from their constructors' docstrings."""
+  """Yields a table of the arguments of built-in interactions, from their docstrings."""
   from trainer.model.builder import BUILT_IN, PASSED, constructor_parameters
 
   yield '\n## Arguments of interactions\n'
@@ -92,7 +109,7 @@ def _layers() -> Iterator[str]:
   for kind, layer in BUILT_IN.items():
     classes = [c for c in layer.__mro__ if c.__module__.startswith('trainer.')]
     meanings = {}
-    for one in reversed(classes):  # a class takes what it does not describe from its base
+    for one in reversed(classes):  # a class inherits descriptions from its base
       text = inspect.getdoc(one).partition('Args:\n')[2]
       meanings |= re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE)
     parameters, _ = constructor_parameters(layer)
@@ -107,7 +124,7 @@ def _layers() -> Iterator[str]:
 
 def page() -> str:
   """Returns docs/config.md."""
-  return '\n'.join([HEAD, *_sections('', config.Config), *_layers()]) + '\n'
+  return '\n'.join([HEAD, *_sections('', config.Config), *_row_optimizers(), *_layers()]) + '\n'
 
 
 @command_line.command

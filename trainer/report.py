@@ -1,6 +1,6 @@
-"""Makes report.html of a run again, or compares runs: `python -m trainer.report RUN_DIR…`.
+"""Writes report.html of a run, or of several to compare: `python -m trainer.report RUN_DIR…`.
 
-The run may be finished, killed or going on.
+A run may be finished, killed or still at work.
 """
 
 import os

@@ -1,20 +1,65 @@
 """Shows what a config resolves to: `python -m trainer.resolve --config FILE [--set a.b=value]…`.
 
-Every key stands with its meaning, its value and where the value comes from: given, default, or from
-another key. `python -m trainer.resolve --diff A B` shows where two configs differ.
+Each key is printed with its meaning, its value and where the value comes from: *given*, *default*,
+*from* another key, or *measured* on the log or the machine. `--run_dir DIR` alone shows what a run
+was given. `--diff A B` shows where two configs, YAML files or run_dirs, differ.
 """
+
+import os
+from collections.abc import Sequence
 
 from absl import flags
 
 from trainer import command_line, config
 from trainer.config import schema_text
-from trainer.errors import UserError
+from trainer.data.log_files import matching
+from trainer.errors import ConfigError, UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file to show.')
 SET = flags.DEFINE_multi_string(
   'set', [], 'Overrides a key, as in --set train.batch_size=1024; may be repeated.'
 )
-DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files that follow.')
+RUN_DIR = flags.DEFINE_string(
+  'run_dir', None, 'The run whose measured values are shown; replaces run_dir of the config.'
+)
+DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs that follow.')
+
+
+def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
+  """Returns a config with the batch size that its run has measured, or that its log would get.
+
+  Args:
+    path: a YAML file, or a run_dir, which holds what its run was given.
+    overrides: strings `a.b=value`.
+    run_dir: replaces that of the config.
+  """
+  if os.path.isdir(path):
+    run_dir, path = path, os.path.join(path, config.GIVEN)
+  cfg = config.load(path, overrides, run_dir)
+  if 'batch_size' in cfg.train.model_fields_set:
+    return cfg
+  size = config.measured_batch_size(cfg.run_dir)
+  if size is None and _has_log(cfg):
+    from trainer.data.batch_size import suitable
+
+    size, _ = suitable(cfg)
+  return config.load(path, overrides, run_dir, size)
+
+
+def _has_log(cfg: config.Config) -> bool:
+  try:
+    return bool(matching(cfg.data.train, 'data.train'))
+  except ConfigError:
+    return False
+
+
+def explained(cfg: config.Config) -> str:
+  """Returns a config as YAML, with the dtype that its run has chosen told beside the key."""
+  path, notes = os.path.join(cfg.run_dir, 'dense_dtype'), {}
+  if cfg.train.dense_dtype != 'float32' and os.path.exists(path):
+    with open(path, encoding='utf-8') as f:
+      notes['train.dense_dtype'] = f'measured: this run trains in {f.read()}'
+  return schema_text.explained(cfg, notes)
 
 
 @command_line.command
@@ -22,13 +67,12 @@ def main(files: list[str]) -> None:
   if DIFF.value:
     if len(files) != 2 or CONFIG.value:
       raise UserError(f'--diff: found {len(files)} files; wanted two, and no --config')
-    one, other = (config.load(path, SET.value) for path in files)
-    for key, of_one, of_other in schema_text.differences(one, other):
-      print(f'{key}: {of_one} → {of_other}')
+    for key, *values in schema_text.differences(*(resolved(path, SET.value) for path in files)):
+      print(f'{key}: {" → ".join(values)}')
     return
-  if files or not CONFIG.value:
-    raise UserError('wanted --config FILE, or --diff and two files')
-  print(schema_text.explained(config.load(CONFIG.value, SET.value)), end='')
+  if files or not (CONFIG.value or RUN_DIR.value):
+    raise UserError('wanted --config FILE, --run_dir DIR, or --diff and two files')
+  print(explained(resolved(CONFIG.value or RUN_DIR.value, SET.value, RUN_DIR.value)), end='')
 
 
 if __name__ == '__main__':

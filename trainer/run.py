@@ -1,7 +1,7 @@
 """Trains a model: `python -m trainer.run --config FILE [--set a.b=value]… [--run_dir DIR]`.
 
 Under Horovod: `horovodrun -np N -H hosts python -m trainer.run --config FILE`.
-Run again on the same run_dir, it continues from the last checkpoint.
+Run again with the same run_dir, it continues from the last checkpoint.
 """
 
 from absl import flags
@@ -14,10 +14,10 @@ SET = flags.DEFINE_multi_string(
   'set', [], 'Overrides a key, as in --set train.batch_size=1024; may be repeated.'
 )
 RUN_DIR = flags.DEFINE_string(
-  'run_dir', None, 'Where the run is kept; replaces run_dir of the config.'
+  'run_dir', None, 'The directory of the run; replaces run_dir of the config.'
 )
 DRY_RUN = flags.DEFINE_bool(
-  'dry_run', False, 'Tells what would be read and trained (passes, slots, parameters), then stops.'
+  'dry_run', False, 'Prints what would be read and trained (passes, slots, parameters), and stops.'
 )
 INIT_FROM = flags.DEFINE_string(
   'init_from', None, 'A run_dir whose features and layers a new run begins with.'

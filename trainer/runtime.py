@@ -45,7 +45,7 @@ _MALLOC_OPTIONS = {-3: 32 << 20, -1: 256 << 20, -2: 64 << 20}
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-  """This process among the ranks of its job; by default it is alone."""
+  """The place of this process among the ranks of its job; by default it is alone."""
 
   rank: int = 0
   size: int = 1
@@ -114,7 +114,7 @@ def secret() -> bytes:
 
 
 def rank() -> int:
-  """Returns the rank that the launcher gave this process; 0 where it is alone."""
+  """Returns the rank that the launcher gave this process; 0 without a launcher."""
   text = os.environ.get('HOROVOD_RANK', '0')
   return int(text) if _DIGITS.fullmatch(text) else 0  # `launched` says what is wrong with it
 
@@ -124,7 +124,7 @@ _HOST = re.compile('[0-9A-Za-z_.:%-]{1,255}')  # a name, or an address of IPv4 o
 
 
 def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -> int:
-  """Returns the whole number in an environment variable. Raises: UserError."""
+  """Returns the whole number in an environment variable; raises a UserError if it is none."""
   text = os.environ.get(name, default)
   if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
     raise UserError(
@@ -140,7 +140,7 @@ def is_terminal() -> bool:
 
 
 def _address_of(interface: str) -> str:
-  """Returns the address of a network interface: IPv4 where it has one, else IPv6."""
+  """Returns the address of a network interface, IPv4 if it has one, else IPv6."""
   interfaces = psutil.net_if_addrs()
   addresses = [
     a.address
@@ -161,7 +161,7 @@ def _address_of(interface: str) -> str:
 
 
 def tf_config() -> Json:
-  """Returns TF_CONFIG as a dict, or None where it is not set.
+  """Returns TF_CONFIG as a dict, or None if it is not set.
 
   Raises:
     UserError: if it is not JSON.

@@ -1,7 +1,7 @@
 """Serves a run over HTTP: `python -m trainer.serve --run_dir DIR` or `--store STORE`.
 
-In TensorFlow Serving's REST form: POST /v1/models/NAME:predict, GET /v1/models/NAME; also /metrics
-and /healthz. docs/serving.md has examples.
+The interface is TensorFlow Serving's REST form: POST /v1/models/NAME:predict, GET /v1/models/NAME;
+also /metrics and /healthz. docs/serving.md has examples.
 """
 
 import os
@@ -41,7 +41,7 @@ OWN_LAYERS = flags.DEFINE_list(
 )
 STRICT = flags.DEFINE_bool('strict', False, 'Refuses columns that the model does not read.')
 THREADS = flags.DEFINE_integer('threads', 2, 'That score requests.', lower_bound=1)
-SECONDS_BETWEEN_LOOKS = 0.05  # at the store
+SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
 
 
 @command_line.command
@@ -61,7 +61,9 @@ def main() -> int:
     ) from None
   runtime.start_serving()
   _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-  resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # a connection needs one
+  resource.setrlimit(
+    resource.RLIMIT_NOFILE, (most_files, most_files)
+  )  # each connection needs a file descriptor
   limits = http.Limits(
     body_bytes=MAX_BODY_BYTES.value,
     instances=MAX_INSTANCES.value,

@@ -1,8 +1,8 @@
 """Splits one log: `python -m trainer.split --data FILE --out DIR --by_time COLUMN`.
 
-It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix: by the time of the samples,
-the latest last, or with --by_hash, so that all samples of one user (or whatever the column holds)
-come together. FILE is CSV, TSV (also .gz, .bz2) or Parquet; what it holds is not changed.
+It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time puts the latest
+samples into test; --by_hash keeps all samples of one user (or another column's value) together.
+FILE is CSV, TSV (also .gz, .bz2) or Parquet; the samples do not change.
 """
 
 import os
@@ -30,7 +30,7 @@ SPLITS = ('train', 'valid', 'test')
 
 
 def _tables() -> Iterator[pa.Table]:
-  """Yields the log in parts; columns of a text file are texts, as they stand there."""
+  """Yields the log in parts; all columns of a text file are read as texts."""
   path = DATA.value
   if path.endswith('.parquet'):
     yield from (pa.Table.from_batches([batch]) for batch in pq.ParquetFile(path).iter_batches())
@@ -51,7 +51,7 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _ends() -> np.ndarray:
-  """The shares at which train and valid end."""
+  """Returns the shares of the log at which train and valid end."""
   try:
     shares = np.array([float(share) for share in SHARES.value])
   except ValueError:
@@ -62,7 +62,7 @@ def _ends() -> np.ndarray:
 
 
 def _by_time(name: str) -> Callable[[pa.Table], np.ndarray]:
-  """Returns what gives each row's split, so that no time is in two of them."""
+  """Returns a function from rows to their splits; no time is in two splits."""
 
   def times(table: pa.Table) -> pd.Series:
     return _column(table, name).to_pandas()
@@ -83,7 +83,7 @@ def _by_time(name: str) -> Callable[[pa.Table], np.ndarray]:
 
 
 def _by_hash(name: str) -> Callable[[pa.Table], np.ndarray]:
-  """Returns what gives each row's split, by a hash that is the same on every machine."""
+  """Returns a function from rows to their splits, by a hash that is the same everywhere."""
   ends = _ends() * 2.0**64
 
   def split(table: pa.Table) -> np.ndarray:

@@ -1,13 +1,13 @@
 """Writes a click log with known ground truth: `python -m trainer.synthesize --out DIR`.
 
-trainer/data/synthetic.py says what world the clicks come from.
+trainer/data/synthetic.py describes the model that the clicks are drawn from.
 """
 
 from absl import flags
 
 from trainer import command_line
 
-_MOST = 100_000_000  # of each
+_MOST = 100_000_000  # the largest value of a flag
 
 OUT = flags.DEFINE_string('out', None, 'Directory to write to.', required=True)
 DAYS = flags.DEFINE_integer('days', 5, 'Training days, a file each.', lower_bound=1)

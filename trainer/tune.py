@@ -1,8 +1,9 @@
 """Searches settings: `python -m trainer.tune --config FILE --set KEY=8,16 --range KEY=1e-4:.1:log`.
 
-Optuna (the extra `tune`) draws the settings of each trial; a trial is a run of its own in
-STUDY_DIR, judged by data.valid after each epoch and ended early where it falls behind the others.
-Started again, the search goes on. It ends with a table, the best first, and STUDY_DIR/report.html.
+Optuna (the extra `tune`) draws the settings of each trial. A trial is a run in STUDY_DIR; it is
+judged by data.valid after each epoch, and ends early if it falls behind the others. The same
+command continues a search. At the end it prints a table, the best first, and writes
+STUDY_DIR/report.html.
 """
 
 import os
@@ -22,24 +23,31 @@ SET = flags.DEFINE_multi_string(
 RANGE = flags.DEFINE_multi_string(
   'range', [], 'KEY=LOW:HIGH or KEY=LOW:HIGH:log, a range of numbers; may be repeated.'
 )
-TRIALS = flags.DEFINE_integer('trials', 20, 'How many in all, with those of before.', lower_bound=1)
-METRIC = flags.DEFINE_enum(
-  'metric', None, ['auc', 'gauc', 'logloss', 'rmse'], 'Of data.valid; by default as the config has.'
+TRIALS = flags.DEFINE_integer(
+  'trials', 20, 'How many trials in all, earlier ones included.', lower_bound=1
 )
-STUDY_DIR = flags.DEFINE_string('study_dir', None, 'Where it goes; by default runs/NAME-tune.')
+METRIC = flags.DEFINE_enum(
+  'metric',
+  None,
+  ['auc', 'gauc', 'logloss', 'rmse'],
+  'The metric of data.valid; by default that of the config.',
+)
+STUDY_DIR = flags.DEFINE_string(
+  'study_dir', None, 'The directory of the search; by default runs/NAME-tune.'
+)
 LAUNCHER = flags.DEFINE_string('launcher', '', 'Starts each trial, as in "horovodrun -np 2".')
 
 
 def space_of(
   sets: Sequence[str], ranges: Sequence[str]
 ) -> tuple[dict[str, tuning.Choices | tuning.Range], list[str]]:
-  """Returns the space that flags name, and the settings of all trials.
+  """Returns the settings to search, and the settings that all trials share.
 
   Args:
     sets: KEY=VALUE or KEY=VALUE,VALUE,…, where a value is YAML and may be a list in brackets.
     ranges: KEY=LOW:HIGH or KEY=LOW:HIGH:log.
   Raises:
-    UserError: where one reads otherwise.
+    UserError: for a flag of another form.
   """
   space: dict[str, tuning.Choices | tuning.Range] = {}
   fixed = []

@@ -1,7 +1,7 @@
 """Searches settings with Optuna (the extra `tune`): `trainer.tune(config, space)`.
 
-A trial is a run of its own, in a process of its own; it is judged by data.valid after each epoch
-and ended early where it falls behind the others.
+A trial is a run in a process of its own. It is judged by data.valid after each epoch, and ends
+early if it falls behind the others.
 """
 
 import json
@@ -23,7 +23,7 @@ from trainer.plain_data import Json, JsonObject
 if TYPE_CHECKING:
   import optuna
 
-_SECONDS_BETWEEN_LOOKS = 0.2  # at a trial's metrics
+_SECONDS_BETWEEN_LOOKS = 0.2  # between looks at the metrics of a trial
 _STOPPED = command_line.SIGNALLED + signal.SIGTERM
 
 Choices = Sequence[Json]
@@ -31,13 +31,13 @@ Range = tuple  # (low, high) or (low, high, 'log')
 
 
 class _Study(NamedTuple):
-  """What all trials share.
+  """The settings of a search.
 
   Attributes:
-    folder: of the trials.
+    folder: the directory of the trials.
     file: the config.
-    fixed: settings that all trials have, KEY=VALUE.
-    metric: of data.valid.
+    fixed: the settings that all trials share, KEY=VALUE.
+    metric: the metric of data.valid.
     launcher: the words before the command of a trial.
   """
 
@@ -61,21 +61,21 @@ def tune(
   overrides: Sequence[str] = (),
   launcher: Sequence[str] = (),
 ) -> pd.DataFrame:
-  """Searches the settings that are best on data.valid.
+  """Searches for the settings that are best on data.valid.
 
   Args:
-    configuration: a YAML file, or what stands in one as a dict.
+    configuration: a YAML file, or its content as a dict.
     space: by key a list of values, or a tuple (low, high) or (low, high, 'log') of numbers.
-    trials: how many in all; those that `study_dir` has already count.
-    study_dir: where the trials are kept; started again, the search goes on there.
+    trials: how many in all, including those that `study_dir` has already.
+    study_dir: the directory of the trials; the same call continues a search in it.
     metric: auc, gauc, logloss or rmse; by default the one that chooses the best epoch.
     overrides: strings `a.b=value` for all trials.
     launcher: the words before the command of a trial, as ['horovodrun', '-np', '2'].
   Returns:
-    A trial a row, the best first: run_dir, state, its settings, the metric and, of AUC, its 95 %
-    interval.
+    One trial a row, the best first: run_dir, state, settings, the metric and, if it is AUC, its
+    95 % interval.
   Raises:
-    UserError: where a setting is wrong, or no trial came to an end.
+    UserError: if a setting is wrong, or no trial ended well.
   """
   optuna = _optuna()
   os.makedirs(study_dir, exist_ok=True)
@@ -137,7 +137,7 @@ def _open(
   cfg: config.Config,
   distributions: Mapping[str, 'optuna.distributions.BaseDistribution'],
 ) -> 'optuna.Study':
-  """Opens the study in its folder; a new one begins with the config's own settings."""
+  """Opens the study in its folder; the first trial of a new one has the settings of the config."""
   optuna = _optuna()
   backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
   study = optuna.create_study(
@@ -168,7 +168,9 @@ def _open(
     if all(key in own and _holds(of, own[key]) for key, of in distributions.items()):
       study.enqueue_trial(own)
   for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-    study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # a search that was killed
+    study.tell(
+      trial.number, state=optuna.trial.TrialState.FAIL
+    )  # it ran when the search was killed
     study.enqueue_trial(trial.params, {'run_dir': _run_dir(setup, trial)})
   return study
 
@@ -181,7 +183,7 @@ def _holds(of: 'optuna.distributions.BaseDistribution', value: Json) -> bool:
 
 
 def _done(study: 'optuna.Study') -> list['optuna.trial.FrozenTrial']:
-  """The trials that came to an end: not those of a search that was killed, which begin again."""
+  """Returns the trials that ended; those of a search that was killed begin again."""
   states = _optuna().trial.TrialState
   return [
     trial
@@ -195,14 +197,14 @@ def _run_dir(setup: _Study, trial: 'optuna.trial.FrozenTrial | optuna.Trial') ->
 
 
 def _settings(params: Mapping[str, Json]) -> dict[str, str]:
-  """Settings as YAML texts, by key: choices are JSON already, numbers get four digits."""
+  """Returns settings as YAML by key; numbers get four digits, and choices are JSON already."""
   return {key: v if isinstance(v, str) else f'{v:.4g}' for key, v in params.items()}
 
 
 def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState', float | None]:
-  """Trains one trial; ends it where the pruner says so. Returns: its state and best value."""
+  """Trains a trial, or ends it if the pruner says so; returns its state and best value."""
   states, run_dir = _optuna().trial.TrialState, _run_dir(setup, trial)
-  prepared = os.path.join(setup.folder, 'prepared')  # of all trials
+  prepared = os.path.join(setup.folder, 'prepared')  # shared by all trials
   os.makedirs(prepared, exist_ok=True)
   os.makedirs(run_dir, exist_ok=True)
   if not os.path.lexists(os.path.join(run_dir, 'prepared')):
@@ -245,7 +247,7 @@ def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState
 
 
 def _values(run_dir: str, metric: str) -> list[float]:
-  """The metric on data.valid after each epoch so far."""
+  """Returns the metric on data.valid after each epoch so far."""
   return [event[metric] for event in _evaluations(run_dir) if event.get(metric) is not None]
 
 
@@ -275,7 +277,7 @@ def _line(
 
 
 def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
-  """The trials as `tune` returns them."""
+  """Returns the table of trials that `tune` returns."""
   from trainer.model.slices import auc_interval
 
   rows = []
@@ -298,7 +300,7 @@ def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
 
 
 def _write_report(setup: _Study, study: 'optuna.Study', table: pd.DataFrame) -> None:
-  """Writes report.html: the table, how the search went, and which settings mattered."""
+  """Writes report.html: the trials, the course of the search, and the effect of settings."""
   from trainer.reporting import report
 
   optuna = _optuna()
@@ -313,42 +315,3 @@ def _write_report(setup: _Study, study: 'optuna.Study', table: pd.DataFrame) -> 
     )
     cards['Each setting'] = plots.plot_slice(study)
   report.write_page(f'Tuning of {setup.file}', cards, os.path.join(setup.folder, 'report.html'))
-
-
-def space_of(
-  sets: Sequence[str], ranges: Sequence[str]
-) -> tuple[dict[str, Choices | Range], list[str]]:
-  """Returns the space that flags name, and the settings of all trials.
-
-  Args:
-    sets: KEY=VALUE or KEY=VALUE,VALUE,…, where a value is YAML and may be a list in brackets.
-    ranges: KEY=LOW:HIGH or KEY=LOW:HIGH:log.
-  Raises:
-    UserError: where one reads otherwise.
-  """
-  space: dict[str, Choices | Range] = {}
-  fixed = []
-  for assignment in sets:
-    key, equals, text = assignment.partition('=')
-    try:
-      values = yaml.safe_load(f'[{text}]')
-    except yaml.YAMLError:
-      values = None
-    if not equals or not values:
-      raise UserError(f"--set: found '{assignment}'; wanted KEY=VALUE or KEY=VALUE,VALUE")
-    if len(values) == 1:
-      fixed.append(assignment)
-    else:
-      space[key] = values
-  for assignment in ranges:
-    key, _, text = assignment.partition('=')
-    low, _, rest = text.partition(':')
-    high, _, log = rest.partition(':')
-    try:
-      numbers = [int(x) if x.lstrip('-').isdigit() else float(x) for x in (low, high)]
-    except ValueError:
-      numbers = []
-    if not numbers or log not in ('', 'log'):
-      raise UserError(f"--range: found '{assignment}'; wanted KEY=LOW:HIGH or KEY=LOW:HIGH:log")
-    space[key] = (*numbers, *([log] if log else ()))
-  return space, fixed

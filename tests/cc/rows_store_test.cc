@@ -19,25 +19,22 @@ namespace {
 
 constexpr int kWidth = 6;
 
-RowLayout MakeLayout(RowOptimizerKind kind, bool bfloat16 = false) {
+RowLayout MakeLayout(const RowRule* kind, bool bfloat16 = false) {
   RowLayout layout;
-  layout.tables = {{kWidth, true, 0.1f, kind, kind, bfloat16}, {3, false, 0.1f, kind, kind, false}};
+  layout.tables = {{kWidth, 0.1f, kind, kind, bfloat16}, {3, 0.1f, kind, kind, false}};
   layout.slot_table = {-1, 0, 1};
   return layout;
 }
 
 RowHyper MakeHyper(float learning_rate) {
-  return {learning_rate,
-          0.1f,
-          0.9f,
-          0.999f,
-          1e-7f,
-          -0.5f,
-          0.0f,
-          0.0f,
-          0.0f,
-          0.0f,
-          std::numeric_limits<float>::infinity()};
+  RowHyper hyper = {};
+  hyper.learning_rate = learning_rate;
+  hyper.initial_accumulator = 0.1f;
+  hyper.beta1 = 0.9f;
+  hyper.beta2 = 0.999f;
+  hyper.epsilon = 1e-7f;
+  hyper.clip = std::numeric_limits<float>::infinity();
+  return hyper;
 }
 
 Policy MakePolicy(const std::string& text) {
@@ -94,7 +91,7 @@ Status Push(RowStore* store, const std::vector<int64_t>& keys, const Pulled& p, 
 
 TEST(ConcurrentPushesLoseNothing) {
   constexpr int kThreads = 8, kRounds = 60, kKeys = 500;
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kSgd);
+  const RowLayout layout = MakeLayout(FindRowRule("sgd"));
   FeatureTable table(MakePolicy("admission=none eviction=none"), RowStore::PayloadBytes(layout));
   RowStore store(&table, layout);
   std::vector<std::thread> threads;
@@ -130,7 +127,7 @@ TEST(ConcurrentPushesLoseNothing) {
 }
 
 TEST(PushesPullsAndEvictionsTogether) {
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kAdagrad, /*bfloat16=*/true);
+  const RowLayout layout = MakeLayout(FindRowRule("adagrad"), /*bfloat16=*/true);
   FeatureTable table(
       MakePolicy("admission=count admission_count=3 eviction=unseen delete_after_unseen_days=0"),
       RowStore::PayloadBytes(layout));
@@ -164,7 +161,7 @@ TEST(PushesPullsAndEvictionsTogether) {
 }
 
 TEST(RowsAreHandedOn) {
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kAdam);
+  const RowLayout layout = MakeLayout(FindRowRule("adam"));
   FeatureTable table(MakePolicy("admission=none eviction=unseen delete_after_unseen_days=0"),
                      RowStore::PayloadBytes(layout));
   RowStore store(&table, layout);
@@ -183,7 +180,7 @@ TEST(RowsAreHandedOn) {
 }
 
 TEST(EvictionGivesMemoryBackAndKeepsRows) {
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kAdagrad);
+  const RowLayout layout = MakeLayout(FindRowRule("adagrad"));
   FeatureTable table(MakePolicy("admission=none eviction=unseen delete_after_unseen_days=0"),
                      RowStore::PayloadBytes(layout));
   RowStore store(&table, layout);
@@ -217,7 +214,7 @@ TEST(EvictionGivesMemoryBackAndKeepsRows) {
 }
 
 void CheckExportAndImport(bool bfloat16) {
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kFtrl, bfloat16);
+  const RowLayout layout = MakeLayout(FindRowRule("ftrl"), bfloat16);
   const Policy policy = MakePolicy("admission=count admission_count=2");
   FeatureTable one(policy, RowStore::PayloadBytes(layout)),
       two(policy, RowStore::PayloadBytes(layout));
@@ -270,7 +267,7 @@ TEST(Bfloat16IsTheSameForAnyOwnersAndUnbiased) {
   std::vector<std::unique_ptr<FeatureTable>> tables;
   std::vector<std::unique_ptr<RowStore>> stores;
   for (int i = 0; i < 5; ++i) {  // one; three owners; one in float32
-    RowLayout layout = MakeLayout(RowOptimizerKind::kSgd, /*bfloat16=*/i < 4);
+    RowLayout layout = MakeLayout(FindRowRule("sgd"), /*bfloat16=*/i < 4);
     for (RowTable& table : layout.tables) table.init_scale = 0.0f;
     tables.push_back(std::make_unique<FeatureTable>(policy, RowStore::PayloadBytes(layout)));
     stores.push_back(std::make_unique<RowStore>(tables.back().get(), layout));
@@ -309,7 +306,7 @@ TEST(Bfloat16CatchesUp) {
   const std::vector<int64_t> keys = {Key(1, 1), Key(1, 2), Key(1, 3)};
   std::vector<float> found[2];
   for (const bool bfloat16 : {false, true}) {
-    const RowLayout layout = MakeLayout(RowOptimizerKind::kAdam, bfloat16);
+    const RowLayout layout = MakeLayout(FindRowRule("adam"), bfloat16);
     FeatureTable table(policy, RowStore::PayloadBytes(layout));
     RowStore store(&table, layout);
     CHECK(Push(&store, keys, Pull(&store, keys, true, Serial), 1.0f, 1.0f, 1, 0.1f, Serial).ok());
@@ -328,29 +325,25 @@ TEST(Bfloat16CatchesUp) {
 
 TEST(FtrlStaysWhereADifferenceTookIt) {
   RowHyper hyper = MakeHyper(0.1f);
-  hyper.beta = 0.5f;
   hyper.l1 = 0.4f;
   hyper.l2 = 0.2f;
-  for (const float power : {-0.5f, -0.7f}) {
-    hyper.learning_rate_power = power;
-    const RowStep step(RowOptimizerKind::kFtrl, hyper, 2);
-    float w[kWidth] = {0.3f, -0.2f, 0.0f, 0.1f, -0.1f, 0.0f}, state[2 * kWidth];
-    const float gradient[kWidth] = {1.0f, 0.5f, 0.1f, -2.0f, 0.0f, 3.0f}, none[kWidth] = {};
-    InitRowState(step, kWidth, w, state);
-    UpdateRow(step, kWidth, 0, 1.0f, gradient, w, state);
-    const float wanted[kWidth] = {0.7f, -0.01f, 0.2f, 0.0f, 0.0f, -1.5f};
-    float difference[kWidth];
-    for (int i = 0; i < kWidth; ++i) difference[i] = wanted[i] - w[i];
-    AddToRow(step, kWidth, difference, w, state);
-    for (int i = 0; i < kWidth; ++i) CHECK(std::abs(w[i] - wanted[i]) < 1e-6f);
-    for (int i = 0; i < kWidth; ++i) CHECK(state[i] == 0.1f + gradient[i] * gradient[i]);
-    UpdateRow(step, kWidth, 0, 1.0f, none, w, state);
-    for (int i = 0; i < kWidth; ++i) CHECK(std::abs(w[i] - wanted[i]) < 1e-6f);
-  }
+  const RowStep step(FindRowRule("ftrl"), hyper, 2);
+  float w[kWidth] = {0.3f, -0.2f, 0.0f, 0.1f, -0.1f, 0.0f}, state[2 * kWidth];
+  const float gradient[kWidth] = {1.0f, 0.5f, 0.1f, -2.0f, 0.0f, 3.0f}, none[kWidth] = {};
+  InitRowState(step, kWidth, w, state);
+  UpdateRow(step, kWidth, 0, 1.0f, gradient, w, state);
+  const float wanted[kWidth] = {0.7f, -0.01f, 0.2f, 0.0f, 0.0f, -1.5f};
+  float difference[kWidth];
+  for (int i = 0; i < kWidth; ++i) difference[i] = wanted[i] - w[i];
+  AddToRow(step, kWidth, difference, w, state);
+  for (int i = 0; i < kWidth; ++i) CHECK(std::abs(w[i] - wanted[i]) < 1e-6f);
+  for (int i = 0; i < kWidth; ++i) CHECK(state[i] == 0.1f + gradient[i] * gradient[i]);
+  UpdateRow(step, kWidth, 0, 1.0f, none, w, state);
+  for (int i = 0; i < kWidth; ++i) CHECK(std::abs(w[i] - wanted[i]) < 1e-6f);
 }
 
 TEST(RefusedPushChangesNothing) {
-  const RowLayout layout = MakeLayout(RowOptimizerKind::kSgd);
+  const RowLayout layout = MakeLayout(FindRowRule("sgd"));
   FeatureTable table(MakePolicy("admission=none"), RowStore::PayloadBytes(layout));
   RowStore store(&table, layout);
   std::vector<int64_t> keys = {Key(1, 1), Key(2, 2)};

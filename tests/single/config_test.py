@@ -5,6 +5,7 @@ every mistake is one line that says what, where, what was found and what is want
 
 import glob
 import os
+import re
 import tempfile
 
 import tensorflow as tf
@@ -40,6 +41,15 @@ def every_key(tree, path=''):
     yield f'{path}{key}', value
     if isinstance(value, (dict, list)):
       yield from every_key(value, f'{path}{key}.')
+
+
+def keys_of_schema(section, path=''):
+  """Yields the key of every value that a section may hold, with * for places of lists and names."""
+  for key in schema_text.keys(section):
+    yield f'{path}{key.name}'
+    if key.section:
+      inner = {list: '.*.', dict: '.*.', None: '.'}[key.container]
+      yield from keys_of_schema(key.section, f'{path}{key.name}{inner}')
 
 
 class ConfigTest(tf.test.TestCase):
@@ -135,8 +145,20 @@ class ConfigTest(tf.test.TestCase):
     rule = 'sparse.tables.default'
     kinds = ('sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop')
     pairs = [(kind, 'tuned') for kind in kinds] + [(k, 'keras') for k in ('adam', 'adagrad')]
+    labels = 'data.labels=[{name: click, click: 1}, {name: buy, positive: yes}]'
+    tasks = (
+      'model.tasks={click: {interactions: [tower]}, buy: {interactions: [tower], given: click}}'
+    )
     bases = [
       [],
+      [labels.replace('yes', "'yes'"), tasks, 'model.shared={mmoe: {experts: 2}}'],
+      [
+        'data.slots.2.sequence={max_length: 3}',
+        'train.schedule={kind: step, period: 9}',
+        'train.progressive_validation=true',
+        'export.gate={}',
+      ],
+      ['data.watch=in', r'data.day_pattern=(\d+)'],
       ['data.valid=[y.csv]'],
       ['data.valid=[y.csv]', 'train.plateau=null'],
       ['data.valid=[y.csv]', 'train.epochs=3', 'model.loss=squared_error'],
@@ -151,11 +173,17 @@ class ConfigTest(tf.test.TestCase):
         for kind, preset in pairs
       ],
     ]
+    left = set(keys_of_schema(config.Config))
     for base in bases:
       cfg = self.load(overrides=base)
       for key, value in every_key(cfg.model_dump()):
+        left -= {
+          key,
+          re.sub(r'\.\d+(?=\.|$)', '.*', re.sub(r'(\.t(?:able|ask)s)\.\w+', r'\1.*', key)),
+        }
         again = self.load(overrides=[*base, f'{key}={yaml.safe_dump(value)}'])
         self.assertEqual(changed(cfg, again), set(), (base, key))
+    self.assertEqual(left, set(), 'keys that no base has')
 
   def test_set_reaches_into_the_short_form_of_an_interaction(self):
     for given in ('model.interactions.2.dnn.hidden=[64]', 'model.interactions.2.args.hidden=[64]'):
@@ -165,7 +193,7 @@ class ConfigTest(tf.test.TestCase):
 
   def test_a_config_is_explained(self):
     cfg = self.load(overrides=['sparse.tables.default.linear.kind=adam', 'data.valid=[y.csv]'])
-    text = schema_text.explained(cfg)
+    text = schema_text.explained(cfg, {})
     self.assertEqual(config.parse(text, 'explained'), cfg)
     for line in (
       'valid: [y.csv]  # given',
@@ -265,7 +293,7 @@ class ConfigTest(tf.test.TestCase):
         r"found 'itm'; wanted another slot; the nearest valid name is 'item'",
       ),
       (
-        ['data.slots.1.table=big'],
+        ['data.slots.0.table=big'],
         r"found 'big'; wanted a table of sparse.tables; the nearest valid name is 'default'",
       ),
       (['data.slots.1.name=user'], r"the name 'user' is there twice"),
@@ -302,7 +330,7 @@ class ConfigTest(tf.test.TestCase):
       (['train.dense_optimizer.learning_rate=1.0e+30'], r"learning_rate': found 1e\+30"),
       (
         ['train.dense_optimizer={kind: sgd, args: {momentm: .9}}'],
-        r"'train.dense_optimizer.args.momentm'; the nearest valid name is 'momentum'",
+        r"'train.dense_optimizer.args.momentm': unknown; the nearest valid name is 'momentum'",
       ),
       (['train.dense_optimizer.args={beta_1: x}'], r"beta_1': found 'x'; wanted a finite number"),
       (['lifecycle={admission_count: 3, admission_threshold: 2}'], r'which are of several modes'),
@@ -313,6 +341,8 @@ class ConfigTest(tf.test.TestCase):
       (['data.label=' + 'x' * 5000 + ': y'], r'.'),
       (['data.late=skp'], r"key 'data.late': found 'skp'"),
       (['train.batch_size'], r'wanted KEY=VALUE'),
+      (['data.label_is=real'], r"key 'data.label_is' is gone: model.loss"),
+      (['sparse.tables.default.factors.beta=1'], r'factors.beta.* initial_accumulator instead'),
       (['train.batch_size.x=1'], r'.'),
       (['data.slots.7.name=x'], r'the list has 3 entries'),
     ]:

@@ -39,7 +39,7 @@ class EffectsTest(absltest.TestCase):
     mode = 'with lifecycle.admission'
     for setting, why, without, acts in (
       (f'{linear}.beta1=.5', "on kind 'adagrad'", '', f'{linear}.kind=adam'),
-      (f'{linear}.beta=.5', "on kind 'sgd'", f'{linear}.kind=sgd', f'{linear}.kind=ftrl'),
+      (f'{linear}.beta1=.5', "on kind 'sgd'", f'{linear}.kind=sgd', f'{linear}.kind=adam'),
       (f'{linear}.l2_mode=catch_up', 'without l2', '', f'{linear}.l2=.1'),
       ('lifecycle.decay=.5', 'without data.day_pattern', '', days),
       ('lifecycle.admission_count=3', mode, 'lifecycle.admission=score', ''),

@@ -35,9 +35,9 @@ MISTAKES = [
   ('sync.modes=ps', "'sync.modes'.*'mode'"),
   (
     'train.dense_optimizer.args={momentm: 0.9}',
-    "momentm'; 'momentum' is of sgd and rmsprop; adam takes beta_1",
+    "momentm': unknown; 'momentum' is of sgd and rmsprop; adam takes beta_1",
   ),
-  ('train.dense_optimizer.args={wd: 1}', "args.wd'; the valid names are amsgrad, beta_1"),
+  ('train.dense_optimizer.args={wd: 1}', "args.wd': unknown; the valid names are amsgrad, beta_1"),
   ('lifecycle.admision=score', "'lifecycle.admision'.*'admission'"),
   ('seeds=1', "unknown key 'seeds'.*'seed'"),
   # keys of another section
@@ -99,7 +99,7 @@ MISTAKES = [
   ('data.label_negative=(', 'wanted a regular expression'),
   # how --set is written
   ('train.batch_size', 'wanted KEY=VALUE'),
-  ('data.label_positive=yes', "label_positive': found True; wanted a text; .* in quotes"),
+  ('data.label_positive=yes', "label_positive': found True; wanted a text; quote yes"),
   ('data.slots.9.name=x', 'the list has 3 entries'),
   ('train.batch_size.size=3', '.'),
   ('data.slots=[{name: a]', 'not YAML'),

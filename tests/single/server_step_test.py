@@ -411,12 +411,15 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         'learning_rate': 0.1,
         'l1': 0.05,
         'l2': 0.1,
-        'beta': 0.2,
         'initial_accumulator': 0.1,
       },
     )
     self.check_merges(store, sgd, {'kind': 'sgd', 'learning_rate': 0.02})
-    args = {'l1_regularization_strength': 0.05, 'l2_regularization_strength': 0.1 / 2, 'beta': 0.2}
+    args = {
+      'l1_regularization_strength': 0.05,
+      'l2_regularization_strength': 0.1 / 2,
+      'initial_accumulator_value': 0.1,
+    }
     self.check_merges(store, ftrl, {'kind': 'ftrl', 'learning_rate': 0.1, 'args': args})
 
   def check_merges(self, store, rule, dense_rule):

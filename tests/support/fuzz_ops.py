@@ -70,7 +70,7 @@ def right_calls(rng: np.random.Generator) -> list:
   parts = (FactorPart('plain', 3), FactorPart('field', 6)), (FactorPart('plain', 2),)
   tables = (
     TableSpec('a', parts[0]),
-    TableSpec('b', parts[1], 'uniform', linear='adam', dtype='bfloat16'),
+    TableSpec('b', parts[1], linear='adam', dtype='bfloat16'),
   )
   slot_table = -1, 0, 0, 1
   policy = Policy(admission='none', capacity=20, delete_after_unseen_days=1)

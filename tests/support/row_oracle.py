@@ -21,8 +21,6 @@ class Optimizer:
   beta1: float = 0.9
   beta2: float = 0.999
   epsilon: float = 1e-7
-  learning_rate_power: float = -0.5
-  beta: float = 0.0
   l1: float = 0.0
   l2: float = 0.0
   l2_mode: str = 'touch'
@@ -33,7 +31,7 @@ def fresh_state(o, w):
   """A dict of float64 arrays."""
   if o.kind == 'ftrl':
     n = np.full(len(w), o.initial_accumulator)
-    z = -w * ((o.beta + n**-o.learning_rate_power) / o.learning_rate + o.l2) - np.sign(w) * o.l1
+    z = -w * (np.sqrt(n) / o.learning_rate + o.l2) - np.sign(w) * o.l1
     return {'n': n, 'z': z}
   return {
     'sgd': {},
@@ -56,8 +54,7 @@ def step_row(o, w, state, gradient, scale, step, missed):
     g = np.clip(g, -o.clip, o.clip)
   if o.kind == 'ftrl':
     n = state['n'] + g * g
-    p = -o.learning_rate_power
-    denominator = (o.beta + n**p) / lr + o.l2
+    denominator = np.sqrt(n) / lr + o.l2
     z = g + np.where(w == 0, state['z'], -w * denominator - np.sign(w) * o.l1)
     state.update(n=n, z=z)
     return np.where(np.abs(z) <= o.l1, 0, (np.sign(z) * o.l1 - z) / denominator)
@@ -88,15 +85,12 @@ def add_row(o, w, state, difference):
   """The weights with a difference added; of `state`, FTRL's z becomes one that they follow from."""
   w = w + difference
   if o.kind == 'ftrl':
-    solved = (
-      -w * ((o.beta + state['n'] ** -o.learning_rate_power) / o.learning_rate + o.l2)
-      - np.sign(w) * o.l1
-    )
+    solved = -w * (np.sqrt(state['n']) / o.learning_rate + o.l2) - np.sign(w) * o.l1
     state['z'] = np.where(w == 0, np.clip(state['z'], -o.l1, o.l1), solved)
   return w
 
 
-def initial_factors(keys, seed, width, init, scale):
+def initial_factors(keys, seed, width, scale):
   """float64 [n, width]."""
   golden = np.uint64(0x9E3779B97F4A7C15)
   with np.errstate(over='ignore'):
@@ -105,11 +99,8 @@ def initial_factors(keys, seed, width, init, scale):
     bits = mix64((streams[:, None] + golden * pairs).astype(np.uint64))
   first = ((bits >> np.uint64(41)).astype(np.float64) + 0.5) / 2**23
   second = (bits & np.uint64(0x7FFFFF)).astype(np.float64) / 2**23
-  if init == 'normal':
-    radius, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
-    both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 2)
-  else:
-    both = 2 * np.stack([first, second + 0.5 / 2**23], 2) - 1
+  radius, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
+  both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], 2)
   return scale * both.reshape(len(bits), -1)[:, :width]
 
 
@@ -153,7 +144,7 @@ class Store:
 
   def initial(self, key):
     t = self.tables[self.table(key)]
-    return initial_factors([key], self.seed, t.width, t.init, t.init_scale)[0]
+    return initial_factors([key], self.seed, t.width, t.init_scale)[0]
 
   def pull(self, keys, train):
     """Returns: linear [u], a list of factors (or None) a key."""

@@ -14,6 +14,7 @@ from trainer.config.data import MAX_SLOTS, Data, DenseColumn, History, Label, Lo
 from trainer.config.export import Export, Gate
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.loading import (
+  GIVEN,
   columns_wanted,
   dump,
   load,

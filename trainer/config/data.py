@@ -1,6 +1,9 @@
 """The sections below `data`: where the log lies and how to read it."""
 
+import re
 from typing import Literal
+
+import pydantic
 
 from trainer.config.lifecycle import Thresholds
 from trainer.config.section import (
@@ -8,9 +11,13 @@ from trainer.config.section import (
   NonNegativeInt,
   Positive,
   PositiveInt,
+  RegularExpression,
   Section,
   Share,
+  check_distinct,
+  wrong,
 )
+from trainer.errors import nearest
 
 MAX_SLOTS = 2047  # slot ids take the 11 bits under the sign of a key
 Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
@@ -20,7 +27,7 @@ class History(Section):
   """A history: a slot whose features stand in order, the oldest first."""
 
   max_length: PositiveInt
-  """L: of a longer history the last L features are read."""
+  """L: a longer history is cut to its last L features."""
 
 
 class Slot(Section):
@@ -31,20 +38,28 @@ class Slot(Section):
   column: str | None = None
   """Its column in the file; null: the slot's name."""
   separator: str | None = None
-  """Stands between the features of a multi-valued slot; null: each value is one feature."""
+  """Separates the features of a multi-valued slot; null: each value is one feature."""
   value_separator: str | None = None
-  """Stands between a feature and its value x_i, as in sports:0.5; null: every x_i is 1."""
+  """Separates a feature from its value x_i, as in sports:0.5; null: every x_i is 1."""
   table: str = 'default'
   """The table of sparse.tables that holds the rows of this slot."""
   shares: str | None = None
   """Another slot whose features (keys and rows) this one uses."""
   sequence: History | None = None
-  """That the slot is a history of features of the slot that it `shares`, the candidate, which din
-  reads it against."""
+  """Makes the slot a history: a sequence of features of the slot that it `shares`, the candidate,
+  which din compares it with."""
   pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'
   """How several features of a sample become the slot vector that dnn and cross read."""
   lifecycle: Thresholds | None = None
   """Thresholds that differ for this slot; null: those of `lifecycle`."""
+
+  @pydantic.model_validator(mode='after')
+  def _check_sequence(self) -> 'Slot':
+    if self.sequence and self.shares is None:
+      wrong('shares', "found null; a sequence needs its candidate's slot")
+    if self.sequence and self.value_separator:
+      wrong('value_separator', 'a sequence has no values; wanted null')
+    return self
 
 
 class DenseColumn(Section):
@@ -55,7 +70,7 @@ class DenseColumn(Section):
   transform: Literal['none', 'log1p', 'standardise', 'log1p_standardise'] = 'none'
   """log1p is sign(x)·log(1 + |x|); standardise is (x − mean) / std, after log1p."""
   missing: float = 0.0
-  """What the model sees, after the transform, where the value is missing."""
+  """Replaces a missing value, after the transform."""
 
 
 class Label(Section):
@@ -65,20 +80,27 @@ class Label(Section):
   """Names the task in reports, in model.tasks and in serving."""
   column: str | None = None
   """Its column in the file; null: the label's name."""
-  positive: str | None = None
+  positive: RegularExpression | None = None
   """As data.label_positive."""
-  negative: str | None = None
+  negative: RegularExpression | None = None
   """As data.label_negative."""
   loss: Loss = 'log_loss'
   """log_loss, focal and fake_negative (conversions that come late, docs/layers.md) want 0 or 1,
   squared_error any number."""
   weight: NonNegative = 1.0
-  """Of the task's mean loss in the sum over tasks."""
+  """The weight of the task's mean loss in the sum over tasks."""
   click: Share | None = None
   """How much of a click a positive label adds to the clicks of its features in the lifecycle; all
   labels together at most 1. null: 1 for the first label where no label says it, else 0. To let a
   conversion count three times a click: .25 for the click, .75 for the conversion, and four times
   lifecycle.clk_coeff."""
+
+  @pydantic.model_validator(mode='after')
+  def _check_patterns(self) -> 'Label':
+    for key, pattern in (('positive', self.positive), ('negative', self.negative)):
+      if pattern is not None and self.loss == 'squared_error':
+        wrong(key, 'makes labels of 0 and 1; wanted a loss for them with it')
+    return self
 
 
 class Data(Section):
@@ -96,41 +118,41 @@ class Data(Section):
   format: (
     Literal['csv', 'jsonl', 'parquet', 'orc', 'tfrecord', 'libsvm', 'libffm', 'prepared'] | None
   ) = None
-  """Of all these files; docs/data.md has a table. prepared: directories that trainer.prepare wrote;
-  null: what each file's suffix says, csv where it says nothing."""
+  """The format of all these files; docs/data.md has a table. prepared: directories that
+  trainer.prepare wrote; null: each file's suffix says it, and csv where it does not."""
   delimiter: str = ','
-  """Between the fields of a csv line; a tab is written "\\t"."""
+  """Separates the fields of a csv line; a tab is written "\\t"."""
   columns: list[str] | None = None
-  """Names of the columns, where a csv file has no header line."""
+  """Names of the columns of a csv file without a header line."""
   label: str | None = 'label'
   """The column of the label: 0 or 1, or any number where model.loss is squared_error. With
-  model.retrieval a sample of label 1 is a positive; null: each is."""
-  label_positive: str | None = None
+  model.retrieval a sample of label 1 is a positive; null: every sample is."""
+  label_positive: RegularExpression | None = None
   """A regular expression: a label that matches it whole is 1, any other text 0. null: labels are 0
   and 1."""
-  label_negative: str | None = None
+  label_negative: RegularExpression | None = None
   """A regular expression: a label that matches it whole is 0; one that matches neither this nor
-  label_positive (null: 1) is a bad record. It also says that passes whose labels are all 0, or all
-  1, are meant: in data.train they are refused otherwise."""
+  label_positive (null: 1) is a bad record. It also allows passes in data.train whose labels are
+  all 0, or all 1, which are refused otherwise."""
   labels: list[Label] = []
-  """Several labels, each the task of its name in model.tasks, in place of `label`; the first is
+  """Several labels in place of `label`, each with a task of its name in model.tasks; the first is
   the main one."""
   weight: str | None = None
   """The column of the samples' weights; null: each weighs 1."""
   group: str | None = None
-  """The column of the user, say: GAUC is computed over its values."""
+  """The column, usually the user, over whose values GAUC averages."""
   slots: list[Slot]
   """The categorical columns."""
   dense: list[DenseColumn] = []
   """The numeric columns."""
-  day_pattern: str | None = None
+  day_pattern: RegularExpression | None = None
   """A regular expression that finds the day in a path: one group that holds a whole number or a
   date as 2024-01-31, or three groups of year, month and day. Features age and are evicted at the
   end of each day; null: there are no days."""
   missing_values: list[str] = []
   """Texts that stand for a missing value, as NULL and NaN do in some logs; blank always does."""
   max_bad_share: Share = 0.0
-  """The share of a pass's records that may be malformed and are left out; above it the pass is
+  """The share of a pass's records that may be malformed; they are left out. A pass with more is
   refused."""
   shuffle: bool = True
   """Whether the samples of a training pass are shuffled, by seed."""
@@ -139,8 +161,8 @@ class Data(Section):
   skip: it is left out; fail: the run ends."""
   max_refused_passes: NonNegativeInt = 0
   """How many passes in a row may be set aside because they are empty, damaged, wrongly named or
-  hold too many bad records; one more ends the run, one that can be trained on starts the count
-  anew. The default is 10 with data.watch."""
+  hold too many bad records. One more ends the run; a good pass resets the count. The default is 10
+  with data.watch."""
   max_days_ahead: PositiveInt | None = None
   """How many days after the day that the stream has come to the day of a pass may be; one further
   ahead is refused, because its date is most likely wrong and would make all others late. Plain
@@ -149,5 +171,84 @@ class Data(Section):
   """Hours without a pass after which the open day ends; days without passes then end too, and age
   the features. null: a day ends when a pass of a later one comes, and empty days do not count."""
   keep_prepared_passes: NonNegativeInt | None = None
-  """How many of the passes that the run converted are kept in run_dir/prepared once they were
-  trained on. The default is 2 with data.watch; null: all."""
+  """How many converted passes are kept in run_dir/prepared after they were trained on. The default
+  is 2 with data.watch; null: all."""
+
+  @pydantic.model_validator(mode='after')
+  def _check_slots(self) -> 'Data':
+    names = [slot.name for slot in self.slots]
+    if not names:
+      wrong('slots', 'found []; wanted at least one slot')
+    if len(names) > MAX_SLOTS:
+      wrong('slots', f'found {len(names)} slots; wanted at most {MAX_SLOTS}')
+    check_distinct('slots', names)
+    check_distinct('dense', [column.name for column in self.dense])
+    by_name = dict(zip(names, self.slots))
+    for i, slot in enumerate(self.slots):
+      if slot.value_separator and not slot.separator and slot.value_separator == self.delimiter:
+        found = f'found {slot.value_separator!r}, which is data.delimiter'
+        wrong(f'slots.{i}.value_separator', f'{found}; wanted another character')
+      if slot.shares is None:
+        continue
+      key, shared = f'slots.{i}.shares', by_name.get(slot.shares)
+      if shared is None or shared is slot:
+        others = set(names) - {slot.name}
+        wrong(key, f"found '{slot.shares}'; wanted another slot{nearest(slot.shares, others)}")
+      if shared.shares:
+        found = f"'{slot.shares}' itself shares '{shared.shares}'"
+        wrong(key, f'{found}; wanted a slot with features of its own')
+      if shared.table != slot.table:
+        wanted = f"'{shared.table}', the table of '{slot.shares}', which it shares"
+        wrong(f'slots.{i}.table', f"found '{slot.table}'; wanted {wanted}")
+    return self
+
+  @pydantic.model_validator(mode='after')
+  def _check_no_column_is_a_label(self) -> 'Data':
+    labels = [label.column or label.name for label in self.labels]
+    labels = labels or ([self.label] if self.label is not None else [])
+    for key, columns in (
+      ('slots', [slot.column or slot.name for slot in self.slots]),
+      ('dense', [column.name for column in self.dense]),
+      ('weight', [self.weight]),
+      ('group', [self.group]),
+    ):
+      if read := [label for label in labels if label in columns]:
+        wrong(key, f"found '{read[0]}', which is a label: the model would read what it predicts")
+    return self
+
+  @pydantic.model_validator(mode='after')
+  def _check_labels(self) -> 'Data':
+    names = [label.name for label in self.labels]
+    if not names:
+      return self
+    if len(names) < 2:
+      wrong('labels', f'found {names}; wanted at least two, or the one as data.label')
+    if (self.label, self.label_positive, self.label_negative) != ('label', None, None):
+      wrong('labels', 'found beside the keys of data.label; wanted either')
+    for name in names:
+      if not re.fullmatch(r'[A-Za-z]\w*', name, re.ASCII):
+        wrong('labels', f"found the name '{name}'; wanted letters, digits and underscores alone")
+    check_distinct('labels', names)
+    shares = [label.click or 0.0 for label in self.labels]
+    if sum(shares) > 1 + 1e-6:
+      wrong('labels', f'found click {shares}; wanted shares that sum to at most 1')
+    return self
+
+  @pydantic.model_validator(mode='after')
+  def _check_days(self) -> 'Data':
+    if not self.train and not self.watch:
+      wrong('train', 'found []; wanted files, or data.watch set to a directory')
+    if self.day_pattern is None:
+      for key, off, what in (
+        ('close_day_after_hours', None, 'what a day is'),
+        ('max_days_ahead', None, 'what a day is'),
+        ('late', 'train', 'what is late'),
+      ):
+        found = getattr(self, key)
+        if found != off:
+          wrong(key, f'found {found!r}; it needs data.day_pattern, which says {what}')
+      return self
+    if re.compile(self.day_pattern).groups < 1:
+      found = f'found {self.day_pattern!r}'
+      wrong('day_pattern', f'{found}; wanted a group in parentheses that holds the day')
+    return self

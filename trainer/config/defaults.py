@@ -1,7 +1,7 @@
 """Defaults that follow from the values of other keys.
 
-They follow from values alone, never from whether a key was written: a config in which a key is
-written with the value that it has anyway is the same config.
+They never depend on whether a key was written: writing a key with the value that it has anyway
+changes nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from trainer.plain_data import Json, JsonObject
 if TYPE_CHECKING:
   from trainer.config.schema import Config
 
-# A stream never ends, so that what it may refuse and what it keeps is bounded.
+# A stream never ends, so the number of passes that it refuses and keeps is bounded.
 _OF_A_STREAM = {
   ('data', 'max_refused_passes'): 10,
   ('data', 'max_days_ahead'): 14,
@@ -35,7 +35,7 @@ _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 
 
 
 class _Tree:
-  """What a config is given, as nested dicts and lists, to which defaults are added.
+  """The given keys of a config as nested dicts and lists, to which defaults are added.
 
   Attributes:
     values: the tree.
@@ -58,14 +58,14 @@ class _Tree:
 
 
 def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
-  """Returns what a config is given with the defaults that follow from it, and their origins.
+  """Returns the given keys of a config with the defaults that follow, and the origins of these.
 
   Args:
     cfg: validated, with the schema's own defaults.
   Returns:
     A tree to validate, and by key what its default follows from.
   Raises:
-    ConfigError: where the thresholds of two modes of admission are given and no mode.
+    ConfigError: if thresholds of two modes of admission are given, and no mode.
   """
   tree = _Tree(cfg)
   data = cfg.data

@@ -1,23 +1,23 @@
-"""Settings that have no effect or do harm: refused or told."""
+"""Finds settings that have no effect or do harm: some are refused, others warned of."""
 
 from collections.abc import Iterator
 
-from ops.row_kinds import ROW_KINDS
+from ops.row_kinds import ROW_OPTIMIZERS
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.config.sparse import RowOptimizer
 from trainer.errors import ConfigError
 
-# What some row optimizers read and others do not.
-_KIND_KEYS = sorted(frozenset().union(*(kind.reads for kind in ROW_KINDS.values())))
+# Hyperparameters that only some row optimizers read.
+_KIND_KEYS = sorted(frozenset().union(*(kind.reads for kind in ROW_OPTIMIZERS.values())))
 
 
 def check_effects(cfg: Config, where: str) -> None:
-  """Checks that what the config switches on has an effect in training.
+  """Checks that whatever happens at the end of days is switched on only where there are days.
 
   Raises:
-    ConfigError: naming the first key that would do nothing.
+    ConfigError: naming the first key that would have no effect.
   """
   if cfg.data.day_pattern is not None:
     return
@@ -36,11 +36,7 @@ def check_effects(cfg: Config, where: str) -> None:
 
 
 def warnings(cfg: Config) -> Iterator[str]:
-  """Yields a line for each setting that a user would regret.
-
-  These are settings that are not the default and that nothing of this job reads, and those that
-  harm the model.
-  """
+  """Yields a line for each setting that has no effect in this job, or that harms the model."""
   for key, value, why in (*_of_rows(cfg), *_of_lifecycle(cfg), *_of_model(cfg), *_of_sync(cfg)):
     yield f'{key}: found {value!r}, which has no effect {why}'
   train = cfg.train
@@ -58,7 +54,7 @@ Found = Iterator[tuple[str, object, str]]
 
 
 def _given(path: str, section: Section, names: list[str], why: str) -> Found:
-  """Yields those of the names that do not have their default."""
+  """Yields the keys, of those in `names`, whose values are not the default."""
   for name in names:
     value = getattr(section, name)
     if value != type(section).model_fields[name].default:
@@ -70,9 +66,9 @@ def _of_rows(cfg: Config) -> Found:
     for part in ('linear', 'factors'):
       rule: RowOptimizer = getattr(table, part)
       path = f'sparse.tables.{name}.{part}'
-      other = [key for key in _KIND_KEYS if key not in ROW_KINDS[rule.kind].reads]
+      other = [key for key in _KIND_KEYS if key not in ROW_OPTIMIZERS[rule.kind].reads]
       yield from _given(path, rule, other, f"on kind '{rule.kind}'")
-      # adam and rmsprop have moments, which steps without a gradient move, too.
+      # Steps without a gradient still move the moments of adam and rmsprop.
       if rule.l2 == 0 and rule.kind not in ('adam', 'rmsprop'):
         yield from _given(path, rule, ['l2_mode'], 'without l2')
 
@@ -86,7 +82,7 @@ def _of_lifecycle(cfg: Config) -> Found:
     if getattr(policy, kind) != mode
   }
   if policy.eviction == 'score':
-    del idle['delete_after_unseen_days']  # which score and unseen both read
+    del idle['delete_after_unseen_days']  # eviction 'score' reads it too
   if policy.capacity is None:
     idle['capacity_by'] = 'without lifecycle.capacity'
   if cfg.data.day_pattern is None:

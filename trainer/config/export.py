@@ -6,10 +6,10 @@ from trainer.config.section import NonNegative, PositiveInt, Section
 
 
 class Gate(Section):
-  """When a pass is so bad that nothing is exported after it, until a good one comes."""
+  """Withholds exports after a bad pass, until a good one comes."""
 
   metric: Literal['auc', 'gauc', 'logloss', 'rmse'] = 'auc'
-  """The metric of train.progressive_validation that is compared with that of the passes before."""
+  """The metric of train.progressive_validation by which a pass is compared with those before it."""
   tolerance: NonNegative = 0.002
   """How much worse it may be. A slot that turns blank, or a metric that is not finite, never
   passes."""
@@ -28,4 +28,4 @@ class Export(Section):
   """How many bases, each with the deltas after it, and how many versions of each kind of model are
   kept. The default is 3 with data.watch; null: all."""
   gate: Gate | None = None
-  """Withholds exports after bad passes; null: all are written."""
+  """Withholds exports after bad passes; null: every export is written."""

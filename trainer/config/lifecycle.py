@@ -35,16 +35,16 @@ class Thresholds(Section):
   admission_count: NonNegative | None = None
   """admission count: the shows that earn factors. The default is 10 with this admission."""
   admission_probability: Share | None = None
-  """admission probability: of each occurrence; decided by (seed, key, count). The default is 0.1
-  with this admission."""
+  """admission probability: the chance that an occurrence earns factors, drawn from a hash of (seed,
+  key, count). The default is 0.1 with this admission."""
   base_threshold: Finite | None = None
-  """Exports leave out features with a lower score; null: they leave none out for its score. The
+  """Exports leave out features with a lower score; null: none is left out for its score. The
   default is 1.5 where admission or eviction is score."""
   delta_threshold: Finite | None = None
   """A delta holds the features whose score has grown by this much since they were last written;
   null: all that were seen since. The default is 0.25 where admission or eviction is score."""
   delta_keep_days: NonNegativeInt | None = None
-  """Exports leave out features that were unseen for more days than this; null: none for that. The
+  """Exports leave out features that were unseen for more days than this; null: no bound. The
   default is 16 where admission or eviction is score."""
   decay: Share = 0.98
   """What show and click are multiplied by at the end of each day."""
@@ -52,10 +52,10 @@ class Thresholds(Section):
   """eviction score: a feature with a lower score is deleted. The default is 0.8 with this
   eviction."""
   delete_after_unseen_days: NonNegativeInt | None = None
-  """A feature that was unseen for more days than this is deleted; null: never for that. The default
-  is 30 where eviction is score or unseen."""
+  """A feature that was unseen for more days than this is deleted; null: no bound. The default is
+  30 where eviction is score or unseen."""
   min_age_days: NonNegativeInt | None = None
-  """Features of fewer days are not deleted for their score; null: none is spared."""
+  """A younger feature is not deleted for its score; null: every one may be."""
 
 
 class Lifecycle(Thresholds):
@@ -73,4 +73,4 @@ class Lifecycle(Thresholds):
   capacity: PositiveInt | None = None
   """How many features are kept at the end of a day, the best by capacity_by; null: no bound."""
   capacity_by: Literal['score', 'recency', 'frequency'] = 'score'
-  """Which features are the best for capacity."""
+  """What capacity ranks features by: their score, or how recently or how often they were seen."""

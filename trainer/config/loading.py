@@ -23,7 +23,7 @@ def load(
   run_dir: str | None = None,
   batch_size: int | None = None,
 ) -> Config:
-  """As `parse`, of a YAML file. The default of run_dir is runs/NAME of a file NAME.yaml."""
+  """Reads and checks a YAML file, as `parse`; the default run_dir of NAME.yaml is runs/NAME."""
   name = os.path.splitext(os.path.basename(path))[0]
   return parse(_text_of(path), path, overrides, run_dir, batch_size, f'runs/{name}')
 
@@ -40,23 +40,24 @@ def _text_of(path: str) -> str:
     raise ConfigError(f'{path}: not YAML: {e}') from None
 
 
+GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
 _STAMP = '# crc32 of what follows: '
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes config.yaml, the resolved config, and given.yaml, what it was given, into its run_dir.
+  """Writes config.yaml, the resolved config, and given.yaml, the given one, into its run_dir.
 
-  Each begins with a line that holds a checksum.
+  Each begins with a checksum of the rest.
   """
-  for name, text in (('config.yaml', dump(cfg)), ('given.yaml', _stamped(cfg.given))):
+  for name, text in (('config.yaml', dump(cfg)), (GIVEN, _stamped(cfg.given))):
     path = os.path.join(cfg.run_dir, name)
     files.write_synced(path + '.new', text.encode())
     os.replace(path + '.new', path)
 
 
 def measured_batch_size(run_dir: str) -> int | None:
-  """Returns the batch size that a run has measured on its log; None where it has not."""
-  path = os.path.join(run_dir, 'given.yaml')
+  """Returns the batch size that a run has measured on its log; None if it has measured none."""
+  path = os.path.join(run_dir, GIVEN)
   if not os.path.exists(path):
     return None
   remedy = 'delete it: the next start writes it again, and measures the batch size again'
@@ -66,7 +67,7 @@ def measured_batch_size(run_dir: str) -> int | None:
 
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
-  """As `load`, of the config.yaml that a run has written.
+  """Reads the config.yaml that a run has written.
 
   Raises:
     ConfigError: where there is none, or its bytes are not those that were written.
@@ -79,7 +80,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _text_of_run(path: str, remedy: str) -> str:
-  """Returns the text of a file that a run has written. Args: remedy: for a file that is damaged."""
+  """Returns the text of a file that a run has written; `remedy` tells how to mend a damaged one."""
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
   if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
@@ -105,8 +106,8 @@ def parse(
     where: where it comes from, for messages.
     overrides: strings `a.b=value`.
     run_dir: replaces `run_dir` where given.
-    batch_size: what was measured for a config that gives no train.batch_size.
-    default_run_dir: of a config that gives none.
+    batch_size: the measured size, for a config that gives no train.batch_size.
+    default_run_dir: for a config that gives no run_dir.
   Raises:
     ConfigError: with one line.
   """
@@ -115,9 +116,8 @@ def parse(
     raise ConfigError(
       f'{where}: found {type(tree).__name__}; wanted a mapping with keys data, model, …'
     )
-  if overrides:
-    _write_out_interactions(tree)
   for assignment in overrides:
+    _write_out_interactions(tree)
     set_key(tree, assignment)
   if run_dir:
     tree['run_dir'] = run_dir
@@ -130,10 +130,10 @@ def parse(
   for key, value in flatten(tree).items():
     try:
       (key + value if isinstance(value, str) else key).encode()
-    except UnicodeEncodeError:  # from a command line, or from "\ud800" in YAML
+    except UnicodeEncodeError:  # from the command line, or "\ud800" in YAML
       found = printable(f'{key}: found {value!r}')
       raise ConfigError(
-        f'{where}: {found}, which UTF-8 cannot write; wanted another text'
+        f'{where}: {found}, which UTF-8 cannot write; wanted other characters'
       ) from None
   try:
     cfg = Config.model_validate(tree)
@@ -150,7 +150,7 @@ def parse(
 
 
 def _write_out_interactions(tree: JsonObject) -> None:
-  """Replaces the short forms of interactions by {kind: …, args: …}, to which --set can add."""
+  """Replaces short forms of interactions by {kind: …, args: …}, which --set can change."""
   model = tree.get('model')
   if not isinstance(model, dict):
     return
@@ -174,7 +174,7 @@ def _stamped(tree: Json) -> str:
 
 
 def columns_wanted(cfg: Config, path: str) -> str:
-  """Returns what the data of a config must look like, for who does not have it, in one line."""
+  """Says in one line which columns the missing files of a config must have."""
   data = cfg.data
   slots = [s.column or s.name for s in data.slots]
   dense = [d.name for d in data.dense]

@@ -1,17 +1,27 @@
-"""A mistake in a config, told in one line: file, key, the value found, the value wanted."""
+"""Describes a mistake in a config in one line: file, key, the value found, the value wanted."""
 
-import typing
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pydantic
 from pydantic_core import ErrorDetails
 
 from trainer.config.schema import Config
+from trainer.config.schema_text import keys
 from trainer.config.section import Section
 from trainer.errors import nearest, short
 
-# What a value of each of pydantic's types is called.
+# Keys of earlier versions, and what replaces them.
+_GONE = {
+  'label_is': "model.loss 'squared_error' takes any number, each other loss 0 and 1",
+  'mean': "transform 'standardise' measures it on the first pass",
+  'std': "transform 'standardise' measures it on the first pass",
+  'dense_linear': "the interaction 'linear' reads dense columns too",
+  'init': 'initial factors are normal, with the standard deviation init_scale',
+  'auc_buckets': 'AUC has as many as it needs',
+  'learning_rate_power': 'ftrl divides by the root of the sums, as with -0.5',
+  'beta': 'ftrl starts the sums from initial_accumulator instead',
+}
+# Our names for pydantic's types of values.
 _KINDS = {
   'int': 'a whole number',
   'float': 'a number',
@@ -21,59 +31,42 @@ _KINDS = {
 }
 
 
-def _fields_at(loc: Sequence[str | int]) -> list[str]:
-  """The valid keys of the model that holds the key at `loc`."""
-  model: type[Section] = Config
-  for part in loc[:-1]:
-    if isinstance(part, int):
-      continue
-    fields = getattr(model, 'model_fields', {})
-    if part not in fields:  # a key of a dict of models (a table's name)
-      continue
-    model = next((inner for inner, _ in _sections_in(fields[part].annotation, '')), model)
-  return list(getattr(model, 'model_fields', {}))
+def _section_with(loc: Sequence[str | int]) -> type[Section]:
+  """Returns the section that holds the key at `loc`."""
+  section: type[Section] = Config
+  for part in loc[:-1]:  # the name of a table or the place in a list changes nothing
+    section = next((k.section for k in keys(section) if k.name == part and k.section), section)
+  return section
 
 
-def _sections_with(key: str) -> list[str]:
-  """The sections that have a key of exactly this name, as in `train.dense_optimizer`."""
-  found = []
-
-  def look(section: type[Section], path: str) -> None:
-    for name, field in section.model_fields.items():
-      if name == key:
-        found.append(path or 'the top level')
-      for inner, place in _sections_in(field.annotation, f'{path}.{name}'.strip('.')):
-        look(inner, place)
-
-  look(Config, '')
-  return found
-
-
-def _sections_in(annotation: Any, path: str) -> Iterator[tuple[type[Section], str]]:
-  """Yields the sections that a key's annotation holds, each with its path."""
-  if isinstance(annotation, type) and issubclass(annotation, Section):
-    yield annotation, path
-  inner = {list: f'{path}.0', dict: f'{path}.NAME'}.get(typing.get_origin(annotation), path)
-  for argument in typing.get_args(annotation):
-    yield from _sections_in(argument, inner)
+def _sections_with(name: str, section: type[Section] = Config, path: str = '') -> Iterator[str]:
+  """Yields the sections that have a key of this name, as in `train.dense_optimizer`."""
+  for key in keys(section):
+    if key.name == name:
+      yield path or 'the top level'
+    if key.section:
+      place = {None: '', list: '.0', dict: '.NAME'}[key.container]
+      yield from _sections_with(name, key.section, f'{path}.{key.name}{place}'.strip('.'))
 
 
 def _as_in(error: ErrorDetails) -> str:
-  """Says what stands in a section, or in a list, by an example; `error` is one of pydantic's."""
+  """Describes the section or the list that is wanted, with an example.
+
+  Args:
+    error: of pydantic, which found something else.
+  """
   found = error['input']
   if error['type'] == 'list_type':
     return 'a list' + (f", as in ['{found}']" if isinstance(found, str) else '')
   off = ', or null for off' if found is False else ''
-  name = error.get('ctx', {}).get('class_name')
-  model = next((s for s in Section.__subclasses__() if s.__name__ == name), None)
-  if model is None:
+  name, field = next(iter(_section_with([*error['loc'], '']).model_fields.items()))
+  if 'class_name' not in error.get('ctx', {}) or field.annotation is float:
     return f'keys with values{off}'
-  value = found if isinstance(found, str) else '…'
-  return f'keys with values, as in {{{next(iter(model.model_fields))}: {value}}}{off}'
+  return f'keys with values, as in {{{name}: {found if isinstance(found, str) else "…"}}}{off}'
 
 
 def _wanted(error: ErrorDetails) -> str:
-  """Says what pydantic wanted, in the words of this project."""
+  """Describes what pydantic wanted in the words of this project."""
   for limit, sign in (('gt', '>'), ('ge', '>='), ('lt', '<'), ('le', '<=')):
     if limit in error.get('ctx', {}):
       return f'wanted a number {sign} {error["ctx"][limit]}'
@@ -84,21 +77,24 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def one_line(error: pydantic.ValidationError, where: str) -> str:
+  """Returns the first mistake that pydantic found, in one line; `where` is the file."""
   first = error.errors()[0]
   loc = first['loc']
   key = '.'.join(str(p) for p in loc)
   if first['type'] == 'extra_forbidden':
-    sections = _sections_with(str(loc[-1]))
-    told = f"; '{loc[-1]}' is a key of {', '.join(sections)}" if sections else ''
-    return f"{where}: unknown key '{key}'{told or nearest(loc[-1], _fields_at(loc))}"
+    if loc[-1] in _GONE:
+      return f"{where}: key '{key}' is gone: {_GONE[loc[-1]]}"
+    if sections := ', '.join(_sections_with(str(loc[-1]))):
+      return f"{where}: unknown key '{key}'; '{loc[-1]}' is a key of {sections}"
+    return f"{where}: unknown key '{key}'{nearest(loc[-1], _section_with(loc).model_fields)}"
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
-  if first['type'] == 'wrong':  # of a section's own check
-    key = '.'.join(map(str, [*loc, first['ctx']['key']]))
+  if first['type'] == 'wrong':  # raised by a check of the section
+    key = '.'.join(map(str, [*loc, *first['ctx']['key']]))
     return f"{where}: key '{key}': {first['msg']}"
   wanted = _wanted(first)
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
-    wanted = "wanted a text; YAML reads yes, no, on and off so, but not 'yes' in quotes"
+    wanted = 'wanted a text; quote yes, no, on and off, which YAML reads as true or false'
   elif first['type'] in ('model_type', 'dict_type', 'list_type'):
     wanted = 'wanted ' + _as_in(first)
   return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"

@@ -6,12 +6,13 @@ import pydantic
 
 from trainer.config.data import Loss
 from trainer.config.retrieval import Retrieval
-from trainer.config.section import NonNegative, PositiveShare, Section, Share
+from trainer.config.section import NonNegative, PositiveShare, Section, Share, wrong
+from trainer.errors import nearest
 from trainer.plain_data import Json
 
 # Interactions that are built in; others are dotted paths of Keras layers.
 INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
-# What several tasks' towers may read, likewise.
+# Shared parts that are built in.
 SHARED = ('shared_bottom', 'mmoe')
 
 
@@ -21,11 +22,11 @@ class Interaction(Section):
   kind: str
   """Built in (docs/layers.md), or the dotted path of a Keras layer."""
   args: dict[str, Any] = {}
-  """What the layer's constructor is given."""
+  """Arguments of the layer's constructor."""
 
 
 def interaction(item: Json) -> Json:
-  """`fm`, `{dnn: {hidden: [64]}}` and `{kind: dnn, args: {...}}` all name an interaction."""
+  """Returns an interaction in the long form {kind: …, args: …}."""
   if isinstance(item, str):
     return {'kind': item}
   if isinstance(item, dict) and len(item) == 1 and 'kind' not in item:
@@ -42,39 +43,71 @@ Interactions = Annotated[list[Interaction], pydantic.BeforeValidator(_interactio
 
 
 class Task(Section):
-  """What predicts one label of several."""
+  """How one of several labels is predicted."""
 
   interactions: Interactions = []
   """Terms of this task's logit alone, beside those of model.interactions."""
   given: str | None = None
-  """Another task: the prediction is that one's times σ(logit), as in ESMM, where a conversion
-  wants a click."""
+  """Another task, whose prediction σ(logit) is multiplied by, as in ESMM: a conversion requires a
+  click."""
 
 
 class Model(Section):
   """The layers and the loss."""
 
   interactions: Interactions = []
-  """The terms of the logit, which are added up; of every task's, where there are several."""
+  """The terms whose sum is the logit; with several tasks, terms of every task's logit."""
   retrieval: Retrieval | None = None
-  """In place of interactions: two towers that find items (docs/retrieval.md)."""
+  """Two towers that find items, in place of interactions (docs/retrieval.md)."""
   shared: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
-  """What the `tower`s of several tasks read: shared_bottom, mmoe or the dotted path of a Keras
-  layer."""
+  """The layer whose output the `tower` of each task reads: shared_bottom, mmoe or the dotted path
+  of a Keras layer."""
   tasks: dict[str, Task] = {}
-  """By the name of each of data.labels."""
+  """The tasks by their names, those of data.labels."""
   loss: Loss = 'log_loss'
-  """log_loss, focal and fake_negative want clicks, squared_error any number."""
+  """log_loss, focal and fake_negative take labels 0 and 1, squared_error any number."""
   focal_gamma: NonNegative = 2.0
-  """γ of focal."""
+  """γ of the focal loss."""
   label_smoothing: Share = 0.0
   """s turns a label y into y·(1 − s) + s/2."""
   negative_sampling_rate: PositiveShare = 1.0
   """The share of the negatives that the log kept; predictions are corrected for it."""
 
   def all_interactions(self) -> dict[str, Interaction]:
-    """Those of all tasks, and the shared part, each by its key."""
+    """Returns all interactions by key: those of tasks, and the shared part, too."""
     listed = [('model.interactions', self.interactions)]
     listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]
     found = {f'{key}.{i}': one for key, some in listed for i, one in enumerate(some)}
     return found | ({} if self.shared is None else {'model.shared': self.shared})
+
+  @pydantic.model_validator(mode='after')
+  def _check_interactions(self) -> 'Model':
+    interactions = self.all_interactions()
+    shared = interactions.pop('model.shared', None)
+    if not interactions and self.retrieval is None:
+      wrong('interactions', 'found []; wanted at least one interaction')
+    known = [(key, one.kind, 'interaction', INTERACTIONS) for key, one in interactions.items()]
+    known += [('model.shared', shared.kind, 'layer', SHARED)] if shared else []
+    for key, kind, what, built_in in known:
+      key = key.removeprefix('model.')
+      if kind not in built_in and '.' not in kind:
+        dotted = ', or give the dotted path of a Keras layer'
+        wrong(key, f"unknown {what} '{kind}'{nearest(kind, built_in)}{dotted}")
+      if kind == 'tower' and shared is None:
+        wrong(key, "found 'tower', which reads model.shared; wanted that set, or 'dnn'")
+    return self
+
+  @pydantic.model_validator(mode='after')
+  def _check_given(self) -> 'Model':
+    for name in self.tasks:
+      seen = [name]
+      while (given := self.tasks[seen[-1]].given) is not None:
+        key = f'tasks.{seen[-1]}.given'
+        if given not in self.tasks:
+          others = set(self.tasks) - set(seen)
+          wrong(key, f"found '{given}'; wanted another task{nearest(given, others)}")
+        if given in seen:
+          cycle = ' → '.join([*seen[seen.index(given) :], given])
+          wrong(key, f'found a cycle, {cycle}; wanted one of these tasks without `given`')
+        seen.append(given)
+    return self

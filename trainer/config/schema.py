@@ -1,4 +1,4 @@
-"""The whole config: all sections, and what follows from several of them."""
+"""The whole config: all sections, and values that follow from several of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,13 +28,13 @@ _NUMBERS_OF_POLICY = {
 
 
 class Config(Section):
-  """Everything that a job is told."""
+  """The config of a job."""
 
   seed: NonNegativeInt = 0
-  """Of initial weights, shuffling, dropout and admission by probability."""
+  """The seed of initial weights, shuffling, dropout and admission by probability."""
   run_dir: str = 'runs/default'
-  """Where the run is kept: checkpoints, reports, exports. The default is runs/NAME for a config
-  in a file NAME.yaml."""
+  """The directory of the run: checkpoints, reports, exports. The default for a config in a file
+  NAME.yaml is runs/NAME."""
   data: Data
   """Where the log lies and how to read it."""
   sparse: Sparse = Sparse()
@@ -59,12 +59,12 @@ class Config(Section):
 
   @property
   def given(self) -> JsonObject:
-    """What the file and --set say, as a tree without defaults."""
+    """What the file and --set give, as a tree without defaults."""
     return self._given
 
   def origin(self, key: str) -> str:
-    """Returns where the value at a key, as 'train.epochs', comes from: given, measured, default, or
-    from another key.
+    """Returns where the value of a key, as 'train.epochs', comes from: 'given', 'measured',
+    'default' or 'from KEY'.
     """
     given = flatten(self._given)
     if key in self._origins:
@@ -94,12 +94,12 @@ class Config(Section):
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
   def poolings(self) -> list[str]:
-    """How each slot's sum is divided, [F]: one feature divides by itself."""
+    """Returns the pooling of each slot, [F]; a slot of one feature is summed."""
     several = [s.separator or s.value_separator or s.sequence for s in self.slots]
     return [s.pooling if many else 'sum' for s, many in zip(self.slots, several)]
 
   def slot_ids(self) -> dict[str, int]:
-    """The slot id in the top bits of keys, by slot.
+    """Returns the slot id in the top bits of keys, by slot.
 
     It is 1 + the slot's position in `data.slots`, or the id of the slot that it shares.
     """
@@ -108,7 +108,7 @@ class Config(Section):
 
   @property
   def labels(self) -> list[Label]:
-    """What is predicted: `data.labels`, or the one label in the same form."""
+    """The labels to predict: `data.labels`, or the one label in the same form."""
     data = self.data
     one = Label(
       name=data.label or '',
@@ -120,8 +120,8 @@ class Config(Section):
     return data.labels or [one]
 
   def uncalibrated(self) -> str | None:
-    """Says which key makes predictions that order samples and are no probabilities; None where
-    none does.
+    """Says which key makes predictions order samples without being probabilities; None if none
+    does.
     """
     focal = self.model.focal_gamma > 0 and [x.name for x in self.labels if x.loss == 'focal']
     if focal:
@@ -151,16 +151,16 @@ class Config(Section):
     return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:
-    """As `slot_ids`, of the slots that have features of their own."""
+    """Returns the `slot_ids` of slots that have features of their own."""
     ids = self.slot_ids()
     return {s.name: ids[s.name] for s in self.slots if s.shares is None}
 
   def policy(self) -> Policy:
-    """The lifecycle's policy, per-slot thresholds included."""
+    """Returns the policy of the lifecycle, with the thresholds of slots."""
     ids = self.slot_ids()
 
     def fields(section: Thresholds) -> JsonObject:
-      # A threshold without a mode that reads it is null here, and any number there.
+      # A threshold that the mode does not read may be null here; Policy has a default for it.
       return {
         key: value
         for key, value in section.model_dump().items()

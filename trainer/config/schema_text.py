@@ -1,11 +1,11 @@
-"""Tells the schema and a config as text: keys with types, defaults, meanings and origins."""
+"""Writes the schema and configs as text: keys with types, defaults, meanings and origins."""
 
 import dataclasses
 import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pydantic
@@ -94,7 +94,7 @@ def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type | None]:
-  """The section of a type, directly or as what a list or mapping holds, and that container."""
+  """Returns the section that a type is, or that its list or mapping holds, and list or dict."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
     return annotation, None
@@ -122,20 +122,31 @@ def keys(section: type[pydantic.BaseModel]) -> Iterator[Key]:
     )
 
 
-def explained(cfg: Config) -> str:
-  """Returns a config as YAML that reads back to it: each key with its meaning in a comment above it
-  and, behind its value, where the value comes from.
+def explained(cfg: Config, notes: Mapping[str, str]) -> str:
+  """Returns a config as YAML that reads back to it.
+
+  A comment above each key has its meaning, one behind its value where the value comes from.
+
+  Args:
+    cfg: the config.
+    notes: by key, what else is known of where its value comes from.
   """
-  return '\n'.join(_explained(cfg, '', cfg, set())).strip() + '\n'
+
+  def origin(key: str) -> str:
+    return '; '.join([cfg.origin(key), *([notes[key]] if key in notes else [])])
+
+  return '\n'.join(_explained(cfg, '', origin, set())).strip() + '\n'
 
 
-def _explained(section: Section, path: str, cfg: Config, told: set[type[Section]]) -> Iterator[str]:
+def _explained(
+  section: Section, path: str, origin: Callable[[str], str], told: set[type[Section]]
+) -> Iterator[str]:
   """Yields the lines of a section.
 
   Args:
     section: of the config.
     path: of the section, with a dot at its end where it is not the whole config.
-    cfg: the whole config.
+    origin: says where the value of a key comes from.
     told: the classes of sections whose keys were explained above; theirs are not explained again.
   """
   is_new = type(section) not in told
@@ -147,7 +158,7 @@ def _explained(section: Section, path: str, cfg: Config, told: set[type[Section]
       meaning = key.meaning if key.wanted == 'section' else f'{key.meaning} [{key.wanted}]'
       yield from (f'# {line}' for line in textwrap.wrap(meaning, _WIDTH))
     if not key.section or not value:
-      yield f'{key.name}: {one_line_yaml(value)}  # {cfg.origin(path + key.name)}'
+      yield f'{key.name}: {one_line_yaml(value)}  # {origin(path + key.name)}'
       continue
     yield f'{key.name}:'
     if key.container is None:
@@ -163,7 +174,7 @@ def _explained(section: Section, path: str, cfg: Config, told: set[type[Section]
       if head:
         yield f'  {head}'
       depth = '    ' if head else '  '
-      for line in _explained(one, f'{path}{key.name}.{name}', cfg, told):
+      for line in _explained(one, f'{path}{key.name}.{name}', origin, told):
         yield (depth + line).rstrip()
 
 

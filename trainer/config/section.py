@@ -1,5 +1,7 @@
-"""What every section of the schema is made of: the base class, and the kinds of numbers."""
+"""The base class of sections, the kinds of numbers, and helpers of checks."""
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import pydantic
@@ -7,7 +9,7 @@ import pydantic_core
 
 
 class Section(pydantic.BaseModel):
-  """A part of the config: unknown keys are errors, and nothing changes once it was read."""
+  """A part of the config; it refuses unknown keys and never changes."""
 
   model_config = pydantic.ConfigDict(
     extra='forbid', frozen=True, protected_namespaces=(), use_attribute_docstrings=True
@@ -17,7 +19,7 @@ class Section(pydantic.BaseModel):
 MAX_INT = 2**63 - 1
 Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
-# Of learning rates and initial scales: what lies above makes every float32 overflow in a few steps.
+# A learning rate or an initial scale: a larger one makes every float32 overflow in a few steps.
 Scale = Annotated[float, pydantic.Field(ge=0, le=1e6)]
 PositiveInt = Annotated[int, pydantic.Field(gt=0, le=MAX_INT, strict=True)]
 NonNegativeInt = Annotated[int, pydantic.Field(ge=0, le=MAX_INT, strict=True)]
@@ -27,10 +29,29 @@ PositiveShare = Annotated[float, pydantic.Field(gt=0, le=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:
-  """Refuses a value, in a validator of the section that has the key.
+  """Refuses a value, in a validator of a section or of a key.
 
   Args:
-    key: relative to the section.
+    key: relative to the section; '' in the validator of a key.
     text: what was found and what is wanted, in one line.
   """
-  raise pydantic_core.PydanticCustomError('wrong', '{text}', {'key': key, 'text': text})
+  parts = key.split('.') if key else []
+  raise pydantic_core.PydanticCustomError('wrong', '{text}', {'key': parts, 'text': text})
+
+
+def _compiles(text: str) -> str:
+  try:
+    re.compile(text)
+  except re.error as e:
+    wrong('', f'found {text!r}; wanted a regular expression ({e})')
+  return text
+
+
+RegularExpression = Annotated[str, pydantic.AfterValidator(_compiles)]
+
+
+def check_distinct(key: str, names: Sequence[str]) -> None:
+  """Refuses a list in which a name stands twice; `key` as in `wrong`."""
+  twice = {name for name in names if names.count(name) > 1}
+  if twice:
+    wrong(key, f"the name '{min(twice)}' is there twice; wanted distinct names")

@@ -2,7 +2,9 @@
 
 from typing import Literal
 
-from trainer.config.section import Port, Positive, PositiveInt, Section
+import pydantic
+
+from trainer.config.section import Port, Positive, PositiveInt, Section, wrong
 
 
 class Sync(Section):
@@ -21,13 +23,25 @@ class Sync(Section):
   each of its ranks, and one more where rank 0 runs; of parameter servers only server 0 needs one
   beside the ports of TF_CONFIG."""
   lost_peer_seconds: Positive = 60
-  """A process that is silent for so long ends the job; so does one that has not come so long after
-  another."""
+  """The job ends when a process has been silent for so long, or has not joined so long after
+  another one did."""
   stalled_peer_seconds: Positive = 1800
-  """A process that lives but makes no progress for so long ends the job."""
+  """The job ends when a process is alive but has made no progress for so long."""
   max_staleness: PositiveInt | None = None
-  """ps_async: steps that a worker may be ahead of the slowest; null: any number."""
+  """ps_async: how many steps a worker may be ahead of the slowest; null: any number."""
   geo_steps: PositiveInt = 10
   """ps_geo: a worker's steps between merges."""
   on_lost_worker: Literal['end', 'wait'] = 'end'
   """ps: whether a lost worker ends the job or is waited for."""
+
+  @pydantic.model_validator(mode='after')
+  def _check_connections(self) -> 'Sync':
+    if self.dense_allreduce == 'connections' and self.row_exchange == 'horovod':
+      wrong(
+        'row_exchange',
+        "found 'horovod' with sync.dense_allreduce 'connections'; wanted 'connections' for rows "
+        "too, or 'horovod' for both",
+      )
+    if self.ports and self.ports[0] > self.ports[1]:
+      wrong('ports', f'found {list(self.ports)}; wanted [first, last] with first <= last')
+    return self

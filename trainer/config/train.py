@@ -1,8 +1,10 @@
 """The sections of the training loop: `train` and `checkpoint`."""
 
 import difflib
-from collections.abc import Sequence
+import math
 from typing import Any, Literal
+
+import pydantic
 
 from trainer.config.section import (
   NonNegative,
@@ -13,105 +15,12 @@ from trainer.config.section import (
   Scale,
   Section,
   Share,
+  wrong,
 )
-from trainer.errors import nearest
+from trainer.errors import nearest, short
 
 BATCH_SIZE = 4096
-
-
-STATIC_EPOCHS = 20  # at most, of a log without days that has data.valid
-
-
-class DenseOptimizer(Section):
-  """A Keras optimizer for the dense variables."""
-
-  kind: Literal['sgd', 'adagrad', 'adam', 'ftrl', 'rmsprop'] = 'adam'
-  """The rule."""
-  learning_rate: Scale = 1e-3
-  """The step's size."""
-  args: dict[str, Any] = {}
-  """Further arguments of the Keras optimizer."""
-
-
-class Plateau(Section):
-  """What to do when the validation metric stops improving. The best epoch is kept."""
-
-  metric: str | None = None
-  """The metric that the best epoch is chosen by: auc and gauc for the order of what is shown,
-  logloss for probabilities, which often has its best some epochs before, rmse of squared_error;
-  recall@20, ndcg@20 and so on of model.retrieval. null: auc, rmse of squared_error, or recall at
-  the first of model.retrieval.eval_at."""
-  task: str | None = None
-  """The task that it is of; null: the first of data.labels."""
-  factor: PositiveShare = 0.1
-  """What every learning rate is multiplied by."""
-  patience: PositiveInt = 1
-  """Evaluations without improvement before the rates are lowered, each time."""
-  stop_after: PositiveInt = 2
-  """Evaluations without improvement before the training stops."""
-  min_delta: NonNegative = 0.0
-  """How much better counts as an improvement."""
-
-
-class Schedule(Section):
-  """How every learning rate changes with the steps taken, those of rows too; a plateau lowers what
-  is left. A restart goes on where the run stood; with --init_from steps count from its start."""
-
-  kind: Literal['constant', 'cosine', 'step'] = 'constant'
-  """What the rates do after `warmup_steps`. cosine: they fall to `floor` in `period` steps, then
-  stay. step: they fall by `factor` every `period` steps."""
-  warmup_steps: NonNegativeInt = 0
-  """Steps in which the rates rise evenly to the configured ones, before all else."""
-  period: PositiveInt | None = None
-  """cosine, step: steps of a fall; trainer.run --dry_run tells how many an epoch has."""
-  factor: PositiveShare = 0.1
-  """step: what the rates are multiplied by at each fall."""
-  floor: Share = 0.0
-  """cosine: the share of the configured rates that is left."""
-
-
-class Train(Section):
-  """The training loop."""
-
-  batch_size: PositiveInt = BATCH_SIZE
-  """Samples of a step, over all ranks and workers together; in ps_async of one worker. Left out, it
-  is measured when a run begins, and kept: where data.train has fewer than 122,880 samples, it is
-  the power of two, at least 64, that makes thirty steps of an epoch."""
-  epochs: PositiveInt = 1
-  """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
-  without days."""
-  dense_optimizer: DenseOptimizer = DenseOptimizer()
-  """Of the dense variables."""
-  schedule: Schedule | None = None
-  """Warm-up and decay of every learning rate by steps; null: rates stay as configured."""
-  dense_dtype: Literal['float32', 'bfloat16'] = 'float32'
-  """In which training steps multiply by the kernels of dnn, dlrm, din, tower, cross, mmoe and
-  shared_bottom. With bfloat16 their factors are rounded and sums stay in float32, as do weights,
-  optimizer, predictions and exports. Wants a GPU or a processor with avx512_bf16; elsewhere it is
-  float32, with a warning. A new run measures for some 50 ms whether bfloat16 is faster; where it is
-  not, the run trains in float32. The choice is told, and kept in the run_dir."""
-  plateau: Plateau | None = None
-  """Early stopping by data.valid; null: all epochs are trained. The default is {} for a log without
-  days that has data.valid."""
-  progressive_validation: bool = False
-  """Whether each pass is predicted before it is trained on."""
-  log_every_steps: PositiveInt = 50
-  """How often the live line changes."""
-  deterministic: bool = False
-  """Whether a run repeats bit for bit; somewhat slower."""
-
-
-class Checkpoint(Section):
-  """When the state is saved."""
-
-  every_steps: PositiveInt | None = None
-  """Steps between checkpoints; null: not by steps."""
-  every_seconds: Positive | None = None
-  """Seconds between checkpoints; null: not by time."""
-  every_passes: PositiveInt | None = 1
-  """Passes between checkpoints; null: not by passes."""
-  keep: PositiveInt = 3
-  """How many of the newest are kept."""
+STATIC_EPOCHS = 20  # the default of a log without days that has data.valid
 
 
 # Arguments of tf.keras.optimizers.legacy, beside the learning rate.
@@ -132,11 +41,138 @@ OPTIMIZER_ARGS = {
 }
 
 
-def of_other_kinds(name: str, kind: str, valid: Sequence[str]) -> str:
-  """As nearest, of an argument that an optimizer has not; another kind may have it."""
-  every = {one for names in OPTIMIZER_ARGS.values() for one in names}
+class DenseOptimizer(Section):
+  """A Keras optimizer for the dense variables."""
+
+  kind: Literal['sgd', 'adagrad', 'adam', 'ftrl', 'rmsprop'] = 'adam'
+  """Which optimizer."""
+  learning_rate: Scale = 1e-3
+  """The step's size."""
+  args: dict[str, Any] = {}
+  """Further arguments of the Keras optimizer."""
+
+  @pydantic.model_validator(mode='after')
+  def _check_arguments(self) -> 'DenseOptimizer':
+    for name, value in self.args.items():
+      key, found = f'args.{name}', f'found {short(value)}'
+      if name not in (*OPTIMIZER_ARGS[self.kind], *CLIPPING):
+        wrong(key, f'unknown{_right_argument(name, self.kind)}')
+      if not isinstance(value, (int, float)) or not abs(value) < math.inf:
+        wrong(key, f'{found}; wanted a finite number')
+      if name in ('beta_1', 'beta_2', 'momentum', 'rho') and not 0 <= value < 1:
+        wrong(key, f'{found}; wanted a number >= 0 and < 1')
+      if value < 0 and name != 'learning_rate_power':
+        wrong(key, f'{found}; wanted a number >= 0')
+      if value > 0 and name == 'learning_rate_power':
+        wrong(key, f'{found}; wanted a number <= 0')
+    return self
+
+
+def _right_argument(name: str, kind: str) -> str:
+  """Suggests the closest argument of a kind of optimizer, or says which kinds have it."""
+  valid = (*OPTIMIZER_ARGS[kind], *CLIPPING)
+  every = {argument for arguments in OPTIMIZER_ARGS.values() for argument in arguments}
   close = difflib.get_close_matches(str(name).lower(), sorted({*every, *valid}), n=1, cutoff=0.7)
   if not close or close[0] in valid:
     return nearest(name, valid)
-  kinds = ' and '.join(k for k, names in OPTIMIZER_ARGS.items() if close[0] in names)
+  kinds = ' and '.join(k for k, arguments in OPTIMIZER_ARGS.items() if close[0] in arguments)
   return f"; '{close[0]}' is of {kinds}; {kind} takes {', '.join(valid)}"
+
+
+class Plateau(Section):
+  """What to do when the validation metric stops improving. The best epoch is kept."""
+
+  metric: str | None = None
+  """The metric that the best epoch is chosen by. auc and gauc judge the order of samples; logloss
+  judges probabilities, and its best epoch often comes earlier; rmse is of squared_error; recall@20,
+  ndcg@20 and so on are of model.retrieval. null: auc, rmse of squared_error, or recall at the first
+  of model.retrieval.eval_at."""
+  task: str | None = None
+  """The task whose metric it is; null: the first of data.labels."""
+  factor: PositiveShare = 0.1
+  """What every learning rate is multiplied by."""
+  patience: PositiveInt = 1
+  """The rates are lowered each time so many more evaluations bring no improvement."""
+  stop_after: PositiveInt = 2
+  """Training stops after so many evaluations without improvement."""
+  min_delta: NonNegative = 0.0
+  """The smallest change that counts as an improvement."""
+
+
+class Schedule(Section):
+  """How the learning rates, those of rows too, change with the steps taken. A plateau lowers the
+  scheduled rates. A run that goes on continues its schedule; --init_from begins it anew."""
+
+  kind: Literal['constant', 'cosine', 'step'] = 'constant'
+  """What the rates do after `warmup_steps`. cosine: they fall to `floor` in `period` steps, then
+  stay. step: they fall by `factor` every `period` steps."""
+  warmup_steps: NonNegativeInt = 0
+  """Steps at the beginning, in which the rates rise evenly to the configured ones."""
+  period: PositiveInt | None = None
+  """cosine, step: steps of a fall; trainer.run --dry_run tells how many an epoch has."""
+  factor: PositiveShare = 0.1
+  """step: what the rates are multiplied by at each fall."""
+  floor: Share = 0.0
+  """cosine: the share of the configured rates that is left."""
+
+  @pydantic.model_validator(mode='after')
+  def _check_kind(self) -> 'Schedule':
+    if self.kind != 'constant' and self.period is None:
+      wrong(
+        'period',
+        f"found null with kind '{self.kind}'; wanted the steps of a fall (trainer.run --dry_run "
+        'tells how many an epoch has)',
+      )
+    for key, kinds in (
+      ('period', ('cosine', 'step')),
+      ('factor', ('step',)),
+      ('floor', ('cosine',)),
+    ):
+      is_given = getattr(self, key) != type(self).model_fields[key].default
+      if is_given and self.kind not in kinds:
+        wrong(key, f"does nothing with kind '{self.kind}'; wanted it left out")
+    return self
+
+
+class Train(Section):
+  """The training loop."""
+
+  batch_size: PositiveInt = BATCH_SIZE
+  """Samples of a step, over all ranks or workers together; with ps_async, of one worker. A run to
+  which it is not given measures it when it begins, and keeps it: if data.train has fewer than
+  122,880 samples, it is the power of two, at least 64, that makes thirty steps an epoch."""
+  epochs: PositiveInt = 1
+  """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
+  without days."""
+  dense_optimizer: DenseOptimizer = DenseOptimizer()
+  """The optimizer of the dense variables."""
+  schedule: Schedule | None = None
+  """Warm-up and decay of every learning rate by steps; null: rates stay as configured."""
+  dense_dtype: Literal['float32', 'bfloat16'] = 'float32'
+  """The dtype in which training steps multiply by the kernels of dnn, dlrm, din, tower, cross, mmoe
+  and shared_bottom. bfloat16 rounds the factors of these products; sums, weights, optimizer,
+  predictions and exports stay float32. It needs a GPU or a processor with avx512_bf16; elsewhere
+  the run trains in float32, with a warning. A new run measures for some 50 ms whether bfloat16 is
+  faster, and trains in float32 if it is not. It prints its choice and keeps it in the run_dir."""
+  plateau: Plateau | None = None
+  """Early stopping by data.valid; null: all epochs are trained. The default is {} for a log without
+  days that has data.valid."""
+  progressive_validation: bool = False
+  """Whether each pass is predicted before it is trained on."""
+  log_every_steps: PositiveInt = 50
+  """Steps between updates of the live line, and between `window` events of metrics.jsonl."""
+  deterministic: bool = False
+  """Whether the same run gives the same bits again; somewhat slower."""
+
+
+class Checkpoint(Section):
+  """When the state is saved."""
+
+  every_steps: PositiveInt | None = None
+  """Steps between checkpoints; null: not by steps."""
+  every_seconds: Positive | None = None
+  """Seconds between checkpoints; null: not by time."""
+  every_passes: PositiveInt | None = 1
+  """Passes between checkpoints; null: not by passes."""
+  keep: PositiveInt = 3
+  """How many of the newest are kept."""

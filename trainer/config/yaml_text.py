@@ -1,4 +1,4 @@
-"""YAML text to plain values, and the assignments of --set."""
+"""Reads YAML into plain values, and applies the assignments of --set."""
 
 import re
 
@@ -9,7 +9,7 @@ from trainer.plain_data import Json, JsonObject
 
 
 class _Loader(yaml.SafeLoader):
-  """YAML's plain values: a key may stand once, and a date is a text."""
+  """Loads plain values; refuses a key that stands twice, and reads a date as a text."""
 
   yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(':timestamp')]
@@ -30,7 +30,7 @@ MAX_DEPTH, MAX_NODES = 40, 1_000_000
 
 
 def read_yaml(text: str, where: str) -> Json:
-  """YAML text as plain values. Raises: ConfigError with one line."""
+  """Returns YAML text as plain values; a mistake raises a ConfigError with one line."""
   try:
     tree = yaml.load(text, _Loader)
   except yaml.YAMLError as e:
@@ -40,10 +40,10 @@ def read_yaml(text: str, where: str) -> Json:
     raise ConfigError(f'{where}{at}: not YAML: {problem}') from None
   except RecursionError:
     raise ConfigError(f'{where}: values are nested too deep; wanted a config') from None
-  except (ValueError, TypeError, LookupError, AttributeError) as e:  # of !!int "" and the like
+  except (ValueError, TypeError, LookupError, AttributeError) as e:  # such as !!int ""
     raise ConfigError(f'{where}: not YAML: {" ".join(str(e).split())[:200]}') from None
   level, nodes = [tree], 0
-  for _ in range(MAX_DEPTH):  # anchors may make a short text a huge tree, or one without end
+  for _ in range(MAX_DEPTH):  # anchors may turn a short text into a huge or endless tree
     level = [v for n in level for v in _children(n)]
     nodes += len(level)
     if not level or nodes > MAX_NODES:
@@ -57,7 +57,7 @@ def read_yaml(text: str, where: str) -> Json:
 
 
 def _children(node: Json) -> list[Json]:
-  """What a list or a mapping holds."""
+  """Returns the values of a list or a mapping; nothing of anything else."""
   if isinstance(node, dict):
     return list(node.values())
   return node if isinstance(node, list) else []

@@ -30,7 +30,7 @@ class PackedRows(NamedTuple):
 
 
 class TfraRows(NamedTuple):
-  """As ops.row_store.PulledRows; with the packed rows, so that the push needs no look-up."""
+  """The fields of ops.row_store.PulledRows, and the packed rows, which save the push a look-up."""
 
   offsets: tf.Tensor
   linear: tf.Tensor
@@ -146,7 +146,7 @@ class TfraStore(FeatureLifecycle):
           tf.gather(factors, trained),
           tf.gather(factors_gradient, columns),
           tf.gather(table_scale, trained),
-          tf.ones_like(trained),  # not 0, because the optimizer state exists, whatever the step
+          tf.ones_like(trained),  # step 0 would mean that there is no optimizer state
           hyper[t, 1],
           spec.factors,
         )
@@ -175,7 +175,7 @@ class TfraStore(FeatureLifecycle):
   def bytes(self) -> tf.Tensor:
     """Returns the bytes that the lifecycle allocated and that rows fill, int64 [].
 
-    TFRA does not tell how much it allocated.
+    TFRA does not report how much it allocated.
     """
     rows = (table.size() * (8 + 4 * size) for table, size in zip(self._read_rows, self._row_sizes))
     return super().bytes() + sum(rows)
@@ -236,7 +236,7 @@ class TfraStore(FeatureLifecycle):
 
   def _initial(self, keys: tf.Tensor, t: int) -> tf.Tensor:
     spec = self.tables[t]
-    return row_store.initial_factors(keys, self._seed, spec.width, spec.init, spec.init_scale)
+    return row_store.initial_factors(keys, self._seed, spec.width, spec.init_scale)
 
   def _with_factors(
     self, offsets: tf.Tensor, places: tf.Tensor, t: int

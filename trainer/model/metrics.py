@@ -10,10 +10,10 @@ from trainer.plain_data import JsonObject
 
 State = dict[str, np.ndarray]
 
-# Buckets share the logits evenly within an octave of |logit|, from 2^-20 to 2^5, so that they are
-# fine wherever predictions crowd, near 0 or far below it. What lies outside goes to the nearest.
+# Buckets divide each octave of |logit|, from 2^-20 to 2^5, evenly, so that they are fine wherever
+# predictions crowd, near 0 or far below it. Logits outside go to the nearest bucket.
 _LEAST_EXPONENT, _OCTAVES = -20, 25
-# As bits of float32, which grow as positive floats do.
+# The bits of positive float32 numbers are in the order of the numbers.
 _LEAST_BITS = (127 + _LEAST_EXPONENT) << 23
 _BITS = _OCTAVES << 23
 
@@ -35,15 +35,15 @@ def bucket_logits(buckets: int) -> np.ndarray:
   return np.concatenate([-positive[::-1], positive])
 
 
-# The last bits of a float64, which batches' sums are rid of: 32 bits are left.
+# The last bits of a float64, which sums of a batch lose; 32 bits are left.
 _DROPPED_BITS = 21
 
 
 def _addable(sums: tf.Tensor) -> tf.Tensor:
-  """Returns sums over a batch, float64, without their last bits; 5e-10 of them at most is lost.
+  """Returns sums over a batch, float64, without their last bits: at most 5e-10 of each is lost.
 
-  Some two million of such sums add up without rounding, so that the metrics are the same bit by bit
-  in whatever order batches, ranks and the parts of a run that was resumed are added.
+  About two million such sums add up without rounding. So metrics have the same bits in whatever
+  order batches, ranks and the parts of a resumed run are added.
   """
   bits = tf.bitwise.bitwise_and(tf.bitcast(sums, tf.int64), -1 << _DROPPED_BITS)
   return tf.bitcast(bits, tf.float64)
@@ -75,7 +75,7 @@ class _Sums:
       sums = tf.stack([*totals, tf.reduce_sum(w * tf.square(p - y))])
       self.state['errors'].assign_add(_addable(sums))
       return
-    # float32 rounds what lies within 2^-25 of 1 to 1.
+    # float32 rounds numbers within 2^-25 of 1 to 1.
     inside = tf.clip_by_value(p, 1e-15, 1 - 2.0**-25)
     log_p, log_not_p = tf.math.log(inside), tf.math.log1p(-inside)
     row = tf.cast(labels > 0.5, tf.int32)
@@ -92,11 +92,11 @@ class MetricSums:
   For clicks a state holds `histogram` float64 [2, buckets], the weight of negatives and of
   positives by predicted probability, and `sums` float64 [5]: weight, samples, Σ weight·log loss,
   Σ weight·predicted, Σ weight·clicked. For squared error it holds `errors` float64 [3]: weight,
-  samples, Σ weight·error². Of several tasks it holds these for each, as `TASK/histogram`.
+  samples, Σ weight·error². With several tasks it holds these for each, as `TASK/histogram`.
 
   Args:
-    cfg: whose labels are measured.
-    buckets: of predictions that AUC is computed from, an even number.
+    cfg: the job's config, which names the labels.
+    buckets: the number of buckets of predictions, from which AUC is computed; even.
   """
 
   def __init__(self, cfg: Config, buckets: int = 100_000):
@@ -130,12 +130,12 @@ class MetricSums:
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
-    """Goes on from a state."""
+    """Sets the sums to those of a state."""
     for name, variable in self._state.items():
       variable.assign(state[name])
 
   def reset(self) -> None:
-    """Begins anew."""
+    """Sets the sums to 0."""
     for variable in self._state.values():
       variable.assign(tf.zeros_like(variable))
 
@@ -181,18 +181,18 @@ def _ratio(a: float, b: float) -> float | None:
 
 
 def _entropy(share: float) -> float:
-  """Returns the log loss of predicting a share for samples of which that share are positive."""
+  """Returns the log loss of a constant prediction that equals the share of positives."""
   return -sum(float(p * np.log(p)) for p in (share, 1 - share) if p > 0)
 
 
 def result(state: Mapping[str, np.ndarray]) -> JsonObject:
-  """Returns what a state, or a sum of states, says.
+  """Returns the metrics of a state, or of a sum of states.
 
   Returns:
-    auc, logloss, base_logloss (what predicting the share of clicks for every sample would have),
+    auc, logloss, base_logloss (that of predicting the share of clicks for every sample),
     calibration (Σ predicted / Σ clicked), ctr (the share of clicks) and examples; for squared error
-    rmse and examples; of model.retrieval loss and examples. A figure that the samples do not
-    define, as the AUC of one class, is None. Of several tasks these are the first one's, and
+    rmse and examples; for model.retrieval loss and examples. A figure that the samples do not
+    define, as the AUC of one class, is None. With several tasks these are the first one's, and
     `tasks` has each one's by name.
   """
   if any('/' in name for name in state):
@@ -238,7 +238,7 @@ def group_auc_sums(
     weights: float [n].
   Returns:
     Σ_g weight_g · AUC_g and Σ_g weight_g, where weight_g is the sum of the group's weights: its
-    impressions where all weigh 1.
+    impressions if all weights are 1.
   """
   if not len(labels):
     return 0.0, 0.0

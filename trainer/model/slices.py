@@ -6,8 +6,8 @@ import numpy as np
 
 from trainer.model.metrics import group_auc_sums
 
-_Z = 1.959964  # of the normal distribution: 95 % lie between -_Z and _Z
-_STEPS = 50  # of a bisection in [0, 1]
+_Z = 1.959964  # 95 % of the normal distribution lie between -_Z and _Z
+_STEPS = 50  # steps of a bisection in [0, 1]
 
 
 def auc_interval(auc: float, positives: float, negatives: float) -> tuple[float, float]:

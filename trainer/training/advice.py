@@ -1,4 +1,4 @@
-"""What most likely went wrong in training, and what to change."""
+"""What most likely went wrong in training, and what to do next."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from trainer.data.features import SlotBatch
 
 HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
 HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
-FEW_STEPS = 50  # in which a model has hardly left its initial values
+FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
 def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
-  """Says why a loss or a gradient is not finite; `batch` is of tensors."""
+  """Returns the likely cause of a loss or gradient that is not finite; `batch` is of tensors."""
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
     if largest > HUGE_VALUE and column.transform == 'none':
@@ -39,12 +39,12 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
 
 
 def why_worse_than_constant(cfg: config.Config, calibration: float | None, steps: int) -> str:
-  """Says why a model predicts worse than the share of clicks for all samples does.
+  """Returns why a model likely predicts worse than the constant share of clicks.
 
   Args:
     cfg: the job's config.
-    calibration: the sum of predictions over the clicks.
-    steps: taken so far.
+    calibration: Σ predicted / Σ clicked.
+    steps: the number of steps taken.
   """
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):
@@ -64,3 +64,22 @@ def why_worse_than_constant(cfg: config.Config, calibration: float | None, steps
       'alike (model.negative_sampling_rate), and labelled alike?'
     )
   return 'the model overfits or diverges; lower the learning rates, train fewer epochs, or set l2'
+
+
+def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
+  """Says that a finished run has nothing left to train, and how to train more.
+
+  Args:
+    cfg: the job's config.
+    epochs: that the run has trained.
+    has_ended_early: whether train.plateau ended it.
+  """
+  run_dir = cfg.run_dir
+  why = ', where train.plateau ended it' if has_ended_early else ''
+  more = '' if has_ended_early else 'raise train.epochs or add passes to data.train; to '
+  return (
+    f'nothing left to train; {run_dir} has trained {epochs} of {cfg.train.epochs} epochs{why}, and '
+    f'{run_dir}/report.html shows them; settings that are new have trained nothing. To train more, '
+    f'{more}train with other settings, give another --run_dir; --init_from {run_dir} begins with '
+    'what this one has learned'
+  )

@@ -1,22 +1,22 @@
-"""What code of a user may do while `trainer.fit` trains."""
+"""Code of a user that `trainer.fit` calls while it trains."""
 
 from trainer.plain_data import JsonObject
 
 
 class Callback:
-  """Is called at four moments, as a Keras callback; a subclass defines those that it wants.
+  """Base class of callbacks; as with Keras, a subclass overrides the methods that it needs.
 
-  `logs` holds the metrics of the moment by name, as an event of metrics.jsonl does.
+  `logs` holds metrics by name, like an event of metrics.jsonl.
   """
 
   def on_train_begin(self) -> None:
-    """The run_dir is open, and the last checkpoint is restored."""
+    """Called when the run_dir is open and the last checkpoint is restored."""
 
   def on_pass_end(self, name: str, logs: JsonObject) -> None:
-    """A pass was trained on; `logs` has the metrics on its samples as they were trained."""
+    """Called after each pass; `logs` has the metrics of its samples while they were trained."""
 
   def on_epoch_end(self, epoch: int, logs: JsonObject) -> None:
-    """An epoch, counted from 0, is over; `logs` has the metrics on data.valid, if any."""
+    """Called after each epoch, counted from 0; `logs` has the metrics of data.valid, if any."""
 
   def on_train_end(self, logs: JsonObject) -> None:
-    """All epochs are trained; `logs` has the metrics on data.test, if any."""
+    """Called after the last epoch; `logs` has the metrics of data.test, if any."""

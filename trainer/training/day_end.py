@@ -1,4 +1,4 @@
-"""What happens to the embedding tables when a day is over."""
+"""Ends a day of the embedding tables, and counts what they hold."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from trainer.embedding.row_table import RowTable
 
 
 def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
-  """Returns the `features`, `admitted` and `table_bytes` of all processes together."""
+  """Returns `features`, `admitted` and `table_bytes`, summed over all processes."""
   own = {
     'features': store.size(),
     'admitted': store.admitted_size(),
@@ -25,15 +25,14 @@ def end_day(
 ) -> dict[str, int]:
   """Decays shows and clicks, evicts features, then ages the others; every process calls it.
 
-  All of it is state of the tables, which a checkpoint holds or does not hold as a whole: a job that
-  crashes in between repeats the whole day end from the checkpoint before it.
+  It changes only memory. A job that crashes before the next checkpoint repeats the whole day end.
 
   Args:
     store: the rows of this process.
     communicator: how the processes meet.
-    slot_ids: of the slots that have features of their own, by name.
+    slot_ids: the ids of the slots that have features of their own, by name.
   Returns:
-    The number of features evicted, over all processes, by slot.
+    The number of evicted features by slot, summed over all processes.
   """
   store.decay()
   evicted = store.evict(lambda counts: communicator.sum_arrays({'capacity': counts})['capacity'])

@@ -1,8 +1,8 @@
-"""What training steps multiply in where `train.dense_dtype` is bfloat16.
+"""Chooses the dtype of matrix products in training steps if `train.dense_dtype` is bfloat16.
 
-Not every processor that multiplies in bfloat16 does it faster than in float32, so that a new run
-measures. Its choice is kept in the run_dir: what the run learns follows from it, and must not
-depend on the machine that a restart finds.
+Some processors multiply in bfloat16 more slowly than in float32, so a new run measures both. It
+keeps its choice in the run_dir: the model depends on it, and must not depend on the machine of a
+restart.
 """
 
 import os
@@ -15,7 +15,7 @@ from trainer.comm.communicator import Communicator
 from trainer.config import Config
 from trainer.errors import UserError
 
-FILE = 'dense_dtype'  # in the run_dir
+FILE = 'dense_dtype'  # the file in the run_dir that holds the choice
 
 
 def chosen(cfg: Config, communicator: Communicator) -> str:
@@ -51,7 +51,7 @@ def chosen(cfg: Config, communicator: Communicator) -> str:
 
 
 def _measured() -> str:
-  """Returns what multiplies faster on this machine, and tells it."""
+  """Returns the dtype that multiplies faster on this machine, and prints it."""
   seconds = bfloat16.seconds()
   dtype = min(seconds, key=seconds.__getitem__)
   told = ', '.join(f'{1000 * taken:.2f} ms in {name}' for name, taken in seconds.items())
@@ -60,7 +60,7 @@ def _measured() -> str:
 
 
 def _kept(path: str, everywhere: bool) -> str:
-  """Returns the choice of a run that goes on, and tells it."""
+  """Returns the choice that a run made when it began, and prints it."""
   with open(path, encoding='utf-8', errors='replace') as f:
     dtype = f.read()
   if dtype not in ('float32', 'bfloat16'):

@@ -23,11 +23,13 @@ from trainer.training import schedule
 class Gradients(NamedTuple):
   """Sums over the samples of one process, before any division by their weight."""
 
-  loss: tf.Tensor  # float32 [], Σ weight·loss; NaN where it or a gradient is not finite
-  weight: tf.Tensor  # float32 [], Σ weight, of several tasks the greatest: what sums are divided by
-  dense: list[tf.Tensor]  # of the trainable variables, in their order
-  linear: tf.Tensor  # float32 [u], of the linear weights of u distinct keys
-  factors: tf.Tensor  # float32, flat, of their factors
+  loss: tf.Tensor  # float32 [], Σ weight·loss; NaN if it or a gradient is not finite
+  weight: (
+    tf.Tensor
+  )  # float32 [], the divisor of sums: Σ weight; with several tasks the greatest one
+  dense: list[tf.Tensor]  # those of the trainable variables, in order
+  linear: tf.Tensor  # float32 [u], for the linear weights of u distinct keys
+  factors: tf.Tensor  # float32, flat, for their factors
 
 
 def dense_optimizer(settings: config.DenseOptimizer) -> tf.keras.optimizers.legacy.Optimizer:
@@ -58,10 +60,10 @@ class DensePart:
   Attributes:
     model: what trainer.model.builder.build returned.
     embedding: turns the rows of a batch into what the layers read.
-    optimizer: of the trainable variables.
-    metrics: of the samples trained on since they were last reset.
-    rate: float32 variable, what plateaus have made of every learning rate, of rows too.
-    first_step: int64 variable, the steps that the schedule of the rates does not count.
+    optimizer: updates the trainable variables.
+    metrics: sums over the samples trained on since the last reset.
+    rate: float32 variable, the share of every learning rate that plateaus have left.
+    first_step: int64 variable, the step at which the schedule of the rates begins.
   """
 
   def __init__(
@@ -85,7 +87,7 @@ class DensePart:
 
   @property
   def trainable(self) -> list[tf.Variable]:
-    """The variables that dense gradients are of."""
+    """The variables that have dense gradients."""
     return self.model.trainable_variables
 
   def gradients(
@@ -99,18 +101,18 @@ class DensePart:
   ) -> Gradients:
     """Differentiates Σ weight·loss over this process's samples, and counts them in the metrics.
 
-    The division by the weight of all samples of the step comes later, once, so that N ranks with b
-    samples each equal one process with N·b samples. Of several tasks each is divided by the weight
-    of its own labels: all by the greatest of these, and the tasks with fewer labels are scaled up
-    before.
+    The division by the weight of all samples of the step comes once, later, so N ranks with b
+    samples each equal one process with N·b samples. With several tasks, each loss is to be divided
+    by the weight of its own labels: all are divided by the greatest of these, so losses of tasks
+    with fewer labels are scaled up here.
 
     Args:
       batch: tensors; may hold no samples.
       deduped: the batch's distinct keys.
       rows: the linear weights and factors of those keys.
-      position: int64 [2], (step, samples of this step on lower ranks): what dropout draws by.
-      totals: float32 [T], of several tasks, the weight of each one's labels over all samples of the
-        step; None: this process's are all.
+      position: int64 [2], (step, samples of this step on lower ranks), the seed of dropout.
+      totals: float32 [T], with several tasks the weight of each one's labels over all samples of
+        the step; None if this process has all of them.
       samples: int64 [], the number of samples of the step; only model.retrieval reads it.
     """
     weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
@@ -127,8 +129,8 @@ class DensePart:
       loss, [*self.trainable, rows.linear, rows.factors], unconnected_gradients='zero'
     )
     self.metrics.update(batch.label, measured, batch.weight)
-    # The loss tells of every gradient, on every process that it is summed over. (0 times a sum
-    # would not: TensorFlow's optimizer of graphs takes 0 for it.)
+    # The loss, which is summed over processes, becomes NaN if any gradient is not finite. (Adding
+    # 0 times a sum of gradients would not do: TensorFlow's graph optimizer replaces it by 0.)
     sums = [tf.reduce_sum(gradient) for gradient in (*dense, linear, factors)]
     loss = tf.where(tf.math.is_finite(tf.add_n(sums)), loss, np.nan)
     return Gradients(loss, weight, dense, linear, factors)
@@ -143,17 +145,17 @@ class DensePart:
     return loss, tf.stop_gradient(self.model.probability(logits, in_log=True))
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
-    """Returns probabilities float32 [B]; of several tasks [B, T]. Changes nothing."""
+    """Returns probabilities float32 [B]; [B, T] with several tasks. It changes nothing."""
     inputs = self.embedding.embed(batch, deduped, rows)
     return self.model.probability(self.model(inputs, training=False))
 
   def apply(self, gradients: list[tf.Tensor], scale: tf.Tensor, steps: TensorLike) -> None:
-    """One step of the optimizer.
+    """Takes one step of the optimizer.
 
     Args:
       gradients: sums over all samples.
       scale: 1 / Σ weight.
-      steps: whole number [], of the steps taken before.
+      steps: whole number [], the number of steps before this one.
     """
     self.optimizer.learning_rate.assign(self._learning_rate * self.rate_at(steps))
     scaled = [gradient * scale for gradient in gradients]
@@ -161,15 +163,15 @@ class DensePart:
       self.optimizer.apply_gradients(zip(scaled, self.trainable))
 
   def rate_at(self, steps: TensorLike) -> tf.Tensor:
-    """What every configured learning rate is multiplied by after so many steps, float32 []."""
+    """Returns the factor of all configured learning rates after so many steps, float32 []."""
     return self.rate * schedule.factor(self._schedule, steps - self.first_step)
 
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
-    """Hyperparameters of every table's row optimizers after so many steps: float32 [T, 2, H]."""
+    """Returns the hyperparameters of row optimizers after so many steps, float32 [T, 2, H]."""
     return self.embedding.hyper(self.rate_at(steps))
 
   def set_dense_stats(self, stats: np.ndarray) -> None:
-    """Sets what dense columns are standardised with: float32 [2, Dn], mean and deviation."""
+    """Sets mean and deviation that standardise dense columns, float32 [2, Dn]."""
     self.embedding.stats.assign(stats)
 
   def _variables(self) -> dict[str, tf.Variable]:
@@ -179,11 +181,11 @@ class DensePart:
     }
 
   def state(self) -> dict[str, np.ndarray]:
-    """Every variable of the layers and of their optimizer, by name; the same on every rank."""
+    """Returns the variables of layers and optimizer by name; they are the same on every rank."""
     return {name: v.numpy() for name, v in self._variables().items()}
 
   def load_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Takes up what `state` gave.
+    """Loads what `state` returned.
 
     Raises:
       UserError: naming a variable that is missing or of another shape.

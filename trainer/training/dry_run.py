@@ -1,4 +1,4 @@
-"""What a job would read and train, told without a step: `python -m trainer.run --dry_run`."""
+"""Describes what a job would read and train, without a step: `trainer.run --dry_run`."""
 
 import collections
 import os
@@ -15,12 +15,12 @@ from trainer.data.prepared import PreparedPass
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
-SHOWN_PASSES = 12  # of a split; what is between the first and the last is summed up
-LIFECYCLE_BYTES = 48  # of a feature: its key, counters and place in the index, about
+SHOWN_PASSES = 12  # the most lines on the passes of a split; those in the middle are left out
+LIFECYCLE_BYTES = 48  # about what a feature takes: its key, counters and place in the index
 
 
 def tell(cfg: config.Config) -> Iterator[str]:
-  """Yields lines on the passes, the slots, the parameters and the memory.
+  """Yields lines about passes, slots, parameters and memory.
 
   Raw passes are converted into run_dir/prepared, where the run itself then finds them.
 
@@ -34,7 +34,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
   samples = 0
   for split in ('train', 'valid', 'test'):
     listed = passes(cfg, getattr(cfg.data, split), f'data.{split}')
-    rows, told = [], []  # the first pass of one class is told
+    rows, told = [], []  # only the first pass of one class is reported
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles
@@ -64,7 +64,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
 
 
 def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
-  """Returns the passes that are announced in data.watch, and lines on what else is found there."""
+  """Returns the passes announced in data.watch, and lines about what else is there."""
   watch = cfg.data.watch
   try:
     watched, missing, wrong = announced(cfg)
@@ -78,7 +78,7 @@ def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
 
 
 def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:
-  """The mean of the first label."""
+  """Returns the mean of the first label."""
   total = sum(
     float(batch.label.reshape(len(batch.label), -1)[:, 0].sum())
     for batch in prepared.batches(cfg.train.batch_size)
@@ -87,7 +87,7 @@ def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:
 
 
 def _count(cfg: config.Config, prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
-  """Adds the keys of a pass to those of each slot id."""
+  """Adds the keys of a pass to `distinct`, by slot id."""
   for batch in prepared.batches(max(cfg.train.batch_size, 65536)):
     keys = np.unique(batch.keys)
     for slot_id, of_slot in zip(*_by_slot(keys)):
@@ -96,7 +96,7 @@ def _count(cfg: config.Config, prepared: PreparedPass, distinct: dict[int, np.nd
 
 
 def _by_slot(keys: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
-  """Slot ids, and the keys of each; `keys` are sorted."""
+  """Returns slot ids and the keys of each; `keys` are sorted."""
   ids, starts = np.unique(keys >> HASH_BITS, return_index=True)
   return ids.tolist(), np.split(keys, starts[1:])
 

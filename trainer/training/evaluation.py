@@ -29,7 +29,7 @@ from trainer.training.step import Step
 
 
 class Evaluation:
-  """Scores passes with the model as it is.
+  """Scores passes with the current model.
 
   Args:
     cfg: the job's config.
@@ -39,8 +39,8 @@ class Evaluation:
     progress_made: called after each batch.
 
   Attributes:
-    predictions: of the last evaluation, trainer.model.calibration.prediction_histogram.
-    slots_before: what the evaluations before said of each slot, as SlotCalibration.result.
+    predictions: the prediction_histogram (trainer.model.calibration) of the last evaluation.
+    slots_before: the SlotCalibration.result of earlier evaluations.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class Evaluation:
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
   def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
-    """Yields (batch of tensors, probabilities [B] or [B, T]) of this process's share, in order."""
+    """Yields this process's batches of tensors in order, with probabilities [B] or [B, T]."""
     for staged in self._inputs.staged(prepared):
       self._progress_made()
       probabilities, known = self._step.predict_and_know(staged)
@@ -72,13 +72,13 @@ class Evaluation:
       yield staged.batch, probabilities
 
   def tell_unknown(self) -> None:
-    """Warns of slots whose features in what was predicted are unknown; every process calls it."""
+    """Warns of slots whose predicted features are mostly unknown; every process calls it."""
     state = self._communicator.sum_arrays(self._predicted.state())
     self._tell_unknown(self._predicted.result(state))
     self._predicted = SlotCalibration(self._slots)
 
   def _tell_unknown(self, by_slot: Mapping[str, Json]) -> None:
-    if self._step.steps == 0:  # of what was learned from nothing, everything is unknown
+    if self._step.steps == 0:  # everything is unknown to an untrained model
       return
     if self._communicator.rank == 0:
       for text in unknown_jumps(by_slot, self.slots_before):
@@ -88,21 +88,21 @@ class Evaluation:
   def evaluate(
     self, prepared: Sequence[PreparedPass], in_log: bool = False
   ) -> dict[str, float | int | None]:
-    """Metrics over all samples of the passes, those of all processes.
+    """Returns metrics over the samples of all processes; every process calls it.
 
     Args:
       prepared: the passes.
-      in_log: whether they lack negatives as the log that is trained on does
-        (model.negative_sampling_rate), so that probabilities in it count.
+      in_log: whether they lack negatives as the training log does (model.negative_sampling_rate),
+        so that predictions are made for that log.
     Returns:
-      auc, logloss, calibration and examples; of squared error rmse and examples. Of clicks also
-      ctr, and deciles, ranking, spread and slots of trainer.model.calibration; gauc where
-      data.group is set. None stands for a figure that the samples do not define. Of several tasks
-      they are the first one's, and `tasks` has each one's by name.
+      auc, logloss, calibration, examples, ctr, the deciles, ranking, spread and slots of
+      trainer.model.calibration and, with data.group, gauc; for squared error rmse and examples. A
+      figure that the samples do not define is None. With several tasks these are the first one's,
+      and `tasks` has each one's by name.
     """
     self._metrics.reset()
     slots = SlotCalibration(self._slots)
-    columns = []  # of each batch: group, label, probability, weight
+    columns = []  # for each batch: group, label, probability, weight
     for one in prepared:
       for staged in self._inputs.staged(one):
         self._progress_made()
@@ -156,15 +156,15 @@ def evaluation_of(
 def group_auc(
   columns: Sequence[tuple[np.ndarray, ...]], communicator: Communicator
 ) -> float | None:
-  """AUC within each group, weighted by impressions, over the samples of all processes.
+  """Returns the AUC within groups, weighted by impressions, over the samples of all processes.
 
-  All samples of a group meet on one process, where its AUC is exact.
+  All samples of a group are sent to one process, so its AUC is exact.
 
   Args:
-    columns: of each batch of this process: group int64, label, probability, weight float32 [B].
+    columns: for each batch of this process: group int64, label, probability, weight float32 [B].
     communicator: how the processes meet.
   Returns:
-    None where no group has both classes.
+    None if no group has both classes.
   """
   size = communicator.size
   none = [np.zeros([0], np.int64)] + [np.zeros([0], np.float32)] * 3

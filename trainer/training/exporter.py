@@ -19,7 +19,7 @@ class Exporter:
     communicator: how the processes meet.
     step: the model and its rows.
     state: the place in the data.
-    log: is told of each export.
+    log: gets an event for each export.
   """
 
   def __init__(
@@ -35,14 +35,14 @@ class Exporter:
     self._replay = chain.Replay()
 
   def end_day(self) -> None:
-    """Writes what is exported at the end of a day."""
+    """Writes the base and the SavedModel of a day, if the config asks for them."""
     if self._cfg.export.base:
       self._write('base')
     if self._cfg.export.saved_model:
       self._write('saved_model')
 
   def end_pass(self, marker: str | None) -> None:
-    """Writes a delta, where one is due after the pass that was trained last.
+    """Writes a delta if one is due after the last trained pass.
 
     Args:
       marker: the file that announced the pass in data.watch.

@@ -24,16 +24,16 @@ _RESTORE_ATTEMPTS = 3  # a trainer at work may delete a checkpoint while it is r
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-  """A run's model, as one of its checkpoints has it, on one of the ranks that share the work.
+  """The model of a run, restored from a checkpoint, on one of the ranks that share the work.
 
   Attributes:
     cfg: the run's config, with overrides.
     communicator: how the ranks meet.
     step: the model and its rows.
-    progress: the place in the data that the checkpoint is of.
+    progress: the place in the data when the checkpoint was saved.
     inputs: gives each rank its share of passes.
     evaluation: scores passes.
-    progress_made: to be called after each chunk of slow work; the heartbeat tells the others.
+    progress_made: call it after each chunk of slow work, for the heartbeat.
   """
 
   cfg: config.Config
@@ -53,19 +53,19 @@ def open_run(
   here: runtime.Runtime = runtime.Runtime(),
   only_trained: bool = False,
 ) -> Iterator[FinishedRun]:
-  """Restores a run and changes nothing in its run_dir, where a trainer may be at work.
+  """Restores a run. It changes nothing in its run_dir, where a trainer may be at work.
 
-  Passes are converted in a temporary directory, which is removed in the end. It lies in the
-  run_dir only where ranks run on several hosts, which share nothing else.
+  Passes are converted in a temporary directory, which is removed at the end. It lies in the run_dir
+  only if the ranks run on several hosts, because these may share no other directory.
 
   Args:
-    run_dir: of trainer.run.
-    overrides: as for trainer.run.
-    checkpoint: best (the best by validation, or the last where there was none) or last.
-    here: where this process stands among the ranks that share the work; by default it is alone.
+    run_dir: the directory of the run.
+    overrides: strings `a.b=value`.
+    checkpoint: best (by validation; the last if there was none) or last.
+    here: the place of this process among the ranks that share the work; by default it is alone.
     only_trained: whether to refuse layers that no step has trained, rather than to warn of them.
   Raises:
-    UserError: where there is no checkpoint, or layers are untrained and `only_trained`.
+    UserError: if there is no checkpoint, or for `only_trained` if a layer is untrained.
   """
   cfg = config.load_of_run(run_dir, overrides)
   with contextlib.ExitStack() as stack:
@@ -101,7 +101,7 @@ def open_run(
 
 
 def _restore(state: RunState, best: bool) -> bool:
-  """Reads the best state, where one is kept, or the last. Returns: whether there was one."""
+  """Restores the best state, if asked, or the last; returns whether there was one."""
   for attempt in range(_RESTORE_ATTEMPTS):
     try:
       return (best and state.restore(best=True)) or state.restore()

@@ -14,8 +14,8 @@ from trainer import config
 from trainer.data.prepared import PreparedPass
 from trainer.training.run_state import Progress
 
-# How far each pass moves the reference of the next, as an exponential moving average. So a lasting
-# change of the log becomes normal after some passes, and exports go on.
+# The reference is an exponential moving average over passes; this is the weight of a new pass. So a
+# lasting change of the log becomes normal after some passes, and exports go on.
 _RATE = 0.1
 _LOWER_IS_BETTER = ('logloss', 'rmse')
 # A slot counts as blank if the share of samples that have it falls below this part of the usual.
@@ -29,7 +29,7 @@ def judge(
   values: Mapping[str, float | int | None],
   present: Mapping[str, float],
 ) -> None:
-  """Judges a pass: sets `progress.withheld` to what is wrong with it, or None.
+  """Sets `progress.withheld` to what is wrong with a pass, or to None if nothing is.
 
   Args:
     gate: export.gate of the config.

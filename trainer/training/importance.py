@@ -1,4 +1,4 @@
-"""How much of a model's quality each slot and each dense column carries."""
+"""Permutation importance: how much of a model's quality each slot and dense column carries."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from trainer.training.step import Step
 if TYPE_CHECKING:
   from trainer.training.finished_run import FinishedRun
 
-MOST_SAMPLES = 1 << 18  # that a job looks at when it ends
-_BATCHES_A_COLUMN = 8  # at least, where the data suffice
+MOST_SAMPLES = 1 << 18  # the most that a job scores when it ends
+_BATCHES_A_COLUMN = 8  # the least, if there is enough data
 _LEAST_BATCH = 64
 
 
 def permuted(batch: SlotBatch, column: int, slots: int, order: np.ndarray) -> SlotBatch:
-  """Returns a batch whose sample i has in one column what sample `order[i]` had.
+  """Returns a batch in which sample i has the values of sample `order[i]` in one column.
 
   Args:
     batch: of arrays.
@@ -64,7 +64,10 @@ def _joined(a: SlotBatch, b: SlotBatch, slots: int) -> SlotBatch:
 
 
 def importance_table(run: 'FinishedRun', prepared: Sequence[PreparedPass]) -> pd.DataFrame:
-  """Returns the losses by slot and dense column, the most important first; every rank calls it."""
+  """Returns by slot and dense column how much worse each metric gets, the most important first.
+
+  Every rank calls it.
+  """
   importance = slot_importance(
     run.cfg, run.communicator, run.step, prepared, progress_made=run.progress_made
   )
@@ -82,12 +85,11 @@ def slot_importance(
   progress_made: Callable[[], None] = lambda: None,
   most_samples: int | None = None,
 ) -> JsonObject:
-  """Permutation importance (Breiman 2001, "Random Forests"): what quality loses when a slot or a
-  dense column is exchanged between samples.
+  """Measures how much worse metrics get if a slot or a dense column is permuted over samples.
 
-  Each batch is scored twice, as it is and with one column exchanged; columns take turns. So it
-  takes two evaluations' time, however many columns there are, and a column's loss is that of its
-  own batches. Every process calls it.
+  This is permutation importance (Breiman 2001, "Random Forests"). Each batch is scored twice, as it
+  is and with one column permuted; columns take turns. So it takes the time of two evaluations,
+  however many columns there are, and each is measured on its own batches. Every process calls it.
 
   Args:
     cfg: the job's config.
@@ -95,11 +97,11 @@ def slot_importance(
     step: the model and its rows.
     prepared: passes to look at.
     progress_made: called after each batch.
-    most_samples: about how many samples; None: all.
+    most_samples: about how many samples to score; None: all.
   Returns:
-    auc and logloss as they are, and in `slots` and `dense`, by name, what AUC loses and what
-    logloss gains; of squared error rmse in place of both. None stands for what the samples do not
-    define.
+    auc and logloss of the batches as they are, and `slots` and `dense`: by name how much AUC falls
+    and logloss rises. For squared error, rmse in place of both. A figure that the samples do not
+    define is None.
   """
   slots, dense = ([one.name for one in kind] for kind in (cfg.slots, cfg.data.dense))
   names = slots + dense
@@ -111,7 +113,7 @@ def slot_importance(
   sums: dict[str, np.ndarray] = {}
 
   def score(batch: SlotBatch, exchanged: SlotBatch, column: int) -> None:
-    # Both at once: they have the same rows but for one slot's places.
+    # Both are scored at once because they read the same rows.
     staged = step.stage(_joined(batch, exchanged, len(slots)))
     probabilities = step.predict(staged)
     label, weight = staged.batch.label, staged.batch.weight

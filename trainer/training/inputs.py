@@ -29,7 +29,7 @@ from trainer.plain_data import Plain
 from trainer.reporting.live_line import shortened
 from trainer.training.step import Staged, Step
 
-SECONDS_BETWEEN_LINES = 0.5  # on a conversion that is waited for
+SECONDS_BETWEEN_LINES = 0.5  # between lines about a conversion that the job waits for
 
 
 class _Stopped(Exception):
@@ -60,9 +60,11 @@ class Inputs:
     self._folder, self._show = folder, show
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._progress_made = progress_made
-    self._owners: dict[str, int] = {}  # the rank that converts a pass ahead, by its prepared path
-    self._ahead: dict[str, concurrent.futures.Future] = {}  # what this process converts ahead
-    self._samples_ahead = 0  # converted so far of the pass at hand
+    self._owners: dict[str, int] = {}  # by prepared path, the rank that converts the pass ahead
+    self._ahead: dict[
+      str, concurrent.futures.Future
+    ] = {}  # by prepared path, the conversions ahead of this process
+    self._samples_ahead = 0  # converted so far of the current pass
     # A training step has precedence; conversion takes the processor time that it leaves. On Linux
     # each thread has a priority of its own, which the threads that it starts inherit.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'convert', os.nice, (10,))

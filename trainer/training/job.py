@@ -1,4 +1,4 @@
-"""A job: trains passes day by day, evaluates, saves and exports, as the config asks."""
+"""A job: trains pass by pass and day by day, evaluates, saves and exports."""
 
 import os
 import shutil
@@ -12,50 +12,49 @@ from trainer import config, files
 from trainer.comm.communicator import Communicator
 from trainer.data.features import dense_stats
 from trainer.data.labels import one_class
-from trainer.data.passes import Pass, passes
+from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
-from trainer.plain_data import JsonObject
 from trainer.reporting import closing
 from trainer.storage.run_lock import RunLock
-from trainer.training import gate, plateau
-from trainer.training.advice import why_worse_than_constant
+from trainer.training.advice import nothing_left
 from trainer.training.callback import Callback
 from trainer.training.day_end import end_day, table_counts
-from trainer.training.evaluation import evaluation_of
 from trainer.training.exporter import Exporter
-from trainer.training.importance import MOST_SAMPLES, slot_importance
 from trainer.training.inputs import Inputs
 from trainer.training.ledger import TRAINED
 from trainer.training.loop import train_in_lockstep
 from trainer.training.pass_meter import PassMeter
 from trainer.training.retrieval_part import RetrievalPart
-from trainer.training.run_log import RunLog, quality
+from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress, RunState, check_run_dir
 from trainer.training.step import Step
 from trainer.training.stop_request import StopRequest
 from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
+from trainer.training.validation import Validation
 
-SECONDS_BETWEEN_LOOKS = 0.5  # at the watched directory
+SECONDS_BETWEEN_LOOKS = 0.5  # between looks at the watched directory
 
 
 class Job:
-  """Leads a model through its passes and days; every process of the job runs one.
+  """Trains a model on its passes and days; every process of the job runs one.
 
   Args:
     cfg: the job's config.
     communicator: how the processes meet.
     step: of the ranks, or of the parameter servers' workers.
-    progress_made: called once a step or a chunk of slow work; the heartbeat tells the others.
+    progress_made: called after each step and each chunk of slow work; by it the heartbeat tells
+      the others that this process makes progress.
     init_from: a run_dir whose model a new run begins with.
-    callbacks: are told of passes and epochs.
+    callbacks: called at passes and epochs.
 
   Attributes:
     state: the place in the data, and checkpoints.
     stream: which pass comes next.
     inputs: gives each process its share of the passes.
-    evaluation: scores passes.
-    log: what the run tells.
+    validation: scores data.valid and data.test.
+    exporter: writes what is served.
+    log: writes metrics.jsonl and the live line.
     lock: keeps other jobs off the run_dir from `open_run` on.
     stop_request: whether this process was asked to stop.
   """
@@ -76,8 +75,8 @@ class Job:
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, progress_made, folder, self.log.show)
-    self.evaluation = evaluation_of(
-      cfg, communicator, step, self.inputs, progress_made, self.log.show
+    self.validation = Validation(
+      cfg, communicator, step, self.state, self.inputs, self.log, progress_made
     )
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
     self.exporter = Exporter(cfg, communicator, step, self.state, self.log)
@@ -85,8 +84,7 @@ class Job:
     self.stop_request = StopRequest()
     self._save_is_due = False
     self._one_class_told = False
-    self._scored: dict[str, list[PreparedPass]] = {}  # data.valid and data.test
-    self._continued_at: int | None = None  # the step of the checkpoint that the job began with
+    self._continued_at: int | None = None  # the step of the checkpoint that the job continues from
     self._had_work = True
 
   @property
@@ -99,20 +97,18 @@ class Job:
     return self.communicator.rank == 0
 
   def run(self) -> int:
-    """Trains what the config asks for, from the last checkpoint on where there is one.
+    """Trains what the config asks for; continues from the last checkpoint if there is one.
 
     Returns:
-      0 where all was done; where the job was asked to stop and its state was saved, the number of
-      the signal, the same on every process.
+      0 if all is trained. If a signal stopped the job and its state is saved, the number of the
+      signal, the same on every process.
     """
     try:
       self.open_run()
       self.stop_request.listen()
       for callback in self._callbacks:
         callback.on_train_begin()
-      for split in ('valid', 'test'):
-        scored = passes(self.cfg, getattr(self.cfg.data, split), f'data.{split}')
-        self._scored[split] = self.inputs.prepared(scored, split)
+      self.validation.open()
       while self._train_epoch():
         self._end_epoch()
         if self.progress.finished or self.progress.epoch + 1 >= self.cfg.train.epochs:
@@ -127,7 +123,7 @@ class Job:
       self.lock.release()
 
   def open_run(self) -> None:
-    """Opens `run_dir`, restores its last checkpoint where there is one, and opens the reports."""
+    """Opens `run_dir` and the reports, and restores the last checkpoint if there is one."""
 
     def open_here() -> None:
       if self._reports:
@@ -143,7 +139,7 @@ class Job:
       self._continued_at = self.progress.step
     elif self._init_from:
       taken = self.state.start_from(self._init_from)
-    # Only now: a checkpoint that does not suit the config leaves the run_dir as it was.
+    # Only now, so that a checkpoint that does not suit the config leaves the run_dir as it was.
     self.communicator.together(
       f'cannot use run_dir {self.cfg.run_dir}',
       lambda: config.write_of_run(self.cfg) if self._reports else None,
@@ -175,14 +171,14 @@ class Job:
     """Prints the closing table, writes report.html and ends the trackers, on process 0.
 
     Returns:
-      What of the run's reports could not be written, a line each.
+      A line for each report of the run that could not be written.
     """
     if self._reports:
       with self.log.events.guarded('report.html'):
         if self._had_work:
           closing.close(self.cfg)
         else:
-          print(self._nothing_left())
+          print(nothing_left(self.cfg, self.progress.epoch + 1, self.progress.finished))
           closing.write_report(self.cfg)
       self.log.events.close(self.progress_made)
     return self.log.events.troubles
@@ -198,16 +194,16 @@ class Job:
     self._remove_prepared()
 
   def tell_lost(self, reason: str) -> None:
-    """Notes that a rank was lost and the job ends; any thread may call it."""
+    """Writes the event that a rank was lost and the job ends; any thread may call it."""
     self.log.events.append({'event': 'lost', 'step': self.step.steps, 'reason': reason})
 
   # Passes
 
   def _train_epoch(self) -> bool:
-    """Trains on every pass of this epoch that is left, in the order of the stream.
+    """Trains on the remaining passes of this epoch, in the order of the stream.
 
     Returns:
-      Whether all were trained on; False where the job was asked to stop.
+      Whether all were trained on; False if the job was asked to stop.
     """
     is_waiting = False
     if not self.cfg.data.watch and not self.stream.limit:
@@ -216,7 +212,7 @@ class Job:
     while True:
       action = self.stream.next(bool(self.stop_request))
       self.progress_made()
-      # The end of a day or an epoch belongs to the checkpoint after the pass before it.
+      # A checkpoint that is due after a pass also holds the end of its day or epoch.
       if self._save_is_due and isinstance(action, (TrainPass, Wait)):
         self.save()
       match action:
@@ -237,14 +233,14 @@ class Job:
           return True
 
   def _look_at_passes(self) -> None:
-    """Refuses a job one of whose passes is plainly no log, before it trains on another."""
+    """Reads the beginning of each pass, so that a plain mistake ends the job before it trains."""
     try:
       self.inputs.look_at(self.stream.upcoming(), 'train')
     except BadPass as e:
       raise self.stream.too_many(str(e)) from None
 
   def _convert_ahead(self) -> None:
-    """Has passes that come next converted while one is trained on; every process calls it."""
+    """Starts to convert the next passes in the background; every process calls it."""
     data = self.cfg.data
     is_bounded = data.watch or data.keep_prepared_passes is not None
     following = self.stream.upcoming(self.communicator.size if is_bounded else None)
@@ -254,10 +250,10 @@ class Job:
     return self.communicator.size
 
   def _train_on_pass(self, action: TrainPass) -> bool:
-    """Trains on a pass, or sets it aside where it cannot be read.
+    """Trains on a pass, or sets it aside if it cannot be read.
 
     Returns:
-      Whether the stream goes on; False where the job was asked to stop.
+      Whether the stream goes on; False if the job was asked to stop.
     """
     cfg, progress, data_pass = self.cfg, self.progress, action.data_pass
     prepared = self._prepare(data_pass)
@@ -266,10 +262,10 @@ class Job:
     if not action.late:
       progress.day = data_pass.day if cfg.data.day_pattern else None
     if self.step.steps == 0:
-      # The first pass decides for good how dense columns are standardised.
+      # The statistics of the first pass standardise dense columns in all passes.
       self.step.dense.set_dense_stats(dense_stats(cfg.data.dense, prepared.meta['dense']))
     if cfg.train.progressive_validation and progress.batch == 0:
-      self._validate_ahead(prepared, data_pass.name)
+      self.validation.judge(prepared, data_pass.name)
     progress.unvalidated = True
     if progress.batch == 0:
       self.step.dense.metrics.reset()
@@ -301,7 +297,7 @@ class Job:
     return True
 
   def _prepare(self, data_pass: Pass) -> PreparedPass | None:
-    """Converts and opens a pass; None where it cannot be read and is set aside."""
+    """Converts and opens a pass; returns None if it cannot be read and was set aside."""
     if not self.inputs.is_ready(data_pass, 'train'):
       self.log.show(f'epoch {self.progress.epoch} · {data_pass.name} · waiting for its conversion')
     try:
@@ -318,13 +314,14 @@ class Job:
   def _check_classes(self, prepared: PreparedPass) -> None:
     """Checks that a pass has both classes of every label; every process calls it.
 
-    A small pass of a stream may well have no click: that is told, once.
+    A small pass of a stream may have no click; the first such pass is reported.
 
     Raises:
-      BadPass: where it has one class, and is no pass of a stream or misread.
+      BadPass: if it has one class and its labels are misread, or it is not of a stream.
     """
+    # Retrieval learns from positives alone.
     alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)
-    if alike is None:  # positives alone are what retrieval learns from
+    if alike is None:
       return
     if alike.is_misread or not self.cfg.data.watch:
       raise BadPass(alike.text)
@@ -339,7 +336,7 @@ class Job:
       prepared: the pass.
       on_step: called after each step.
     Returns:
-      Whether it was finished; False where a process was asked to stop.
+      Whether the pass is finished; False if a process was asked to stop.
     """
     dense = self.step.dense
     batches = self.inputs.staged(
@@ -361,72 +358,17 @@ class Job:
     )
 
   def _tell_fate(self, name: str, fate: str, reason: str) -> None:
-    """Reports a pass that is not simply trained on."""
+    """Reports the fate of a pass that is not simply trained on."""
     self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
     self.log.show(f'{fate}: {reason}', keep=True)
     if self._reports:  # the next checkpoint writes it again
       with self.log.events.guarded('ledger.jsonl'):
         self.state.ledger.write(self.cfg.run_dir)
 
-  # Evaluation
-
-  def _evaluate(
-    self,
-    prepared: Sequence[PreparedPass],
-    split: str,
-    name: str | None = None,
-    day: int | None = None,
-  ) -> JsonObject:
-    """Evaluates passes and reports their metrics.
-
-    Args:
-      prepared: the passes.
-      split: next, valid or test.
-      name: of the pass in the event; None: theirs.
-      day: in the event; None: the open one.
-    """
-    shown = name or (prepared[0].name if len(prepared) == 1 else f'{len(prepared)} passes')
-    started = time.monotonic()
-    with self.log.clock.of('evaluate'):
-      values = self.evaluation.evaluate(prepared, in_log=split == 'next')
-    rate = values['examples'] / max(time.monotonic() - started, 1e-9)
-    if self.evaluation.predictions is not None:
-      histograms = {'predictions': self.evaluation.predictions}
-      self.log.events.histograms(split, self.step.steps, histograms)
-    fields = {
-      'pass': name or ' '.join(p.name for p in prepared),
-      'split': split,
-      'epoch': self.progress.epoch,
-      'day': self.progress.day if day is None else day,
-      'examples_per_second': round(rate, 1),
-    }
-    self.log.write('eval', **values, **table_counts(self.step.store, self.communicator), **fields)
-    self.log.show(f'{split:5} · {shown} · {quality(values)}', keep=True)
-    constant = values.get('base_logloss')
-    is_worse = constant is not None and values['logloss'] > constant
-    if split != 'next' and is_worse and self._reports:
-      logging.warning(
-        '%s: logloss %.4f is worse than the %.4f of predicting the share of clicks for all: %s',
-        split,
-        values['logloss'],
-        constant,
-        why_worse_than_constant(self.cfg, values['calibration'], self.step.steps),
-      )
-    return values
-
-  def _validate_ahead(self, prepared: PreparedPass, name: str) -> None:
-    """Evaluates a pass before it is trained on, and withholds exports where it is odd."""
-    values, rule = self._evaluate([prepared], 'next', name), self.cfg.export.gate
-    if rule and self.step.steps:
-      gate.judge(rule, self.progress, values, gate.presence(self.cfg, prepared))
-      if reason := self.progress.withheld:
-        self.log.write('withheld', reason=reason, **{'pass': name})
-        self.log.show(f'no export after {name}: {reason}', keep=True)
-
   # Ends
 
   def _end_day(self, ended: EndDay) -> None:
-    """Exports, then decays, evicts and ages features, once a day, on every process."""
+    """Exports, then decays, evicts and ages features; every process calls it once a day."""
     if not ended.is_empty:
       self.exporter.end_day()
     by_slot = end_day(self.step.store, self.communicator, self.cfg.own_slot_ids())
@@ -447,61 +389,42 @@ class Job:
     )
     self.stream.day_ended(ended)
     if self.cfg.data.watch:
-      for split, prepared in self._scored.items():
-        if prepared and not ended.is_empty:
-          self._evaluate(prepared, split, day=ended.day)
+      if not ended.is_empty:
+        self.validation.end_day(ended.day)
       if self._reports:
         with self.log.events.guarded('report.html'):
           closing.write_report(self.cfg)
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _disk(self) -> dict[str, int]:
-    """The bytes that a run without an end takes of its disk, and those that are free."""
+    """Returns the bytes that the run of a stream takes of its disk, and those that are free."""
     if not self.cfg.data.watch or not self._reports:
       return {}
     free = shutil.disk_usage(self.cfg.run_dir).free
     return {'disk_bytes': files.size_of(self.cfg.run_dir), 'disk_free': free}
 
   def _end_epoch(self) -> None:
-    """Validates the epoch, where it trained on anything, and saves."""
-    values: JsonObject = {}
-    if self._scored['valid'] and self.progress.unvalidated:
-      values = self._evaluate(self._scored['valid'], 'valid')
-      rate = self.progress.rate
-      for line in plateau.follow(self.cfg, self.progress, values, self.step.steps):
-        self.log.show(line, keep=True)
-      if self.progress.rate != rate:
-        self.step.set_rate(self.progress.rate)
-    self.progress.unvalidated = False
+    """Validates the epoch, if it trained on anything, and saves."""
+    values = self.validation.end_epoch()
     if not self.state.is_saved:
       self.save()
     for callback in self._callbacks:
       callback.on_epoch_end(self.progress.epoch, values)
 
   def _finish(self) -> None:
-    """Evaluates what is kept, once all epochs are trained."""
+    """Tests the model that is kept, once all epochs are trained."""
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
     self.log.show(f'passes: {fates or "none"}', keep=True)
     self._had_work = self.progress.step != self._continued_at
     if (untrained := self.state.untrained_told()) and self._reports:
       logging.warning('%s', untrained)
-    valid, test, values = self._scored['valid'], self._scored['test'], {}
-    if test:
-      if self.progress.best is not None:
-        self.state.restore(best=True)
-      values = self._evaluate(test, 'test')
-    if (scored := test or valid) and self.cfg.model.retrieval is None:
-      with self.log.clock.of('evaluate'):
-        importance = slot_importance(
-          self.cfg, self.communicator, self.step, scored, self.progress_made, MOST_SAMPLES
-        )
-      self.log.write('importance', split='test' if test else 'valid', **importance)
+    values = self.validation.finish()
     self.log.write('end', status='finished')
     for callback in self._callbacks:
       callback.on_train_end(values)
 
   def _stop(self) -> int:
-    """Saves, for a process was asked to stop; returns the status of `run`."""
+    """Saves because a process was asked to stop; returns the result of `run`."""
     self.save()
     self.log.show(
       f'stopped at step {self.progress.step}; the state is saved: run the same command again '
@@ -514,7 +437,7 @@ class Job:
     return 0 if self.cfg.data.watch and stopped_by == signal.SIGTERM else stopped_by
 
   def _remove_prepared(self) -> None:
-    """Removes converted passes that no further epoch needs, but data.keep_prepared_passes."""
+    """Removes converted passes that no further epoch needs; keeps data.keep_prepared_passes."""
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
     if keep is None or not is_last_epoch or not self._reports:
@@ -523,15 +446,3 @@ class Job:
     trained = [e.name for e in settled if e.fate in TRAINED]
     kept = trained[len(trained) - keep :] if keep < len(trained) else trained
     self.inputs.remove({e.name for e in settled}.difference(kept), 'train')
-
-  def _nothing_left(self) -> str:
-    """Tells that a finished run was started again, and how to train more."""
-    run_dir, epochs = self.cfg.run_dir, self.progress.epoch + 1
-    why = ', where train.plateau ended it' if self.progress.finished else ''
-    more = '' if self.progress.finished else 'raise train.epochs or add passes to data.train; to '
-    return (
-      f'nothing left to train; {run_dir} has trained {epochs} of {self.cfg.train.epochs} epochs'
-      f'{why}, and {run_dir}/report.html shows them; settings that are new have trained nothing. '
-      f'To train more, {more}train with other settings, give another --run_dir; --init_from '
-      f'{run_dir} begins with what this one has learned'
-    )

@@ -20,7 +20,7 @@ from trainer.plain_data import Json, JsonObject
 
 FILE = 'ledger.jsonl'
 TRAINED = ('trained', 'late')
-WHOLE_ENTRIES = 200  # of older passes, the ledger keeps only hashes
+WHOLE_ENTRIES = 200  # the newest entries, which the ledger keeps whole
 # Length of a hash. Among a million old passes, a new one is mistaken for one of them with
 # probability 1e6 / 2^64.
 _MARK_BYTES = 8
@@ -127,10 +127,10 @@ class Ledger:
   def __init__(self, state: Mapping[str, Json] | None = None):
     state = state or {'entries': [], 'folded': {}, 'epoch': 0, 'marks': ''}
     self._entries: dict[tuple[int, str], Entry] = {}  # by epoch and path
-    self._by_name: dict[tuple, str] = {}  # paths of what was trained on, by epoch, name and day
+    self._by_name: dict[tuple, str] = {}  # paths of trained passes, by epoch, name and day
     self._by_content: dict[tuple, str] = {}  # likewise, by epoch, size and checksum
     self._folded = collections.Counter(state['folded'])  # passes by fate
-    self._epoch = state['epoch']  # of the marks
+    self._epoch = state['epoch']  # the epoch of the marks
     marks = base64.b64decode(state['marks'])
     self._marks = {marks[i : i + _MARK_BYTES] for i in range(0, len(marks), _MARK_BYTES)}
     for fields in state['entries']:

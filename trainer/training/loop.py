@@ -13,7 +13,7 @@ from trainer.training.step import Staged, Step, StepFlags
 
 
 def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
-  """Whether `checkpoint.every_seconds` have passed since the last one."""
+  """Whether a checkpoint is due by `checkpoint.every_seconds`."""
   every = cfg.checkpoint.every_seconds
   return every is not None and time.monotonic() - state.last_save > every
 
@@ -29,24 +29,25 @@ def train_in_lockstep(
   stop_requested: Callable[[], bool],
   on_step: Callable[[], None],
 ) -> bool:
-  """Trains on this rank's batches until no rank has any; ranks need not have equally many.
+  """Trains on this rank's batches until no rank has any; ranks may have different numbers.
 
-  Ranks never agree on a number of steps beforehand. One that has no more batches takes part with an
-  empty one; a flag in each step's sums says when nobody has another, and then all stop together.
+  Ranks do not agree on a number of steps beforehand. A rank without more batches takes part with an
+  empty one. A flag in the sums of each step says whether any rank has another; if none has, all
+  stop together.
 
   Args:
     cfg: the job's config.
-    step: what to call.
+    step: the training step.
     communicator: how the ranks meet.
     state: its `progress.batch` counts the steps of the pass.
-    batches: this rank's.
-    save: writes a checkpoint; called at the same step on every rank.
+    batches: those of this rank.
+    save: writes a checkpoint; it is called at the same step on every rank.
     stop_requested: whether this rank was asked to stop.
     on_step: called after each step.
   Returns:
-    Whether all was trained on; False where a rank was asked to stop.
+    Whether all batches were trained on; False if a rank was asked to stop.
   Raises:
-    UserError: where the loss or a gradient is not finite.
+    UserError: if the loss or a gradient is not finite.
   """
   no_samples = step.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
   current = next(batches, None)

@@ -18,19 +18,19 @@ from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import Progress
 from trainer.training.step import Step
 
-WAITING_TOLD = 0.1  # the share of the time that steps wait for input, from which on it is shown
+WAITING_TOLD = 0.1  # steps wait for input for this share of the time before it is shown
 _MOST_SAMPLES_FOR_BLANKS = 1 << 19
 
 
 class PassMeter:
-  """Follows the training on one pass, on every process; the sums are over all of them.
+  """Reports the training on one pass; every process calls it, and figures are of all.
 
   Args:
     cfg: the job's config.
     communicator: how the processes meet.
     step: of the job.
     progress: of the run.
-    log: where figures go.
+    log: gets the figures.
     prepared: the pass.
     name: of the pass.
   """
@@ -57,7 +57,7 @@ class PassMeter:
     self._exchanged_before = step.exchange_seconds
 
   def on_step(self) -> None:
-    """Reports every train.log_every_steps steps."""
+    """Counts a step; reports every train.log_every_steps steps."""
     self._steps += 1
     if self._steps % self._cfg.train.log_every_steps:
       return
@@ -81,7 +81,7 @@ class PassMeter:
     """Reports the whole pass; returns its figures.
 
     Args:
-      further: fields of the event that the caller knows.
+      further: other fields of the event.
     """
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
@@ -110,19 +110,19 @@ class PassMeter:
     return (examples - self._examples_before) / seconds
 
   def _sums(self) -> State:
-    """Sums over the samples trained on since the pass began."""
+    """Returns the metric sums over the samples of the pass so far."""
     return self._communicator.sum_arrays(self._step.dense.metrics.state())
 
   def _counts(self) -> dict[str, int]:
     return table_counts(self._step.store, self._communicator)
 
   def _rate(self) -> dict[str, float]:
-    """What the learning rates of the last step were multiplied by."""
+    """Returns the factor of the learning rates in the last step."""
     rate = self._step.dense.rate_at(max(0, self._step.steps - 1))
     return {'learning_rate_factor': round(float(rate), 6)}
 
   def _slot_statistics(self, features: int) -> dict[str, JsonObject]:
-    """What the tables hold of each slot, from as many rows as are quick to read."""
+    """Returns statistics of each slot's rows, estimated from as many as are quick to read."""
     statistics = SlotStatistics(self._cfg, {t.name: t.width for t in self._step.store.tables})
     own = shards_of(self._communicator.rank, self._communicator.size)
     shards, share = shards_to_read(features, own)

@@ -1,4 +1,4 @@
-"""Early stopping: lower learning rates, then the end, once data.valid no longer gets better."""
+"""Early stopping: lowers the learning rates, then ends the run, if data.valid stops improving."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,9 @@ from trainer.training.run_state import Progress
 
 
 def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int) -> Iterator[str]:
-  """Compares an epoch with the best one before it.
+  """Compares an epoch with the best one; updates `progress`.
 
-  Sets `best`, `best_step`, `stalls`, `rate` and `finished` of `progress`.
+  It sets `best`, `best_step`, `stalls`, `rate` and `finished`.
 
   Args:
     cfg: the job's config.

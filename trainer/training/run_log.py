@@ -1,4 +1,4 @@
-"""What a run tells while it is under way: events, one live line, and where its time goes."""
+"""Reports a run at work: events, a live line, and the time that each part takes."""
 
 from trainer import runtime
 from trainer.plain_data import Json, JsonObject
@@ -9,11 +9,11 @@ from trainer.training.stopwatch import Stopwatch
 
 
 class RunLog:
-  """Reports a run; only one process of a job writes anything.
+  """The log of a run; only one process of a job writes anything.
 
   Args:
-    run_dir: where metrics.jsonl and TensorBoard's files go.
-    step: numbers the events.
+    run_dir: the directory of metrics.jsonl and TensorBoard's files.
+    step: gives events their step.
 
   Attributes:
     events: metrics.jsonl and TensorBoard.
@@ -40,7 +40,7 @@ class RunLog:
 
 
 def quality(values: JsonObject) -> str:
-  """Returns the figures of quality for the live line, of several tasks each one's."""
+  """Returns the main metrics for the live line; with several tasks, those of each."""
   if 'tasks' in values:
     return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())
   shown = {'rmse': 'rmse'} if 'rmse' in values else {'logloss': 'logloss', 'auc': 'AUC'}

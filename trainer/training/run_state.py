@@ -1,4 +1,4 @@
-"""Where a run stands, and how its state is saved and restored."""
+"""The state of a run: its place in the data, and how it is saved and restored."""
 
 import dataclasses
 import os
@@ -16,8 +16,8 @@ from trainer.training import warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
 
-# Keys that may differ freely when a run is continued. warm_start.may_change allows more, to which
-# the checkpoint is adapted. Any other difference is refused.
+# Keys that may change when a run is continued. warm_start.may_change names others, for which the
+# checkpoint is adapted. Any other change is refused.
 MAY_CHANGE = (
   'run_dir',
   'data.train',
@@ -54,23 +54,25 @@ class Progress:
   step: int = 0
   examples: int = 0
   day: int | None = None  # the day that is open
-  rate: float = 1.0  # what plateaus have made of the learning rate
+  rate: float = 1.0  # by plateaus: the share that is left of the learning rates
   best: float | None = None  # the validation metric's best value
-  stalls: int = 0  # evaluations since then
+  stalls: int = 0  # evaluations since the best one
   finished: bool = False
   unvalidated: bool = False  # passes were trained on since data.valid was evaluated
   best_step: int | None = None  # the step of the best state
   closed_day: int | None = None  # the day that ended last
   empty_days: int = 0  # days that ended without a pass
-  refused_in_a_row: int = 0  # passes, since one was trained on
-  last_time: float | None = None  # of data.close_day_after_hours: seconds since 1970, of last pass
+  refused_in_a_row: int = 0  # passes refused since one was trained on
+  last_time: float | None = (
+    None  # of the last pass, seconds since 1970, for data.close_day_after_hours
+  )
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: JsonObject | None = None  # what the next pass is compared with
   first_step: int = 0  # steps of --init_from, which train.schedule does not count
   fresh: list[str] = dataclasses.field(
     default_factory=list
   )  # layers and variables that were new at fresh_at
-  fresh_at: int = 0  # a step
+  fresh_at: int = 0  # the step at which they were added
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
 
 
@@ -85,7 +87,7 @@ class RunState:
   Attributes:
     progress: the place in the data.
     ledger: what became of every pass.
-    taken: where the last checkpoint was of other settings, what became of its slots and layers.
+    taken: what became of the slots and layers of a checkpoint with other settings.
     last_save: when the last checkpoint was written, as time.monotonic().
   """
 
@@ -98,7 +100,7 @@ class RunState:
     self.taken: list[warm_start.Taken] = []
     self.last_save = time.monotonic()
     self._saved = Progress()
-    self._path = ''  # of the checkpoint that was written or read last
+    self._path = ''  # the path of the checkpoint that was written or read last
 
   @property
   def is_saved(self) -> bool:
@@ -108,12 +110,12 @@ class RunState:
 
   @property
   def untrained(self) -> list[str]:
-    """Layers that no step has trained since they, or some of their variables, were added."""
+    """The layers that are new, or have new variables, and that no step has trained since."""
     fresh = self.progress.fresh if self._step.steps == self.progress.fresh_at else []
     return sorted({name.partition('/')[0] for name in fresh})
 
   def untrained_told(self) -> str | None:
-    """Says which layers no step has trained, and what to do; None where all are trained."""
+    """Says which layers no step has trained, and what to do; None if all are trained."""
     if not self.untrained:
       return None
     return (
@@ -126,14 +128,14 @@ class RunState:
   def save(self, metrics_position: int) -> None:
     """Writes a checkpoint of everything; every process calls it.
 
-    Where the state is the best one so far, it is kept apart as well, as links to the same files.
+    The best state so far is also linked into run_dir/best.
 
     Args:
-      metrics_position: bytes of metrics.jsonl that belong to it, as process 0 knows them.
+      metrics_position: bytes of metrics.jsonl that belong to it; only process 0's counts.
     """
     self.progress.step = self._step.steps
     self.progress.metrics_position = self._communicator.broadcast(metrics_position)
-    # Between passes there are none: the next pass begins with its own.
+    # Between passes there are none, because each pass begins with empty sums.
     metrics = self._step.dense.metrics.state() if self.progress.batch else {}
     metrics = self._communicator.sum_arrays(metrics)
     started = time.monotonic()
@@ -160,7 +162,7 @@ class RunState:
     self.keep_best()
 
   def keep_best(self) -> None:
-    """Keeps the checkpoint that was written or read last apart, where it is the best state."""
+    """Links the checkpoint that was written or read last into run_dir/best, if it is the best."""
     if self.progress.best_step != self.progress.step:
       return
     is_first = self._communicator.rank == 0
@@ -170,23 +172,24 @@ class RunState:
     )
 
   def restore(self, best: bool = False) -> bool:
-    """Takes up the newest good checkpoint, whatever number of processes wrote it.
+    """Restores the newest intact checkpoint, whatever number of processes wrote it.
 
+    Args:
+      best: whether to restore the best state rather than the last.
     Returns:
       Whether there was one.
     """
     return self._restore(self._best if best else self._checkpoints)
 
   def start_from(self, run_dir: str) -> str:
-    """Takes up what another run has learned, and none of its place in the data.
+    """Takes over the features and layers of another run, but not its place in the data.
 
-    Where the run has validated its epochs, its best state is taken, as for predicting; else its
-    last.
+    It takes the best state if the run has validated its epochs, else the last.
 
     Returns:
       The path of the checkpoint that was taken.
     Raises:
-      UserError: where it has no checkpoint, or is of another model.
+      UserError: if it has no checkpoint, or is of another model.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
     if not any(self._restore(directory, is_checked=False) for directory in directories):
@@ -201,7 +204,7 @@ class RunState:
     return taken
 
   def _restore(self, directory: str, is_checked: bool = True) -> bool:
-    """As `restore`. Args: is_checked: whether the configs were compared already."""
+    """Restores from a directory; compares the configs first, unless `is_checked`."""
     cfg, before = self._cfg, None
 
     def adapt(text: str) -> Callable | None:
@@ -233,10 +236,10 @@ class RunState:
       )
       self.progress.fresh_at = self.progress.step
       dense, self.taken = warm_start.dense(before, cfg, dense, fresh)
-    # In the middle of a pass the place is kept, to a batch.
+    # The place within a pass is kept, rounded down to a batch.
     self.progress.batch = self.progress.batch * before.train.batch_size // cfg.train.batch_size
     self._step.load_dense_state(dense)
-    # The metrics of the open pass are sums over all processes: one of them goes on from the sum.
+    # The metrics of the open pass were summed over all processes; rank 0 continues from the sum.
     metrics = {k.removeprefix('metrics/'): v for k, v in dense.items() if k.startswith('metrics/')}
     if self._communicator.rank or not metrics:
       self._step.dense.metrics.reset()
@@ -252,7 +255,7 @@ class RunState:
 
 
 def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
-  """Checks that a model goes on with another config.
+  """Checks that a model can be trained on with another config.
 
   Raises:
     UserError: naming the first key that makes it another model.
@@ -276,7 +279,7 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
 
 
 def _tell_differences(before: config.Config, cfg: config.Config) -> None:
-  """Prints a line for each key at which a run goes on with another value."""
+  """Prints a line for each key whose value differs from here on."""
 
   def by_name(tree: JsonObject) -> JsonObject:
     for key in ('slots', 'dense', 'labels'):
@@ -290,18 +293,17 @@ def _tell_differences(before: config.Config, cfg: config.Config) -> None:
 
 
 def check_run_dir(cfg: config.Config) -> None:
-  """Refuses a `run_dir` with checkpoints of another model, and prints each key at which its run
-  goes on with another value.
+  """Refuses a `run_dir` that holds another model; prints each key whose value differs.
 
   Raises:
-    UserError: naming the first key that differs.
+    UserError: naming the first key that may not differ.
   """
-  # Not with the run_dir's own config.yaml: a run may have died between writing it and saving.
+  # It compares with a checkpoint because a run may have died after it wrote config.yaml.
   for path in checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints')):
     try:
       before = checkpoint.config_of(path)
     except DataLoss:
-      continue  # whoever restores it says so
+      continue  # restoring it will report the damage
     old = config.parse(before, path)
     check_continues(old, cfg, cfg.run_dir)
     _tell_differences(old, cfg)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: what the rates are multiplied by, from the number of steps taken."""
+"""Learning-rate schedules: a factor of all rates, which follows from the number of steps."""
 
 import math
 
@@ -9,7 +9,7 @@ from trainer.config import Schedule
 
 
 def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
-  """Returns what the configured learning rates are multiplied by, float32 [].
+  """Returns the factor of the configured learning rates, float32 [].
 
   With t = `steps` − warmup_steps:
 
@@ -19,8 +19,8 @@ def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
     constant  1
 
   Args:
-    schedule: of the config; None: 1.
-    steps: whole number [], of the steps taken before this one.
+    schedule: train.schedule; None: the factor is 1.
+    steps: whole number [], the number of steps before this one.
   """
   if schedule is None:
     return tf.ones([])

@@ -1,4 +1,4 @@
-"""One training step: rows in, gradients out, ranks meet, everything is updated."""
+"""One training step: pulls rows, computes gradients, sums them over ranks, updates everything."""
 
 import abc
 import functools
@@ -39,23 +39,23 @@ def batch_spec(cfg: config.Config) -> SlotBatch:
   )
 
 
-# What sums are divided by at least: nothing is divided by 0 where no sample weighs anything.
+# The smallest divisor of sums, so that nothing is divided by 0 if all weights are 0.
 LEAST_WEIGHT = 1e-12
 
 
 class Staged(NamedTuple):
-  """A batch made ready for a step, while the step before runs; it depends on no weights."""
+  """A batch prepared while the step before it runs; it depends on no weights."""
 
-  batch: SlotBatch  # of tensors; of several tasks with a weight for each label
+  batch: SlotBatch  # a batch of tensors; with several tasks, each label has a weight
   deduped: Deduped  # its distinct keys, with their shows and clicks
 
 
 class StepFlags(NamedTuple):
-  """What a rank tells the others in a step."""
+  """The flags that a rank sends to the others in a step."""
 
   has_next: bool  # it has another batch
   stop: bool  # it was asked to stop
-  save: bool  # it wants a checkpoint
+  save: bool  # it asks for a checkpoint
 
 
 class StepCounts(NamedTuple):
@@ -69,7 +69,7 @@ class StepCounts(NamedTuple):
 
 
 class Step(abc.ABC):
-  """What the training loop asks of a step, on ranks and on parameter servers alike.
+  """The interface of a training step, on ranks and on parameter servers.
 
   Attributes:
     dense: trainer.training.dense_part.DensePart.
@@ -91,7 +91,7 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def route(self, staged: Staged) -> Routing:
-    """Sends the keys of a batch to the owners of their rows; `train` wants what it returns."""
+    """Sends the keys of a batch to the owners of their rows; `train` takes the result."""
 
   @abc.abstractmethod
   def train(
@@ -100,42 +100,42 @@ class Step(abc.ABC):
     """Trains on this process's share of a step.
 
     Args:
-      staged: may hold no samples.
+      staged: the batch, which may hold no samples.
       routed: what `route` returned for it.
-      following: the next call's batch, on every process or on none: its keys are routed while this
-        step runs.
-      flags: this process's.
+      following: the batch of the next call, whose keys are routed while this step runs; None on
+        every process or on none.
+      flags: the flags of this process.
     Returns:
-      The counts of the step, and what routing `following` returned.
+      The counts of the step, and the routing of `following`.
     Raises:
-      UserError: where the loss or a gradient is not finite.
+      UserError: if the loss or a gradient is not finite.
     """
 
   def predict(self, staged: Staged) -> np.ndarray:
-    """Returns probabilities float32 [B], of several tasks [B, T].
+    """Returns probabilities, float32 [B]; [B, T] with several tasks.
 
-    Every process calls it, with no samples too.
+    Every process calls it, also without samples.
     """
     return self.predict_and_know(staged)[0]
 
   @abc.abstractmethod
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
-    """As `predict`; also returns which of the batch's features the model has learned something of.
+    """Predicts, and tells which features of the batch the model knows.
 
     Returns:
-      What `predict` returns, and bool [nnz].
+      The result of `predict`, and bool [nnz].
     """
 
   @abc.abstractmethod
   def consolidate(self) -> None:
-    """Makes the state fit to be read, saved or exported; every process calls it.
+    """Prepares the state to be read, saved or exported; every process calls it.
 
-    Rows catch up with their regulariser (l2_mode catch_up), and what each process keeps by itself,
-    the moving statistics of local batch norm, is averaged.
+    Rows catch up with their regulariser (l2_mode catch_up), and the moving statistics of local
+    batch norm, which differ between processes, are averaged.
     """
 
   def traffic(self) -> dict[str, float]:
-    """Further figures of a pass for metrics.jsonl."""
+    """Returns further figures of a pass for metrics.jsonl."""
     return {}
 
   @property
@@ -153,16 +153,16 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def dense_state(self) -> dict[str, np.ndarray]:
-    """As DensePart.state; of parameter servers, what lies there."""
+    """Returns DensePart.state; with parameter servers, of the variables on them."""
 
   @abc.abstractmethod
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """As DensePart.load_state."""
+    """Loads what `dense_state` returned."""
 
 
 @functools.cache
 def _as_tensor(flags: StepFlags) -> tf.Tensor:
-  """Returns float32 [3]; made once for each, as there are eight."""
+  """Returns flags as float32 [3]; each of the eight is made once."""
   return to_tensor(np.array(flags, np.float32))
 
 
@@ -171,11 +171,11 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 
   Args:
     cfg: the job's config.
-    step: int64 [], its number; read only where they are not, for that takes a third of a ms.
-    batch: of tensors, that it is taken on.
-    loss: as of trainer.training.dense_part.Gradients.
+    step: int64 [], its number; reading it takes a third of a ms, so it is read only for the error.
+    batch: the batch of the step, of tensors.
+    loss: that of trainer.training.dense_part.Gradients.
   Raises:
-    UserError: naming the likely cause, where they are not.
+    UserError: naming the likely cause, if they are not.
   """
   if not np.isfinite(loss):
     raise UserError(
@@ -185,10 +185,10 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 
 
 def traced(function: Callable, *specs: object) -> Callable:
-  """Makes `function` a graph that is called with tensors of `specs`, flattened.
+  """Returns a graph of `function` for arguments of `specs`.
 
-  A tf.function looks for the graph of its arguments and binds them by name at each call, which
-  takes .8 ms of a step; the private `_call_flat` takes the tensors as they are.
+  A tf.function looks up the graph and binds its arguments by name at each call, which takes .8 ms
+  of a step; the private `_call_flat` takes the tensors as they are.
   """
   graph = tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
   return lambda *args: graph._call_flat(tf.nest.flatten(args), graph.captured_inputs)
@@ -268,7 +268,7 @@ class TrainStep(Step):
   def _train_graph(
     self, batch: SlotBatch, deduped: Deduped, routed: Routing, following: tuple, flags: tf.Tensor
   ) -> tuple[tf.Tensor, Routing, tf.Tensor]:
-    self._spans.taken()  # begins anew
+    self._spans.taken()  # discards the spans of an earlier trace
     totals, lower_samples, samples = self._rows.totals(batch.weight, routed)
     scale = 1 / tf.maximum(tf.reduce_max(totals), LEAST_WEIGHT)
     rows = self._rows.pull(deduped, routed, train=True)
@@ -296,7 +296,7 @@ class TrainStep(Step):
 
   def _predict_graph(self, batch: SlotBatch, deduped: Deduped) -> tuple[tf.Tensor, tf.Tensor]:
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
-    # A rank sees of other ranks' rows what they hold, not whether they are there.
+    # A rank sees the values of other ranks' rows, but not whether these rows exist.
     known = (rows.linear != 0) | (rows.offsets[1:] > rows.offsets[:-1])
     return self.dense.predict(batch, deduped, rows), tf.gather(known, deduped.inverse)
 

@@ -1,4 +1,4 @@
-"""How a training process is asked to stop."""
+"""Asks a training process to stop, by a signal."""
 
 import signal
 from types import FrameType
@@ -8,8 +8,8 @@ class StopRequest:
   """Remembers the signal that asked this process to stop; a job looks at it after each step.
 
   Attributes:
-    signal: its number; 0 while nobody asked. SIGINT counts more than SIGTERM, for parameter servers
-      that are stopped by Ctrl-C ask their workers to stop by SIGTERM.
+    signal: its number; 0 before any. SIGINT takes precedence over SIGTERM, because parameter
+      servers that Ctrl-C stops send SIGTERM to their workers.
   """
 
   def __init__(self):
@@ -19,7 +19,7 @@ class StopRequest:
     return self.signal != 0
 
   def listen(self) -> None:
-    """Takes SIGTERM and SIGINT from now on; the main thread calls it."""
+    """Handles SIGTERM and SIGINT from now on; the main thread calls it."""
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._on_signal)
 

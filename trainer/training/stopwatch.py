@@ -1,4 +1,4 @@
-"""Where the time of a job goes."""
+"""Measures the time that each part of a job takes."""
 
 import collections
 import contextlib
@@ -10,10 +10,10 @@ Item = TypeVar('Item')
 
 
 class Stopwatch:
-  """Seconds of each part of the work; while a part runs within another, the outer one stands.
+  """Counts the seconds of each part of the work; a part within another stops the outer one.
 
   Attributes:
-    waited: seconds until the items of `waiting` were there, since the stopwatch was made.
+    waited: seconds that `waiting` has waited so far.
   """
 
   def __init__(self):
@@ -30,7 +30,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def of(self, part: str) -> Iterator[None]:
-    """Counts what happens inside as this part's."""
+    """Counts the time inside a `with` for this part."""
     self._tick()
     self._running.append(part)
     try:
@@ -40,13 +40,13 @@ class Stopwatch:
       self._running.pop()
 
   def move(self, seconds: float, part: str, within: str) -> None:
-    """Counts seconds that passed within one part as another's."""
+    """Counts seconds of one part for another."""
     self._tick()
     self._seconds[part] += seconds
     self._seconds[within] -= seconds
 
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items; the time until each is there counts as `wait`."""
+    """Yields the items; counts the time that it waits for each for the part `wait`."""
     done = object()
     while True:
       began = time.monotonic()

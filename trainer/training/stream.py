@@ -40,7 +40,7 @@ from trainer.training.ledger import (
 )
 from trainer.training.run_state import RunState
 
-# Of a larger pass, the beginning is checked before all of it is read.
+# The beginning of a larger pass is checked before all of it is read.
 LARGE_BYTES = 1 << 30
 SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 DAY_SECONDS = 24 * 3600
@@ -53,7 +53,7 @@ class TrainPass:
   data_pass: Pass
   late: bool = False  # its own day has ended, so it counts for the day that is open
   waiting: int = 0  # number of passes that are ready behind it
-  seconds_behind: float | None = None  # since the oldest pass that is ready was announced
+  seconds_behind: float | None = None  # how long ago the oldest ready pass was announced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Stream:
     self._listed: list[Pass] | None = None
     self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._said: set[str] = set()
-    self._looked: tuple[float, tuple] | None = None  # when, and what the watched directory had
+    self._looked: tuple[float, tuple] | None = None  # the time and the result of the last look
     self._checked: set[str] = set()  # remote passes that are unchanged since their training
     # Stamp and content of files that have changed, by path.
     self._read: dict[str, tuple[tuple, tuple]] = {}
@@ -338,7 +338,7 @@ class Stream:
         return [], []
       mistakes = mistakes | misnamed
       for path in missing:
-        if self._ledger.of(Pass('', path), epoch) is None:  # what was trained may go
+        if self._ledger.of(Pass('', path), epoch) is None:  # trained passes may be deleted
           self._say(f'{path}: is announced and not there; waiting for it')
     wrong = []
     for path, text in mistakes.items():
@@ -365,7 +365,7 @@ class Stream:
   def _read_entry(self, data_pass: Pass) -> Entry:
     """Returns the entry of a new pass; reads the whole pass for its checksum."""
     if not is_prepared(self._cfg.data, data_pass.path) and stamp(data_pass.path)[0] >= LARGE_BYTES:
-      look_at(self._cfg, data_pass.path)  # not all of what is plainly no log is read
+      look_at(self._cfg, data_pass.path)  # a huge file that is no log is not read whole
     return entry_of(data_pass, self._state.progress.epoch)
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:

@@ -15,14 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ops import chunks, row_optimizers, row_store
+from ops.row_kinds import HYPERPARAMETERS
 from ops.sharding import shard_of, shards_of
 from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.plain_data import JsonObject
 
-# Keys that may differ between runs of one model, beside those of run_state.MAY_CHANGE: how the
-# model learns, its features' lifecycle, its slots and its layers.
-_RATES = 'learning_rate|beta1|beta2|epsilon|learning_rate_power|beta|l1|l2|clip|initial_accumulator'
+# Keys that may change beside those of run_state.MAY_CHANGE: how the model learns, the lifecycle of
+# its features, its slots and its layers.
+_RATES = '|'.join(HYPERPARAMETERS)
 _MAY_CHANGE = re.compile(
   r'data\.label_negative|data\.labels\.\d+\.negative|train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
   rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES}|kind)|sparse\.tables\..*\.dtype'
@@ -31,7 +32,7 @@ _MAY_CHANGE = re.compile(
 
 
 class Taken(NamedTuple):
-  """What became of one part of the model."""
+  """The fate of one part of the model."""
 
   what: str
   fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
@@ -63,7 +64,7 @@ def _has_ffm(*configs: config.Config) -> bool:
 
 
 def _layouts(cfg: config.Config) -> dict[str, tuple[int, str, str, str]]:
-  """Returns what decides the layout of rows, by table: width, row optimizers and dtype."""
+  """Returns by table what the layout of rows depends on: width, row optimizers and dtype."""
   return {
     n: (t.width, t.linear.kind, t.factors.kind, t.dtype) for n, t in cfg.sparse.tables.items()
   }
@@ -75,7 +76,7 @@ def _slots(cfg: config.Config) -> list[tuple[str, int]]:
 
 
 def is_needed(old: config.Config, new: config.Config) -> bool:
-  """Whether a checkpoint of `old` has other rows or dense variables than `new` wants."""
+  """Whether `new` needs other rows or dense variables than a checkpoint of `old` has."""
   return (
     _slots(old) != _slots(new)
     or old.model.interactions != new.model.interactions
@@ -159,9 +160,9 @@ def _lay_out(chunk: dict[str, np.ndarray], old: config.Config, new: config.Confi
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-  """Names that stay the same when layers before are added or removed -> names in a checkpoint.
+  """Returns the names in a checkpoint, by names that other layers do not influence.
 
-  '012/dnn_2/kernel_0/m:0' is 'dnn 0/kernel_0/m:0' where it belongs to the first dnn.
+  '012/dnn_2/kernel_0/m:0' is 'dnn 0/kernel_0/m:0' if it belongs to the first dnn.
   """
   names, layers = {}, {}
   for name in arrays:
@@ -179,7 +180,7 @@ def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 
 def _inputs(cfg: config.Config) -> list[str]:
-  """What each column of the slot vectors joined with dense is of: what dnn and cross read."""
+  """Returns the slot or dense column of each column that dnn and cross read."""
   columns = [f'{s.name} {i}' for s in cfg.slots for i in range(cfg.sparse.tables[s.table].width)]
   return columns + [f'dense {column.name}' for column in cfg.data.dense]
 
@@ -187,7 +188,7 @@ def _inputs(cfg: config.Config) -> list[str]:
 def _places(
   old: config.Config, new: config.Config, n: int, m: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Which of n old places along an axis go to which of m new ones."""
+  """Returns the places along an axis that are kept, in the old and in the new variable."""
   for a, b in (
     (_inputs(old), _inputs(new)),
     ([s.name for s in old.slots], [s.name for s in new.slots]),
@@ -209,9 +210,9 @@ def dense(
 
   Args:
     old: the config that `saved` was written with.
-    new: the config that it goes on with.
+    new: the config of the new model.
     saved: the dense state of the checkpoint.
-    fresh: that of the new model before training.
+    fresh: the dense state of the new model before training.
   """
   state, was, wanted = dict(saved), _by_layer(saved), _by_layer(fresh)
   for name in was.values():
@@ -256,12 +257,12 @@ def untrained(
   They are named as 'dnn 0' and 'dnn 0/kernel_0:0'.
 
   Args:
-    old, new, saved, fresh: as of `dense`.
-    trainable: the names of the new model's variables that training changes.
-    before: those of the old model.
+    old, new, saved, fresh: as for `dense`.
+    trainable: the names of the new model's trainable variables.
+    before: the untrained layers and variables of the old model.
   """
   was = _by_layer(saved)
-  # Others than `trainable` are the optimizer's.
+  # Variables that are not trainable belong to the optimizer.
   wanted = {s: n for s, n in _by_layer(fresh).items() if n.partition('/')[2] in trainable}
   new_variables = set()
   for stable, name in wanted.items():
@@ -276,7 +277,7 @@ def untrained(
 
 
 def _layers(cfg: config.Config) -> set[str]:
-  """The layers of a config, named as by `_by_layer`."""
+  """Returns the layers of a config, with the names of `_by_layer`."""
   counts = collections.Counter(layer.kind for layer in cfg.model.all_interactions().values())
   return {f'{kind} {i}' for kind, n in counts.items() for i in range(n)}
 

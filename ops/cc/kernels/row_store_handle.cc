@@ -17,12 +17,11 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     OP_REQUIRES_OK(context, context->GetAttr("policy", &text));
     OP_REQUIRES_OK(context, ToTensorFlow(Policy::Parse(text, &policy_)));
     std::vector<int> slot_table, widths;
-    std::vector<std::string> inits, linear, factors, dtypes;
+    std::vector<std::string> linear, factors, dtypes;
     std::vector<float> init_scales;
     int64_t seed;
     OP_REQUIRES_OK(context, context->GetAttr("slot_table", &slot_table));
     OP_REQUIRES_OK(context, context->GetAttr("widths", &widths));
-    OP_REQUIRES_OK(context, context->GetAttr("inits", &inits));
     OP_REQUIRES_OK(context, context->GetAttr("init_scales", &init_scales));
     OP_REQUIRES_OK(context, context->GetAttr("linear_optimizers", &linear));
     OP_REQUIRES_OK(context, context->GetAttr("factors_optimizers", &factors));
@@ -30,10 +29,10 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
     const size_t tables = widths.size();
     OP_REQUIRES(context,
-                inits.size() == tables && init_scales.size() == tables && linear.size() == tables &&
+                init_scales.size() == tables && linear.size() == tables &&
                     factors.size() == tables && dtypes.size() == tables,
                 absl::InvalidArgumentError(
-                    "inits, init_scales, linear_optimizers, factors_optimizers, factors_dtypes: "
+                    "init_scales, linear_optimizers, factors_optimizers, factors_dtypes: "
                     "wanted as many as widths, one a table"));
     layout_.slot_table = slot_table;
     layout_.seed = static_cast<uint64_t>(seed);
@@ -41,21 +40,17 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
       RowTable table;
       table.width = widths[t];
       table.init_scale = init_scales[t];
-      OP_REQUIRES(context, inits[t] == "normal" || inits[t] == "uniform",
-                  absl::InvalidArgumentError(absl::StrCat("inits[", t, "]: found '", inits[t],
-                                                          "'; wanted 'normal' or 'uniform'")));
-      table.normal = inits[t] == "normal";
       OP_REQUIRES(
           context, dtypes[t] == "float32" || dtypes[t] == "bfloat16",
           absl::InvalidArgumentError(absl::StrCat("factors_dtypes[", t, "]: found '", dtypes[t],
                                                   "'; wanted 'float32' or 'bfloat16'")));
       table.bfloat16 = dtypes[t] == "bfloat16";
-      for (const auto& [name, kind] :
+      for (const auto& [name, rule] :
            {std::make_pair(linear[t], &table.linear), {factors[t], &table.factors}}) {
-        OP_REQUIRES(context, ParseRowOptimizer(name, kind),
-                    absl::InvalidArgumentError(absl::StrCat(
-                        "optimizers: found '", name,
-                        "'; wanted sgd, adagrad, adagrad_row, adam, ftrl or rmsprop")));
+        *rule = FindRowRule(name);
+        OP_REQUIRES(context, *rule != nullptr,
+                    absl::InvalidArgumentError(absl::StrCat("optimizers: found '", name,
+                                                            "'; wanted one of ", RowRuleNames())));
       }
       layout_.tables.push_back(table);
     }
@@ -64,8 +59,8 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     description_ = text;
     for (const int t : slot_table) absl::StrAppend(&description_, " ", t);
     for (size_t t = 0; t < tables; ++t) {
-      absl::StrAppend(&description_, "; ", widths[t], " ", inits[t], " ", init_scales[t], " ",
-                      linear[t], " ", factors[t], " ", dtypes[t]);
+      absl::StrAppend(&description_, "; ", widths[t], " ", init_scales[t], " ", linear[t], " ",
+                      factors[t], " ", dtypes[t]);
     }
     absl::StrAppend(&description_, "; ", seed);
   }

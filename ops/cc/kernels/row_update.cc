@@ -12,12 +12,9 @@ namespace {
 class InitialFactorsOp : public tensorflow::OpKernel {
  public:
   explicit InitialFactorsOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
-    std::string init;
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed_));
     OP_REQUIRES_OK(context, context->GetAttr("width", &width_));
-    OP_REQUIRES_OK(context, context->GetAttr("init", &init));
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
-    normal_ = init == "normal";
   }
 
   void Compute(tensorflow::OpKernelContext* context) override {
@@ -30,8 +27,7 @@ class InitialFactorsOp : public tensorflow::OpKernel {
     float* out = factors->flat<float>().data();
     ParallelForOf(context)(n, 20 * width_, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        InitialFactors(static_cast<uint64_t>(seed_), key[i], width_, normal_, scale_,
-                       out + i * width_);
+        InitialFactors(static_cast<uint64_t>(seed_), key[i], width_, scale_, out + i * width_);
       }
     });
   }
@@ -39,7 +35,6 @@ class InitialFactorsOp : public tensorflow::OpKernel {
  private:
   int64_t seed_;
   int width_;
-  bool normal_;
   float scale_;
 };
 REGISTER_KERNEL_BUILDER(Name("CtrInitialFactors").Device(tensorflow::DEVICE_CPU), InitialFactorsOp);
@@ -50,19 +45,21 @@ class RowOptimizerOpKernel : public tensorflow::OpKernel {
   explicit RowOptimizerOpKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
     std::string kind;
     OP_REQUIRES_OK(context, context->GetAttr("kind", &kind));
-    OP_REQUIRES(context, ParseRowOptimizer(kind, &kind_),
-                absl::InvalidArgumentError("kind: found " + kind));
+    rule_ = FindRowRule(kind);
+    OP_REQUIRES(
+        context, rule_ != nullptr,
+        absl::InvalidArgumentError("kind: found '" + kind + "'; wanted one of " + RowRuleNames()));
   }
 
  protected:
   absl::Status Hyper(const tensorflow::Tensor& tensor, RowHyper* hyper) const {
     TF_RETURN_IF_ERROR(CheckLength(tensor, "hyper", kRowHyperFields));
     std::copy_n(tensor.flat<float>().data(), kRowHyperFields, reinterpret_cast<float*>(hyper));
-    const std::string wrong = CheckRowHyper(kind_, *hyper);
+    const std::string wrong = CheckRowHyper(rule_, *hyper);
     return wrong.empty() ? absl::OkStatus() : absl::InvalidArgumentError("hyper: " + wrong);
   }
 
-  RowOptimizerKind kind_;
+  const RowRule* rule_;
 };
 
 absl::Status CheckMatrix(const tensorflow::Tensor& tensor, const char* name, int64_t rows,
@@ -84,9 +81,9 @@ class RowInitOp : public RowOptimizerOpKernel {
                     "weights: found shape ", weights.shape().DebugString(), "; wanted [n, dim]")));
     RowHyper hyper;
     OP_REQUIRES_OK(context, Hyper(context->input(1), &hyper));
-    const RowStep step(kind_, hyper, 1);
+    const RowStep step(rule_, hyper, 1);
     const int64_t n = weights.dim_size(0), dim = weights.dim_size(1),
-                  stride = dim + RowStateFloats(kind_, dim);
+                  stride = dim + RowStateFloats(rule_, dim);
     tensorflow::Tensor* rows;
     OP_REQUIRES_OK(context, context->allocate_output(0, {n, stride}, &rows));
     const float* w = weights.flat<float>().data();
@@ -113,7 +110,7 @@ class RowUpdateOp : public RowOptimizerOpKernel {
         absl::InvalidArgumentError(absl::StrCat(
             "gradient: found shape ", gradient.shape().DebugString(), "; wanted [n, dim]")));
     const int64_t n = gradient.dim_size(0), dim = gradient.dim_size(1),
-                  stride = dim + RowStateFloats(kind_, dim);
+                  stride = dim + RowStateFloats(rule_, dim);
     OP_REQUIRES_OK(context, CheckMatrix(context->input(0), "rows", n, stride));
     OP_REQUIRES(
         context, scale.dims() == 1 && (scale.dim_size(0) == 1 || scale.dim_size(0) == n),
@@ -130,7 +127,7 @@ class RowUpdateOp : public RowOptimizerOpKernel {
     tensorflow::Tensor* out;
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output(
                                 {0}, 0, context->input(0).shape(), &out));
-    const RowStep step(kind_, hyper, now);
+    const RowStep step(rule_, hyper, now);
     const float *from = context->input(0).flat<float>().data(), *g = gradient.flat<float>().data(),
                 *scales = scale.flat<float>().data();
     const int32_t* last_step = last.flat<int32_t>().data();

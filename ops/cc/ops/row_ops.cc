@@ -79,7 +79,6 @@ REGISTER_OP("CtrRowStoreHandle")
     .Attr("policy: string")
     .Attr("slot_table: list(int)")
     .Attr("widths: list(int)")
-    .Attr("inits: list(string)")
     .Attr("init_scales: list(float)")
     .Attr("linear_optimizers: list(string)")
     .Attr("factors_optimizers: list(string)")
@@ -97,9 +96,8 @@ the feature lifecycle work on it too.
 policy: what `ops.policy.Policy.serialize` writes.
 slot_table: the table of each slot id, -1 for none.
 widths: factors of a row, of each table; 0: linear weights only.
-inits: normal or uniform, of each table.
-init_scales: standard deviation, or half the range.
-linear_optimizers: sgd, adagrad, adagrad_row, adam, ftrl or rmsprop, of each table.
+init_scales: the standard deviation of each table's initial factors.
+linear_optimizers: the name of a row optimizer (ops/cc/rows/row_optimizers.cc), of each table.
 factors_optimizers: likewise.
 factors_dtypes: float32 or bfloat16, of each table: what its factors and their optimizer state are kept in.
 seed: of the initial factors and the rounding.
@@ -229,7 +227,6 @@ REGISTER_OP("CtrInitialFactors")
     .Input("keys: int64")
     .Attr("seed: int")
     .Attr("width: int >= 1")
-    .Attr("init: {'normal', 'uniform'}")
     .Attr("scale: float")
     .Output("factors: float")
     .SetShapeFn([](InferenceContext* c) {
@@ -244,14 +241,14 @@ REGISTER_OP("CtrInitialFactors")
 What the row store initialises factors with: a pure function of (seed, key, column).
 
 keys: [n].
-scale: standard deviation, or half the range.
+scale: the standard deviation.
 factors: [n, width].
 )doc");
 
 REGISTER_OP("CtrRowInit")
     .Input("weights: float")
     .Input("hyper: float")
-    .Attr("kind: {'sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'}")
+    .Attr("kind: string")
     .Output("rows: float")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle weights;
@@ -264,6 +261,7 @@ Weights with the fresh state of a row optimizer behind them.
 
 weights: [n, dim].
 hyper: [fields], in the order of `RowHyper` (ops/cc/rows/row_optimizers.h).
+kind: the name of a row optimizer.
 rows: [n, dim + state].
 )doc");
 
@@ -274,7 +272,7 @@ REGISTER_OP("CtrRowUpdate")
     .Input("last_step: int32")
     .Input("hyper: float")
     .Input("step: int64")
-    .Attr("kind: {'sgd', 'adagrad', 'adagrad_row', 'adam', 'ftrl', 'rmsprop'}")
+    .Attr("kind: string")
     .Attr("add: bool = false")
     .Output("updated: float")
     .SetShapeFn([](InferenceContext* c) {
@@ -294,6 +292,7 @@ scale: [1] or [n], multiplies the gradient.
 last_step: [n], of the row's last update; 0: none yet, the state is initialised first.
 hyper: [fields], in the order of `RowHyper` (ops/cc/rows/row_optimizers.h).
 step: the global step, from 1.
+kind: the name of a row optimizer.
 add: the gradient is a difference, which is added to the weights; no state moves but FTRL's z.
 updated: [n, dim + state].
 )doc");

@@ -33,8 +33,7 @@ CTR_INLINE float Log(float x) {
 }  // namespace
 
 CTR_MULTIVERSION
-void InitialFactors(uint64_t seed, int64_t key, int width, bool normal, float scale,
-                    float* factors) {
+void InitialFactors(uint64_t seed, int64_t key, int width, float scale, float* factors) {
   constexpr uint64_t kStep = 0x9e3779b97f4a7c15ULL;
   const uint64_t stream = Mix64(
       static_cast<int64_t>(static_cast<uint64_t>(key) ^ Mix64(static_cast<int64_t>(seed + kStep))));
@@ -49,30 +48,23 @@ void InitialFactors(uint64_t seed, int64_t key, int width, bool normal, float sc
       second[p] = static_cast<uint32_t>(bits) & 0x7fffff;
     }
     float x[kPairs], y[kPairs];
-    if (normal) {
-      float radius[kPairs];
-      for (int p = 0; p < n; ++p)
-        radius[p] = -2.0f * Log((static_cast<float>(first[p]) + 0.5f) * kUnit);
-      SquareRoots(n, radius);
-      for (int p = 0; p < n; ++p) {
-        // second / 2^23 turns = `quarter` quarters and r in [-1/2, 1/2) of a quarter more.
-        const int32_t quarter = static_cast<int32_t>((second[p] + (1 << 20)) >> 21);
-        const float r = static_cast<float>(static_cast<int32_t>(second[p]) - (quarter << 21)) *
-                        (1.0f / (1 << 21));
-        const float a = r * 1.57079633f, a2 = a * a;
-        const float sin = a * (1.0f + a2 * (-1.0f / 6 + a2 * (1.0f / 120 + a2 * (-1.0f / 5040))));
-        const float cos =
-            1.0f + a2 * (-0.5f + a2 * (1.0f / 24 + a2 * (-1.0f / 720 + a2 * (1.0f / 40320))));
-        const float swapped_x = quarter & 1 ? sin : cos, swapped_y = quarter & 1 ? cos : sin;
-        const float signed_radius = scale * radius[p];
-        x[p] = (quarter + 1) & 2 ? -signed_radius * swapped_x : signed_radius * swapped_x;
-        y[p] = quarter & 2 ? -signed_radius * swapped_y : signed_radius * swapped_y;
-      }
-    } else {
-      for (int p = 0; p < n; ++p)
-        x[p] = scale * (2.0f * kUnit * (static_cast<float>(first[p]) + 0.5f) - 1.0f);
-      for (int p = 0; p < n; ++p)
-        y[p] = scale * (2.0f * kUnit * (static_cast<float>(second[p]) + 0.5f) - 1.0f);
+    float radius[kPairs];
+    for (int p = 0; p < n; ++p)
+      radius[p] = -2.0f * Log((static_cast<float>(first[p]) + 0.5f) * kUnit);
+    SquareRoots(n, radius);
+    for (int p = 0; p < n; ++p) {
+      // second / 2^23 turns = `quarter` quarters and r in [-1/2, 1/2) of a quarter more.
+      const int32_t quarter = static_cast<int32_t>((second[p] + (1 << 20)) >> 21);
+      const float r = static_cast<float>(static_cast<int32_t>(second[p]) - (quarter << 21)) *
+                      (1.0f / (1 << 21));
+      const float a = r * 1.57079633f, a2 = a * a;
+      const float sin = a * (1.0f + a2 * (-1.0f / 6 + a2 * (1.0f / 120 + a2 * (-1.0f / 5040))));
+      const float cos =
+          1.0f + a2 * (-0.5f + a2 * (1.0f / 24 + a2 * (-1.0f / 720 + a2 * (1.0f / 40320))));
+      const float swapped_x = quarter & 1 ? sin : cos, swapped_y = quarter & 1 ? cos : sin;
+      const float signed_radius = scale * radius[p];
+      x[p] = (quarter + 1) & 2 ? -signed_radius * swapped_x : signed_radius * swapped_x;
+      y[p] = quarter & 2 ? -signed_radius * swapped_y : signed_radius * swapped_y;
     }
     float* const to = factors + 2 * begin;
     const int whole = std::min(n, (width - 2 * begin) / 2);

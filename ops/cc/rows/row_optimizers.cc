@@ -8,8 +8,49 @@
 
 #include "ops/cc/rows/square_roots.h"
 
+// clang-format off
+// A new optimizer is a function beside those below, a Kind, a line of kRules, a case of StepBlock, and an
+// entry of ops/row_kinds.py.
+//
+// Around every kind, per element and in this order:
+//   1. g = clip(scale * gradient)   clip bounds the data's gradient, not the penalty's
+//   2. g += l2 * w                  the penalty l2/2 * |w|^2, paid when the row is touched (not FTRL,
+//                                   which has it in its own step)
+//   3. the kind's own step, of the table below
+//   4. w = sign(w) * max(|w| - learning_rate * l1, 0)   soft threshold where l1 > 0 (not FTRL)
+//
+// With l2_catch_up, the steps that the row missed since its last touch are taken first, one by one,
+// with the penalty's gradient alone: just what a dense optimizer with a penalty on the whole table
+// does (Adam's momentum included). Of more than kMostReplayed steps the oldest are taken as
+// gradient descent, w *= 1 - lr * l2 each, which for sgd is exact anyhow.
+//
+// kind         state          step (lr = learning_rate, eps = epsilon)
+// sgd          -              w -= lr * g
+// adagrad      n[dim]         n += g^2; w -= lr * g / (sqrt(n) + eps)
+//                             n starts at initial_accumulator (Duchi et al. 2011, as Keras' legacy
+//                             Adagrad)
+// adagrad_row  n[1]           w -= lr * g * sqrt(a / (a + n)), a = initial_accumulator
+//                             n += mean(g^2), from 0 (PaddlePaddle's SparseAdaGradSGDRule)
+// adam         m[dim] v[dim]  m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)
+//                             w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
+//                             Lazy without l2_catch_up: m, v and w move only when the row is
+//                             touched; t is the global step. (Kingma and Ba 2015; on a row touched
+//                             at every step, Keras' legacy Adam)
+// ftrl         n[dim] z[dim]  n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w
+//                             w = |z| <= l1 ? 0 : (sign(z) * l1 - z) / (sqrt(n') / lr + l2)
+//                             FTRL-proximal (McMahan et al. 2013; Keras' Ftrl with
+//                             l2_regularization_strength l2 / 2). z starts such that the initial
+//                             weights solve the last line: factors keep their value. So do weights
+//                             that a difference was added to. Where w is not 0, z is taken from it,
+//                             by the last line at n', which is the same while lr is; when lr falls,
+//                             weights stay where they are, as under the other rules.
+// rmsprop      v[dim]         v += (1 - beta2) * (g^2 - v); w -= lr * g / (sqrt(v) + eps)
+//                             (Keras' legacy RMSprop)
+// clang-format on
 namespace ctr {
 namespace {
+
+enum class Kind { kSgd, kAdagrad, kAdagradRow, kAdam, kFtrl, kRmsprop };
 
 constexpr int kBlock = 32;  // elements that are worked on at a time, on the stack
 
@@ -47,15 +88,11 @@ CTR_INLINE void Rmsprop(const RowHyper& h, int n, const float* __restrict g, flo
 
 CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float* __restrict w,
                      float* __restrict acc, float* __restrict z) {
-  float after[kBlock];  // acc ^ -learning_rate_power
-  for (int i = 0; i < n; ++i) after[i] = acc[i] = acc[i] + g[i] * g[i];
-  if (h.learning_rate_power == -0.5f) {
-    SquareRoots(n, after);
-  } else {
-    for (int i = 0; i < n; ++i) after[i] = std::pow(after[i], -h.learning_rate_power);
-  }
+  float root[kBlock];
+  for (int i = 0; i < n; ++i) root[i] = acc[i] = acc[i] + g[i] * g[i];
+  SquareRoots(n, root);
   for (int i = 0; i < n; ++i) {
-    const float denominator = (h.beta + after[i]) / h.learning_rate + h.l2;
+    const float denominator = root[i] / h.learning_rate + h.l2;
     const float of_weight = -w[i] * denominator - std::copysign(h.l1, w[i]);
     z[i] = g[i] + (w[i] == 0.0f ? z[i] : of_weight);
     const float solved = (std::copysign(h.l1, z[i]) - z[i]) / denominator;
@@ -67,8 +104,7 @@ CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float*
 void SolveFtrl(const RowHyper& h, int n, const float* w, const float* acc, float* z) {
   if (h.learning_rate == 0.0f) return;  // no step reads it
   for (int i = 0; i < n; ++i) {
-    const float denominator =
-        (h.beta + std::pow(acc[i], -h.learning_rate_power)) / h.learning_rate + h.l2;
+    const float denominator = std::sqrt(acc[i]) / h.learning_rate + h.l2;
     z[i] = w[i] == 0.0f ? std::clamp(z[i], -h.l1, h.l1)
                         : -w[i] * denominator - std::copysign(h.l1, w[i]);
   }
@@ -76,14 +112,47 @@ void SolveFtrl(const RowHyper& h, int n, const float* w, const float* acc, float
 
 }  // namespace
 
-RowStep::RowStep(RowOptimizerKind kind, const RowHyper& hyper, int64_t step)
-    : kind(kind), hyper(hyper) {
+struct RowRule {
+  const char* name;
+  Kind kind;
+  int state_per_weight;  // floats of state for each weight
+  int state_per_row;     // floats of state for a row, whatever its width
+};
+
+namespace {
+
+constexpr RowRule kRules[] = {
+    {"sgd", Kind::kSgd, 0, 0},
+    {"adagrad", Kind::kAdagrad, 1, 0},
+    {"adagrad_row", Kind::kAdagradRow, 0, 1},
+    {"adam", Kind::kAdam, 2, 0},
+    {"ftrl", Kind::kFtrl, 2, 0},
+    {"rmsprop", Kind::kRmsprop, 1, 0},
+};
+
+}  // namespace
+
+const RowRule* FindRowRule(const std::string& name) {
+  for (const RowRule& rule : kRules) {
+    if (name == rule.name) return &rule;
+  }
+  return nullptr;
+}
+
+std::string RowRuleNames() {
+  std::string names;
+  for (const RowRule& rule : kRules) names += (names.empty() ? "" : ", ") + std::string(rule.name);
+  return names;
+}
+
+RowStep::RowStep(const RowRule* rule, const RowHyper& hyper, int64_t step)
+    : rule(rule), hyper(hyper) {
   catches_up = hyper.l2_catch_up != 0.0f &&
-               kind != RowOptimizerKind::kFtrl;  // FTRL's weights follow from its sums
+               rule->kind != Kind::kFtrl;  // FTRL's weights follow from its sums
   log_l2_keep =
       std::log(std::max(1.0 - static_cast<double>(hyper.learning_rate) * hyper.l2, 1e-30));
   const int64_t last = std::max<int64_t>(step, 1);
-  const bool replays = catches_up && kind == RowOptimizerKind::kAdam;
+  const bool replays = catches_up && rule->kind == Kind::kAdam;
   for (int64_t t = last; t >= std::max<int64_t>(1, replays ? last - kMostReplayed : last); --t) {
     const double left1 = 1.0 - std::pow(static_cast<double>(hyper.beta1), static_cast<double>(t));
     const double left2 = 1.0 - std::pow(static_cast<double>(hyper.beta2), static_cast<double>(t));
@@ -91,18 +160,8 @@ RowStep::RowStep(RowOptimizerKind kind, const RowHyper& hyper, int64_t step)
   }
 }
 
-bool ParseRowOptimizer(const std::string& name, RowOptimizerKind* kind) {
-  static const char* const kNames[] = {"sgd", "adagrad", "adagrad_row", "adam", "ftrl", "rmsprop"};
-  for (int i = 0; i < 6; ++i) {
-    if (name == kNames[i]) {
-      *kind = static_cast<RowOptimizerKind>(i);
-      return true;
-    }
-  }
-  return false;
-}
-
-std::string CheckRowHyper(RowOptimizerKind kind, const RowHyper& h) {
+std::string CheckRowHyper(const RowRule* rule, const RowHyper& h) {
+  const Kind kind = rule->kind;
   const auto wrong = [](const char* name, float found, const char* wanted) {
     return std::string(name) + ": found " + std::to_string(found) + "; wanted " + wanted;
   };
@@ -112,55 +171,37 @@ std::string CheckRowHyper(RowOptimizerKind kind, const RowHyper& h) {
   if (!non_negative(h.initial_accumulator)) {
     return wrong("initial_accumulator", h.initial_accumulator, "a finite number >= 0");
   }
-  if (kind == RowOptimizerKind::kAdagradRow && h.initial_accumulator == 0.0f) {
+  if (kind == Kind::kAdagradRow && h.initial_accumulator == 0.0f) {
     return wrong("initial_accumulator", h.initial_accumulator, "a number > 0 for adagrad_row");
   }
-  if (kind == RowOptimizerKind::kAdam && !(h.beta1 >= 0.0f && h.beta1 < 1.0f)) {
+  if (kind == Kind::kAdam && !(h.beta1 >= 0.0f && h.beta1 < 1.0f)) {
     return wrong("beta1", h.beta1, "a number in [0, 1)");
   }
-  if ((kind == RowOptimizerKind::kAdam || kind == RowOptimizerKind::kRmsprop) &&
-      !(h.beta2 >= 0.0f && h.beta2 < 1.0f)) {
+  if ((kind == Kind::kAdam || kind == Kind::kRmsprop) && !(h.beta2 >= 0.0f && h.beta2 < 1.0f)) {
     return wrong("beta2", h.beta2, "a number in [0, 1)");
   }
   if (!non_negative(h.epsilon)) return wrong("epsilon", h.epsilon, "a finite number >= 0");
-  if (!(h.learning_rate_power <= 0.0f && h.learning_rate_power >= -1.0f)) {
-    return wrong("learning_rate_power", h.learning_rate_power, "a number in [-1, 0]");
-  }
-  if (!non_negative(h.beta)) return wrong("beta", h.beta, "a finite number >= 0");
   if (!non_negative(h.l1)) return wrong("l1", h.l1, "a finite number >= 0");
   if (!non_negative(h.l2)) return wrong("l2", h.l2, "a finite number >= 0");
   if (!(h.clip > 0.0f)) return wrong("clip", h.clip, "a number > 0, infinity for none");
   return "";
 }
 
-int RowStateFloats(RowOptimizerKind kind, int dim) {
-  switch (kind) {
-    case RowOptimizerKind::kSgd:
-      return 0;
-    case RowOptimizerKind::kAdagradRow:
-      return 1;
-    case RowOptimizerKind::kAdagrad:
-    case RowOptimizerKind::kRmsprop:
-      return dim;
-    case RowOptimizerKind::kAdam:
-    case RowOptimizerKind::kFtrl:
-      return 2 * dim;
-  }
-  return 0;
+int RowStateFloats(const RowRule* rule, int dim) {
+  return rule->state_per_weight * dim + rule->state_per_row;
 }
 
 void InitRowState(const RowStep& step, int dim, const float* w, float* state) {
   const RowHyper& h = step.hyper;
-  const bool accumulates =
-      step.kind == RowOptimizerKind::kAdagrad || step.kind == RowOptimizerKind::kFtrl;
-  std::fill_n(state, RowStateFloats(step.kind, dim), 0.0f);
+  const bool accumulates = step.rule->kind == Kind::kAdagrad || step.rule->kind == Kind::kFtrl;
+  std::fill_n(state, RowStateFloats(step.rule, dim), 0.0f);
   if (accumulates) std::fill_n(state, dim, h.initial_accumulator);
-  if (step.kind == RowOptimizerKind::kFtrl) SolveFtrl(h, dim, w, state, state + dim);
+  if (step.rule->kind == Kind::kFtrl) SolveFtrl(h, dim, w, state, state + dim);
 }
 
 void AddToRow(const RowStep& step, int dim, const float* difference, float* w, float* state) {
   for (int i = 0; i < dim; ++i) w[i] += difference[i];
-  if (step.kind == RowOptimizerKind::kFtrl) SolveFtrl(step.hyper, dim, w, state, state + dim);
+  if (step.rule->kind == Kind::kFtrl) SolveFtrl(step.hyper, dim, w, state, state + dim);
 }
 
 // One step on a block of n <= kBlock elements, whose state begins at state[0] and, of Adam and
@@ -170,7 +211,7 @@ CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate,
                            float scale, const float* __restrict gradient, float* __restrict w,
                            float* __restrict state) {
   const RowHyper& h = step.hyper;
-  const float l2 = step.kind == RowOptimizerKind::kFtrl ? 0.0f : h.l2;
+  const float l2 = step.rule->kind == Kind::kFtrl ? 0.0f : h.l2;
   float g[kBlock];
   float squares = 0.0f;
   if (gradient == nullptr) {
@@ -179,28 +220,28 @@ CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate,
     for (int i = 0; i < n; ++i)
       g[i] = std::min(std::max(scale * gradient[i], -h.clip), h.clip) + l2 * w[i];
   }
-  switch (step.kind) {
-    case RowOptimizerKind::kSgd:
+  switch (step.rule->kind) {
+    case Kind::kSgd:
       Sgd(h, n, g, w);
       break;
-    case RowOptimizerKind::kAdagrad:
+    case Kind::kAdagrad:
       Adagrad(h, n, g, w, state);
       break;
-    case RowOptimizerKind::kAdagradRow:
+    case Kind::kAdagradRow:
       for (int i = 0; i < n; ++i) w[i] -= row_rate * g[i];
       for (int i = 0; i < n; ++i) squares += g[i] * g[i];
       break;
-    case RowOptimizerKind::kAdam:
+    case Kind::kAdam:
       Adam(h, adam_rate, n, g, w, state, state + dim);
       break;
-    case RowOptimizerKind::kFtrl:
+    case Kind::kFtrl:
       Ftrl(h, n, g, w, state, state + dim);
       break;
-    case RowOptimizerKind::kRmsprop:
+    case Kind::kRmsprop:
       Rmsprop(h, n, g, w, state);
       break;
   }
-  if (h.l1 > 0.0f && step.kind != RowOptimizerKind::kFtrl) {
+  if (h.l1 > 0.0f && step.rule->kind != Kind::kFtrl) {
     const float cut = h.learning_rate * h.l1;
     for (int i = 0; i < n; ++i) w[i] = std::copysign(std::max(std::abs(w[i]) - cut, 0.0f), w[i]);
   }
@@ -212,7 +253,7 @@ CTR_MULTIVERSION
 void TakeStep(const RowStep& step, float adam_rate, int dim, float scale, const float* gradient,
               float* w, float* state) {
   const RowHyper& h = step.hyper;
-  const bool by_row = step.kind == RowOptimizerKind::kAdagradRow;
+  const bool by_row = step.rule->kind == Kind::kAdagradRow;
   const float row_rate =
       by_row
           ? h.learning_rate * std::sqrt(h.initial_accumulator / (h.initial_accumulator + state[0]))
@@ -235,7 +276,7 @@ void TakeStep(const RowStep& step, float adam_rate, int dim, float scale, const 
 void TakeMissedSteps(const RowStep& step, int dim, int64_t missed, float* w, float* state) {
   if (!step.catches_up || missed <= 0) return;
   int64_t replayed = std::min(missed, kMostReplayed);
-  if (step.kind == RowOptimizerKind::kSgd && step.hyper.l1 == 0.0f) replayed = 0;
+  if (step.rule->kind == Kind::kSgd && step.hyper.l1 == 0.0f) replayed = 0;
   if (missed > replayed) {
     const float keep =
         static_cast<float>(std::exp(step.log_l2_keep * static_cast<double>(missed - replayed)));
@@ -249,7 +290,7 @@ void TakeMissedSteps(const RowStep& step, int dim, int64_t missed, float* w, flo
 
 void UpdateRow(const RowStep& step, int dim, int64_t missed, float scale, const float* gradient,
                float* w, float* state) {
-  if (step.kind == RowOptimizerKind::kFtrl && step.hyper.learning_rate == 0.0f)
+  if (step.rule->kind == Kind::kFtrl && step.hyper.learning_rate == 0.0f)
     return;  // its step divides by the rate
   TakeMissedSteps(step, dim, missed, w, state);
   TakeStep(step, step.adam_rates[0], dim, scale, gradient, w, state);

@@ -107,7 +107,7 @@ int32_t RowStore::AllocateRow(int shard, int table) {
 
 void RowStore::InitialWeights(int64_t key, int table, float* w) const {
   const RowTable& t = layout_.tables[table];
-  InitialFactors(layout_.seed, key, t.width, t.normal, t.init_scale, w);
+  InitialFactors(layout_.seed, key, t.width, t.init_scale, w);
   if (!t.bfloat16) return;
   std::vector<uint16_t> bits(t.width);
   RoundToNearest(w, t.width, bits.data());
@@ -330,14 +330,13 @@ Status RowStore::CheckPush(const RowPush& push) const {
 Status RowStore::MakeSteps(const RowHyper* hyper, int64_t step, std::vector<RowStep>* steps) const {
   for (size_t t = 0; t < layout_.tables.size(); ++t) {
     for (int part = 0; part < 2; ++part) {
-      const RowOptimizerKind kind =
-          part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
-      const std::string wrong = CheckRowHyper(kind, hyper[2 * t + part]);
+      const RowRule* rule = part == 0 ? layout_.tables[t].linear : layout_.tables[t].factors;
+      const std::string wrong = CheckRowHyper(rule, hyper[2 * t + part]);
       if (!wrong.empty()) {
         return Status::InvalidArgument("hyper[" + std::to_string(t) + ", " + std::to_string(part) +
                                        "]: " + wrong);
       }
-      steps->emplace_back(kind, hyper[2 * t + part], step);
+      steps->emplace_back(rule, hyper[2 * t + part], step);
     }
   }
   return Status();

@@ -35,10 +35,9 @@ namespace ctr {
 // Rows of one layout.
 struct RowTable {
   int width = 0;  // factors; 0: linear weights only
-  bool normal = true;
   float init_scale = 0.0f;
-  RowOptimizerKind linear = RowOptimizerKind::kSgd;
-  RowOptimizerKind factors = RowOptimizerKind::kSgd;
+  const RowRule* linear = FindRowRule("sgd");
+  const RowRule* factors = FindRowRule("sgd");
   bool bfloat16 = false;  // factor rows are kept in it, else in float32
 
   // Numbers of a factor row.

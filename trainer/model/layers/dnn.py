@@ -71,7 +71,7 @@ class DNN(tf.keras.layers.Layer):
       for l, shape in enumerate(itertools.pairwise(widths))
     ]
     self._biases = []
-    if not self._norms:  # batch norm has a bias of its own; the head's bias is the model's
+    if not self._norms:  # batch norm has its own bias, and the model has the bias of the head
       self._biases = [
         self.add_weight(f'bias_{l}', [h], initializer='zeros') for l, h in enumerate(self._hidden)
       ]
@@ -125,7 +125,9 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
       'dropout needs LayerInputs.position, (step, samples on lower ranks), in a training step'
     )
   columns = x.shape[1]
-  groups = -(-columns // 4)  # Philox gives 4 numbers a count: a row starts at a count of its own
+  groups = -(
+    -columns // 4
+  )  # Philox gives 4 numbers for each count; every row starts at a new count
   step, before = tf.unstack(position)
   counter = tf.cast(tf.stack([before * groups, step]), tf.uint64)
   numbers = tf.raw_ops.StatelessRandomUniformV2(

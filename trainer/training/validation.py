@@ -1,0 +1,155 @@
+"""Scores data.valid and data.test, and the passes ahead of their training, and reports it."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from absl import logging
+
+from trainer import config
+from trainer.comm.communicator import Communicator
+from trainer.data.passes import passes
+from trainer.data.prepared import PreparedPass
+from trainer.plain_data import JsonObject
+from trainer.training import gate, plateau
+from trainer.training.advice import why_worse_than_constant
+from trainer.training.day_end import table_counts
+from trainer.training.evaluation import evaluation_of
+from trainer.training.importance import MOST_SAMPLES, slot_importance
+from trainer.training.inputs import Inputs
+from trainer.training.run_log import RunLog, quality
+from trainer.training.run_state import RunState
+from trainer.training.step import Step
+
+
+class Validation:
+  """Scores passes while a run trains; every process calls each method.
+
+  Args:
+    cfg: the job's config.
+    communicator: how the processes meet.
+    step: the model and its rows.
+    state: the place in the data.
+    inputs: gives each process its share of the passes.
+    log: is told the metrics.
+    progress_made: called after each batch.
+  """
+
+  def __init__(
+    self,
+    cfg: config.Config,
+    communicator: Communicator,
+    step: Step,
+    state: RunState,
+    inputs: Inputs,
+    log: RunLog,
+    progress_made: Callable[[], None],
+  ):
+    self._cfg, self._communicator, self._step = cfg, communicator, step
+    self._state, self._inputs, self._log = state, inputs, log
+    self._progress_made = progress_made
+    self._evaluation = evaluation_of(cfg, communicator, step, inputs, progress_made, log.show)
+    self._passes: dict[str, list[PreparedPass]] = {}
+
+  def open(self) -> None:
+    """Converts and opens the passes of data.valid and data.test."""
+    for split in ('valid', 'test'):
+      listed = passes(self._cfg, getattr(self._cfg.data, split), f'data.{split}')
+      self._passes[split] = self._inputs.prepared(listed, split)
+
+  def judge(self, prepared: PreparedPass, name: str) -> None:
+    """Scores a pass that is trained on next, and withholds exports after it if it is odd."""
+    values, rule = self._evaluate([prepared], 'next', name), self._cfg.export.gate
+    if rule and self._step.steps:
+      progress = self._state.progress
+      gate.judge(rule, progress, values, gate.presence(self._cfg, prepared))
+      if reason := progress.withheld:
+        self._log.write('withheld', reason=reason, **{'pass': name})
+        self._log.show(f'no export after {name}: {reason}', keep=True)
+
+  def end_day(self, day: int) -> None:
+    """Scores both splits at the end of a day of a stream."""
+    for split, prepared in self._passes.items():
+      if prepared:
+        self._evaluate(prepared, split, day=day)
+
+  def end_epoch(self) -> JsonObject:
+    """Scores data.valid if passes were trained on since; follows train.plateau.
+
+    Returns:
+      The metrics; empty where nothing was scored.
+    """
+    progress, values = self._state.progress, {}
+    if self._passes['valid'] and progress.unvalidated:
+      values = self._evaluate(self._passes['valid'], 'valid')
+      rate = progress.rate
+      for line in plateau.follow(self._cfg, progress, values, self._step.steps):
+        self._log.show(line, keep=True)
+      if progress.rate != rate:
+        self._step.set_rate(progress.rate)
+    progress.unvalidated = False
+    return values
+
+  def finish(self) -> JsonObject:
+    """Scores data.test with the best model of the run, and tells how much each slot carries.
+
+    Returns:
+      The metrics of data.test; empty where there is none.
+    """
+    valid, test, values = self._passes['valid'], self._passes['test'], {}
+    if test:
+      if self._state.progress.best is not None:
+        self._state.restore(best=True)
+      values = self._evaluate(test, 'test')
+    if (scored := test or valid) and self._cfg.model.retrieval is None:
+      with self._log.clock.of('evaluate'):
+        importance = slot_importance(
+          self._cfg, self._communicator, self._step, scored, self._progress_made, MOST_SAMPLES
+        )
+      self._log.write('importance', split='test' if test else 'valid', **importance)
+    return values
+
+  def _evaluate(
+    self,
+    prepared: Sequence[PreparedPass],
+    split: str,
+    name: str | None = None,
+    day: int | None = None,
+  ) -> JsonObject:
+    """Scores passes and reports their metrics.
+
+    Args:
+      prepared: the passes.
+      split: next, valid or test.
+      name: of the pass in the event; None: theirs.
+      day: in the event; None: the open one.
+    """
+    progress, steps = self._state.progress, self._step.steps
+    shown = name or (prepared[0].name if len(prepared) == 1 else f'{len(prepared)} passes')
+    started = time.monotonic()
+    with self._log.clock.of('evaluate'):
+      values = self._evaluation.evaluate(prepared, in_log=split == 'next')
+    rate = values['examples'] / max(time.monotonic() - started, 1e-9)
+    if self._evaluation.predictions is not None:
+      histograms = {'predictions': self._evaluation.predictions}
+      self._log.events.histograms(split, steps, histograms)
+    fields = {
+      'pass': name or ' '.join(p.name for p in prepared),
+      'split': split,
+      'epoch': progress.epoch,
+      'day': progress.day if day is None else day,
+      'examples_per_second': round(rate, 1),
+    }
+    counts = table_counts(self._step.store, self._communicator)
+    self._log.write('eval', **values, **counts, **fields)
+    self._log.show(f'{split:5} · {shown} · {quality(values)}', keep=True)
+    constant = values.get('base_logloss')
+    is_worse = constant is not None and values['logloss'] > constant
+    if split != 'next' and is_worse and self._communicator.rank == 0:
+      logging.warning(
+        '%s: logloss %.4f is worse than the %.4f of predicting the share of clicks for all: %s',
+        split,
+        values['logloss'],
+        constant,
+        why_worse_than_constant(self._cfg, values['calibration'], steps),
+      )
+    return values
