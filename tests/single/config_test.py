@@ -159,6 +159,14 @@ class ConfigTest(tf.test.TestCase):
         'export.gate={}',
       ],
       ['data.watch=in', r'data.day_pattern=(\d+)'],
+      [
+        'data.group=user',
+        'data.dense=[]',
+        'data.slots.2.sequence={max_length: 3}',
+        'model.interactions=[]',
+        'model.retrieval={query: {slots: [user, last_item], encoder: {sasrec: {heads: 2}}}, '
+        'item: {slots: [item]}, eval_at: [20]}',
+      ],
       ['data.valid=[y.csv]'],
       ['data.valid=[y.csv]', 'train.plateau=null'],
       ['data.valid=[y.csv]', 'train.epochs=3', 'model.loss=squared_error'],
