@@ -54,7 +54,7 @@ def _has_log(cfg: config.Config) -> bool:
 
 
 def explained(cfg: config.Config) -> str:
-  """Returns a config as YAML, with the dtype that its run has chosen told beside the key."""
+  """Returns a config as explained YAML, which also shows the dtype that its run has chosen."""
   path, notes = os.path.join(cfg.run_dir, 'dense_dtype'), {}
   if cfg.train.dense_dtype != 'float32' and os.path.exists(path):
     with open(path, encoding='utf-8') as f:

@@ -107,7 +107,7 @@ class GateTest(tf.test.TestCase):
     on = {'train.progressive_validation': True}
     with self.assertRaisesRegex(ConfigError, "found 'gauc'; it needs data.group"):
       make_config(on | {'export.gate.metric': 'gauc'})
-    with self.assertRaisesRegex(ConfigError, "found 'rmse'; the loss 'log_loss' has auc, gauc"):
+    with self.assertRaisesRegex(ConfigError, "found 'rmse'; the loss 'log_loss' has 'auc', 'gauc'"):
       make_config(on | {'export.gate.metric': 'rmse'})
     self.assertEqual(make_config(on | {'export.gate': {}}).export.gate, Gate())
 

@@ -107,7 +107,7 @@ class SASRec(tf.keras.layers.Layer):
     return tf.tensordot(x, self._kernels[name], 1) + self._biases[name]
 
   def _attention(self, l: int, x: tf.Tensor, to: tf.Tensor, is_there: tf.Tensor) -> tf.Tensor:
-    """Returns what the places x, the last of `to`, read of `to`: float32 [B, places, D].
+    """Returns the attention of the last places, x, over all places, `to`: float32 [B, places, D].
 
     Args:
       l: the block.
