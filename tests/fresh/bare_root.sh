@@ -17,9 +17,11 @@ if [ ! -e "$root/bare" ]; then
   touch "$root/bare"
 fi
 # How this machine reaches the network, and no more of it.
-for file in /etc/resolv.conf /etc/hosts /etc/apt/apt.conf.d/*proxy* ${PIP_CERT:-}; do
+for file in /etc/resolv.conf /etc/hosts /etc/apt/apt.conf.d/*proxy*; do
   [ ! -e "$file" ] || install -Dm644 "$file" "$root$file"
 done
+certificates=${PIP_CERT:+/root/certificates.pem}
+[ -z "$certificates" ] || install -m644 "$PIP_CERT" "$root$certificates"
 project=$root/root/ctr-trainer
 mkdir -p "$project"
 git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c 'for f; do [ ! -e "$f" ] || printf "%s\0" "$f"; done' sh |
@@ -27,14 +29,14 @@ git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c 'for f; do
 
 # Mounts and processes are the namespace's own and end with it.
 exec unshare --mount --pid --fork bash -euc '
-  root=$1 packages=$2
-  shift 2
+  root=$1 packages=$2 certificates=$3
+  shift 3
   mount --rbind /dev "$root/dev"
   mount -t proc proc "$root/proc"
-  exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive ${PIP_CERT:+PIP_CERT="$PIP_CERT"} \
+  exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive ${certificates:+PIP_CERT="$certificates"} \
     chroot "$root" bash -euxc "
       apt-get -q update
       apt-get -qy install $packages
       cd /root/ctr-trainer
       make $*"
-' bash "$root" "$packages" "${@:-train fresh}"
+' bash "$root" "$packages" "$certificates" "${@:-train fresh}"
