@@ -57,7 +57,7 @@ class EventLogTest(tf.test.TestCase):
     log.write('train', 4)
     self.assertEqual(self.steps(), [3, 4])
     self.assertLen(log.troubles, 1)
-    self.assertRegex(log.troubles[0], 'metrics.jsonl: was cut while the run wrote to it: events of')
+    self.assertRegex(log.troubles[0], 'metrics.jsonl: was cut while the run wrote to it: earlier')
 
   def test_removed(self):
     log = self.open(0)

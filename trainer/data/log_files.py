@@ -77,7 +77,7 @@ WHOLE = Part()
 
 
 def is_remote(path: str) -> bool:
-  """Returns whether a path is an URL such as s3://bucket/key, which pyarrow.fs reaches."""
+  """Returns whether a path is a URL such as s3://bucket/key, which pyarrow.fs reaches."""
   return '://' in path
 
 

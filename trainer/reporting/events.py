@@ -121,7 +121,7 @@ class EventLog:
       raise OSError(
         errno.EIO,
         f'has {size:,} bytes and another content than when the run stood here with '
-        f'{keep_bytes:,}: events of before are missing, or stand twice',
+        f'{keep_bytes:,}: earlier events are missing, or are there twice',
       )
     with open(self._path, 'rb') as f:
       f.seek(keep_bytes)
@@ -194,7 +194,7 @@ class EventLog:
     size = self._file.seek(0, os.SEEK_END)
     if size < self._size:
       with self.guarded(self._path):
-        raise OSError(errno.EIO, 'was cut while the run wrote to it: events of before are missing')
+        raise OSError(errno.EIO, 'was cut while the run wrote to it: earlier events are missing')
     if size:
       with open(self._path, 'rb') as f:
         f.seek(size - 1)
