@@ -26,7 +26,7 @@ from ops.feature_lifecycle import FeatureLifecycle
 from ops.library import TensorLike, load
 from ops.policy import Policy
 from ops.row_optimizers import state_floats
-from ops.sharding import shard_of
+from ops.sharding import SHARDS, shard_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,7 @@ class PulledRows(NamedTuple):
   offsets: tf.Tensor  # int32 [u + 1]
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
+  seen: tf.Tensor | tuple[()] = ()  # float32 [u, 2], show and click; of slots with `counts`
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:
@@ -97,6 +98,12 @@ def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01
     float32 [n, width].
   """
   return load().ctr_initial_factors(keys=keys, seed=seed, width=width, scale=scale)
+
+
+def without_counts(chunk: chunks.Chunk) -> chunks.Chunk:
+  """Returns a chunk in which show and click of every feature are 0."""
+  zeros = np.zeros(len(chunk['key']))
+  return {**chunk, 'show': zeros, 'click': zeros}
 
 
 class RowStore(FeatureLifecycle):
@@ -199,6 +206,16 @@ class RowStore(FeatureLifecycle):
   def erase(self, keys: TensorLike) -> None:
     """Deletes the features of these keys, int64 [n], with their rows; it skips absent features."""
     return self._ops.ctr_row_store_erase(self.handle, keys)
+
+  def forget_counts(self) -> None:
+    """Sets show and click of every feature to 0. Eager only.
+
+    Features leave the store and come back, those of some shards at a time.
+    """
+    for first in range(0, SHARDS, SHARDS // 16):
+      for chunk in list(self.export_state(shards=range(first, first + SHARDS // 16))):
+        self.erase(chunk['key'])
+        self.import_chunk('counts', without_counts(chunk))
 
   def _row_floats(self) -> int:
     return max(t.floats for t in self.tables)

@@ -201,10 +201,15 @@ class ParameterServerTest(tf.test.TestCase):
     return checkpoint.candidates(os.path.join(run_dir, 'checkpoints'))
 
   def test_ps_equals_one_process_and_each_reads_the_others_checkpoints(self):
-    """Servers keep rows on TFRA's tables, the one process in our store; batch norm is over all."""
+    """Servers keep rows on TFRA's tables, the one process in our store; batch norm is over all.
+
+    The layers read counts, too.
+    """
     one, two, back = self.directory('one'), self.directory('two'), self.directory('back')
     model = {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8], 'batch_norm': 'sync'}}]}
-    first, both = (self.config(days, model=model) for days in ([0], [0, 1]))
+    slots = yaml.safe_load(CONFIG)['data']['slots']
+    data = {'slots': [slot | {'counts': slot['name'] != 'user'} for slot in slots]}
+    first, both = (self.config(days, model=model, data=data) for days in ([0], [0, 1]))
     tfra = '--set', 'sync.mode=ps', '--set', f'sparse.store={STORE}'
     job = self.start_job(self.cluster(2, 2), first, two, *tfra)
     self.finish({'one process': self.start(None, first, one)})

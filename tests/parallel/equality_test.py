@@ -10,7 +10,15 @@ import tensorflow as tf
 from ops import bfloat16
 from tests.support.batches import join, make_batch
 from tests.support.ranks import ranks
-from tests.support.steps import HISTORY, HISTORY_IDS, TASKS, make_config, rows_of, train
+from tests.support.steps import (
+  COUNTS,
+  HISTORY,
+  HISTORY_IDS,
+  TASKS,
+  make_config,
+  rows_of,
+  train,
+)
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
 from trainer.training.step import StepFlags, TrainStep
@@ -211,6 +219,14 @@ class EqualityTest(tf.test.TestCase):
 
   def test_histories(self):
     self.check(self.keep | HISTORY, self.uneven(ids=HISTORY_IDS), atol=1e-5)
+
+  def test_counts(self):
+    self.check(self.keep | COUNTS, self.uneven(), atol=1e-5)
+    self.check(self.keep | COUNTS, self.uneven(single=True, one_has_none=False), atol=1e-5)
+    by_horovod = ranks(row_exchange='horovod')
+    self.check(self.keep | COUNTS, self.uneven(), atol=1e-5, communicator=by_horovod)
+    tfra = self.keep | COUNTS | {'sparse.store': 'tfra', 'train.dense_optimizer': {'kind': 'adam'}}
+    self.check(tfra, self.uneven(days=2), days=2, rtol=1e-4, atol=1e-5)
 
   def test_products_in_bfloat16(self):
     if not bfloat16.available():

@@ -72,11 +72,17 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     self.step = TrainStep(self.cfg, SingleProcess())
     rng = np.random.default_rng(1)
     dense = np.stack([rng.random(len(self.cfg.data.dense)), np.full(len(self.cfg.data.dense), 2.0)])
+    if self.cfg.counted_fields():
+      dense = np.column_stack([dense, [-0.4, 1]])  # the log-odds of a click
     self.step.dense.set_dense_stats(dense.astype(np.float32))
     for batch in self.batches('train', make_records(self.cfg, rng, BATCH * BATCHES)):
       train(self.step, batch, has_next=True)
     self.step.consolidate()
     self.records = make_records(self.cfg, rng, RECORDS)
+    self.predict()
+
+  def predict(self) -> None:
+    """Sets `predicted`."""
     batches = self.batches('test', self.records)
     self.predicted = np.concatenate([self.step.predict(self.step.stage(b)) for b in batches])
 
@@ -89,11 +95,11 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     prepare_pass(self.cfg, path, path + '.pass')
     return PreparedPass(path + '.pass', self.cfg).batches(BATCH)
 
-  def export(self, kind='base', cfg=None, store=None):
+  def export(self, kind='base', cfg=None, store=None, number=1):
     return export.write(
       cfg or self.cfg,
       kind,
-      {'number': 1},
+      {'number': number},
       store=store or self.step.store,
       model=self.step.dense.model,
       dense_stats=self.step.dense.embedding.stats,
@@ -132,8 +138,11 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
       self.assertAllClose(served, self.predicted, atol=1e-6, rtol=0)
       self.assertGreater(np.std(served), 1e-4)
 
-  def test_stores_and_saved_model(self):
-    self.train_shipped('demo', ('lifecycle={}',))
+  @parameterized.parameters(False, True)
+  def test_stores_and_saved_model(self, counts):
+    # Of tags, a sample may have several or none.
+    of_slots = [f'data.slots.{i}.counts=true' for i in (0, 3)] if counts else []
+    self.train_shipped('demo', ('lifecycle={}', *of_slots))
     self.export()
     targets = [f'{self.folder}/lmdb']
     if RedisServer.installed():
@@ -145,12 +154,28 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
       store = open_store(target, '--to', writable=True)
       self.stack.callback(store.close)
       self.assertAllClose(self.served(store), self.predicted, atol=1e-6, rtol=0, msg=target)
-    model = tf.saved_model.load(self.export('saved_model').path)
+    if counts:
+      self.check_delta(f'{self.folder}/lmdb_of_delta')
+    model = tf.saved_model.load(self.export('saved_model', number=2).path)
     columns = self.columns()
     for column in self.cfg.data.dense:
       columns[column.name] = [float(text or 'nan') for text in columns[column.name]]
     answer = model.signatures['serving_default'](**{n: tf.constant(c) for n, c in columns.items()})
     self.assertAllClose(answer['probability'], self.predicted, atol=1e-6, rtol=0)
+
+  def check_delta(self, target: str) -> None:
+    """Trains on; a delta brings the counts of its rows to stores that have the base."""
+    stores = MemoryStore(), open_store(target, '--to', writable=True)
+    self.stack.callback(stores[1].close)
+    self.assertAllClose(self.served(stores[0]), self.predicted, atol=1e-6, rtol=0)
+    for batch in self.batches('train', make_records(self.cfg, np.random.default_rng(2), BATCH)):
+      train(self.step, batch)
+    before = self.predicted
+    self.predict()
+    self.assertGreater(np.abs(self.predicted - before).max(), 1e-3)
+    self.export('delta', number=2)
+    for store in stores:
+      self.assertAllClose(self.served(store), self.predicted, atol=1e-6, rtol=0)
 
   def test_thresholds_left_out_and_taken_back(self):
     """The line tells what is left out; an export with other thresholds is another export."""

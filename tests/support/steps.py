@@ -52,6 +52,14 @@ HISTORY = {
   'model.interactions': ['linear', {'din': {'attention': 5, 'hidden': [8, 4], 'dropout': 0.3}}],
 }
 HISTORY_IDS = (1, 2, 1)
+# Changes of it that let the layers read the counts of the first two slots.
+COUNTS = {
+  'data.slots': [
+    {'name': 'a', 'separator': '|', 'value_separator': ':', 'counts': True},
+    {'name': 'b', 'separator': '|', 'pooling': 'sum', 'counts': True},
+    {'name': 'c', 'separator': '|', 'pooling': 'sqrtn'},
+  ]
+}
 TFRA = importlib.util.find_spec('tensorflow_recommenders_addons') is not None  # installed
 
 

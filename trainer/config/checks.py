@@ -23,7 +23,17 @@ def check(cfg: Config, where: str) -> None:
 
   if cfg.model.retrieval is not None:
     check_retrieval(cfg, fail)
-  for mistakes in (_tables, _widths, _stream, _tasks, _histories, _metrics, _gate, _schedule):
+  for mistakes in (
+    _tables,
+    _widths,
+    _stream,
+    _tasks,
+    _histories,
+    _metrics,
+    _gate,
+    _schedule,
+    _counts,
+  ):
     for key, text in mistakes(cfg):
       fail(key, text)
 
@@ -147,3 +157,28 @@ def _schedule(cfg: Config) -> Mistakes:
       "found with sync.mode 'ps_geo', whose workers each count their own steps; wanted it left "
       "out, or mode 'ps' or 'ps_async'",
     )
+
+
+def _counts(cfg: Config) -> Mistakes:
+  lifecycle = cfg.lifecycle
+  by_counts = 'lifecycle.eviction: score' if lifecycle.eviction == 'score' else ''
+  if lifecycle.capacity is not None and lifecycle.capacity_by != 'recency':
+    by_counts = by_counts or f'lifecycle.capacity_by: {lifecycle.capacity_by}'
+  for i, slot in enumerate(cfg.data.slots):
+    key = f'data.slots.{i}.counts'
+    if not slot.counts:
+      continue
+    if cfg.model.retrieval is not None:
+      yield key, 'found true with model.retrieval, whose towers read no counts; wanted false'
+    if cfg.sync.mode == 'ps_geo':
+      text = "found true with sync.mode 'ps_geo', whose workers keep copies of rows without counts"
+      yield key, f"{text}; wanted false, or mode 'ps' or 'ps_async'"
+    if cfg.labels[0].loss == 'squared_error':
+      yield key, "found true with loss 'squared_error', which has no clicks; wanted false"
+    if cfg.train.epochs > 1 and by_counts:
+      yield (
+        key,
+        f'found true with {by_counts} and train.epochs {cfg.train.epochs}: counts begin anew with '
+        'each epoch, so that the first day end of the second would delete what is rare by then; '
+        'wanted false, one epoch, or another eviction',
+      )

@@ -98,6 +98,23 @@ class Config(Section):
     several = [s.separator or s.value_separator or s.sequence for s in self.slots]
     return [s.pooling if many else 'sum' for s, many in zip(self.slots, several)]
 
+  def counted_fields(self) -> list[int]:
+    """The positions in `slots` of those with `counts`, Fc of them."""
+    return [f for f, slot in enumerate(self.slots) if slot.counts]
+
+  def dense_inputs(self) -> list[str]:
+    """Names the columns of LayerInputs.dense: the dense columns, then those of slots' counts."""
+    counted = [self.slots[f].name for f in self.counted_fields()]
+    names = [f'dense {column.name}' for column in self.data.dense]
+    return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
+
+  def click_shares(self) -> list[float]:
+    """How much of a click a positive label adds to the clicks of features, by label."""
+    shares = [label.click for label in self.labels]
+    if set(shares) == {None}:
+      shares[0] = 1.0
+    return [share or 0.0 for share in shares]
+
   def slot_ids(self) -> dict[str, int]:
     """Returns the slot id in the top bits of keys, by slot.
 

@@ -101,16 +101,20 @@ def has_log1p(column: DenseColumn) -> bool:
 
 
 def dense_stats(
-  columns: Sequence[DenseColumn], measured: Mapping[str, Sequence[float]]
+  columns: Sequence[DenseColumn],
+  measured: Mapping[str, Sequence[float]],
+  click_rate: float | None = None,
 ) -> np.ndarray:
   """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
 
-  They are (0, 1) for a column that is not standardised, or is constant.
+  They are (0, 1) for a column that is not standardised, or is constant. With a click rate there is
+  one column more: its log-odds, for `transform_counts`, and 1.
 
   Args:
     columns: `Config.data.dense`.
     measured: the `dense` of a prepared pass's meta.json: name -> [count, mean, M2] of the values
       that are not missing, after log1p if the transform has it.
+    click_rate: the mean clicks of a sample of this pass; None: no slot has `counts`.
   """
   stats = np.zeros([2, len(columns)], np.float32)
   stats[1] = 1
@@ -120,7 +124,34 @@ def dense_stats(
     count, mean, m2 = measured[column.name]
     std = np.sqrt(m2 / count) if count else 0
     stats[:, i] = mean, std if std > 0 else 1
-  return stats
+  if click_rate is None:
+    return stats
+  rate = np.clip(click_rate, 1e-6, 1 - 1e-6)
+  return np.column_stack([stats, np.float32([np.log(rate / (1 - rate)), 1])])
+
+
+COUNT_SMOOTHING = 10.0  # shows at the click rate of the log that each slot's counts begin with
+
+
+def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
+  """Returns what the layers read of the counts of slots.
+
+  With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
+
+      log(1 + s),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
+
+  Args:
+    seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
+    log_odds: float32 [], log(a / (1 − a)).
+  Returns:
+    float32 [B, 2·Fc]: the first of all slots, then the second of all slots; 0 for no shows.
+  """
+  shows, clicks = tf.unstack(seen, 2, -1)
+  rate = tf.sigmoid(log_odds)
+  # A click that comes late is counted without a show.
+  missed = tf.maximum(shows - clicks, 0) + COUNT_SMOOTHING * (1 - rate)
+  odds = (clicks + COUNT_SMOOTHING * rate) / missed
+  return tf.concat([tf.math.log1p(shows), tf.math.log(odds) - log_odds], 1)
 
 
 def transform_dense(
@@ -134,7 +165,7 @@ def transform_dense(
   Args:
     dense: float32 [B, Dn], NaN where missing.
     columns: `Config.data.dense`.
-    stats: float32 [2, Dn] of `dense_stats`.
+    stats: float32 [2, >= Dn], of `dense_stats`.
   Returns:
     float32 [B, Dn], finite.
   """
@@ -144,7 +175,8 @@ def transform_dense(
       [has_log1p(c) for c in columns], tf.sign(dense) * tf.math.log1p(tf.abs(dense)), dense
     )
   if any('standardise' in c.transform for c in columns):
-    dense = (dense - stats[0]) / stats[1]
+    mean, deviation = tf.unstack(stats[:, : len(columns)])
+    dense = (dense - mean) / deviation
   return tf.where(
     tf.math.is_nan(dense), tf.constant([c.missing for c in columns], tf.float32), dense
   )

@@ -414,6 +414,10 @@ class PreparedPass:
     least, most = np.fmin.reduce(self._label), np.fmax.reduce(self._label)
     return [float(low) if low == high else None for low, high in zip(least, most)]
 
+  def click_rate(self, shares: Sequence[float]) -> float:
+    """Returns the mean clicks of a sample; `shares` are those of a click of each label, [T]."""
+    return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0
+
   def num_batches(self, batch_size: int) -> int:
     """Returns the number of global batches."""
     return -(-self.num_samples // batch_size)

@@ -9,7 +9,7 @@ from ops import pooling, row_optimizers, row_store
 from ops.dedupe import Deduped, dedupe
 from ops.library import TensorLike
 from trainer.config import Config, Table
-from trainer.data.features import SlotBatch, transform_dense
+from trainer.data.features import SlotBatch, transform_counts, transform_dense
 from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 
 
@@ -30,7 +30,9 @@ class Embedding:
     tables: the layout of rows, by table.
     slot_table: the table's index by slot id; −1 for unused ids.
     catches_up: whether rows also take the steps of batches without them (`l2_mode: catch_up`).
-    stats: float32 [2, Dn], the mean and standard deviation that standardise dense columns.
+    counted: the fields of slots with `counts`.
+    stats: float32 [2, Dn], the mean and standard deviation that standardise dense columns. With
+      `counts`, [2, Dn + 1]: the last column holds the log-odds of a click in the first pass, and 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -65,13 +67,10 @@ class Embedding:
     self.catches_up = any(o.l2_mode == 'catch_up' for pair in self._optimizers for o in pair)
     # One show for each occurrence. It is made once: every constant of TensorFlow 2.16 leaks memory.
     self._one_show = tf.ones([1])
-    shares = [label.click for label in cfg.labels]
-    if set(shares) == {None}:
-      shares[0] = 1.0
-    self._click_shares = None
-    if len(shares) > 1:
-      self._click_shares = tf.constant([share or 0.0 for share in shares])
-    columns = len(cfg.data.dense)
+    shares = cfg.click_shares()
+    self._click_shares = tf.constant(shares) if len(shares) > 1 else None
+    self.counted = cfg.counted_fields()
+    columns = len(cfg.data.dense) + bool(self.counted)
     self.stats = tf.Variable(
       np.stack([np.zeros(columns), np.ones(columns)]),
       dtype=tf.float32,
@@ -133,6 +132,10 @@ class Embedding:
     # A table's parts: plain first, then field.
     slots = [parts[0] for parts in pooled.slots] if self._reads_slots else []
     totals = [(t[0], s[0]) for t, s in zip(pooled.totals, pooled.squares) if self._reads_totals]
+    dense = transform_dense(batch.dense, self._data.dense, self.stats)
+    if self.counted:
+      seen = self._seen(batch, deduped, rows.seen, size)
+      dense = tf.concat([dense, transform_counts(seen, self.stats[0, -1])], 1)
     return LayerInputs(
       linear=pooled.linear,
       factors=slots,
@@ -141,9 +144,25 @@ class Embedding:
       field_factors=pooled.slots[0][-1] if self._reads_field else None,
       field_squares=pooled.squares[0][-1] if self._reads_field else None,
       norm=pooled.norm if self._divides else None,
-      dense=transform_dense(batch.dense, self._data.dense, self.stats),
+      dense=dense,
       histories=self._histories(batch, deduped, rows, slots) if self._history_slots else None,
     )
+
+  def _seen(
+    self, batch: SlotBatch, deduped: Deduped, seen: tf.Tensor, size: tf.Tensor
+  ) -> tf.Tensor:
+    """Sums shows and clicks, [u, 2] of distinct keys, over each slot's features: [B, Fc, 2]."""
+    of_each = tf.gather(seen, deduped.inverse)
+    shape = [size, self.num_slots, 2]
+
+    def summed() -> tf.Tensor:
+      sums = tf.math.unsorted_segment_sum(of_each, batch.segments, size * self.num_slots)
+      return tf.reshape(sums, shape)
+
+    one_each = tf.size(batch.segments) == 0  # each slot of each sample has one feature
+    one_each &= tf.size(deduped.inverse) > 0
+    sums = tf.cond(one_each, lambda: tf.reshape(of_each, shape), summed)
+    return tf.gather(sums, self.counted, axis=1)
 
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]

@@ -10,6 +10,7 @@ from ops.row_store import PulledRows, RowStore
 from trainer.comm.communicator import Communicator, RankCommunicator
 from trainer.comm.spans import Spans
 from trainer.config import Config
+from trainer.embedding.row_table import counts_of
 
 
 class Routed(NamedTuple):
@@ -33,6 +34,7 @@ class ShardedPull(NamedTuple):
   offsets: tf.Tensor  # int32 [u + 1]
   routed: Routed
   owned: PulledRows  # of routed.owned
+  seen: tf.Tensor | tuple[()]  # float32 [u, 2]
 
 
 Routing = Routed | tuple[()]
@@ -54,6 +56,7 @@ class LocalRows:
   def __init__(self, store: RowStore, cfg: Config):
     self._store = store
     self._scales_by_feature = cfg.sparse.gradient_scale == 'feature'
+    self._reads_counts = bool(cfg.counted_fields())
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routing:
     """Sends the keys of a batch to their owners, and the weight of its samples to all ranks.
@@ -89,10 +92,16 @@ class LocalRows:
       routed: what `route` returned for them.
       train: with admission `none`, whether new features read their initial factors rather than 0.
     Returns:
-      The rows; the fields `linear`, `factors` and `offsets` are those of ops.row_store.PulledRows.
+      The rows; the fields `linear`, `factors`, `offsets` and `seen` are those of
+      ops.row_store.PulledRows.
     """
     del routed
-    return self._store.pull(deduped.unique, train)
+    return self._pull(deduped.unique, train)
+
+  def _pull(self, keys: tf.Tensor, train: bool) -> PulledRows:
+    """Reads rows of this process, with their counts where a slot has `counts`."""
+    rows = self._store.pull(keys, train)
+    return rows._replace(seen=counts_of(self._store, keys)) if self._reads_counts else rows
 
   def push(
     self,
@@ -145,6 +154,8 @@ class ShardedRows(LocalRows):
     self._keys = communicator.row_exchange('keys')
     self._rows = communicator.row_exchange('rows')
     self._gradients = communicator.row_exchange('gradients')
+    if self._reads_counts:
+      self._counts = communicator.row_exchange('counts')
     self._rank, self._size = communicator.rank, communicator.size
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     tasks = len(cfg.labels)
@@ -175,14 +186,24 @@ class ShardedRows(LocalRows):
     return tf.reduce_sum(routed.weights, 0), lower, tf.reduce_sum(samples)
 
   def pull(self, deduped: Deduped, routed: Routed, train: bool) -> ShardedPull:
-    owned = self._store.pull(routed.owned.unique, train)
+    owned = self._pull(routed.owned.unique, train)
     buffer, splits = packing.pack_rows(owned, routed.owned.inverse, routed.received, self._dtype)
     (buffer,), _ = self._spans.timed(lambda: self._rows.all_to_all([buffer], splits), [buffer])
     widths = [t.width for t in self._store.tables]
     linear, factors, offsets = packing.unpack_rows(
       buffer, routed.sent, deduped.unique, self._store.slot_table, widths
     )
-    return ShardedPull(linear, factors, offsets, routed, owned)
+    return ShardedPull(linear, factors, offsets, routed, owned, self._seen(owned, routed))
+
+  def _seen(self, owned: PulledRows, routed: Routed) -> tf.Tensor | tuple[()]:
+    """Returns the counts of this rank's keys, from their owners."""
+    if not self._reads_counts:
+      return ()
+    answers = tf.unstack(tf.gather(owned.seen, routed.owned.inverse), 2, 1)
+    columns, _ = self._spans.timed(
+      lambda: self._counts.all_to_all(answers, routed.received), answers
+    )
+    return tf.stack(columns, 1)
 
   def push(
     self,

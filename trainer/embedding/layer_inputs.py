@@ -43,7 +43,8 @@ class LayerInputs(NamedTuple):
   norm: tf.Tensor | None
   """float32 [B, F]: the divisors of slot sums (`pooling`); None: 1 everywhere."""
   dense: tf.Tensor
-  """float32 [B, Dn]: transformed, no NaN."""
+  """float32 [B, Dn + 2·Fc]: the dense columns, transformed, no NaN; then what
+  trainer.data.features.transform_counts gives of the Fc slots with `counts`."""
   position: tf.Tensor | None = None
   """int64 [2]: the step, and the number of its samples on lower ranks, which seed dropout."""
   shared: tf.Tensor | None = None
@@ -59,7 +60,7 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
   empty slot.
 
   Returns:
-    One float32 [B, F_t·D_t] for each table, then [B, Dn] if there are dense columns;
+    One float32 [B, F_t·D_t] for each table, then LayerInputs.dense if it has columns;
     `tf.concat(parts, 1)` joins them.
   """
   parts, start = [], 0

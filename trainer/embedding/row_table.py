@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from ops.chunks import Chunk
 from ops.library import TensorLike
@@ -36,6 +37,9 @@ class RowTable(Protocol):
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> TensorLike: ...
   def age(self) -> None: ...
 
+  # The beginning of a later epoch.
+  def forget_counts(self) -> None: ...
+
   # Exports and checkpoints.
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None: ...
   def select(self, kind: str) -> TensorLike: ...
@@ -46,3 +50,9 @@ class RowTable(Protocol):
   def import_state(self, source: Iterable[Chunk]) -> None: ...
   def within(self, chunk: Chunk, shards: range) -> Chunk: ...
   def clear(self) -> None: ...
+
+
+def counts_of(store: RowTable, keys: TensorLike) -> tf.Tensor:
+  """Returns show and click of keys, float32 [u, 2]; 0 where a feature is absent."""
+  columns = store.lookup(keys)
+  return tf.cast(tf.stack([columns['show'], columns['click']], 1), tf.float32)

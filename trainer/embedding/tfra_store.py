@@ -20,6 +20,7 @@ from ops.chunks import COLUMNS, Chunk
 from ops.feature_lifecycle import FeatureLifecycle, Remote
 from ops.library import TensorLike
 from ops.policy import Policy
+from ops.sharding import SHARDS
 
 
 class PackedRows(NamedTuple):
@@ -36,6 +37,7 @@ class TfraRows(NamedTuple):
   linear: tf.Tensor
   factors: tf.Tensor
   packed: list[PackedRows]  # by table
+  seen: tf.Tensor | tuple[()] = ()
 
 
 class TfraStore(FeatureLifecycle):
@@ -171,6 +173,13 @@ class TfraStore(FeatureLifecycle):
     super().clear()
     for table in self._rows:
       table.clear()
+
+  def forget_counts(self) -> None:
+    """See RowStore.forget_counts; rows stay where they are."""
+    features = list(super()._chunks(range(SHARDS)))
+    super().clear()
+    for chunk in map(row_store.without_counts, features):
+      self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
 
   def bytes(self) -> tf.Tensor:
     """Returns the bytes that the lifecycle allocated and that rows fill, int64 [].

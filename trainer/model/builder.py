@@ -206,7 +206,7 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
     field_factors=tf.zeros([0, slots, slots * tables[0][1]]) if 'field_factors' in needs else None,
     field_squares=squares if 'field_factors' in needs else None,
     norm=None,
-    dense=tf.zeros([0, len(cfg.data.dense)]),
+    dense=tf.zeros([0, len(cfg.dense_inputs())]),
     histories=histories if 'histories' in needs else None,
   )
 
@@ -308,7 +308,7 @@ def build(
     builder.interaction(interaction, f'model.interactions.{i}', str(i))
     for i, interaction in enumerate(model.interactions)
   ]
-  dense_columns = len(cfg.data.dense)
+  dense_columns = len(cfg.dense_inputs())
   if not model.tasks:
     _check_dtype(cfg, builder)
     return CTRModel(interactions, dense_columns, model.loss, model.negative_sampling_rate)

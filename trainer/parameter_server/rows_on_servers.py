@@ -64,6 +64,13 @@ class RowsOnServers:
     for store in self._own():
       store.decay()
 
+  def forget_counts(self) -> None:
+    """See FeatureLifecycle.forget_counts; every worker calls it."""
+    self._communicator.barrier()
+    for store in self._own():
+      store.forget_counts()
+    self._communicator.barrier()
+
   def age(self) -> None:
     """See FeatureLifecycle.age."""
     for store in self._own():

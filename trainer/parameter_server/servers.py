@@ -18,6 +18,7 @@ from absl import logging
 from ops import packing, row_store, sharding
 from ops.dedupe import dedupe
 from trainer.config import Config
+from trainer.embedding.row_table import counts_of
 from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
@@ -110,6 +111,7 @@ class Servers:
     dense: DensePart,
   ):
     self.count, self._cluster, self._communicator = len(cluster.servers), cluster, communicator
+    self._reads_counts = bool(cfg.counted_fields())
     self._per_feature = cfg.sparse.gradient_scale == 'feature'
     self._train = cfg.train
     self.bytes = 0
@@ -173,16 +175,20 @@ class Servers:
       keys = v1.placeholder(tf.int64, [None])
       sent = sharding.owner_counts(keys, self.count)
       parts = tf.split(keys, sent, num=self.count)
-    buffers = []
+    buffers, counts = [], []
     for i, (store, part) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
         rows, size = store.pull(part, train), tf.size(part)
         packed = packing.pack_rows(rows, tf.range(size), size[None], self._dtype)
         buffers.append(packed.buffer)
+        if self._reads_counts:
+          counts.append(counts_of(store, part))
     with self._on_worker():
       buffer, store = tf.concat(buffers, 0), self.stores[0]
       rows = packing.unpack_rows(buffer, sent, keys, store.slot_table, store.widths)
       fetches = [*rows, sent, tf.size(buffer)]
+      if self._reads_counts:
+        fetches.append(tf.concat(counts, 0))
     if train:
       fetches += [v.read_value() for v in self._dense]
     return fetches, [keys]
@@ -355,9 +361,11 @@ class Servers:
     """
     pull = functools.partial(self._pulls[train], keys)
     linear, factors, offsets, sent, values, *dense = self._repeat(pull)
+    counts = dense.pop(0) if self._reads_counts else ()
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
-    return row_store.PulledRows(_NO_IDS, offsets, linear, factors), sent, dense
+      self.bytes += counts.nbytes if self._reads_counts else 0
+    return row_store.PulledRows(_NO_IDS, offsets, linear, factors, counts), sent, dense
 
   def push(self, push: Push) -> np.ndarray:
     """Sends a step; returns the counts of all workers in mode ps, else the number of steps."""

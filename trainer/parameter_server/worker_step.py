@@ -31,12 +31,16 @@ from trainer.training.step import (
   check_finite,
 )
 
-ROWS_SPEC = row_store.PulledRows(
-  ids=tf.TensorSpec([None], tf.int64),
-  offsets=tf.TensorSpec([None], tf.int32),
-  linear=tf.TensorSpec([None]),
-  factors=tf.TensorSpec([None]),
-)
+
+def rows_spec(cfg: config.Config) -> row_store.PulledRows:
+  """Returns the TensorSpecs of the rows that a worker pulls."""
+  return row_store.PulledRows(
+    ids=tf.TensorSpec([None], tf.int64),
+    offsets=tf.TensorSpec([None], tf.int32),
+    linear=tf.TensorSpec([None]),
+    factors=tf.TensorSpec([None]),
+    seen=tf.TensorSpec([None, 2]) if cfg.counted_fields() else (),
+  )
 
 
 class WorkerStep(Step):
@@ -66,7 +70,7 @@ class WorkerStep(Step):
     self._forward = tf.function(
       self.dense.predict,
       autograph=False,
-      input_signature=[batch_spec(cfg), DEDUPED_SPEC, ROWS_SPEC],
+      input_signature=[batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)],
     )
     if not communicator.late:
       if communicator.rank == 0:
@@ -196,7 +200,7 @@ class ServerStep(WorkerStep):
       input_signature=[
         batch_spec(cfg),
         DEDUPED_SPEC,
-        ROWS_SPEC,
+        rows_spec(cfg),
         tf.TensorSpec([self.servers.count], tf.int32),
         [tf.TensorSpec(v.shape) for v in self.dense.trainable],
         tf.TensorSpec([], tf.int64),

@@ -17,6 +17,7 @@ from ops.tensors import to_tensor
 from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import Embedding
+from trainer.embedding.row_table import counts_of
 from trainer.errors import DataLoss
 from trainer.model.builder import build
 from trainer.serving.versioned_store import (
@@ -26,6 +27,7 @@ from trainer.serving.versioned_store import (
   VersionedStore,
   View,
   replace,
+  with_seen,
 )
 from trainer.storage.chain import RowExport, Rows
 
@@ -47,6 +49,7 @@ class _RowsOfAChain:
     self._slot_table[: len(embedding.slot_table)] = np.maximum(embedding.slot_table, 0)
     self._store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
     self._widths = np.array([t.width for t in tables])
+    self._counts = bool(cfg.counted_fields())
 
   def check(self, export: RowExport, rows: Rows) -> None:
     """Raises DataLoss if rows do not have as many factors as the chain's config says."""
@@ -62,7 +65,8 @@ class _RowsOfAChain:
     """Adds rows; each replaces an earlier row of its key."""
     self.erase(rows.key)
     zero = np.zeros([len(rows.key)])
-    columns = {'key': rows.key, 'show': zero, 'click': zero, 'delta_score': zero}
+    show, click = rows.seen.astype(np.float64).T if self._counts else (zero, zero)
+    columns = {'key': rows.key, 'show': show, 'click': click, 'delta_score': zero}
     columns |= {name: zero.astype(np.uint16) for name in ('unseen_days', 'age_days')}
     columns |= {'slot': rows.slot.astype(np.uint16), 'admitted': rows.counts > 0}
     columns |= {'linear': rows.linear[:, None], 'last_step': zero.astype(np.int32)}
@@ -79,10 +83,11 @@ class _RowsOfAChain:
     self._store.erase(to_tensor(keys))
 
   def pull(self, keys: np.ndarray) -> LookedUpRows:
-    ids, offsets, linear, factors = (
-      tensor.numpy() for tensor in self._store.pull(to_tensor(keys), train=False)
-    )
-    return LookedUpRows(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
+    keys = to_tensor(keys)
+    pulled = self._store.pull(keys, train=False)
+    ids, offsets, linear, factors = (tensor.numpy() for tensor in pulled[:4])
+    rows = LookedUpRows(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
+    return with_seen(rows, counts_of(self._store, keys).numpy()) if self._counts else rows
 
 
 class _Replaced(NamedTuple):

@@ -25,7 +25,7 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
 from trainer.plain_data import Json
-from trainer.serving.versioned_store import LookedUpRows, decode
+from trainer.serving.versioned_store import LookedUpRows, decode, without_seen
 from trainer.storage.served_model import input_name
 
 
@@ -80,6 +80,7 @@ class Scorer:
       *(integers, integers, floats),
       tf.TensorSpec([None, len(cfg.data.dense)], tf.float32),
       *(integers, floats, floats),
+      *([tf.TensorSpec([None, 2])] if self._embedding.counted else []),
     )
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -87,7 +88,8 @@ class Scorer:
 
     Args:
       tensors: of the occurrences of features: `inverse` of ops.dedupe, segments, values; then the
-        dense columns; then offsets, linear weights and factors of the rows of distinct keys.
+        dense columns; then offsets, linear weights, factors and, where a slot has `counts`, shows
+        and clicks of the rows of distinct keys.
     """
     inverse, segments, values, dense, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
@@ -189,11 +191,14 @@ class Scorer:
     """Scores samples with the rows that `look_up` returns, as View.look_up does."""
     deduped = dedupe(to_tensor(samples.keys), shows=self._one, clicks=self._one)
     keys = deduped.unique.numpy()
-    rows = look_up(keys)
+    rows, seen = look_up(keys), []
+    if self._embedding.counted:
+      rows, counts = without_seen(rows)
+      seen = [counts]
     offsets = np.zeros([len(keys) + 1], np.int32)
     np.cumsum(rows.counts, out=offsets[1:])
     arrays = (deduped.inverse, samples.segments, samples.values, samples.dense)
-    arrays += (offsets, rows.linear, rows.factors)
+    arrays += (offsets, rows.linear, rows.factors, *seen)
     outputs = self._graph(*map(to_tensor, arrays))
     slots, counts = np.unique(keys[~rows.present] >> HASH_BITS, return_counts=True)
     unknown = {self._slot_names[s]: c for s, c in zip(slots.tolist(), counts.tolist())}

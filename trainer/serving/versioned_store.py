@@ -67,7 +67,11 @@ class VersionGone(Exception):
 
 
 class LookedUpRows(NamedTuple):
-  """The rows of n keys, in the order of the keys."""
+  """The rows of n keys, in the order of the keys.
+
+  If a slot of the model has `counts`, show and click stand after the factors of each row, as if
+  they were two more.
+  """
 
   linear: np.ndarray  # float32 [n]; 0 for a key without a row
   counts: np.ndarray  # int64 [n], the number of each row's factors
@@ -138,15 +142,35 @@ class VersionedStore(abc.ABC):
     """Closes files and connections."""
 
 
+def with_seen(rows: LookedUpRows, seen: np.ndarray) -> LookedUpRows:
+  """Puts show and click, float32 [n, 2], after the factors of rows that are present."""
+  ends, at = np.cumsum(rows.counts), rows.present
+  factors = np.insert(rows.factors, np.repeat(ends[at], 2), seen[at].ravel())
+  return rows._replace(counts=rows.counts + 2 * at, factors=factors)
+
+
+def without_seen(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
+  """Undoes `with_seen`; absent rows have 0 and 0."""
+  at, seen = rows.present, np.zeros([len(rows.linear), 2], np.float32)
+  places = np.cumsum(rows.counts)[at, None] - [2, 1]
+  seen[at] = rows.factors[places]
+  rest = np.delete(rows.factors, places.ravel())
+  return rows._replace(counts=rows.counts - 2 * at, factors=rest), seen
+
+
 def encode(rows: Rows) -> list[bytes]:
   """Returns each row's values as bytes."""
-  starts = np.cumsum(rows.counts) - rows.counts
-  values = np.empty([len(rows.key)], object)
-  for count in np.unique(rows.counts):
-    chosen = np.flatnonzero(rows.counts == count)
+  looked_up = LookedUpRows(rows.linear, rows.counts, rows.factors, np.ones([len(rows.key)], bool))
+  if rows.seen.size:
+    looked_up = with_seen(looked_up, rows.seen)
+  linear, counts, factors, _ = looked_up
+  starts = np.cumsum(counts) - counts
+  values = np.empty([len(counts)], object)
+  for count in np.unique(counts):
+    chosen = np.flatnonzero(counts == count)
     block = np.empty([len(chosen), 1 + count], '<f4')
-    block[:, 0] = rows.linear[chosen]
-    block[:, 1:] = rows.factors[starts[chosen, None] + np.arange(count)]
+    block[:, 0] = linear[chosen]
+    block[:, 1:] = factors[starts[chosen, None] + np.arange(count)]
     values[chosen] = block.view(f'V{block.itemsize * (1 + count)}')[:, 0].astype(object)
   return values.tolist()
 

@@ -28,6 +28,7 @@ ROW_KINDS = ('base', 'delta')
 MODEL_KINDS = ('saved_model', 'dense_model')
 CONFIG = 'config.yaml'
 DENSE = 'dense.npz'
+SEEN = ('show', 'click')  # columns of rows, where a slot has `counts`
 _NAME = re.compile(r'(\d{6,})-(base|delta)')
 _VERSION = re.compile(r'\d+')
 
@@ -63,6 +64,7 @@ class Rows(NamedTuple):
   linear: np.ndarray  # float32 [n]
   counts: np.ndarray  # int64 [n], 0 before admission
   factors: np.ndarray  # float32 [Σ counts]
+  seen: np.ndarray = np.zeros([0, 0], np.float32)  # [n, 2], show and click; of slots with `counts`
 
   @property
   def slot(self) -> np.ndarray:
@@ -212,25 +214,27 @@ def read_rows(file: str) -> Iterator[Rows]:
   """Yields the rows of a Parquet file, a row group at a time. Raises: DataLoss."""
   with _parquet(file) as parquet:
     for group in range(parquet.num_row_groups):
-      table = parquet.read_row_group(group, columns=['key', 'linear', 'factors'])
+      table = parquet.read_row_group(group, columns=['key', 'linear', 'factors', *SEEN])
       yield _rows_of(table.combine_chunks())
 
 
 def _rows_of(table: pa.Table) -> Rows:
+  seen = [table[name].to_numpy() for name in SEEN if name in table.column_names]
   if not table.num_rows:
-    return _NO_ROWS
+    return _NO_ROWS._replace(seen=np.zeros([0, len(seen)], np.float32))
   lists = table['factors'].chunk(0)
   return Rows(
     table['key'].to_numpy(),
     table['linear'].to_numpy(),
     np.diff(lists.offsets.to_numpy()).astype(np.int64),
     lists.flatten().to_numpy(),
+    np.stack(seen, 1) if seen else np.zeros([table.num_rows, 0], np.float32),
   )
 
 
 def concatenate(parts: list[Rows]) -> Rows:
   """Returns the rows of all parts, in their order."""
-  return Rows(*map(np.concatenate, zip(_NO_ROWS, *parts)))
+  return Rows(*map(np.concatenate, zip(*parts or [_NO_ROWS])))
 
 
 def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:

@@ -9,6 +9,8 @@ dimension is B, or 1, which is repeated:
 - `squares` float32 [B]: Σ x²·‖v‖² over all features of the sample (fm);
 - `field_factors` float32 [B, F, F·D], `field_squares` float32 [B] (ffm);
 - `norm` float32 [B, F]: what mean or sqrt-n pooling divides by, where a slot has such pooling;
+- `seen` float32 [B, Fc, 2]: the shows and the clicks of each slot with `counts`, summed over its
+  features;
 - `dense` float32 [B, Dn]: raw dense columns, NaN where missing.
 """
 
@@ -18,7 +20,7 @@ from trainer import config
 from trainer.errors import UserError
 from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
 
-_SUMS = ('linear', 'squares', 'field_factors', 'field_squares', 'norm')  # beside the factors
+_SUMS = ('linear', 'squares', 'field_factors', 'field_squares', 'norm', 'seen')  # beside factors
 
 
 class DenseServing(ServedModel):
@@ -45,6 +47,8 @@ class DenseServing(ServedModel):
       shapes['field_squares'] = []
     if 'factors' in model.needs and any(p != 'sum' for p in cfg.poolings()):
       shapes['norm'] = [slots]
+    if cfg.counted_fields():
+      shapes['seen'] = [len(cfg.counted_fields()), 2]
     if self._dense_columns:
       shapes['dense'] = [len(self._dense_columns)]
     self._shapes = shapes

@@ -5,7 +5,8 @@
                                           shard, then key: key int64, slot int32 (its id), linear
                                           float32, factors list<float32> (empty before admission;
                                           encoded byte by byte, so that the two zero bytes of
-                                          numbers from bfloat16 take no space)
+                                          numbers from bfloat16 take no space); show and click
+                                          float32, if a slot has `counts`
       tombstones-00000-of-00002.parquet   only of deltas: key int64, the rows to delete
       dense.npz                           the dense variables
       config.yaml                         the resolved config
@@ -67,7 +68,7 @@ from ops.tensors import to_tensor
 from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
-from trainer.embedding.row_table import RowTable
+from trainer.embedding.row_table import RowTable, counts_of
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, dense_model, saved_model
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
@@ -79,6 +80,7 @@ FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
 SCHEMA = pa.schema(
   [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]
 )
+COUNTED_SCHEMA = pa.schema([*SCHEMA, *((name, pa.float32()) for name in chain.SEEN)])
 KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 
@@ -132,7 +134,7 @@ def by_shard(keys: np.ndarray) -> np.ndarray:
 
 def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
   """Writes a Parquet file and waits until it is on the disk; returns the CRC-32 of its keys."""
-  crc, is_rows = 0, schema is SCHEMA
+  crc, is_rows = 0, schema is not KEY_SCHEMA
   encodings = {
     'use_dictionary': ['slot'] if is_rows else False,
     'use_byte_stream_split': ['factors.list.element'] if is_rows else False,
@@ -147,8 +149,8 @@ def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> i
   return crc
 
 
-def row_tables(store: RowTable, keys: np.ndarray) -> Iterator[pa.Table]:
-  """Yields the rows of keys, int64 [n], as Parquet holds them."""
+def row_tables(store: RowTable, keys: np.ndarray, schema: pa.Schema = SCHEMA) -> Iterator[pa.Table]:
+  """Yields the rows of keys, int64 [n], as Parquet holds them by (COUNTED_)SCHEMA."""
   for begin in range(0, len(keys), ROWS_AT_ONCE):
     some = keys[begin : begin + ROWS_AT_ONCE]
     rows = store.pull(some, train=False)
@@ -156,9 +158,10 @@ def row_tables(store: RowTable, keys: np.ndarray) -> Iterator[pa.Table]:
       pa.array(np.asarray(a)) for a in (rows.offsets, rows.linear, rows.factors)
     )
     lists = pa.ListArray.from_arrays(offsets, factors, type=FACTORS)
-    yield pa.Table.from_arrays(
-      [pa.array(some), pa.array((some >> HASH_BITS).astype(np.int32)), linear, lists], schema=SCHEMA
-    )
+    columns = [pa.array(some), pa.array((some >> HASH_BITS).astype(np.int32)), linear, lists]
+    if schema is COUNTED_SCHEMA:
+      columns += [pa.array(column) for column in counts_of(store, to_tensor(some)).numpy().T]
+    yield pa.Table.from_arrays(columns, schema=schema)
 
 
 def _layout(cfg: config.Config) -> JsonObject:
@@ -224,10 +227,14 @@ def _shows(store: RowTable, keys: np.ndarray) -> float:
 
 
 def _write_part(
-  store: RowTable, selection: _Selection, unfinished: str, communicator: Communicator
+  store: RowTable,
+  selection: _Selection,
+  schema: pa.Schema,
+  unfinished: str,
+  communicator: Communicator,
 ) -> _Part:
   """Writes this process's rows and tombstones."""
-  contents = {'rows': (SCHEMA, row_tables(store, selection.rows))}
+  contents = {'rows': (schema, row_tables(store, selection.rows, schema))}
   tombstones = selection.tombstones
   if tombstones is not None:
     contents['tombstones'] = KEY_SCHEMA, [pa.table({'key': tombstones}, KEY_SCHEMA)]
@@ -311,7 +318,8 @@ def write(
       selection = _select(store, kind, plan, shards, replay)
       part = _Part()
       if not plan.done and kind != 'dense_model':
-        part = _write_part(store, selection, unfinished, communicator)
+        schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
+        part = _write_part(store, selection, schema, unfinished, communicator)
       return part, selection.commits
 
     def finish() -> None:

@@ -89,7 +89,7 @@ class Serving(ServedModel):
     self._slots_of = [
       [f for f, s in enumerate(self._slots) if s.table == name] for name in cfg.sparse.tables
     ]
-    self._poolings = cfg.poolings()
+    self._poolings, self._counted = cfg.poolings(), cfg.counted_fields()
     self._reads_histories = 'histories' in model.needs
     # A table's row is [plain D | field F·D], each part where an interaction needs it
     # (trainer.embedding.embedding).
@@ -103,7 +103,10 @@ class Serving(ServedModel):
       self._make_variables(rows)
 
   def _make_variables(self, rows: Rows) -> None:
-    keep = np.flatnonzero((rows.linear != 0) | (rows.counts > 0))  # the others read 0 anyway
+    keep = (rows.linear != 0) | (rows.counts > 0)  # the others read 0 anyway
+    if self._counted:
+      keep |= rows.seen.any(1)
+    keep = np.flatnonzero(keep)
     keep = keep[np.argsort(rows.key[keep])]
     starts = (np.cumsum(rows.counts) - rows.counts)[keep]
     slot, counts = rows.slot[keep], rows.counts[keep]
@@ -128,6 +131,9 @@ class Serving(ServedModel):
       np.append(rows.linear[keep], np.float32(0)), trainable=False, name='linear'
     )
     self.place = tf.Variable(place, trainable=False, name='place')
+    if self._counted:
+      seen = np.append(rows.seen[keep], np.zeros([1, 2], np.float32), 0)
+      self.seen = tf.Variable(seen, trainable=False, name='seen')
 
   # From raw columns to features
 
@@ -236,6 +242,10 @@ class Serving(ServedModel):
     linear = tf.math.unsorted_segment_sum(
       values * tf.gather(self.linear, at), segments, size * num_slots
     )
+    seen = None
+    if self._counted:
+      seen = tf.math.unsorted_segment_sum(tf.gather(self.seen, at), segments, size * num_slots)
+      seen = tf.gather(tf.reshape(seen, [size, num_slots, 2]), self._counted, axis=1)
     factors: list[tf.Tensor] = []
     squares, field_factors, field_squares = tf.zeros([size]), None, None
     for table, (slots, plain, field) in enumerate(zip(self._slots_of, self._plain, self._field)):
@@ -270,6 +280,7 @@ class Serving(ServedModel):
       dense=tf.stack(dense, 1) if dense else tf.zeros([size, 0]),
       factors=factors,
       linear=tf.reshape(linear, [size, num_slots]),
+      seen=seen,
       squares=squares,
       field_factors=field_factors,
       field_squares=field_squares,

@@ -116,6 +116,9 @@ class Job:
           return 0
         self.progress.epoch += 1
         self.progress.done, self.progress.last = 0, ''
+        if self.cfg.counted_fields():
+          # Else a sample would read counts that hold its own label from the epoch before.
+          self.step.store.forget_counts()
         self.stream.epoch_begins()
       return self._stop()
     finally:
@@ -263,7 +266,9 @@ class Job:
       progress.day = data_pass.day if cfg.data.day_pattern else None
     if self.step.steps == 0:
       # The statistics of the first pass standardise dense columns in all passes.
-      self.step.dense.set_dense_stats(dense_stats(cfg.data.dense, prepared.meta['dense']))
+      click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
+      stats = dense_stats(cfg.data.dense, prepared.meta['dense'], click_rate)
+      self.step.dense.set_dense_stats(stats)
     if cfg.train.progressive_validation and progress.batch == 0:
       self.validation.judge(prepared, data_pass.name)
     progress.unvalidated = True

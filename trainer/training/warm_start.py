@@ -52,6 +52,7 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
       for slot in new.data.slots
       if slot.name in by_name
     )
+    same &= bool(old.counted_fields()) == bool(new.counted_fields())
     return same and (not _has_ffm(old, new) or _slots(old) == _slots(new))
   if re.fullmatch(r'sparse\.tables\..*\.width', key):
     return not _has_ffm(old, new)
@@ -182,7 +183,7 @@ def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 def _inputs(cfg: config.Config) -> list[str]:
   """Returns the slot or dense column of each column that dnn and cross read."""
   columns = [f'{s.name} {i}' for s in cfg.slots for i in range(cfg.sparse.tables[s.table].width)]
-  return columns + [f'dense {column.name}' for column in cfg.data.dense]
+  return columns + cfg.dense_inputs()
 
 
 def _places(
