@@ -225,8 +225,8 @@ def _configs(draw: random.Random, folder: str, shared: str) -> Found:
 KINDS = [
   Kind(
     'damaged checkpoints',
-    'a file of the newest checkpoint, of an older one or of each is changed: a state that was '
-    'saved is restored, bit by bit, or none, in one line',
+    'A file of one checkpoint or of each is changed. Either a saved state is restored, bit by bit, '
+    'or all are refused in one line.',
     'faults',
     15,
     3000,
@@ -234,7 +234,7 @@ KINDS = [
   ),
   Kind(
     'damaged prepared passes',
-    'a file is changed: the batches are those of before, or are refused in one line',
+    'A file is changed. The batches must be the same, or be refused in one line.',
     'faults',
     10,
     3000,
@@ -243,8 +243,8 @@ KINDS = [
   Kind(
     'damaged run_dirs',
     "config.yaml, ledger.jsonl, metrics.jsonl, owner.json, report.html or TensorBoard's files are "
-    "changed, and the run goes on: it ends as undisturbed, its reports' trouble is told, or "
-    'config.yaml is refused in one line',
+    'changed, and the run continues. It must end as an undisturbed one and tell what is wrong with '
+    'its reports, or refuse config.yaml in one line.',
     'faults',
     8,
     3000,
@@ -252,8 +252,8 @@ KINDS = [
   ),
   Kind(
     'damaged configs',
-    'config.yaml or metrics.jsonl of a run_dir are changed and read: the config is what the run '
-    'wrote, or is refused in one line',
+    'config.yaml or metrics.jsonl is changed. The config that is read must be the one that the run '
+    'wrote, or be refused in one line.',
     'faults',
     4,
     3000,
@@ -261,8 +261,8 @@ KINDS = [
   ),
   Kind(
     'damaged exports',
-    'a file of a chain is changed: the replay, its live keys, dense variables and config are those '
-    'of an export that was written, or are refused in one line',
+    'A file of a chain is changed. The replay, its keys, dense variables and config must be those '
+    'of an export that was written, or be refused in one line.',
     'faults',
     10,
     3000,

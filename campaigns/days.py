@@ -240,9 +240,9 @@ def _bytes_below(folder: str) -> int:
 KINDS = [
   Kind(
     'resized streams',
-    'a job that follows a directory is stopped or killed in the midst of days and passes, and goes '
-    'on with 1, 2 or 3 ranks: the passes that were trained, and the shows, clicks and days of all '
-    'features, equal those of one process that was left alone',
+    'A job that follows a directory is stopped or killed within days and passes, and continues on '
+    '1, 2 or 3 ranks. The trained passes, and the shows, clicks and days of all features, must '
+    'equal those of one undisturbed process.',
     'faults',
     8,
     3000,
@@ -250,8 +250,8 @@ KINDS = [
   ),
   Kind(
     'a day of passes',
-    f'{_PASSES} passes of 100 samples, one a minute by a fast clock, with a checkpoint and a delta '
-    'each: memory, open files, disk and processor time a pass stay level',
+    f'{_PASSES} passes of 100 samples, one a minute by a fast clock, each with a checkpoint and a '
+    'delta. Memory, open files, disk space and the processor time of a pass must not grow.',
     'passes',
     1,
     3600,

@@ -118,9 +118,9 @@ class Running:
 
 
 def table(records: Iterable[dict[str, Any]]) -> str:
-  """Returns the results by kind, as Markdown."""
-  lines = ['| what was done, and what must hold after it | trials | how they ended | failures |']
-  lines += ['|---|---|---|---|']
+  """Returns as Markdown what was done and what must hold, then the results, both by kind."""
+  kinds: dict[str, list[str]] = {}  # by what was done
+  lines = ['| kind | trials | how they ended | failures |', '|---|---|---|---|']
   totals: collections.Counter[str] = collections.Counter()
   for kind in KINDS:
     own = [record for record in records if record['kind'] == kind.name]
@@ -130,11 +130,13 @@ def table(records: Iterable[dict[str, Any]]) -> str:
     failed = outcomes.pop('failed', 0)
     trials = sum(record['trials'] for record in own)
     ends = ', '.join(f'{n:,} {name}' for name, n in outcomes.most_common())
-    lines.append(f'| **{kind.name}**: {kind.what} | {trials:,} {kind.unit} | {ends} | {failed} |')
+    lines.append(f'| {kind.name} | {trials:,} {kind.unit} | {ends} | {failed} |')
+    kinds.setdefault(kind.what, []).append(kind.name)
     totals[kind.unit] += trials
     totals['failures'] += failed
   figures = ', '.join(f'{n:,} {name}' for name, n in totals.items() if name != 'failures')
-  return '\n'.join([*lines, '', f'{figures}, {totals["failures"]} failures.'])
+  what = [f'- **{"; ".join(names)}**: {text}' for text, names in kinds.items()]
+  return '\n'.join([*what, '', *lines, '', f'{figures}, {totals["failures"]} failures.'])
 
 
 def _none() -> collections.Counter[str]:

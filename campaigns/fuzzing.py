@@ -195,8 +195,8 @@ def _ops(draw: random.Random, folder: str, shared: str) -> Found:
 KINDS = [
   Kind(
     'configs',
-    'values, keys and bytes of `configs/` and of `--set` are changed: taken, and the same when '
-    'written and read again, or refused in one line',
+    'Values, keys and bytes of `configs/` and of `--set` are changed. The config must be accepted, '
+    'and stay the same when it is written and read again, or be refused in one line.',
     'inputs',
     46,
     900,
@@ -204,9 +204,9 @@ KINDS = [
   ),
   Kind(
     'records',
-    'lines and bytes of CSV, JSON lines, libsvm, libffm, TFRecord, Parquet and ORC are changed: as '
-    'many are kept and counted as bad as an independent look finds, or the file is refused in one '
-    'line',
+    'Lines and bytes of CSV, JSON lines, libsvm, libffm, TFRecord, Parquet and ORC are changed. '
+    'The numbers of records kept and of bad ones must be those that an independent reader finds, '
+    'or the file must be refused in one line.',
     'inputs',
     24,
     900,
@@ -214,7 +214,8 @@ KINDS = [
   ),
   Kind(
     'ops',
-    'every op with one or two arguments wrong: a result or an error, and the process lives',
+    'One or two arguments of an op are wrong. It must return a result or an error, and the process '
+    'must live.',
     'inputs',
     12,
     900,

@@ -760,13 +760,14 @@ def _files(folder: str) -> list[str]:
 KINDS = [
   Kind(
     f'signals, {mode}',
-    'SIGKILL, SIGTERM or SIGSTOP at any call, or at the first call of any function, those of the '
-    f'start and of taking a run up among them, in any process; up to {FAULTS} in a row, then left '
-    'alone: '
+    'Any process gets SIGKILL, SIGTERM or SIGSTOP at a random call, or at the first call of a '
+    f'random function, also while it starts or resumes; up to {FAULTS} times in a row. Then the '
+    'job is left alone. '
     + (
-      'rows, dense state, place, exports and events equal those of the undisturbed run, bit by bit'
+      'Its rows, dense state, place in the data, exports and events must equal those of an '
+      'undisturbed run, bit by bit.'
       if mode in EXACT
-      else 'every pass trained once, no sample lost'
+      else 'It must train every pass once and lose no sample.'
     ),
     'faults',
     units,
@@ -784,9 +785,9 @@ KINDS = [
 ] + [
   Kind(
     'starts',
-    'SIGKILL or SIGTERM at the first call of every function between the start of a process and its '
-    'first pass, where it takes up a run; then left alone: the state equals that of the '
-    'undisturbed run, bit by bit',
+    'A process that resumes a run gets SIGKILL or SIGTERM at the first call of each function '
+    'before its first pass. Then it is left alone. Its state must equal that of an undisturbed '
+    'run, bit by bit.',
     'faults',
     STARTS,
     3000,
@@ -794,9 +795,9 @@ KINDS = [
   ),
   Kind(
     'strangers',
-    f'{len(_SAYINGS) * _STRANGERS} connections to every port and socket of a job, as soon as it '
-    'listens, that say nothing, rubbish, HTTP, TLS or half of our own greeting: the job ends as '
-    'undisturbed (counted by port)',
+    f'Strangers open {len(_SAYINGS) * _STRANGERS} connections to each port and socket of a job as '
+    'soon as it listens. They send nothing, random bytes, HTTP, TLS or half of our own greeting. '
+    'The job must end as an undisturbed one. Ports are counted.',
     'faults',
     16,
     3000,
@@ -804,9 +805,9 @@ KINDS = [
   ),
   Kind(
     'two of everything',
-    'two trainers on one run_dir, and exports, predictions, evaluations and inspections twice '
-    'beside them: one trains, the other is refused by name, the rest end rightly; the state is '
-    'that of one run, and so is the last base (counted by pair)',
+    'Two trainers use one run_dir, beside two exports, predictions, evaluations and inspections. '
+    'One must train and the other be refused in a line that names the first; the others must '
+    'succeed. State and last base must equal those of one run. Pairs are counted.',
     'faults',
     30,
     3000,
@@ -814,8 +815,8 @@ KINDS = [
   ),
   Kind(
     'full disks',
-    f'a disk that is too small, or full at some moments; {FAULTS} in a row, then with space: '
-    'told in one line, and the state ends as undisturbed',
+    f'The disk is too small, or full at random moments, {FAULTS} times in a row; then it has '
+    'space. One line must say so, and the state must equal that of an undisturbed run.',
     'faults',
     16,
     3000,

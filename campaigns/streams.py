@@ -400,9 +400,9 @@ def _states_differ(run_dir: str, reference: str) -> str | None:
 KINDS = [
   Kind(
     'streams',
-    f'{MOMENTS} passes over some days, in order, late, doubled, damaged, misnamed or missing, and '
-    'restarts: what is trained when, which days end and the ledger are what an independent model '
-    'says',
+    f'{MOMENTS} passes of some days come in order, late, twice, damaged, misnamed or not at all, '
+    'and the trainer restarts. The order of training, the ends of days and the ledger must be '
+    'those of an independent model.',
     'faults',
     16,
     600,
@@ -410,10 +410,8 @@ KINDS = [
   ),
   Kind(
     'watched streams',
-    'a trainer follows a directory where passes come in order, late, doubled, damaged, misnamed or '
-    'not at all, and is stopped or killed in between: what was trained, the days and the ledger '
-    'are what an independent model says, and rows and layers, bit by bit, those of a stream that '
-    'had the trained passes alone',
+    'The same with a whole trainer, which is stopped or killed in between. Its rows and layers '
+    'must also equal, bit by bit, those of a stream of only the trained passes.',
     'faults',
     12,
     3000,

@@ -321,7 +321,7 @@ def _sums(draw: random.Random, folder: str, shared: str) -> Found:
 KINDS = [
   Kind(
     'TF_CONFIG',
-    'values, keys and bytes of it are changed: taken, or refused in one line',
+    'Its values, keys and bytes are changed. It must be accepted, or refused in one line.',
     'inputs',
     8,
     600,
@@ -329,7 +329,8 @@ KINDS = [
   ),
   Kind(
     'messages',
-    'bytes and texts of messages between processes are changed: plain data, or refused',
+    'Bytes and texts of messages between processes are changed. The receiver must get plain data '
+    'or an error.',
     'inputs',
     10,
     600,
@@ -337,9 +338,9 @@ KINDS = [
   ),
   Kind(
     'peers',
-    'a peer that knows the secret says to a coordinator, a worker or the heartbeat of a rank what '
-    'is garbled, cut short, of a wrong length, out of place or of another version: it is dropped, '
-    'or the job ends in one line, in time',
+    'A peer that knows the secret sends messages that are garbled, cut short, out of place, of a '
+    'wrong length or of another version to a coordinator, a worker or a heartbeat. The peer must '
+    'be dropped, or the job end in one line, in time.',
     'faults',
     10,
     600,
@@ -347,8 +348,7 @@ KINDS = [
   ),
   Kind(
     'row connections',
-    'a rank sends other bytes than it should in an exchange of rows or a sum: an error that names '
-    'it, in time',
+    'A rank sends wrong bytes in an exchange of rows or a sum. An error must name it, in time.',
     'inputs',
     5,
     600,
