@@ -218,9 +218,10 @@ class RunTest(tf.test.TestCase):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
   def test_learns_and_is_judged_as_a_brute_force_does(self):
-    cfg = self.make_config()
+    # The same file as data.test: its report is written too.
+    cfg = self.make_config(**{'data.test': [f'{self.folder}/valid.csv']})
     self.train(cfg)
-    evaluated = [e for e in self.events() if e['event'] == 'eval']
+    evaluated = [e for e in self.events() if e.get('split') == 'valid' and e['event'] == 'eval']
     self.assertGreater(evaluated[-1]['recall@3'], evaluated[0]['recall@3'])
     with open_run(cfg.run_dir, checkpoint='last') as run:
       catalogue = run.evaluation._catalogue

@@ -62,9 +62,12 @@ def summary(run: RecordedRun) -> list[str]:
     if not len(test):
       continue
     last = test.iloc[-1]
-    shown = [m for m in ('auc', 'gauc', 'logloss', 'rmse') if pd.notna(last.get(m))]
+    ranked = cfg.model.retrieval.metrics() if cfg.model.retrieval else []
+    shown = [m for m in ('auc', 'gauc', 'logloss', 'rmse', *ranked) if pd.notna(last.get(m))]
     of_task = f' of {one.task}' if one.task else ''
-    text = f'On the test data{of_task}, ' + _list([f'{NAMES[m]} is {last[m]:.4f}' for m in shown])
+    text = f'On the test data{of_task}, ' + _list(
+      [f'{NAMES.get(m, m)} is {last[m]:.4f}' for m in shown]
+    )
     reach = [(m, one.reachable(last['pass'], m)) for m in shown]
     reach = [f'{NAMES[m]} {value:.4f}' for m, value in reach if value is not None]
     if reach:
