@@ -391,7 +391,7 @@ def _is_frame(data: object) -> bool:
 
 def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
   """Returns a frame as an Arrow table; raises a UserError if an id is no whole number."""
-  from trainer.data.parse import WHOLE_NUMBER, whole_numbers
+  from trainer.data.values import WHOLE_NUMBER, whole_numbers
 
   if isinstance(frame, pd.DataFrame):
     columns = {str(name): _arrow_column(frame[name]) for name in frame}
@@ -401,9 +401,8 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
   table = table.replace_schema_metadata(
     None
   )  # equal frames make equal files, whatever their library
-  for slot in cfg.data.slots:
-    name = slot.column or slot.name
-    if name not in table.column_names or not pa.types.is_floating(table[name].type):
+  for name, is_text in cfg.data.log_columns().items():
+    if not is_text or name not in table.column_names or not pa.types.is_floating(table[name].type):
       continue
     column = table[name].combine_chunks()
     _, wrong = whole_numbers(column)

@@ -38,12 +38,14 @@ EXAMPLES = {
   'data.slots': "[{name: user_id}, {name: tags, separator: '|'}]",
   'data.slots.*.name': 'user_id',
   'data.slots.*.column': 'uid',
+  'data.slots.*.from': '{bins: price, boundaries: [1, 5, 20]}',
   'data.slots.*.separator': "'|'",
   'data.slots.*.value_separator': "':'",
   'data.slots.*.shares': 'item_id',
   'data.slots.*.lifecycle': '{admission_threshold: 3}',
   'data.dense': '[{name: price, transform: log1p_standardise}]',
   'data.dense.*.name': 'price',
+  'data.dense.*.from': "{expression: 'price / category_price'}",
   'sparse.tables': '{default: {width: 16}, ids: {width: 32}}',
   'model.interactions': '[linear, fm, {dnn: {hidden: [256, 128]}}]',
   'model.interactions.*.kind': 'dnn',
@@ -77,7 +79,12 @@ def _sections(prefix: str, section: type) -> Iterator[str]:
   found = list(keys(section))
   yield from _table(prefix, found)
   for key in found:
-    if key.section:
+    if key.section is config.Made:
+      if prefix == 'data.slots.*.':  # those of dense columns are the same
+        for kind, made in config.MADE.items():
+          yield f'\n## `data.slots.*.from.{kind}`\n\n{" ".join(inspect.getdoc(made).split())}\n'
+          yield from _table(f'{prefix}from.', keys(made))
+    elif key.section:
       path = prefix + key.name + {list: '.*', dict: '.NAME', None: ''}[key.container]
       yield f'\n## `{path}`\n\n{" ".join(inspect.getdoc(key.section).split())}\n'
       yield from _sections(path + '.', key.section)

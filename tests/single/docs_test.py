@@ -107,7 +107,9 @@ class DocsTest(tf.test.TestCase):
 
   def test_the_configs_of_the_data_page(self):
     """They read what they say, from files and from a bucket."""
-    libffm, bucket = (whole(text) for text in blocks(ROOT / 'docs' / 'data.md', 'yaml'))
+    libffm, bucket, made = (whole(text) for text in blocks(ROOT / 'docs' / 'data.md', 'yaml'))
+    kinds = {one.kind for one in made.data.made.values()}
+    self.assertEqual(kinds, config.MADE.keys())
     folder = self.get_temp_dir()
     os.makedirs(f'{folder}/log')
     with open(f'{folder}/log/day_0.ffm', 'w', encoding='utf-8') as f:

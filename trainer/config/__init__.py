@@ -10,6 +10,20 @@ the whole, `checks.py` the checks that span several keys, `effects.py` tells wha
 """
 
 from ops.row_kinds import row_defaults
+from trainer.config.columns import (
+  KINDS as MADE,
+)
+from trainer.config.columns import (
+  Bins,
+  Cross,
+  Expression,
+  Made,
+  Number,
+  Overlap,
+  Text,
+  Time,
+  column_of,
+)
 from trainer.config.data import MAX_SLOTS, Data, DenseColumn, History, Label, Loss, Slot
 from trainer.config.export import Export, Gate
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NoReturn
 
+from trainer.config.column_checks import check_made
 from trainer.config.retrieval_checks import check_retrieval
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
@@ -21,6 +22,7 @@ def check(cfg: Config, where: str) -> None:
   def fail(key: str, text: str) -> NoReturn:
     raise ConfigError(f"{where}: key '{key}': {text}")
 
+  check_made(cfg.data, fail)
   if cfg.model.retrieval is not None:
     check_retrieval(cfg, fail)
   for mistakes in (

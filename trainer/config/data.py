@@ -1,10 +1,12 @@
 """The sections below `data`: where the log lies and how to read it."""
 
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 import pydantic
 
+from trainer.config.columns import From, Made
 from trainer.config.lifecycle import Thresholds
 from trainer.config.section import (
   NonNegative,
@@ -36,7 +38,11 @@ class Slot(Section):
   name: str
   """Names the slot in reports and in other keys."""
   column: str | None = None
-  """Its column in the file; null: the slot's name."""
+  """Its column in the file; null: the slot's name. ctx.device.os is a field of a field, where the
+  file has no column of that name."""
+  made: From = pydantic.Field(None, alias='from')
+  """What it is made of, in place of a column as it stands in the file: bins of a number, a cross,
+  … (docs/data.md)."""
   separator: str | None = None
   """Separates the features of a multi-valued slot; null: each value is one feature."""
   value_separator: str | None = None
@@ -69,7 +75,9 @@ class DenseColumn(Section):
   """A numeric column; blank means missing."""
 
   name: str
-  """Its column in the file."""
+  """Its column in the file, or the name of what `from` makes."""
+  made: From = pydantic.Field(None, alias='from')
+  """What it is made of: a time, text, expression or overlap; null: the column as it is."""
   transform: Literal['none', 'log1p', 'standardise', 'log1p_standardise'] = 'none'
   """log1p is sign(x)·log(1 + |x|); standardise is (x − mean) / std, after log1p."""
   missing: float = 0.0
@@ -210,8 +218,8 @@ class Data(Section):
     labels = [label.column or label.name for label in self.labels]
     labels = labels or ([self.label] if self.label is not None else [])
     for key, columns in (
-      ('slots', [slot.column or slot.name for slot in self.slots]),
-      ('dense', [column.name for column in self.dense]),
+      ('slots', [name for slot in self.slots for name, _ in self.columns_of(slot)]),
+      ('dense', [name for column in self.dense for name, _ in self.columns_of(column)]),
       ('weight', [self.weight]),
       ('group', [self.group]),
     ):
@@ -255,3 +263,44 @@ class Data(Section):
       found = f'found {self.day_pattern!r}'
       wrong('day_pattern', f'{found}; wanted a group in parentheses that holds the day')
     return self
+
+  @property
+  def made(self) -> dict[str, Made]:
+    """What columns are made of, by name."""
+    return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
+
+  def source(self, name: str) -> Slot | str:
+    """Returns what a column's maker reads under a name that is no made column: a slot, or a
+    column of the log.
+    """
+    return next((s for s in self.slots if s.name == name and s.made is None), name)
+
+  def log_columns(self) -> dict[str, bool]:
+    """Returns the columns of the log that slots and dense columns are made of, each with whether
+    its values are read as texts.
+    """
+    found: dict[str, bool] = {}
+    for column in (*self.slots, *self.dense):
+      for name, is_text in self.columns_of(column):
+        found[name] = found.get(name, False) or is_text
+    return found
+
+  def columns_of(self, column: Slot | DenseColumn) -> Iterator[tuple[str, bool]]:
+    """As `log_columns`, of one slot or dense column."""
+    if column.made is not None:
+      yield from self._leaves(column.name, set())
+    elif isinstance(column, Slot):
+      yield column.column or column.name, True
+    else:
+      yield column.name, False
+
+  def _leaves(self, name: str, seen: set[str]) -> Iterator[tuple[str, bool]]:
+    made = self.made
+    seen.add(name)
+    for read, how in made[name].reads():
+      if read in made and read != name:
+        if read not in seen:  # a cycle is refused later
+          yield from self._leaves(read, seen)
+      else:
+        source = self.source(read)
+        yield source if isinstance(source, str) else source.column or read, how != 'number'

@@ -176,9 +176,7 @@ def _stamped(tree: Json) -> str:
 def columns_wanted(cfg: Config, path: str) -> str:
   """Says in one line which columns the missing files of a config must have."""
   data = cfg.data
-  slots = [s.column or s.name for s in data.slots]
-  dense = [d.name for d in data.dense]
-  names = list(dict.fromkeys([*(label.name for label in cfg.labels), *slots, *dense]))
+  names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
   return (
     f'wanted files with the columns {shown}; the first lines of {path} may say where they come from'

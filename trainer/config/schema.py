@@ -95,7 +95,10 @@ class Config(Section):
 
   def poolings(self) -> list[str]:
     """Returns the pooling of each slot, [F]; a slot of one feature is summed."""
-    several = [s.separator or s.value_separator or s.sequence for s in self.slots]
+    several = [
+      s.separator or s.value_separator or s.sequence or (s.made and s.made.is_several)
+      for s in self.slots
+    ]
     return [s.pooling if many else 'sum' for s, many in zip(self.slots, several)]
 
   def counted_fields(self) -> list[int]:

@@ -34,6 +34,7 @@ class Key:
 
   Attributes:
     name: of the key.
+    attribute: of the section's object that holds its value.
     wanted: which values it takes.
     default: as YAML in one line; None where the key is required.
     meaning: its description in one line.
@@ -42,6 +43,7 @@ class Key:
   """
 
   name: str
+  attribute: str
   wanted: str
   default: str | None
   meaning: str
@@ -113,6 +115,7 @@ def keys(section: type[pydantic.BaseModel]) -> Iterator[Key]:
     required = default is pydantic_core.PydanticUndefined
     inner, container = _section_of(field.annotation)
     yield Key(
+      field.alias or name,
       name,
       wanted(field.annotation, tuple(field.metadata)),
       None if required else one_line_yaml(default),
@@ -152,7 +155,7 @@ def _explained(
   is_new = type(section) not in told
   told.add(type(section))
   for key in keys(type(section)):
-    value = getattr(section, key.name)
+    value = getattr(section, key.attribute)
     if is_new:
       yield ''
       meaning = key.meaning if key.wanted == 'section' else f'{key.meaning} [{key.wanted}]'

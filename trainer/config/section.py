@@ -12,7 +12,11 @@ class Section(pydantic.BaseModel):
   """A part of the config; it refuses unknown keys and never changes."""
 
   model_config = pydantic.ConfigDict(
-    extra='forbid', frozen=True, protected_namespaces=(), use_attribute_docstrings=True
+    extra='forbid',
+    frozen=True,
+    protected_namespaces=(),
+    use_attribute_docstrings=True,
+    serialize_by_alias=True,  # `from` is no name in Python
   )
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet
 
 from trainer import config
 from trainer.data.conversion import blocks_of_pass
+from trainer.data.schema import CARRIED
 from trainer.errors import UserError
 
 
@@ -35,7 +36,7 @@ def carried_columns(
   cfg: config.Config, path: str, columns: Sequence[str], as_text: bool
 ) -> Iterator[pa.Table]:
   """Yields the columns of a raw pass, some records at a time, in order."""
-  for block in blocks_of_pass(cfg, path, dict.fromkeys(columns, '--columns')):
+  for block in blocks_of_pass(cfg, path, dict.fromkeys(columns, CARRIED)):
     yield pa.table({c: _plain(block.columns[c], as_text, c) for c in columns})
 
 

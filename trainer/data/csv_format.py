@@ -20,7 +20,7 @@ import pyarrow.csv
 from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import MAX_LINE_BYTES, WHOLE, Part, text_blocks
-from trainer.data.schema import check_columns
+from trainer.data.schema import CARRIED, check_columns
 from trainer.errors import BadPass, UserError
 
 HEAD_BYTES = 64 << 10
@@ -249,8 +249,8 @@ def blocks(
     check_columns('data.columns', data.columns, wanted)
   numbers: set[str] = set()
   if not data.missing_values:  # which are texts that are no numbers
-    of_slots = {s.column or s.name for s in data.slots}
-    numbers = {c for c, key in wanted.items() if key == 'data.dense'} - of_slots
+    numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
+    numbers -= {data.group, *(c for c, key in wanted.items() if key == CARRIED)}
   to_arrow = None
   for lines, raw in text_blocks(path, part):
     if to_arrow is None:

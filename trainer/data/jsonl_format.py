@@ -8,7 +8,7 @@ line is accepted depends on that line alone.
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,8 @@ import pyarrow.json
 from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part, text_blocks
-from trainer.data.parse import WHOLE_NUMBER, text_of_float
 from trainer.data.schema import check_columns
+from trainer.data.values import WHOLE_NUMBER, column_at, text_of_float
 from trainer.plain_data import Json, JsonObject
 
 
@@ -28,6 +28,15 @@ class _WrongValue(ValueError):
   def __init__(self, value: Json, wanted: str):
     super().__init__(json.dumps(value)[:40])
     self.wanted = wanted
+
+
+def value_at(record: JsonObject, name: str) -> Json:
+  """Returns the value of a name; where there is none, that of a path such as ctx.device.os."""
+  head, dot, rest = name.partition('.')
+  if name in record or not dot:
+    return record.get(name)
+  inner = record.get(head)
+  return value_at(inner, rest) if isinstance(inner, dict) else None
 
 
 def _refuse(literal: str) -> None:
@@ -110,22 +119,38 @@ def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, 
     first = _load(lines[0])
   except ValueError:
     return None
-  types = {name: _arrow_type(first.get(name), slot) for name, slot in wanted.items()}
+  types = {name: _arrow_type(value_at(first, name), slot) for name, slot in wanted.items()}
   if None in types.values():
     return None
+  paths = {name for name in wanted if '.' in name and name not in first}
+  # A name with dots may be a name in one record, and a path in another.
+  if len(_without(dict.fromkeys(paths, ''), raw, whole=True)) < len(paths):
+    return None
+  schema = _schema({tuple(n.split('.')) if n in paths else (n,): t for n, t in types.items()})
   try:
     table = pa.json.read_json(
       pa.BufferReader(raw),
       read_options=pa.json.ReadOptions(use_threads=False, block_size=len(raw) + 1),
       parse_options=pa.json.ParseOptions(
-        explicit_schema=pa.schema(types), unexpected_field_behavior='ignore'
+        explicit_schema=pa.schema(schema), unexpected_field_behavior='ignore'
       ),
     )
   except pa.ArrowException:
     return None
   if table.num_rows != len(lines):  # several objects in a line
     return None
-  return {name: table.column(name).combine_chunks() for name in wanted}
+  return {name: column_at(table, name) for name in wanted}
+
+
+def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.DataType]]:
+  """Returns the fields of a struct by the paths of what it holds."""
+  fields: dict[str, dict[tuple[str, ...], pa.DataType]] = {}
+  for path, kind in types.items():
+    fields.setdefault(path[0], {})[path[1:]] = kind
+  return [
+    (name, inner[()] if () in inner else pa.struct(_schema(inner)))
+    for name, inner in fields.items()
+  ]
 
 
 def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
@@ -151,7 +176,7 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
       record = _load(line)
       own = {}
       for name, is_slot in wanted.items():
-        own[name] = (_slot_value if is_slot else _number)(record.get(name))
+        own[name] = (_slot_value if is_slot else _number)(value_at(record, name))
       json.dumps([*own.values()], ensure_ascii=False).encode()  # lone surrogates have no bytes
     except ValueError as e:
       found, of = ' '.join(str(e).split())[:200], 'a JSON object'
@@ -173,9 +198,8 @@ def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
   """Does the same as `csv_format.blocks`."""
-  numbers = {c.name for c in data.dense} | {data.label, data.weight}
-  texts = {s.column or s.name for s in data.slots} | {data.group}
-  kinds = {name: name in texts or name not in numbers for name in wanted}
+  texts = dict.fromkeys((data.label, data.weight), False) | data.log_columns() | {data.group: True}
+  kinds = {name: texts.get(name, True) for name in wanted}
   unseen, names = dict(wanted), []
   for lines, raw in text_blocks(path, part):
     if not names:
@@ -189,12 +213,19 @@ def blocks(
     check_columns(path, names, unseen)
 
 
-def _without(unseen: dict[str, str], raw: bytes) -> dict[str, str]:
-  """Returns those of some names that do not stand in a text."""
+def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
+  """Returns those of some names that do not stand in a text; nor the last part of a path, unless
+  `whole`.
+  """
+
+  def stands(name: str) -> bool:
+    texts = [json.dumps(name), json.dumps(name, ensure_ascii=False)]
+    return any(t.encode() in raw for t in texts)
+
   return {
     n: key
     for n, key in unseen.items()
-    if json.dumps(n).encode() not in raw and json.dumps(n, ensure_ascii=False).encode() not in raw
+    if not (stands(n) or not whole and '.' in n and stands(n.rpartition('.')[2]))
   }
 
 

@@ -9,7 +9,7 @@ import pyarrow.orc
 from trainer import config
 from trainer.data.block import Block
 from trainer.data.log_files import WHOLE, Part, open_table
-from trainer.data.parquet_format import BLOCK_ROWS, record_block
+from trainer.data.parquet_format import BLOCK_ROWS, known_columns, record_block, to_read
 from trainer.data.schema import check_columns
 
 
@@ -30,18 +30,19 @@ def blocks(
   del data
   with open_table(path, 'an ORC') as f:
     table = pa.orc.ORCFile(f)
-    check_columns(path, table.schema.names, wanted)
+    check_columns(path, known_columns(table.schema, wanted), wanted)
+    columns = to_read(table.schema, wanted)
     row, end = 0, table.nrows if part.end is None else part.end
     for i in range(table.nstripes):
       if row >= end:
         break
       if row < part.start:
-        rows = table.read_stripe(i, columns=list(wanted)[:1]).num_rows
+        rows = table.read_stripe(i, columns=columns[:1]).num_rows
         if row + rows <= part.start:
           row += rows
           continue
-      stripe = table.read_stripe(i, columns=list(wanted))
+      stripe = table.read_stripe(i, columns=columns)
       for start in range(max(0, part.start - row), min(stripe.num_rows, end - row), BLOCK_ROWS):
         batch = stripe.slice(start, min(BLOCK_ROWS, end - row - start))
-        yield functools.partial(record_block, batch, row + start + 1)
+        yield functools.partial(record_block, batch, row + start + 1, list(wanted))
       row += stripe.num_rows

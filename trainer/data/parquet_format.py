@@ -13,6 +13,7 @@ from trainer import config
 from trainer.data.block import Block
 from trainer.data.log_files import WHOLE, Part, open_table
 from trainer.data.schema import check_columns
+from trainer.data.values import column_at, has_column
 
 BLOCK_ROWS = 65536
 # Bytes in a file. A column with so small a dictionary is read as a dictionary, so that each text is
@@ -20,7 +21,7 @@ BLOCK_ROWS = 65536
 SMALL_DICTIONARY = 1 << 18
 
 
-def record_block(batch: pa.RecordBatch, first_row: int) -> Block:
+def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str]) -> Block:
   """Returns the Block of a batch, the first record of which is `first_row` of the file."""
 
   def text(i: int) -> str:
@@ -29,8 +30,18 @@ def record_block(batch: pa.RecordBatch, first_row: int) -> Block:
     except UnicodeDecodeError:  # a string of bytes that are no text
       return 'a record whose strings are not UTF-8'
 
-  columns = dict(zip(batch.schema.names, batch.columns))
+  columns = {name: column_at(batch, name) for name in wanted}
   return Block(columns, first_row + np.arange(batch.num_rows), text, [])
+
+
+def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
+  """Returns the columns of a file, and those wanted that are paths into them."""
+  return [*schema.names, *(w for w in wanted if w not in schema.names and has_column(schema, w))]
+
+
+def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
+  """Returns the columns to read for those wanted; that of a path is its first part."""
+  return list(dict.fromkeys(w if w in schema.names else w.partition('.')[0] for w in wanted))
 
 
 def num_rows(path: str) -> int:
@@ -77,15 +88,16 @@ def blocks(
       read_dictionary=_of_few_texts(metadata, wanted),
       page_checksum_verification=True,
     )
-    check_columns(path, table.schema_arrow.names, wanted)
+    schema = table.schema_arrow
+    check_columns(path, known_columns(schema, wanted), wanted)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     ends = np.cumsum(groups)
     end = metadata.num_rows if part.end is None else part.end
     mine = [i for i in range(len(groups)) if ends[i] > part.start and ends[i] - groups[i] < end]
     row = int(ends[mine[0]]) - groups[mine[0]] if mine else 0
-    for batch in table.iter_batches(BLOCK_ROWS, row_groups=mine, columns=list(wanted)):
+    for batch in table.iter_batches(BLOCK_ROWS, row_groups=mine, columns=to_read(schema, wanted)):
       skipped = max(0, part.start - row)
       own = batch.slice(skipped, max(0, min(batch.num_rows, end - row) - skipped))
       if own.num_rows:
-        yield functools.partial(record_block, own, row + skipped + 1)
+        yield functools.partial(record_block, own, row + skipped + 1, list(wanted))
       row += batch.num_rows

@@ -21,8 +21,9 @@ from ops.tensors import aligned
 from trainer import config
 from trainer.data.features import SlotBatch, has_log1p
 from trainer.data.log_files import is_remote
-from trainer.data.parse import Parsed, ranges
+from trainer.data.parse import Parsed
 from trainer.data.schema import schema
+from trainer.data.values import ranges
 from trainer.errors import BadPass, UserError
 from trainer.files import NpyWriter, crc32_of_stream, to_json, write_synced
 from trainer.plain_data import JsonObject

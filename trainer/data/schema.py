@@ -7,6 +7,8 @@ from trainer.data.features import HASH_NAME, has_log1p
 from trainer.errors import UserError, nearest
 from trainer.plain_data import JsonObject
 
+CARRIED = '--columns'  # asks for columns that are written as they are
+
 
 def schema(cfg: config.Config) -> JsonObject:
   """Returns what the config that prepared a pass and the config that reads it have in common."""
@@ -19,6 +21,7 @@ def schema(cfg: config.Config) -> JsonObject:
       [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])] for s in cfg.slots
     ],
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
+    'made': {name: made.model_dump() for name, made in data.made.items()},
     'label': [[label.name, label.loss == 'squared_error'] for label in cfg.labels],
     'weight': data.weight,
     'group': data.group,
@@ -55,8 +58,9 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
     if data.labels or data.label is not None:
       columns += [(label.column or label.name, key) for label in cfg.labels]
     columns += [(data.weight, 'data.weight'), (data.group, 'data.group')]
-  columns += [(c.name, 'data.dense') for c in data.dense]
-  columns += [(s.column or s.name, f"slot '{s.name}'") for s in data.slots]
+  for one in (*data.dense, *data.slots):
+    key = f"slot '{one.name}'" if isinstance(one, config.Slot) else 'data.dense'
+    columns += [(name, key) for name, _ in data.columns_of(one)]
   wanted: dict[str, str] = {}
   for column, key in columns:
     if column is not None:

@@ -11,7 +11,8 @@ from trainer import config
 from trainer.data.conversion import blocks_of_pass
 from trainer.data.features import hash_keys
 from trainer.data.log_files import exists
-from trainer.data.parse import feature_texts
+from trainer.data.parse import slot_column
+from trainer.data.values import feature_texts
 
 
 def texts_of(
@@ -26,12 +27,13 @@ def texts_of(
     keys: what to look for.
   """
   wanted = np.array(sorted(keys), np.int64)
-  column, slot_id = slot.column or slot.name, cfg.slot_ids()[slot.name]
+  slot_id = cfg.slot_ids()[slot.name]
+  columns = {name: f"slot '{slot.name}'" for name, _ in cfg.data.columns_of(slot)}
   seen: set[int] = set()
   for path in filter(exists, paths):
-    with contextlib.closing(blocks_of_pass(cfg, path, {column: f"slot '{slot.name}'"})) as blocks:
+    with contextlib.closing(blocks_of_pass(cfg, path, columns)) as blocks:
       for block in blocks:
-        texts = pc.unique(feature_texts(block.columns[column], slot))
+        texts = pc.unique(feature_texts(slot_column(cfg, block, slot), slot))
         texts = texts.drop_null().cast(pa.binary()).to_pylist()
         hashed = hash_keys(texts, slot_id).numpy() if texts else np.zeros([0], np.int64)
         here = np.flatnonzero(np.isin(hashed, wanted)).tolist()

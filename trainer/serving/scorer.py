@@ -20,7 +20,9 @@ from ops.tensors import to_tensor
 from trainer import config
 from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
-from trainer.data.parse import parse, text_of_float
+from trainer.data.jsonl_format import value_at
+from trainer.data.parse import parse
+from trainer.data.values import text_of_float
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
@@ -69,10 +71,9 @@ class Scorer:
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.slots)
     self._cfg = cfg
-    categorical = {s.column or s.name for s in cfg.slots}
-    # name -> whether its values are texts
-    self._columns = dict.fromkeys(sorted(categorical), True)
-    self._columns |= {c.name: False for c in cfg.data.dense if c.name not in categorical}
+    # name -> whether its values are texts; these first
+    columns = sorted(cfg.data.log_columns().items())
+    self._columns = dict(sorted(columns, key=lambda item: not item[1]))
     self._aliases = {input_name(name): name for name in self._columns}
     self._one = tf.ones([1])  # dedupe wants shows and clicks, which nobody reads here
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
@@ -127,7 +128,18 @@ class Scorer:
 
   def unknown(self, names: Iterable[str]) -> list[str]:
     """Returns the names that are no columns of the model."""
-    return [name for name in names if self._column(name) is None]
+    heads = {name.partition('.')[0] for name in self._columns}
+    return [name for name in names if self._column(name) is None and name not in heads]
+
+  def _flat(self, columns: Mapping[str, Sequence[Json]]) -> dict[str, Sequence[Json]]:
+    """Returns the model's columns; those that are paths, as ctx.device.os, taken from objects."""
+    heads = {n: n.partition('.')[0] for n in self._columns if n not in columns}
+    inner = {
+      name: [value_at({head: v}, name) for v in columns[head]]
+      for name, head in heads.items()
+      if head != name and any(isinstance(v, dict) for v in columns.get(head, ()))
+    }
+    return {n: c for n, c in columns.items() if self._column(n)} | inner
 
   def parse(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch:
     """Reads a request's columns as the log's conversion reads a file.
@@ -143,7 +155,7 @@ class Scorer:
       BadRequest: in one line, for a missing or malformed column or value.
     """
     given = {}
-    for name, values in columns.items():
+    for name, values in self._flat(columns).items():
       column = self._column(name)
       if column is None:
         continue

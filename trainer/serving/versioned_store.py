@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.data.parse import ranges
+from trainer.data.values import ranges
 from trainer.errors import UserError
 from trainer.storage.chain import RowExport, Rows
 

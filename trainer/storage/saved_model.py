@@ -14,15 +14,14 @@ factors, as in evaluation; features that read 0 anyway are not written. It has t
   dense column, which may be left out.
 """
 
-import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from trainer import config
-from trainer.data.features import hash_keys, pool_norm
+from trainer.data.columns.graph_columns import GraphColumn, GraphColumns, SlotFeatures
+from trainer.data.features import pool_norm
 from trainer.embedding.layer_inputs import HistoryVectors, history_places
 from trainer.errors import UserError
 from trainer.storage.chain import Rows
@@ -30,33 +29,6 @@ from trainer.storage.served_model import ServedModel, common_size, graph, input_
 
 NO_KEY = np.int64(2**63 - 1)  # the last place of `keys`: where a search for an unknown feature ends
 ROWS_AT_ONCE = 1 << 18  # factor rows that are copied at a time: their indices take more memory
-_NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?'
-
-
-def _numbers(texts: tf.Tensor) -> tf.Tensor:
-  """Turns texts, string [n], into float32 [n]; NaN where they are blank or no number."""
-  texts = tf.strings.strip(texts)
-  is_number = tf.strings.regex_full_match(texts, _NUMBER)
-  return tf.where(is_number, tf.strings.to_number(tf.where(is_number, texts, '0')), np.nan)
-
-
-class _SlotFeatures(NamedTuple):
-  """The n features of one slot in `length` samples."""
-
-  keys: tf.Tensor  # int64 [n]
-  values: tf.Tensor  # float32 [n]
-  samples: tf.Tensor  # int64 [n], the sample of each feature, ascending
-  length: tf.Tensor  # int64 []: B, or 1 if they are repeated for every sample
-
-  def repeated(self, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (places among these features, samples), int64 [m], as B = `size` samples have them.
-
-    The features of a single user are hashed and looked up once, however many items there are.
-    """
-    count = tf.size(self.keys, tf.int64)
-    times = tf.where(tf.equal(self.length, 1), size, 1)
-    places = tf.tile(tf.range(count), [times])
-    return places, tf.tile(self.samples, [times]) + tf.repeat(tf.range(times), count)
 
 
 class Serving(ServedModel):
@@ -85,7 +57,13 @@ class Serving(ServedModel):
       raise UserError(
         f"integer slot '{name}': is not among data.slots; wanted one of {', '.join(sorted(names))}"
       )
-    self._integer_columns = {s.column or s.name for s in self._slots if s.name in integer_slots}
+    self._integer_columns = {
+      name
+      for s in self._slots
+      if s.name in integer_slots
+      for name, is_text in cfg.data.columns_of(s)
+      if is_text
+    }
     self._slots_of = [
       [f for f, s in enumerate(self._slots) if s.table == name] for name in cfg.sparse.tables
     ]
@@ -139,23 +117,17 @@ class Serving(ServedModel):
 
   def column_specs(self) -> dict[str, tf.TensorSpec]:
     """Returns the raw columns and their types: by name, specs of shape [B]."""
-    types = {c.name: tf.float32 for c in self._dense_columns}
-    # A column that is dense too is parsed.
-    types |= {s.column or s.name: tf.string for s in self._slots}
+    # A column that is read as a text and as a number is parsed.
+    columns = self._cfg.data.log_columns()
+    types = {name: tf.string if is_text else tf.float32 for name, is_text in columns.items()}
     types |= dict.fromkeys(self._integer_columns, tf.int64)
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
     """Raw columns, [B] or [1], by `input_name` -> the outputs, float32 [B] each."""
     size = common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
-
-    def features(slot: config.Slot) -> _SlotFeatures:
-      column = inputs[input_name(slot.column or slot.name)]
-      length = tf.size(column, tf.int64)
-      return self._features(slot, column, tf.range(length), length)
-
-    dense = [tf.broadcast_to(inputs[input_name(c.name)], size[None]) for c in self._dense_columns]
-    return self._predict([features(s) for s in self._slots], dense, size)
+    columns = {name: GraphColumn.single(inputs[input_name(name)]) for name in self.column_specs()}
+    return self._from_log(columns, size)
 
   def from_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
     """Serialised tf.Examples, string [B] -> the outputs, float32 [B] each."""
@@ -167,63 +139,29 @@ class Serving(ServedModel):
         else tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
       )
 
-    def dense_column(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-      """float32 [B], or a list each where the column is a slot's too: its first element."""
-      if not isinstance(column, tf.RaggedTensor):
-        return column
-      blank = b'' if column.dtype == tf.string else 0
-      return column[:, :1].to_tensor(default_value=blank, shape=[None, 1])[:, 0]
-
     parsed = tf.io.parse_example(
       examples, {name: feature(spec.dtype) for name, spec in self.column_specs().items()}
     )
     size = tf.size(examples, out_type=tf.int64)
-    lists = [parsed[s.column or s.name] for s in self._slots]
-    slots = [
-      self._features(slot, ragged.values, ragged.value_rowids(), size)
-      for slot, ragged in zip(self._slots, lists)
-    ]
-    dense = [dense_column(parsed[c.name]) for c in self._dense_columns]
-    return self._predict(slots, dense, size)
+    columns = {
+      name: GraphColumn(column.values, column.value_rowids(), size)
+      if isinstance(column, tf.RaggedTensor)
+      else GraphColumn.single(column)
+      for name, column in parsed.items()
+    }
+    return self._from_log(columns, size)
 
-  def _features(
-    self, slot: config.Slot, raw: tf.Tensor, samples: tf.Tensor, length: tf.Tensor
-  ) -> _SlotFeatures:
-    """Finds a slot's features as trainer.prepare does.
-
-    Args:
-      slot: of the config.
-      raw: string or int64 [m]: its column.
-      samples: int64 [m]: whose they are, ascending.
-      length: int64 []: how many samples there are.
-    """
-    texts = tf.strings.as_string(raw) if raw.dtype.is_integer else raw
-    if slot.separator:
-      pieces = tf.strings.split(texts, slot.separator)
-      texts, samples = pieces.values, tf.gather(samples, pieces.value_rowids())
-    values = tf.ones_like(texts, tf.float32)
-    if slot.value_separator:
-      split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last one
-      has_value = tf.strings.regex_full_match(texts, split)
-      values = tf.where(
-        has_value, _numbers(tf.strings.regex_replace(texts, f'^{split}$', r'\2')), values
-      )
-      texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
-    texts = tf.strings.strip(texts)
-    # Conversion drops a record whose value is no number; here its feature goes.
-    present = tf.not_equal(texts, '') & tf.math.is_finite(values)
-    columns = hash_keys(texts, self._ids[slot.name]), values, samples
-    columns = [tf.boolean_mask(c, present) for c in columns]
-    if slot.sequence:
-      ends = tf.cumsum(tf.math.bincount(tf.cast(columns[2], tf.int32)))
-      after = tf.gather(ends, columns[2]) - tf.range(tf.size(columns[2]))
-      columns = [tf.boolean_mask(c, after <= slot.sequence.max_length) for c in columns]
-    return _SlotFeatures(*columns, length)
+  def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Columns of the log by name -> the outputs, float32 [B] each."""
+    made = GraphColumns(self._cfg, columns, size)
+    slots = [made.slot(s, self._ids[s.name]) for s in self._slots]
+    dense = [made.dense(c) for c in self._dense_columns]
+    return self._predict(slots, [tf.broadcast_to(d, size[None]) for d in dense], size)
 
   # From features to the outputs
 
   def _predict(
-    self, found: list[_SlotFeatures], dense: list[tf.Tensor], size: tf.Tensor
+    self, found: list[SlotFeatures], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
     """Returns the outputs of slots' features and dense columns [B]."""
     num_slots = len(self._slots)
@@ -275,7 +213,6 @@ class Serving(ServedModel):
       for f, s in enumerate(self._slots)
       if self._reads_histories and s.sequence
     }
-    dense = [_numbers(d) if d.dtype == tf.string else tf.cast(d, tf.float32) for d in dense]
     return self._outputs(
       dense=tf.stack(dense, 1) if dense else tf.zeros([size, 0]),
       factors=factors,

@@ -41,7 +41,7 @@ class ServedModel(tf.Module):
 
   def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
     super().__init__()
-    self._dense_columns = cfg.data.dense
+    self._cfg, self._dense_columns = cfg, cfg.data.dense
     # Not an attribute: Keras would trace its own signatures for a model that it finds.
     self._call = lambda inputs: model.predictions(model(inputs, training=False))
     self.dense_variables = list(model.variables)

@@ -1,0 +1,503 @@
+"""What slots and dense columns are made of is the same in conversion, the server and TensorFlow."""
+
+import datetime
+import json
+import os
+import random
+import re
+import zoneinfo
+from typing import NamedTuple
+
+os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+import numpy as np
+import pyarrow as pa
+import pyarrow.orc
+import pyarrow.parquet
+import tensorflow as tf
+
+from trainer import config
+from trainer.data.columns.graph_columns import GraphColumn, GraphColumns
+from trainer.data.conversion import prepare_pass
+from trainer.data.features import hash_keys
+from trainer.data.prepared import PreparedPass, read_meta
+from trainer.serving.scorer import BadRequest, Scorer
+
+
+def make_config(slots, dense=(), **data):
+  tree = {'train': ['log.csv'], 'slots': slots, 'dense': list(dense)} | data
+  return config.Config.model_validate({'data': tree, 'model': {'interactions': ['linear']}})
+
+
+class ColumnsTest(tf.test.TestCase):
+  def path(self, name):
+    return os.path.join(self.get_temp_dir(), name)
+
+  def write(self, name, columns, **kwargs):
+    """Writes columns, lists of texts or None, in the format that the suffix says."""
+    path, rows = self.path(name), [dict(zip(columns, row)) for row in zip(*columns.values())]
+    if name.endswith('.csv'):
+      text = ','.join(columns) + '\n'
+      for row in rows:
+        values = ('' if v is None else str(v) for v in row.values())
+        text += ','.join('"' + v.replace('"', '""') + '"' for v in values) + '\n'
+    elif name.endswith('.jsonl'):
+      text = ''.join(json.dumps(row, ensure_ascii=random.random() < 0.5) + '\n' for row in rows)
+    else:
+      writer = {'parquet': pa.parquet.write_table, 'orc': pa.orc.write_table}[name.split('.')[-1]]
+      writer(pa.table({n: pa.array(c) for n, c in columns.items()}), path, **kwargs)
+      return path
+    with open(path, 'w', encoding='utf-8', newline='') as f:
+      f.write(text)
+    return path
+
+  def prepared(self, cfg, path, labelled=False):
+    prepare_pass(cfg, path, self.path('out'), labelled)
+    return PreparedPass(self.path('out'))
+
+  def converted(self, cfg, columns, name='log.csv'):
+    batch = next(self.prepared(cfg, self.write(name, columns)).batches(10**6))
+    return Found.of_batch(cfg, batch)
+
+  def served(self, cfg, columns, size):
+    scorer = Scorer(config.dump(cfg))
+    return Found.of_batch(cfg, scorer.parse({n: list(c) for n, c in columns.items()}, size))
+
+  def graph(self, cfg, columns, size):
+    """The same from plain TensorFlow ops in a graph that TensorFlow has optimized."""
+    ids, kinds = cfg.slot_ids(), cfg.data.log_columns()
+
+    @tf.function(autograph=False)
+    def run(inputs):
+      log = {n: GraphColumn.single(c) for n, c in inputs.items()}
+      made = GraphColumns(cfg, log, tf.constant(size, tf.int64))
+      dense = [tf.broadcast_to(made.dense(c), [size]) for c in cfg.data.dense]
+      return [made.slot(s, ids[s.name])[:3] for s in cfg.slots], dense
+
+    inputs = {
+      n: tf.constant(['' if v is None else v for v in columns[n]])
+      if is_text
+      else tf.constant([np.nan if v in (None, '') else float(v) for v in columns[n]], tf.float32)
+      for n, is_text in kinds.items()
+    }
+    slots, dense = run(inputs)
+    dense = np.stack([d.numpy() for d in dense], 1) if dense else np.zeros([size, 0], np.float32)
+    return Found([tuple(a.numpy() for a in slot) for slot in slots], dense)
+
+  def check(self, cfg, columns):
+    """Finds conversion, server and graph equal to the bit, and returns what they found."""
+    size = len(next(iter(columns.values())))
+    found = self.converted(cfg, columns)
+    for other in (self.served(cfg, columns, size), self.graph(cfg, columns, size)):
+      for slot, ours, theirs in zip(cfg.slots, found.slots, other.slots):
+        for what, a, b in zip(('keys', 'values', 'samples'), ours, theirs):
+          same = len(a) == len(b) and (a == b).all()
+          if not same:
+            n = min(len(a), len(b))
+            at = int(np.argmin(np.append(a[:n] == b[:n], False)))
+            i = int((ours if at < len(ours[2]) else theirs)[2][at])
+            given = {name: c[i] for name, c in columns.items()}
+            self.fail(
+              f'{what} of slot {slot.name}, {i} {given}: {a[at : at + 3]}, other {b[at : at + 3]}'
+            )
+      for j, column in enumerate(cfg.data.dense):
+        a, b = found.dense[:, j], other.dense[:, j]
+        same = (a == b) | np.isnan(a) & np.isnan(b)
+        if not same.all():
+          i = int(np.argmin(same))
+          given = {n: c[i] for n, c in columns.items()}
+          self.fail(f'{column.name}, {given}: {a[i]!r}, other {b[i]!r}')
+    return found
+
+  def assert_texts(self, cfg, found, name, texts):
+    """Checks that a slot's features are those of texts, a list a sample."""
+    keys, _, samples = found.slots[[s.name for s in cfg.slots].index(name)]
+    self.assertAllEqual(samples, np.repeat(np.arange(len(texts)), list(map(len, texts))))
+    flat = [t for one in texts for t in one]
+    self.assertAllEqual(keys, hash_keys(flat, cfg.slot_ids()[name]) if flat else [])
+
+
+class Found(NamedTuple):
+  """The features of slots and the dense columns of some samples."""
+
+  slots: list  # of each slot: keys, values and samples [m]
+  dense: np.ndarray
+
+  @classmethod
+  def of_batch(cls, cfg, batch):
+    num_slots = len(cfg.slots)
+    segments = batch.segments if len(batch.segments) else np.arange(len(batch.label) * num_slots)
+    values = batch.values if len(batch.values) else np.ones([len(batch.keys)], np.float32)
+    places = [np.flatnonzero(segments % num_slots == f) for f in range(num_slots)]
+    slots = [(batch.keys[p], values[p], segments[p] // num_slots) for p in places]
+    return cls(slots, batch.dense)
+
+
+# Random values
+
+
+def numbers(rng, n):
+  """Texts of numbers of every size, missing ones, boundaries."""
+
+  def one():
+    match rng.integers(9):
+      case 0:
+        return None
+      case 1:
+        return str(int(rng.integers(-5, 30)))
+      case 2:
+        return repr(float(np.exp(np.clip(rng.normal() * 30, -200, 88))) * rng.choice([-1, 1]))
+      case 3:
+        return rng.choice(
+          ['-0.0', '0', '1e-40', '-1e-45', '3.4e38', '-3.4028234e38', '1e-38', '0.7']
+        )
+      case 4:
+        return repr(float(np.exp(np.sqrt(rng.integers(1, 300)))))
+      case 5:
+        return repr(float(np.float32(np.exp(np.sqrt(rng.integers(1, 300))))))
+      case _:
+        return f'{rng.normal() * 10:.{rng.integers(0, 9)}f}'
+
+  return [one() for _ in range(n)]
+
+
+LETTERS = list('aAbBzZ019.-_/ ()\t"\'\\,;|:äÄßİıΣς語𝄞\u0301\x1f\xa0')
+
+
+def texts(rng, n):
+  def one():
+    if rng.random() < 0.1:
+      return rng.choice([None, '', ' ', '\t'])
+    return ''.join(rng.choice(LETTERS, rng.integers(0, 14)))
+
+  return [one() for _ in range(n)]
+
+
+def ids(rng, n):
+  return [
+    rng.choice([None, '', '1', '2', '2.0', '03', '3', 'x y', ' x y ', 'ü', 'u9']) for _ in range(n)
+  ]
+
+
+def lists(rng, n):
+  some = ['1', '2', '2.0', 'x', 'y', '', ' x', 'ü']
+  return ['|'.join(rng.choice(some, rng.integers(0, 6))) for _ in range(n)]
+
+
+ZONES = ('Europe/Berlin', 'America/St_Johns', 'Australia/Lord_Howe', 'Asia/Kathmandu', 'UTC')
+
+
+def seconds(rng, n):
+  """Times of every century, and those around changes of the clock."""
+  changes = [1711846800, 1729990800, 1698541200, 1679792400]
+  return [
+    int(rng.integers(-2208988800, 7258118400))
+    if rng.random() < 0.5
+    else int(rng.choice(changes)) + int(rng.integers(-7300, 7300))
+    for _ in range(n)
+  ]
+
+
+def iso(rng, n):
+  found = []
+  for s in seconds(rng, n):
+    at = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=s)
+    text = at.isoformat(rng.choice(['T', ' ']))
+    text += rng.choice(['', '.5', '.123456', 'Z', '+02:00', '-0330', '.25Z'])
+    found.append(
+      rng.choice([text, at.date().isoformat(), None, '', text[:16]], p=[0.7, 0.1, 0.05, 0.05, 0.1])
+    )
+  return found
+
+
+class FacesTest(ColumnsTest):
+  N = int(os.environ.get('N', 1_000))
+
+  def setUp(self):
+    super().setUp()
+    self.rng = np.random.default_rng(30)
+    random.seed(30)
+
+  def test_bins_and_numbers(self):
+    x = numbers(self.rng, self.N)
+    bounds = [-3.5, 0, 0.7, 5, 20, 1e6]
+    cfg = make_config(
+      [
+        {'name': 'bin', 'from': {'bins': 'x', 'boundaries': bounds}},
+        {'name': 'log', 'from': {'bins': 'x', 'log_squared': True}},
+        {'name': 'x_i', 'from': {'number': 'x'}},
+        {'name': 'y', 'from': {'bins': 'y', 'boundaries': [1]}},  # its own name is the log's
+      ],
+      [{'name': 'x'}],
+    )  # fmt: skip
+    found = self.check(cfg, {'x': x, 'y': x})
+    as32 = [None if v is None else np.float32(float(v)) for v in x]
+    tiny = np.finfo(np.float32).tiny
+    as32 = [v if v is None or abs(v) >= tiny else np.float32(0) for v in as32]
+    bins = [
+      ['missing' if v is None else str(sum(np.float32(b) <= v for b in bounds))] for v in as32
+    ]
+    self.assert_texts(cfg, found, 'bin', bins)
+    values = [[] if v is None else [float(v)] for v in as32]
+    self.assertAllEqual(found.slots[2][1], [v for one in values for v in one])
+    # Of two numbers above 2 the bins are equal where ⌊ln²x⌋ is, but for the last digits.
+    large = [
+      (float(np.log(float(v)) ** 2), key) for v, key in zip(as32, found.slots[1][0]) if v and v > 2
+    ]
+    far = [(int(square), key) for square, key in large if abs(square - round(square)) > 1e-4]
+    self.assertEqual(len(set(far)), len({square for square, _ in far}))
+
+  def test_crosses_and_overlap(self):
+    cfg = make_config(
+      [
+        {'name': 'user'},
+        {'name': 'tags', 'separator': '|'},
+        {'name': 'more', 'separator': '|', 'column': 'others'},
+        {'name': 'bin', 'from': {'bins': 'x', 'boundaries': [0, 1]}},
+        {'name': 'a', 'from': {'cross': ['user', 'bin']}},
+        {'name': 'b', 'from': {'cross': ['tags', 'user', 'more']}},
+        {'name': 'c', 'from': {'cross': ['tags', 'more'], 'most': 7}},
+        {'name': 'd', 'from': {'cross': ['a', 'c', 'plain'], 'most': 3}},
+        {'name': 'n', 'from': {'overlap': ['tags', 'more']}},
+      ],
+      [{'name': 'share', 'from': {'overlap': ['more', 'tags'], 'of': 'share'}}],
+    )  # fmt: skip
+    n = self.N
+    columns = {'user': ids(self.rng, n), 'tags': lists(self.rng, n), 'others': lists(self.rng, n)}
+    columns |= {'x': numbers(self.rng, n), 'plain': ids(self.rng, n)}
+    found = self.check(cfg, columns)
+    names = [s.name for s in cfg.slots]
+
+    def words(text):
+      stripped = [w.strip() for w in (text or '').split('|')]
+      return [re.sub(r'^(\d+)\.0+$', r'\1', w) for w in stripped if w]
+
+    pairs = [
+      [(x, y) for x in words(a) for y in words(b)]
+      for a, b in zip(columns['tags'], columns['others'])
+    ]
+    keys, _, samples = found.slots[names.index('c')]
+    self.assertAllEqual(np.bincount(samples, minlength=n), [min(len(p), 7) for p in pairs])
+    of_pair = dict(zip([p for some in pairs for p in some[:7]], keys))
+    self.assertAllEqual(keys, [of_pair[p] for some in pairs for p in some[:7]])
+    self.assertEqual(len(set(of_pair.values())), len(of_pair))
+    count = [len({*words(a)} & {*words(b)}) for a, b in zip(columns['tags'], columns['others'])]
+    self.assert_texts(cfg, found, 'n', [[str(c)] for c in count])
+    size = [len({*words(b)}) for b in columns['others']]
+    share = [np.nan if s == 0 else np.float32(c / s) for c, s in zip(count, size)]
+    self.assertAllEqual(found.dense[:, 0], share)
+
+  def test_times(self):
+    n = self.N // 5
+    for zone in ZONES:
+      for unit, make in {
+        'iso': iso(self.rng, n),
+        'seconds': list(map(str, seconds(self.rng, n))),
+        'milliseconds': [
+          str(s * 1000 + int(self.rng.integers(1000))) for s in seconds(self.rng, n)
+        ],
+        'yyyymmddHH': [
+          (datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=s)).strftime('%Y%m%d%H')
+          for s in seconds(self.rng, n)
+        ],
+      }.items():
+        with self.subTest(zone, unit=unit):
+          of = {'time': 'ts', 'zone': zone, 'unit': unit}
+          parts = ['hour', 'weekday', 'day', 'month', 'is_weekend']
+          cfg = make_config(
+            [{'name': p, 'from': of | {'part': p}} for p in parts],
+            [{'name': 'm', 'from': of | {'part': 'minutes_since', 'since': 'before'}}],
+          )  # fmt: skip
+          before = make[1:] + make[:1]
+          found = self.check(cfg, {'ts': make, 'before': before})
+          instants = [instant(text, unit, zone) for text in make]
+          local = [
+            t if t is None or is_local(text, unit) else t.astimezone(zoneinfo.ZoneInfo(zone))
+            for t, text in zip(instants, make)
+          ]
+          instants = [t and t.astimezone(datetime.timezone.utc) for t in instants]
+          for p, get in {
+            'hour': lambda t: t.hour,
+            'weekday': lambda t: t.weekday(),
+            'day': lambda t: t.day,
+            'month': lambda t: t.month,
+            'is_weekend': lambda t: int(t.weekday() > 4),
+          }.items():
+            wanted = [[] if t is None else [str(get(t))] for t in local]
+            self.assert_texts(cfg, found, p, wanted)
+          apart = [
+            np.nan if a is None or b is None else (a - b).total_seconds() / 60
+            for a, b in zip(instants, instants[1:] + instants[:1])
+          ]
+          self.assertAllClose(found.dense[:, 0], apart, rtol=1e-6, atol=0)
+
+  def test_what_is_no_time_is_a_wrong_record(self):
+    for unit, wrong in {
+      'iso': ['2024-02-30', '2023-02-29', '2024-13-01', '2024-00-10', '24-01-01', '2024-01-01T25',
+              '2024-01-01T10:60', '2024-01-01T10:00:61', '1899-12-31T00:00Z', '2200-01-01', 'now',
+              '2024-01-01T10:00+25:00', '0000-01-01', '２０２４-01-01', '2024-1-1'],
+      'seconds': ['-2208988801', '7258118400', '1e9', 'x', '99999999999999999999', '1.5'],
+      'milliseconds': ['7258118400000', '12:30'],
+      'yyyymmddHH': ['2024013124', '2024023012', '20240131', '202401311200'],
+    }.items():  # fmt: skip
+      of = {'time': 'ts', 'part': 'hour', 'unit': unit}
+      cfg = make_config([{'name': 'hour', 'from': of}], max_bad_share=1.0)
+      good = {'iso': '2024-01-31', 'yyyymmddHH': '2024013100'}.get(unit, '0')
+      bad = self.prepared(cfg, self.write('a.csv', {'ts': [*wrong, good]})).meta['bad']
+      self.assertEqual(bad['kinds'], {'made': len(wrong)})
+      self.assertIn("column 'ts'", bad['examples'][0]['what'])
+      found = self.graph(cfg, {'ts': [*wrong, good]}, len(wrong) + 1)
+      self.assertAllEqual(found.slots[0][2], [len(wrong)])
+      with self.assertRaisesRegex(BadRequest, "column 'ts', sample 0: .*wanted .*1900 to 2199"):
+        self.served(cfg, {'ts': wrong}, len(wrong))
+
+  def test_texts(self):
+    patterns = [r'(\w+)/', r'^(.)', r'a(.*)b', r'(?i)(a+)', r'([^ ]*)$', r'[\p{L}]+(\P{L}+)']
+    cfg = make_config(
+      [{'name': f'match {i}', 'from': {'text': 't', 'match': p}} for i, p in enumerate(patterns)]
+      + [
+        {'name': 'lower', 'from': {'text': 't', 'lower': True}},
+        {'name': 'one', 'from': {'text': 't', 'ngrams': 1}},
+        {'name': 'three', 'from': {'text': 't', 'ngrams': 3, 'lower': True}},
+        {'name': 'first', 'from': {'text': 't', 'prefixes': [1, 3, 6]}},
+        {'name': 'both', 'from': {'text': 't', 'match': '([A-Z].*)', 'ngrams': 2}},
+        {'name': 'words', 'from': {'text': 't', 'lower': True}, 'separator': ' '},
+        {'name': 'of a text', 'from': {'cross': ['lower', 'three']}},
+      ]  # fmt: skip
+    )
+    given = texts(self.rng, self.N)
+    found = self.check(cfg, {'t': given})
+    stripped = [(t or '').strip(' \t\r\n\v\f') for t in given]
+    lowered = [''.join(c.lower() if c.isascii() else c for c in t) for t in stripped]
+    self.assert_texts(cfg, found, 'lower', [[t] if t else [] for t in lowered])
+    grams = [[t[i : i + 3] for i in range(max(1, len(t) - 2))] if t else [] for t in lowered]
+    grams = [[g for g in one if g.strip(' \t\r\n\v\f')] for one in grams]
+    self.assert_texts(cfg, found, 'three', grams)
+    firsts = [
+      [t[:n] for before, n in ((0, 1), (1, 3), (3, 6)) if len(t) > before] for t in stripped
+    ]
+    self.assert_texts(cfg, found, 'first', firsts)
+    matched = [re.search(r'a(.*)b', t) for t in stripped]
+    matched = [[m[1]] if m and m[1].strip(' \t') else [] for m in matched]
+    self.assert_texts(cfg, found, 'match 2', matched)
+
+  def test_a_text_that_is_not_unicode_is_wrong(self):
+    cfg = make_config([{'name': 'one', 'from': {'text': 't', 'ngrams': 1}}], max_bad_share=1.0)
+    path = self.path('log.csv')
+    with open(path, 'wb') as f:
+      f.write(b't\nab\n\xff\n\xed\xa0\x80\nc\xc3\xa4\n')
+    bad = self.prepared(cfg, path).meta['bad']
+    self.assertEqual(bad['kinds'], {'made': 2})
+    found = self.graph(cfg, {'t': [b'ab', b'\xff', b'\xed\xa0\x80', b'c\xc3\xa4']}, 4)
+    self.assert_texts(cfg, found, 'one', [['a', 'b'], [], [], ['c', 'ä']])
+
+  def test_expressions(self):
+    expressions = {
+      'a / b': lambda a, b: a / b,
+      '(a + 1) + 2 + b * 3 + a * 3': lambda a, b: (a + 1) + 2 + b * 3 + a * 3,
+      'a * b - b * 0.1 + a * 0.1': lambda a, b: a * b - b * 0.1 + a * 0.1,
+      'log(a)': lambda a, b: np.where(a > 0, np.log(np.where(a > 0, a, 1)), np.nan),
+      'log(abs(a) + 1) / log(abs(b) + 2)': (
+        lambda a, b: np.log(np.abs(a) + 1) / np.log(np.abs(b) + 2)
+      ),
+      'min(a, b) + max(a, -b)': lambda a, b: np.minimum(a, b) + np.maximum(a, -b),
+      'clip(a, -1, 3)': lambda a, b: np.clip(a, -1, 3),
+      'where(a < b, a, 7)': lambda a, b: np.where(a < b, a, 7),
+      'where(missing(a), b, a)': lambda a, b: np.where(np.isnan(a), b, a),
+      '-a * (a >= b) + (a != b) * 2': lambda a, b: -a * (a >= b) + (a != b) * 2,
+      '1 / 3 + a - a': lambda a, b: 1 / 3 + a - a,
+    }
+    dense = [{'name': f'e{i}', 'from': {'expression': e}} for i, e in enumerate(expressions)]
+    cfg = make_config([{'name': 'bin', 'from': {'bins': 'e3', 'boundaries': [0, 1]}}], dense)
+    columns = {'a': numbers(self.rng, self.N), 'b': numbers(self.rng, self.N)}
+    found = self.check(cfg, columns).dense
+    a, b = (
+      np.array([np.nan if v is None else float(v) for v in columns[c]]).astype(np.float32)
+      for c in 'ab'
+    )
+    a, b = (
+      np.where(np.abs(c) < np.finfo(np.float32).tiny, 0, c).astype(np.float64) for c in (a, b)
+    )
+    with np.errstate(all='ignore'):
+      for i, oracle in enumerate(expressions.values()):
+        wanted = oracle(a, b)
+        wanted = np.where(np.abs(wanted) > np.finfo(np.float32).max, np.nan, wanted)
+        self.assertAllClose(found[:, i], wanted.astype(np.float32), rtol=1e-6, atol=1e-30)
+
+  def test_missing_values_and_formats_give_the_same_bytes(self):
+    cfg = make_config(
+      [
+        {'name': 'bin', 'from': {'bins': 'x', 'boundaries': [0, 1]}},
+        {'name': 'user', 'column': 'ctx.user.id'},
+        {'name': 'os', 'from': {'text': 'ctx.os', 'lower': True}},
+        {'name': 'cross', 'from': {'cross': ['user', 'os', 'bin']}},
+        {'name': 'hour', 'from': {'time': 'ts', 'part': 'hour', 'unit': 'seconds'}},
+        {'name': 'n', 'from': {'number': 'ctx.n'}},
+      ],
+      [{'name': 'e', 'from': {'expression': 'ctx.n * 2 + x'}}],
+      missing_values=['NULL'],
+      label='click',
+    )  # fmt: skip
+    n = 500
+    x = [self.rng.choice([None, 0.5, 2.0, -1.0]) for _ in range(n)]
+    flat = {
+      'click': [int(self.rng.integers(2)) for _ in range(n)],
+      'x': x,
+      'ctx.user.id': [self.rng.choice(['7', 'NULL', 'ü', '']) for _ in range(n)],
+      'ctx.os': [self.rng.choice(['iOS', 'Android', 'NULL', ' ']) for _ in range(n)],
+      'ctx.n': [float(self.rng.integers(-1, 4)) for _ in range(n)],
+      'ts': [int(s) for s in seconds(self.rng, n)],
+    }
+    nested = {'click': flat['click'], 'x': x, 'ts': flat['ts']} | {
+      'ctx': [
+        {'user': {'id': i}, 'os': o, 'n': m, 'more': 1}
+        for i, o, m in zip(flat['ctx.user.id'], flat['ctx.os'], flat['ctx.n'])
+      ]
+    }
+    arrays = []
+    for name, columns in {
+      'a.csv': flat,
+      'a.jsonl': flat,
+      'b.jsonl': nested,
+      'a.parquet': flat,
+      'b.parquet': nested,
+      'b.orc': nested,
+    }.items():
+      with self.subTest(name):
+        path = self.write(name, columns)
+        arrays.append(read_meta(prepare_to(cfg, path, self.path('out')))['arrays'])
+        self.assertEqual(arrays[-1], arrays[0])
+    rows = [json.loads(line) for line in open(self.path('b.jsonl'), encoding='utf-8')]
+    scorer = Scorer(config.dump(cfg))
+    batch = scorer.parse({c: [row[c] for row in rows] for c in ('x', 'ts', 'ctx')}, n)
+    self.assertAllEqual(batch.keys, next(PreparedPass(self.path('out')).batches(n)).keys)
+    self.assertEqual(scorer.unknown(['ctx', 'x', 'y']), ['y'])
+
+
+def prepare_to(cfg, path, out):
+  prepare_pass(cfg, path, out)
+  return out
+
+
+def instant(text, unit, zone):
+  """The instant of a text, in Python's own words; None for a missing one."""
+  if not text:
+    return None
+  utc = datetime.timezone.utc
+  if unit in ('seconds', 'milliseconds'):
+    number = int(text) // (1000 if unit == 'milliseconds' else 1)
+    return datetime.datetime(1970, 1, 1, tzinfo=utc) + datetime.timedelta(seconds=number)
+  if unit == 'yyyymmddHH':
+    at = datetime.datetime.strptime(text, '%Y%m%d%H')
+  else:
+    at = datetime.datetime.fromisoformat(text.replace(' ', 'T')).replace(microsecond=0)
+  return at if at.tzinfo else at.replace(tzinfo=zoneinfo.ZoneInfo(zone))
+
+
+def is_local(text, unit):
+  """Whether a text tells a time on the zone's clock, which the clock may leave out."""
+  at = unit == 'iso' and text and datetime.datetime.fromisoformat(text.replace(' ', 'T'))
+  return unit == 'yyyymmddHH' or bool(at) and at.tzinfo is None
+
+
+if __name__ == '__main__':
+  tf.test.main()

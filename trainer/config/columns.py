@@ -1,0 +1,344 @@
+"""What a slot or dense column is made of: the kinds of `from` below data.slots and data.dense.
+
+trainer/data/columns/ has one file a kind, which computes it from Arrow columns and in TensorFlow.
+"""
+
+import ast
+import zoneinfo
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import numpy as np
+import pydantic
+
+from trainer.config.section import PositiveInt, Section, wrong
+from trainer.errors import nearest, short
+from trainer.plain_data import Json
+
+MOST_BINS = 10_000
+
+
+class Made(Section):
+  """What a column is made of; the key that names the kind also names the columns that it reads."""
+
+  @property
+  def kind(self) -> str:
+    """The name of the kind: bins, cross, …"""
+    return next(iter(type(self).model_fields))
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    """Yields the columns that it reads, each with how: as number, text or features."""
+    raise NotImplementedError
+
+  @property
+  def is_several(self) -> bool:
+    """Whether it may make several features a sample."""
+    return False
+
+  @property
+  def has_values(self) -> bool:
+    """Whether its features have values x_i of their own."""
+    return False
+
+  @property
+  def is_fraction(self) -> bool:
+    """Whether it makes numbers that are not whole, which are no feature."""
+    return False
+
+
+class Bins(Made):
+  """The bin of a number. A number is in bin i if i boundaries are not above it, so that the first
+  bin is below all and the last is beyond all; a missing number has a bin of its own."""
+
+  bins: str
+  """The numeric column."""
+  boundaries: list[float] | None = None
+  """Rising numbers; null with log_squared."""
+  log_squared: bool = False
+  """A bin for each ⌊ln²x⌋ of x > 2, each whole number from 0 to 2, and all below 0."""
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield self.bins, 'number'
+
+  @pydantic.model_validator(mode='after')
+  def _check(self) -> 'Bins':
+    if (self.boundaries is None) != self.log_squared:
+      wrong('', f'found {"both" if self.log_squared else "none"}; wanted boundaries or log_squared')
+    if self.boundaries is not None:
+      rounded = np.array(self.boundaries, np.float32)
+      if not len(rounded):
+        wrong('boundaries', 'found []; wanted at least one number')
+      if len(rounded) > MOST_BINS:
+        wrong('boundaries', f'found {len(rounded)}; wanted at most {MOST_BINS}')
+      if not np.isfinite(rounded).all() or (np.diff(rounded) <= 0).any():
+        wrong(
+          'boundaries', f'found {short(self.boundaries)}; wanted finite, rising float32 numbers'
+        )
+    return self
+
+
+class Number(Made):
+  """One feature whose value x_i is the number, as libffm has it; none where it is missing."""
+
+  number: str
+  """The numeric column."""
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield self.number, 'number'
+
+  @property
+  def has_values(self) -> bool:
+    return True
+
+
+class Cross(Made):
+  """A feature for each combination of the features of two or more columns."""
+
+  cross: list[str]
+  """Slots, or columns of the log."""
+  most: Annotated[int, pydantic.Field(ge=1, le=10_000, strict=True)] = 100
+  """Of several-valued columns, how many combinations of a sample count, the first ones."""
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield from ((name, 'features') for name in self.cross)
+
+  @property
+  def is_several(self) -> bool:
+    return True
+
+  @pydantic.field_validator('cross')
+  @classmethod
+  def _check(cls, columns: list[str]) -> list[str]:
+    _check_several(columns, 'two or more columns', 2, 8)
+    return columns
+
+
+class Time(Made):
+  """A part of a time."""
+
+  time: str
+  """The column of the time."""
+  part: Literal['hour', 'weekday', 'day', 'month', 'is_weekend', 'minutes_since']
+  """hour is 0 to 23, weekday 0 (Monday) to 6, day of the month, month 1 to 12, is_weekend 0 or 1,
+  minutes_since the minutes from the time in `since` to this one."""
+  zone: str = 'UTC'
+  """Where the clock stands, as Europe/Berlin, between 1900 and 2199."""
+  unit: Literal['iso', 'seconds', 'milliseconds', 'yyyymmddHH'] = 'iso'
+  """How the time is written: 2024-01-31T13:05:00.5+01:00 (T or a blank; time, fraction and offset
+  may be left out), or in seconds or milliseconds since 1970 in UTC, or as 2024013113."""
+  since: str | None = None
+  """Of minutes_since: the column of the earlier time, in the same unit."""
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield self.time, 'text'
+    if self.since is not None:
+      yield self.since, 'text'
+
+  @property
+  def is_fraction(self) -> bool:
+    return self.part == 'minutes_since'
+
+  @pydantic.model_validator(mode='after')
+  def _check(self) -> 'Time':
+    try:
+      zoneinfo.ZoneInfo(self.zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+      near = nearest(self.zone, zoneinfo.available_timezones())
+      wrong('zone', f'found {short(self.zone)}; wanted a time zone such as Europe/Berlin{near}')
+    if (self.since is None) == (self.part == 'minutes_since'):
+      wrong('since', f'found {self.since!r} with part {self.part}; minutes_since alone wants it')
+    return self
+
+
+class Text(Made):
+  """Features of a text, without white space around it. All counts are of Unicode characters."""
+
+  text: str
+  """The column of the text."""
+  lower: bool = False
+  """Whether A to Z become a to z; other letters stay, which Arrow and TensorFlow lower
+  in different ways."""
+  match: str | None = None
+  """A regular expression (RE2) with one group: its first match's group is the text; null: all."""
+  ngrams: PositiveInt | None = None
+  """A feature for every run of so many characters, 1 for each character; a shorter text is one."""
+  prefixes: list[PositiveInt] | None = None
+  """A feature for the first so many characters each, as [3, 6]; of a shorter text all of it."""
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield self.text, 'text'
+
+  @property
+  def is_several(self) -> bool:
+    return self.ngrams is not None or self.prefixes is not None
+
+  @pydantic.model_validator(mode='after')
+  def _check(self) -> 'Text':
+    if self.ngrams is not None and self.prefixes is not None:
+      wrong('prefixes', 'found with ngrams; wanted one of them')
+    if self.prefixes is not None:
+      if not self.prefixes or (np.diff(self.prefixes) <= 0).any():
+        wrong('prefixes', f'found {short(self.prefixes)}; wanted rising lengths, as [3, 6]')
+    if self.match is not None:
+      _check_group(self.match)
+    if not (self.lower or self.match is not None or self.ngrams or self.prefixes):
+      wrong('', 'found a text alone, which a slot reads without from; wanted lower, match, ngrams '
+            'or prefixes')  # fmt: skip
+    return self
+
+
+FUNCTIONS = {'log': 1, 'abs': 1, 'missing': 1, 'min': 2, 'max': 2, 'clip': 3, 'where': 3}
+_MOST_NODES = 200
+
+
+class Expression(Made):
+  """A number computed from numbers, in float64; missing where one is, or where it is not finite."""
+
+  expression: str
+  """Of columns, numbers, + - * /, comparisons (1 or 0), log, abs, min, max, clip(x, low, high),
+  where(condition, x, y) and missing(x): 'price / category_price'."""
+
+  def tree(self) -> ast.expr:
+    """Returns what Python's parser makes of it; nothing is evaluated."""
+    return ast.parse(self.expression.strip(), mode='eval').body
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield from ((name, 'number') for name in sorted(set(names_in(self.tree()))))
+
+  @property
+  def is_fraction(self) -> bool:
+    return True
+
+  @pydantic.field_validator('expression')
+  @classmethod
+  def _check(cls, text: str) -> str:
+    try:
+      tree = ast.parse(text.strip(), mode='eval').body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+      wrong('', f'found {short(text)}; wanted an expression such as price / category_price')
+    if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
+      wrong('', f'found over {_MOST_NODES} parts; wanted fewer')
+    for problem in _problems(tree):
+      wrong('', f'found {problem} in {short(text)}; wanted columns, numbers, + - * /, '
+            f'comparisons, {", ".join(FUNCTIONS)}')  # fmt: skip
+    if not any(True for _ in names_in(tree)):
+      wrong('', f'found {short(text)}, which reads no column; wanted one')
+    return text
+
+
+class Overlap(Made):
+  """How many features of the first column the second has too."""
+
+  overlap: list[str]
+  """Two slots, or columns of the log."""
+  of: Literal['count', 'share'] = 'count'
+  """share: count divided by the distinct features of the first column; missing if it has none."""
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield from ((name, 'features') for name in self.overlap)
+
+  @property
+  def is_fraction(self) -> bool:
+    return self.of == 'share'
+
+  @pydantic.field_validator('overlap')
+  @classmethod
+  def _check(cls, columns: list[str]) -> list[str]:
+    _check_several(columns, 'two columns', 2, 2)
+    return columns
+
+
+KINDS = {
+  next(iter(made.model_fields)): made
+  for made in (Bins, Number, Cross, Time, Text, Expression, Overlap)
+}
+
+
+def _made(value: Json | Made) -> Made | None:
+  """Reads a `from` as the kind that its keys name."""
+  if value is None or isinstance(value, Made):
+    return value
+  if not isinstance(value, dict):
+    wrong('', f'found {short(value)}; wanted a kind with its column, as in {{bins: price, …}}')
+  kinds = [key for key in value if key in KINDS]
+  if len(kinds) != 1:
+    near = nearest(str(next(iter(value), '')), KINDS)
+    found = ' and '.join(kinds) or ', '.join(map(str, value)) or 'nothing'
+    wrong('', f'found {short(found)}; wanted one of {", ".join(KINDS)}{"" if kinds else near}')
+  made = KINDS[kinds[0]]
+  for key in value.keys() - made.model_fields.keys():
+    wrong(str(key), f'is no key of {kinds[0]}{nearest(str(key), made.model_fields)}')
+  return made.model_validate(value)
+
+
+From = Annotated[pydantic.SerializeAsAny[Made] | None, pydantic.BeforeValidator(_made)]
+
+
+def names_in(tree: ast.expr) -> Iterator[str]:
+  """Yields the columns of an expression; a.b is the column of that path."""
+  if (name := column_of(tree)) is not None:
+    yield name
+    return
+  for child in ast.iter_child_nodes(tree):
+    if isinstance(child, ast.expr) and not (isinstance(tree, ast.Call) and child is tree.func):
+      yield from names_in(child)
+
+
+def column_of(node: ast.AST) -> str | None:
+  """Returns the column that a node of an expression names, if it does."""
+  if isinstance(node, ast.Name):
+    return node.id
+  if isinstance(node, ast.Attribute) and (rest := column_of(node.value)) is not None:
+    return f'{rest}.{node.attr}'
+  return None
+
+
+def _problems(node: ast.AST) -> Iterator[str]:
+  """Yields what an expression must not hold."""
+  match node:
+    case ast.Name() | ast.Attribute() if column_of(node) is not None:
+      return
+    case ast.Constant(value=value):
+      if type(value) not in (int, float) or not abs(value) <= 1e300:
+        yield f'{value!r}'
+      return
+    case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+      inner = [node.left, node.right]
+    case ast.UnaryOp(op=ast.USub()):
+      inner = [node.operand]
+    case ast.Compare(ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() | ast.Eq() | ast.NotEq()]):
+      inner = [node.left, *node.comparators]
+    case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS:
+      if len(node.args) != FUNCTIONS[name]:
+        yield f'{name} of {len(node.args)} arguments, which takes {FUNCTIONS[name]},'
+      inner = node.args
+    case _:
+      yield f'{ast.unparse(node)[:40]!r}'
+      return
+  for one in inner:
+    yield from _problems(one)
+
+
+def _check_several(columns: list[str], wanted: str, least: int, most: int) -> None:
+  if not least <= len(columns) <= most:
+    wrong('', f'found {len(columns)} columns; wanted {wanted}')
+  if len(set(columns)) < len(columns):
+    wrong('', f'found {short(columns)}; wanted distinct columns')
+
+
+def _check_group(pattern: str) -> None:
+  """Checks that a regular expression is RE2's and has one group."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  def holds(replacement: str) -> bool:
+    try:
+      pc.replace_substring_regex(pa.array(['']), pattern=pattern, replacement=replacement)
+      return True
+    except (pa.ArrowInvalid, UnicodeEncodeError):
+      return False
+
+  if not holds(''):
+    wrong('match', f'found {short(pattern)}; wanted a regular expression of RE2')
+  if not holds('\\1') or holds('\\2'):
+    wrong('match', f'found {short(pattern)}; wanted one group, as in (\\w+)/')

@@ -1,0 +1,223 @@
+"""Computes made columns from the Arrow columns of a block: in conversion, prediction, the server.
+
+Shapes: n records, m features of a column in all of them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ops.keys import NO_FEATURE
+from trainer import config
+from trainer.data.columns.kinds import kind_of
+from trainer.data.values import (
+  WHOLE_NUMBER,
+  as_text,
+  feature_keys,
+  floats,
+  is_list,
+  one_each,
+  ranges,
+  several_features,
+  trim,
+  whole_numbers,
+)
+
+# drop(wrong bool [n], kind of mistake, column, what was wanted): leaves records out.
+Drop = Callable[[np.ndarray | None, str, str, str], None]
+_Result = TypeVar('_Result')
+
+
+class Features(NamedTuple):
+  """The features of a column as hashes: the key without a slot's id."""
+
+  hashes: np.ndarray  # int64 [m], in the order of the records; without counts [n]
+  counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
+
+  def by_record(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns hashes [m] and counts [n]."""
+    if self.counts is not None:
+      return self.hashes, self.counts
+    present = self.hashes != NO_FEATURE
+    return self.hashes[present], present.astype(np.int64)
+
+
+class ArrowColumns:
+  """The made columns of n records.
+
+  Args:
+    cfg: the config.
+    columns: of the log.
+    num_records: n.
+    drop: told of records that a column cannot be made for.
+  """
+
+  def __init__(
+    self, cfg: config.Config, columns: Mapping[str, pa.Array], num_records: int, drop: Drop
+  ):
+    self._data, self._log, self._drop, self.num_records = cfg.data, columns, drop, num_records
+    self._made = cfg.data.made
+    self._found: dict[object, object] = {}
+
+  def made(self, name: str) -> pa.Array:
+    """Returns a made column as a file could hold it, [n]."""
+    made = self._made[name]
+    return self.once(('made', name), lambda: kind_of(made).arrow(made, ArrowReader(self, name)))
+
+  def one_each(self, name: str) -> pa.Array:
+    """As `made`, one value a record; drops records that have several."""
+    return self.single(name, '', 'one number, or none for missing')[0]
+
+  def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
+    """Returns what was computed under a key, after computing it if it was not."""
+    if key not in self._found:
+      self._found[key] = compute()
+    return self._found[key]
+
+  def is_made(self, name: str, own: str) -> bool:
+    """Returns whether a name that column `own` reads is a made column's: its own is the log's."""
+    return name in self._made and name != own
+
+  def _array(self, name: str, own: str) -> tuple[pa.Array, str]:
+    """Returns the array that column `own` reads as `name`, and the column that messages name."""
+    if self.is_made(name, own):
+      return self.made(name), name
+    source = self._data.source(name)
+    column = source if isinstance(source, str) else source.column or name
+    return self._log[column], column
+
+  def single(self, name: str, own: str, wanted: str) -> tuple[pa.Array, str]:
+    """As `_array`, one value a record; drops records that have several."""
+    array, column = self._array(name, own)
+    array, several = one_each(array)
+    self._drop(several, 'made', column, wanted)
+    return array, column
+
+  def drop(self, wrong: np.ndarray | None, column: str, wanted: str) -> None:
+    """Drops records that a column cannot be made for."""
+    self._drop(wrong, 'made', column, wanted)
+
+  def markers(self, name: str, own: str) -> list[str]:
+    """Returns the texts that stand for a missing value in what column `own` reads as `name`."""
+    return [] if self.is_made(name, own) else self._data.missing_values
+
+  def features(self, name: str, own: str) -> Features:
+    """Returns the features of a column, without a slot's id."""
+    array, column = self._array(name, own)
+    array, wrong = whole_numbers(array)
+    self._drop(wrong, 'made', column, WHOLE_NUMBER)
+    markers = self.markers(name, own)
+    slot = next((s for s in self._data.slots if s.name == name and s.name != own), None)
+    slot = slot or config.Slot(name=column)
+    nested = is_list(array.type) or pa.types.is_map(array.type)
+    if pa.types.is_null(array.type) or not (nested or slot.separator):
+      return Features(feature_keys(array, column, 0, markers), None)
+    found = several_features(array, slot, 0, markers)
+    self._drop(
+      found.wrong[found.index], 'made', column, f'features each of which is {WHOLE_NUMBER}'
+    )
+    counts = found.counts[found.index]
+    return Features(found.keys[ranges(found.starts[found.index], counts)], counts)
+
+
+class ArrowReader:
+  """What one made column reads: the columns of a block, its own name standing for the log's column.
+
+  Args:
+    columns: of the block.
+    own: the name of the made column.
+  """
+
+  def __init__(self, columns: ArrowColumns, own: str):
+    self._columns, self._own = columns, own
+    self.num_records = columns.num_records
+
+  def _key(self, how: str, name: str) -> tuple[object, ...]:
+    return how, name, self._columns.is_made(name, self._own)
+
+  def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
+    """Computes something once for all columns of the block."""
+    return self._columns.once(key, compute)
+
+  def numbers(self, name: str) -> np.ndarray:
+    """Returns float64 [n] with the digits of a float32, as dense columns have them.
+
+    It is NaN where missing. What is below the least normal float32 is 0, as TensorFlow takes it.
+    """
+
+    def read() -> np.ndarray:
+      wanted = 'a finite number, or blank for missing'
+      array, column = self._columns.single(name, self._own, wanted)
+      numbers, wrong = floats(array, column, self._columns.markers(name, self._own))
+      self._columns.drop(wrong, column, wanted)
+      with np.errstate(over='ignore', invalid='ignore'):
+        numbers = numbers.astype(np.float32).astype(np.float64)
+      numbers[np.abs(numbers) < np.finfo(np.float32).tiny] = 0
+      numbers[np.isinf(numbers)] = np.nan
+      return numbers
+
+    return self.once(self._key('numbers', name), read)
+
+  def texts(self, name: str, wanted: str = 'one text in UTF-8') -> pa.Array:
+    """Returns texts [n] without white space around them, null where missing or blank.
+
+    A dictionary-encoded column stays so, and a column of few distinct texts becomes one.
+    """
+
+    def read() -> pa.DictionaryArray:
+      array, column = self._columns.single(name, self._own, wanted)
+      array, wrong = whole_numbers(array)
+      self._columns.drop(wrong, column, WHOLE_NUMBER)
+      if not pa.types.is_dictionary(array.type):
+        array = as_text(array, column).dictionary_encode()
+      texts, is_text = _unicode(as_text(array.dictionary, column))
+      if not is_text.all():
+        of_record = np.append(is_text, True)[array.indices.fill_null(len(texts)).to_numpy()]
+        self._columns.drop(~of_record, column, wanted)
+      texts = trim(texts)
+      if markers := self._columns.markers(name, self._own):
+        known = pc.is_in(texts, pa.array([m.strip() for m in markers], pa.string()))
+        texts = pc.if_else(known, pa.scalar(None, pa.string()), texts)
+      return pa.DictionaryArray.from_arrays(array.indices, texts)
+
+    return self.once(self._key('texts', name), read)
+
+  def features(self, name: str) -> Features:
+    """Returns the features of a slot or column."""
+    found = self._columns.features
+    return self.once(self._key('features', name), lambda: found(name, self._own))
+
+  def drop(self, wrong: np.ndarray, name: str, wanted: str) -> None:
+    """Leaves records out, bool [n], whose value in a column cannot be read."""
+    self._columns.drop(wrong, name, wanted)
+
+
+def _unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
+  """Returns texts with null in place of those that are not UTF-8, and whether each is."""
+  is_text = np.ones([len(texts)], bool)
+  try:
+    texts.validate(full=True)
+    return texts, is_text
+  except pa.ArrowInvalid:
+    raw = texts.view(pa.binary()).to_pylist()
+  for i, value in enumerate(raw):
+    try:
+      raw[i] = value if value is None else value.decode()
+    except UnicodeDecodeError:
+      raw[i], is_text[i] = None, False
+  return pa.array(raw, pa.string()), is_text
+
+
+def by_text(texts: pa.DictionaryArray, values: np.ndarray, missing: float) -> np.ndarray:
+  """Returns for each record what its distinct text was found to have.
+
+  Args:
+    texts: [n] of `ArrowReader.texts`.
+    values: of each text of its dictionary.
+    missing: of records without a text.
+  """
+  values = np.append(values, values.dtype.type(missing))
+  return values[texts.indices.fill_null(len(values) - 1).to_numpy()]

@@ -1,0 +1,44 @@
+"""Bins of a number: bin i is a feature whose text is i; a missing number has the bin `missing`."""
+
+import functools
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from trainer import config
+from trainer.data.columns.arrow_columns import ArrowReader
+from trainer.data.columns.graph_columns import GraphColumn, GraphReader
+
+
+@functools.cache
+def _log_squared() -> np.ndarray:
+  """Returns the least float32 of each bin: 0, 1, 2, all above 2, and x with ln²x = 1, 2, …"""
+  most = np.log(float(np.finfo(np.float32).max)) ** 2
+  numbers = np.exp(np.sqrt(np.arange(1, int(most) + 1)))
+  return np.concatenate([[0, 1, 2, np.nextafter(np.float32(2), np.float32(3))], numbers])
+
+
+def boundaries(made: config.Bins) -> np.ndarray:
+  """Returns the boundaries, rising, float64 with the digits of a float32."""
+  found = _log_squared() if made.log_squared else np.array(made.boundaries, np.float64)
+  return np.unique(found.astype(np.float32)).astype(np.float64)
+
+
+def texts(made: config.Bins) -> list[str]:
+  """Returns the text of each bin, that of missing numbers last."""
+  return [*map(str, range(len(boundaries(made)) + 1)), 'missing']
+
+
+def arrow(made: config.Bins, reader: ArrowReader) -> pa.Array:
+  numbers, bounds = reader.numbers(made.bins), boundaries(made)
+  bins = np.searchsorted(bounds, numbers, side='right').astype(np.int32)
+  bins[np.isnan(numbers)] = len(bounds) + 1
+  return pa.DictionaryArray.from_arrays(pa.array(bins), texts(made))
+
+
+def graph(made: config.Bins, reader: GraphReader) -> GraphColumn:
+  numbers, bounds = reader.numbers(made.bins), boundaries(made)
+  bins = tf.searchsorted(tf.constant(bounds), numbers, side='right')
+  bins = tf.where(tf.math.is_nan(numbers), len(bounds) + 1, bins)
+  return GraphColumn.single(tf.gather(tf.constant(texts(made)), bins))

@@ -1,0 +1,85 @@
+"""Crosses: a feature for each combination of the features of several columns.
+
+A combination is an integer that follows from the hashes of its features: h ← h·M + hash mod 2^63,
+in the order of the columns. The slot hashes it as any integer. A sample's combinations are in the
+order of its features, the last column's changing fastest.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from ops.keys import NO_FEATURE
+from trainer import config
+from trainer.data.columns.arrow_columns import ArrowReader
+from trainer.data.columns.graph_columns import GraphColumn, GraphReader
+
+_M = 0x369DEA0F31A53F85  # odd, as of a linear congruential generator
+_POSITIVE = 2**63 - 1
+
+
+def _mixed(combined: Any, hashes: Any) -> Any:
+  """Returns the combinations with one more column's features; int64 arrays or tensors."""
+  return (combined * _M + hashes) & _POSITIVE
+
+
+def _combined(
+  columns: list[tuple[Any, Any]],
+  most: int,
+  take: Callable[..., Any],
+  repeat: Callable[..., Any],
+  cumsum: Callable[..., Any],
+  minimum: Callable[..., Any],
+) -> tuple[Any, Any]:
+  """Returns all combinations [c] and their counts [n].
+
+  Args:
+    columns: hashes [m] and counts [n] of each, int64.
+    most: combinations of a record.
+    take, repeat, cumsum, minimum: of NumPy or TensorFlow.
+  """
+  total = columns[0][1] * 0 + 1
+  for _, counts in columns:
+    # No product of counts overflows: none matters beyond `most` once each column has a feature.
+    total = minimum(total, most) * minimum(counts, most)
+  total = minimum(total, most)
+  ends = cumsum(total)
+  place = cumsum(repeat(total * 0 + 1, total)) - 1 - repeat(ends - total, total)
+  combined = place * 0
+  parts = []
+  for hashes, counts in reversed(columns):
+    of_place = repeat(counts, total)
+    parts.append(take(hashes, repeat(cumsum(counts) - counts, total) + place % of_place))
+    place = place // of_place
+  for hashes in reversed(parts):
+    combined = _mixed(combined, hashes)
+  return combined, total
+
+
+def arrow(made: config.Cross, reader: ArrowReader) -> pa.Array:
+  columns = [reader.features(name) for name in made.cross]
+  if all(c.counts is None for c in columns):
+    combined = np.zeros([reader.num_records], np.int64)
+    missing = np.zeros([reader.num_records], bool)
+    for column in columns:
+      combined = _mixed(combined, column.hashes)
+      missing |= column.hashes == NO_FEATURE
+    return pa.array(combined, mask=missing)
+  by_record = [c.by_record() for c in columns]
+  combined, counts = _combined(by_record, made.most, np.take, np.repeat, np.cumsum, np.minimum)
+  offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+  return pa.ListArray.from_arrays(offsets, combined)
+
+
+def graph(made: config.Cross, reader: GraphReader) -> GraphColumn:
+  columns = [reader.features(name) for name in made.cross]
+  by_sample = [(c.hashes, reader.counts(c)) for c in columns]
+  combined, counts = _combined(
+    by_sample, made.most, tf.gather, tf.repeat, tf.cumsum, tf.math.minimum
+  )
+  samples = tf.repeat(tf.range(reader.size), counts)
+  texts = tf.reshape(tf.strings.as_string(combined), [-1])  # tf.repeat has forgotten the rank
+  return GraphColumn(texts, tf.reshape(samples, [-1]), reader.size)

@@ -1,0 +1,237 @@
+"""Computes made columns in plain TensorFlow ops: inside a SavedModel.
+
+Shapes: B samples, L = B, or 1 where a column's one sample stands for all B; m features of a column.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import config
+from trainer.data.columns.kinds import kind_of
+from trainer.data.features import hash_keys
+
+_NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?'
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def numbers_of_texts(texts: tf.Tensor) -> tf.Tensor:
+  """Turns texts, string [n], into float64 [n]; NaN where they are blank or no number."""
+  texts = tf.strings.strip(texts)
+  is_number = tf.strings.regex_full_match(texts, _NUMBER)
+  numbers = tf.strings.to_number(tf.where(is_number, texts, '0'), tf.float64)
+  return tf.where(is_number, numbers, np.nan)
+
+
+class GraphColumn(NamedTuple):
+  """A column of L samples."""
+
+  values: tf.Tensor  # [m]: string, blank for none; or a number: int64, or floats, NaN for none
+  samples: tf.Tensor  # int64 [m], the sample of each, ascending
+  length: tf.Tensor  # int64 []: L
+  x: tf.Tensor | None = None  # float32 [m], the features' values; None: 1
+  is_single: bool = False  # whether samples are 0 … L−1
+
+  @classmethod
+  def single(cls, values: tf.Tensor) -> 'GraphColumn':
+    """Returns a column with one value a sample, [L]."""
+    length = tf.size(values, tf.int64)
+    return cls(values, tf.range(length), length, is_single=True)
+
+  def firsts(self) -> tf.Tensor:
+    """Returns the first value of each sample, [L]; blank, 0 or NaN where it has none."""
+    if self.is_single:
+      return self.values
+    kind = self.values.dtype
+    default = '' if kind == tf.string else np.nan if kind.is_floating else 0
+    ragged = tf.RaggedTensor.from_value_rowids(self.values, self.samples, self.length)
+    return ragged[:, :1].to_tensor(default, shape=[None, 1])[:, 0]
+
+
+def texts_of(values: tf.Tensor) -> tf.Tensor:
+  """Returns the texts of a column's values; a number that is not missing is whole."""
+  if values.dtype == tf.string:
+    return values
+  if values.dtype.is_integer:
+    return tf.strings.as_string(values)
+  missing = tf.math.is_nan(values)
+  whole = tf.strings.as_string(tf.cast(tf.where(missing, tf.zeros_like(values), values), tf.int64))
+  return tf.where(missing, '', whole)
+
+
+def numbers_of(column: GraphColumn, markers: Sequence[str] = ()) -> tf.Tensor:
+  """Returns the numbers of a column's samples, float32 [L], NaN where missing.
+
+  Args:
+    column: of numbers or their texts.
+    markers: texts that stand for a missing value.
+  """
+  values = column.firsts()
+  if values.dtype == tf.string:
+    values = numbers_of_texts(_blank(tf.strings.strip(values), markers))
+  return tf.cast(values, tf.float32)
+
+
+def _keys(texts: tf.Tensor, slot_id: int, markers: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the keys of texts, and whether each is a feature: not blank and no missing value."""
+  keys, present = hash_keys(texts, slot_id), tf.not_equal(tf.strings.strip(texts), '')
+  for marker in filter(None, map(str.strip, markers)):
+    present &= tf.not_equal(keys, hash_keys(marker, slot_id))
+  return keys, present
+
+
+class GraphFeatures(NamedTuple):
+  """The features of a column as hashes: the key without a slot's id; blank ones are left out."""
+
+  hashes: tf.Tensor  # int64 [m]
+  samples: tf.Tensor  # int64 [m], ascending
+  length: tf.Tensor  # int64 []
+
+
+class SlotFeatures(NamedTuple):
+  """The n features of one slot in `length` samples."""
+
+  keys: tf.Tensor  # int64 [n]
+  values: tf.Tensor  # float32 [n]
+  samples: tf.Tensor  # int64 [n], the sample of each feature, ascending
+  length: tf.Tensor  # int64 []: B, or 1 if they are repeated for every sample
+
+  def repeated(self, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns (places among these features, samples), int64 [m], as B = `size` samples have them.
+
+    The features of a single user are hashed and looked up once, however many items there are.
+    """
+    count = tf.size(self.keys, tf.int64)
+    times = tf.where(tf.equal(self.length, 1), size, 1)
+    places = tf.tile(tf.range(count), [times])
+    return places, tf.tile(self.samples, [times]) + tf.repeat(tf.range(times), count)
+
+
+class GraphColumns:
+  """The columns of a batch, those of the log and those made of them.
+
+  Args:
+    cfg: the config.
+    columns: of the log, by name.
+    size: int64 [], B.
+  """
+
+  def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
+    self._cfg, self._log, self.size = cfg, columns, size
+    self._made = cfg.data.made
+    self._found: dict[object, GraphColumn] = {}
+
+  def made(self, name: str) -> GraphColumn:
+    """Returns a made column."""
+    if name not in self._found:
+      made = self._made[name]
+      self._found[name] = kind_of(made).graph(made, GraphReader(self, self._cfg, name))
+    return self._found[name]
+
+  def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
+    """Returns the column of a slot or dense column, and the texts that are missing values there."""
+    if column.made:
+      return self.made(column.name), []
+    ((name, _),) = self._cfg.data.columns_of(column)
+    return self._log[name], self._cfg.data.missing_values
+
+  def dense(self, column: config.DenseColumn) -> tf.Tensor:
+    """Returns the numbers of a dense column, float32 [L], NaN where missing."""
+    return numbers_of(*self._column(column))
+
+  def slot(self, slot: config.Slot, slot_id: int) -> SlotFeatures:
+    """Finds the features of a slot as the conversion does."""
+    column, markers = self._column(slot)
+    texts, samples = texts_of(column.values), column.samples
+    if slot.separator:
+      pieces = tf.strings.split(texts, slot.separator)
+      texts, samples = pieces.values, tf.gather(samples, pieces.value_rowids())
+    values = tf.ones_like(texts, tf.float32) if column.x is None else column.x
+    if slot.value_separator:
+      split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last one
+      has_value = tf.strings.regex_full_match(texts, split)
+      given = numbers_of_texts(tf.strings.regex_replace(texts, f'^{split}$', r'\2'))
+      values = tf.where(has_value, tf.cast(given, tf.float32), values)
+      texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
+    # Conversion drops a record whose value is no number; here its feature goes.
+    is_number = tf.math.is_finite(values)
+    keys, present = _keys(texts, slot_id, markers)
+    columns = [tf.boolean_mask(c, present & is_number) for c in (keys, values, samples)]
+    if slot.sequence:
+      ends = tf.cumsum(tf.math.bincount(tf.cast(columns[2], tf.int32)))
+      after = tf.gather(ends, columns[2]) - tf.range(tf.size(columns[2]))
+      columns = [tf.boolean_mask(c, after <= slot.sequence.max_length) for c in columns]
+    return SlotFeatures(*columns, column.length)
+
+  def read(self, name: str, own: str) -> tuple[GraphColumn, list[str]]:
+    """Returns what column `own` reads as `name`, and the texts that are missing values there."""
+    if name in self._made and name != own:
+      return self.made(name), []
+    source = self._cfg.data.source(name)
+    column = source if isinstance(source, str) else source.column or name
+    return self._log[column], self._cfg.data.missing_values
+
+
+def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
+  """Returns texts with blank in place of those that stand for a missing value."""
+  for marker in markers:
+    texts = tf.where(tf.equal(texts, marker.strip()), '', texts)
+  return texts
+
+
+class GraphReader:
+  """What one made column reads, as `ArrowReader` has it.
+
+  Args:
+    columns: of the batch.
+    cfg: the config.
+    own: the name of the made column.
+  """
+
+  def __init__(self, columns: GraphColumns, cfg: config.Config, own: str):
+    self._columns, self._cfg, self._own = columns, cfg, own
+    self.size = columns.size
+
+  def numbers(self, name: str) -> tf.Tensor:
+    """Returns float64 [L] with the digits of a float32, NaN where missing."""
+    column, markers = self._columns.read(name, self._own)
+    numbers = tf.cast(numbers_of(column, markers), tf.float64)
+    numbers = tf.where(tf.abs(numbers) < _TINY, tf.zeros_like(numbers), numbers)
+    return tf.where(tf.math.is_inf(numbers), tf.constant(np.nan, tf.float64), numbers)
+
+  def texts(self, name: str) -> tf.Tensor:
+    """Returns stripped texts [L], blank where missing or not UTF-8."""
+    column, markers = self._columns.read(name, self._own)
+    texts = texts_of(column.firsts())
+    is_text = tf.equal(
+      tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8', errors='ignore'), texts
+    )
+    return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
+
+  def features(self, name: str) -> GraphFeatures:
+    """Returns the features of a slot or column, of all B samples."""
+    column, markers = self._columns.read(name, self._own)
+    slots = self._cfg.data.slots
+    slot = next((s for s in slots if s.name == name and s.name != self._own), None)
+    texts, samples, length = texts_of(column.values), column.samples, column.length
+    if slot and slot.separator:
+      pieces = tf.strings.split(texts, slot.separator)
+      texts, samples = pieces.values, tf.gather(samples, pieces.value_rowids())
+    hashes, present = _keys(texts, 0, markers)
+    hashes, samples = tf.boolean_mask(hashes, present), tf.boolean_mask(samples, present)
+    found = GraphFeatures(hashes, samples, length)
+    return self._repeated(found)
+
+  def _repeated(self, found: GraphFeatures) -> GraphFeatures:
+    times = tf.where(tf.equal(found.length, 1), self.size, 1)
+    samples = tf.tile(found.samples, [times])
+    samples += tf.repeat(tf.range(times), tf.size(found.hashes, tf.int64))
+    return GraphFeatures(tf.tile(found.hashes, [times]), samples, self.size)
+
+  def counts(self, found: GraphFeatures) -> tf.Tensor:
+    """Returns the number of features of each sample, int64 [B]."""
+    ones = tf.ones_like(found.samples)
+    return tf.math.unsorted_segment_sum(ones, found.samples, found.length)

@@ -1,0 +1,331 @@
+"""Reads the values of columns: texts to keys, numbers, fields that hold several features.
+
+Shapes: n records, u distinct fields of a column.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ops.keys import NO_FEATURE, integer_keys, text_keys
+from trainer import config
+from trainer.errors import UserError
+
+# What a float has to be to stand for a feature.
+WHOLE_NUMBER = (
+  'a whole number or a text (ids that became floats: pandas.read_csv(…, dtype=str) keeps them)'
+)
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """Returns the integers of [starts[i], starts[i] + counts[i]) for every i, int64 [Σ counts]."""
+  ends = np.cumsum(counts)
+  return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+
+
+def is_list(t: pa.DataType) -> bool:
+  return pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t)
+
+
+def text_of_float(value: float) -> str | None:
+  """Returns the text of a whole number, 12.0 as '12'.
+
+  Returns None for a fraction, and for a number so large that its neighbours are the same float.
+  """
+  return str(int(value)) if abs(value) < 2**53 and value == int(value) else None
+
+
+def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
+  """Returns the column of a name; where there is none, that of a path through structs and maps."""
+  if name in table.schema.names:
+    column = table.column(name)
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+  head, _, rest = name.partition('.')
+  inner = column_at(table, head)
+  if pa.types.is_map(inner.type):
+    return pc.map_lookup(inner, pa.scalar(rest, inner.type.key_type), 'first')
+  fields = pa.table(
+    [pc.struct_field(inner, f.name) for f in inner.type], [f.name for f in inner.type]
+  )
+  return column_at(fields, rest)
+
+
+def has_column(fields: pa.Schema | pa.DataType, name: str) -> bool:
+  """Returns whether `column_at` finds a name or a path."""
+  names = [field.name for field in fields]
+  head, dot, rest = name.partition('.')
+  if name in names or not dot or head not in names:
+    return name in names
+  inner = fields.field(names.index(head)).type
+  return pa.types.is_map(inner) or pa.types.is_struct(inner) and has_column(inner, rest)
+
+
+def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
+  """Turns floats into integers, so that 12.0 is the same feature as 12.
+
+  Args:
+    array: of any type.
+  Returns:
+    The array, as int64 if it held floats, null where a value is missing or wrong; and whether each
+    value is wrong, bool [n]: a fraction or too large, as in `text_of_float`. None instead if the
+    array held no floats.
+  """
+  t = array.type
+  if pa.types.is_dictionary(t) and pa.types.is_floating(t.value_type):
+    array = array.dictionary_decode()
+  elif not pa.types.is_floating(t):
+    return array, None
+  digits = np.finfo(array.type.to_pandas_dtype()).nmant + 1
+  values = array.to_numpy(zero_copy_only=False)  # NaN where null
+  missing = np.isnan(values)
+  with np.errstate(invalid='ignore'):
+    wrong = ~missing & ~((np.abs(values) < 2.0**digits) & (values == np.floor(values)))
+  numbers = np.where(missing | wrong, 0, values).astype(np.int64)
+  return pa.array(numbers, mask=missing | wrong), wrong
+
+
+def as_text(array: pa.Array, column: str) -> pa.Array:
+  """Returns a string array, nulls kept. Raises UserError if the type has no text of its own."""
+  if pa.types.is_dictionary(array.type):
+    array = array.dictionary_decode()
+  array, _ = whole_numbers(array)
+  t = array.type
+  # Bytes are hashed as they are; nobody checks that they are UTF-8.
+  if pa.types.is_large_binary(t) or pa.types.is_large_string(t):
+    array, t = array.cast(pa.binary()), pa.binary()
+  if pa.types.is_binary(t):
+    return array.view(pa.string())
+  try:
+    return array.cast(pa.string())
+  except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    raise UserError(
+      f"column '{column}': found values of type {t}; wanted strings or integers"
+    ) from None
+
+
+def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the bytes of a string array, and the offsets of its texts in them."""
+  n = len(texts)
+  _, offsets, data = texts.buffers()
+  if not n or offsets is None:
+    return np.zeros([0], np.uint8), np.zeros([n + 1], np.int32)
+  offsets = np.frombuffer(offsets, np.int32, n + 1, 4 * texts.offset)
+  first, last = int(offsets[0]), int(offsets[-1])
+  data = np.zeros([0], np.uint8) if last == first else np.frombuffer(data, np.uint8, last)[first:]
+  return data, offsets - offsets[0]
+
+
+@functools.lru_cache
+def _marker_keys(missing_values: tuple[str, ...], slot_id: int) -> np.ndarray:
+  """Returns the keys that the texts of `data.missing_values` would have in a slot."""
+  markers = pa.array([m for m in missing_values if m.strip()], pa.string())
+  return text_keys(*text_buffers(markers), slot_id)
+
+
+def feature_keys(
+  array: pa.Array, column: str, slot_id: int, missing_values: Sequence[str]
+) -> np.ndarray:
+  """Returns the keys of a slot's features, int64 [n]; NO_FEATURE where one is blank or missing."""
+  t = array.type
+  if pa.types.is_null(t):
+    return np.full([len(array)], NO_FEATURE)
+  if pa.types.is_dictionary(t):
+    distinct = np.append(
+      feature_keys(array.dictionary, column, slot_id, missing_values), NO_FEATURE
+    )
+    indices = array.indices
+    if indices.null_count:
+      indices = indices.fill_null(len(distinct) - 1)
+    return distinct.take(indices.to_numpy())
+  if pa.types.is_integer(t) and t != pa.uint64():
+    values = array.fill_null(0) if array.null_count else array
+    keys = integer_keys(values.cast(pa.int64()).to_numpy(), slot_id)
+  else:
+    keys = text_keys(*text_buffers(as_text(array, column)), slot_id)
+  if array.null_count:
+    keys[array.is_null().to_numpy(zero_copy_only=False)] = NO_FEATURE
+  if missing_values:
+    markers = _marker_keys(tuple(missing_values), slot_id)
+    keys = np.where(np.isin(keys, markers), NO_FEATURE, keys)
+  return keys
+
+
+def trim(texts: pa.Array) -> pa.Array:
+  """Removes ASCII white space on both sides; blank texts become null."""
+  texts = pc.ascii_trim_whitespace(texts)
+  return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, pa.string()))
+
+
+def float_or_none(text: str) -> float | None:
+  try:
+    return float(text)
+  except ValueError:
+    return None
+
+
+def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
+  """Returns float64, null where a text is blank or missing, infinite where it is no number."""
+  if not missing_values:
+    try:
+      return texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+      pass  # a blank, white space, or no number
+  texts = trim(texts)
+  if missing_values:
+    known = pc.is_in(texts, pa.array([m.strip() for m in missing_values], pa.string()))
+    texts = pc.if_else(known, pa.scalar(None, pa.string()), texts)
+  try:
+    return texts.cast(pa.float64())
+  except pa.ArrowInvalid:
+    encoded = texts.dictionary_encode()
+
+  def number(text: pa.Scalar) -> float:
+    try:
+      return text.cast(pa.float64()).as_py()
+    except pa.ArrowInvalid:
+      return np.inf
+
+  return pa.array([number(t) for t in encoded.dictionary], pa.float64()).take(encoded.indices)
+
+
+def floats(
+  array: pa.Array, column: str, missing_values: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+  """Reads the numbers of a column.
+
+  Returns:
+    float64 [n], NaN where missing; and whether each is wrong, that is no finite float32, bool [n].
+  """
+  if pa.types.is_dictionary(array.type):
+    array = array.dictionary_decode()
+  if pa.types.is_boolean(array.type):
+    array = array.cast(pa.uint8())
+  t = array.type
+  if pa.types.is_floating(t) or pa.types.is_integer(t) or pa.types.is_decimal(t):
+    numbers = array.cast(pa.float64(), safe=False)
+    if missing_values:
+      markers = [m for m in map(float_or_none, missing_values) if m is not None]
+      known = pc.is_in(numbers, pa.array(markers, pa.float64()))
+      numbers = pc.if_else(known, pa.scalar(None, pa.float64()), numbers)
+  else:
+    numbers = _numbers_of_texts(as_text(array, column), missing_values)
+  missing = None
+  if numbers.null_count:
+    missing = numbers.is_null().to_numpy(zero_copy_only=False)
+    numbers = numbers.fill_null(0)
+  numbers = numbers.to_numpy(zero_copy_only=False)
+  with np.errstate(over='ignore', invalid='ignore'):
+    wrong = ~np.isfinite(numbers.astype(np.float32))
+  return numbers if missing is None else np.where(missing, np.nan, numbers), wrong
+
+
+def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
+  """Unpacks a column that holds one value a record, if it came as lists.
+
+  Returns:
+    The values, null for an empty list; and whether each record has several, bool [n], None if the
+    column was no list.
+  """
+  if not is_list(array.type):
+    return array, None
+  counts = pc.list_value_length(array).fill_null(0).to_numpy()
+  if (counts == 1).all():
+    return array.flatten(), None
+  first = pa.array(np.cumsum(counts) - counts, mask=counts != 1)
+  return array.flatten().take(first), counts > 1
+
+
+# Slots that may hold several features
+
+
+class SlotFeatures(NamedTuple):
+  """A column's features by distinct field: record i has those of entry `index[i]`."""
+
+  index: np.ndarray  # int64 [n]
+  starts: np.ndarray  # int64 [u]
+  counts: np.ndarray  # int64 [u]
+  keys: np.ndarray  # int64
+  values: np.ndarray | None  # float32, beside keys
+  wrong: np.ndarray  # bool [u]: has a value that is no finite number, or one without a feature
+
+
+def _split_values(texts: pa.Array, separator: str) -> pa.Array:
+  """Splits texts such as sports:0.5 at the last separator, into lists of one or two parts."""
+  return pc.split_pattern(texts.fill_null(''), pattern=separator, max_splits=1, reverse=True)
+
+
+def several_features(
+  array: pa.Array, slot: config.Slot, slot_id: int, missing_values: Sequence[str]
+) -> SlotFeatures:
+  """Reads a slot that may hold several features, or features with values."""
+  column = slot.column or slot.name
+  is_map = pa.types.is_map(array.type)
+  if is_map:  # as a list, because a map's offsets may skip what null entries hold
+    pair = pa.struct([('k', array.type.key_type), ('v', array.type.item_type)])
+    array = array.cast(pa.list_(pair))
+  if is_list(array.type):
+    fields, index = array, np.arange(len(array))
+  else:
+    encoded = as_text(array, column).dictionary_encode()
+    distinct = encoded.dictionary
+    # One past the end stands for no features.
+    index = encoded.indices.fill_null(len(distinct)).to_numpy().astype(np.int64)
+    if slot.separator:
+      fields = pc.split_pattern(distinct, pattern=slot.separator)
+    else:
+      fields = pa.ListArray.from_arrays(np.arange(len(distinct) + 1, dtype=np.int32), distinct)
+  owner = np.repeat(np.arange(len(fields)), pc.list_value_length(fields).fill_null(0).to_numpy())
+  pairs = fields.flatten()
+  texts, wrong = whole_numbers(pairs.field('k') if is_map else pairs)
+  wrong = np.zeros(len(texts), bool) if wrong is None else wrong
+  values = None
+  if is_map:
+    values, not_a_number = floats(pairs.field('v'), column)
+    wrong |= not_a_number | np.isnan(values)
+  elif slot.value_separator:
+    parts = _split_values(as_text(texts, column), slot.value_separator)
+    has_value = pc.list_value_length(parts).to_numpy() == 2
+    texts = pc.list_element(parts, 0)
+    values = np.ones(len(texts), np.float64)
+    given = pc.list_element(parts.filter(pa.array(has_value)), 1)
+    values[has_value], not_a_number = floats(given, column)
+    wrong[has_value] |= not_a_number | np.isnan(values[has_value])
+    wrong |= has_value & trim(texts).is_null().to_numpy(zero_copy_only=False)
+  keys = feature_keys(texts, column, slot_id, missing_values)
+  present = keys != NO_FEATURE
+  if is_map:
+    wrong |= ~present
+  if values is not None:
+    values = values[present].astype(np.float32)
+    values = None if (values == 1).all() else values
+  counts = np.bincount(owner[present], minlength=len(fields) + 1)
+  is_wrong = np.bincount(owner[wrong], minlength=len(fields) + 1) > 0
+  return SlotFeatures(index, np.cumsum(counts) - counts, counts, keys[present], values, is_wrong)
+
+
+def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
+  """Returns the texts of all features in a slot's column, in the order of the records; null where
+  a value is null.
+  """
+  column = slot.column or slot.name
+  if pa.types.is_map(array.type):
+    return as_text(array.keys, column)
+  if is_list(array.type):
+    texts = as_text(array.flatten(), column)
+  else:
+    texts = as_text(array, column)
+    if slot.separator:
+      texts = pc.split_pattern(texts, pattern=slot.separator).flatten()
+  if slot.value_separator:
+    texts = pc.list_element(_split_values(texts, slot.value_separator), 0)
+  return texts
+
+
+def holds_floats(t: pa.DataType) -> bool:
+  """Returns whether the features in lists or maps of a type are floats."""
+  inner = t.key_type if pa.types.is_map(t) else t.value_type
+  return pa.types.is_floating(inner.value_type if pa.types.is_dictionary(inner) else inner)
