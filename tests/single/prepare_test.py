@@ -145,7 +145,7 @@ class PrepareTestCase(tf.test.TestCase):
     for batch in one.batches(batch_size):
       b, fast = len(batch.label), not len(batch.segments) and len(batch.keys)
       self.assertEqual(
-        [a.dtype for a in batch],
+        [a.dtype for a in batch[:7]],
         [np.int64, np.float32, np.int32, np.float32, np.float32, np.float32, np.int64],
       )
       segments = np.arange(b * f) if fast else batch.segments
@@ -267,7 +267,8 @@ class CsvTest(PrepareTestCase):
       _, one = self.prepare(cfg, text)
     self.assertEqual(list(one.meta['arrays']), ['bases', 'codes', 'keys', 'label'])
     batch = next(one.batches(16))
-    self.assertEqual([a.shape for a in batch], [(32,), (0,), (0,), (16, 0), (16,), (16,), (16,)])
+    shapes = [a.shape for a in batch[:7]]
+    self.assertEqual(shapes, [(32,), (0,), (0,), (16, 0), (16,), (16,), (16,)])
     self.assert_equals_oracle(one, oracle(text, cfg)[0])
 
   def test_a_blank_or_a_value_late_in_the_file(self):

@@ -60,7 +60,7 @@ class WholeNumbersTest(tf.test.TestCase):
     self.small = small
 
   def make_config(self, **slot):
-    tree = {'data': {'label': 'click', 'slots': [{'name': 'id'} | slot]}}
+    tree = {'data': {'train': ['x.csv'], 'label': 'click', 'slots': [{'name': 'id'} | slot]}}
     return config.Config.model_validate(tree | {'model': {'interactions': ['linear']}})
 
   def path(self, name):

@@ -12,7 +12,8 @@ The parts:
   coordinator, client  membership, lost processes and the workers' communicator
   collectives          the coordinator's side of the workers' collectives
   work_queue           the units of a pass that asynchronous workers claim
-  servers, store       the TensorFlow graph over the servers; their rows as one table
+  servers              the TensorFlow graph over the servers
+  rows_on_servers      the servers' rows as one table
   worker_step, geo     a worker's step
   asynchronous_job     a job whose workers step independently
 """
