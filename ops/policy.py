@@ -78,6 +78,9 @@ class Policy:
   """How many features are kept at the end of a day, the best by capacity_by; null: no bound."""
   capacity_by: Literal['score', 'recency', 'frequency'] = 'score'
   """Which features are the best for capacity: score, recency or frequency."""
+  empty_push_is_seen: bool = True
+  """Whether a push without shows and clicks sets unseen_days to 0, as PaddlePaddle does; False
+  where items are drawn as negatives, which must not keep them alive."""
   per_slot: dict[_Slot, dict[Literal[PER_SLOT], Any]] = dataclasses.field(default_factory=dict)
   """By slot, fields of PER_SLOT that differ."""
 

@@ -603,7 +603,9 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(found, [(f'00000{n}-base', 20) for n in range(1, 5)])
     with files.exclusive(os.path.join(cfg.run_dir, export.LOCK)):
       with mock.patch.object(export, 'PATIENCE', 0.1):
-        wanted = rf'exports.lock: process {os.getpid()} on host \S+ has held it for 0 s; wanted it'
+        wanted = (
+          rf'exports.lock: process {os.getpid()} on host \S+ has held it for 0 s; wanted that'
+        )
         with self.assertRaisesRegex(UserError, wanted):
           write(5)
     self.assertEqual(write(5)[0], '000005-base')

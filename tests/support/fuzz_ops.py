@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from ops import bfloat16, clock, ffm, library, packing, row_optimizers, sharding
+from ops import clock, ffm, library, packing, row_optimizers, sharding
 from ops import keys as key_ops
 from ops.connections import Connections
 from ops.dedupe import dedupe
@@ -118,7 +118,9 @@ def right_calls(rng: np.random.Generator) -> list:
   parts, kernel, product = [tf.ones([5, 1]), tf.ones([5, 2])], tf.ones([3, 4]), tf.ones([5, 4])
   given = {'a': parts, 'b': kernel, 'product': product, 'grad': product, 'relu': True}
   for call in (
-    lambda: bfloat16.product(parts, kernel, tf.ones([4]), relu=True),
+    lambda: ops.ctr_bfloat16_product(
+      a=parts, b=kernel, bias=[tf.ones([4])], transpose_b=False, relu=True
+    ),
     lambda: ops.ctr_bfloat16_product_grad_a(**given),
     lambda: ops.ctr_bfloat16_product_grad_b(**given, bias=True),
   ):

@@ -70,6 +70,8 @@ def _widths(cfg: Config) -> Mistakes:
 
 def _stream(cfg: Config) -> Mistakes:
   if not cfg.data.watch:
+    if not cfg.data.train:
+      yield 'data.train', 'found []; wanted files, or data.watch set to a directory'
     return
   if cfg.train.epochs != 1:
     found = f'found {cfg.train.epochs}'

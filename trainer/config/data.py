@@ -247,8 +247,6 @@ class Data(Section):
 
   @pydantic.model_validator(mode='after')
   def _check_days(self) -> 'Data':
-    if not self.train and not self.watch:
-      wrong('train', 'found []; wanted files, or data.watch set to a directory')
     if self.day_pattern is None:
       for key, off, what in (
         ('close_day_after_hours', None, 'what a day is'),

@@ -188,4 +188,10 @@ class Config(Section):
       }
 
     per_slot = {ids[s.name]: fields(s.lifecycle) for s in self.data.slots if s.lifecycle}
-    return Policy(**fields(self.lifecycle), seed=self.seed, per_slot=per_slot)
+    return Policy(
+      **fields(self.lifecycle),
+      seed=self.seed,
+      # What a retrieval model draws as negatives is pushed without shows.
+      empty_push_is_seen=self.model.retrieval is None,
+      per_slot=per_slot,
+    )

@@ -142,7 +142,7 @@ class DensePart:
     del samples
     logits = self.model(inputs, training=True)
     loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
-    return loss, tf.stop_gradient(self.model.probability(logits, in_log=True))
+    return loss, self.model.probability(logits, in_log=True)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns probabilities float32 [B]; [B, T] with several tasks. It changes nothing."""

@@ -207,7 +207,7 @@ class FeatureTable {
     feature->show += show;
     feature->click += click;
     feature->delta_score += rules.Score(show, click);
-    if (show > 0 || click > 0) feature->unseen_days = 0;  // a negative that was drawn is not seen
+    if (policy_.empty_push_is_seen || show > 0 || click > 0) feature->unseen_days = 0;
     if (feature->admitted || !policy_.Admits(rules, feature->key, feature->show, feature->click))
       return false;
     feature->admitted = 1;

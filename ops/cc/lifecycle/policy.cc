@@ -122,6 +122,9 @@ Status Policy::Parse(const std::string& text, Policy* policy) {
                       &policy->capacity_by)) {
           return Bad(field, value, "score, recency or frequency");
         }
+      } else if (first && field == "empty_push_is_seen") {
+        if (!ReadName(value, {{"True", true}, {"False", false}}, &policy->empty_push_is_seen))
+          return Bad(field, value, "True or False");
       } else if (first && field == "seed") {
         if (!ReadNumber(value, &policy->seed))
           return Bad(field, value, "a whole number in [0, 2^64)");

@@ -75,6 +75,7 @@ class Policy {
   uint64_t seed = 0;
   int64_t capacity = 0;  // features kept by an eviction; 0: no bound
   CapacityBy capacity_by = CapacityBy::kScore;
+  bool empty_push_is_seen = true;  // whether an observation of no shows sets unseen_days to 0
 
  private:
   // Each whole show admits with probability p. The show that does is geometrically distributed; it
