@@ -273,7 +273,8 @@ class BatchesTest(tf.test.TestCase):
   def test_empty_slice(self):
     one, _ = self.write(1, True)
     batch = next(one.batches(16, rank=0, size=2))
-    self.assertEqual([a.shape for a in batch], [(0,), (0,), (0,), (0, DENSE), (0,), (0,), (0,)])
+    shapes = [a.shape for a in batch[:7]]
+    self.assertEqual(shapes, [(0,), (0,), (0,), (0, DENSE), (0,), (0,), (0,)])
 
   def test_places_and_arrays_that_are_no_pass_are_refused(self):
     for splits in (None, np.array([0, 1, 3, 0, 2], np.uint32)):
