@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import html
+import itertools
 import json
 import os
 import signal
@@ -412,6 +413,49 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
   return table
 
 
+def _lists_as_texts(cfg: config.Config, table: pa.Table) -> dict[str, list[str]]:
+  """Returns the slots' columns of lists as a CSV file has them, by column.
+
+  Raises:
+    UserError: where a slot's column holds what a CSV file cannot.
+  """
+  columns = {}
+  for slot in cfg.data.slots:
+    name = slot.column or slot.name
+    if name not in table.column_names:
+      continue
+    kind = table[name].type
+    if not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+      continue
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not slot.separator or not is_list or not _is_plain(kind.value_type):
+      raise UserError(
+        f"data: column '{name}': found {kind}; wanted texts or whole numbers, as in the CSV file "
+        'that the run was trained on, or lists of these where the slot has a separator'
+      )
+    rows = [row or () for row in table[name].to_pylist()]
+    for value in itertools.chain.from_iterable(rows):
+      if value is None or slot.separator in str(value):
+        raise UserError(
+          f"data: column '{name}': found {value!r} in a list; wanted texts or whole numbers "
+          f"without the slot's separator {slot.separator!r}"
+        )
+    columns[name] = [slot.separator.join(map(str, row)) for row in rows]
+  return columns
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+  return any(
+    is_of(kind)
+    for is_of in (
+      pa.types.is_string,
+      pa.types.is_large_string,
+      pa.types.is_integer,
+      pa.types.is_null,
+    )
+  )
+
+
 def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
   try:
     return pa.array(column, from_pandas=True)
@@ -471,6 +515,7 @@ def _patterns(
         if column in wanted:
           raise UserError(f"data: the frame has no column '{column}' ({wanted[column]})")
       frame = data if isinstance(data, pd.DataFrame) else table.to_pandas()
+      frame = frame.assign(**_lists_as_texts(cfg, table))
       frame = frame.assign(**dict.fromkeys(missing, ''))
       frame.to_csv(
         path, sep=cfg.data.delimiter, index=False, columns=columns, header=columns is None

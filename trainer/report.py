@@ -24,7 +24,8 @@ def main(run_dirs: list[str]) -> None:
   default = os.path.join(run_dirs[0], 'report.html') if len(run_dirs) == 1 else 'comparison.html'
   with plain_errors('cannot write the report'):
     report.write(run_dirs, OUT.value or default)
-  print(OUT.value or default)
+  if not OUT.value:  # which may be the standard output
+    print(default)
 
 
 if __name__ == '__main__':

@@ -25,7 +25,9 @@ STORE = flags.DEFINE_string(
 )
 NAME = flags.DEFINE_string('name', 'ctr', 'The name of the model in paths.')
 HOST = flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0 is all.')
-PORT = flags.DEFINE_integer('port', 8501, 'The port to listen at; 0: any.')
+PORT = flags.DEFINE_integer(
+  'port', 8501, 'The port to listen at; 0: any.', lower_bound=0, upper_bound=65535
+)
 TOKEN_FILE = flags.DEFINE_string(
   'token_file', None, 'A file with the bearer token that clients must send.'
 )

@@ -43,7 +43,8 @@ class ApiTest(tf.test.TestCase):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
     header = data.get('columns') is None
     frame.to_csv(folder / 'log.csv', index=False, header=header, sep=data.get('delimiter', ','))
-    data |= {'train': [f'{folder}/log.csv'], 'label': 'click', 'slots': [{'name': 'user'}]}
+    data |= {'train': [f'{folder}/log.csv'], 'label': 'click'}
+    data.setdefault('slots', [{'name': 'user'}])
     tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
     return api.fit(tree), str(folder / 'log.csv')
 
@@ -136,6 +137,27 @@ class ApiTest(tf.test.TestCase):
       run.predict(pd.DataFrame({'user': [1.5, None]}))
     with self.assertRaisesRegex(UserError, 'no data.test'):
       run.evaluate()
+
+  def test_lists_in_a_frame_are_texts_of_a_csv_log(self):
+    ids = log(300)['user']
+    lists = [[int(i), int(i) + 1] for i in ids]
+    frame = log(300).assign(user=[f'{a}|{b}' for a, b in lists])
+    run, path = self.fit(frame, slots=[{'name': 'user', 'separator': '|'}])
+    by_file = run.predict(path)
+    self.assertGreater(len(set(by_file.ravel().tolist())), 2)
+    self.assertAllEqual(run.predict(frame.assign(user=lists)), by_file)
+    self.assertAllEqual(
+      run.predict(pa.table({'user': [list(map(str, i)) for i in lists]})), by_file
+    )
+    self.assertAllEqual(
+      run.predict(pd.DataFrame({'user': [[], None]})), run.predict(pd.DataFrame({'user': ['', '']}))
+    )
+    for value, wrong in (([1.5], 'list.*double'), (['1|2'], "'1.2'"), (['1', None], 'None')):
+      with self.assertRaisesRegex(UserError, f"column 'user': found {wrong}"):
+        run.predict(pd.DataFrame({'user': [value]}))
+    run, _ = self.fit(log(300))
+    with self.assertRaisesRegex(UserError, "'user': found list.* where the slot has a separator"):
+      run.predict(pd.DataFrame({'user': lists}))
 
   def test_labels_of_one_class(self):
     clicks = np.where(np.arange(300) % 3, 'no', 'yes')

@@ -52,6 +52,12 @@ class OutputTest(tf.test.TestCase):
     _, told = job.communicate(timeout=60)
     self.assertEqual((job.returncode, told), (0, ''))
 
+  def test_a_port_that_no_host_has(self):
+    job = start(['trainer.serve', 'exports', '--port', '99999'], stdout=subprocess.DEVNULL)
+    _, told = job.communicate(timeout=60)
+    self.assertEqual(job.returncode, 2)
+    self.assertRegex(told, r'^error: .*port=99999.* 65535.*\n$')
+
   def test_a_job_goes_on_without(self):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
     (folder / 'log.csv').write_text('click,user\n' + '0,1\n1,2\n' * 50)

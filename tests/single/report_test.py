@@ -402,5 +402,40 @@ class WordsTest(tf.test.TestCase):
       read_run(tempfile.mkdtemp(dir=self.get_temp_dir()))
 
 
+class PlaceTest(tf.test.TestCase):
+  """Where --out is no file, what it names stays and is written to."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.run_dir = runs.write_run(f'{self.folder}/run', runs.healthy_events())
+
+  def report(self, out, **streams):
+    command = [sys.executable, '-m', 'trainer.report', self.run_dir, '--out', out]
+    return subprocess.Popen(command, cwd=ROOT, **streams)
+
+  def test_standard_output(self):
+    out = f'{self.folder}/out'
+    os.symlink('/proc/self/fd/1', out)  # as /dev/stdout is
+    with self.report(out, stdout=subprocess.PIPE) as job:
+      page = job.communicate(timeout=120)[0].decode()
+    self.assertEqual(job.returncode, 0)
+    self.assertStartsWith(page, '<!doctype html>')
+    self.assertEndsWith(page, '</html>')
+    self.assertEqual(os.readlink(out), '/proc/self/fd/1')
+
+  def test_a_pipe(self):
+    pipe, out = f'{self.folder}/pipe', f'{self.folder}/out'
+    os.mkfifo(pipe)
+    os.symlink(pipe, out)
+    with subprocess.Popen(['cat', pipe], stdout=subprocess.PIPE) as reader:
+      with self.report(out, stdout=subprocess.DEVNULL) as job:
+        page = reader.communicate(timeout=120)[0].decode()
+    self.assertEqual(job.returncode, 0)
+    self.assertEndsWith(page, '</html>')
+    self.assertTrue(pathlib.Path(pipe).is_fifo())
+    self.assertEqual(os.readlink(out), pipe)
+
+
 if __name__ == '__main__':
   tf.test.main()

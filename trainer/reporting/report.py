@@ -5,7 +5,6 @@ was killed, or lies on a disk without its data.
 """
 
 import html
-import os
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -341,5 +340,5 @@ def _write(title: str, body: str, path: str) -> None:
     f'<title>{html.escape(title)}</title><style>{_STYLE}</style>'
     f'<script>{plotly.offline.get_plotlyjs()}</script></head><body><main>{body}</main></body></html>'
   )
-  files.write_synced(path + files.UNFINISHED, page.encode())
-  os.rename(path + files.UNFINISHED, path)
+  with files.whole_file(path) as f:
+    f.write(page.encode())
