@@ -145,7 +145,7 @@ def numbers(rng, n):
       case 1:
         return str(int(rng.integers(-5, 30)))
       case 2:
-        return repr(float(np.exp(np.clip(rng.normal() * 30, -200, 88))) * rng.choice([-1, 1]))
+        return repr(float(np.exp(np.clip(rng.normal() * 30, -200, 88)) * rng.choice([-1, 1])))
       case 3:
         return rng.choice(
           ['-0.0', '0', '1e-40', '-1e-45', '3.4e38', '-3.4028234e38', '1e-38', '0.7']
