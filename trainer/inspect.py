@@ -26,6 +26,8 @@ FEATURE = flags.DEFINE_string('feature', None, 'SLOT=TEXT: all that is known of 
 AGAINST = flags.DEFINE_string('against', None, 'Another run_dir: what differs, by slot.')
 JSON = flags.DEFINE_bool('json', False, 'Prints one JSON object instead of tables.')
 
+_ATTEMPTS = 3
+
 
 @command_line.command
 def main() -> None:
@@ -50,7 +52,14 @@ def main() -> None:
       prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
       found = {'importance': importance_table(run, prepared)}
   else:
-    found = {'layers': inspection.layers(), 'slots': inspection.slots()}
+    for attempts_left in reversed(range(_ATTEMPTS)):
+      try:
+        found = {'layers': inspection.layers(), 'slots': inspection.slots()}
+        break
+      except FileNotFoundError:  # a trainer has removed this checkpoint: there is a newer one
+        if not attempts_left:
+          raise
+        inspection = Inspection(RUN_DIR.value, CHECKPOINT.value)
   if runtime.rank() > 0:
     return
   if JSON.value:

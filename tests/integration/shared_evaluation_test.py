@@ -72,7 +72,7 @@ class SharedEvaluationTest(tf.test.TestCase):
   def test_importance(self):
     arguments = 'inspect', '--run_dir', self.run_dir, '--importance', '--json'
     alone, shared = (self.told(*arguments, ranks=n)['importance'] for n in (1, 2))
-    self.assertEqual([row['slot'] for row in alone], [row['slot'] for row in shared])
+    self.assertEqual([row['column'] for row in alone], [row['column'] for row in shared])
     for a, b in zip(alone, shared):
       # Each process exchanges features within its own share.
       self.assertAllClose(a['loss_of_auc'], b['loss_of_auc'], atol=0.02)

@@ -108,6 +108,7 @@ def ranks_below(launcher: int) -> dict[int, psutil.Process]:
     with contextlib.suppress(psutil.Error):
       rank = process.environ().get('HOROVOD_RANK')
       # Below a shell; and above what it starts itself, which comes later.
-      if rank is not None and process.name().startswith('python'):
+      program = os.path.basename((process.cmdline() or [''])[0])
+      if rank is not None and program.startswith('python'):
         found.setdefault(int(rank), process)
   return found
