@@ -24,9 +24,7 @@ class Gradients(NamedTuple):
   """Sums over the samples of one process, before any division by their weight."""
 
   loss: tf.Tensor  # float32 [], Σ weight·loss; NaN if it or a gradient is not finite
-  weight: (
-    tf.Tensor
-  )  # float32 [], the divisor of sums: Σ weight; with several tasks the greatest one
+  weight: tf.Tensor  # float32 [], what sums are divided by: Σ weight, or the tasks' greatest one
   dense: list[tf.Tensor]  # those of the trainable variables, in order
   linear: tf.Tensor  # float32 [u], for the linear weights of u distinct keys
   factors: tf.Tensor  # float32, flat, for their factors
