@@ -257,13 +257,14 @@ class Source:
       )
     return cfg
 
-  def for_its_log(self, tells: bool = True) -> config.Config:
-    """Returns `cfg` with the batch size that was measured on the log, unless one is given.
+  def for_its_log(self, tells: bool = True, init_from: str | None = None) -> config.Config:
+    """Returns `cfg` with what it leaves open and was measured on the log: batch size and bins.
 
     It imports TensorFlow and may read the beginning of the log.
 
     Args:
-      tells: whether to print the size and to warn of settings without effect.
+      tells: whether to print what was measured and to warn of settings without effect.
+      init_from: a run_dir whose bins a new run takes over.
     """
     cfg = self.cfg
     if tells:
@@ -278,31 +279,21 @@ class Source:
             split,
             len(shared),
           )
-    if 'batch_size' in cfg.train.model_fields_set:
-      return cfg
-    if (size := config.measured_batch_size(cfg.run_dir)) is not None:
-      if tells:
-        print(f'train.batch_size: {size}, measured when the run began', flush=True)
-      return self.parsed(size)
-    from trainer.data.batch_size import suitable
+    from trainer.data.measured import measured
 
-    size, samples = suitable(cfg)
-    if tells and size != cfg.train.batch_size:
-      print(
-        f'train.batch_size: {size}, measured: the log has {samples:,} samples '
-        f'({cfg.train.batch_size} in a large one)',
-        flush=True,
-      )
-    return self.parsed(size)
+    values, told = measured(cfg, init_from)
+    for line in told if tells else ():
+      print(line, flush=True)
+    return self.parsed(values)
 
   def _where(self) -> str:
     return self.configuration if isinstance(self.configuration, str) else 'config'
 
-  def parsed(self, batch_size: int | None = None) -> config.Config:
+  def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
     if isinstance(self.configuration, str):
-      return config.load(self.configuration, self.overrides, self.run_dir, batch_size)
+      return config.load(self.configuration, self.overrides, self.run_dir, measured)
     text = yaml.safe_dump(dict(self.configuration))
-    return config.parse(text, self._where(), self.overrides, self.run_dir, batch_size)
+    return config.parse(text, self._where(), self.overrides, self.run_dir, measured)
 
 
 def train_here(
@@ -331,7 +322,7 @@ def train_here(
     from trainer.training.job import Job
     from trainer.training.step import TrainStep
 
-    cfg = source.for_its_log(tells=here.rank == 0)
+    cfg = source.for_its_log(here.rank == 0, init_from)
     communicator = horovod.communicator(here, cfg.sync)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     progress_made = heartbeat.progress if heartbeat else lambda: None

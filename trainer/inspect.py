@@ -55,6 +55,7 @@ def main() -> None:
     for attempts_left in reversed(range(_ATTEMPTS)):
       try:
         found = {'layers': inspection.layers(), 'slots': inspection.slots()}
+        found |= {} if (made := inspection.made()).empty else {'made': made}
         break
       except FileNotFoundError:  # a trainer has removed this checkpoint: there is a newer one
         if not attempts_left:

@@ -26,7 +26,7 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns a config with the batch size that its run has measured, or that its log would get.
+  """Returns a config with what its run has measured, or what its log would get.
 
   Args:
     path: a YAML file, or a run_dir, which holds what its run was given.
@@ -36,14 +36,11 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)
   cfg = config.load(path, overrides, run_dir)
-  if 'batch_size' in cfg.train.model_fields_set:
-    return cfg
-  size = config.measured_batch_size(cfg.run_dir)
-  if size is None and _has_log(cfg):
-    from trainer.data.batch_size import suitable
+  if not _has_log(cfg):
+    return config.load(path, overrides, run_dir, config.measured_of_run(cfg, cfg.run_dir))
+  from trainer.data.measured import measured
 
-    size, _ = suitable(cfg)
-  return config.load(path, overrides, run_dir, size)
+  return config.load(path, overrides, run_dir, measured(cfg)[0])
 
 
 def _has_log(cfg: config.Config) -> bool:

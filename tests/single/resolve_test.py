@@ -28,7 +28,7 @@ class ResolveTest(tf.test.TestCase):
 
   def begin_run(self, batch_size):
     (self.folder / 'run').mkdir()
-    config.write_of_run(config.load(self.path, batch_size=batch_size))
+    config.write_of_run(config.load(self.path, measured={'train.batch_size': batch_size}))
 
   def lines(self, *args):
     text = resolve.explained(resolve.resolved(*args))

@@ -36,6 +36,7 @@ class WarmStartTest(tf.test.TestCase):
     passes=('a',),
     table=None,
     init_from=None,
+    bounds=None,
     **sections,
   ):
     cfg = config.Config.model_validate(
@@ -43,7 +44,8 @@ class WarmStartTest(tf.test.TestCase):
         'run_dir': f'{self.folder}/{"new" if init_from else "run"}',
         'data': {
           'train': [f'{self.folder}/{one}.csv' for one in passes],
-          'slots': [{'name': name} for name in slots],
+          'slots': [{'name': name} for name in slots]
+          + ([{'name': 'bin', 'from': {'bins': 'item', 'boundaries': bounds}}] if bounds else []),
         },
         'sparse': {'tables': {'default': {'width': 8} | (table or {})}},
         'model': {'interactions': [*interactions, {'dnn': {'hidden': [hidden]}}]},
@@ -184,6 +186,16 @@ class WarmStartTest(tf.test.TestCase):
     for key, row in self.rows(first).items():
       self.assertEqual(self.rows(other)[key][2], row[2], 'factors and their state')
     other.lock.release()
+
+  def test_a_slot_that_is_made_otherwise_starts_fresh(self):
+    self.make_job(['user'], bounds=[1, 4]).run()
+    for bounds, fate in (([1, 4], None), ([1, 5], 'fresh')):
+      job = self.make_job(['user'], bounds=bounds, init_from=f'{self.folder}/run')
+      job.open_run()
+      names = {name for name, _ in self.rows(job)}
+      self.assertEqual(names, {'user', 'bin'} if fate is None else {'user'})
+      self.assertEqual(dict(job.state.taken).get('slot bin, which is made otherwise now'), fate)
+      job.lock.release()
 
   def test_a_new_run_from_another(self):
     first = self.make_job(['user', 'item'])

@@ -33,7 +33,7 @@ from trainer.config.loading import (
   dump,
   load,
   load_of_run,
-  measured_batch_size,
+  measured_of_run,
   parse,
   write_of_run,
 )

@@ -16,6 +16,7 @@ from trainer.errors import nearest, short
 from trainer.plain_data import Json
 
 MOST_BINS = 10_000
+NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
 
 
 class Made(Section):
@@ -53,17 +54,32 @@ class Bins(Made):
   bins: str
   """The numeric column."""
   boundaries: list[float] | None = None
-  """Rising numbers; null with log_squared."""
+  """Rising numbers; null with log_squared. With quantiles or widths what was measured, which the
+  run keeps; null: it is measured when the run begins."""
   log_squared: bool = False
   """A bin for each ⌊ln²x⌋ of x > 2, each whole number from 0 to 2, and all below 0."""
+  quantiles: NumberOfBins | None = None
+  """This number of bins, each with as many samples, measured on the first million of the first
+  pass; fewer where many samples have one value."""
+  widths: NumberOfBins | None = None
+  """This number of bins of equal width between the least and the largest number, measured as
+  quantiles are."""
 
   def reads(self) -> Iterator[tuple[str, str]]:
     yield self.bins, 'number'
 
+  @property
+  def is_measured(self) -> bool:
+    """Whether its boundaries are measured on the log."""
+    return self.quantiles is not None or self.widths is not None
+
   @pydantic.model_validator(mode='after')
   def _check(self) -> 'Bins':
-    if (self.boundaries is None) != self.log_squared:
-      wrong('', f'found {"both" if self.log_squared else "none"}; wanted boundaries or log_squared')
+    ways = [self.log_squared, self.quantiles is not None, self.widths is not None]
+    given = self.boundaries is not None
+    if sum(ways) + (given and not self.is_measured) != 1:
+      wrong('', f'found {sum(ways) + given} of boundaries, log_squared, quantiles, widths; '
+            'wanted one')  # fmt: skip
     if self.boundaries is not None:
       rounded = np.array(self.boundaries, np.float32)
       if not len(rounded):

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pydantic
 
-from trainer.config.columns import From, Made
+from trainer.config.columns import Bins, From, Made
 from trainer.config.lifecycle import Thresholds
 from trainer.config.section import (
   NonNegative,
@@ -266,6 +266,14 @@ class Data(Section):
   def made(self) -> dict[str, Made]:
     """What columns are made of, by name."""
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
+
+  def unmeasured(self) -> dict[str, Slot]:
+    """Returns the slots of bins whose boundaries are yet to be measured, by the key of these."""
+    return {
+      f'data.slots.{i}.from.boundaries': slot
+      for i, slot in enumerate(self.slots)
+      if isinstance(slot.made, Bins) and slot.made.is_measured and slot.made.boundaries is None
+    }
 
   def source(self, name: str) -> Slot | str:
     """Returns what a column's maker reads under a name that is no made column: a slot, or a

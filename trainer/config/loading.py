@@ -2,17 +2,18 @@
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pydantic
 import yaml
 
 from trainer import files
 from trainer.config.checks import check
+from trainer.config.columns import Bins
 from trainer.config.messages import one_line
 from trainer.config.model import interaction
 from trainer.config.schema import Config
-from trainer.config.yaml_text import flatten, read_yaml, set_key
+from trainer.config.yaml_text import flatten, put, read_yaml, set_key
 from trainer.errors import ConfigError, printable
 from trainer.plain_data import Json, JsonObject
 
@@ -21,11 +22,11 @@ def load(
   path: str,
   overrides: Sequence[str] = (),
   run_dir: str | None = None,
-  batch_size: int | None = None,
+  measured: Mapping[str, Json] = {},
 ) -> Config:
   """Reads and checks a YAML file, as `parse`; the default run_dir of NAME.yaml is runs/NAME."""
   name = os.path.splitext(os.path.basename(path))[0]
-  return parse(_text_of(path), path, overrides, run_dir, batch_size, f'runs/{name}')
+  return parse(_text_of(path), path, overrides, run_dir, measured, f'runs/{name}')
 
 
 def _text_of(path: str) -> str:
@@ -55,15 +56,23 @@ def write_of_run(cfg: Config) -> None:
     os.replace(path + '.new', path)
 
 
-def measured_batch_size(run_dir: str) -> int | None:
-  """Returns the batch size that a run has measured on its log; None if it has measured none."""
+def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
+  """Returns what a run has measured on its log of what a config leaves open, by key."""
   path = os.path.join(run_dir, GIVEN)
   if not os.path.exists(path):
-    return None
+    return {}
   remedy = 'delete it: the next start writes it again, and measures the batch size again'
   given = read_yaml(_text_of_run(path, remedy), path)
-  is_given = 'batch_size' in given.get('train', {})
-  return None if is_given else load_of_run(run_dir).train.batch_size
+  run = load_of_run(run_dir)
+  found: dict[str, Json] = {}
+  if 'batch_size' not in cfg.train.model_fields_set | given.get('train', {}).keys():
+    found['train.batch_size'] = run.train.batch_size
+  of_run = {slot.name: slot.made for slot in run.data.slots}
+  for key, slot in cfg.data.unmeasured().items():
+    made = of_run.get(slot.name)
+    if isinstance(made, Bins) and made.model_copy(update={'boundaries': None}) == slot.made:
+      found[key] = made.boundaries
+  return found
 
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
@@ -96,7 +105,7 @@ def parse(
   where: str,
   overrides: Sequence[str] = (),
   run_dir: str | None = None,
-  batch_size: int | None = None,
+  measured: Mapping[str, Json] = {},
   default_run_dir: str | None = None,
 ) -> Config:
   """Reads and checks a config.
@@ -106,7 +115,7 @@ def parse(
     where: where it comes from, for messages.
     overrides: strings `a.b=value`.
     run_dir: replaces `run_dir` where given.
-    batch_size: the measured size, for a config that gives no train.batch_size.
+    measured: what was measured of what the config leaves open, by key.
     default_run_dir: for a config that gives no run_dir.
   Raises:
     ConfigError: with one line.
@@ -124,9 +133,9 @@ def parse(
   origins = {}
   if default_run_dir and not tree.get('run_dir'):
     tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
-  if batch_size is not None:
-    tree['train'] = {'batch_size': batch_size} | (tree.get('train') or {})
-    origins['train.batch_size'] = 'measured'
+  for key, value in measured.items():
+    put(tree, key, value, key)
+    origins[key] = 'measured'
   for key, value in flatten(tree).items():
     try:
       (key + value if isinstance(value, str) else key).encode()
@@ -142,8 +151,11 @@ def parse(
   except ConfigError as e:
     raise ConfigError(f'{where}: {e}') from None
   for key in origins:
-    section, _, name = key.rpartition('.')
-    del (cfg.given[section] if section else cfg.given)[name]
+    *path, name = key.split('.')
+    section = cfg.given
+    for part in path:
+      section = section[int(part) if isinstance(section, list) else part]
+    del section[name]
   cfg._origins.update(origins)
   check(cfg, where)
   return cfg

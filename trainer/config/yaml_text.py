@@ -77,7 +77,11 @@ def set_key(tree: JsonObject, assignment: str) -> None:
   key, equals, text = assignment.partition('=')
   if not equals or not key:
     raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
-  value = read_yaml(text, f'--set {short(assignment)}')
+  put(tree, key, read_yaml(text, f'--set {short(assignment)}'), assignment)
+
+
+def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
+  """Gives a key as `a.b.0.c` a value; messages name the assignment."""
   *path, last = key.split('.')
   node = tree
   for i, part in enumerate(path):

@@ -86,6 +86,12 @@ class Inspection:
     table['bytes'] = state['bytes'].astype(np.int64)
     return table.rename_axis('slot')
 
+  def made(self) -> pd.DataFrame:
+    """Of each slot that is made of other columns: how, bins with their boundaries."""
+    made = {s.name: s.made for s in self.cfg.slots if s.made is not None}
+    rows = [(m.kind, json.dumps(m.model_dump(exclude_defaults=True))) for m in made.values()]
+    return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
+
   def features(self, slot: str) -> pd.DataFrame:
     """The features of a slot: key, shows, clicks, days, whether admitted, weight and factors.
 

@@ -1,10 +1,10 @@
 """Warm start: what a model with changed settings takes over from a checkpoint.
 
 Features are matched by the name of their slot, dense variables by their layer and name. A new slot
-or layer starts fresh; one that is gone is dropped. A layer or table that has become wider keeps
-what it had, and the rest starts fresh. Under another row optimizer, or in a table of another width,
-rows keep their weights and their optimizer state starts fresh. Rows of a table that is now in
-bfloat16 are rounded to nearest.
+or layer starts fresh, and so does a slot that is made otherwise, as of other bins; one that is gone
+is dropped. A layer or table that has become wider keeps what it had, and the rest starts fresh.
+Under another row optimizer, or in a table of another width, rows keep their weights and their
+optimizer state starts fresh. Rows of a table that is now in bfloat16 are rounded to nearest.
 """
 
 import collections
@@ -39,8 +39,8 @@ class Taken(NamedTuple):
 
 
 def _identity(slot: config.Slot) -> JsonObject:
-  """Returns the settings that decide a slot's keys and the layout of its rows."""
-  return slot.model_dump(exclude={'pooling', 'lifecycle'})
+  """Returns what must not change of a slot: a slot that is made otherwise starts fresh."""
+  return slot.model_dump(exclude={'pooling', 'lifecycle', 'made'})
 
 
 def may_change(key: str, old: config.Config, new: config.Config) -> bool:
@@ -71,9 +71,9 @@ def _layouts(cfg: config.Config) -> dict[str, tuple[int, str, str, str]]:
   }
 
 
-def _slots(cfg: config.Config) -> list[tuple[str, int]]:
+def _slots(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
   ids = cfg.slot_ids()
-  return [(slot.name, ids[slot.name]) for slot in cfg.slots]
+  return [(slot.name, ids[slot.name], slot.made) for slot in cfg.slots]
 
 
 def is_needed(old: config.Config, new: config.Config) -> bool:
@@ -98,11 +98,12 @@ def rows(
     size: the number of processes.
   """
   new_ids, old_ids = new.slot_ids(), old.slot_ids()
+  made = {slot.name: slot.made for slot in new.data.slots}
   new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
   tables: dict[str, set[int]] = {}  # old slot ids, by table
   for slot in old.data.slots:
     tables.setdefault(slot.table, set()).add(old_ids[slot.name])
-    if slot.name in new_ids:
+    if made.get(slot.name, ...) == slot.made:
       new_id[old_ids[slot.name]] = new_ids[slot.name]
   own = shards_of(rank, size)
 
@@ -239,8 +240,11 @@ def dense(
     for layer, layer_fates in fates.items()
   ]
   table += [Taken(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
-  before, now = ([s.name for s in cfg.data.slots] for cfg in (old, new))
+  before, now = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
   slots = [Taken(f'slot {n}', 'taken over' if n in before else 'fresh') for n in now]
+  for i, (name, made) in enumerate(now.items()):
+    if before.get(name, made) != made:
+      slots[i] = Taken(f'slot {name}, which is made otherwise now', 'fresh')
   slots += [Taken(f'slot {n}', 'dropped') for n in before if n not in now]
   return state, slots + _tables(old, new) + table
 

@@ -1,0 +1,187 @@
+"""What a config leaves open is measured on its log: the batch size of a small one, and bins."""
+
+import contextlib
+import io
+import pathlib
+import re
+import tempfile
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+import yaml
+
+from trainer import api, config, resolve
+from trainer.data.conversion import prepare_pass
+from trainer.data.measured import boundaries, suitable
+from trainer.errors import UserError
+from trainer.reporting.inspection import Inspection
+
+
+def log(samples, seed):
+  """A log whose clicks follow its items, with users that are seen a few times each."""
+  rng = np.random.default_rng(seed)
+  item = rng.integers(50, size=samples)
+  click = rng.random(samples) < 0.05 + 0.4 * (item % 5 == 0)
+  user = rng.integers(1000, size=samples)
+  return pd.DataFrame({'user': user, 'item': item, 'click': click.astype(int)})
+
+
+class BatchSizeTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    self.tree = {
+      'run_dir': str(self.folder / 'run'),
+      'data': {
+        'train': [f'{self.folder}/train*'],
+        'label': 'click',
+        'slots': [{'name': 'user'}, {'name': 'item'}],
+      },
+      'model': {'interactions': ['linear', 'fm']},
+    }
+
+  def suitable(self):
+    return suitable(config.parse(yaml.safe_dump(self.tree), 'test'))
+
+  def test_it_follows_the_number_of_samples(self):
+    for samples, size in (
+      (3, 64),
+      (3839, 64),
+      (3840, 128),
+      (20_000, 512),
+      (122_879, 2048),
+      (122_880, 4096),
+      (150_000, 4096),
+    ):
+      log(samples, 0).to_csv(self.folder / 'train.csv', index=False)
+      self.assertEqual(self.suitable(), (size, min(samples, 122_880)))
+
+  def test_files_of_every_kind_count(self):
+    log(9000, 0).to_parquet(self.folder / 'train_1.parquet')
+    log(8000, 0).to_csv(self.folder / 'train_2.csv.gz', index=False)
+    self.assertEqual(self.suitable(), (512, 17_000))
+
+  def test_what_cannot_be_read_is_told_later(self):
+    (self.folder / 'train.csv').write_text('other,columns\n1,2\n')
+    self.assertEqual(self.suitable()[0], 4096)
+
+  def test_a_log_of_4000_samples_is_learnt_from(self):
+    log(4000, 0).to_csv(self.folder / 'train.csv', index=False)
+    log(2000, 1).to_csv(self.folder / 'valid.csv', index=False)
+    self.tree['data']['valid'] = [f'{self.folder}/valid.csv']
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+      run = api.fit(self.tree)
+    self.assertIn(
+      'train.batch_size: 128, measured: the log has 4,000 samples (4096 in a large one)',
+      told.getvalue(),
+    )
+    valid = run.metrics.query("event == 'eval' and split == 'valid'")
+    self.assertLess(valid['logloss'].min(), 0.95 * valid['base_logloss'].iloc[0])
+    self.assertGreater(valid['auc'].max(), 0.7)  # the true probabilities reach .74
+    # What a run has measured it keeps, though the log grows.
+    log(20_000, 0).to_csv(self.folder / 'train.csv', index=False)
+    self.assertEqual(api.Source(self.tree).for_its_log().train.batch_size, 128)
+    for source, size in (
+      (api.Source(self.tree, ['train.batch_size=32']), 32),
+      (api.Source(self.tree, (), 'elsewhere'), 512),
+    ):
+      self.assertEqual(source.for_its_log().train.batch_size, size)
+
+
+class BinsTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    bins = {
+      'bin': {'bins': 'x', 'quantiles': 8},
+      'wide': {'bins': 'x', 'widths': 4},
+      'ratio': {'bins': 'half', 'quantiles': 3},
+    }
+    self.tree = {
+      'run_dir': str(self.folder / 'run'),
+      'data': {
+        'train': [f'{self.folder}/day_*'],
+        'label': 'click',
+        'day_pattern': r'day_(\d)',
+        'slots': [{'name': n, 'from': b} for n, b in bins.items()],
+        'dense': [{'name': 'half', 'from': {'expression': 'x / 2'}}],
+      },
+      'model': {'interactions': ['linear', 'fm']},
+    }
+    rng = np.random.default_rng(0)
+    self.x = np.where(rng.random(2000) < 0.4, 0, rng.normal(3, 2, 2000)).astype(np.float32)
+    self.write('day_1.csv', self.x)
+    self.write('day_2.csv', 100 + self.x)
+
+  def write(self, name, x):
+    texts = np.where(np.arange(len(x)) % 7 == 0, '', x.astype(str))
+    frame = pd.DataFrame({'x': texts, 'click': np.arange(len(x)) % 2})
+    frame.to_csv(self.folder / name, index=False)
+
+  def config(self):
+    return config.parse(yaml.safe_dump(self.tree), 'test')
+
+  def of(self, cfg):
+    return {slot.name: slot.made.boundaries for slot in cfg.data.slots}
+
+  def test_quantiles_and_widths_of_the_first_pass(self):
+    found = dict(zip(('bin', 'wide', 'ratio'), boundaries(self.config()).values()))
+    present = np.sort(self.x[np.arange(2000) % 7 != 0]).astype(np.float64)
+    for bound in found['bin']:
+      below = (present < bound).mean()
+      self.assertIn(np.float32(bound), self.x)
+      # Only of values that are there often a bin holds more than its share.
+      self.assertTrue(abs(below * 8 - round(below * 8)) < 0.01 or bound == 0)
+    wanted = present.min() + (present.max() - present.min()) * np.arange(1, 4) / 4
+    self.assertAllClose(found['wide'], wanted, rtol=1e-6)
+    self.assertEqual(found['ratio'][0], 0)
+
+  def test_a_run_keeps_what_it_measured(self):
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+      run = api.fit(self.tree)
+    bins = self.of(run.cfg)
+    self.assertIn(f'data.slots.0.from.boundaries: {bins["bin"]}, measured', told.getvalue())
+    made = Inspection(run.run_dir).made()
+    self.assertIn(str(bins['wide']), made.loc['wide', 'from'])
+    resolved = resolve.explained(resolve.resolved(run.run_dir))
+    self.assertRegex(resolved, re.escape(str(bins['bin'])) + '.*  # given, boundaries measured')
+    # Written out, they are what they are anyway.
+    self.tree['data']['slots'][0]['from']['boundaries'] = bins['bin']
+    self.write('day_0.csv', 5 * self.x)
+    self.assertEqual(self.of(api.Source(self.tree).for_its_log()), bins)
+    frame = pd.DataFrame({'x': self.x[:50]})
+    self.assertLen(run.predict(frame), 50)
+    # Another run measures its own log, or takes those of the run that it begins with.
+    del self.tree['data']['slots'][0]['from']['boundaries']
+    other = api.Source(self.tree, (), str(self.folder / 'other'))
+    self.assertNotEqual(self.of(other.for_its_log())['wide'], bins['wide'])
+    self.assertEqual(self.of(other.for_its_log(init_from=run.run_dir)), bins)
+
+  def test_prepared_passes_bring_theirs(self):
+    bins = boundaries(self.config())
+    cfg = config.parse(yaml.safe_dump(self.tree), 'test', measured=bins)
+    prepare_pass(cfg, f'{self.folder}/day_2.csv', f'{self.folder}/prepared')
+    self.tree['data'] |= {'train': [f'{self.folder}/prepared'], 'format': 'prepared'}
+    self.assertEqual(boundaries(self.config()), bins)
+    self.tree['data']['slots'][0]['from']['quantiles'] = 9
+    with self.assertRaisesRegex(UserError, "slot 'bin' is made of .*wants .*'quantiles': 9"):
+      boundaries(self.config())
+
+  def test_what_cannot_be_measured(self):
+    with self.assertRaisesRegex(UserError, "bins of 'x': nobody has measured"):
+      prepare_pass(self.config(), f'{self.folder}/day_1.csv', f'{self.folder}/prepared')
+    (self.folder / 'day_0.csv').write_text('x,click\n,1\n,0\n')
+    with self.assertRaisesRegex(UserError, "day_0.csv: slot 'bin': found no number in the colum"):
+      boundaries(self.config())
+    self.tree['data'] |= {'train': [], 'watch': str(self.folder)}
+    with self.assertRaisesRegex(UserError, 'slots.0.from.boundaries: found no pass in .* wanted'):
+      boundaries(self.config())
+    (self.folder / 'day_2.csv.done').touch()
+    self.assertGreater(min(boundaries(self.config())['data.slots.1.from.boundaries']), 90)
+
+
+if __name__ == '__main__':
+  tf.test.main()
