@@ -69,8 +69,6 @@ class Config(Section):
     given = flatten(self._given)
     if key in self._origins:
       return self._origins[key]
-    if f'{key}.boundaries' in self._origins:  # `from` is written in one line
-      return 'given, boundaries measured'
     return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
 
   @pydantic.model_validator(mode='wrap')

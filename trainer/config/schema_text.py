@@ -100,6 +100,8 @@ def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type 
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
     return annotation, None
+  if origin is typing.Annotated:
+    return _section_of(args[0])
   if origin in (list, dict):
     return _section_of(args[-1])[0], origin
   if origin in (typing.Union, types.UnionType):
