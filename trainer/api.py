@@ -99,7 +99,8 @@ class Run:
 
     config.refuse_retrieval(self.cfg.model.retrieval, f'importance: run_dir {self.run_dir}')
     with self._open() as run, _patterns(self.cfg, data) as patterns:
-      return importance_table(run, run.inputs.prepared(passes_to_score(run, patterns), 'api'))
+      prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api')
+      return importance_table(run.inputs, prepared)
 
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot, the most shown first.

@@ -50,7 +50,7 @@ def main() -> None:
 
     with open_run(RUN_DIR.value, (), CHECKPOINT.value, runtime.launched()) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
-      found = {'importance': importance_table(run, prepared)}
+      found = {'importance': importance_table(run.inputs, prepared)}
   else:
     for attempts_left in reversed(range(_ATTEMPTS)):
       try:

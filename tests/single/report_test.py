@@ -176,7 +176,7 @@ class PageTest(tf.test.TestCase):
     self.assertIn('<h2>Calibration conversion</h2>', page)
     ahead = [e for e in events if e.get('split') == 'next']
     last = ahead[-1]['auc'] - 0.25
-    self.assertIn(f'Before it was trained on, day_03 had conversion AUC {last:.4f}', page)
+    self.assertIn(f'Before the training on day_03, its conversion AUC was {last:.4f}', page)
     test = events[-3]['auc']
     for task, auc in (('click', test), ('conversion', test - 0.25)):
       self.assertIn(f'On the test data of {task}, AUC is {auc:.4f}', page)
@@ -328,7 +328,7 @@ class WordsTest(tf.test.TestCase):
     text = ' '.join(findings.summary(run))
     self.assertIn('over 3 slots was trained on 32,000 samples: 1 pass, in 2 epochs.', text)
     self.assertIn(
-      'The state of epoch 1 (step 20) is kept and predicts: its AUC of data.valid', text
+      'The state of epoch 1 (step 20) is kept for prediction: its AUC on data.valid', text
     )
     # The best state is that of the first epoch, and figures of slots are its own.
     run = self.run_of(self.static_events(valid_auc=(0.75, 0.7)))
@@ -338,16 +338,16 @@ class WordsTest(tf.test.TestCase):
     for events, wanted in (
       (
         self.static_events((0.8, 0.97), (0.7, 0.67)),
-        'The model overfits: at its end AUC is 0.97 on',
+        'The model overfits: in the end AUC is 0.97 on',
       ),
       (
         self.static_events(features=30_000, shows=90_000.0),
         "Slot 'user' has a new value in almost every sample: 30,000 features of 45,000 "
-        'impressions, in 95% of the bytes, and 100% of the samples scored have one it never saw.',
+        'impressions, in 95% of the bytes; the model does not know 100% of those it evaluates.',
       ),
       (
         self.static_events(admitted=100_000),
-        'The tables hold 802,000 weights, and the log has only 32,000 samples to teach them; 100%',
+        'The tables hold 802,000 weights, but the log has only 32,000 samples to train them; 100%',
       ),
     ):
       (found,) = findings.faults(self.run_of(events))
@@ -360,7 +360,7 @@ class WordsTest(tf.test.TestCase):
       for n, auc in (('a', 0.7), ('b', 0.8))
     ]
     table, notes = comparison.differences(found)
-    self.assertIn('Figures of the valid split; differences are from a.', notes[0])
+    self.assertIn('the valid split; differences are from a.', notes[0])
     self.assertLen(notes, 1)
     self.assertEqual(table['AUC difference'].tolist(), ['', '+0.1000'])
     low, high = map(float, table['95 %'][1].split(' to '))

@@ -91,7 +91,7 @@ class TrackersTest(tf.test.TestCase):
     goes_on.set()
     waited.assert_called_once()
     self.assertEqual(
-      log.troubles, ['mlflow: TimeoutError: has not taken all that it was sent within 1 s']
+      log.troubles, ['mlflow: TimeoutError: did not take everything within 1 s']
     )
 
   def test_wandb(self):

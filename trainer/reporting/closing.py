@@ -1,4 +1,4 @@
-"""What a finished run prints and leaves: the closing table and report.html."""
+"""Prints the closing table of a finished run, and writes its report.html."""
 
 import os
 import shlex
@@ -26,19 +26,21 @@ COLUMNS = (
   ('calibr.', 'calibration', '.3f'),
   ('loss', 'loss', '.4f'),
 )
-MOST_OF_RANKINGS = 4  # figures of model.retrieval that 80 columns have room for
+MOST_OF_RANKINGS = 4  # metrics of model.retrieval for which 80 columns have room
 WIDTH, NAME_WIDTH = 80, 18
 GROUPS = ('train', 'next', 'valid', 'test')
-SHOWN_FIRST, SHOWN_LAST = 2, 8  # of the rows of a group; the rest is in metrics.jsonl
+SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the others
+SHOWN_MEGABYTES = 0.05  # the smallest file or directory of the run_dir that is listed
+FEW_ADMITTED = 0.05
 
 
 def write_report(cfg: config.Config) -> None:
-  """Writes report.html of the events so far; process 0 calls it."""
+  """Writes report.html from the events so far; only process 0 calls it."""
   report.write([cfg.run_dir], os.path.join(cfg.run_dir, 'report.html'))
 
 
 def close(cfg: config.Config) -> None:
-  """Prints the closing table and writes report.html; process 0 calls it once the run is done."""
+  """Prints the closing table and writes report.html; only process 0 calls it."""
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
     print_table(of_task)
@@ -50,17 +52,8 @@ def close(cfg: config.Config) -> None:
     print(line)
 
 
-SHOWN_MEGABYTES = 0.05  # of a file or directory of the run_dir
-FEW_ADMITTED = 0.05
-
-
 def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
-  """Says which threshold admits almost none of the features that were seen; None where none does.
-
-  Args:
-    cfg: the job's config.
-    events: of trainer.reporting.events.read_events.
-  """
+  """Returns a warning if the threshold of admission admits almost no feature, else None."""
   policy = cfg.policy()
   key = {
     'score': 'admission_threshold',
@@ -76,7 +69,7 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
     return None
   return (
     f'lifecycle.{key} {getattr(policy, key):g} admits {admitted:,.0f} of the {features:,.0f} '
-    f'features seen ({admitted / features:.1%}): all others have a linear weight only'
+    f'features seen ({admitted / features:.1%}): the others have only a linear weight'
   )
 
 
@@ -85,10 +78,10 @@ def _cell(value: object, form: str) -> str:
 
 
 def print_table(run: RecordedRun) -> None:
-  """Prints what training, each pass ahead of it, validation and test said, a group each.
+  """Prints the metrics of training, of progressive validation, of validation and of the test.
 
   Args:
-    run: what it has written, of several tasks one of `by_task`.
+    run: with several tasks, one of `RecordedRun.by_task`.
   """
   retrieval = run.cfg.model.retrieval
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
@@ -126,7 +119,7 @@ def print_table(run: RecordedRun) -> None:
 
 
 def last_lines(run: RecordedRun) -> Iterator[str]:
-  """Yields which state is kept and its figures, where things lie, and what to type next."""
+  """Yields lines: the kept state and its metrics, the files of the run, and what to type next."""
   decides = run.deciding
   if (best := decides.best) is not None:
     what = f'{run.deciding_task} {decides.metric}'.strip()
@@ -134,20 +127,17 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
     yield f'kept: epoch {best["epoch"]:.0f}, the best of data.valid: {what} {value}'
   elif len(trained := run.of('train')):
     yield f'kept: the last state, after {shortened(trained.iloc[-1]["pass"], NAME_WIDTH)}'
-  for one in run.by_task():
-    tests = one.evaluated('test')
-    if not len(tests):
-      continue
-    ranked = run.cfg.model.retrieval.metrics() if run.cfg.model.retrieval else []
-    names = [n for n in ('auc', 'logloss', 'rmse', *ranked) if n in tests]
-    values = [f'{n} {tests.iloc[-1][n]:.4f}' for n in names]
-    told = ', '.join(v for v in values if not v.endswith('nan'))
-    yield f'test: {one.task} {told}'.replace('  ', ' ')
-    bound = one.reachable(tests.iloc[-1]['pass'], 'auc')
-    if bound is not None:
-      yield f'      the true probabilities reach AUC {bound:.4f}'
-  found = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
-  sizes = {entry.name: files.size_of(entry.path) / 1e6 for entry in found}
+  ranked = run.cfg.model.retrieval.metrics() if run.cfg.model.retrieval else []
+  for run_of_task in run.by_task():
+    for _, test in run_of_task.evaluated('test').tail(1).iterrows():
+      names = [n for n in ('auc', 'logloss', 'rmse', *ranked) if pd.notna(test.get(n))]
+      values = ', '.join(f'{name} {test[name]:.4f}' for name in names)
+      yield f'test: {run_of_task.task} {values}'.replace('  ', ' ')
+      bound = run_of_task.reachable(test['pass'], 'auc')
+      if bound is not None:
+        yield f'      the true probabilities reach AUC {bound:.4f}'
+  entries = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
+  sizes = {entry.name: files.size_of(entry.path) / 1e6 for entry in entries}
   shown = [f'{name} {size:,.1f} MB' for name, size in sizes.items() if size >= SHOWN_MEGABYTES]
   text = f'{run.directory}, {sum(sizes.values()):,.1f} MB: {", ".join(shown)}'
   yield from textwrap.wrap(text.removesuffix(': '), WIDTH, subsequent_indent='  ')

@@ -1,4 +1,4 @@
-"""Compares runs by the data that all of them were scored on."""
+"""Compares runs by the split on which all of them were evaluated."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,13 @@ from trainer.reporting import findings
 from trainer.reporting.runs import RecordedRun
 
 _THERE = 'there'
-_METRICS = {'auc': 'AUC', 'gauc': 'GAUC', 'logloss': 'logloss', 'rmse': 'RMSE'}
 
 
 def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
-  """Returns a table, a run a row, and sentences that say how to read it.
+  """Returns a table with a row for each run, and sentences that say how to read it.
 
-  Figures are those of the deciding task, of the state that each run keeps. Differences are from the
-  first run.
+  Metrics are those of the deciding task in each run's kept state; differences are from the first
+  run.
   """
   decided = [run.deciding for run in runs]
   split = next((s for s in ('test', 'valid', 'next') if all(s in r.scores for r in decided)), None)
@@ -27,7 +26,7 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   first = scores[0]
   for run, score in zip(decided, scores):
     row = {'run': run.directory, 'state': findings.state(run), 'samples': run.samples}
-    for metric, title in _METRICS.items():
+    for metric, title in findings.NAMES.items():
       if pd.isna(score.get(metric)):
         continue
       row[title] = f'{score[metric]:.4f}'
@@ -37,27 +36,25 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
         interval = _auc_difference(first, score) if compares else ()
         row['95 %'] = ' to '.join(f'{end:+.4f}' for end in interval)
     row['calibration'] = score.get('calibration')
-    row['samples/s'] = (
-      run.of('train')['examples_per_second'].median() if len(run.of('train')) else None
-    )
+    row['samples/s'] = run.of('train')['examples_per_second'].median()
     rows.append(row)
   if split is None:
-    notes.append('The runs were not scored on the same split, so that nothing compares them.')
+    notes.append('The runs were not evaluated on the same split, so they cannot be compared.')
   else:
     notes.append(
-      f'Figures of the {split} split; differences are from {runs[0].name}. The interval of AUC is '
-      'that of runs with samples of their own; of the same samples the true one is narrower.'
+      f'Metrics are of the {split} split; differences are from {runs[0].name}. The interval of AUC '
+      'assumes that each run has its own samples; if the samples are the same, it is narrower.'
     )
-    told = {(score['examples'], score.get('ctr')) for score in scores}
-    if len(told) > 1:
-      notes.append(f'Their {split} data differ, so that differences may be those of the data.')
+    if len({(score['examples'], score.get('ctr')) for score in scores}) > 1:
+      notes.append(f'Their {split} data differ, which may be why their metrics differ.')
   return pd.DataFrame(rows).dropna(axis=1, how='all'), notes
 
 
 def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
-  """Returns the keys of the config in which runs differ: a row each, a column a run.
+  """Returns the settings in which runs differ: a row for each key, a column for each run.
 
-  Slots, columns and interactions go by their names; of one that a run lacks nothing else is told.
+  Slots, columns and interactions are identified by name. If a run lacks one of them, its keys are
+  left out.
   """
   dropped = {'run_dir', 'report'}
   table = pd.DataFrame([dict(_settings(run.cfg.model_dump(exclude=dropped))) for run in runs]).T
@@ -69,7 +66,7 @@ def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
 
 
 def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
-  """Yields the keys of a config and their values as texts."""
+  """Yields the keys of a config, each with its value as a string."""
   if isinstance(tree, list) and tree and isinstance(tree[0], dict):
     named: dict[str, Json] = {}
     for one in tree:
@@ -86,10 +83,9 @@ def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
 
 
 def _auc_difference(first: pd.Series, other: pd.Series) -> tuple[float, float]:
-  """Returns the 95 % interval of the difference of two AUCs.
+  """Returns the 95 % interval of the difference of two AUCs, by MOVER from the interval of each.
 
-  Of their own intervals, as MOVER joins them: Zou and Donner 2008, "Construction of confidence
-  limits about effect measures".
+  Zou and Donner 2008, "Construction of confidence limits about effect measures".
   """
   ends = []
   for score in (first, other):

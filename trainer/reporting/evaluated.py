@@ -1,4 +1,4 @@
-"""What `trainer.evaluate` tells in a terminal: figures of quality, and those of a slot's values."""
+"""What `trainer.evaluate` prints in a terminal: metrics, and those of a slot's values."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from trainer.reporting.live_line import WIDTH, shortened
 
 Figures = Mapping[str, Any]
 
-# Of an evaluation: title, field. The rest is in its --json.
+# Titles of the metrics that are printed, and their fields; --json prints the others too.
 FIGURES = {
   'AUC': 'auc',
   'GAUC': 'gauc',
@@ -18,7 +18,7 @@ FIGURES = {
   'calibration': 'calibration',
   'rmse': 'rmse',
 }
-# Of a slice: title, field (or the two ends of an interval), format.
+# Columns of a table of slices: title, field (or the two ends of an interval), format.
 COLUMNS = (
   ('samples', ('samples',), ',.0f'),
   ('clicks', ('clicks',), ',.0f'),
@@ -40,11 +40,11 @@ def _cell(row: Figures, fields: Sequence[str], form: str) -> str:
 
 
 def slice_table(slot: str, rows: Sequence[Figures]) -> str:
-  """Returns the lines of a table of at most 80 columns; long values are cut off at their end.
+  """Returns a table of at most 80 columns; long values are cut off at their end.
 
   Args:
-    slot: its name, the first title.
-    rows: one a slice, of one task: `value`, and the figures of trainer.model.slices.
+    slot: its name, the title of the first column.
+    rows: slices of one task: `value`, and the metrics of trainer.model.slices.
   """
   columns = [
     [title, *(_cell(row, fields, form) for row in rows)]
@@ -63,11 +63,11 @@ def slice_table(slot: str, rows: Sequence[Figures]) -> str:
 
 
 def in_words(values: Figures) -> Iterator[str]:
-  """Yields the lines of at most 80 columns that tell the figures of quality, task by task."""
+  """Yields the metrics of each task in lines of at most 80 columns."""
   for task, own in values.get('tasks', {'': values}).items():
     known = {title: own.get(field) for title, field in FIGURES.items()}
     known |= {name: own[name] for name in own if name.partition('@')[0] in RANKING_METRICS}
     told = [f'{title} {value:.4f}' for title, value in known.items() if value is not None]
     text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
-  yield 'with --json: all figures; with --by SLOT: by the values of a slot'
+  yield 'with --json: all metrics; with --by SLOT: for each value of a slot'

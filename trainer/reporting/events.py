@@ -1,4 +1,4 @@
-"""The events of a run: metrics.jsonl, and their figures in TensorBoard and other trackers."""
+"""Writes the events of a run to metrics.jsonl, and their metrics to TensorBoard and trackers."""
 
 import contextlib
 import errno
@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -14,10 +14,11 @@ from absl import logging
 
 from trainer.config import RANKING_METRICS, Config
 from trainer.errors import one_line
+from trainer.plain_data import Json, JsonObject
 from trainer.reporting import trackers
 from trainer.reporting.tensorboard import TensorBoard
 
-# Figures of an event that TensorBoard and trackers show.
+# The fields that TensorBoard and trackers show.
 SCALARS = (
   'logloss',
   'auc',
@@ -33,31 +34,31 @@ SCALARS = (
   'learning_rate_factor',
 )
 
-# Events that tell of the job, not of work that may be done again.
+# Events about the job, not about work that is repeated after a crash.
 OF_THE_JOB = ('start', 'save', 'lost')
 
 
 class EventLog:
-  """Appends events to `run_dir`; on processes other than the first it does nothing.
+  """Appends events to the reports of a run.
 
-  What happens to the reports (a full disk, a file removed, cut or rotated, a tracker that cannot be
-  reached) never ends the training: it is told once, and `troubles` keeps it for the end.
+  A failure to write (a full disk, a file that was removed or cut, a tracker out of reach) never
+  ends the training. It is reported once, and kept in `troubles`.
 
   Args:
-    run_dir: of the run.
-    active: whether this process writes.
-    keep_bytes: how much of metrics.jsonl to keep: what the checkpoint that the run continues from
-      had seen. Later lines belong to work that is done again; of them only those of OF_THE_JOB
-      stay. None keeps all of it.
+    run_dir: the directory of metrics.jsonl.
+    active: whether this process writes; of a job, only the first does.
+    keep_bytes: how much of metrics.jsonl to keep, namely what was there at the checkpoint from
+      which the run continues; None: all. Later lines are removed, because their work is repeated,
+      but for those of OF_THE_JOB.
 
   Attributes:
-    troubles: what could not be written, a line each.
+    troubles: a line for each failure.
   """
 
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
     self._active, self.troubles = active, []
     self._file: BinaryIO | None = None
-    self._size = 0  # of metrics.jsonl after the last line
+    self._size = 0  # bytes of metrics.jsonl after the last write
     self._board: TensorBoard | None = None
     self._trackers: list[trackers.InBackground] = []
     self._status = 'unfinished'
@@ -69,7 +70,7 @@ class EventLog:
       self._cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
-    """Begins to report figures to where `report.to` says."""
+    """Begins to report to what `report.to` names."""
     if not self._active:
       return
     if 'tensorboard' in cfg.report.to:
@@ -81,20 +82,16 @@ class EventLog:
         self._trackers.append(trackers.InBackground(name, cfg, self.guarded))
 
   def close(self, is_waiting: Callable[[], None]) -> None:
-    """Gives the trackers the files of the run, and waits until they have sent all.
-
-    Args:
-      is_waiting: called every second meanwhile.
-    """
+    """Ends the trackers' runs; calls `is_waiting` every second meanwhile."""
     for tracker in self._trackers:
       tracker.close(self._status, is_waiting)
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
-    """Tells of an error in writing a report, once for each, and goes on."""
+    """Reports an error in a `with` block that writes `what`, once, and goes on."""
     try:
       yield
-    except Exception as e:  # also of what is drawn from events that somebody has damaged
+    except Exception as e:  # damaged events may raise anything when they are drawn
       reason = e.strerror if isinstance(e, OSError) and e.strerror else one_line(e)
       trouble = f'{what}: {reason}'
       if trouble not in self.troubles:
@@ -110,7 +107,7 @@ class EventLog:
     self._file = open(self._path, 'ab', buffering=0)
 
   def _cut(self, keep_bytes: int | None) -> None:
-    """Removes the lines after `keep_bytes`, where there are so many and a line ends there."""
+    """Removes the lines after `keep_bytes`, which must be the end of a line."""
     size = self._file.tell()
     if keep_bytes is None or size == keep_bytes:
       return
@@ -120,19 +117,19 @@ class EventLog:
     if size < keep_bytes or not ends_a_line:
       raise OSError(
         errno.EIO,
-        f'has {size:,} bytes and another content than when the run stood here with '
-        f'{keep_bytes:,}: earlier events are missing, or are there twice',
+        f'is not what it was at this checkpoint ({size:,} bytes now, {keep_bytes:,} then): earlier '
+        'events are missing or doubled',
       )
     with open(self._path, 'rb') as f:
       f.seek(keep_bytes)
-      told = [record for line in f if (record := _record(line)) is not None]
+      removed = [record for line in f if (record := _record(line)) is not None]
     self._file.truncate(keep_bytes)
     self._file.seek(0, os.SEEK_END)
-    for record in told:
+    for record in removed:
       if record['event'] in OF_THE_JOB:
         self._write_line(record)
 
-  def write(self, event: str, step: int, **fields: Any) -> None:
+  def write(self, event: str, step: int, **fields: Json) -> None:
     """Writes one event; fields that are None are left out."""
     if not self._active:
       return
@@ -160,26 +157,20 @@ class EventLog:
     for tracker in self._trackers:
       tracker.call(lambda to: to.scalars(kind, step, values))
 
-  def append(self, record: Mapping[str, Any]) -> None:
-    """Writes one event into metrics.jsonl alone; any thread may call it."""
+  def append(self, record: Mapping[str, Json]) -> None:
+    """Writes one event to metrics.jsonl alone; any thread may call it."""
     if self._active:
       with self.guarded(self._path):
         self._write_line(record | {'time': round(time.time(), 3)})
 
-  def histograms(self, kind: str, step: int, found: Mapping[str, np.ndarray]) -> None:
-    """Shows histograms in TensorBoard.
-
-    Args:
-      kind: train, or the split.
-      step: of the run.
-      found: by name, float64 [n, 3]: left edge, right edge and count of each bin.
-    """
+  def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
+    """Writes histograms to TensorBoard; the arguments are those of TensorBoard.histograms."""
     if self._board is not None:
       with self.guarded('tensorboard/'):
-        self._board.histograms(kind, step, found)
+        self._board.histograms(kind, step, histograms)
 
-  def _write_line(self, record: Mapping[str, Any]) -> None:
-    """Writes a line, into a new file where somebody took the old one away."""
+  def _write_line(self, record: Mapping[str, Json]) -> None:
+    """Writes a line; if the file was removed or replaced, into a new one."""
     line = (json.dumps(record) + '\n').encode()
     if self._file is None:
       self._open()
@@ -198,7 +189,7 @@ class EventLog:
     if size:
       with open(self._path, 'rb') as f:
         f.seek(size - 1)
-        if f.read(1) != b'\n':  # a full disk, or somebody, cut the last line
+        if f.read(1) != b'\n':  # the last line was cut, for example by a full disk
           line = b'\n' + line
     while line:
       line = line[self._file.write(line) :]
@@ -206,16 +197,18 @@ class EventLog:
 
 
 def read_events(run_dir: str) -> pd.DataFrame:
-  """The events of a run, a row each, in order; NaN or None where an event has no such field."""
-  # What is no UTF-8 was damaged: that line is left out, as one that was cut.
+  """Returns the events of a run in order, one a row; NaN or None if an event lacks a field.
+
+  Lines that were cut or damaged are left out.
+  """
   with open(os.path.join(run_dir, 'metrics.jsonl'), 'rb') as f:
     records = [record for line in f if (record := _record(line)) is not None]
-  # A run that was stopped early may have none: the frame has the columns that every event has.
+  # A run that was stopped early may have no events.
   return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])
 
 
-def _record(line: str | bytes) -> dict[str, Any] | None:
-  """The event that a line holds; None where it was cut: a run goes on, or a disk was full."""
+def _record(line: bytes) -> JsonObject | None:
+  """Returns the event that a line holds; None if the line was cut or is damaged."""
   try:
     record = json.loads(line)
   except ValueError:

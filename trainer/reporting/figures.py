@@ -1,4 +1,7 @@
-"""The figures of a report, by Plotly; None where a run has nothing to show yet."""
+"""The figures of a report, drawn by Plotly.
+
+Each function returns None where a run has nothing to show yet.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +20,8 @@ COLOURS = {
   'reachable': '#7a7f87',
 }
 SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
-MANY_VALUES = 20  # of which a figure may leave a few out of its first view
+DOTTED = {'color': COLOURS['reachable'], 'dash': 'dot', 'width': 1}
+MANY_VALUES = 20  # with more, the first view may leave a few out
 PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
 
 
@@ -46,17 +50,17 @@ def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
 
 
 def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style: object) -> None:
-  """Adds a curve over the steps, with pass and day in what hovering shows."""
+  """Adds a curve over the steps; hovering over it also shows pass, day and epoch."""
   rows = rows.dropna(subset=[field]) if field in rows else rows[:0]
   if not len(rows):
     return
-  about = rows.reindex(columns=['pass', 'day', 'epoch'])
+  about = rows[['pass', 'day', 'epoch']].astype(object)
   figure.add_trace(
     go.Scatter(
       x=rows['step'].tolist(),
       y=rows[field].tolist(),
       name=name,
-      customdata=about.astype(object).where(about.notna(), '–').to_numpy().tolist(),
+      customdata=about.where(about.notna(), '–').to_numpy().tolist(),
       hovertemplate='%{y:.5~g} (pass %{customdata[0]}, day %{customdata[1]}, '
       'epoch %{customdata[2]})',
       **style,
@@ -64,31 +68,34 @@ def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style:
   )
 
 
+def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
+  return run.of('train') if split == 'train' else run.evaluated(split)
+
+
+def _over_steps(
+  run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
+) -> go.Figure:
+  """Draws a field over the steps: one curve for the training, one for each split."""
+  figure = _figure('step', y, **layout)
+  if within_passes:
+    style = {'mode': 'lines', 'line': {'color': COLOURS['train'], 'width': 1}, 'opacity': 0.55}
+    _line(figure, run.of('window'), field, 'within a pass', **style)
+  for split in ('train', *SPLITS):
+    line = {'color': COLOURS[split]}
+    _line(figure, _rows(run, split), field, split, mode='lines+markers', line=line)
+  return figure
+
+
 def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None]:
-  """Returns a function that draws one metric over the steps: each split a curve of its own."""
+  """Returns a function that draws one metric over the steps, with a curve for each split."""
 
   def draw(run: RecordedRun) -> go.Figure | None:
-    figure = _figure('step', title, height=380)
-    _line(
-      figure,
-      run.of('window'),
-      metric,
-      'within a pass',
-      line={'color': COLOURS['train'], 'width': 1},
-      opacity=0.55,
-      mode='lines',
-    )
-    style = {'mode': 'lines+markers', 'marker': {'size': 7}}
-    _line(figure, run.of('train'), metric, 'train', line={'color': COLOURS['train']}, **style)
-    for split in SPLITS:
-      line = {'color': COLOURS[split]}
-      _line(figure, run.evaluated(split), metric, split, line=line, **style)
+    figure = _over_steps(run, metric, title, height=380)
     evaluated = run.of('eval')
     if len(evaluated):
       bound = [run.reachable(name, metric) for name in evaluated['pass']]
-      line = {'color': COLOURS['reachable'], 'dash': 'dot'}
       bounds = evaluated.assign(bound=bound).astype({'bound': float})
-      _line(figure, bounds, 'bound', 'reachable', line=line, mode='lines+markers')
+      _line(figure, bounds, 'bound', 'reachable', line=DOTTED, mode='lines+markers')
     if not figure.data:
       return None
     best = run.best
@@ -103,25 +110,24 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
           hovertemplate='%{y:.5~g}',
         )
       )
-    _mark_days(figure, run)
+    ends_of_days = run.of('day_end')['step']
+    for step in ends_of_days if len(ends_of_days) <= 60 else ():
+      figure.add_vline(x=step, line={'color': '#c9cdd3', 'width': 1, 'dash': 'dot'})
     return _zoomed(figure)
 
   return draw
 
 
 def ranking(run: RecordedRun) -> go.Figure | None:
-  """Draws the metric of rankings that the best epoch is chosen by, of model.retrieval."""
+  """Draws the ranking metric that chooses the best epoch of a model with model.retrieval."""
   return quality(run.metric, run.metric)(run) if run.cfg.model.retrieval else None
 
 
-def _mark_days(figure: go.Figure, run: RecordedRun) -> None:
-  ends = run.of('day_end')
-  for _, one in ends.iterrows() if len(ends) <= 60 else ():
-    figure.add_vline(x=one['step'], line={'color': '#c9cdd3', 'width': 1, 'dash': 'dot'})
-
-
 def _zoomed(figure: go.Figure) -> go.Figure:
-  """Shows all values; of many, without the few that an untrained model had."""
+  """Fits the first view to all values or, if they are many, to all but the outliers.
+
+  The outliers are mostly values of the untrained model.
+  """
   steps, values = (
     np.concatenate([np.array(getattr(trace, axis), float) for trace in figure.data])
     for axis in 'xy'
@@ -139,44 +145,38 @@ def _zoomed(figure: go.Figure) -> go.Figure:
 
 
 def calibration(run: RecordedRun) -> go.Figure | None:
-  """Σ predicted / Σ clicked over the steps."""
-  figure = _figure('step', 'Σ predicted / Σ clicked')
-  style = {'mode': 'lines+markers'}
-  _line(figure, run.of('train'), 'calibration', 'train', line={'color': COLOURS['train']}, **style)
-  for split in SPLITS:
-    line = {'color': COLOURS[split]}
-    _line(figure, run.evaluated(split), 'calibration', split, line=line, **style)
+  """Draws Σ predicted / Σ clicked over the steps."""
+  figure = _over_steps(run, 'calibration', 'Σ predicted / Σ clicked', within_passes=False)
   if not figure.data:
     return None
-  figure.add_hline(y=1, line={'color': '#7a7f87', 'dash': 'dot', 'width': 1})
+  figure.add_hline(y=1, line=DOTTED)
   return _zoomed(figure)
 
 
 def _of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, list[float]]]:
-  """Returns a field of the evaluations of the state that is kept, by split."""
+  """Returns a field of the evaluations of the kept state, by split."""
   return {s: one[field] for s, one in run.scores.items() if isinstance(one.get(field), dict)}
 
 
+def _curve(
+  figure: go.Figure, split: str, x: Sequence[float], y: Sequence[float], hover: str, **style: object
+) -> None:
+  line = {'color': COLOURS[split]}
+  x, y = list(map(float, x)), list(map(float, y))
+  figure.add_trace(go.Scatter(x=x, y=y, name=split, line=line, hovertemplate=hover, **style))
+
+
 def deciles(run: RecordedRun) -> go.Figure | None:
-  """Mean prediction and click rate of each tenth of the predictions, of the state that is kept."""
-  found = _of_scores(run, 'deciles')
+  """Draws mean prediction against click rate for each tenth of the predictions."""
   figure, shown = _figure('mean prediction', 'click rate'), []
-  for split, table in found.items():
+  for split, table in _of_scores(run, 'deciles').items():
     weight, predicted, ctr = (np.array(table[name]) for name in ('weight', 'predicted', 'ctr'))
-    # The click rate's own deviation: clicks are drawn, so that a small tenth may miss by chance.
+    # Clicks are random, so even in a calibrated model a small tenth deviates by chance.
     deviation = np.sqrt(ctr * (1 - ctr) / weight)
+    bars = {'array': (2 * deviation).tolist(), 'thickness': 1, 'width': 2}
     shown += [value for value in (*predicted, *ctr) if value > 0]
-    figure.add_trace(
-      go.Scatter(
-        x=predicted.tolist(),
-        y=ctr.tolist(),
-        error_y={'array': (2 * deviation).tolist(), 'thickness': 1, 'width': 2},
-        name=split,
-        mode='lines+markers',
-        line={'color': COLOURS[split]},
-        hovertemplate='predicted %{x:.4~g}, clicked %{y:.4~g}',
-      )
-    )
+    hover = 'predicted %{x:.4~g}, clicked %{y:.4~g}'
+    _curve(figure, split, predicted, ctr, hover, error_y=bars, mode='lines+markers')
   if not shown:
     return None
   _diagonal(figure, min(shown), max(shown), 'calibrated')
@@ -187,26 +187,20 @@ def deciles(run: RecordedRun) -> go.Figure | None:
 
 
 def _diagonal(figure: go.Figure, low: float, high: float, name: str) -> None:
-  line = {'color': '#7a7f87', 'dash': 'dot', 'width': 1}
   ends = [low, high]
-  figure.add_trace(go.Scatter(x=ends, y=ends, name=name, mode='lines', line=line, hoverinfo='skip'))
+  figure.add_trace(
+    go.Scatter(x=ends, y=ends, name=name, mode='lines', line=DOTTED, hoverinfo='skip')
+  )
   figure.update_layout(hovermode='closest')
 
 
 def roc(run: RecordedRun) -> go.Figure | None:
-  """The share of the clicks over that of the other samples, from the highest prediction down."""
+  """Draws the ROC curve: the share of clicks over the share of samples without a click."""
   figure = _figure('share of the samples without a click', 'share of the clicks')
   for split, table in _of_scores(run, 'ranking').items():
     if table:
-      figure.add_trace(
-        go.Scatter(
-          x=table['others'],
-          y=table['clicks'],
-          name=split,
-          line={'color': COLOURS[split]},
-          hovertemplate='%{y:.1%} of the clicks, %{x:.1%} of the others',
-        )
-      )
+      hover = '%{y:.1%} of the clicks, %{x:.1%} of the others'
+      _curve(figure, split, table['others'], table['clicks'], hover)
   if not figure.data:
     return None
   _diagonal(figure, 0, 1, 'by chance')
@@ -214,34 +208,26 @@ def roc(run: RecordedRun) -> go.Figure | None:
 
 
 def lift(run: RecordedRun) -> go.Figure | None:
-  """How many times more clicks the samples of the highest predictions have than all samples."""
+  """Draws the lift: click rate of the highest predictions over the click rate of all samples."""
   figure = _figure('share of the samples', 'times the click rate')
   for split, table in _of_scores(run, 'ranking').items():
     if table:
       samples, clicks = (np.array(table[name])[1:] for name in ('samples', 'clicks'))
-      figure.add_trace(
-        go.Scatter(
-          x=samples.tolist(),
-          y=(clicks / samples).tolist(),
-          name=split,
-          line={'color': COLOURS[split]},
-          customdata=clicks.tolist(),
-          hovertemplate='%{y:.3~g} times, %{customdata:.1%} of the clicks',
-        )
-      )
+      hover = '%{y:.3~g} times, %{customdata:.1%} of the clicks'
+      _curve(figure, split, samples, clicks / samples, hover, customdata=clicks.tolist())
   if not figure.data:
     return None
-  figure.add_hline(y=1, line={'color': '#7a7f87', 'dash': 'dot', 'width': 1})
+  figure.add_hline(y=1, line=DOTTED)
   figure.update_xaxes(tickformat='.0%')
   return figure.update_yaxes(rangemode='tozero')
 
 
 def spread(run: RecordedRun) -> go.Figure | None:
-  """How predictions are spread, of samples with a click and of the others, of one split."""
-  found = {split: table for split, table in _of_scores(run, 'spread').items() if table}
-  if not found:
+  """Draws how the predictions of one split are spread, for clicked and for other samples."""
+  tables = {split: table for split, table in _of_scores(run, 'spread').items() if table}
+  if not tables:
     return None
-  table = found.get('test', next(iter(found.values())))
+  table = tables.get('test', next(iter(tables.values())))
   edges = np.array(table['edges'])
   is_log = edges[-1] / edges[0] > 20
   figure = _figure('prediction', 'share of the samples of its kind')
@@ -280,7 +266,7 @@ def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
 
 
 def slot_calibration(run: RecordedRun) -> go.Figure | None:
-  """Calibration of the samples whose feature in a slot is known to the model, and of the others."""
+  """Draws each slot's calibration, for samples whose feature the model knows and for the others."""
   slots = next(iter(_of_scores(run, 'slots').values()), {})
   figure = _bars(list(slots), 'Σ predicted / Σ clicked')
   for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):
@@ -294,12 +280,12 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
       )
   if not figure.data:
     return None
-  figure.add_vline(x=1, line={'color': '#7a7f87', 'dash': 'dot', 'width': 1})
+  figure.add_vline(x=1, line=DOTTED)
   return figure
 
 
 def funnel(run: RecordedRun) -> go.Figure | None:
-  """Features by slot: seen, admitted, evicted, exported."""
+  """Draws how many features of each slot were seen, admitted, evicted and exported."""
   features, admitted = (slot_table(run, 'train', f) for f in ('features', 'admitted'))
   if not len(features):
     return None
@@ -323,37 +309,38 @@ def funnel(run: RecordedRun) -> go.Figure | None:
   return figure.update_xaxes(type='log', range=[0, float(np.log10(most)) + 0.1], dtick=1)
 
 
-def table_bytes(run: RecordedRun) -> go.Figure | None:
-  """Megabytes of the tables over the steps: after each pass, and after each day's end."""
+def _table_events(run: RecordedRun) -> pd.DataFrame:
   rows = run.events[run.events['event'].isin(['window', 'train', 'day_end'])]
-  if 'table_bytes' not in rows or not len(rows):
-    return None
-  figure = _figure('step', 'MB')
-  rows = rows.assign(megabytes=rows['table_bytes'] / 1e6)
+  return rows.assign(megabytes=rows['table_bytes'] / 1e6)
+
+
+def table_bytes(run: RecordedRun) -> go.Figure | None:
+  """Draws the megabytes of the tables over the steps."""
+  figure, rows = _figure('step', 'MB'), _table_events(run)
   _line(figure, rows, 'megabytes', 'tables', mode='lines', line={'color': COLOURS['train']})
   for event, name in (('train', 'after a pass'), ('day_end', "after a day's end")):
     _line(figure, rows[rows['event'] == event], 'megabytes', name, mode='markers')
   figure.update_layout(hovermode='closest')
-  return figure.update_yaxes(rangemode='tozero')
+  return figure.update_yaxes(rangemode='tozero') if figure.data else None
 
 
 def features(run: RecordedRun) -> go.Figure | None:
-  """Features and admitted features over the steps."""
-  rows = run.events[run.events['event'].isin(['window', 'train', 'day_end'])]
-  if 'features' not in rows or not len(rows):
-    return None
-  figure = _figure('step', 'features')
-  _line(figure, rows, 'features', 'features', mode='lines+markers', marker={'size': 4})
-  _line(figure, rows, 'admitted', 'admitted', mode='lines+markers', marker={'size': 4})
-  return figure.update_yaxes(rangemode='tozero')
+  """Draws the numbers of features and of admitted features over the steps."""
+  figure, rows = _figure('step', 'features'), _table_events(run)
+  for field in ('features', 'admitted'):
+    _line(figure, rows, field, field, mode='lines+markers', marker={'size': 4})
+  return figure.update_yaxes(rangemode='tozero') if figure.data else None
 
 
 def unknown(run: RecordedRun) -> go.Figure | None:
-  """The share of samples whose feature in a slot the model did not know, by evaluation."""
+  """Draws the share of samples whose feature in a slot the model did not know, by evaluation.
+
+  These are the evaluations of each pass before it was trained on or, if there are none, those of
+  the kept state.
+  """
   shares = slot_table(run, 'eval', 'unknown')
   if not len(shares):
     return None
-  # Every pass before it was trained on; else each split as the state that is kept saw it.
   rows = run.evaluated('next')
   if not len(rows):
     rows = run.events.loc[[one.name for one in run.scores.values()]]
@@ -382,58 +369,34 @@ def unknown(run: RecordedRun) -> go.Figure | None:
 
 
 def time_spent(run: RecordedRun) -> go.Figure | None:
-  """Seconds of each part of the work, by pass."""
-  rows = run.of('train')
-  if 'seconds' not in rows or not rows['seconds'].map(lambda s: isinstance(s, dict)).any():
+  """Draws the seconds that each part of the work took, by pass."""
+  rows = run.of('train').dropna(subset='seconds')
+  if not len(rows):
     return None
-  rows = rows[rows['seconds'].map(lambda s: isinstance(s, dict))]
   seconds = pd.json_normalize(rows['seconds'].tolist()).fillna(0)
   figure = _figure('', 'seconds', barmode='stack')
-  names = [
-    f'{one["pass"]}' if run.cfg.train.epochs == 1 else f'{one["pass"]}, epoch {one["epoch"]:.0f}'
-    for _, one in rows.iterrows()
-  ]
+  names = rows['pass'].map(str)
+  if run.cfg.train.epochs > 1:
+    names += rows['epoch'].map(', epoch {:.0f}'.format)
   for part in PARTS:
     if part in seconds and seconds[part].any():
-      figure.add_trace(
-        go.Bar(x=names, y=seconds[part].tolist(), name=part, hovertemplate='%{y:.2f} s')
-      )
+      times = seconds[part].tolist()
+      figure.add_trace(go.Bar(x=names.tolist(), y=times, name=part, hovertemplate='%{y:.2f} s'))
   return figure.update_xaxes(type='category')
 
 
 def speed(run: RecordedRun) -> go.Figure | None:
-  """Samples a second: of training, and of evaluation."""
-  figure = _figure('step', 'samples/s')
-  style = {'mode': 'lines+markers'}
-  _line(
-    figure,
-    run.of('window'),
-    'examples_per_second',
-    'within a pass',
-    mode='lines',
-    line={'color': COLOURS['train'], 'width': 1},
-    opacity=0.55,
-  )
-  _line(
-    figure,
-    run.of('train'),
-    'examples_per_second',
-    'train',
-    line={'color': COLOURS['train']},
-    **style,
-  )
-  for split in SPLITS:
-    line = {'color': COLOURS[split]}
-    _line(figure, run.evaluated(split), 'examples_per_second', split, line=line, **style)
+  """Draws how many samples a second were trained on and evaluated."""
+  figure = _over_steps(run, 'examples_per_second', 'samples/s')
   return figure.update_yaxes(rangemode='tozero') if figure.data else None
 
 
 def importance(run: RecordedRun) -> go.Figure | None:
-  """What AUC loses, or RMSE gains, when a slot or dense column is exchanged between samples."""
-  found = run.of('importance')
-  if not len(found):
+  """Draws by how much AUC falls, or RMSE rises, if a slot or dense column is permuted."""
+  measured = run.of('importance')
+  if not len(measured):
     return None
-  last = found.iloc[-1]
+  last = measured.iloc[-1]
   dense = last.get('dense')
   columns = last['slots'] | (dense if isinstance(dense, dict) else {})
   metric = 'rmse' if any('rmse' in values for values in columns.values()) else 'auc'
@@ -470,14 +433,13 @@ def importance(run: RecordedRun) -> go.Figure | None:
 def compared(
   metric: str, title: str, split: str
 ) -> Callable[[Sequence[RecordedRun]], go.Figure | None]:
-  """Returns a function that draws one split's metric of several runs over the steps."""
+  """Returns a function that draws a metric of one split over the steps, a curve for each run."""
 
   def draw(runs: Sequence[RecordedRun]) -> go.Figure | None:
     figure = _figure('step', title, height=380)
     for run in runs:
-      rows = run.of('train') if split == 'train' else run.evaluated(split)
-      _line(figure, rows, metric, run.name, mode='lines+markers')
-    # A single dot of each run stands in the table.
+      _line(figure, _rows(run, split), metric, run.name, mode='lines+markers')
+    # If no run has more than one value, the table of figures shows all of them.
     return _zoomed(figure) if any(len(trace.x) > 1 for trace in figure.data) else None
 
   return draw

@@ -1,9 +1,8 @@
-"""What a checkpoint holds: parameters, slots, single features; read a block at a time."""
+"""Shows what a checkpoint holds, without loading the whole of it: layers, slots, features."""
 
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,65 +17,65 @@ from trainer.embedding.embedding import Embedding
 from trainer.embedding.slot_statistics import SlotStatistics
 from trainer.errors import UserError, nearest
 from trainer.model.builder import build
+from trainer.plain_data import JsonObject
 from trainer.storage import chain, checkpoint
 
 _ALL = range(SHARDS)
-_SHARDS_AT_ONCE = 16  # of two checkpoints, of which all keys are in memory
+_SHARDS_AT_ONCE = 16  # how many shards of two checkpoints are compared in memory
 
-_COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')  # of each feature
+_COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')
 
 
 class Inspection:
   """A checkpoint of a run.
 
   Args:
-    run_dir: of the run.
-    which: best, where there is one, or last.
+    run_dir: the directory of the run.
+    which: best (the last one, if there is no best one) or last.
 
   Attributes:
-    path: of the checkpoint.
-    cfg: the run's config.
-    progress: where the run stood.
+    path: the directory of the checkpoint.
+    progress: the place in the data; RunState.progress as JSON.
   Raises:
-    UserError: where there is none.
+    UserError: if there is none.
   """
 
   def __init__(self, run_dir: str, which: str = 'last'):
     self.cfg, self.run_dir = config.load_of_run(run_dir), run_dir
-    found = []
+    paths = []
     for folder in ('best', 'checkpoints') if which == 'best' else ('checkpoints',):
       candidates = checkpoint.candidates(os.path.join(run_dir, folder))
-      found += [one for one, serial in candidates.items() if serial is not None]
-    if not found:
+      paths += [path for path, serial in candidates.items() if serial is not None]
+    if not paths:
       raise UserError(f'{run_dir}: no finished checkpoint there; wanted a run that was trained')
-    self.path = found[0]
+    self.path = paths[0]
     self._manifest = checkpoint.check(self.path)
     listed = self._manifest['files']
     self.progress = json.loads(files.read_checked(self.path, 'progress.json', listed))
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
   def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
-    """Yields the blocks that hold rows of some logical shards."""
+    """Yields blocks of rows, which hold all rows of some logical shards."""
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
-    """The factors of a row, by table, as the model asks for them."""
+    """Returns the number of factors of a row, by table."""
     tables = Embedding(self.cfg, build(self.cfg).needs).tables
     return {table.name: table.width for table in tables}
 
   def layers(self) -> pd.DataFrame:
-    """The dense variables of the model: shape, parameters and bytes."""
+    """Returns the dense variables of the model: shape, parameters and bytes."""
     rows = []
     for name, array in self._dense.items():
       variable = name.partition('/')[2] or name
-      if variable == 'iter:0':  # those of the optimizer follow
+      if variable == 'iter:0':  # the optimizer's variables follow
         break
       if not name.startswith('metrics'):
         rows.append((variable, list(array.shape), array.size, array.nbytes))
     return pd.DataFrame(rows, columns=['variable', 'shape', 'parameters', 'bytes'])
 
   def slots(self) -> pd.DataFrame:
-    """Of each slot: features, admitted share, shows, clicks, norms, effective rank, bytes."""
+    """Returns for each slot features, admitted share, shows, clicks, norms, rank and bytes."""
     statistics = SlotStatistics(self.cfg, self._widths())
     for chunk in self.rows():
       statistics.add(chunk)
@@ -87,106 +86,101 @@ class Inspection:
     return table.rename_axis('slot')
 
   def made(self) -> pd.DataFrame:
-    """Of each slot that is made of other columns: how, bins with their boundaries."""
+    """Returns how each slot that is made of other columns is made, with boundaries of bins."""
     made = {s.name: s.made for s in self.cfg.slots if s.made is not None}
     rows = [(m.kind, json.dumps(m.model_dump(exclude_defaults=True))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
 
-  def features(self, slot: str) -> pd.DataFrame:
-    """The features of a slot: key, shows, clicks, days, whether admitted, weight and factors.
-
-    Raises:
-      UserError: where there is no such slot.
-    """
+  def _slot_id(self, slot: str) -> int:
     ids = self.cfg.slot_ids()
     if slot not in ids:
       raise UserError(f"found slot '{slot}'{nearest(slot, ids)}")
-    table = next(s.table for s in self.cfg.slots if s.name == slot)
-    own = [ids[s.name] for s in self.cfg.slots if s.table == table]
-    width, parts = self._widths()[table], []
-    for chunk in self.rows():
-      here = chunk['slot'] == ids[slot]
-      part = {name: chunk[name][here] for name in _COUNTS}
-      part['linear'] = chunk['linear'][here, 0]
-      if width and f'factors_{table}' in chunk:
-        # Only admitted features have factors, in the order of the chunk.
-        place = np.cumsum(chunk['admitted'] & np.isin(chunk['slot'], own)) - 1
-        rows = to_float32(chunk[f'factors_{table}'])[:, :width]
-        factors = [
-          rows[at] if admitted else None for at, admitted in zip(place[here], part['admitted'])
-        ]
-        part['factors'] = factors
-      parts.append(pd.DataFrame(part))
-    return pd.concat(parts, ignore_index=True)
+    return ids[slot]
 
-  def feature(self, slot: str, text: str) -> dict[str, Any]:
-    """All that is known of one feature.
+  def features(self, slot: str) -> pd.DataFrame:
+    """Returns the features of a slot: key, shows, clicks, days, admitted, weight and factors.
+
+    Raises:
+      UserError: if there is no such slot.
+    """
+    return pd.concat([self._features(chunk, slot) for chunk in self.rows()], ignore_index=True)
+
+  def _features(self, chunk: Chunk, slot: str) -> pd.DataFrame:
+    table = next(s.table for s in self.cfg.slots if s.name == slot)
+    here = chunk['slot'] == self._slot_id(slot)
+    columns = {name: chunk[name][here] for name in _COUNTS} | {'linear': chunk['linear'][here, 0]}
+    width = self._widths()[table]
+    if width and f'factors_{table}' in chunk:
+      own = [self._slot_id(s.name) for s in self.cfg.slots if s.table == table]
+      # Only admitted features have factors, in the order of the chunk.
+      place = np.cumsum(chunk['admitted'] & np.isin(chunk['slot'], own)) - 1
+      rows = to_float32(chunk[f'factors_{table}'])[:, :width]
+      columns['factors'] = [
+        rows[at] if admitted else None for at, admitted in zip(place[here], columns['admitted'])
+      ]
+    return pd.DataFrame(columns)
+
+  def feature(self, slot: str, text: str) -> JsonObject:
+    """Returns what is known of one feature.
 
     Args:
-      slot: its slot.
+      slot: the name of its slot.
       text: its value, as the log has it.
     Raises:
-      UserError: where there is no such slot.
+      UserError: if there is no such slot.
     """
-    ids = self.cfg.slot_ids()
-    if slot not in ids:
-      raise UserError(f"--feature: found slot '{slot}'{nearest(slot, ids)}")
-    key = int(hash_keys(np.array([text]), ids[slot])[0])
+    key = int(hash_keys(np.array([text]), self._slot_id(slot))[0])
     shard = int(shard_of(np.array([key]))[0])
     owner = int(owner_of(shard, self._manifest['parts']))
-    told: dict[str, Any] = {'slot': slot, 'text': text, 'key': key, 'shard': shard, 'owner': owner}
+    known: JsonObject = {'known': False}
     for chunk in self.rows(range(shard, shard + 1)):
       at = np.flatnonzero(chunk['key'] == key)
       if len(at):
-        return told | self._row(chunk, int(at[0]), slot) | {'last_export': self._export_of(key)}
-    return told | {'known': False, 'last_export': self._export_of(key)}
+        features = self._features(chunk, slot)
+        row = features[features['key'] == key].iloc[0]
+        known = self._lifecycle(row, chunk['age_days'][at[0]], slot)
+    place = {'slot': slot, 'text': text, 'key': key, 'shard': shard, 'owner': owner}
+    return place | known | {'last_export': self._export_of(key)}
 
-  def _row(self, chunk: Chunk, at: int, slot: str) -> dict[str, Any]:
+  def _lifecycle(self, row: pd.Series, age_days: int, slot: str) -> JsonObject:
     policy = self.cfg.policy()
-    limits = vars(policy.for_slot(self.cfg.slot_ids()[slot]))
-    show, click = float(chunk['show'][at]), float(chunk['click'][at])
-    score = (show - click) * limits['nonclk_coeff'] + click * limits['clk_coeff']
-    told = {
+    limits = policy.for_slot(self._slot_id(slot))
+    show, click = float(row['show']), float(row['click'])
+    score = (show - click) * limits.nonclk_coeff + click * limits.clk_coeff
+    known: JsonObject = {
       'known': True,
       'show': show,
       'click': click,
       'score': score,
-      'unseen_days': int(chunk['unseen_days'][at]),
-      'age_days': int(chunk['age_days'][at]),
-      'admitted': bool(chunk['admitted'][at]),
-      'linear': float(chunk['linear'][at, 0]),
+      'unseen_days': int(row['unseen_days']),
+      'age_days': int(age_days),
+      'admitted': bool(row['admitted']),
+      'linear': float(row['linear']),
     }
     if policy.admission == 'score':
-      threshold = limits['admission_threshold']
+      threshold = limits.admission_threshold
       sign = '≥' if score >= threshold else '<'
-      told['admission'] = f'its score {score:.3f} {sign} admission_threshold {threshold:g}'
+      known['admission'] = f'its score {score:.3f} {sign} admission_threshold {threshold:g}'
     else:
-      told['admission'] = f"lifecycle.admission is '{policy.admission}'"
+      known['admission'] = f"lifecycle.admission is '{policy.admission}'"
     if policy.eviction != 'none':
-      told['evicted_in_days_unless_seen'] = _days_left(policy, limits, told)
-    if told['admitted']:
-      table = next(s.table for s in self.cfg.slots if s.name == slot)
-      rows, width = chunk.get(f'factors_{table}'), self._widths()[table]
-      if rows is not None and width:
-        ids = self.cfg.slot_ids()
-        own = [ids[s.name] for s in self.cfg.slots if s.table == table]
-        before = chunk['admitted'][:at] & np.isin(chunk['slot'][:at], own)
-        told['factors'] = to_float32(rows[int(before.sum()), :width]).tolist()
-    return told
+      known['evicted_in_days_unless_seen'] = _days_left(policy, limits, known)
+    if row.get('factors') is not None:
+      known['factors'] = row['factors'].tolist()
+    return known
 
   def _export_of(self, key: int) -> str | None:
-    """The name of the newest base or delta that holds a key."""
-    folder = os.path.join(self.run_dir, 'exports')
+    """Returns the name of the newest base or delta that holds a key."""
     shard = int(shard_of(np.array([key]))[0])
-    for found in reversed(chain.exports(folder)):
-      if found.kind in chain.ROW_KINDS:
-        export = chain.RowExport(found.path)
+    for entry in reversed(chain.exports(os.path.join(self.run_dir, 'exports'))):
+      if entry.kind in chain.ROW_KINDS:
+        export = chain.RowExport(entry.path)
         if key in export.keys('rows', range(shard, shard + 1)):
           return export.name
     return None
 
   def against(self, other: 'Inspection') -> pd.DataFrame:
-    """What differs between this checkpoint and another, by slot; some logical shards at a time."""
+    """Returns by slot what differs between this checkpoint and another."""
     ids = self.cfg.own_slot_ids()
     sums = np.zeros([max(ids.values()) + 1, 4])
     for begin in range(0, SHARDS, _SHARDS_AT_ONCE):
@@ -207,14 +201,14 @@ class Inspection:
     return table.assign(mean_change_of_linear=change)
 
 
-def _days_left(policy: Policy, limits: dict[str, Any], row: dict[str, Any]) -> int | None:
-  """Day ends until a feature that is not seen again is deleted; None: not within 1,000."""
+def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
+  """Returns after how many day ends an unseen feature is deleted; None: not within 1,000."""
   score, unseen, age = row['score'], row['unseen_days'], row['age_days']
-  longest, youngest = limits['delete_after_unseen_days'], limits['min_age_days']
+  longest, youngest = limits.delete_after_unseen_days, limits.min_age_days
   for days in range(1, 1001):
-    score *= limits['decay']
+    score *= limits.decay
     spared = policy.eviction != 'score' or (youngest is not None and age < youngest)
-    if score < limits['delete_threshold'] and not spared:
+    if score < limits.delete_threshold and not spared:
       return days
     if longest is not None and unseen > longest:
       return days

@@ -1,4 +1,4 @@
-"""The one line that shows how a run gets on."""
+"""The line in the terminal that shows the progress of a run."""
 
 import sys
 import time
@@ -8,17 +8,15 @@ from absl import logging
 from trainer.errors import printable
 
 WIDTH = 80
-SECONDS_BETWEEN_LINES = 10  # where there is no terminal
+SECONDS_BETWEEN_LINES = 10  # without a terminal
 
 
 class LiveLine:
-  """Shows each text in place of the one before; on processes other than the first nothing.
-
-  Where there is no terminal a text is a line of its own, at most one every ten seconds.
+  """Shows each text in place of the one before or, without a terminal, at most one in 10 s.
 
   Args:
-    active: whether this process writes.
-    terminal: whether what it writes goes to a terminal.
+    active: whether this process writes; of a job, only the first does.
+    terminal: whether standard output is a terminal.
   """
 
   def __init__(self, active: bool, terminal: bool = True):
@@ -26,7 +24,7 @@ class LiveLine:
     self._next = 0.0  # when the next line may be written without a terminal
 
   def show(self, text: str, keep: bool = False) -> None:
-    """Shows `text`; `keep` leaves it standing and begins a new line."""
+    """Shows `text`; if `keep`, it stays and the next text gets a new line."""
     if not self._active:
       return
     if not keep and not self._terminal:
@@ -40,13 +38,13 @@ class LiveLine:
     try:
       sys.stdout.write(text.ljust(self._length) + ('\r' if in_place else '\n'))
       sys.stdout.flush()
-    except OSError as e:  # who reads it is gone, or its disk is full
+    except OSError as e:  # its reader is gone, or the disk is full
       self._active = False
       logging.warning('cannot write to standard output: %s; the training goes on', e.strerror)
     self._length = len(text) if in_place else 0
 
 
 def shortened(text: str, width: int) -> str:
-  """Returns a line of at most `width` characters, its end cut off where it is longer."""
+  """Returns a text in one line, cut off after `width` characters."""
   text = printable(text)
   return text if len(text) <= width else text[: width - 1] + '…'

@@ -1,6 +1,6 @@
-"""A run as a run of MLflow (the extra `mlflow`).
+"""Reports a run to MLflow (the extra `mlflow`).
 
-MLflow's own variables say where it goes: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
+MLflow's own variables say where to: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
 """
 
 import os
@@ -10,24 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from trainer.config import Config, flatten
 
-_MOST_PARAMS = 100  # that MLflow takes at once
+_MOST_PARAMS = 100  # of one request
 
 
 def _key(name: str) -> str:
-  """Returns a name in the letters that MLflow takes."""
+  """Replaces the characters that MLflow refuses in a name."""
   return re.sub(r'[^\w./ -]', '_', name)
 
 
 class MlflowTracker:
-  """Settings as params, figures as metrics SPLIT/NAME, files as artifacts.
-
-  Args:
-    cfg: of the run.
-    known: the id of the run to go on with; None begins one.
-
-  Attributes:
-    id: of the run.
-  """
+  """A Tracker: settings become params, metrics SPLIT/NAME, files artifacts."""
 
   def __init__(self, cfg: Config, known: str | None):
     import mlflow
@@ -36,7 +28,7 @@ class MlflowTracker:
     run = mlflow.start_run(run_id=known, run_name=name)
     self.id, self._client = run.info.run_id, mlflow.MlflowClient()
     settings = {_key(key): str(value) for key, value in flatten(cfg.model_dump()).items()}
-    # MLflow never changes a param: what changed since stands in config.yaml.
+    # MLflow cannot change a param; config.yaml has the settings that changed later.
     new = [
       mlflow.entities.Param(key, value)
       for key, value in settings.items()
@@ -46,11 +38,10 @@ class MlflowTracker:
       self._client.log_batch(self.id, params=new[first : first + _MOST_PARAMS])
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Logs figures by name; `kind` is the split or the event that they are of."""
     from mlflow.entities import Metric
 
     now = int(1000 * time.time())
-    # A metric auc leaves no room for auc/TASK in a store of files.
+    # In a store of files, auc is a file and cannot be the directory of auc/TASK.
     metrics = [
       Metric(_key(f'{kind}/{name.replace("/", "_")}'), value, now, step)
       for name, value in values.items()
@@ -58,7 +49,6 @@ class MlflowTracker:
     self._client.log_batch(self.id, metrics=metrics)
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
-    """Logs files and directories, and ends the run."""
     for path in paths:
       if os.path.isdir(path):
         self._client.log_artifacts(self.id, path, os.path.basename(path))

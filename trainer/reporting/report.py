@@ -1,11 +1,12 @@
-"""report.html: all that is known of a run on one page, which needs no network.
+"""Writes report.html: what is known of a run, on one page that needs no network.
 
-It is made from config.yaml and metrics.jsonl alone, so that it can be made of a run that goes on,
-was killed, or lies on a disk without its data.
+It is made from config.yaml and metrics.jsonl alone, so a run that is at work, was killed, or has
+lost its data has a report too.
 """
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -16,137 +17,114 @@ from trainer.reporting import comparison, figures, findings
 from trainer.reporting.events import SCALARS
 from trainer.reporting.runs import RecordedRun, read_run
 
-# id, heading, what it shows, figure, whether it takes the whole width
-_SECTIONS = (
-  (
-    'Quality',
-    (
-      (
-        'auc',
-        'AUC',
-        'Every split by itself; dotted lines are ends of days.',
-        figures.quality('auc', 'AUC'),
-        True,
-      ),
-      ('logloss', 'Logloss', '', figures.quality('logloss', 'logloss'), False),
-      ('rmse', 'RMSE', '', figures.quality('rmse', 'RMSE'), True),
-      (
-        'ranking',
-        'Ranking of the whole catalogue',
-        "Without each user's items of the training.",
-        figures.ranking,
-        True,
-      ),
-      (
-        'loss',
-        'Loss',
-        'Of the positives against their negatives.',
-        figures.quality('loss', 'loss'),
-        True,
-      ),
-      (
-        'gauc',
-        'GAUC',
-        'AUC within each group, weighted by impressions.',
-        figures.quality('gauc', 'GAUC'),
-        False,
-      ),
+
+class _Card(NamedTuple):
+  """A figure of the report with its heading; `name` is its id in the page."""
+
+  name: str
+  heading: str
+  draw: Callable[[RecordedRun], go.Figure | None]
+  note: str = ''
+  is_wide: bool = False  # whether it takes the whole width of the page
+
+
+def _of(metric: str, heading: str, note: str = '', is_wide: bool = False) -> _Card:
+  title = findings.NAMES.get(metric, metric)
+  return _Card(metric, heading, figures.quality(metric, title), note, is_wide)
+
+
+_SECTIONS = {
+  'Quality': (
+    _of('auc', 'AUC', 'One curve for each split; dotted lines are ends of days.', True),
+    _of('logloss', 'Logloss'),
+    _of('rmse', 'RMSE', is_wide=True),
+    _Card(
+      'ranking',
+      'Ranking of the whole catalogue',
+      figures.ranking,
+      'Items that a user had in training are left out.',
+      True,
+    ),
+    _of('loss', 'Loss', 'Of the positives against their negatives.', True),
+    _of('gauc', 'GAUC', 'AUC within each group, weighted by impressions.'),
+  ),
+  'Calibration': (
+    _Card(
+      'calibration',
+      'Over time',
+      figures.calibration,
+      '1 is right; above 1, the model predicts too many clicks.',
+    ),
+    _Card(
+      'deciles',
+      'By decile of the prediction',
+      figures.deciles,
+      'Of the kept state; bars are two standard deviations.',
+    ),
+    _Card(
+      'slot_calibration',
+      'By slot',
+      figures.slot_calibration,
+      'Samples whose feature the model knows, and the others.',
+      True,
     ),
   ),
-  (
-    'Calibration',
-    (
-      (
-        'calibration',
-        'Over time',
-        '1 is right; above it, the model predicts too many clicks.',
-        figures.calibration,
-        False,
-      ),
-      (
-        'deciles',
-        'By decile of the prediction',
-        'Of the state that is kept; bars are two standard deviations.',
-        figures.deciles,
-        False,
-      ),
-      (
-        'slot_calibration',
-        'By slot',
-        'Samples whose feature the model knows, and the others.',
-        figures.slot_calibration,
-        True,
-      ),
+  'Predictions': (
+    _Card(
+      'spread',
+      'Distribution',
+      figures.spread,
+      'The further to the right clicks lie, the better the model tells them from the others.',
+      True,
+    ),
+    _Card('roc', 'ROC', figures.roc, 'The area under the curve is AUC.'),
+    _Card(
+      'lift',
+      'Lift',
+      figures.lift,
+      'Click rate of the highest predictions over the click rate of all.',
     ),
   ),
-  (
-    'Predictions',
-    (
-      (
-        'spread',
-        'How they are spread',
-        'The further clicks lie right of the others, the better the model tells them apart.',
-        figures.spread,
-        True,
-      ),
-      ('roc', 'ROC', 'The area under the curve is AUC.', figures.roc, False),
-      (
-        'lift',
-        'Lift',
-        'How much denser clicks are, from the top down.',
-        figures.lift,
-        False,
-      ),
+  'Features': (
+    _Card(
+      'funnel',
+      'Seen, admitted, evicted, exported',
+      figures.funnel,
+      'By slot, over the whole run.',
+      True,
+    ),
+    _Card(
+      'table_bytes',
+      'Bytes of the tables',
+      figures.table_bytes,
+      'Before and after the end of each day.',
+    ),
+    _Card('features', 'Features in the tables', figures.features),
+    _Card(
+      'unknown',
+      'Unknown features',
+      figures.unknown,
+      'The share of samples, in %, whose feature in a slot the model did not know.',
+      True,
+    ),
+    _Card(
+      'importance',
+      'Importance',
+      figures.importance,
+      'What the model loses when a slot or dense column is permuted over samples.',
+      True,
     ),
   ),
-  (
-    'Features',
-    (
-      (
-        'funnel',
-        'Seen, admitted, evicted, exported',
-        'By slot, over the whole run.',
-        figures.funnel,
-        True,
-      ),
-      (
-        'table_bytes',
-        'Bytes of the tables',
-        'Before and after the end of each day.',
-        figures.table_bytes,
-        False,
-      ),
-      ('features', 'Features in the tables', '', figures.features, False),
-      (
-        'unknown',
-        'Unknown features',
-        'The share of samples, in %, of a slot that the model did not know when it was evaluated.',
-        figures.unknown,
-        True,
-      ),
-      (
-        'importance',
-        'Importance',
-        'What the model loses when a slot or dense column is exchanged between samples.',
-        figures.importance,
-        True,
-      ),
+  'Speed': (
+    _Card(
+      'time_spent',
+      'Time spent',
+      figures.time_spent,
+      'By process 0, for each pass: exchange is between processes, wait is for batches.',
     ),
+    _Card('speed', 'Samples a second', figures.speed),
   ),
-  (
-    'Speed',
-    (
-      (
-        'time_spent',
-        'Where the time went',
-        'Of process 0, by pass: exchange is between processes, wait is for batches.',
-        figures.time_spent,
-        False,
-      ),
-      ('speed', 'Samples a second', '', figures.speed, False),
-    ),
-  ),
-)
+}
 _OF_EACH_TASK = ('Quality', 'Calibration', 'Predictions')
 
 _STYLE = """
@@ -211,44 +189,45 @@ def _table(table: pd.DataFrame, index: bool = False) -> str:
 
 def _sections(run: RecordedRun) -> str:
   page = []
-  for heading, parts in _SECTIONS:
+  for heading, cards in _SECTIONS.items():
     if heading in _OF_EACH_TASK:
-      page += [_section(one, f'{heading} {one.task}'.strip(), parts) for one in run.by_task()]
+      page += [_section(one, f'{heading} {one.task}'.strip(), cards) for one in run.by_task()]
     else:
-      page.append(_section(run, heading, parts, _slots(run) if heading == 'Features' else None))
+      page.append(_section(run, heading, cards, _slots(run) if heading == 'Features' else None))
   return ''.join(page)
 
 
 def _section(
-  run: RecordedRun, heading: str, parts: Sequence[tuple], last: str | None = None
+  run: RecordedRun, heading: str, cards: Sequence[_Card], last: str | None = None
 ) -> str:
-  """One section, '' where there is nothing to show; `last` is its last card."""
-  drawn = [(part, figure) for part in parts if (figure := part[3](run)) is not None]
-  cards, beside = [], False
-  for i, ((name, title, note, _, wide), figure) in enumerate(drawn):
-    # A half card stands alone where no other half card follows: then it is wide too.
-    alone = not beside and (i + 1 == len(drawn) or drawn[i + 1][0][4])
-    beside = not (wide or alone or beside)
-    name = f'{name}_{run.task}' if run.task else name
-    cards.append(_card(title, note, _plot(name, figure), wide or alone))
-  cards += [last] if last else []
-  return f'<h2>{heading}</h2><div class="grid">{"".join(cards)}</div>' if cards else ''
+  """Returns one section, or '' where there is nothing to show; `last` is its last card."""
+  drawn = [(card, figure) for card in cards if (figure := card.draw(run)) is not None]
+  parts, is_right = [], False  # is_right: a narrow card stands to the left
+  for i, (card, figure) in enumerate(drawn):
+    # A narrow card takes the whole width if no other narrow card follows.
+    is_alone = not is_right and (i + 1 == len(drawn) or drawn[i + 1][0].is_wide)
+    is_wide = card.is_wide or is_alone
+    is_right = not (is_wide or is_right)
+    name = f'{card.name}_{run.task}' if run.task else card.name
+    parts.append(_card(card.heading, card.note, _plot(name, figure), is_wide))
+  parts += [last] if last else []
+  return f'<h2>{heading}</h2><div class="grid">{"".join(parts)}</div>' if parts else ''
 
 
 def _slots(run: RecordedRun) -> str | None:
-  """The table of slots in the state that is kept."""
-  found = run.of_kept('train')
-  if 'slots' not in found or not found['slots'].notna().any():
+  """Returns the table of slots in the kept state."""
+  slots = findings.kept_slots(run)
+  if not slots:
     return None
-  table = pd.DataFrame(found['slots'].dropna().iloc[-1]).T.infer_objects()
+  table = pd.DataFrame(slots).T.infer_objects()
   if 'dead_columns' in table:
-    # NaN stands for a slot that has none.
+    # A slot without any has NaN.
     dead = table['dead_columns'].map(lambda c: c if isinstance(c, list) else [])
     table['dead_columns'] = dead.map(lambda columns: ', '.join(map(str, columns)))
   table.columns = [c.replace('_', ' ') for c in table]
   return _card(
     'Slots',
-    f'In the state that is kept; ctr-inspect --run_dir {run.directory} says more.',
+    f'In the kept state; ctr-inspect --run_dir {run.directory} shows more.',
     _table(table, index=True),
     True,
   )
@@ -272,12 +251,12 @@ def _config(run: RecordedRun) -> str:
 
 
 def _words(run: RecordedRun) -> str:
-  found = findings.faults(run)
+  faults = findings.faults(run)
   summary = f'<p class="summary">{html.escape(" ".join(findings.summary(run)))}</p>'
-  if not found:
-    return summary + '<p class="well">Nothing that went wrong was found.</p>'
-  told = ''.join(f'<li>{html.escape(text)}</li>' for text in found)
-  return f'{summary}<ul class="faults">{told}</ul>'
+  if not faults:
+    return summary + '<p class="well">Nothing seems wrong.</p>'
+  items = ''.join(f'<li>{html.escape(text)}</li>' for text in faults)
+  return f'{summary}<ul class="faults">{items}</ul>'
 
 
 def _one(run: RecordedRun) -> str:
@@ -312,11 +291,8 @@ def _several(runs: Sequence[RecordedRun]) -> str:
 def write(run_dirs: Sequence[str], path: str) -> None:
   """Writes the report of a run, or the comparison of several.
 
-  Args:
-    run_dirs: one or more.
-    path: of the HTML file.
   Raises:
-    UserError: where one is not the directory of a run.
+    UserError: if a directory is not that of a run.
   """
   runs = [read_run(directory) for directory in run_dirs]
   body = _one(runs[0]) if len(runs) == 1 else _several(runs)
@@ -324,7 +300,7 @@ def write(run_dirs: Sequence[str], path: str) -> None:
 
 
 def write_page(title: str, cards: Mapping[str, pd.DataFrame | go.Figure], path: str) -> None:
-  """Writes a page of tables and figures, by their headings."""
+  """Writes an HTML page of tables and figures, each below its heading."""
   body = f'<h1>{html.escape(title)}</h1>'
   for heading, shown in cards.items():
     is_table = isinstance(shown, pd.DataFrame)

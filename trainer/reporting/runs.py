@@ -1,4 +1,4 @@
-"""A run as its run_dir tells it: the config and the events, of a finished run or any other."""
+"""Reads the config and the events of a run, which may be finished, at work or killed."""
 
 import dataclasses
 import functools
@@ -12,22 +12,24 @@ from trainer.errors import UserError
 from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
-# What is there of any run, at whatever moment it was killed.
-COLUMNS = ('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks')
 QUALITY = ('auc', 'logloss', 'rmse', 'gauc', 'calibration', 'ctr')  # figures that each task has
+# Columns that the events of any run have, even if it was killed before it wrote such a field.
+COLUMNS = (
+  *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
+  *('slots', 'features', 'admitted', 'table_bytes', 'disk_bytes', 'examples_per_second'),
+  *QUALITY,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-  """What is known of a run.
+  """A run, with the figures of one of its tasks.
 
   Attributes:
     directory: its run_dir.
-    cfg: its config.
-    events: of trainer.reporting.events.read_events, with their place in the file as the index, and
-      every column of COLUMNS.
-    truth: the content of truth.json beside its data, where the log was synthesized; else {}.
-    task: whose figures the events have, one of data.labels; '' where there is one label.
+    events: as read_events returns them, with every column of COLUMNS.
+    truth: truth.json, which lies beside a synthesized log; {} for other logs.
+    task: the name of the task; '' if there is one label.
   """
 
   directory: str
@@ -38,12 +40,12 @@ class RecordedRun:
 
   @property
   def name(self) -> str:
-    """The last part of its run_dir."""
+    """The last part of the path of run_dir."""
     return os.path.basename(os.path.normpath(self.directory))
 
   @property
   def metric(self) -> str:
-    """What its quality is measured by."""
+    """The metric by which the quality of the task is measured."""
     losses = {label.name: label.loss for label in self.cfg.data.labels}
     if losses.get(self.task, self.cfg.labels[0].loss) == 'squared_error':
       return 'rmse'
@@ -51,18 +53,16 @@ class RecordedRun:
 
   @property
   def deciding_task(self) -> str:
-    """The task that the best epoch is chosen by; '' where there is one label."""
-    if not self.cfg.data.labels:
-      return ''
-    return self.cfg.deciding_label.name
+    """The task by which the best epoch is chosen; '' if there is one label."""
+    return self.cfg.deciding_label.name if self.cfg.data.labels else ''
 
   @property
   def deciding(self) -> 'RecordedRun':
-    """The run with the figures of the deciding task."""
+    """This run with the figures of the deciding task."""
     return next(one for one in self.by_task() if one.task == self.deciding_task)
 
   def by_task(self) -> list['RecordedRun']:
-    """The run once for each task, with the task's figures in its events; [itself] of one label."""
+    """Returns this run with the figures of each task; [self] if there is one label."""
     if not self.cfg.data.labels:
       return [self]
     return [self._of_task(label.name) for label in self.cfg.data.labels]
@@ -72,13 +72,10 @@ class RecordedRun:
     rows = events[events['tasks'].map(lambda tasks: isinstance(tasks, dict) and name in tasks)]
     for figure in QUALITY:
       values = [tasks[name].get(figure) for tasks in rows['tasks']]
-      if figure in events or any(value is not None for value in values):
-        events.loc[rows.index, figure] = pd.Series(values, rows.index, float)
-    if name != self.cfg.labels[0].name:  # whose these are
+      events.loc[rows.index, figure] = pd.Series(values, rows.index, float)
+    if name != self.cfg.labels[0].name:  # these fields are the first label's
       events = events.drop(columns=['deciles', 'ranking', 'spread'], errors='ignore')
-      evaluated = events['event'] == 'eval'
-      if 'slots' in events:
-        events['slots'] = events['slots'].where(~evaluated)
+      events['slots'] = events['slots'].where(events['event'] != 'eval')
     truth = self.truth
     if 'passes' in truth:
       passes = {key: one.get('tasks', {}).get(name, {}) for key, one in truth['passes'].items()}
@@ -86,78 +83,78 @@ class RecordedRun:
     return dataclasses.replace(self, events=events, truth=truth, task=name)
 
   def of(self, event: str) -> pd.DataFrame:
-    """The events of one kind, with a column for every field that some event has."""
+    """Returns the events of one kind."""
     return self.events[self.events['event'] == event]
 
   def evaluated(self, split: str) -> pd.DataFrame:
-    """The evaluations of one split."""
-    found = self.of('eval')
-    return found[found['split'] == split]
+    """Returns the evaluations of one split."""
+    return self.events[(self.events['event'] == 'eval') & (self.events['split'] == split)]
 
   @functools.cached_property
   def best(self) -> pd.Series | None:
-    """The evaluation of data.valid whose state is kept as the best, and predicts.
+    """The evaluation of data.valid by which the best state was kept.
 
-    None where no validation chooses among states: then the last state is kept. Of several tasks the
-    one that decides says which it is.
+    None if validation chooses no state; then the last one is kept. With several tasks, the deciding
+    task chooses.
     """
     if self.task != self.deciding_task:
       best = self.deciding.best
       return None if best is None else self.events.loc[best.name]
-    if self.cfg.data.watch or self.metric not in self.events:
+    valid = self.evaluated('valid')
+    if self.cfg.data.watch or self.metric not in valid:
       return None
     plateau = self.cfg.train.plateau
     margin = plateau.min_delta if plateau else 0
     sign = -1 if self.metric in ('logloss', 'rmse') else 1
     best = None
-    for _, one in self.evaluated('valid').dropna(subset=[self.metric]).iterrows():
-      if best is None or sign * one[self.metric] > sign * best[self.metric] + margin:
-        best = one
+    for _, evaluation in valid.dropna(subset=self.metric).iterrows():
+      if best is None or sign * evaluation[self.metric] > sign * best[self.metric] + margin:
+        best = evaluation
     return best
 
   def of_kept(self, event: str) -> pd.DataFrame:
-    """The events of one kind up to the state that is kept."""
-    found = self.of(event)
-    return found if self.best is None else found[found['step'] <= self.best['step']]
+    """Returns the events of one kind up to the step of the kept state."""
+    events = self.of(event)
+    return events if self.best is None else events[events['step'] <= self.best['step']]
 
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
-    """The evaluations of the state that is kept, by split: of valid, of test.
+    """The evaluations of the kept state, by split: valid and test.
 
-    Where there is neither, next has the last pass before it was trained on.
+    If there is neither, `next`: that of the last pass before it was trained on.
     """
-    found = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
-    last = {split: rows.iloc[-1] for split, rows in found.items() if len(rows)}
+    evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
+    last = {split: rows.iloc[-1] for split, rows in evaluated.items() if len(rows)}
     if self.best is not None:
       last['valid'] = self.best
-    return {s: one for s, one in last.items() if s != 'next'} or last
+    return {split: row for split, row in last.items() if split != 'next'} or last
 
   @property
   def samples(self) -> float:
-    """How many samples it has trained on, each counted once however many epochs there were."""
+    """The number of samples trained on; each counts once, whatever the number of epochs."""
     return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """What the true probabilities reach on a pass, where they are known."""
+    """Returns the metric that the true probabilities reach on a pass; None if unknown."""
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 
 
 def _truth(cfg: config.Config) -> dict:
-  found: dict = {}
+  truth: dict = {}
   for pattern in [*cfg.data.train, *cfg.data.valid, *cfg.data.test]:
     path = os.path.join(os.path.dirname(os.path.expanduser(pattern)), 'truth.json')
     if os.path.exists(path):
       with open(path, encoding='utf-8') as f:
-        one = json.load(f)
-      found |= one | {'passes': found.get('passes', {}) | one['passes']}
-  return found
+        of_log = json.load(f)
+      truth |= of_log | {'passes': truth.get('passes', {}) | of_log['passes']}
+  return truth
 
 
 def read_run(run_dir: str) -> RecordedRun:
-  """Reads what a run has written so far; the data itself may be gone.
+  """Reads what a run has written so far; its data may be gone.
 
   Raises:
-    UserError: where `run_dir` is not that of a run.
+    UserError: if `run_dir` is not that of a run.
   """
   cfg = config.load_of_run(run_dir)
   if not os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):

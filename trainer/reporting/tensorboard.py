@@ -1,4 +1,4 @@
-"""TensorBoard's files: tensorboard/train, tensorboard/valid and so on, a run each."""
+"""Writes TensorBoard's files: tensorboard/train, tensorboard/valid and so on, a run each."""
 
 import os
 import socket
@@ -18,12 +18,9 @@ from trainer.config import Config, flatten
 
 
 class TensorBoard:
-  """Writes figures for TensorBoard, without TensorFlow's ops, each of which would lose some memory.
+  """Writes metrics for TensorBoard; it uses no TensorFlow ops, because their calls leak memory.
 
-  TensorBoard shows a figure of several folders in one card, a curve for each folder.
-
-  Args:
-    folder: of the run.
+  TensorBoard draws a metric of several folders in one card, a curve for each folder.
   """
 
   def __init__(self, folder: str):
@@ -31,7 +28,7 @@ class TensorBoard:
     self._writers: dict[str, RecordWriter] = {}
 
   def describe(self, cfg: Config) -> None:
-    """Tells TensorBoard's HParams the settings of the run, so that runs compare."""
+    """Writes the settings of the run for the HParams tab, which compares runs."""
     values = {
       key: value if isinstance(value, (bool, int, float)) else str(value)
       for key, value in flatten(cfg.model_dump()).items()
@@ -39,18 +36,18 @@ class TensorBoard:
     self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Shows figures by name; `kind` is the split or the event that they are of."""
+    """Writes metrics of a split or an event (`kind`), by name."""
     summary = Summary()
     for name, value in values.items():
       summary.MergeFrom(scalar_pb(name, value))
     self._write(kind, step, summary)
 
-  def histograms(self, kind: str, step: int, found: Mapping[str, np.ndarray]) -> None:
-    """Shows histograms by name, float64 [n, 3]: left edge, right edge and count of each bin."""
+  def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
+    """Writes histograms by name: left edge, right edge and count of each bin, float64 [n, 3]."""
     metadata = create_summary_metadata('', '')
     values = [
       Summary.Value(tag=name, metadata=metadata, tensor=make_tensor_proto(bins))
-      for name, bins in found.items()
+      for name, bins in histograms.items()
     ]
     self._write(kind, step, Summary(value=values))
 
@@ -63,7 +60,7 @@ class TensorBoard:
       folder = os.path.join(self._folder, kind)
       os.makedirs(folder, exist_ok=True)
       name = f'events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}'
-      # Not TensorBoard's own writer, whose thread ends in a stack trace where the disk is full.
+      # TensorBoard's own writer has a thread that ends in a stack trace if the disk is full.
       writer = RecordWriter(open(os.path.join(folder, name), 'ab', buffering=0))
       writer.write(Event(file_version='brain.Event:2').SerializeToString())
       self._writers[kind] = writer

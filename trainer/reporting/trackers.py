@@ -1,4 +1,4 @@
-"""Trackers beyond the run_dir, MLflow and Weights & Biases, which `report.to` names."""
+"""Reports a run to MLflow and Weights & Biases, if `report.to` names them."""
 
 import contextlib
 import importlib.util
@@ -14,52 +14,48 @@ from trainer.errors import UserError
 from trainer.reporting.mlflow_tracker import MlflowTracker
 from trainer.reporting.wandb_tracker import WandbTracker
 
-# By the name in `report.to`, which is the name of the package that a tracker needs, too.
+# By the name in `report.to`, which is also the name of the package that the tracker needs.
 TRACKERS = {'mlflow': MlflowTracker, 'wandb': WandbTracker}
-_MOST_WAITING = 10_000  # calls that a slow tracker has yet to make
-SECONDS_TO_END = 300  # that a run waits for a tracker once it is done
+_MOST_WAITING = 10_000  # calls that may wait for a slow tracker
+SECONDS_TO_END = 300  # how long a finished run waits for a tracker
 _FILES = ('config.yaml', 'metrics.jsonl', 'report.html')
 
 
 class Tracker(Protocol):
-  """A run of a tracker; everything is called from one thread and may raise any error.
+  """A run in a tracking service. Calls come from one thread and may raise any error.
 
-  The constructor takes the config and the id of the run that goes on, None for a new one.
+  The constructor takes the config and the id of the run to continue, or None for a new run.
 
   Attributes:
-    id: of the run, by which it can be continued.
+    id: identifies the run, so that it can be continued.
   """
 
   id: str
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Shows figures by name; `kind` is the split or the event that they are of."""
+    """Logs metrics of a split or an event (`kind`), by name."""
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
-    """Keeps files and directories, and ends the run."""
+    """Uploads files and directories, and ends the run."""
 
 
 def check_packages(names: Iterable[str]) -> None:
-  """Checks that the packages of trackers are installed.
-
-  Raises:
-    UserError: naming the first one that is missing.
-  """
+  """Raises a UserError if the package of a tracker is not installed."""
   for name in names:
     if name in TRACKERS and importlib.util.find_spec(name) is None:
       raise UserError(
-        f"report.to: found '{name}', whose package is not installed; wanted it: pip install "
+        f"report.to: found '{name}', whose package is not installed; wanted pip install "
         f"'ctr-trainer[{name}]'"
       )
 
 
 class InBackground:
-  """Calls a tracker in a thread of its own: the training never waits for a server.
+  """Calls a tracker in a thread of its own, so that training never waits for a server.
 
   Args:
-    name: of the tracker, one of TRACKERS.
-    cfg: of the run.
-    guarded: tells of an error and goes on, as EventLog.guarded.
+    name: one of TRACKERS.
+    cfg: the config of the run.
+    guarded: EventLog.guarded, which reports an error and goes on.
   """
 
   def __init__(
@@ -75,15 +71,15 @@ class InBackground:
     self._thread.start()
 
   def call(self, action: Callable[[Tracker], None]) -> None:
-    """Has the thread call `action`, after those of before."""
+    """Has the thread call `action` after all earlier ones."""
     with self._told_once():
       self._calls.put_nowait(action)
 
   def close(self, status: str, is_waiting: Callable[[], None]) -> None:
-    """Ends the tracker's run, with the files that the run has written.
+    """Uploads the files of the run, and ends the tracker's run.
 
     Args:
-      status: of the run.
+      status: that of the run; `finished` if it trained everything.
       is_waiting: called every second meanwhile.
     """
     run_dir = self._cfg.run_dir
@@ -97,7 +93,7 @@ class InBackground:
         return
       is_waiting()
     with self._told_once():
-      raise TimeoutError(f'has not taken all that it was sent within {SECONDS_TO_END} s')
+      raise TimeoutError(f'did not take everything within {SECONDS_TO_END} s')
 
   def _run(self) -> None:
     tracker = None
@@ -109,7 +105,7 @@ class InBackground:
           action(tracker)
 
   def _begin(self) -> Tracker:
-    """Begins the tracker's run, or goes on with that of this run_dir."""
+    """Begins the tracker's run, or continues that of this run_dir."""
     path = os.path.join(self._cfg.run_dir, f'{self._name}_run')  # holds the run's id
     known = None
     with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as f:
@@ -120,7 +116,7 @@ class InBackground:
 
   @contextlib.contextmanager
   def _told_once(self):
-    """Tells of the first error; the others of a network that is down read alike."""
+    """Reports only the first error; if the network is down, the others say the same."""
     try:
       yield
     except Exception:

@@ -1,6 +1,6 @@
-"""A run as a run of Weights & Biases (the extra `wandb`).
+"""Reports a run to Weights & Biases (the extra `wandb`).
 
-Its own variables say where it goes: WANDB_PROJECT, WANDB_MODE=offline and others.
+Its own variables say where to: WANDB_PROJECT, WANDB_MODE=offline and others.
 """
 
 import os
@@ -10,15 +10,7 @@ from trainer.config import Config
 
 
 class WandbTracker:
-  """Settings as config, figures as SPLIT/NAME over the run's own steps, files as an artifact.
-
-  Args:
-    cfg: of the run.
-    known: the id of the run to go on with; None begins one.
-
-  Attributes:
-    id: of the run.
-  """
+  """A Tracker: settings become the config, metrics SPLIT/NAME, files one artifact."""
 
   def __init__(self, cfg: Config, known: str | None):
     import wandb
@@ -30,20 +22,18 @@ class WandbTracker:
       name=self._name,
       dir=cfg.run_dir,
       config=cfg.model_dump(),
-      reinit='create_new',  # beside a run that the caller of trainer.fit may have
-      # Nothing is asked in a terminal, and the run's lines stay as they are.
+      reinit='create_new',  # the caller of trainer.fit may have a run of its own
+      # W&B asks nothing in the terminal and leaves the output of the run alone.
       settings=wandb.Settings(console='off', silent=True, login_timeout=1),
     )
     self.id = self._run.id
-    # Steps of W&B only grow; a run that continues does some of its own again.
+    # W&B's own steps can only grow, but a run that continues repeats some steps.
     self._run.define_metric('*', step_metric='step')
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Logs figures by name; `kind` is the split or the event that they are of."""
     self._run.log({f'{kind}/{name}': value for name, value in values.items()} | {'step': step})
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
-    """Logs files and directories, and ends the run."""
     artifact = self._wandb.Artifact(f'run-{self.id}', type='run')
     for path in paths:
       if os.path.isdir(path):

@@ -1,14 +1,13 @@
 """Prediction and evaluation over all processes of a job."""
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from ops.tensors import to_tensor
-from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
@@ -25,34 +24,19 @@ from trainer.model.metrics import MetricSums, group_auc_sums, result
 from trainer.plain_data import Json
 from trainer.training.inputs import Inputs
 from trainer.training.ranking_evaluation import RankingEvaluation
-from trainer.training.step import Step
 
 
 class Evaluation:
   """Scores passes with the current model.
-
-  Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
-    step: the model and its rows.
-    inputs: gives the passes' batches.
-    progress_made: called after each batch.
 
   Attributes:
     predictions: the prediction_histogram (trainer.model.calibration) of the last evaluation.
     slots_before: the SlotCalibration.result of earlier evaluations.
   """
 
-  def __init__(
-    self,
-    cfg: config.Config,
-    communicator: Communicator,
-    step: Step,
-    inputs: Inputs,
-    progress_made: Callable[[], None],
-  ):
-    self._communicator, self._step, self._inputs = communicator, step, inputs
-    self._progress_made = progress_made
+  def __init__(self, inputs: Inputs):
+    cfg, self._inputs = inputs.cfg, inputs
+    self._communicator, self._step = inputs.communicator, inputs.step
     self._grouped = cfg.data.group is not None
     predicts_clicks = cfg.model.loss != 'squared_error'
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
@@ -66,7 +50,7 @@ class Evaluation:
   def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
     """Yields this process's batches of tensors in order, with probabilities [B] or [B, T]."""
     for staged in self._inputs.staged(prepared):
-      self._progress_made()
+      self._inputs.progress_made()
       probabilities, known = self._step.predict_and_know(staged)
       self._predicted.update(staged.batch, known, probabilities)
       yield staged.batch, probabilities
@@ -105,7 +89,7 @@ class Evaluation:
     columns = []  # for each batch: group, label, probability, weight
     for one in prepared:
       for staged in self._inputs.staged(one):
-        self._progress_made()
+        self._inputs.progress_made()
         batch = staged.batch
         probabilities, known = self._step.predict_and_know(staged)
         if in_log and self._kept_negatives < 1:
@@ -139,18 +123,9 @@ class Evaluation:
     return values
 
 
-def evaluation_of(
-  cfg: config.Config,
-  communicator: Communicator,
-  step: Step,
-  inputs: Inputs,
-  progress_made: Callable[[], None],
-  show: Callable[[str], None] = lambda text: None,
-) -> Evaluation | RankingEvaluation:
-  """Returns what judges the model of a config; the arguments are those of RankingEvaluation."""
-  if cfg.model.retrieval is not None:
-    return RankingEvaluation(cfg, communicator, step, inputs, progress_made, show)
-  return Evaluation(cfg, communicator, step, inputs, progress_made)
+def evaluation_of(inputs: Inputs) -> Evaluation | RankingEvaluation:
+  """Returns what evaluates the model of a config."""
+  return (RankingEvaluation if inputs.cfg.model.retrieval else Evaluation)(inputs)
 
 
 def group_auc(

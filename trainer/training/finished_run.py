@@ -90,7 +90,7 @@ def open_run(
       if communicator.rank == 0:
         logging.warning('%s', untrained)
     inputs = Inputs(cfg, communicator, step, progress_made, prepared_folder)
-    evaluation = evaluation_of(cfg, communicator, step, inputs, progress_made)
+    evaluation = evaluation_of(inputs)
     with contextlib.suppress(OSError):  # metrics.jsonl may be gone
       events = read_events(run_dir)
       evaluated = events[events['event'] == 'eval']

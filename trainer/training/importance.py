@@ -1,24 +1,18 @@
 """Permutation importance: how much of a model's quality each slot and dense column carries."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
 from ops.tensors import to_tensor
-from trainer import config
-from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
 from trainer.model.metrics import MetricSums, result
 from trainer.plain_data import JsonObject
-from trainer.training.step import Step
-
-if TYPE_CHECKING:
-  from trainer.training.finished_run import FinishedRun
+from trainer.training.inputs import Inputs
 
 MOST_SAMPLES = 1 << 18  # the most that a job scores when it ends
 _BATCHES_A_COLUMN = 8  # the least, if there is enough data
@@ -63,14 +57,9 @@ def _joined(a: SlotBatch, b: SlotBatch, slots: int) -> SlotBatch:
   return SlotBatch(**columns)
 
 
-def importance_table(run: 'FinishedRun', prepared: Sequence[PreparedPass]) -> pd.DataFrame:
-  """Returns by slot and dense column how much worse each metric gets, the most important first.
-
-  Every rank calls it.
-  """
-  importance = slot_importance(
-    run.cfg, run.communicator, run.step, prepared, progress_made=run.progress_made
-  )
+def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
+  """Returns `slot_importance` as a table, the most important slot or column first."""
+  importance = slot_importance(inputs, prepared)
   columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
   table = pd.concat(columns).astype(float).rename_axis('column')
   table.columns = [f'loss_of_{name}' for name in table]
@@ -78,12 +67,7 @@ def importance_table(run: 'FinishedRun', prepared: Sequence[PreparedPass]) -> pd
 
 
 def slot_importance(
-  cfg: config.Config,
-  communicator: Communicator,
-  step: Step,
-  prepared: Sequence[PreparedPass],
-  progress_made: Callable[[], None] = lambda: None,
-  most_samples: int | None = None,
+  inputs: Inputs, prepared: Sequence[PreparedPass], most_samples: int | None = None
 ) -> JsonObject:
   """Measures how much worse metrics get if a slot or a dense column is permuted over samples.
 
@@ -92,18 +76,16 @@ def slot_importance(
   however many columns there are, and each is measured on its own batches. Every process calls it.
 
   Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
-    step: the model and its rows.
-    prepared: passes to look at.
-    progress_made: called after each batch.
+    inputs: the model, and how the processes meet.
+    prepared: the passes to score.
     most_samples: about how many samples to score; None: all.
   Returns:
     auc and logloss of the batches as they are, and `slots` and `dense`: by name how much AUC falls
     and logloss rises. For squared error, rmse in place of both. A figure that the samples do not
     define is None.
   """
-  slots, dense = ([one.name for one in kind] for kind in (cfg.slots, cfg.data.dense))
+  cfg, communicator, step = inputs.cfg, inputs.communicator, inputs.step
+  slots, dense = ([column.name for column in kind] for kind in (cfg.slots, cfg.data.dense))
   names = slots + dense
   total = min(sum(p.num_samples for p in prepared), most_samples or 1 << 62)
   size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_COLUMN * len(names)))
@@ -124,10 +106,11 @@ def slot_importance(
       for name, array in metrics.state().items():
         key = f'{kind}|{column}|{name}'
         sums[key] = sums[key] + array if key in sums else array
-    progress_made()
+    inputs.progress_made()
 
   batches = itertools.chain.from_iterable(
-    one.batches(size, rank=communicator.rank, size=communicator.size) for one in prepared
+    data_pass.batches(size, rank=communicator.rank, size=communicator.size)
+    for data_pass in prepared
   )
   for i, batch in enumerate(itertools.islice(batches, max(1, -(-total // size)))):
     column = i % len(names)

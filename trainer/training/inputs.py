@@ -42,10 +42,10 @@ class Inputs:
   Args:
     cfg: the job's config.
     communicator: how the processes meet.
-    step: stages the batches.
+    step: the model and its rows; stages the batches.
     progress_made: called after each chunk of slow work.
     folder: where converted passes go, one folder per split.
-    show: shows a line on the progress of a conversion.
+    show: shows a line on the progress of slow work.
   """
 
   def __init__(
@@ -57,13 +57,12 @@ class Inputs:
     folder: str,
     show: Callable[[str], None] = lambda text: None,
   ):
-    self._folder, self._show = folder, show
-    self._cfg, self._communicator, self._step = cfg, communicator, step
-    self._progress_made = progress_made
+    self._folder, self.show = folder, show
+    self.cfg, self.communicator, self.step = cfg, communicator, step
+    self.progress_made = progress_made
     self._owners: dict[str, int] = {}  # by prepared path, the rank that converts the pass ahead
-    self._ahead: dict[
-      str, concurrent.futures.Future
-    ] = {}  # by prepared path, the conversions ahead of this process
+    # By prepared path, the conversions that this process does ahead.
+    self._ahead: dict[str, concurrent.futures.Future] = {}
     self._samples_ahead = 0  # converted so far of the current pass
     # A training step has precedence; conversion takes the processor time that it leaves. On Linux
     # each thread has a priority of its own, which the threads that it starts inherit.
@@ -84,7 +83,7 @@ class Inputs:
     Raises:
       UserError: on every process, if a pass is wrong.
     """
-    rank, size = self._communicator.rank, self._communicator.size
+    rank, size = self.communicator.rank, self.communicator.size
     paths = [self._path(data_pass, split) for data_pass in passes]
     if len(passes) < size:
       for i, file in self._shareable(passes, paths, labelled):
@@ -100,11 +99,11 @@ class Inputs:
       opened_passes = []
       for data_pass, path in zip(passes, paths):
         with refusing(data_pass.path if path == data_pass.path else path):
-          opened_passes.append(PreparedPass(path, self._cfg))
+          opened_passes.append(PreparedPass(path, self.cfg))
       return opened_passes
 
-    self._communicator.together(f'cannot prepare passes for {split}', convert)
-    return self._communicator.together('cannot read passes', opened)
+    self.communicator.together(f'cannot prepare passes for {split}', convert)
+    return self.communicator.together('cannot read passes', opened)
 
   def _shareable(
     self, passes: Sequence[Pass], paths: Sequence[str], labelled: bool
@@ -116,14 +115,14 @@ class Inputs:
       for i, (data_pass, path) in enumerate(zip(passes, paths)):
         if path != data_pass.path and path not in self._owners and exists(data_pass.path):
           with contextlib.suppress(Exception):  # the conversion reports what is wrong
-            file = shareable(self._cfg, data_pass.path)
-            if file and not is_prepared_from(self._cfg, data_pass.path, path, labelled):
+            file = shareable(self.cfg, data_pass.path)
+            if file and not is_prepared_from(self.cfg, data_pass.path, path, labelled):
               shared.append([i, list(file)])
       return shared
 
-    is_first = self._communicator.rank == 0
-    shared = self._communicator.together('cannot read passes', look if is_first else list)
-    return [(i, LogFile(*file)) for i, file in self._communicator.broadcast(shared)]
+    is_first = self.communicator.rank == 0
+    shared = self.communicator.together('cannot read passes', look if is_first else list)
+    return [(i, LogFile(*file)) for i, file in self.communicator.broadcast(shared)]
 
   def _share(self, data_pass: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
     """Converts a raw pass of one file, each process a part of it; every process calls it.
@@ -131,15 +130,15 @@ class Inputs:
     Raises:
       UserError: on every process, if the file is wrong.
     """
-    rank, size = self._communicator.rank, self._communicator.size
-    together = self._communicator.together
-    cfg, on_block = self._cfg, self._on_block(data_pass, place)
+    rank, size = self.communicator.rank, self.communicator.size
+    together = self.communicator.together
+    cfg, on_block = self.cfg, self._on_block(data_pass, place)
 
     def count() -> list[int]:
       with refusing(data_pass.path):
         return count_lines(cfg, file, rank, size)
 
-    counted = self._communicator.gather(together(f'cannot read {data_pass.path}', count))
+    counted = self.communicator.gather(together(f'cannot read {data_pass.path}', count))
 
     def convert() -> int:
       with refusing(data_pass.path):
@@ -169,16 +168,16 @@ class Inputs:
     Raises:
       UserError: on every process, if a pass is wrong.
     """
-    rank, size = self._communicator.rank, self._communicator.size
+    rank, size = self.communicator.rank, self.communicator.size
 
     def look() -> None:
       for data_pass in passes[rank::size]:
         if not self.is_ready(data_pass, split):
           with refusing(data_pass.path):
-            look_at(self._cfg, data_pass.path)
-        self._progress_made()
+            look_at(self.cfg, data_pass.path)
+        self.progress_made()
 
-    self._communicator.together('cannot read passes', look)
+    self.communicator.together('cannot read passes', look)
 
   def convert_ahead(self, passes: Sequence[Pass], split: str, processes: int) -> None:
     """Converts raw passes in the background, in order, each on one process.
@@ -196,7 +195,7 @@ class Inputs:
       if path == data_pass.path or path in self._owners:
         continue
       self._owners[path] = len(self._owners) % processes
-      if self._owners[path] == self._communicator.rank:
+      if self._owners[path] == self.communicator.rank:
         self._ahead[path] = self._thread.submit(self._convert_ahead, data_pass, path)
 
   def _convert_ahead(self, data_pass: Pass, path: str) -> None:
@@ -208,7 +207,7 @@ class Inputs:
     self._samples_ahead = 0
     with contextlib.suppress(Exception):  # `prepared` converts it again and raises the error
       if exists(data_pass.path):
-        prepare_pass(self._cfg, data_pass.path, path, on_block=on_block)
+        prepare_pass(self.cfg, data_pass.path, path, on_block=on_block)
 
   def _wait_for(self, data_pass: Pass, path: str) -> None:
     """Waits until a background conversion of this pass has ended."""
@@ -218,8 +217,8 @@ class Inputs:
     while not concurrent.futures.wait([ahead], SECONDS_BETWEEN_LINES).done:
       if self._samples_ahead != seen:
         seen = self._samples_ahead
-        self._progress_made()
-        self._show(
+        self.progress_made()
+        self.show(
           f'waiting for the conversion of {shortened(data_pass.name, 24)} · {seen:,} samples'
         )
     ahead.result()
@@ -240,25 +239,25 @@ class Inputs:
 
   def _path(self, data_pass: Pass, split: str) -> str:
     """Returns the path of the prepared pass."""
-    if is_prepared(self._cfg.data, data_pass.path):
+    if is_prepared(self.cfg.data, data_pass.path):
       return data_pass.path
     return os.path.join(self._folder, split, folder_name(data_pass.name))
 
   def _convert(self, data_pass: Pass, path: str, place: str, labelled: bool = True) -> None:
-    self._progress_made()
+    self.progress_made()
     # If the run stopped within this pass, its raw file may be gone by now.
     if path == data_pass.path or (os.path.exists(path) and not exists(data_pass.path)):
       return
 
     with refusing(data_pass.path):
-      prepare_pass(self._cfg, data_pass.path, path, labelled, self._on_block(data_pass, place))
+      prepare_pass(self.cfg, data_pass.path, path, labelled, self._on_block(data_pass, place))
 
   def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
     """Returns a callback that a conversion calls with the number of samples so far."""
 
     def on_block(samples: int) -> None:
-      self._progress_made()
-      self._show(f'converting {place} · {shortened(data_pass.name, 24)} · {samples:,} samples')
+      self.progress_made()
+      self.show(f'converting {place} · {shortened(data_pass.name, 24)} · {samples:,} samples')
 
     return on_block
 
@@ -289,14 +288,14 @@ class Inputs:
         model.retrieval.
     """
     batches = prepared.batches(
-      self._cfg.train.batch_size,
-      rank=self._communicator.rank,
-      size=self._communicator.size,
-      seed=self._cfg.seed,
+      self.cfg.train.batch_size,
+      rank=self.communicator.rank,
+      size=self.communicator.size,
+      seed=self.cfg.seed,
       epoch=epoch,
       shuffle=shuffle,
       start_batch=start,
     )
     if ready is not None:
-      batches = map(ready, batches, itertools.count(self._step.steps))
-    return prefetch(map(self._step.stage, batches))
+      batches = map(ready, batches, itertools.count(self.step.steps))
+    return prefetch(map(self.step.stage, batches))

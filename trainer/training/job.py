@@ -75,9 +75,7 @@ class Job:
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, progress_made, folder, self.log.show)
-    self.validation = Validation(
-      cfg, communicator, step, self.state, self.inputs, self.log, progress_made
-    )
+    self.validation = Validation(cfg, communicator, step, self.state, self.inputs, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
     self.exporter = Exporter(cfg, communicator, step, self.state, self.log)
     self.lock = RunLock(cfg.run_dir)

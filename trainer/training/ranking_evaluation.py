@@ -1,14 +1,12 @@
-"""Judges a model with model.retrieval by ranking the whole catalogue for each query."""
+"""Evaluates a model with model.retrieval by ranking the whole catalogue for each query."""
 
 import collections
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from trainer import config
-from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
@@ -16,7 +14,6 @@ from trainer.errors import UserError
 from trainer.model import ranking
 from trainer.plain_data import Json
 from trainer.training.inputs import Inputs
-from trainer.training.step import Step
 
 _SAMPLES_AT_ONCE = 65536
 _VECTORS_AT_ONCE = 8192
@@ -50,18 +47,11 @@ class Positives(NamedTuple):
 
 
 class RankingEvaluation:
-  """Ranks the catalogue for the users of passes; has the verbs of Evaluation that a job calls.
+  """Ranks the catalogue for the users of passes; has the methods of Evaluation that a job calls.
 
-  Every process calls it. Each makes the vectors of its share of the queries and of the items, gets
-  those of all queries, and ranks its items; the best of all of them are the ranking.
-
-  Args:
-    cfg: a config with model.retrieval.
-    communicator: how the processes meet.
-    step: the model and its rows.
-    inputs: gives passes.
-    progress_made: called after each chunk of work.
-    show: shows a line on the progress.
+  Every process calls them. Each process computes the vectors of its share of the queries and of the
+  items, gets the vectors of all queries, and ranks its items. The best of all processes are the
+  ranking.
 
   Attributes:
     predictions: None: there are no probabilities.
@@ -70,38 +60,30 @@ class RankingEvaluation:
 
   predictions = None
 
-  def __init__(
-    self,
-    cfg: config.Config,
-    communicator: Communicator,
-    step: Step,
-    inputs: Inputs,
-    progress_made: Callable[[], None],
-    show: Callable[[str], None] = lambda text: None,
-  ):
-    self._cfg, self._communicator, self._step, self._inputs = cfg, communicator, step, inputs
-    self._progress_made, self._show = progress_made, show
-    self._catalogue = step.dense.catalogue
-    self._eval_at = cfg.model.retrieval.eval_at
-    self._found: dict[str, Positives] = {}  # by the path of a pass
+  def __init__(self, inputs: Inputs):
+    self._cfg, self._inputs = inputs.cfg, inputs
+    self._communicator, self._step = inputs.communicator, inputs.step
+    self._catalogue = inputs.step.dense.catalogue
+    self._eval_at = inputs.cfg.model.retrieval.eval_at
+    self._positives_by_path: dict[str, Positives] = {}
     self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=0)
 
   def evaluate(
     self, prepared: Sequence[PreparedPass], in_log: bool = False
   ) -> dict[str, float | int]:
-    """Judges the rankings of the users of these passes, who want their positives there.
+    """Measures how high the rankings of the passes' users place the positives of these users.
 
-    Their items in data.train, and in data.valid where that is not what is evaluated, are neither
-    recommended nor wanted. With data.watch, none is left out.
+    Positives of data.train and, unless it is evaluated, of data.valid are neither recommended nor
+    counted. With data.watch, none is left out.
 
     Args:
       prepared: the passes.
       in_log: has no effect.
     Returns:
-      What trainer.model.ranking.judge returns, and queries, items (of the catalogue) and examples
-      (the positives).
+      The result of trainer.model.ranking.judge, and the numbers of queries, items (in the catalogue)
+      and examples (positives).
     Raises:
-      UserError: where a K is above the catalogue's size, or there is no positive.
+      UserError: if a K is above the size of the catalogue, or there is no positive.
     """
     del in_log
     self._catalogue.refresh(self._step.store, self._communicator)
@@ -125,7 +107,7 @@ class RankingEvaluation:
     return values | {'queries': len(users), 'items': len(keys), 'examples': len(wanted.users)}
 
   def tell_unknown(self) -> None:
-    """Does nothing: what a ranking does not know is not in it."""
+    """Does nothing; a ranking has no unknown features."""
 
   def rank(
     self, queries: np.ndarray, left_out: tuple[np.ndarray, np.ndarray], k: int
@@ -134,13 +116,13 @@ class RankingEvaluation:
 
     Args:
       queries: float32 [Q, d], the same on every process.
-      left_out: pairs (query, place) in order, int64 [n] each, that are not to be found.
-      k: how many.
+      left_out: pairs (query, place) in order, int64 [n] each, that are not ranked.
+      k: the number of items.
     """
     rank, size = self._communicator.rank, self._communicator.size
     items = self.item_vectors()
     first = rank * len(self._catalogue.keys) // size
-    # Nothing is known of an item whose vector is 0.
+    # An item with a zero vector was never trained.
     known = np.flatnonzero(np.any(items != 0, 1))
     column = np.full([len(items) + 1], -1)
     column[known] = np.arange(len(known))
@@ -155,10 +137,12 @@ class RankingEvaluation:
 
     def on_block(done: int) -> None:
       nonlocal began
-      self._progress_made()
+      self._inputs.progress_made()
       if time.monotonic() - began > _SECONDS_BETWEEN_LINES:
         began = time.monotonic()
-        self._show(f'ranking {len(self._catalogue.keys):,} items · {done / len(queries):.0%}')
+        self._inputs.show(
+          f'ranking {len(self._catalogue.keys):,} items · {done / len(queries):.0%}'
+        )
 
     scores, places = ranking.top_k(queries, items[known], k, pairs, on_block)
     none = len(self._catalogue.keys)
@@ -215,7 +199,7 @@ class RankingEvaluation:
     vectors = []
     for batch in batches:
       vectors.append(self._step.predict(self._step.stage(batch))[:, side])
-      self._progress_made()
+      self._inputs.progress_made()
     return np.concatenate(vectors)
 
   def _pairs(self, users: np.ndarray, seen: Positives) -> tuple[np.ndarray, np.ndarray]:
@@ -236,20 +220,16 @@ class RankingEvaluation:
     return [one for one in found if one.meta['source']['path'] not in evaluated]
 
   def _positives(self, prepared: Sequence[PreparedPass]) -> Positives:
-    for one in prepared:
-      if one.path not in self._found:
-        self._found[one.path] = self._positives_of(one)
-    parts = [self._found[one.path] for one in prepared]
+    for data_pass in prepared:
+      if data_pass.path not in self._positives_by_path:
+        self._positives_by_path[data_pass.path] = self._positives_of(data_pass)
     none = np.zeros([0], np.int64)
-    return (
-      Positives.of(*(np.concatenate([none, *part]) for part in zip(*parts)))
-      if parts
-      else (Positives(none, none))
-    )
+    parts = [self._positives_by_path[data_pass.path] for data_pass in prepared]
+    return Positives.of(*map(np.concatenate, zip(Positives(none, none), *parts)))
 
-  def _positives_of(self, one: PreparedPass) -> Positives:
+  def _positives_of(self, data_pass: PreparedPass) -> Positives:
     users, items = [np.zeros([0], np.int64)], [np.zeros([0], np.int64)]
-    for batch in one.batches(_SAMPLES_AT_ONCE):
+    for batch in data_pass.batches(_SAMPLES_AT_ONCE):
       own = sole_features(batch, self._catalogue.field, len(self._cfg.slots))
       is_positive = (batch.label > 0.5) & (own >= 0)
       users.append(batch.group[is_positive])

@@ -1,7 +1,7 @@
 """Scores data.valid and data.test, and the passes ahead of their training, and reports it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from absl import logging
 
@@ -31,7 +31,6 @@ class Validation:
     state: the place in the data.
     inputs: gives each process its share of the passes.
     log: is told the metrics.
-    progress_made: called after each batch.
   """
 
   def __init__(
@@ -42,12 +41,10 @@ class Validation:
     state: RunState,
     inputs: Inputs,
     log: RunLog,
-    progress_made: Callable[[], None],
   ):
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._state, self._inputs, self._log = state, inputs, log
-    self._progress_made = progress_made
-    self._evaluation = evaluation_of(cfg, communicator, step, inputs, progress_made, log.show)
+    self._evaluation = evaluation_of(inputs)
     self._passes: dict[str, list[PreparedPass]] = {}
 
   def open(self) -> None:
@@ -102,9 +99,7 @@ class Validation:
       values = self._evaluate(test, 'test')
     if (scored := test or valid) and self._cfg.model.retrieval is None:
       with self._log.clock.of('evaluate'):
-        importance = slot_importance(
-          self._cfg, self._communicator, self._step, scored, self._progress_made, MOST_SAMPLES
-        )
+        importance = slot_importance(self._inputs, scored, MOST_SAMPLES)
       self._log.write('importance', split='test' if test else 'valid', **importance)
     return values
 
