@@ -47,8 +47,6 @@ class Run:
   """A trained model in its run_dir.
 
   Attributes:
-    run_dir: the directory of the run.
-    cfg: its config.
     checkpoint: the state that is used: best (by validation, if there is one) or last.
   """
 
@@ -149,11 +147,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """An HTML page that a notebook shows.
-
-  Attributes:
-    path: of the HTML file.
-  """
+  """An HTML page that a notebook shows."""
 
   path: str
 
@@ -183,7 +177,6 @@ def fit(
       frames, one a pass. It replaces data.train, and is written into run_dir/frames as Parquet.
     valid: a frame that replaces data.valid.
     test: a frame that replaces data.test.
-    callbacks: called at passes and epochs (trainer.Callback).
   Raises:
     UserError: with one line, if the config or the data are wrong.
     KeyboardInterrupt: if Ctrl-C or SIGTERM stopped it. The state is saved; the same call
@@ -309,7 +302,6 @@ def train_here(
     source: of the config.
     here: the place of this process in the job.
     init_from: a run_dir whose features and layers a new run begins with.
-    callbacks: called at passes and epochs.
   Returns:
     The exit status.
   """

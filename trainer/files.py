@@ -36,7 +36,6 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   The operating system releases the file when its holder dies.
 
   Args:
-    path: of the file.
     patience: seconds to wait.
   Raises:
     UserError: if another process still holds the file after that time; the file's content names it.
@@ -140,7 +139,6 @@ class NpyWriter:
   The header holds the number of rows; `close` writes it again, in the same length.
 
   Args:
-    path: of the file.
     dtype: of the array.
     row_shape: the array's shape without its first axis.
 

@@ -133,7 +133,6 @@ def explained(cfg: Config, notes: Mapping[str, str]) -> str:
   A comment above each key has its meaning, one behind its value where the value comes from.
 
   Args:
-    cfg: the config.
     notes: by key, what else is known of where its value comes from.
   """
 

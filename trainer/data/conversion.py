@@ -206,7 +206,6 @@ def prepare_pass(
   then renamed.
 
   Args:
-    cfg: the config.
     raw_path: the pass.
     out_dir: where the prepared pass goes.
     labelled: whether labels, weights and groups are read; prediction needs none.

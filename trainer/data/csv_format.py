@@ -120,7 +120,6 @@ def _block(
   Args:
     raw: the lines, which all end in LF.
     numbered: their numbers.
-    path: the file.
     header: the fields of the line of names, as they stand in it.
     delimiter: between fields.
     numbers: the columns that may become float64; the others are binary.
@@ -226,7 +225,6 @@ def blocks(
   """Reads a text file in blocks of bounded size.
 
   Args:
-    path: the file.
     data: `Config.data`. With `columns` the file needs no header; a first line that repeats them is
       skipped.
     wanted: column -> the config key that asks for it.

@@ -237,7 +237,6 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   value that it fails; under made where what a column is made of is wrong.
 
   Args:
-    cfg: the config.
     block: the records.
     labelled: whether they have labels, weights and groups. If not, labels are 0, weights 1, and all
       are of one group. Where data.label is null, labels are 1.

@@ -180,7 +180,6 @@ def passes(
   without suffix; if two would have one name, by their whole paths.
 
   Args:
-    cfg: the config.
     patterns: of paths.
     key: the config key that they are of.
     wrong: takes what is wrong with single passes, by path; if None, that is raised.
@@ -219,7 +218,6 @@ def announced(
   begin with a dot or an underscore are no passes.
 
   Args:
-    cfg: the config.
     is_settled: whether the pass at a path need not be looked at any more.
   Returns:
     The passes, in order; the paths of passes that are announced but missing; and by path what is

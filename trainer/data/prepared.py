@@ -152,7 +152,6 @@ class Writer:
 
   Args:
     directory: an empty one.
-    cfg: of the log.
   """
 
   def __init__(self, directory: str, cfg: config.Config):
@@ -316,7 +315,6 @@ class PreparedPass:
   """A prepared pass, memory-mapped; its checksums are verified when it is opened.
 
   Args:
-    path: its directory.
     cfg: if given, the pass must have been prepared with this config's schema.
 
   Raises:

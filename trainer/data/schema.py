@@ -49,7 +49,6 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   """Returns the columns to read, each with the config key that asks for it.
 
   Args:
-    cfg: the config.
     labelled: whether labels, weight and group are wanted; prediction needs none of them.
   """
   data, columns = cfg.data, []

@@ -59,10 +59,8 @@ def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: 
   """Cuts a file into at most `size` parts of whole chunks of records.
 
   Args:
-    cfg: the config.
     file: of `shareable`.
     counted: for a text, the `count_lines` of each rank.
-    size: the number of processes.
   """
   kind = format_of(cfg.data, file.path)
   is_text, header = kind in TEXTS, 0

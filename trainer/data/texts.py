@@ -21,7 +21,6 @@ def texts_of(
   """Yields the texts of some keys as they are met in raw passes, until all were.
 
   Args:
-    cfg: of the log.
     paths: of raw passes; those that are gone are left out.
     slot: the slot of the features.
     keys: what to look for.

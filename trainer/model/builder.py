@@ -293,7 +293,6 @@ def build(
   """Builds the model of a config, with all its variables.
 
   Args:
-    cfg: the job's config.
     sum_across_ranks: sums float32 [k] over ranks, for batch_norm 'sync'; differentiable. None in a
       single process.
     dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.

@@ -30,7 +30,6 @@ class Inspection:
   """A checkpoint of a run.
 
   Args:
-    run_dir: the directory of the run.
     which: best (the last one, if there is no best one) or last.
 
   Attributes:

@@ -42,7 +42,6 @@ def why_worse_than_constant(cfg: config.Config, calibration: float | None, steps
   """Returns why a model likely predicts worse than the constant share of clicks.
 
   Args:
-    cfg: the job's config.
     calibration: Σ predicted / Σ clicked.
     steps: the number of steps taken.
   """
@@ -70,7 +69,6 @@ def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
   """Says that a finished run has nothing left to train, and how to train more.
 
   Args:
-    cfg: the job's config.
     epochs: that the run has trained.
     has_ended_early: whether train.plateau ended it.
   """

@@ -46,8 +46,6 @@ class Catalogue:
     """Begins anew from the table and the pass that comes next; every rank calls it.
 
     Args:
-      store: the rows of this process.
-      communicator: how the ranks meet.
       prepared: the pass; None: the table alone.
     """
     own = np.asarray(store.select('all'))

@@ -28,8 +28,6 @@ def end_day(
   It changes only memory. A job that crashes before the next checkpoint repeats the whole day end.
 
   Args:
-    store: the rows of this process.
-    communicator: how the processes meet.
     slot_ids: the ids of the slots that have features of their own, by name.
   Returns:
     The number of evicted features by slot, summed over all processes.

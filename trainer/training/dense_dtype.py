@@ -23,7 +23,6 @@ def chosen(cfg: Config, communicator: Communicator) -> str:
 
   Args:
     cfg: the config of a job that trains.
-    communicator: how the processes meet.
   """
   if cfg.train.dense_dtype == 'float32':
     return 'float32'

@@ -51,7 +51,6 @@ class DensePart:
   """The layers with their loss, optimizer and metrics, on one process.
 
   Args:
-    cfg: the job's config.
     sum_across_ranks: float32 tensor -> its sum over ranks, differentiable; sync batch norm uses it.
     dense_dtype: as of trainer.model.builder.build.
 

@@ -75,7 +75,6 @@ class Evaluation:
     """Returns metrics over the samples of all processes; every process calls it.
 
     Args:
-      prepared: the passes.
       in_log: whether they lack negatives as the training log does (model.negative_sampling_rate),
         so that predictions are made for that log.
     Returns:
@@ -137,7 +136,6 @@ def group_auc(
 
   Args:
     columns: for each batch of this process: group int64, label, probability, weight float32 [B].
-    communicator: how the processes meet.
   Returns:
     None if no group has both classes.
   """

@@ -15,10 +15,6 @@ class Exporter:
   """Exports the model for serving; every process calls it.
 
   Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
-    step: the model and its rows.
-    state: the place in the data.
     log: gets an event for each export.
   """
 

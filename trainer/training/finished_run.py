@@ -28,8 +28,6 @@ class FinishedRun:
 
   Attributes:
     cfg: the run's config, with overrides.
-    communicator: how the ranks meet.
-    step: the model and its rows.
     progress: the place in the data when the checkpoint was saved.
     inputs: gives each rank its share of passes.
     evaluation: scores passes.
@@ -59,7 +57,6 @@ def open_run(
   only if the ranks run on several hosts, because these may share no other directory.
 
   Args:
-    run_dir: the directory of the run.
     overrides: strings `a.b=value`.
     checkpoint: best (by validation; the last if there was none) or last.
     here: the place of this process among the ranks that share the work; by default it is alone.

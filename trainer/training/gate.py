@@ -70,8 +70,6 @@ def presence(
   """Returns the share of a pass's samples that have a feature in a slot, by slot.
 
   Args:
-    cfg: the job's config.
-    prepared: the pass.
     most_samples: how many samples to look at, from the first on; None: all.
   """
   slots = len(cfg.slots)

@@ -40,10 +40,7 @@ class Inputs:
   """Gives each process its share of every pass.
 
   Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
     step: the model and its rows; stages the batches.
-    progress_made: called after each chunk of slow work.
     folder: where converted passes go, one folder per split.
     show: shows a line on the progress of slow work.
   """
@@ -280,7 +277,6 @@ class Inputs:
     """Yields this process's share of each global batch of a pass, staged by another thread.
 
     Args:
-      prepared: the pass.
       epoch: part of the seed of the shuffle.
       shuffle: whether the samples are shuffled, by seed, pass and epoch.
       start: the first global batch to yield.

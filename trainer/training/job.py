@@ -40,18 +40,14 @@ class Job:
   """Trains a model on its passes and days; every process of the job runs one.
 
   Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
     step: of the ranks, or of the parameter servers' workers.
     progress_made: called after each step and each chunk of slow work; by it the heartbeat tells
       the others that this process makes progress.
     init_from: a run_dir whose model a new run begins with.
-    callbacks: called at passes and epochs.
 
   Attributes:
     state: the place in the data, and checkpoints.
     stream: which pass comes next.
-    inputs: gives each process its share of the passes.
     validation: scores data.valid and data.test.
     exporter: writes what is served.
     log: writes metrics.jsonl and the live line.
@@ -335,9 +331,6 @@ class Job:
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
     """Trains on this process's share of a pass from `progress.batch` on.
 
-    Args:
-      prepared: the pass.
-      on_step: called after each step.
     Returns:
       Whether the pass is finished; False if a process was asked to stop.
     """

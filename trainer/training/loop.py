@@ -36,14 +36,10 @@ def train_in_lockstep(
   stop together.
 
   Args:
-    cfg: the job's config.
-    step: the training step.
-    communicator: how the ranks meet.
     state: its `progress.batch` counts the steps of the pass.
     batches: those of this rank.
     save: writes a checkpoint; it is called at the same step on every rank.
     stop_requested: whether this rank was asked to stop.
-    on_step: called after each step.
   Returns:
     Whether all batches were trained on; False if a rank was asked to stop.
   Raises:

@@ -23,17 +23,7 @@ _MOST_SAMPLES_FOR_BLANKS = 1 << 19
 
 
 class PassMeter:
-  """Reports the training on one pass; every process calls it, and figures are of all.
-
-  Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
-    step: of the job.
-    progress: of the run.
-    log: gets the figures.
-    prepared: the pass.
-    name: of the pass.
-  """
+  """Reports the training on one pass; every process calls it, and figures are of all."""
 
   def __init__(
     self,

@@ -15,8 +15,6 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   It sets `best`, `best_step`, `stalls`, `rate` and `finished`.
 
   Args:
-    cfg: the job's config.
-    progress: of the run.
     values: metrics of data.valid.
     step: the number of steps taken.
   Yields:

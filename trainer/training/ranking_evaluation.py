@@ -77,11 +77,10 @@ class RankingEvaluation:
     counted. With data.watch, none is left out.
 
     Args:
-      prepared: the passes.
       in_log: has no effect.
     Returns:
-      The result of trainer.model.ranking.judge, and the numbers of queries, items (in the catalogue)
-      and examples (positives).
+      The result of trainer.model.ranking.judge, and the numbers of queries, of items in the
+      catalogue, and of examples (positives).
     Raises:
       UserError: if a K is above the size of the catalogue, or there is no positive.
     """
@@ -162,7 +161,6 @@ class RankingEvaluation:
     """Returns the vectors of users, as the first sample of each in the passes has them.
 
     Args:
-      prepared: the passes.
       users: int64 [Q], ascending; each has a positive there.
     Returns:
       float32 [Q, d], the same on every process.

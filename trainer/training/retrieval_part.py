@@ -24,7 +24,6 @@ class RetrievalPart(DensePart):
 
   Args:
     cfg: a config with model.retrieval.
-    communicator: how the ranks meet.
 
   Attributes:
     catalogue: the items, with how often each was shown; a part of the state.

@@ -42,8 +42,6 @@ def slices(
   process, so that its AUC is exact. Every process calls it.
 
   Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
     scored: this process's batches with their predictions, [B] or [B, T].
     names: of the slots.
     most: how many values of a slot get a slice: the most frequent ones. All others are in OTHER.

@@ -170,7 +170,6 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
   """Checks that the loss of a step and its gradients are finite, before anything of it is kept.
 
   Args:
-    cfg: the job's config.
     step: int64 [], its number; reading it takes a third of a ms, so it is read only for the error.
     batch: the batch of the step, of tensors.
     loss: that of trainer.training.dense_part.Gradients.
@@ -208,8 +207,6 @@ class TrainStep(Step):
   division happens after it.
 
   Args:
-    cfg: the job's config.
-    communicator: how the ranks meet.
     dense_dtype: as of trainer.model.builder.build.
   """
 

@@ -93,8 +93,6 @@ class Stream:
   data.close_day_after_hours. A pass that arrives after its day has ended is late.
 
   Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
     state: the place in the data, and the ledger.
     tell: called on every process for each pass that is not simply trained on, with its name, its
       fate and the reason.

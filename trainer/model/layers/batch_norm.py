@@ -21,7 +21,6 @@ class BatchNorm(tf.keras.layers.Layer):
     momentum: the share of the moving statistics that a step keeps. Keras' defaults (.99, ε 1e-3)
       lower the AUC on Frappe by .002.
     epsilon: ε.
-    name: of the layer.
   """
 
   def __init__(

@@ -27,7 +27,6 @@ class Cross(tf.keras.layers.Layer):
     seed: of the initial weights (Glorot uniform; the biases start at 0).
     multiply: the matrix product of training steps, `ops.float32.product` or `ops.bfloat16.product`
       (`train.dense_dtype`). Predictions, and the head of full layers, are float32.
-    name: of the layer.
   """
 
   needs = frozenset({'factors'})

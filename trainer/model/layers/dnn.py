@@ -31,7 +31,6 @@ class DNN(tf.keras.layers.Layer):
     sum_across_ranks: for 'sync', sums float32 [k] over ranks.
     multiply: the matrix product of hidden layers in training steps, `ops.float32.product` or
       `ops.bfloat16.product` (`train.dense_dtype`). Predictions and the head are float32.
-    name: of the layer.
   """
 
   needs = frozenset({'factors'})

@@ -9,9 +9,6 @@ class Linear(tf.keras.layers.Layer):
   """Σ_i w_i x_i over the features, and Σ_j u_j dense_j over the dense columns.
 
   The model has the bias, and the rows have the w_i; u float32 [Dn] is the layer's and starts at 0.
-
-  Args:
-    name: of the layer.
   """
 
   needs = frozenset({'linear'})

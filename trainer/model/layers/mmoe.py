@@ -26,7 +26,6 @@ class SharedBottom(tf.keras.layers.Layer):
       `ops.bfloat16.product` (`train.dense_dtype`). Predictions, gates and later layers are float32.
     seed: of the initial weights (Glorot uniform; biases and gates 0, so that all experts count
       alike at first) and of dropout.
-    name: of the layer.
   """
 
   needs = frozenset({'factors'})

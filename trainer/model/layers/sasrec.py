@@ -27,7 +27,6 @@ class SASRec(tf.keras.layers.Layer):
     heads: of each attention.
     rate: of dropout.
     seed: of the initial weights and of dropout.
-    name: of the layer.
   """
 
   def __init__(

@@ -33,7 +33,6 @@ class VectorTower(DNN):
     history: the slot that `encoder` encodes.
     encoder: gives float32 [B, D] of a history.
     seed: of the initial weights.
-    name: of the layer.
   """
 
   needs = frozenset({'factors'})
