@@ -90,9 +90,7 @@ class TrackersTest(tf.test.TestCase):
       log = self.report(['mlflow'], is_waiting=waited)
     goes_on.set()
     waited.assert_called_once()
-    self.assertEqual(
-      log.troubles, ['mlflow: TimeoutError: did not take everything within 1 s']
-    )
+    self.assertEqual(log.troubles, ['mlflow: TimeoutError: did not take everything within 1 s'])
 
   def test_wandb(self):
     """Weights & Biases comes as a stand-in: the package is large."""
