@@ -105,8 +105,8 @@ class Inspection:
     return pd.concat([self._features(chunk, slot) for chunk in self.rows()], ignore_index=True)
 
   def _features(self, chunk: Chunk, slot: str) -> pd.DataFrame:
-    table = next(s.table for s in self.cfg.slots if s.name == slot)
     here = chunk['slot'] == self._slot_id(slot)
+    table = next(s.table for s in self.cfg.slots if s.name == slot)
     columns = {name: chunk[name][here] for name in _COUNTS} | {'linear': chunk['linear'][here, 0]}
     width = self._widths()[table]
     if width and f'factors_{table}' in chunk:
