@@ -103,8 +103,8 @@ class Run:
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot, the most shown first.
 
-    Columns: text, read from the passes of data.train (None if they are gone), key, show, click,
-    unseen_days, admitted, linear, and factors if the model has any.
+    Columns: text, as data.keep_texts has kept it or a pass of data.train has it (None if that is
+    gone), key, show, click, unseen_days, admitted, linear, and factors if the model has any.
 
     Raises:
       UserError: if there is no such slot.
@@ -116,9 +116,10 @@ class Run:
     table = inspection.features(slot)
     of_slot = next(s for s in self.cfg.slots if s.name == slot)
     paths = [entry['path'] for entry in inspection.progress['ledger']['entries']]
-    texts: dict[int, str] = {}
-    for some in texts_of(self.cfg, paths, of_slot, set(table['key'])):
-      texts |= some
+    texts = inspection.texts(slot)
+    if missing := set(table['key']) - texts.keys():
+      for some in texts_of(self.cfg, paths, of_slot, missing):
+        texts |= some
     table.insert(0, 'text', [texts.get(key) for key in table['key']])
     return table.sort_values('show', ascending=False, ignore_index=True)
 

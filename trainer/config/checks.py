@@ -35,6 +35,7 @@ def check(cfg: Config, where: str) -> None:
     _gate,
     _schedule,
     _counts,
+    _kept_texts,
   ):
     for key, text in mistakes(cfg):
       fail(key, text)
@@ -186,3 +187,12 @@ def _counts(cfg: Config) -> Mistakes:
         'each epoch, so that the first day end of the second would delete what is rare by then; '
         'wanted false, one epoch, or another eviction',
       )
+
+
+def _kept_texts(cfg: Config) -> Mistakes:
+  if cfg.data.keep_texts and cfg.sync.mode in ('ps_async', 'ps_geo'):
+    yield (
+      'data.keep_texts',
+      f"found {cfg.data.keep_texts} with sync.mode '{cfg.sync.mode}', whose workers may leave with "
+      "the texts that they hold; wanted [], or mode 'allreduce' or 'ps'",
+    )

@@ -156,6 +156,10 @@ class Data(Section):
   """The categorical columns."""
   dense: list[DenseColumn] = []
   """The numeric columns."""
+  keep_texts: list[str] = []
+  """Slots whose admitted features keep their texts, in memory and in checkpoints, so that
+  run.embeddings and run.features tell them when the log is gone. A feature's row holds only a hash
+  of its text."""
   day_pattern: RegularExpression | None = None
   """A regular expression that finds the day in a path: one group that holds a whole number or a
   date as 2024-01-31, or three groups of year, month and day. Features age and are evicted at the
@@ -211,6 +215,13 @@ class Data(Section):
       if shared.table != slot.table:
         wanted = f"'{shared.table}', the table of '{slot.shares}', which it shares"
         wrong(f'slots.{i}.table', f"found '{slot.table}'; wanted {wanted}")
+    own = {name for name, slot in by_name.items() if slot.shares is None}
+    for name in self.keep_texts:
+      if name not in own:
+        shared = name in by_name and by_name[name].shares
+        wanted = f"'{shared}', which it shares" if shared else f'a slot{nearest(name, own)}'
+        wrong('keep_texts', f"found '{name}'; wanted {wanted}")
+    check_distinct('keep_texts', self.keep_texts)
     return self
 
   @pydantic.model_validator(mode='after')

@@ -20,6 +20,7 @@ from trainer.data.values import (
   WHOLE_NUMBER,
   SlotFeatures,
   as_text,
+  distinct_texts,
   feature_keys,
   float_or_none,
   floats,
@@ -52,6 +53,7 @@ class Parsed(NamedTuple):
   group: np.ndarray | None = None  # int64 [n]
   bad: collections.Counter[str] = collections.Counter()  # kind -> dropped records
   examples: Sequence[BadRecord] = ()  # the first of them
+  texts: Sequence[tuple[np.ndarray, pa.Array]] = ()  # keys with their texts, of data.keep_texts
 
 
 def _assemble(
@@ -276,11 +278,14 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     with np.errstate(over='ignore', invalid='ignore'):
       dense[:, i] = numbers
   slots: list[np.ndarray | SlotFeatures] = []
+  texts = []
   for s in cfg.slots:
     column = s.column or s.name
     markers = [] if s.made else data.missing_values
     array, wrong = whole_numbers(made.made(s.name) if s.made else block.columns[column])
     records.drop(wrong, 'value', column, WHOLE_NUMBER)
+    if (s.shares or s.name) in data.keep_texts:
+      texts.append(distinct_texts(array, s, ids[s.name], markers))
     nested = is_list(array.type) or pa.types.is_map(array.type)
     if not (nested or s.separator or s.value_separator) or pa.types.is_null(array.type):
       slots.append(feature_keys(array, column, ids[s.name], markers))
@@ -309,4 +314,5 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     group,
     records.bad,
     records.examples(),
+    texts,
   )

@@ -23,7 +23,7 @@ from trainer.data.features import SlotBatch, has_log1p
 from trainer.data.log_files import is_remote
 from trainer.data.parse import Parsed
 from trainer.data.schema import schema
-from trainer.data.values import ranges
+from trainer.data.values import ranges, text_buffers
 from trainer.errors import BadPass, UserError
 from trainer.files import NpyWriter, crc32_of_stream, to_json, write_synced
 from trainer.plain_data import JsonObject
@@ -38,6 +38,7 @@ BLOCK = 8192
 WINDOW = 64 * BLOCK
 MOST_WRITING = 2  # chunks that wait for the writer
 OF_SAMPLES = ('counts', 'dense', 'label', 'weight', 'group')  # of `Parsed`, with a row a sample
+TEXTS = ('text_keys', 'text_lengths', 'text_bytes')  # of data.keep_texts
 OF_FEATURES = ('codes', 'bases', 'keys', 'splits', 'values', 'dense')
 
 
@@ -147,8 +148,8 @@ def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Writer:
   """Writes a prepared pass into a directory, CHUNK samples at a time, in a thread of its own.
 
-  The files follow from the samples alone, not from the blocks that they came in. Call `close` in
-  the end, or `stop` to give it up.
+  The files follow from the samples alone, not from the blocks that they came in; but texts repeat
+  from block to block. Call `close` in the end, or `stop` to give it up.
 
   Args:
     directory: an empty one.
@@ -170,6 +171,7 @@ class Writer:
     }
     used |= {'dense': ('<f4', len(data.dense))} if data.dense else {}
     used |= {'weight': ('<f4',)} if data.weight is not None else {}
+    used |= dict(zip(TEXTS, (('<i8',), ('<i4',), ('|u1',)))) if data.keep_texts else {}
     self._columns = {name: _Column(directory, name, *of) for name, of in used.items()}
     # Columns without information: as long as every field has one feature, and all values are 1.
     self._idle = {'splits', 'values'}
@@ -182,6 +184,9 @@ class Writer:
 
   def add(self, parsed: Parsed) -> None:
     """Appends samples. If the disk fails, this or a later call raises OSError."""
+    for keys, texts in parsed.texts:
+      data, offsets = text_buffers(texts)
+      self._submit(self._write_texts, (keys, np.diff(offsets), data))
     self._waiting.append(parsed)
     self._num_waiting += len(parsed.label)
     self.samples += len(parsed.label)
@@ -202,6 +207,8 @@ class Writer:
       self._submit(self._copy, prepared, copied, prepared.meta['features'] - rest.keys.size)
     for start in range(copied, samples, CHUNK):
       self.add(prepared.parsed(start, min(start + CHUNK, samples)))
+    if (texts := prepared.texts) is not None:
+      self._submit(self._write_texts, texts)
 
   def _submit(self, task: Callable[..., None], *args: object) -> None:
     """Has the thread run a task; waits if too many are waiting."""
@@ -220,6 +227,10 @@ class Writer:
     for start in range(0, samples if self._dense else 0, CHUNK):
       chunk = _stats(arrays['dense'][start : start + CHUNK], self._dense)
       self._stats = merge_stats(self._stats, chunk)
+
+  def _write_texts(self, arrays: Sequence[np.ndarray]) -> None:
+    for name, array in zip(TEXTS, arrays):
+      self._columns[name].append(array)
 
   def stop(self) -> None:
     """Ends the thread; what it has not begun to write is left out."""
@@ -340,6 +351,8 @@ class PreparedPass:
     self._files: dict[str, os.stat_result] = {}  # as they were when they were mapped
     tell_files_cut_short()
     arrays = {name: self._array(name, of) for name, of in self.meta['arrays'].items()}
+    # Keys, bytes of the text of each, and these bytes; None: prepared without data.keep_texts.
+    self.texts = [arrays.pop(name) for name in TEXTS] if TEXTS[0] in arrays else None
     self._arrays, self._label, self._weight = arrays, arrays['label'], arrays.get('weight')
     self._samples = SampleArrays(
       **{name: arrays.get(name) for name in OF_FEATURES}, slots=self.num_slots, chunk=CHUNK

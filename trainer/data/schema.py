@@ -42,6 +42,7 @@ def reading(cfg: config.Config) -> JsonObject:
     'missing_values': data.missing_values,
     'max_bad_share': data.max_bad_share,
     'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
+    'keep_texts': data.keep_texts,
   }
 
 

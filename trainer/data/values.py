@@ -325,6 +325,17 @@ def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
   return texts
 
 
+def distinct_texts(
+  array: pa.Array, slot: config.Slot, slot_id: int, missing_values: Sequence[str]
+) -> tuple[np.ndarray, pa.Array]:
+  """Returns the keys of the features in a slot's column, int64 [u], and their texts."""
+  if not (is_list(array.type) or pa.types.is_map(array.type)):
+    array = pc.unique(array)
+  texts = trim(pc.unique(feature_texts(array, slot)))
+  keys = feature_keys(texts, slot.column or slot.name, slot_id, missing_values)
+  return keys[keys != NO_FEATURE], texts.filter(pa.array(keys != NO_FEATURE))
+
+
 def holds_floats(t: pa.DataType) -> bool:
   """Returns whether the features in lists or maps of a type are floats."""
   inner = t.key_type if pa.types.is_map(t) else t.value_type

@@ -121,11 +121,15 @@ class RowsOnServers:
       self._remote[i].commit(kind, keys[servers == i])
 
   def lookup(self, keys: TensorLike) -> dict[str, np.ndarray]:
-    """See FeatureLifecycle.lookup; the columns are grouped by server, not in the order of keys."""
+    """See FeatureLifecycle.lookup."""
     keys = np.asarray(keys)
     servers = self._server_of(shard_of(keys))
-    columns = [self._remote[i].lookup(keys[servers == i]) for i in np.unique(servers)]
-    return {name: np.concatenate([c[name] for c in columns]) for name in (columns or [()])[0]}
+    by_server = [self._remote[i].lookup(keys[servers == i]) for i in range(self._servers.count)]
+    places = np.argsort(np.argsort(servers, kind='stable'))  # of the keys, ordered by server
+    return {
+      name: np.concatenate([columns[name] for columns in by_server])[places]
+      for name in by_server[0]
+    }
 
   def pull(self, keys: TensorLike, train: bool) -> PulledRows:
     """See RowStore.pull; keys are distinct and ordered by logical shard."""

@@ -19,6 +19,7 @@ from trainer.errors import UserError, nearest
 from trainer.model.builder import build
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, checkpoint
+from trainer.storage.kept_texts import texts_of_slot
 
 _ALL = range(SHARDS)
 _SHARDS_AT_ONCE = 16  # how many shards of two checkpoints are compared in memory
@@ -118,6 +119,16 @@ class Inspection:
         rows[at] if admitted else None for at, admitted in zip(place[here], columns['admitted'])
       ]
     return pd.DataFrame(columns)
+
+  def texts(self, slot: str) -> dict[int, str]:
+    """Returns the texts that data.keep_texts has kept of a slot's features, by key."""
+    found: dict[int, str] = {}
+    slot_id = self._slot_id(slot)
+    for dump in checkpoint.read_texts(self.path, self._manifest):
+      texts = texts_of_slot(dump, slot).to_pylist()
+      keys = hash_keys(np.array(texts, object), slot_id).numpy().tolist() if texts else []
+      found |= zip(keys, (text.decode(errors='replace') for text in texts))
+    return found
 
   def feature(self, slot: str, text: str) -> JsonObject:
     """Returns what is known of one feature.

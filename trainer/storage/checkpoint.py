@@ -5,6 +5,7 @@
                                   block; a block holds its columns one after another
       rows-00000-of-00002.json    names, dtypes and row shapes of the columns; of each block its
                                   first and last shard, the length of each column, and its checksum
+      texts-00000-of-00002.parquet   with data.keep_texts, texts of its features (kept_texts.py)
       dense.npz                   dense variables, optimizer slots, metrics: name -> array
       progress.json  config.yaml
       MANIFEST.json               every file, its size and checksum
@@ -40,6 +41,7 @@ from trainer.data.prefetch import prefetch
 from trainer.embedding.row_table import RowTable
 from trainer.errors import DataLoss, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
+from trainer.storage.kept_texts import KeptTexts
 
 FORMAT = 2
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
@@ -47,6 +49,10 @@ _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 def _part(rank: int, size: int) -> str:
   return f'rows-{rank:05d}-of-{size:05d}'
+
+
+def _texts(rank: int, size: int) -> str:
+  return f'texts-{rank:05d}-of-{size:05d}.parquet'
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
@@ -125,6 +131,7 @@ def save(
   config_text: str,
   keep: int,
   communicator: Communicator | None = None,
+  texts: KeptTexts | None = None,
 ) -> str:
   """Writes a checkpoint; every process calls it.
 
@@ -137,6 +144,7 @@ def save(
     config_text: the resolved config.
     keep: the number of checkpoints to keep, with this one.
     communicator: how the processes meet; None: there is one.
+    texts: of the features that this process owns.
   Returns:
     The path of the checkpoint.
   Raises:
@@ -155,6 +163,8 @@ def save(
 
   def write() -> None:
     _write_rows(os.path.join(unfinished, _part(rank, size)), store, shards_of(rank, size))
+    if texts and (dump := texts.dump()) is not None:
+      files.write_synced(os.path.join(unfinished, _texts(rank, size)), dump)
     if rank == 0:
       for name, array in dense.items():
         _check_finite(name, np.asarray(array))
@@ -295,6 +305,17 @@ def _read_block(
   return chunk
 
 
+def read_texts(
+  path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
+) -> Iterator[bytes]:
+  """Yields what processes have dumped of the texts of features, as `read_rows` yields rows."""
+  parts, listed = manifest['parts'], manifest['files']
+  for rank in range(parts):
+    own, name = shards_of(rank, parts), _texts(rank, parts)
+    if name in listed and own.start < shards.stop and shards.start < own.stop:
+      yield files.read_checked(path, name, listed)
+
+
 def check(path: str) -> JsonObject:
   """Checks the names and sizes of a checkpoint's files, and returns its manifest.
 
@@ -329,6 +350,7 @@ def restore(
   store: RowTable,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
+  texts: KeptTexts | None = None,
 ) -> tuple[dict[str, np.ndarray], JsonObject]:
   """Reads one checkpoint; any number of processes may have written it.
 
@@ -337,6 +359,7 @@ def restore(
     store: the rows that this process owns replace its content.
     communicator: how the processes meet; None: there is one.
     adapt: converts the rows to this run's config; None: the rows are taken as they are.
+    texts: those of the features that this process owns replace its content.
   Returns:
     `dense` and `progress`, as `save` took them.
   Raises:
@@ -350,10 +373,11 @@ def restore(
     dense = files.from_npz(files.read_checked(path, 'dense.npz', listed))
     progress = json.loads(files.read_checked(path, 'progress.json', listed))
     config_text = files.read_checked(path, 'config.yaml', listed).decode()
+    own = shards_of(communicator.rank, communicator.size)
     if change := adapt(config_text) if adapt else None:
-      rows = change(read_rows(path, manifest, range(SHARDS)))
+      own = range(SHARDS)
+      rows = change(read_rows(path, manifest, own))
     else:
-      own = shards_of(communicator.rank, communicator.size)
       rows = read_rows(path, manifest, own)
       if communicator.size > 1:
         rows = (store.within(chunk, own) for chunk in rows)
@@ -364,6 +388,8 @@ def restore(
       raise DataLoss(
         f'{path}: its rows do not fit this table: {" ".join(e.message.split())}'
       ) from e
+    if texts:
+      texts.load(read_texts(path, manifest, own))
   return dense, progress
 
 
@@ -373,12 +399,13 @@ def restore_latest(
   store: RowTable,
   communicator: Communicator | None = None,
   adapt: Adapt | None = None,
+  texts: KeptTexts | None = None,
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that every process can read; logs why it refuses newer ones.
 
   Args:
     directory: of the checkpoints.
-    store, communicator, adapt: as of `restore`.
+    store, communicator, adapt, texts: as of `restore`.
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:
@@ -396,7 +423,9 @@ def restore_latest(
     try:
       dense, progress = communicator.together(
         f'cannot read {path}',
-        functools.partial(restore, path, store=store, communicator=communicator, adapt=adapt),
+        functools.partial(
+          restore, path, store=store, communicator=communicator, adapt=adapt, texts=texts
+        ),
       )
       if refusal:
         logging.warning('using %s instead', path)

@@ -286,6 +286,7 @@ class Job:
     figures = meter.finish(
       {'waiting': action.waiting, 'seconds_behind': action.seconds_behind} if cfg.data.watch else {}
     )
+    self.state.texts.learn(prepared)
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
     self.exporter.end_pass(data_pass.marker)

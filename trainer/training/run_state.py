@@ -12,6 +12,7 @@ from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, UserError
 from trainer.plain_data import JsonObject
 from trainer.storage import checkpoint
+from trainer.storage.kept_texts import KeptTexts
 from trainer.training import warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
@@ -35,6 +36,7 @@ MAY_CHANGE = (
   'data.max_days_ahead',
   'data.close_day_after_hours',
   'data.keep_prepared_passes',
+  'data.keep_texts',
   'model.retrieval.eval_at',
   'sparse.store',
   'checkpoint',
@@ -87,6 +89,7 @@ class RunState:
   Attributes:
     progress: the place in the data.
     ledger: what became of every pass.
+    texts: of features, where data.keep_texts asks for them.
     taken: what became of the slots and layers of a checkpoint with other settings.
     last_save: when the last checkpoint was written, as time.monotonic().
   """
@@ -97,6 +100,7 @@ class RunState:
     self._best = os.path.join(cfg.run_dir, 'best')
     self.progress = Progress()
     self.ledger = Ledger()
+    self.texts = KeptTexts(cfg, communicator, step.store)
     self.taken: list[warm_start.Taken] = []
     self.last_save = time.monotonic()
     self._saved = Progress()
@@ -149,6 +153,7 @@ class RunState:
       config_text=config.dump(self._cfg),
       keep=self._cfg.checkpoint.keep,
       communicator=self._communicator,
+      texts=self.texts,
     )
     self.last_save = time.monotonic()
     is_first = self._communicator.rank == 0
@@ -218,7 +223,11 @@ class RunState:
 
     self._step.store.clear()
     restored = checkpoint.restore_latest(
-      directory, store=self._step.store, communicator=self._communicator, adapt=adapt
+      directory,
+      store=self._step.store,
+      communicator=self._communicator,
+      adapt=adapt,
+      texts=self.texts,
     )
     if restored is None:
       return False
