@@ -35,15 +35,15 @@ def main() -> None:
     raise UserError("data.format: found 'prepared'; wanted the format of raw files")
   from trainer import runtime  # noqa: F401  sets what TensorFlow reads when it is imported
   from trainer.data.conversion import prepare_pass
-  from trainer.data.measured import boundaries
+  from trainer.data.measured import columns, shown
   from trainer.data.passes import folder_name, passes
   from trainer.data.prepared import PreparedPass, is_prepared
   from trainer.data.statistics import describe, table
 
-  bins = boundaries(cfg)
-  for key, value in bins.items():
-    print(f'{key}: {value}, measured on the first pass of data.train')
-  cfg = config.load(CONFIG.value, SET.value, measured=bins)
+  found = columns(cfg)
+  for key, value in found.items():
+    print(f'{key}: {shown(value)}, measured')
+  cfg = config.load(CONFIG.value, SET.value, measured=found)
   for split in SPLITS if SPLIT.value == 'all' else [SPLIT.value]:
     prepared = []
     for one in passes(cfg, getattr(cfg.data, split), f'data.{split}'):

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from trainer import config
+from trainer.data.columns import lookup
 from trainer.data.columns.graph_columns import GraphColumn, GraphColumns
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
@@ -389,6 +390,29 @@ class FacesTest(ColumnsTest):
     self.assertEqual(bad['kinds'], {'made': 2})
     found = self.graph(cfg, {'t': [b'ab', b'\xff', b'\xed\xa0\x80', b'c\xc3\xa4']}, 4)
     self.assert_texts(cfg, found, 'one', [['a', 'b'], [], [], ['c', 'ä']])
+
+  def test_lookups(self):
+    keys = ['1', '2', '3', 'x y', 'ü', 'unseen', '03']
+    content = lookup.encoded(dict(zip(keys, ['7', 'a|b', '', '-0.0', '1e-3', 'c', 'Ä|a'])))
+    of = {'lookup': 'id', 'table': 'items.csv', 'value': 'kind', 'content': content}
+    cfg = make_config(
+      [
+        {'name': 'kind', 'from': of},
+        {'name': 'kinds', 'from': of, 'separator': '|'},
+        {'name': 'cross', 'from': {'cross': ['kinds', 'id']}},
+      ],
+      [{'name': 'price', 'from': of | {'content': lookup.encoded({'1': '7', 'x y': '2.50'})}}],
+    )  # fmt: skip
+    given = ids(self.rng, self.N)
+    found = self.check(cfg, {'id': given})
+    of_id = {'1': '7', '2': 'a|b', '2.0': 'a|b', '03': 'Ä|a', 'x y': '-0.0', ' x y ': '-0.0'}
+    of_id['ü'] = '1e-3'
+    self.assert_texts(cfg, found, 'kind', [[of_id[i]] if i in of_id else [] for i in given])
+    self.assert_texts(
+      cfg, found, 'kinds', [of_id[i].split('|') if i in of_id else [] for i in given]
+    )
+    prices = {'1': 7, 'x y': 2.5, ' x y ': 2.5}
+    self.assertAllEqual(found.dense[:, 0], [prices.get(i, np.nan) for i in given])
 
   def test_expressions(self):
     expressions = {

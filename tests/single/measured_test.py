@@ -12,7 +12,7 @@ import yaml
 
 from trainer import api, config, resolve
 from trainer.data.conversion import prepare_pass
-from trainer.data.measured import boundaries, suitable
+from trainer.data.measured import columns, suitable
 from trainer.errors import UserError
 from trainer.reporting.inspection import Inspection
 
@@ -126,7 +126,7 @@ class BinsTest(tf.test.TestCase):
     return {slot.name: slot.made.boundaries for slot in cfg.data.slots}
 
   def test_quantiles_and_widths_of_the_first_pass(self):
-    found = dict(zip(('bin', 'wide', 'ratio'), boundaries(self.config()).values()))
+    found = dict(zip(('bin', 'wide', 'ratio'), columns(self.config()).values()))
     present = np.sort(self.x[np.arange(2000) % 7 != 0]).astype(np.float64)
     for bound in found['bin']:
       below = (present < bound).mean()
@@ -160,26 +160,74 @@ class BinsTest(tf.test.TestCase):
     self.assertEqual(self.of(other.for_its_log(init_from=run.run_dir)), bins)
 
   def test_prepared_passes_bring_theirs(self):
-    bins = boundaries(self.config())
+    bins = columns(self.config())
     cfg = config.parse(yaml.safe_dump(self.tree), 'test', measured=bins)
     prepare_pass(cfg, f'{self.folder}/day_2.csv', f'{self.folder}/prepared')
     self.tree['data'] |= {'train': [f'{self.folder}/prepared'], 'format': 'prepared'}
-    self.assertEqual(boundaries(self.config()), bins)
+    self.assertEqual(columns(self.config()), bins)
     self.tree['data']['slots'][0]['from']['quantiles'] = 9
     with self.assertRaisesRegex(UserError, "slot 'bin' is made of .*wants .*'quantiles': 9"):
-      boundaries(self.config())
+      columns(self.config())
+
+  def test_tables_of_lookups(self):
+    rows = {'x': [1, 2.0, 3.0], 'kind': ['a', None, 'ü'], 'price': [1.5, 2.0, None]}
+    pd.DataFrame(rows).to_csv(self.folder / 'items.csv', index=False)
+    pd.DataFrame(rows).to_parquet(self.folder / 'items.parquet')
+    found = []
+    for suffix in ('csv', 'parquet'):
+      path = str(self.folder / f'items.{suffix}')
+      kind = {'lookup': 'x', 'table': path, 'value': 'kind'}
+      price = {'lookup': 'id', 'table': path, 'value': 'price', 'key': 'x'}
+      self.tree['data'] |= {
+        'slots': [
+          {'name': 'kind', 'from': kind},
+          {'name': 'b', 'from': {'bins': 'p', 'widths': 2}},
+        ],
+        'dense': [{'name': 'p', 'from': price}],
+      }
+      rows = ''.join(f'{i % 5}.0,{i % 6},{i % 2}\n' for i in range(60))
+      (self.folder / 'day_1.csv').write_text('x,id,click\n' + rows)
+      (self.folder / 'day_2.csv').unlink(missing_ok=True)
+      found.append(columns(self.config()))
+    self.assertEqual(found[0], found[1])
+    self.assertEqual(found[0]['data.slots.1.from.boundaries'], [1.75])
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+      run = api.fit(self.tree)
+    self.assertIn('data.dense.0.from.content: checksum ', told.getvalue())
+    frame = pd.DataFrame({'x': ['1', '9'], 'id': [2, 7]})
+    before = run.predict(frame)
+    self.assertCountEqual(run.features('kind')['text'], ['a', 'ü'])
+    # The run has a copy, and says that the file is another now.
+    pd.DataFrame({'x': [1], 'kind': ['b'], 'price': [7]}).to_parquet(path)
+    with contextlib.redirect_stdout(told):
+      self.assertEqual(api.Source(self.tree).for_its_log(), run.cfg)
+    self.assertIn('items.parquet has changed since', told.getvalue())
+    (self.folder / 'items.parquet').unlink()
+    self.assertAllEqual(api.load(run.run_dir).predict(frame), before)
+    with self.assertRaisesRegex(UserError, 'items.parquet: no such file'):
+      columns(self.config())
+    (self.folder / 'items.csv').write_text('x,kind\n1,a\n1.0,b\n')
+    self.tree['data']['slots'] = [
+      {'name': 'k', 'from': kind | {'table': f'{self.folder}/items.csv'}}
+    ]
+    with self.assertRaisesRegex(UserError, "items.csv: the key '1' is there twice"):
+      columns(self.config())
+    self.tree['data']['slots'][0]['from']['value'] = 'knd'
+    with self.assertRaisesRegex(UserError, r"items.csv:1: no column 'knd' \(data.slots.0.*'kind'"):
+      columns(self.config())
 
   def test_what_cannot_be_measured(self):
-    with self.assertRaisesRegex(UserError, "bins of 'x': nobody has measured"):
+    with self.assertRaisesRegex(UserError, "bins of 'x': boundaries is left open"):
       prepare_pass(self.config(), f'{self.folder}/day_1.csv', f'{self.folder}/prepared')
     (self.folder / 'day_0.csv').write_text('x,click\n,1\n,0\n')
     with self.assertRaisesRegex(UserError, "day_0.csv: slot 'bin': found no number in the colum"):
-      boundaries(self.config())
+      columns(self.config())
     self.tree['data'] |= {'train': [], 'watch': str(self.folder)}
     with self.assertRaisesRegex(UserError, 'slots.0.from.boundaries: found no pass in .* wanted'):
-      boundaries(self.config())
+      columns(self.config())
     (self.folder / 'day_2.csv.done').touch()
-    self.assertGreater(min(boundaries(self.config())['data.slots.1.from.boundaries']), 90)
+    self.assertGreater(min(columns(self.config())['data.slots.1.from.boundaries']), 90)
 
 
 if __name__ == '__main__':

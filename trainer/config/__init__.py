@@ -17,6 +17,7 @@ from trainer.config.columns import (
   Bins,
   Cross,
   Expression,
+  Lookup,
   Made,
   Number,
   Overlap,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NoReturn
 
-from trainer.config.columns import Bins, Cross, Made, Number, Text
+from trainer.config.columns import Bins, Cross, Lookup, Made, Number, Text
 from trainer.config.data import Data, DenseColumn, Slot
 
 Fail = Callable[[str, str], NoReturn]
@@ -39,7 +39,7 @@ def _check_slot(slot: Slot, made: Made, at: str, fail: Fail) -> None:
     fail(f'{at}.column', f"found '{slot.column}' with from, which says what is read; wanted null")
   if slot.value_separator is not None:
     fail(f'{at}.value_separator', f'found {slot.value_separator!r} with from; wanted null')
-  is_text = isinstance(made, Text) and not made.is_several
+  is_text = isinstance(made, (Text, Lookup)) and not made.is_several
   if slot.separator is not None and not is_text:
     fail(
       f'{at}.separator',
@@ -60,7 +60,7 @@ def _check_dense(made: Made, at: str, fail: Fail) -> None:
     fail(
       f'{at}.from',
       f'found {made.kind}, which makes features; wanted it in data.slots, and here time, text, '
-      'expression or overlap',
+      'lookup, expression or overlap',
     )
 
 

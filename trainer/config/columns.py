@@ -32,6 +32,11 @@ class Made(Section):
     raise NotImplementedError
 
   @property
+  def left_open(self) -> str | None:
+    """The key that is filled in when a run begins; None if it has none, or that is filled in."""
+    return None
+
+  @property
   def is_several(self) -> bool:
     """Whether it may make several features a sample."""
     return False
@@ -69,15 +74,18 @@ class Bins(Made):
     yield self.bins, 'number'
 
   @property
-  def is_measured(self) -> bool:
-    """Whether its boundaries are measured on the log."""
+  def _is_measured(self) -> bool:
     return self.quantiles is not None or self.widths is not None
+
+  @property
+  def left_open(self) -> str | None:
+    return 'boundaries' if self._is_measured and self.boundaries is None else None
 
   @pydantic.model_validator(mode='after')
   def _check(self) -> 'Bins':
     ways = [self.log_squared, self.quantiles is not None, self.widths is not None]
     given = self.boundaries is not None
-    if sum(ways) + (given and not self.is_measured) != 1:
+    if sum(ways) + (given and not self._is_measured) != 1:
       wrong('', f'found {sum(ways) + given} of boundaries, log_squared, quantiles, widths; '
             'wanted one')  # fmt: skip
     if self.boundaries is not None:
@@ -242,6 +250,28 @@ class Expression(Made):
     return text
 
 
+class Lookup(Made):
+  """What a small table has beside a text, as the category or the price of an item."""
+
+  lookup: str
+  """The column of the log whose text is looked up."""
+  table: str
+  """A file with a line of names or a schema, as items.csv or items.parquet."""
+  value: str
+  """The column of the table that is wanted."""
+  key: str | None = None
+  """The column of the table that holds the texts, each once; null: the name of the log's column."""
+  content: str | None = None
+  """What a run has read of the table, which it keeps; null: it is read when the run begins."""
+
+  def reads(self) -> Iterator[tuple[str, str]]:
+    yield self.lookup, 'text'
+
+  @property
+  def left_open(self) -> str | None:
+    return 'content' if self.content is None else None
+
+
 class Overlap(Made):
   """How many features of the first column the second has too."""
 
@@ -266,7 +296,7 @@ class Overlap(Made):
 
 KINDS = {
   next(iter(made.model_fields)): made
-  for made in (Bins, Number, Cross, Time, Text, Expression, Overlap)
+  for made in (Bins, Number, Cross, Time, Text, Lookup, Expression, Overlap)
 }
 
 

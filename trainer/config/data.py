@@ -6,7 +6,7 @@ from typing import Literal
 
 import pydantic
 
-from trainer.config.columns import Bins, From, Made
+from trainer.config.columns import From, Made
 from trainer.config.lifecycle import Thresholds
 from trainer.config.section import (
   NonNegative,
@@ -77,7 +77,8 @@ class DenseColumn(Section):
   name: str
   """Its column in the file, or the name of what `from` makes."""
   made: From = pydantic.Field(None, alias='from')
-  """What it is made of: a time, text, expression or overlap; null: the column as it is."""
+  """What it is made of: a time, text, lookup, expression or overlap; null: the column as
+  it is."""
   transform: Literal['none', 'log1p', 'standardise', 'log1p_standardise'] = 'none'
   """log1p is sign(x)·log(1 + |x|); standardise is (x − mean) / std, after log1p."""
   missing: float = 0.0
@@ -278,12 +279,13 @@ class Data(Section):
     """What columns are made of, by name."""
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
-  def unmeasured(self) -> dict[str, Slot]:
-    """Returns the slots of bins whose boundaries are yet to be measured, by the key of these."""
+  def left_open(self) -> dict[str, Slot | DenseColumn]:
+    """Returns the columns of which a key is to be filled in when a run begins, by that key."""
     return {
-      f'data.slots.{i}.from.boundaries': slot
-      for i, slot in enumerate(self.slots)
-      if isinstance(slot.made, Bins) and slot.made.is_measured and slot.made.boundaries is None
+      f'data.{section}.{i}.from.{key}': column
+      for section in ('slots', 'dense')
+      for i, column in enumerate(getattr(self, section))
+      if column.made and (key := column.made.left_open)
     }
 
   def source(self, name: str) -> Slot | str:

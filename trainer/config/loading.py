@@ -9,7 +9,6 @@ import yaml
 
 from trainer import files
 from trainer.config.checks import check
-from trainer.config.columns import Bins
 from trainer.config.messages import one_line
 from trainer.config.model import interaction
 from trainer.config.schema import Config
@@ -67,11 +66,10 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   found: dict[str, Json] = {}
   if 'batch_size' not in cfg.train.model_fields_set | given.get('train', {}).keys():
     found['train.batch_size'] = run.train.batch_size
-  of_run = {slot.name: slot.made for slot in run.data.slots}
-  for key, slot in cfg.data.unmeasured().items():
-    made = of_run.get(slot.name)
-    if isinstance(made, Bins) and made.model_copy(update={'boundaries': None}) == slot.made:
-      found[key] = made.boundaries
+  for key, column in cfg.data.left_open().items():
+    made, field = run.data.made.get(column.name), column.made.left_open
+    if made and made.model_copy(update={field: None}) == column.made:
+      found[key] = getattr(made, field)
   return found
 
 

@@ -13,7 +13,7 @@ from trainer.config import DenseColumn
 
 HASH_BITS = 52
 HASH_NAME = 'farmhash64 of the stripped text, whole numbers without a fraction of zeros, mod 2^52'
-_WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00, which is hashed as 12, and -0.0 as 0
+WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00, which is hashed as 12, and -0.0 as 0
 
 
 class SlotBatch(NamedTuple):
@@ -89,7 +89,7 @@ def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   texts = tf.convert_to_tensor(texts)
   if texts.dtype.is_integer:
     texts = tf.strings.as_string(texts)
-  texts = tf.strings.regex_replace(tf.strings.strip(texts), _WHOLE, r'\1\2')
+  texts = tf.strings.regex_replace(tf.strings.strip(texts), WHOLE, r'\1\2')
   hashed = tf.strings.to_hash_bucket_fast(texts, 1 << HASH_BITS)
   bits = tf.constant(HASH_BITS, tf.int64)
   return tf.bitwise.left_shift(tf.cast(slot_id, tf.int64), bits) + hashed

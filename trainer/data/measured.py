@@ -1,22 +1,31 @@
-"""Measures what a config leaves open on its log: the batch size of a small one, bins of numbers."""
+"""Measures what a config leaves open on its log: the batch size of a small one, bins, tables."""
 
 import contextlib
-from collections.abc import Collection
+import os
+import types
+import zlib
+from collections.abc import Mapping
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainer import config
+from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowColumns, ArrowReader
 from trainer.data.conversion import blocks_of_pass
+from trainer.data.features import WHOLE
 from trainer.data.log_files import matching
 from trainer.data.passes import announced, passes
 from trainer.data.prepared import is_prepared, read_meta
 from trainer.data.schema import wanted_columns
-from trainer.errors import BadPass, UserError
-from trainer.plain_data import Json
+from trainer.data.values import as_text, trim
+from trainer.errors import BadPass, UserError, plain_errors, short
+from trainer.plain_data import Json, JsonObject
 
 LEAST_STEPS = 30  # of an epoch: with fewer, the epochs end before all was learned
 SMALLEST = 64
+MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
 
 
@@ -30,13 +39,17 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     cfg: the config.
     init_from: the run_dir of `--init_from`.
   """
-  values = config.measured_of_run(cfg, cfg.run_dir)
-  told = [f'{key}: {value}, measured when the run began' for key, value in values.items()]
-  if init_from:
-    for key, value in config.measured_of_run(cfg, init_from).items():
-      if key in cfg.data.unmeasured() and key not in values:
-        values[key] = value
-        told.append(f'{key}: {value}, as in {init_from}')
+  values, told = config.measured_of_run(cfg, cfg.run_dir), []
+  for key, value in values.items():
+    table = _table_of(cfg, key)
+    is_other = table and os.path.exists(table) and _content(cfg, key) != value
+    has_changed = f'; {table} has changed since, which a new run_dir would read' if is_other else ''
+    told.append(f'{key}: {shown(value)}, measured when the run began{has_changed}')
+  of_other = config.measured_of_run(cfg, init_from) if init_from else {}
+  for key in of_other.keys() & cfg.data.left_open().keys() - values.keys():
+    if _table_of(cfg, key) is None:
+      values[key] = of_other[key]
+      told.append(f'{key}: {values[key]}, as in {init_from}')
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
     size, samples = suitable(cfg)
     values['train.batch_size'] = size
@@ -45,8 +58,64 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
         f'train.batch_size: {size}, measured: the log has {samples:,} samples '
         f'({cfg.train.batch_size} in a large one)'
       )
-  bins = boundaries(cfg, values)
-  return values | bins, told + [f'{k}: {v}, measured on the first pass' for k, v in bins.items()]
+  new = columns(cfg, values)
+  return values | new, told + [f'{k}: {shown(v)}, measured' for k, v in new.items()]
+
+
+def shown(value: Json) -> Json:
+  """Returns a value as messages show it: of a table the checksum of its content."""
+  return f'checksum {zlib.crc32(value.encode()):08x}' if isinstance(value, str) else value
+
+
+def _table_of(cfg: config.Config, key: str) -> str | None:
+  """Returns the path of the table that a key holds the content of."""
+  column = cfg.data.left_open().get(key)
+  return column.made.table if column and isinstance(column.made, config.Lookup) else None
+
+
+def columns(
+  cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
+) -> JsonObject:
+  """Reads tables and measures bins, as far as the config leaves them open.
+
+  Args:
+    cfg: the config.
+    known: values of keys that need not be measured.
+  Raises:
+    UserError: if a table cannot be read, or bins cannot be measured.
+  """
+  left_open = {key: column for key, column in cfg.data.left_open().items() if key not in known}
+  found = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
+  if len(left_open) > len(found):  # bins, which may read tables
+    values = {k: v for k, v in (known | found).items() if k in cfg.data.left_open()}
+    found |= _boundaries(config.parse(config.dump(cfg), 'the config', measured=values))
+  return found
+
+
+def _content(cfg: config.Config, key: str) -> str:
+  """Reads the table of a look-up."""
+  made = cfg.data.left_open()[key].made
+  kinds = {'format': None, 'columns': None, 'delimiter': '\t' if '.tsv' in made.table else ','}
+  plain = cfg.model_copy(
+    update={'data': cfg.data.model_copy(update={'slots': [], 'dense': [], 'group': None} | kinds)}
+  )
+  names, table = (made.key or made.lookup, made.value), {}
+  with plain_errors(f'{key}: cannot read {made.table}'):
+    for block in blocks_of_pass(plain, made.table, dict.fromkeys(names, key)):
+      if block.malformed:
+        raise UserError(f'{key}: {block.malformed[0]._replace(path=made.table)}')
+      for text, value in zip(*(_texts(block.columns[name], name) for name in names)):
+        if text in table:
+          raise UserError(f'{made.table}: the key {short(text)} is there twice; wanted it once')
+        if text:
+          table[text] = value
+  content = lookup.encoded(table)
+  if len(content) > MOST_CONTENT:
+    raise UserError(
+      f'{made.table}: found {len(table):,} keys, {len(content):,} bytes once compressed; wanted at '
+      f'most {MOST_CONTENT:,}: join so large a table with the log'
+    )
+  return content
 
 
 def suitable(cfg: config.Config) -> tuple[int, int]:
@@ -82,20 +151,18 @@ def _count(cfg: config.Config, most: int) -> int:
   return most
 
 
-def boundaries(cfg: config.Config, known: Collection[str] = ()) -> dict[str, Json]:
-  """Measures the boundaries of bins on the first pass that can be read.
+def _texts(array: pa.Array, column: str) -> list[str]:
+  """Returns a table's texts, without white space around them; whole numbers without fractions."""
+  if pa.types.is_floating(array.type):  # 1.5 is a text here, and no id that became a float
+    array = array.cast(pa.string())
+  return pc.replace_substring_regex(
+    trim(as_text(array, column)).fill_null(''), WHOLE, r'\1\2'
+  ).to_pylist()
 
-  Args:
-    cfg: the config.
-    known: keys that need not be measured.
-  Returns:
-    The boundaries, by their keys in the config.
-  Raises:
-    UserError: if there is no pass, or it has no number for some bins.
-  """
-  slots = {key: slot for key, slot in cfg.data.unmeasured().items() if key not in known}
-  if not slots:
-    return {}
+
+def _boundaries(cfg: config.Config) -> dict[str, Json]:
+  """Measures the boundaries of bins, by their keys, on the first pass that can be read."""
+  slots = cfg.data.left_open()
   listed = passes(cfg, cfg.data.train, 'data.train') if cfg.data.train else announced(cfg)[0]
   error = UserError(
     f'{next(iter(slots))}: found no pass in {cfg.data.watch} that they could be measured on; '
@@ -109,7 +176,7 @@ def boundaries(cfg: config.Config, known: Collection[str] = ()) -> dict[str, Jso
     except BadPass as e:
       error = e
       continue
-    return {key: _boundaries(slots[key], x, data_pass.path) for key, x in numbers.items()}
+    return {key: _bounds(slots[key], x, data_pass.path) for key, x in numbers.items()}
   raise error
 
 
@@ -145,7 +212,7 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
   return {key: np.concatenate([np.zeros([0]), *parts]) for key, parts in found.items()}
 
 
-def _boundaries(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
+def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
   """Returns the boundaries of a slot's bins, each in the shortest text of its float32."""
   if not len(numbers):
     raise UserError(

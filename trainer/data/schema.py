@@ -1,5 +1,6 @@
 """What a config says of the log: the columns to read, and the schema of prepared passes."""
 
+import zlib
 from collections.abc import Sequence
 
 from trainer import config
@@ -8,6 +9,14 @@ from trainer.errors import UserError, nearest
 from trainer.plain_data import JsonObject
 
 CARRIED = '--columns'  # asks for columns that are written as they are
+
+
+def briefly(made: config.Made) -> JsonObject:
+  """Returns what a column is made of, with the checksum of a look-up's content in its place."""
+  tree = made.model_dump()
+  if tree.get('content') is not None:
+    tree['content'] = f'{zlib.crc32(tree["content"].encode()):08x}'
+  return tree
 
 
 def schema(cfg: config.Config) -> JsonObject:
@@ -21,7 +30,7 @@ def schema(cfg: config.Config) -> JsonObject:
       [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])] for s in cfg.slots
     ],
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
-    'made': {name: made.model_dump() for name, made in data.made.items()},
+    'made': {name: briefly(made) for name, made in data.made.items()},
     'label': [[label.name, label.loss == 'squared_error'] for label in cfg.labels],
     'weight': data.weight,
     'group': data.group,

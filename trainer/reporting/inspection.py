@@ -13,6 +13,7 @@ from ops.row_store import to_float32
 from ops.sharding import SHARDS, owner_of, shard_of
 from trainer import config, files
 from trainer.data.features import hash_keys
+from trainer.data.schema import briefly
 from trainer.embedding.embedding import Embedding
 from trainer.embedding.slot_statistics import SlotStatistics
 from trainer.errors import UserError, nearest
@@ -88,7 +89,7 @@ class Inspection:
   def made(self) -> pd.DataFrame:
     """Returns how each slot that is made of other columns is made, with boundaries of bins."""
     made = {s.name: s.made for s in self.cfg.slots if s.made is not None}
-    rows = [(m.kind, json.dumps(m.model_dump(exclude_defaults=True))) for m in made.values()]
+    rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
 
   def _slot_id(self, slot: str) -> int:

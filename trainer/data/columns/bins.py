@@ -9,7 +9,6 @@ import tensorflow as tf
 from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
-from trainer.errors import UserError
 
 
 @functools.cache
@@ -22,11 +21,6 @@ def _log_squared() -> np.ndarray:
 
 def boundaries(made: config.Bins) -> np.ndarray:
   """Returns the boundaries, rising, float64 with the digits of a float32."""
-  if made.boundaries is None and not made.log_squared:
-    raise UserError(
-      f"bins of '{made.bins}': nobody has measured their quantiles or widths; wanted the config of "
-      'a run, or boundaries'
-    )
   found = _log_squared() if made.log_squared else np.array(made.boundaries, np.float64)
   return np.unique(found.astype(np.float32)).astype(np.float64)
 

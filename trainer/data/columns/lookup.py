@@ -1,0 +1,55 @@
+"""Look-ups: what a small table has beside a text; nothing for a text that it lacks.
+
+The run keeps what it has read of the table in its config.
+"""
+
+import base64
+import functools
+import json
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from trainer import config
+from trainer.data.columns.arrow_columns import ArrowReader
+from trainer.data.columns.graph_columns import GraphColumn, GraphReader
+from trainer.data.features import hash_keys
+
+_NO_KEY = 2**63 - 1  # behind all hashes: where a search for an unknown one ends
+
+
+def encoded(table: Mapping[str, str]) -> str:
+  """Returns a table as the `content` of a look-up: JSON, compressed, in base64."""
+  text = json.dumps(dict(sorted(table.items())), ensure_ascii=False)
+  return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+@functools.lru_cache(maxsize=64)
+def _table(content: str) -> tuple[np.ndarray, list[str]]:
+  """Returns the hashes of the keys, int64 [m + 1], rising, and the values; the last one is none."""
+  table = json.loads(zlib.decompress(base64.b64decode(content)))
+  keys, values = list(table), list(table.values())
+  hashes = hash_keys(keys, 0).numpy() if keys else np.zeros([0], np.int64)
+  order = np.argsort(hashes)
+  return np.append(hashes[order], _NO_KEY), [*(values[i] for i in order), '']
+
+
+def arrow(made: config.Lookup, reader: ArrowReader) -> pa.Array:
+  hashes, values = _table(made.content)
+  column = reader.texts(made.lookup)
+  texts = [t or '' for t in column.dictionary.to_pylist()]
+  found = hash_keys(texts, 0).numpy() if texts else np.zeros([0], np.int64)
+  places = np.searchsorted(hashes, found)
+  places[hashes[places] != found] = len(values) - 1
+  return pa.DictionaryArray.from_arrays(column.indices, pa.array(values).take(places))
+
+
+def graph(made: config.Lookup, reader: GraphReader) -> GraphColumn:
+  hashes, values = _table(made.content)
+  found = hash_keys(reader.texts(made.lookup), 0)
+  places = tf.searchsorted(tf.constant(hashes), found)
+  is_known = tf.equal(tf.gather(tf.constant(hashes), places), found)
+  return GraphColumn.single(tf.where(is_known, tf.gather(tf.constant(values), places), ''))
