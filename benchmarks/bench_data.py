@@ -251,7 +251,7 @@ def write_log(shape, seed, path):
 def prepare(shape, seed, cfg, directory):
   """Writes the samples as a prepared pass of this config into `directory`, unless it is there."""
   from trainer.data.parse import Parsed
-  from trainer.data.prepared import Writer
+  from trainer.data.prepared_writer import Writer
   from trainer.data.schema import schema
 
   if os.path.exists(directory):

@@ -17,7 +17,8 @@ from absl import app, flags
 from trainer.config import Config
 from trainer.data.parse import Parsed
 from trainer.data.prefetch import prefetch
-from trainer.data.prepared import PreparedPass, Writer
+from trainer.data.prepared import PreparedPass
+from trainer.data.prepared_writer import Writer
 from trainer.data.schema import schema
 
 SAMPLES = flags.DEFINE_integer('samples', 1_000_000, 'Of the pass.')

@@ -24,7 +24,8 @@ from trainer.data.passes import (
   pass_day,
   passes,
 )
-from trainer.data.prepared import PreparedPass, Writer
+from trainer.data.prepared import PreparedPass
+from trainer.data.prepared_writer import Writer
 from trainer.data.schema import schema
 from trainer.errors import ConfigError, UserError
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from trainer import config
 from trainer.data import csv_format as csv_reader
-from trainer.data import log_files, prepared
 from trainer.data import parquet_format as parquet_reader
+from trainer.data import prepared, prepared_writer, text_blocks
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prefetch import prefetch
@@ -222,7 +222,7 @@ class CsvTest(PrepareTestCase):
     ):
       text = self.random_text(seed, 200, end)
       good, bad = oracle(text, cfg)
-      with mock.patch.object(log_files, 'BLOCK_BYTES', block):
+      with mock.patch.object(text_blocks, 'BLOCK_BYTES', block):
         meta, one = self.prepare(cfg, text)
       self.assert_equals_oracle(one, good)
       self.assertGreater(len(bad), 10)
@@ -263,7 +263,7 @@ class CsvTest(PrepareTestCase):
   def test_fast_path_where_every_slot_has_one(self):
     cfg = make_config({'slots': [{'name': 'a'}, {'name': 'b', 'separator': '|'}]})
     text = 'a,b,click\n' + ''.join(f'{i % 7},{i % 3},{i % 2}\n' for i in range(40))
-    with mock.patch.object(log_files, 'BLOCK_BYTES', 50):
+    with mock.patch.object(text_blocks, 'BLOCK_BYTES', 50):
       _, one = self.prepare(cfg, text)
     self.assertEqual(list(one.meta['arrays']), ['bases', 'codes', 'keys', 'label'])
     batch = next(one.batches(16))
@@ -278,8 +278,9 @@ class CsvTest(PrepareTestCase):
     for last in (',x,1', 'x,x:0.5,1', ',,0\n,,1\nx,x:0,1'):
       text = 'a,b,click\n' + regular + last
       with (
-        mock.patch.object(log_files, 'BLOCK_BYTES', 50),
+        mock.patch.object(text_blocks, 'BLOCK_BYTES', 50),
         mock.patch.object(prepared, 'CHUNK', 16),
+        mock.patch.object(prepared_writer, 'CHUNK', 16),
       ):
         _, one = self.prepare(cfg, text)
         self.assertEqual('splits' in one.meta['arrays'], ',,' in last or last.startswith(','))
@@ -587,8 +588,8 @@ class BadInputTest(PrepareTestCase):
     with self.assertRaisesRegex(UserError, r'day.csv.gz: cannot be read'):
       prepare_pass(cfg, self.write('day.csv.gz', 'no gzip'), self.path('out'))
     with (
-      mock.patch.object(log_files, 'MAX_LINE_BYTES', 10),
-      mock.patch.object(log_files, 'BLOCK_BYTES', 8),
+      mock.patch.object(text_blocks, 'MAX_LINE_BYTES', 10),
+      mock.patch.object(text_blocks, 'BLOCK_BYTES', 8),
       self.assertRaisesRegex(UserError, 'found no line end in .* bytes'),
     ):
       prepare_pass(cfg, self.write('day.csv', b'\0' * 100), self.path('out'))

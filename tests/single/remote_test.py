@@ -82,7 +82,7 @@ class RemoteTest(tf.test.TestCase):
         f.write(data)
     cfg = make_config()
     want = self.columns_of(cfg, local)
-    with mock.patch('trainer.data.log_files.BLOCK_BYTES', 64 << 10):
+    with mock.patch('trainer.data.text_blocks.BLOCK_BYTES', 64 << 10):
       for suffix in ('.csv', '.csv.gz', '.jsonl', '.tfrecord', '.parquet', '.orc'):
         with self.subTest(suffix):
           with open(local + suffix, 'rb') as f:

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from trainer import config
-from trainer.data import log_files, prepared, shares
+from trainer.data import prepared, prepared_writer, shares, text_blocks
 from trainer.data.conversion import join_parts, prepare_part, prepare_pass
 from trainer.errors import BadPass
 
@@ -23,10 +23,11 @@ class SharesTest(tf.test.TestCase):
     super().setUp()
     # Small figures, so that small files are cut in many ways.
     self.enter_context(mock.patch.object(prepared, 'CHUNK', CHUNK))
+    self.enter_context(mock.patch.object(prepared_writer, 'CHUNK', CHUNK))
     self.enter_context(mock.patch.object(shares, 'CHUNK', CHUNK))
     self.enter_context(mock.patch.object(shares, 'SCAN_BYTES', 1000))
     self.enter_context(mock.patch.object(shares, 'SHARED_BYTES', 1))
-    self.enter_context(mock.patch.object(log_files, 'BLOCK_BYTES', 3000))
+    self.enter_context(mock.patch.object(text_blocks, 'BLOCK_BYTES', 3000))
 
   def path(self, *names):
     return os.path.join(self.get_temp_dir(), self.id(), *names)

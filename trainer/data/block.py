@@ -1,4 +1,4 @@
-"""What the readers of all formats yield: a block of raw records."""
+"""A block of raw records, which the readers of all formats yield."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

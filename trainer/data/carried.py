@@ -1,4 +1,4 @@
-"""Reads columns of raw files to be written beside predictions, and writes both."""
+"""Writes predictions, with columns of the raw files beside them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 
 def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
-  """Returns an array without a dictionary, with bytes as text; everything as text if `as_text`."""
+  """Decodes a dictionary, and reads bytes as text; casts to text if `as_text`."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_binary(array.type):
@@ -35,7 +35,7 @@ def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
 def carried_columns(
   cfg: config.Config, path: str, columns: Sequence[str], as_text: bool
 ) -> Iterator[pa.Table]:
-  """Yields the columns of a raw pass, some records at a time, in order."""
+  """Yields some columns of a raw pass in order, a block of records at a time."""
   for block in blocks_of_pass(cfg, path, dict.fromkeys(columns, CARRIED)):
     yield pa.table({c: _plain(block.columns[c], as_text, c) for c in columns})
 
@@ -48,7 +48,7 @@ def beside(
   Args:
     tables: the carried columns, if any.
     predictions: [B] or [B, T], of any B.
-    names: of the T columns of predictions.
+    names: the names of the T columns of predictions.
   """
   rest = None
   for batch in predictions:
@@ -72,9 +72,9 @@ PARQUET_SUFFIXES = ('.parquet', '.pq')
 
 
 def out_suffix(path: str) -> str:
-  """Returns the suffix that says how predictions are written to a path; '' means text.
+  """Returns the suffix of a path, which sets the format of predictions; '' means text.
 
-  A suffix that does not begin with a letter is part of a name, as in scores.2024-01-31.
+  A suffix that does not begin with a letter belongs to the name, as in scores.2024-01-31.
 
   Raises:
     UserError: for a suffix of another format.
@@ -89,7 +89,7 @@ def out_suffix(path: str) -> str:
 
 
 def write_lines(predictions: Iterator[np.ndarray], out: BinaryIO, delimiter: str) -> None:
-  """Writes predictions [B] or [B, T] as numbers alone, a line for each sample."""
+  """Writes predictions [B] or [B, T] as numbers without a header, a line for each sample."""
   for batch in predictions:
     rows = batch.reshape(len(batch), -1)
     out.writelines((delimiter.join(f'{p:.9g}' for p in row) + '\n').encode() for row in rows)
@@ -111,8 +111,8 @@ class _JsonWriter:
 
 
 def _plain_json(value: object) -> object:
-  """Rounds a float to the digits of a float32; JSON lacks infinity and NaN, which become null."""
-  if isinstance(value, (list, tuple)):  # of a list column, and the pairs of a map
+  """Rounds a float to the digits of a float32; infinity and NaN become null, as JSON lacks them."""
+  if isinstance(value, (list, tuple)):  # a list, or a pair of a map
     return [_plain_json(v) for v in value]
   if not isinstance(value, float):
     return value
@@ -120,12 +120,10 @@ def _plain_json(value: object) -> object:
 
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
-  """Writes tables of one schema as Parquet, JSON lines, or delimited text under a line of names.
+  """Writes tables of one schema as Parquet, as JSON lines, or as delimited text with a header.
 
   Args:
-    tables: the tables.
-    out: the file.
-    suffix: of `out_suffix`.
+    suffix: a result of `out_suffix`.
   """
   writer = schema = None
   try:

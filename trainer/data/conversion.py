@@ -1,4 +1,4 @@
-"""Converts raw passes, once, to what training reads fast."""
+"""Converts raw passes to prepared passes, which training reads fast."""
 
 import collections
 import concurrent.futures
@@ -33,7 +33,8 @@ from trainer.data.log_files import (
 )
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.passes import pass_day
-from trainer.data.prepared import PreparedPass, Writer, read_meta
+from trainer.data.prepared import PreparedPass, read_meta
+from trainer.data.prepared_writer import Writer
 from trainer.data.schema import reading, schema, wanted_columns
 from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, sync_directory
@@ -67,7 +68,7 @@ def format_of(data: config.Data, path: str) -> str:
 
 
 def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:
-  """Adds columns to a block that hold the same text in all records."""
+  """Reads a block and adds columns that hold the same text in all records."""
   block = read()
   n = len(block.lines)
   columns = {
@@ -82,7 +83,7 @@ def raw_blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Yields functions that return the blocks of a raw file, or of a part of it.
 
-  They have the `wanted` columns, those among them that are partition columns of the path included.
+  The blocks have the `wanted` columns, including partition columns of the path.
   """
   partitions = {k: v for k, v in partition_columns(file.path).items() if k in wanted}
   inside = {k: v for k, v in wanted.items() if k not in partitions}
@@ -103,7 +104,7 @@ def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Ite
 def _parsed_blocks(
   cfg: config.Config, file: LogFile, labelled: bool, part: Part
 ) -> Iterator[Parsed]:
-  """Yields the blocks of a part of a file parsed, in order, a few at a time in memory."""
+  """Yields the parsed blocks of a part of a file in order; only a few are in memory at a time."""
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   headers: list[int] = []
 
@@ -132,10 +133,10 @@ def _parsed_blocks(
 
 
 class BadRecords:
-  """Counts the records of a pass that are dropped, and says when they are too many.
+  """Counts the bad records of a pass, and raises an error if they are too many.
 
   Args:
-    path: of the pass.
+    path: the path of the pass.
     max_share: `data.max_bad_share`.
   """
 
@@ -145,13 +146,13 @@ class BadRecords:
     self._examples: list[BadRecord] = []
 
   def add(self, path: str, kinds: Mapping[str, int], examples: Sequence[BadRecord]) -> None:
-    """Counts bad records of a file."""
+    """Adds bad records of a file."""
     self._kinds.update(kinds)
     room = MAX_EXAMPLES - len(self._examples)
     self._examples += [example._replace(path=path) for example in examples[:room]]
 
   def counted(self, samples: int) -> JsonObject:
-    """Returns what meta.json says of them."""
+    """Returns the entry `bad` of meta.json."""
     bad, examples = self._kinds.total(), [example._asdict() for example in self._examples]
     return {
       'records': bad,
@@ -161,7 +162,7 @@ class BadRecords:
     }
 
   def checked(self, samples: int) -> JsonObject:
-    """Returns the same as `counted`.
+    """Returns the same as `counted`, and warns of bad records.
 
     Raises:
       BadPass: if there are no records, or too many bad ones.
@@ -184,7 +185,7 @@ def look_at(cfg: config.Config, raw_path: str) -> None:
   """Reads the beginnings of a raw pass's files.
 
   Raises:
-    BadPass, UserError: as `prepare_pass`, if they show what is wrong.
+    BadPass, UserError: if they show a mistake, the errors of `prepare_pass`.
   """
   for file in files_of(raw_path):
     with plain_errors(f'cannot read {raw_path}'):
@@ -201,9 +202,8 @@ def prepare_pass(
 ) -> JsonObject:
   """Converts one raw pass, a file or a directory of files, into the directory `out_dir`.
 
-  Nothing is done if `out_dir` was converted from these very files (size, time) with an equal
-  schema. Memory is bounded. The pass is written beside `out_dir` under a temporary name, synced,
-  then renamed.
+  It does nothing if `out_dir` was converted from the same files (by size and time) with an equal
+  schema. Memory is bounded. The pass is written under a temporary name, synced and renamed.
 
   Args:
     raw_path: the pass.
@@ -275,7 +275,7 @@ def join_parts(
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> None:
-  """Joins the parts of a pass to the prepared pass that `prepare_pass` would make."""
+  """Joins the parts of a pass; the result is the same as that of `prepare_pass`."""
   meta = _meta(cfg, raw_path, files_of(raw_path), labelled)
   with _writing(cfg, raw_path, out_dir) as (writer, bad):
     for path in parts:
@@ -290,7 +290,7 @@ def join_parts(
 def _meta(
   cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool
 ) -> JsonObject:
-  """Returns what meta.json says of how, and of what, a pass is prepared."""
+  """Returns the entries of meta.json by which a prepared pass is recognised."""
   return {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,
@@ -305,7 +305,7 @@ def _meta(
 
 
 def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
-  """Returns the meta.json of a directory if the pass was prepared as `meta` says."""
+  """Returns the meta.json of a directory if it has the entries `meta`, else None."""
   with contextlib.suppress(UserError):  # there is none, or it is damaged and written again
     done = read_meta(out_dir)
     if done.items() >= meta.items():
@@ -317,7 +317,7 @@ def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
 def _writing(
   cfg: config.Config, raw_path: str, out_dir: str
 ) -> Iterator[tuple[Writer, BadRecords]]:
-  """Yields the writer of a directory, which becomes `out_dir` at the end, and a count of errors."""
+  """Yields a writer of `out_dir`, which appears when the `with` ends, and its bad records."""
   out_dir = os.path.normpath(out_dir)
   temporary = f'{out_dir}{UNFINISHED}{os.getpid()}'
   shutil.rmtree(temporary, ignore_errors=True)

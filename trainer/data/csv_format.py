@@ -1,9 +1,8 @@
-"""Delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
+"""Reads delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
 
-A record is a line, ended by LF or CRLF (or the file's end); quoted fields ("a,b", "" for a quote)
-hold no line ends. Blank lines are skipped. So are lines that repeat the line of names, as files
-that were put together have them; the log tells of these. Whether a line is accepted depends on that
-line alone.
+A record is a line that ends in LF, in CRLF or with the file. A quoted field ("a,b", "" for a quote)
+holds no line end. Blank lines are skipped. Lines that repeat the header, as concatenated files have
+them, are skipped with a warning. Whether a line is accepted depends on that line alone.
 """
 
 import codecs
@@ -19,12 +18,13 @@ import pyarrow.csv
 
 from trainer import config
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import MAX_LINE_BYTES, WHOLE, Part, text_blocks
+from trainer.data.log_files import WHOLE, Part
 from trainer.data.schema import CARRIED, check_columns
+from trainer.data.text_blocks import MAX_LINE_BYTES, text_blocks
 from trainer.errors import BadPass, UserError
 
 HEAD_BYTES = 64 << 10
-PARSED_BYTES = 1 << 20  # that Arrow parses at once; its buffers then stay in the cache
+PARSED_BYTES = 1 << 20  # what Arrow parses at once: few enough to stay in the processor's cache
 OTHER_DELIMITERS = '\t;|,'
 
 csv.field_size_limit(2 * MAX_LINE_BYTES)
@@ -173,7 +173,7 @@ def _block(
 def _check_header(
   path: str, line: str, names: Sequence[str], wanted: dict[str, str], delimiter: str
 ) -> None:
-  """Raises UserError if the first line lacks a wanted column, and says what is likely meant."""
+  """Raises UserError if the first line lacks a wanted column; suggests what may be wrong."""
   missing = [w for w in wanted if w not in names]
   if missing and len(names) == 1:
     best = max(OTHER_DELIMITERS.replace(delimiter, ''), key=line.count)
@@ -192,7 +192,7 @@ def _check_header(
 
 
 def _is_no_name(text: str) -> bool:
-  """Returns whether a text is blank or a number, as the fields of records are."""
+  """Returns whether a text is blank or a number, so that it is no column's name."""
   try:
     return not text or float(text) is not None
   except ValueError:

@@ -1,4 +1,4 @@
-"""What a model reads of a log: SlotBatch, feature keys, dense transforms, pooling.
+"""What a model reads: SlotBatch, feature keys, dense transforms, pooling.
 
 Shapes: B samples, F slots, nnz features in the batch, Dn dense columns, T tasks.
 """
@@ -30,8 +30,8 @@ class SlotBatch(NamedTuple):
   label: np.ndarray  # float32 [B]; of several tasks [B, T], NaN where blank
   weight: np.ndarray  # float32 [B]; 1 if the log has none
   group: np.ndarray  # int64 [B]; 0 if the log has none
-  # In training steps of model.retrieval, whose last C samples are candidates, items alone, which
-  # have no label, weight and group:
+  # Only in training steps of model.retrieval. The last C samples are candidates: they hold an item,
+  # and no label, weight or group.
   item: np.ndarray = np.zeros([0], np.int64)  # int64 [B + C]: keys of the items, −1 where blank
   log_share: np.ndarray = np.zeros([0], np.float32)  # float32 [B + C]: log of the share of draws
 
@@ -47,8 +47,8 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
   """Returns the keys of a slot with one feature a sample, int64 [B], −1 where it is blank.
 
   Args:
-    batch: of arrays.
-    slot: its place among the slots.
+    batch: NumPy arrays.
+    slot: the index of the slot in `Config.slots`.
     slots: F.
   """
   if not len(batch.segments):
@@ -60,10 +60,10 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
 
 
 def weigh_labels(batch: SlotBatch) -> SlotBatch:
-  """Gives each label of several tasks a weight of its own, 0 where it is blank.
+  """With several tasks, gives each label a weight of its own, which is 0 for a blank label.
 
-  `weight` becomes float32 [B, T], and blank labels become 0. The batch of a single task is returned
-  as it is. The arrays are NumPy's.
+  `weight` becomes float32 [B, T], and blank labels become 0. With a single task, the batch is
+  returned as it is. Arrays are NumPy's.
   """
   if batch.label.ndim == 1:
     return batch
@@ -77,8 +77,8 @@ def weigh_labels(batch: SlotBatch) -> SlotBatch:
 def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   """Returns the keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`.
 
-  The text is hashed without white space around it, and a whole number without a fraction of zeros:
-  12.0 as 12. These are TensorFlow's own ops, so that a serving graph hashes like the conversion.
+  White space around a text is removed, and 12.0 is hashed as 12. These are TensorFlow's own ops,
+  so a serving graph hashes in the same way as the conversion.
 
   Args:
     texts: strings of any shape, or integers, which hash as their decimal text.
@@ -107,8 +107,8 @@ def dense_stats(
 ) -> np.ndarray:
   """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
 
-  They are (0, 1) for a column that is not standardised, or is constant. With a click rate there is
-  one column more: its log-odds, for `transform_counts`, and 1.
+  They are (0, 1) for a column that is constant or not standardised. If a click rate is given, one
+  more column follows: its log-odds, which `transform_counts` reads, and 1.
 
   Args:
     columns: `Config.data.dense`.
@@ -134,7 +134,7 @@ COUNT_SMOOTHING = 10.0  # shows at the click rate of the log that each slot's co
 
 
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
-  """Returns what the layers read of the counts of slots.
+  """Returns the dense columns that layers read of slots with `counts`.
 
   With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
 
@@ -144,7 +144,7 @@ def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
     seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
     log_odds: float32 [], log(a / (1 − a)).
   Returns:
-    float32 [B, 2·Fc]: the first of all slots, then the second of all slots; 0 for no shows.
+    float32 [B, 2·Fc]: the first value of every slot, then the second; 0 for no shows.
   """
   shows, clicks = tf.unstack(seen, 2, -1)
   rate = tf.sigmoid(log_odds)
@@ -165,7 +165,7 @@ def transform_dense(
   Args:
     dense: float32 [B, Dn], NaN where missing.
     columns: `Config.data.dense`.
-    stats: float32 [2, >= Dn], of `dense_stats`.
+    stats: float32 [2, >= Dn], a result of `dense_stats`.
   Returns:
     float32 [B, Dn], finite.
   """

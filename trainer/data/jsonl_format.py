@@ -1,4 +1,4 @@
-"""JSON lines: a record is a line with one JSON object, also compressed (.gz, .zst, .bz2, .lz4).
+"""Reads JSON lines, also compressed (.gz, .zst, .bz2, .lz4); a record is a line with one object.
 
 A slot's value is a string, a whole number (12 or 12.0), true or false, a list of these, or an
 object that maps features to numbers; null or absent is missing. Blank lines are skipped. Whether a
@@ -16,8 +16,9 @@ import pyarrow.json
 
 from trainer import config
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import WHOLE, Part, text_blocks
+from trainer.data.log_files import WHOLE, Part
 from trainer.data.schema import check_columns
+from trainer.data.text_blocks import text_blocks
 from trainer.data.values import WHOLE_NUMBER, column_at, text_of_float
 from trainer.plain_data import Json, JsonObject
 
@@ -31,7 +32,7 @@ class _WrongValue(ValueError):
 
 
 def value_at(record: JsonObject, name: str) -> Json:
-  """Returns the value of a name; where there is none, that of a path such as ctx.device.os."""
+  """Returns the value of a name or, if there is none, of a path such as ctx.device.os."""
   head, dot, rest = name.partition('.')
   if name in record or not dot:
     return record.get(name)
@@ -110,7 +111,7 @@ def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
 
 
 def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
-  """Reads columns with Arrow; None if it may not give what each line by itself would give."""
+  """Reads columns with Arrow; None if the result might differ from parsing line by line."""
   # A line that begins with { and ends with } cannot continue in the next one.
   if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
     return None
@@ -143,7 +144,7 @@ def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, 
 
 
 def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.DataType]]:
-  """Returns the fields of a struct by the paths of what it holds."""
+  """Returns the fields of a struct from the paths and types of its leaves."""
   fields: dict[str, dict[tuple[str, ...], pa.DataType]] = {}
   for path, kind in types.items():
     fields.setdefault(path[0], {})[path[1:]] = kind
@@ -214,9 +215,7 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns those of some names that do not stand in a text; nor the last part of a path, unless
-  `whole`.
-  """
+  """Returns the names that do not occur in a text; unless `whole`, the end of a path is enough."""
 
   def stands(name: str) -> bool:
     texts = [json.dumps(name), json.dumps(name, ensure_ascii=False)]

@@ -19,14 +19,14 @@ _MOST_LENGTH = 40
 
 
 class OneClass(NamedTuple):
-  """A pass that has one class of a label."""
+  """A pass whose labels are all of one class."""
 
   text: str  # what is wrong, and what is wanted
   is_misread: bool  # whether a text is the positive one but for upper and lower case
 
 
 def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
-  """Returns the first label of which a pass has one class, unless the config says that it may."""
+  """Returns the first label of which a pass has only one class, unless the config allows that."""
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
     if sole is None or label.negative is not None or label.loss == 'squared_error':
       continue
@@ -60,7 +60,7 @@ def _shown(counts: collections.Counter[str]) -> str:
 
 
 def _texts(cfg: config.Config, path: str, column: str) -> collections.Counter[str]:
-  """Counts the texts in the column of a label; there are none if the raw pass is gone."""
+  """Counts the texts in the column of a label; empty if the raw pass is gone."""
   counts: collections.Counter[str] = collections.Counter()
   with contextlib.suppress(OSError, UserError):
     if not is_prepared(cfg.data, path):

@@ -1,8 +1,8 @@
-"""Text of libsvm and libffm: a record is a line `label [field:]index:value …`; # begins a comment.
+"""Reads text of libsvm and libffm: a record is a line `label [field:]index:value …`.
 
 libffm: the column of a slot is a field's number; its features are the indices in that field.
 libsvm: the column `features` holds all indices, the column `qid` the query's id; any other name is
-an index, whose value it holds. The label is `data.label`, whatever its name.
+an index, whose value it holds. The label is `data.label`, whatever its name. # begins a comment.
 """
 
 import functools
@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from trainer import config
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import WHOLE, Part, text_blocks
+from trainer.data.log_files import WHOLE, Part
+from trainer.data.text_blocks import text_blocks
 from trainer.errors import UserError
 
 FEATURES, QUERY = 'features', 'qid'
@@ -30,7 +31,7 @@ def _lines(raw: bytes) -> pa.Array:
 
 
 def _feature_map(owner: np.ndarray, keys: pa.Array, values: pa.Array, n: int) -> pa.Array:
-  """Returns the features of n records as a map column. owner: each feature's record, ascending."""
+  """Returns the features of n records as a map column; `owner` has each one's record, ascending."""
   offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))])
   return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
 

@@ -1,13 +1,11 @@
-"""Where logs lie: local paths, and s3://, gs:// and hdfs:// through pyarrow.fs."""
+"""Finds and opens the files of logs: local ones, and s3://, gs:// and hdfs:// by pyarrow.fs."""
 
-import codecs
 import contextlib
 import errno
 import fnmatch
 import functools
 import glob
 import io
-import math
 import os
 import re
 import shutil
@@ -22,7 +20,7 @@ import pyarrow.fs
 
 from trainer.errors import BadPass, ConfigError, UserError, one_line, plain_errors, printable
 
-# The format of a file by its suffix; CSV_SUFFIXES and all others are CSV.
+# The format of a file by its suffix; with any other suffix it is CSV.
 SUFFIXES = {
   suffix: kind
   for kind, suffixes in (
@@ -37,12 +35,10 @@ SUFFIXES = {
 }
 CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
-BLOCK_BYTES = 8 << 20  # of a text that are read at once
-MAX_LINE_BYTES = 64 << 20
-ATTEMPTS = 3  # at a remote place, beyond what its client retries by itself
+ATTEMPTS = 3  # at a remote place; its client also retries by itself
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 
-# Errors of the operating system that no pass is to blame for.
+# Errors of the machine, not of a pass.
 _OF_THE_MACHINE = (
   *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
   *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
@@ -60,12 +56,12 @@ class LogFile(NamedTuple):
 
 
 class Part(NamedTuple):
-  """Records of a file that stand one after another; by default all.
+  """Consecutive records of a file; by default all.
 
   Attributes:
-    start: the first byte of a text, the first row (from 0) of a table.
-    end: likewise, one past the last; None: to the file's end.
-    line: the number of the first record, from 1, as messages name it.
+    start: the first byte of a text, or the first row (from 0) of a table.
+    end: one past the last byte or row; None: the end of the file.
+    line: the number of the first record, from 1, for messages.
   """
 
   start: int = 0
@@ -82,7 +78,7 @@ def is_remote(path: str) -> bool:
 
 
 def normal(path: str) -> str:
-  """Returns a path without needless parts, and with ~ replaced."""
+  """Returns a path in its normal form, with ~ replaced."""
   if not is_remote(path):
     return os.path.normpath(os.path.expanduser(path))
   scheme, _, rest = path.partition('://')
@@ -90,7 +86,7 @@ def normal(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-  """Returns the path from its file system's root on."""
+  """Returns an absolute path; a URL stays as it is."""
   return path if is_remote(path) else os.path.abspath(path)
 
 
@@ -145,7 +141,7 @@ def retried(path: str, action: Callable[[], Value]) -> Value:
 class _RemoteFile(io.RawIOBase):
   """A remote file that repeats reads when the connection is lost.
 
-  It does so below decompression and parsing, because these cannot go on after a failed read.
+  Decompression and parsing, which read from it, could not continue after a failed read.
   """
 
   def __init__(self, path: str):
@@ -190,12 +186,12 @@ class _RemoteFile(io.RawIOBase):
 
 
 def codec_of(path: str) -> str | None:
-  """Returns the compression that a file's suffix names."""
+  """Returns the compression that the suffix of a file names."""
   return CODECS.get(os.path.splitext(path)[1])
 
 
 def open_file(path: str) -> pa.NativeFile:
-  """Opens a file to be read at any place."""
+  """Opens a file for random access."""
   if is_remote(path):
     return pa.PythonFile(_RemoteFile(path), 'r')
   filesystem, inside = _locate(path)
@@ -204,7 +200,7 @@ def open_file(path: str) -> pa.NativeFile:
 
 @contextlib.contextmanager
 def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
-  """Opens a file of tables; `kind` is its format with an article, as in 'an ORC'.
+  """Opens a Parquet or ORC file; `kind` is its format with an article, as in 'an ORC'.
 
   Raises:
     BadPass: if it cannot be opened or read as such a file.
@@ -217,14 +213,14 @@ def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
 
 
 def open_stream(path: str) -> pa.NativeFile:
-  """Opens a file to be read from its beginning, decompressed as its suffix says."""
+  """Opens a file for sequential reading, decompressed as its suffix says."""
   codec = codec_of(path)
   return pa.CompressedInputStream(open_file(path), codec) if codec else open_file(path)
 
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-  """Yields a local path of a file: its own, or that of a temporary copy."""
+  """Yields a local path of a file: its own or, if it is remote, that of a temporary copy."""
   if not is_remote(path):
     yield path
     return
@@ -236,7 +232,7 @@ def local_copy(path: str) -> Iterator[str]:
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-  """Returns a sort key that counts digits as numbers: day_9 comes before day_10."""
+  """Returns a sort key in which digits count as numbers: day_9 comes before day_10."""
   return [
     (1, int(part), part) if i % 2 else (0, 0, part)
     for i, part in enumerate(re.split(r'([0-9]{1,18})', text))
@@ -244,9 +240,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def matching(patterns: Sequence[str], key: str) -> list[str]:
-  """Returns the files and directories that the patterns of a config key match.
-
-  They are sorted by name within each pattern.
+  """Returns the files and directories that the patterns of a config key match, sorted within each.
 
   Raises:
     ConfigError: if a pattern matches nothing.
@@ -255,7 +249,7 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
   for pattern in patterns:
     if is_remote(pattern):
       paths = _remote_glob(pattern)
-    else:  # brackets in the name of a file that exists mean themselves
+    else:  # a file may have brackets in its name
       path = normal(pattern)
       paths = glob.glob(path) or [path] * os.path.exists(path)
     if not paths:
@@ -266,7 +260,7 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
 
 
 def _remote_glob(pattern: str) -> list[str]:
-  """Does the same as glob.glob; a directory without wildcards is not listed."""
+  """Does what glob.glob does for remote paths; a directory without wildcards is not listed."""
   folder, name = os.path.split(normal(pattern))
   if not glob.has_magic(pattern):
     return [pattern] if exists(pattern) else []
@@ -279,7 +273,7 @@ def _remote_glob(pattern: str) -> list[str]:
 
 
 def _listed(folder: str, recursive: bool = True) -> dict[str, pa.fs.FileInfo]:
-  """Lists a remote directory by path below it; a missing one is empty unless `recursive`."""
+  """Lists a remote directory by relative path; a missing one is empty unless `recursive`."""
   filesystem, inside = _locate(folder)
   selector = pa.fs.FileSelector(inside, allow_not_found=not recursive, recursive=recursive)
   below = len(inside.rstrip('/')) + 1
@@ -288,10 +282,10 @@ def _listed(folder: str, recursive: bool = True) -> dict[str, pa.fs.FileInfo]:
 
 @contextlib.contextmanager
 def refusing(path: str) -> Iterator[None]:
-  """Turns errors of one pass into BadPass, in one line that names it, so that it can be set aside.
+  """Turns an error in reading a pass into BadPass, whose one line names the pass.
 
-  Errors of the machine stay what they are: a full disk, too many open files, another file that
-  cannot be written, a remote place that cannot be reached.
+  Errors that are not the pass's are raised as they are: a full disk, too many open files, another
+  file that cannot be written, a remote place that cannot be reached.
   """
   try:
     yield
@@ -313,7 +307,7 @@ def exists(path: str) -> bool:
 
 
 def is_directory(path: str) -> bool:
-  """Returns whether there is such a directory; in a bucket it is the beginning of a file's name."""
+  """Returns whether there is such a directory; in a bucket, whether files begin with its name."""
   return _info(path).type == pa.fs.FileType.Directory
 
 
@@ -332,7 +326,7 @@ def _info(path: str) -> pa.fs.FileInfo:
 def walk(
   directory: str, onerror: Callable[[OSError], None]
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-  """Does the same as os.walk: yields each directory with its directories and its files.
+  """Does what os.walk does, for remote directories too.
 
   Args:
     directory: where to begin.
@@ -356,10 +350,10 @@ def walk(
 def files_of(path: str) -> list[LogFile]:
   """Returns the files of a pass: the file itself, or those below a directory, in natural order.
 
-  Files whose names begin with . or _ (as _SUCCESS) do not count, nor do .crc files.
+  Files whose names begin with . or _ (such as _SUCCESS) and .crc files do not count.
 
   Raises:
-    UserError: if there is no such file, or something else than files.
+    UserError: if there is no such file, or it is a device, a pipe or a socket.
     BadPass: if the directory holds none.
   """
   with plain_errors(f'cannot read {path}'):
@@ -381,7 +375,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a remote file, or all files of a remote directory by their path below it."""
+  """Returns a remote file, or all files of a remote directory by relative path."""
   info = _info(path)
   if info.type == pa.fs.FileType.NotFound:
     raise UserError(f'{path}: no such file')
@@ -395,7 +389,7 @@ def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
 
 
 def _local_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a local file, or the visible files of a directory by their path below it."""
+  """Returns a local file, or the visible files of a directory by relative path."""
   if not os.path.isdir(path):
     return _local_file(path)
   here = os.path.realpath(os.path.dirname(os.path.abspath(path)))
@@ -432,71 +426,6 @@ def _local_file(path: str) -> LogFile:
 
 
 def partition_columns(path: str) -> dict[str, str]:
-  """Returns Hive's partition columns of a path: dt=2024-01-31/hour=03/x has dt and hour."""
+  """Returns Hive's partition columns of a path: dt and hour for dt=2024-01-31/hour=03/x."""
   folders = re.split(r'[/\\]', path)[:-1]
   return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))
-
-
-def text_blocks(
-  path: str, part: Part = WHOLE, block_bytes: int | None = None
-) -> Iterator[tuple[range, bytes]]:
-  """Yields a text file, or some lines of one that is not compressed, in runs of whole lines.
-
-  Each line ends in LF. A byte-order mark at the beginning is left out. Each run, of `block_bytes`
-  or BLOCK_BYTES, comes behind the numbers of its lines.
-
-  Raises:
-    BadPass: if the file is no text with line ends, or its compression is damaged.
-  """
-  try:
-    with open_stream(path) as f:
-      rest, line, is_start, left = b'', part.line, part.start == 0, math.inf
-      if part != WHOLE:
-        f.seek(part.start)
-        left = math.inf if part.end is None else part.end - part.start
-      while chunk := f.read(min(block_bytes or BLOCK_BYTES, left)):
-        left -= len(chunk)
-        if is_start:
-          while len(chunk) < 3 and (more := f.read(3)):
-            chunk += more
-          chunk, is_start = chunk.removeprefix(codecs.BOM_UTF8), False
-          refuse_other_files(path, chunk)
-        if cut := chunk.rfind(b'\n') + 1:
-          lines = range(line, line + chunk.count(b'\n'))
-          yield lines, rest + chunk[:cut]
-          line, rest = lines.stop, chunk[cut:]
-          continue
-        rest += chunk
-        if len(rest) > MAX_LINE_BYTES:
-          raise _no_line_end(path, rest)
-      if rest:
-        if line == part.line and rest.count(b'\r') > 1:
-          raise _no_line_end(path, rest)
-        # Short files and the last line; the end of the file ends a line too.
-        yield range(line, line + 1), rest + b'\n'
-  except (OSError, pa.ArrowException) as e:
-    raise BadPass(f'{path}: cannot be read: {first_line(e)}') from None
-
-
-def _no_line_end(path: str, data: bytes) -> BadPass:
-  if b'\r' in data:
-    return BadPass(f'{path}: found lines that end in CR; wanted LF or CRLF at the end of each')
-  return BadPass(f'{path}: found no line end in {len(data)} bytes; wanted text in lines')
-
-
-def refuse_other_files(path: str, start: bytes) -> None:
-  """Raises BadPass if a text file begins like a file of another kind."""
-  for magic, what in (
-    (b'PAR1', 'a Parquet file; wanted text, or data.format: parquet'),
-    (b'ORC', 'an ORC file; wanted text, or data.format: orc'),
-    (b'\x1f\x8b', 'gzip-compressed data; wanted text, or the suffix .gz'),
-    (b'\x28\xb5\x2f\xfd', 'zstd-compressed data; wanted text, or the suffix .zst'),
-    (b'BZh', 'bzip2-compressed data; wanted text, or the suffix .bz2'),
-    (b'PK\x03\x04', 'a zip archive; wanted text'),
-    (b'\xff\xfe', 'UTF-16 text; wanted UTF-8'),
-    (b'\xfe\xff', 'UTF-16 text; wanted UTF-8'),
-  ):
-    if start.startswith(magic) and not (magic == b'ORC' and start[3:4].isalnum()):
-      raise BadPass(f'{path}: found {what}')
-  if b'\0' in (start[:1], start[1:2]) and start[:2] != b'\0\0':
-    raise BadPass(f'{path}: found zero bytes, as UTF-16 text has; wanted UTF-8')

@@ -1,4 +1,4 @@
-"""ORC files; columns are as in Parquet."""
+"""Reads ORC files; their columns may be those of Parquet."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ def blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Does the same as `csv_format.blocks`; a line is a record, from 1.
 
-  A stripe is read as a whole. A column of the stripes before the part is read, too, because the
-  file does not say how many rows a stripe has.
+  Stripes are read whole. To count the rows of the stripes before the part, one of their columns is
+  read too, because the file does not give the number of rows of a stripe.
   """
   del data
   with open_table(path, 'an ORC') as f:

@@ -1,5 +1,7 @@
-"""Parquet files. Slots may be strings, integers, booleans, decimals, dates, lists of them, or maps
-from them to numbers; columns may be dictionary-encoded.
+"""Reads Parquet files.
+
+Slots may be strings, integers, booleans, decimals, dates, lists of these, or maps from these to
+numbers; columns may be dictionary-encoded.
 """
 
 import functools
@@ -35,12 +37,12 @@ def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str])
 
 
 def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the columns of a file, and those wanted that are paths into them."""
+  """Returns the columns of a file, and those of `wanted` that are paths into its columns."""
   return [*schema.names, *(w for w in wanted if w not in schema.names and has_column(schema, w))]
 
 
 def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the columns to read for those wanted; that of a path is its first part."""
+  """Returns the columns to read to get the wanted ones; for a path, that of its first part."""
   return list(dict.fromkeys(w if w in schema.names else w.partition('.')[0] for w in wanted))
 
 
@@ -51,7 +53,7 @@ def num_rows(path: str) -> int:
 
 
 def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> list[str]:
-  """Returns the columns that hold texts with a small dictionary in every row group."""
+  """Returns the columns of strings that have a small dictionary in every row group."""
   groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
 
   def is_small(i: int) -> bool:

@@ -1,4 +1,4 @@
-"""Converts raw records to typed arrays and checks every record.
+"""Checks raw records, and converts the good ones to arrays.
 
 Shapes: n records, F slots, T labels, nnz features, Dn dense columns, u distinct fields of a column.
 """
@@ -40,7 +40,7 @@ BLANK_GROUP = 0x16A3B2F90404F  # farmhash64 of no text, mod 2^52: a group of its
 
 
 class Parsed(NamedTuple):
-  """The n good records of a block, and what was wrong with the others."""
+  """The n good records of a block, and the mistakes in the others."""
 
   counts: np.ndarray | None  # int32 [n, F], features in each slot
   # int64 [nnz], a sample's slots one after another. If counts are None, each slot has one feature
@@ -59,10 +59,10 @@ class Parsed(NamedTuple):
 def _assemble(
   slots: Sequence[np.ndarray | SlotFeatures], n: int
 ) -> tuple[np.ndarray | None, np.ndarray, np.ndarray | None]:
-  """Puts the slots' features side by side.
+  """Joins the features of all slots.
 
   Args:
-    slots: for each slot its keys [n], NO_FEATURE where it has none; or a `SlotFeatures`.
+    slots: each slot's keys [n], NO_FEATURE for none; or a `SlotFeatures`.
     n: the number of records.
   Returns:
     counts, keys and values of `Parsed`.
@@ -95,10 +95,7 @@ def _assemble(
 
 
 class _Records:
-  """Which records of a block are kept, and why the others are not.
-
-  A record is counted once, under the first mistake that is found in it.
-  """
+  """Keeps the good records of a block, and counts the others by their first mistake."""
 
   def __init__(self, block: Block):
     self._block = block
@@ -122,13 +119,13 @@ class _Records:
     return array
 
   def drop(self, wrong: np.ndarray | None, kind: str, column: str, wanted: str) -> None:
-    """Drops those of the records `wrong`, bool [n], that are still kept.
+    """Drops records, and counts those that were kept until now.
 
     Args:
-      wrong: of all records; None: none.
-      kind: of the mistake.
-      column: of the log, or what is made of some.
-      wanted: in its place.
+      wrong: bool [n], which records to drop; None: none.
+      kind: the mistake, as it is counted in `bad`.
+      column: the column with the mistake.
+      wanted: what the value should be, for the message.
     """
     if wrong is None or not (wrong := wrong & self.keep).any():
       return
@@ -165,9 +162,9 @@ class _Records:
 
 
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
-  """Returns the distinct texts of labels, and the place among them of each label, int64 [n].
+  """Returns the distinct texts of labels, and for each label its index in them, int64 [n].
 
-  The place of a blank label is one past the end.
+  The index of a blank label is one past the end.
   """
   encoded = trim(as_text(one_each(array)[0], column)).dictionary_encode()
   distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]
@@ -177,11 +174,10 @@ def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
 def _classes(
   array: pa.Array, column: str, label: config.Label, missing: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Reads labels by what their texts match.
+  """Reads labels by the regular expressions `positive` and `negative`.
 
   Returns:
-    float64 [n], 0 or 1, NaN where blank or missing; and whether each is wrong, that is neither
-    positive nor negative, bool [n].
+    float64 [n], 0 or 1, NaN where blank or missing; and bool [n], whether neither matches.
   """
 
   def class_of(text: str) -> float:
@@ -197,9 +193,9 @@ def _classes(
 
 
 def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
-  """Returns the labels, float64 [n, T]. Records with a wrong label are dropped.
+  """Returns the labels, float64 [n, T], and drops records with a wrong one.
 
-  A blank label is NaN if there are several, and wrong if there is one.
+  A blank label is wrong if it is the only one; otherwise it is NaN.
   """
   missing, columns = cfg.data.missing_values, []
   may_be_blank = len(cfg.labels) > 1
@@ -226,22 +222,22 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
 
 
 def slot_column(cfg: config.Config, block: Block, slot: config.Slot) -> pa.Array:
-  """Returns the column of a slot as a file could hold it, from a block that has what it reads."""
+  """Returns the column of a slot, which may be made of other columns of the block."""
   if slot.made is None:
     return block.columns[slot.column or slot.name]
   return ArrowColumns(cfg, block.columns, len(block.lines), lambda *_: None).made(slot.name)
 
 
 def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
-  """Turns a `Block` into `Parsed`.
+  """Parses a block.
 
-  A wrong record is dropped and counted once, under the first of malformed, label, weight, dense,
-  value that it fails; under made where what a column is made of is wrong.
+  A wrong record is dropped and counted once, under the first of these that fails: malformed, label,
+  weight, group, made (a column that others are made of), dense, value.
 
   Args:
     block: the records.
-    labelled: whether they have labels, weights and groups. If not, labels are 0, weights 1, and all
-      are of one group. Where data.label is null, labels are 1.
+    labelled: whether to read labels, weights and groups. If not, labels are 0, weights are 1, and
+      there is one group. If data.label is null, labels are 1.
   Raises:
     UserError: if a column's type cannot be read at all.
   """

@@ -38,10 +38,9 @@ class Pass:
   """A unit of input: a raw file or a prepared directory.
 
   Attributes:
-    name: tells it from all others in reports; it has no suffix.
-    path: where it lies.
-    day: a whole number; of a date YYYYMMDD.
-    marker: the file that announced it, in watch mode.
+    name: identifies it in reports; it has no suffix.
+    day: a whole number; YYYYMMDD for a date.
+    marker: the file that announced it in data.watch.
   """
 
   name: str
@@ -51,7 +50,7 @@ class Pass:
 
 
 def folder_name(name: str) -> str:
-  """Returns a distinct name of a directory for each pass's name: 'a+b' for 'a/b'."""
+  """Returns the name of a pass's directory, such as 'a+b' for 'a/b'; it is unique."""
   folder = name.replace('%', '%25').replace('+', '%2B').replace(os.sep, '+')
   if len(folder.encode()) <= _FOLDER_BYTES:
     return folder
@@ -62,8 +61,8 @@ def folder_name(name: str) -> str:
 def pass_day(cfg: Config, path: str) -> int | None:
   """Returns the day that data.day_pattern finds in a path, or None.
 
-  The last match counts, so that a directory's date serves if the file's name has none. A date, as
-  2024-01-31 or as three groups, is the number 20240131.
+  The last match counts, so the date of a directory is used if the file's name has none. A date,
+  as 2024-01-31 or as three groups, becomes the number 20240131.
 
   Raises:
     UserError: if the match is neither a whole number nor a date.
@@ -125,7 +124,7 @@ def days_between(day: int, later: int, at_most: int = 366) -> list[int]:
 
 
 def _fixed(pattern: str) -> str:
-  """Returns the directories of a pattern before its first wildcard."""
+  """Returns the directory of a pattern up to its first wildcard."""
   pattern = normal(pattern)
   while glob.has_magic(os.path.dirname(pattern)):
     pattern = os.path.dirname(pattern)
@@ -157,7 +156,7 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Returns the passes at some paths. What is wrong with others goes into `wrong`, or is raised."""
+  """Returns the passes at some paths; adds mistakes to `wrong` or, if it is None, raises them."""
   good = []
   for path in paths:
     try:
@@ -175,17 +174,18 @@ def passes(
 ) -> list[Pass]:
   """Returns the passes that the patterns of a config key name.
 
-  Those of data.train are sorted by day if there are days, and then naturally; others a pattern at a
-  time, naturally within it. A pass is named by its path from its pattern's first wildcard on,
-  without suffix; if two would have one name, by their whole paths.
+  If there are days, the passes of data.train are sorted by day, then in natural order. All others
+  are sorted in natural order within each pattern. The name of a pass is its path from the first
+  wildcard of its pattern on, without suffix; if two passes would have the same name, it is the
+  whole path.
 
   Args:
     patterns: of paths.
-    key: the config key that they are of.
-    wrong: takes what is wrong with single passes, by path; if None, that is raised.
+    key: the config key that holds them.
+    wrong: receives the mistakes in single passes, by path; if None, they are raised.
   Raises:
     UserError: if a pattern matches nothing, two passes have one name, a training file has no day,
-      or a prepared pass is none.
+      or a directory is not a prepared pass.
   """
   by_path: dict[str, Pass] = {}
   for pattern in patterns:
@@ -212,16 +212,16 @@ def passes(
 def announced(
   cfg: Config, is_settled: Callable[[str], bool] = lambda path: False
 ) -> tuple[list[Pass], list[str], dict[str, str]]:
-  """Returns what the markers in and below data.watch announce.
+  """Returns the passes that markers in and below data.watch announce.
 
-  NAME.done announces the pass NAME beside it, _SUCCESS every pass of its directory. Names that
-  begin with a dot or an underscore are no passes.
+  NAME.done announces the pass NAME beside it; _SUCCESS announces every pass of its directory. Names
+  that begin with a dot or an underscore are not passes.
 
   Args:
-    is_settled: whether the pass at a path need not be looked at any more.
+    is_settled: whether the pass at a path is already dealt with.
   Returns:
-    The passes, in order; the paths of passes that are announced but missing; and by path what is
-    wrong with others.
+    The passes, in order; the paths of passes that are announced but missing; and the mistakes in
+    others, by path.
   Raises:
     OSError: if the directory cannot be read.
   """
@@ -239,7 +239,7 @@ def announced(
   for folder, folders, names in walk(directory, fail):
     here = {*folders, *names}
     marked = {n.removesuffix(DONE_MARKER): n for n in names if n.endswith(DONE_MARKER)}
-    # What lies in a prepared pass is none.
+    # A directory in a prepared pass is not a pass.
     inside = {n for n in folders if of_prepared and is_prepared_pass(os.path.join(folder, n))}
     if DIRECTORY_MARKER in names:
       for name in inside if of_prepared else names:

@@ -10,15 +10,15 @@ Item = TypeVar('Item')
 
 
 def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-  """Yields the items of an iterator, which runs ahead in a thread of its own.
+  """Yields the items of an iterator that runs ahead in a thread of its own.
 
-  Up to `depth` items wait, and one more is made. An exception of the iterator is raised here. When
-  the consumer stops, so does the thread.
+  Up to `depth` items wait while the next one is made. An exception in the iterator is raised here.
+  The thread stops when the consumer does.
   """
   items, stopped, end = queue.Queue(depth), threading.Event(), object()
 
-  def produce():
-    os.nice(10)  # on Linux of this thread alone: a step goes first, and this fills its waits
+  def produce() -> None:
+    os.nice(10)  # on Linux, of this thread alone; the training step has precedence
     try:
       for item in iterable:
         items.put((item, None))
@@ -40,6 +40,6 @@ def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
       yield item
   finally:
     stopped.set()
-    while not items.empty():  # a place in the queue lets the thread see that it is to stop
+    while not items.empty():  # the thread may be waiting for room in the queue
       items.get_nowait()
     thread.join()

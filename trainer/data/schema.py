@@ -1,4 +1,4 @@
-"""What a config says of the log: the columns to read, and the schema of prepared passes."""
+"""The schema of prepared passes, and the columns of the log that a config reads."""
 
 import zlib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def briefly(made: config.Made) -> JsonObject:
 
 
 def schema(cfg: config.Config) -> JsonObject:
-  """Returns what the config that prepared a pass and the config that reads it have in common."""
+  """Returns the settings that must be equal in the configs that write and read a pass."""
   data, ids = cfg.data, cfg.slot_ids()
   return {
     'format': 3,
@@ -38,9 +38,9 @@ def schema(cfg: config.Config) -> JsonObject:
 
 
 def reading(cfg: config.Config) -> JsonObject:
-  """Returns the settings that a raw file is parsed with.
+  """Returns the settings by which a raw file is parsed.
 
-  A prepared pass is used again only if these, its `schema` and the file itself are the same.
+  A prepared pass is used again only if these, its `schema` and the raw file have not changed.
   """
   data = cfg.data
   return {
@@ -56,10 +56,10 @@ def reading(cfg: config.Config) -> JsonObject:
 
 
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
-  """Returns the columns to read, each with the config key that asks for it.
+  """Returns the columns to read, each with the config key that needs it.
 
   Args:
-    labelled: whether labels, weight and group are wanted; prediction needs none of them.
+    labelled: whether to read labels, weights and groups; prediction does not need them.
   """
   data, columns = cfg.data, []
   if labelled:
@@ -78,7 +78,7 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
 
 
 def check_columns(where: str, names: Sequence[str], wanted: dict[str, str]) -> None:
-  """Raises UserError at the first wanted column that `names` lacks or has twice."""
+  """Raises UserError if `names` lacks a wanted column or has it twice."""
   for column, key in wanted.items():
     if column not in names:
       raise UserError(

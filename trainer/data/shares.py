@@ -1,7 +1,7 @@
 """Cuts one large file into parts that several processes convert.
 
-A prepared pass consists of chunks of CHUNK samples. If every part but the last has whole chunks,
-joining them is copying. So files are cut by their numbers of records.
+A prepared pass consists of chunks of CHUNK samples. If all parts but the last have whole chunks,
+joining them is mere copying, so files are cut by numbers of records.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 
 
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
-  """Returns the file of a raw pass if it is one, large, and can be read from the middle.
+  """Returns the file of a raw pass if it is a single large file that can be read in parts.
 
-  That is text that is not compressed, Parquet or ORC.
+  These are uncompressed text, Parquet and ORC.
   """
   with contextlib.suppress(UserError):  # the conversion tells of it
     files = files_of(raw_path)
@@ -37,7 +37,7 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Returns the line ends in every size-th SCAN_BYTES of a text, from the rank-th on; else []."""
+  """Counts line ends in each size-th block of SCAN_BYTES of a text, from the rank-th on."""
   if format_of(cfg.data, file.path) not in TEXTS:
     return []
   with open_file(file.path) as f:
@@ -46,7 +46,7 @@ def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list
 
 
 def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
-  """Returns where a line, numbered from 0, begins. counts: the line ends of each SCAN_BYTES."""
+  """Returns the first byte of a line, numbered from 0; `counts` has each block's line ends."""
   ends = np.cumsum(counts)
   block = int(np.searchsorted(ends, line))
   with open_file(file.path) as f:
@@ -59,7 +59,7 @@ def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: 
   """Cuts a file into at most `size` parts of whole chunks of records.
 
   Args:
-    file: of `shareable`.
+    file: a result of `shareable`.
     counted: for a text, the `count_lines` of each rank.
   """
   kind = format_of(cfg.data, file.path)

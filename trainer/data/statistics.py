@@ -1,4 +1,4 @@
-"""Describes a log: its days, its slots' features, its dense columns, the memory for its tables."""
+"""Describes a log: its days, slots and dense columns, and the memory that its tables need."""
 
 import collections
 import dataclasses
@@ -16,15 +16,15 @@ from trainer.plain_data import JsonObject
 BATCH = 65536
 HEAD = 100  # the most frequent features of a slot
 QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
-MAX_VALUES = 1_000_000  # of a dense column, from the beginning, that quantiles are of
-# Measured (docs/performance.md): the bytes of a feature before admission, and by what
-# the bytes of a row are multiplied by for the room around it.
+MAX_VALUES = 1_000_000  # the first values of a dense column, from which quantiles are computed
+# Measured (docs/performance.md): the bytes of a feature before admission, and the factor by which
+# allocation makes rows larger.
 PROBATION_BYTES = 73
 OVERHEAD = 1.5
 
 
 class _SlotFigures:
-  """What a slot held."""
+  """Counts the features of a slot."""
 
   def __init__(self) -> None:
     self.counts = pd.DataFrame(columns=['shows', 'clicks'], dtype=np.float64)  # by feature
@@ -39,7 +39,7 @@ class _SlotFigures:
     self.of_day[day] = np.union1d(self.of_day.get(day, counts.index), counts.index)
 
   def described(self, samples: int) -> JsonObject:
-    """Returns what `describe` says of a slot."""
+    """Returns the entry of this slot in the result of `describe`."""
     shows = np.sort(self.counts['shows'].to_numpy())[::-1]
     days = sorted(self.of_day)
     return {
@@ -57,7 +57,7 @@ class _SlotFigures:
 
 
 def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float:
-  """Returns the share of features that are admitted by the end, without decay."""
+  """Returns the share of features that would be admitted in the end, without decay."""
   of_slot = dataclasses.asdict(policy) | policy.per_slot.get(slot_id, {})
   if policy.admission == 'none' or counts.empty:
     return 1.0
@@ -83,10 +83,10 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
   """Returns statistics of passes.
 
   Returns:
-    samples; days: samples and label_rate of each; slots: blank, distinct, seen_once,
-    features_per_sample, head (the share of occurrences that the HEAD most frequent features have),
-    new_by_day (the share of a day's features that the day before had not); dense: missing, and
-    quantiles; table_bytes: without_admission and with_admission, an estimate.
+    samples; days: samples and label_rate; slots: blank, distinct, seen_once, features_per_sample,
+    head (the share of occurrences of the HEAD most frequent features), new_by_day (the share of a
+    day's features that the previous day did not have); dense: missing and quantiles; table_bytes:
+    estimates without_admission and with_admission.
   """
   slots = {slot.name: _SlotFigures() for slot in cfg.slots}
   values: list[list[np.ndarray]] = [[] for _ in cfg.data.dense]

@@ -1,4 +1,4 @@
-"""Finds the texts of features in the log again: keys are hashes, which do not tell them."""
+"""Finds the texts of features in the log, because their keys are only hashes of them."""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -18,12 +18,12 @@ from trainer.data.values import feature_texts
 def texts_of(
   cfg: config.Config, paths: Collection[str], slot: config.Slot, keys: Collection[int]
 ) -> Iterator[dict[int, str]]:
-  """Yields the texts of some keys as they are met in raw passes, until all were.
+  """Yields texts by key as they occur in raw passes; stops when all keys have been seen.
 
   Args:
-    paths: of raw passes; those that are gone are left out.
+    paths: raw passes; those that no longer exist are skipped.
     slot: the slot of the features.
-    keys: what to look for.
+    keys: the keys to find.
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids()[slot.name]

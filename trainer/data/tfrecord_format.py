@@ -1,7 +1,8 @@
-"""TFRecord files of tf.Example, also gzipped (.gz).
+"""Reads TFRecord files of tf.Example, also gzipped (.gz).
 
-A column is a feature of the example: bytes, integers or floats. A record may have several of them,
-or none. The first record that has a feature says its kind; records of another kind are malformed.
+A column is a feature of the example: bytes, integers or floats. A record may have several values
+of it, or none. The first record that has a feature sets its kind; a record of another kind is
+malformed.
 """
 
 import functools

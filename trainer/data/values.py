@@ -1,4 +1,4 @@
-"""Reads the values of columns: texts to keys, numbers, fields that hold several features.
+"""Reads values of Arrow columns as keys of features, as numbers, or as several features.
 
 Shapes: n records, u distinct fields of a column.
 """
@@ -15,7 +15,7 @@ from ops.keys import NO_FEATURE, integer_keys, text_keys
 from trainer import config
 from trainer.errors import UserError
 
-# What a float has to be to stand for a feature.
+# What a float must be to be a feature.
 WHOLE_NUMBER = (
   'a whole number or a text (ids that became floats: pandas.read_csv(…, dtype=str) keeps them)'
 )
@@ -40,7 +40,7 @@ def text_of_float(value: float) -> str | None:
 
 
 def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-  """Returns the column of a name; where there is none, that of a path through structs and maps."""
+  """Returns a column by name or, if there is none, by a path through structs and maps."""
   if name in table.schema.names:
     column = table.column(name)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -198,7 +198,7 @@ def floats(
   """Reads the numbers of a column.
 
   Returns:
-    float64 [n], NaN where missing; and whether each is wrong, that is no finite float32, bool [n].
+    float64 [n], NaN where missing; and bool [n], whether a value is no finite float32.
   """
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
@@ -224,11 +224,11 @@ def floats(
 
 
 def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
-  """Unpacks a column that holds one value a record, if it came as lists.
+  """Unpacks a column of lists that should hold one value each; returns others as they are.
 
   Returns:
-    The values, null for an empty list; and whether each record has several, bool [n], None if the
-    column was no list.
+    The values, null for an empty list; and bool [n], whether a record has several values, or None
+    if the column has no lists.
   """
   if not is_list(array.type):
     return array, None
@@ -243,14 +243,14 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 class SlotFeatures(NamedTuple):
-  """A column's features by distinct field: record i has those of entry `index[i]`."""
+  """The features of a slot: record i has those of the distinct field `index[i]`."""
 
   index: np.ndarray  # int64 [n]
   starts: np.ndarray  # int64 [u]
   counts: np.ndarray  # int64 [u]
   keys: np.ndarray  # int64
   values: np.ndarray | None  # float32, beside keys
-  wrong: np.ndarray  # bool [u]: has a value that is no finite number, or one without a feature
+  wrong: np.ndarray  # bool [u]: a value is no finite number, or belongs to no feature
 
 
 def _split_values(texts: pa.Array, separator: str) -> pa.Array:
@@ -308,9 +308,7 @@ def several_features(
 
 
 def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
-  """Returns the texts of all features in a slot's column, in the order of the records; null where
-  a value is null.
-  """
+  """Returns the texts of all features in a slot's column, in order; null for a null value."""
   column = slot.column or slot.name
   if pa.types.is_map(array.type):
     return as_text(array.keys, column)

@@ -1,0 +1,270 @@
+"""Writes prepared passes. docs/data.md has the format.
+
+Shapes: n samples, F slots, Dn dense columns.
+"""
+
+import collections
+import concurrent.futures
+import os
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ops.keys import NO_FEATURE, encode_fields
+from ops.tensors import aligned
+from trainer import config
+from trainer.data.features import has_log1p
+from trainer.data.parse import Parsed
+from trainer.data.prepared import CHUNK, META, TEXTS, PreparedPass
+from trainer.data.values import text_buffers
+from trainer.files import NpyWriter, to_json, write_synced
+from trainer.plain_data import JsonObject
+
+MOST_WRITING = 2  # chunks that wait for the writer
+OF_SAMPLES = ('counts', 'dense', 'label', 'weight', 'group')  # of `Parsed`, with a row a sample
+
+
+class _Column(NpyWriter):
+  """A column of a prepared pass, as it is written."""
+
+  def __init__(self, directory: str, name: str, dtype: str, *row_shape: int):
+    self._path = os.path.join(directory, name + '.npy')
+    super().__init__(self._path, dtype, row_shape)
+    self._crc = 0
+
+  def append(self, array: np.ndarray) -> memoryview:
+    data = super().append(array)
+    self._crc = zlib.crc32(data, self._crc)
+    return data
+
+  def complete(self) -> JsonObject:
+    """Closes the file, synced."""
+    self.close()
+    return {'dtype': self.dtype.str, 'shape': [self.rows, *self.row_shape], 'crc32': self._crc}
+
+  def discard(self) -> None:
+    """Removes the file."""
+    self._file.close()
+    os.remove(self._path)
+
+
+def _counted(parsed: Parsed) -> Parsed:
+  """Returns the same samples with their `counts`."""
+  if parsed.counts is not None:
+    return parsed
+  keys = parsed.keys.T
+  present = keys != NO_FEATURE
+  return parsed._replace(counts=present.astype(np.int32), keys=keys[present])
+
+
+def _concatenate(parts: Sequence[Parsed]) -> Parsed:
+  """Returns the samples of several blocks as one."""
+  if len(parts) == 1:
+    return parts[0]
+  if any(p.counts is not None for p in parts):
+    parts = [_counted(p) for p in parts]
+  if any(p.values is not None for p in parts):
+    ones = [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
+    parts = [p._replace(values=values) for p, values in zip(parts, ones)]
+  of_keys = [p.keys for p in parts]
+  shape = *of_keys[0].shape[:-1], sum(k.shape[-1] for k in of_keys)
+  columns = {
+    name: None if array is None else np.concatenate([getattr(p, name) for p in parts])
+    for name, array in parts[0]._asdict().items()
+    if name in (*OF_SAMPLES, 'values')
+  }
+  keys = np.concatenate(of_keys, axis=-1, out=aligned(shape, np.int64))
+  return Parsed(keys=keys, **columns)
+
+
+def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
+  """Returns the first n samples and the rest."""
+  features = n if parsed.counts is None else int(parsed.counts[:n].sum())
+
+  def part(samples: slice, of_keys: slice) -> Parsed:
+    columns = {
+      name: None if array is None else array[samples if name in OF_SAMPLES else of_keys]
+      for name, array in parsed._asdict().items()
+      if name in (*OF_SAMPLES, 'values')
+    }
+    return Parsed(keys=parsed.keys[..., of_keys], **columns)
+
+  return part(slice(n), slice(features)), part(slice(n, None), slice(features, None))
+
+
+def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+  """Returns keys, values and counts of samples, with their group as an additional last slot."""
+  if parsed.counts is None:
+    return np.vstack([parsed.keys, parsed.group]), None, None
+  ends = np.cumsum(parsed.counts.sum(1))
+  counts = np.hstack([parsed.counts, np.ones([len(ends), 1], np.int32)])
+  values = None if parsed.values is None else np.insert(parsed.values, ends, 1)
+  return np.insert(parsed.keys, ends, parsed.group), values, counts
+
+
+def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
+  """Returns count, mean and M2 = Σ (x − mean)² of the present values, float64 [Dn, 3].
+
+  If the transform of a column has log1p, they are those of log1p(x).
+  """
+  stats = np.zeros([len(columns), 3])
+  for i, column in enumerate(columns):
+    x = dense[:, i].astype(np.float64)
+    x = x[~np.isnan(x)]
+    if len(x):
+      x = np.sign(x) * np.log1p(np.abs(x)) if has_log1p(column) else x
+      stats[i] = len(x), x.mean(), np.square(x - x.mean()).sum()
+  return stats
+
+
+def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+  """Merges the statistics of two sets of values, float64 [Dn, 3] each (Chan et al. 1979)."""
+  count = a[:, 0] + b[:, 0]
+  share = b[:, 0] / np.maximum(count, 1)
+  delta = b[:, 1] - a[:, 1]
+  return np.stack(
+    [count, a[:, 1] + delta * share, a[:, 2] + b[:, 2] + delta**2 * a[:, 0] * share], 1
+  )
+
+
+class Writer:
+  """Writes a prepared pass, CHUNK samples at a time, in a thread of its own.
+
+  The files depend on the samples, not on the blocks in which they are added; only the texts of
+  features (data.keep_texts) are repeated in each block. Call `close` at the end, or `stop` to give
+  up.
+
+  Args:
+    directory: an empty directory.
+  """
+
+  def __init__(self, directory: str, cfg: config.Config):
+    data, labels = cfg.data, cfg.labels
+    self._directory, self._dense = directory, data.dense
+    self._grouped = data.group is not None
+    width = len(cfg.slots) + self._grouped  # the group is one more slot, the last
+    is_class = len(labels) == 1 and labels[0].loss != 'squared_error'  # always 0 or 1
+    used = {
+      'codes': ('<u2', width),
+      'bases': ('<i8', width, 2),
+      'splits': ('<u4',),
+      'keys': ('<i8',),
+      'values': ('<f4',),
+      'label': ('|u1' if is_class else '<f4', len(labels)),
+    }
+    used |= {'dense': ('<f4', len(data.dense))} if data.dense else {}
+    used |= {'weight': ('<f4',)} if data.weight is not None else {}
+    used |= dict(zip(TEXTS, (('<i8',), ('<i4',), ('|u1',)))) if data.keep_texts else {}
+    self._columns = {name: _Column(directory, name, *of) for name, of in used.items()}
+    # Columns that are not needed if every field has one feature, and all values are 1.
+    self._idle = {'splits', 'values'}
+    self._waiting: list[Parsed] = []
+    self._num_waiting = 0
+    self._stats = np.zeros([len(data.dense), 3])
+    self._features = self.samples = 0
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, 'writer')
+    self._writing: collections.deque[concurrent.futures.Future[None]] = collections.deque()
+
+  def add(self, parsed: Parsed) -> None:
+    """Appends samples. If a write fails, this or a later call raises OSError."""
+    for keys, texts in parsed.texts:
+      data, offsets = text_buffers(texts)
+      self._submit(self._write_texts, (keys, np.diff(offsets), data))
+    self._waiting.append(parsed)
+    self._num_waiting += len(parsed.label)
+    self.samples += len(parsed.label)
+    if self._num_waiting >= CHUNK:
+      rest = _concatenate(self._waiting)
+      while len(rest.label) >= CHUNK:
+        chunk, rest = _cut(rest, CHUNK)
+        self._submit(self._write, chunk)
+      self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
+
+  def append(self, prepared: PreparedPass) -> None:
+    """Appends a pass of the same schema; copies whole chunks if no samples are waiting."""
+    samples = prepared.num_samples
+    copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
+    if copied:
+      rest = prepared.parsed(copied, samples)
+      self.samples += copied
+      self._submit(self._copy, prepared, copied, prepared.meta['features'] - rest.keys.size)
+    for start in range(copied, samples, CHUNK):
+      self.add(prepared.parsed(start, min(start + CHUNK, samples)))
+    if (texts := prepared.texts) is not None:
+      self._submit(self._write_texts, texts)
+
+  def _submit(self, task: Callable[..., None], *args: object) -> None:
+    """Has the thread run a task; blocks while too many are waiting."""
+    self._writing.append(self._thread.submit(task, *args))
+    if len(self._writing) > MOST_WRITING:
+      self._writing.popleft().result()
+
+  def _copy(self, prepared: PreparedPass, samples: int, features: int) -> None:
+    """Appends the first samples of a pass, which are whole chunks."""
+    arrays = prepared.chunks(samples // CHUNK)
+    arrays['bases'] = arrays['bases'] + [self._columns['splits'].rows, self._columns['keys'].rows]
+    for name, array in arrays.items():
+      self._columns[name].append(array)
+    self._idle -= prepared.meta['arrays'].keys()
+    self._features += features
+    for start in range(0, samples if self._dense else 0, CHUNK):
+      chunk = _stats(arrays['dense'][start : start + CHUNK], self._dense)
+      self._stats = merge_stats(self._stats, chunk)
+
+  def _write_texts(self, arrays: Sequence[np.ndarray]) -> None:
+    for name, array in zip(TEXTS, arrays):
+      self._columns[name].append(array)
+
+  def stop(self) -> None:
+    """Ends the thread without starting the tasks that wait."""
+    self._thread.shutdown(cancel_futures=True)
+
+  def _write(self, chunk: Parsed) -> None:
+    keys, values, counts = chunk.keys, chunk.values, chunk.counts
+    if self._grouped:
+      keys, values, counts = _with_group(chunk)
+    encoded = encode_fields(keys, values, counts)
+    columns, distinct = self._columns, encoded.fields_of
+    of_slots = np.split(encoded.counts, np.cumsum(distinct)[:-1])
+    splits = [np.concatenate([[0], np.cumsum(counts)]) for counts in of_slots]
+    widths = np.array([own[-1] for own in splits], np.int64)
+    bases = np.stack(
+      [
+        columns['splits'].rows + np.cumsum(distinct + 1) - distinct - 1,
+        columns['keys'].rows + np.cumsum(widths) - widths,
+      ],
+      1,
+    )
+    columns['bases'].append(bases[None])
+    columns['splits'].append(np.concatenate(splits))
+    if (encoded.counts != 1).any():
+      self._idle.discard('splits')
+    if len(encoded.values):
+      self._idle.discard('values')
+    columns['values'].append(encoded.values if len(encoded.values) else np.ones(len(encoded.keys)))
+    columns['codes'].append(encoded.codes)
+    columns['keys'].append(encoded.keys)
+    for name in ('dense', 'label', 'weight'):
+      if name in columns:
+        columns[name].append(getattr(chunk, name))
+    self._features += int(np.count_nonzero(chunk.keys != NO_FEATURE))
+    self._stats = merge_stats(self._stats, _stats(chunk.dense, self._dense))
+
+  def close(self, meta: JsonObject) -> None:
+    """Completes and syncs the files, then writes meta.json with the entries `meta`."""
+    if self._num_waiting:
+      self._submit(self._write, _concatenate(self._waiting))
+    while self._writing:
+      self._writing.popleft().result()
+    self.stop()
+    for name in self._idle:
+      self._columns.pop(name).discard()
+    meta = meta | {
+      'samples': self.samples,
+      'features': self._features,
+      'dense': {c.name: row for c, row in zip(self._dense, self._stats.tolist())},
+      'arrays': {name: column.complete() for name, column in self._columns.items()},
+    }
+    meta['crc32'] = zlib.crc32(to_json(meta))
+    write_synced(os.path.join(self._directory, META), to_json(meta))
