@@ -177,9 +177,9 @@ def transform_dense(
   if any('standardise' in c.transform for c in columns):
     mean, deviation = tf.unstack(stats[:, : len(columns)])
     dense = (dense - mean) / deviation
-  return tf.where(
-    tf.math.is_nan(dense), tf.constant([c.missing for c in columns], tf.float32), dense
-  )
+  missing = tf.constant([c.missing for c in columns], tf.float32)
+  # Layers need the static width, and a file reader may not set it.
+  return tf.ensure_shape(tf.where(tf.math.is_nan(dense), missing, dense), [None, len(columns)])
 
 
 def pool_norm(

@@ -49,26 +49,22 @@ class CTRModel(tf.keras.Model):
   ranks start from the same values.
 
   Args:
-    interactions: layers, each of which gives one term of the logit.
-    dense_columns: Dn.
+    interactions: the layers, each of which gives one term of the logit.
     loss: `model.loss` of the config.
     negative_sampling_rate: `model.negative_sampling_rate` of the config.
 
   Attributes:
-    interactions: the layers.
-    needs: the names of trainer.embedding.layer_inputs.NEEDS that the layers read.
+    needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
   """
 
   def __init__(
     self,
     interactions: Sequence[tf.keras.layers.Layer],
-    dense_columns: int,
     loss: str,
     negative_sampling_rate: float,
   ):
     super().__init__(name='model')
     self.interactions = list(interactions)
-    self._dense_columns = dense_columns
     self.needs = frozenset().union(*(layer.needs for layer in interactions))
     self._predicts_clicks = loss != 'squared_error'
     self._logit_shift = math.log(negative_sampling_rate)
@@ -76,8 +72,6 @@ class CTRModel(tf.keras.Model):
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the logits, float32 [B, 1]."""
-    # Layers need the static width, and a file reader may not set it.
-    inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
     return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self.bias
 
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
@@ -162,7 +156,7 @@ def _make_layer(
   Args:
     interaction: its section of the config.
     where: its key, for messages.
-    passed: values for those of PASSED that its constructor takes.
+    passed: values of PASSED, for constructors that take them.
   Raises:
     UserError: if the layer does not take an argument, or its constructor fails.
   """
@@ -307,10 +301,9 @@ def build(
     builder.interaction(interaction, f'model.interactions.{i}', str(i))
     for i, interaction in enumerate(model.interactions)
   ]
-  dense_columns = len(cfg.dense_inputs())
   if not model.tasks:
     _check_dtype(cfg, builder)
-    return CTRModel(interactions, dense_columns, model.loss, model.negative_sampling_rate)
+    return CTRModel(interactions, model.loss, model.negative_sampling_rate)
   shared, given = None, [None] * len(cfg.labels)
   if model.shared is not None:
     shared, given = builder.layer(model.shared, 'model.shared', 'shared')
@@ -330,4 +323,4 @@ def build(
     )
   _check_dtype(cfg, builder)
   multiplied = {name: task.given for name, task in model.tasks.items() if task.given is not None}
-  return TaskModel(cfg.labels, interactions, shared, of_tasks, multiplied, dense_columns)
+  return TaskModel(cfg.labels, interactions, shared, of_tasks, multiplied)

@@ -1,4 +1,4 @@
-"""Compares predictions with clicks: by tenths of the predictions, and by slot."""
+"""Compares predictions with clicks: by decile of the predictions, and by slot."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from trainer.model.metrics import bucket_logits
 
 
 def first_histogram(state: Mapping[str, np.ndarray]) -> np.ndarray | None:
-  """Returns the histogram of the first task in a MetricSums state; None where it counts errors."""
+  """Returns the histogram of the first task in a MetricSums state; None for squared error."""
   return next((array for name, array in state.items() if name.endswith('histogram')), None)
 
 
@@ -23,12 +23,12 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _rounded(values: np.ndarray) -> list[float]:
-  """Returns numbers of six digits: events are written after every pass."""
+  """Rounds numbers to six digits, to keep metrics.jsonl small."""
   return [float(f'{value:.6g}') for value in values]
 
 
 def deciles(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Compares predictions with clicks in each tenth of the samples, by ascending prediction.
+  """Compares predictions with clicks in each tenth of the samples, in order of prediction.
 
   Args:
     histogram: float64 [2, buckets] of trainer.model.metrics.MetricSums.
@@ -45,17 +45,18 @@ def deciles(histogram: np.ndarray) -> dict[str, list[float]]:
   return {'weight': _rounded(w), 'predicted': _rounded(p / w), 'ctr': _rounded(c / w)}
 
 
-# Shares of the samples, those of the highest predictions first, at which `ranking` is measured.
+# The shares of the samples at which `ranking` measures, starting with the highest predictions.
 _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(0.05, 1.01, 0.05)])
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Tells which shares of clicks and of other samples lie among those of the highest predictions.
+  """Returns which share of the clicks, and of the others, the highest predictions hold.
 
   Args:
     histogram: as in `deciles`.
   Returns:
-    `samples`, `clicks` and `others`, ascending shares from 0 to 1; {} without both kinds.
+    `samples`, `clicks` and `others`, ascending shares from 0 to 1; {} if clicks or others are
+    missing.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -72,13 +73,15 @@ _BINS = 40
 
 
 def spread(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Counts clicks and other samples by prediction; bins grow with it where predictions differ much.
+  """Counts clicks and other samples in bins of predictions.
+
+  Bins are geometric if the predictions differ much, otherwise of equal width.
 
   Args:
     histogram: as in `deciles`.
   Returns:
-    `edges` of the bins, and the weight of `clicks` and of `others` in each; the thousandth of the
-    lowest and that of the highest predictions are in the outer bins. {} without samples.
+    `edges` of the bins, and the weight of `clicks` and `others` in each. The outer bins also hold
+    the lowest and highest thousandth of the predictions. {} if there are no samples.
   """
   weight = histogram.sum(0)
   if not weight.sum():
@@ -94,7 +97,7 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
 
 
 def prediction_histogram(histogram: np.ndarray, bins: int = 50) -> np.ndarray:
-  """Returns the weight in equal ranges of probability.
+  """Returns the weight of the samples in equal ranges of probability.
 
   Args:
     histogram: as in `deciles`.
@@ -115,12 +118,12 @@ UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 
 
 class SlotCalibration:
-  """Sums for each slot over the samples whose feature the model knows, and over the others.
+  """Sums predictions and clicks by slot, over samples with a known feature and over the others.
 
   The sums of several processes add up.
 
   Args:
-    slots: their names, F of them.
+    slots: the names of F slots.
   """
 
   def __init__(self, slots: Sequence[str]):
@@ -165,10 +168,10 @@ class SlotCalibration:
     return {'slots': self._sums}
 
   def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """Returns the figures of a state or a sum of states, for each slot that has samples.
+    """Returns the metrics of a state, or of a sum of states, for each slot that has samples.
 
-    They are the shares of blank samples and of samples with an unknown feature, and Σ predicted /
-    Σ clicked of the samples with a known feature and of the others.
+    They are the shares of blank samples and of samples with an unknown feature, and the calibration
+    (Σ predicted / Σ clicked) of samples with a known feature and of the others.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):
@@ -185,14 +188,14 @@ class SlotCalibration:
 
 
 def unknown_jumps(
-  found: Mapping[str, Mapping[str, float | None]],
+  by_slot: Mapping[str, Mapping[str, float | None]],
   before: Sequence[Mapping[str, Mapping[str, float | None]]],
 ) -> list[str]:
-  """Returns a warning for each slot of which the model knows far fewer features than before.
+  """Returns a warning for each slot in which far more features are unknown than before.
 
   Args:
-    found: SlotCalibration.result of an evaluation or prediction.
-    before: the results of the earlier evaluations, oldest first.
+    by_slot: SlotCalibration.result of an evaluation or prediction.
+    before: the results of earlier evaluations, oldest first.
   """
 
   def share(of_slot: Mapping[str, float | None]) -> float:
@@ -200,16 +203,15 @@ def unknown_jumps(
     filled = 1 - (of_slot.get('blank') or 0)
     return (of_slot.get('unknown') or 0) / filled if filled > 0 else 0.0
 
-  told = []
-  for slot, of_slot in found.items():
+  warnings = []
+  for slot, of_slot in by_slot.items():
     shares = [share(result[slot]) for result in before if result.get(slot)]
     usual = float(np.median(shares)) if shares else None
     limit = UNKNOWN if usual is None else usual + UNKNOWN_JUMP
     if share(of_slot) > limit:
       compared = '' if usual is None else f', {usual:.0%} in the evaluations before'
-      told.append(
+      warnings.append(
         f"slot '{slot}': the model does not know the features of {share(of_slot):.0%} of the "
-        f'samples{compared}; wanted values written as those that it was trained on (4117 is not '
-        'u4117)'
+        f'samples{compared}; wanted values written as in the training log (4117 is not u4117)'
       )
-  return told
+  return warnings

@@ -1,4 +1,4 @@
-"""Streaming metrics whose state adds up: over steps, over ranks, over files."""
+"""Streaming metrics. Their state is sums, which add up over steps, ranks and files."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,8 @@ from trainer.plain_data import JsonObject
 
 State = dict[str, np.ndarray]
 
-# Buckets divide each octave of |logit|, from 2^-20 to 2^5, evenly, so that they are fine wherever
-# predictions crowd, near 0 or far below it. Logits outside go to the nearest bucket.
+# Buckets divide each octave of |logit|, from 2^-20 to 2^5, evenly, so they are fine wherever
+# predictions are dense, near 0 or far below it. Logits outside go to the nearest bucket.
 _LEAST_EXPONENT, _OCTAVES = -20, 25
 # The bits of positive float32 numbers are in the order of the numbers.
 _LEAST_BITS = (127 + _LEAST_EXPONENT) << 23
@@ -19,7 +19,7 @@ _BITS = _OCTAVES << 23
 
 
 def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
-  """Returns int32 [B] in [0, buckets) for float32 [B]; it does not fall as the logit grows."""
+  """Returns the bucket of each logit [B], int32 in [0, buckets); it never falls as logits grow."""
   half = buckets // 2
   bits = tf.bitcast(tf.abs(logits), tf.int32)
   share = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.float64) / _BITS
@@ -35,15 +35,15 @@ def bucket_logits(buckets: int) -> np.ndarray:
   return np.concatenate([-positive[::-1], positive])
 
 
-# The last bits of a float64, which sums of a batch lose; 32 bits are left.
+# The bits that the sums of a batch lose, of the 53 of a float64.
 _DROPPED_BITS = 21
 
 
 def _addable(sums: tf.Tensor) -> tf.Tensor:
-  """Returns sums over a batch, float64, without their last bits: at most 5e-10 of each is lost.
+  """Clears the last bits of the sums of a batch, float64; each changes by at most 5e-10 of itself.
 
-  About two million such sums add up without rounding. So metrics have the same bits in whatever
-  order batches, ranks and the parts of a resumed run are added.
+  About two million such sums add up without rounding, so metrics have the same bits whatever the
+  order in which batches, ranks and parts of a resumed run are added.
   """
   bits = tf.bitwise.bitwise_and(tf.bitcast(sums, tf.int64), -1 << _DROPPED_BITS)
   return tf.bitcast(bits, tf.float64)
@@ -66,7 +66,7 @@ class _Sums:
 
     Args:
       labels: float32 [B].
-      probabilities: float32 [B]; of squared error, what the model predicts.
+      probabilities: float32 [B]; for squared error, the predictions.
       weights: float32 [B].
     """
     y, p, w = (tf.cast(t, tf.float64) for t in (labels, probabilities, weights))
@@ -114,8 +114,8 @@ class MetricSums:
     """Adds a batch.
 
     Args:
-      labels: float32 [B]; of several tasks [B, T], as the others.
-      probabilities: float32 [B]; of squared error, what the model predicts.
+      labels: float32 [B]; with several tasks, all three are [B, T].
+      probabilities: float32 [B]; for squared error, the predictions.
       weights: float32 [B].
     """
     count = len(self._tasks)
@@ -140,15 +140,13 @@ class MetricSums:
       variable.assign(tf.zeros_like(variable))
 
 
-class LossSums:
-  """Sums of the losses of model.retrieval, as MetricSums has of predictions.
-
-  A state holds `losses` float64 [3]: weight, samples, Σ weight·loss.
-  """
+class LossSums(MetricSums):
+  """The sums of model.retrieval: `losses` float64 [3]: weight, samples, Σ weight·loss."""
 
   def __init__(self):
     with tf.device('CPU:0'):
-      self._sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name='metrics_losses')
+      sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name='metrics_losses')
+    self._state = {'losses': sums}
 
   def update(self, labels: tf.Tensor, losses: tf.Tensor, weights: tf.Tensor) -> None:
     """Adds a batch.
@@ -161,19 +159,7 @@ class LossSums:
     w = tf.cast(weights, tf.float64)
     total = tf.reduce_sum(w * tf.cast(losses, tf.float64))
     sums = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64), total]
-    self._sums.assign_add(_addable(tf.stack(sums)))
-
-  def state(self) -> State:
-    """As MetricSums.state."""
-    return {'losses': self._sums.numpy()}
-
-  def load(self, state: Mapping[str, np.ndarray]) -> None:
-    """Goes on from a state."""
-    self._sums.assign(state['losses'])
-
-  def reset(self) -> None:
-    """Begins anew."""
-    self._sums.assign(tf.zeros_like(self._sums))
+    self._state['losses'].assign_add(_addable(tf.stack(sums)))
 
 
 def _ratio(a: float, b: float) -> float | None:
@@ -189,11 +175,11 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
   """Returns the metrics of a state, or of a sum of states.
 
   Returns:
-    auc, logloss, base_logloss (that of predicting the share of clicks for every sample),
+    auc, logloss, base_logloss (of predicting the share of clicks for every sample),
     calibration (Σ predicted / Σ clicked), ctr (the share of clicks) and examples; for squared error
-    rmse and examples; for model.retrieval loss and examples. A figure that the samples do not
-    define, as the AUC of one class, is None. With several tasks these are the first one's, and
-    `tasks` has each one's by name.
+    rmse and examples; for model.retrieval loss and examples. A metric that the samples do not
+    define, such as the AUC of one class, is None. With several tasks, these are the metrics of the
+    first task, and `tasks` has those of each by name.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}

@@ -1,4 +1,4 @@
-"""The model of model.retrieval: two towers whose vectors meet in a score."""
+"""The model of model.retrieval: two towers; a score is the product of their vectors."""
 
 import zlib
 
@@ -12,15 +12,15 @@ from trainer.model.layers.vector_tower import SlotPlace, VectorTower
 
 
 class RetrievalModel(tf.keras.Model):
-  """Gives the vectors of queries and of items; score = ⟨query, item⟩.
+  """Computes vectors of queries and of items; score = ⟨query, item⟩.
 
-  With similarity cosine the vectors have length 1. Scores are divided by the temperature in losses.
+  With similarity cosine, vectors have length 1. The losses divide scores by the temperature.
 
   Args:
     cfg: a config with model.retrieval.
 
   Attributes:
-    needs: the names of trainer.embedding.layer_inputs.NEEDS that the towers read.
+    needs: which of trainer.embedding.layer_inputs.NEEDS the towers read.
   """
 
   def __init__(self, cfg: Config):
@@ -29,18 +29,16 @@ class RetrievalModel(tf.keras.Model):
     self.query_tower, self.item_tower = _tower(cfg, 'query'), _tower(cfg, 'item')
     self.needs = self.query_tower.needs | self.item_tower.needs
     self._has_unit_length = retrieval.similarity == 'cosine'
-    self._dense_columns = len(cfg.data.dense)
 
   def queries(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of queries, float32 [B, d]."""
     return self._vectors(self.query_tower, inputs, training)
 
   def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the vectors of items, float32 [B, d]; 0 where nothing is known of one."""
+    """Returns the vectors of items, float32 [B, d]; 0 for an item that was never trained."""
     return self._vectors(self.item_tower, inputs, training)
 
   def _vectors(self, tower: VectorTower, inputs: LayerInputs, training: bool) -> tf.Tensor:
-    inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
     vectors = tower(inputs, training=training)
     return tf.math.l2_normalize(vectors, 1, 1e-12) if self._has_unit_length else vectors
 
@@ -89,10 +87,7 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
 
 
 def rows(inputs: LayerInputs, start: tf.Tensor | int, end: tf.Tensor | None) -> LayerInputs:
-  """Returns the inputs of the samples [start, end); end None: to the last.
-
-  Only what towers read is kept.
-  """
+  """Returns the inputs of the samples [start, end), only those that towers read; end None: all."""
 
   def cut(t: tf.Tensor) -> tf.Tensor:
     return t[start:end]

@@ -1,4 +1,4 @@
-"""Losses that compare a query's positive item with negatives that all samples share.
+"""Losses that compare a query's positive item with negatives, which all samples share.
 
 Shapes: B samples, C negatives.
 """
@@ -7,24 +7,24 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-NEVER = -1e30  # a logit whose item takes no part
+NEVER = -1e30  # the logit of an item that is left out
 
 # (logits of the positives [B], logits of the negatives [B, C]) -> losses [B]
 RankingLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-  """−log of the positive's share of e^logit among itself and the negatives.
+  """Softmax cross-entropy: −log p, with p the softmax of the positive among all logits.
 
-  Its gradient is (1 − p)·∇(log Σ_negatives − positive) with p that share, so that what stands for
-  all other items is the sum over the negatives alone, as in Khrylchenko et al. 2025, "Correcting
-  the LogQ Correction" (arXiv 2507.09331), wherever the positive's logit is not corrected.
+  Its gradient is (1 − p)·∇(log Σ e^negative − positive). If the positive's logit is not corrected
+  for sampling, this is the corrected estimator of Khrylchenko et al. 2025, "Correcting the LogQ
+  Correction" (arXiv 2507.09331): only the negatives stand for the other items.
   """
   return tf.nn.softplus(tf.reduce_logsumexp(negatives, 1) - positive)
 
 
 def bpr(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-  """The mean of −log σ(positive − negative) over the negatives.
+  """Pairwise loss: the mean over the negatives of −log σ(positive − negative).
 
   Rendle et al. 2009, "BPR: Bayesian Personalized Ranking from Implicit Feedback".
   """
@@ -32,10 +32,10 @@ def bpr(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
 
 
 def nce(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-  """Log loss of the positive as 1 and of each negative as 0, summed.
+  """The sum of the log losses of the positive as 1 and of each negative as 0.
 
-  Gutmann and Hyvärinen 2010, "Noise-contrastive estimation", with logits that are lowered by the
-  log of the expected counts; without that, it is negative sampling as in word2vec.
+  With logits lowered by the log of the expected counts (logq), this is noise-contrastive estimation
+  (Gutmann and Hyvärinen 2010); without, it is the negative sampling of word2vec.
   """
   return tf.nn.softplus(-positive) + tf.reduce_sum(tf.nn.softplus(negatives), 1)
 
@@ -51,21 +51,21 @@ LOSSES: dict[str, RankingLoss] = {
 def own_positives(
   users: tf.Tensor, all_users: tf.Tensor, all_items: tf.Tensor, negatives: tf.Tensor
 ) -> tf.Tensor:
-  """Finds the negatives that are a positive of the same user in the step: accidental hits.
+  """Finds accidental hits: negatives that the same user has as a positive in this step.
 
   Args:
-    users: int64 [B], of this process's samples.
-    all_users: int64 [G], of the samples of all processes.
-    all_items: int64 [G], their positives.
+    users: int64 [B], the users of this process's samples.
+    all_users: int64 [G], the users of all processes' samples.
+    all_items: int64 [G], the positives of all processes' samples.
     negatives: int64 [C], items.
   Returns:
-    int64 [n, 2]: places (sample, negative).
+    int64 [n, 2]: index of the sample, index of the negative.
   """
-  # (a sample of all, a negative) that are of one item, and the samples here of each one's user.
+  # Pairs (any sample, negative) with the same item; then this process's samples of the same user.
   pairs = tf.where(tf.equal(all_items[:, None], negatives))
   mine = tf.where(tf.equal(all_users[:, None], users))
   samples = tf.RaggedTensor.from_value_rowids(
     mine[:, 1], mine[:, 0], tf.size(all_users, tf.int64), validate=False
   )
-  found = tf.gather(samples, pairs[:, 0])
-  return tf.stack([found.values, tf.repeat(pairs[:, 1], found.row_lengths())], 1)
+  hits = tf.gather(samples, pairs[:, 0])
+  return tf.stack([hits.values, tf.repeat(pairs[:, 1], hits.row_lengths())], 1)

@@ -1,4 +1,4 @@
-"""Figures of the samples of one slice, with intervals that also hold for few samples."""
+"""Metrics of one slice of the samples, with intervals that also hold for few samples."""
 
 import math
 
@@ -45,10 +45,10 @@ def auc_interval(auc: float, positives: float, negatives: float) -> tuple[float,
 def slice_figures(
   labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray
 ) -> dict[str, float | int | None]:
-  """Returns the figures of a slice's clicks.
+  """Returns the metrics of a slice.
 
-  The interval of calibration is normal on the logarithmic scale. It accounts for the variation of
-  the clicks about their probabilities, assuming that these are calibrated within the slice.
+  The interval of calibration is normal on the logarithmic scale. It covers the variation of clicks
+  around their probabilities, if these are calibrated within the slice.
 
   Args:
     labels: float [n], 0 or 1.
@@ -56,11 +56,11 @@ def slice_figures(
     weights: float [n]; samples of weight 0 do not count.
   Returns:
     samples, clicks, ctr, auc, auc_low, auc_high, logloss, calibration (Σ predicted / Σ clicked),
-    calibration_low and calibration_high; None where the samples do not define a figure.
+    calibration_low and calibration_high; None if the samples do not define a metric.
   """
   known = weights > 0
   y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, probabilities, weights))
-  found: dict[str, float | int | None] = {'samples': len(y), 'clicks': float(w @ y)}
+  values: dict[str, float | int | None] = {'samples': len(y), 'clicks': float(w @ y)}
   total, clicks, predicted = w.sum(), w @ y, w @ p
   won, pairs_weight = group_auc_sums(y, p, np.zeros(len(y), np.int64), w)
   auc = won / pairs_weight if pairs_weight > 0 else None
@@ -71,21 +71,21 @@ def slice_figures(
     low, high = auc_interval(auc, *(c.sum() ** 2 / (c @ c) for c in classes))
   inside = np.clip(p, 1e-15, 1 - 2.0**-25)
   loss = -w @ (y * np.log(inside) + (1 - y) * np.log1p(-inside))
-  found |= {'ctr': clicks / total if total else None, 'auc': auc, 'auc_low': low, 'auc_high': high}
-  found['logloss'] = loss / total if total else None
+  values |= {'ctr': clicks / total if total else None, 'auc': auc, 'auc_low': low, 'auc_high': high}
+  values['logloss'] = loss / total if total else None
   ratio = predicted / clicks if clicks and predicted else None
-  found |= {'calibration': ratio, 'calibration_low': None, 'calibration_high': None}
+  values |= {'calibration': ratio, 'calibration_low': None, 'calibration_high': None}
   if ratio:
     error = math.sqrt((w * w) @ np.square(y - p / ratio)) / clicks
-    found['calibration_low'] = ratio * math.exp(-_Z * error)
-    found['calibration_high'] = ratio * math.exp(_Z * error)
-  return found
+    values['calibration_low'] = ratio * math.exp(-_Z * error)
+    values['calibration_high'] = ratio * math.exp(_Z * error)
+  return values
 
 
 def slice_errors(
   labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray
 ) -> dict[str, float | int | None]:
-  """Returns the figures of a slice where the loss is the squared error.
+  """Returns the metrics of a slice of a task with squared error.
 
   Args:
     labels: float [n].
@@ -93,18 +93,18 @@ def slice_errors(
     weights: float [n]; samples of weight 0 do not count.
   Returns:
     samples, rmse, error (the mean of predicted − true) and its normal 95 % interval, error_low and
-    error_high; None where the samples do not define a figure.
+    error_high; None if the samples do not define a metric.
   """
   known = weights > 0
   y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, predictions, weights))
-  found: dict[str, float | int | None] = dict.fromkeys(
+  values: dict[str, float | int | None] = dict.fromkeys(
     ['samples', 'rmse', 'error', 'error_low', 'error_high']
   )
-  found['samples'] = len(y)
+  values['samples'] = len(y)
   if len(y):
     error = w @ (p - y) / w.sum()
-    found |= {'rmse': math.sqrt(w @ np.square(p - y) / w.sum()), 'error': error}
+    values |= {'rmse': math.sqrt(w @ np.square(p - y) / w.sum()), 'error': error}
     if len(y) > 1:
       half = _Z * math.sqrt((w * w) @ np.square(p - y - error)) / w.sum()
-      found |= {'error_low': error - half, 'error_high': error + half}
-  return found
+      values |= {'error_low': error - half, 'error_high': error + half}
+  return values

@@ -31,15 +31,14 @@ class TaskModel(tf.keras.Model):
   belong to impressions of earlier days.
 
   Args:
-    labels: of the config, T.
+    labels: Config.labels, T of them.
     interactions: the common terms of every task's logit.
     shared: the layer whose output `tower`s read, or None.
     of_tasks: each task's own interactions, in the order of `labels`.
     given: task -> the task whose probability multiplies its own.
-    dense_columns: Dn.
 
   Attributes:
-    needs: the names of trainer.embedding.layer_inputs.NEEDS that the layers read.
+    needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
   """
 
   def __init__(
@@ -49,7 +48,6 @@ class TaskModel(tf.keras.Model):
     shared: tf.keras.layers.Layer | None,
     of_tasks: Sequence[Sequence[tf.keras.layers.Layer]],
     given: Mapping[str, str],
-    dense_columns: int,
   ):
     super().__init__(name='model')
     self._names = [label.name for label in labels]
@@ -58,7 +56,6 @@ class TaskModel(tf.keras.Model):
     self.of_tasks = [list(layers) for layers in of_tasks]
     self._given = dict(given)
     self._late = {label.name for label in labels if label.loss == 'fake_negative'}
-    self._dense_columns = dense_columns
     layers = [*interactions, *(layer for some in of_tasks for layer in some)]
     layers += [] if shared is None else [shared]
     self.needs = frozenset().union(*(layer.needs for layer in layers)) - {'shared'}
@@ -66,7 +63,6 @@ class TaskModel(tf.keras.Model):
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the logits, float32 [B, T]."""
-    inputs = inputs._replace(dense=tf.ensure_shape(inputs.dense, [None, self._dense_columns]))
     common = [layer(inputs, training=training) for layer in self.interactions]
     shared = [None] * len(self._names)
     if self.shared is not None:

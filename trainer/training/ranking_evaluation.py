@@ -97,12 +97,12 @@ class RankingEvaluation:
     if not len(wanted.users):
       where = ', '.join(one.name for one in prepared)
       raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
-    users, sought = np.unique(wanted.users, return_counts=True)
+    users, counts = np.unique(wanted.users, return_counts=True)
     queries = self.query_vectors(prepared, users)
-    found, _ = self.rank(queries, self._pairs(users, seen), most)
+    ranked, _ = self.rank(queries, self._pairs(users, seen), most)
     of_query, place = np.searchsorted(users, wanted.users), self._catalogue.places(wanted.items)
     pairs = of_query[place >= 0], place[place >= 0]
-    values = ranking.judge(found, pairs, sought, self._catalogue.shows, self._eval_at)
+    values = ranking.judge(ranked, pairs, counts, self._catalogue.shows, self._eval_at)
     return values | {'queries': len(users), 'items': len(keys), 'examples': len(wanted.users)}
 
   def tell_unknown(self) -> None:

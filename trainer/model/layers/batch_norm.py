@@ -9,12 +9,12 @@ class BatchNorm(tf.keras.layers.Layer):
   """y = γ (x − mean) / √(variance + ε) + β for each column (Ioffe & Szegedy 2015).
 
   The statistics are sums (count, Σx and Σx²), which `sum_across_ranks` adds up once forward and
-  once backward. So N ranks normalise as one process does with the whole batch, however unevenly
-  they share it, and ranks may have no samples. The variance is the biased one, also in the moving
-  average. A step without samples does not change the moving statistics.
+  once backward. So N ranks, some of which may have no samples, normalise exactly as one process
+  does with the whole batch. The variance is the biased one, also in the moving average. A step
+  without samples does not change the moving statistics.
 
-  With each rank's own sums ("local") the moving statistics differ among ranks; a checkpoint should
-  hold their mean over ranks.
+  If each rank uses its own sums ("local"), the moving statistics differ between ranks; a checkpoint
+  should hold their mean.
 
   Args:
     sum_across_ranks: sums float32 [k] over ranks. None: only this rank's samples count.

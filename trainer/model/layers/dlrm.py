@@ -1,4 +1,4 @@
-"""Deep learning recommendation model: a perceptron over the dot products of all pairs of slots."""
+"""DLRM: a perceptron over the dot products of all pairs of slot vectors."""
 
 import itertools
 from collections.abc import Callable, Sequence

@@ -124,9 +124,7 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
       'dropout needs LayerInputs.position, (step, samples on lower ranks), in a training step'
     )
   columns = x.shape[1]
-  groups = -(
-    -columns // 4
-  )  # Philox gives 4 numbers for each count; every row starts at a new count
+  groups = -(-columns // 4)  # Philox gives 4 numbers a count; every row starts at a new count
   step, before = tf.unstack(position)
   counter = tf.cast(tf.stack([before * groups, step]), tf.uint64)
   numbers = tf.raw_ops.StatelessRandomUniformV2(

@@ -9,24 +9,24 @@ _NEVER = -1e30  # a logit of attention to a place without a feature
 
 
 class SASRec(tf.keras.layers.Layer):
-  """Encodes a history by causal self-attention; what stands at its end is the history's vector.
+  """Encodes a history by causal self-attention; its vector is the output at the newest feature.
 
   Kang and McAuley 2018, "Self-Attentive Sequential Recommendation". With x_1 … x_n the vectors of
-  the history, the newest last, p the vector of a place counted from the newest, and LN layer norm:
+  the history, the newest last, p the position vectors counted from the newest, and LN layer norm:
 
       h_i = dropout(x_i·√D + p_{n − i})
       in each block  a_i = LN(h_i) + dropout(attention of LN(h_i) to h_1 … h_i)
                      h_i = a_i + dropout(relu(LN(a_i) K + k) L + l)
       vector = LN(h_n), [B, D]; 0 for an empty history
 
-  Features without factors do not take part. The last block computes the newest place alone.
+  Features without factors are left out. The last block computes only the newest position.
 
   Args:
-    max_length: of a history.
-    layers: blocks.
-    heads: of each attention.
-    rate: of dropout.
-    seed: of the initial weights and of dropout.
+    max_length: the longest history.
+    layers: the number of blocks.
+    heads: the number of heads of each attention.
+    rate: the dropout rate.
+    seed: the seed of initial weights and of dropout.
   """
 
   def __init__(
@@ -62,9 +62,9 @@ class SASRec(tf.keras.layers.Layer):
     """Returns the vectors of B histories, float32 [B, D].
 
     Args:
-      history: of up to max_length features.
-      position: as LayerInputs.position; dropout draws by it.
-      training: whether there is dropout.
+      history: up to max_length features each.
+      position: LayerInputs.position, part of the seed of dropout.
+      training: whether dropout is applied.
     """
     size, length, width = tf.shape(history.mask)[0], tf.shape(history.mask)[1], self._width
     # The newest at the end, and always max_length places, so that dropout draws the same numbers
@@ -106,13 +106,13 @@ class SASRec(tf.keras.layers.Layer):
     return tf.tensordot(x, self._kernels[name], 1) + self._biases[name]
 
   def _attention(self, l: int, x: tf.Tensor, to: tf.Tensor, is_there: tf.Tensor) -> tf.Tensor:
-    """Returns the attention of the last places, x, over all places, `to`: float32 [B, places, D].
+    """Returns the attention of the last positions over all positions: float32 [B, places, D].
 
     Args:
-      l: the block.
-      x: float32 [B, places, D].
-      to: float32 [B, L, D].
-      is_there: bool [B, L], the places of `to` that hold a feature.
+      l: the index of the block.
+      x: float32 [B, places, D], the queries.
+      to: float32 [B, L, D], keys and values.
+      is_there: bool [B, L], which positions of `to` hold a feature.
     """
     places, length = x.shape[1], to.shape[1]
 

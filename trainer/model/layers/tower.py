@@ -1,4 +1,4 @@
-"""The tower of one task."""
+"""The layers of one task over a shared part."""
 
 from collections.abc import Callable
 

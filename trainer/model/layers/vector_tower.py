@@ -1,4 +1,4 @@
-"""The tower of a query or an item."""
+"""The tower that computes the vector of a query or an item."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,26 +12,26 @@ from trainer.model.layers.sasrec import SASRec
 
 
 class SlotPlace(NamedTuple):
-  """Where the sum of a slot stands in LayerInputs."""
+  """Where LayerInputs holds the sum of a slot."""
 
-  field: int  # in the order of Config.slots
+  field: int  # index in Config.slots
   table: int
-  place: int  # among the slots of the table
+  place: int  # index among the slots of the table
 
 
 class VectorTower(DNN):
-  """Makes the vector of a query or an item, float32 [B, d].
+  """Computes the vector of a query or an item, float32 [B, d].
 
       h_0 = the slot vectors, the dense columns and the history's encoding
       vector = the last layer of a perceptron on h_0 joined, without an activation;
                without layers, the sum of h_0
 
   Args:
-    slots: that it reads, but for an encoded history.
-    dense: the places of the dense columns that it reads.
-    hidden: widths of the layers, the last of which is d; [] for none.
+    slots: the slots that it reads, without an encoded history.
+    dense: the indices of the dense columns that it reads.
+    hidden: widths of the layers, the last of which is d; [] for no layers.
     history: the slot that `encoder` encodes.
-    encoder: gives float32 [B, D] of a history.
+    encoder: maps a history to float32 [B, D].
     seed: of the initial weights.
   """
 
