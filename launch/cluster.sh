@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # launch/cluster.sh [--restarts N] [--min_ranks M] [-i NIC] HOSTSFILE [arguments of trainer.run]: Horovod ranks on the hosts of a file, started over ssh.
-# The file has a line `host slots=n` for each host; n is the ranks it runs, 1 where not said; # opens a comment. The project, its
-# environment and its data lie at the same path on every host, and ssh reaches each without a password.
-# --restarts: when a rank or a host is lost, the job begins again from its last checkpoint, N times at most, on the hosts that then answer.
-# --min_ranks: with fewer ranks it does not; all of the file where not said.
-# NIC: the interface that the hosts reach one another by; it has the same name on all of them.
+# The file has a line `host slots=n` for each host; n is its number of ranks, 1 by default; # begins a comment. The project, its
+# environment and its data are at the same path on every host, and ssh reaches each without a password.
+# --restarts: when a rank or a host is lost, the job starts again from its last checkpoint, N times at most, on the hosts that then answer.
+# --min_ranks: it does not start again with fewer ranks than this; by default, with fewer than all of the file.
+# NIC: the network interface by which the hosts reach one another; it has the same name on all of them.
 set -euo pipefail
 here=$PWD
 source "$(dirname "$0")/env.sh"

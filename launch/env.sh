@@ -1,10 +1,10 @@
-# Sourced by the launch scripts: the project's root, its environment and how a command is shown and run.
+# Sourced by the launch scripts: goes to the project's root, sets the environment, and shows and runs commands.
 CALLED_FROM=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# What is on PATH wins; else the environment that `make setup` made.
+# A horovodrun on PATH goes before the environment that `make setup` made.
 command -v horovodrun >/dev/null || PATH=$PWD/.venv/bin:$PATH
 export PATH
-export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-3}  # horovodrun imports TensorFlow to see what Horovod was built with
+export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-3}  # horovodrun imports TensorFlow to check how Horovod was built
 export TF_USE_LEGACY_KERAS=1  # before TensorFlow is imported, or Horovod's wrappers train without any allreduce
 
 fail() {  # a user's mistake
@@ -16,7 +16,7 @@ count() {  # count NAME VALUE: VALUE must be a whole number >= 1
   [[ $2 =~ ^[1-9][0-9]*$ ]] || fail "$1: found '$2'; wanted a whole number >= 1"
 }
 
-show() {  # a command as one would type it
+show() {  # prints a command as one would type it
   local word line=+
   for word; do
     [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word=${word@Q}
@@ -25,10 +25,10 @@ show() {  # a command as one would type it
   echo "$line" >&2
 }
 
-restarts=0  # how often at most the ranks are started again
-min_ranks=  # with fewer ranks they are not; the job's own number where not said
-# Shows a command of horovodrun, then runs it where the script was called (launch/restarts.py): it can be stopped, is started again when a rank
-# is lost, and ends with the job's own status.
+restarts=0  # the most times that the ranks are started again
+min_ranks=  # they are not started again with fewer ranks than this; by default, with fewer than the job began with
+# Shows a command of horovodrun, then runs it in the caller's directory by launch/restarts.py: it can be stopped, it is started again when
+# a rank is lost, and its exit status is the job's.
 run_ranks() {  # run_ranks RANKS HOSTS [arguments of horovodrun and the command]
   local ranks=$1 hosts=$2 launcher=$PWD/launch/restarts.py
   shift 2

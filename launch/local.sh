@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # launch/local.sh [--restarts N] RANKS [arguments of trainer.run]: RANKS Horovod ranks on this machine, its cores split among them.
-# --restarts: when a rank is lost, the job begins again from its last checkpoint, N times at most.
-# CTR_THREADS sets the threads of a rank yourself.
+# --restarts: when a rank is lost, the job starts again from its last checkpoint, N times at most.
+# CTR_THREADS: the threads of a rank, in place of its share of the cores.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 if [ "${1:-}" = --restarts ]; then

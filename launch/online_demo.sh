@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# launch/online_demo.sh [PASSES]: the whole loop on this machine, to watch: a log that grows, a trainer on 2 ranks that follows it, a publisher, a
-# scorer, and a client that shows how a click changes a score. It ends after PASSES passes (12) and leaves everything in build/online.
+# launch/online_demo.sh [PASSES]: shows the whole loop on this machine: a log that grows, a trainer on 2 ranks that follows it, a publisher, a
+# scorer, and a client that shows how a click changes a score. It ends after PASSES passes (12) and leaves all files in build/online.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 passes=${1:-12}
@@ -10,7 +10,7 @@ rm -rf "$folder"
 mkdir -p "$folder/passes"
 jobs=()
 trap 'kill -TERM "${jobs[@]}" 2>/dev/null || true; wait' EXIT
-start() {  # start NAME COMMAND…: in the background, with its words in build/online/NAME.log
+start() {  # start NAME COMMAND…: starts it in the background, with its output in build/online/NAME.log
   local log=$folder/$1.log
   shift
   show "$@"

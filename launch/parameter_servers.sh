@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # launch/parameter_servers.sh SERVERS WORKERS [arguments of trainer.run]: a job of parameter servers on this machine, on free
-# loopback ports. sync.mode is ps unless given. The lines of worker 0, the chief, are printed as they are, the others' with their
-# names. The first process that fails ends the rest; after the kill of a worker the job itself decides whether it goes on. The
-# exit status is the worst of the processes'.
-# CTR_THREADS: threads of a process. CTR_GRACE_SECONDS (60): the time for the rest to end after the last worker.
+# loopback ports. sync.mode is ps unless given. Lines of worker 0, the chief, are printed as they are, lines of the others with their
+# names. The first process that fails ends the others; if a worker is killed, the job itself decides whether it goes on. The exit
+# status is the highest of all processes.
+# CTR_THREADS: threads of a process. CTR_GRACE_SECONDS (60): the time that the servers have to end after the last worker.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 [ $# -ge 2 ] || fail 'wanted SERVERS WORKERS [arguments of trainer.run], as in launch/parameter_servers.sh 1 2 --config configs/demo.yaml'
@@ -17,7 +17,7 @@ export CTR_THREADS=${CTR_THREADS:-$((share > 1 ? share : 1))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
 grace=${CTR_GRACE_SECONDS:-60}
 
-# Free ports below the range of outgoing connections; all are held at once so that they differ.
+# Free ports below the range of outgoing connections; all are held at the same time, so that they differ.
 cluster=$(python - "$servers" "$workers" <<'PY'
 import json, random, socket, sys
 servers, workers = map(int, sys.argv[1:])

@@ -3,7 +3,7 @@
 By itself, horovodrun kills its ranks on SIGTERM before they can save their state, and reports every
 failure with status 1 and its own stack trace. Here SIGTERM and SIGINT go to rank 0, which stops the
 job on all ranks; a second signal ends horovodrun. The exit status is that of the rank that ended
-first. Horovodrun's messages about the ranks that it ended then are not shown. Lines of rank 0 are
+first. Messages about the ranks that horovodrun ends after that are not shown. Lines of rank 0 are
 printed as they are, lines of other ranks with horovodrun's prefix.
 
 Each job has a secret, by which its ranks authenticate. A file on each host holds it, which only

@@ -2,11 +2,11 @@
 
 `python launch/restarts.py RESTARTS MIN_RANKS horovodrun … -np N -H HOST:SLOTS,… COMMAND`
 
-The job continues from its last checkpoint on the hosts that then answer, a host that has come back
-among them, if these have slots for MIN_RANKS ranks. CTR_RESTART_SECONDS (5) are waited before the
-first restart, twice as many before each next one, 300 at most. A rank that ended with SIGTERM's
-status, although nobody had asked this process to stop, was on a host that is taken away: it counts
-as lost. Every other status ends the job, such as a user's mistake.
+The job continues from its last checkpoint on the hosts that then answer, those that have come back
+included, if they have slots for MIN_RANKS ranks. The first restart comes after CTR_RESTART_SECONDS
+(5), each next one after twice as long, 300 seconds at most. If a rank ends with SIGTERM's status and
+nobody has asked this process to stop, its host is being taken away: the rank counts as lost. Every
+other status, such as that of a user's mistake, ends the job.
 """
 
 import os
@@ -25,8 +25,8 @@ class Job:
   """A job whose ranks may be started several times.
 
   Args:
-    restarts: how often at most they are started again.
-    min_ranks: with fewer ranks they are not.
+    restarts: the most times that they are started again.
+    min_ranks: they are not started again with fewer ranks than this.
     command: the whole command line of horovodrun.
   """
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# sbatch launch/slurm.sh [arguments of trainer.run]: Horovod ranks on the nodes that Slurm gives, as many a node as its tasks.
-# Submit from the project's root. The nodes share the file system and let their user ssh among themselves.
+# sbatch launch/slurm.sh [arguments of trainer.run]: Horovod ranks on the nodes that Slurm gives, one for each task.
+# Submit it from the project's root. The nodes share the file system, and ssh works between them without a password.
 #SBATCH --job-name=ctr-trainer
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
 #SBATCH --output=slurm-%j.log
-#SBATCH --no-kill  # when a node is lost, the job goes on with the others, as the restarts below
+#SBATCH --no-kill  # when a node is lost, the job stays on the others, for the restarts below
 #SBATCH --requeue  # Slurm starts it again when it takes the nodes back
-#SBATCH --signal=B:TERM@300  # so long before the time is over the job is asked to stop, and saves its state
-# With GPUs, one a rank: sbatch --gpus-per-node=4 launch/slurm.sh …
+#SBATCH --signal=B:TERM@300  # 300 s before the time is over, the job is asked to stop and saves its state
+# With one GPU for each rank: sbatch --gpus-per-node=4 launch/slurm.sh …
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?runs under sbatch}"  # Slurm runs a copy of this file from a folder of its own
 export CTR_THREADS=${CTR_THREADS:-${SLURM_CPUS_PER_TASK:-1}}

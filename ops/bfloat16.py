@@ -10,7 +10,7 @@ import tensorflow as tf
 from ops import float32, library
 from ops.tensors import to_tensor
 
-# `seconds` times a typical layer that takes about 50 ms in all: samples, width, repetitions.
+# `seconds` measures a typical layer in about 50 ms: its samples, its width, repetitions.
 _SAMPLES, _WIDTH, _ROUNDS = 512, 256, 7
 
 
@@ -35,7 +35,7 @@ def product(
   On CPUs with avx512_bf16, a row of the result depends only on the same row of a, to the last bit,
   whatever the number of rows and threads. Other CPUs round the factors and multiply in float32;
   that is slower, and only the order of the sums differs. GPUs round the product to bfloat16 too.
-  The gradients are computed by such products.
+  The gradients are products of the same kind.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.

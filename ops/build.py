@@ -32,7 +32,7 @@ def digest() -> str | None:
 
 
 def build(library: str | None = None) -> str:
-  """Builds the op library with CMake, which compiles only what has changed.
+  """Builds the op library with CMake, which compiles only changed files.
 
   Args:
     library: the path to write; None for `library_path()`.

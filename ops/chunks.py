@@ -1,4 +1,4 @@
-"""Chunks of an exported feature table: their checks, and the .npz file that holds them.
+"""Chunks of an exported feature table: their checks, and .npz files of chunks.
 
 A chunk is a dict of columns in the order of logical shards: `COLUMNS`, and a `checksum` or the
 columns of a row store.

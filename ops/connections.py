@@ -59,7 +59,7 @@ class Connections:
     return library.load().ctr_all_reduce(self._handle, values)
 
   def counters(self) -> dict[str, int]:
-    """Returns what was done so far: connections, bytes_sent, bytes_received, system_calls."""
+    """Returns totals so far: connections, bytes_sent, bytes_received, system_calls."""
     names = 'connections', 'bytes_sent', 'bytes_received', 'system_calls'
     values = library.load().ctr_connections_counters(self._handle).numpy()
     return dict(zip(names, values.tolist()))

@@ -108,8 +108,9 @@ class Remote:
 class FeatureLifecycle:
   """A table of features, with the verbs of their lifecycle.
 
-  Keys are int64 [n], >= 0, in any order, repeats allowed. For invalid input, verbs change nothing
-  and raise `tf.errors.InvalidArgumentError`, which names the argument, the index and the value.
+  Keys are int64 [n], >= 0, in any order, and may repeat. If its input is invalid, a verb changes
+  nothing and raises `tf.errors.InvalidArgumentError`, which names the argument, the index and the
+  value.
 
   Args:
     policy: the rules for admission, decay, eviction and saves. None: `Policy()`.
@@ -148,7 +149,7 @@ class FeatureLifecycle:
 
     Args:
       run: as in `Remote`; its arguments are arrays and attributes of ops.
-      read: likewise, for ops that change nothing and may be repeated.
+      read: as `run`, for ops that change nothing and may be repeated.
     """
     table = copy.copy(self)
     table._ops, table._reads = Remote(self._ops, run), Remote(self._reads, read)
@@ -157,7 +158,7 @@ class FeatureLifecycle:
   def observe(
     self, keys: TensorLike, shows: TensorLike, clicks: TensorLike, slots: TensorLike | None = None
   ) -> tf.Tensor:
-    """Adds shows and clicks to features and creates absent ones; it sums repeats of a key first.
+    """Adds shows and clicks to features, creating absent ones; repeats of a key are summed first.
 
     Args:
       keys: int64 [n].
@@ -252,9 +253,9 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_select(self.handle, kind=kind)
 
   def commit(self, kind: str, keys: TensorLike) -> None:
-    """Subtracts the selected delta_score after the save; what was gained since the selection stays.
+    """Subtracts the selected delta_score after the save; gains since the selection stay.
 
-    It skips features that were deleted since. Kind 'all' resets nothing.
+    It skips features that were deleted since. Kind 'all' subtracts nothing.
 
     Raises:
       InvalidArgumentError: for keys that are not in the selection or were committed before.
@@ -308,7 +309,7 @@ class FeatureLifecycle:
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
   ) -> None:
-    """Imports what any number of tables exported. Eager only.
+    """Imports the exports of any number of tables. Eager only.
 
     Args:
       source: a file that `export_state` wrote, or chunks.

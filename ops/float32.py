@@ -12,16 +12,7 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a b + bias, with a ReLU on request.
-
-  Args:
-    a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
-    b: float32 [k, n], or [n, k] with `transpose_b`.
-    bias: float32 [n].
-    relu: whether to apply a ReLU.
-  Returns:
-    float32 [m, n].
-  """
+  """Returns a b + bias, with a ReLU on request; the arguments are those of ops.bfloat16.product."""
   parts = a if isinstance(a, (list, tuple)) else [a]
   # This multiplies each part by its rows of b and sums: joining the parts first would copy [m, k]
   # once forward and once backward.

@@ -25,20 +25,20 @@ class EncodedFields(NamedTuple):
 
 
 def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
-  """Hashes texts to keys, as `trainer.data.features.hash_keys` does.
+  """Hashes strings to keys, as `trainer.data.features.hash_keys` does.
 
   Args:
-    values: uint8, the bytes of the texts, one after another.
-    offsets: int32 [n + 1], where each text begins in `values`, and where the last one ends.
+    values: uint8, the bytes of the strings, one after another.
+    offsets: int32 [n + 1], where each string begins in `values`, and where the last one ends.
     slot_id: 0 to 2047.
   Returns:
-    int64 [n], NO_FEATURE for blank texts.
+    int64 [n], NO_FEATURE for blank strings.
   """
   return load().ctr_column_keys(to_tensor(values), to_tensor(offsets), slot_id).numpy()
 
 
 def integer_keys(values: np.ndarray, slot_id: int) -> np.ndarray:
-  """Hashes the decimal texts of integers to keys, int64 [n]."""
+  """Hashes integers to keys, as `text_keys` hashes their decimal digits; int64 [n]."""
   return load().ctr_column_keys(to_tensor(values), to_tensor(_NO_OFFSETS), slot_id).numpy()
 
 

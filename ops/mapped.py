@@ -6,11 +6,10 @@ from ops import library
 
 
 def tell_files_cut_short() -> None:
-  """Makes a read past the new end of a truncated mapped file end the process with status 2 and one
-  line that names the file, rather than with a bus error.
+  """Lets reads past the end of a truncated mapped file end the process with one line, status 2.
 
-  The last page of such a file stays mapped and reads as zeros past the end, so compare the size of
-  the file after reading it.
+  The line names the file; otherwise the process would end with a bus error. Past its end, the last
+  page of such a file reads as zeros, so compare the size of the file after reading it.
   """
   library.load()
   ctypes.CDLL(library.PATH).ctr_tell_files_cut_short()

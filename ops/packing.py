@@ -19,11 +19,11 @@ Tensors = tuple[tf.Tensor, ...]
 def pack_rows(
   rows: PulledRows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
 ) -> Tensors:
-  """Packs an owner's answer; a feature without factors costs one value and one bit.
+  """Packs an owner's answer; a feature without factors takes one value and one bit.
 
   Args:
-    rows: of the distinct keys that were asked for.
-    inverse: int32 [n], `Deduped.inverse` of all keys that were asked for, process by process.
+    rows: the rows of the distinct keys that processes asked for.
+    inverse: int32 [n], `Deduped.inverse` of all keys asked for, process by process.
     counts: int32 [N], how many keys each process asked for.
     dtype: of the buffer; float32, float16 or bfloat16.
   Returns:
@@ -41,14 +41,13 @@ def unpack_rows(
   slot_table: Sequence[int],
   widths: Sequence[int],
 ) -> Tensors:
-  """Unpacks what the owners packed with `pack_rows`.
+  """Unpacks the owners' answers of `pack_rows`.
 
   Args:
-    buffer: the blocks of all owners, one after the other.
+    buffer: the blocks of all owners, one after another.
     counts: int32 [N], how many keys each owner was asked for.
     keys: int64 [u], by owner.
-    slot_table: as in `RowStore`.
-    widths: as in `RowStore`.
+    slot_table, widths: as in `RowStore`.
   Returns:
     linear float32 [u], factors float32 [offsets[u]] and offsets int32 [u + 1], as in `PulledRows`.
   """
@@ -79,13 +78,13 @@ def pack_gradients(
 def sum_gradients(
   buffer: TensorLike, counts: TensorLike, offsets: TensorLike, deduped: Deduped
 ) -> Tensors:
-  """Sums what the readers packed with `pack_gradients`, in the order of the processes.
+  """Sums the readers' gradients of `pack_gradients`, in the order of the processes.
 
   Args:
-    buffer: the blocks of all processes, one after the other.
+    buffer: the blocks of all processes, one after another.
     counts: int32 [N], how many keys each process asked for.
     offsets: int32 [u + 1], of the owner's pull.
-    deduped: of all keys that were asked for, process by process.
+    deduped: of all keys asked for, process by process.
   Returns:
     The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]].
   """

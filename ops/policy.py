@@ -4,7 +4,8 @@ Imports no TensorFlow: the config checks itself with it.
 """
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -28,12 +29,14 @@ PER_SLOT = (
   'delete_after_unseen_days',
   'min_age_days',
 )
+_Thresholds = dict[Literal[PER_SLOT], int | float | None]
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={'strict': True})
 class Policy:
-  """When a feature earns its factors, fades, is deleted and is exported; the rules of
-  PaddlePaddle's CTR accessor.
+  """The rules by which a feature earns its factors, fades, is deleted and is exported.
+
+  They are those of PaddlePaddle's CTR accessor.
 
   score(show, click) = (show - click) * nonclk_coeff + click * clk_coeff
 
@@ -43,7 +46,7 @@ class Policy:
 
   admission: Literal['score', 'count', 'probability', 'none'] = 'score'
   """How a feature earns its factors. score: its score reaches admission_threshold; count: it was
-  shown admission_count times; probability: a draw at each occurrence; none: nothing is asked."""
+  shown admission_count times; probability: a draw at each occurrence; none: it has them at once."""
   eviction: Literal['score', 'unseen', 'none'] = 'score'
   """What deletes a feature at the end of a day. score: a low score or unseen days; unseen: unseen
   days only; none: nothing."""
@@ -73,15 +76,15 @@ class Policy:
   delete_after_unseen_days: _Days | None = 30
   """A feature that was unseen for more days than this is deleted; null: no bound."""
   min_age_days: _Days | None = None
-  """A younger feature is not deleted for its score; null: every one may be."""
+  """A younger feature is not deleted for its score; null: age does not matter."""
   capacity: Annotated[int, pydantic.Field(gt=0)] | None = None
-  """How many features are kept at the end of a day, the best by capacity_by; null: no bound."""
+  """How many features stay at the end of a day, the best by capacity_by; null: all."""
   capacity_by: Literal['score', 'recency', 'frequency'] = 'score'
   """Which features are the best for capacity: score, recency or frequency."""
   empty_push_is_seen: bool = True
-  """Whether a push without shows and clicks sets unseen_days to 0, as PaddlePaddle does; False
-  where items are drawn as negatives, which must not keep them alive."""
-  per_slot: dict[_Slot, dict[Literal[PER_SLOT], Any]] = dataclasses.field(default_factory=dict)
+  """Whether a push without shows and clicks sets unseen_days to 0, as in PaddlePaddle; False if
+  items are drawn as negatives, because a draw must not keep an item alive."""
+  per_slot: dict[_Slot, _Thresholds] = dataclasses.field(default_factory=dict)
   """By slot, fields of PER_SLOT that differ."""
 
   def __post_init__(self):
@@ -105,10 +108,10 @@ class Policy:
     A line of `name=value` pairs, then, for each slot that differs, a line `slot name=value ...`.
     """
 
-    def text(value: Any) -> str:
+    def text(value: str | float | None) -> str:
       return 'null' if value is None else value if isinstance(value, str) else repr(value)
 
-    def pairs(fields: dict[str, Any]) -> str:
+    def pairs(fields: Mapping[str, str | float | None]) -> str:
       return ' '.join(f'{name}={text(value)}' for name, value in sorted(fields.items()))
 
     own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != 'per_slot'}

@@ -67,7 +67,7 @@ class RowKind:
   """The properties of one row optimizer.
 
   Attributes:
-    meaning: the source of the rule, and what is special about it.
+    meaning: the source of the rule, and its special properties.
     state_per_weight: floats of state that it keeps for each weight.
     state_per_row: floats of state that it keeps for a row, whatever its width.
     reads: the hyperparameters that it reads beside learning_rate, l1, l2 and clip.
@@ -85,11 +85,11 @@ class RowKind:
 
 # The presets. keras: the defaults of tf.keras.optimizers.legacy. paddle: those of PaddlePaddle's
 # CTR accessor, which also divides a feature's gradient by its shows (sparse.gradient_scale). tuned:
-# what learned best on several logs in batches of TUNED_BATCH_SIZE samples (docs/quality.md).
-# Gradients are means over the batch, so that a feature that was seen once has a small one, 2e-4.
-# Rules that make all steps equally large would learn such features by heart: epsilon and
-# initial_accumulator keep theirs small, and clip bounds the steps of sgd and adagrad_row on
-# frequent features at a rate from which rare ones learn at all.
+# the values that learned best on several logs in batches of TUNED_BATCH_SIZE samples
+# (docs/quality.md). Gradients are means over the batch, so a feature that was seen once has a small
+# one, 2e-4. Rules that make all steps equally large would overfit such features: epsilon and
+# initial_accumulator keep their steps small. sgd and adagrad_row need a high rate for rare features
+# to learn at all; clip then bounds their steps on frequent features.
 ROW_OPTIMIZERS = {
   'sgd': RowKind(
     'Gradient descent',
@@ -163,11 +163,11 @@ def row_defaults(
 ) -> dict[str, float | None]:
   """Returns the defaults of a row optimizer, by key.
 
-  In batches smaller or larger than TUNED_BATCH_SIZE, mean gradients of rare features are larger or
-  smaller. The preset `tuned` scales with them whatever is compared with them, so the sum of a
-  feature's gradients moves its row as far as in batches of that size. If the length of steps
-  follows the gradient's, steps on more than 8 weights are made as long as those on 8
-  (docs/quality.md).
+  In batches smaller than TUNED_BATCH_SIZE, mean gradients of rare features are larger; in larger
+  batches they are smaller. The preset `tuned` scales all values that are compared with gradients,
+  so that the sum of a feature's gradients moves its row as far as in batches of that size. If the
+  length of steps follows the gradient's, steps on more than 8 weights are made as long as those on
+  8 (docs/quality.md).
 
   Args:
     kind: a key of ROW_OPTIMIZERS.

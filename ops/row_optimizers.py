@@ -1,9 +1,7 @@
 """Row optimizers, which update the weights of a feature's row.
 
-ops/cc/rows/row_optimizers.cc has their formulas.
-
-`RowStore` takes their steps inside its push. `row_init` and `row_update` are for stores that look
-rows up and write them back.
+ops/cc/rows/row_optimizers.cc has their formulas. `RowStore` takes their steps inside its push;
+`row_init` and `row_update` are for stores that look rows up and write them back.
 """
 
 import math

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +33,7 @@ from ops.sharding import SHARDS, shard_of
 class FactorPart:
   """The columns of a table's factors that an interaction reads."""
 
-  kind: str  # 'plain': D columns (fm, dnn); 'field': F*D, D for each field (ffm)
+  kind: Literal['plain', 'field']  # plain: D columns (fm, dnn); field: F*D, D for each field (ffm)
   width: int  # D, or F*D
 
 
@@ -67,7 +67,7 @@ class TableSpec:
 class PulledRows(NamedTuple):
   """Rows of u keys; feature j's factors are factors[offsets[j]:offsets[j + 1]]."""
 
-  ids: tf.Tensor  # int64 [u], where the push finds the rows; -1 for absent features
+  ids: tf.Tensor  # int64 [u], the rows' places in the store; -1 for absent features
   offsets: tf.Tensor  # int32 [u + 1]
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
@@ -165,7 +165,7 @@ class RowStore(FeatureLifecycle):
     step: TensorLike,
     add: bool = False,
   ) -> None:
-    """Takes one optimizer step on each key's row, then observes its shows and clicks.
+    """Takes one optimizer step on each key's row, then adds its shows and clicks.
 
     Absent features are created. The push that admits a feature trains its factors only with
     admission 'none'. A key is processed under its shard's lock.
@@ -173,10 +173,9 @@ class RowStore(FeatureLifecycle):
     Args:
       keys: int64 [u]; repeats are processed one after the other.
       rows: the result of the pull of these keys.
-      shows: float32 [u], summed over the batch.
-      clicks: float32 [u], likewise.
-      linear_gradient: float32 [u], likewise.
-      factors_gradient: float32 [offsets[u]], as rows.factors, likewise.
+      shows, clicks: float32 [u], summed over the batch.
+      linear_gradient: float32 [u], summed over the batch.
+      factors_gradient: float32 [offsets[u]], summed over the batch, laid out as rows.factors.
       scale: float32 [1] or [u], multiplies the gradients.
       hyper: float32 [T, 2, H], of `ops.row_optimizers.hyper`.
       step: int64 [], the global step, from 1.
@@ -210,7 +209,7 @@ class RowStore(FeatureLifecycle):
   def forget_counts(self) -> None:
     """Sets show and click of every feature to 0. Eager only.
 
-    Features leave the store and come back, those of some shards at a time.
+    It exports, deletes and imports the features, a sixteenth of the shards at a time.
     """
     for first in range(0, SHARDS, SHARDS // 16):
       for chunk in list(self.export_state(shards=range(first, first + SHARDS // 16))):
@@ -248,7 +247,7 @@ class RowStore(FeatureLifecycle):
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
   ) -> None:
-    """Imports what any number of stores exported. Eager only.
+    """Imports the exports of any number of stores. Eager only.
 
     Args:
       source: a file that `export_state` wrote, or chunks.

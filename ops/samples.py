@@ -58,7 +58,7 @@ class SampleArrays:
     """Returns the samples at these places, integers [B].
 
     Raises:
-      InvalidArgumentError: if a place, or what the arrays hold there, is out of range.
+      InvalidArgumentError: if a place, or a value that the arrays hold there, is out of range.
     """
     columns = load().ctr_gather_samples(
       rows=to_tensor(rows.astype(np.int64)), slots=self._slots, chunk=self._chunk, **self._tensors

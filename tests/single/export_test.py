@@ -169,7 +169,7 @@ def replay(directory):
 def live_keys(directory):
   """What the newest chain holds, read anew."""
   replay = chain.Replay()
-  return replay.live_keys(replay.look(directory)[2], range(256))
+  return replay.live_keys(replay.scan(directory)[2], range(256))
 
 
 def make_pass(rng):
@@ -263,13 +263,13 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     def write(part, kind='delta'):
       store.push(*make_pass(rng))
       (written,) = self._write([store], kind, {'part': part}, replay=replay)
-      links = replay.look(self.directory)[2]
+      links = replay.scan(self.directory)[2]
       self.assertAllEqual(replay.live_keys(links, range(256)), live_keys(self.directory))
       return written.path
 
     write(0, 'base')
     with mock.patch.object(chain, 'RowExport', wraps=chain.RowExport) as opened:
-      replay.live_keys(replay.look(self.directory)[2], range(256))
+      replay.live_keys(replay.scan(self.directory)[2], range(256))
       self.assertEqual(opened.call_count, 0)
     paths = [write(part) for part in range(1, 5)]
     # Another process has taken the last one away, and written one of its name.

@@ -66,7 +66,7 @@ class Communicator(abc.ABC):
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
-    """Sends plain data `per_process[r]` to each process r; returns what each sent to this one."""
+    """Sends `per_process[r]` to each process r; returns the values for this process, by rank."""
 
   def gather(self, value: Plain) -> list[Plain]:
     """Returns the values of all processes, by rank."""
@@ -81,10 +81,10 @@ class Communicator(abc.ABC):
     self.gather(None)
 
   def together(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action`. If it fails on any process, all processes raise, so that none waits.
+    """Runs `action`. If it fails on any process, all processes raise, so none waits for another.
 
     Args:
-      what: what the processes are doing; messages of the operating system's errors begin with it.
+      what: begins the messages of the operating system's errors, as 'cannot read FILE'.
       action: a function that calls no method of this communicator.
     Returns:
       The result of `action`.

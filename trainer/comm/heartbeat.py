@@ -1,4 +1,4 @@
-"""The heartbeat of a job of ranks: it names a rank that dies, freezes or hangs, and ends the job.
+"""The heartbeat of a job of ranks: if a rank dies, freezes or hangs, it names it and ends the job.
 
 Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
 nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If
@@ -80,9 +80,9 @@ class Heartbeat(contextlib.AbstractContextManager):
     return time.monotonic() - self._progress
 
   def end(self, text: str, status: int) -> NoReturn:
-    """Ends the job: rank 0 prints the text, and all ranks end with the status.
+    """Ends the job: rank 0, or this rank if rank 0 does not answer, prints the text.
 
-    If rank 0 does not answer, this rank prints the text itself.
+    All ranks end with the status.
     """
     if self._rank == 0:
       self._end_all(text, status)
@@ -101,8 +101,8 @@ class Heartbeat(contextlib.AbstractContextManager):
     elif isinstance(error, (UserError, NotBuilt)):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
-      # If another rank was lost, that made this one fail. Wait, so that the loss is reported and
-      # ends this process.
+      # This rank may have failed because another one was lost. Wait, so that the loss is reported
+      # first and ends this process.
       time.sleep(min(5, self._sync.lost_peer_seconds))
       status = _status_of(error)
       if status != EXIT_STATUS:
@@ -110,7 +110,7 @@ class Heartbeat(contextlib.AbstractContextManager):
       self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', status)
 
   def _close(self) -> None:
-    """Says goodbye, so that the other side does not take the closed connection for a loss."""
+    """Says goodbye, so that the other side does not report a loss when the connection closes."""
     with self._lock:
       self._closing = True
       members = list(self._members.values())
@@ -223,7 +223,7 @@ class Heartbeat(contextlib.AbstractContextManager):
         return
 
   def _lose_stalled(self) -> None:
-    """Ends the job and names the rank without progress for longest; the others wait for it."""
+    """Ends the job and names the rank that has made no progress for longest: others wait for it."""
     idle = {m.name: m.idle for m in self._members.values()} | {self._name: self._idle()}
     name = max(idle, key=idle.get)
     self._lose(name, f'it beats but has made no progress for {idle[name]:.0f} s')
@@ -235,13 +235,13 @@ class Heartbeat(contextlib.AbstractContextManager):
     _exit(text, EXIT_STATUS)  # it was rank 0 that was lost
 
   def _end_all(self, text: str, status: int) -> NoReturn:
-    """Ends all ranks, for the first reason that a rank gave; runs on rank 0."""
+    """Ends all ranks; if several threads call it, the first one gives the reason. For rank 0."""
     with self._lock:
       first, self._ending = not self._ending, True
       members = list(self._members.values())
     if not first:
       threading.Event().wait()  # the thread that came first ends this process
-    _print(text)
+    sys.stderr.write(f'{text}\n')
     for member in members:
       member.connection.send(['end', text, status])
     if status == EXIT_STATUS:
@@ -270,10 +270,5 @@ def _status_of(error: Exception) -> int:
 
 
 def _exit(text: str, status: int) -> NoReturn:
-  _print(text)
+  sys.stderr.write(f'{text}\n')
   os._exit(status)
-
-
-def _print(text: str) -> None:
-  sys.stderr.write(text + '\n')
-  sys.stderr.flush()

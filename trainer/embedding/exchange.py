@@ -27,7 +27,7 @@ class Routed(NamedTuple):
 
 
 class ShardedPull(NamedTuple):
-  """The rows of this rank's unique keys, and what `push` needs to send their gradients back."""
+  """The rows of this rank's unique keys, with the state that `push` needs to return gradients."""
 
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
@@ -41,14 +41,14 @@ Routing = Routed | tuple[()]
 
 
 class LocalRows:
-  """Reads and updates rows that are all in this process.
+  """Reads and updates rows, all of which are in this process.
 
   Args:
     store: the rows (trainer.embedding.stores).
     cfg: the job's config.
 
   Attributes:
-    routed: the TensorSpecs of what `route` returns; () with one process.
+    routed: the TensorSpecs of the result of `route`; () with one process.
   """
 
   routed: Routing = ()
@@ -69,7 +69,6 @@ class LocalRows:
     Returns:
       The argument `routed` of `totals` and `pull`.
     """
-    del deduped, weight
     return ()
 
   def totals(self, weight: tf.Tensor, routed: Routing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -77,11 +76,10 @@ class LocalRows:
 
     Args:
       weight: as for `route`.
-      routed: what `route` returned.
+      routed: the result of `route`.
     Returns:
       float32 [] ([T] with several tasks), and int64 [] each.
     """
-    del routed
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
   def pull(self, deduped: Deduped, routed: Routing, train: bool) -> PulledRows | ShardedPull:
@@ -89,13 +87,12 @@ class LocalRows:
 
     Args:
       deduped: the distinct keys of this process's samples.
-      routed: what `route` returned for them.
+      routed: the result of `route` for them.
       train: with admission `none`, whether new features read their initial factors rather than 0.
     Returns:
       The rows; the fields `linear`, `factors`, `offsets` and `seen` are those of
       ops.row_store.PulledRows.
     """
-    del routed
     return self._pull(deduped.unique, train)
 
   def _pull(self, keys: tf.Tensor, train: bool) -> PulledRows:
@@ -117,9 +114,9 @@ class LocalRows:
 
     Args:
       deduped: the distinct keys of this process's samples.
-      rows: what `pull` returned for them.
+      rows: the result of `pull` for them.
       linear_gradient: float32 [u], summed over this process's samples.
-      factors_gradient: float32, as rows.factors, likewise.
+      factors_gradient: float32, laid out as rows.factors, summed likewise.
       scale: float32 [], 1 / the weight of all ranks' samples.
       hyper: float32 [T, 2, H], see ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
@@ -168,7 +165,7 @@ class ShardedRows(LocalRows):
     )
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routed:
-    # Keys are grouped by shard, and an owner's shards are consecutive, so counts say who gets what.
+    # Keys are grouped by shard, and an owner's shards are consecutive, so counts tell owners apart.
     sent = sharding.owner_counts(deduped.unique, self._size)
     (keys, shows, clicks), received = self._keys.all_to_all(
       [deduped.unique, deduped.shows, deduped.clicks], sent
@@ -180,10 +177,8 @@ class ShardedRows(LocalRows):
     return Routed(sent, received, dedupe(keys, shows, clicks), weights, samples)
 
   def totals(self, weight: tf.Tensor, routed: Routed) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    del weight
-    samples = routed.samples
-    lower = tf.reduce_sum(samples[: self._rank])
-    return tf.reduce_sum(routed.weights, 0), lower, tf.reduce_sum(samples)
+    lower = tf.reduce_sum(routed.samples[: self._rank])
+    return tf.reduce_sum(routed.weights, 0), lower, tf.reduce_sum(routed.samples)
 
   def pull(self, deduped: Deduped, routed: Routed, train: bool) -> ShardedPull:
     owned = self._pull(routed.owned.unique, train)

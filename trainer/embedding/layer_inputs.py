@@ -43,8 +43,8 @@ class LayerInputs(NamedTuple):
   norm: tf.Tensor | None
   """float32 [B, F]: the divisors of slot sums (`pooling`); None: 1 everywhere."""
   dense: tf.Tensor
-  """float32 [B, Dn + 2·Fc]: the dense columns, transformed, no NaN; then what
-  trainer.data.features.transform_counts gives of the Fc slots with `counts`."""
+  """float32 [B, Dn + 2·Fc]: the dense columns, transformed, no NaN; then the result of
+  trainer.data.features.transform_counts for the Fc slots with `counts`."""
   position: tf.Tensor | None = None
   """int64 [2]: the step, and the number of its samples on lower ranks, which seed dropout."""
   shared: tf.Tensor | None = None

@@ -7,7 +7,7 @@ import numpy as np
 from ops.row_store import to_float32
 from trainer.config import Config
 
-# A running job reads at most about this many features of all processes for these statistics.
+# A running job reads at most about this many features, over all processes, for these statistics.
 MOST_FEATURES = 1 << 18
 # Norms of rows are counted in octaves, from 2^-20 to 2^12.
 _LEAST_OCTAVE, _OCTAVES = -20, 32
@@ -133,13 +133,13 @@ class SlotStatistics:
       float64 [octaves, 3] of each slot: left edge, right edge, count.
     """
     edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
-    found = {}
+    histograms = {}
     for name, counts in zip(self._names, state['norms']):
       used = np.flatnonzero(counts)
       if len(used):
-        some = slice(used[0], used[-1] + 1)
-        found[name] = np.stack([edges[:-1][some], edges[1:][some], counts[some]], 1)
-    return found
+        span = slice(used[0], used[-1] + 1)
+        histograms[name] = np.stack([edges[:-1][span], edges[1:][span], counts[span]], 1)
+    return histograms
 
 
 def effective_rank(gram: np.ndarray) -> float:

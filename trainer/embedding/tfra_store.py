@@ -1,10 +1,10 @@
 """Rows in the hash tables of tensorflow-recommenders-addons (TFRA): one packed row for a feature.
 
-A packed row is [linear weight, its optimizer state | factors, their state | 1 if it has factors, or
-0 | step of its last update, as bits]. Before admission the factors are zeros. The lifecycle is the
-same C++ feature table as in ops.row_store; only the rows are elsewhere. A step looks up each table
-once and upserts it once. The row itself says whether it has factors, so that a reader sees all of
-them or none while another worker's push admits the feature.
+A packed row is [linear weight, its optimizer state | factors, their state | 1 if it has factors,
+else 0 | step of its last update, as bits]. Before admission the factors are zeros. The lifecycle is
+the same C++ feature table as in ops.row_store; only the rows are elsewhere. A step looks up each
+table once and upserts it once. The row itself says whether it has factors, so that a reader sees
+all of them or none while another worker's push admits the feature.
 """
 
 import uuid
@@ -31,7 +31,7 @@ class PackedRows(NamedTuple):
 
 
 class TfraRows(NamedTuple):
-  """The fields of ops.row_store.PulledRows, and the packed rows, which save the push a look-up."""
+  """The fields of ops.row_store.PulledRows, and the packed rows, which spare a push the look-up."""
 
   offsets: tf.Tensor
   linear: tf.Tensor
@@ -41,7 +41,7 @@ class TfraRows(NamedTuple):
 
 
 class TfraStore(FeatureLifecycle):
-  """The verbs and arguments of ops.row_store.RowStore, on TFRA's tables.
+  """A row store on TFRA's tables; ops.row_store.RowStore describes its verbs and arguments.
 
   In a v1 graph the tables are shared, by the names of their nodes, between processes that build
   the same graph.
@@ -71,14 +71,12 @@ class TfraStore(FeatureLifecycle):
     self._one_push_at_a_time = tf.CriticalSection(shared_name=name or uuid.uuid4().hex)
 
   def remote(self, run: Callable, read: Callable) -> 'TfraStore':
-    """See FeatureLifecycle.remote."""
     store = super().remote(run, read)
     store._rows = [Remote(table, run) for table in self._rows]
     store._read_rows = [Remote(table, read) for table in self._rows]
     return store
 
   def pull(self, keys: TensorLike, train: bool = True) -> TfraRows:
-    """See RowStore.pull."""
     has_at_once = train and self.policy.admission == 'none'
     size, packed = tf.size(keys), self._look_up(keys)
     linear, widths = tf.zeros([size]), tf.zeros([size], tf.int32)
@@ -109,11 +107,8 @@ class TfraStore(FeatureLifecycle):
     step: TensorLike,
     add: bool = False,
   ) -> tf.Operation | None:
-    """See RowStore.push; the keys are distinct.
-
-    It looks up rows that were not pulled from this store, and no other such push comes between the
-    look-up and the update.
-    """
+    # Rows that were not pulled from this store are looked up here; no other such push comes between
+    # the look-up and the update. The keys are distinct.
     step, scale = tf.cast(step, tf.int64), tf.broadcast_to(scale, tf.shape(keys))
 
     def update(
@@ -169,13 +164,11 @@ class TfraStore(FeatureLifecycle):
     return push() if isinstance(rows, TfraRows) else self._one_push_at_a_time.execute(push)
 
   def clear(self) -> None:
-    """See FeatureLifecycle.clear."""
     super().clear()
     for table in self._rows:
       table.clear()
 
   def forget_counts(self) -> None:
-    """See RowStore.forget_counts; rows stay where they are."""
     features = list(super()._chunks(range(SHARDS)))
     super().clear()
     for chunk in map(row_store.without_counts, features):
@@ -192,7 +185,6 @@ class TfraStore(FeatureLifecycle):
   within = row_store.RowStore.within
 
   def import_state(self, source: Iterable[Chunk], replace: bool = True) -> None:
-    """See RowStore.import_state; takes chunks, not a file."""
     if replace:
       self.clear()
     for chunk in source:
@@ -209,7 +201,6 @@ class TfraStore(FeatureLifecycle):
         self._rows[t].insert(tf.gather(keys, places), tf.constant(rows))
 
   def _chunks(self, shards: range) -> Iterator[Chunk]:
-    """See RowStore._chunks."""
     for features in super()._chunks(shards):
       chunk = {name: features[name] for name in COLUMNS}
       keys = tf.constant(chunk['key'])

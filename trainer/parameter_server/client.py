@@ -1,4 +1,4 @@
-"""A process's connection to the coordinator; for workers, the communicator of their job."""
+"""A process's connection to the coordinator, which is also the communicator of the workers."""
 
 import os
 import queue
@@ -23,7 +23,7 @@ from trainer.plain_data import Json, Plain
 
 
 class Process:
-  """The coordinator's commands to this process; tests replace them."""
+  """Carries out the coordinator's commands to this process; tests replace it."""
 
   def end(self, status: int) -> None:
     """Ends it at once."""
@@ -53,7 +53,7 @@ class CoordinatorClient(Communicator):
   Attributes:
     generation: how often the job has formed.
     independent: whether this worker claims units of a pass; collectives then return its own values.
-    late: whether this worker joined a running job. It begins with `enter`, and has rank 0 of 1
+    late: whether this worker joined a running job. It calls `enter` first, and has rank 0 of 1
       until the pass that it enters is closed.
   Raises:
     UserError: if the coordinator cannot be reached.
@@ -118,7 +118,7 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Waits until the other workers are within a pass; returns the state given to `open_pass`."""
+    """Waits until the other workers are within a pass; returns their `state` of `open_pass`."""
     self._connection.send(['enter'])
     state = self._replies.get()
     self.late, self._entered = False, True
@@ -138,7 +138,7 @@ class CoordinatorClient(Communicator):
     self.independent = True
 
   def claim(self, stop: bool, save: bool) -> Claimed:
-    """Reports the last unit as done, and waits for another. Args: as of WorkQueue.claim."""
+    """Reports the last unit as done and waits for another; the arguments are WorkQueue.claim's."""
     self._connection.send(['claim', stop, save])
     return Claimed(*self._replies.get())
 
@@ -170,9 +170,10 @@ class CoordinatorClient(Communicator):
     self._end(text, status)
 
   def end_by(self, error: Exception) -> None:
-    """Ends the job because of an exception; after an aborted request all workers go back instead.
+    """Ends the job because of an exception.
 
-    If TensorFlow found another process gone, this one waits until the coordinator says which.
+    If a request was aborted, all workers go back to the last checkpoint instead. If TensorFlow
+    found another process gone, this one waits until the coordinator names it.
     """
     if isinstance(error, tf.errors.AbortedError):  # see Servers._repeat
       self._connection.send(['refused', one_line(error)])
@@ -221,12 +222,12 @@ class CoordinatorClient(Communicator):
     is_at_work = self._cluster.kind == 'worker' and not self._leaving
     self._leaving = True
     self._statuses.put(status)
-    if is_at_work:  # it came too late to take part
+    if is_at_work:  # it joined too late to take part
       self._cluster.say('the other workers have finished')
       self._process.end(0)
 
   def _end(self, text: str, status: int) -> None:
     if not self._ended.is_set():
-      self._cluster.say_end(text, status)
+      self._cluster.say(text, status)
       self._ended.set()
     self._process.end(status)

@@ -86,7 +86,7 @@ class Cluster:
     return cls(servers, workers, 'ps' if kind == 'ps' else 'worker', index)
 
   def settings(self) -> JsonObject:
-    """Returns what all processes of a job must agree on, by name."""
+    """Returns the settings that all processes of a job must agree on, by name."""
     return {
       'TF_CONFIG.cluster.ps': list(self.servers),
       'TF_CONFIG.cluster.worker': list(self.workers),
@@ -121,10 +121,10 @@ class Cluster:
     port = int(self.address.rpartition(':')[2])
     in_use = UserError(
       f'{_VARIABLE}: the port {port} of {self.name} is in use on this host; wanted a free one, or '
-      'the process that holds it ended'
+      'end the process that holds it'
     )
     with socket.socket() as probe:
-      # As gRPC does, so that lingering connections do not matter.
+      # gRPC does the same: connections that linger on the port do not count.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       try:
         probe.bind(('', port))
@@ -137,20 +137,17 @@ class Cluster:
     except tf.errors.OpError:
       raise in_use from None
 
-  def say(self, text: str) -> None:
-    """Prints a line that begins with this process's name."""
-    _print(f'[{self.name}] {text}')
+  def say(self, text: str, status: int = 0) -> None:
+    """Prints a line that begins with this process's name.
 
-  def say_end(self, text: str, status: int) -> None:
-    """Prints why this process ends with `status`; 2 is a user's mistake."""
-    _print(f'error: {text}' if status == 2 else f'[{self.name}] {text}')
+    Args:
+      text: the line.
+      status: the exit status if this process ends now; 2 is a user's mistake.
+    """
+    head = 'error:' if status == 2 else f'[{self.name}]'
+    sys.stderr.write(f'{head} {text}\n')  # in one piece: several threads may print
 
 
 def _check(valid: object, key: str, value: object, wanted: str) -> None:
   if not valid:
     raise UserError(f"{_VARIABLE}: key '{key}': found {short(value)}; wanted {wanted}")
-
-
-def _print(line: str) -> None:
-  sys.stderr.write(line + '\n')
-  sys.stderr.flush()

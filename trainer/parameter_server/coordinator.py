@@ -1,10 +1,10 @@
-"""Where the processes of a parameter-server job meet beside TensorFlow: in server 0's process.
+"""The coordinator of a parameter-server job, in the process of server 0.
 
-Every process keeps a connection to the coordinator, which carries the workers' collectives
-(metrics, counts, barriers), the units of work that asynchronous workers claim, beats that show that
-a process is alive, and the goodbyes after which servers end. All waits are bounded: a process is
-lost if it is silent for `sync.lost_peer_seconds`, beats without progress for
-`sync.stalled_peer_seconds`, or does not come within `sync.lost_peer_seconds` after the last one
+Every process keeps a connection to it. The connections carry the workers' collectives (metrics,
+counts, barriers), the units of work that asynchronous workers claim, beats that show that a process
+is alive, and the goodbyes after which servers end. All waits are bounded: a process counts as lost
+if it is silent for `sync.lost_peer_seconds`, if it beats without progress for
+`sync.stalled_peer_seconds`, or if it has not come `sync.lost_peer_seconds` after the last process
 that came. The coordinator names it, and the mode decides whether the job ends, goes on without it,
 or goes back to the last checkpoint.
 """
@@ -43,7 +43,7 @@ class _Member:
 
 
 class Coordinator:
-  """The centre of a job; it runs in a thread of server 0.
+  """Knows the processes of a job and answers their messages.
 
   The job forms when all processes have come. Then its workers meet in collectives; within a pass of
   an asynchronous mode they claim units of work instead, and do not wait for one another.
@@ -105,7 +105,7 @@ class Coordinator:
 
   def stop(self) -> None:
     """Asks all workers to save the state and to stop; a signal handler may call it."""
-    # In a thread, because the signal may come while this one holds the lock.
+    # In a thread of its own, because the signal may come while this one holds the lock.
     threading.Thread(target=self._stop_workers, daemon=True).start()
 
   def _stop_workers(self) -> None:
@@ -119,7 +119,7 @@ class Coordinator:
   # Connections
 
   def _serve(self, accepted: Connection) -> None:
-    """Serves a connection, in a thread of its own."""
+    """Answers the messages of one process, in a thread of its own."""
     connection = messages.MessageConnection(
       accepted, self._sync.lost_peer_seconds, lambda: ['beat', 0.0]
     )
@@ -156,7 +156,7 @@ class Coordinator:
       if member:
         member.connection.send(message)
 
-  # Processes that come
+  # How processes come
 
   def _on_hello(
     self,
@@ -204,7 +204,7 @@ class Coordinator:
     return [name for name in servers + workers if name not in self._members]
 
   def _form(self) -> None:
-    """Lets the workers meet, if all processes have come."""
+    """Forms the job, if all processes have come: tells each one its rank."""
     if set(self._missing()) - self._left_out:
       return
     self._generation += 1
@@ -216,7 +216,7 @@ class Coordinator:
       member.connection.send(['welcome', self._generation, *place, False])
 
   def _watch_forming(self) -> None:
-    """Prints for which processes the job waits, and gives up those that do not come in time."""
+    """Prints which processes the job waits for, and gives up those that do not come in time."""
     told = time.monotonic()
     while self._status is None:
       time.sleep(min(1, self._sync.lost_peer_seconds / 10))
@@ -238,7 +238,7 @@ class Coordinator:
         elif not (forms_again and in_steps and self._sync.on_lost_worker == 'wait'):
           self._end_lost(f'{", ".join(missing)} did not come within {waited:.0f} s')
 
-  # Processes that go
+  # How processes go
 
   def _lose(self, member: _Member | None, why: str) -> None:
     if not self._is_current(member) or self._status is not None:
@@ -272,7 +272,7 @@ class Coordinator:
     self._advance()
 
   def _send_back(self, text: str, when: str = '') -> None:
-    """Sends all workers back to the last checkpoint; the job forms again."""
+    """Sends all workers back to the last checkpoint, then the job forms again."""
     text += f'. All go back to the last checkpoint{when}'
     self._cluster.say(text)
     for name in [name for name, m in self._members.items() if m.kind == 'worker']:
@@ -307,9 +307,9 @@ class Coordinator:
     self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)
 
   def _end(self, text: str, status: int) -> None:
-    """Ends all processes, for the first reason that is given."""
+    """Ends all processes; only the first call has an effect."""
     if self._status is None:
-      self._cluster.say_end(text, status)
+      self._cluster.say(text, status)
       self._finish(status, ['end', text, status])
 
   def _finish(self, status: int, message: list[Plain]) -> None:

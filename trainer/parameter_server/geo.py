@@ -35,7 +35,8 @@ from trainer.training.step import (
   check_finite,
 )
 
-# A copy is admitted when the server's feature is: it then gets more shows than any log contains.
+# A copy is admitted when the feature is admitted on the server: the copy then gets more shows than
+# any log contains.
 _ADMITTING_SHOWS = 2.0**40
 
 
@@ -46,7 +47,7 @@ class GeoStep(WorkerStep):
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    self._rows_lag = False  # copies catch up where they train
+    self._rows_lag = False  # copies catch up as they are trained
     self._share = 1 / len(cluster.workers)
     self._every = cfg.sync.geo_steps
     policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')

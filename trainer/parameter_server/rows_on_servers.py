@@ -1,4 +1,4 @@
-"""The rows on all servers as one store, with the verbs of ops.row_store.RowStore."""
+"""The rows on all servers as one RowTable."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -22,13 +22,15 @@ class RowsOnServers:
 
   Verbs on features (select, export_state) cover the logical shards of this worker: those that rank
   r of M would own. For verbs on whole servers (size, decay, age, evict), exactly one worker calls
-  each server.
+  each server. ops.row_store.RowStore describes each verb.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
     self._servers, self._communicator = servers, communicator
     self._remote = [
-      store.remote(functools.partial(servers.run, i), functools.partial(servers.read, i))
+      store.remote(
+        *(functools.partial(servers.call, i, only_reads) for only_reads in (False, True))
+      )
       for i, store in enumerate(servers.stores)
     ]
     store = servers.stores[0]
@@ -45,45 +47,45 @@ class RowsOnServers:
     first = [shards_of(i, self._servers.count)[0] for i in range(self._servers.count)]
     return [store for store, shard in zip(self._remote, first) if shard in self._shards()]
 
-  # Verbs on whole servers; FeatureLifecycle and RowStore describe each.
+  def _together(self, verb: Callable[[FeatureLifecycle], None]) -> None:
+    """Applies a verb to all servers while no worker does anything else; every worker calls it."""
+    self._communicator.barrier()
+    for store in self._own():
+      verb(store)
+    self._communicator.barrier()
+
+  # Verbs on whole servers
 
   def size(self) -> int:
-    """Returns the number of features."""
     return sum(int(store.size()) for store in self._own())
 
   def admitted_size(self) -> int:
-    """Returns the number of admitted features."""
     return sum(int(store.admitted_size()) for store in self._own())
 
   def bytes(self) -> int:
-    """Returns the memory of the rows."""
     return sum(int(store.bytes()) for store in self._own())
 
   def decay(self) -> None:
-    """See FeatureLifecycle.decay."""
     for store in self._own():
       store.decay()
 
-  def forget_counts(self) -> None:
-    """See FeatureLifecycle.forget_counts; every worker calls it."""
-    self._communicator.barrier()
-    for store in self._own():
-      store.forget_counts()
-    self._communicator.barrier()
-
   def age(self) -> None:
-    """See FeatureLifecycle.age."""
     for store in self._own():
       store.age()
 
+  def forget_counts(self) -> None:
+    self._together(lambda store: store.forget_counts())
+
+  def clear(self) -> None:
+    self._together(lambda store: store.clear())
+
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
-    """See RowStore.catch_up."""
     hyper, step = np.asarray(hyper), np.asarray(tf.convert_to_tensor(step))
     for store in self._own():
       store.catch_up(hyper, step)
 
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> np.ndarray:
-    """See FeatureLifecycle.evict; `capacity` bounds all servers together."""
+    # `capacity` bounds all servers together.
     own, capacity = self._own(), self.policy.capacity
 
     def histogram(prefix: tf.Tensor) -> np.ndarray:
@@ -97,31 +99,21 @@ class RowsOnServers:
       evicted += [store.evict_below(cut) for store in own]
     return np.concatenate([np.zeros([0], np.int64), *evicted])
 
-  def clear(self) -> None:
-    """Deletes all features; every worker calls it."""
-    self._communicator.barrier()
-    for store in self._own():
-      store.clear()
-    self._communicator.barrier()
-
   # Verbs on features
 
   def select(self, kind: str) -> np.ndarray:
-    """See FeatureLifecycle.select; keys of this worker's shards."""
     servers = sorted({self._server_of(shard) for shard in self._shards()})
     none = np.zeros([0], np.int64)
     keys = np.concatenate([none, *(self._remote[i].select(kind) for i in servers)])
     return keys[owner_of(shard_of(keys), self._communicator.size) == self._communicator.rank]
 
   def commit(self, kind: str, keys: TensorLike) -> None:
-    """See FeatureLifecycle.commit."""
     keys = np.asarray(keys)
     servers = self._server_of(shard_of(keys))
     for i in np.unique(servers):
       self._remote[i].commit(kind, keys[servers == i])
 
   def lookup(self, keys: TensorLike) -> dict[str, np.ndarray]:
-    """See FeatureLifecycle.lookup."""
     keys = np.asarray(keys)
     servers = self._server_of(shard_of(keys))
     by_server = [self._remote[i].lookup(keys[servers == i]) for i in range(self._servers.count)]
@@ -132,11 +124,10 @@ class RowsOnServers:
     }
 
   def pull(self, keys: TensorLike, train: bool) -> PulledRows:
-    """See RowStore.pull; keys are distinct and ordered by logical shard."""
+    """Reads rows; the keys are distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
   def export_state(self, shards: range | None = None) -> Iterator[dict[str, np.ndarray]]:
-    """See FeatureLifecycle.export_state; None: all shards of this worker."""
     shards = self._shards() if shards is None else shards
     for i, remote in enumerate(self._remote):
       own = shards_of(i, self._servers.count)
@@ -144,7 +135,6 @@ class RowsOnServers:
       yield from remote.export_state(shards=both)
 
   def within(self, chunk: Chunk, shards: range) -> Chunk:
-    """See RowStore.within."""
     return self._remote[0].within(chunk, shards)
 
   def import_state(self, source: Iterable[Chunk]) -> None:

@@ -13,6 +13,7 @@ The parts:
   collectives          the coordinator's side of the workers' collectives
   work_queue           the units of a pass that asynchronous workers claim
   servers              the TensorFlow graph over the servers
+  sync_replicas        the step that all workers take together
   rows_on_servers      the servers' rows as one table
   worker_step, geo     a worker's step
   asynchronous_job     a job whose workers step independently
@@ -52,7 +53,7 @@ def run(cfg: Config, cluster: Cluster) -> int:
   """
   _check(cfg)
   library.load()  # the servers run our ops too,
-  store_class(cfg)  # and those of TFRA, if it keeps the rows
+  store_class(cfg)  # and TFRA's, if it keeps the rows
   settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
     coordinator = Coordinator(

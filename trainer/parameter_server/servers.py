@@ -22,6 +22,7 @@ from trainer.embedding.row_table import counts_of
 from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.sync_replicas import synced_step
 from trainer.training import schedule
 from trainer.training.dense_part import DensePart, dense_optimizer
 from trainer.training.step import LEAST_WEIGHT
@@ -36,7 +37,7 @@ Fetched = TypeVar('Fetched')  # arrays, nested
 
 
 class Push(NamedTuple):
-  """The message of a worker's step; keys are distinct and ordered by server."""
+  """What a worker sends for a step; keys are distinct and ordered by server."""
 
   keys: Array  # int64 [u]
   shows: Array  # float32 [u]
@@ -46,43 +47,6 @@ class Push(NamedTuple):
   values_per_server: Array  # int32 [S], of `buffer`
   dense: list[Array]  # gradients or differences of the dense variables
   counts: Array  # float32 [5], as StepCounts
-
-
-class ServerOptimizer(v1.train.Optimizer):
-  """The update that SyncReplicasOptimizer lets the chief run once a step.
-
-  SyncReplicasOptimizer averages the workers' sums over their samples. The last of these "gradients"
-  are the counts with the samples' weight, so that the division by the weight of all workers happens
-  here, once.
-
-  Args:
-    workers: their number.
-    counts: float32 [5] variable; it is set to the counts of all workers.
-    apply_sums: (gradient sums of the dense variables, counts of all workers) -> op.
-  """
-
-  def __init__(
-    self,
-    workers: int,
-    counts: tf.Variable,
-    apply_sums: Callable[[list[tf.Tensor], tf.Tensor], tf.Operation],
-  ):
-    super().__init__(use_locking=False, name='mean')
-    self._workers, self._counts, self._apply_sums = workers, counts, apply_sums
-
-  def apply_gradients(
-    self,
-    grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]],
-    global_step: tf.Variable | None = None,
-    name: str | None = None,
-  ) -> tf.Operation:
-    *sums, counts = [gradient * self._workers for gradient, _ in grads_and_vars]
-    # The chief waits here before the workers' gradients come; until then, learning rates and
-    # counters may change.
-    with tf.control_dependencies([*sums, counts]):
-      applied = self._apply_sums(sums, counts)
-    with tf.control_dependencies([applied, self._counts.assign(counts)]):
-      return global_step.assign_add(1)
 
 
 class Servers:
@@ -97,7 +61,7 @@ class Servers:
   Attributes:
     count: the number of servers.
     stores: of rows, by server, within the graph.
-    bytes: that this worker's steps have sent and received.
+    bytes: how many this worker's steps have sent and received.
     session: runs the graph.
     patience: seconds to wait for the answer to a request.
   """
@@ -121,7 +85,7 @@ class Servers:
     self._lock = threading.RLock()  # guards the graph
     self._graph = tf.Graph()
     self._remote_graphs: dict[tuple[int, Callable, str], tuple[Fetched, list[tf.Tensor]]] = {}
-    self._hyper = np.asarray(dense.embedding.hyper(1.0))  # float32 [T, 2, H]
+    self._embedding = dense.embedding
     with self._placed(0):
       self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name='step')
       self._rate = tf.Variable(1.0, trainable=False, name='rate')
@@ -214,9 +178,9 @@ class Servers:
     return given, list(zip(*columns))
 
   def _rates_at(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the factor of learning rates after `steps`, and the rows' hyperparameters with it."""
+    """Returns the factor of learning rates after `steps`, and the rows' hyperparameters."""
     rate = self._rate.read_value() * schedule.factor(self._train.schedule, steps)
-    return rate, tf.concat([self._hyper[..., :1] * rate, self._hyper[..., 1:]], -1)
+    return rate, self._embedding.hyper(rate)
 
   def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
     """Returns the factor of the features' gradients, float32 [1] or [u] (sparse.gradient_scale).
@@ -237,8 +201,7 @@ class Servers:
     """Mode ps: queues hold the gradients until all workers have sent theirs; the chief pushes."""
     workers = self._communicator.size
     given, parts = self._push_feeds()
-    self._counts = tf.Variable(tf.zeros([_COUNTS]), trainable=False, name='counts')
-    global_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='tokens')
+    all_counts = tf.Variable(tf.zeros([_COUNTS]), trainable=False, name='counts')
     types = [tf.int64, tf.float32, tf.float32, self._dtype]
     queues, waiting = [], []
     for i, part in enumerate(parts):
@@ -247,7 +210,8 @@ class Servers:
         queues.append([v1.FIFOQueue(1, types, shared_name=name) for name in names])
         waiting.append(queues[i][self._communicator.rank].enqueue(part))
 
-    def apply_sums(sums: list[tf.Tensor], counts: tf.Tensor) -> tf.Operation:
+    def apply_sums(sums: list[tf.Tensor]) -> tf.Operation:
+      *gradients, counts = sums
       scale = 1 / tf.maximum(counts[0], LEAST_WEIGHT)
       step = tf.identity(self._step.assign_add(1))
       rate, hyper = self._rates_at(step - 1)
@@ -259,32 +223,22 @@ class Servers:
           sizes = tf.stack([tf.size(k) for k in keys])
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
           rows = store.pull(owned.unique, True)
-          gradients = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
+          of_rows = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
           by = self.scale(scale, owned.shows)
           seen = owned.shows, owned.clicks
-          pushes.append(store.push(owned.unique, rows, *seen, *gradients, by, hyper, step))
-      return tf.group(self._apply_dense(sums, scale, rate), *pushes)
+          pushes.append(store.push(owned.unique, rows, *seen, *of_rows, by, hyper, step))
+      dense = self._apply_dense(gradients, scale, rate)
+      return tf.group(dense, all_counts.assign(counts), *pushes)
 
     # The rows of all workers are there before their counts are.
     with tf.control_dependencies(waiting):
       counts = tf.identity(given.counts)
-    with _errors_only():  # TensorFlow warns that SyncReplicasOptimizer is deprecated
-      together = v1.train.SyncReplicasOptimizer(
-        ServerOptimizer(workers, self._counts, apply_sums),
-        replicas_to_aggregate=workers,
-        total_num_replicas=workers,
-      )
-      gradients = [*zip(given.dense, self._dense), (counts, self._counts)]
-      step = together.apply_gradients(gradients, global_step=global_step)
-      # Unused: the coordinator says when the first worker is ready.
-      together.ready_for_local_init_op.mark_used()
-    with tf.control_dependencies([step]):
-      result = self._counts.read_value()
-    with tf.control_dependencies([global_step.assign(0)]):
-      self._start_chief = tf.group(together.chief_init_op, together.get_init_tokens_op(0))
-    self._start_worker = together.local_step_init_op
-    self._step_of_chief = together.get_chief_queue_runner().enqueue_ops[0]
-    return result, tf.nest.flatten(given)
+    # The counts travel as one more gradient, so that the division by the weight of all workers'
+    # samples happens once, in `apply_sums`.
+    sums, variables = [*given.dense, counts], [*self._dense, all_counts]
+    self._synced = synced_step(sums, variables, workers, apply_sums)
+    with tf.control_dependencies([self._synced.push]):
+      return all_counts.read_value(), tf.nest.flatten(given)
 
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Modes ps_async and ps_geo: the servers apply each worker's push at once.
@@ -322,19 +276,23 @@ class Servers:
   # A step
 
   def start(self, state: Sequence[np.ndarray]) -> None:
-    """Sets dense variables and optimizer slots on the servers; the first worker calls it."""
+    """Sets the dense variables and the optimizer slots; only the first worker calls it."""
     self.session.run(self._initialize)
     self.assign(state=state)
     if self._in_lockstep:
-      self.session.run(self._start_chief)
+      self.session.run(self._synced.start_chief)
 
   def start_worker(self, failed: Callable[[Exception], None]) -> None:
-    """Prepares this worker, after `start`; `failed` gets an error of the chief's part of a step."""
+    """Prepares this worker, after `start`.
+
+    Args:
+      failed: called with the error if the chief's part of a step fails.
+    """
     if not self._in_lockstep:
       return
-    self.session.run(self._start_worker)
+    self.session.run(self._synced.start_worker)
     if self._communicator.rank == 0:
-      step = self.session.make_callable(self._step_of_chief)
+      step = self.session.make_callable(self._synced.run_chief)
 
       def run() -> None:
         try:
@@ -361,10 +319,9 @@ class Servers:
     """
     pull = functools.partial(self._pulls[train], keys)
     linear, factors, offsets, sent, values, *dense = self._repeat(pull)
-    counts = dense.pop(0) if self._reads_counts else ()
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
-      self.bytes += counts.nbytes if self._reads_counts else 0
+    counts = dense.pop(0) if self._reads_counts else ()
     return row_store.PulledRows(_NO_IDS, offsets, linear, factors, counts), sent, dense
 
   def push(self, push: Push) -> np.ndarray:
@@ -382,10 +339,10 @@ class Servers:
       return self.state()[1]
 
   def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
-    """Runs what only reads: again where it is not answered in time, once more where it was aborted.
+    """Runs a read: again each time it gets no answer in time, and once more if it was aborted.
 
     TensorFlow draws the ids of requests at random, and a server aborts a request whose id is among
-    its last 100,000: about once in 50,000 runs. Where a worker aborts its part of a run, the server
+    its last 100,000: about once in 50,000 runs. If a worker aborts its part of a run, the server
     waits for that part forever.
     """
     seconds, was_aborted = self.patience, False
@@ -417,30 +374,24 @@ class Servers:
     state, step, rate = (a if b is None else b for a, b in zip(old, (state, step, rate)))
     self.session.run(self._assign_state, dict(zip(self._state_feeds, [*state, step, rate])))
 
-  def run(
-    self, server: int, function: Callable[..., Fetched], *args: object, **kwargs: object
-  ) -> Fetched:
+  def call(
+    self,
+    server: int,
+    only_reads: bool,
+    function: Callable[..., Fetched],
+    *args: object,
+    **kwargs: object,
+  ) -> Fetched | None:
     """Runs an op on a server as if it were eager here; returns eager tensors.
 
     Args:
       server: its index.
+      only_reads: whether the op may run again if it gets no answer.
       function: makes the op.
       *args: of the function. Arrays are fed. All others become part of the graph, to which the op
         is added once for each function and such arguments.
       **kwargs: likewise.
     """
-    return _as_eager(self._call(server, function, args, kwargs)())
-
-  def read(
-    self, server: int, function: Callable[..., Fetched], *args: object, **kwargs: object
-  ) -> Fetched:
-    """As `run`, for an op that may be repeated."""
-    return _as_eager(self._repeat(self._call(server, function, args, kwargs)))
-
-  def _call(
-    self, server: int, function: Callable[..., Fetched], args: tuple, kwargs: dict[str, object]
-  ) -> Callable[..., Fetched]:
-    """Adds an op to the graph if it is new; returns a function that runs it."""
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))
     key = server, function, repr(signature)
@@ -458,7 +409,9 @@ class Servers:
           args, kwargs = tf.nest.map_structure(placeholder, (args, kwargs))
           self._remote_graphs[key] = function(*args, **kwargs), feeds
       fetches, feeds = self._remote_graphs[key]
-    return functools.partial(self.session.run, fetches, dict(zip(feeds, arrays)))
+    run = functools.partial(self.session.run, fetches, dict(zip(feeds, arrays)))
+    result = self._repeat(run) if only_reads else run()
+    return None if result is None else tf.nest.map_structure(tf.constant, result)
 
 
 def cpu_config(**options: object) -> v1.ConfigProto:
@@ -475,24 +428,8 @@ def _within(seconds: float) -> v1.RunOptions:
   return v1.RunOptions(timeout_in_ms=int(1000 * seconds))
 
 
-def _as_eager(result: Fetched | None) -> Fetched | None:
-  return None if result is None else tf.nest.map_structure(tf.constant, result)
-
-
 def _is_array(value: object) -> bool:
   """Returns whether a value is fed to the graph: an array or an eager tensor."""
   if tf.is_tensor(value):
     return not tf.is_symbolic_tensor(value)
   return isinstance(value, (np.ndarray, np.generic))
-
-
-@contextlib.contextmanager
-def _errors_only() -> Iterator[None]:
-  """Lets TensorFlow log errors only."""
-  logger = tf.get_logger()
-  level = logger.level
-  logger.setLevel('ERROR')
-  try:
-    yield
-  finally:
-    logger.setLevel(level)

@@ -91,7 +91,7 @@ class WorkerStep(Step):
     return probabilities.numpy(), known[deduped.inverse.numpy()]
 
   def finish_pass(self) -> None:
-    """Sends what this worker has not sent yet, after its last step before all workers meet."""
+    """Sends the changes that this worker has not sent yet; called before all workers meet."""
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
@@ -121,7 +121,7 @@ class WorkerStep(Step):
     return [v.numpy() for v in self._copied()]
 
   def _refresh(self) -> None:
-    """Updates the copy from the servers, if it may differ; no worker may be training."""
+    """Updates the copy from the servers if it may differ; no worker may be training."""
     if not self._stale:
       return
     state, steps, _ = self.servers.state()
@@ -185,7 +185,7 @@ class ServerStep(WorkerStep):
   ):
     super().__init__(cfg, communicator, cluster, target)
     # Dropout depends on a sample's place in the global batch, and each of several tasks divides by
-    # its own global weight; both need one more message a step.
+    # its own global weight. Both need one more message a step.
     built_in = (*config.INTERACTIONS, *config.SHARED)
     self._tells_samples = self.in_lockstep and (
       len(cfg.labels) > 1
@@ -224,7 +224,7 @@ class ServerStep(WorkerStep):
     self.exchange_seconds += time.monotonic() - began
     arrays = tf.nest.map_structure(to_tensor, (rows, sent, dense, np.int64(lower), totals))
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
-    # Before anything is sent, so that the servers keep a finite state.
+    # Checked before anything is sent, so that the servers keep a finite state.
     check_finite(self._cfg, self._step, batch, float(loss))
     push = Push(
       keys=deduped.unique.numpy(),
@@ -243,7 +243,8 @@ class ServerStep(WorkerStep):
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
       return StepCounts(float(weight), float(loss), *map(int, flags)), ()
-    # The accumulators return means; times the number of workers, flags are whole up to rounding.
+    # The accumulators return means. Multiplied by the number of workers they are whole numbers
+    # again, up to rounding.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
   def _gradients_graph(

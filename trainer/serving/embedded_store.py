@@ -8,8 +8,8 @@
     'dense'    -> the dense variables, .npz
 
 Rows have the same order as in exports, so that the rows of a base are appended, page after page.
-One write transaction applies all exports of a new version. A reader sees the version that was there
-when its own transaction began.
+One write transaction applies all exports of a new version. A reader sees the version that the store
+held when its own transaction began.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class EmbeddedStore(VersionedStore):
   """A versioned store in a directory.
 
   Args:
-    path: the directory. A writer makes it; a reader may be started before it is there.
+    path: the directory. A writer makes it; a reader may start before it exists.
     writable: whether this process publishes.
   Raises:
     UserError: if it cannot be opened. A reader opens it at its first use, so any method may raise.
@@ -78,13 +78,7 @@ class EmbeddedStore(VersionedStore):
     with plain(self._what, lmdb.Error), self._reading() or contextlib.nullcontext() as transaction:
       return transaction and Version.from_json(transaction.get(_VERSION))
 
-  def apply(
-    self,
-    exports: Sequence[RowExport],
-    expected: Version | None,
-    withdrawn: int | None = None,
-  ) -> Version:
-    version = Version.of(exports[-1], withdrawn)
+  def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
     config = exports[-1].config()
     with plain(self._what, lmdb.Error):
       self._env.reader_check()  # frees the pages that a killed reader held
@@ -94,11 +88,10 @@ class EmbeddedStore(VersionedStore):
         for export in exports:
           if export.begins_chain:
             transaction.drop(self._env.open_db(txn=transaction), delete=False)
-          _apply(transaction, export)
-        transaction.put(_VERSION, version.to_json())
+          _write(transaction, export)
+        transaction.put(_VERSION, new.to_json())
         transaction.put(_CONFIG, config.encode())
         transaction.put(_DENSE, to_npz(exports[-1].dense()))
-    return version
 
   def view(self) -> View | None:
     with plain(self._what, lmdb.Error):
@@ -123,7 +116,7 @@ class EmbeddedStore(VersionedStore):
       self._env.close()
 
 
-def _apply(transaction: lmdb.Transaction, export: RowExport) -> None:
+def _write(transaction: lmdb.Transaction, export: RowExport) -> None:
   for key in _keys(export.tombstones()):
     transaction.delete(key)
   with transaction.cursor() as cursor:

@@ -130,7 +130,7 @@ class App:
         if request.method == 'POST':
           self._latency.observe(time.perf_counter() - started)
       except (_Refused, BadRequest, NotReady) as e:
-        # repr keeps what the client chose on one line.
+        # repr keeps the client's text on one line.
         logging.warning('refused %s %.200r: %d %.500r', request.method, path, e.status, str(e))
         response = _json(rest.error(str(e)), e.status)
         if e.status == 405:

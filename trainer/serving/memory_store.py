@@ -1,9 +1,9 @@
 """A versioned store in this process's memory, for a server that follows a run itself.
 
-Rows lie in our own row store, once; a delta changes them in place. Before it does, the old rows of
-the keys that it changes are copied, and views of the earlier version show these copies. So no
-request waits for a delta. The copies are freed with the last view of the earlier version. A base is
-read into a new row store, and the old one is freed with its last view.
+The rows are in one row store, which a delta changes in place. Before it does, the old rows of the
+keys that it changes are copied, and views of the earlier version read these copies. So no request
+waits for a delta. The copies are freed with the last view of the earlier version. A base is read
+into a new row store, and the old one is freed with its last view.
 """
 
 import dataclasses
@@ -121,7 +121,7 @@ class _MemoryView(View):
 
 
 class MemoryStore(VersionedStore):
-  """A versioned store that is gone when the process ends."""
+  """A versioned store in memory."""
 
   def __init__(self):
     self._held: _MemoryView | None = None
@@ -129,13 +129,8 @@ class MemoryStore(VersionedStore):
   def version(self) -> Version | None:
     return self._held and self._held.version
 
-  def apply(
-    self,
-    exports: Sequence[RowExport],
-    expected: Version | None,
-    withdrawn: int | None = None,
-  ) -> Version:
-    held, version = self._held, Version.of(exports[-1], withdrawn)
+  def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
+    held = self._held
     if self.version() != expected:
       raise Overtaken
     text, dense = exports[-1].config(), exports[-1].dense()
@@ -146,9 +141,9 @@ class MemoryStore(VersionedStore):
         for some in export.rows():
           rows.check(export, some)
           rows.put(some)
-      self._held = _MemoryView(version, text, dense, rows)
-      return version
-    view = _MemoryView(version, text, dense, held.row_store)
+      self._held = _MemoryView(new, text, dense, rows)
+      return
+    view = _MemoryView(new, text, dense, held.row_store)
     # Read and check everything before anything changes.
     changes = [(export.tombstones(), list(export.rows())) for export in exports]
     keys = [np.zeros([0], np.int64)]
@@ -164,10 +159,9 @@ class MemoryStore(VersionedStore):
         for some in parts:
           view.row_store.put(some)
     except BaseException:
-      self._held = None  # the rows are a mixture now; only views of earlier versions undo that
+      self._held = None  # the rows are of two versions now; only views of the earlier one undo that
       raise
     self._held = view
-    return version
 
   def view(self) -> View | None:
     return self._held

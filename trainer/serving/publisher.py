@@ -12,7 +12,7 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 
 
 class Applied(NamedTuple):
-  """What one call applied to the store."""
+  """The changes that one call applied to the store."""
 
   version: Version
   rows: int
@@ -23,8 +23,8 @@ class Applied(NamedTuple):
 class Publisher:
   """Brings a store to the newest version of a run.
 
-  The exports and the version in the store decide what is applied; the publisher has no state of its
-  own. So it may be killed and started again at any moment, and a second call changes nothing.
+  The exports and the version in the store determine what is applied; the publisher has no state of
+  its own. So it may be killed and started again at any moment, and a second call changes nothing.
 
   Args:
     directory: the exports of a run.
@@ -56,8 +56,8 @@ class Publisher:
     except Overtaken:
       return None
     except (DataLoss, FileNotFoundError) as e:
-      # Either the trainer removed an old export while it was read, and the next call finds newer
-      # ones. Or the export is damaged, and the store waits for the next base.
+      # Either the trainer removed an old export during the read, and the next call finds newer
+      # ones. Or the export is damaged, and the store keeps its version until the next base.
       self.refused = str(e)
       if self.refused != refused:
         logging.warning('an export was not applied: %s', e)
@@ -98,8 +98,8 @@ class Publisher:
 def pending(directory: str, held: Version | None) -> list[RowExport]:
   """Returns the exports that bring a store to the newest version, oldest first.
 
-  They are those after the store's version, or a whole new chain. There are none if the store holds
-  the newest version, or if that version builds on a withdrawn one.
+  They are the exports after the store's version, or a whole new chain. There are none if the store
+  holds the newest version, or if the newest version builds on a withdrawn one.
 
   Args:
     directory: the exports of a run.

@@ -80,13 +80,7 @@ class RedisStore(VersionedStore):
     with plain(self._what, redis.RedisError):
       return _parse(self._redis.get(_VERSION))[0]
 
-  def apply(
-    self,
-    exports: Sequence[RowExport],
-    expected: Version | None,
-    withdrawn: int | None = None,
-  ) -> Version:
-    version = Version.of(exports[-1], withdrawn)
+  def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
     config = exports[-1].config()
     with plain(self._what, redis.RedisError), self._redis.pipeline() as transaction:
       transaction.watch(_VERSION)
@@ -107,7 +101,7 @@ class RedisStore(VersionedStore):
       transaction.hset(
         _MODEL + str(generation).encode(), mapping={'config': config, 'dense': dense}
       )
-      fields = version._asdict() | {'generation': generation}
+      fields = new._asdict() | {'generation': generation}
       transaction.set(_VERSION, json.dumps(fields, sort_keys=True))
       try:
         transaction.execute()
@@ -115,7 +109,6 @@ class RedisStore(VersionedStore):
         raise Overtaken from None
       if begins:
         self._sweep(generation)
-    return version
 
   def _sweep(self, generation: int) -> None:
     """Deletes earlier generations, including those of bases that were never completed."""
@@ -163,8 +156,8 @@ def _write(
   Args:
     pipeline: a transaction, or a pipeline without one.
     generation: of the rows.
-    export: the rows and tombstones.
-    at_once: execute the pipeline after every so many commands; None: do not execute it.
+    export: has the rows and the tombstones.
+    at_once: execute the pipeline each time it has this many commands; None: do not execute it.
   """
 
   def sent() -> None:

@@ -4,7 +4,7 @@
     {"inputs": {"user": ["u1"], "item": [5, 6]}}           -> {"outputs": [0.1, …], …}
 
 In the second form, a column of one value stands for all samples: one user, many items. A value
-{"b64": "…"} is a text in base 64. Answers also hold the "model_version".
+{"b64": "…"} is a string in base 64. Answers also hold the "model_version".
 """
 
 import base64
@@ -37,7 +37,7 @@ class Request(NamedTuple):
 class Signature(NamedTuple):
   """The names in requests and answers of a version."""
 
-  columns: Mapping[str, bool]  # name -> whether its values are texts
+  columns: Mapping[str, bool]  # name -> whether its values are strings
   outputs: Sequence[str]
   version: int
 
@@ -101,7 +101,8 @@ def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
       raise BadRequest(
         f"instances[{i}]: only some instances have '{name[:80]}'; wanted the same names in all"
       )
-  return {name: [_value(one[name]) for one in instances] for name in names}, len(instances)
+  columns = {name: [_value(instance[name]) for instance in instances] for name in names}
+  return columns, len(instances)
 
 
 def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
@@ -131,16 +132,16 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
   if len(texts) == 1:
     (values,) = texts.values()
-    found = f'[{",".join(values)}]'
+    scores = f'[{",".join(values)}]'
   elif request.by_row:
     names = [json.dumps(name) for name in texts]
     rows = (','.join(map('{}:{}'.format, names, row)) for row in zip(*texts.values()))
-    found = f'[{",".join(map("{{{}}}".format, rows))}]'
+    scores = f'[{",".join(map("{{{}}}".format, rows))}]'
   else:
     columns = (f'{json.dumps(name)}:[{",".join(values)}]' for name, values in texts.items())
-    found = f'{{{",".join(columns)}}}'
+    scores = f'{{{",".join(columns)}}}'
   kind = 'predictions' if request.by_row else 'outputs'
-  return f'{{"{kind}":{found},"model_version":"{version}"}}'.encode()
+  return f'{{"{kind}":{scores},"model_version":"{version}"}}'.encode()
 
 
 def error(text: str) -> bytes:
@@ -150,9 +151,9 @@ def error(text: str) -> bytes:
 
 def status(version: int) -> bytes:
   """Returns the body that says which version is served."""
-  state = {'error_code': 'OK', 'error_message': ''}
-  one = {'version': str(version), 'state': 'AVAILABLE', 'status': state}
-  return json.dumps({'model_version_status': [one]}).encode()
+  ok = {'error_code': 'OK', 'error_message': ''}
+  state = {'version': str(version), 'state': 'AVAILABLE', 'status': ok}
+  return json.dumps({'model_version_status': [state]}).encode()
 
 
 def metadata(name: str, signature: Signature) -> bytes:

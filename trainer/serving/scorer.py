@@ -71,7 +71,7 @@ class Scorer:
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.slots)
     self._cfg = cfg
-    # name -> whether its values are texts; these first
+    # name -> whether its values are strings; these first
     columns = sorted(cfg.data.log_columns().items())
     self._columns = dict(sorted(columns, key=lambda item: not item[1]))
     self._aliases = {input_name(name): name for name in self._columns}
@@ -118,7 +118,7 @@ class Scorer:
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   def signature(self) -> tuple[dict[str, bool], list[str]]:
-    """Returns for each column whether its values are texts, and the names of the outputs."""
+    """Returns for each column whether its values are strings, and the names of the outputs."""
     return dict(self._columns), list(self._graph.structured_outputs)
 
   # A request's columns
@@ -146,8 +146,8 @@ class Scorer:
 
     Args:
       columns: JSON values by the column's name or its `input_name`. A column has B values, or one
-        that stands for all samples. A missing value is null or ''. A slot's value is a text, a
-        whole number, or a list of these; a dense value is a number or its text.
+        that stands for all samples. A missing value is null or ''. A slot's value is a string,
+        a whole number, or a list of these; a dense value is a number or its text.
       size: B.
     Returns:
       NumPy arrays. Unknown columns are ignored.
@@ -231,7 +231,7 @@ def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:
 
 def _texts(column: str, values: Sequence[Json]) -> pa.Array:
   """Returns a slot's values as Arrow strings, or as lists of strings."""
-  wanted = 'a text, a whole number, null or a list of them'
+  wanted = 'a string, a whole number, null or a list of them'
   has_lists = any(isinstance(v, list) for v in values)
 
   def text(i: int, value: Json) -> str | None:
@@ -256,11 +256,11 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
   try:
     return pa.array(texts, kind)
   except (UnicodeEncodeError, pa.ArrowException):
-    raise BadRequest(f"column '{column}': found a text that is not Unicode") from None
+    raise BadRequest(f"column '{column}': found a string that is not Unicode") from None
 
 
 def _numbers(column: str, values: Sequence[Json]) -> pa.Array:
-  """Returns a dense column's values as Arrow numbers, or as strings if any of them is a text."""
+  """Returns a dense column's values as Arrow numbers, or as strings if any of them is one."""
   wanted = 'a finite number, its text, or null'
   numbers: list[float | str | None] = []
   for i, value in enumerate(values):
@@ -278,4 +278,4 @@ def _numbers(column: str, values: Sequence[Json]) -> pa.Array:
   try:
     return pa.array([repr(n) if isinstance(n, float) else n for n in numbers], pa.string())
   except UnicodeEncodeError:
-    raise BadRequest(f"column '{column}': found a text that is not Unicode") from None
+    raise BadRequest(f"column '{column}': found a string that is not Unicode") from None

@@ -1,4 +1,4 @@
-"""Serves one version of a model, and switches to a new one without a pause."""
+"""Serves one version of a model, and switches to a new version without a pause."""
 
 import contextlib
 import threading
@@ -19,7 +19,7 @@ class NotReady(UserError):
 
 
 class _Served:
-  """A version, with the number of its users: the requests that it answers, and the service."""
+  """A version with the number of its users: requests under way, and the service itself."""
 
   def __init__(self, view: View, text: str, scorer: Scorer):
     self.view, self.text, self.scorer = view, text, scorer
@@ -34,7 +34,7 @@ class Service:
 
   Args:
     store: rows, dense part and config of a version.
-    advance: updates the store before each look; None: another process updates it.
+    advance: updates the store before each refresh; None: another process updates it.
     own_layers: dotted paths of layers that the config of a version may import.
   """
 
@@ -86,7 +86,7 @@ class Service:
       return served.scorer.unknown(request.columns)
 
   def signature(self) -> Signature:
-    """Returns what requests and answers hold. Raises: NotReady if there is no version yet."""
+    """Returns the names in requests and answers. Raises: NotReady if there is no version yet."""
     with self._use() as served:
       return Signature(*served.scorer.signature(), served.view.version.sequence)
 

@@ -1,9 +1,9 @@
-"""The interface of the stores that rows are served from. A store holds one version of a model.
+"""The interface of the stores that a scorer reads rows from. A store holds one version of a model.
 
 A *version* is the replay of a chain of exports (`trainer.storage.export`): rows by key, the dense
 part and the config. Its number is the sequence of the chain's last export. One publisher at a time
-writes a store, and any number of scorers read it. They see all changes of a new version at once: no
-reader ever sees rows of two versions.
+writes a store, and any number of scorers read it. A scorer sees all changes of a new version at
+once, never rows of two versions.
 
 A row is kept as float32 values, little-endian: the linear weight, then the factors, if any.
 """
@@ -59,7 +59,7 @@ class Version(NamedTuple):
 
 
 class Overtaken(Exception):
-  """Another publisher has changed the store in the meantime."""
+  """Another publisher has changed the store since its version was read."""
 
 
 class VersionGone(Exception):
@@ -80,10 +80,10 @@ class LookedUpRows(NamedTuple):
 
 
 class View(abc.ABC):
-  """One version of a store, for reading. Threads may share it.
+  """Reads one version of a store. Threads may share it.
 
   Attributes:
-    version: the one that it shows.
+    version: which version that is.
     config: the resolved config as YAML.
     dense: the dense variables by name, and `dense_stats`.
   """
@@ -100,7 +100,7 @@ class View(abc.ABC):
     """
 
   def close(self) -> None:
-    """Releases what the view holds."""
+    """Releases the version's resources."""
 
 
 class VersionedStore(abc.ABC):
@@ -110,17 +110,16 @@ class VersionedStore(abc.ABC):
   def version(self) -> Version | None:
     """Returns the version that the store holds; None if it is empty.
 
-    Readers poll it many times a second, so it must be cheap.
+    It must be cheap, because readers poll it many times a second.
     """
 
-  @abc.abstractmethod
   def apply(
     self,
     exports: Sequence[RowExport],
     expected: Version | None,
     withdrawn: int | None = None,
   ) -> Version:
-    """Brings the store to a new version. If this process is killed here, the old version stays.
+    """Brings the store to a new version; until that is complete, the store holds the old one.
 
     Args:
       exports: oldest first. The first one follows the version that the store holds, or begins a
@@ -133,6 +132,13 @@ class VersionedStore(abc.ABC):
       Overtaken: if the store does not hold `expected`.
       DataLoss: if an export is damaged.
     """
+    new = Version.of(exports[-1], withdrawn)
+    self._apply(exports, expected, new)
+    return new
+
+  @abc.abstractmethod
+  def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
+    """Does the work of `apply`, whose result is `new`."""
 
   @abc.abstractmethod
   def view(self) -> View | None:
@@ -186,20 +192,20 @@ def decode(values: Sequence[bytes | None]) -> LookedUpRows:
 
 
 def replace(
-  keys: np.ndarray, found: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
+  keys: np.ndarray, rows: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
 ) -> LookedUpRows:
   """Returns the rows of `keys`, taken from `other` for keys that are among `other_keys`.
 
   Args:
     keys: int64 [n].
-    found: the rows of `keys`.
+    rows: the rows of `keys`.
     other_keys: int64 [m], ascending.
     other: the rows of `other_keys`.
   """
   if not len(other_keys):
-    return found
+    return rows
   at = np.minimum(np.searchsorted(other_keys, keys), len(other_keys) - 1)
-  both = LookedUpRows(*map(np.concatenate, zip(found, other)))
+  both = LookedUpRows(*map(np.concatenate, zip(rows, other)))
   place = np.where(other_keys[at] == keys, len(keys) + at, np.arange(len(keys)))
   starts = (np.cumsum(both.counts) - both.counts)[place]
   counts = both.counts[place]
@@ -209,7 +215,7 @@ def replace(
 
 @contextlib.contextmanager
 def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
-  """Turns a library's errors into a UserError of one line."""
+  """Turns a library's errors into a UserError of one line that begins with `what`."""
   try:
     yield
   except errors as e:

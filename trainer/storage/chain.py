@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +49,6 @@ class LeftOut(NamedTuple):
   share_of_shows: float = 0.0  # share of all shows that belong to the rows left out
 
   def __str__(self) -> str:
-    """Returns one line: what is left out, the effect on scores, and how to export everything."""
     return (
       f'{self.rows:,} of {self.of:,} features, which had {self.share_of_shows:.1%} of the shows, '
       'are left out: samples with these features get other scores than from ctr-predict; to serve '
@@ -68,7 +67,7 @@ class Rows(NamedTuple):
 
   @property
   def slot(self) -> np.ndarray:
-    """Returns the slot ids, int64 [n]."""
+    """The slot ids, int64 [n]."""
     return self.key >> HASH_BITS
 
 
@@ -83,12 +82,7 @@ def path_of(directory: str, kind: str, sequence: int) -> str:
 
 
 def part_name(content: str, rank: int, size: int) -> str:
-  """Returns the name of the file that process `rank` of `size` writes.
-
-  Args:
-    content: 'rows' or 'tombstones'.
-    rank, size: as of a Communicator.
-  """
+  """Returns the name of the file of 'rows' or 'tombstones' that process `rank` of `size` writes."""
   return f'{content}-{rank:05d}-of-{size:05d}.parquet'
 
 
@@ -258,61 +252,34 @@ def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
 
 
 def chain(directory: str, last: str | None = None) -> list[RowExport]:
-  """Returns the exports of a chain, oldest first; the arguments and errors are `backwards`'."""
+  """Returns the exports of a chain, oldest first; arguments and errors are those of `backwards`."""
   return list(backwards(directory, last))[::-1]
 
 
-def _links(
-  directory: str, done: Iterable[StoredExport], previous: Callable[[str], str | None]
-) -> list[str]:
-  """Returns the paths of the newest chain, oldest first; [] if an export of it is missing.
-
-  Args:
-    directory: the exports of a run.
-    done: as `exports` returns them.
-    previous: takes the path of an export; returns the name of the one before it in its chain.
-  """
-  of_rows = dict.fromkeys(export.path for export in done if export.kind in ROW_KINDS)
-  path = next(reversed(of_rows), None)
-  links: list[str] = []
-  while path:
-    if path not in of_rows:
-      logging.warning(
-        '%s: is missing, and %s follows it; the next delta begins a new chain', path, links[-1]
-      )
-      return []
-    links.append(path)
-    name = previous(path)
-    path = name and os.path.join(directory, name)
-  return links[::-1]
-
-
 class Replay:
-  """A cache of what earlier exports hold, for the process that writes the next one.
+  """A cache of the content of earlier exports, for the process that writes the next one.
 
   Each export is read once, and again only if another one took its place. So the time of an export
   does not grow with their number. The chain's keys stay in memory, 8 bytes each.
   """
 
   def __init__(self):
-    # By path: `_done_at`, the position in the data, and `previous`.
-    self._known: dict[str, tuple[int, JsonObject, str | None]] = {}
+    self._known: dict[str, tuple[int, JsonObject]] = {}  # by path: `_done_at` and the manifest
     self._replayed: list[tuple[str, int]] = []  # the exports that `_live` results from
     self._shards, self._live = range(0), np.zeros([0], np.int64)
 
-  def look(self, directory: str) -> tuple[list[StoredExport], JsonObject, list[str]]:
-    """Reads which exports are there; removes unfinished ones, which a crash has left.
+  def scan(self, directory: str) -> tuple[list[StoredExport], dict[str, JsonObject], list[str]]:
+    """Lists the exports of a directory; removes unfinished ones, which a crash has left.
 
     Returns:
-      The exports that are DONE, their positions in the data by path, and the paths of the newest
-      chain.
+      The exports that are DONE, their manifests by path, and the paths of the newest chain, oldest
+      first; [] if an export of that chain is missing.
     Raises:
       DataLoss: if a manifest is damaged.
     """
-    for one in _all(directory, files.UNFINISHED):
-      files.remove(one.path)
-    found, before = [], self._known
-    self._known = {}
+    for unfinished in _all(directory, files.UNFINISHED):
+      files.remove(unfinished.path)
+    done, before, self._known = [], self._known, {}
     for export in sorted(_all(directory)):
       path = export.path
       try:
@@ -320,20 +287,29 @@ class Replay:
       except FileNotFoundError:
         files.remove(path)
         continue
-      found.append(export)
+      done.append(export)
       known = before.get(path)
-      if known is None or known[0] != done_at:
-        manifest = files.read_manifest(path)
-        known = done_at, manifest['position'], manifest['previous']
-      self._known[path] = known
-    positions = {path: known[1] for path, known in self._known.items()}
-    return found, positions, _links(directory, found, lambda path: self._known[path][2])
+      fresh = known is not None and known[0] == done_at
+      self._known[path] = known if fresh else (done_at, files.read_manifest(path))
+    manifests = {path: manifest for path, (_, manifest) in self._known.items()}
+    path = next((export.path for export in reversed(done) if export.kind in ROW_KINDS), None)
+    links: list[str] = []
+    while path:
+      if path not in manifests:
+        logging.warning(
+          '%s: is missing, and %s follows it; the next delta begins a new chain', path, links[-1]
+        )
+        return done, manifests, []
+      links.append(path)
+      previous = manifests[path]['previous']
+      path = previous and os.path.join(directory, previous)
+    return done, manifests, links[::-1]
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
     """Returns the keys that the replay of a chain holds, int64 [n], ascending.
 
     Args:
-      links: the paths of the chain, as `look` returned them on process 0.
+      links: the paths of the chain, as `scan` returned them on process 0.
       shards: only keys of these logical shards are returned.
     Raises:
       DataLoss: if an export is damaged.

@@ -1,7 +1,7 @@
 """Checkpoints: the whole state of a run, readable by any number of processes.
 
     checkpoints/ckpt-000000123/
-      rows-00000-of-00002.bin     what process 0 of 2 owns: the logical shards [0, 128), block by
+      rows-00000-of-00002.bin     the rows of process 0 of 2: the logical shards [0, 128), block by
                                   block; a block holds its columns one after another
       rows-00000-of-00002.json    names, dtypes and row shapes of the columns; of each block its
                                   first and last shard, the length of each column, and its checksum
@@ -130,7 +130,7 @@ def save(
   progress: Mapping[str, Json],
   config_text: str,
   keep: int,
-  communicator: Communicator | None = None,
+  communicator: Communicator = SingleProcess(),
   texts: KeptTexts | None = None,
 ) -> str:
   """Writes a checkpoint; every process calls it.
@@ -143,15 +143,14 @@ def save(
     progress: the place in the data; only process 0 writes it.
     config_text: the resolved config.
     keep: the number of checkpoints to keep, with this one.
-    communicator: how the processes meet; None: there is one.
-    texts: of the features that this process owns.
+    communicator: connects the processes; by default there is one.
+    texts: the strings of the features that this process owns.
   Returns:
     The path of the checkpoint.
   Raises:
     UserError: on every process, if any process cannot write or holds values that are not finite.
       Earlier checkpoints stay intact.
   """
-  communicator = communicator or SingleProcess()
   rank, size = communicator.rank, communicator.size
   what = f'cannot save a checkpoint in {directory}'
 
@@ -218,9 +217,9 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
 
 
 def link(path: str, directory: str) -> None:
-  """Copies a checkpoint into another directory, in place of all that is there.
+  """Copies a checkpoint into another directory, in place of everything that is there.
 
-  The copies are hard links where the file system has them.
+  The copies are hard links if the file system has them.
 
   Args:
     path: of a checkpoint that is DONE.
@@ -254,7 +253,7 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
-  """Yields the blocks with rows of some logical shards; they may hold rows of other shards too.
+  """Yields the blocks that hold rows of some logical shards, beside rows of other shards.
 
   Args:
     path: of the checkpoint.
@@ -348,7 +347,7 @@ def restore(
   path: str,
   *,
   store: RowTable,
-  communicator: Communicator | None = None,
+  communicator: Communicator = SingleProcess(),
   adapt: Adapt | None = None,
   texts: KeptTexts | None = None,
 ) -> tuple[dict[str, np.ndarray], JsonObject]:
@@ -357,7 +356,7 @@ def restore(
   Args:
     path: of the checkpoint.
     store: the rows that this process owns replace its content.
-    communicator: how the processes meet; None: there is one.
+    communicator: connects the processes; by default there is one.
     adapt: converts the rows to this run's config; None: the rows are taken as they are.
     texts: those of the features that this process owns replace its content.
   Returns:
@@ -366,7 +365,6 @@ def restore(
     DataLoss: if the checkpoint is damaged; the store may then hold some of its rows.
     UserError: if the checkpoint cannot be read.
   """
-  communicator = communicator or SingleProcess()
   with plain_errors(f'cannot read {path}'):
     manifest = check(path)
     listed = manifest['files']
@@ -397,7 +395,7 @@ def restore_latest(
   directory: str,
   *,
   store: RowTable,
-  communicator: Communicator | None = None,
+  communicator: Communicator = SingleProcess(),
   adapt: Adapt | None = None,
   texts: KeptTexts | None = None,
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
@@ -411,7 +409,6 @@ def restore_latest(
   Raises:
     UserError: if there are checkpoints and all are damaged.
   """
-  communicator = communicator or SingleProcess()
   is_first = communicator.rank == 0
   paths = communicator.broadcast(
     communicator.together(

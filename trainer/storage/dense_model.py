@@ -1,8 +1,8 @@
 """Writes the dense part of a model as a SavedModel, for consumers that keep the rows elsewhere.
 
-Its size does not depend on the number of features. Its signature `serving_default` takes those of
-these inputs that the model reads (trainer.embedding.layer_inputs.LayerInputs). Their first
-dimension is B, or 1, which is repeated:
+Its size does not depend on the number of features. Its signature `serving_default` takes the
+following inputs, as far as the model reads them (trainer.embedding.layer_inputs.LayerInputs). Their
+first dimension is B, or 1, which is repeated:
 
 - `linear` float32 [B, F]: Σ x·w over the features of each slot;
 - `factors_TABLE` float32 [B, F_t, D_t]: Σ x·v over the features of each of the table's slots;

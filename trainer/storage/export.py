@@ -15,11 +15,11 @@
     exports/000013-delta/ …
     exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
 
-**What base + deltas is.** A base and the deltas after it form a *chain*; each delta's manifest
-names the chain's `base` and the `previous` export. To *replay* a chain: take the base's rows; for
-each delta in order, delete the keys of its tombstones and let its rows replace those of the same
-key. At a given moment, let B be the keys that the policy selects for a base, D those that it
-selects for a delta, and L the keys that the replay of the chain holds. An export then writes
+**Chains.** A base and the deltas after it form a *chain*; each delta's manifest names the chain's
+`base` and the `previous` export. To *replay* a chain: take the base's rows; for each delta in
+order, delete the keys of its tombstones and let its rows replace those of the same key. At a given
+moment, let B be the keys that the policy selects for a base, D those that it selects for a delta,
+and L the keys that the replay of the chain holds. An export then writes
 
     base:   rows B
     delta:  rows D ∪ (B − L), tombstones L − (B ∪ D)
@@ -31,21 +31,20 @@ delta_threshold since it was last written; until then the replay keeps its older
 delta_threshold 0 the replay *is* the base of that moment. If the chain's last export is of the same
 position in the data, nothing has changed since, and D is empty.
 
-L is read from the chain's own files. So the trainer needs no state that a crash could lose: what is
-DONE has been exported. If a chain is broken because a directory was removed, or if the run
-continues with other slots, tables or interactions, which give keys and rows another meaning, the
-next delta begins a new chain: its `base` and `previous` are null.
+L is read from the chain's own files, so the trainer needs no state that a crash could lose. If a
+chain is broken because a directory was removed, or if the run continues with other slots, tables or
+interactions, which give keys and rows another meaning, the next delta begins a new chain: its
+`base` and `previous` are null.
 
-**What a filter leaves out.** With `base_threshold` or `delta_keep_days` set, features outside B are
-in the table but not in exports, so that serving scores samples without them. The manifest says how
-many they are and what share of all shows they had.
+**Filters.** With `base_threshold` or `delta_keep_days` set, features outside B are in the table but
+not in exports, so serving scores samples without them. The manifest holds their number and their
+share of all shows.
 
-**Exactly once.** Its kind, its position in the data and the lifecycle's settings identify an
-export. After a crash the same export is written again; if it is DONE already, it is left as it is.
-In both cases, the gains of the exported features are then subtracted from their delta_score. What a
-feature gains between selection and this subtraction is kept. Exports by the command ctr-export are
-links of the chain too, but the trainer does not know of them: it keeps the gains, and exports these
-rows once more.
+**Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
+settings. After a crash the same export is written again, unless it is DONE already. In both cases,
+the gains of the exported features are then subtracted from their delta_score; gains between the
+selection and this subtraction are kept. Exports by the command ctr-export are links of the chain
+too, but the trainer does not know of them: it keeps the gains, and exports these rows once more.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
 n versions of each kind of model.
@@ -85,7 +84,7 @@ KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 
 class WrittenExport(NamedTuple):
-  """What was written, or was there already."""
+  """An export, whether this call wrote it or it was there already."""
 
   path: str
   rows: int  # over all processes
@@ -96,7 +95,7 @@ class WrittenExport(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """What process 0 found in the directory; the same on every process."""
+  """What process 0 has decided to write; the same on every process."""
 
   path: str
   sequence: int
@@ -115,7 +114,7 @@ class _Selection(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """The counts of what one process wrote; the last four are 0 unless a filter leaves rows out."""
+  """What one process wrote, in numbers; the last four are 0 unless a filter leaves rows out."""
 
   rows: int = 0
   tombstones: int = 0
@@ -165,11 +164,11 @@ def row_tables(store: RowTable, keys: np.ndarray, schema: pa.Schema = SCHEMA) ->
 
 
 def _layout(cfg: config.Config) -> JsonObject:
-  """Returns what decides which keys and rows features have, for the manifest."""
+  """Returns what determines the keys and rows of features, for the manifest."""
   return {
     'slots': cfg.slot_ids(),
     'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
-    'interactions': sorted({one.kind for one in cfg.model.all_interactions().values()}),
+    'interactions': sorted({layer.kind for layer in cfg.model.all_interactions().values()}),
   }
 
 
@@ -180,16 +179,16 @@ def _begin(
   layout: JsonObject,
   replay: chain.Replay,
 ) -> _Plan:
-  """Looks whether the export is there already, else makes its directory; process 0 calls it."""
-  done, positions, links = replay.look(directory)
+  """Returns the plan; makes the directory unless the export is DONE. Process 0 calls it."""
+  done, manifests, links = replay.scan(directory)
   for export in done:
-    if export.kind == kind and positions[export.path] == position:
+    if export.kind == kind and manifests[export.path]['position'] == position:
       return _Plan(export.path, export.sequence, True, [], False)
   sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)
   links = links if kind == 'delta' else []
-  last = files.read_manifest(links[-1]) if links else {}
+  last = manifests[links[-1]] if links else {}
   if any(last.get(name) != value for name, value in layout.items()):
     links, last = [], {}
   unchanged = last.get('position') == position
@@ -199,7 +198,7 @@ def _begin(
 def _select(
   store: RowTable, kind: str, plan: _Plan, shards: range, replay: chain.Replay
 ) -> _Selection:
-  """Selects what this process writes, and whose gains it subtracts once the export is DONE."""
+  """Selects the rows that this process writes, and those whose gains it subtracts afterwards."""
   if kind == 'dense_model':
     return _Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
@@ -247,9 +246,9 @@ def _write_part(
   part = _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
   if not store.policy.filters_exports:
     return part
-  every, kept = np.asarray(store.select('all')), selection.kept
-  shows = _shows(store, every), _shows(store, kept)
-  return part._replace(features=len(every), kept=len(kept), shows=shows[0], shows_kept=shows[1])
+  features, kept = np.asarray(store.select('all')), selection.kept
+  shows, shows_kept = _shows(store, features), _shows(store, kept)
+  return part._replace(features=len(features), kept=len(kept), shows=shows, shows_kept=shows_kept)
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
@@ -273,7 +272,7 @@ def write(
   model: tf.keras.Model,
   dense_stats: tf.Variable,
   integer_slots: Sequence[str] = (),
-  communicator: Communicator | None = None,
+  communicator: Communicator = SingleProcess(),
   folder: str | None = None,
   replay: chain.Replay | None = None,
 ) -> WrittenExport:
@@ -289,13 +288,13 @@ def write(
     model: trainer.model.builder.CTRModel.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel.
-    communicator: how the processes meet; None: there is one process.
+    communicator: connects the processes; by default there is one.
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.
     replay: a cache of earlier exports, which the caller keeps; None: they are read again.
   Raises:
     UserError: on every process, if any process cannot write; no gains are subtracted then.
   """
-  communicator, replay = communicator or SingleProcess(), replay or chain.Replay()
+  replay = replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   is_first = communicator.rank == 0

@@ -1,5 +1,6 @@
-"""Lets one trainer at a time use a run_dir; takes the run_dir over from a trainer that died."""
+"""The lock that lets one trainer at a time use a run_dir; a new one replaces one that died."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -27,8 +28,8 @@ class RunLock:
 
   A file names the owner's host and process, and the owner updates the file's time every few
   seconds. An owner on this host is dead when its process has ended. An owner on another host, or in
-  another container, is taken for dead when the file's time is older than `stale_seconds`, by the
-  clock of the file system.
+  another container, counts as dead when the file's time is older than `stale_seconds`, by the clock
+  of the file system.
 
   Args:
     run_dir: an existing directory, which all hosts may see.
@@ -47,11 +48,10 @@ class RunLock:
   def acquire(self) -> None:
     """Makes this process the owner.
 
-    If the last owner was on another host, this waits to see whether that one still updates the
-    file.
+    If the last owner was on another host, this waits to see whether it still updates the file.
 
     Raises:
-      UserError: if another process owns the run_dir; it names that process.
+      UserError: naming the process that owns the run_dir.
     """
     own = _this_process() | {'id': secrets.token_hex(8)}
     seen: tuple[str, int] | None = None  # the owner and the time of its file
@@ -81,10 +81,8 @@ class RunLock:
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
 
   def follow(self, lock_id: str) -> None:
-    """Takes the lock over from another process of the same job, which was lost or has left.
+    """Takes over the lock `lock_id` from a process of the same job that was lost or has left.
 
-    Args:
-      lock_id: the `id` of the job's lock.
     Raises:
       UserError: if another job has taken the run_dir in the meantime.
     """
@@ -114,11 +112,7 @@ class RunLock:
     beat.start()
 
   def check(self) -> None:
-    """Checks that this process, if it became the owner, still is.
-
-    Raises:
-      UserError: if another process took the run_dir over while this one stood still.
-    """
+    """Raises UserError if another process took the run_dir from this one while it stood still."""
     if self._own is None:
       return
     with files.exclusive(self._path) as f:
@@ -146,10 +140,8 @@ class RunLock:
 
   def _beat(self, released: threading.Event) -> None:
     while not released.wait(self._stale_seconds / BEATS):
-      try:
+      with contextlib.suppress(OSError):  # the storage may be back at the next beat
         os.utime(self._path)
-      except OSError:
-        pass  # the next beat may find the storage again
 
   def _is_stale(self, modified: float) -> bool:
     """Returns whether a time is too long ago, by the clock of the file system."""
@@ -177,7 +169,7 @@ def _is_dead(owner: JsonObject) -> bool:
   A new process may have got the same process id, so the time of its start is compared too.
   """
   if owner['process'] == os.getpid() and owner['id'] not in _held:
-    return True  # this process owned it before it started itself again (os.execv)
+    return True  # this process owned it before it restarted itself (os.execv)
   try:
     process = psutil.Process(owner['process'])
     return (

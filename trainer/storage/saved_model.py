@@ -1,8 +1,8 @@
 """Writes the whole model as a SavedModel: raw columns in, outputs out.
 
-Its rows lie in variables, features sorted by key: a look-up is a binary search (`tf.searchsorted`),
-and loading reads arrays and builds nothing. A feature that is not there reads 0, in weight and
-factors, as in evaluation; features that read 0 anyway are not written. It has two signatures:
+Its rows are variables, sorted by key: a look-up is a binary search (`tf.searchsorted`), and loading
+only reads arrays. The weight and the factors of an unknown feature are 0, as in evaluation;
+features whose values are all 0 are not written. It has two signatures:
 
 - `serving_default` takes a tensor for every column: string for a slot's column (its features stand
   as in the log, with the slot's separators; a blank value is no feature), int64 where the slot is
@@ -27,7 +27,7 @@ from trainer.errors import UserError
 from trainer.storage.chain import Rows
 from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
 
-NO_KEY = np.int64(2**63 - 1)  # the last place of `keys`: where a search for an unknown feature ends
+NO_KEY = np.int64(2**63 - 1)  # the last of `keys`, where the search for an unknown feature ends
 ROWS_AT_ONCE = 1 << 18  # factor rows that are copied at a time: their indices take more memory
 
 
@@ -81,7 +81,7 @@ class Serving(ServedModel):
       self._make_variables(rows)
 
   def _make_variables(self, rows: Rows) -> None:
-    keep = (rows.linear != 0) | (rows.counts > 0)  # the others read 0 anyway
+    keep = (rows.linear != 0) | (rows.counts > 0)  # the others are 0 anyway
     if self._counted:
       keep |= rows.seen.any(1)
     keep = np.flatnonzero(keep)
@@ -117,7 +117,7 @@ class Serving(ServedModel):
 
   def column_specs(self) -> dict[str, tf.TensorSpec]:
     """Returns the raw columns and their types: by name, specs of shape [B]."""
-    # A column that is read as a text and as a number is parsed.
+    # A column that is both a slot's and dense is a string, which is parsed.
     columns = self._cfg.data.log_columns()
     types = {name: tf.string if is_text else tf.float32 for name, is_text in columns.items()}
     types |= dict.fromkeys(self._integer_columns, tf.int64)

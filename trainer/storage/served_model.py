@@ -1,4 +1,4 @@
-"""What our SavedModels have in common. Plain TensorFlow runs them, without TFRA or code of ours.
+"""The common part of our SavedModels. Plain TensorFlow runs them, without TFRA or code of ours.
 
 There are two: the whole model (`trainer.storage.saved_model`) and the dense part alone
 (`trainer.storage.dense_model`). Their outputs are `probability` float32 [B], or with several tasks
@@ -22,10 +22,7 @@ Graph = tf.types.experimental.ConcreteFunction
 
 
 def input_name(column: str) -> str:
-  """Returns the name of a column's tensor, since TensorFlow wants plain names.
-
-  Whatever is no letter, digit or underscore becomes an underscore.
-  """
+  """Returns a column's name as the name of a tensor: letters, digits and underscores."""
   name = re.sub(r'[^A-Za-z0-9_]', '_', column)
   return name if name[:1].isalpha() else f'column_{name}'
 
@@ -42,7 +39,7 @@ class ServedModel(tf.Module):
   def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
     super().__init__()
     self._cfg, self._dense_columns = cfg, cfg.data.dense
-    # Not an attribute: Keras would trace its own signatures for a model that it finds.
+    # A closure, because Keras traces signatures of its own for a model that is an attribute.
     self._call = lambda inputs: model.predictions(model(inputs, training=False))
     self.dense_variables = list(model.variables)
     self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
@@ -96,12 +93,12 @@ def write(
   specs: Mapping[str, tf.TensorSpec],
   path: str,
 ) -> None:
-  """Writes a SavedModel and its warm-up requests, and waits until they are on the disk.
+  """Writes a SavedModel and its warm-up requests durably.
 
   Args:
-    module: holds the variables.
+    module: has the variables.
     signatures: graphs by name.
-    specs: of the inputs of `serving_default`, by name.
+    specs: the specs of the inputs of `serving_default`, by name.
     path: of a directory.
   """
   verbosity = logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Writes the requests with which TensorFlow Serving warms up a new version before it serves it.
+"""Writes the requests by which TensorFlow Serving warms up a new version before serving it.
 
 They lie in `assets.extra/tf_serving_warmup_requests` beside the SavedModel: a TFRecord file of
 `tensorflow.serving.PredictionLog` messages. They are encoded here, with the field numbers of
