@@ -4,9 +4,9 @@
 
 The job continues from its last checkpoint on the hosts that then answer, those that have come back
 included, if they have slots for MIN_RANKS ranks. The first restart comes after CTR_RESTART_SECONDS
-(5), each next one after twice as long, 300 seconds at most. If a rank ends with SIGTERM's status and
-nobody has asked this process to stop, its host is being taken away: the rank counts as lost. Every
-other status, such as that of a user's mistake, ends the job.
+(5), each next one after twice as long, 300 seconds at most. If a rank ends with SIGTERM's status
+though nobody has asked this process to stop, its host is being taken away: the rank counts as lost.
+Every other status, such as that of a user's mistake, ends the job.
 """
 
 import os

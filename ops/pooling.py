@@ -77,12 +77,11 @@ def pool(
 
   Args:
     rows: of `deduped.unique`; only linear, factors and offsets are read.
-    deduped: of the batch's n occurrences.
+    deduped: of the batch's n occurrences of features.
     values: float32 [n], or [0] if all are 1.
     segments: int32 [n], sample * F + field, ascending; or [0] if each field of each sample has one
       occurrence.
     batch_size: int32 [], B.
-    layout: the model's.
   """
   linear, norm, slots, totals, squares = load().ctr_pool(
     linear=rows.linear,

@@ -27,7 +27,7 @@ class RowHyperparameters(Protocol):
 
 
 def state_floats(kind: str, dim: int) -> int:
-  """Returns how many floats of optimizer state stand behind `dim` weights.
+  """Returns how many floats of optimizer state belong to `dim` weights.
 
   Raises:
     KeyError: for an unknown kind.

@@ -17,14 +17,7 @@ IntOrArray = TypeVar('IntOrArray', int, np.ndarray)
 
 
 def mix64(keys: np.ndarray) -> np.ndarray:
-  """Hashes keys with the finaliser of MurmurHash3, a bijection of 64 bits.
-
-  Args:
-    keys: int64 [...].
-
-  Returns:
-    uint64 [...].
-  """
+  """Hashes keys, int64 […] to uint64 […], by the finaliser of MurmurHash3, a bijection."""
   h = np.asarray(keys).astype(np.int64).view(np.uint64)
   with np.errstate(over='ignore'):
     h = (h ^ (h >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -33,11 +26,7 @@ def mix64(keys: np.ndarray) -> np.ndarray:
 
 
 def shard_of(keys: np.ndarray) -> np.ndarray:
-  """Returns the logical shard of each key, int32 [...] in [0, 256): the top 8 bits of its hash.
-
-  Args:
-    keys: int64 [...].
-  """
+  """Returns the logical shard of each key, int32 […] in [0, 256): the top 8 bits of its hash."""
   return (mix64(keys) >> np.uint64(56)).astype(np.int32)
 
 
@@ -55,13 +44,10 @@ def shards_of(owner: int, owners: int) -> range:
 
 
 def owner_counts(keys: TensorLike, owners: int) -> tf.Tensor:
-  """Counts the keys of each owner.
+  """Counts the keys of each of N owners, int32 [N].
 
   Args:
     keys: int64 [n], grouped by logical shard, as `ops.dedupe.dedupe` leaves them.
     owners: N.
-
-  Returns:
-    int32 [N].
   """
   return load().ctr_owner_counts(keys=keys, owners=owners)

@@ -113,9 +113,6 @@ class SingleProcess(Communicator):
   def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return list(tensors)
 
-  def all_reduce_with_gradient(self, tensor: tf.Tensor) -> tf.Tensor:
-    return tensor
-
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return dict(arrays)
 
@@ -149,8 +146,6 @@ class RankCommunicator(Communicator):
   """A communicator of N ranks, which exchange rows.
 
   Args:
-    rank: this process's.
-    size: N.
     plain_data: the exchange that carries plain data, as rows of bytes.
   """
 

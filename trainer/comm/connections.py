@@ -26,7 +26,6 @@ class Connector:
   Args:
     communicator: exchanges the ranks' addresses.
     host: where the other ranks reach this one; None: all ranks are on one machine.
-    sync: the section of the config.
   Raises:
     UserError: on every rank, if one has no free port.
   """

@@ -1,4 +1,4 @@
-"""The heartbeat of a job of ranks: if a rank dies, freezes or hangs, it names it and ends the job.
+"""The heartbeat of a job of ranks: it ends the job if a rank dies, freezes or hangs, and names it.
 
 Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
 nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If
@@ -97,7 +97,13 @@ class Heartbeat(contextlib.AbstractContextManager):
     trace: types.TracebackType | None,
   ) -> None:
     if error is None:
-      self._close()
+      with self._lock:
+        self._closing = True
+        members = list(self._members.values())
+      for member in members:
+        member.connection.send(['bye'])  # else the other side reports a loss when it closes
+      for member in members:
+        member.connection.close()
     elif isinstance(error, (UserError, NotBuilt)):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
@@ -108,16 +114,6 @@ class Heartbeat(contextlib.AbstractContextManager):
       if status != EXIT_STATUS:
         traceback.print_exception(error)
       self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', status)
-
-  def _close(self) -> None:
-    """Says goodbye, so that the other side does not report a loss when the connection closes."""
-    with self._lock:
-      self._closing = True
-      members = list(self._members.values())
-    for member in members:
-      member.connection.send(['bye'])
-    for member in members:
-      member.connection.close()
 
   # Meeting
 

@@ -275,7 +275,7 @@ def _authenticated(
 
   Args:
     connected: the socket.
-    secret: of the job.
+    secret: as of the Listener.
     seconds: the time limit.
     steps: `deliver_challenge` and `answer_challenge`, in this side's order.
   Raises:

@@ -22,7 +22,6 @@ class Embedding:
   """The static part of the sparse path: the table of each slot, and the columns of a row.
 
   Args:
-    cfg: the job's config.
     needs: names of trainer.embedding.layer_inputs.NEEDS, which the model's interactions read.
 
   Attributes:
@@ -170,9 +169,7 @@ class Embedding:
     """Returns the factors of each history's features; differentiable in `rows.factors`.
 
     Args:
-      batch: B samples.
-      deduped: their distinct keys.
-      rows: of the distinct keys.
+      batch, deduped, rows: B samples, their distinct keys, and the rows of these.
       sums: the slot sums of each table, float32 [B, F_t, D_t].
     """
     segments = batch.segments

@@ -43,10 +43,6 @@ Routing = Routed | tuple[()]
 class LocalRows:
   """Reads and updates rows, all of which are in this process.
 
-  Args:
-    store: the rows (trainer.embedding.stores).
-    cfg: the job's config.
-
   Attributes:
     routed: the TensorSpecs of the result of `route`; () with one process.
   """
@@ -139,8 +135,6 @@ class ShardedRows(LocalRows):
 
   Args:
     store: the rows that this rank owns.
-    communicator: how the ranks meet.
-    cfg: the job's config.
     spans: measures how long a step waits for rows and gradients.
   """
 

@@ -38,7 +38,6 @@ class SlotStatistics:
   """Sums over rows, by slot; the sums of several processes or of a checkpoint's parts add up.
 
   Args:
-    cfg: the job's config.
     widths: the factors of a row, by table (of ffm F·D).
   """
 

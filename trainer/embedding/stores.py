@@ -1,4 +1,4 @@
-"""The store of the rows that a process owns: our row store (the default) or TFRA's hash tables."""
+"""The store of a process's rows: our row store (the default) or TFRA's hash tables."""
 
 from ops.row_store import RowStore
 from trainer.config import Config
@@ -31,8 +31,6 @@ def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> Ro
   """Makes the store that `sparse.store` names.
 
   Args:
-    cfg: the job's config.
-    embedding: has the layout of rows.
     name: graphs of parameter servers share the store by this name. None: only this process uses it.
   Raises:
     UserError: as `store_class`.

@@ -44,12 +44,9 @@ class CoordinatorClient(Communicator):
   `close_pass` may change rank and size.
 
   Args:
-    address: the coordinator's.
-    secret: the coordinator's.
-    cluster: the processes of the job.
-    sync: the section of the config.
+    address, secret: the coordinator's.
     settings: values by name, which must be the same on all processes.
-    process: this one.
+    process: carries out the coordinator's commands.
   Attributes:
     generation: how often the job has formed.
     independent: whether this worker claims units of a pass; collectives then return its own values.

@@ -49,14 +49,11 @@ class Coordinator:
   an asynchronous mode they claim units of work instead, and do not wait for one another.
 
   Args:
-    cluster: the processes of the job.
-    sync: the section of the config.
     settings: values by name, which must be the same on all processes.
     host: the address to listen at.
     secret: known to all processes of the job; by default a random one.
   Attributes:
-    address: for CoordinatorClient.
-    secret: likewise.
+    address, secret: for CoordinatorClient.
   Raises:
     UserError: if no port of sync.ports is free.
   """

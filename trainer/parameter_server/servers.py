@@ -53,10 +53,7 @@ class Servers:
   """The state on the servers, and a worker's verbs on it.
 
   Args:
-    cfg: the job's config.
-    cluster: the processes of the job.
     target: the address of this worker's tf.distribute.Server.
-    communicator: of this worker.
     dense: this worker's dense part; the servers' dense variables have the same shapes.
   Attributes:
     count: the number of servers.

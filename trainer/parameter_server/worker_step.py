@@ -44,12 +44,9 @@ def rows_spec(cfg: config.Config) -> row_store.PulledRows:
 
 
 class WorkerStep(Step):
-  """What the steps of all modes share; its dense part is a copy of the servers' dense variables.
+  """The common part of all modes' steps; its dense part is a copy of the servers' variables.
 
   Args:
-    cfg: the job's config.
-    communicator: of this worker.
-    cluster: the processes of the job.
     target: the address of this worker's tf.distribute.Server.
   """
 
@@ -260,9 +257,8 @@ class ServerStep(WorkerStep):
     """Differentiates on a worker.
 
     Args:
-      batch: of tensors.
-      deduped: its distinct keys.
-      rows: of these keys.
+      batch: the samples, as tensors.
+      deduped, rows: their distinct keys, and the rows of these.
       sent: int32 [servers], how many keys go to each server.
       dense: the servers' dense variables.
       lower: int64 [], the samples of this step on workers of lower rank.

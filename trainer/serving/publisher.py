@@ -28,7 +28,6 @@ class Publisher:
 
   Args:
     directory: the exports of a run.
-    store: the store to update.
 
   Attributes:
     refused: why the last call of `advance` refused an export; None if it did not.

@@ -260,7 +260,7 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
 
 
 def _numbers(column: str, values: Sequence[Json]) -> pa.Array:
-  """Returns a dense column's values as Arrow numbers, or as strings if any of them is one."""
+  """Returns a dense column's values as Arrow numbers, or as strings if any is a string."""
   wanted = 'a finite number, its text, or null'
   numbers: list[float | str | None] = []
   for i, value in enumerate(values):

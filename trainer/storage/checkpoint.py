@@ -72,13 +72,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _write_rows(path: str, store: RowTable, shards: range) -> None:
-  """Writes a store's rows as one part.
-
-  Args:
-    path: of the part, without the suffixes of its two files.
-    store: the rows.
-    shards: the logical shards that this process owns.
-  """
+  """Writes a store's rows, all of these logical shards, as the files `path`.bin and `path`.json."""
   columns: list[Json] = []
   blocks: list[Json] = []
   with open(path + '.bin', 'wb') as f:
@@ -253,7 +247,7 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
-  """Yields the blocks that hold rows of some logical shards, beside rows of other shards.
+  """Yields the blocks that hold rows of some logical shards; a block may hold rows of others too.
 
   Args:
     path: of the checkpoint.

@@ -24,11 +24,7 @@ _SUMS = ('linear', 'squares', 'field_factors', 'field_squares', 'norm', 'seen') 
 
 
 class DenseServing(ServedModel):
-  """The dense part of a trained model, and its graph from slot sums to outputs.
-
-  Args:
-    cfg, model, dense_stats: as of ServedModel.
-  """
+  """The dense part of a trained model, and its graph from slot sums to outputs."""
 
   def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
     super().__init__(cfg, model, dense_stats)
@@ -82,11 +78,8 @@ class DenseServing(ServedModel):
 
 
 def save(cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str) -> None:
-  """Writes the dense part into the directory `path`.
+  """Writes the dense part into the directory `path`; the other arguments are ServedModel's.
 
-  Args:
-    cfg, model, dense_stats: as of ServedModel.
-    path: of the directory.
   Raises:
     UserError: if an interaction reads histories, which slot sums do not contain.
   """

@@ -281,7 +281,6 @@ def write(
   After a base or delta, the exported gains are subtracted from the features' delta_score.
 
   Args:
-    cfg: the job's config.
     kind: base, delta, saved_model or dense_model.
     position: the place in the data; an earlier export with the same one is not written again.
     store: the rows that this process owns.
@@ -307,7 +306,13 @@ def write(
       if not is_first:
         return None
       os.makedirs(directory, exist_ok=True)
-      turn.enter_context(_turn(os.path.join(folder or cfg.run_dir, LOCK)))
+      # A command and the trainer may export at the same time; one waits for the other.
+      lock = turn.enter_context(
+        files.exclusive(os.path.join(folder or cfg.run_dir, LOCK), PATIENCE)
+      )
+      with contextlib.suppress(OSError):  # on a full disk the file names nobody
+        os.truncate(lock.fileno(), 0)
+        os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
       return _begin(directory, kind, position, _layout(cfg), replay)._asdict()
 
     plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
@@ -348,16 +353,6 @@ def write(
     manifest['slot_rows'],
     chain.LeftOut(**manifest['left_out']),
   )
-
-
-@contextlib.contextmanager
-def _turn(path: str) -> Iterator[None]:
-  """Waits until no other process exports; a command and the trainer may do so at the same time."""
-  with files.exclusive(path, PATIENCE) as lock:
-    with contextlib.suppress(OSError):  # on a full disk the file names nobody
-      os.truncate(lock.fileno(), 0)
-      os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
-    yield
 
 
 def _manifest(

@@ -31,7 +31,6 @@ class ServedModel(tf.Module):
   """The dense part of a trained model.
 
   Args:
-    cfg: the job's config.
     model: trainer.model.builder.CTRModel, built for `cfg`.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
   """
