@@ -19,6 +19,9 @@ class PoolLayout:
   """The properties of the model that pooling needs.
 
   Fields are in canonical order: those of one table are neighbours.
+
+  Raises:
+    ValueError: if a part has an unknown kind or an impossible width.
   """
 
   slot_table: tuple[int, ...]  # [F], the table of each field, ascending
@@ -27,6 +30,16 @@ class PoolLayout:
   slots: bool = True  # whether to return slot sums of plain parts; those of field parts always are
   # Whether to return totals and squares of plain parts; squares of field parts always are.
   totals: bool = False
+
+  def __post_init__(self):
+    for part in (p for parts in self.parts for p in parts):
+      if part.kind not in ('plain', 'field'):
+        raise ValueError(f"FactorPart.kind: found {part.kind!r}; wanted 'plain' or 'field'")
+      if part.kind == 'field' and part.width % len(self.slot_table):
+        raise ValueError(
+          f'FactorPart.width: found {part.width} of a field part; wanted a multiple of the '
+          f'{len(self.slot_table)} fields'
+        )
 
   def attributes(self) -> dict[str, int | list]:
     """Returns the attributes of the pooling ops: one list with the parts of all tables."""
