@@ -110,9 +110,12 @@ class Heartbeat(contextlib.AbstractContextManager):
       # This rank may have failed because another one was lost. Wait, so that the loss is reported
       # first and ends this process.
       time.sleep(min(5, self._sync.lost_peer_seconds))
-      status = _status_of(error)
-      if status != EXIT_STATUS:
+      import tensorflow as tf  # here: the error may come before TensorFlow
+
+      lost_another = isinstance(error, (ConnectionError, tf.errors.AbortedError))
+      if not lost_another:
         traceback.print_exception(error)
+      status = EXIT_STATUS if lost_another else 1
       self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', status)
 
   # Meeting
@@ -255,14 +258,6 @@ class _Peer:
   name: str
   connection: messages.MessageConnection
   idle: float = 0.0  # seconds without progress, as of its last beat
-
-
-def _status_of(error: Exception) -> int:
-  """Returns the exit status for an error: 3 if a connection ended, else 1."""
-  import tensorflow as tf  # here: an error may come before TensorFlow
-
-  ended = isinstance(error, (ConnectionError, tf.errors.AbortedError))
-  return EXIT_STATUS if ended else 1
 
 
 def _exit(text: str, status: int) -> NoReturn:

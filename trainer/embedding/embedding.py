@@ -105,8 +105,11 @@ class Embedding:
   def dedupe(self, batch: SlotBatch) -> Deduped:
     """Returns the batch's unique keys with the shows and clicks of their occurrences."""
     clicks = tf.cast(batch.label > 0.5, tf.float32)
-    if batch.item.shape[0] > batch.label.shape[0]:
-      return self._dedupe_with_candidates(batch, clicks)
+    if batch.item.shape[0] > batch.label.shape[0]:  # candidates count as no shows
+      sample = batch.segments // self.num_slots
+      is_shown = sample < tf.size(clicks)
+      clicks = tf.gather(tf.pad(clicks, [[0, 1]]), tf.minimum(sample, tf.size(clicks)))
+      return dedupe(batch.keys, shows=tf.cast(is_shown, tf.float32), clicks=clicks)
     if self._click_shares is not None:
       clicks = tf.linalg.matvec(clicks, self._click_shares)
     return dedupe(
@@ -116,13 +119,6 @@ class Embedding:
       segments=batch.segments,
       fields=self.num_slots,
     )
-
-  def _dedupe_with_candidates(self, batch: SlotBatch, clicks: tf.Tensor) -> Deduped:
-    """As `dedupe`; candidates count as no shows."""
-    sample = batch.segments // self.num_slots
-    is_shown = sample < tf.size(clicks)
-    clicks = tf.gather(tf.pad(clicks, [[0, 1]]), tf.minimum(sample, tf.size(clicks)))
-    return dedupe(batch.keys, shows=tf.cast(is_shown, tf.float32), clicks=clicks)
 
   def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
     """Pools the rows of a batch's unique keys; differentiable in their weights and factors."""

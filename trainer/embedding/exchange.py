@@ -182,17 +182,14 @@ class ShardedRows(LocalRows):
     linear, factors, offsets = packing.unpack_rows(
       buffer, routed.sent, deduped.unique, self._store.slot_table, widths
     )
-    return ShardedPull(linear, factors, offsets, routed, owned, self._seen(owned, routed))
-
-  def _seen(self, owned: PulledRows, routed: Routed) -> tf.Tensor | tuple[()]:
-    """Returns the counts of this rank's keys, from their owners."""
-    if not self._reads_counts:
-      return ()
-    answers = tf.unstack(tf.gather(owned.seen, routed.owned.inverse), 2, 1)
-    columns, _ = self._spans.timed(
-      lambda: self._counts.all_to_all(answers, routed.received), answers
-    )
-    return tf.stack(columns, 1)
+    seen: tf.Tensor | tuple[()] = ()
+    if self._reads_counts:
+      answers = tf.unstack(tf.gather(owned.seen, routed.owned.inverse), 2, 1)
+      columns, _ = self._spans.timed(
+        lambda: self._counts.all_to_all(answers, routed.received), answers
+      )
+      seen = tf.stack(columns, 1)
+    return ShardedPull(linear, factors, offsets, routed, owned, seen)
 
   def push(
     self,

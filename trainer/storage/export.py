@@ -367,6 +367,9 @@ def _manifest(
     if name in entries:
       entries[name]['keys_crc32'] = crc
   previous = [os.path.basename(p) for p in plan.chain]
+  features, shows = sum(p.features for p in parts), sum(p.shows for p in parts)
+  share_left_out = 1 - sum(p.shows_kept for p in parts) / shows if shows > 0 else 0.0
+  left_out = chain.LeftOut(features - sum(p.kept for p in parts), features, share_left_out)
   return {
     'kind': kind,
     'sequence': plan.sequence,
@@ -375,7 +378,7 @@ def _manifest(
     'previous': previous[-1] if previous else None,
     'rows': sum(part.rows for part in parts),
     'tombstones': sum(part.tombstones for part in parts),
-    'left_out': _left_out(parts),
+    'left_out': left_out._asdict(),
     **_layout(cfg),
     'slot_rows': {
       slot: sum(part.slots.get(str(i), 0) for part in parts)
@@ -383,15 +386,6 @@ def _manifest(
     },
     'files': entries,
   }
-
-
-def _left_out(parts: Sequence[_Part]) -> dict[str, int | float]:
-  """Returns a chain.LeftOut as the manifest holds it."""
-  shows, kept = sum(p.shows for p in parts), sum(p.shows_kept for p in parts)
-  features = sum(p.features for p in parts)
-  share = 1 - kept / shows if shows > 0 else 0.0
-  left = chain.LeftOut(features - sum(p.kept for p in parts), features, share)
-  return left._asdict()
 
 
 def _write_model(
