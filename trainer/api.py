@@ -87,6 +87,44 @@ class Run:
       prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
       return np.concatenate(list(predictions(run, prepared)))
 
+  def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
+    """Returns the best k items of each sample, of a run with model.retrieval.
+
+    Columns: sample (from 0, in input order), item and score, the best first. Items that the
+    sample's user has in data.train or data.valid are left out.
+
+    Args:
+      data: as for `evaluate`; only the columns of queries and data.group are read.
+    """
+    from trainer.training.recommendations import recommendations
+
+    self._wants_retrieval('recommend')
+    with (
+      self._open(['data.max_bad_share=0']) as run,
+      _patterns(self.cfg, data, labelled=False) as patterns,
+    ):
+      prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
+      return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
+
+  def vectors(self) -> pd.DataFrame:
+    """Returns the vectors of all items of a run with model.retrieval: item, key, and a column a
+    dimension.
+    """
+    from trainer.training.recommendations import item_vectors
+
+    self._wants_retrieval('vectors')
+    with self._open() as run:
+      keys, texts, vectors = item_vectors(run)
+    table = pd.DataFrame({'item': texts, 'key': keys})
+    return pd.concat([table, pd.DataFrame(vectors)], axis=1)
+
+  def _wants_retrieval(self, what: str) -> None:
+    if self.cfg.model.retrieval is None:
+      raise UserError(
+        f'{what}: found run_dir {self.run_dir} with model.interactions; wanted a run with '
+        'model.retrieval'
+      )
+
   def importance(self, data: Data | None = None) -> pd.DataFrame:
     """Returns by slot how much worse AUC and logloss are if its features are permuted over samples.
 
@@ -109,17 +147,11 @@ class Run:
     Raises:
       UserError: if there is no such slot.
     """
-    from trainer.data.texts import texts_of
     from trainer.reporting.inspection import Inspection
 
     inspection = Inspection(self.run_dir, self.checkpoint)
     table = inspection.features(slot)
-    of_slot = next(s for s in self.cfg.slots if s.name == slot)
-    paths = [entry['path'] for entry in inspection.progress['ledger']['entries']]
-    texts = inspection.texts(slot)
-    if missing := set(table['key']) - texts.keys():
-      for some in texts_of(self.cfg, paths, of_slot, missing):
-        texts |= some
+    texts = inspection.texts(slot, table['key'].to_numpy())
     table.insert(0, 'text', [texts.get(key) for key in table['key']])
     return table.sort_values('show', ascending=False, ignore_index=True)
 

@@ -5,6 +5,9 @@ commas, in the order of data.labels. With `--columns id,…` it writes CSV that 
 the input too. The suffix of FILE chooses another format: .tsv, .jsonl or .json (JSON lines), or
 .parquet. `--data -` reads standard input. Labels, weights and groups are not read. Under horovodrun
 the ranks share the work and the rows; rank 0 writes.
+
+For a run with model.retrieval it writes the best `--k` items of each sample, a line for each: the
+number of the sample (or `--columns`), the item and its score.
 """
 
 import collections
@@ -16,7 +19,7 @@ import tempfile
 
 from absl import flags
 
-from trainer import api, command_line, config, runtime
+from trainer import api, command_line, runtime
 from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -29,6 +32,7 @@ DATA = flags.DEFINE_multi_string(
 OUT = flags.DEFINE_string('out', '-', 'Where to write; - is standard output.')
 COLUMNS = flags.DEFINE_list('columns', [], 'Columns of the input to write beside the probability.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
+K = flags.DEFINE_integer('k', 20, 'How many items to find, with model.retrieval.', lower_bound=1)
 CHECKPOINT = flags.DEFINE_enum(
   'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
 )
@@ -48,6 +52,7 @@ def main() -> None:
   from trainer.data.prepared import is_prepared
   from trainer.files import whole_file
   from trainer.training.finished_run import open_run
+  from trainer.training.recommendations import recommendations
 
   here = runtime.launched()
   if here.size > 1 and ('-' in DATA.value or OUT.value == '-'):
@@ -66,7 +71,8 @@ def main() -> None:
     contextlib.ExitStack() as stack,
   ):
     cfg = run.cfg
-    config.refuse_retrieval(cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
+    if not cfg.model.retrieval and flags.FLAGS['k'].present:
+      raise UserError('--k: found a run with model.interactions; wanted one with model.retrieval')
     patterns = [_from_standard_input(folder) if p == '-' else p for p in DATA.value]
     found = api.passes_to_score(run, patterns)
     for one in found:
@@ -75,25 +81,32 @@ def main() -> None:
     prepared = run.inputs.prepared(found, 'predict', labelled=False)
     names = [label.name for label in cfg.data.labels] or ['probability']
 
-    predicted = api.predictions(run, prepared)
+    if cfg.model.retrieval:
+      predicted = recommendations(run, prepared, K.value)
+    else:
+      predicted = api.predictions(run, prepared)
     if here.rank > 0:
       collections.deque(predicted, 0)  # the other ranks take part
       return
 
     out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))
-    if is_text and not COLUMNS.value:
+    tables = (
+      table
+      for one in found
+      for table in carried.carried_columns(cfg, one.path, COLUMNS.value, as_text=is_text)
+    )
+    if cfg.model.retrieval:
+      tables = carried.joined(tables, predicted) if COLUMNS.value else predicted
+      carried.write_tables(tables, out, suffix)
+    elif is_text and not COLUMNS.value:
       carried.write_lines(predicted, out, carried.TEXT_DELIMITERS[suffix])
     else:
-      tables = (
-        table
-        for one in found
-        for table in carried.carried_columns(cfg, one.path, COLUMNS.value, as_text=is_text)
-      )
       tables = carried.beside(tables if COLUMNS.value else None, predicted, names)
       carried.write_tables(tables, out, suffix)
   if OUT.value != '-':
     count = sum(one.num_samples for one in prepared)
-    print(f'{count:,} predictions in {OUT.value}', file=sys.stderr)
+    what = 'samples with recommendations' if cfg.model.retrieval else 'predictions'
+    print(f'{count:,} {what} in {OUT.value}', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -3,15 +3,20 @@
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 
+import trainer
 from tests.support.retrieval import loss_of, make_batch, make_config, vectors_of
 from tests.support.steps import train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.data.features import hash_keys
 from trainer.errors import ConfigError, UserError
 from trainer.model import ranking
 from trainer.model.retrieval_losses import softmax
@@ -28,6 +33,10 @@ LOSSES = (
   {'loss': 'bpr', 'similarity': 'dot', 'temperature': 1.0},
   {'loss': 'nce', 'logq': 'uniform'},
 )
+
+
+def keys_of(slot, names):
+  return hash_keys(tf.constant([str(n) for n in names]), slot).numpy()
 
 
 def with_catalogue(cfg, batch):
@@ -223,28 +232,60 @@ class RunTest(tf.test.TestCase):
     self.train(cfg)
     evaluated = [e for e in self.events() if e.get('split') == 'valid' and e['event'] == 'eval']
     self.assertGreater(evaluated[-1]['recall@3'], evaluated[0]['recall@3'])
-    with open_run(cfg.run_dir, checkpoint='last') as run:
-      catalogue = run.evaluation._catalogue
-      catalogue.refresh(run.step.store, run.communicator)
-      from trainer.data.features import hash_keys
-
-      def key(slot, names):
-        return hash_keys(tf.constant([str(n) for n in names]), slot).numpy()
-
-      users = vectors_of(run.step, key(1, range(30)))
-      items = vectors_of(run.step, key(2, range(25)))
     recalls = []
-    for user in range(30):
-      q = users[int(key(1, [user])[0])]
-      train = {item for u, item in self.lines['train'] if u == user}
+    for user, ranked in self.rankings(cfg.run_dir, seen=('train',)).items():
       wanted = {item for u, item in self.lines['valid'] if u == user}
-      scores = {}
-      for item in set(range(25)) - train:
-        v = items[int(key(2, [item])[0])]
-        scores[item] = q @ v / np.linalg.norm(v)
-      top = sorted(scores, key=scores.get)[::-1][:3]
-      recalls.append(len(wanted.intersection(top)) / len(wanted))
+      recalls.append(len(wanted.intersection(item for item, _ in ranked[:3])) / len(wanted))
     self.assertAllClose(evaluated[-1]['recall@3'], np.mean(recalls))
+
+  def rankings(self, run_dir, seen):
+    """By user, all items that are not in the passes `seen`, with scores, from the rows alone."""
+    with open_run(run_dir, checkpoint='last') as run:
+      users = vectors_of(run.step, keys_of(1, range(30)))
+      items = vectors_of(run.step, keys_of(2, range(25)))
+    found = {}
+    for user, key in enumerate(keys_of(1, range(30)).tolist()):
+      left_out = {item for split in seen for u, item in self.lines[split] if u == user}
+      scores = {}
+      for item, of_item in enumerate(keys_of(2, range(25)).tolist()):
+        if item not in left_out:
+          lengths = np.linalg.norm(users[key]) * np.linalg.norm(items[of_item])
+          scores[item] = users[key] @ items[of_item] / lengths
+      found[user] = sorted(scores.items(), key=lambda pair: -pair[1])
+    return found
+
+  def test_recommends_what_a_brute_force_finds_for_queries_without_items(self):
+    cfg = self.make_config()
+    self.train(cfg)
+    expected = self.rankings(cfg.run_dir, seen=('train', 'valid'))
+    asked = [7, 3, 29, 7]
+    run = trainer.load(cfg.run_dir, 'last')
+    found = run.recommend(pd.DataFrame({'user': asked}), k=5)
+    self.assertAllEqual(found['sample'], np.repeat(range(4), 5))
+    items = [item for user in asked for item, _ in expected[user][:5]]
+    scores = [score for user in asked for _, score in expected[user][:5]]
+    self.assertAllEqual(found['item'], [str(item) for item in items])
+    self.assertAllClose(found['score'], scores, rtol=1e-5)
+
+    path = f'{self.folder}/asked.csv'
+    pathlib.Path(path).write_text('user,place\n' + ''.join(f'{u},p{u}\n' for u in asked))
+    for name, options, columns in (
+      ('plain.csv', [], ['sample']),
+      ('carried.csv', ['--columns', 'place,user'], ['place', 'user']),
+    ):
+      out = f'{self.folder}/{name}'
+      command = ['trainer.predict', '--run_dir', cfg.run_dir, '--data', path, '--out', out]
+      command += ['--k', '5', '--checkpoint', 'last', *options]
+      subprocess.run([sys.executable, '-m', *command], check=True, capture_output=True)
+      table = pd.read_csv(out, dtype={'item': str})
+      self.assertEqual(list(table), [*columns, 'item', 'score'])
+      self.assertAllEqual(table['item'], found['item'])
+      self.assertAllClose(table['score'], found['score'], rtol=1e-6)
+    self.assertAllEqual(table['user'], np.repeat(asked, 5))
+
+    vectors = run.vectors().set_index('item')
+    self.assertLen(vectors, 25)
+    self.assertAllClose(np.linalg.norm(vectors.drop(columns='key'), axis=1), np.ones(25))
 
   def test_goes_on_after_a_kill_as_if_nothing_had_been(self):
     whole = self.train(self.make_config('whole'))

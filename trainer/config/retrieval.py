@@ -79,6 +79,11 @@ class Retrieval(Section):
   eval_at: list[PositiveInt] = [20]
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 
+  def only_of_items(self) -> set[str]:
+    """The slots and dense columns that a query does without."""
+    query, item = self.query, self.item
+    return {*item.slots, *item.dense} - {*query.slots, *query.dense}
+
   def metrics(self) -> list[str]:
     """The names of all metrics of a ranking."""
     return [f'{name}@{k}' for k in self.eval_at for name in RANKING_METRICS]

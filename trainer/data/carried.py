@@ -65,6 +65,26 @@ def beside(
     yield table
 
 
+def joined(tables: Iterator[pa.Table], found: Iterator[pa.Table]) -> Iterator[pa.Table]:
+  """Yields tables with the carried columns in place of `sample`, the number of a record.
+
+  Args:
+    tables: the carried columns.
+    found: tables whose column `sample`, int64, ascends.
+  """
+  rest, first = next(tables), 0
+  for table in found:
+    sample = table['sample'].to_numpy()
+    while len(sample) and sample[-1] >= first + rest.num_rows:
+      rest = pa.concat_tables([rest, next(tables)])
+    of_records = rest.take(sample - first)
+    for name in table.column_names[1:]:
+      of_records = of_records.append_column(name, table[name])
+    yield of_records
+    if len(sample):
+      rest, first = rest.slice(sample[-1] - first), int(sample[-1])
+
+
 # The formats of a file of predictions by its suffix; a file without one is text.
 TEXT_DELIMITERS = {'': ',', '.txt': ',', '.csv': ',', '.tsv': '\t'}
 JSON_SUFFIXES = ('.json', '.jsonl', '.ndjson')

@@ -237,11 +237,16 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   Args:
     block: the records.
     labelled: whether to read labels, weights and groups. If not, labels are 0, weights are 1, and
-      there is one group. If data.label is null, labels are 1.
+      there is one group; but with model.retrieval groups are read, and columns that only describe
+      items are blank. If data.label is null, labels are 1.
   Raises:
     UserError: if a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
+  is_query = not labelled and cfg.model.retrieval is not None
+  if is_query:
+    blank = dict.fromkeys(data.log_columns(), pa.nulls(n))
+    block = block._replace(columns=blank | block.columns)
   records = _Records(block)
   if cfg.data.label is None:
     label = np.ones([n, 1])
@@ -256,7 +261,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       records.drop(wrong | ~(weight >= 0), 'weight', data.weight, 'a finite number >= 0')
   if data.group is not None:
     group = np.full([n], BLANK_GROUP)
-    if labelled:
+    if labelled or is_query:
       array, wrong = whole_numbers(records.single(data.group, 'group', 'one value'))
       records.drop(wrong, 'group', data.group, WHOLE_NUMBER)
       group = feature_keys(array, data.group, 0, data.missing_values)

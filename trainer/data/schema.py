@@ -59,17 +59,23 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   """Returns the columns to read, each with the config key that needs it.
 
   Args:
-    labelled: whether to read labels, weights and groups; prediction does not need them.
+    labelled: whether to read labels, weights and groups; prediction does not need them. To find
+      items (model.retrieval) it needs the group, but no column that only describes items.
   """
   data, columns = cfg.data, []
+  retrieval = cfg.model.retrieval if not labelled else None
   if labelled:
     key = 'data.labels' if data.labels else 'data.label'
     if data.labels or data.label is not None:
       columns += [(label.column or label.name, key) for label in cfg.labels]
     columns += [(data.weight, 'data.weight'), (data.group, 'data.group')]
+  elif retrieval:
+    columns.append((data.group, 'data.group'))
+  of_items = retrieval.only_of_items() if retrieval else ()
   for one in (*data.dense, *data.slots):
     key = f"slot '{one.name}'" if isinstance(one, config.Slot) else 'data.dense'
-    columns += [(name, key) for name, _ in data.columns_of(one)]
+    if one.name not in of_items:
+      columns += [(name, key) for name, _ in data.columns_of(one)]
   wanted: dict[str, str] = {}
   for column, key in columns:
     if column is not None:

@@ -145,6 +145,7 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   directory = shlex.quote(run.directory)
   yield f'  ctr-evaluate --run_dir {directory} --data FILE'
   if run.cfg.model.retrieval:
+    yield f'  ctr-predict --run_dir {directory} --data FILE --k 20 --out recommendations.csv'
     return
   yield f'  ctr-predict --run_dir {directory} --data FILE --out probabilities.txt'
   yield f'  ctr-export --run_dir {directory} --kind saved_model'

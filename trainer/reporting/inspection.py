@@ -14,6 +14,7 @@ from ops.sharding import SHARDS, owner_of, shard_of
 from trainer import config, files
 from trainer.data.features import hash_keys
 from trainer.data.schema import briefly
+from trainer.data.texts import texts_of
 from trainer.embedding.embedding import Embedding
 from trainer.embedding.slot_statistics import SlotStatistics
 from trainer.errors import UserError, nearest
@@ -121,14 +122,23 @@ class Inspection:
       ]
     return pd.DataFrame(columns)
 
-  def texts(self, slot: str) -> dict[int, str]:
-    """Returns the texts that data.keep_texts has kept of a slot's features, by key."""
+  def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
+    """Returns texts of a slot's features by key, where data.keep_texts or a pass has them.
+
+    Args:
+      keys: int64 [n], what to look for in passes that were trained on; kept texts are all there.
+    """
     found: dict[int, str] = {}
-    slot_id = self._slot_id(slot)
+    slot_id, wanted = self._slot_id(slot), set(keys.tolist())
     for dump in checkpoint.read_texts(self.path, self._manifest):
       texts = texts_of_slot(dump, slot).to_pylist()
-      keys = hash_keys(np.array(texts, object), slot_id).numpy().tolist() if texts else []
-      found |= zip(keys, (text.decode(errors='replace') for text in texts))
+      hashed = hash_keys(np.array(texts, object), slot_id).numpy().tolist() if texts else []
+      found |= zip(hashed, (text.decode(errors='replace') for text in texts))
+    if missing := wanted - found.keys():
+      of_slot = next(s for s in self.cfg.slots if s.name == slot)
+      paths = [entry['path'] for entry in self.progress['ledger']['entries']]
+      for some in texts_of(self.cfg, paths, of_slot, missing):
+        found |= some
     return found
 
   def feature(self, slot: str, text: str) -> JsonObject:

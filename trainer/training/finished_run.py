@@ -32,6 +32,7 @@ class FinishedRun:
     inputs: gives each rank its share of passes.
     evaluation: scores passes.
     progress_made: call it after each chunk of slow work, for the heartbeat.
+    checkpoint: best or last, as it was asked for.
   """
 
   cfg: config.Config
@@ -41,6 +42,7 @@ class FinishedRun:
   inputs: Inputs
   evaluation: Evaluation | RankingEvaluation
   progress_made: Callable[[], None]
+  checkpoint: str
 
 
 @contextlib.contextmanager
@@ -93,7 +95,9 @@ def open_run(
       evaluated = events[events['event'] == 'eval']
       if 'slots' in evaluated:
         evaluation.slots_before.extend(s for s in evaluated['slots'] if isinstance(s, dict))
-    yield FinishedRun(cfg, communicator, step, state.progress, inputs, evaluation, progress_made)
+    yield FinishedRun(
+      cfg, communicator, step, state.progress, inputs, evaluation, progress_made, checkpoint
+    )
     communicator.barrier()  # process 0's folder is everybody's
 
 

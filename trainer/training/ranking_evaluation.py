@@ -2,7 +2,7 @@
 
 import collections
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,7 @@ class RankingEvaluation:
   ranking.
 
   Attributes:
+    catalogue: the items, as of the last ranking.
     predictions: None: there are no probabilities.
     slots_before: empty.
   """
@@ -63,7 +64,7 @@ class RankingEvaluation:
   def __init__(self, inputs: Inputs):
     self._cfg, self._inputs = inputs.cfg, inputs
     self._communicator, self._step = inputs.communicator, inputs.step
-    self._catalogue = inputs.step.dense.catalogue
+    self.catalogue = inputs.step.dense.catalogue
     self._eval_at = inputs.cfg.model.retrieval.eval_at
     self._positives_by_path: dict[str, Positives] = {}
     self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=0)
@@ -85,8 +86,8 @@ class RankingEvaluation:
       UserError: if a K is above the size of the catalogue, or there is no positive.
     """
     del in_log
-    self._catalogue.refresh(self._step.store, self._communicator)
-    keys, most = self._catalogue.keys, max(self._eval_at)
+    self.catalogue.refresh(self._step.store, self._communicator)
+    keys, most = self.catalogue.keys, max(self._eval_at)
     if most > len(keys):
       raise UserError(
         f'model.retrieval.eval_at: found {most}; the catalogue has {len(keys):,} items, wanted at '
@@ -99,17 +100,45 @@ class RankingEvaluation:
       raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
     users, counts = np.unique(wanted.users, return_counts=True)
     queries = self.query_vectors(prepared, users)
-    ranked, _ = self.rank(queries, self._pairs(users, seen), most)
-    of_query, place = np.searchsorted(users, wanted.users), self._catalogue.places(wanted.items)
+    ranked, _ = self.rank(queries, self._left_out(users, seen), most, self.item_vectors())
+    of_query, place = np.searchsorted(users, wanted.users), self.catalogue.places(wanted.items)
     pairs = of_query[place >= 0], place[place >= 0]
-    values = ranking.judge(ranked, pairs, counts, self._catalogue.shows, self._eval_at)
+    values = ranking.judge(ranked, pairs, counts, self.catalogue.shows, self._eval_at)
     return values | {'queries': len(users), 'items': len(keys), 'examples': len(wanted.users)}
 
   def tell_unknown(self) -> None:
     """Does nothing; a ranking has no unknown features."""
 
+  def recommend(
+    self, prepared: Sequence[PreparedPass], k: int
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the best k items of each sample, in order, for a block of n samples at a time.
+
+    Positives that the sample's user has in data.train or data.valid are left out, unless the run
+    follows a stream (data.watch).
+
+    Yields:
+      keys int64 [n, k], −1 where there are fewer items, and scores float32 [n, k], descending.
+    """
+    self.catalogue.refresh(self._step.store, self._communicator)
+    rank, size = self._communicator.rank, self._communicator.size
+    keys, items = np.append(self.catalogue.keys, -1), self.item_vectors()
+    seen = self._positives(self._seen_passes(prepared))
+    for data_pass in prepared:
+      for start in range(0, data_pass.num_samples, _VECTORS_AT_ONCE):
+        samples = np.arange(start, min(start + _VECTORS_AT_ONCE, data_pass.num_samples))
+        own = self._vectors([data_pass.gather(np.array_split(samples, size)[rank])], 0)
+        queries = np.concatenate(self._communicator.gather(own)) if size > 1 else own
+        left_out = self._left_out(data_pass.gather(samples).group, seen)
+        places, scores = self.rank(queries, left_out, k, items)
+        yield keys[places], scores
+
   def rank(
-    self, queries: np.ndarray, left_out: tuple[np.ndarray, np.ndarray], k: int
+    self,
+    queries: np.ndarray,
+    left_out: tuple[np.ndarray, np.ndarray],
+    k: int,
+    items: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the best k items of each query: places in the catalogue and scores, [Q, k].
 
@@ -117,10 +146,10 @@ class RankingEvaluation:
       queries: float32 [Q, d], the same on every process.
       left_out: pairs (query, place) in order, int64 [n] each, that are not ranked.
       k: the number of items.
+      items: what `item_vectors` returned.
     """
     rank, size = self._communicator.rank, self._communicator.size
-    items = self.item_vectors()
-    first = rank * len(self._catalogue.keys) // size
+    first = rank * len(self.catalogue.keys) // size
     # An item with a zero vector was never trained.
     known = np.flatnonzero(np.any(items != 0, 1))
     column = np.full([len(items) + 1], -1)
@@ -139,12 +168,10 @@ class RankingEvaluation:
       self._inputs.progress_made()
       if time.monotonic() - began > _SECONDS_BETWEEN_LINES:
         began = time.monotonic()
-        self._inputs.show(
-          f'ranking {len(self._catalogue.keys):,} items · {done / len(queries):.0%}'
-        )
+        self._inputs.show(f'ranking {len(self.catalogue.keys):,} items · {done / len(queries):.0%}')
 
     scores, places = ranking.top_k(queries, items[known], k, pairs, on_block)
-    none = len(self._catalogue.keys)
+    none = len(self.catalogue.keys)
     places = np.append(known + first, none)[places]
     if size > 1:
       parts = self._communicator.gather([scores, places])
@@ -154,7 +181,7 @@ class RankingEvaluation:
   def item_vectors(self) -> np.ndarray:
     """Returns the vectors of this process's share of the catalogue, float32 [C', d]."""
     size = self._communicator.size
-    shares = self._catalogue.batches(_VECTORS_AT_ONCE, self._communicator.rank, size)
+    shares = self.catalogue.batches(_VECTORS_AT_ONCE, self._communicator.rank, size)
     return self._vectors(shares, 1)
 
   def query_vectors(self, prepared: Sequence[PreparedPass], users: np.ndarray) -> np.ndarray:
@@ -200,12 +227,14 @@ class RankingEvaluation:
       self._inputs.progress_made()
     return np.concatenate(vectors)
 
-  def _pairs(self, users: np.ndarray, seen: Positives) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what was seen as pairs (query, place in the catalogue), by query."""
-    query = np.minimum(np.searchsorted(users, seen.users), len(users) - 1)
-    place = self._catalogue.places(seen.items)
-    kept = (users[query] == seen.users) & (place >= 0)
-    return query[kept], place[kept]
+  def _left_out(self, users: np.ndarray, seen: Positives) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what was seen by the user of each query: pairs (query, place in the catalogue)."""
+    low, high = (np.searchsorted(seen.users, users, side) for side in ('left', 'right'))
+    counts = high - low
+    before = np.cumsum(counts) - counts
+    query = np.repeat(np.arange(len(users)), counts)
+    place = self.catalogue.places(seen.items[np.arange(len(query)) + (low - before)[query]])
+    return query[place >= 0], place[place >= 0]
 
   def _seen_passes(self, prepared: Sequence[PreparedPass]) -> list[PreparedPass]:
     data, found = self._cfg.data, []
@@ -228,7 +257,7 @@ class RankingEvaluation:
   def _positives_of(self, data_pass: PreparedPass) -> Positives:
     users, items = [np.zeros([0], np.int64)], [np.zeros([0], np.int64)]
     for batch in data_pass.batches(_SAMPLES_AT_ONCE):
-      own = sole_features(batch, self._catalogue.field, len(self._cfg.slots))
+      own = sole_features(batch, self.catalogue.field, len(self._cfg.slots))
       is_positive = (batch.label > 0.5) & (own >= 0)
       users.append(batch.group[is_positive])
       items.append(own[is_positive])

@@ -1,0 +1,62 @@
+"""Names the items that a run with model.retrieval finds: rows hold hashes, users want texts."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from trainer.data.prepared import PreparedPass
+from trainer.errors import UserError
+from trainer.reporting.inspection import Inspection
+from trainer.training.finished_run import FinishedRun
+
+
+def item_texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
+  """Returns the texts of items, object [n].
+
+  Args:
+    keys: int64 [n].
+  Raises:
+    UserError: if the text of one was not kept, and the log that had it is gone.
+  """
+  slot = run.cfg.model.retrieval.item.slots[0]
+  texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(slot, keys)
+  if unknown := len(set(keys.tolist()) - texts.keys()):
+    raise UserError(
+      f"data.keep_texts: the texts of {unknown:,} of {len(keys):,} items of slot '{slot}' were not "
+      f'kept, and no pass of data.train has them; wanted [{slot}] there when the run is trained'
+    )
+  return np.array([texts[key] for key in keys.tolist()], object)
+
+
+def item_vectors(run: FinishedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns the items of a run, in one process: keys int64 [C], texts, vectors float32 [C, d]."""
+  evaluation = run.evaluation
+  evaluation.catalogue.refresh(run.step.store, run.communicator)
+  vectors = evaluation.item_vectors()
+  known = np.any(vectors != 0, 1)  # an item with a zero vector was never trained
+  keys = evaluation.catalogue.keys[known]
+  return keys, item_texts(run, keys), vectors[known]
+
+
+def recommendations(
+  run: FinishedRun, prepared: Sequence[PreparedPass], k: int
+) -> Iterator[pa.Table]:
+  """Yields the best k items of each sample on rank 0, some samples at a time; every rank calls it.
+
+  Yields:
+    sample (int64, from 0 in input order), item (string) and score (float32), the best first; an
+    item that the sample's user has in data.train or data.valid is left out.
+  """
+  blocks, done = run.evaluation.recommend(prepared, k), 0
+  keys, texts = np.zeros([0], np.int64), np.zeros([0], object)
+  for items, scores in blocks:
+    if run.communicator.rank == 0:
+      if not done:
+        keys = run.evaluation.catalogue.keys
+        texts = item_texts(run, keys)
+      sample, place = np.nonzero(items >= 0)
+      item = texts[np.searchsorted(keys, items[sample, place])]
+      columns = {'sample': sample + done, 'item': item, 'score': scores[sample, place]}
+      yield pa.table({name: pa.array(column) for name, column in columns.items()})
+    done += len(items)
