@@ -247,6 +247,45 @@ class FacesTest(ColumnsTest):
     far = [(int(square), key) for square, key in large if abs(square - round(square)) > 1e-4]
     self.assertEqual(len(set(far)), len({square for square, _ in far}))
 
+  def test_numbers_as_people_write_them(self):
+    same = {'7': 7, ' +7 ': 7, '-0': -0.0, '12%': 0.12, '12 %': 0.12, '1e3': 1000, '': None}
+    wrong = ['1,2,3', '1..2', '12,,', '%', '1 000', '0x1', '1_0', 'inf', '1%%', '12 345 678', '1e99']
+    point = {'1.5': 1.5, '.5': 0.5, '5.': 5, '1.5e-3': 0.0015, '0.25%': 0.0025}
+    comma = {'1,5': 1.5, ',5': 0.5, '5,': 5, '1,5e-3': 0.0015, '0,25%': 0.0025, '1234,5': 1234.5}
+    for written, right, also_wrong in (
+      ({}, point, ['1,5', '1.234.567']),
+      ({'decimal': ','}, comma, ['1.5', '1.234']),
+      ({'decimal': ',', 'thousands': '.'}, comma | {'1.234': 1234, '-1.234.567,5%': -12345.675},
+       ['1.5', '12.34,5', '.5', '1234.567']),
+      ({'thousands': ','}, point | {'1,234.5': 1234.5, '12,345': 12345}, ['1,5']),
+      ({'decimal': ',', 'thousands': '\u202f'}, comma | {'1\u202f234,5': 1234.5}, ['1.5']),
+    ):  # fmt: skip
+      slots = [{'name': 't'}, {'name': 'b', 'from': {'bins': 't', 'boundaries': [1]}}]
+      slots.append({'name': 'n', 'from': {'number': 't'}})
+      cfg = make_config(slots, [{'name': 't'}], max_bad_share=1.0, **written)
+      given = right | same
+      found = self.check(cfg, {'t': list(given)})
+      wanted = [np.nan if v is None else v for v in given.values()]
+      self.assertAllEqual(found.dense[:, 0], np.float32(wanted))
+      # Columns of numbers alone are read in another way.
+      alone = make_config([{'name': 'other'}], [{'name': 'x'}], max_bad_share=1.0, **written)
+      columns = {'other': ['a'] * len(given), 'x': list(given)}
+      self.assertAllEqual(self.converted(alone, columns).dense[:, 0], np.float32(wanted))
+      numbers = {'other': ['a', 'b'], 'x': [1.5, next(iter(right))]}
+      self.assertAllEqual(
+        self.converted(alone, numbers, 'log.jsonl').dense,
+        self.served(alone, numbers, 2).dense,
+      )
+      wrong_here = {'other': ['a'] * (len(wrong) + len(also_wrong)), 'x': wrong + also_wrong}
+      bad = self.prepared(alone, self.write('log.csv', wrong_here)).meta['bad']
+      self.assertEqual(bad['records'], len(wrong) + len(also_wrong))
+
+  def test_a_decimal_comma_is_told(self):
+    cfg = make_config([{'name': 's'}], [{'name': 'x'}], max_bad_share=1.0)
+    path = self.write('log.csv', {'s': ['a'], 'x': ['0,5']})
+    wanted = self.prepared(cfg, path).meta['bad']['examples'][0]['wanted']
+    self.assertEndsWith(wanted, "; data.decimal: ',' reads a decimal comma")
+
   def test_crosses_and_overlap(self):
     cfg = make_config(
       [

@@ -167,6 +167,11 @@ class Data(Section):
   end of each day; null: there are no days."""
   missing_values: list[str] = []
   """Texts that stand for a missing value, as NULL and NaN do in some logs; blank always does."""
+  decimal: Literal['.', ','] = '.'
+  """What stands before the fraction of a number that is a text. 12.5% is .125."""
+  thousands: str | None = None
+  """The character that may stand between groups of three digits of a number that is a text, as in
+  1.234.567,8; null: none."""
   max_bad_share: Share = 0.0
   """The share of a pass's records that may be malformed; they are left out. A pass with more is
   refused."""
@@ -189,6 +194,13 @@ class Data(Section):
   keep_prepared_passes: NonNegativeInt | None = None
   """How many converted passes are kept in run_dir/prepared after they were trained on. The default
   is 2 with data.watch; null: all."""
+
+  @pydantic.model_validator(mode='after')
+  def _check_thousands(self) -> 'Data':
+    text = self.thousands
+    if text is not None and (len(text) != 1 or text.isalnum() or text in f'+-%{self.decimal}'):
+      wrong('thousands', f'found {text!r}; wanted one character that numbers do not have otherwise')
+    return self
 
   @pydantic.model_validator(mode='after')
   def _check_slots(self) -> 'Data':

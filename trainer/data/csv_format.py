@@ -51,6 +51,7 @@ def _to_arrow(
   names: Sequence[str],
   wanted: Sequence[str],
   delimiter: bytes,
+  decimal: str,
 ) -> tuple[dict[str, pa.Array], int]:
   """Parses whole lines that end in LF and hold no CR, `parsed_bytes` at once if nothing is quoted.
 
@@ -83,6 +84,7 @@ def _to_arrow(
       include_columns=index,
       null_values=[''],
       strings_can_be_null=False,
+      decimal_point=decimal,
     ),
   )
   table = table.slice(0, table.num_rows - quoted)
@@ -246,7 +248,7 @@ def blocks(
   if data.columns is not None:
     check_columns('data.columns', data.columns, wanted)
   numbers: set[str] = set()
-  if not data.missing_values:  # which are texts that are no numbers
+  if not data.missing_values and data.thousands is None:  # else Arrow takes them for no numbers
     numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
     numbers -= {data.group, *(c for c, key in wanted.items() if key == CARRIED)}
   to_arrow = None
@@ -266,7 +268,13 @@ def blocks(
       is_header = data.columns in (None, names)
       if not is_header:
         names, header = data.columns, [name.encode() for name in data.columns]
-      to_arrow = functools.partial(_to_arrow, names=names, wanted=list(wanted), delimiter=delimiter)
+      to_arrow = functools.partial(
+        _to_arrow,
+        names=names,
+        wanted=list(wanted),
+        delimiter=delimiter,
+        decimal=data.decimal,
+      )
       if is_header and lines.start == 1:
         raw, lines = raw[raw.index(b'\n') + 1 :], lines[1:]
     if raw:

@@ -83,13 +83,13 @@ def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
   return _text(value)
 
 
-def _number(value: Json) -> str | None:
-  """Returns a number as text. Raises _WrongValue for a list or an object."""
+def _number(value: Json, decimal: str) -> str | None:
+  """Returns a number as text with a `data.decimal`. Raises _WrongValue for a list or an object."""
   if isinstance(value, (list, dict)):
     raise _WrongValue(value, 'a number')
   if isinstance(value, bool):
     return str(int(value))
-  return value if value is None or isinstance(value, str) else repr(value)
+  return value if value is None or isinstance(value, str) else repr(value).replace('.', decimal)
 
 
 def _slot_array(values: list[str | list[tuple[str, float]] | None]) -> pa.Array:
@@ -154,8 +154,15 @@ def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.
   ]
 
 
-def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
-  """Returns the Block of whole lines. wanted: column -> whether it is a slot."""
+def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -> Block:
+  """Returns the Block of whole lines.
+
+  Args:
+    raw: the lines.
+    first_line: the number of the first.
+    wanted: column -> whether it is a slot.
+    decimal: data.decimal.
+  """
   all_lines = [line.strip() for line in raw.split(b'\n')[:-1]]
   rows = np.flatnonzero([bool(line) for line in all_lines])
   lines = [all_lines[row] for row in rows]
@@ -177,7 +184,8 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool]) -> Block:
       record = _load(line)
       own = {}
       for name, is_slot in wanted.items():
-        own[name] = (_slot_value if is_slot else _number)(value_at(record, name))
+        value = value_at(record, name)
+        own[name] = _slot_value(value) if is_slot else _number(value, decimal)
       json.dumps([*own.values()], ensure_ascii=False).encode()  # lone surrogates have no bytes
     except ValueError as e:
       found, of = ' '.join(str(e).split())[:200], 'a JSON object'
@@ -206,7 +214,7 @@ def blocks(
     if not names:
       names = next(filter(None, map(_names, raw.split(b'\n', 10)[:10])), [])
     unseen = _without(unseen, raw)
-    yield functools.partial(_block, raw, lines.start, kinds)
+    yield functools.partial(_block, raw, lines.start, kinds, data.decimal)
   if unseen and part != WHOLE:  # other parts may have them
     for _, raw in text_blocks(path):
       unseen = _without(unseen, raw)

@@ -19,6 +19,7 @@ from trainer.data.columns.arrow_columns import ArrowColumns
 from trainer.data.values import (
   WHOLE_NUMBER,
   SlotFeatures,
+  Writing,
   as_text,
   distinct_texts,
   feature_keys,
@@ -144,7 +145,7 @@ class _Records:
         if kind == 'label' and wanted == '0 or 1':
           hint = ', or data.label_positive, which says what text is a 1'
         elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(found.strip()):
-          hint = '; a decimal comma is not read: write a point in its place'
+          hint = "; data.decimal: ',' reads a decimal comma"
         elif kind == 'dense':
           hint = (
             f', or data.missing_values: [{found[:MAX_TEXT]!r}]; a column of texts belongs into '
@@ -207,7 +208,7 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
       numbers, wrong = _classes(array, column, label, missing)
       wanted = f'a text that {keys} matches'
     else:
-      numbers, wrong = floats(array, column, missing)
+      numbers, wrong = floats(array, column, missing, Writing.of(cfg.data))
       wanted = 'a finite number'
       if label.loss != 'squared_error':
         wrong |= ~np.isnan(numbers) & (numbers != 0) & (numbers != 1)
@@ -243,6 +244,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     UserError: if a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
+  writing = Writing.of(data)
   is_query = not labelled and cfg.model.retrieval is not None
   if is_query:
     blank = dict.fromkeys(data.log_columns(), pa.nulls(n))
@@ -257,7 +259,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     weight = np.ones([n])
     if labelled:
       array = records.single(data.weight, 'weight', 'one weight')
-      weight, wrong = floats(array, data.weight, data.missing_values)
+      weight, wrong = floats(array, data.weight, data.missing_values, writing)
       records.drop(wrong | ~(weight >= 0), 'weight', data.weight, 'a finite number >= 0')
   if data.group is not None:
     group = np.full([n], BLANK_GROUP)
@@ -274,7 +276,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     else:
       array = records.single(column.name, 'dense', 'one number, or none for missing')
       markers = data.missing_values
-    numbers, wrong = floats(array, column.name, markers)
+    numbers, wrong = floats(array, column.name, markers, writing)
     records.drop(wrong, 'dense', column.name, 'a finite number, or blank for missing')
     with np.errstate(over='ignore', invalid='ignore'):
       dense[:, i] = numbers
@@ -291,7 +293,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     if not (nested or s.separator or s.value_separator) or pa.types.is_null(array.type):
       slots.append(feature_keys(array, column, ids[s.name], markers))
       continue
-    slot = several_features(array, s, ids[s.name], markers)
+    slot = several_features(array, s, ids[s.name], markers, writing)
     wanted = f'features as NAME or NAME{s.value_separator or ": "}NUMBER'
     if nested and holds_floats(array.type):
       wanted = f'features each of which is {WHOLE_NUMBER}'

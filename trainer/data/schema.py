@@ -49,6 +49,7 @@ def reading(cfg: config.Config) -> JsonObject:
     'columns': data.columns,
     'labels': [[label.column, label.positive, label.negative] for label in cfg.labels],
     'missing_values': data.missing_values,
+    'numbers': [data.decimal, data.thousands],
     'max_bad_share': data.max_bad_share,
     'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
     'keep_texts': data.keep_texts,

@@ -4,6 +4,7 @@ Shapes: n records, u distinct fields of a column.
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -160,6 +161,30 @@ def trim(texts: pa.Array) -> pa.Array:
   return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, pa.string()))
 
 
+class Writing(NamedTuple):
+  """How texts write numbers: with `data.decimal` and `data.thousands`, as a part or as 12.5%."""
+
+  decimal: str = '.'
+  thousands: str | None = None
+
+  @classmethod
+  def of(cls, data: config.Data) -> 'Writing':
+    return cls(data.decimal, data.thousands)
+
+  def pattern(self) -> str:
+    """Returns the regular expression of all of a number; its first group is all but the %."""
+    point, digits = re.escape(self.decimal), r'\d+'
+    if self.thousands is not None:
+      digits = rf'(?:\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+|\d+)'
+    return rf'^([-+]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?)(?: ?%)?$'
+
+  def replacements(self) -> list[tuple[str, str]]:
+    """Returns patterns and what to replace them by, in order, to get what programs read."""
+    found = [(r'^\+|(?: ?%)$', '')]
+    found += [] if self.thousands is None else [(re.escape(self.thousands), '')]
+    return found + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])
+
+
 def float_or_none(text: str) -> float | None:
   try:
     return float(text)
@@ -167,9 +192,9 @@ def float_or_none(text: str) -> float | None:
     return None
 
 
-def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
+def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: Writing) -> pa.Array:
   """Returns float64, null where a text is blank or missing, infinite where it is no number."""
-  if not missing_values:
+  if not missing_values and writing == Writing():
     try:
       return texts.cast(pa.float64())
     except pa.ArrowInvalid:
@@ -178,22 +203,21 @@ def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str]) -> pa.Arra
   if missing_values:
     known = pc.is_in(texts, pa.array([m.strip() for m in missing_values], pa.string()))
     texts = pc.if_else(known, pa.scalar(None, pa.string()), texts)
-  try:
-    return texts.cast(pa.float64())
-  except pa.ArrowInvalid:
-    encoded = texts.dictionary_encode()
-
-  def number(text: pa.Scalar) -> float:
-    try:
-      return text.cast(pa.float64()).as_py()
-    except pa.ArrowInvalid:
-      return np.inf
-
-  return pa.array([number(t) for t in encoded.dictionary], pa.float64()).take(encoded.indices)
+  encoded = texts.dictionary_encode()
+  distinct = plain = encoded.dictionary
+  for pattern, replacement in writing.replacements():
+    plain = pc.replace_substring_regex(plain, pattern=pattern, replacement=replacement)
+  plain = pc.if_else(pc.match_substring_regex(distinct, writing.pattern()), plain, 'inf')
+  numbers = pc.cast(plain, pa.float64(), safe=False)
+  numbers = pc.if_else(pc.ends_with(distinct, '%'), pc.divide(numbers, 100.0), numbers)
+  return numbers.take(encoded.indices)
 
 
 def floats(
-  array: pa.Array, column: str, missing_values: Sequence[str] = ()
+  array: pa.Array,
+  column: str,
+  missing_values: Sequence[str] = (),
+  writing: Writing = Writing(),
 ) -> tuple[np.ndarray, np.ndarray]:
   """Reads the numbers of a column.
 
@@ -212,7 +236,7 @@ def floats(
       known = pc.is_in(numbers, pa.array(markers, pa.float64()))
       numbers = pc.if_else(known, pa.scalar(None, pa.float64()), numbers)
   else:
-    numbers = _numbers_of_texts(as_text(array, column), missing_values)
+    numbers = _numbers_of_texts(as_text(array, column), missing_values, writing)
   missing = None
   if numbers.null_count:
     missing = numbers.is_null().to_numpy(zero_copy_only=False)
@@ -259,7 +283,11 @@ def _split_values(texts: pa.Array, separator: str) -> pa.Array:
 
 
 def several_features(
-  array: pa.Array, slot: config.Slot, slot_id: int, missing_values: Sequence[str]
+  array: pa.Array,
+  slot: config.Slot,
+  slot_id: int,
+  missing_values: Sequence[str],
+  writing: Writing = Writing(),
 ) -> SlotFeatures:
   """Reads a slot that may hold several features, or features with values."""
   column = slot.column or slot.name
@@ -292,7 +320,7 @@ def several_features(
     texts = pc.list_element(parts, 0)
     values = np.ones(len(texts), np.float64)
     given = pc.list_element(parts.filter(pa.array(has_value)), 1)
-    values[has_value], not_a_number = floats(given, column)
+    values[has_value], not_a_number = floats(given, column, (), writing)
     wrong[has_value] |= not_a_number | np.isnan(values[has_value])
     wrong |= has_value & trim(texts).is_null().to_numpy(zero_copy_only=False)
   keys = feature_keys(texts, column, slot_id, missing_values)

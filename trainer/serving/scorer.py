@@ -172,7 +172,10 @@ class Scorer:
         raise BadRequest(
           f"column '{column}': is missing; wanted it, with null or '' for missing values{near}"
         )
-      arrays[column] = (_texts if is_text else _numbers)(column, given[column])
+      values = given[column]
+      arrays[column] = (
+        _texts(column, values) if is_text else _numbers(column, values, self._cfg.data.decimal)
+      )
       if len(arrays[column]) != size:  # one value, which stands for all samples
         arrays[column] = arrays[column].take(np.zeros(size, np.int64))
     return self._read(arrays, size)
@@ -259,8 +262,11 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
     raise BadRequest(f"column '{column}': found a string that is not Unicode") from None
 
 
-def _numbers(column: str, values: Sequence[Json]) -> pa.Array:
-  """Returns a dense column's values as Arrow numbers, or as strings if any is a string."""
+def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
+  """Returns a dense column's values as Arrow numbers, or as strings if any is a string.
+
+  Floats then have a `data.decimal`.
+  """
   wanted = 'a finite number, its text, or null'
   numbers: list[float | str | None] = []
   for i, value in enumerate(values):
@@ -276,6 +282,7 @@ def _numbers(column: str, values: Sequence[Json]) -> pa.Array:
   if not kinds[str]:
     return pa.array(numbers, pa.float64())
   try:
-    return pa.array([repr(n) if isinstance(n, float) else n for n in numbers], pa.string())
+    texts = [repr(n).replace('.', decimal) if isinstance(n, float) else n for n in numbers]
+    return pa.array(texts, pa.string())
   except UnicodeEncodeError:
     raise BadRequest(f"column '{column}': found a string that is not Unicode") from None

@@ -30,6 +30,8 @@ MAY_CHANGE = (
   'data.delimiter',
   'data.columns',
   'data.missing_values',
+  'data.decimal',
+  'data.thousands',
   'data.max_bad_share',
   'data.late',
   'data.max_refused_passes',

@@ -15,6 +15,7 @@ from trainer import config
 from trainer.data.columns.kinds import kind_of
 from trainer.data.values import (
   WHOLE_NUMBER,
+  Writing,
   as_text,
   feature_keys,
   floats,
@@ -104,6 +105,12 @@ class ArrowColumns:
     """Returns the texts that stand for a missing value in what column `own` reads as `name`."""
     return [] if self.is_made(name, own) else self._data.missing_values
 
+  def floats(
+    self, array: pa.Array, column: str, markers: list[str]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Reads numbers, as `trainer.data.values.floats`."""
+    return floats(array, column, markers, Writing.of(self._data))
+
   def features(self, name: str, own: str) -> Features:
     """Returns the features of a column, without a slot's id."""
     array, column = self._array(name, own)
@@ -151,7 +158,7 @@ class ArrowReader:
     def read() -> np.ndarray:
       wanted = 'a finite number, or blank for missing'
       array, column = self._columns.single(name, self._own, wanted)
-      numbers, wrong = floats(array, column, self._columns.markers(name, self._own))
+      numbers, wrong = self._columns.floats(array, column, self._columns.markers(name, self._own))
       self._columns.drop(wrong, column, wanted)
       with np.errstate(over='ignore', invalid='ignore'):
         numbers = numbers.astype(np.float32).astype(np.float64)

@@ -13,16 +13,20 @@ import tensorflow as tf
 from trainer import config
 from trainer.data.columns.kinds import kind_of
 from trainer.data.features import hash_keys
+from trainer.data.values import Writing
 
-_NUMBER = r'[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?'
 _TINY = float(np.finfo(np.float32).tiny)
 
 
-def numbers_of_texts(texts: tf.Tensor) -> tf.Tensor:
+def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
   """Turns texts, string [n], into float64 [n]; NaN where they are blank or no number."""
   texts = tf.strings.strip(texts)
-  is_number = tf.strings.regex_full_match(texts, _NUMBER)
+  is_number = tf.strings.regex_full_match(texts, writing.pattern())
+  is_percent = tf.strings.regex_full_match(texts, '(?s).*%')
+  for pattern, replacement in writing.replacements():
+    texts = tf.strings.regex_replace(texts, pattern, replacement)
   numbers = tf.strings.to_number(tf.where(is_number, texts, '0'), tf.float64)
+  numbers = tf.where(is_percent, numbers / 100, numbers)
   return tf.where(is_number, numbers, np.nan)
 
 
@@ -62,16 +66,17 @@ def texts_of(values: tf.Tensor) -> tf.Tensor:
   return tf.where(missing, '', whole)
 
 
-def numbers_of(column: GraphColumn, markers: Sequence[str] = ()) -> tf.Tensor:
+def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) -> tf.Tensor:
   """Returns the numbers of a column's samples, float32 [L], NaN where missing.
 
   Args:
     column: of numbers or their texts.
     markers: texts that stand for a missing value.
+    writing: how texts write numbers.
   """
   values = column.firsts()
   if values.dtype == tf.string:
-    values = numbers_of_texts(_blank(tf.strings.strip(values), markers))
+    values = numbers_of_texts(_blank(tf.strings.strip(values), markers), writing)
   return tf.cast(values, tf.float32)
 
 
@@ -121,7 +126,7 @@ class GraphColumns:
 
   def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
     self._cfg, self._log, self.size = cfg, columns, size
-    self._made = cfg.data.made
+    self._made, self.writing = cfg.data.made, Writing.of(cfg.data)
     self._found: dict[object, GraphColumn] = {}
 
   def made(self, name: str) -> GraphColumn:
@@ -140,7 +145,7 @@ class GraphColumns:
 
   def dense(self, column: config.DenseColumn) -> tf.Tensor:
     """Returns the numbers of a dense column, float32 [L], NaN where missing."""
-    return numbers_of(*self._column(column))
+    return numbers_of(*self._column(column), self.writing)
 
   def slot(self, slot: config.Slot, slot_id: int) -> SlotFeatures:
     """Finds the features of a slot as the conversion does."""
@@ -153,7 +158,7 @@ class GraphColumns:
     if slot.value_separator:
       split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last one
       has_value = tf.strings.regex_full_match(texts, split)
-      given = numbers_of_texts(tf.strings.regex_replace(texts, f'^{split}$', r'\2'))
+      given = numbers_of_texts(tf.strings.regex_replace(texts, f'^{split}$', r'\2'), self.writing)
       values = tf.where(has_value, tf.cast(given, tf.float32), values)
       texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
     # Conversion drops a record whose value is no number; here its feature goes.
@@ -198,7 +203,7 @@ class GraphReader:
   def numbers(self, name: str) -> tf.Tensor:
     """Returns float64 [L] with the digits of a float32, NaN where missing."""
     column, markers = self._columns.read(name, self._own)
-    numbers = tf.cast(numbers_of(column, markers), tf.float64)
+    numbers = tf.cast(numbers_of(column, markers, self._columns.writing), tf.float64)
     numbers = tf.where(tf.abs(numbers) < _TINY, tf.zeros_like(numbers), numbers)
     return tf.where(tf.math.is_inf(numbers), tf.constant(np.nan, tf.float64), numbers)
 
