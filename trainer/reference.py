@@ -48,6 +48,7 @@ EXAMPLES = {
   'data.dense.*.from': "{expression: 'price / category_price'}",
   'sparse.tables': '{default: {width: 16}, ids: {width: 32}}',
   'model.interactions': '[linear, fm, {dnn: {hidden: [256, 128]}}]',
+  'model.dense_embedding': 'piecewise_linear',
   'model.interactions.*.kind': 'dnn',
   'model.interactions.*.args': '{hidden: [256, 128]}',
   'train.dense_optimizer.args': '{beta_1: 0.8}',
@@ -111,7 +112,7 @@ def _layers() -> Iterator[str]:
   from trainer.model.builder import BUILT_IN, PASSED, constructor_parameters
 
   yield '\n## Arguments of interactions\n'
-  yield 'What stands beside the kind in `model.interactions`; docs/layers.md has the formulas.\n'
+  yield 'What stands beside the kind; docs/layers.md has the formulas.\n'
   yield '| interaction | argument | default | meaning |\n|---|---|---|---|'
   for kind, layer in BUILT_IN.items():
     classes = [c for c in layer.__mro__ if c.__module__.startswith('trainer.')]

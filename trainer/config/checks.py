@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from trainer.config.column_checks import check_made
+from trainer.config.model import SHARED
 from trainer.config.retrieval_checks import check_retrieval
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
@@ -30,6 +31,7 @@ def check(cfg: Config, where: str) -> None:
     _widths,
     _stream,
     _tasks,
+    _dense_embedding,
     _histories,
     _metrics,
     _gate,
@@ -114,6 +116,17 @@ def _tasks(cfg: Config) -> Mistakes:
     found = f'found {model.negative_sampling_rate}'
     unknown = 'with data.labels it is not known of which label; wanted 1'
     yield 'model.negative_sampling_rate', f'{found}; {unknown}'
+
+
+def _dense_embedding(cfg: Config) -> Mistakes:
+  embedding, interactions = cfg.model.dense_embedding, cfg.model.all_interactions()
+  if embedding is None:
+    return
+  if not cfg.dense_inputs():
+    yield 'model.dense_embedding', f"found '{embedding.kind}' without data.dense; wanted columns"
+  readers = ('fm', 'fwfm', 'cross', 'dnn', 'dlrm', *SHARED)
+  if not any(one.kind in readers or '.' in one.kind for one in interactions.values()):
+    yield 'model.dense_embedding', f'no interaction reads it; wanted one of {", ".join(readers)}'
 
 
 def _histories(cfg: Config) -> Mistakes:

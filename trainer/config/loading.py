@@ -164,8 +164,8 @@ def _write_out_interactions(tree: JsonObject) -> None:
   model = tree.get('model')
   if not isinstance(model, dict):
     return
-  if 'shared' in model:
-    model['shared'] = interaction(model['shared'])
+  for key in {'shared', 'dense_embedding'} & model.keys():
+    model[key] = interaction(model[key])
   tasks = model.get('tasks')
   for section in (model, *(tasks.values() if isinstance(tasks, dict) else ())):
     if isinstance(section, dict) and isinstance(section.get('interactions'), list):

@@ -14,6 +14,8 @@ from trainer.plain_data import Json
 INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
 # Shared parts that are built in.
 SHARED = ('shared_bottom', 'mmoe')
+# Vectors of dense columns that are built in.
+DENSE_EMBEDDINGS = ('autodis', 'piecewise_linear')
 
 
 class Interaction(Section):
@@ -62,6 +64,9 @@ class Model(Section):
   shared: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
   """The layer whose output the `tower` of each task reads: shared_bottom, mmoe or the dotted path
   of a Keras layer."""
+  dense_embedding: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
+  """The layer that gives each dense column a vector, a field beside the slots for fm, fwfm, cross
+  and dnn: autodis, piecewise_linear or the dotted path of a Keras layer; null: none."""
   tasks: dict[str, Task] = {}
   """The tasks by their names, those of data.labels."""
   loss: Loss = 'log_loss'
@@ -74,20 +79,24 @@ class Model(Section):
   """The share of the negatives that the log kept; predictions are corrected for it."""
 
   def all_interactions(self) -> dict[str, Interaction]:
-    """Returns all interactions by key: those of tasks, and the shared part, too."""
+    """Returns all interactions by key: those of tasks, and the other layers, too."""
     listed = [('model.interactions', self.interactions)]
     listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]
     found = {f'{key}.{i}': one for key, some in listed for i, one in enumerate(some)}
-    return found | ({} if self.shared is None else {'model.shared': self.shared})
+    others = {'model.shared': self.shared, 'model.dense_embedding': self.dense_embedding}
+    return found | {key: one for key, one in others.items() if one is not None}
 
   @pydantic.model_validator(mode='after')
   def _check_interactions(self) -> 'Model':
     interactions = self.all_interactions()
     shared = interactions.pop('model.shared', None)
+    embedding = interactions.pop('model.dense_embedding', None)
     if not interactions and self.retrieval is None:
       wrong('interactions', 'found []; wanted at least one interaction')
     known = [(key, one.kind, 'interaction', INTERACTIONS) for key, one in interactions.items()]
     known += [('model.shared', shared.kind, 'layer', SHARED)] if shared else []
+    if embedding:
+      known.append(('model.dense_embedding', embedding.kind, 'layer', DENSE_EMBEDDINGS))
     for key, kind, what, built_in in known:
       key = key.removeprefix('model.')
       if kind not in built_in and '.' not in kind:

@@ -17,6 +17,8 @@ def check_retrieval(cfg: Config, fail: Fail) -> None:
     fail('model.retrieval', 'found beside model.interactions; wanted either')
   if data.labels or model.tasks or model.shared:
     fail('model.retrieval', 'found beside several tasks; wanted either')
+  if model.dense_embedding:
+    fail('model.dense_embedding', 'found with model.retrieval, which does not read it; wanted null')
   for key in ('loss', 'label_smoothing', 'negative_sampling_rate'):
     if getattr(model, key) != type(model).model_fields[key].default:
       fail(f'model.{key}', 'is of models of clicks; wanted model.retrieval.loss, or this left out')

@@ -53,6 +53,23 @@ class LayerInputs(NamedTuple):
   """By slot."""
 
 
+def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
+  """Returns inputs with more fields, which have one feature each, beside the slots.
+
+  Args:
+    inputs: of the slots.
+    vectors: float32 [B, C, D], the factors of the features of C fields.
+  """
+  factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm
+  if factors:
+    factors = [*factors, vectors]
+    norm = norm if norm is None else tf.concat([norm, tf.ones_like(vectors[:, :, 0])], 1)
+  if totals:
+    totals = [*totals, tf.reduce_sum(vectors, 1)]
+    squares += tf.reduce_sum(tf.square(vectors), [1, 2])
+  return inputs._replace(factors=factors, totals=totals, squares=squares, norm=norm)
+
+
 def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
   """Returns the pooled slot vectors and the dense columns, which `dnn` and `cross` read.
 

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from ops import bfloat16, float32
 from trainer.config import Config, Interaction
-from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs
+from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs, with_fields
 from trainer.errors import UserError, nearest, one_line
+from trainer.model.layers.autodis import AutoDis
 from trainer.model.layers.cross import Cross
 from trainer.model.layers.din import DIN
 from trainer.model.layers.dlrm import DLRM
@@ -21,6 +22,7 @@ from trainer.model.layers.fm import FM
 from trainer.model.layers.fwfm import FwFM
 from trainer.model.layers.linear import Linear
 from trainer.model.layers.mmoe import MMoE, SharedBottom
+from trainer.model.layers.piecewise_linear import PiecewiseLinear
 from trainer.model.layers.tower import Tower
 from trainer.model.retrieval import RetrievalModel, build_retrieval
 from trainer.model.tasks import TaskModel
@@ -37,9 +39,11 @@ BUILT_IN = {
   'din': DIN,
   'shared_bottom': SharedBottom,
   'mmoe': MMoE,
+  'autodis': AutoDis,
+  'piecewise_linear': PiecewiseLinear,
 }
 # The model, not the config, passes these to a layer whose constructor takes them.
-PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply')
+PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width')
 
 
 class CTRModel(tf.keras.Model):
@@ -52,6 +56,7 @@ class CTRModel(tf.keras.Model):
     interactions: the layers, each of which gives one term of the logit.
     loss: `model.loss` of the config.
     negative_sampling_rate: `model.negative_sampling_rate` of the config.
+    dense_embedding: gives the dense columns vectors, [B, Dn, D]; None: they have none.
 
   Attributes:
     needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
@@ -62,9 +67,10 @@ class CTRModel(tf.keras.Model):
     interactions: Sequence[tf.keras.layers.Layer],
     loss: str,
     negative_sampling_rate: float,
+    dense_embedding: tf.keras.layers.Layer | None,
   ):
     super().__init__(name='model')
-    self.interactions = list(interactions)
+    self.interactions, self.dense_embedding = list(interactions), dense_embedding
     self.needs = frozenset().union(*(layer.needs for layer in interactions))
     self._predicts_clicks = loss != 'squared_error'
     self._logit_shift = math.log(negative_sampling_rate)
@@ -72,6 +78,8 @@ class CTRModel(tf.keras.Model):
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the logits, float32 [B, 1]."""
+    if self.dense_embedding is not None:
+      inputs = with_fields(inputs, self.dense_embedding(inputs, training=training))
     return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self.bias
 
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
@@ -220,7 +228,9 @@ class _Builder:
       'sum_across_ranks': sum_across_ranks,
       'tasks': len(cfg.labels),
       'multiply': bfloat16.product if in_bfloat16 else float32.product,
+      'table_width': next(iter(cfg.sparse.tables.values())).width,
     }
+    self.fields: tf.Tensor | None = None  # what model.dense_embedding gives, [0, Dn, D]
     self.multiplies = False  # whether a layer took `multiply`
 
   def layer(
@@ -248,6 +258,8 @@ class _Builder:
         f"{where}: '{interaction.kind}' needs 'shared'; wanted it in model.tasks, with model.shared"
       )
     example = empty_inputs(cfg, layer.needs)._replace(shared=shared)
+    if self.fields is not None:
+      example = with_fields(example, self.fields)
     try:
       with tf.name_scope(layer.name):
         layer.build(tf.nest.map_structure(lambda t: None if t is None else t.shape, example))
@@ -296,14 +308,19 @@ def build(
   if cfg.model.retrieval is not None:
     needs = {'factors', 'histories'}
     return build_retrieval(cfg, empty_inputs(cfg, needs))
-  model, builder = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype)
+  model, builder, embedding = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype), None
+  if (where := model.dense_embedding) is not None:
+    embedding, fields = builder.layer(where, 'model.dense_embedding', 'dense_embedding')
+    if getattr(fields, 'shape', [])[:2] != [0, len(cfg.dense_inputs())]:
+      raise _fails_on_empty('model.dense_embedding', where, f'gave {fields}; wanted [0, Dn, D]')
+    builder.fields = fields
   interactions = [
     builder.interaction(interaction, f'model.interactions.{i}', str(i))
     for i, interaction in enumerate(model.interactions)
   ]
   if not model.tasks:
     _check_dtype(cfg, builder)
-    return CTRModel(interactions, model.loss, model.negative_sampling_rate)
+    return CTRModel(interactions, model.loss, model.negative_sampling_rate, embedding)
   shared, given = None, [None] * len(cfg.labels)
   if model.shared is not None:
     shared, given = builder.layer(model.shared, 'model.shared', 'shared')
@@ -323,4 +340,4 @@ def build(
     )
   _check_dtype(cfg, builder)
   multiplied = {name: task.given for name, task in model.tasks.items() if task.given is not None}
-  return TaskModel(cfg.labels, interactions, shared, of_tasks, multiplied)
+  return TaskModel(cfg.labels, interactions, shared, of_tasks, multiplied, embedding)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from trainer.config import Label
-from trainer.embedding.layer_inputs import LayerInputs
+from trainer.embedding.layer_inputs import LayerInputs, with_fields
 
 
 def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
@@ -36,6 +36,7 @@ class TaskModel(tf.keras.Model):
     shared: the layer whose output `tower`s read, or None.
     of_tasks: each task's own interactions, in the order of `labels`.
     given: task -> the task whose probability multiplies its own.
+    dense_embedding: gives the dense columns vectors, [B, Dn, D]; None: they have none.
 
   Attributes:
     needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
@@ -48,11 +49,13 @@ class TaskModel(tf.keras.Model):
     shared: tf.keras.layers.Layer | None,
     of_tasks: Sequence[Sequence[tf.keras.layers.Layer]],
     given: Mapping[str, str],
+    dense_embedding: tf.keras.layers.Layer | None,
   ):
     super().__init__(name='model')
     self._names = [label.name for label in labels]
     self._predicts_clicks = [label.loss != 'squared_error' for label in labels]
     self.interactions, self.shared = list(interactions), shared
+    self.dense_embedding = dense_embedding
     self.of_tasks = [list(layers) for layers in of_tasks]
     self._given = dict(given)
     self._late = {label.name for label in labels if label.loss == 'fake_negative'}
@@ -63,6 +66,8 @@ class TaskModel(tf.keras.Model):
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the logits, float32 [B, T]."""
+    if self.dense_embedding is not None:
+      inputs = with_fields(inputs, self.dense_embedding(inputs, training=training))
     common = [layer(inputs, training=training) for layer in self.interactions]
     shared = [None] * len(self._names)
     if self.shared is not None:

@@ -27,7 +27,7 @@ _RATES = '|'.join(HYPERPARAMETERS)
 _MAY_CHANGE = re.compile(
   r'data\.label_negative|data\.labels\.\d+\.negative|train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
   rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES}|kind)|sparse\.tables\..*\.dtype'
-  r'|model\.label_smoothing|model\.focal_gamma|model\.interactions\..*'
+  r'|model\.label_smoothing|model\.focal_gamma|model\.(interactions|dense_embedding)\..*|model\.dense_embedding'
 )
 
 
@@ -81,6 +81,7 @@ def is_needed(old: config.Config, new: config.Config) -> bool:
   return (
     _slots(old) != _slots(new)
     or old.model.interactions != new.model.interactions
+    or old.model.dense_embedding != new.model.dense_embedding
     or _layouts(old) != _layouts(new)
     or old.train.dense_optimizer.kind != new.train.dense_optimizer.kind
   )
@@ -184,6 +185,9 @@ def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 def _inputs(cfg: config.Config) -> list[str]:
   """Returns the slot or dense column of each column that dnn and cross read."""
   columns = [f'{s.name} {i}' for s in cfg.slots for i in range(cfg.sparse.tables[s.table].width)]
+  if cfg.model.dense_embedding is not None:
+    width = next(iter(cfg.sparse.tables.values())).width
+    columns += [f'vector of {name} {i}' for name in cfg.dense_inputs() for i in range(width)]
   return columns + cfg.dense_inputs()
 
 

@@ -1,0 +1,60 @@
+"""Vectors of numbers by soft choice among learned ones."""
+
+import tensorflow as tf
+
+from trainer.embedding.layer_inputs import LayerInputs
+from trainer.model.layers.arguments import check_whole
+
+
+class AutoDis(tf.keras.layers.Layer):
+  """A vector for each dense column: a mixture of vectors whose weights follow the number.
+
+  Guo et al. 2021, "An Embedding Learning Framework for Numerical Features in CTR Prediction". Of a
+  column c with the number x:
+
+      h = leaky_relu(x w_c), [H];  s = softmax((h W_c + skip·h) / temperature), [H]
+      vector = Σ_k s_k v_ck, [D]
+
+  Args:
+    bins: H, the vectors of a column.
+    temperature: the smaller, the nearer the mixture is to a single vector.
+    skip: how much of h goes past the layer.
+    table_width: D.
+    seed: of the initial weights (Glorot uniform; the vectors like a table's).
+    name: of the layer.
+  """
+
+  needs = frozenset()
+
+  def __init__(
+    self,
+    bins: int = 20,
+    temperature: float = 0.8,
+    skip: float = 0.1,
+    table_width: int = 8,
+    seed: int = 0,
+    name: str | None = None,
+  ):
+    super().__init__(name=name)
+    check_whole('bins', bins)
+    if not temperature > 0:
+      raise ValueError(f'temperature: found {temperature!r}; wanted a number above 0')
+    self._bins, self._temperature, self._skip = bins, temperature, skip
+    self._width, self._seed = table_width, seed
+
+  def build(self, shapes: LayerInputs) -> None:
+    columns, bins = shapes.dense[1], self._bins
+    uniform = tf.keras.initializers.GlorotUniform
+    self._first = self.add_weight('first', [columns, bins], initializer=uniform(self._seed))
+    self._second = self.add_weight(
+      'second', [columns, bins, bins], initializer=uniform(self._seed + 1)
+    )
+    normal = tf.keras.initializers.RandomNormal(stddev=0.01, seed=self._seed + 2)
+    self._vectors = self.add_weight('vectors', [columns, bins, self._width], initializer=normal)
+    self.built = True
+
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns the vectors, float32 [B, Dn, D]."""
+    h = tf.nn.leaky_relu(inputs.dense[:, :, None] * self._first)
+    h = tf.einsum('bch,chk->bck', h, self._second) + self._skip * h
+    return tf.einsum('bck,ckd->bcd', tf.nn.softmax(h / self._temperature), self._vectors)
