@@ -89,7 +89,8 @@ class Bins(Made):
       wrong('', f'found {sum(ways) + given} of boundaries, log_squared, quantiles, widths; '
             'wanted one')  # fmt: skip
     if self.boundaries is not None:
-      rounded = np.array(self.boundaries, np.float32)
+      with np.errstate(over='ignore'):
+        rounded = np.array(self.boundaries, np.float32)
       if not len(rounded):
         wrong('boundaries', 'found []; wanted at least one number')
       if len(rounded) > MOST_BINS:

@@ -368,6 +368,20 @@ def unknown(run: RecordedRun) -> go.Figure | None:
   return figure.update_yaxes(autorange='reversed', type='category', ticksuffix='  ')
 
 
+def drift(run: RecordedRun) -> go.Figure | None:
+  """Draws the bins of the slot that has drifted most by the last day, beside the first day's."""
+  last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
+  for slots in last:
+    slot = max(slots, key=lambda name: slots[name]['psi'])
+    figure = _figure(f'bin of {slot}', 'share of samples')
+    for name in ('first', 'last'):
+      shares = slots[slot][name]
+      names = [*map(str, range(len(shares) - 1)), 'missing']
+      figure.add_trace(go.Bar(x=names, y=shares, name=f'{name} day'))
+    return figure.update_xaxes(type='category')
+  return None
+
+
 def time_spent(run: RecordedRun) -> go.Figure | None:
   """Draws the seconds that each part of the work took, by pass."""
   rows = run.of('train').dropna(subset='seconds')

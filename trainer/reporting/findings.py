@@ -15,6 +15,7 @@ COLLAPSED_SHARE = 0.25  # effective rank of a slot's factors, as a share of the 
 BLANK_JUMP = 0.5  # rise of a slot's blank share above the median of the earlier passes
 LABEL_FACTOR = 3.0  # ratio between a pass's click rate and the median of the others
 LABEL_AUC_DROP = 0.1  # how far a pass's AUC lies below the median of the others
+DRIFTED = 0.25  # population stability index, as in trainer.training.drift
 MISCALIBRATED = 0.1  # deviation of the calibration from 1
 OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
 MOST_WEIGHTS = 20  # weights per sample
@@ -226,6 +227,17 @@ def _blank_slots(run: RecordedRun) -> Iterator[str]:
         break
 
 
+def _drift(run: RecordedRun) -> Iterator[str]:
+  for _, event in run.of('drift').tail(1).iterrows():
+    for slot, of in event['slots'].items():
+      if of['psi'] > DRIFTED:
+        when = f'day {event["day"]:.0f}' if pd.notna(event.get('day')) else event['pass']
+        yield (
+          f"The bins of slot '{slot}' are not shared as on the first day: their population "
+          f'stability index is {of["psi"]:.2f} on {when}.'
+        )
+
+
 def _leaks(run: RecordedRun) -> Iterator[str]:
   for _, last in run.of('importance').tail(1).iterrows():
     for slot, loss in last['slots'].items() if last['auc'] > LEAK_AUC else ():
@@ -327,6 +339,7 @@ def kept_slots(run: RecordedRun) -> dict[str, dict]:
 _CHECKS = (
   _labels,
   _blank_slots,
+  _drift,
   _leaks,
   _factors,
   _calibration,

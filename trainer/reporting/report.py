@@ -108,6 +108,12 @@ _SECTIONS = {
       True,
     ),
     _Card(
+      'drift',
+      'Bins of numbers',
+      figures.drift,
+      'Of the slot whose bins have drifted most from the first day to the last.',
+    ),
+    _Card(
       'importance',
       'Importance',
       figures.importance,

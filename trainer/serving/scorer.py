@@ -221,9 +221,9 @@ class Scorer:
 
   def warm_up(self) -> None:
     """Scores samples without values, because TensorFlow's first calls take longer."""
-    nothing = decode([])
-    for size in (1, 2):
-      self.score(self.parse(dict.fromkeys(self._columns, [None]), size), lambda keys: nothing)
+    nothing = dict.fromkeys(self._columns, [None])
+    for size in (1, 2):  # a missing number is a bin, which is a feature
+      self.score(self.parse(nothing, size), lambda keys: decode([None] * len(keys)))
 
 
 def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:

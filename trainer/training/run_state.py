@@ -72,6 +72,7 @@ class Progress:
   )
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: JsonObject | None = None  # what the next pass is compared with
+  bins: JsonObject = dataclasses.field(default_factory=dict)  # of numbers (trainer.training.drift)
   first_step: int = 0  # steps of --init_from, which train.schedule does not count
   fresh: list[str] = dataclasses.field(
     default_factory=list

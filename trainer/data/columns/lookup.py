@@ -17,6 +17,7 @@ from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.features import hash_keys
+from trainer.errors import UserError
 
 _NO_KEY = 2**63 - 1  # behind all hashes: where a search for an unknown one ends
 
@@ -30,7 +31,10 @@ def encoded(table: Mapping[str, str]) -> str:
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
   """Returns the hashes of the keys, int64 [m + 1], rising, and the values; the last one is none."""
-  table = json.loads(zlib.decompress(base64.b64decode(content)))
+  try:
+    table = json.loads(zlib.decompress(base64.b64decode(content)))
+  except (ValueError, zlib.error):
+    raise UserError('the content of a lookup: wanted what a run wrote, or null') from None
   keys, values = list(table), list(table.values())
   hashes = hash_keys(keys, 0).numpy() if keys else np.zeros([0], np.int64)
   order = np.argsort(hashes)

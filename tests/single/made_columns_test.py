@@ -1,0 +1,148 @@
+"""What is made of columns is one number in prediction, a live server and the SavedModel; drift."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tests.support.scorer import served
+from trainer import api
+from trainer.reporting import findings, report
+from trainer.reporting.runs import read_run
+from trainer.serving.memory_store import MemoryStore
+from trainer.serving.publisher import Publisher
+from trainer.serving.service import Service
+
+SLOTS = [
+  {'name': 'user'},
+  {'name': 'tags', 'separator': '|'},
+  {'name': 'price_bin', 'from': {'bins': 'price', 'quantiles': 5}},
+  {'name': 'price_log', 'from': {'bins': 'price', 'log_squared': True}},
+  {'name': 'price_x', 'from': {'number': 'price'}},
+  {'name': 'cross', 'from': {'cross': ['user', 'tags', 'price_bin']}},
+  {'name': 'hour', 'from': {'time': 'ts', 'part': 'hour', 'zone': 'Europe/Berlin'}},
+  {'name': 'grams', 'from': {'text': 'user', 'ngrams': 2}},
+  {'name': 'kind', 'from': {'lookup': 'user', 'table': 'users.csv', 'value': 'kind'}},
+  {'name': 'both', 'from': {'overlap': ['tags', 'liked']}},
+]
+DENSE = [
+  {'name': 'price', 'transform': 'log1p_standardise'},
+  {'name': 'twice', 'from': {'expression': 'log(price + 1) * 2'}},
+  {'name': 'worth', 'from': {'lookup': 'user', 'table': 'users.csv', 'value': 'worth'}},
+]
+
+
+def records(seed, n, price=2.0):
+  rng = np.random.default_rng(seed)
+  tags = ['', 'a', 'a|b', 'c|a|ü']
+  prices = np.exp(rng.normal(price, 1, n)).round(2).astype(str)
+  at = pd.Timestamp('2024-03-30') + pd.to_timedelta(rng.integers(0, 200_000, n), 's')
+  return pd.DataFrame(
+    {
+      'user': rng.choice(['u1', 'u2', 'ü3', ' ', '44'], n),
+      'tags': rng.choice(tags, n),
+      'liked': rng.choice(tags, n),
+      'price': np.where(rng.random(n) < 0.1, '', prices),
+      'ts': at.strftime('%Y-%m-%dT%H:%M:%S'),
+      'click': rng.integers(0, 2, n),
+    }
+  )  # fmt: skip
+
+
+class MadeColumnsTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    table = {'user': ['u1', 'ü3', 44], 'kind': ['x', 'y', ''], 'worth': [1.5, '', '7']}
+    pd.DataFrame(table).to_csv(self.folder / 'users.csv', index=False)
+    slots = json.loads(json.dumps(SLOTS).replace('users.csv', f'{self.folder}/users.csv'))
+    dense = json.loads(json.dumps(DENSE).replace('users.csv', f'{self.folder}/users.csv'))
+    self.tree = {
+      'run_dir': str(self.folder / 'run'),
+      'data': {
+        'train': [f'{self.folder}/day_*.csv'],
+        'day_pattern': r'day_(\d)',
+        'label': 'click',
+        'slots': slots,
+        'dense': dense,
+      },
+      'sparse': {'tables': {'default': {'width': 4}}},
+      'model': {
+        'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}],
+        'dense_embedding': {'piecewise_linear': {'bins': 4}},
+      },
+      'train': {'batch_size': 64},
+      'export': {'base': True, 'saved_model': True},
+    }
+
+  def test_predicted_served_and_exported_are_one_number(self):
+    records(0, 300).to_csv(self.folder / 'day_1.csv', index=False)
+    run = api.fit(self.tree)
+    sample = records(1, 200).drop(columns='click')
+    sample.to_csv(self.folder / 'new.csv', index=False)
+    command = [sys.executable, '-m', 'trainer.predict', '--run_dir', run.run_dir, '--data']
+    out = subprocess.run(
+      [*command, f'{self.folder}/new.csv', '--out', f'{self.folder}/scores.txt'],
+      capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    self.assertEqual(out.returncode, 0, out.stderr)
+    predicted = np.loadtxt(self.folder / 'scores.txt')
+    self.assertGreater(np.std(predicted), 1e-3)
+
+    store = MemoryStore()
+    service = Service(store, Publisher(os.path.join(run.run_dir, 'exports'), store).advance)
+    service.refresh()
+    columns = {name: list(map(str, sample[name])) for name in sample}
+    with served(service) as client:
+      status, answer = client.predict({'inputs': columns})
+    self.assertEqual(status, 200, answer)
+    self.assertAllClose(answer['outputs'], predicted, rtol=2e-6)
+
+    (path,) = (self.folder / 'run' / 'exports').glob('saved_model*/*/saved_model.pb')
+    signature = tf.saved_model.load(str(path.parent)).signatures['serving_default']
+    inputs = {}
+    for name, spec in signature.structured_input_signature[1].items():
+      values = columns[name]
+      if spec.dtype != tf.string:
+        values = [float(v) if v else np.nan for v in values]
+      inputs[name] = tf.constant(values, spec.dtype)
+      inputs[name] = tf.reshape(inputs[name], [-1] + [1] * (len(spec.shape) - 1))
+    probability = signature(**inputs)['probability']
+    self.assertAllClose(tf.reshape(probability, [-1]), predicted, rtol=2e-6)
+
+  def test_drift_of_bins(self):
+    for day, price in enumerate((2.0, 2.0, 4.0), 1):
+      records(day, 400, price).to_csv(self.folder / f'day_{day}.csv', index=False)
+    del self.tree['model']['dense_embedding'], self.tree['export']
+    self.tree['train']['epochs'] = 2
+    with self.assertLogs(level='WARNING') as logged:
+      run = api.fit(self.tree)
+    drifts = run.metrics.query("event == 'drift'")
+    self.assertEqual(drifts['day'].tolist()[:2], [2, 3])
+    second, third = (slots['price_bin'] for slots in drifts['slots'][:2])
+    self.assertLess(second['psi'], 0.1)
+    bounds = run.cfg.data.made['price_bin'].boundaries
+    first, last = (pd.read_csv(self.folder / f'day_{day}.csv')['price'] for day in (1, 3))
+    places = [np.where(p.isna(), 5, np.searchsorted(bounds, p, 'right')) for p in (first, last)]
+    shares = [np.bincount(p, minlength=6) / 400 for p in places]
+    self.assertAllClose([third['first'], third['last']], shares, atol=1e-5)
+    q, p = (np.maximum(s, 0.5 / 400) for s in shares)
+    self.assertAllClose(third['psi'], np.sum((p - q) * np.log(p / q)), rtol=1e-4)
+    told = [line for line in logged.output if "slot 'price_bin': its bins are not shared" in line]
+    self.assertLen(told, 1)
+    self.assertIn(
+      "bins of slot 'price_bin' are not", ' '.join(findings.faults(read_run(run.run_dir)))
+    )
+    report.write([run.run_dir], str(self.folder / 'report.html'))
+    self.assertIn('Bins of numbers', (self.folder / 'report.html').read_text())
+
+
+if __name__ == '__main__':
+  tf.test.main()
