@@ -4,6 +4,7 @@ import errno
 import functools
 import inspect
 import io
+import logging as standard_logging
 import os
 import re
 import signal
@@ -26,7 +27,26 @@ _FLAGS_OF_OTHERS = {
   'resume': 'the same command again, which continues',
 }
 _LONGEST = 2000  # the most characters of a line about an error
+_LOG_WIDTH = 100  # of a log line, in characters
 _WIDTH = 80  # of the text of --help, in characters
+
+
+class LogLines(standard_logging.Formatter):
+  """Begins what is logged with the time and the level, and wraps it at 100 columns."""
+
+  def __init__(self):
+    super().__init__('%(asctime)s %(levelname)s: %(message)s', '%Y-%m-%d %H:%M:%S')
+
+  def format(self, record: standard_logging.LogRecord) -> str:
+    text, *trace = super().format(record).split('\n')  # the lines of a stack trace stay as they are
+    return '\n'.join([wrapped(text), *trace])
+
+
+def wrapped(text: str) -> str:
+  """Returns a text in lines of at most 100 columns; words, such as paths, stay whole."""
+  return textwrap.fill(
+    text, _LOG_WIDTH, subsequent_indent='  ', break_long_words=False, break_on_hyphens=False
+  )
 
 
 class Output(io.TextIOWrapper):
@@ -170,6 +190,7 @@ def entry(main: Callable[..., int | None]) -> None:
       not, such arguments are refused.
   """
   _open_standard_streams()
+  logging.get_absl_handler().setFormatter(LogLines())
   takes_arguments = bool(inspect.signature(main).parameters)
 
   def guarded(argv: Sequence[str]) -> None:

@@ -1,8 +1,9 @@
 """Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by SLOT]…`.
 
-It prints one JSON object; in a terminal only the figures of quality, unless --json is given. With
---by it prints a table of the values of a slot, the worst first: samples, clicks, AUC, logloss and
-calibration, with 95 % intervals. Under horovodrun the ranks share the work.
+In a terminal it prints the figures of quality, and with --by a table of the values of a slot, the
+worst first: samples, clicks, AUC, logloss and calibration, with 95 % intervals. To a pipe or a
+file, or with --json, it prints all figures as one JSON object. Under horovodrun the ranks share the
+work.
 """
 
 import itertools
@@ -44,6 +45,7 @@ def main() -> None:
   from trainer.training.finished_run import open_run
 
   here = runtime.launched()
+  as_json = JSON.value or not runtime.is_terminal()
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, here) as run:
     names = [slot.name for slot in run.cfg.slots]
     for name in BY.value:
@@ -54,13 +56,12 @@ def main() -> None:
       config.refuse_retrieval(run.cfg.model.retrieval, '--by')
       found = slices_by_text(run, prepared)
       if here.rank == 0:
-        tell(found)
+        print(json.dumps(found)) if as_json else tell(found)
       return
     values = run.evaluation.evaluate(prepared)
     if here.rank == 0:
       if warning := run.cfg.uncalibrated():
         logging.warning('%s', warning)
-      as_json = JSON.value or not runtime.is_terminal()
       print(json.dumps(values) if as_json else '\n'.join(in_words(values)))
 
 
@@ -96,12 +97,9 @@ def slices_by_text(
 
 
 def tell(found: dict[str, list[JsonObject]]) -> None:
-  """Prints slices as tables, one for each task, or as JSON."""
+  """Prints slices as tables, one for each task."""
   from trainer.reporting.evaluated import slice_table
 
-  if JSON.value:
-    print(json.dumps(found))
-    return
   for name, rows in found.items():
     for task, of_task in itertools.groupby(rows, lambda row: row['task']):
       if task:

@@ -74,6 +74,12 @@ class CommandLineTest(tf.test.TestCase):
       **kwargs,
     )
 
+  def assert_narrow(self, done):
+    """What a job says is at most 100 columns wide, but for commands to copy."""
+    for line in (done.stdout + done.stderr).splitlines():
+      if not line.startswith('  ctr-'):
+        self.assertLessEqual(len(line), 100, line)
+
   def events(self):
     with open(f'{self.folder}/run/metrics.jsonl', encoding='utf-8') as f:
       return [json.loads(line) for line in f]
@@ -132,6 +138,7 @@ class CommandLineTest(tf.test.TestCase):
     again = self.train()
     self.assertEqual(again.returncode, 0, again.stderr)
     self.assertLen([e for e in self.events() if e['event'] == 'train'], 1)
+    self.assert_narrow(again)
     more = self.train('--set', 'train.epochs=2')
     self.assertEqual(more.returncode, 0, more.stderr)
     self.assertEqual([e['step'] for e in self.events() if e['event'] == 'train'], [10, 20])
@@ -154,10 +161,11 @@ class CommandLineTest(tf.test.TestCase):
     the rates fall at every second stall, and the fifth is the last.
     """
     plateau = 'train.plateau={factor: 0.5, patience: 2, stop_after: 5, min_delta: 1}'
-    done = self.train(
-      '--set', f'data.valid=[{self.folder}/test.csv]', '--set', 'train.epochs=9', '--set', plateau
-    )
+    valid = f'data.valid=[{self.folder}/test.csv,{self.folder}/train.csv]'
+    done = self.train('--set', valid, '--set', 'train.epochs=9', '--set', plateau)
     self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn('data.valid: 1 of its files', done.stderr)
+    self.assert_narrow(done)
     self.assertLen([e for e in self.events() if e.get('split') == 'valid'], 6)
     with open(f'{self.folder}/run/checkpoints/ckpt-000000060/progress.json', encoding='utf-8') as f:
       self.assertEqual(json.load(f)['rate'], 0.25)

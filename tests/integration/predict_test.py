@@ -70,7 +70,7 @@ class PredictTest(tf.test.TestCase):
     self.assertEqual(predict('--data', f'{folder}/f.csv'), plain, '7.0 is 7')
     unlabelled.assign(item='x').to_csv(f'{folder}/f.csv', index=False)
     done = self.run_command('predict', '--run_dir', run, '--data', f'{folder}/f.csv')
-    self.assertRegex(done.stderr, "slot 'item': the model does not know the features of 100%")
+    self.assertRegex(done.stderr, "slot 'item': 100% of the samples have unknown")
     os.symlink(f'{folder}/linked.txt', f'{folder}/link.txt')
     predict('--data', f'{folder}/new.csv', '--out', f'{folder}/link.txt')
     self.assertAllEqual(np.loadtxt(f'{folder}/linked.txt'), want)

@@ -1,9 +1,11 @@
 """Commands that look at a trained model on several ranks: they tell what one process tells."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +58,7 @@ class SharedEvaluationTest(tf.test.TestCase):
     return json.loads(line[line.index('{') :])
 
   def test_slices(self):
-    arguments = 'evaluate', '--run_dir', self.run_dir, '--by', 'device', '--json'
+    arguments = 'evaluate', '--run_dir', self.run_dir, '--by', 'device'  # to a pipe: JSON
     alone, shared = (self.told(*arguments, ranks=n)['device'] for n in (1, 2))
     self.assertCountEqual(
       [row['value'] for row in alone], ['phone', 'tablet', 'desktop', '(blank)']
@@ -64,7 +66,8 @@ class SharedEvaluationTest(tf.test.TestCase):
     for a, b in zip(alone, shared):
       self.assertEqual(a['value'], b['value'])
       self.assertAllClose(*({**row, 'value': 0, 'task': 0} for row in (a, b)), rtol=1e-3)
-    table = self.run_command('evaluate', '--run_dir', self.run_dir, '--by', 'item', '--most', '3')
+    with mock.patch.dict(os.environ, {'CTR_TERMINAL': '1'}):
+      table = self.run_command(*arguments[:3], '--by', 'item', '--most', '3')
     self.assertIn('(other)', table)
     self.assertLen(table.splitlines(), 6)
     self.assertLessEqual(max(map(len, table.splitlines())), 80)
@@ -75,7 +78,7 @@ class SharedEvaluationTest(tf.test.TestCase):
     self.assertEqual([row['column'] for row in alone], [row['column'] for row in shared])
     for a, b in zip(alone, shared):
       # Each process exchanges features within its own share.
-      self.assertAllClose(a['loss_of_auc'], b['loss_of_auc'], atol=0.02)
+      self.assertAllClose(a['auc_worse_by'], b['auc_worse_by'], atol=0.02)
 
 
 if __name__ == '__main__':

@@ -98,7 +98,7 @@ class ApiTest(tf.test.TestCase):
     self.assertAllClose(table.set_index('text')['show'], counts['size'].loc[table['text']])
     self.assertAllClose(table.set_index('text')['click'], counts['sum'].loc[table['text']])
     self.assertEmpty(run.embeddings('user'), 'the model has no factors')
-    self.assertGreater(run.importance(path)['loss_of_auc']['user'], 0.1)
+    self.assertGreater(run.importance(path)['auc_worse_by']['user'], 0.1)
     self.assertIn('<iframe', run.report()._repr_html_())
     with self.assertRaisesRegex(UserError, "'usr'; the nearest valid name is 'user'"):
       run.features('usr')

@@ -45,6 +45,12 @@ class EffectsTest(absltest.TestCase):
       ('lifecycle.admission_count=3', mode, 'lifecycle.admission=score', ''),
       ('data.slots.0.lifecycle.min_age_days=3', '', 'lifecycle.eviction=unseen', ''),
       ('lifecycle.capacity_by=recency', 'without lifecycle.capacity', '', 'lifecycle.capacity=9'),
+      (
+        'data.slots.0.counts=true',
+        'with ffm and fm alone, which read no dense columns',
+        'model.interactions=[fm,ffm]',
+        'model.interactions=[linear,fm]',
+      ),
       ('model.focal_gamma=3', 'without a loss of kind focal', '', 'model.loss=focal'),
       ('sync.geo_steps=3', "'allreduce': it is of 'ps_geo'", '', 'sync.mode=ps_geo'),
       ('sync.max_staleness=3', "it is of 'ps_async'", 'sync.mode=ps', 'sync.mode=ps_async'),

@@ -25,6 +25,7 @@ from trainer.reporting.events import read_events
 from trainer.storage import checkpoint
 from trainer.storage.run_lock import RunLock
 from trainer.training import finished_run, inputs, job
+from trainer.training.advice import why_worse_than_constant
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -418,6 +419,13 @@ class JobTest(tf.test.TestCase):
       tables = {'default': {'linear': few}}
       self.make_job(data, sparse={'tables': tables}, run_dir=f'{self.folder}/few').run()
     self.assertRegex(str(logs.output), 'logloss .*: it was trained for 13 steps only; more epochs')
+    cfg, values = self.make_job(data).cfg, {'auc': 0.67, 'calibration': 3.0}
+    for trained, why in (
+      (0.97, 'the model overfits: AUC was 0.97 in training and is 0.67 here'),
+      (0.70, 'the predictions add up to 3.00 times the clicks'),
+      (None, 'the predictions add up to 3.00 times the clicks'),
+    ):
+      self.assertIn(why, why_worse_than_constant(cfg, values, trained, 500))
 
   def test_the_auc_of_one_class_is_not_known(self):
     clicks = f'{self.folder}/clicks.csv'

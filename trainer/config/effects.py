@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ops.row_kinds import ROW_OPTIMIZERS
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
+from trainer.config.model import READ_NO_DENSE
 from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.config.sparse import RowOptimizer
@@ -101,6 +102,15 @@ def _of_lifecycle(cfg: Config) -> Found:
 
 
 def _of_model(cfg: Config) -> Found:
+  kinds = {one.kind for one in cfg.model.all_interactions().values()}
+  if kinds and kinds <= READ_NO_DENSE:
+    why = (
+      f'with {" and ".join(sorted(kinds))} alone, which read no dense columns (linear and dnn do)'
+    )
+    if cfg.data.dense:
+      yield 'data.dense', [column.name for column in cfg.data.dense], why
+    for i, slot in enumerate(cfg.data.slots):
+      yield from _given(f'data.slots.{i}', slot, ['counts'], why)
   losses = [label.loss for label in cfg.labels]
   if 'focal' not in losses:
     yield from _given('model', cfg.model, ['focal_gamma'], 'without a loss of kind focal')

@@ -12,6 +12,7 @@ from trainer.plain_data import Json
 
 # Interactions that are built in; others are dotted paths of Keras layers.
 INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
+READ_NO_DENSE = {'fm', 'ffm', 'fwfm'}
 # Shared parts that are built in.
 SHARED = ('shared_bottom', 'mmoe')
 # Vectors of dense columns that are built in.

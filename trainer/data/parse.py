@@ -36,7 +36,7 @@ from trainer.data.values import (
 
 MAX_EXAMPLES = 10
 MAX_TEXT = 200
-_DECIMAL_COMMA = re.compile(r'[+-]?\d+,\d+')
+_DECIMAL_COMMA = re.compile(r'[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+(e[+-]?\d+)?', re.IGNORECASE)
 BLANK_GROUP = 0x16A3B2F90404F  # farmhash64 of no text, mod 2^52: a group of its own
 
 

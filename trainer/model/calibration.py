@@ -211,7 +211,7 @@ def unknown_jumps(
     if share(of_slot) > limit:
       compared = '' if usual is None else f', {usual:.0%} in the evaluations before'
       warnings.append(
-        f"slot '{slot}': the model does not know the features of {share(of_slot):.0%} of the "
-        f'samples{compared}; wanted values written as in the training log (4117 is not u4117)'
+        f"slot '{slot}': {share(of_slot):.0%} of the samples have unknown features{compared}; are "
+        'its values written as in training (4117 is not u4117)?'
       )
   return warnings

@@ -4,6 +4,8 @@ import numpy as np
 
 from trainer import config
 from trainer.data.features import SlotBatch
+from trainer.plain_data import JsonObject
+from trainer.reporting.findings import OVERFITTING
 
 HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
 HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
@@ -38,11 +40,15 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
   )
 
 
-def why_worse_than_constant(cfg: config.Config, calibration: float | None, steps: int) -> str:
+def why_worse_than_constant(
+  cfg: config.Config, values: JsonObject, trained_auc: float | None, steps: int
+) -> str:
   """Returns why a model likely predicts worse than the constant share of clicks.
 
   Args:
-    calibration: Σ predicted / Σ clicked.
+    cfg: the job's config.
+    values: the metrics of the evaluation.
+    trained_auc: of the last training pass, if known.
     steps: the number of steps taken.
   """
   for name, table in cfg.sparse.tables.items():
@@ -57,6 +63,12 @@ def why_worse_than_constant(cfg: config.Config, calibration: float | None, steps
     return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
   if reason := cfg.uncalibrated():
     return reason
+  auc, calibration = values.get('auc'), values['calibration']
+  if auc is not None and trained_auc is not None and trained_auc - auc > OVERFITTING:
+    return (
+      f'the model overfits: AUC was {trained_auc:.2f} in training and is {auc:.2f} here; fewer '
+      'epochs, l2, dropout or a smaller width help'
+    )
   if calibration is not None and not 0.8 < calibration < 1.25:
     return (
       f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '

@@ -62,7 +62,7 @@ def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.Dat
   importance = slot_importance(inputs, prepared)
   columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
   table = pd.concat(columns).astype(float).rename_axis('column')
-  table.columns = [f'loss_of_{name}' for name in table]
+  table.columns = [f'{name}_worse_by' for name in table]
   return table.sort_values(table.columns[0], ascending=False)
 
 

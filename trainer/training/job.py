@@ -10,6 +10,7 @@ from absl import logging
 
 from trainer import config, files
 from trainer.comm.communicator import Communicator
+from trainer.command_line import wrapped
 from trainer.data.features import dense_stats
 from trainer.data.labels import one_class
 from trainer.data.passes import Pass
@@ -177,7 +178,8 @@ class Job:
         if self._had_work:
           closing.close(self.cfg)
         else:
-          print(nothing_left(self.cfg, self.progress.epoch + 1, self.progress.finished))
+          told = nothing_left(self.cfg, self.progress.epoch + 1, self.progress.finished)
+          print(wrapped(told))
           closing.write_report(self.cfg)
       self.log.events.close(self.progress_made)
     return self.log.events.troubles
@@ -288,6 +290,7 @@ class Job:
     figures = meter.finish(
       {'waiting': action.waiting, 'seconds_behind': action.seconds_behind} if cfg.data.watch else {}
     )
+    self.validation.trained_auc = figures.get('auc')
     self.state.texts.learn(prepared)
     if progress.epoch == 0:
       drift.count(cfg, progress, prepared)

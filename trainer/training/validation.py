@@ -31,7 +31,12 @@ class Validation:
     state: the place in the data.
     inputs: gives each process its share of the passes.
     log: is told the metrics.
+
+  Attributes:
+    trained_auc: of the pass that was trained on last; None: none was, or it has no AUC.
   """
+
+  trained_auc: float | None = None
 
   def __init__(
     self,
@@ -145,6 +150,6 @@ class Validation:
         split,
         values['logloss'],
         constant,
-        why_worse_than_constant(self._cfg, values['calibration'], steps),
+        why_worse_than_constant(self._cfg, values, self.trained_auc, steps),
       )
     return values
