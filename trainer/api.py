@@ -8,26 +8,22 @@ import contextlib
 import dataclasses
 import functools
 import html
-import itertools
-import json
 import os
 import signal
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from absl import logging
 
-from trainer import command_line, config, files, runtime
+from trainer import command_line, config, frames, runtime
 from trainer.comm.heartbeat import Heartbeat
 from trainer.config import effects
 from trainer.data.log_files import is_directory, matching, normal
 from trainer.errors import ConfigError, UserError
+from trainer.frames import Frame, patterns_of
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting import trackers
 
@@ -37,7 +33,6 @@ if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checke
   from trainer.training.callback import Callback
   from trainer.training.finished_run import FinishedRun
 
-Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream
 Data = str | Sequence[str] | Frame
 SPLITS = ('train', 'valid', 'test')
 
@@ -47,7 +42,7 @@ class Run:
   """A trained model in its run_dir.
 
   Attributes:
-    checkpoint: the state that is used: best (by validation, if there is one) or last.
+    checkpoint: the state to use: best (the last one, if validation chose none) or last.
   """
 
   run_dir: str
@@ -62,12 +57,12 @@ class Run:
     return read_events(self.run_dir)
 
   def evaluate(self, data: Data | None = None) -> JsonObject:
-    """Returns auc, logloss, calibration and so on.
+    """Returns metrics: auc, logloss, calibration and so on.
 
     Args:
       data: patterns of files, or a frame with the columns of the log; by default data.test.
     """
-    with self._open() as run, _patterns(self.cfg, data) as patterns:
+    with self._open() as run, patterns_of(self.cfg, data) as patterns:
       return run.evaluation.evaluate(run.inputs.prepared(passes_to_score(run, patterns), 'api'))
 
   def predict(self, data: Data | None = None) -> np.ndarray:
@@ -82,7 +77,7 @@ class Run:
     # A bad record is an error, because dropping it would shift the predictions after it.
     with (
       self._open(['data.max_bad_share=0']) as run,
-      _patterns(self.cfg, data, labelled=False) as patterns,
+      patterns_of(self.cfg, data, labelled=False) as patterns,
     ):
       prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
       return np.concatenate(list(predictions(run, prepared)))
@@ -126,7 +121,7 @@ class Run:
       )
 
   def importance(self, data: Data | None = None) -> pd.DataFrame:
-    """Returns by slot how much worse AUC and logloss are if its features are permuted over samples.
+    """Returns by slot how much worse AUC and logloss get if its features are permuted over samples.
 
     Args:
       data: as for `evaluate`.
@@ -134,12 +129,12 @@ class Run:
     from trainer.training.importance import importance_table
 
     config.refuse_retrieval(self.cfg.model.retrieval, f'importance: run_dir {self.run_dir}')
-    with self._open() as run, _patterns(self.cfg, data) as patterns:
+    with self._open() as run, patterns_of(self.cfg, data) as patterns:
       prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api')
       return importance_table(run.inputs, prepared)
 
   def features(self, slot: str) -> pd.DataFrame:
-    """Returns the features of a slot, the most shown first.
+    """Returns the features of a slot in descending order of shows.
 
     Columns: text, as data.keep_texts has kept it or a pass of data.train has it (None if that is
     gone), key, show, click, unseen_days, admitted, linear, and factors if the model has any.
@@ -217,12 +212,16 @@ def fit(
   """
   if isinstance(configuration, Mapping):
     for split in SPLITS:
-      if _is_frame((configuration.get('data') or {}).get(split)):
+      if frames.is_frame((configuration.get('data') or {}).get(split)):
         raise UserError(
           f'data.{split}: found a frame; wanted it beside the config: fit(config, {split}=frame)'
         )
-  frames = dict(zip(SPLITS, (train, valid, test)))
-  overrides = [*overrides, *_overrides_of_frames(configuration, overrides, run_dir, frames)]
+  given = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
+  if given:
+    overrides = [*overrides, *frames.SETTINGS]
+    placeholders = [f'data.{split}=[frame]' for split in given]
+    cfg = Source(configuration, [*overrides, *placeholders], run_dir).parsed()
+    overrides += frames.write_passes(cfg, given)
   source = Source(configuration, overrides, run_dir)
   cfg = source.cfg
   if cfg.sync.mode != 'allreduce':
@@ -401,140 +400,3 @@ def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> Non
       f'Keras {version} is active; wanted Keras 2: use trainer before TensorFlow is '
       'imported, or set TF_USE_LEGACY_KERAS=1'
     )
-
-
-def _is_frame(data: object) -> bool:
-  return isinstance(data, (pd.DataFrame, pa.Table)) or hasattr(data, '__arrow_c_stream__')
-
-
-def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
-  """Returns a frame as an Arrow table; raises a UserError if an id is no whole number."""
-  from trainer.data.values import WHOLE_NUMBER, whole_numbers
-
-  if isinstance(frame, pd.DataFrame):
-    columns = {str(name): _arrow_column(frame[name]) for name in frame}
-    table = pa.table(columns)
-  else:
-    table = pa.table(frame)
-  table = table.replace_schema_metadata(
-    None
-  )  # equal frames make equal files, whatever their library
-  for name, is_text in cfg.data.log_columns().items():
-    if not is_text or name not in table.column_names or not pa.types.is_floating(table[name].type):
-      continue
-    column = table[name].combine_chunks()
-    _, wrong = whole_numbers(column)
-    if wrong.any():
-      found = column[int(wrong.argmax())]
-      raise UserError(f"data: column '{name}': found {found}; wanted {WHOLE_NUMBER}")
-  return table
-
-
-def _lists_as_texts(cfg: config.Config, table: pa.Table) -> dict[str, list[str]]:
-  """Returns the slots' columns of lists as a CSV file has them, by column.
-
-  Raises:
-    UserError: where a slot's column holds what a CSV file cannot.
-  """
-  columns = {}
-  for slot in cfg.data.slots:
-    name = slot.column or slot.name
-    if name not in table.column_names:
-      continue
-    kind = table[name].type
-    if not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-      continue
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not slot.separator or not is_list or not _is_plain(kind.value_type):
-      raise UserError(
-        f"data: column '{name}': found {kind}; wanted texts or whole numbers, as in the CSV file "
-        'that the run was trained on, or lists of these where the slot has a separator'
-      )
-    rows = [row or () for row in table[name].to_pylist()]
-    for value in itertools.chain.from_iterable(rows):
-      if value is None or slot.separator in str(value):
-        raise UserError(
-          f"data: column '{name}': found {value!r} in a list; wanted texts or whole numbers "
-          f"without the slot's separator {slot.separator!r}"
-        )
-    columns[name] = [slot.separator.join(map(str, row)) for row in rows]
-  return columns
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-  return any(
-    is_of(kind)
-    for is_of in (
-      pa.types.is_string,
-      pa.types.is_large_string,
-      pa.types.is_integer,
-      pa.types.is_null,
-    )
-  )
-
-
-def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
-  try:
-    return pa.array(column, from_pandas=True)
-  except pa.ArrowException:  # numbers mixed with texts become texts, as in a CSV file
-    return pa.array(column.map(str, na_action='ignore'), pa.string(), from_pandas=True)
-
-
-def _overrides_of_frames(
-  configuration: str | Mapping[str, Json],
-  overrides: Sequence[str],
-  run_dir: str | None,
-  frames: Mapping[str, Frame | Sequence[Frame] | None],
-) -> Iterator[str]:
-  """Writes frames as passes; yields the settings by which a job reads them."""
-  given = {split: frame for split, frame in frames.items() if frame is not None}
-  if not given:
-    return
-  settings = ['data.format=parquet', 'data.columns=null']
-  placeholders = [f'data.{split}=[frame]' for split in given]
-  cfg = Source(configuration, [*overrides, *settings, *placeholders], run_dir).parsed()
-  folder = os.path.join(cfg.run_dir, 'frames')
-  os.makedirs(folder, exist_ok=True)
-  yield from settings
-  for split, some in given.items():
-    paths = []
-    for i, frame in enumerate([some] if _is_frame(some) else some):
-      unfinished = os.path.join(folder, f'{split}{files.UNFINISHED}')
-      pq.write_table(_arrow(cfg, frame), unfinished)
-      with open(unfinished, 'rb') as f:
-        crc32 = files.crc32_of_stream(f)
-      # A run that is continued with another frame trains on it as another pass.
-      paths.append(os.path.join(folder, f'{split}-{i:03}-{crc32:08x}.parquet'))
-      os.replace(unfinished, paths[-1])
-    yield f'data.{split}={json.dumps(paths)}'
-
-
-@contextlib.contextmanager
-def _patterns(
-  cfg: config.Config, data: Data | None, labelled: bool = True
-) -> Iterator[Sequence[str]]:
-  """Yields the patterns of `data`; writes a frame to a temporary file in the log's format."""
-  if not _is_frame(data):
-    yield [data] if isinstance(data, str) else data or []
-    return
-  from trainer.data.schema import wanted_columns
-
-  table = _arrow(cfg, data)
-  with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
-    if cfg.data.format not in (None, 'csv'):
-      path = os.path.join(folder, 'frame.parquet')
-      pq.write_table(table, path)
-    else:
-      path = os.path.join(folder, 'frame.csv')
-      columns, wanted = cfg.data.columns, wanted_columns(cfg, labelled)
-      missing = [c for c in columns or () if c not in table.column_names]
-      for column in missing:
-        if column in wanted:
-          raise UserError(f"data: the frame has no column '{column}' ({wanted[column]})")
-      frame = data if isinstance(data, pd.DataFrame) else table.to_pandas()
-      frame = frame.assign(**_lists_as_texts(cfg, table))
-      frame = frame.assign(**dict.fromkeys(missing, ''))
-      frame.to_csv(
-        path, sep=cfg.data.delimiter, index=False, columns=columns, header=columns is None
-      )
-    yield [path]

@@ -1,0 +1,139 @@
+"""Data frames as the data of a job: written as files that a run can read."""
+
+import contextlib
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer import config, files
+from trainer.errors import UserError
+
+Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream
+# How frames for training are read.
+SETTINGS = ('data.format=parquet', 'data.columns=null')
+
+
+def is_frame(data: object) -> bool:
+  return isinstance(data, (pd.DataFrame, pa.Table)) or hasattr(data, '__arrow_c_stream__')
+
+
+def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
+  """Returns a frame as an Arrow table; raises a UserError if an id is no whole number."""
+  from trainer.data.values import WHOLE_NUMBER, whole_numbers  # imports TensorFlow
+
+  if isinstance(frame, pd.DataFrame):
+    frame = {str(name): _arrow_column(frame[name]) for name in frame}
+  # Without metadata, equal frames make equal files, whatever library they come from.
+  table = pa.table(frame).replace_schema_metadata(None)
+  for name, is_text in cfg.data.log_columns().items():
+    if not is_text or name not in table.column_names or not pa.types.is_floating(table[name].type):
+      continue
+    column = table[name].combine_chunks()
+    _, wrong = whole_numbers(column)
+    if wrong.any():
+      found = column[int(wrong.argmax())]
+      raise UserError(f"data: column '{name}': found {found}; wanted {WHOLE_NUMBER}")
+  return table
+
+
+def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
+  try:
+    return pa.array(column, from_pandas=True)
+  except pa.ArrowException:  # numbers mixed with texts become texts, as in a CSV file
+    return pa.array(column.map(str, na_action='ignore'), pa.string(), from_pandas=True)
+
+
+def _lists_as_texts(cfg: config.Config, table: pa.Table) -> dict[str, list[str]]:
+  """Returns the columns of lists that slots read, in the form that they have in a CSV file.
+
+  Raises:
+    UserError: if such a column holds something that a CSV file cannot hold.
+  """
+  columns, t = {}, pa.types
+  for slot in cfg.data.slots:
+    name = slot.column or slot.name
+    kind = table[name].type if name in table.column_names else pa.null()
+    if not (t.is_nested(kind) or t.is_binary(kind) or t.is_large_binary(kind)):
+      continue
+    is_list = slot.separator and (t.is_list(kind) or t.is_large_list(kind))
+    value = kind.value_type if is_list else kind
+    if not (
+      t.is_string(value) or t.is_large_string(value) or t.is_integer(value) or t.is_null(value)
+    ):
+      raise UserError(
+        f"data: column '{name}': found {kind}; wanted texts or whole numbers, as in the CSV file "
+        'that the run was trained on, or lists of these where the slot has a separator'
+      )
+    rows = [row or () for row in table[name].to_pylist()]
+    for value in itertools.chain.from_iterable(rows):
+      if value is None or slot.separator in str(value):
+        raise UserError(
+          f"data: column '{name}': found {value!r} in a list; wanted texts or whole numbers "
+          f"without the slot's separator {slot.separator!r}"
+        )
+    columns[name] = [slot.separator.join(map(str, row)) for row in rows]
+  return columns
+
+
+def write_passes(
+  cfg: config.Config, frames: Mapping[str, Frame | Sequence[Frame]]
+) -> Iterator[str]:
+  """Writes frames into run_dir/frames, each as a pass.
+
+  Args:
+    frames: by split, a frame or a list of them.
+  Yields:
+    The settings `data.SPLIT=[FILES]` of a job that reads them, together with SETTINGS.
+  """
+  folder = os.path.join(cfg.run_dir, 'frames')
+  os.makedirs(folder, exist_ok=True)
+  for split, some in frames.items():
+    paths = []
+    for i, frame in enumerate([some] if is_frame(some) else some):
+      unfinished = os.path.join(folder, f'{split}{files.UNFINISHED}')
+      pq.write_table(_arrow(cfg, frame), unfinished)
+      # A run that is continued with another frame trains on it as another pass.
+      paths.append(os.path.join(folder, f'{split}-{i:03}-{files.crc32_of(unfinished):08x}.parquet'))
+      os.replace(unfinished, paths[-1])
+    yield f'data.{split}={json.dumps(paths)}'
+
+
+@contextlib.contextmanager
+def patterns_of(
+  cfg: config.Config, data: str | Sequence[str] | Frame | None, labelled: bool = True
+) -> Iterator[Sequence[str]]:
+  """Yields `data` as patterns of files; a frame becomes a temporary file in the log's format.
+
+  Args:
+    cfg: the config of a run.
+    data: patterns, a frame, or None for no patterns.
+    labelled: whether the frame must have labels, weights and groups.
+  """
+  if not is_frame(data):
+    yield [data] if isinstance(data, str) else data or []
+    return
+  from trainer.data.schema import wanted_columns
+
+  table = _arrow(cfg, data)
+  with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
+    if cfg.data.format not in (None, 'csv'):
+      path = os.path.join(folder, 'frame.parquet')
+      pq.write_table(table, path)
+      yield [path]
+      return
+    path = os.path.join(folder, 'frame.csv')
+    columns, wanted = cfg.data.columns, wanted_columns(cfg, labelled)
+    missing = [c for c in columns or () if c not in table.column_names]
+    for column in missing:
+      if column in wanted:
+        raise UserError(f"data: the frame has no column '{column}' ({wanted[column]})")
+    frame = data if isinstance(data, pd.DataFrame) else table.to_pandas()
+    frame = frame.assign(**_lists_as_texts(cfg, table), **dict.fromkeys(missing, ''))
+    frame.to_csv(path, sep=cfg.data.delimiter, index=False, columns=columns, header=columns is None)
+    yield [path]
