@@ -54,9 +54,9 @@ def main() -> None:
     prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
     if BY.value:
       config.refuse_retrieval(run.cfg.model.retrieval, '--by')
-      found = slices_by_text(run, prepared)
+      by_slot = slices_by_text(run, prepared)
       if here.rank == 0:
-        print(json.dumps(found)) if as_json else tell(found)
+          print(json.dumps(by_slot)) if as_json else print_slices(by_slot)
       return
     values = run.evaluation.evaluate(prepared)
     if here.rank == 0:
@@ -70,18 +70,18 @@ def slices_by_text(
 ) -> dict[str, list[JsonObject]]:
   """Returns the slices of each slot of --by, with `value` in place of `key`.
 
-  The value is the text of the log, or the number of the key if the log is gone. Every rank calls
-  it; only rank 0 gets the texts.
+  The value is the text in the log or, if the log is gone, the key. Every rank calls this; only rank
+  0 gets the texts.
   """
   from trainer.data.texts import texts_of
   from trainer.training.slices import BLANK, OTHER, slices
 
-  scored = (batch for one in prepared for batch in run.evaluation.predict(one))
-  found = slices(run.cfg, run.communicator, scored, BY.value, MOST.value)
-  paths = [one.meta['source']['path'] for one in prepared]
+  scored = itertools.chain.from_iterable(map(run.evaluation.predict, prepared))
+  by_slot = slices(run.cfg, run.communicator, scored, BY.value, MOST.value)
+  paths = [data_pass.meta['source']['path'] for data_pass in prepared]
   slots = {slot.name: slot for slot in run.cfg.slots}
   named = {}
-  for name, rows in found.items():
+  for name, rows in by_slot.items():
     values = {BLANK: '(blank)', OTHER: '(other)'}
     keys = {row['key'] for row in rows} - values.keys()
     if run.communicator.rank == 0:
@@ -96,11 +96,11 @@ def slices_by_text(
   return named
 
 
-def tell(found: dict[str, list[JsonObject]]) -> None:
+def print_slices(by_slot: dict[str, list[JsonObject]]) -> None:
   """Prints slices as tables, one for each task."""
   from trainer.reporting.evaluated import slice_table
 
-  for name, rows in found.items():
+  for name, rows in by_slot.items():
     for task, of_task in itertools.groupby(rows, lambda row: row['task']):
       if task:
         print(f'{task}:')

@@ -21,6 +21,7 @@ from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part
 from trainer.data.schema import CARRIED, check_columns
 from trainer.data.text_blocks import MAX_LINE_BYTES, text_blocks
+from trainer.data.values import float_or_none
 from trainer.errors import BadPass, UserError
 
 HEAD_BYTES = 64 << 10
@@ -185,20 +186,12 @@ def _check_header(
         f'{path}:1: the first line has one field by data.delimiter {delimiter!r} and {count + 1} '
         f'by {shown}; wanted data.delimiter: {shown}'
       )
-  if len(missing) == len(wanted) > 0 and any(map(_is_no_name, names)):
+  if len(missing) == len(wanted) > 0 and any(not n or float_or_none(n) is not None for n in names):
     raise UserError(
       f"{path}:1: no column '{missing[0]}' ({wanted[missing[0]]}); the first line looks like a "
       f'record, it begins with {names[0][:40]!r}; wanted a line of names, or data.columns'
     )
   check_columns(f'{path}:1', names, wanted)
-
-
-def _is_no_name(text: str) -> bool:
-  """Returns whether a text is blank or a number, so that it is no column's name."""
-  try:
-    return not text or float(text) is not None
-  except ValueError:
-    return False
 
 
 def _first_fields(head: bytes, data: config.Data) -> list[bytes] | None:

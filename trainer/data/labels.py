@@ -35,7 +35,9 @@ def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
     counts = _texts(cfg, path, column)
     text = f"{path}: every label in the column '{column}' is {sole:.0f}"
     if counts:
-      text += f', which holds {_shown(counts)}'
+      most = counts.most_common(_MOST_TEXTS)
+      text += ', which holds ' + ', '.join(f'{n:,} × {t[:_MOST_LENGTH]!r}' for t, n in most)
+      text += f' and {len(counts) - len(most):,} more' * (len(counts) > len(most))
     likely, is_misread = None, False
     if label.positive is not None:
       text += f'; {key}positive is {label.positive!r}'
@@ -50,13 +52,6 @@ def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
     )
     return OneClass(text, is_misread)
   return None
-
-
-def _shown(counts: collections.Counter[str]) -> str:
-  """Returns the most frequent texts with their numbers."""
-  most = counts.most_common(_MOST_TEXTS)
-  shown = ', '.join(f'{n:,} × {text[:_MOST_LENGTH]!r}' for text, n in most)
-  return shown + (f' and {len(counts) - len(most):,} more' if len(counts) > len(most) else '')
 
 
 def _texts(cfg: config.Config, path: str, column: str) -> collections.Counter[str]:

@@ -30,12 +30,6 @@ def _lines(raw: bytes) -> pa.Array:
   return pa.Array.from_buffers(pa.string(), len(ends), buffers)
 
 
-def _feature_map(owner: np.ndarray, keys: pa.Array, values: pa.Array, n: int) -> pa.Array:
-  """Returns the features of n records as a map column; `owner` has each one's record, ascending."""
-  offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))])
-  return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
-
-
 def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: int) -> Block:
   """Returns the Block of whole lines; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
   clean = re.sub(rb'#[^\n]*', b'', raw) if b'#' in raw else raw
@@ -83,8 +77,9 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
       mine = codes != code_of.get(QUERY.encode(), -1)
     if parts == 3 or column == FEATURES:
       select = pa.array(mine)
-      columns[column] = _feature_map(
-        owner[mine], index.filter(select), value.filter(select), len(rows)
+      offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[mine], minlength=len(rows)))])
+      columns[column] = pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()), index.filter(select), value.filter(select)
       )
     else:
       at = np.full(len(rows), -1)

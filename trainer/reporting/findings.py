@@ -1,6 +1,5 @@
 """Describes a run in sentences: what was trained, how well, how fast, and what went wrong."""
 
-import datetime
 from collections.abc import Iterator
 
 import pandas as pd
@@ -89,9 +88,11 @@ def summary(run: RecordedRun) -> list[str]:
       f'admitted, in {last["table_bytes"] / 1e6:,.1f} MB.'
     )
   told += _disk(run)
+  times = pd.to_datetime(run.events['time'].tail(1), unit='s')
+  when = f'{times.iloc[0]:%Y-%m-%d %H:%M:%S} UTC' if len(times) else 'none yet'
   told += {
     'unfinished': [
-      f'The run has not finished: it is still at work, or was killed; its last event: {_when(run)}.'
+      f'The run has not finished: it is still at work, or was killed; its last event: {when}.'
     ],
     'stopped': ['The run was asked to stop, and its state was saved.'],
   }.get(state(run), [])
@@ -133,13 +134,6 @@ def _disk(run: RecordedRun) -> Iterator[str]:
     f'{text} and grows by {a_day / 1e6:,.1f} MB a day: its disk is full in '
     f'{last["disk_free"] / a_day:,.0f} days.'
   )
-
-
-def _when(run: RecordedRun) -> str:
-  if not len(run.events):
-    return 'none yet'
-  at = datetime.datetime.fromtimestamp(run.events['time'].iloc[-1], datetime.timezone.utc)
-  return f'{at:%Y-%m-%d %H:%M:%S} UTC'
 
 
 def faults(run: RecordedRun) -> list[str]:

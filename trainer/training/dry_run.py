@@ -90,15 +90,9 @@ def _count(cfg: config.Config, prepared: PreparedPass, distinct: dict[int, np.nd
   """Adds the keys of a pass to `distinct`, by slot id."""
   for batch in prepared.batches(max(cfg.train.batch_size, 65536)):
     keys = np.unique(batch.keys)
-    for slot_id, of_slot in zip(*_by_slot(keys)):
-      known = distinct.get(slot_id)
-      distinct[slot_id] = of_slot if known is None else np.union1d(known, of_slot)
-
-
-def _by_slot(keys: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
-  """Returns slot ids and the keys of each; `keys` are sorted."""
-  ids, starts = np.unique(keys >> HASH_BITS, return_index=True)
-  return ids.tolist(), np.split(keys, starts[1:])
+    ids, starts = np.unique(keys >> HASH_BITS, return_index=True)
+    for slot_id, of_slot in zip(ids.tolist(), np.split(keys, starts[1:])):
+      distinct[slot_id] = np.union1d(distinct.get(slot_id, keys[:0]), of_slot)
 
 
 def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:

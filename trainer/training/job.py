@@ -209,7 +209,10 @@ class Job:
     is_waiting = False
     if not self.cfg.data.watch and not self.stream.limit:
       with self.log.clock.of('convert'):
-        self._look_at_passes()
+        try:  # a plain mistake ends the job before it trains
+          self.inputs.look_at(self.stream.upcoming(), 'train')
+        except BadPass as e:
+          raise self.stream.too_many(str(e)) from None
     while True:
       action = self.stream.next(bool(self.stop_request))
       self.progress_made()
@@ -232,13 +235,6 @@ class Job:
           return False
         case Finished():
           return True
-
-  def _look_at_passes(self) -> None:
-    """Reads the beginning of each pass, so that a plain mistake ends the job before it trains."""
-    try:
-      self.inputs.look_at(self.stream.upcoming(), 'train')
-    except BadPass as e:
-      raise self.stream.too_many(str(e)) from None
 
   def _convert_ahead(self) -> None:
     """Starts to convert the next passes in the background; every process calls it."""

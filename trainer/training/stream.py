@@ -282,7 +282,9 @@ class Stream:
         continue
       try:
         with refusing(data_pass.path):
-          entry = self._read_entry(data_pass)
+          if not is_prepared(cfg, data_pass.path) and stamp(data_pass.path)[0] >= LARGE_BYTES:
+            look_at(self._cfg, data_pass.path)  # a huge file that is no log is not read whole
+          entry = entry_of(data_pass, progress.epoch)
       except BadPass as e:
         settled.append(refused_entry(data_pass, progress.epoch, str(e)))
         continue
@@ -359,12 +361,6 @@ class Stream:
     if path not in self._settled and self._ledger.has_folded(path, self._state.progress.epoch):
       self._settled.add(path)
     return path in self._settled
-
-  def _read_entry(self, data_pass: Pass) -> Entry:
-    """Returns the entry of a new pass; reads the whole pass for its checksum."""
-    if not is_prepared(self._cfg.data, data_pass.path) and stamp(data_pass.path)[0] >= LARGE_BYTES:
-      look_at(self._cfg, data_pass.path)  # a huge file that is no log is not read whole
-    return entry_of(data_pass, self._state.progress.epoch)
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
     """Lists the watched directory; a remote one at most once in some seconds."""
