@@ -8,12 +8,15 @@ import os
 import resource
 import signal
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from trainer import command_line, config, runtime
 from trainer.errors import UserError, plain_errors
+
+if TYPE_CHECKING:
+  from trainer.serving.service import Service
 
 RUN_DIR = flags.DEFINE_string(
   'run_dir',
@@ -93,7 +96,7 @@ def main() -> int:
   return command_line.status_of_server(asked)
 
 
-def _service() -> Any:
+def _service() -> 'Service':
   from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service

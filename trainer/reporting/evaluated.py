@@ -2,12 +2,12 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from trainer.config import RANKING_METRICS
+from trainer.plain_data import Json
 from trainer.reporting.live_line import WIDTH, shortened
 
-Figures = Mapping[str, Any]
+Figures = Mapping[str, Json]
 
 # Titles of the metrics that are printed, and their fields; --json prints the others too.
 FIGURES = {
