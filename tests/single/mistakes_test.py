@@ -99,7 +99,7 @@ MISTAKES = [
   ('data.label_negative=(', 'wanted a regular expression'),
   # how --set is written
   ('train.batch_size', 'wanted KEY=VALUE'),
-  ('data.label_positive=yes', "label_positive': found True; wanted a text; quote yes"),
+  ('data.label_positive=yes', "label_positive': found True; wanted a string; quote yes"),
   ('data.slots.9.name=x', 'the list has 3 entries'),
   ('train.batch_size.size=3', '.'),
   ('data.slots=[{name: a]', 'not YAML'),

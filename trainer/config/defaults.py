@@ -58,7 +58,7 @@ class _Tree:
 
 
 def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
-  """Returns the given keys of a config with the defaults that follow, and the origins of these.
+  """Adds the defaults that follow from other keys; returns the tree of keys, and their origins.
 
   Args:
     cfg: validated, with the schema's own defaults.

@@ -77,7 +77,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   """Reads the config.yaml that a run has written.
 
   Raises:
-    ConfigError: where there is none, or its bytes are not those that were written.
+    ConfigError: if there is none, or it was changed since it was written.
   """
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
@@ -87,7 +87,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _text_of_run(path: str, remedy: str) -> str:
-  """Returns the text of a file that a run has written; `remedy` tells how to mend a damaged one."""
+  """Returns the text of a file that a run has written; `remedy` is how to repair it."""
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
   if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':

@@ -27,7 +27,7 @@ _KINDS = {
   'float': 'a number',
   'finite': 'a finite number',
   'bool': 'true or false',
-  'string': 'a text',
+  'string': 'a string',
 }
 
 
@@ -50,11 +50,7 @@ def _sections_with(name: str, section: type[Section] = Config, path: str = '') -
 
 
 def _as_in(error: ErrorDetails) -> str:
-  """Describes the section or the list that is wanted, with an example.
-
-  Args:
-    error: of pydantic, which found something else.
-  """
+  """Describes the section or list that pydantic expected, with an example."""
   found = error['input']
   if error['type'] == 'list_type':
     return 'a list' + (f", as in ['{found}']" if isinstance(found, str) else '')
@@ -66,7 +62,7 @@ def _as_in(error: ErrorDetails) -> str:
 
 
 def _wanted(error: ErrorDetails) -> str:
-  """Describes what pydantic wanted in the words of this project."""
+  """Describes the value that pydantic expected, in this project's words."""
   for limit, sign in (('gt', '>'), ('ge', '>='), ('lt', '<'), ('le', '<=')):
     if limit in error.get('ctx', {}):
       return f'wanted a number {sign} {error["ctx"][limit]}'
@@ -94,7 +90,7 @@ def one_line(error: pydantic.ValidationError, where: str) -> str:
     return f"{where}: key '{key}': {first['msg']}"
   wanted = _wanted(first)
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
-    wanted = 'wanted a text; quote yes, no, on and off, which YAML reads as true or false'
+    wanted = 'wanted a string; quote yes, no, on and off, which YAML reads as true or false'
   elif first['type'] in ('model_type', 'dict_type', 'list_type'):
     wanted = 'wanted ' + _as_in(first)
   return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"

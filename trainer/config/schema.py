@@ -102,17 +102,17 @@ class Config(Section):
     return [s.pooling if many else 'sum' for s, many in zip(self.slots, several)]
 
   def counted_fields(self) -> list[int]:
-    """The positions in `slots` of those with `counts`, Fc of them."""
+    """Returns the indices in `slots` of the Fc slots with `counts`."""
     return [f for f, slot in enumerate(self.slots) if slot.counts]
 
   def dense_inputs(self) -> list[str]:
-    """Names the columns of LayerInputs.dense: the dense columns, then those of slots' counts."""
+    """Returns the names of LayerInputs.dense's columns: dense columns, then counts of slots."""
     counted = [self.slots[f].name for f in self.counted_fields()]
     names = [f'dense {column.name}' for column in self.data.dense]
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
   def click_shares(self) -> list[float]:
-    """How much of a click a positive label adds to the clicks of features, by label."""
+    """Returns for each label how many clicks a positive one counts."""
     shares = [label.click for label in self.labels]
     if set(shares) == {None}:
       shares[0] = 1.0
@@ -140,9 +140,7 @@ class Config(Section):
     return data.labels or [one]
 
   def uncalibrated(self) -> str | None:
-    """Says which key makes predictions order samples without being probabilities; None if none
-    does.
-    """
+    """Returns a warning if a key makes predictions mere scores, not probabilities; else None."""
     focal = self.model.focal_gamma > 0 and [x.name for x in self.labels if x.loss == 'focal']
     if focal:
       key = f'the loss focal of {", ".join(focal)}' if self.data.labels else 'model.loss focal'
@@ -157,13 +155,13 @@ class Config(Section):
 
   @property
   def deciding_label(self) -> Label:
-    """The label whose metric the best epoch is chosen by."""
+    """The label by whose metric the best epoch is chosen."""
     task = self.train.plateau and self.train.plateau.task
     return next((label for label in self.labels if label.name == task), self.labels[0])
 
   @property
   def deciding_metric(self) -> str:
-    """The metric of `deciding_label` that the best epoch is chosen by."""
+    """The metric of `deciding_label` by which the best epoch is chosen."""
     plateau = self.train.plateau
     default = 'rmse' if self.deciding_label.loss == 'squared_error' else 'auc'
     if self.model.retrieval is not None:

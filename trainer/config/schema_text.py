@@ -33,13 +33,12 @@ class Key:
   """One key of a section.
 
   Attributes:
-    name: of the key.
-    attribute: of the section's object that holds its value.
+    attribute: the attribute of the section that holds its value.
     wanted: which values it takes.
-    default: as YAML in one line; None where the key is required.
+    default: as YAML in one line; None if the key is required.
     meaning: its description in one line.
     section: the pydantic model of its value, or of each value in a list or mapping of sections.
-    container: list or dict where there are several such values, else None.
+    container: list or dict if there are several such values, else None.
   """
 
   name: str
@@ -64,11 +63,11 @@ def one_line_yaml(value: Json) -> str:
 
 
 def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
-  """Returns in words which values a type takes.
+  """Describes the values that a type takes.
 
   Args:
-    annotation: of a pydantic field.
-    bounds: what pydantic keeps of it beside, such as annotated_types.Gt.
+    annotation: the type of a pydantic field.
+    bounds: the metadata of the field, such as annotated_types.Gt.
   """
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin is typing.Annotated:
@@ -96,7 +95,7 @@ def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type | None]:
-  """Returns the section that a type is, or that its list or mapping holds, and list or dict."""
+  """Returns the section that a type is, or holds in a list or mapping, and that container."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
     return annotation, None
@@ -128,12 +127,10 @@ def keys(section: type[pydantic.BaseModel]) -> Iterator[Key]:
 
 
 def explained(cfg: Config, notes: Mapping[str, str]) -> str:
-  """Returns a config as YAML that reads back to it.
-
-  A comment above each key has its meaning, one behind its value where the value comes from.
+  """Returns a config as YAML with comments: the meaning of each key, and the origin of its value.
 
   Args:
-    notes: by key, what else is known of where its value comes from.
+    notes: by key, more about the origin of its value.
   """
 
   def origin(key: str) -> str:
@@ -148,10 +145,10 @@ def _explained(
   """Yields the lines of a section.
 
   Args:
-    section: of the config.
-    path: of the section, with a dot at its end where it is not the whole config.
-    origin: says where the value of a key comes from.
-    told: the classes of sections whose keys were explained above; theirs are not explained again.
+    section: a section of the config, or the whole.
+    path: the key of the section with a dot at its end; '' for the whole.
+    origin: returns where the value of a key comes from.
+    told: the classes of sections whose keys have been explained, which are not explained again.
   """
   is_new = type(section) not in told
   told.add(type(section))
@@ -183,9 +180,7 @@ def _explained(
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
-  """Returns the keys at which two configs differ, each with both values as YAML; '-' for no such
-  key.
-  """
+  """Returns the keys at which two configs differ, with both values as YAML; '-' if one lacks it."""
   of_a, of_b = (flatten(cfg.model_dump()) for cfg in (a, b))
   return [
     (key, *(one_line_yaml(of[key]) if key in of else '-' for of in (of_a, of_b)))

@@ -9,7 +9,7 @@ from trainer.plain_data import Json, JsonObject
 
 
 class _Loader(yaml.SafeLoader):
-  """Loads plain values; refuses a key that stands twice, and reads a date as a text."""
+  """Loads plain values; refuses a duplicate key, and reads a date as a string."""
 
   yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(':timestamp')]
@@ -57,7 +57,7 @@ def read_yaml(text: str, where: str) -> Json:
 
 
 def _children(node: Json) -> list[Json]:
-  """Returns the values of a list or a mapping; nothing of anything else."""
+  """Returns the values of a list or a mapping; [] for a scalar."""
   if isinstance(node, dict):
     return list(node.values())
   return node if isinstance(node, list) else []
@@ -68,7 +68,7 @@ def _is_index(part: str, node: list[Json]) -> bool:
 
 
 def _of_interaction(node: Json, part: str) -> str:
-  """Returns `args` for `dnn` in {kind: dnn, args: …}: its short form is {dnn: …}."""
+  """Returns `args` if `part` is the kind of an interaction, since --set may use its short form."""
   return 'args' if isinstance(node, dict) and node.get('kind') == part else part
 
 

@@ -38,7 +38,7 @@ class SlotStatistics:
   """Sums over rows, by slot; the sums of several processes or of a checkpoint's parts add up.
 
   Args:
-    widths: the factors of a row, by table (of ffm F·D).
+    widths: the number of factors of a row, by table; F·D for ffm.
   """
 
   def __init__(self, cfg: Config, widths: Mapping[str, int]):

@@ -141,7 +141,7 @@ class MetricSums:
 
 
 class LossSums(MetricSums):
-  """The sums of model.retrieval: `losses` float64 [3]: weight, samples, Σ weight·loss."""
+  """Sums of a retrieval model: `losses` float64 [3]: weight, samples, Σ weight·loss."""
 
   def __init__(self):
     with tf.device('CPU:0'):

@@ -41,7 +41,7 @@ _ADMITTING_SHOWS = 2.0**40
 
 
 class GeoStep(WorkerStep):
-  """The step of mode ps_geo."""
+  """The step of mode ps_geo: steps on this worker's copy of the model, merged every `geo_steps`."""
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str

@@ -1,4 +1,4 @@
-"""The items that a model with model.retrieval finds, and draws negatives from."""
+"""The catalogue of items that a model with model.retrieval ranks and draws negatives from."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,14 +15,12 @@ _DRAWS = 0x6E65676174697665  # keeps these random numbers apart from others of t
 
 
 class Catalogue:
-  """The items by key, each with its shows; the same on every rank.
+  """The items by key, with their shows; the same on every rank.
 
-  The items are those of the pass at hand and those whose rows are in the table: new ones join with
-  a pass, and what the lifecycle evicts leaves. The shows are those of the table, decayed, when the
-  pass began, and those of the pass. Both stay as they are for a pass, and a checkpoint holds them.
-
-  Args:
-    cfg: a config with model.retrieval.
+  The items are those of the current pass and those with a row in the table, so items join with a
+  pass and leave when they are evicted. The shows of an item are those in the table at the start of
+  the pass, plus those in the pass. Items and shows do not change during a pass; checkpoints hold
+  them.
 
   Attributes:
     keys: int64 [C], ascending.
@@ -43,11 +41,7 @@ class Catalogue:
   def refresh(
     self, store: RowTable, communicator: Communicator, prepared: PreparedPass | None = None
   ) -> None:
-    """Begins anew from the table and the pass that comes next; every rank calls it.
-
-    Args:
-      prepared: the pass; None: the table alone.
-    """
+    """Rebuilds the catalogue from the table and, if given, the next pass; every rank calls it."""
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]
     shows = np.asarray(store.lookup(own)['show'])
@@ -60,7 +54,7 @@ class Catalogue:
     self._set(merged, np.bincount(place, np.concatenate([of_alive, times]), len(merged)))
 
   def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items of a pass, histories included, and how many samples are of each."""
+    """Returns the items of a pass, including its histories, and the number of samples of each."""
     found: list[np.ndarray] = []
     times: list[np.ndarray] = []
     for batch in prepared.batches(_SAMPLES_AT_ONCE):
@@ -91,24 +85,24 @@ class Catalogue:
     return {'catalogue/keys': self.keys, 'catalogue/shows': self.shows}
 
   def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-    """Takes up what `state` gave."""
+    """Restores what `state` returned."""
     self._set(arrays['catalogue/keys'], arrays['catalogue/shows'])
 
   def places(self, keys: np.ndarray) -> np.ndarray:
-    """Returns the place of each key among `self.keys`, int64 [n]; −1 where it is no item."""
+    """Returns the index of each key in `self.keys`, int64 [n]; −1 if it is no item."""
     if not len(self.keys):
       return np.full(keys.shape, -1)
     at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
     return np.where(self.keys[at] == keys, at, -1)
 
   def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
-    """Makes a batch of arrays ready for a training step.
+    """Prepares a batch of arrays for a training step.
 
-    It gets the step's negatives as candidates, and samples that are no positives weigh nothing.
+    Samples that are not positives get weight 0, and the step's negatives follow as candidates.
 
     Args:
       batch: this rank's samples of the step.
-      step: the number of the step, from 0, which with the seed decides what is drawn.
+      step: the number of the step, from 0; with the seed it decides which negatives are drawn.
     """
     items = sole_features(batch, self.field, self._slots)
     log_shares = self._log_share_of(items)
@@ -136,7 +130,7 @@ class Catalogue:
     )
 
   def _draw(self, step: int) -> np.ndarray:
-    """Returns the places of the step's negatives, int64 [negatives]."""
+    """Returns the indices of the step's negatives, int64 [negatives]."""
     generator = np.random.default_rng([_DRAWS, self._seed, step])
     count = self._settings.negatives
     if self._settings.sampling == 'uniform':
@@ -145,19 +139,16 @@ class Catalogue:
     return np.minimum(at, len(self.keys) - 1)
 
   def _log_share_of(self, items: np.ndarray) -> np.ndarray:
-    """Returns the log of each item's share, float32; of what is no item, the least one's."""
+    """Returns the log of each item's share, float32; an unknown item gets the least share."""
     if not len(self.keys):
       return np.zeros(items.shape, np.float32)
     place = self.places(items)
     return np.where(place < 0, self._log_shares.min(), self._log_shares[place])
 
   def batches(self, batch_size: int, rank: int, size: int) -> Iterator[SlotBatch]:
-    """Yields the items as samples that have nothing else.
+    """Yields the items [rank·C // size, (rank + 1)·C // size) as samples that have only an item.
 
-    Args:
-      batch_size: of each batch.
-      rank: of this process, which gets the items [rank·C // size, (rank + 1)·C // size).
-      size: N; every rank gets as many batches.
+    Every rank gets the same number of batches.
     """
     count = len(self.keys)
     start, end = (r * count // size for r in (rank, rank + 1))

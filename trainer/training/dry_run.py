@@ -64,7 +64,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
 
 
 def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
-  """Returns the passes announced in data.watch, and lines about what else is there."""
+  """Returns the passes announced in data.watch, and lines about missing and refused ones."""
   watch = cfg.data.watch
   try:
     watched, missing, wrong = announced(cfg)

@@ -280,8 +280,8 @@ class Inputs:
       epoch: part of the seed of the shuffle.
       shuffle: whether the samples are shuffled, by seed, pass and epoch.
       start: the first global batch to yield.
-      ready: changes each batch of arrays for the step of a number, of a model with
-        model.retrieval.
+      ready: (batch of arrays, number of the step) -> the batch to stage; model.retrieval adds
+        negatives by it.
     """
     batches = prepared.batches(
       self.cfg.train.batch_size,

@@ -82,7 +82,7 @@ def stamp(path: str) -> tuple[int, int]:
 
 
 def stamp_if_any(path: str) -> tuple[int | None, int | None]:
-  """Returns `stamp`, zeros for what has no stamp, or None where nothing is at this path."""
+  """Returns `stamp`; (None, None) if nothing is at this path, (0, 0) if it has no stamp."""
   try:
     return stamp(path)
   except (OSError, UserError):
@@ -117,11 +117,11 @@ class Ledger:
   """The entries of the passes so far, in the order in which they arrived.
 
   Every process of a job holds the same ledger. Each epoch begins without entries. Old entries are
-  folded: of them only the number by fate is kept, and hashes of path, name and bytes, by which a
-  pass that arrives again is recognised.
+  folded: only their number by fate is kept, and hashes of path, name and bytes, by which the ledger
+  recognises a pass that arrives again.
 
   Args:
-    state: what `state` returned of another ledger; None for an empty ledger.
+    state: the `state` of another ledger; None for an empty ledger.
   """
 
   def __init__(self, state: Mapping[str, Json] | None = None):
@@ -159,11 +159,11 @@ class Ledger:
     return bool(self._marks) and epoch == self._epoch and _mark(*what) in self._marks
 
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
-    """Says, in words, which earlier pass of the epoch a new one repeats; None if it repeats none.
+    """Describes the earlier pass of this epoch that a new one repeats; None if there is none.
 
     Args:
       entry: the entry of the new pass.
-      by_name: whether an equal name and day make it a repetition; equal bytes always do.
+      by_name: whether equal name and day make a repetition; equal bytes always do.
     """
     epoch, name = entry.epoch, (entry.name, entry.day)
     for how, path, what in (

@@ -21,14 +21,14 @@ _SECONDS_BETWEEN_LINES = 0.5
 
 
 class Positives(NamedTuple):
-  """Pairs of a user and an item, by user, then item, each once."""
+  """Distinct pairs of a user and an item, sorted by user, then item."""
 
   users: np.ndarray  # int64 [n]
   items: np.ndarray  # int64 [n]
 
   @classmethod
   def of(cls, users: np.ndarray, items: np.ndarray) -> 'Positives':
-    """Returns pairs in order."""
+    """Sorts pairs and removes duplicates."""
     order = np.lexsort((items, users))
     users, items = users[order], items[order]
     is_new = np.ones([len(users)], bool)
@@ -140,11 +140,11 @@ class RankingEvaluation:
     k: int,
     items: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best k items of each query: places in the catalogue and scores, [Q, k].
+    """Returns the best k items of each query: indices in the catalogue and scores, [Q, k].
 
     Args:
       queries: float32 [Q, d], the same on every process.
-      left_out: pairs (query, place) in order, int64 [n] each, that are not ranked.
+      left_out: sorted pairs (query, index), int64 [n] each, that are not ranked.
       k: the number of items.
       items: what `item_vectors` returned.
     """
@@ -185,7 +185,7 @@ class RankingEvaluation:
     return self._vectors(shares, 1)
 
   def query_vectors(self, prepared: Sequence[PreparedPass], users: np.ndarray) -> np.ndarray:
-    """Returns the vectors of users, as the first sample of each in the passes has them.
+    """Returns the vector of each user, computed from the user's first sample in the passes.
 
     Args:
       users: int64 [Q], ascending; each has a positive there.

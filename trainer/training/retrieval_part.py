@@ -13,20 +13,18 @@ from trainer.model import retrieval, retrieval_losses
 from trainer.training.catalogue import Catalogue
 from trainer.training.dense_part import DensePart
 
-# What dropout counts candidates from: every rank has the same ones, beside its own samples.
+# The position of the first candidate in the numbering of samples by which dropout draws; all ranks
+# have the same candidates.
 _CANDIDATES_FROM = 1 << 40
 
 
 class RetrievalPart(DensePart):
   """Trains the two towers by a loss over the items of all ranks.
 
-  Shapes: B samples of this process, G of all, C candidates, which are the same on all.
-
-  Args:
-    cfg: a config with model.retrieval.
+  Shapes: B samples of this process, G samples of all, C candidates, the same on all.
 
   Attributes:
-    catalogue: the items, with how often each was shown; a part of the state.
+    catalogue: the items with their shows; part of the state.
   """
 
   def __init__(self, cfg: config.Config, communicator: Communicator):

@@ -102,8 +102,8 @@ class Step(abc.ABC):
     Args:
       staged: the batch, which may hold no samples.
       routed: what `route` returned for it.
-      following: the batch of the next call, whose keys are routed while this step runs; None on
-        every process or on none.
+      following: the batch of the next call, whose keys are routed while this step runs. Either all
+        processes pass None, or none does.
       flags: the flags of this process.
     Returns:
       The counts of the step, and the routing of `following`.
