@@ -252,7 +252,7 @@ class Expression(Made):
 
 
 class Lookup(Made):
-  """What a small table has beside a text, as the category or the price of an item."""
+  """Looks a text up in a small table, for example the category or the price of an item."""
 
   lookup: str
   """The column of the log whose text is looked up."""

@@ -317,7 +317,7 @@ class Data(Section):
     return found
 
   def columns_of(self, column: Slot | DenseColumn) -> Iterator[tuple[str, bool]]:
-    """As `log_columns`, of one slot or dense column."""
+    """Returns the `log_columns` of one slot or dense column."""
     if column.made is not None:
       yield from self._leaves(column.name, set())
     elif isinstance(column, Slot):

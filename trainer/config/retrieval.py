@@ -90,6 +90,6 @@ class Retrieval(Section):
 
 
 def refuse_retrieval(retrieval: Retrieval | None, where: str) -> None:
-  """Raises ConfigError where a run finds items and a command wants a model of clicks."""
+  """Raises ConfigError if a run has a retrieval model and a command needs a model of clicks."""
   if retrieval is not None:
     raise ConfigError(f'{where}: found a run with model.retrieval; wanted one of interactions')

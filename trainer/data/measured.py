@@ -23,17 +23,17 @@ from trainer.data.values import as_text, trim
 from trainer.errors import BadPass, UserError, plain_errors, short
 from trainer.plain_data import Json, JsonObject
 
-LEAST_STEPS = 30  # of an epoch: with fewer, the epochs end before all was learned
+LEAST_STEPS = 30  # of an epoch; with fewer, the last epoch ends before the model has converged
 SMALLEST = 64
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
 
 
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
-  """Returns the values of the keys that a config leaves open, and a line on each.
+  """Returns the values of the keys that a config leaves open, and a line about each.
 
-  They are those of its run where there is one, and of the run that it begins with. Others are
-  measured, the same on every process because they follow from the files alone.
+  If the run, or the run that it begins with, has measured a key before, that value is returned. All
+  others are measured now; they are the same on every process, because they depend only on the files.
 
   Args:
     cfg: the config.
@@ -119,9 +119,9 @@ def _content(cfg: config.Config, key: str) -> str:
 
 
 def suitable(cfg: config.Config) -> tuple[int, int]:
-  """Returns the batch size if the config gives none, and the samples that it is for.
+  """Returns the batch size for a config that gives none, and the number of samples of its log.
 
-  Only as much of a large log is read as shows that it is large.
+  Reading a large log stops as soon as it is known to be large.
   """
   most = LEAST_STEPS * config.BATCH_SIZE
   samples = _count(cfg, most) if cfg.data.train else most

@@ -142,7 +142,7 @@ def faults(run: RecordedRun) -> list[str]:
 
 
 def slot_table(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
-  """Returns a figure of each slot: a row for each event that has it, a column for each slot."""
+  """Returns a field of the slots: a row for each event that has it, a column for each slot."""
   rows = {
     i: {slot: values.get(field) for slot, values in slots.items()}
     for i, slots in run.of(event)['slots'].dropna().items()

@@ -149,7 +149,7 @@ def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> i
 
 
 def row_tables(store: RowTable, keys: np.ndarray, schema: pa.Schema = SCHEMA) -> Iterator[pa.Table]:
-  """Yields the rows of keys, int64 [n], as Parquet holds them by (COUNTED_)SCHEMA."""
+  """Yields the rows of keys, int64 [n], as Arrow tables of SCHEMA or COUNTED_SCHEMA."""
   for begin in range(0, len(keys), ROWS_AT_ONCE):
     some = keys[begin : begin + ROWS_AT_ONCE]
     rows = store.pull(some, train=False)

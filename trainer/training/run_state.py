@@ -267,10 +267,10 @@ class RunState:
 
 
 def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
-  """Checks that a model can be trained on with another config.
+  """Checks that a run can continue with a changed config.
 
   Raises:
-    UserError: naming the first key that makes it another model.
+    UserError: naming the first key whose change makes it another model.
   """
   mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
   if not mine & others:
