@@ -32,8 +32,8 @@ MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
   """Returns the values of the keys that a config leaves open, and a line about each.
 
-  If the run, or the run that it begins with, has measured a key before, that value is returned. All
-  others are measured now; they are the same on every process, because they depend only on the files.
+  A value that the run, or the run that it begins with, has measured before is returned again. The
+  others are measured now; they are the same on every process, as they depend only on the files.
 
   Args:
     cfg: the config.

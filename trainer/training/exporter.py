@@ -2,13 +2,11 @@
 
 import time
 
-from trainer import config
-from trainer.comm.communicator import Communicator
 from trainer.data.log_files import modified
 from trainer.storage import chain, export
+from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import RunState
-from trainer.training.step import Step
 
 
 class Exporter:
@@ -18,15 +16,8 @@ class Exporter:
     log: gets an event for each export.
   """
 
-  def __init__(
-    self,
-    cfg: config.Config,
-    communicator: Communicator,
-    step: Step,
-    state: RunState,
-    log: RunLog,
-  ):
-    self._cfg, self._communicator, self._step = cfg, communicator, step
+  def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
+    self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._state, self._log = state, log
     self._replay = chain.Replay()
 

@@ -76,7 +76,7 @@ class Job:
     self.inputs = Inputs(cfg, communicator, step, progress_made, folder, self.log.show)
     self.validation = Validation(cfg, communicator, step, self.state, self.inputs, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
-    self.exporter = Exporter(cfg, communicator, step, self.state, self.log)
+    self.exporter = Exporter(self.inputs, self.state, self.log)
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
     self._save_is_due = False
@@ -270,9 +270,7 @@ class Job:
       self.step.dense.metrics.reset()
       if isinstance(self.step.dense, RetrievalPart):
         self.step.dense.catalogue.refresh(self.step.store, self.communicator, prepared)
-    meter = PassMeter(
-      cfg, self.communicator, self.step, progress, self.log, prepared, data_pass.name
-    )
+    meter = PassMeter(self.inputs, progress, self.log, prepared, data_pass.name)
 
     def on_step() -> None:
       self.progress_made()

@@ -5,8 +5,6 @@ import time
 import numpy as np
 
 from ops.sharding import shards_of
-from trainer import config
-from trainer.comm.communicator import Communicator
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.model.metrics import State, result
@@ -14,28 +12,21 @@ from trainer.plain_data import JsonObject
 from trainer.reporting.live_line import shortened
 from trainer.training import gate
 from trainer.training.day_end import table_counts
+from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import Progress
-from trainer.training.step import Step
 
-WAITING_TOLD = 0.1  # steps wait for input for this share of the time before it is shown
+WAITING_TOLD = 0.1  # the least share of the time spent waiting for input that the live line shows
 _MOST_SAMPLES_FOR_BLANKS = 1 << 19
 
 
 class PassMeter:
-  """Reports the training on one pass; every process calls it, and figures are of all."""
+  """Reports the training on one pass; every process calls it, and metrics are over all of them."""
 
   def __init__(
-    self,
-    cfg: config.Config,
-    communicator: Communicator,
-    step: Step,
-    progress: Progress,
-    log: RunLog,
-    prepared: PreparedPass,
-    name: str,
+    self, inputs: Inputs, progress: Progress, log: RunLog, prepared: PreparedPass, name: str
   ):
-    self._cfg, self._communicator, self._step = cfg, communicator, step
+    self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._progress, self._log = progress, log
     self._prepared, self._name = prepared, name
     self._where = {'pass': name, 'epoch': progress.epoch, 'day': progress.day}
@@ -44,7 +35,7 @@ class PassMeter:
     self._window_sums = self._sums()
     self._window_waited = log.clock.waited
     self._examples_before = result(self._window_sums)['examples']
-    self._exchanged_before = step.exchange_seconds
+    self._exchanged_before = self._step.exchange_seconds
 
   def on_step(self) -> None:
     """Counts a step; reports every train.log_every_steps steps."""
@@ -68,11 +59,7 @@ class PassMeter:
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
-    """Reports the whole pass; returns its figures.
-
-    Args:
-      further: other fields of the event.
-    """
+    """Reports the whole pass, with `further` fields; returns the fields of the event."""
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
     values = result(self._sums()) | self._counts()
