@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import yaml
 from absl import logging
 
@@ -96,7 +97,7 @@ class Run:
     self._wants_retrieval('recommend')
     with (
       self._open(['data.max_bad_share=0']) as run,
-      _patterns(self.cfg, data, labelled=False) as patterns,
+      patterns_of(self.cfg, data, labelled=False) as patterns,
     ):
       prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
       return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
