@@ -56,7 +56,7 @@ def main() -> None:
       config.refuse_retrieval(run.cfg.model.retrieval, '--by')
       by_slot = slices_by_text(run, prepared)
       if here.rank == 0:
-          print(json.dumps(by_slot)) if as_json else print_slices(by_slot)
+        print(json.dumps(by_slot)) if as_json else print_slices(by_slot)
       return
     values = run.evaluation.evaluate(prepared)
     if here.rank == 0:
