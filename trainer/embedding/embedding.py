@@ -175,9 +175,9 @@ class Embedding:
     histories = {}
     for name, field, table, candidate in self._history_slots:
       width = self._widths[table]
-      mine = tf.where(tf.equal(segments % self.num_slots, field))[:, 0]
+      occurrences = tf.where(tf.equal(segments % self.num_slots, field))[:, 0]
       # The factors of the history's distinct features, then a row of zeros.
-      features, at = tf.unique(tf.gather(deduped.inverse, mine))
+      features, at = tf.unique(tf.gather(deduped.inverse, occurrences))
       with_factors = tf.gather(has, features)
       starts = tf.gather(rows.offsets, tf.boolean_mask(features, with_factors))
       vectors = tf.gather(rows.factors, starts[:, None] + tf.range(width))
@@ -185,8 +185,8 @@ class Embedding:
       none = tf.size(starts)
       row = tf.where(with_factors, tf.cumsum(tf.cast(with_factors, tf.int32)) - 1, none)
       row = tf.concat([tf.gather(row, at), none[None]], 0)
-      places = history_places(tf.gather(segments, mine) // self.num_slots, _size(batch))
-      row = tf.gather(row, tf.where(places < 0, tf.size(mine, tf.int32), places))
+      places = history_places(tf.gather(segments, occurrences) // self.num_slots, _size(batch))
+      row = tf.gather(row, tf.where(places < 0, tf.size(occurrences, tf.int32), places))
       histories[name] = HistoryVectors(
         tf.gather(vectors, row), row < none, sums[table][:, candidate]
       )

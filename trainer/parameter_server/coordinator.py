@@ -214,16 +214,16 @@ class Coordinator:
 
   def _watch_forming(self) -> None:
     """Prints which processes the job waits for, and gives up those that do not come in time."""
-    told = time.monotonic()
+    reminded = time.monotonic()
     while self._status is None:
       time.sleep(min(1, self._sync.lost_peer_seconds / 10))
       with self._lock:
         if self._view or self._status is not None:
-          told = time.monotonic()
+          reminded = time.monotonic()
           continue
         waited, missing = time.monotonic() - self._forming_since, self._missing()
-        if time.monotonic() - told > _SECONDS_BETWEEN_REMINDERS:
-          told = time.monotonic()
+        if time.monotonic() - reminded > _SECONDS_BETWEEN_REMINDERS:
+          reminded = time.monotonic()
           self._cluster.say(f'waiting for {", ".join(missing)} ({waited:.0f} s)')
         if waited <= self._sync.lost_peer_seconds:
           continue

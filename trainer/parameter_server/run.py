@@ -131,7 +131,7 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
   Raises:
     UserError: if server 0 does not answer within `patience` seconds.
   """
-  began = told = time.monotonic()
+  began = reminded = time.monotonic()
   config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)
   with tf.Graph().as_default():
     read = _coordinator_variable().read_value()
@@ -150,7 +150,7 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
           f'environment variable TF_CONFIG: ps 0 at {cluster.servers[0]} did not answer '
           f'{cluster.name} within {patience:.0f} s; wanted it started and its address right'
         )
-      if now - told > 10:
-        told = now
+      if now - reminded > 10:
+        reminded = now
         cluster.say(f'waiting for ps 0 at {cluster.servers[0]} ({now - began:.0f} s)')
       time.sleep(0.3)  # between attempts

@@ -138,9 +138,9 @@ class MemoryStore(VersionedStore):
       rows = _RowsOfAChain(text)
       for export in exports:
         rows.erase(export.tombstones())
-        for some in export.rows():
-          rows.check(export, some)
-          rows.put(some)
+        for batch in export.rows():
+          rows.check(export, batch)
+          rows.put(batch)
       self._held = _MemoryView(new, text, dense, rows)
       return
     view = _MemoryView(new, text, dense, held.row_store)
@@ -148,16 +148,16 @@ class MemoryStore(VersionedStore):
     changes = [(export.tombstones(), list(export.rows())) for export in exports]
     keys = [np.zeros([0], np.int64)]
     for export, (tombstones, parts) in zip(exports, changes):
-      for some in parts:
-        view.row_store.check(export, some)
-      keys += [tombstones, *(some.key for some in parts)]
+      for batch in parts:
+        view.row_store.check(export, batch)
+      keys += [tombstones, *(batch.key for batch in parts)]
     keys = np.unique(np.concatenate(keys))
     held.replaced = _Replaced(keys, view.row_store.pull(keys), view)
     try:
       for tombstones, parts in changes:
         view.row_store.erase(tombstones)
-        for some in parts:
-          view.row_store.put(some)
+        for batch in parts:
+          view.row_store.put(batch)
     except BaseException:
       self._held = None  # the rows are of two versions now; only views of the earlier one undo that
       raise

@@ -168,8 +168,8 @@ def _write(
     pipeline.unlink(*names)
     sent()
   for rows in export.rows():
-    for some in _batches(zip(_names(generation, rows.key), encode(rows))):
-      pipeline.mset(dict(some))
+    for batch in _batches(zip(_names(generation, rows.key), encode(rows))):
+      pipeline.mset(dict(batch))
       sent()
   if at_once:
     pipeline.execute()

@@ -115,8 +115,8 @@ def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
   lengths = {name: len(values) for name, values in columns.items()}
   sizes = {length for length in lengths.values() if length != 1}
   if len(sizes) > 1:
-    some = ', '.join(f"'{name[:80]}' {length}" for name, length in list(lengths.items())[:10])
-    raise BadRequest(f'inputs: found columns of {some} values; wanted one length, or 1')
+    listed = ', '.join(f"'{name[:80]}' {length}" for name, length in list(lengths.items())[:10])
+    raise BadRequest(f'inputs: found columns of {listed} values; wanted one length, or 1')
   return columns, sizes.pop() if sizes else 1
 
 

@@ -106,9 +106,9 @@ class Scorer:
     Raises:
       DataLoss: if they are of another model.
     """
-    found = {name.partition('/')[0]: value for name, value in dense.items()}
+    values = {name.partition('/')[0]: value for name, value in dense.items()}
     for i, variable in enumerate(self._model.variables):
-      value = found.get(f'{i:03d}')
+      value = values.get(f'{i:03d}')
       if value is None or value.shape != variable.shape:
         raise DataLoss(
           f"an export's dense.npz: found {'nothing' if value is None else value.shape} for "

@@ -151,15 +151,15 @@ def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> i
 def row_tables(store: RowTable, keys: np.ndarray, schema: pa.Schema = SCHEMA) -> Iterator[pa.Table]:
   """Yields the rows of keys, int64 [n], as Arrow tables of SCHEMA or COUNTED_SCHEMA."""
   for begin in range(0, len(keys), ROWS_AT_ONCE):
-    some = keys[begin : begin + ROWS_AT_ONCE]
-    rows = store.pull(some, train=False)
+    block = keys[begin : begin + ROWS_AT_ONCE]
+    rows = store.pull(block, train=False)
     offsets, linear, factors = (
       pa.array(np.asarray(a)) for a in (rows.offsets, rows.linear, rows.factors)
     )
     lists = pa.ListArray.from_arrays(offsets, factors, type=FACTORS)
-    columns = [pa.array(some), pa.array((some >> HASH_BITS).astype(np.int32)), linear, lists]
+    columns = [pa.array(block), pa.array((block >> HASH_BITS).astype(np.int32)), linear, lists]
     if schema is COUNTED_SCHEMA:
-      columns += [pa.array(column) for column in counts_of(store, to_tensor(some)).numpy().T]
+      columns += [pa.array(column) for column in counts_of(store, to_tensor(block)).numpy().T]
     yield pa.Table.from_arrays(columns, schema=schema)
 
 

@@ -101,8 +101,8 @@ class Serving(ServedModel):
       # The last row is for features without factors.
       values = np.zeros([len(admitted) + 1, width], np.float32)
       for begin in range(0, len(admitted), ROWS_AT_ONCE):
-        some = admitted[begin : begin + ROWS_AT_ONCE]
-        values[begin : begin + len(some)] = rows.factors[starts[some, None] + np.arange(width)]
+        block = admitted[begin : begin + ROWS_AT_ONCE]
+        values[begin : begin + len(block)] = rows.factors[starts[block, None] + np.arange(width)]
       self.factors.append(tf.Variable(values, trainable=False, name='factors'))
     self.keys = tf.Variable(np.append(rows.key[keep], NO_KEY), trainable=False, name='keys')
     self.linear = tf.Variable(
