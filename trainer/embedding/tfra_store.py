@@ -8,7 +8,7 @@ all of them or none while another worker's push admits the feature.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -183,22 +183,21 @@ class TfraStore(FeatureLifecycle):
     return super().bytes() + sum(rows)
 
   within = row_store.RowStore.within
+  import_state = row_store.RowStore.import_state
+  _row_floats = row_store.RowStore._row_floats
 
-  def import_state(self, source: Iterable[Chunk], replace: bool = True) -> None:
-    if replace:
-      self.clear()
-    for chunk in source:
-      self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
-      keys = tf.constant(chunk['key'])
-      for t, spec in enumerate(self.tables):
-        start, places = self._linear_floats[t], self._of_table(keys, t).numpy()
-        rows = np.zeros([len(places), self._row_sizes[t]], np.float32)
-        admitted = chunk['admitted'][places]
-        rows[:, :start], rows[:, -2] = chunk['linear'][places, :start], admitted
-        rows[:, -1] = chunk['last_step'][places].view(np.float32)
-        if spec.width:
-          rows[admitted, start:-2] = chunk[f'factors_{spec.name}']
-        self._rows[t].insert(tf.gather(keys, places), tf.constant(rows))
+  def import_chunk(self, where: str, chunk: Chunk) -> None:
+    self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
+    keys = tf.constant(chunk['key'])
+    for t, spec in enumerate(self.tables):
+      start, places = self._linear_floats[t], self._of_table(keys, t).numpy()
+      rows = np.zeros([len(places), self._row_sizes[t]], np.float32)
+      admitted = chunk['admitted'][places]
+      rows[:, :start], rows[:, -2] = chunk['linear'][places, :start], admitted
+      rows[:, -1] = chunk['last_step'][places].view(np.float32)
+      if spec.width:
+        rows[admitted, start:-2] = chunk[f'factors_{spec.name}']
+      self._rows[t].insert(tf.gather(keys, places), tf.constant(rows))
 
   def _chunks(self, shards: range) -> Iterator[Chunk]:
     for features in super()._chunks(shards):
@@ -218,9 +217,6 @@ class TfraStore(FeatureLifecycle):
     for t, table in enumerate(self._rows):
       table.remove(tf.gather(keys, self._of_table(keys, t)))
     return keys
-
-  def _row_floats(self) -> int:
-    return max(t.floats for t in self.tables)
 
   def _of_table(self, keys: TensorLike, t: int) -> tf.Tensor:
     """Returns the places of the keys of table t, int32 [n]."""
