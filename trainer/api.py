@@ -332,7 +332,6 @@ def train_here(
   """Trains in this process, which may be one rank of several.
 
   Args:
-    source: of the config.
     here: the place of this process in the job.
     init_from: a run_dir whose features and layers a new run begins with.
   Returns:

@@ -141,9 +141,6 @@ class NpyWriter:
   Args:
     dtype: of the array.
     row_shape: the array's shape without its first axis.
-
-  Attributes:
-    rows: the number of rows so far.
   """
 
   def __init__(self, path: str, dtype: np.dtype | str, row_shape: Sequence[int] = ()):
@@ -198,7 +195,6 @@ def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str,
   """Returns the manifest's entries of a folder's files: relative path -> size and checksum.
 
   Args:
-    folder: to walk.
     unchecked: files whose names end like this get no checksum.
   """
   listed = {}

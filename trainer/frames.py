@@ -111,7 +111,6 @@ def patterns_of(
   """Yields `data` as patterns of files; a frame becomes a temporary file in the log's format.
 
   Args:
-    cfg: the config of a run.
     data: patterns, a frame, or None for no patterns.
     labelled: whether the frame must have labels, weights and groups.
   """

@@ -34,10 +34,7 @@ class _Study(NamedTuple):
   """The settings of a search.
 
   Attributes:
-    folder: the directory of the trials.
-    file: the config.
     fixed: the settings that all trials share, KEY=VALUE.
-    metric: the metric of data.valid.
     launcher: the words before the command of a trial.
   """
 

@@ -14,7 +14,6 @@ def check_made(data: Data, fail: Fail) -> None:
 
   Args:
     data: the section.
-    fail: called with a key and what is wrong there.
   """
   names = [c.name for c in (*data.slots, *data.dense) if c.made is not None]
   for key, columns in (('data.slots', data.slots), ('data.dense', data.dense)):

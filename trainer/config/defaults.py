@@ -38,7 +38,6 @@ class _Tree:
   """The given keys of a config as nested dicts and lists, to which defaults are added.
 
   Attributes:
-    values: the tree.
     origins: by key, as 'train.epochs', what its default follows from: 'from train.plateau'.
   """
 

@@ -46,7 +46,6 @@ def beside(
   """Yields the carried columns with the predictions of the same records.
 
   Args:
-    tables: the carried columns, if any.
     predictions: [B] or [B, T], of any B.
     names: the names of the T columns of predictions.
   """
@@ -69,7 +68,6 @@ def joined(tables: Iterator[pa.Table], found: Iterator[pa.Table]) -> Iterator[pa
   """Yields tables with the carried columns in place of `sample`, the number of a record.
 
   Args:
-    tables: the carried columns.
     found: tables whose column `sample`, int64, ascends.
   """
   rest, first = next(tables), 0

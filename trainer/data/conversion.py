@@ -136,7 +136,6 @@ class BadRecords:
   """Counts the bad records of a pass, and raises an error if they are too many.
 
   Args:
-    path: the path of the pass.
     max_share: `data.max_bad_share`.
   """
 
@@ -206,8 +205,6 @@ def prepare_pass(
   schema. Memory is bounded. The pass is written under a temporary name, synced and renamed.
 
   Args:
-    raw_path: the pass.
-    out_dir: where the prepared pass goes.
     labelled: whether labels, weights and groups are read; prediction needs none.
     on_block: called after each block, with the samples so far; what it raises ends the conversion.
   Returns:

@@ -122,9 +122,7 @@ def _block(
 
   Args:
     raw: the lines, which all end in LF.
-    numbered: their numbers.
     header: the fields of the line of names, as they stand in it.
-    delimiter: between fields.
     numbers: the columns that may become float64; the others are binary.
     to_arrow: `_to_arrow` of this file.
   """

@@ -158,8 +158,6 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
   """Returns the Block of whole lines.
 
   Args:
-    raw: the lines.
-    first_line: the number of the first.
     wanted: column -> whether it is a slot.
     decimal: data.decimal.
   """

@@ -329,7 +329,6 @@ def walk(
   """Does what os.walk does, for remote directories too.
 
   Args:
-    directory: where to begin.
     onerror: called with the error if a directory cannot be listed.
   """
   if not is_remote(directory):

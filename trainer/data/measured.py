@@ -36,7 +36,6 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
   others are measured now; they are the same on every process, as they depend only on the files.
 
   Args:
-    cfg: the config.
     init_from: the run_dir of `--init_from`.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
@@ -79,7 +78,6 @@ def columns(
   """Reads tables and measures bins, as far as the config leaves them open.
 
   Args:
-    cfg: the config.
     known: values of keys that need not be measured.
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.

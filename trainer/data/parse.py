@@ -64,7 +64,6 @@ def _assemble(
 
   Args:
     slots: each slot's keys [n], NO_FEATURE for none; or a `SlotFeatures`.
-    n: the number of records.
   Returns:
     counts, keys and values of `Parsed`.
   """
@@ -125,7 +124,6 @@ class _Records:
     Args:
       wrong: bool [n], which records to drop; None: none.
       kind: the mistake, as it is counted in `bad`.
-      column: the column with the mistake.
       wanted: what the value should be, for the message.
     """
     if wrong is None or not (wrong := wrong & self.keep).any():
@@ -236,7 +234,6 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   weight, group, made (a column that others are made of), dense, value.
 
   Args:
-    block: the records.
     labelled: whether to read labels, weights and groups. If not, labels are 0, weights are 1, and
       there is one group; but with model.retrieval groups are read, and columns that only describe
       items are blank. If data.label is null, labels are 1.

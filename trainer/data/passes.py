@@ -180,7 +180,6 @@ def passes(
   whole path.
 
   Args:
-    patterns: of paths.
     key: the config key that holds them.
     wrong: receives the mistakes in single passes, by path; if None, they are raised.
   Raises:

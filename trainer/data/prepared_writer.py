@@ -134,9 +134,6 @@ class Writer:
   The files depend on the samples, not on the blocks in which they are added; only the texts of
   features (data.keep_texts) are repeated in each block. Call `close` at the end, or `stop` to give
   up.
-
-  Args:
-    directory: an empty directory.
   """
 
   def __init__(self, directory: str, cfg: config.Config):

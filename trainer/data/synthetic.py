@@ -66,7 +66,6 @@ class World:
   """Everything that is drawn once: users, and items as they are born.
 
   Args:
-    seed: of all random numbers.
     users: their number.
     items: their number on the first day; a tenth as many are born on each further day.
     days: their number.

@@ -22,8 +22,6 @@ def texts_of(
 
   Args:
     paths: raw passes; those that no longer exist are skipped.
-    slot: the slot of the features.
-    keys: the keys to find.
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids()[slot.name]

@@ -86,7 +86,6 @@ def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str,
 
   Args:
     records: serialised, object [n].
-    missing: the features to look for.
     names: receives all names that are met, for messages.
   """
   kinds: dict[str, tf.DType] = {}

@@ -162,7 +162,6 @@ def _make_layer(
   """Makes one layer of the config, built-in or a user's.
 
   Args:
-    interaction: its section of the config.
     where: its key, for messages.
     passed: values of PASSED, for constructors that take them.
   Raises:
@@ -239,7 +238,6 @@ class _Builder:
     """Makes a layer and its variables.
 
     Args:
-      interaction: its section of the config.
       where: its key, for messages.
       place: makes its seed and its name unique.
       shared: its input from `model.shared`, [0, H].

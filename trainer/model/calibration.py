@@ -121,9 +121,6 @@ class SlotCalibration:
   """Sums predictions and clicks by slot, over samples with a known feature and over the others.
 
   The sums of several processes add up.
-
-  Args:
-    slots: the names of F slots.
   """
 
   def __init__(self, slots: Sequence[str]):

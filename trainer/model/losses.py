@@ -27,8 +27,6 @@ def per_sample_loss(model: Model) -> SampleLoss:
       hardly lowers predictions that are much too high
   `label_smoothing` s turns y into y (1 − s) + s/2.
 
-  Args:
-    model: the section of the config.
   Returns:
     A function of labels float32 [B] and logits float32 [B, 1] that returns float32 [B].
   Raises:

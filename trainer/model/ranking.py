@@ -26,7 +26,6 @@ def top_k(
   Args:
     queries: float32 [Q, d].
     items: float32 [C, d].
-    k: the number of items.
     left_out: (start, end) -> the pairs (query − start, item) of queries [start, end) that are not
       ranked: int64 [n] each.
     on_block: called with the number of queries that are done.
@@ -82,7 +81,6 @@ def judge(
     positives: distinct pairs (query, index of the item), int64 [n] each, sorted by query.
     counts: int64 [Q], the positives of each query, including those not in the catalogue.
     shows: float64 [C].
-    eval_at: the values of K.
   """
   items = len(shows)
   codes = np.sort(positives[0] * (items + 1) + positives[1])

@@ -17,11 +17,6 @@ def auc_interval(auc: float, positives: float, negatives: float) -> tuple[float,
   statistic", method 5: the AUCs t for which |auc − t| ≤ z·√V(t), V being Hanley and McNeil's
   variance of 1982 with the mean of the class sizes for each of them. Unlike DeLong's interval, it
   covers the true AUC also if a slice has few clicks, or all clicks are ranked first.
-
-  Args:
-    auc: of the samples.
-    positives: the number of positive samples.
-    negatives: the number of negative samples.
   """
   mean = (positives + negatives) / 2 - 1
 

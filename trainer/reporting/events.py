@@ -45,7 +45,6 @@ class EventLog:
   ends the training. It is reported once, and kept in `troubles`.
 
   Args:
-    run_dir: the directory of metrics.jsonl.
     active: whether this process writes; of a job, only the first does.
     keep_bytes: how much of metrics.jsonl to keep, namely what was there at the checkpoint from
       which the run continues; None: all. Later lines are removed, because their work is repeated,

@@ -16,7 +16,6 @@ class LiveLine:
 
   Args:
     active: whether this process writes; of a job, only the first does.
-    terminal: whether standard output is a terminal.
   """
 
   def __init__(self, active: bool, terminal: bool = True):

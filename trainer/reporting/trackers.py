@@ -53,8 +53,6 @@ class InBackground:
   """Calls a tracker in a thread of its own, so that training never waits for a server.
 
   Args:
-    name: one of TRACKERS.
-    cfg: the config of the run.
     guarded: EventLog.guarded, which reports an error and goes on.
   """
 

@@ -46,10 +46,7 @@ def why_worse_than_constant(
   """Returns why a model likely predicts worse than the constant share of clicks.
 
   Args:
-    cfg: the job's config.
-    values: the metrics of the evaluation.
     trained_auc: of the last training pass, if known.
-    steps: the number of steps taken.
   """
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):
@@ -81,7 +78,6 @@ def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
   """Says that a finished run has nothing left to train, and how to train more.
 
   Args:
-    epochs: that the run has trained.
     has_ended_early: whether train.plateau ended it.
   """
   run_dir = cfg.run_dir

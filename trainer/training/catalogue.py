@@ -101,7 +101,6 @@ class Catalogue:
     Samples that are not positives get weight 0, and the step's negatives follow as candidates.
 
     Args:
-      batch: this rank's samples of the step.
       step: the number of the step, from 0; with the seed it decides which negatives are drawn.
     """
     items = sole_features(batch, self.field, self._slots)

@@ -19,11 +19,7 @@ FILE = 'dense_dtype'  # the file in the run_dir that holds the choice
 
 
 def chosen(cfg: Config, communicator: Communicator) -> str:
-  """Returns float32 or bfloat16, the same on every process; every process calls it.
-
-  Args:
-    cfg: the config of a job that trains.
-  """
+  """Returns float32 or bfloat16, the same on every process; every process calls it."""
   if cfg.train.dense_dtype == 'float32':
     return 'float32'
   everywhere = all(communicator.gather(bfloat16.available()))

@@ -57,7 +57,6 @@ class DensePart:
   Attributes:
     model: what trainer.model.builder.build returned.
     embedding: turns the rows of a batch into what the layers read.
-    optimizer: updates the trainable variables.
     metrics: sums over the samples trained on since the last reset.
     rate: float32 variable, the share of every learning rate that plateaus have left.
     first_step: int64 variable, the step at which the schedule of the rates begins.
@@ -105,8 +104,6 @@ class DensePart:
 
     Args:
       batch: tensors; may hold no samples.
-      deduped: the batch's distinct keys.
-      rows: the linear weights and factors of those keys.
       position: int64 [2], (step, samples of this step on lower ranks), the seed of dropout.
       totals: float32 [T], with several tasks the weight of each one's labels over all samples of
         the step; None if this process has all of them.

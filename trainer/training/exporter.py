@@ -10,11 +10,7 @@ from trainer.training.run_state import RunState
 
 
 class Exporter:
-  """Exports the model for serving; every process calls it.
-
-  Args:
-    log: gets an event for each export.
-  """
+  """Exports the model for serving; every process calls it."""
 
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step

@@ -29,8 +29,6 @@ class FinishedRun:
   Attributes:
     cfg: the run's config, with overrides.
     progress: the place in the data when the checkpoint was saved.
-    inputs: gives each rank its share of passes.
-    evaluation: scores passes.
     progress_made: call it after each chunk of slow work, for the heartbeat.
     checkpoint: best or last, as it was asked for.
   """

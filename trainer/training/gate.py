@@ -32,10 +32,8 @@ def judge(
   """Sets `progress.withheld` to what is wrong with a pass, or to None if nothing is.
 
   Args:
-    gate: export.gate of the config.
     progress: the run's; its `gate_reference` follows the passes.
     values: metrics of the pass before it was trained on.
-    present: what `presence` returned for the pass.
   """
   value = values[gate.metric]
   if value is None or not math.isfinite(value):

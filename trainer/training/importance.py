@@ -77,7 +77,6 @@ def slot_importance(
 
   Args:
     inputs: the model, and how the processes meet.
-    prepared: the passes to score.
     most_samples: about how many samples to score; None: all.
   Returns:
     auc and logloss of the batches as they are, and `slots` and `dense`: by name how much AUC falls

@@ -183,7 +183,6 @@ class Inputs:
     same passes.
 
     Args:
-      passes: those that come next.
       split: the folder that converted passes go to.
       processes: how many processes, from rank 0 on, take turns.
     """

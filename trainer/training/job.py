@@ -51,11 +51,7 @@ class Job:
   Attributes:
     state: the place in the data, and checkpoints.
     stream: which pass comes next.
-    validation: scores data.valid and data.test.
-    exporter: writes what is served.
-    log: writes metrics.jsonl and the live line.
     lock: keeps other jobs off the run_dir from `open_run` on.
-    stop_request: whether this process was asked to stop.
   """
 
   def __init__(

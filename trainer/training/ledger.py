@@ -32,9 +32,7 @@ class Entry:
 
   Attributes:
     path: absolute, or the URL of a remote pass.
-    name: its name in reports.
     day: the day that its name or path gives.
-    epoch: the epoch of this entry.
     size: in bytes; None if there was no such file.
     crc32: checksum of the bytes of its files in order, or of a prepared pass' meta.json; None if
       they were not read.
@@ -162,7 +160,6 @@ class Ledger:
     """Describes the earlier pass of this epoch that a new one repeats; None if there is none.
 
     Args:
-      entry: the entry of the new pass.
       by_name: whether equal name and day make a repetition; equal bytes always do.
     """
     epoch, name = entry.epoch, (entry.name, entry.day)

@@ -37,9 +37,7 @@ def train_in_lockstep(
 
   Args:
     state: its `progress.batch` counts the steps of the pass.
-    batches: those of this rank.
     save: writes a checkpoint; it is called at the same step on every rank.
-    stop_requested: whether this rank was asked to stop.
   Returns:
     Whether all batches were trained on; False if a rank was asked to stop.
   Raises:

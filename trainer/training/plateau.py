@@ -14,9 +14,6 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
 
   It sets `best`, `best_step`, `stalls`, `rate` and `finished`.
 
-  Args:
-    values: metrics of data.valid.
-    step: the number of steps taken.
   Yields:
     Lines for the user.
   """

@@ -145,8 +145,6 @@ class RankingEvaluation:
     Args:
       queries: float32 [Q, d], the same on every process.
       left_out: sorted pairs (query, index), int64 [n] each, that are not ranked.
-      k: the number of items.
-      items: what `item_vectors` returned.
     """
     rank, size = self._communicator.rank, self._communicator.size
     first = rank * len(self.catalogue.keys) // size

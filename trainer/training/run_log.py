@@ -13,7 +13,6 @@ class RunLog:
 
   Args:
     run_dir: the directory of metrics.jsonl and TensorBoard's files.
-    step: gives events their step.
 
   Attributes:
     events: metrics.jsonl and TensorBoard.

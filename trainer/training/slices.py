@@ -43,7 +43,6 @@ def slices(
 
   Args:
     scored: this process's batches with their predictions, [B] or [B, T].
-    names: of the slots.
     most: how many values of a slot get a slice: the most frequent ones. All others are in OTHER.
   Returns:
     By slot, a list of slices for each task, with key (or BLANK, OTHER), task (None if there is only

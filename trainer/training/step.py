@@ -72,7 +72,6 @@ class Step(abc.ABC):
   """The interface of a training step, on ranks and on parameter servers.
 
   Attributes:
-    dense: trainer.training.dense_part.DensePart.
     store: the rows that this process answers for.
     in_lockstep: whether all processes take each step together.
     exchange_seconds: how long this process's steps so far have been exchanging rows, gradients and
@@ -101,10 +100,8 @@ class Step(abc.ABC):
 
     Args:
       staged: the batch, which may hold no samples.
-      routed: what `route` returned for it.
       following: the batch of the next call, whose keys are routed while this step runs. Either all
         processes pass None, or none does.
-      flags: the flags of this process.
     Returns:
       The counts of the step, and the routing of `following`.
     Raises:
@@ -171,7 +168,6 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 
   Args:
     step: int64 [], its number; reading it takes a third of a ms, so it is read only for the error.
-    batch: the batch of the step, of tensors.
     loss: that of trainer.training.dense_part.Gradients.
   Raises:
     UserError: naming the likely cause, if they are not.

@@ -216,12 +216,7 @@ class Stream:
       raise self.too_many(self._refusal, refused)
 
   def too_many(self, reason: str, refused: int = 1) -> UserError:
-    """Returns the error that ends a run because passes were refused.
-
-    Args:
-      reason: why the last one was refused.
-      refused: the number of passes in a row that were refused.
-    """
+    """Returns the error that ends a run because passes were refused."""
     count = '1 pass was' if refused <= 1 else f'{refused} passes in a row were'
     return BadPass(
       f'{reason}; {count} refused, data.max_refused_passes allows {self.limit or "none"}'
