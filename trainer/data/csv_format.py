@@ -99,7 +99,7 @@ def _to_arrow(
 
 @functools.lru_cache(maxsize=8)
 def _repeats(header: tuple[bytes, ...], delimiter: bytes) -> re.Pattern[bytes]:
-  """Returns a pattern of lines, each with the line end before it, that repeat the line of names.
+  """Returns a pattern that matches repeated headers, each with the line end before it.
 
   A name may be quoted; a byte-order mark may precede the first one.
   """

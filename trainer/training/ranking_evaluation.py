@@ -226,7 +226,7 @@ class RankingEvaluation:
     return np.concatenate(vectors)
 
   def _left_out(self, users: np.ndarray, seen: Positives) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what was seen by the user of each query: pairs (query, place in the catalogue)."""
+    """Returns the items that each query's user has seen: pairs (query, index in the catalogue)."""
     low, high = (np.searchsorted(seen.users, users, side) for side in ('left', 'right'))
     counts = high - low
     before = np.cumsum(counts) - counts

@@ -79,7 +79,7 @@ class ArrowColumns:
     return self._found[key]
 
   def is_made(self, name: str, own: str) -> bool:
-    """Returns whether a name that column `own` reads is a made column's: its own is the log's."""
+    """Returns whether column `own` reads this name from a made column, not from the log."""
     return name in self._made and name != own
 
   def _array(self, name: str, own: str) -> tuple[pa.Array, str]:

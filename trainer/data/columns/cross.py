@@ -6,13 +6,13 @@ order of its features, the last column's changing fastest.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
 from ops.keys import NO_FEATURE
+from ops.library import TensorLike
 from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
@@ -21,19 +21,19 @@ _M = 0x369DEA0F31A53F85  # odd, as of a linear congruential generator
 _POSITIVE = 2**63 - 1
 
 
-def _mixed(combined: Any, hashes: Any) -> Any:
+def _mixed(combined: TensorLike, hashes: TensorLike) -> TensorLike:
   """Returns the combinations with one more column's features; int64 arrays or tensors."""
   return (combined * _M + hashes) & _POSITIVE
 
 
 def _combined(
-  columns: list[tuple[Any, Any]],
+  columns: list[tuple[TensorLike, TensorLike]],
   most: int,
-  take: Callable[..., Any],
-  repeat: Callable[..., Any],
-  cumsum: Callable[..., Any],
-  minimum: Callable[..., Any],
-) -> tuple[Any, Any]:
+  take: Callable[..., TensorLike],
+  repeat: Callable[..., TensorLike],
+  cumsum: Callable[..., TensorLike],
+  minimum: Callable[..., TensorLike],
+) -> tuple[TensorLike, TensorLike]:
   """Returns all combinations [c] and their counts [n].
 
   Args:

@@ -7,12 +7,12 @@ bit.
 
 import ast
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from ops.library import TensorLike
 from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
@@ -81,7 +81,10 @@ class _Tensors:
     return tf.bitcast(tf.bitcast(x, tf.int64), tf.float64)
 
 
-def _log(x: Any, xp: Any) -> Any:
+_Library = type[_Numpy] | type[_Tensors]
+
+
+def _log(x: TensorLike, xp: _Library) -> TensorLike:
   """Returns the natural logarithm, NaN where x is not above 0; x is normal or 0."""
   bits = xp.bits(x)
   # x = 2^k·m with m in [√½, √2): the bits are moved so that the exponent counts from there.
@@ -100,7 +103,7 @@ def _log(x: Any, xp: Any) -> Any:
   return xp.where(x > 0, found, x * np.nan)
 
 
-def _value(node: ast.expr, columns: Mapping[str, Any], xp: Any) -> Any:
+def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: _Library) -> TensorLike:
   """Computes a part of an expression: float64, or a Python float."""
   if (name := config.column_of(node)) is not None:
     return columns[name]
@@ -119,7 +122,7 @@ def _value(node: ast.expr, columns: Mapping[str, Any], xp: Any) -> Any:
   return _called(node.func.id, [_value(one, columns, xp) for one in node.args], xp)
 
 
-def _arithmetic(op: ast.operator, left: Any, right: Any, xp: Any) -> Any:
+def _arithmetic(op: ast.operator, left: TensorLike, right: TensorLike, xp: _Library) -> TensorLike:
   """Adds, subtracts, multiplies or divides; what is below the least normal number is 0."""
   match op:
     case ast.Add():
@@ -134,7 +137,7 @@ def _arithmetic(op: ast.operator, left: Any, right: Any, xp: Any) -> Any:
   return xp.where(xp.abs(found) < _TINY, found * 0.0, found)
 
 
-def _compared(op: ast.cmpop, left: Any, right: Any, xp: Any) -> Any:
+def _compared(op: ast.cmpop, left: TensorLike, right: TensorLike, xp: _Library) -> TensorLike:
   match op:
     case ast.Lt():
       return left < right
@@ -149,7 +152,7 @@ def _compared(op: ast.cmpop, left: Any, right: Any, xp: Any) -> Any:
   return ~xp.equal(left, right)
 
 
-def _called(name: str, args: list[Any], xp: Any) -> Any:
+def _called(name: str, args: list[TensorLike], xp: _Library) -> TensorLike:
   x = args[0]
   match name:
     case 'log':
@@ -167,12 +170,12 @@ def _called(name: str, args: list[Any], xp: Any) -> Any:
   return xp.where(x > 0, args[1], args[2])
 
 
-def _least(x: Any, y: Any, xp: Any) -> Any:
+def _least(x: TensorLike, y: TensorLike, xp: _Library) -> TensorLike:
   """Returns the smaller of both, NaN where one is."""
   return xp.where(xp.is_nan(x), x, xp.where(xp.is_nan(y), y, xp.where(y < x, y, x)))
 
 
-def _finite(found: Any, xp: Any) -> Any:
+def _finite(found: TensorLike, xp: _Library) -> TensorLike:
   """Returns float64 with the digits of a float32, NaN where that is not finite."""
   most = float(np.finfo(np.float32).max)
   found = xp.where(xp.abs(found) <= most, found, np.nan)

@@ -6,14 +6,16 @@ time zone is a table of the offsets from UTC and when each begins, made from Pyt
 
 import datetime
 import functools
+import types
 import zoneinfo
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
+from ops.library import TensorLike
 from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader, by_text
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
@@ -69,7 +71,7 @@ def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
   return np.array(begins, np.int64), np.array(offsets, np.int64)
 
 
-def _days(year: Any, month: Any, day: Any) -> Any:
+def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
   """Returns the days from 1970 to a date. A year begins in March: a leap day is its last.
 
   https://howardhinnant.github.io/date_algorithms.html#days_from_civil
@@ -79,7 +81,7 @@ def _days(year: Any, month: Any, day: Any) -> Any:
   return year * 365 + year // 4 - year // 100 + year // 400 + (months * 153 + 2) // 5 + day - 719469
 
 
-def _date(days: Any) -> tuple[Any, Any]:
+def _date(days: TensorLike) -> tuple[TensorLike, TensorLike]:
   """Returns month and day of a day since 1970."""
   days = days + 719468
   of_era = days - days // 146097 * 146097
@@ -89,13 +91,13 @@ def _date(days: Any) -> tuple[Any, Any]:
   return (month + 2) - (month + 2) // 12 * 12 + 1, of_year - (153 * month + 2) // 5 + 1
 
 
-def _is_date(year: Any, month: Any, day: Any) -> Any:
+def _is_date(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
   """Returns whether there is such a date: whether it is the one that its number of days has."""
   there = _date(_days(year, month, day))
   return (month >= 1) & (month <= 12) & (day >= 1) & (there[0] == month) & (there[1] == day)
 
 
-def _part(part: str, local: Any) -> Any:
+def _part(part: str, local: TensorLike) -> TensorLike:
   """Returns a part of times, given as seconds on the zone's clock."""
   days = local // DAY
   weekday = (days + 3) - (days + 3) // 7 * 7  # 1970 began on a Thursday
@@ -133,8 +135,8 @@ def _clock_of_texts(texts: pa.Array, unit: str) -> tuple[np.ndarray, np.ndarray,
     number = _integers(texts, 'number', fields, 0)
     return number // (1000 if unit == 'milliseconds' else 1), np.ones_like(is_time), is_time
   parts = [_integers(texts, name, fields, int(name in _PARTS[:3])) for name in _PARTS]
-  seconds = _seconds(*parts)
-  is_time &= _is_valid(*parts)
+  seconds = _seconds(parts)
+  is_time &= _is_valid(parts)
   if unit != 'iso':
     return seconds, np.zeros_like(is_time), is_time
   offset = pc.struct_field(fields, 'offset').fill_null('')
@@ -146,11 +148,13 @@ def _clock_of_texts(texts: pa.Array, unit: str) -> tuple[np.ndarray, np.ndarray,
   return seconds - shift, is_utc, is_time & (hours < 24) & (minutes < 60)
 
 
-def _seconds(year: Any, month: Any, day: Any, hour: Any, minute: Any, second: Any) -> Any:
+def _seconds(parts: Sequence[TensorLike]) -> TensorLike:
+  year, month, day, hour, minute, second = parts
   return ((_days(year, month, day) * 24 + hour) * 60 + minute) * 60 + second
 
 
-def _is_valid(year: Any, month: Any, day: Any, hour: Any, minute: Any, second: Any) -> Any:
+def _is_valid(parts: Sequence[TensorLike]) -> TensorLike:
+  year, month, day, hour, minute, second = parts
   return _is_date(year, month, day) & (hour < 24) & (minute < 60) & (second < 60)
 
 
@@ -171,7 +175,9 @@ def _arrow_times(
   return reader.once(('time', name, unit, zone), read)
 
 
-def _clocks(seconds: Any, is_utc: Any, zone: str, xp: Any) -> tuple[Any, Any]:
+def _clocks(
+  seconds: TensorLike, is_utc: TensorLike, zone: str, xp: types.ModuleType
+) -> tuple[TensorLike, TensorLike]:
   """Returns times in UTC and on a zone's clock.
 
   A time on the clock that happens twice is the first one; one that is left out counts by the offset
@@ -231,8 +237,8 @@ def _graph_times(
     is_utc = tf.ones_like(is_time)
   else:
     parts = [_graph_integers(texts, pattern, name, int(name in _PARTS[:3])) for name in _PARTS]
-    seconds, is_utc = _seconds(*parts), tf.zeros_like(is_time)
-    is_time &= _is_valid(*parts)
+    seconds, is_utc = _seconds(parts), tf.zeros_like(is_time)
+    is_time &= _is_valid(parts)
   if unit == 'iso':
     number = len(_PARTS) + 1
     offset = tf.strings.regex_replace(texts, pattern, f'\\{number}')
