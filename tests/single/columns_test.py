@@ -21,6 +21,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphColumns
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass, read_meta
+from trainer.data.texts import texts_of
 from trainer.serving.scorer import BadRequest, Scorer
 
 
@@ -337,6 +338,22 @@ class FacesTest(ColumnsTest):
     size = [len({*words(b)}) for b in columns['others']]
     share = [np.nan if s == 0 else np.float32(c / s) for c, s in zip(count, size)]
     self.assertAllEqual(found.dense[:, 0], share)
+
+  def test_texts_of_crosses_show_their_parts(self):
+    cfg = make_config(
+      [
+        {'name': 'user'},
+        {'name': 'bin', 'from': {'bins': 'x', 'boundaries': [0, 1]}},
+        {'name': 'cross', 'from': {'cross': ['user', 'bin']}},
+      ]  # fmt: skip
+    )
+    columns = {'user': ['a', 'ü', None, 'a', '7.0'], 'x': ['0.5', None, '3', '0.5', '-1']}
+    keys = self.converted(cfg, columns).slots[2][0]
+    found = {}
+    for texts in texts_of(cfg, [self.path('log.csv')], cfg.slots[2], set(keys.tolist())):
+      found |= texts
+    shown = [found[key] for key in keys.tolist()]
+    self.assertEqual(shown, ['a × 1', 'ü × missing', 'a × 1', '7.0 × 0'])
 
   def test_times(self):
     n = self.N // 5

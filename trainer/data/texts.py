@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import config
+from trainer.data.block import Block
+from trainer.data.columns.arrow_columns import ArrowColumns, ArrowReader
 from trainer.data.conversion import blocks_of_pass
 from trainer.data.features import hash_keys
 from trainer.data.log_files import exists
 from trainer.data.parse import slot_column
-from trainer.data.values import feature_texts
+from trainer.data.values import feature_texts, is_list
 
 
 def texts_of(
@@ -30,12 +32,29 @@ def texts_of(
   for path in filter(exists, paths):
     with contextlib.closing(blocks_of_pass(cfg, path, columns)) as blocks:
       for block in blocks:
-        texts = pc.unique(feature_texts(slot_column(cfg, block, slot), slot))
-        texts = texts.drop_null().cast(pa.binary()).to_pylist()
+        texts, shown = _texts(cfg, block, slot)
         hashed = hash_keys(texts, slot_id).numpy() if texts else np.zeros([0], np.int64)
         here = np.flatnonzero(np.isin(hashed, wanted)).tolist()
-        texts_here = {int(hashed[i]): texts[i].strip().decode(errors='replace') for i in here}
+        texts_here = {int(hashed[i]): shown[i].strip().decode(errors='replace') for i in here}
         seen |= texts_here.keys()
         yield texts_here
         if len(seen) == len(wanted):
           return
+
+
+def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
+  """Returns the distinct texts that a slot's features are hashed of, and as what they are shown.
+
+  These are the same texts, but for a cross of columns with one feature each: its parts are shown.
+  """
+  column = slot_column(cfg, block, slot)
+  texts = shown = feature_texts(column, slot)
+  if isinstance(slot.made, config.Cross) and not is_list(column.type):
+    columns = ArrowColumns(cfg, block.columns, len(block.lines), lambda *_: None)
+    reader = ArrowReader(columns, slot.name)
+    parts = [reader.texts(name).dictionary_decode() for name in slot.made.cross]
+    shown = pc.binary_join_element_wise(*parts, ' × ')
+  encoded = texts.dictionary_encode()
+  places, first = np.unique(encoded.indices.fill_null(-1).to_numpy(), return_index=True)
+  shown = shown.take(first[places >= 0])
+  return tuple(a.cast(pa.binary()).to_pylist() for a in (encoded.dictionary, shown))
