@@ -148,6 +148,7 @@ quality: setup
 	$(PY) -m benchmarks.defaults
 	$(PY) -m benchmarks.dtypes
 	$(PY) -m benchmarks.tasks_quality
+	$(PY) -m benchmarks.numbers
 
 # --- faults (docs/reliability.md): some hours; interrupted, it goes on where it was, in build/campaign ---
 

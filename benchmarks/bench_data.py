@@ -202,21 +202,37 @@ def config(
   }
 
 
-def raw_config(shape, path):
-  """The config, as a dict, of our conversion of a raw log of this shape: `write_log` wrote it."""
+# Four bins, two crosses and two parts of a time.
+MADE = [
+  *({'name': f'B{i}', 'from': {'bins': f'I{i}', 'boundaries': [*range(20)]}} for i in range(3)),
+  {'name': 'B3', 'from': {'bins': 'I3', 'log_squared': True}},
+  {'name': 'X0', 'from': {'cross': ['C5', 'C20']}},
+  {'name': 'X1', 'from': {'cross': ['C0', 'C25', 'B0']}},
+  {'name': 'hour', 'from': {'time': 'time', 'part': 'hour', 'unit': 'seconds'}},
+  {'name': 'day', 'from': {'time': 'time', 'part': 'weekday', 'unit': 'seconds'}},
+]
+
+
+def raw_config(shape, path, made=()):
+  """The config, as a dict, of our conversion of a raw log of this shape: `write_log` wrote it.
+
+  Args:
+    made: slots that are made of others.
+  """
   tree = config(shape, path)
   slots, dense = tree['data']['slots'], tree['data']['dense']
   tree['data'] |= {'format': None, 'label': 'label'}
   if not path.endswith('.parquet'):
-    columns = ['label', *(c['name'] for c in [*dense, *slots])]
+    columns = ['label', *(c['name'] for c in [*dense, *slots]), 'time']
     tree['data'] |= {'columns': columns, 'delimiter': '\t'}
+  slots += made
   return tree
 
 
 def write_log(shape, seed, path):
   """Writes samples as Criteo's log holds them, unless the file is there: label, integers, and
   categories of 8 hexadecimal digits; a fifth of the integers and a tenth of the categories are
-  blank.
+  blank. Behind them stands a time, in seconds of a month.
 
   Args:
     path: a .tsv file, without a line of names, or a .parquet file.
@@ -236,6 +252,7 @@ def write_log(shape, seed, path):
   for f, own in enumerate(ids):
     names = [f'{key & 0xFFFFFFFF:08x}' for key in hashed_keys(f, own).tolist()]
     columns[f'C{f}'] = pa.array(names, mask=rng.random(shape.samples) < 0.1)
+  columns['time'] = pa.array(1_700_000_000 + rng.integers(0, 30 * 86_400, shape.samples))
   table = pa.table(columns)
   os.makedirs(os.path.dirname(path), exist_ok=True)
   with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as directory:

@@ -44,6 +44,11 @@ WANTED = {
     3,
     'rows/s of converting a raw TSV log of 40 columns over samples/s of training',
   ),
+  'made_over_train': (
+    '>=',
+    2.5,
+    'the same with four bins, two crosses and two parts of a time made besides',
+  ),
   'parquet_over_train': ('>=', 7, 'the same of a Parquet log'),
   'lifecycle_over_none': (
     '<=',

@@ -292,13 +292,13 @@ class Bench:
     bench_data.prepare(shape, SEED.value, trainer_config.load(file), directory)
     return {'config': file}
 
-  def raw_spec(self, shape, suffix):
-    """spec of the conversion of a raw log, its config and log written."""
+  def raw_spec(self, shape, suffix, made=()):
+    """spec of the conversion of a raw log, its config and log written; `made` as for raw_config."""
     crc = zlib.crc32(repr((shape, SEED.value)).encode())
     path = os.path.abspath(os.path.join(OUT, 'data', f'{crc:08x}{suffix}'))
     bench_data.write_log(shape, SEED.value, path)
     return {
-      'config': self._written(bench_data.raw_config(shape, path)),
+      'config': self._written(bench_data.raw_config(shape, path, made)),
       'samples': shape.samples,
     }
 
@@ -377,11 +377,15 @@ class Bench:
     contenders = {
       'training': Contender('ours', self.spec(CRITEO)),
       'raw TSV': Contender('convert', self.raw_spec(log, '.tsv'), pace=pace),
+      'raw TSV, made columns': Contender(
+        'convert', self.raw_spec(log, '.tsv', bench_data.MADE), pace=pace
+      ),
       'raw Parquet': Contender('convert', self.raw_spec(log, '.parquet'), pace=pace),
     }
     rounds, _, _, failed = interleave(contenders, lambda _: CRITEO, steps=steps)
     self.keep('logs', rounds, dict.fromkeys(contenders, CRITEO), failed)
     self.ratio('raw_over_train', rounds.ratios('raw TSV', 'training'))
+    self.ratio('made_over_train', rounds.ratios('raw TSV, made columns', 'training'))
     self.ratio('parquet_over_train', rounds.ratios('raw Parquet', 'training'))
 
   def ranks(self):

@@ -230,7 +230,7 @@ class WholeNumbersTest(tf.test.TestCase):
           self.assertAllClose(found, wanted, rtol=0, atol=1e-6)
     for value in (1.5, 2.0**53):
       with self.assertRaisesRegex(
-        BadRequest, f'found {re.escape(str(value))}; wanted a text, a wh'
+        BadRequest, f'found {re.escape(str(value))}; wanted a string, a wh'
       ):
         served([1.0, value])
     frame = pd.DataFrame({'id': np.array(numbers, np.float32)})

@@ -1,0 +1,143 @@
+"""Numbers as features: `python -m benchmarks.numbers` rewrites its tables in docs/quality.md.
+
+FM and FFM with the numeric columns as dense columns, which only `linear` reads, and with quantile
+bins of them as slots besides; DeepFM with plain scaling, with bins, and with each kind of
+`model.dense_embedding`. All else is left to the defaults. Of Criteo's 10,000 rows the first 7,000
+train, the next 1,000 validate; Avazu's 9,000 rows are ids, of which some count as numbers too.
+Finished runs in build/numbers/ are not done again.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from absl import app
+
+from benchmarks.compared_logs import LOGS, census_log, columns_of, evaluated, flights_log, of_test
+from benchmarks.page import ROOT, machine, markdown_table, write_between
+from benchmarks.tasks_data import SHARED
+
+OUT = os.path.join('build', 'numbers')
+PAGE = os.path.join('docs', 'quality.md')
+SEEDS = (1, 2, 3)
+BINS = 20
+Splits = Mapping[str, list[str]]
+
+
+def _cut(name: str, lines: list[str], ends: tuple[int, int]) -> Splits:
+  """Writes lines as three files."""
+  paths = {}
+  for split, some in zip(('train', 'valid', 'test'), np.split(np.array(lines, object), ends)):
+    paths[split] = [os.path.join(OUT, f'{name}_{split}.csv')]
+    with open(paths[split][0], 'w', encoding='utf-8') as f:
+      f.writelines(some)
+  return paths
+
+
+def criteo_log() -> Splits:
+  with open(os.path.join(SHARED, 'criteo_10k', 'criteo_first10000.txt'), encoding='utf-8') as f:
+    return _cut('criteo', f.readlines(), (7000, 8000))
+
+
+def avazu_log() -> Splits:
+  folder = os.path.join(SHARED, 'avazu_9k')
+  names = columns_of('configs/avazu.yaml', 'columns')['columns']
+  frames = [
+    pd.read_csv(os.path.join(folder, f'{split}.csv'), names=names, dtype=str)
+    for split in ('train', 'dev', 'test')
+  ]
+  rows = pd.concat(frames)
+  rows = rows[rows['click'] != 'click'].drop_duplicates('id')
+  lines = rows.to_csv(index=False, header=False).splitlines(keepends=True)
+  return _cut('avazu', lines, (6300, 7200))
+
+
+AVAZU_NUMBERS = [
+  {'name': f'{c}_number', 'from': {'expression': c}, 'transform': 'log1p_standardise'}
+  for c in ('C14', 'C16', 'C17', 'C19', 'C20', 'C21')
+]
+# log -> its name, what writes it, its data section
+LOGS_OF_NUMBERS: dict[str, tuple[str, Callable[[], Splits], dict[str, Any]]] = {
+  'criteo': (
+    'Criteo, 10,000 rows',
+    criteo_log,
+    columns_of('configs/criteo.yaml', 'delimiter', 'columns', 'label'),
+  ),
+  'avazu': (
+    'Avazu, 9,000 rows',
+    avazu_log,
+    columns_of('configs/avazu.yaml', 'columns', 'label')
+    | {'label': 'click', 'dense': AVAZU_NUMBERS},
+  ),
+  'census': ('census income', census_log, LOGS['census'][2]),
+  'flights': ('flights', flights_log, LOGS['flights'][2]),
+}
+
+
+def _binned(data: Mapping[str, Any]) -> dict[str, Any]:
+  """Adds a slot of bins for each dense column."""
+  bins = [
+    {'name': f'bin_{c["name"]}', 'from': {'bins': c['name'], 'quantiles': BINS}}
+    for c in data['dense']
+  ]
+  return {**data, 'slots': [*data['slots'], *bins]}
+
+
+MODELS = {
+  'FM': (4, ['linear', 'fm']),
+  'FFM': (4, ['linear', 'ffm']),
+  'DeepFM': (8, ['linear', 'fm', {'dnn': {'hidden': [64, 32], 'dropout': 0.1}}]),
+}
+
+
+def figures(log: str, model: str, how: str) -> str:
+  """Trains on a log and says how good the model is on test: medians, and the AUC of each seed.
+
+  Args:
+    log: of LOGS_OF_NUMBERS.
+    model: of MODELS.
+    how: plain, bins, or a kind of model.dense_embedding.
+  """
+  _, write, data = LOGS_OF_NUMBERS[log]
+  width, interactions = MODELS[model]
+  settings = {
+    'data': (_binned(data) if how == 'bins' else data) | write(),
+    'sparse': {'tables': {'default': {'width': width}}},
+    'model': {'interactions': interactions}
+    | ({} if how in ('plain', 'bins') else {'dense_embedding': how}),
+  }
+  found = []
+  for seed in SEEDS:
+    run_dir = os.path.join(OUT, f'{log}_{model}_{how}_{seed}')
+    found.append(of_test(evaluated(run_dir, settings, seed)))
+  auc, logloss = np.median(found, 0)
+  return f'{auc:.4f} / {logloss:.4f} ({", ".join(f"{a:.4f}" for a, _ in found)})'
+
+
+def main(argv: list[str]) -> None:
+  os.makedirs(OUT, exist_ok=True)
+  os.makedirs(os.path.join('build', 'compared_logs'), exist_ok=True)
+  logs = argv[1:] or list(LOGS_OF_NUMBERS)
+  names = {log: LOGS_OF_NUMBERS[log][0] for log in logs}
+  ways = [(model, how) for model in ('FM', 'FFM') for how in ('plain', 'bins')]
+  rows = [[names[log], *(figures(log, *way) for way in ways)] for log in logs]
+  text = markdown_table(['log', *(' with '.join(way) for way in ways)], rows)
+  kinds = ('plain', 'bins', 'autodis', 'piecewise_linear')
+  rows = [
+    [names[log], *(figures(log, 'DeepFM', how) for how in kinds)]
+    for log in logs
+    if log != 'flights'
+  ]
+  text += '\n\n' + markdown_table(['log', *(f'DeepFM with {kind}' for kind in kinds)], rows)
+  here = machine()
+  text += f'\n\nTensorFlow {here["tensorflow"]}, {here["cpu"]}.'
+  print(text)
+  if logs == list(LOGS_OF_NUMBERS):
+    write_between(PAGE, text, 'benchmarks.numbers')
+
+
+if __name__ == '__main__':
+  os.chdir(ROOT)
+  app.run(main)
