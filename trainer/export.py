@@ -1,19 +1,21 @@
 """Exports a run for serving.
 
-`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`.
+`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. Of a
+run with model.retrieval there are `saved_model`, which makes the vector of a query, and `items`.
 """
 
 import time
 
 from absl import flags
 
-from trainer import command_line, config, files
+from trainer import command_line, files
+from trainer.errors import UserError
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 KIND = flags.DEFINE_enum(
   'kind',
   None,
-  ['base', 'delta', 'saved_model', 'dense_model'],
+  ['base', 'delta', 'saved_model', 'dense_model', 'items'],
   'What to write.',
   required=True,
 )
@@ -38,10 +40,17 @@ def main() -> None:
 
   from trainer.storage import export
   from trainer.storage.chain import MODEL_KINDS
+  from trainer.storage.items import INDEX, Items, has_faiss
   from trainer.training.finished_run import open_run
+  from trainer.training.recommendations import item_vectors
 
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as run:
-    config.refuse_retrieval(run.cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
+    of_retrieval = run.cfg.model.retrieval is not None
+    if (KIND.value in ('items', 'saved_model') if of_retrieval else KIND.value != 'items') is False:
+      found = 'model.retrieval' if of_retrieval else 'model.interactions'
+      wanted = "'items' or 'saved_model'" if of_retrieval else 'another kind'
+      raise UserError(f"--kind: found '{KIND.value}' for a run with {found}; wanted {wanted}")
+    items = Items(*item_vectors(run)) if KIND.value == 'items' else None
     position = {
       'command': 'trainer.export',
       'step': run.step.steps,
@@ -57,7 +66,14 @@ def main() -> None:
       dense_stats=run.step.dense.embedding.stats,
       integer_slots=INTEGER_SLOTS.value,
       folder=OUT.value,
+      items=items,
     )
+  if items is not None:
+    index = (
+      f'and the index {INDEX}' if has_faiss() else "no index: pip install 'ctr-trainer[index]'"
+    )
+    print(f'{done.path}: {len(items.keys):,} items, {index}, in {done.seconds:.1f} s')
+    return
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')
   if done.left_out.rows:
     print(done.left_out)

@@ -20,6 +20,7 @@ from trainer.data.features import hash_keys
 from trainer.errors import ConfigError, UserError
 from trainer.model import ranking
 from trainer.model.retrieval_losses import softmax
+from trainer.storage import items as item_files
 from trainer.training.finished_run import open_run
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
@@ -286,6 +287,46 @@ class RunTest(tf.test.TestCase):
     vectors = run.vectors().set_index('item')
     self.assertLen(vectors, 25)
     self.assertAllClose(np.linalg.norm(vectors.drop(columns='key'), axis=1), np.ones(25))
+
+  def test_exports_items_an_index_and_the_query_tower(self):
+    cfg = self.make_config()
+    self.train(cfg)
+    expected = self.rankings(cfg.run_dir, seen=())
+
+    def export(kind):
+      command = ['trainer.export', '--run_dir', cfg.run_dir, '--kind', kind]
+      command += ['--checkpoint', 'last']
+      return subprocess.run(
+        [sys.executable, '-m', *command], capture_output=True, text=True, check=False
+      )
+
+    for kind in ('items', 'saved_model'):
+      self.assertEqual(export(kind).returncode, 0)
+    refused = export('base')
+    self.assertEqual(refused.returncode, 2)
+    self.assertIn("--kind: found 'base' for a run with model.retrieval", refused.stderr)
+
+    items = item_files.load(f'{cfg.run_dir}/exports/items/1')
+    query = tf.saved_model.load(f'{cfg.run_dir}/exports/saved_model/2')
+    serve = query.signatures['serving_default']
+    self.assertEqual(list(serve.structured_input_signature[1]), ['user'])
+    asked = [4, 21, 4]
+    vectors = serve(user=tf.constant([str(u) for u in asked]))['vector'].numpy()
+    scores = vectors @ items.vectors.T
+    for user, row in zip(asked, scores):
+      found = [int(items.texts[i]) for i in np.argsort(-row)[:6]]
+      self.assertEqual(found, [item for item, _ in expected[user][:6]])
+      self.assertAllClose(np.sort(row)[::-1], [s for _, s in expected[user]], rtol=1e-5, atol=1e-6)
+    shown = [sum(item == int(text) for _, item in self.lines['train']) for text in items.texts]
+    self.assertEqual(shown, sorted(shown, reverse=True))
+    if not item_files.has_faiss():
+      self.skipTest('faiss is not installed')
+    import faiss
+
+    index = faiss.read_index(f'{cfg.run_dir}/exports/items/1/{item_files.INDEX}')
+    found, places = index.search(vectors, 6)
+    self.assertAllEqual(places, np.argsort(-scores)[:, :6])
+    self.assertAllClose(found, -np.sort(-scores)[:, :6], rtol=1e-5)
 
   def test_goes_on_after_a_kill_as_if_nothing_had_been(self):
     whole = self.train(self.make_config('whole'))

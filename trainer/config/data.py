@@ -1,7 +1,7 @@
 """The sections below `data`: where the log lies and how to read it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 import pydantic
@@ -306,13 +306,16 @@ class Data(Section):
     """
     return next((s for s in self.slots if s.name == name and s.made is None), name)
 
-  def log_columns(self) -> dict[str, bool]:
+  def log_columns(self, without: Collection[str] = ()) -> dict[str, bool]:
     """Returns the columns of the log that slots and dense columns are made of, each with whether
     its values are read as texts.
+
+    Args:
+      without: names of slots and dense columns that are left out.
     """
     found: dict[str, bool] = {}
     for column in (*self.slots, *self.dense):
-      for name, is_text in self.columns_of(column):
+      for name, is_text in self.columns_of(column) if column.name not in without else ():
         found[name] = found.get(name, False) or is_text
     return found
 

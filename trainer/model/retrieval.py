@@ -34,6 +34,14 @@ class RetrievalModel(tf.keras.Model):
     """Returns the vectors of queries, float32 [B, d]."""
     return self._vectors(self.query_tower, inputs, training)
 
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns what serving needs of the model beside the items' vectors: the queries' vectors."""
+    return self.queries(inputs, training)
+
+  def predictions(self, vectors: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the outputs of serving: `vector`, float32 [B, d]."""
+    return {'vector': vectors}
+
   def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of items, float32 [B, d]; 0 for an item that was never trained."""
     return self._vectors(self.item_tower, inputs, training)

@@ -2,6 +2,7 @@
 
     exports/000012-base/  000013-delta/ …      rows; `trainer.storage.export` describes the files
     exports/saved_model/14/  dense_model/15/   models, in TensorFlow Serving's layout NAME/VERSION
+    exports/items/16/                          vectors of items (`trainer.storage.items`)
 
 An export's number, its *sequence*, counts exports of all kinds. It only grows.
 """
@@ -25,7 +26,7 @@ from trainer.errors import DataLoss
 from trainer.plain_data import JsonObject
 
 ROW_KINDS = ('base', 'delta')
-MODEL_KINDS = ('saved_model', 'dense_model')
+MODEL_KINDS = ('saved_model', 'dense_model', 'items')
 CONFIG = 'config.yaml'
 DENSE = 'dense.npz'
 SEEN = ('show', 'click')  # columns of rows, where a slot has `counts`

@@ -1,4 +1,4 @@
-"""Writes a run's exports for serving: base, delta, saved_model and dense_model.
+"""Writes a run's exports for serving: base, delta, saved_model, dense_model, items.
 
     exports/000012-base/
       rows-00000-of-00002.parquet         what process 0 of 2 owns, one row a feature, by logical
@@ -14,6 +14,7 @@
                                           position
     exports/000013-delta/ …
     exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
+    exports/items/16/                   trainer.storage.items describes it
 
 **Chains.** A base and the deltas after it form a *chain*; each delta's manifest names the chain's
 `base` and the `previous` export. To *replay* a chain: take the base's rows; for each delta in
@@ -70,6 +71,7 @@ from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable, counts_of
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, dense_model, saved_model
+from trainer.storage import items as item_files
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
@@ -199,7 +201,7 @@ def _select(
   store: RowTable, kind: str, plan: _Plan, shards: range, replay: chain.Replay
 ) -> _Selection:
   """Selects the rows that this process writes, and those whose gains it subtracts afterwards."""
-  if kind == 'dense_model':
+  if kind in ('dense_model', 'items'):
     return _Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
     keys = by_shard(np.asarray(store.select('all')))
@@ -274,6 +276,7 @@ def write(
   integer_slots: Sequence[str] = (),
   communicator: Communicator = SingleProcess(),
   folder: str | None = None,
+  items: item_files.Items | None = None,
   replay: chain.Replay | None = None,
 ) -> WrittenExport:
   """Writes an export unless it is there already; every process calls it.
@@ -281,7 +284,7 @@ def write(
   After a base or delta, the exported gains are subtracted from the features' delta_score.
 
   Args:
-    kind: base, delta, saved_model or dense_model.
+    kind: base, delta, saved_model, dense_model or items.
     position: the place in the data; an earlier export with the same one is not written again.
     store: the rows that this process owns.
     model: trainer.model.builder.CTRModel.
@@ -289,6 +292,7 @@ def write(
     integer_slots: the slots whose columns are int64 in a SavedModel.
     communicator: connects the processes; by default there is one.
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.
+    items: of a model with model.retrieval; what kind 'items' writes.
     replay: a cache of earlier exports, which the caller keeps; None: they are read again.
   Raises:
     UserError: on every process, if any process cannot write; no gains are subtracted then.
@@ -321,7 +325,7 @@ def write(
     def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
       selection = _select(store, kind, plan, shards, replay)
       part = _Part()
-      if not plan.done and kind != 'dense_model':
+      if not plan.done and kind not in ('dense_model', 'items'):
         schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
         part = _write_part(store, selection, schema, unfinished, communicator)
       return part, selection.commits
@@ -329,7 +333,9 @@ def write(
     def finish() -> None:
       if not is_first or plan.done:
         return
-      if kind in MODEL_KINDS:
+      if items is not None:
+        item_files.save(items, unfinished)
+      elif kind in MODEL_KINDS:
         _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
       else:
         _write_dense(cfg, model, dense_stats, unfinished)

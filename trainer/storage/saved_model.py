@@ -52,6 +52,9 @@ class Serving(ServedModel):
   ):
     super().__init__(cfg, model, dense_stats)
     self._slots, self._ids = cfg.slots, cfg.slot_ids()
+    retrieval = cfg.model.retrieval
+    # What only describes items is no input of the query's tower, and blank within.
+    self._of_items = retrieval.only_of_items() if retrieval else set()
     names = {s.name for s in self._slots}
     for name in set(integer_slots) - names:
       raise UserError(
@@ -84,6 +87,9 @@ class Serving(ServedModel):
     keep = (rows.linear != 0) | (rows.counts > 0)  # the others are 0 anyway
     if self._counted:
       keep |= rows.seen.any(1)
+    if self._of_items:
+      queried = [self._ids[s.name] for s in self._slots if s.name not in self._of_items]
+      keep &= np.isin(rows.slot, queried)
     keep = np.flatnonzero(keep)
     keep = keep[np.argsort(rows.key[keep])]
     starts = (np.cumsum(rows.counts) - rows.counts)[keep]
@@ -118,7 +124,7 @@ class Serving(ServedModel):
   def column_specs(self) -> dict[str, tf.TensorSpec]:
     """Returns the raw columns and their types: by name, specs of shape [B]."""
     # A column that is both a slot's and dense is a string, which is parsed.
-    columns = self._cfg.data.log_columns()
+    columns = self._cfg.data.log_columns(without=self._of_items)
     types = {name: tf.string if is_text else tf.float32 for name, is_text in columns.items()}
     types |= dict.fromkeys(self._integer_columns, tf.int64)
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
@@ -153,6 +159,8 @@ class Serving(ServedModel):
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
     """Columns of the log by name -> the outputs, float32 [B] each."""
+    blank = GraphColumn.single(tf.constant(['']))
+    columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphColumns(self._cfg, columns, size)
     slots = [made.slot(s, self._ids[s.name]) for s in self._slots]
     dense = [made.dense(c) for c in self._dense_columns]

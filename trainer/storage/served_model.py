@@ -3,7 +3,7 @@
 There are two: the whole model (`trainer.storage.saved_model`) and the dense part alone
 (`trainer.storage.dense_model`). Their outputs are `probability` float32 [B], or with several tasks
 one tensor named after each task. Both hold warm-up requests for TensorFlow Serving
-(`trainer.storage.warmup`).
+(`trainer.storage.warmup`). A model with model.retrieval gives `vector` float32 [B, d], the query's.
 """
 
 import os
@@ -31,7 +31,7 @@ class ServedModel(tf.Module):
   """The dense part of a trained model.
 
   Args:
-    model: trainer.model.builder.CTRModel, built for `cfg`.
+    model: trainer.model.builder.CTRModel, or RetrievalModel, whose output is the query's vector.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
   """
 

@@ -30,13 +30,19 @@ def item_texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
 
 
 def item_vectors(run: FinishedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the items of a run, in one process: keys int64 [C], texts, vectors float32 [C, d]."""
+  """Returns the items of a run in one process, the most shown first.
+
+  Returns:
+    Keys int64 [C], texts object [C], and vectors float32 [C, d].
+  """
   evaluation = run.evaluation
   evaluation.catalogue.refresh(run.step.store, run.communicator)
   vectors = evaluation.item_vectors()
   known = np.any(vectors != 0, 1)  # an item with a zero vector was never trained
-  keys = evaluation.catalogue.keys[known]
-  return keys, item_texts(run, keys), vectors[known]
+  order = np.argsort(-evaluation.catalogue.shows, kind='stable')
+  order = order[known[order]]
+  keys = evaluation.catalogue.keys[order]
+  return keys, item_texts(run, keys), vectors[order]
 
 
 def recommendations(
