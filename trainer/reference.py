@@ -109,24 +109,27 @@ def _row_optimizers() -> Iterator[str]:
 
 def _layers() -> Iterator[str]:
   """Yields a table of the arguments of built-in interactions, from their docstrings."""
-  from trainer.model.builder import BUILT_IN, PASSED, constructor_parameters
+  from trainer.model.builder import BUILT_IN, PASSED
 
   yield '\n## Arguments of interactions\n'
   yield 'What stands beside the kind; docs/layers.md has the formulas.\n'
   yield '| interaction | argument | default | meaning |\n|---|---|---|---|'
   for kind, layer in BUILT_IN.items():
-    classes = [c for c in layer.__mro__ if c.__module__.startswith('trainer.')]
-    meanings = {}
-    for one in reversed(classes):  # a class inherits descriptions from its base
-      text = inspect.getdoc(one).partition('Args:\n')[2]
-      meanings |= re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE)
-    parameters, _ = constructor_parameters(layer)
-    own = [p for name, p in parameters.items() if name not in ('self', *PASSED)]
-    for p in own:
+    text = inspect.getdoc(layer).partition('Args:\n')[2]
+    meanings = dict(re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE))
+    own = vars(layer).get('__init__')
+    parameters = inspect.signature(own).parameters.values() if own else ()
+    rows = [
+      p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in ('self', *PASSED)
+    ]
+    for p in rows:
       value = list(p.default) if isinstance(p.default, tuple) else p.default
-      meaning = ' '.join(meanings.get(p.name, '').split()).replace('|', '\\|')
+      meaning = ' '.join(meanings[p.name].split()).replace('|', '\\|')
       yield f'| `{kind}` | `{p.name}` | `{one_line_yaml(value)}` | {meaning} |'
-    if not own:
+    base = next((name for name, c in BUILT_IN.items() if c in layer.__mro__[1:]), None)
+    if base:
+      yield f'| `{kind}` | {"the others" if rows else "all"} | | as for `{base}` |'
+    elif not rows:
       yield f'| `{kind}` | – | | |'
 
 

@@ -125,7 +125,7 @@ class LocalTest(LaunchTestCase):
     self.assertEqual(done.stdout, 'one\ntwo\n[1]<stdout>:three [0]<stdout>:\n')  # \r read as \n
     self.assertEqual(done.stderr.splitlines()[1:], ['four'])
 
-  def test_mistakes(self):
+  def test_mistakes_end_in_one_line(self):
     self.assert_mistake(self.launch('local.sh'), '^local.sh: wanted RANKS')
     for found in ('0', 'two', '-1', '1.5'):
       self.assert_mistake(
@@ -136,7 +136,7 @@ class LocalTest(LaunchTestCase):
 class JobTest(LaunchTestCase):
   """Jobs of 2 ranks, not stand-ins."""
 
-  def test_stopped(self):
+  def test_a_stopped_job_saves_and_ends_with_the_signal(self):
     config = jobs.write_config(self.folder)
     command = [LAUNCH / 'local.sh', '2', '--config', config, '--run_dir', self.folder / 'run']
     for number in signal.SIGTERM, signal.SIGINT:
@@ -274,7 +274,7 @@ class RestartsTest(LaunchTestCase):
     self.assertEqual(job.wait(60), 143)
     self.assertLen((self.folder / 'starts').read_text().splitlines(), 1)
 
-  def test_mistakes(self):
+  def test_mistakes_end_in_one_line(self):
     self.assert_mistake(
       self.launch('cluster.sh', '--restarts', '0', 'hosts'), "--restarts: found '0'"
     )
@@ -321,7 +321,7 @@ class ClusterTest(LaunchTestCase):
     job.send_signal(signal.SIGTERM)
     self.assertEqual(job.wait(60), 143)
 
-  def test_mistakes(self):
+  def test_mistakes_end_in_one_line(self):
     self.assert_mistake(self.launch('cluster.sh'), 'wanted .* HOSTSFILE')
     self.assert_mistake(
       self.launch('cluster.sh', 'nowhere'), "nowhere: no such file; wanted lines 'host slots=n'"
@@ -438,7 +438,7 @@ class ParameterServersTest(LaunchTestCase):
     self.assertEqual(done.returncode, 1)
     self.assertIn('still running 1 s after the last worker ended: ps 0', done.stderr)
 
-  def test_mistakes(self):
+  def test_mistakes_end_in_one_line(self):
     self.assert_mistake(self.launch('parameter_servers.sh', '1'), 'wanted SERVERS WORKERS')
     self.assert_mistake(self.launch('parameter_servers.sh', '0', '1'), "SERVERS: found '0'")
     self.assert_mistake(self.launch('parameter_servers.sh', '1', 'x'), "WORKERS: found 'x'")
@@ -626,7 +626,7 @@ class KubernetesTest(tf.test.TestCase):
       for container in replicas['template']['spec']['containers']:
         yield role, container, replicas['template']['spec'].get('volumes', [])
 
-  def test_schemas(self):
+  def test_manifests_follow_their_schemas(self):
     self.assertSameElements(SCHEMAS, [name for name, _ in self.manifests()])
     for name, manifest in self.manifests():
       jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])

@@ -67,10 +67,10 @@ class LostPeerTest(tf.test.TestCase):
     self.assertIn('rank 1 (process', lost[0])
     return output
 
-  def test_killed(self):
+  def test_a_killed_rank_is_named(self):
     self.assertRegex(self.lose(signal.SIGKILL), r'rank 1 \(process \d+ on \S+\) was lost')
 
-  def test_frozen(self):
+  def test_a_frozen_rank_is_named(self):
     self.assertRegex(
       self.lose(signal.SIGSTOP),
       rf'rank 1 \(process \d+ on \S+\) was lost: it was silent for {LOST_SECONDS} s',

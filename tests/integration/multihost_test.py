@@ -217,7 +217,7 @@ class MultiHostTest(tf.test.TestCase):
     self.assertIn('result 0 2 1 hosta [3.0, 20.0] [0, 1]', output)
     self.assertIn('result 1 2 1 hostb [3.0, 20.0] [3, 2]', output)
 
-  def test_training(self):
+  def test_two_hosts_train_as_one_process(self):
     rng = np.random.default_rng(7)
     users, items = rng.integers(0, 50, 3000), rng.integers(0, 20, 3000)
     labels = (rng.random(3000) < 0.2 + 0.6 * (items % 2)).astype(int)

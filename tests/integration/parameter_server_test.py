@@ -413,7 +413,7 @@ class ParameterServerTest(tf.test.TestCase):
       self.assertLen(lines, 1)
       self.assertStartsWith(lines[0], f'error: cannot use run_dir {path}')
 
-  def test_user_errors(self):
+  def test_mistakes_end_in_one_line(self):
     run_dir, config = self.directory('errors'), self.config([0])
     cluster = self.cluster(1, 2)
     with socket.create_server(('', int(cluster['worker'][1].rpartition(':')[2]))):

@@ -19,7 +19,7 @@ class SharedPredictionTest(tf.test.TestCase):
     environment = os.environ | {'CTR_THREADS': '1'}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
-  def test_in_order(self):
+  def test_ranks_predict_in_input_order(self):
     folder = self.get_temp_dir()
     rng = np.random.default_rng(0)
     table = pd.DataFrame(

@@ -54,7 +54,7 @@ class SplitTest(tf.test.TestCase):
     again = self.split('log.parquet', '--by_hash', 'user', '--shares', '60,20,20')
     self.assertEqual([set(part['user']) for part in again], users, 'by the texts')
 
-  def test_mistakes(self):
+  def test_mistakes_end_in_one_line(self):
     for arguments, wanted in (
       ([], 'wanted --by_time COLUMN or --by_hash COLUMN'),
       (['--by_hash', 'usr'], "no column 'usr'.*'user'"),

@@ -75,7 +75,7 @@ class TuneTest(tf.test.TestCase):
     names = [os.path.basename(path) for path in table['run_dir']]
     self.assertCountEqual(names, ['trial-000', 'trial-001'])
 
-  def test_the_command(self):
+  def test_the_command_prints_trials_and_refuses_mistakes(self):
     path = f'{self.folder}/my.yaml'
     with open(path, 'w', encoding='utf-8') as f:
       yaml.safe_dump(self.tree, f)

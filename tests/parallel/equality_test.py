@@ -217,10 +217,10 @@ class EqualityTest(tf.test.TestCase):
     }
     self.check(self.keep | TASKS | changes, self.uneven(tasks=2), atol=1e-5)
 
-  def test_histories(self):
+  def test_histories_equal_one_process(self):
     self.check(self.keep | HISTORY, self.uneven(ids=HISTORY_IDS), atol=1e-5)
 
-  def test_counts(self):
+  def test_counts_equal_one_process(self):
     self.check(self.keep | COUNTS, self.uneven(), atol=1e-5)
     self.check(self.keep | COUNTS, self.uneven(single=True, one_has_none=False), atol=1e-5)
     by_horovod = ranks(row_exchange='horovod')

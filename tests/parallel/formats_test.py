@@ -88,7 +88,7 @@ class FormatsTest(tf.test.TestCase):
       step.train(staged, step.route(staged), None, StepFlags(False, False, False))
     return rows_of(step.store.export_state()), one.path
 
-  def test_one_model(self):
+  def test_every_format_trains_the_same_model(self):
     communicator = ranks()
     is_first = communicator.rank == 0
     folder = communicator.broadcast(tempfile.mkdtemp() if is_first else None)

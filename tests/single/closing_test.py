@@ -50,7 +50,7 @@ class ClosingTest(tf.test.TestCase):
       yield {'event': 'eval', 'split': 'valid', 'pass': 'valid'} | common
     yield {'event': 'eval', 'split': 'test', 'pass': 'test'} | common
 
-  def test_table(self):
+  def test_the_table_fits_and_marks_the_best_epoch(self):
     lines = self.printed(list(self.events(30)))
     self.assertLessEqual(max(map(len, lines)), closing.WIDTH)
     marked = [line for line in lines if line.startswith(' best')]

@@ -355,7 +355,7 @@ class FacesTest(ColumnsTest):
     shown = [found[key] for key in keys.tolist()]
     self.assertEqual(shown, ['a × 1', 'ü × missing', 'a × 1', '7.0 × 0'])
 
-  def test_times(self):
+  def test_times_equal_zoneinfo_in_arrow_and_graph(self):
     n = self.N // 5
     for zone in ZONES:
       for unit, make in {
@@ -419,7 +419,7 @@ class FacesTest(ColumnsTest):
       with self.assertRaisesRegex(BadRequest, "column 'ts', sample 0: .*wanted .*1900 to 2199"):
         self.served(cfg, {'ts': wrong}, len(wrong))
 
-  def test_texts(self):
+  def test_patterns_match_alike_in_arrow_and_graph(self):
     patterns = [r'(\w+)/', r'^(.)', r'a(.*)b', r'(?i)(a+)', r'([^ ]*)$', r'[\p{L}]+(\P{L}+)']
     cfg = make_config(
       [{'name': f'match {i}', 'from': {'text': 't', 'match': p}} for i, p in enumerate(patterns)]

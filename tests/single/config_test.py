@@ -125,7 +125,7 @@ class ConfigTest(tf.test.TestCase):
         {f'{path}.learning_rate'},
       )
 
-  def test_presets(self):
+  def test_a_preset_has_its_published_defaults(self):
     for preset, kind, wanted in (
       ('keras', 'adagrad', {'learning_rate': 0.001, 'initial_accumulator': 0.1, 'epsilon': 1e-7}),
       ('keras', 'adam', {'learning_rate': 0.001, 'epsilon': 1e-7, 'clip': None}),
@@ -400,7 +400,7 @@ class ConfigTest(tf.test.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, 'nested over 40 deep, or over'):
       config.parse(laughs, 'x')
 
-  def test_files(self):
+  def test_files_that_are_no_config_are_refused(self):
     with self.assertRaisesRegex(errors.ConfigError, 'no such file'):
       config.load('/nowhere.yaml')
     path = os.path.join(self.get_temp_dir(), 'bad.yaml')

@@ -28,7 +28,7 @@ class ClusterTest(tf.test.TestCase):
       Cluster.from_tf_config(tf_config, 'ps')
     self.assertNotIn('\n', str(raised.exception))
 
-  def test_user_errors(self):
+  def test_a_wrong_tf_config_is_refused_in_one_line(self):
     task = {'type': 'worker', 'index': 0}
     self.refuse(None, 'TF_CONFIG: is not set; sync.mode=ps needs it')
     self.refuse([1], 'found list')

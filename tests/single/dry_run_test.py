@@ -12,7 +12,7 @@ from trainer.training import dry_run
 
 
 class DryRunTest(tf.test.TestCase):
-  def test_counts(self):
+  def test_counts_equal_those_of_the_log(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     rng, users, clicks = np.random.default_rng(0), set(), []
     for day in range(2):

@@ -34,7 +34,7 @@ class EffectsTest(absltest.TestCase):
         effects.check_effects(load(override), 'f.yaml')
       effects.check_effects(load(override, 'data.day_pattern=(1)'), 'f.yaml')
 
-  def test_told(self):
+  def test_settings_without_effect_are_told(self):
     linear, days = 'sparse.tables.default.linear', 'data.day_pattern=(1)'
     mode = 'with lifecycle.admission'
     for setting, why, without, acts in (

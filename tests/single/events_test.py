@@ -59,7 +59,7 @@ class EventLogTest(tf.test.TestCase):
     self.assertLen(log.troubles, 1)
     self.assertRegex(log.troubles[0], 'metrics.jsonl: was cut while the run wrote to it: earlier')
 
-  def test_removed(self):
+  def test_a_removed_file_is_written_anew_and_told(self):
     log = self.open(0)
     log.write('train', 1)
     os.remove(self.path)
@@ -69,7 +69,7 @@ class EventLogTest(tf.test.TestCase):
     self.assertLen(log.troubles, 1)
     self.assertRegex(log.troubles[0], 'metrics.jsonl: was removed or replaced while the run')
 
-  def test_rotated(self):
+  def test_a_rotated_file_is_written_anew_and_told(self):
     log = self.open(0)
     for step in range(9):
       log.write('train', step)
@@ -105,7 +105,7 @@ class EventLogTest(tf.test.TestCase):
       raise TypeError('found a text')
     self.assertEqual(log.troubles, ['report.html: TypeError: found a text'])
 
-  def test_full_disk(self):
+  def test_a_full_disk_is_told_once(self):
     log = self.open(0)
     log.report_to(config.parse(CONFIG, 'a test', run_dir=self.run_dir))
     full = OSError(28, 'No space left on device')
@@ -120,7 +120,7 @@ class EventLogTest(tf.test.TestCase):
     self.assertRegex(log.troubles[0], 'metrics.jsonl: No space left on device')
     self.assertRegex(log.troubles[1], 'tensorboard/: No space left on device')
 
-  def test_status(self):
+  def test_unwritten_reports_change_the_status(self):
     self.assertEqual(command_line.status(0, []), 0)
     self.assertEqual(command_line.status(0, ['x']), 1)
     for number, wanted in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):

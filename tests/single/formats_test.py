@@ -320,7 +320,7 @@ class JsonlTest(FormatsTestCase):
       self.assertEqual(one.num_samples, sum(line in good for line in lines))
       self.assertEqual([e['line'] for e in meta['bad']['examples']], wanted[:10])
 
-  def test_against_pandas(self):
+  def test_json_lines_read_as_pandas_does(self):
     records = made_up(200, 2)
     raw = self.write('day.jsonl', ''.join(json.dumps(r) + '\n' for r in records))
     cfg = make_config(slots=[{'name': 'user'}], dense=[{'name': 'price'}])

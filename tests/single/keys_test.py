@@ -108,7 +108,7 @@ class EncodeFieldsTest(tf.test.TestCase):
     found = keys.encode_fields(np.arange(65536)[None], None, None)
     self.assertAllEqual(found.codes[:, 0], np.arange(65536))
 
-  def test_refuses(self):
+  def test_wrong_arguments_are_refused(self):
     one = np.zeros([1], np.int64)
     for arguments, message in (
       ((np.zeros([1, 65537], np.int64), None, None), 'at most 65536 samples'),

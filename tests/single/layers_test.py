@@ -427,7 +427,7 @@ class DropoutTest(tf.test.TestCase):
 
 
 class OwnInteractionTest(LayerTestCase):
-  def test_example(self):
+  def test_the_example_equals_its_formula(self):
     tf.keras.utils.set_random_seed(1)  # it leaves its initialisers unseeded
     sys.path.insert(
       0, os.path.join(pathlib.Path(__file__).parents[2], 'examples', 'own_interaction')

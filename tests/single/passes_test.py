@@ -129,7 +129,7 @@ class PassesTest(tf.test.TestCase):
     for path, day in (('day_1/day_2.csv', 2), ('day_1/x.csv', 1), ('x.csv', None)):
       self.assertEqual(pass_day(make_config(day_pattern=r'day_(\d+)'), path), day)
 
-  def test_the_calendar(self):
+  def test_days_follow_the_calendar(self):
     self.assertEqual(
       [day_after(day) for day in (3, 20240131, 20240228, 20241231)],
       [4, 20240201, 20240229, 20250101],
@@ -154,7 +154,7 @@ class PassesTest(tf.test.TestCase):
     self.assertEqual(self.names(make_config(), 'x[1].csv'), ['x[1]'])
     self.assertEqual(self.names(make_config(), 'x[1]/y.csv'), ['x1/y'])
 
-  def test_markers(self):
+  def test_markers_announce_passes(self):
     self.touch('w/day_2.csv', 'w/day_2.csv.done', 'w/day_10.csv', 'w/day_10.csv.done')
     self.touch('w/day_3.csv.done', 'w/day_4.csv', 'w/none.csv', 'w/none.csv.done')
     self.touch('w/day_5/p-1.csv', 'w/day_5/p-0.csv', 'w/day_5/_SUCCESS', 'w/day_5/_x', 'w/day_5/.x')
@@ -247,7 +247,7 @@ class BatchesTest(tf.test.TestCase):
       for i in range(b)
     ]
 
-  def test_in_order(self):
+  def test_batches_in_order_give_the_samples_in_order(self):
     for n in (1, 7, 40):
       for ragged in (False, True):
         one, samples = self.write(n, ragged)

@@ -267,7 +267,7 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(pooled.slots[0][0], np.zeros([3, 3, 5]))
     self.assertAllEqual(pooled.squares[0][1], np.zeros([3]))
 
-  def test_hostile_input(self):
+  def test_hostile_input_is_refused(self):
     batch = make_batch(np.random.default_rng(6), PLAIN, 4, admitted=1.0)
     u, n = len(batch.deduped.unique), len(batch.deduped.inverse)
     inverse, offsets = batch.deduped.inverse, batch.rows.offsets

@@ -540,7 +540,7 @@ class BadInputTest(PrepareTestCase):
         self.assertEqual(meta['bad']['examples'][0]['text'], record)
         tf.io.gfile.rmtree(self.path('good'))
 
-  def test_files(self):
+  def test_files_that_are_no_log_are_refused(self):
     cfg = make_config(self.CONFIG)
     for content, message in (
       ('', 'the file is empty'),

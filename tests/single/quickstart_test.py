@@ -12,7 +12,7 @@ NOTEBOOK = pathlib.Path(__file__).resolve().parents[2] / 'examples' / 'quickstar
 
 
 class QuickstartTest(tf.test.TestCase):
-  def test_runs(self):
+  def test_the_notebook_runs(self):
     cells = json.loads(NOTEBOOK.read_text(encoding='utf-8'))['cells']
     code = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'code')
     done = subprocess.run(

@@ -54,7 +54,7 @@ class RemoteTest(tf.test.TestCase):
     meta = prepare_pass(cfg, raw, out)
     return {k: meta[k] for k in ('samples', 'features', 'dense', 'arrays')}
 
-  def test_every_format(self):
+  def test_every_format_reads_the_same_as_local(self):
     rng = np.random.default_rng(0)
     users, items, clicks = rng.integers(0, [[99999], [999], [2]], [3, 20000])
     table = pa.table({'click': clicks, 'user': users, 'item': items})
@@ -130,7 +130,7 @@ class RemoteTest(tf.test.TestCase):
     self.assertEqual((found.path, found.content), (self.url('parts'), want.content))
     self.assertEqual(found.size, 100)
 
-  def test_markers(self):
+  def test_markers_announce_remote_passes(self):
     for name in ('a.csv', 'a.csv.done', 'h/b.csv', 'h/c.csv', 'h/_SUCCESS', 'd.csv', 'x.csv.done'):
       self.put('watched/' + name)
     cfg = make_config(watch=self.url('watched'))

@@ -397,7 +397,7 @@ class WordsTest(tf.test.TestCase):
       },
     )
 
-  def test_no_run(self):
+  def test_a_directory_without_a_run_is_refused(self):
     with self.assertRaisesRegex(UserError, 'no config.yaml there'):
       read_run(tempfile.mkdtemp(dir=self.get_temp_dir()))
 
@@ -414,7 +414,7 @@ class PlaceTest(tf.test.TestCase):
     command = [sys.executable, '-m', 'trainer.report', self.run_dir, '--out', out]
     return subprocess.Popen(command, cwd=ROOT, **streams)
 
-  def test_standard_output(self):
+  def test_the_report_goes_to_pipes_and_devices(self):
     out = f'{self.folder}/out'
     os.symlink('/proc/self/fd/1', out)  # as /dev/stdout is
     with self.report(out, stdout=subprocess.PIPE) as job:

@@ -408,7 +408,7 @@ class ScorerTest(tf.test.TestCase):
       self.assertEqual(client.ask('GET', '/metrics')[0], 401)
       self.assertEqual(client.ask('GET', '/healthz')[0], 200)
 
-  def test_figures(self):
+  def test_metrics_count_requests(self):
     self.client.predict(self.rows(make_records(self.rng, 3, first_id=5000)))
     status, text, _ = self.client.ask('GET', '/metrics')
     self.assertEqual(status, 200)

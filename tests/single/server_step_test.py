@@ -211,7 +211,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     rules = self.rules('sgd', 0.05) | steps.TASKS | {'model.shared': shared}
     self.check(rules, 1, 2, self.uneven(2, steps=8, tasks=2))
 
-  def test_histories(self):
+  def test_histories_equal_one_process(self):
     batches = self.uneven(2, steps=8, ids=steps.HISTORY_IDS)
     self.check(self.rules('sgd', 0.05) | steps.HISTORY, 1, 2, batches)
 

@@ -88,7 +88,7 @@ class SharesTest(tf.test.TestCase):
     lines = [','.join(map(str, s.values())) for s in samples]
     return 'click,user,tags,price,w\n' + '\n'.join(lines) + '\n'
 
-  def test_text(self):
+  def test_shared_text_gives_the_same_pass(self):
     for n in (1300, 5 * CHUNK, 2 * CHUNK + 1):
       samples = self.samples(n)
       with self.subTest(samples=n):
@@ -128,7 +128,7 @@ class SharesTest(tf.test.TestCase):
     text = ''.join(f'0 1:{u}:0.5\n' for u in users)
     self.check(self.config(**data, slots=slots), self.write('day.libffm', text))
 
-  def test_tables(self):
+  def test_shared_tables_give_the_same_pass(self):
     table = pa.Table.from_pylist(self.samples(1300))
     os.makedirs(self.path())
     many = pa.concat_tables([table] * 8)

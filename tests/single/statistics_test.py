@@ -16,7 +16,7 @@ from trainer.data.statistics import describe, table
 
 
 class DescribeTest(tf.test.TestCase):
-  def test_against_pandas(self):
+  def test_statistics_equal_those_of_pandas(self):
     rng = np.random.default_rng(0)
     data = {
       'label': 'click',

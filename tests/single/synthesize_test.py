@@ -28,7 +28,7 @@ class SynthesizeTest(tf.test.TestCase):
       for name in os.listdir(directory)
     }
 
-  def test_repeatable(self):
+  def test_equal_arguments_give_equal_files(self):
     for out, days, seed in (('a', 2, 7), ('b', 2, 7), ('more', 3, 7), ('other', 2, 8)):
       synthesize(self.path(out), days, 3000, seed, 100, 50)
     a, b, more, other = (self.digests(self.path(d)) for d in ('a', 'b', 'more', 'other'))

@@ -103,7 +103,7 @@ class WholeNumbersTest(tf.test.TestCase):
     wanted = tf.strings.to_hash_bucket_fast([canonical(t) for t in texts], 1 << 52)
     self.assertAllEqual(found & ((1 << 52) - 1), wanted)
 
-  def test_every_format(self):
+  def test_every_format_gives_the_same_keys(self):
     small, large = self.small, [*self.small, *self.large]
     spellings = {
       name: (make, large)
