@@ -1,4 +1,4 @@
-"""Measures what a config leaves open on its log: the batch size of a small one, bins, tables."""
+"""Measures on the log what a config leaves open: batch size, boundaries of bins, look-up tables."""
 
 import contextlib
 import os

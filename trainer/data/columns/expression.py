@@ -1,8 +1,8 @@
-"""Expressions over numbers, in float64, the same operations in the same order in both faces.
+"""Computes expressions over numbers in float64, in NumPy and in TensorFlow.
 
-Each operation is one that IEEE 754 rounds in one way, so that NumPy and TensorFlow agree to the
-bit. The logarithm is made of such operations here, for those of the libraries differ in the last
-bit.
+Both do the same operations in the same order, and only operations whose rounding IEEE 754 defines,
+so their results agree to the bit. The logarithm is built from such operations, because those of the
+libraries differ in the last bit.
 """
 
 import ast
@@ -33,7 +33,7 @@ _LOG = (
 
 
 class _Numpy:
-  """The operations that operators do not have, of NumPy."""
+  """Operations of NumPy that Python has no operator for."""
 
   where, abs = staticmethod(np.where), staticmethod(np.abs)
   equal, is_nan = staticmethod(np.equal), staticmethod(np.isnan)
@@ -56,7 +56,7 @@ class _Numpy:
 
 
 class _Tensors:
-  """The same of TensorFlow."""
+  """The same operations of TensorFlow."""
 
   where, abs = staticmethod(tf.where), staticmethod(tf.abs)
   equal, is_nan = staticmethod(tf.equal), staticmethod(tf.math.is_nan)
@@ -75,8 +75,9 @@ class _Tensors:
 
   @staticmethod
   def held(x: tf.Tensor) -> tf.Tensor:
-    """Keeps TensorFlow's optimizer of graphs from reordering sums and products, which rounds them
-    otherwise: it looks through no bitcast.
+    """Returns x behind a bitcast, beyond which TensorFlow's graph optimizer does not reorder sums.
+
+    Another order would round differently.
     """
     return tf.bitcast(tf.bitcast(x, tf.int64), tf.float64)
 
