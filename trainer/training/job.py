@@ -70,7 +70,7 @@ class Job:
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, progress_made, folder, self.log.show)
-    self.validation = Validation(cfg, communicator, step, self.state, self.inputs, self.log)
+    self.validation = Validation(self.inputs, self.state, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
     self.exporter = Exporter(self.inputs, self.state, self.log)
     self.lock = RunLock(cfg.run_dir)
@@ -343,9 +343,7 @@ class Job:
       dense.catalogue.for_step if isinstance(dense, RetrievalPart) else None,
     )
     return train_in_lockstep(
-      self.cfg,
-      self.step,
-      self.communicator,
+      self.inputs,
       self.state,
       self.log.clock.waiting(batches),
       save=self.save,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trainer import config
-from trainer.comm.communicator import Communicator
 from trainer.data.features import empty_batch
+from trainer.training.inputs import Inputs
 from trainer.training.run_state import RunState
-from trainer.training.step import Staged, Step, StepFlags
+from trainer.training.step import Staged, StepFlags
 
 
 def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
@@ -19,9 +19,7 @@ def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
 
 
 def train_in_lockstep(
-  cfg: config.Config,
-  step: Step,
-  communicator: Communicator,
+  inputs: Inputs,
   state: RunState,
   batches: Iterator[Staged],
   *,
@@ -43,6 +41,7 @@ def train_in_lockstep(
   Raises:
     UserError: if the loss or a gradient is not finite.
   """
+  cfg, communicator, step = inputs.cfg, inputs.communicator, inputs.step
   no_samples = step.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
   current = next(batches, None)
   has_batch = {'first': np.array(current is not None, np.int64)}

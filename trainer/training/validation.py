@@ -1,12 +1,10 @@
-"""Scores data.valid and data.test, and the passes ahead of their training, and reports it."""
+"""Evaluates data.valid, data.test and each pass before its training, and reports the metrics."""
 
 import time
 from collections.abc import Sequence
 
 from absl import logging
 
-from trainer import config
-from trainer.comm.communicator import Communicator
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import JsonObject
@@ -18,36 +16,19 @@ from trainer.training.importance import MOST_SAMPLES, slot_importance
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import RunState
-from trainer.training.step import Step
 
 
 class Validation:
-  """Scores passes while a run trains; every process calls each method.
-
-  Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
-    step: the model and its rows.
-    state: the place in the data.
-    inputs: gives each process its share of the passes.
-    log: is told the metrics.
+  """Evaluates passes while a run trains; every process calls each method.
 
   Attributes:
-    trained_auc: of the pass that was trained on last; None: none was, or it has no AUC.
+    trained_auc: the AUC of the last trained pass; None if there is none.
   """
 
   trained_auc: float | None = None
 
-  def __init__(
-    self,
-    cfg: config.Config,
-    communicator: Communicator,
-    step: Step,
-    state: RunState,
-    inputs: Inputs,
-    log: RunLog,
-  ):
-    self._cfg, self._communicator, self._step = cfg, communicator, step
+  def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
+    self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._state, self._inputs, self._log = state, inputs, log
     self._evaluation = evaluation_of(inputs)
     self._passes: dict[str, list[PreparedPass]] = {}
@@ -59,7 +40,7 @@ class Validation:
       self._passes[split] = self._inputs.prepared(listed, split)
 
   def judge(self, prepared: PreparedPass, name: str) -> None:
-    """Scores a pass that is trained on next, and withholds exports after it if it is odd."""
+    """Evaluates the pass to train on next; withholds exports after it if export.gate fails."""
     values, rule = self._evaluate([prepared], 'next', name), self._cfg.export.gate
     if rule and self._step.steps:
       progress = self._state.progress
@@ -69,16 +50,16 @@ class Validation:
         self._log.show(f'no export after {name}: {reason}', keep=True)
 
   def end_day(self, day: int) -> None:
-    """Scores both splits at the end of a day of a stream."""
+    """Evaluates both splits at the end of a day of a stream."""
     for split, prepared in self._passes.items():
       if prepared:
         self._evaluate(prepared, split, day=day)
 
   def end_epoch(self) -> JsonObject:
-    """Scores data.valid if passes were trained on since; follows train.plateau.
+    """Evaluates data.valid if passes were trained on since the last time; follows train.plateau.
 
     Returns:
-      The metrics; empty where nothing was scored.
+      The metrics; empty if nothing was evaluated.
     """
     progress, values = self._state.progress, {}
     if self._passes['valid'] and progress.unvalidated:
@@ -92,10 +73,10 @@ class Validation:
     return values
 
   def finish(self) -> JsonObject:
-    """Scores data.test with the best model of the run, and tells how much each slot carries.
+    """Evaluates data.test with the best model of the run, and measures the slots' importance.
 
     Returns:
-      The metrics of data.test; empty where there is none.
+      The metrics of data.test; empty if there is none.
     """
     valid, test, values = self._passes['valid'], self._passes['test'], {}
     if test:
@@ -115,13 +96,12 @@ class Validation:
     name: str | None = None,
     day: int | None = None,
   ) -> JsonObject:
-    """Scores passes and reports their metrics.
+    """Evaluates passes and reports their metrics.
 
     Args:
-      prepared: the passes.
       split: next, valid or test.
-      name: of the pass in the event; None: theirs.
-      day: in the event; None: the open one.
+      name: the name of the pass in the event; None: their own names.
+      day: the day in the event; None: the open one.
     """
     progress, steps = self._state.progress, self._step.steps
     shown = name or (prepared[0].name if len(prepared) == 1 else f'{len(prepared)} passes')
