@@ -13,6 +13,9 @@ takes one step; embedding/exchange.py reads and updates rows, model/builder.py m
 when they are first used.
 """
 
+import os
+import signal
+import sys
 from typing import Any
 
 _PLACES = dict.fromkeys(('fit', 'load', 'Run'), 'trainer.api') | {
@@ -27,3 +30,15 @@ def __getattr__(name: str) -> Any:
   if name not in _PLACES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def _is_a_command() -> bool:
+  """Whether this process is one of the commands, which imports this package first."""
+  name = os.path.basename(sys.argv[0]) if sys.argv else ''
+  as_module = name == '-m' and any(a.startswith('trainer.') for a in sys.orig_argv)
+  return as_module or name.startswith('ctr-')
+
+
+# Ctrl-C while a command imports its modules ends it without a trace; later it is an exception.
+if _is_a_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+  signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -56,8 +56,8 @@ class Output(io.TextIOWrapper):
   other failure, such as a full disk, ends it with one line and status 2.
 
   Attributes:
-    is_needed: whether the command ends. A job that trains goes on without standard output, and
-      every command goes on without stderr.
+    is_needed: whether the command ends. A job that trains and a server go on without standard
+      output, and every command goes on without stderr.
     replaced: the stream that wrote to the same buffer before.
   """
 
@@ -84,8 +84,8 @@ class Output(io.TextIOWrapper):
       return
     if self.is_needed and isinstance(error, BrokenPipeError):
       sys.exit(SIGNALLED + signal.SIGPIPE)
-    what = 'error' if self.is_needed else 'the training goes on'
-    sys.stderr.write(f'{what}: cannot write to standard output: {error.strerror}\n')
+    what, then = ('error', '') if self.is_needed else ('warning', '; the work goes on')
+    sys.stderr.write(f'{what}: cannot write to standard output: {error.strerror}{then}\n')
     if self.is_needed:
       sys.exit(2)
 
@@ -97,12 +97,12 @@ def need_no_output() -> None:
 
 
 def _open_standard_streams() -> None:
-  """Replaces standard output and error by `Output`; closed ones lead to /dev/null."""
-  while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+  """Replaces standard output and error by `Output`; writing to a closed one fails."""
+  while (opened := os.open(os.devnull, os.O_RDONLY)) <= 2:
     pass  # else the next file that is opened would take its number, and its output
   os.close(opened)
-  for name in ('stdout', 'stderr'):
-    stream = getattr(sys, name) or open(os.devnull, 'w', encoding='utf-8')
+  for number, name in enumerate(('stdout', 'stderr'), 1):
+    stream = getattr(sys, name) or open(number, 'w', encoding='utf-8')
     if isinstance(stream, io.TextIOWrapper):
       # Its encoding may lack a letter of a file's name.
       of = stream.encoding, 'backslashreplace', None, stream.line_buffering, stream.write_through
@@ -189,6 +189,8 @@ def entry(main: Callable[..., int | None]) -> None:
     main: the command. If it has a parameter, it gets the list of arguments that are no flags; if
       not, such arguments are refused.
   """
+  if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while trainer/__init__.py imports
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   _open_standard_streams()
   logging.get_absl_handler().setFormatter(LogLines())
   takes_arguments = bool(inspect.signature(main).parameters)

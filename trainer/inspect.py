@@ -6,11 +6,17 @@ share the work of --importance.
 """
 
 import json
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from trainer import api, command_line, runtime
-from trainer.errors import UserError
+from trainer.errors import DataLoss, UserError
+
+if TYPE_CHECKING:
+  import pandas as pd
+
+  from trainer.reporting.inspection import Inspection
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 CHECKPOINT = flags.DEFINE_enum(
@@ -31,36 +37,16 @@ _ATTEMPTS = 3
 
 @command_line.command
 def main() -> None:
-  import pandas as pd
-
-  from trainer.reporting.inspection import Inspection
   from trainer.reporting.live_line import WIDTH
 
-  inspection = Inspection(RUN_DIR.value, CHECKPOINT.value)
-  if FEATURE.value is not None:
-    slot, sign, text = FEATURE.value.partition('=')
-    if not sign:
-      raise UserError(f"--feature: found '{FEATURE.value}'; wanted SLOT=TEXT")
-    found = {'feature': pd.DataFrame([inspection.feature(slot, text)])}
-  elif AGAINST.value is not None:
-    found = {'against': inspection.against(Inspection(AGAINST.value, CHECKPOINT.value))}
-  elif IMPORTANCE.value:
-    from trainer.training.finished_run import open_run
-    from trainer.training.importance import importance_table
-
-    with open_run(RUN_DIR.value, (), CHECKPOINT.value, runtime.launched()) as run:
-      prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
-      found = {'importance': importance_table(run.inputs, prepared)}
-  else:
-    for attempts_left in reversed(range(_ATTEMPTS)):
-      try:
-        found = {'layers': inspection.layers(), 'slots': inspection.slots()}
-        found |= {} if (made := inspection.made()).empty else {'made': made}
-        break
-      except FileNotFoundError:  # a trainer has removed this checkpoint: there is a newer one
-        if not attempts_left:
-          raise
-        inspection = Inspection(RUN_DIR.value, CHECKPOINT.value)
+  for attempts_left in reversed(range(_ATTEMPTS)):
+    try:
+      inspection, found = _look()
+      break
+    except (FileNotFoundError, DataLoss):
+      if not attempts_left:
+        raise
+      # A trainer at work has removed this checkpoint: there is a newer one.
   if runtime.rank() > 0:
     return
   if JSON.value:
@@ -74,6 +60,31 @@ def main() -> None:
     table = table.T if name == 'feature' else table
     text = table.to_string(float_format=lambda x: f'{x:,.4g}', line_width=WIDTH)
     print(f'\n{name}\n{text}')
+
+
+def _look() -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
+  """Returns the newest checkpoint, and the tables by name that are asked for."""
+  import pandas as pd
+
+  from trainer.reporting.inspection import Inspection
+
+  inspection = Inspection(RUN_DIR.value, CHECKPOINT.value)
+  if FEATURE.value is not None:
+    slot, sign, text = FEATURE.value.partition('=')
+    if not sign:
+      raise UserError(f"--feature: found '{FEATURE.value}'; wanted SLOT=TEXT")
+    return inspection, {'feature': pd.DataFrame([inspection.feature(slot, text)])}
+  if AGAINST.value is not None:
+    return inspection, {'against': inspection.against(Inspection(AGAINST.value, CHECKPOINT.value))}
+  if IMPORTANCE.value:
+    from trainer.training.finished_run import open_run
+    from trainer.training.importance import importance_table
+
+    with open_run(RUN_DIR.value, (), CHECKPOINT.value, runtime.launched()) as run:
+      prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
+      return inspection, {'importance': importance_table(run.inputs, prepared)}
+  found = {'layers': inspection.layers(), 'slots': inspection.slots()}
+  return inspection, found | ({} if (made := inspection.made()).empty else {'made': made})
 
 
 if __name__ == '__main__':

@@ -69,8 +69,11 @@ def launched() -> Runtime:
         'wanted horovodrun, as in horovodrun -np 2 python -m trainer.run …'
       )
   size = _number('HOROVOD_SIZE', '1', least=1)
+  rank = _number('HOROVOD_RANK', '' if size > 1 else '0', most=size - 1)
   if size == 1:
     return Runtime()
+  local_size = _number('HOROVOD_LOCAL_SIZE', least=1)
+  local_rank = _number('HOROVOD_LOCAL_RANK', most=local_size - 1)
   address = os.environ.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')
   port = _number('HOROVOD_GLOO_RENDEZVOUS_PORT', least=1, most=65535)
   if not _HOST.fullmatch(address):
@@ -78,12 +81,11 @@ def launched() -> Runtime:
       f"environment variable HOROVOD_GLOO_RENDEZVOUS_ADDR: found '{address[:40]}'; wanted the host "
       'of horovodrun, which sets it'
     )
-  local_size = _number('HOROVOD_LOCAL_SIZE', least=1)
   one_machine = local_size == size
   return Runtime(
-    _number('HOROVOD_RANK', most=size - 1),
+    rank,
     size,
-    _number('HOROVOD_LOCAL_RANK', most=local_size - 1),
+    local_rank,
     local_size,
     None if one_machine else _address_of(os.environ.get('HOROVOD_GLOO_IFACE', '')),
     f'http://[{address}]:{port}' if ':' in address else f'http://{address}:{port}',

@@ -64,6 +64,7 @@ def main() -> int:
     raise UserError(
       f"the package '{e.name}' is not installed; wanted pip install 'ctr-trainer[serve]'"
     ) from None
+  command_line.need_no_output()
   runtime.start_serving()
   _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(

@@ -2,6 +2,9 @@
 
 import json
 import pathlib
+import shutil
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -96,6 +99,30 @@ class InspectionTest(tf.test.TestCase):
     self.assertEqual(table[['only_here', 'only_there']].to_numpy().sum(), 0)
     self.assertEqual(table['in_both'].sum(), sum(len(c['key']) for c in self.rows))
     self.assertAllEqual(table['mean_change_of_linear'], np.zeros(3))
+
+  def test_a_trainer_that_removes_the_checkpoint_which_is_read(self):
+    """It is removed while its rows are read; the one that is left is taken."""
+    run = shutil.copytree(self.run_dir, pathlib.Path(tempfile.mkdtemp()) / 'run')
+    kept = Inspection(str(run)).path
+    removed = run / 'checkpoints' / 'ckpt-999999999'
+    race = f"""
+import shutil
+from trainer import inspect
+from trainer.storage import checkpoint
+read_rows = checkpoint.read_rows
+def racing(path, *rest):
+  shutil.rmtree({str(removed)!r}, ignore_errors=True)
+  return read_rows(path, *rest)
+checkpoint.read_rows = racing
+inspect.main()
+"""
+    for arguments in ([], ['--feature=strong=7']):
+      shutil.copytree(kept, removed)
+      command = [sys.executable, '-c', race, f'--run_dir={run}', *arguments]
+      done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      self.assertStartsWith(done.stdout, f'checkpoint {kept}, step')
+      self.assertFalse(removed.exists())
 
   def test_importance_follows_the_clicks(self):
     (event,) = [e for e in self.events if e['event'] == 'importance']

@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,18 @@ class OutputTest(tf.test.TestCase):
     self.assertEqual(told, 'error: cannot write to standard output: No space left on device\n')
     job = start(['trainer.run', '--help'], preexec_fn=lambda: os.closerange(0, 2))
     _, told = job.communicate(timeout=60)
-    self.assertEqual((job.returncode, told), (0, ''))
+    self.assertEqual(job.returncode, 2)
+    self.assertEqual(told, 'error: cannot write to standard output: Bad file descriptor\n')
+
+  def test_ctrl_c_while_a_command_imports(self):
+    """It leaves no trace; a module that sends the signal stands for whatever is imported."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    module = 'import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n'
+    (folder / 'yaml.py').write_text(module)
+    environment = os.environ | {'PYTHONPATH': str(folder)}
+    job = start(['trainer.predict', '--run_dir=run'], stdout=subprocess.PIPE, env=environment)
+    out, told = job.communicate(timeout=60)
+    self.assertEqual((job.returncode, out, told), (-signal.SIGINT, '', ''))
 
   def test_a_port_that_no_host_has(self):
     job = start(['trainer.serve', 'exports', '--port', '99999'], stdout=subprocess.DEVNULL)

@@ -105,6 +105,10 @@ class LaunchedTest(tf.test.TestCase):
         UserError, f"variable {name}: found '{text[:40]}'; wanted a whole"
       ):
         self.launched(**{name: text})
+    nothing_else = dict.fromkeys(set(LAUNCHED) - {'HOROVOD_RANK', 'HOROVOD_SIZE'})
+    for size in (None, '2'):
+      with self.assertRaisesRegex(UserError, "variable HOROVOD_RANK: found 'x'"):
+        self.launched(**nothing_else, HOROVOD_SIZE=size, HOROVOD_RANK='x')
     with mock.patch.dict(os.environ, HOROVOD_RANK='x'):
       self.assertEqual(runtime.rank(), 0, 'somebody must say so')
     with self.assertRaisesRegex(UserError, 'OMPI_COMM_WORLD_SIZE: found 4.*wanted horovodrun'):

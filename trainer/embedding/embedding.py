@@ -8,7 +8,7 @@ import tensorflow as tf
 from ops import pooling, row_optimizers, row_store
 from ops.dedupe import Deduped, dedupe
 from ops.library import TensorLike
-from trainer.config import Config, Table
+from trainer.config import Config
 from trainer.data.features import SlotBatch, transform_counts, transform_dense
 from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 
@@ -16,6 +16,28 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_
 def _size(batch: SlotBatch) -> tf.Tensor:
   """Returns the number of samples, candidates included."""
   return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
+
+
+def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec]:
+  """Returns the layout of each table's rows; `needs` as of `Embedding`."""
+  specs = []
+  for name, table in cfg.sparse.tables.items():
+    parts = []
+    if 'factors' in needs or 'totals' in needs:
+      parts.append(row_store.FactorPart('plain', table.width))
+    if 'field_factors' in needs:
+      parts.append(row_store.FactorPart('field', table.width * len(cfg.slots)))
+    specs.append(
+      row_store.TableSpec(
+        name=name,
+        parts=tuple(parts),
+        init_scale=table.init_scale,
+        linear=table.linear.kind,
+        factors=table.factors.kind,
+        dtype=table.dtype,
+      )
+    )
+  return specs
 
 
 class Embedding:
@@ -46,7 +68,7 @@ class Embedding:
     self.slot_table = [-1] * (max(ids.values()) + 1)
     for s in slots:
       self.slot_table[ids[s.name]] = names.index(s.table)
-    self.tables = [self._table_spec(name, table) for name, table in cfg.sparse.tables.items()]
+    self.tables = table_specs(cfg, needs)
     self._layout = pooling.PoolLayout(
       slot_table=tuple(names.index(s.table) for s in slots),
       parts=tuple(t.parts for t in self.tables),
@@ -75,21 +97,6 @@ class Embedding:
       dtype=tf.float32,
       trainable=False,
       name='dense_stats',
-    )
-
-  def _table_spec(self, name: str, table: Table) -> row_store.TableSpec:
-    parts = []
-    if self._reads_slots or self._reads_totals:
-      parts.append(row_store.FactorPart('plain', table.width))
-    if self._reads_field:
-      parts.append(row_store.FactorPart('field', table.width * self.num_slots))
-    return row_store.TableSpec(
-      name=name,
-      parts=tuple(parts),
-      init_scale=table.init_scale,
-      linear=table.linear.kind,
-      factors=table.factors.kind,
-      dtype=table.dtype,
     )
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:

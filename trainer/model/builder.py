@@ -104,7 +104,7 @@ class CTRModel(tf.keras.Model):
     return {'probability': self.probability(logits)}
 
 
-def _layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
+def layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
   """Returns the class of a built-in kind, or a user's class by its dotted path.
 
   Raises:
@@ -167,7 +167,7 @@ def _make_layer(
   Raises:
     UserError: if the layer does not take an argument, or its constructor fails.
   """
-  layer = _layer_class(interaction.kind, where)
+  layer = layer_class(interaction.kind, where)
   parameters, takes_any = constructor_parameters(layer)
   own = [n for n in parameters if n not in ('self', *PASSED)]
   for argument in interaction.args:

@@ -15,7 +15,7 @@ from trainer import config, files
 from trainer.data.features import hash_keys
 from trainer.data.schema import briefly
 from trainer.data.texts import texts_of
-from trainer.embedding.embedding import Embedding
+from trainer.embedding.embedding import table_specs
 from trainer.embedding.slot_statistics import SlotStatistics
 from trainer.errors import UserError, nearest
 from trainer.model.builder import build
@@ -62,7 +62,7 @@ class Inspection:
 
   def _widths(self) -> dict[str, int]:
     """Returns the number of factors of a row, by table."""
-    tables = Embedding(self.cfg, build(self.cfg).needs).tables
+    tables = table_specs(self.cfg, build(self.cfg).needs)
     return {table.name: table.width for table in tables}
 
   def layers(self) -> pd.DataFrame:

@@ -43,7 +43,7 @@ from trainer.errors import DataLoss, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.kept_texts import KeptTexts
 
-FORMAT = 2
+FORMAT = 3
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 

@@ -60,9 +60,9 @@ def open_run(
     overrides: strings `a.b=value`.
     checkpoint: best (by validation; the last if there was none) or last.
     here: the place of this process among the ranks that share the work; by default it is alone.
-    only_trained: whether to refuse layers that no step has trained, rather than to warn of them.
+    only_trained: whether to refuse a model that no step has trained, rather than to warn of it.
   Raises:
-    UserError: if there is no checkpoint, or for `only_trained` if a layer is untrained.
+    UserError: if there is no checkpoint, or for `only_trained` if the model is untrained.
   """
   cfg = config.load_of_run(run_dir, overrides)
   with contextlib.ExitStack() as stack:
@@ -103,7 +103,8 @@ def _restore(state: RunState, best: bool) -> bool:
   """Restores the best state, if asked, or the last; returns whether there was one."""
   for attempt in range(_RESTORE_ATTEMPTS):
     try:
-      return (best and state.restore(best=True)) or state.restore()
+      # The best state may be of the model of an earlier config.
+      return (best and state.restore(best=True) and not state.untrained) or state.restore()
     except UserError:
       if attempt + 1 == _RESTORE_ATTEMPTS:
         raise

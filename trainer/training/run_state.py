@@ -74,10 +74,8 @@ class Progress:
   gate_reference: JsonObject | None = None  # what the next pass is compared with
   bins: JsonObject = dataclasses.field(default_factory=dict)  # of numbers (trainer.training.drift)
   first_step: int = 0  # steps of --init_from, which train.schedule does not count
-  fresh: list[str] = dataclasses.field(
-    default_factory=list
-  )  # layers and variables that were new at fresh_at
-  fresh_at: int = 0  # the step at which they were added
+  # What the weights were trained as (trainer.training.warm_start.parts).
+  trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
 
 
@@ -108,6 +106,7 @@ class RunState:
     self.last_save = time.monotonic()
     self._saved = Progress()
     self._path = ''  # the path of the checkpoint that was written or read last
+    self._parts = warm_start.parts(cfg)
 
   @property
   def is_saved(self) -> bool:
@@ -117,20 +116,28 @@ class RunState:
 
   @property
   def untrained(self) -> list[str]:
-    """The layers that are new, or have new variables, and that no step has trained since."""
-    fresh = self.progress.fresh if self._step.steps == self.progress.fresh_at else []
-    return sorted({name.partition('/')[0] for name in fresh})
+    """How the config's model differs from that which was trained; empty once a step trains it."""
+    is_trained = self._step.steps != self.progress.step
+    return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
   def untrained_told(self) -> str | None:
-    """Says which layers no step has trained, and what to do; None if all are trained."""
+    """Says how the model differs from that which was trained, and what to do; None if it is it."""
     if not self.untrained:
       return None
     return (
-      f'run_dir {self._cfg.run_dir}: its config adds or extends '
-      f'{", ".join(f"layer {name}" for name in self.untrained)}, and no step has trained that yet; '
-      'wanted more training (raise train.epochs or add passes to data.train), or a start with the '
-      'config without it'
+      f'run_dir {self._cfg.run_dir}: no step has trained the model of its config: '
+      f'{"; ".join(self.untrained)}; wanted more training (raise train.epochs or add passes to '
+      'data.train), or a start with the settings that were trained'
     )
+
+  def note_model(self) -> None:
+    """Notes what the weights are trained as. The best state of another model counts no more."""
+    progress, now = self.progress, self._parts
+    if self._step.steps == progress.step:
+      # Another model leaves out weights, so that also its own can no longer be called trained.
+      progress.trained = {k: v if v == now.get(k) else None for k, v in progress.trained.items()}
+    elif progress.trained != now:
+      progress.trained, progress.best, progress.best_step, progress.stalls = now, None, None, 0
 
   def save(self, metrics_position: int) -> None:
     """Writes a checkpoint of everything; every process calls it.
@@ -140,6 +147,7 @@ class RunState:
     Args:
       metrics_position: bytes of metrics.jsonl that belong to it; only process 0's counts.
     """
+    self.note_model()
     self.progress.step = self._step.steps
     self.progress.metrics_position = self._communicator.broadcast(metrics_position)
     # Between passes there are none, because each pass begins with empty sums.
@@ -205,8 +213,7 @@ class RunState:
     taken = self._path
     self._step.dense.metrics.reset()
     steps = self._step.steps
-    fresh = self.progress.fresh if self.untrained else []
-    self.progress = Progress(step=steps, first_step=steps, fresh=fresh, fresh_at=steps)
+    self.progress = Progress(step=steps, first_step=steps, trained=self.progress.trained)
     self.ledger, self._path = Ledger(), ''
     self._set_rates()
     return taken
@@ -240,14 +247,7 @@ class RunState:
     self._saved = dataclasses.replace(self.progress)
     self.taken = []
     if warm_start.is_needed(before, cfg):
-      fresh = self._step.dense_state()
-      trainable = {v.name for v in self._step.dense.model.trainable_variables}
-      is_still = self.progress.fresh_at == self.progress.step
-      self.progress.fresh = warm_start.untrained(
-        before, cfg, dense, fresh, trainable, self.progress.fresh if is_still else ()
-      )
-      self.progress.fresh_at = self.progress.step
-      dense, self.taken = warm_start.dense(before, cfg, dense, fresh)
+      dense, self.taken = warm_start.dense(before, cfg, dense, self._step.dense_state())
     # The place within a pass is kept, rounded down to a batch.
     self.progress.batch = self.progress.batch * before.train.batch_size // cfg.train.batch_size
     self._step.load_dense_state(dense)

@@ -64,6 +64,7 @@ class Validation:
     progress, values = self._state.progress, {}
     if self._passes['valid'] and progress.unvalidated:
       values = self._evaluate(self._passes['valid'], 'valid')
+      self._state.note_model()
       rate = progress.rate
       for line in plateau.follow(self._cfg, progress, values, self._step.steps):
         self._log.show(line, keep=True)

@@ -8,8 +8,10 @@ optimizer state starts fresh. Rows of a table that is now in bfloat16 are rounde
 """
 
 import collections
+import itertools
+import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ from ops.row_kinds import HYPERPARAMETERS
 from ops.sharding import shard_of, shards_of
 from trainer import config
 from trainer.data.features import HASH_BITS
+from trainer.embedding.embedding import table_specs
+from trainer.model.builder import PASSED, constructor_parameters, layer_class
 from trainer.plain_data import JsonObject
 
 # Keys that may change beside those of run_state.MAY_CHANGE: how the model learns, the lifecycle of
@@ -64,11 +68,12 @@ def _has_ffm(*configs: config.Config) -> bool:
   return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
 
 
-def _layouts(cfg: config.Config) -> dict[str, tuple[int, str, str, str]]:
-  """Returns by table what the layout of rows depends on: width, row optimizers and dtype."""
-  return {
-    n: (t.width, t.linear.kind, t.factors.kind, t.dtype) for n, t in cfg.sparse.tables.items()
-  }
+def _layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
+  """Returns the layout of rows by table."""
+  layers = [layer_class(one.kind, key) for key, one in cfg.model.all_interactions().items()]
+  needs = {need for layer in layers for need in layer.needs}
+  specs = table_specs(cfg, needs if cfg.model.retrieval is None else {'factors'})
+  return {spec.name: spec for spec in specs}
 
 
 def _slots(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
@@ -106,7 +111,7 @@ def rows(
     tables.setdefault(slot.table, set()).add(old_ids[slot.name])
     if made.get(slot.name, ...) == slot.made:
       new_id[old_ids[slot.name]] = new_ids[slot.name]
-  own = shards_of(rank, size)
+  own, before, now = shards_of(rank, size), _layouts(old), _layouts(new)
 
   def changed(given: Iterator[chunks.Chunk]) -> Iterator[chunks.Chunk]:
     for chunk in given:
@@ -117,49 +122,64 @@ def rows(
       kept = (to >= 0) & (shard >= own.start) & (shard < own.stop)
       changed_chunk = chunks.select(chunk, kept, tables)
       changed_chunk['key'], changed_chunk['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
-      if _layouts(old) != _layouts(new):
-        _lay_out(changed_chunk, old, new)
+      if before != now:
+        _lay_out(changed_chunk, before, now, new)
       yield changed_chunk
 
   return changed
 
 
-def _lay_out(chunk: dict[str, np.ndarray], old: config.Config, new: config.Config) -> None:
+def _lay_out(
+  chunk: dict[str, np.ndarray],
+  before: Mapping[str, row_store.TableSpec],
+  now: Mapping[str, row_store.TableSpec],
+  new: config.Config,
+) -> None:
   """Changes rows to the layout of the new config's tables.
 
   Args:
     chunk: columns as of ops.row_store.RowStore, with the new keys and slots; changed in place.
-    old: the config that the rows were written with.
+    before: the layouts that the rows were written in.
+    now: the layouts of the new config's tables.
     new: the config that the run continues with.
   """
-  before, now = _layouts(old), _layouts(new)
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
   linear = chunk['linear']
-  width = 1 + max(row_optimizers.state_floats(kind, 1) for _, kind, _, _ in now.values())
+  width = 1 + max(row_optimizers.state_floats(spec.linear, 1) for spec in now.values())
   chunk['linear'] = np.zeros([len(linear), width], np.float32)
-  for i, (name, (width, kind, factors_kind, dtype)) in enumerate(now.items()):
+  for i, (name, spec) in enumerate(now.items()):
+    was = before.get(name, row_store.TableSpec(name, (), linear='', factors=''))
     slots = [ids[slot.name] for slot in new.data.slots if slot.table == name]
     here = np.isin(chunk['slot'], slots)
-    old_width, old_kind, old_factors_kind, old_dtype = before.get(name, (0, '', '', ''))
-    if kind == old_kind:
-      rows = linear[here, : 1 + row_optimizers.state_floats(kind, 1)]
+    if spec.linear == was.linear:
+      rows = linear[here, : 1 + row_optimizers.state_floats(spec.linear, 1)]
     else:
-      rows = row_optimizers.row_init(linear[here, :1], hyper[i, 0], kind).numpy()
+      rows = row_optimizers.row_init(linear[here, :1], hyper[i, 0], spec.linear).numpy()
     chunk['linear'][here, : rows.shape[1]] = rows
     column, keys = f'factors_{name}', chunk['key'][here & chunk['admitted']]
-    fits = (width, factors_kind) == (old_width, old_factors_kind) or _has_ffm(new)
-    if fits and dtype == old_dtype:
+    fits = (spec.parts, spec.factors) == (was.parts, was.factors)
+    if fits and spec.dtype == was.dtype:
       continue
-    rows = row_store.to_float32(chunk[column]) if old_width else None
+    rows = row_store.to_float32(chunk.pop(column)) if was.width else None
+    if not spec.width:
+      continue
     if not fits:
-      table, kept = new.sparse.tables[name], min(width, old_width)
-      initial = row_store.initial_factors(keys, new.seed, width, scale=table.init_scale)
-      weights = initial.numpy()
-      if kept:
-        weights[:, :kept] = rows[:, :kept]
-      rows = row_optimizers.row_init(weights, hyper[i, 1], factors_kind).numpy()
-    chunk[column] = row_store.to_bfloat16(rows) if dtype == 'bfloat16' else rows
+      initial = row_store.initial_factors(keys, new.seed, spec.width, scale=spec.init_scale)
+      weights, old_places = initial.numpy(), _places_of_parts(was)
+      for part, to in _places_of_parts(spec).items():
+        of = old_places.get(part, range(0))
+        kept = min(len(of), len(to))
+        if kept:
+          weights[:, to.start : to.start + kept] = rows[:, of.start : of.start + kept]
+      rows = row_optimizers.row_init(weights, hyper[i, 1], spec.factors).numpy()
+    chunk[column] = row_store.to_bfloat16(rows) if spec.dtype == 'bfloat16' else rows
+
+
+def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
+  """Returns the columns of each part of a table's factors."""
+  ends = list(itertools.accumulate(part.width for part in spec.parts))
+  return {p.kind: range(end - p.width, end) for p, end in zip(spec.parts, ends)}
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -253,42 +273,50 @@ def dense(
   return state, slots + _tables(old, new) + table
 
 
-def untrained(
-  old: config.Config,
-  new: config.Config,
-  saved: Mapping[str, np.ndarray],
-  fresh: Mapping[str, np.ndarray],
-  trainable: Collection[str],
-  before: Collection[str],
-) -> list[str]:
-  """Returns the layers and variables of the new model that no step has trained.
+def parts(cfg: config.Config) -> dict[str, JsonObject]:
+  """Returns what a model's weights are trained as: slots, tables and layers, with their settings.
 
-  They are named as 'dnn 0' and 'dnn 0/kernel_0:0'.
+  Two models with the same parts predict the same from the same weights.
+  """
+  found = {f'data.slots: {s.name}': {'pooling': p} for s, p in zip(cfg.slots, cfg.poolings())}
+  for name, spec in _layouts(cfg).items():
+    if spec.width:
+      found[f'sparse.tables: {name}'] = {'width': cfg.sparse.tables[name].width}
+  counts: collections.Counter[str] = collections.Counter()
+  for key, one in cfg.model.all_interactions().items():
+    taken, _ = constructor_parameters(layer_class(one.kind, key))
+    usual = {n: p.default for n, p in taken.items() if p.default is not p.empty}
+    args = {n: v for n, v in (usual | one.args).items() if n not in ('dropout', *PASSED)}
+    # As it is read back: lists for tuples, and something plain for what JSON does not have.
+    args = json.loads(json.dumps(args, default=lambda value: type(value).__name__))
+    found[f'model.interactions: {one.kind} {counts[one.kind]}'] = args
+    counts[one.kind] += 1
+  return found
+
+
+def differences(
+  trained: Mapping[str, JsonObject | None], now: Mapping[str, JsonObject]
+) -> list[str]:
+  """Says how a model differs from that which was trained.
 
   Args:
-    old, new, saved, fresh: as for `dense`.
-    trainable: the names of the new model's trainable variables.
-    before: the untrained layers and variables of the old model.
+    trained: its `parts`, of which None are trained no more; empty if nothing was trained yet.
+    now: the parts of the model.
   """
-  was = _by_layer(saved)
-  # Variables that are not trainable belong to the optimizer.
-  wanted = {s: n for s, n in _by_layer(fresh).items() if n.partition('/')[2] in trainable}
-  new_variables = set()
-  for stable, name in wanted.items():
-    shape, old_shape = fresh[name].shape, saved[was[stable]].shape if stable in was else ()
-    if stable not in was or len(shape) != len(old_shape) or np.greater(shape, old_shape).any():
-      new_variables.add(stable)
-  # Layers without variables, such as fm, appear only in the config.
-  had, has = (_layers(cfg) for cfg in (old, new))
-  # A variable that shrinks back to its old size keeps what was trained before it grew.
-  same = {s for s, name in wanted.items() if s in was and saved[was[s]].shape == fresh[name].shape}
-  return sorted(new_variables | has - had | set(before) & (same | has))
-
-
-def _layers(cfg: config.Config) -> set[str]:
-  """Returns the layers of a config, with the names of `_by_layer`."""
-  counts = collections.Counter(layer.kind for layer in cfg.model.all_interactions().values())
-  return {f'{kind} {i}' for kind, n in counts.items() for i in range(n)}
+  told = []
+  for part in sorted(trained.keys() | now.keys()) if trained else ():
+    was, wanted = trained.get(part), now.get(part)
+    if wanted is None:
+      told.append(f'{part}, which was trained, is gone')
+    elif was is None:
+      told.append(f'{part} is new')
+    else:
+      told += [
+        f'{part}: {key} was trained as {was.get(key)!r}, the config has {wanted.get(key)!r}'
+        for key in dict.fromkeys((*was, *wanted))
+        if was.get(key) != wanted.get(key)
+      ]
+  return told
 
 
 def _tables(old: config.Config, new: config.Config) -> list[Taken]:
@@ -296,12 +324,17 @@ def _tables(old: config.Config, new: config.Config) -> list[Taken]:
   before, taken = _layouts(old), []
   for name, now in _layouts(new).items():
     was = before.get(name, now)
-    if was[0] != now[0]:
-      taken.append(Taken(f'table {name}, width {was[0]} to {now[0]}', 'partly'))
-    for part, a, b in zip(('linear', 'factors'), was[1:3], now[1:3]):
+    widths = [{p.kind: p.width for p in spec.parts} for spec in (was, now)]
+    for part in dict.fromkeys((*widths[0], *widths[1])):
+      a, b = (w.get(part) for w in widths)
+      if a is None or b is None:
+        taken.append(Taken(f'table {name}, {part} factors', 'dropped' if b is None else 'fresh'))
+      elif a != b:
+        taken.append(Taken(f'table {name}, width {a} to {b}', 'partly'))
+    for part, a, b in (('linear', was.linear, now.linear), ('factors', was.factors, now.factors)):
       if a != b:
         taken.append(Taken(f'table {name}, {part} {a} to {b}', 'weights taken over'))
-    if was[3] != now[3]:
-      fate = 'rounded' if now[3] == 'bfloat16' else 'taken over'
-      taken.append(Taken(f'table {name}, {was[3]} to {now[3]}', fate))
+    if was.dtype != now.dtype:
+      fate = 'rounded' if now.dtype == 'bfloat16' else 'taken over'
+      taken.append(Taken(f'table {name}, {was.dtype} to {now.dtype}', fate))
   return taken
