@@ -199,6 +199,9 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     self.assertNotEqual(whole.path, filtered.path)
     self.assertEqual((whole.rows, whole.left_out.rows), (len(keys), 0))
     self.assertAllClose(self.served(MemoryStore()), self.predicted, atol=1e-6, rtol=0)
+    again = self.export()  # the newest is served, so that the first one is not there any more
+    self.assertNotIn(again.path, (whole.path, filtered.path))
+    self.assertEqual(again.left_out, filtered.left_out)
 
 
 if __name__ == '__main__':

@@ -183,9 +183,12 @@ def _begin(
 ) -> _Plan:
   """Returns the plan; makes the directory unless the export is DONE. Process 0 calls it."""
   done, manifests, links = replay.scan(directory)
-  for export in done:
-    if export.kind == kind and manifests[export.path]['position'] == position:
-      return _Plan(export.path, export.sequence, True, [], False)
+  for export in reversed(done):
+    there = manifests[export.path]['position']
+    if export.kind == kind and there | {'rules': position['rules']} == position:
+      if there == position:
+        return _Plan(export.path, export.sequence, True, [], False)
+      break  # the newest one of this place is by other rules, and is what is served
   sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)
