@@ -135,7 +135,9 @@ class MadeColumnsTest(tf.test.TestCase):
     self.assertAllClose([third['first'], third['last']], shares, atol=1e-5)
     q, p = (np.maximum(s, 0.5 / 400) for s in shares)
     self.assertAllClose(third['psi'], np.sum((p - q) * np.log(p / q)), rtol=1e-4)
-    told = [line for line in logged.output if "slot 'price_bin': its bins are not shared" in line]
+    told = [
+      line for line in logged.output if "slot 'price_bin': its bins are not shared on 3" in line
+    ]
     self.assertLen(told, 1)
     self.assertIn(
       "bins of slot 'price_bin' are not", ' '.join(findings.faults(read_run(run.run_dir)))

@@ -1,14 +1,14 @@
 """Compares how samples share the bins of numbers with how they did on the first day."""
 
-from collections.abc import Mapping
-
 import numpy as np
+from absl import logging
 
 from trainer import config
 from trainer.data.columns import bins
 from trainer.data.features import HASH_BITS, hash_keys
 from trainer.data.prepared import PreparedPass
-from trainer.plain_data import JsonObject
+from trainer.plain_data import Json, JsonObject
+from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress
 
 TOLD = 0.25  # a population stability index above it is usually called a significant change
@@ -38,20 +38,36 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
       break
 
 
-def end_day(progress: Progress) -> JsonObject:
-  """Begins a new day; the first one is what later ones are compared with.
+def end_day(progress: Progress, log: RunLog, warns: bool, **where: Json) -> None:
+  """Begins a new day; compares the one that ends with the first day, and writes an event `drift`.
 
-  Returns:
-    By slot: `psi`, the population stability index Σ (p − q) ln(p / q) over its bins, with p the
-    shares of the day's samples and q those of the first day's, each of them at least half a sample;
-    `first` and `last`, the shares.
+  The event has by slot `psi`, the population stability index Σ (p − q) ln(p / q) over its bins,
+  with p the shares of the day's samples and q those of the first day's, each of them at least half
+  a sample; and `first` and `last`, the shares.
+
+  Args:
+    progress: of the run.
+    log: gets the event.
+    warns: whether to warn of each slot that has drifted.
+    where: the day, or the pass of a log without days.
   """
-  first, today = progress.bins.get('first'), progress.bins.pop('today', {})
-  if first is None:
-    if today:
-      progress.bins['first'] = today
-    return {}
-  return {name: _compared(first[name], counts) for name, counts in today.items() if name in first}
+  today = progress.bins.pop('today', {})
+  first = progress.bins.setdefault('first', today)
+  if first is today:
+    return
+  drifts = {n: _compared(first[n], counts) for n, counts in today.items() if n in first}
+  if drifts:
+    log.write('drift', slots=drifts, **where)
+  for name, of in drifts.items():
+    if warns and of['psi'] > TOLD:
+      logging.warning(
+        "slot '%s': its bins are not shared on %s as on the first day: population stability index "
+        '%.2f, above %g',
+        name,
+        next(iter(where.values())),
+        of['psi'],
+        TOLD,
+      )
 
 
 def _compared(first: list[int], last: list[int]) -> JsonObject:
@@ -61,13 +77,3 @@ def _compared(first: list[int], last: list[int]) -> JsonObject:
   return {'psi': psi} | {
     name: [round(n / max(sum(counts), 1), 6) for n in counts] for name, counts in shares.items()
   }
-
-
-def told(drifts: Mapping[str, JsonObject]) -> list[str]:
-  """Returns a line for each slot that has drifted."""
-  return [
-    f"slot '{name}': its bins are not shared as on the first day: population stability index "
-    f'{of["psi"]:.2f}, above {TOLD}'
-    for name, of in drifts.items()
-    if of['psi'] > TOLD
-  ]

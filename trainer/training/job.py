@@ -16,7 +16,6 @@ from trainer.data.labels import one_class
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
-from trainer.plain_data import Json
 from trainer.reporting import closing
 from trainer.storage.run_lock import RunLock
 from trainer.training import drift
@@ -285,7 +284,7 @@ class Job:
     if progress.epoch == 0:
       drift.count(cfg, progress, prepared)
       if cfg.data.day_pattern is None:
-        self._tell_drift(**{'pass': data_pass.name})
+        drift.end_day(progress, self.log, self._reports, **{'pass': data_pass.name})
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
     self.exporter.end_pass(data_pass.marker)
@@ -365,7 +364,7 @@ class Job:
     """Exports, then decays, evicts and ages features; every process calls it once a day."""
     if not ended.is_empty:
       self.exporter.end_day()
-      self._tell_drift(day=ended.day)
+      drift.end_day(self.progress, self.log, self._reports, day=ended.day)
     by_slot = end_day(self.step.store, self.communicator, self.cfg.own_slot_ids())
     evicted, counts = sum(by_slot.values()), table_counts(self.step.store, self.communicator)
     self.log.write(
@@ -390,13 +389,6 @@ class Job:
         with self.log.events.guarded('report.html'):
           closing.write_report(self.cfg)
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
-
-  def _tell_drift(self, **where: Json) -> None:
-    """Reports how a day, or a pass of a log without days, shares bins of numbers."""
-    if drifts := drift.end_day(self.progress):
-      self.log.write('drift', slots=drifts, **where)
-    for line in drift.told(drifts) if self._reports else ():
-      logging.warning('%s: %s', next(iter(where.values())), line)
 
   def _disk(self) -> dict[str, int]:
     """Returns the bytes that the run of a stream takes of its disk, and those that are free."""
