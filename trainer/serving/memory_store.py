@@ -7,7 +7,7 @@ into a new row store, and the old one is freed with its last view.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -51,15 +51,23 @@ class _RowsOfAChain:
     self._widths = np.array([t.width for t in tables])
     self._counts = bool(cfg.counted_fields())
 
-  def check(self, export: RowExport, rows: Rows) -> None:
-    """Raises DataLoss if rows do not have as many factors as the chain's config says."""
-    wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
-    if wrong.any():
-      i = int(np.argmax(wrong))
-      raise DataLoss(
-        f'{export.path}: key {rows.key[i]}: found {rows.counts[i]} factors in slot id '
-        f"{rows.slot[i]}; wanted the table's width in the chain's config"
-      )
+  def checked(self, export: RowExport) -> Iterator[Rows]:
+    """Yields an export's rows; raises DataLoss if they do not have their table's width."""
+    for rows in export.rows():
+      wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
+      if wrong.any():
+        i = int(np.argmax(wrong))
+        raise DataLoss(
+          f'{export.path}: key {rows.key[i]}: found {rows.counts[i]} factors in slot id '
+          f"{rows.slot[i]}; wanted the table's width in the chain's config"
+        )
+      yield rows
+
+  def change(self, tombstones: np.ndarray, batches: Iterable[Rows]) -> None:
+    """Deletes the rows of some keys, then puts others in place."""
+    self.erase(tombstones)
+    for rows in batches:
+      self.put(rows)
 
   def put(self, rows: Rows) -> None:
     """Adds rows; each replaces an earlier row of its key."""
@@ -137,27 +145,19 @@ class MemoryStore(VersionedStore):
     if exports[0].begins_chain:
       rows = _RowsOfAChain(text)
       for export in exports:
-        rows.erase(export.tombstones())
-        for batch in export.rows():
-          rows.check(export, batch)
-          rows.put(batch)
+        rows.change(export.tombstones(), rows.checked(export))
       self._held = _MemoryView(new, text, dense, rows)
       return
-    view = _MemoryView(new, text, dense, held.row_store)
+    rows = held.row_store
+    view = _MemoryView(new, text, dense, rows)
     # Read and check everything before anything changes.
-    changes = [(export.tombstones(), list(export.rows())) for export in exports]
-    keys = [np.zeros([0], np.int64)]
-    for export, (tombstones, parts) in zip(exports, changes):
-      for batch in parts:
-        view.row_store.check(export, batch)
-      keys += [tombstones, *(batch.key for batch in parts)]
-    keys = np.unique(np.concatenate(keys))
-    held.replaced = _Replaced(keys, view.row_store.pull(keys), view)
+    changes = [(export.tombstones(), list(rows.checked(export))) for export in exports]
+    keys = [[tombstones, *(batch.key for batch in batches)] for tombstones, batches in changes]
+    keys = np.unique(np.concatenate(sum(keys, [])))
+    held.replaced = _Replaced(keys, rows.pull(keys), view)
     try:
-      for tombstones, parts in changes:
-        view.row_store.erase(tombstones)
-        for batch in parts:
-          view.row_store.put(batch)
+      for change in changes:
+        rows.change(*change)
     except BaseException:
       self._held = None  # the rows are of two versions now; only views of the earlier one undo that
       raise
