@@ -159,11 +159,11 @@ def _of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, list[floa
 
 
 def _curve(
-  figure: go.Figure, split: str, x: Sequence[float], y: Sequence[float], hover: str, **style: object
+  figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float], hover: str, **style: object
 ) -> None:
-  line = {'color': COLOURS[split]}
+  style = {'line': {'color': COLOURS.get(name)}} | style
   x, y = list(map(float, x)), list(map(float, y))
-  figure.add_trace(go.Scatter(x=x, y=y, name=split, line=line, hovertemplate=hover, **style))
+  figure.add_trace(go.Scatter(x=x, y=y, name=name, hovertemplate=hover, **style))
 
 
 def deciles(run: RecordedRun) -> go.Figure | None:
@@ -231,23 +231,13 @@ def spread(run: RecordedRun) -> go.Figure | None:
   edges = np.array(table['edges'])
   is_log = edges[-1] / edges[0] > 20
   figure = _figure('prediction', 'share of the samples of its kind')
-  for kind, name, colour in (
-    ('others', 'without a click', SEQUENCE[7]),
-    ('clicks', 'with a click', SEQUENCE[1]),
-  ):
+  kinds = (('others', 'without a click', SEQUENCE[7]), ('clicks', 'with a click', SEQUENCE[1]))
+  for kind, name, colour in kinds:
     counts = np.array(table[kind])
     if counts.sum():
-      figure.add_trace(
-        go.Scatter(
-          x=edges.tolist(),
-          y=[*(counts / counts.sum()).tolist(), 0],
-          name=name,
-          mode='lines',
-          fill='tozeroy',
-          line={'shape': 'hv', 'width': 1, 'color': colour},
-          hovertemplate='%{y:.1%} from %{x:.3~g} on',
-        )
-      )
+      line = {'shape': 'hv', 'width': 1, 'color': colour}
+      shares, hover = [*(counts / counts.sum()), 0], '%{y:.1%} from %{x:.3~g} on'
+      _curve(figure, name, edges, shares, hover, mode='lines', fill='tozeroy', line=line)
   figure.update_yaxes(rangemode='tozero', tickformat='.0%')
   return figure.update_xaxes(type='log' if is_log else 'linear')
 

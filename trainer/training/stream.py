@@ -93,10 +93,8 @@ class Stream:
   data.close_day_after_hours. A pass that arrives after its day has ended is late.
 
   Args:
-    state: the place in the data, and the ledger.
     tell: called on every process for each pass that is not simply trained on, with its name, its
       fate and the reason.
-    clock: returns seconds since 1970.
   """
 
   def __init__(
@@ -324,7 +322,7 @@ class Stream:
       wrong = self._mistakes if self.limit else None
       self._listed = passes(cfg, cfg.data.train, 'data.train', wrong)
     self._listed = [data_pass for data_pass in self._listed if not self._is_settled(data_pass.path)]
-    listed, watched, mistakes = list(self._listed), [], self._mistakes
+    watched, mistakes = [], self._mistakes
     if cfg.data.watch:
       try:
         watched, missing, misnamed = self._look()
@@ -340,15 +338,12 @@ class Stream:
       if self._ledger.of(Pass('', path), epoch) is None:
         name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
         wrong.append(refused_entry(Pass(name, path), epoch, text))
-    paths = {data_pass.path for data_pass in listed}
-    ready = []
-    for data_pass in (
-      *listed,
-      *(data_pass for data_pass in watched if data_pass.path not in paths),
-    ):
-      known = self._ledger.of(data_pass, epoch)
-      if known is None or self._is_new(data_pass, known):
-        ready.append(data_pass)
+    by_path = {data_pass.path: data_pass for data_pass in (*watched, *self._listed)}
+    ready = [
+      data_pass
+      for data_pass in by_path.values()
+      if (known := self._ledger.of(data_pass, epoch)) is None or self._is_new(data_pass, known)
+    ]
     return (in_order(ready) if cfg.data.watch else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
