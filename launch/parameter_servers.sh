@@ -37,6 +37,10 @@ print(json.dumps({'ps': addresses[:servers], 'worker': addresses[servers:]}))
 PY
 )
 
+# The processes run in the caller's directory, as those of the other scripts do.
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+cd "$CALLED_FROM"
+
 # The secret of the job's processes.
 CTR_SECRET_FILE=$(mktemp)
 export CTR_SECRET_FILE

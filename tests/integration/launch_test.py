@@ -38,7 +38,8 @@ if name in os.environ.get('STUBBORN', ''):
 path = os.path.join(os.environ['RECORD'], name)
 with open(path + '.writing', 'w') as f:
   tf_config = json.loads(os.environ['TF_CONFIG'])
-  json.dump({{'tf_config': tf_config, 'argv': sys.argv, 'pid': os.getpid()}}, f)
+  record = {{'tf_config': tf_config, 'argv': sys.argv, 'pid': os.getpid(), 'cwd': os.getcwd()}}
+  json.dump(record, f)
 os.rename(path + '.writing', path)
 sys.stdout.write(f'line of {{name}}\\n')
 sys.stdout.flush()
@@ -380,6 +381,7 @@ class ParameterServersTest(LaunchTestCase):
     records = {n: json.loads((self.folder / n).read_text()) for n in names}
     for name, record in records.items():
       self.assertFalse(_alive(record['pid']), f'{name} was left behind')
+      self.assertEqual(record['cwd'], os.path.realpath(self.folder), "not in the caller's folder")
     return done, records
 
   def test_tf_config(self):
