@@ -32,20 +32,25 @@ _WIDTH = 80  # of the text of --help, in characters
 
 
 class LogLines(standard_logging.Formatter):
-  """Begins what is logged with the time and the level, and wraps it at 100 columns."""
+  """Begins what is logged with the time and the level, and wraps it.
 
-  def __init__(self):
+  Args:
+    width: in characters.
+  """
+
+  def __init__(self, width: int = _LOG_WIDTH):
+    self._width = width
     super().__init__('%(asctime)s %(levelname)s: %(message)s', '%Y-%m-%d %H:%M:%S')
 
   def format(self, record: standard_logging.LogRecord) -> str:
     text, *trace = super().format(record).split('\n')  # the lines of a stack trace stay as they are
-    return '\n'.join([wrapped(text), *trace])
+    return '\n'.join([wrapped(text, self._width), *trace])
 
 
-def wrapped(text: str) -> str:
-  """Returns a text in lines of at most 100 columns; words, such as paths, stay whole."""
+def wrapped(text: str, width: int = _LOG_WIDTH) -> str:
+  """Returns a text in lines of at most so many columns; words, such as paths, stay whole."""
   return textwrap.fill(
-    text, _LOG_WIDTH, subsequent_indent='  ', break_long_words=False, break_on_hyphens=False
+    text, width, subsequent_indent='  ', break_long_words=False, break_on_hyphens=False
   )
 
 

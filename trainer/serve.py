@@ -7,10 +7,11 @@ also /metrics and /healthz. docs/serving.md has examples.
 import os
 import resource
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
-from absl import flags
+from absl import flags, logging
 
 from trainer import command_line, config, runtime
 from trainer.errors import UserError, plain_errors
@@ -65,6 +66,7 @@ def main() -> int:
       f"the package '{e.name}' is not installed; wanted pip install 'ctr-trainer[serve]'"
     ) from None
   command_line.need_no_output()
+  logging.get_absl_handler().setFormatter(command_line.LogLines(sys.maxsize))  # a line each
   runtime.start_serving()
   _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(

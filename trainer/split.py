@@ -6,6 +6,7 @@ FILE is CSV, TSV (also .gz, .bz2) or Parquet; the samples do not change.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,16 +18,28 @@ import pyarrow.parquet as pq
 from absl import flags
 
 from trainer import command_line
-from trainer.errors import UserError, nearest, plain_errors
+from trainer.errors import UserError, nearest, one_line, plain_errors
 
 DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
 OUT = flags.DEFINE_string('out', None, 'A directory for the three files.', required=True)
 BY_TIME = flags.DEFINE_string('by_time', None, 'A column of numbers, or texts that sort by time.')
 BY_HASH = flags.DEFINE_string('by_hash', None, 'A column whose equal values stay together.')
 SHARES = flags.DEFINE_list('shares', ['80', '10', '10'], 'Per cent for train, valid and test.')
+TIME_FORMAT = flags.DEFINE_string(
+  'time_format', None, 'How --by_time is written, as %d.%m.%Y %H:%M:%S.'
+)
+DELIMITER = flags.DEFINE_string(
+  'delimiter', None, 'Separates the fields of a CSV file; tab for .tsv and comma where left out.'
+)
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')
+_DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
+
+
+def _delimiter() -> str:
+  given = DELIMITER.value or ('\t' if '.tsv' in DATA.value else ',')
+  return '\t' if given == '\\t' else given
 
 
 def _tables() -> Iterator[pa.Table]:
@@ -35,13 +48,16 @@ def _tables() -> Iterator[pa.Table]:
   if path.endswith('.parquet'):
     yield from (pa.Table.from_batches([batch]) for batch in pq.ParquetFile(path).iter_batches())
     return
-  parse = pa.csv.ParseOptions(delimiter='\t' if '.tsv' in path else ',', newlines_in_values=True)
+  parse = pa.csv.ParseOptions(delimiter=_delimiter(), newlines_in_values=True)
   read = pa.csv.ReadOptions(column_names=COLUMNS.value or None)
-  with pa.csv.open_csv(path, read, parse) as reader:
-    names = reader.schema.names
-  convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-  with pa.csv.open_csv(path, read, parse, convert) as reader:
-    yield from (pa.Table.from_batches([batch]) for batch in reader)
+  try:
+    with pa.csv.open_csv(path, read, parse) as reader:
+      names = reader.schema.names
+    convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    with pa.csv.open_csv(path, read, parse, convert) as reader:
+      yield from (pa.Table.from_batches([batch]) for batch in reader)
+  except pa.ArrowInvalid as e:
+    raise UserError(f'{path}: {one_line(e)}; wanted another --delimiter or --columns?') from None
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -65,18 +81,31 @@ def _by_time(name: str) -> Callable[[pa.Table], np.ndarray]:
   """Returns a function from rows to their splits; no time is in two splits."""
 
   def times(table: pa.Table) -> pd.Series:
-    return _column(table, name).to_pandas()
+    texts = _column(table, name).to_pandas()
+    if TIME_FORMAT.value is None:
+      return texts
+    try:
+      return pd.to_datetime(texts, format=TIME_FORMAT.value)
+    except ValueError as e:
+      raise UserError(f"{DATA.value}: column '{name}': {one_line(e)}") from None
 
   values = pd.concat([times(table) for table in _tables()])
   if (missing := int(values.isna().sum() + (values == '').sum())) > 0:
     raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
-  numbers = pd.to_numeric(values, errors='coerce')
+  first = str(values.iloc[0])
+  if TIME_FORMAT.value is None and _DAY_OR_MONTH_FIRST.match(first):
+    raise UserError(
+      f"{DATA.value}: column '{name}': found {first!r}, which does not sort by time as a text; "
+      'wanted --time_format, as %d.%m.%Y or %m/%d/%Y %H:%M'
+    )
+  numbers = pd.to_numeric(values, errors='coerce') if TIME_FORMAT.value is None else values
   is_number = numbers.notna().all()
   ordered = (numbers if is_number else values).sort_values(ignore_index=True)
   bounds = [ordered[min(int(end * len(ordered)), len(ordered) - 1)] for end in _ends()]
 
   def split(table: pa.Table) -> np.ndarray:
-    own = pd.to_numeric(times(table)) if is_number else times(table)
+    own = times(table)
+    own = pd.to_numeric(own) if is_number and TIME_FORMAT.value is None else own
     return sum((own >= bound).to_numpy().astype(int) for bound in bounds)
 
   return split
@@ -104,7 +133,7 @@ def main() -> None:
   suffix = '.parquet' if is_parquet else '.tsv' if '.tsv' in DATA.value else '.csv'
   csv = pa.csv.WriteOptions(
     include_header=not COLUMNS.value,
-    delimiter='\t' if suffix == '.tsv' else ',',
+    delimiter=_delimiter(),
     quoting_style='needed',
   )
   writers, counts = [], np.zeros(len(SPLITS), np.int64)

@@ -28,7 +28,7 @@ data:
   test: [{folder}/test_day_*.csv]
   day_pattern: 'day_(\\d+)'
   label: click
-  slots: [{{name: user}}, {{name: item}}, {{name: tags, separator: '|'}}]
+  slots: [{{name: user}}, {{name: item, counts: true}}, {{name: tags, separator: '|'}}]
   dense: [{{name: price, transform: log1p_standardise}}]
 lifecycle:
   {{admission_threshold: 1.0, delete_threshold: 0.3, delete_after_unseen_days: 1, decay: 0.8}}

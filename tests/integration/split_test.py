@@ -47,6 +47,27 @@ class SplitTest(tf.test.TestCase):
       self.assertLess(valid['time'].max(), test['time'].min())
       self.assertAllClose([len(train), len(valid), len(test)], [1600, 200, 200], atol=20)
 
+  def test_a_log_with_another_delimiter_and_days_first(self):
+    path, out = f'{self.folder}/log.csv', f'{self.folder}/german'
+    days = pd.Timestamp('2023-01-01') + pd.to_timedelta(self.frame['time'], 'D')
+    self.frame.assign(time=days.dt.strftime('%d.%m.%Y')).to_csv(path, sep=';', index=False)
+    command = [sys.executable, '-m', 'trainer.split', '--data', path, '--out', out]
+    command += ['--by_time', 'time']
+    for further, wanted in (
+      ([], 'Expected 1 columns, got .*wanted another --delimiter'),
+      (['--delimiter', ';'], 'does not sort by time as a text; wanted --time_format'),
+      (['--delimiter', ';', '--time_format', '%Y'], "column 'time': .*doesn't match format"),
+      (['--delimiter', ';', '--time_format', '%d.%m.%Y'], None),
+    ):
+      ended = subprocess.run([*command, *further], capture_output=True, text=True)
+      self.assertEqual(ended.returncode, 2 if wanted else 0, ended.stderr)
+      self.assertRegex(ended.stderr, wanted or '^')
+    parts = [pd.read_csv(f'{out}/{name}.csv', sep=';') for name in ('train', 'valid', 'test')]
+    times = [pd.to_datetime(part['time'], format='%d.%m.%Y') for part in parts]
+    self.assertLess(times[0].max(), times[1].min())
+    self.assertLess(times[1].max(), times[2].min())
+    self.assertEqual(sum(map(len, parts)), len(self.frame))
+
   def test_by_hash_no_user_is_in_two(self):
     parts = self.split('log.csv', '--by_hash', 'user', '--shares', '60,20,20')
     users = [set(part['user']) for part in parts]
