@@ -25,7 +25,7 @@ def expected(shows: np.ndarray, clicks: np.ndarray) -> np.ndarray:
   """The formulas of docs/layers.md, by NumPy: [B, 2·Fc] of shows and clicks [B, Fc]."""
   rate = 1 / (1 + np.exp(-LOG_ODDS))
   odds = (clicks + COUNT_SMOOTHING * rate) / (shows - clicks + COUNT_SMOOTHING * (1 - rate))
-  return np.concatenate([np.log1p(shows), np.log(odds) - LOG_ODDS], 1)
+  return np.concatenate([np.log1p(np.minimum(shows, 100)), np.log(odds) - LOG_ODDS], 1)
 
 
 class CountsTest(tf.test.TestCase):

@@ -131,6 +131,9 @@ def dense_stats(
 
 
 COUNT_SMOOTHING = 10.0  # shows at the click rate of the log that each slot's counts begin with
+# More shows make the odds no surer. Without the limit a model would be evaluated at counts that it
+# met only at the end of an epoch.
+MOST_SHOWS = 100.0
 
 
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
@@ -138,7 +141,7 @@ def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
 
   With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
 
-      log(1 + s),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
+      log(1 + min(s, MOST_SHOWS)),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
   Args:
     seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
@@ -151,7 +154,8 @@ def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
   # A click that comes late is counted without a show.
   missed = tf.maximum(shows - clicks, 0) + COUNT_SMOOTHING * (1 - rate)
   odds = (clicks + COUNT_SMOOTHING * rate) / missed
-  return tf.concat([tf.math.log1p(shows), tf.math.log(odds) - log_odds], 1)
+  seen_often = tf.math.log1p(tf.minimum(shows, MOST_SHOWS))
+  return tf.concat([seen_often, tf.math.log(odds) - log_odds], 1)
 
 
 def transform_dense(
