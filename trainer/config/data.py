@@ -57,8 +57,9 @@ class Slot(Section):
   pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'
   """How several features of a sample become the slot vector that dnn and cross read."""
   counts: bool = False
-  """Whether the layers also read the counts of the slot's features, as dense columns: log(1 + show),
-  at most log(101), and the smoothed log-odds of a click, both as of before the sample
+  """Whether the layers also read the counts of the slot's features, as dense columns: the
+  logarithm of 1 + show, of at most 100 shows, and the smoothed log-odds of a click, both as of
+  before the sample
   (docs/layers.md, Counts)."""
   lifecycle: Thresholds | None = None
   """Thresholds that differ for this slot; null: those of `lifecycle`."""
