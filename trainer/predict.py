@@ -74,11 +74,10 @@ def main() -> None:
     if not cfg.model.retrieval and flags.FLAGS['k'].present:
       raise UserError('--k: found a run with model.interactions; wanted one with model.retrieval')
     patterns = [_from_standard_input(folder) if p == '-' else p for p in DATA.value]
-    found = api.passes_to_score(run, patterns)
-    for one in found:
-      if COLUMNS.value and is_prepared(cfg.data, one.path):
-        raise UserError(f'--columns: {one.path} is a prepared pass; wanted raw files with them')
-    prepared = run.inputs.prepared(found, 'predict', labelled=False)
+    passes = api.passes_to_score(run, patterns)
+    for path in [p.path for p in passes if COLUMNS.value and is_prepared(cfg.data, p.path)]:
+      raise UserError(f'--columns: {path} is a prepared pass; wanted raw files with them')
+    prepared = run.inputs.prepared(passes, 'predict', labelled=False)
     names = [label.name for label in cfg.data.labels] or ['probability']
 
     if cfg.model.retrieval:
@@ -92,8 +91,8 @@ def main() -> None:
     out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))
     tables = (
       table
-      for one in found
-      for table in carried.carried_columns(cfg, one.path, COLUMNS.value, as_text=is_text)
+      for data_pass in passes
+      for table in carried.carried_columns(cfg, data_pass.path, COLUMNS.value, as_text=is_text)
     )
     if cfg.model.retrieval:
       tables = carried.joined(tables, predicted) if COLUMNS.value else predicted
@@ -104,7 +103,7 @@ def main() -> None:
       tables = carried.beside(tables if COLUMNS.value else None, predicted, names)
       carried.write_tables(tables, out, suffix)
   if OUT.value != '-':
-    count = sum(one.num_samples for one in prepared)
+    count = sum(data_pass.num_samples for data_pass in prepared)
     what = 'samples with recommendations' if cfg.model.retrieval else 'predictions'
     print(f'{count:,} {what} in {OUT.value}', file=sys.stderr)
 

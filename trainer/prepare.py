@@ -46,13 +46,13 @@ def main() -> None:
   cfg = config.load(CONFIG.value, SET.value, measured=found)
   for split in SPLITS if SPLIT.value == 'all' else [SPLIT.value]:
     prepared = []
-    for one in passes(cfg, getattr(cfg.data, split), f'data.{split}'):
-      path = one.path
+    for data_pass in passes(cfg, getattr(cfg.data, split), f'data.{split}'):
+      path = data_pass.path
       if not is_prepared(cfg.data, path):
-        path = os.path.join(OUT.value, split, folder_name(one.name))
-        meta = prepare_pass(cfg, one.path, path)
+        path = os.path.join(OUT.value, split, folder_name(data_pass.name))
+        meta = prepare_pass(cfg, data_pass.path, path)
         print(
-          f'{split}/{one.name}: {meta["samples"]:,} samples, {meta["features"]:,} features, '
+          f'{split}/{data_pass.name}: {meta["samples"]:,} samples, {meta["features"]:,} features, '
           f'{meta["bad"]["records"]:,} bad records dropped',
           flush=True,
         )

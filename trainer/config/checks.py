@@ -125,7 +125,7 @@ def _dense_embedding(cfg: Config) -> Mistakes:
   if not cfg.dense_inputs():
     yield 'model.dense_embedding', f"found '{embedding.kind}' without data.dense; wanted columns"
   readers = ('fm', 'fwfm', 'cross', 'dnn', 'dlrm', *SHARED)
-  if not any(one.kind in readers or '.' in one.kind for one in interactions.values()):
+  if not any(i.kind in readers or '.' in i.kind for i in interactions.values()):
     yield 'model.dense_embedding', f'no interaction reads it; wanted one of {", ".join(readers)}'
 
 

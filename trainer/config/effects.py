@@ -102,7 +102,7 @@ def _of_lifecycle(cfg: Config) -> Found:
 
 
 def _of_model(cfg: Config) -> Found:
-  kinds = {one.kind for one in cfg.model.all_interactions().values()}
+  kinds = {interaction.kind for interaction in cfg.model.all_interactions().values()}
   if kinds and kinds <= READ_NO_DENSE:
     why = (
       f'with {" and ".join(sorted(kinds))} alone, which read no dense columns (linear and dnn do)'

@@ -53,15 +53,15 @@ def _check_towers(cfg: Config, fail: Fail) -> None:
     if not tower.slots:
       fail(f'{place}.slots', 'found []; wanted at least one slot')
     for key, known in (('slots', list(slots)), ('dense', [c.name for c in cfg.data.dense])):
-      for i, one in enumerate(getattr(tower, key)):
-        if one not in known:
+      for i, name in enumerate(getattr(tower, key)):
+        if name not in known:
           fail(
-            f'{place}.{key}.{i}', f"found '{one}'; wanted one of data.{key}{nearest(one, known)}"
+            f'{place}.{key}.{i}', f"found '{name}'; wanted one of data.{key}{nearest(name, known)}"
           )
-        if getattr(tower, key).count(one) > 1:
-          fail(f'{place}.{key}', f"the name '{one}' is there twice; wanted distinct names")
+        if getattr(tower, key).count(name) > 1:
+          fail(f'{place}.{key}', f"the name '{name}' is there twice; wanted distinct names")
   for key in ('slots', 'dense'):
-    read = {one for tower in towers.values() for one in getattr(tower, key)}
+    read = {name for tower in towers.values() for name in getattr(tower, key)}
     for i, column in enumerate(getattr(cfg.data, key)):
       if column.name not in read:
         fail(f'data.{key}.{i}', f"no tower reads '{column.name}'; wanted it in one, or left out")

@@ -73,10 +73,10 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   elif retrieval:
     columns.append((data.group, 'data.group'))
   of_items = retrieval.only_of_items() if retrieval else ()
-  for one in (*data.dense, *data.slots):
-    key = f"slot '{one.name}'" if isinstance(one, config.Slot) else 'data.dense'
-    if one.name not in of_items:
-      columns += [(name, key) for name, _ in data.columns_of(one)]
+  for column in (*data.dense, *data.slots):
+    key = f"slot '{column.name}'" if isinstance(column, config.Slot) else 'data.dense'
+    if column.name not in of_items:
+      columns += [(name, key) for name, _ in data.columns_of(column)]
   wanted: dict[str, str] = {}
   for column, key in columns:
     if column is not None:

@@ -69,12 +69,12 @@ def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
   """Yields the keys of a config, each with its value as a string."""
   if isinstance(tree, list) and tree and isinstance(tree[0], dict):
     named: dict[str, Json] = {}
-    for one in tree:
-      name = str(one.get('name', one.get('kind')))
-      named[f'{name}_{len(named)}' if name in named else name] = one
-    for name, one in named.items():
+    for entry in tree:
+      name = str(entry.get('name', entry.get('kind')))
+      named[f'{name}_{len(named)}' if name in named else name] = entry
+    for name, entry in named.items():
       yield prefix + name, _THERE
-      yield from _settings(one, f'{prefix}{name}.')
+      yield from _settings(entry, f'{prefix}{name}.')
   elif isinstance(tree, dict) and tree:
     for name, value in tree.items():
       yield from _settings(value, f'{prefix}{name}.')

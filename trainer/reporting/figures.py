@@ -155,7 +155,7 @@ def calibration(run: RecordedRun) -> go.Figure | None:
 
 def _of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, list[float]]]:
   """Returns a field of the evaluations of the kept state, by split."""
-  return {s: one[field] for s, one in run.scores.items() if isinstance(one.get(field), dict)}
+  return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
 
 
 def _curve(
@@ -333,7 +333,7 @@ def unknown(run: RecordedRun) -> go.Figure | None:
     return None
   rows = run.evaluated('next')
   if not len(rows):
-    rows = run.events.loc[[one.name for one in run.scores.values()]]
+    rows = run.events.loc[[row.name for row in run.scores.values()]]
   rows = rows[rows.index.isin(shares.index)].drop_duplicates('pass', keep='last')
   if not len(rows):
     return None

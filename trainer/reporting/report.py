@@ -197,7 +197,9 @@ def _sections(run: RecordedRun) -> str:
   page = []
   for heading, cards in _SECTIONS.items():
     if heading in _OF_EACH_TASK:
-      page += [_section(one, f'{heading} {one.task}'.strip(), cards) for one in run.by_task()]
+      page += [
+        _section(of_task, f'{heading} {of_task.task}'.strip(), cards) for of_task in run.by_task()
+      ]
     else:
       page.append(_section(run, heading, cards, _slots(run) if heading == 'Features' else None))
   return ''.join(page)

@@ -59,7 +59,7 @@ class RecordedRun:
   @property
   def deciding(self) -> 'RecordedRun':
     """This run with the figures of the deciding task."""
-    return next(one for one in self.by_task() if one.task == self.deciding_task)
+    return next(r for r in self.by_task() if r.task == self.deciding_task)
 
   def by_task(self) -> list['RecordedRun']:
     """Returns this run with the figures of each task; [self] if there is one label."""
@@ -78,7 +78,7 @@ class RecordedRun:
       events['slots'] = events['slots'].where(events['event'] != 'eval')
     truth = self.truth
     if 'passes' in truth:
-      passes = {key: one.get('tasks', {}).get(name, {}) for key, one in truth['passes'].items()}
+      passes = {key: r.get('tasks', {}).get(name, {}) for key, r in truth['passes'].items()}
       truth = truth | {'passes': passes}
     return dataclasses.replace(self, events=events, truth=truth, task=name)
 

@@ -86,8 +86,8 @@ class Evaluation:
     self._metrics.reset()
     slots = SlotCalibration(self._slots)
     columns = []  # for each batch: group, label, probability, weight
-    for one in prepared:
-      for staged in self._inputs.staged(one):
+    for data_pass in prepared:
+      for staged in self._inputs.staged(data_pass):
         self._inputs.progress_made()
         batch = staged.batch
         probabilities, known = self._step.predict_and_know(staged)

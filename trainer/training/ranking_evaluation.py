@@ -96,7 +96,7 @@ class RankingEvaluation:
     seen = self._positives(self._seen_passes(prepared))
     wanted = self._positives(prepared).without(seen)
     if not len(wanted.users):
-      where = ', '.join(one.name for one in prepared)
+      where = ', '.join(data_pass.name for data_pass in prepared)
       raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
     users, counts = np.unique(wanted.users, return_counts=True)
     queries = self.query_vectors(prepared, users)
@@ -192,10 +192,10 @@ class RankingEvaluation:
     """
     first: dict[int, np.ndarray] = {}
     left = np.ones([len(users)], bool)
-    for i, one in enumerate(prepared):
+    for i, data_pass in enumerate(prepared):
       samples = np.full([len(users)], -1)
       start = 0
-      for batch in one.batches(_SAMPLES_AT_ONCE):
+      for batch in data_pass.batches(_SAMPLES_AT_ONCE):
         group, at = np.unique(batch.group, return_index=True)
         place = np.minimum(np.searchsorted(users, group), len(users) - 1)
         is_new = (users[place] == group) & left[place]
@@ -208,9 +208,9 @@ class RankingEvaluation:
     vectors, most = [], -(-len(users) // size)
     for start in range(0, most, _VECTORS_AT_ONCE):
       mine = np.array(share[start : start + _VECTORS_AT_ONCE], np.int64)
-      for i, one in enumerate(prepared):
+      for i, data_pass in enumerate(prepared):
         samples = first[i][mine]
-        batch = one.gather(samples[samples >= 0])
+        batch = data_pass.gather(samples[samples >= 0])
         vectors.append((mine[samples >= 0], self._vectors([batch], 0)))
     own = np.concatenate([v for _, v in vectors])[
       np.argsort(np.concatenate([m for m, _ in vectors]))
@@ -238,11 +238,11 @@ class RankingEvaluation:
     data, found = self._cfg.data, []
     if data.watch:
       return []
-    evaluated = {one.meta['source']['path'] for one in prepared}
+    evaluated = {data_pass.meta['source']['path'] for data_pass in prepared}
     for split in ('train', 'valid'):
       listed = passes(self._cfg, getattr(data, split), f'data.{split}')
       found += self._inputs.prepared(listed, split)
-    return [one for one in found if one.meta['source']['path'] not in evaluated]
+    return [data_pass for data_pass in found if data_pass.meta['source']['path'] not in evaluated]
 
   def _positives(self, prepared: Sequence[PreparedPass]) -> Positives:
     for data_pass in prepared:
