@@ -48,8 +48,8 @@ def check_retrieval(cfg: Config, fail: Fail) -> None:
 def _check_towers(cfg: Config, fail: Fail) -> None:
   slots, retrieval = {s.name: s for s in cfg.data.slots}, cfg.model.retrieval
   towers = {'query': retrieval.query, 'item': retrieval.item}
-  for name, tower in towers.items():
-    place = f'model.retrieval.{name}'
+  for side, tower in towers.items():
+    place = f'model.retrieval.{side}'
     if not tower.slots:
       fail(f'{place}.slots', 'found []; wanted at least one slot')
     for key, known in (('slots', list(slots)), ('dense', [c.name for c in cfg.data.dense])):
