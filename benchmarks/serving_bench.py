@@ -7,18 +7,17 @@ The latency from a pass's marker to the changed score, and its parts, are those 
 launch/online_demo.sh.
 
 The model of the rest is DeepFM (D = 8, DNN 64-32) on six single-valued slots, one multi-valued and
-two dense columns. Requests come from wrk, of 1 and of 100 candidates of one user, in columns, first
-from 4 connections as fast as they are answered, then at about half of that rate; meanwhile a delta
-of 1 % of the rows is applied about every second, until 50 versions have come. The same requests
-then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server, whose version
-stays. All share the cores. Writes build/bench/serving_bench.json.
+two dense columns. Requests of benchmarks.load have 1 and 100 candidates of one user, in columns.
+They come from 4 connections, first as fast as they are answered, then at half of that rate;
+meanwhile a delta of 1 % of the rows is applied about every second, until 50 versions have come. The
+same requests then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server,
+whose version stays. All share the cores. Writes build/bench/serving_bench.json.
 """
 
 import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -177,33 +176,18 @@ def bodies(candidates: int) -> list[str]:
 
 
 def load(
-  port: int, requests: Sequence[str], connections: int, delay: float = 0
+  port: int, requests: Sequence[str], connections: int, rate: float | None = None
 ) -> dict[str, float]:
-  """Sends requests by wrk. Args: delay: milliseconds that a connection waits between two.
-
-  Returns: rate, p50, p99 (ms), failed.
-  """
-  quoted = ','.join(f'[==[{body}]==]' for body in requests)
-  script = f"""
-local bodies, at = {{{quoted}}}, 0
-wrk.method = 'POST'
-wrk.headers['Content-Type'] = 'application/json'
-function request() at = at % #bodies + 1 return wrk.format(nil, nil, nil, bodies[at]) end
-{f'function delay() return {delay:.0f} end' if delay else ''}
-function done(summary, latency)
-  local e = summary.errors
-  print('RESULT', summary.requests / summary.duration * 1e6, latency:percentile(50) / 1e3,
-    latency:percentile(99) / 1e3, e.connect + e.read + e.write + e.status + e.timeout)
-end
-"""
-  with tempfile.NamedTemporaryFile('w', suffix='.lua') as f:
-    f.write(script)
-    f.flush()
-    url = f'http://127.0.0.1:{port}/v1/models/ctr:predict'
-    command = ['wrk', '-t1', f'-c{connections}', f'-d{SECONDS.value}s', '-s', f.name, url]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-  result = re.search(r'RESULT(.*)', done.stdout)[1].split()
-  return dict(zip(('rate', 'p50_ms', 'p99_ms', 'failed'), map(float, result)))
+  """Sends requests for `--seconds` from a process of its own, as benchmarks.load.measure does."""
+  what = {'port': port, 'bodies': requests, 'connections': connections, 'rate': rate}
+  done = subprocess.run(
+    [sys.executable, '-m', 'benchmarks.load'],
+    input=json.dumps(what | {'seconds': SECONDS.value}),
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return json.loads(done.stdout)
 
 
 @contextlib.contextmanager
@@ -234,9 +218,7 @@ def measure_requests(
     load(port, requests, 4)  # warms up
     before = versions()
     most = load(port, requests, 4)
-    # So many milliseconds between the requests of 2 connections that half of that rate remains.
-    delay = max(1, 2000 / (most['rate'] / 2) - most['p50_ms'] / 2)
-    half = load(port, requests, 2, delay)
+    half = load(port, requests, 4, most['rate'] / 2)
     key = f'{name}_{candidates}'
     figures |= {f'{key}_per_second': most['rate'], f'{key}_failed': most['failed'] + half['failed']}
     figures |= {f'{key}_p50_ms': half['p50_ms'], f'{key}_p99_ms': half['p99_ms']}
@@ -265,6 +247,9 @@ class SavedModel:
     outputs = self._call(**inputs)
     return Scores({name: value.numpy() for name, value in outputs.items()}, {}), 1
 
+  def unknown_columns(self, request: Any) -> list[str]:
+    return []
+
 
 def serve_saved_model(path: str) -> None:
   runtime.start_serving()
@@ -282,10 +267,7 @@ def main(_: list[str]) -> None:
     measure_loop(figures)
     exports = Exports(folder)
     measure_publishing(exports, folder, figures)
-    if shutil.which('wrk'):
-      _measure_serving(exports, folder, figures)
-    else:
-      print('wrk is not installed: no requests were measured')
+    _measure_serving(exports, folder, figures)
   os.makedirs(os.path.dirname(OUT), exist_ok=True)
   with open(OUT, 'w', encoding='utf-8') as f:
     json.dump(figures, f, indent=1)
@@ -308,7 +290,7 @@ def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -
     measure_requests('serve', port, lambda: len(applied), figures)
     failed = figures['serve_1_failed'] + figures['serve_100_failed']
     while len(applied) < VERSIONS:
-      failed += load(port, bodies(100), 2, delay=20)['failed']
+      failed += load(port, bodies(100), 2, rate=50)['failed']
     figures |= {'serve_failed': failed, 'serve_versions': len(applied)}
     print(f'{failed:.0f} failed requests through {len(applied)} versions', flush=True)
   with process('trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0') as port:

@@ -1,10 +1,12 @@
 """Turns columns of a log into keys, and fields of samples into codes."""
 
+import ctypes
+import functools
 from typing import NamedTuple
 
 import numpy as np
 
-from ops.library import load
+from ops.library import PATH, load
 from ops.tensors import borrow, to_tensor
 
 NO_FEATURE = -1
@@ -34,12 +36,42 @@ def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarr
   Returns:
     int64 [n], NO_FEATURE for blank strings.
   """
-  return load().ctr_column_keys(to_tensor(values), to_tensor(offsets), slot_id).numpy()
+  values, offsets = np.ascontiguousarray(values, np.uint8), np.ascontiguousarray(offsets, np.int32)
+  n = len(offsets) - 1
+  keys = np.empty([max(n, 0)], np.int64)
+  text = values.ctypes.data, len(values), offsets.ctypes.data
+  if n < 0 or not _functions().ctr_text_keys(*text, n, _checked(slot_id), keys.ctypes.data):
+    raise ValueError(f'offsets: wanted at least one, ascending in [0, {len(values)}]')
+  return keys
 
 
 def integer_keys(values: np.ndarray, slot_id: int) -> np.ndarray:
   """Hashes integers to keys, as `text_keys` hashes their decimal digits; int64 [n]."""
-  return load().ctr_column_keys(to_tensor(values), to_tensor(_NO_OFFSETS), slot_id).numpy()
+  values = np.ascontiguousarray(values, np.int64)
+  keys = np.empty([len(values)], np.int64)
+  _functions().ctr_integer_keys(
+    values.ctypes.data, len(values), _checked(slot_id), keys.ctypes.data
+  )
+  return keys
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL:
+  """Returns the C functions of ops/cc/data/keys.h."""
+  load()  # checks the library
+  functions = ctypes.CDLL(PATH)
+  pointer, number = ctypes.c_void_p, ctypes.c_int64
+  functions.ctr_text_keys.argtypes = [pointer, number, pointer, number, number, pointer]
+  functions.ctr_text_keys.restype = ctypes.c_bool
+  functions.ctr_integer_keys.argtypes = [pointer, number, number, pointer]
+  functions.ctr_integer_keys.restype = None
+  return functions
+
+
+def _checked(slot_id: int) -> int:
+  if not 0 <= slot_id < 2048:
+    raise ValueError(f'slot_id: found {slot_id}; wanted 0 to 2047')
+  return slot_id
 
 
 def encode_fields(

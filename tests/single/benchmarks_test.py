@@ -4,9 +4,11 @@ data, a contender's rounds, figures and pages. Nothing here asks how fast.
 """
 
 import dataclasses
+import http.server
 import json
 import os
 import tempfile
+import threading
 import types
 from unittest import mock
 
@@ -16,7 +18,7 @@ import yaml
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import bench_data, dtypes, page, quality, run, serving_bench, tasks_quality
+from benchmarks import bench_data, dtypes, load, page, quality, run, serving_bench, tasks_quality
 from tests.support.exports import RedisServer
 from trainer import config
 from trainer.data.conversion import prepare_pass
@@ -179,6 +181,40 @@ class ServingTest(tf.test.TestCase):
     self.assertEqual(set(figures), wanted)
 
 
+class Answers(http.server.BaseHTTPRequestHandler):
+  """Answers 200 to even numbers and 500 to odd ones."""
+
+  protocol_version = 'HTTP/1.1'
+
+  def do_POST(self):
+    body = self.rfile.read(int(self.headers['Content-Length']))
+    self.send_response(500 if int(body) % 2 else 200)
+    self.send_header('Content-Length', str(len(body)))
+    self.end_headers()
+    self.wfile.write(body)
+
+  def log_message(self, *_):
+    pass
+
+
+class LoadTest(tf.test.TestCase):
+  def test_answers_are_counted_and_failures_told(self):
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+      bodies = [str(i) for i in range(10)]
+      found = load.measure(server.server_port, bodies, connections=3, seconds=0.3, rate=100)
+      self.assertEqual(found['failed'], 15)
+      self.assertLessEqual(found['p50_ms'], found['p99_ms'])
+      self.assertEqual(load.measure(server.server_port, ['2'], 2, 0.1)['failed'], 0)
+    finally:
+      server.shutdown()
+      thread.join()
+      server.server_close()
+    self.assertEqual(load.measure(server.server_port, ['2'], 2, 0.1)['failed'], 2)
+
+
 class PageTest(tf.test.TestCase):
   def _result(self, **figures):
     return {
@@ -226,11 +262,35 @@ class PageTest(tf.test.TestCase):
     with open(path, encoding='utf-8') as f:
       self.assertEqual(f.read(), f'before\n{page.BEGIN}\n\nnewer\n\n{page.END}\nafter\n')
 
+  def test_figures_of_several_processors_stand_side_by_side(self):
+    path = os.path.join(self.get_temp_dir(), 'page.md')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(f'before\n{page.BEGIN}\n{page.END}\n')
+    for cpu, value in (('A', 1.5), ('B', 0.5), ('A', 1.4)):
+      result = self._result(vs_torch_static=value)
+      result['machine'] |= {'cpu': cpu, 'vectors': 'avx2', 'cores_used': 2}
+      page.write_results(path, result)
+    with open(path, encoding='utf-8') as f:
+      text = f.read()
+    self.assertRegex(text, r'\| A, avx2, 2 cores \| B, avx2, 2 cores \|')
+    self.assertRegex(text, r'`vs_torch_static` [^\n]* ≥ 1.30 \| 1.40 \| \*\*0.50\*\* \|')
+    self.assertEqual([text.count(f'## {cpu}, avx2') for cpu in 'AB'], [1, 1])
+
+  def test_missed_goals_are_named(self):
+    text = page.missed({'vs_torch_static': 1.2, 'startup_seconds': 1.2})
+    self.assertStartsWith(text, 'missed: vs_torch_static 1.20 (≥ 1.30 wanted)\nnot measured: vs_')
+    self.assertNotIn('startup_seconds', text)
+
   def test_our_pages_have_the_markers(self):
     for name in (run.PAGE, quality.PAGE):
       with open(os.path.join(page.ROOT, name), encoding='utf-8') as f:
         text = f.read()
       self.assertEqual((text.count(page.BEGIN), text.count(page.END)), (1, 1), name)
+    with open(os.path.join(page.ROOT, run.PAGE), encoding='utf-8') as f:
+      text = f.read()
+    with open(os.path.join(page.ROOT, 'docs', 'performance.json'), encoding='utf-8') as f:
+      for processor in json.load(f):
+        self.assertIn(f' {processor} |', text)
     with open(os.path.join(page.ROOT, quality.PAGE), encoding='utf-8') as f:
       text = f.read()
     for by in ('benchmarks.defaults', 'benchmarks.dtypes'):

@@ -399,6 +399,62 @@ class ScorerTest(tf.test.TestCase):
       self.assertEqual(status, 429, answer)
       self.assertEqual(client.predict(body)[0], 503)
 
+  def test_requests_that_wait_are_scored_together(self):
+    entered, ended, sizes = threading.Event(), threading.Event(), []
+
+    class Held:
+      """Holds the first request until it is told."""
+
+      version = self.service.version
+      unknown_columns = self.service.unknown_columns
+
+      def predict(held, request):
+        sizes.append(request.size)
+        entered.set()
+        ended.wait()
+        return self.service.predict(request)
+
+    users = [{n: self.records[i][n] for n in CONTEXT} for i in range(4)]
+    bodies = [self.rows(self.records[:3])]
+    bodies += [
+      {'inputs': {n: [user[n]] if n in CONTEXT else [r[n] for r in self.records] for n in COLUMNS}}
+      for user in users
+    ]
+    bodies += [self.rows([self.records[0] | {'more': 1}]), {'inputs': {'item': 1}}]
+    good = {name: self.records[0][name] for name in COLUMNS}
+    bodies += [{'instances': [good, good | {'price': 'x'}]}, self.rows(self.records[3:5])]
+    wanted = [self.client.predict(body) for body in bodies]
+    self.assertEqual([status for status, _ in wanted], [200] * 6 + [400] * 2 + [200])
+    for together in (bodies[:5], bodies):
+      entered.clear()
+      ended.clear()
+      sizes.clear()
+      answers = [None] * len(together)
+
+      with served(Held(), Limits(threads=1)) as client:
+
+        def ask(i, answers=answers, together=together, client=client):
+          answers[i] = Client(client.port).predict(together[i])
+
+        first, *rest = (threading.Thread(target=ask, args=(i,)) for i in range(len(together)))
+        first.start()
+        entered.wait()
+        for thread in rest:
+          thread.start()
+        under_way = b''
+        while f'ctr_requests_under_way {len(together)}.0'.encode() not in under_way:
+          under_way = client.ask('GET', '/metrics')[1]
+        ended.set()
+        for thread in (first, *rest):
+          thread.join()
+      for (status, found), (wanted_status, answer) in zip(answers, wanted):
+        self.assertEqual(status, wanted_status)
+        for key in 'outputs', 'predictions':
+          self.assertAllClose(found.get(key, []), answer.get(key, []), rtol=0, atol=1e-6)
+        self.assertEqual(found.get('error'), answer.get('error'))
+      if len(together) == 5:
+        self.assertEqual(sizes, [3, 4 * len(self.records)])
+
   def test_a_token_is_asked_for(self):
     with served(self.service, token='secret') as client:
       body = self.rows(self.records[:1])

@@ -95,6 +95,8 @@ def as_text(array: pa.Array, column: str) -> pa.Array:
     array = array.dictionary_decode()
   array, _ = whole_numbers(array)
   t = array.type
+  if pa.types.is_string(t):
+    return array
   # Bytes are hashed as they are; nobody checks that they are UTF-8.
   if pa.types.is_large_binary(t) or pa.types.is_large_string(t):
     array, t = array.cast(pa.binary()), pa.binary()

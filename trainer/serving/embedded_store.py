@@ -139,7 +139,7 @@ class _EmbeddedView(View):
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     names, get = _keys(keys), self._transaction.get
     with self._lock:
-      values = [get(name) for name in names]
+      values = list(map(get, names))
     return decode(values)
 
   def close(self) -> None:

@@ -1,13 +1,16 @@
 """The HTTP server of a model: routes, limits, tokens and metrics, as an ASGI application."""
 
 import asyncio
+import collections
 import concurrent.futures
 import dataclasses
 import functools
 import hmac
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import anyio
 import prometheus_client
@@ -26,6 +29,7 @@ from trainer.serving.service import NotReady, Service
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
+_BYTES_TOGETHER = 64 << 10  # of bodies that are scored as one batch; larger ones gain nothing
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 _SECONDS_TO_FINISH = 10  # that a stopping server gives to requests that are under way
@@ -52,8 +56,18 @@ class _Refused(Exception):
     self.status = status
 
 
+class _Waiting(NamedTuple):
+  """A request whose body has arrived."""
+
+  body: bytes
+  answer: asyncio.Future[bytes]
+
+
 class App:
   """Answers requests about one model.
+
+  Requests that wait while others are scored are then scored together, as one batch: most of what a
+  small request costs is the same for a large one.
 
   Args:
     service: computes the scores.
@@ -68,8 +82,10 @@ class App:
 
   def __init__(self, service: Service, name: str, limits: Limits, token: str | None = None):
     self._service, self._name, self.limits, self._token = service, name, limits, token
-    self._waiting = 0  # requests that are scored or wait for that
+    self._under_way = 0  # requests that are scored or wait for that
     self._arriving = 0  # bytes of bodies that have not arrived completely
+    self._waiting: collections.deque[_Waiting] = collections.deque()
+    self._taking = threading.Lock()
     self._pool = concurrent.futures.ThreadPoolExecutor(limits.threads, 'score')
     self._make_figures()
     self.asgi = Starlette(
@@ -95,7 +111,7 @@ class App:
     self._samples = prometheus_client.Counter('ctr_samples', 'Samples scored.', registry=registry)
     self._unknown = prometheus_client.Counter(
       'ctr_unknown_features',
-      'Distinct features of a request without a row.',
+      'Distinct features without a row, of the requests that were scored together.',
       ['slot'],
       registry=registry,
     )
@@ -104,6 +120,10 @@ class App:
     )
     version = prometheus_client.Gauge('ctr_version', 'The version served.', registry=registry)
     version.set_function(lambda: getattr(self._service.version, 'sequence', 0))
+    under_way = prometheus_client.Gauge(
+      'ctr_requests_under_way', 'Requests that are scored or wait for that.', registry=registry
+    )
+    under_way.set_function(lambda: self._under_way)
     age = prometheus_client.Gauge(
       'ctr_version_age_seconds',
       'Since the newest export that is served was written.',
@@ -165,14 +185,16 @@ class App:
     self._check_name(request)
     body = await self._body(request)
     # Only complete requests count, so that slow clients do not use up the limit.
-    if self._waiting >= self.limits.concurrency:
-      raise _Refused(429, f'{self._waiting} requests are under way; wanted fewer at a time')
-    self._waiting += 1
+    if self._under_way >= self.limits.concurrency:
+      raise _Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
+    self._under_way += 1
     try:
-      loop = asyncio.get_running_loop()
-      return await loop.run_in_executor(self._pool, self._score, body)
+      waiting = _Waiting(body, asyncio.get_running_loop().create_future())
+      self._waiting.append(waiting)
+      self._pool.submit(self._score_some)
+      return _json(await waiting.answer, 200)
     finally:
-      self._waiting -= 1
+      self._under_way -= 1
 
   async def _body(self, request: Request) -> bytes:
     limit = self.limits.body_bytes
@@ -193,18 +215,61 @@ class App:
       self._arriving -= len(body)
     return bytes(body)
 
-  def _score(self, body: bytes) -> Response:
-    """Answers a request for scores, in a thread of the pool."""
+  def _score_some(self) -> None:
+    """Answers requests that wait, in a thread of the pool."""
+    some, size = [], 0
+    with self._taking:
+      while self._waiting and (not some or size + len(self._waiting[0].body) <= _BYTES_TOGETHER):
+        some.append(self._waiting.popleft())
+        size += len(some[-1].body)
+    if not some:  # another thread has taken the request
+      return
+    answers = self._score([one.body for one in some])
+
+    def deliver() -> None:
+      for one, answer in zip(some, answers):
+        if one.answer.done():  # the server stops
+          continue
+        if isinstance(answer, Exception):
+          one.answer.set_exception(answer)
+        else:
+          one.answer.set_result(answer)
+
+    some[0].answer.get_loop().call_soon_threadsafe(deliver)
+
+  def _score(self, bodies: Sequence[bytes]) -> list[bytes | Exception]:
+    """Returns the answer to each request, or why it has none."""
+    try:
+      requests = [self._parse(body) for body in bodies]
+      columns = requests[0].columns.keys()
+      if all(request.columns.keys() == columns for request in requests):
+        return self._score_together(requests)
+    except Exception as e:
+      if len(bodies) == 1:
+        return [e]
+    return [self._score([body])[0] for body in bodies]
+
+  def _parse(self, body: bytes) -> rest.Request:
     request = rest.parse(body, self.limits.instances)
     if self.limits.strict and (unknown := self._service.unknown_columns(request)):
       name, columns = unknown[0][:80], self._service.signature().columns
       raise BadRequest(f"column '{name}': is unknown{nearest(name, columns)}")
-    scores, version = self._service.predict(request)
-    self._ignored.inc(len(self._service.unknown_columns(request)))
-    self._samples.inc(request.size)
+    return request
+
+  def _score_together(self, requests: Sequence[rest.Request]) -> list[bytes]:
+    together = rest.together(requests)
+    scores, version = self._service.predict(together)
+    self._ignored.inc(len(requests) * len(self._service.unknown_columns(together)))
+    self._samples.inc(together.size)
     for slot, count in scores.unknown.items():
       self._unknown.labels(slot).inc(count)
-    return _json(rest.answer(request, scores.outputs, version), 200)
+    answers, start = [], 0
+    for request in requests:
+      own = slice(start, start + request.size)
+      outputs = {name: values[own] for name, values in scores.outputs.items()}
+      answers.append(rest.answer(request, outputs, version))
+      start += request.size
+    return answers
 
   async def _status(self, request: Request) -> Response:
     self._check_name(request)

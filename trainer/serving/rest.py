@@ -43,11 +43,14 @@ class Signature(NamedTuple):
 
 
 _MOST_LISTS = 2  # nested: a column of lists of features
+_PLAIN = {str, int, float, bool, type(None)}
 
 
 def _value(value: Json, lists: int = 0) -> Json:
   """Decodes {"b64": …}, also within lists."""
   if isinstance(value, list):
+    if _PLAIN.issuperset(map(type, value)):
+      return value
     if lists == _MOST_LISTS:
       raise BadRequest(f'found lists nested more than {_MOST_LISTS} deep')
     return [_value(v, lists + 1) for v in value]
@@ -101,7 +104,7 @@ def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
       raise BadRequest(
         f"instances[{i}]: only some instances have '{name[:80]}'; wanted the same names in all"
       )
-  columns = {name: [_value(instance[name]) for instance in instances] for name in names}
+  columns = {name: _value([instance[name] for instance in instances]) for name in names}
   return columns, len(instances)
 
 
@@ -118,6 +121,19 @@ def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
     listed = ', '.join(f"'{name[:80]}' {length}" for name, length in list(lengths.items())[:10])
     raise BadRequest(f'inputs: found columns of {listed} values; wanted one length, or 1')
   return columns, sizes.pop() if sizes else 1
+
+
+def together(requests: Sequence[Request]) -> Request:
+  """Returns the samples of requests, which have the same columns, as one request."""
+  if len(requests) == 1:
+    return requests[0]
+
+  def joined(name: str) -> list[Json]:
+    columns = ((r.columns[name], r.size) for r in requests)
+    return [v for c, size in columns for v in (c if len(c) == size else c * size)]
+
+  columns = {name: joined(name) for name in requests[0].columns}
+  return Request(columns, sum(r.size for r in requests), requests[0].by_row)
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:

@@ -5,6 +5,7 @@ All stages are the trainer's: parsing and hashing (trainer.data), pooling (ops.p
 """
 
 import collections
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from ops.dedupe import Deduped, dedupe
+from ops.dedupe import Deduped
 from ops.keys import NO_FEATURE
 from ops.row_store import PulledRows
 from ops.tensors import to_tensor
@@ -75,7 +76,6 @@ class Scorer:
     columns = sorted(cfg.data.log_columns().items())
     self._columns = dict(sorted(columns, key=lambda item: not item[1]))
     self._aliases = {input_name(name): name for name in self._columns}
-    self._one = tf.ones([1])  # dedupe wants shows and clicks, which nobody reads here
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     self._graph = tf.function(self._outputs, autograph=False).get_concrete_function(
       *(integers, integers, floats),
@@ -83,6 +83,7 @@ class Scorer:
       *(integers, floats, floats),
       *([tf.TensorSpec([None, 2])] if self._embedding.counted else []),
     )
+    self._dtypes = [output.dtype for output in self._graph.outputs]
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, float32 [B] each.
@@ -173,11 +174,11 @@ class Scorer:
           f"column '{column}': is missing; wanted it, with null or '' for missing values{near}"
         )
       values = given[column]
+      if len(values) != size:  # one value, which stands for all samples
+        values = list(values) * size
       arrays[column] = (
         _texts(column, values) if is_text else _numbers(column, values, self._cfg.data.decimal)
       )
-      if len(arrays[column]) != size:  # one value, which stands for all samples
-        arrays[column] = arrays[column].take(np.zeros(size, np.int64))
     return self._read(arrays, size)
 
   def _read(self, columns: dict[str, pa.Array], size: int) -> SlotBatch:
@@ -204,19 +205,21 @@ class Scorer:
 
   def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], LookedUpRows]) -> Scores:
     """Scores samples with the rows that `look_up` returns, as View.look_up does."""
-    deduped = dedupe(to_tensor(samples.keys), shows=self._one, clicks=self._one)
-    keys = deduped.unique.numpy()
+    keys, inverse = np.unique(samples.keys, return_inverse=True)
     rows, seen = look_up(keys), []
     if self._embedding.counted:
       rows, counts = without_seen(rows)
       seen = [counts]
     offsets = np.zeros([len(keys) + 1], np.int32)
     np.cumsum(rows.counts, out=offsets[1:])
-    arrays = (deduped.inverse, samples.segments, samples.values, samples.dense)
+    arrays = (inverse.astype(np.int32), samples.segments, samples.values, samples.dense)
     arrays += (offsets, rows.linear, rows.factors, *seen)
-    outputs = self._graph(*map(to_tensor, arrays))
-    slots, counts = np.unique(keys[~rows.present] >> HASH_BITS, return_counts=True)
-    unknown = {self._slot_names[s]: c for s, c in zip(slots.tolist(), counts.tolist())}
+    tensors = [*map(to_tensor, arrays), *self._graph.captured_inputs]
+    # For small graphs, calling self._graph itself takes three times as long.
+    outputs = tf.raw_ops.StatefulPartitionedCall(args=tensors, Tout=self._dtypes, f=self._graph)
+    counts = np.bincount(keys[~rows.present] >> HASH_BITS)
+    unknown = {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
+    outputs = tf.nest.pack_sequence_as(self._graph.structured_outputs, outputs)
     return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)
 
   def warm_up(self) -> None:
@@ -235,7 +238,7 @@ def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:
 def _texts(column: str, values: Sequence[Json]) -> pa.Array:
   """Returns a slot's values as Arrow strings, or as lists of strings."""
   wanted = 'a string, a whole number, null or a list of them'
-  has_lists = any(isinstance(v, list) for v in values)
+  kinds = set(map(type, values))
 
   def text(i: int, value: Json) -> str | None:
     if value is None or isinstance(value, str):
@@ -246,9 +249,11 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
       return whole
     raise _wrong(column, i, value, wanted)
 
-  if not has_lists:
+  kind = pa.string()
+  if kinds <= {str, type(None)}:
+    texts = values
+  elif list not in kinds:
     texts = [text(i, v) for i, v in enumerate(values)]
-    kind = pa.string()
   else:
     texts = []
     for i, value in enumerate(values):
@@ -267,6 +272,9 @@ def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
 
   Floats then have a `data.decimal`.
   """
+  with contextlib.suppress(pa.ArrowException, OverflowError):  # an integer that is no double
+    if set(map(type, values)) <= {float, int, type(None)}:
+      return pa.array(values, pa.float64(), from_pandas=True)  # NaN is null
   wanted = 'a finite number, its text, or null'
   numbers: list[float | str | None] = []
   for i, value in enumerate(values):

@@ -53,6 +53,18 @@ void KeysOfIntegers(const int64_t* values, int64_t n, int64_t slot_id, int64_t* 
   }
 }
 
+bool ctr_text_keys(const char* bytes, int64_t size, const int32_t* offsets, int64_t n,
+                   int64_t slot_id, int64_t* keys) {
+  bool good = offsets[0] >= 0 && offsets[n] <= size;
+  for (int64_t i = 0; i < n; ++i) good &= offsets[i] <= offsets[i + 1];
+  if (good) KeysOfTexts(bytes, offsets, n, slot_id, keys);
+  return good;
+}
+
+void ctr_integer_keys(const int64_t* values, int64_t n, int64_t slot_id, int64_t* keys) {
+  KeysOfIntegers(values, n, slot_id, keys);
+}
+
 namespace {
 
 constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15ULL;

@@ -22,6 +22,12 @@ void KeysOfTexts(const char* bytes, const int32_t* offsets, int64_t n, int64_t s
 // Keys of n integers, which hash as their decimal text.
 void KeysOfIntegers(const int64_t* values, int64_t n, int64_t slot_id, int64_t* keys);
 
+// The same for ops/keys.py, which calls them without TensorFlow: for the short columns of a
+// request, an op would take ten times as long. False: the offsets do not ascend within [0, size].
+extern "C" bool ctr_text_keys(const char* bytes, int64_t size, const int32_t* offsets, int64_t n,
+                              int64_t slot_id, int64_t* keys);
+extern "C" void ctr_integer_keys(const int64_t* values, int64_t n, int64_t slot_id, int64_t* keys);
+
 // Numbers the distinct fields of a block of samples, slot by slot. A field is what a sample has in
 // a slot: none, one or several features, each with a value.
 class FieldCoder {

@@ -6,35 +6,6 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-REGISTER_OP("CtrColumnKeys")
-    .Input("values: T")
-    .Input("offsets: int32")
-    .Attr("T: {uint8, int64}")
-    .Attr("slot_id: int >= 0")
-    .Output("keys: int64")
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle values, offsets;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &values));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &offsets));
-      tensorflow::DataType type;
-      TF_RETURN_IF_ERROR(c->GetAttr("T", &type));
-      DimensionHandle n = c->Dim(values, 0);
-      if (type == tensorflow::DT_UINT8) TF_RETURN_IF_ERROR(c->Subtract(c->Dim(offsets, 0), 1, &n));
-      c->set_output(0, c->Vector(n));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Keys of a column: slot_id << 52 | farmhash64 of the text, mod 2^52, without the white space around it.
-
-A whole number is hashed without a fraction of zeros, 12.0 as 12. Keys equal those of
-tf.strings.to_hash_bucket_fast after the same replacement, which a serving graph computes.
-
-values: [n] integers, which hash as their decimal text; or the bytes of texts, one after another.
-offsets: [n + 1] where each text begins in values, and where the last one ends; [0] for integers.
-slot_id: 0 to 2047.
-keys: [n], -1 where the text is blank.
-)doc");
-
 REGISTER_OP("CtrEncodeFields")
     .Input("keys: int64")
     .Input("values: float")

@@ -1,0 +1,101 @@
+"""Sends requests to a scorer and measures how it answers; a process of its own, for serving_bench.
+
+Reads what to do as JSON from standard input, the arguments of `measure`, and prints what it found.
+"""
+
+import json
+import re
+import socket
+import sys
+import threading
+import time
+
+
+def measure(port, bodies, connections, seconds, rate=None):
+  """Sends requests on several connections, the next one after the answer to the last.
+
+  Args:
+    port: of the scorer on this machine.
+    bodies: JSON texts, sent in turn.
+    connections: so many requests at a time.
+    seconds: to measure.
+    rate: requests a second, at even times; None: as many as are answered. The latency counts from
+      when a request is due, so that a slow answer also counts for those that wait behind it.
+  Returns:
+    dict of rate (answers a second), p50_ms, p99_ms and failed.
+  """
+  requests = [_request(body.encode()) for body in bodies]
+  latencies, failed = [], []
+  started = time.perf_counter()
+  ended = started + seconds
+
+  def ask(first):
+    connection = socket.create_connection(('127.0.0.1', port), timeout=60)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    number = first
+    while True:
+      due = started + number / rate if rate else time.perf_counter()
+      if due > ended:
+        break
+      time.sleep(max(0, due - time.perf_counter()))
+      connection.sendall(requests[number % len(requests)])
+      is_good = _status(connection) == 200
+      latencies.append(time.perf_counter() - due)
+      if not is_good:
+        failed.append(number)
+      number += connections
+    connection.close()
+
+  def client(first):
+    try:
+      ask(first)
+    except OSError as e:
+      failed.append(e)
+
+  threads = [threading.Thread(target=client, args=(i,)) for i in range(connections)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  latencies.sort()
+
+  def percentile(share):
+    return 1000 * latencies[int(share * (len(latencies) - 1))] if latencies else float('nan')
+
+  return {
+    'rate': len(latencies) / (time.perf_counter() - started),
+    'p50_ms': percentile(0.5),
+    'p99_ms': percentile(0.99),
+    'failed': len(failed),
+  }
+
+
+def _request(body):
+  head = (
+    'POST /v1/models/ctr:predict HTTP/1.1\r\nHost: localhost\r\n'
+    f'Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n'
+  )
+  return head.encode() + body
+
+
+def _status(connection):
+  """Reads an answer. Returns: its status."""
+  head, found, body = b'', b'', b''
+  while not found:
+    head += _piece(connection)
+    start, found, body = head.partition(b'\r\n\r\n')
+  length = int(re.search(rb'(?i)content-length: *(\d+)', start)[1])
+  while len(body) < length:
+    body += _piece(connection)
+  return int(start.split(maxsplit=2)[1])
+
+
+def _piece(connection):
+  piece = connection.recv(1 << 16)
+  if not piece:
+    raise ConnectionError('the scorer closed the connection')
+  return piece
+
+
+if __name__ == '__main__':
+  print(json.dumps(measure(**json.load(sys.stdin))))
