@@ -53,5 +53,5 @@ USER ctr
 RUN horovodrun --check-build && \
     python -c "import ops.library; ops.library.load()" && \
     if [ "$STACK" != next ]; then python -c "import tensorflow_recommenders_addons"; fi && \
-    for module in run evaluate predict export publish serve prepare synthesize inspect report; do python -c "import trainer.$module" || exit 1; done
+    for module in run evaluate predict export publish serve prepare synthesize inspect report doctor; do python -c "import trainer.$module" || exit 1; done
 CMD ["python", "-m", "trainer.run", "--help"]

@@ -45,6 +45,7 @@ COMMANDS = {
   'serve',
   'report',
   'inspect',
+  'doctor',
   'reference',
   'resolve',
 }

@@ -102,3 +102,15 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
   if sync.dense_allreduce == 'connections':
     return ConnectionsCommunicator(connector, runtime.rank, runtime.size)
   return HorovodCommunicator(connector.connect)
+
+
+def nccl_version() -> int | None:
+  """Returns the version of NCCL that Horovod was built with, as 21903 for 2.19.3, or 0 without it.
+
+  None: no Horovod is installed.
+  """
+  try:
+    import horovod.tensorflow as hvd
+  except ModuleNotFoundError:
+    return None
+  return hvd.nccl_built()

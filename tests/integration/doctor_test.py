@@ -1,0 +1,80 @@
+"""ctr-doctor: what it finds, alone and between two ranks, and what it calls wrong."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+import tensorflow as tf
+
+from tests.support import jobs
+
+PROGRAM = '-m', 'trainer.doctor'
+ALONE = 'versions', 'op library', 'ranks', 'processor', 'threads', 'memory', 'open files', 'GPUs'
+BETWEEN = 'all-reduce', 'all-to-all', 'clock', 'run_dir'
+
+
+class DoctorTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+
+  def doctor(self, *flags):
+    return subprocess.run(
+      [sys.executable, *PROGRAM, *flags], cwd=jobs.ROOT, capture_output=True, text=True
+    )
+
+  def test_two_ranks_find_the_network_and_one_run_dir(self):
+    with jobs.Ranks(2, ['--run_dir', f'{self.folder}/runs/new', '--json']) as ranks:
+      for rank in range(2):
+        ranks.start(rank, PROGRAM)
+      self.assertEqual([ranks.wait(r) for r in range(2)], [0, 0], ranks.output(0))
+      found = json.loads(ranks.output(0))['ranks']
+    self.assertLen(found, 2)
+    for checks in found:
+      by_name = {check['name']: check for check in checks}
+      self.assertContainsSubset({*ALONE, *BETWEEN}, set(by_name))
+      self.assertIn('2 on', by_name['ranks']['found'])
+      self.assertIn(f'{self.folder}: the same for all', by_name['run_dir']['found'])
+      for name in 'all-reduce', 'all-to-all':
+        latency, rate = re.match(r'([\d.]+) ms, ([\d,]+) MB/s', by_name[name]['found']).groups()
+        self.assertGreater(float(latency), 0)
+        self.assertGreater(int(rate.replace(',', '')), 0)
+    self.assertEmpty(os.listdir(self.folder))  # its probe is gone, and it makes no run_dir
+
+  def test_ranks_that_differ_are_wrong(self):
+    package = self.folder / 'path/numpy-9.9.dist-info'
+    package.mkdir(parents=True)
+    (package / 'METADATA').write_text('Metadata-Version: 2.1\nName: numpy\nVersion: 9.9\n')
+    with jobs.Ranks(2, []) as ranks:
+      for rank, path in enumerate(('', str(package.parent))):
+        folder = tempfile.mkdtemp(dir=self.folder)
+        with mock.patch.dict(os.environ, PYTHONPATH=path):
+          ranks.start(rank, (*PROGRAM, f'--run_dir={folder}'))
+      self.assertEqual([ranks.wait(r) for r in range(2)], [2, 2], ranks.output(0) + ranks.output(1))
+      told = ranks.output(0)
+    self.assertRegex(
+      told, 'wrong  versions .*numpy 9.9, .*; on rank 1; wanted the same environment'
+    )
+    self.assertRegex(told, 'wrong  run_dir .* not the directory of rank 0; on rank 1; wanted one')
+
+  def test_alone_it_tells_a_port_that_is_taken(self):
+    with socket.socket() as taken:
+      taken.bind(('', 0))
+      port = taken.getsockname()[1]
+      config = jobs.write_config(str(self.folder), 10, sync={'ports': [port, port]})
+      done = self.doctor('--config', config)
+    self.assertEqual(done.returncode, 2, done.stderr)
+    self.assertRegex(
+      done.stdout, f'wrong  ports  *0 of {port} to {port} are free.*; wanted one for'
+    )
+    self.assertIn('1 on ', done.stdout)
+
+
+if __name__ == '__main__':
+  tf.test.main()

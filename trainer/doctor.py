@@ -1,0 +1,329 @@
+"""Checks whether a job can run here, and how fast: `python -m trainer.doctor [--run_dir DIR] …`.
+
+Alone it looks at this machine; under horovodrun at the machine of each rank and at what lies
+between them. Each line is ok, slow or wrong and then says what to do; one that is wrong makes the
+exit status 2.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import secrets
+import shutil
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+from absl import flags
+
+from trainer import command_line, config, files, runtime
+from trainer.comm.heartbeat import Heartbeat
+from trainer.errors import UserError, plain_errors
+
+if TYPE_CHECKING:  # importing TensorFlow takes seconds
+  from trainer.comm.communicator import Communicator, RankCommunicator
+
+CONFIG = flags.DEFINE_string('config', None, 'A YAML file: its run_dir and its section sync.')
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'The directory of a run, which may not exist yet.')
+JSON = flags.DEFINE_bool('json', False, 'Prints one JSON object with the findings of all ranks.')
+
+_STATES = 'ok', 'slow', 'wrong'
+# What a config must have; the checks use its defaults alone.
+_ANY_CONFIG = 'data: {train: [a], label: b, slots: [{name: c}]}\nmodel: {interactions: [fm]}'
+_MB, _GB = 1e6, 1e9
+_PAYLOAD = 16 << 20  # bytes of a timed transfer
+_PROCESS_BYTES = 0.7 * _GB  # of a rank with TensorFlow and no rows
+
+
+class Check(NamedTuple):
+  """What one rank found.
+
+  Attributes:
+    name: what was looked at.
+    state: one of _STATES.
+    found: what was found.
+    wanted: what to do if the state is not ok.
+  """
+
+  name: str
+  state: str
+  found: str
+  wanted: str = ''
+
+
+@command_line.command
+def main() -> int:
+  here = runtime.launched()
+  if CONFIG.value:
+    cfg = config.load(CONFIG.value, ())
+  else:
+    cfg = config.parse(_ANY_CONFIG, 'doctor', ())
+  with contextlib.ExitStack() as stack:
+    if here.size > 1:
+      stack.enter_context(Heartbeat(here, cfg))
+    runtime.start(cfg, here)
+    from trainer.comm import horovod
+
+    communicator = horovod.communicator(here, cfg.sync)
+    checks = [
+      _same_everywhere(communicator, _versions()),
+      _op_library(),
+      _ranks(communicator, here),
+      _processor(),
+      _threads(here),
+      _memory(here),
+      _open_files(here),
+      *_gpus(here, horovod.nccl_version()),
+      _ports(cfg.sync),
+    ]
+    if here.size > 1:
+      checks += _network(communicator)
+    checks.append(_clock(communicator))
+    if run_dir := RUN_DIR.value or (CONFIG.value and cfg.run_dir):
+      checks.append(_run_dir(communicator, run_dir))
+    per_rank = communicator.gather(checks)
+    if here.rank == 0:
+      _tell([[Check(*check) for check in checks] for checks in per_rank])
+  return 2 if any(check[1] == 'wrong' for checks in per_rank for check in checks) else 0
+
+
+def _tell(per_rank: Sequence[Sequence[Check]]) -> None:
+  """Prints a line for each check, from the rank where it is worst."""
+  if JSON.value:
+    print(json.dumps({'ranks': [[c._asdict() for c in checks] for checks in per_rank]}), flush=True)
+    return
+  for same in zip(*per_rank):
+    worst = max(same, key=lambda check: _STATES.index(check.state))
+    ranks = [rank for rank, check in enumerate(same) if check.state == worst.state]
+    where = f'; on rank {", ".join(map(str, ranks))}' if len(ranks) < len(same) else ''
+    wanted = f'; wanted {worst.wanted}' if worst.state != 'ok' else ''
+    print(f'{worst.state:5}  {worst.name:12}  {worst.found}{where}{wanted}', flush=True)
+
+
+def _versions() -> Check:
+  found = [f'Python {platform.python_version()}']
+  for name in ('tensorflow', 'tf_keras', 'numpy', 'horovod', 'tensorflow-recommenders-addons'):
+    try:
+      found.append(f'{name} {importlib.metadata.version(name)}')
+    except importlib.metadata.PackageNotFoundError:
+      found.append(f'no {name}')
+  return Check('versions', 'ok', ', '.join(found))
+
+
+def _same_everywhere(communicator: 'Communicator', check: Check) -> Check:
+  """Returns the check, or a wrong one on a rank that has found something else than rank 0."""
+  first = communicator.broadcast(check.found)
+  if check.found == first:
+    return check
+  found = f'{check.found}, but on rank 0 {first}'
+  return Check(check.name, 'wrong', found, 'the same environment on all hosts')
+
+
+def _op_library() -> Check:
+  from ops import build, library
+
+  try:
+    library.load()
+  except build.NotBuilt as e:
+    return Check('op library', 'wrong', str(e), '`make setup`')
+  return Check('op library', 'ok', os.path.basename(library.PATH))
+
+
+def _ranks(communicator: 'Communicator', here: runtime.Runtime) -> Check:
+  hosts = communicator.gather(socket.gethostname())
+  told = ', '.join(f'{host} {hosts.count(host)}' for host in dict.fromkeys(hosts))
+  by = f' by {here.host}' if here.host else ''
+  return Check('ranks', 'ok', f'{here.size} on {told}{by}')
+
+
+def _processor() -> Check:
+  model, able = platform.machine(), set()
+  with contextlib.suppress(OSError), open('/proc/cpuinfo', encoding='utf-8') as f:
+    for line in f:
+      key, _, value = line.partition(':')
+      if key.strip() == 'model name':
+        model = value.strip()
+      elif key.strip() == 'flags':
+        able = set(value.split())
+        break
+  names = {
+    'AVX2': 'avx2',
+    'AVX-512': 'avx512f',
+    'bfloat16 products': 'avx512_bf16',
+    'AMX': 'amx_bf16',
+  }
+  told = ', '.join(('' if flag in able else 'no ') + name for name, flag in names.items())
+  state = 'ok' if 'avx2' in able or platform.machine() != 'x86_64' else 'slow'
+  return Check('processor', state, f'{model}: {told}', 'a processor with AVX2')
+
+
+def _threads(here: runtime.Runtime) -> Check:
+  import tensorflow as tf
+
+  cores = len(os.sched_getaffinity(0))
+  quota = _cgroup('cpu.max')
+  if quota and quota[0] != 'max':
+    cores = min(cores, int(quota[0]) / int(quota[1]))
+  threads = tf.config.threading.get_intra_op_parallelism_threads()
+  load = os.getloadavg()[0]
+  found = f'{threads} for each of {here.local_size} ranks on {cores:g} cores, load {load:.1f}'
+  if threads * here.local_size > cores:
+    return Check('threads', 'slow', found, 'fewer ranks on this host, or CTR_THREADS unset')
+  state = 'slow' if load > cores + here.local_size else 'ok'
+  return Check('threads', state, found, 'cores that no other process uses')
+
+
+def _cgroup(name: str) -> list[str]:
+  """Returns the words of a file of this container's limits; none outside of a container."""
+  try:
+    with open(f'/sys/fs/cgroup/{name}', encoding='utf-8') as f:
+      return f.read().split()
+  except OSError:
+    return []
+
+
+def _memory(here: runtime.Runtime) -> Check:
+  memory = psutil.virtual_memory()
+  total, available = memory.total, memory.available
+  limit, used = _cgroup('memory.max'), _cgroup('memory.current')
+  if limit and used and limit[0] != 'max':
+    total = min(total, int(limit[0]))
+    available = min(available, total - int(used[0]))
+  enough = available > here.local_size * _PROCESS_BYTES
+  found = f'{available / _GB:.1f} of {total / _GB:.1f} GB available'
+  wanted = f'{_PROCESS_BYTES / _GB} GB for each rank of this host, and its rows'
+  return Check('memory', 'ok' if enough else 'wrong', found, wanted)
+
+
+def _open_files(here: runtime.Runtime) -> Check:
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  need = 256 + 8 * here.size  # connections of ours and of Gloo's (docs/scale.md), beside files
+  found = f'{soft} allowed, {hard} by ulimit -n'
+  return Check('open files', 'ok' if soft >= need else 'wrong', found, f'ulimit -n {4 * need}')
+
+
+def _gpus(here: runtime.Runtime, nccl: int | None) -> list[Check]:
+  import tensorflow as tf
+
+  of_driver = '/proc/driver/nvidia/gpus'
+  installed = len(os.listdir(of_driver)) if os.path.isdir(of_driver) else 0
+  gpus = tf.config.list_physical_devices('GPU')
+  names = [tf.config.experimental.get_device_details(gpu).get('device_name', '') for gpu in gpus]
+  found = f'{len(gpus)} of {installed}{": " if gpus else ""}{", ".join(names)}'
+  of_gpu = Check(
+    'GPUs',
+    'ok' if len(gpus) >= installed or 'CUDA_VISIBLE_DEVICES' in os.environ else 'slow',
+    found if gpus or installed else 'none',
+    "TensorFlow's CUDA libraries, by `make setup DEVICE=gpu` (docs/gpu.md)",
+  )
+  if nccl is None:
+    return [of_gpu, Check('NCCL', 'ok', 'no Horovod is installed: one process only')]
+  told = f'{nccl // 10_000}.{nccl // 100 % 100}.{nccl % 100}' if nccl else 'not built'
+  state = 'slow' if gpus and not nccl and here.size > 1 else 'ok'
+  return [of_gpu, Check('NCCL', state, told, '`make setup DEVICE=gpu` (docs/gpu.md)')]
+
+
+def _ports(sync: config.Sync) -> Check:
+  if sync.ports is None:
+    return Check('ports', 'ok', 'any (sync.ports: null)')
+  first, last = sync.ports
+  free = 0
+  for port in range(first, last + 1):
+    with contextlib.suppress(OSError), socket.socket() as s:
+      s.bind(('', port))
+      free += 1
+  found = f'{free} of {first} to {last} are free beside those of this job'
+  wanted = 'one for each rank of this host, and one more where rank 0 runs'
+  # Ranks that have come this far have theirs.
+  return Check('ports', 'ok' if free or runtime.launched().size > 1 else 'wrong', found, wanted)
+
+
+def _seconds(times: int, action: Callable[[], object]) -> float:
+  """Returns the median time of an action that all ranks do so many times, and once before."""
+  taken = []
+  for _ in range(times + 1):
+    began = time.perf_counter()
+    action()
+    taken.append(time.perf_counter() - began)
+  return statistics.median(taken[1:])
+
+
+def _network(communicator: 'RankCommunicator') -> list[Check]:
+  import tensorflow as tf
+
+  size = communicator.size
+  counts = [1] * size, [_PAYLOAD // 64 // size] * size
+  rows = [tf.zeros([sum(count), 16]) for count in counts]
+  exchange = communicator.row_exchange('doctor')
+  timed = {
+    'all-reduce': (
+      _seconds(20, lambda: communicator.all_reduce([tf.zeros([1])])),
+      _seconds(3, lambda: communicator.all_reduce([tf.zeros([_PAYLOAD // 4])])),
+      2,  # each byte is sent on the way to its sum, and the sum on the way back
+    ),
+    'all-to-all': (
+      _seconds(20, lambda: exchange.all_to_all([rows[0]], tf.constant(counts[0]))),
+      _seconds(3, lambda: exchange.all_to_all([rows[1]], tf.constant(counts[1]))),
+      1,
+    ),
+  }
+  checks = []
+  for name, (latency, seconds, ways) in timed.items():
+    rate = ways * (size - 1) / size * _PAYLOAD / seconds
+    found = f'{1000 * latency:.2f} ms, {rate / _MB:,.0f} MB/s sent by a rank'
+    state = 'slow' if latency > 0.01 or rate < 125 * _MB else 'ok'
+    wanted = 'cores that are idle, and a network of more than 1 Gbit/s (launch/cluster.sh -i NIC)'
+    checks.append(Check(name, state, found, wanted))
+  return checks
+
+
+def _clock(communicator: 'Communicator') -> Check:
+  ahead = []
+  for _ in range(9):
+    communicator.barrier()
+    times = communicator.gather(time.time())
+    ahead.append(times[communicator.rank] - times[0])
+  skew = abs(statistics.median(ahead))
+  state = 'wrong' if skew > 1 else 'ok'
+  return Check('clock', state, f'{skew:.3f} s from that of rank 0', 'hosts that run NTP')
+
+
+def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
+  folder = os.path.abspath(run_dir)
+  while not os.path.isdir(folder):
+    folder = os.path.dirname(folder)
+  probe = os.path.join(folder, communicator.broadcast(f'.doctor-{secrets.token_hex(8)}'))
+  failed, began = '', time.perf_counter()
+  try:
+    if communicator.rank == 0:
+      with plain_errors(f'cannot write into {folder}'):
+        files.write_synced(probe, bytes(_PAYLOAD))
+  except UserError as e:
+    failed = str(e)
+  rate = communicator.broadcast(_PAYLOAD / (time.perf_counter() - began))
+  failed = communicator.broadcast(failed)
+  is_same = os.path.exists(probe)
+  communicator.barrier()
+  if communicator.rank == 0:
+    with contextlib.suppress(FileNotFoundError):
+      os.remove(probe)
+  if failed:
+    return Check('run_dir', 'wrong', failed, 'another --run_dir')
+  if not is_same:
+    found = f'{folder} is not the directory of rank 0'
+    return Check('run_dir', 'wrong', found, 'one that all hosts mount')
+  free = shutil.disk_usage(folder).free
+  found = f'{folder}: the same for all, {free / _GB:.0f} GB free, {rate / _MB:,.0f} MB/s written'
+  if free < _GB:
+    return Check('run_dir', 'wrong', found, 'more space')
+  return Check('run_dir', 'slow' if rate < 20 * _MB else 'ok', found, 'a faster disk')
+
+
+if __name__ == '__main__':
+  main()
