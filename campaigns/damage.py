@@ -10,6 +10,7 @@ import numpy as np
 
 from campaigns.processes import SOON, Job, difference, half_trained, undisturbed
 from campaigns.units import TRACE, Found, Kind, in_child
+from ops.sharding import SHARDS
 from trainer import config
 from trainer.errors import DataLoss, UserError
 
@@ -150,7 +151,7 @@ def _exports(draw: random.Random, folder: str, shared: str) -> Found:
         ends = np.cumsum(rows.counts)
         for key, linear, n, end in zip(rows.key.tolist(), rows.linear, rows.counts, ends):
           replay[key] = linear, rows.factors[end - n : end].tobytes()
-    live = chain.Replay().live_keys([link.path for link in links], range(256)).tolist()
+    live = chain.Replay().live_keys([link.path for link in links], range(SHARDS)).tolist()
     dense = {name: value.tobytes() for name, value in links[-1].dense().items()}
     return [links[-1].name, replay, live, dense, links[-1].config()]
 

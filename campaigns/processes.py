@@ -38,6 +38,7 @@ from campaigns.units import (
   told,
   wait,
 )
+from ops.sharding import SHARDS
 from tests.support.parameter_servers import free_addresses
 from tests.support.states import state_of
 from trainer import files
@@ -671,7 +672,7 @@ def _last_base_differs(run_dir: str, wanted: str) -> str | None:
   position = files.read_manifest(last.path)['position']
   for one in chain.exports(f'{run_dir}/exports'):
     if one.kind == 'base' and files.read_manifest(one.path)['position'] == position:
-      keys = [chain.RowExport(path).keys('rows', range(256)) for path in (one.path, last.path)]
+      keys = [chain.RowExport(path).keys('rows', range(SHARDS)) for path in (one.path, last.path)]
       same = np.array_equal(*keys)
       return None if same else f'{one.path} has other keys than {last.path}'
   return f'there is no base of {position}'

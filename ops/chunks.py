@@ -1,7 +1,7 @@
 """Chunks of an exported feature table: their checks, and .npz files of chunks.
 
-A chunk is a dict of columns in the order of logical shards: `COLUMNS`, and a `checksum` or the
-columns of a row store.
+A chunk is a dict of columns in the order of the shards of its table: `COLUMNS`, and a `checksum` or
+the columns of a row store.
 """
 
 import os

@@ -18,7 +18,7 @@ import tensorflow as tf
 from ops import chunks, library
 from ops.library import TensorLike
 from ops.policy import Policy
-from ops.sharding import SHARDS
+from ops.sharding import IN_TABLE_SHARD, SHARDS, within
 
 __all__ = ['KINDS', 'FeatureLifecycle', 'Policy', 'Remote', 'capacity_cut']
 
@@ -241,7 +241,7 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_age(self.handle)
 
   def select(self, kind: str) -> tf.Tensor:
-    """Returns the keys that a save of this kind writes, int64 [m], by logical shard, then key.
+    """Returns the keys that a save of this kind writes, int64 [m], by shard of the table, then key.
 
     The table remembers selections of delta and base, with their present delta_score, until they are
     committed or the kind is selected again.
@@ -296,12 +296,17 @@ class FeatureLifecycle:
 
   def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
     most = max(1, min(CHUNK_FEATURES, CHUNK_BYTES // (64 + 4 * self._row_floats())))
-    shard, place = shards.start, 0
-    while shard < shards.stop:
-      span = np.array([shard, place, shards.stop, most])
+    # The shards of the table, of which the first and the last may hold others too.
+    shard, stop, place = shards.start // IN_TABLE_SHARD, -(-shards.stop // IN_TABLE_SHARD), 0
+    is_whole = shards.start % IN_TABLE_SHARD == shards.stop % IN_TABLE_SHARD == 0
+    while shard < stop:
+      span = np.array([shard, place, stop, most])
       columns = self._reads.ctr_lifecycle_export(self.handle, span)._asdict()
       shard, place = columns.pop('next').numpy().tolist()
       chunk = {name: column.numpy() for name, column in columns.items()}
+      if not is_whole:
+        kept = within(chunk['key'], shards)
+        chunk = {name: column[kept] for name, column in chunk.items()}
       if len(chunk['key']):
         chunk['checksum'] = np.int64(chunks.checksum(chunk))
         yield chunk

@@ -21,12 +21,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ops import chunks
+from ops import chunks, sharding
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.library import TensorLike, load
 from ops.policy import Policy
 from ops.row_optimizers import state_floats
-from ops.sharding import SHARDS, shard_of
+from ops.sharding import SHARDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,8 +236,7 @@ class RowStore(FeatureLifecycle):
 
   def within(self, chunk: chunks.Chunk, shards: range) -> chunks.Chunk:
     """Returns the features of a chunk that belong to these logical shards."""
-    shard = shard_of(chunk['key'])
-    kept = (shard >= shards.start) & (shard < shards.stop)
+    kept = sharding.within(chunk['key'], shards)
     if kept.all():
       return chunk
     slots = np.array(self.slot_table)

@@ -1,7 +1,8 @@
-"""Which logical shard a key belongs to, and which process owns it.
+"""Which shards a key belongs to, and which process owns it.
 
-Locks, checkpoint files and owners all follow the logical shard. ops/cc/lifecycle/hash.h states the
-same rule in C++.
+Owners follow the 4,096 logical shards. A table in memory has 256 shards, each of 16 logical ones;
+its locks and the blocks of checkpoints follow these. ops/cc/lifecycle/hash.h states the same rules
+in C++.
 """
 
 from typing import TypeVar
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 from ops.library import TensorLike, load
 
-SHARDS = 256
+SHARDS = 4096
+TABLE_SHARDS = 256
+IN_TABLE_SHARD = SHARDS // TABLE_SHARDS
 
 IntOrArray = TypeVar('IntOrArray', int, np.ndarray)
 
@@ -26,8 +29,19 @@ def mix64(keys: np.ndarray) -> np.ndarray:
 
 
 def shard_of(keys: np.ndarray) -> np.ndarray:
-  """Returns the logical shard of each key, int32 […] in [0, 256): the top 8 bits of its hash."""
-  return (mix64(keys) >> np.uint64(56)).astype(np.int32)
+  """Returns the logical shard of each key, int32 […] in [0, 4096): the top 12 bits of its hash."""
+  return (mix64(keys) >> np.uint64(52)).astype(np.int32)
+
+
+def table_shard_of(keys: np.ndarray) -> np.ndarray:
+  """Returns the shard of a table that holds each key, uint8 […]: the top 8 bits of its hash."""
+  return (mix64(keys) >> np.uint64(56)).astype(np.uint8)
+
+
+def within(keys: np.ndarray, shards: range) -> np.ndarray:
+  """Returns which keys belong to consecutive logical shards, bool [n]."""
+  shard = shard_of(keys)
+  return (shard >= shards.start) & (shard < shards.stop)
 
 
 def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:

@@ -21,7 +21,7 @@ from ops import row_optimizers
 from ops.dedupe import dedupe
 from ops.policy import Policy
 from ops.row_store import FactorPart, RowStore, TableSpec
-from ops.sharding import shard_of, shards_of
+from ops.sharding import IN_TABLE_SHARD, SHARDS, shard_of, shards_of, table_shard_of
 from tests.support.threads import on_threads
 from trainer import errors
 from trainer.config import RowOptimizer
@@ -107,11 +107,11 @@ def make_chunks(n, rng):
   return chunks
 
 
-def split(chunks, size):
+def split(chunks, size, shards_of_owner=shards_of):
   """The stores of `size` owners."""
   whole = Store(chunks)
   return [
-    Store([c for c in (whole.within(c, shards_of(r, size)) for c in chunks) if len(c['key'])])
+    Store([c for c in (whole.within(c, shards_of_owner(r, size)) for c in chunks) if len(c['key'])])
     for r in range(size)
   ]
 
@@ -185,6 +185,27 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         np.concatenate([c[name] for c in self.chunks]),
       )
 
+  @parameterized.product(writers=[1, 3, 7], readers=[1, 3, 4])
+  def test_a_checkpoint_of_format_3_is_read(self, writers, readers):
+    """There an owner had some of 256 shards."""
+
+    def shards_of_format_3(owner, owners):
+      begin, end = (-(-i * 256 // owners) * IN_TABLE_SHARD for i in (owner, owner + 1))
+      return range(begin, end)
+
+    with (
+      mock.patch.object(checkpoint, 'FORMAT', 3),
+      mock.patch.object(checkpoint, 'shards_of', shards_of_format_3),
+    ):
+      save(self.directory, split(self.chunks, writers, shards_of_format_3))
+    stores, _ = restore(self.directory, readers)
+    union = {}
+    for rank, store in enumerate(stores):
+      for chunk in store.chunks:
+        self.assertTrue(np.isin(shard_of(chunk['key']), shards_of(rank, readers)).all())
+      union.update(store.rows())
+    self.assertEqual(union, self.rows)
+
   def test_each_process_reads_only_its_own_rows(self):
     save(self.directory, split(self.chunks, 1))
     (path,) = checkpoint.candidates(self.directory)
@@ -199,7 +220,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     with self.assertRaisesRegex(
       errors.DataLoss, '00001.bin: the checksum of its block at byte 0 is .*; wanted'
     ):
-      list(checkpoint.read_rows(path, checkpoint.check(path), range(256)))
+      list(checkpoint.read_rows(path, checkpoint.check(path), range(SHARDS)))
 
   def test_rows_take_no_more_bytes_than_they_hold(self):
     save(self.directory, split(self.chunks, 1))
@@ -255,7 +276,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_blocks_of_wide_rows_are_small(self):
     keys = np.arange(1 << 52, (1 << 52) + 20_000)
-    keys = keys[shard_of(keys) == 7][:40]
+    keys = keys[table_shard_of(keys) == 7][:40]
     store = RowStore(
       Policy(admission='none'),
       tables=[TableSpec('wide', (FactorPart('plain', 500_000),), factors='sgd')],
@@ -307,7 +328,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       push(1e-6)
       save(self.directory, [store])
       path = os.path.join(self.directory, 'ckpt-000000005')
-      (block,) = checkpoint.read_rows(path, checkpoint.check(path), range(256))
+      (block,) = checkpoint.read_rows(path, checkpoint.check(path), range(SHARDS))
       sizes[dtype] = block['factors_wide'].nbytes
       self.assertEqual(block['factors_wide'].dtype, spec.column)
       push(1e36)

@@ -20,7 +20,7 @@ from ops import row_optimizers
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
 from ops.row_store import FactorPart, PulledRows, RowStore, TableSpec
-from ops.sharding import owner_of, shard_of, shards_of
+from ops.sharding import SHARDS, owner_of, shard_of, shards_of
 from tests.support.steps import make_config
 from tests.support.threads import in_thread, on_threads
 from trainer import config, files
@@ -169,7 +169,7 @@ def replay(directory):
 def live_keys(directory):
   """What the newest chain holds, read anew."""
   replay = chain.Replay()
-  return replay.live_keys(replay.scan(directory)[2], range(256))
+  return replay.live_keys(replay.scan(directory)[2], range(SHARDS))
 
 
 def make_pass(rng):
@@ -264,12 +264,12 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       store.push(*make_pass(rng))
       (written,) = self._write([store], kind, {'part': part}, replay=replay)
       links = replay.scan(self.directory)[2]
-      self.assertAllEqual(replay.live_keys(links, range(256)), live_keys(self.directory))
+      self.assertAllEqual(replay.live_keys(links, range(SHARDS)), live_keys(self.directory))
       return written.path
 
     write(0, 'base')
     with mock.patch.object(chain, 'RowExport', wraps=chain.RowExport) as opened:
-      replay.live_keys(replay.scan(self.directory)[2], range(256))
+      replay.live_keys(replay.scan(self.directory)[2], range(SHARDS))
       self.assertEqual(opened.call_count, 0)
     paths = [write(part) for part in range(1, 5)]
     # Another process has taken the last one away, and written one of its name.

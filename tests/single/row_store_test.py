@@ -375,7 +375,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     # Two halves, as two ranks would have written them.
     other.clear()
     self.assertEqual(other.size(), 0)
-    for shards in (range(100), range(100, 256)):
+    for shards in (range(1000), range(1000, sharding.SHARDS)):
       other.import_state(store.export_state(shards=shards), replace=False)
     self.assertEqual(contents(other), wanted)
     path = os.path.join(self.get_temp_dir(), 'state.npz')
@@ -389,7 +389,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
   def test_damaged_import(self):
     store = RowStore(score_policy(1.0), tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED)
     self.fill(store, np.random.default_rng(7), steps=4)
-    parts = (range(begin, begin + 32) for begin in range(0, 256, 32))
+    parts = (range(begin, begin + 512) for begin in range(0, sharding.SHARDS, 512))
     chunks = [next(store.export_state(shards=shards)) for shards in parts]
     other, *_, good = sorted(chunks, key=lambda c: len(c['factors_user']))
     without = {k: v for k, v in good.items() if k != 'linear'}

@@ -13,9 +13,9 @@ class ShardingTest(tf.test.TestCase):
     self.assertEqual(int(sharding.mix64(1)), 0xB456BCFC34C2CB2C)
 
   def test_the_shards_of_all_owners_are_all_shards_in_order(self):
-    for owners in (1, 2, 3, 5, 255, 256, 300):
+    for owners in (1, 2, 3, 5, 40, 256, 300, 4096, 5000):
       of_each = [list(sharding.shards_of(owner, owners)) for owner in range(owners)]
-      self.assertEqual(sum(of_each, []), list(range(256)))
+      self.assertEqual(sum(of_each, []), list(range(4096)))
       for owner, shards in enumerate(of_each):
         self.assertAllEqual(sharding.owner_of(np.array(shards, int), owners), [owner] * len(shards))
       self.assertLessEqual(max(map(len, of_each)) - min(map(len, of_each)), 1)
@@ -25,7 +25,8 @@ class ShardingTest(tf.test.TestCase):
     unique = dedupe(keys).unique.numpy()
     shards = sharding.shard_of(unique)
     self.assertAllEqual(np.sort(shards), shards)
-    for owners in (1, 3, 256):
+    self.assertAllEqual(shards // sharding.IN_TABLE_SHARD, sharding.table_shard_of(unique))
+    for owners in (1, 3, 40, 256, 4096):
       self.assertAllEqual(
         sharding.owner_counts(unique, owners),
         np.bincount(sharding.owner_of(shards, owners), minlength=owners),

@@ -10,7 +10,7 @@ import pandas as pd
 from ops.chunks import Chunk
 from ops.policy import Policy
 from ops.row_store import to_float32
-from ops.sharding import SHARDS, owner_of, shard_of
+from ops.sharding import SHARDS, owner_of, shard_of, within
 from trainer import config, files
 from trainer.data.features import hash_keys
 from trainer.data.schema import briefly
@@ -24,7 +24,7 @@ from trainer.storage import chain, checkpoint
 from trainer.storage.kept_texts import texts_of_slot
 
 _ALL = range(SHARDS)
-_SHARDS_AT_ONCE = 16  # how many shards of two checkpoints are compared in memory
+_SHARDS_AT_ONCE = SHARDS // 16  # how many shards of two checkpoints are compared in memory
 
 _COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')
 
@@ -241,7 +241,7 @@ def _joined(chunks: Iterator[Chunk], shards: range) -> tuple[np.ndarray, np.ndar
   """Returns keys, slot ids and linear weights of all rows of some logical shards."""
   keys, slots, linear = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
   for chunk in chunks:
-    kept = np.isin(shard_of(chunk['key']), shards)
+    kept = within(chunk['key'], shards)
     keys.append(chunk['key'][kept])
     slots.append(chunk['slot'][kept].astype(np.int64))
     linear.append(chunk['linear'][kept, 0])

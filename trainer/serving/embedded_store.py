@@ -2,7 +2,7 @@
 
     DIRECTORY/data.mdb  lock.mdb
 
-    logical shard (1 byte), key (8 bytes, big-endian) -> a row (trainer.serving.versioned_store)
+    logical shard (2 bytes), key (8 bytes, big-endian) -> a row (trainer.serving.versioned_store)
     'version'  -> Version as JSON
     'config'   -> the resolved config
     'dense'    -> the dense variables, .npz
@@ -35,8 +35,9 @@ from trainer.serving.versioned_store import (
 )
 from trainer.storage.chain import RowExport
 
-_KEY = np.dtype([('shard', 'u1'), ('key', '>i8')])
-_VERSION, _CONFIG, _DENSE = b'version', b'config', b'dense'
+_KEY = np.dtype([('shard', '>u2'), ('key', '>i8')])
+# A store of another format reads as an empty one, so that it is published again from a base.
+_VERSION, _CONFIG, _DENSE = b'version of format 2', b'config', b'dense'
 # The store's largest size. It reserves addresses, not memory or disk.
 _MAP_BYTES = 1 << 40
 

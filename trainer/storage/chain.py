@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging
 
-from ops.sharding import SHARDS, shard_of, shards_of
+from ops.sharding import IN_TABLE_SHARD, SHARDS, shards_of, within
 from trainer import files
 from trainer.data.features import HASH_BITS
 from trainer.errors import DataLoss
@@ -179,8 +179,7 @@ class RowExport:
       crc, expected = zlib.crc32(keys.tobytes()), self._manifest['files'][name]['keys_crc32']
       if crc != expected:
         raise DataLoss(f'{file}: the checksum of its keys is {crc:08x}; expected {expected:08x}')
-      shard = shard_of(keys)
-      parts.append(keys[(shard >= shards.start) & (shard < shards.stop)])
+      parts.append(keys[within(keys, shards)])
     return np.concatenate(parts)
 
   def _parts(self, content: str, shards: range) -> Iterator[str]:
@@ -188,7 +187,9 @@ class RowExport:
     parts = self._manifest['parts']
     for rank in range(parts):
       own, name = shards_of(rank, parts), part_name(content, rank, parts)
-      if name in self._manifest['files'] and own.start < shards.stop and shards.start < own.stop:
+      # Earlier versions divided the shards of a table among the parts.
+      begin, end = own.start - IN_TABLE_SHARD, own.stop + IN_TABLE_SHARD
+      if name in self._manifest['files'] and begin < shards.stop and shards.start < end:
         yield name
 
 

@@ -1,20 +1,22 @@
 """Checkpoints: the whole state of a run, readable by any number of processes.
 
     checkpoints/ckpt-000000123/
-      rows-00000-of-00002.bin     the rows of process 0 of 2: the logical shards [0, 128), block by
-                                  block; a block holds its columns one after another
+      rows-00000-of-00002.bin     what process 0 of 2 owns: the logical shards [0, 2048), block
+                                  by block; a block holds its columns one after another
       rows-00000-of-00002.json    names, dtypes and row shapes of the columns; of each block its
-                                  first and last shard, the length of each column, and its checksum
+                                  first and last table shard, the length of each column, and its
+                                  checksum
       texts-00000-of-00002.parquet   with data.keep_texts, texts of its features (kept_texts.py)
       dense.npz                   dense variables, optimizer slots, metrics: name -> array
       progress.json  config.yaml
       MANIFEST.json               every file, its size and checksum
       DONE                        marks the checkpoint as complete; holds MANIFEST.json's checksum
 
-A block is a chunk that the store exports (ops/row_store.py): rows in the order of the 256 logical
+A block is a chunk that the store exports (ops/row_store.py): rows in the order of a table's 256
 shards (ops.sharding). Columns `factors_NAME` hold the admitted rows of a table as float32, or as
-uint16 with the bits of bfloat16. A process reads and checks only the blocks of shards that it owns,
-and keeps only its own rows. Rows are written and read one block at a time, in sequence.
+uint16 with the bits of bfloat16. A process reads and checks only the blocks that may hold rows of
+its own, and keeps only these. Rows are written and read one block at a time, in sequence. Format 3
+differs only in what process r of n owns: it divided the 256 shards.
 """
 
 import filecmp
@@ -34,7 +36,7 @@ import tensorflow as tf
 from absl import logging
 
 from ops.chunks import Chunk
-from ops.sharding import SHARDS, shard_of, shards_of
+from ops.sharding import IN_TABLE_SHARD, SHARDS, shards_of, table_shard_of, within
 from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
@@ -43,7 +45,8 @@ from trainer.errors import DataLoss, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.kept_texts import KeptTexts
 
-FORMAT = 3
+FORMAT = 4
+_READ = 3, 4  # formats
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 
@@ -77,9 +80,9 @@ def _write_rows(path: str, store: RowTable, shards: range) -> None:
   blocks: list[Json] = []
   with open(path + '.bin', 'wb') as f:
     for chunk in store.export_state():
-      first, last = shard_of(chunk['key'][[0, -1]]).tolist()
-      if first not in shards or last not in shards:
-        raise ValueError(f'the store gave rows of shards {first} to {last}; it owns {shards}')
+      if not within(chunk['key'], shards).all():
+        raise ValueError(f'the store gave rows of other shards than {shards}, which it owns')
+      first, last = table_shard_of(chunk['key'][[0, -1]]).tolist()
       columns = [[name, array.dtype.str, list(array.shape[1:])] for name, array in chunk.items()]
       crc = 0
       for name, array in chunk.items():
@@ -257,10 +260,7 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
     DataLoss: naming the damaged file.
   """
   parts, listed = manifest['parts'], manifest['files']
-  for rank in range(parts):
-    own = shards_of(rank, parts)
-    if own.start >= shards.stop or shards.start >= own.stop:
-      continue
+  for rank in _with_shards(parts, shards):
     part = _part(rank, parts)
     index = json.loads(files.read_checked(path, part + '.json', listed))
     row_bytes = [
@@ -270,9 +270,18 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
     with open(os.path.join(path, part + '.bin'), 'rb', buffering=0) as f:
       for block in index['blocks']:
         first, last = block['shards']
-        if first < shards.stop and shards.start <= last:
+        if first * IN_TABLE_SHARD < shards.stop and shards.start < (last + 1) * IN_TABLE_SHARD:
           yield _read_block(f, start, index['columns'], block)
         start += sum(map(operator.mul, block['lengths'], row_bytes))
+
+
+def _with_shards(parts: int, shards: range) -> Iterator[int]:
+  """Yields which of so many parts may hold some logical shards."""
+  for rank in range(parts):
+    own = shards_of(rank, parts)
+    # In format 3 a part began and ended up to a shard of a table elsewhere.
+    if own.start - IN_TABLE_SHARD < shards.stop and shards.start < own.stop + IN_TABLE_SHARD:
+      yield rank
 
 
 def _read_block(
@@ -303,9 +312,8 @@ def read_texts(
 ) -> Iterator[bytes]:
   """Yields what processes have dumped of the texts of features, as `read_rows` yields rows."""
   parts, listed = manifest['parts'], manifest['files']
-  for rank in range(parts):
-    own, name = shards_of(rank, parts), _texts(rank, parts)
-    if name in listed and own.start < shards.stop and shards.start < own.stop:
+  for rank in _with_shards(parts, shards):
+    if (name := _texts(rank, parts)) in listed:
       yield files.read_checked(path, name, listed)
 
 
@@ -316,8 +324,8 @@ def check(path: str) -> JsonObject:
     DataLoss: naming the file that is missing, damaged or foreign.
   """
   manifest = files.read_manifest(path)
-  if manifest['format'] != FORMAT:
-    raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {FORMAT}')
+  if manifest['format'] not in _READ:
+    raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted one of {list(_READ)}')
   for rank in range(manifest['parts']):
     name = _part(rank, manifest['parts']) + '.json'
     if name not in manifest['files']:

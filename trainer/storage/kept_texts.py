@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from absl import logging
 
-from ops.sharding import shard_of, shards_of
+from ops.sharding import shards_of, within
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import HASH_BITS
@@ -57,7 +57,7 @@ class KeptTexts:
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
     """Adds the texts of features that are owned and admitted, and have none yet."""
     keys, first = np.unique(keys, return_index=True)
-    new = np.isin(shard_of(keys), self._own) & ~np.isin(keys, self._keys)
+    new = within(keys, self._own) & ~np.isin(keys, self._keys)
     new &= np.isin(keys >> HASH_BITS, list(self._ids.values()))
     keys, first = keys[new], first[new]
     admitted = self._admitted(keys)

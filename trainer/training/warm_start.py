@@ -18,7 +18,7 @@ import numpy as np
 
 from ops import chunks, row_optimizers, row_store
 from ops.row_kinds import HYPERPARAMETERS
-from ops.sharding import shard_of, shards_of
+from ops.sharding import shards_of, within
 from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import table_specs
@@ -118,8 +118,7 @@ def rows(
       slot = chunk['key'] >> HASH_BITS
       to = new_id[slot]
       key = (chunk['key'] & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
-      shard = shard_of(key)
-      kept = (to >= 0) & (shard >= own.start) & (shard < own.stop)
+      kept = (to >= 0) & within(key, own)
       changed_chunk = chunks.select(chunk, kept, tables)
       changed_chunk['key'], changed_chunk['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
       if before != now:

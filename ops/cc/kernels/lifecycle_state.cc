@@ -22,7 +22,7 @@ class LifecycleExportOp : public FeatureTableOpKernel {
     const int64_t stop = span(2), limit = span(3);
     OP_REQUIRES(context, shard >= 0 && stop <= kShards,
                 absl::InvalidArgumentError(absl::StrCat("span: found shards [", shard, ", ", stop,
-                                                        "); wanted some of [0, 256)")));
+                                                        "); wanted some of the table's [0, 256)")));
     OP_REQUIRES(context, place >= 0,
                 absl::InvalidArgumentError(
                     absl::StrCat("span[1]: found ", place, "; wanted a place >= 0")));

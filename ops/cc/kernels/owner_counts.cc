@@ -19,7 +19,7 @@ REGISTER_OP("CtrOwnerCounts")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Counts the keys of each owner: the owner of key k among N processes is ShardOf(Mix64(k)) * N / 256.
+Counts the keys of each owner: the owner of key k among N processes is LogicalShardOf(Mix64(k)) * N / 4096.
 
 keys: [n], grouped by logical shard as CtrDedupe leaves them, so that each owner's keys are contiguous.
 counts: [owners].
@@ -40,8 +40,7 @@ class OwnerCountsOp : public tensorflow::OpKernel {
     const auto in = keys.flat<int64_t>();
     int64_t last = 0;
     for (int64_t i = 0; i < in.size(); ++i) {
-      const int64_t owner =
-          static_cast<int64_t>(ctr::ShardOf(ctr::Mix64(in(i)))) * owners_ / ctr::kShards;
+      const int64_t owner = ctr::LogicalShardOf(ctr::Mix64(in(i))) * owners_ / ctr::kLogicalShards;
       OP_REQUIRES(c, owner >= last,
                   absl::InvalidArgumentError("keys: wanted them grouped by logical shard"));
       last = owner;

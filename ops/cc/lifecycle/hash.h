@@ -1,4 +1,4 @@
-// Where a key lives: its logical shard, and grouping of a batch by shard.
+// Where a key lives: its shards, and grouping of a batch by them.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,10 @@
 
 namespace ctr {
 
-constexpr int kShards = 256;
+constexpr int kShards = 256;          // of a table, each with a lock of its own
+constexpr int kLogicalShards = 4096;  // owners hold consecutive ones
+// A shard of a table holds so many consecutive logical shards.
+constexpr int kLogicalInShard = kLogicalShards / kShards;
 
 // The finaliser of MurmurHash3: a bijection of 64 bits whose every output bit depends on every
 // input bit.
@@ -20,8 +23,8 @@ inline uint64_t Mix64(int64_t key) {
   return h;
 }
 
-// Locks, checkpoint files and owners all follow the logical shard.
 inline int ShardOf(uint64_t mixed) { return static_cast<int>(mixed >> 56); }
+inline int LogicalShardOf(uint64_t mixed) { return static_cast<int>(mixed >> 52); }
 
 // The positions of a batch's keys, shard by shard, in input order within a shard.
 // For shard s: for (i = starts[s]; i < starts[s + 1]; ++i) keys[At(i)].

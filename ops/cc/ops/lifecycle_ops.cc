@@ -195,7 +195,7 @@ REGISTER_OP("CtrLifecycleSelect")
     .Doc(R"doc(
 The keys that a save of this kind writes. Delta and base are remembered, with their delta_score of now, until committed.
 
-keys: [m], by logical shard, then key.
+keys: [m], by shard of the table, then key.
 )doc");
 
 REGISTER_OP("CtrLifecycleCommit")
@@ -253,7 +253,7 @@ REGISTER_OP("CtrLifecycleExport")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Some features of consecutive logical shards, in their order.
+Some features of consecutive shards of the table, in their order.
 
 span: [4]: the shard to begin with and the place in it (0, or both as the last call gave them as next), the shard to stop before, and how many features at most, >= 1.
 next: [2]: shard and place to go on from; the shard to stop before at the end.

@@ -125,7 +125,7 @@ REGISTER_OP("CtrRowStorePull")
     .Doc(R"doc(
 Reads rows; changes nothing.
 
-keys: [u], >= 0; fastest where grouped by logical shard.
+keys: [u], >= 0; fastest where grouped by shard of the table.
 train: with admission `none`, features that have no factors yet read their initial ones.
 ids: [u], hints for the push; -1 where absent.
 offsets: [u + 1]; feature j's factors are factors[offsets[j]:offsets[j + 1]], none before admission.

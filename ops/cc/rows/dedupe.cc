@@ -23,6 +23,23 @@ int64_t Unmix64(uint64_t h) {
 
 }  // namespace
 
+// A stable counting sort, after which each owner's keys are contiguous.
+void Dedupe::SortByLogicalShard(Unique* uniques, int32_t u, std::vector<int32_t>* moved) {
+  static thread_local std::vector<Unique> unsorted;
+  const auto part = [](const Unique& unique) {
+    return LogicalShardOf(unique.mixed) % kLogicalInShard;
+  };
+  int32_t next[kLogicalInShard + 1] = {};
+  for (int32_t k = 0; k < u; ++k) ++next[part(uniques[k]) + 1];
+  for (int p = 0; p < kLogicalInShard; ++p) next[p + 1] += next[p];
+  unsorted.assign(uniques, uniques + u);
+  moved->resize(u);
+  for (int32_t k = 0; k < u; ++k) {
+    const int32_t to = (*moved)[k] = next[part(unsorted[k])]++;
+    uniques[to] = unsorted[k];
+  }
+}
+
 int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int threads,
                      int32_t* order) {
   const int64_t n = batch.n;
@@ -70,6 +87,7 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
   unique_begin_.assign(kShards + 1, 0);
   parallel_for(kShards, 8 * n / kShards, [&](int64_t first, int64_t last) {
     static thread_local std::vector<int32_t> table;  // unique + 1; 0: empty
+    static thread_local std::vector<int32_t> moved;  // where SortByLogicalShard put a unique
     for (int64_t s = first; s < last; ++s) {
       const int64_t begin = shard_begin_[s], end = shard_begin_[s + 1];
       uint64_t slots = 16;
@@ -104,6 +122,7 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
         ++unique.count;
       }
       unique_begin_[s + 1] = u;
+      SortByLogicalShard(uniques, u, &moved);
       table.resize(std::max<size_t>(table.size(), u));
       int32_t* const next = table.data();
       int32_t at = static_cast<int32_t>(begin);
@@ -111,8 +130,11 @@ int64_t Dedupe::Find(const Batch& batch, const ParallelFor& parallel_for, int th
         next[k] = at;
         at += uniques[k].count;
       }
-      for (int64_t i = begin; i < end; ++i)
-        order[next[occurrences[i].unique]++] = occurrences[i].position;
+      for (int64_t i = begin; i < end; ++i) {
+        Occurrence& o = occurrences[i];
+        o.unique = moved[o.unique];
+        order[next[o.unique]++] = o.position;
+      }
     }
   });
   if (!good) return -1;

@@ -1,7 +1,7 @@
 // Distinct keys of a batch, grouped by logical shard, with the sums of their occurrences.
 //
-// Occurrences are partitioned by shard, then each shard is deduplicated on its own with a table
-// that fits the L1 cache. The result does not depend on the number of threads.
+// Occurrences are partitioned by the 256 shards of a table, then each is deduplicated on its own
+// with a hash table that fits the L1 cache. The result does not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ class Dedupe {
   // sample is not in [0, clicks_n).
   int64_t Find(const Batch& batch, const ParallelFor& parallel_for, int threads, int32_t* order);
 
-  // Writes the rest of what the last Find found: unique keys by shard, by first occurrence within;
-  // inverse [n]; sums of shows and clicks [u]; starts [u + 1]: the occurrences of unique j are
-  // order[starts[j]:starts[j + 1]], ascending.
+  // Writes the rest of what the last Find found: unique keys by logical shard, by first occurrence
+  // within; inverse [n]; sums of shows and clicks [u]; starts [u + 1]: the occurrences of unique j
+  // are order[starts[j]:starts[j + 1]], ascending.
   void Write(int64_t* unique, int32_t* inverse, float* shows, float* clicks, int32_t* starts,
              const ParallelFor& parallel_for);
 
@@ -47,6 +47,9 @@ class Dedupe {
     float show, click;
     int32_t count;
   };
+
+  // Orders the u uniques of a shard; moved [u] says where each went.
+  static void SortByLogicalShard(Unique* uniques, int32_t u, std::vector<int32_t>* moved);
 
   int64_t blocks_ = 1;             // of occurrences, by position
   std::vector<uint8_t> shard_of_;  // [n], by position
