@@ -1,20 +1,19 @@
 # syntax=docker/dockerfile:1
 # For GPUs (NCCL):  docker build -t ctr-trainer .
-# For CPUs:         docker build -t ctr-trainer:cpu --build-arg BASE=debian:bookworm --build-arg VARIANT=cpu .
-# The newest TensorFlow, without TFRA:  --build-arg STACK=next --build-arg BASE=nvidia/cuda:12.5.1-devel-ubuntu22.04
-# TensorFlow 2.16 is built for CUDA 12.3 and cuDNN 8.9, 2.21 for CUDA 12.5 and cuDNN 9. The base brings nvcc and NCCL, which Horovod is compiled with;
-# TensorFlow's own extra brings the CUDA libraries and cuDNN that it loads.
-ARG BASE=nvidia/cuda:12.3.2-devel-ubuntu22.04
+# For CPUs:         docker build -t ctr-trainer:cpu --build-arg VARIANT=cpu .
+# The newest TensorFlow, without TFRA:  --build-arg STACK=next
+# TensorFlow's own extra brings the CUDA libraries, cuDNN and NCCL; Horovod is compiled with these (docs/gpu.md). The driver is the host's.
+ARG BASE=debian:bookworm
 FROM ${BASE}
 ARG VARIANT=gpu
 # Empty: requirements.txt; next: requirements-next.txt.
 ARG STACK=
 ARG HOROVOD=0.28.1
 # Compute capabilities that Horovod's kernels are compiled for.
-ARG CUDA_ARCHITECTURES=70,75,80,86,89,90
+ARG CUDA_ARCHITECTURES="70 75 80 86 89 90"
 
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-      python3.11 python3.11-venv g++ cmake make ca-certificates openssh-client openssh-server && \
+      python3.11 python3.11-venv g++ cmake make ca-certificates openssh-client openssh-server $([ "$VARIANT" != gpu ] || echo clang-19) && \
     rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* && mkdir -p /run/sshd
 
 ENV PATH=/opt/venv/bin:$PATH TF_USE_LEGACY_KERAS=1 PYTHONUNBUFFERED=1
@@ -26,13 +25,8 @@ RUN if [ "$VARIANT" = gpu ]; then \
     fi
 
 COPY launch/horovod_wheel.sh /tmp/
-# The stubs stand in for the driver's libcuda, which a build has not.
-RUN if [ "$VARIANT" = gpu ]; then \
-      export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_CUDA_HOME=/usr/local/cuda \
-        HOROVOD_BUILD_CUDA_CC_LIST="$CUDA_ARCHITECTURES" && ldconfig /usr/local/cuda/lib64/stubs; \
-    fi && \
-    /tmp/horovod_wheel.sh "$HOROVOD" /tmp/wheel && pip install --no-cache-dir --no-deps /tmp/wheel/*.whl && rm -r /tmp/wheel && \
-    ldconfig
+RUN CUDA_ARCHITECTURES="$CUDA_ARCHITECTURES" /tmp/horovod_wheel.sh "$HOROVOD" /tmp/wheel "$VARIANT" && \
+    pip install --no-cache-dir --no-deps /tmp/wheel/*.whl && rm -r /tmp/wheel
 
 WORKDIR /app
 COPY pyproject.toml setup.py README.md LICENSE ./

@@ -1,6 +1,7 @@
 # `make train` and `make test` set everything up in .venv first; what is up to date is not done again.
 # Python 3.11 takes TensorFlow 2.16 with TFRA (requirements.txt); Python 3.10, 3.12 and 3.13, for which TFRA has no build, take the
 # newest TensorFlow that works (requirements-next.txt). STACK=next takes that with Python 3.11 too, in .venv-next.
+# DEVICE=gpu adds TensorFlow's CUDA libraries and builds Horovod with NCCL (docs/gpu.md); the environment keeps it.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
@@ -10,6 +11,7 @@ STACK ?=
 SUFFIX := $(addprefix -,$(STACK))
 VENV := .venv$(SUFFIX)
 PY := $(VENV)/bin/python
+DEVICE ?= $(if $(wildcard $(VENV)/.cuda),gpu)
 # The environment's own where there is one; else the first that runs, the last of them so that it is named if none does.
 PYTHON ?= $(or $(wildcard $(PY)),$(shell for p in python3.11 python3.13 python3.12 python3.10 python3; do \
   $$p -V >/dev/null 2>&1 && break; done; echo $$p))
@@ -19,11 +21,15 @@ HOROVOD := 0.28.1
 TENSORFLOW := $(shell sed -n 's/^tensorflow==//p' $(REQUIREMENTS))
 OPS := ops/_ctr_ops-tf$(TENSORFLOW).so
 LOGS := build/test$(SUFFIX)
+CLANG ?= clang++-19
+export CLANG
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 # Prerequisites: the first that is missing ends every target in one line. ensurepip is what Debian's Python lacks without -venv.
 define MISSING
 if ! [[ '$(STACK)' =~ ^(next)?$$ ]]; then echo "STACK: found '$(STACK)'; wanted next, or none";
+elif ! [[ '$(DEVICE)' =~ ^(gpu)?$$ ]]; then echo "DEVICE: found '$(DEVICE)'; wanted gpu, or none";
+elif [ -n '$(DEVICE)' ] && ! command -v $(CLANG) >/dev/null; then echo '$(CLANG), which compiles for GPUs, is missing; to install it: apt-get install clang-19';
 elif ! command -v $(PYTHON) >/dev/null; then echo '$(PYTHON) is missing; to install it: apt-get install python3 python3-venv';
 elif ! [[ '$(VERSION)' =~ ^3\.1[0-3]$$ ]]; then echo "PYTHON=$(PYTHON) is $$($(PYTHON) -V 2>&1); wanted Python 3.10 to 3.13";
 elif [ -x $(PY) ] && ! $(PY) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSION)")'; then
@@ -63,18 +69,23 @@ $(VENV)/.requirements: $(REQUIREMENTS) requirements-dev.txt
 	$(PY) -m pip install -q --disable-pip-version-check -r $(REQUIREMENTS) -r requirements-dev.txt
 	touch $@
 
-# Horovod is compiled against TensorFlow and the compiler's library: the wheel is kept per user, keyed by these.
-WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctr-trainer/horovod-$(HOROVOD)-tf$(TENSORFLOW)-cp$(subst .,,$(VERSION))-gcc$(shell $(CXX) -dumpfullversion)-$(shell uname -m)
+$(VENV)/.cuda: $(VENV)/.requirements
+	$(PY) -m pip install -q --disable-pip-version-check -c $(REQUIREMENTS) 'tensorflow[and-cuda]==$(TENSORFLOW)'
+	touch $@
 
-$(WHEELS): | $(VENV)/.requirements
+# Horovod is compiled against TensorFlow and the compiler's library: the wheel is kept per user, keyed by these.
+WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctr-trainer/horovod-$(HOROVOD)-tf$(TENSORFLOW)-cp$(subst .,,$(VERSION))-gcc$(shell $(CXX) -dumpfullversion)-$(shell uname -m)$(addprefix -,$(DEVICE))
+CUDA := $(if $(DEVICE),$(VENV)/.cuda)
+
+$(WHEELS): | $(VENV)/.requirements $(CUDA)
 	@echo 'Building Horovod $(HOROVOD) for TensorFlow $(TENSORFLOW): some minutes, once; the wheel is kept in $@'
 	mkdir -p $(dir $@)
 	work=$$(mktemp -d $(dir $@)build.XXXX); trap 'rm -rf $$work' EXIT; \
-	  launch/horovod_wheel.sh $(HOROVOD) $$work/wheel; mv -T $$work/wheel $@
+	  launch/horovod_wheel.sh $(HOROVOD) $$work/wheel $(DEVICE); mv -T $$work/wheel $@
 
-$(VENV)/.horovod: $(VENV)/.requirements | $(WHEELS)
+$(VENV)/.horovod: $(VENV)/.requirements $(CUDA) | $(WHEELS)
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --force-reinstall $(WHEELS)/*.whl
-	TF_CPP_MIN_LOG_LEVEL=3 horovodrun --check-build | grep '\[X\] TensorFlow'  # not -q, which leaves before all is written
+	TF_CPP_MIN_LOG_LEVEL=3 horovodrun --check-build | grep '\[X\] $(if $(DEVICE),NCCL,TensorFlow)'  # not -q, which leaves before all is written
 	touch $@
 
 # Folders are listed so that a source which is gone counts as a change.

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import resource
 import secrets
 import shutil
@@ -42,19 +43,12 @@ _PROCESS_BYTES = 0.7 * _GB  # of a rank with TensorFlow and no rows
 
 
 class Check(NamedTuple):
-  """What one rank found.
-
-  Attributes:
-    name: what was looked at.
-    state: one of _STATES.
-    found: what was found.
-    wanted: what to do if the state is not ok.
-  """
+  """What one rank found."""
 
   name: str
-  state: str
+  state: str  # one of _STATES
   found: str
-  wanted: str = ''
+  wanted: str = ''  # what to do if the state is not ok
 
 
 @command_line.command
@@ -143,22 +137,11 @@ def _ranks(communicator: 'Communicator', here: runtime.Runtime) -> Check:
 
 
 def _processor() -> Check:
-  model, able = platform.machine(), set()
-  with contextlib.suppress(OSError), open('/proc/cpuinfo', encoding='utf-8') as f:
-    for line in f:
-      key, _, value = line.partition(':')
-      if key.strip() == 'model name':
-        model = value.strip()
-      elif key.strip() == 'flags':
-        able = set(value.split())
-        break
-  names = {
-    'AVX2': 'avx2',
-    'AVX-512': 'avx512f',
-    'bfloat16 products': 'avx512_bf16',
-    'AMX': 'amx_bf16',
-  }
-  told = ', '.join(('' if flag in able else 'no ') + name for name, flag in names.items())
+  with open('/proc/cpuinfo', encoding='utf-8') as f:
+    cpu = dict(re.findall(r'^(model name|flags)\s*: (.*)$', f.read(), re.MULTILINE))
+  model, able = cpu.get('model name', platform.machine()), cpu.get('flags', '').split()
+  names = {'avx2': 'AVX2', 'avx512f': 'AVX-512', 'avx512_bf16': 'bfloat16', 'amx_bf16': 'AMX'}
+  told = ', '.join(('' if flag in able else 'no ') + name for flag, name in names.items())
   state = 'ok' if 'avx2' in able or platform.machine() != 'x86_64' else 'slow'
   return Check('processor', state, f'{model}: {told}', 'a processor with AVX2')
 
@@ -224,8 +207,8 @@ def _gpus(here: runtime.Runtime, nccl: int | None) -> list[Check]:
   )
   if nccl is None:
     return [of_gpu, Check('NCCL', 'ok', 'no Horovod is installed: one process only')]
-  told = f'{nccl // 10_000}.{nccl // 100 % 100}.{nccl % 100}' if nccl else 'not built'
   state = 'slow' if gpus and not nccl and here.size > 1 else 'ok'
+  told = f'version {nccl}' if nccl else 'not built'
   return [of_gpu, Check('NCCL', state, told, '`make setup DEVICE=gpu` (docs/gpu.md)')]
 
 

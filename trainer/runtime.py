@@ -115,6 +115,21 @@ def secret() -> bytes:
   return text
 
 
+def working_directory(run_dir: str) -> str:
+  """Returns where this job trains for a run_dir in a bucket: in CTR_WORK_DIR, if it is set.
+
+  Raises:
+    UserError: if it is not set and the ranks run on several hosts, which must share the directory.
+  """
+  if not os.environ.get('CTR_WORK_DIR') and launched().host:
+    raise UserError(
+      f'run_dir {run_dir}: the ranks run on several hosts; wanted the environment variable '
+      'CTR_WORK_DIR, a directory that all of them share, from which the run is copied there'
+    )
+  root = os.environ.get('CTR_WORK_DIR') or os.path.expanduser('~/.cache/ctr-trainer/runs')
+  return os.path.join(root, run_dir.replace('://', os.sep))
+
+
 def rank() -> int:
   """Returns the rank that the launcher gave this process; 0 without a launcher."""
   text = os.environ.get('HOROVOD_RANK', '0')
@@ -251,6 +266,8 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
 
   before = set(os.listdir(_OWN_THREADS))
   hvd.init()
+  if hvd.nccl_built() and not gpus and not runtime.rank:
+    logging.warning('Horovod is built for GPUs, but TensorFlow finds none: the job trains on CPUs')
   # Gloo's thread takes the core from the thread that holds its lock, and spins until that one runs
   # again: a tenth of a step where cores are few. Batch threads preempt no others.
   for thread in set(os.listdir(_OWN_THREADS)) - before:
