@@ -22,7 +22,7 @@ from absl import logging
 from trainer import command_line, config, frames, runtime
 from trainer.comm.heartbeat import Heartbeat
 from trainer.config import effects
-from trainer.data.log_files import is_directory, matching, normal
+from trainer.data.log_files import is_directory, is_remote, matching, normal
 from trainer.errors import ConfigError, UserError
 from trainer.frames import Frame, patterns_of
 from trainer.plain_data import Json, JsonObject
@@ -316,7 +316,31 @@ class Source:
   def _where(self) -> str:
     return self.configuration if isinstance(self.configuration, str) else 'config'
 
+  @functools.cached_property
+  def bucket(self) -> str | None:
+    """The URL of a run_dir that lies in a bucket; None of one that does not."""
+    cfg = self._read()
+    if not is_remote(cfg.run_dir):
+      return None
+    if cfg.sync.mode != 'allreduce':
+      raise UserError(
+        f"run_dir: found '{cfg.run_dir}' with sync.mode '{cfg.sync.mode}'; wanted a directory "
+        'that all hosts share'
+      )
+    return normal(cfg.run_dir)
+
   def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
+    """Returns the config; in place of a run_dir in a bucket, this machine's directory for it.
+
+    Args:
+      measured: values of keys that the config leaves to the log.
+    """
+    cfg = self._read(measured)
+    if self.bucket is None:
+      return cfg
+    return cfg.model_copy(update={'run_dir': runtime.working_directory(self.bucket)})
+
+  def _read(self, measured: Mapping[str, Json] = {}) -> config.Config:
     if isinstance(self.configuration, str):
       return config.load(self.configuration, self.overrides, self.run_dir, measured)
     text = yaml.safe_dump(dict(self.configuration))
@@ -343,15 +367,19 @@ def train_here(
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here)
     from trainer.comm import horovod
+    from trainer.storage.bucket import Bucket
     from trainer.training import dense_dtype
     from trainer.training.job import Job
     from trainer.training.step import TrainStep
 
-    cfg = source.for_its_log(here.rank == 0, init_from)
     communicator = horovod.communicator(here, cfg.sync)
+    bucket = Bucket(source.bucket, cfg.run_dir) if source.bucket else None
+    if bucket:
+      communicator.together('', lambda: None if here.rank else bucket.download())
+    cfg = source.for_its_log(here.rank == 0, init_from)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     progress_made = heartbeat.progress if heartbeat else lambda: None
-    job = Job(cfg, communicator, step, progress_made, init_from, callbacks)
+    job = Job(cfg, communicator, step, progress_made, init_from, callbacks, bucket)
     if heartbeat:
       heartbeat.tell_lost = job.tell_lost
     stopped_by = job.run()

@@ -9,6 +9,7 @@ import time
 from absl import flags
 
 from trainer import command_line, files
+from trainer.data.log_files import is_remote
 from trainer.errors import UserError
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -44,6 +45,8 @@ def main() -> None:
   from trainer.training.finished_run import open_run
   from trainer.training.recommendations import item_vectors
 
+  if is_remote(RUN_DIR.value) and not OUT.value:
+    raise UserError(f'--run_dir {RUN_DIR.value}: is in a bucket; wanted --out, a directory here')
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as run:
     of_retrieval = run.cfg.model.retrieval is not None
     if (KIND.value in ('items', 'saved_model') if of_retrieval else KIND.value != 'items') is False:

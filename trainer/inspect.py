@@ -5,6 +5,7 @@ differences from another run, with --importance what each slot carries. Under ho
 share the work of --importance.
 """
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
@@ -38,15 +39,18 @@ _ATTEMPTS = 3
 @command_line.command
 def main() -> None:
   from trainer.reporting.live_line import WIDTH
+  from trainer.storage.bucket import copy_of
 
-  for attempts_left in reversed(range(_ATTEMPTS)):
-    try:
-      inspection, found = _look()
-      break
-    except (FileNotFoundError, DataLoss):
-      if not attempts_left:
-        raise
-      # A trainer at work has removed this checkpoint: there is a newer one.
+  with contextlib.ExitStack() as stack:
+    of = [path and stack.enter_context(copy_of(path)) for path in (RUN_DIR.value, AGAINST.value)]
+    for attempts_left in reversed(range(_ATTEMPTS)):
+      try:
+        inspection, found = _look(*of)
+        break
+      except (FileNotFoundError, DataLoss):
+        if not attempts_left:
+          raise
+        # A trainer at work has removed this checkpoint: there is a newer one.
   if runtime.rank() > 0:
     return
   if JSON.value:
@@ -62,25 +66,25 @@ def main() -> None:
     print(f'\n{name}\n{text}')
 
 
-def _look() -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
+def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
   """Returns the newest checkpoint, and the tables by name that are asked for."""
   import pandas as pd
 
   from trainer.reporting.inspection import Inspection
 
-  inspection = Inspection(RUN_DIR.value, CHECKPOINT.value)
+  inspection = Inspection(run_dir, CHECKPOINT.value)
   if FEATURE.value is not None:
     slot, sign, text = FEATURE.value.partition('=')
     if not sign:
       raise UserError(f"--feature: found '{FEATURE.value}'; wanted SLOT=TEXT")
     return inspection, {'feature': pd.DataFrame([inspection.feature(slot, text)])}
-  if AGAINST.value is not None:
-    return inspection, {'against': inspection.against(Inspection(AGAINST.value, CHECKPOINT.value))}
+  if against is not None:
+    return inspection, {'against': inspection.against(Inspection(against, CHECKPOINT.value))}
   if IMPORTANCE.value:
     from trainer.training.finished_run import open_run
     from trainer.training.importance import importance_table
 
-    with open_run(RUN_DIR.value, (), CHECKPOINT.value, runtime.launched()) as run:
+    with open_run(run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
       return inspection, {'importance': importance_table(run.inputs, prepared)}
   found = {'layers': inspection.layers(), 'slots': inspection.slots()}

@@ -8,11 +8,17 @@ import os
 import signal
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from trainer import command_line
+from trainer.data.log_files import is_directory
 from trainer.errors import UserError
+
+if TYPE_CHECKING:
+  from trainer.serving.publisher import Applied, Publisher
+  from trainer.serving.versioned_store import VersionedStore
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 TO = flags.DEFINE_string(
@@ -30,18 +36,22 @@ SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
 
 @command_line.command
 def main() -> int:
-  from trainer.serving.publisher import Applied, Publisher
+  from trainer.serving.publisher import Publisher
   from trainer.serving.versioned_store import open_store
+  from trainer.storage.bucket import followed
 
-  if not os.path.isdir(RUN_DIR.value):
+  if not is_directory(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
   store = open_store(TO.value, '--to', writable=True)
-  exports = os.path.join(RUN_DIR.value, 'exports')
-  publisher = Publisher(exports, store)
+  with followed(RUN_DIR.value, 'exports') as (run_dir, look):
+    exports = os.path.join(run_dir, 'exports')
+    return _publish(Publisher(exports, store, look), store)
 
+
+def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
   is_told = is_filter_told = False
 
-  def tell(applied: Applied) -> None:
+  def tell(applied: 'Applied') -> None:
     nonlocal is_told, is_filter_told
     is_told = True
     print(
@@ -85,7 +95,9 @@ def main() -> int:
       if not is_told:
         version = store.version()
         stays = f'nothing new; the store stays at version {version and version.sequence}'
-        print(f'{exports}: {stays if version else "no base or delta is there yet"}', flush=True)
+        print(
+          f'{RUN_DIR.value}: {stays if version else "no base or delta is there yet"}', flush=True
+        )
       return 0
     else:
       stop.wait(SECONDS_BETWEEN_LOOKS)

@@ -3,27 +3,36 @@
 A run may be finished, killed or still at work.
 """
 
+import contextlib
 import os
 
 from absl import flags
 
 from trainer import command_line
+from trainer.data.log_files import is_remote
 from trainer.errors import UserError, plain_errors
 
 OUT = flags.DEFINE_string(
-  'out', None, 'Where to write; RUN_DIR/report.html, or comparison.html of several runs.'
+  'out',
+  None,
+  'Where to write; RUN_DIR/report.html (report.html here, if RUN_DIR is in a bucket), or '
+  'comparison.html of several runs.',
 )
 
 
 @command_line.command
 def main(run_dirs: list[str]) -> None:
   from trainer.reporting import report
+  from trainer.storage.bucket import copy_of
 
   if not run_dirs:
     raise UserError('found no RUN_DIR; wanted python -m trainer.report RUN_DIR…')
-  default = os.path.join(run_dirs[0], 'report.html') if len(run_dirs) == 1 else 'comparison.html'
-  with plain_errors('cannot write the report'):
-    report.write(run_dirs, OUT.value or default)
+  default = 'comparison.html'
+  if len(run_dirs) == 1:
+    default = os.path.join('' if is_remote(run_dirs[0]) else run_dirs[0], 'report.html')
+  with contextlib.ExitStack() as stack, plain_errors('cannot write the report'):
+    local = [stack.enter_context(copy_of(run_dir)) for run_dir in run_dirs]
+    report.write(local, OUT.value or default)
   if not OUT.value:  # which may be the standard output
     print(default)
 

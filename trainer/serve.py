@@ -9,11 +9,13 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 from trainer import command_line, config, runtime
+from trainer.data.log_files import is_directory
 from trainer.errors import UserError, plain_errors
 
 if TYPE_CHECKING:
@@ -54,11 +56,22 @@ SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
 def main() -> int:
   if (RUN_DIR.value is None) == (STORE.value is None):
     raise UserError('--run_dir, --store: wanted one of them')
-  if RUN_DIR.value and not os.path.isdir(RUN_DIR.value):
+  if RUN_DIR.value and not is_directory(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
-  if RUN_DIR.value and os.path.exists(os.path.join(RUN_DIR.value, 'config.yaml')):
-    cfg = config.load_of_run(RUN_DIR.value)
-    config.refuse_retrieval(cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
+  if STORE.value:
+    return _serve(None, lambda: None)
+  from trainer.storage.bucket import followed
+
+  with followed(RUN_DIR.value) as (run_dir, look):
+    look()
+    if os.path.exists(os.path.join(run_dir, 'config.yaml')):
+      cfg = config.load_of_run(run_dir)
+      config.refuse_retrieval(cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
+    return _serve(run_dir, look)
+
+
+def _serve(run_dir: str | None, look: Callable[[], None]) -> int:
+  """Serves until asked to end; `look` brings `run_dir` up to date, None: a store is served."""
   try:
     from trainer.serving import http
   except ModuleNotFoundError as e:
@@ -79,7 +92,7 @@ def main() -> int:
     threads=THREADS.value,
     strict=STRICT.value,
   )
-  service = _service()
+  service = _service(run_dir, look)
   app = http.App(service, NAME.value, limits, _token())
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
     server, listener = http.server(app, HOST.value, PORT.value)
@@ -99,16 +112,16 @@ def main() -> int:
   return command_line.status_of_server(asked)
 
 
-def _service() -> 'Service':
+def _service(run_dir: str | None, look: Callable[[], None]) -> 'Service':
   from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service
   from trainer.serving.versioned_store import open_store
 
-  if STORE.value:
+  if run_dir is None:
     return Service(open_store(STORE.value, '--store'), None, OWN_LAYERS.value)
   store = MemoryStore()
-  publisher = Publisher(os.path.join(RUN_DIR.value, 'exports'), store)
+  publisher = Publisher(os.path.join(run_dir, 'exports'), store, look)
   return Service(store, publisher.advance, OWN_LAYERS.value)
 
 

@@ -18,6 +18,7 @@ class S3(contextlib.AbstractContextManager):
     environment: what clients of it find it by.
     losing: how many of the next responses to GET end in the middle, the connection lost.
     requests: method and path of all requests so far.
+    before: called with method and path before a request is answered.
   """
 
   def __init__(self):
@@ -27,6 +28,7 @@ class S3(contextlib.AbstractContextManager):
     self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
     self._thread.start()
     self.losing, self.requests = 0, []
+    self.before: Callable[[str, str], None] = lambda method, path: None
     self.environment = {
       'AWS_ENDPOINT_URL': f'http://127.0.0.1:{self._server.server_port}',
       'AWS_ACCESS_KEY_ID': 'test',
@@ -39,6 +41,7 @@ class S3(contextlib.AbstractContextManager):
 
   def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     self.requests.append((environ['REQUEST_METHOD'], environ['PATH_INFO']))
+    self.before(*self.requests[-1])
     body = self._app(environ, start_response)
     if environ['REQUEST_METHOD'] == 'GET' and self.losing > 0:
       self.losing -= 1

@@ -33,8 +33,8 @@ class Config(Section):
   seed: NonNegativeInt = 0
   """The seed of initial weights, shuffling, dropout and admission by probability."""
   run_dir: str = 'runs/default'
-  """The directory of the run: checkpoints, reports, exports. The default for a config in a file
-  NAME.yaml is runs/NAME."""
+  """The directory of the run: checkpoints, reports, exports; or a URL, s3://, gs:// or hdfs://. The
+  default for a config in a file NAME.yaml is runs/NAME."""
   data: Data
   """Where the log lies and how to read it."""
   sparse: Sparse = Sparse()

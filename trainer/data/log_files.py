@@ -1,4 +1,4 @@
-"""Finds and opens the files of logs: local ones, and s3://, gs:// and hdfs:// by pyarrow.fs."""
+"""Finds and opens files of logs and runs: local, and s3://, gs:// and hdfs:// by pyarrow.fs."""
 
 import contextlib
 import errno
@@ -117,8 +117,8 @@ def first_line(error: BaseException) -> str:
   return ' '.join(lines[0].split())[:300]
 
 
-def retried(path: str, action: Callable[[], Value]) -> Value:
-  """Runs an action on a file; repeats it if a remote place fails.
+def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value:
+  """Runs an action on a file, which is `read` or `written`; repeats it if a remote place fails.
 
   Raises:
     UserError: if it keeps failing; its cause is the last OSError.
@@ -133,7 +133,9 @@ def retried(path: str, action: Callable[[], Value]) -> Value:
       raise
     except OSError as e:
       if attempt == ATTEMPTS:
-        raise UserError(f'{path}: cannot be read after {ATTEMPTS} attempts: {first_line(e)}') from e
+        raise UserError(
+          f'{path}: cannot be {verb} after {ATTEMPTS} attempts: {first_line(e)}'
+        ) from e
       time.sleep(SECONDS_BETWEEN_ATTEMPTS * attempt)
   raise AssertionError
 
@@ -196,6 +198,35 @@ def open_file(path: str) -> pa.NativeFile:
     return pa.PythonFile(_RemoteFile(path), 'r')
   filesystem, inside = _locate(path)
   return filesystem.open_input_file(inside)
+
+
+def open_to_write(path: str) -> pa.NativeFile:
+  """Opens a file to write; in a bucket it appears when it is closed."""
+  filesystem, inside = _locate(path)
+  return filesystem.open_output_stream(inside)
+
+
+def delete(path: str) -> None:
+  """Deletes a file or directory of a remote place, if it is there."""
+  filesystem, inside = _locate(path)
+
+  def delete_it() -> None:
+    kind = filesystem.get_file_info(inside).type
+    if kind == pa.fs.FileType.Directory:
+      filesystem.delete_dir(inside)
+    elif kind == pa.fs.FileType.File:
+      filesystem.delete_file(inside)
+
+  retried(path, delete_it, 'deleted')
+
+
+def listed(folder: str) -> list[str]:
+  """Returns the files of a remote directory by path below it; none if it is missing."""
+  return [
+    name
+    for name, info in retried(folder, lambda: _listed(folder, is_missing_empty=True)).items()
+    if info.is_file
+  ]
 
 
 @contextlib.contextmanager
@@ -267,15 +298,17 @@ def _remote_glob(pattern: str) -> list[str]:
   return [
     os.path.join(parent, child)
     for parent in (_remote_glob(folder) if glob.has_magic(folder) else [folder])
-    for child in retried(parent, functools.partial(_listed, parent, recursive=False))
+    for child in retried(parent, functools.partial(_listed, parent, False, True))
     if fnmatch.fnmatchcase(child, name) and not child.startswith('.')
   ]
 
 
-def _listed(folder: str, recursive: bool = True) -> dict[str, pa.fs.FileInfo]:
-  """Lists a remote directory by relative path; a missing one is empty unless `recursive`."""
+def _listed(
+  folder: str, recursive: bool = True, is_missing_empty: bool = False
+) -> dict[str, pa.fs.FileInfo]:
+  """Lists a remote directory by path below it."""
   filesystem, inside = _locate(folder)
-  selector = pa.fs.FileSelector(inside, allow_not_found=not recursive, recursive=recursive)
+  selector = pa.fs.FileSelector(inside, allow_not_found=is_missing_empty, recursive=recursive)
   below = len(inside.rstrip('/')) + 1
   return {info.path[below:]: info for info in filesystem.get_file_info(selector)}
 

@@ -1,6 +1,7 @@
 """Follows the exports of a run and applies them to a store."""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from absl import logging
@@ -28,13 +29,16 @@ class Publisher:
 
   Args:
     directory: the exports of a run.
+    look: brings the directory up to date, where it is a copy.
 
   Attributes:
     refused: why the last call of `advance` refused an export; None if it did not.
   """
 
-  def __init__(self, directory: str, store: VersionedStore):
-    self._directory, self._store = directory, store
+  def __init__(
+    self, directory: str, store: VersionedStore, look: Callable[[], None] = lambda: None
+  ):
+    self._directory, self._store, self._look = directory, store, look
     self.refused: str | None = None
 
   def advance(self) -> Applied | None:
@@ -46,6 +50,7 @@ class Publisher:
       What was applied; None if nothing was.
     """
     refused, self.refused = self.refused, None
+    self._look()
     try:
       held = self._store.version()
       exports = pending(self._directory, held)
@@ -68,6 +73,7 @@ class Publisher:
     Raises:
       UserError: if the run has no export with this number.
     """
+    self._look()
     paths = {
       export.sequence: export.path
       for export in chain.exports(self._directory)

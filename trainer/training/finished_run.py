@@ -11,8 +11,10 @@ from trainer import config, runtime
 from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
+from trainer.data.log_files import is_remote
 from trainer.errors import UserError
 from trainer.reporting.events import read_events
+from trainer.storage import bucket
 from trainer.training.evaluation import Evaluation, evaluation_of
 from trainer.training.inputs import Inputs
 from trainer.training.ranking_evaluation import RankingEvaluation
@@ -64,8 +66,11 @@ def open_run(
   Raises:
     UserError: if there is no checkpoint, or for `only_trained` if the model is untrained.
   """
-  cfg = config.load_of_run(run_dir, overrides)
+  if here.host and is_remote(run_dir):
+    raise UserError(f'--run_dir {run_dir}: is in a bucket; wanted all ranks on one host to read it')
   with contextlib.ExitStack() as stack:
+    run_dir = stack.enter_context(bucket.copy_of(run_dir))
+    cfg = config.load_of_run(run_dir, overrides)
     progress_made = lambda: None
     if here.size > 1:
       progress_made = stack.enter_context(Heartbeat(here, cfg)).progress

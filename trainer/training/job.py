@@ -17,6 +17,7 @@ from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
 from trainer.reporting import closing
+from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
 from trainer.training import drift
 from trainer.training.advice import nothing_left
@@ -46,6 +47,7 @@ class Job:
     progress_made: called after each step and each chunk of slow work; by it the heartbeat tells
       the others that this process makes progress.
     init_from: a run_dir whose model a new run begins with.
+    bucket: where the run_dir is copied to; None: nowhere.
 
   Attributes:
     state: the place in the data, and checkpoints.
@@ -61,8 +63,9 @@ class Job:
     progress_made: Callable[[], None] = lambda: None,
     init_from: str | None = None,
     callbacks: Sequence[Callback] = (),
+    bucket: Bucket | None = None,
   ):
-    self._init_from, self._callbacks = init_from, callbacks
+    self._init_from, self._callbacks, self._bucket = init_from, callbacks, bucket
     self.cfg, self.communicator, self.step = cfg, communicator, step
     self.progress_made = progress_made
     self.log = RunLog(cfg.run_dir, step)
@@ -125,6 +128,8 @@ class Job:
         os.makedirs(self.cfg.run_dir, exist_ok=True)
         self.lock.acquire()
         check_run_dir(self.cfg)
+        if self._bucket:
+          self._bucket.take()
         self.inputs.remove_unfinished()
 
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
@@ -177,6 +182,8 @@ class Job:
           print(wrapped(told))
           closing.write_report(self.cfg)
       self.log.events.close(self.progress_made)
+      if self._bucket:
+        self._bucket.upload()
     return self.log.events.troubles
 
   def save(self) -> None:
@@ -188,6 +195,12 @@ class Job:
     self.log.write('save', seconds=round(time.monotonic() - started, 3))
     self._save_is_due = False
     self._remove_prepared()
+    self._upload()
+
+  def _upload(self) -> None:
+    """Copies what is new in the run_dir into its bucket; every process calls it."""
+    if self._bucket:
+      self.communicator.together('', lambda: self._bucket.upload() if self._reports else None)
 
   def tell_lost(self, reason: str) -> None:
     """Writes the event that a rank was lost and the job ends; any thread may call it."""
@@ -288,6 +301,7 @@ class Job:
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
     self.exporter.end_pass(data_pass.marker)
+    self._upload()
     for callback in self._callbacks:
       callback.on_pass_end(data_pass.name, figures)
     every = cfg.checkpoint.every_passes
@@ -365,6 +379,7 @@ class Job:
     if not ended.is_empty:
       self.exporter.end_day()
       drift.end_day(self.progress, self.log, self._reports, day=ended.day)
+      self._upload()
     by_slot = end_day(self.step.store, self.communicator, self.cfg.own_slot_ids())
     evicted, counts = sum(by_slot.values()), table_counts(self.step.store, self.communicator)
     self.log.write(

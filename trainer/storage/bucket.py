@@ -1,0 +1,240 @@
+"""A run_dir in a bucket: s3://, gs:// or hdfs://, reached as logs are.
+
+A job trains into a working directory of its machine, which looks like any run_dir, and copies it
+into the bucket after each checkpoint and each export. Each copy goes in this order, so that the
+bucket holds a whole run at any moment: reports and config; checkpoints and exports that are new,
+each with its DONE marker last; then what the job has removed is deleted, its marker first. Whoever
+reads the run makes a copy of what the bucket holds.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from trainer import files
+from trainer.data import log_files
+from trainer.errors import UserError
+from trainer.storage import chain, export, run_lock
+
+_OWNER = 'trained_by.json'
+# Stay on their machine: what each start makes again, and locks between its processes.
+_LOCAL = ('prepared', 'frames', run_lock.FILE, export.LOCK, _OWNER)
+_SECONDS_BETWEEN_LOOKS = 1.0
+_BLOCK_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def copy_of(run_dir: str) -> Iterator[str]:
+  """Yields a local directory with what a run_dir holds: itself, or a copy of a bucket's."""
+  with followed(run_dir) as (directory, look):
+    look()
+    yield directory
+
+
+@contextlib.contextmanager
+def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], None]]]:
+  """Yields a local directory, and a function that brings it to what a run_dir holds now.
+
+  Args:
+    run_dir: local, and then the directory itself; or in a bucket.
+    below: the directory of it that is wanted, as `exports`; all where left out.
+  Raises:
+    UserError: if there is no such directory in the bucket.
+  """
+  if not log_files.is_remote(run_dir):
+    yield run_dir, lambda: None
+    return
+  if not log_files.exists(run_dir):
+    raise UserError(f'--run_dir {run_dir}: no such directory; wanted a run of trainer.run')
+  with tempfile.TemporaryDirectory(prefix='ctr-trainer-') as directory:
+    bucket, looked = Bucket(run_dir, directory), -_SECONDS_BETWEEN_LOOKS
+
+    def look() -> None:
+      nonlocal looked
+      if time.monotonic() - looked >= _SECONDS_BETWEEN_LOOKS:
+        bucket.refresh(below)
+        looked = time.monotonic()
+
+    yield directory, look
+
+
+class Bucket:
+  """A run_dir in a bucket, and the directory of this machine that stands for it.
+
+  Args:
+    run_dir: its URL.
+    directory: of this machine.
+  """
+
+  def __init__(self, run_dir: str, directory: str):
+    self.run_dir, self._directory = run_dir, directory
+    # What the bucket holds, as far as this process knows.
+    self._markers: dict[str, bytes | None] = {}  # what DONE says, by directory; None: no DONE
+    self._reports: dict[str, tuple[int, int]] = {}  # size and time of the file that was copied
+    process = {'host': socket.gethostname(), 'process': os.getpid(), 'time': time.time()}
+    self._owner = json.dumps(process).encode()
+
+  def download(self) -> None:
+    """Makes the directory equal to what the bucket holds, before a job trains in it.
+
+    What only the directory has, as after a kill before it was copied, is removed, because the run
+    may have gone on elsewhere since.
+
+    Raises:
+      UserError: if the bucket cannot be reached, or a process of this machine trains in the
+        directory.
+    """
+    os.makedirs(self._directory, exist_ok=True)
+    lock = run_lock.RunLock(self._directory)
+    lock.acquire()
+    try:
+      self.refresh()
+    finally:
+      lock.release()
+
+  def refresh(self, below: str = '') -> None:
+    """As `download`, of a directory that only this process uses, or of one `below` it."""
+    names = set(log_files.listed(self.run_dir)) - {_OWNER}
+    remote = _grouped(name for name in names if name.startswith(below))
+    local = _grouped(name for name in self._names() if name.startswith(below))
+    reports = remote.pop('', []), local.pop('', [])
+    self._markers = {}
+    for folder, names in remote.items():
+      marker = f'{folder}/{files.DONE}'
+      with contextlib.suppress(FileNotFoundError):  # it is being removed
+        self._markers[folder] = self._read(marker) if marker in names else None
+    for folder in list(local):
+      if self._marker(folder) is None or self._marker(folder) != self._markers.get(folder):
+        files.remove(self._path(folder))
+        del local[folder]
+    for folder in self._markers.keys() - local:
+      if self._markers[folder] is not None:
+        self._get_folder(folder, remote[folder])
+    for name in set(reports[1]).difference(reports[0]):
+      os.remove(self._path(name))
+    for name in reports[0]:
+      self._get(name)
+
+  def take(self) -> None:
+    """Makes this process the one that trains into the run_dir; one that did so before ends."""
+
+    def take() -> None:
+      with log_files.open_to_write(self._url(_OWNER)) as f:
+        f.write(self._owner)
+
+    log_files.retried(self.run_dir, take, 'written')
+
+  def upload(self) -> None:
+    """Copies what has changed in the directory.
+
+    Raises:
+      UserError: if the bucket cannot be reached, or another process trains into the run_dir since.
+    """
+    if (owner := self._read(_OWNER)) != self._owner:
+      found = json.loads(owner)
+      raise UserError(
+        f'run_dir {self.run_dir}: process {found["process"]} on host {found["host"]} trains into '
+        'it since; this one ends'
+      )
+    local = _grouped(self._names())
+    for name in local.pop('', []):
+      info = os.stat(self._path(name))
+      version = info.st_size, info.st_mtime_ns
+      if self._reports.get(name) != version:
+        self._put(name)
+        self._reports[name] = version
+    for folder in sorted(local, key=log_files.natural_key):
+      marker = self._marker(folder)
+      if marker is not None and marker != self._markers.get(folder):
+        self._delete(folder)
+        self._markers[folder] = None
+        for name in _marker_last(local[folder]):
+          self._put(name)
+        self._markers[folder] = marker
+    for folder in [f for f in self._markers if self._marker(f) is None]:
+      self._delete(folder)
+      del self._markers[folder]
+
+  def _names(self) -> list[str]:
+    """Returns the files of the directory that belong into the bucket, by path below it."""
+    names = []
+    for folder, folders, found in os.walk(self._directory):
+      below = os.path.relpath(folder, self._directory)
+      if below == '.':
+        folders[:] = [name for name in folders if name not in _LOCAL]
+        names += [name for name in found if name not in _LOCAL]
+      else:
+        names += [os.path.join(below, name) for name in found]
+    return [name for name in names if files.UNFINISHED not in name]
+
+  def _path(self, name: str) -> str:
+    return os.path.join(self._directory, name)
+
+  def _url(self, name: str) -> str:
+    return f'{self.run_dir.rstrip("/")}/{name}'
+
+  def _marker(self, folder: str) -> bytes | None:
+    """Returns what the DONE of a local directory says; None if it has none."""
+    try:
+      with open(self._path(f'{folder}/{files.DONE}'), 'rb') as f:
+        return f.read()
+    except FileNotFoundError:
+      return None
+
+  def _read(self, name: str) -> bytes:
+    def read() -> bytes:
+      with log_files.open_file(self._url(name)) as f:
+        return f.read()
+
+    return log_files.retried(self._url(name), read)
+
+  def _get(self, name: str) -> None:
+    path = self._path(name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+
+    def get() -> None:
+      with log_files.open_file(self._url(name)) as source, open(path + files.UNFINISHED, 'wb') as f:
+        shutil.copyfileobj(source, f, _BLOCK_BYTES)
+
+    log_files.retried(self._url(name), get)
+    os.replace(path + files.UNFINISHED, path)
+
+  def _get_folder(self, folder: str, names: Iterable[str]) -> None:
+    try:
+      for name in _marker_last(names):
+        self._get(name)
+    except FileNotFoundError:  # a trainer has removed it meanwhile
+      files.remove(self._path(folder))
+
+  def _put(self, name: str) -> None:
+    def put() -> None:
+      with open(self._path(name), 'rb') as f, log_files.open_to_write(self._url(name)) as target:
+        shutil.copyfileobj(f, target, _BLOCK_BYTES)
+
+    log_files.retried(self.run_dir, put, 'written')
+
+  def _delete(self, folder: str) -> None:
+    """Deletes a directory of the bucket, its marker first."""
+    if folder in self._markers:
+      log_files.delete(self._url(f'{folder}/{files.DONE}'))
+      log_files.delete(self._url(folder))
+
+
+def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
+  """Returns names by the checkpoint or export that they belong to; '' has all others."""
+  found: dict[str, list[str]] = {}
+  for name in names:
+    parts = name.split('/')
+    depth = {'checkpoints': 2, 'best': 2, 'exports': 2}.get(parts[0], 0)
+    depth += parts[0] == 'exports' and parts[1] in chain.MODEL_KINDS
+    found.setdefault('/'.join(parts[:depth]) if len(parts) > depth else '', []).append(name)
+  return found
+
+
+def _marker_last(names: Iterable[str]) -> list[str]:
+  return sorted(names, key=lambda name: os.path.basename(name) == files.DONE)
