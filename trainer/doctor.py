@@ -25,6 +25,7 @@ from absl import flags
 
 from trainer import command_line, config, files, runtime
 from trainer.comm.heartbeat import Heartbeat
+from trainer.data.log_files import is_remote
 from trainer.errors import UserError, plain_errors
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds
@@ -201,9 +202,9 @@ def _gpus(here: runtime.Runtime, nccl: int | None) -> list[Check]:
   found = f'{len(gpus)} of {installed}{": " if gpus else ""}{", ".join(names)}'
   of_gpu = Check(
     'GPUs',
-    'ok' if len(gpus) >= installed or 'CUDA_VISIBLE_DEVICES' in os.environ else 'slow',
+    'ok' if len(gpus) >= installed else 'slow',
     found if gpus or installed else 'none',
-    "TensorFlow's CUDA libraries, by `make setup DEVICE=gpu` (docs/gpu.md)",
+    '`make setup DEVICE=gpu` (docs/gpu.md), and CUDA_VISIBLE_DEVICES unset',
   )
   if nccl is None:
     return [of_gpu, Check('NCCL', 'ok', 'no Horovod is installed: one process only')]
@@ -278,6 +279,8 @@ def _clock(communicator: 'Communicator') -> Check:
 
 
 def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
+  if is_remote(run_dir):
+    return Check('run_dir', 'ok', f'{run_dir}: in a bucket, which is not looked at')
   folder = os.path.abspath(run_dir)
   while not os.path.isdir(folder):
     folder = os.path.dirname(folder)
