@@ -280,6 +280,7 @@ class FacesTest(ColumnsTest):
       found = self.check(cfg, {'t': list(given)})
       wanted = [np.nan if v is None else v for v in given.values()]
       self.assertAllEqual(found.dense[:, 0], np.float32(wanted))
+      self.assertAllEqual(self.graph(cfg, {'t': ['1' * 400]}, 1).dense, [[np.nan]])
       # Columns of numbers alone are read in another way.
       alone = make_config([{'name': 'other'}], [{'name': 'x'}], max_bad_share=1.0, **written)
       columns = {'other': ['a'] * len(given), 'x': list(given)}

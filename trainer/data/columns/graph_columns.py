@@ -15,6 +15,7 @@ from trainer.data.columns.kinds import kind_of
 from trainer.data.features import hash_keys
 from trainer.data.values import Writing
 
+_LONGEST = 200  # bytes of a number; TensorFlow refuses to read some more
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -22,6 +23,7 @@ def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
   """Turns texts, string [n], into float64 [n]; NaN where they are blank or no number."""
   texts = tf.strings.strip(texts)
   is_number = tf.strings.regex_full_match(texts, writing.pattern())
+  is_number &= tf.strings.length(texts) < _LONGEST
   is_percent = tf.strings.regex_full_match(texts, '(?s).*%')
   for pattern, replacement in writing.replacements():
     texts = tf.strings.regex_replace(texts, pattern, replacement)
