@@ -39,7 +39,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
   parser.add_argument('--out', default='build/campaign/results.jsonl', help='the results file')
   parser.add_argument('--share', type=float, default=1.0, help='of a whole campaign')
   parser.add_argument('--seed', type=int, default=0, help='of everything')
-  parser.add_argument('--only', nargs='*', metavar='NAME', help='kinds that are tried; all')
+  names = [kind.name for kind in KINDS]
+  parser.add_argument(
+    '--only', nargs='*', choices=names, metavar='NAME', help='kinds that are tried; all'
+  )
   parser.add_argument('--jobs', type=int, default=2, help='units at a time')
   parser.add_argument('--minutes', type=float, help='no unit begins after so long')
   return parser.parse_args(argv)

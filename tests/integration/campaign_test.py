@@ -36,6 +36,12 @@ class CampaignTest(tf.test.TestCase):
     )
     self.assertEqual(again.stdout, done.stdout[begins:], 'what has ended is not done again')
 
+  def test_a_kind_that_is_none(self):
+    command = [sys.executable, '-m', 'campaigns.faults', '--only', 'streams', 'stream']
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    self.assertEqual(done.returncode, 2)
+    self.assertIn("argument --only: invalid choice: 'stream'", done.stderr)
+
 
 if __name__ == '__main__':
   tf.test.main()
