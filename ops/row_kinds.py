@@ -82,6 +82,11 @@ class RowKind:
   presets: Mapping[str, Mapping[str, float | None]]
   follows_gradient: bool = False
 
+  @property
+  def has_decaying_state(self) -> bool:
+    """Whether its steps are about learning_rate long, and l2_mode has an effect without l2."""
+    return 'beta2' in self.reads
+
 
 # The presets. keras: the defaults of tf.keras.optimizers.legacy. paddle: those of PaddlePaddle's
 # CTR accessor, which also divides a feature's gradient by its shows (sparse.gradient_scale). tuned:

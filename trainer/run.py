@@ -34,7 +34,7 @@ def main() -> int:
     runtime.start(cfg)
     from trainer.training import dry_run
 
-    for line in dry_run.tell(source.for_its_log()):
+    for line in dry_run.tell(source.for_its_log(init_from=INIT_FROM.value)):
       print(line, flush=True)
     return 0
   command_line.need_no_output()

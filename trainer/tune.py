@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import yaml
 from absl import flags
 
-from trainer import command_line, tuning
+from trainer import command_line, config, tuning
 from trainer.errors import UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
@@ -29,7 +29,7 @@ TRIALS = flags.DEFINE_integer(
 METRIC = flags.DEFINE_enum(
   'metric',
   None,
-  ['auc', 'gauc', 'logloss', 'rmse'],
+  list(config.METRICS),
   'The metric of data.valid; by default that of the config.',
 )
 STUDY_DIR = flags.DEFINE_string(

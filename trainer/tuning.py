@@ -44,10 +44,6 @@ class _Study(NamedTuple):
   metric: str
   launcher: Sequence[str]
 
-  @property
-  def minimises(self) -> bool:
-    return self.metric in ('logloss', 'rmse')
-
 
 def tune(
   configuration: str | Mapping[str, Json],
@@ -140,7 +136,7 @@ def _open(
   study = optuna.create_study(
     storage=optuna.storages.JournalStorage(backend),
     study_name='trials',
-    direction='minimize' if setup.minimises else 'maximize',
+    direction='maximize' if config.direction(setup.metric) > 0 else 'minimize',
     pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
     load_if_exists=True,
   )
@@ -228,7 +224,7 @@ def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState
       if process.poll() is None:
         process.terminate()
         process.wait()
-  best = (min if setup.minimises else max)(values, default=None)
+  best = max(values, key=lambda v: v * config.direction(setup.metric), default=None)
   if is_pruned and process.returncode == _STOPPED:
     return states.PRUNED, best
   if process.returncode == 0 and best is not None:
@@ -277,11 +273,10 @@ def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
   """Returns the table of trials that `tune` returns."""
   from trainer.model.slices import auc_interval
 
-  rows = []
+  rows, sign = [], config.direction(setup.metric)
   for trial in _done(study):
     run_dir = _run_dir(setup, trial)
     row = {'run_dir': run_dir, 'state': trial.state.name.lower()} | _settings(trial.params)
-    sign = -1 if setup.minimises else 1
     evaluated = [e for e in _evaluations(run_dir) if e.get(setup.metric) is not None]
     if best := max(evaluated, key=lambda e: sign * e[setup.metric], default=None):
       row[setup.metric] = best[setup.metric]
@@ -289,9 +284,7 @@ def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
         clicks = best['ctr'] * best['examples']
         row['low'], row['high'] = auc_interval(best['auc'], clicks, best['examples'] - clicks)
     rows.append(row)
-  table = pd.DataFrame(rows).sort_values(
-    [setup.metric], ascending=setup.minimises, na_position='last'
-  )
+  table = pd.DataFrame(rows).sort_values([setup.metric], ascending=sign < 0, na_position='last')
   table.to_csv(os.path.join(setup.folder, 'trials.csv'), index=False)
   return table.reset_index(drop=True)
 

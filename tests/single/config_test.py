@@ -168,7 +168,7 @@ class ConfigTest(tf.test.TestCase):
         'item: {slots: [item]}, eval_at: [20]}',
       ],
       ['data.valid=[y.csv]'],
-      ['data.valid=[y.csv]', 'train.plateau=null'],
+      ['data.valid=[y.csv]', 'train.plateau=null', 'model.dense_embedding=autodis'],
       ['data.valid=[y.csv]', 'train.epochs=3', 'model.loss=squared_error'],
       ['data.valid=[y.csv]', r'data.day_pattern=(\d+)', 'lifecycle.eviction=score'],
       ['lifecycle.admission_count=3', 'data.slots.0.lifecycle={decay: 0.5}'],
@@ -223,7 +223,7 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual((train.epochs, train.plateau), (3, config.Plateau()))
     for overrides in (
       [],
-      ['data.valid=[y.csv]', 'train.plateau=null'],
+      ['data.valid=[y.csv]', 'train.plateau=null', 'model.dense_embedding=autodis'],
       ['data.valid=[y.csv]', 'data.day_pattern=(\\d+)'],
     ):
       train = self.load(overrides=overrides).train

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import pathlib
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -158,6 +160,11 @@ class BinsTest(tf.test.TestCase):
     other = api.Source(self.tree, (), str(self.folder / 'other'))
     self.assertNotEqual(self.of(other.for_its_log())['wide'], bins['wide'])
     self.assertEqual(self.of(other.for_its_log(init_from=run.run_dir)), bins)
+    (self.folder / 'other.yaml').write_text(yaml.safe_dump(self.tree))
+    command = [sys.executable, '-m', 'trainer.run', '--dry_run', '--init_from', run.run_dir]
+    command += ['--config', self.folder / 'other.yaml', '--run_dir', self.folder / 'other']
+    told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    self.assertIn(f'boundaries: {bins["wide"]}, as in {run.run_dir}', told)
 
   def test_prepared_passes_bring_theirs(self):
     bins = columns(self.config())

@@ -107,6 +107,7 @@ class WarmStartTest(tf.test.TestCase):
       passes=('a', 'b'),
       table=table,
       lifecycle={'admission_threshold': 2},
+      report={'to': []},
       train={'batch_size': 20, 'dense_optimizer': {'kind': 'sgd', 'learning_rate': 0.1}},
     )
     other.run()

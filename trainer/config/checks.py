@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from trainer.config.column_checks import check_made
+from trainer.config.metrics import METRICS
 from trainer.config.model import SHARED
 from trainer.config.retrieval_checks import check_retrieval
 from trainer.config.schema import Config
@@ -161,11 +162,11 @@ def _gate(cfg: Config) -> Mistakes:
 
 def _metric(cfg: Config, key: str, metric: str, loss: str) -> Mistakes:
   """Checks that a label of this loss has the metric that is named at `key`."""
-  metrics = ('rmse',) if loss == 'squared_error' else ('auc', 'gauc', 'logloss')
-  if metric not in metrics:
-    yield key, f"found '{metric}'; the loss '{loss}' has {', '.join(map(repr, metrics))}"
-  if metric == 'gauc' and not cfg.data.group:
-    yield key, "found 'gauc'; it needs data.group, the column of the user"
+  names = [name for name, m in METRICS.items() if m.of_numbers == (loss == 'squared_error')]
+  if metric not in names:
+    yield key, f"found '{metric}'; the loss '{loss}' has {', '.join(map(repr, names))}"
+  elif METRICS[metric].needs_group and not cfg.data.group:
+    yield key, f"found '{metric}'; it needs data.group, the column of the user"
 
 
 def _schedule(cfg: Config) -> Mistakes:

@@ -69,8 +69,8 @@ def _of_rows(cfg: Config) -> Found:
       path = f'sparse.tables.{name}.{part}'
       other = [key for key in _KIND_KEYS if key not in ROW_OPTIMIZERS[rule.kind].reads]
       yield from _given(path, rule, other, f"on kind '{rule.kind}'")
-      # Steps without a gradient still move the moments of adam and rmsprop.
-      if rule.l2 == 0 and rule.kind not in ('adam', 'rmsprop'):
+      # Steps without a gradient still move a state that decays.
+      if rule.l2 == 0 and not ROW_OPTIMIZERS[rule.kind].has_decaying_state:
         yield from _given(path, rule, ['l2_mode'], 'without l2')
 
 

@@ -2,13 +2,14 @@
 
 from typing import Literal
 
+from trainer.config.metrics import METRICS
 from trainer.config.section import NonNegative, PositiveInt, Section
 
 
 class Gate(Section):
   """Withholds exports after a bad pass, until a good one comes."""
 
-  metric: Literal['auc', 'gauc', 'logloss', 'rmse'] = 'auc'
+  metric: Literal[tuple(METRICS)] = 'auc'
   """The metric of train.progressive_validation by which a pass is compared with those before it."""
   tolerance: NonNegative = 0.002
   """How much worse it may be. A slot that turns blank, or a metric that is not finite, never

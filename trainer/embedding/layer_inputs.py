@@ -6,7 +6,8 @@ import tensorflow as tf
 
 # The names that an interaction may list in `needs`. `totals` includes `squares`, `field_factors`
 # includes `field_squares`. `shared` is the output of `model.shared`. `histories` needs `factors`.
-NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'histories', 'shared')
+# `position` is for what a layer draws at random in a training step, as dropout does.
+NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'histories', 'shared', 'position')
 
 
 class HistoryVectors(NamedTuple):

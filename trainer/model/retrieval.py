@@ -27,7 +27,8 @@ class RetrievalModel(tf.keras.Model):
     super().__init__(name='model')
     retrieval = cfg.model.retrieval
     self.query_tower, self.item_tower = _tower(cfg, 'query'), _tower(cfg, 'item')
-    self.needs = self.query_tower.needs | self.item_tower.needs
+    # What is drawn as negatives, and dropout, depend on the place in the run.
+    self.needs = self.query_tower.needs | self.item_tower.needs | {'position'}
     self._has_unit_length = retrieval.similarity == 'cosine'
 
   def queries(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:

@@ -183,13 +183,8 @@ class ServerStep(WorkerStep):
     super().__init__(cfg, communicator, cluster, target)
     # Dropout depends on a sample's place in the global batch, and each of several tasks divides by
     # its own global weight. Both need one more message a step.
-    built_in = (*config.INTERACTIONS, *config.SHARED)
     self._tells_samples = self.in_lockstep and (
-      len(cfg.labels) > 1
-      or any(
-        i.kind not in built_in or i.args.get('dropout')
-        for i in cfg.model.all_interactions().values()
-      )
+      len(cfg.labels) > 1 or 'position' in self.dense.model.needs
     )
     self._gradients = tf.function(
       self._gradients_graph,

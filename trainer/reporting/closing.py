@@ -130,7 +130,7 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   ranked = run.cfg.model.retrieval.metrics() if run.cfg.model.retrieval else []
   for run_of_task in run.by_task():
     for _, test in run_of_task.evaluated('test').tail(1).iterrows():
-      names = [n for n in ('auc', 'logloss', 'rmse', *ranked) if pd.notna(test.get(n))]
+      names = [n for n in (*config.METRICS, *ranked) if pd.notna(test.get(n))]
       values = ', '.join(f'{name} {test[name]:.4f}' for name in names)
       yield f'test: {run_of_task.task} {values}'.replace('  ', ' ')
       bound = run_of_task.reachable(test['pass'], 'auc')

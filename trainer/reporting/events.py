@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
-from trainer.config import RANKING_METRICS, Config
+from trainer.config import METRICS, RANKING_METRICS, Config
 from trainer.errors import one_line
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting import trackers
@@ -20,11 +20,8 @@ from trainer.reporting.tensorboard import TensorBoard
 
 # The fields that TensorBoard and trackers show.
 SCALARS = (
-  'logloss',
-  'auc',
-  'gauc',
+  *METRICS,
   'calibration',
-  'rmse',
   'loss',
   'examples_per_second',
   'features',

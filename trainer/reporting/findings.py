@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from trainer.config import METRICS
 from trainer.reporting.runs import RecordedRun
 
-NAMES = {'auc': 'AUC', 'gauc': 'GAUC', 'logloss': 'logloss', 'rmse': 'RMSE'}
+NAMES = {name: metric.title for name, metric in METRICS.items()}
 
 # Thresholds beyond which a fault is reported; the demo's healthy slots are far from them.
 LEAK_AUC, LEAK_LOSS = 0.93, 0.15  # the model's AUC, and how much it falls without one slot
@@ -63,7 +64,7 @@ def summary(run: RecordedRun) -> list[str]:
       continue
     last = test.iloc[-1]
     ranked = cfg.model.retrieval.metrics() if cfg.model.retrieval else []
-    shown = [m for m in ('auc', 'gauc', 'logloss', 'rmse', *ranked) if pd.notna(last.get(m))]
+    shown = [m for m in (*METRICS, *ranked) if pd.notna(last.get(m))]
     of_task = f' of {run_of_task.task}' if run_of_task.task else ''
     text = f'On the test data{of_task}, ' + _list(
       [f'{NAMES.get(m, m)} is {last[m]:.4f}' for m in shown]

@@ -285,7 +285,7 @@ def _several(runs: Sequence[RecordedRun]) -> str:
   told = _table(keys, index=True) if len(keys) else 'There are none.'
   page.append(f'<section class="card">{told}</section>')
   cards = []
-  for metric, title in (('auc', 'AUC'), ('logloss', 'logloss'), ('rmse', 'RMSE')):
+  for metric, title in findings.NAMES.items():
     for split in ('train', 'next', 'valid', 'test'):
       figure = figures.compared(metric, title, split)(runs)
       if figure is not None:

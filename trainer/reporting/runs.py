@@ -12,7 +12,7 @@ from trainer.errors import UserError
 from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
-QUALITY = ('auc', 'logloss', 'rmse', 'gauc', 'calibration', 'ctr')  # figures that each task has
+QUALITY = (*config.METRICS, 'calibration', 'ctr')  # figures that each task has
 # Columns that the events of any run have, even if it was killed before it wrote such a field.
 COLUMNS = (
   *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
@@ -105,7 +105,7 @@ class RecordedRun:
       return None
     plateau = self.cfg.train.plateau
     margin = plateau.min_delta if plateau else 0
-    sign = -1 if self.metric in ('logloss', 'rmse') else 1
+    sign = config.direction(self.metric)
     best = None
     for _, evaluation in valid.dropna(subset=self.metric).iterrows():
       if best is None or sign * evaluation[self.metric] > sign * best[self.metric] + margin:

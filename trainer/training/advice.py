@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ops.row_kinds import ROW_OPTIMIZERS
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.plain_data import JsonObject
@@ -51,7 +52,7 @@ def why_worse_than_constant(
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):
       usual = config.row_defaults(rule.kind)['learning_rate']
-      if rule.kind in ('adam', 'rmsprop') and rule.learning_rate > usual:
+      if ROW_OPTIMIZERS[rule.kind].has_decaying_state and rule.learning_rate > usual:
         return (
           f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '
           f'{rule.learning_rate:g}; wanted about {usual:g}'

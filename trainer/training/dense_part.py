@@ -117,7 +117,9 @@ class DensePart:
       weight = weight[greatest]
     with tf.GradientTape() as tape:
       tape.watch([rows.linear, rows.factors])
-      inputs = self.embedding.embed(batch, deduped, rows)._replace(position=position)
+      inputs = self.embedding.embed(batch, deduped, rows)
+      if 'position' in self.model.needs:
+        inputs = inputs._replace(position=position)
       loss, measured = self._loss_of(batch, inputs, weights, samples)
     *dense, linear, factors = tape.gradient(
       loss, [*self.trainable, rows.linear, rows.factors], unconnected_gradients='zero'

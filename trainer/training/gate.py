@@ -17,7 +17,6 @@ from trainer.training.run_state import Progress
 # The reference is an exponential moving average over passes; this is the weight of a new pass. So a
 # lasting change of the log becomes normal after some passes, and exports go on.
 _RATE = 0.1
-_LOWER_IS_BETTER = ('logloss', 'rmse')
 # A slot counts as blank if the share of samples that have it falls below this part of the usual.
 _BLANK = 0.1
 _SAMPLES_AT_ONCE = 65536
@@ -48,7 +47,7 @@ def judge(
       )
       return
   wanted = usual['metric']
-  worse = value - wanted if gate.metric in _LOWER_IS_BETTER else wanted - value
+  worse = (wanted - value) * config.direction(gate.metric)
   progress.withheld = None
   if worse > gate.tolerance:
     progress.withheld = (

@@ -24,7 +24,7 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   if value is None:
     logging.warning('data.valid: weighs nothing, or is of one class: it has no %s', metric)
     return
-  value = -value if metric in ('logloss', 'rmse') else value
+  value *= config.direction(metric)
   if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
     progress.best, progress.stalls, progress.best_step = value, 0, step
     yield f'valid {metric} is the best so far'

@@ -17,35 +17,6 @@ from trainer.training import warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
 
-# Keys that may change when a run is continued. warm_start.may_change names others, for which the
-# checkpoint is adapted. Any other change is refused.
-MAY_CHANGE = (
-  'run_dir',
-  'data.train',
-  'data.valid',
-  'data.test',
-  'data.group',
-  'data.watch',
-  'data.format',
-  'data.delimiter',
-  'data.columns',
-  'data.missing_values',
-  'data.decimal',
-  'data.thousands',
-  'data.max_bad_share',
-  'data.late',
-  'data.max_refused_passes',
-  'data.max_days_ahead',
-  'data.close_day_after_hours',
-  'data.keep_prepared_passes',
-  'data.keep_texts',
-  'model.retrieval.eval_at',
-  'sparse.store',
-  'checkpoint',
-  'export',
-  'sync',
-)
-
 
 @dataclasses.dataclass
 class Progress:
@@ -208,7 +179,7 @@ class RunState:
       UserError: if it has no checkpoint, or is of another model.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
-    if not any(self._restore(directory, is_checked=False) for directory in directories):
+    if not any(self._restore(directory, check_config=False) for directory in directories):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     taken = self._path
     self._step.dense.metrics.reset()
@@ -218,14 +189,14 @@ class RunState:
     self._set_rates()
     return taken
 
-  def _restore(self, directory: str, is_checked: bool = True) -> bool:
-    """Restores from a directory; compares the configs first, unless `is_checked`."""
+  def _restore(self, directory: str, check_config: bool = True) -> bool:
+    """Restores from a directory; compares the configs first, if `check_config`."""
     cfg, before = self._cfg, None
 
     def adapt(text: str) -> Callable | None:
       nonlocal before
       before = config.parse(text, directory)
-      if not is_checked:
+      if check_config:
         check_continues(before, cfg, directory)
       if not warm_start.is_needed(before, cfg):
         return None
@@ -280,9 +251,7 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
     )
   old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
   for key in sorted(old.keys() | new.keys()):
-    may_change = any(key == k or key.startswith(k + '.') for k in MAY_CHANGE)
-    may_change = may_change or warm_start.may_change(key, before, cfg)
-    if old.get(key) != new.get(key) and not may_change:
+    if old.get(key) != new.get(key) and not warm_start.may_change(key, before, cfg):
       raise UserError(
         f'run_dir {where}: it holds another model: its config.yaml has '
         f'{key} = {old.get(key)!r}, this config {new.get(key)!r}; '

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import numpy as np
@@ -25,13 +26,19 @@ from trainer.embedding.embedding import table_specs
 from trainer.model.builder import PASSED, constructor_parameters, layer_class
 from trainer.plain_data import JsonObject
 
-# Keys that may change beside those of run_state.MAY_CHANGE: how the model learns, the lifecycle of
-# its features, its slots and its layers.
-_RATES = '|'.join(HYPERPARAMETERS)
-_MAY_CHANGE = re.compile(
-  r'data\.label_negative|data\.labels\.\d+\.negative|train\..*|lifecycle\..*|sparse\.gradient_scale|sparse\.exchange_dtype'
-  rf'|sparse\.tables\..*\.(linear|factors)\.({_RATES}|kind)|sparse\.tables\..*\.dtype'
-  r'|model\.label_smoothing|model\.focal_gamma|model\.(interactions|dense_embedding)\..*|model\.dense_embedding'
+# Keys and sections that may change when a run continues; * is any text. `may_change` says when
+# slots and widths may. Any other change is refused.
+_MAY_CHANGE = (
+  *('run_dir', 'train', 'lifecycle', 'checkpoint', 'export', 'report', 'sync'),
+  *('data.train', 'data.valid', 'data.test', 'data.watch'),
+  *('data.group', 'data.format', 'data.delimiter', 'data.columns', 'data.missing_values'),
+  *('data.decimal', 'data.thousands', 'data.label_negative', 'data.labels.*.negative'),
+  *('data.max_bad_share', 'data.late', 'data.max_refused_passes', 'data.max_days_ahead'),
+  *('data.close_day_after_hours', 'data.keep_prepared_passes', 'data.keep_texts'),
+  *('model.retrieval.eval_at', 'model.label_smoothing', 'model.focal_gamma'),
+  *('model.interactions.*', 'model.dense_embedding'),
+  *('sparse.store', 'sparse.gradient_scale', 'sparse.exchange_dtype', 'sparse.tables.*.dtype'),
+  *(f'sparse.tables.*.{o}.{k}' for o in ('linear', 'factors') for k in (*HYPERPARAMETERS, 'kind')),
 )
 
 
@@ -60,7 +67,7 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
     return same and (not _has_ffm(old, new) or _slots(old) == _slots(new))
   if re.fullmatch(r'sparse\.tables\..*\.width', key):
     return not _has_ffm(old, new)
-  return _MAY_CHANGE.fullmatch(key) is not None
+  return any(fnmatchcase(key, k) or fnmatchcase(key, f'{k}.*') for k in _MAY_CHANGE)
 
 
 def _has_ffm(*configs: config.Config) -> bool:

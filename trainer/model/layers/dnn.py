@@ -49,6 +49,8 @@ class DNN(tf.keras.layers.Layer):
   ):
     super().__init__(name=name)
     check_perceptron(hidden, activation, dropout)
+    if dropout:
+      self.needs = frozenset(self.needs) | {'position'}
     if batch_norm not in ('none', 'local', 'sync'):
       raise ValueError(f'batch_norm: found {batch_norm!r}; wanted none, local or sync')
     self._hidden, self._dropout, self._seed = tuple(hidden), dropout, seed
@@ -121,7 +123,8 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
   """
   if position is None:
     raise ValueError(
-      'dropout needs LayerInputs.position, (step, samples on lower ranks), in a training step'
+      'dropout needs LayerInputs.position, (step, samples on lower ranks), in a training step: '
+      "`needs` of the layer must hold 'position'"
     )
   columns = x.shape[1]
   groups = -(-columns // 4)  # Philox gives 4 numbers a count; every row starts at a new count

@@ -43,6 +43,8 @@ class SharedBottom(tf.keras.layers.Layer):
   ):
     super().__init__(name=name)
     check_perceptron(hidden, activation, dropout)
+    if dropout:
+      self.needs = frozenset(self.needs) | {'position'}
     if not hidden:
       raise ValueError(f'hidden: found {hidden!r}; wanted a list of whole numbers >= 1')
     self._hidden, self._dropout = tuple(hidden), dropout

@@ -1,0 +1,25 @@
+"""The metrics that choose an epoch, a trial or an export, in the order in which they are shown."""
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+  """A metric of one label."""
+
+  title: str
+  direction: int = 1  # -1: lower is better
+  of_numbers: bool = False  # of the loss squared_error; the others are of labels 0 and 1
+  needs_group: bool = False
+
+
+METRICS = {
+  'auc': Metric('AUC'),
+  'gauc': Metric('GAUC', needs_group=True),
+  'logloss': Metric('logloss', direction=-1),
+  'rmse': Metric('RMSE', direction=-1, of_numbers=True),
+}
+
+
+def direction(metric: str) -> int:
+  """Returns 1 if higher is better, as of every metric of rankings, and -1 if lower is."""
+  return METRICS[metric].direction if metric in METRICS else 1
