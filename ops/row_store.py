@@ -182,8 +182,9 @@ class RowStore(FeatureLifecycle):
       add: whether the gradients are differences to add to the weights, without an optimizer. Of
         the optimizer's state, only FTRL's z changes, with its weight.
     Raises:
-      InvalidArgumentError: if gradients are not finite or counts are impossible; then nothing has
-        changed. It names the argument, the key and the value.
+      OutOfRangeError: if a gradient is not finite.
+      InvalidArgumentError: if counts are impossible. After either nothing has changed; the message
+        names the argument, the key and the value.
     """
     gradients = linear_gradient, factors_gradient
     counts = shows, clicks
@@ -252,7 +253,8 @@ class RowStore(FeatureLifecycle):
       source: a file that `export_state` wrote, or chunks.
       replace: whether the features replace those of the store rather than join them.
     Raises:
-      DataLossError: if `source` is damaged. After any error the store is empty.
+      DataLossError: if `source` is damaged. After any error the store is empty, also with
+        `replace` False.
     """
     if replace:
       self.clear()

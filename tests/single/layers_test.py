@@ -127,10 +127,7 @@ def built(layer, embedded):
 
 class LayerTestCase(tf.test.TestCase):
   def check(self, layer, oracle, **log_args):
-    """`oracle(log, layer)` gives the logits [B];
-
-    with training or without, gradients right, for every kind of log.
-    """
+    """Compares logits and gradients with `oracle(log, layer)`, the logits [B], on every log."""
     for name, samples in LOGS.items():
       with self.subTest(log=name):
         log = Log(samples, **log_args)
@@ -328,10 +325,7 @@ class BatchNormTest(tf.test.TestCase):
     )
 
   def test_uneven_ranks_equal_one_process(self):
-    """Two ranks of 6 and 3 samples (and a third with none), made in turn:
-
-    each is told what the others' sums are.
-    """
+    """Ranks of 6, 3 and 0 samples, made in turn: each is told what the others' sums are."""
     x, c = tf.random.stateless_normal([9, 3], [1, 2]), tf.random.stateless_normal([9, 3], [3, 4])
     whole = self.layer()
     with tf.GradientTape() as tape:
@@ -363,9 +357,8 @@ class BatchNormTest(tf.test.TestCase):
         tf.add_n([known[i, call] for i in range(3)]) if call < calls else sums
       )
 
-    for calls in range(
-      2
-    ):  # first learn the sums that each rank brings forward, then, given those, backward
+    # First learn the sums that each rank brings forward, then, given those, backward.
+    for calls in range(2):
       known = dict(own)
       for rank in range(3):
         run(rank, summed(calls, known))

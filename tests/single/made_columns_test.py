@@ -1,4 +1,4 @@
-"""What is made of columns is one number in prediction, a live server and the SavedModel; drift."""
+"""Made columns give the same prediction in a run, a live server and the SavedModel; drift."""
 
 import json
 import os

@@ -14,15 +14,11 @@ def config(loss='log_loss'):
 
 
 def sample(n, mean, spread, seed=0):
-  """Labels drawn from probabilities whose logits are normal:
-
-  (labels, predictions float32, weights).
-  """
+  """Labels of probabilities with normal logits: (labels, predictions float32, weights)."""
   rng = np.random.default_rng(seed)
   logits = rng.normal(mean, spread, n)
-  truth = 1 / (
-    1 + np.exp(-(logits - mean) * 2 / spread)
-  )  # so that the classes separate, whatever the spread
+  # So that the classes separate, whatever the spread.
+  truth = 1 / (1 + np.exp(-(logits - mean) * 2 / spread))
   predictions = (1 / (1 + np.exp(-logits))).astype(np.float32)
   return (
     (rng.random(n) < truth).astype(np.float32),

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from trainer.config.column_checks import check_made
 from trainer.config.metrics import METRICS
-from trainer.config.model import SHARED
+from trainer.config.model import NEED_ONE_WIDTH, READ_DENSE_EMBEDDING
 from trainer.config.retrieval_checks import check_retrieval
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
@@ -59,7 +59,7 @@ def _widths(cfg: Config) -> Mistakes:
   tables, key = cfg.sparse.tables, 'model.interactions'
   kinds = {interaction.kind for interaction in cfg.model.all_interactions().values()}
   widths = sorted({table.width for table in tables.values()})
-  for kind in ('fm', 'fwfm', 'ffm', 'dlrm'):
+  for kind in NEED_ONE_WIDTH:
     if kind in kinds and len(widths) > 1:
       yield key, f"'{kind}' needs one width for all slots; found widths {widths}"
   if 'ffm' in kinds and len(tables) > 1:
@@ -125,7 +125,7 @@ def _dense_embedding(cfg: Config) -> Mistakes:
     return
   if not cfg.dense_inputs():
     yield 'model.dense_embedding', f"found '{embedding.kind}' without data.dense; wanted columns"
-  readers = ('fm', 'fwfm', 'cross', 'dnn', 'dlrm', *SHARED)
+  readers = READ_DENSE_EMBEDDING
   if not any(i.kind in readers or '.' in i.kind for i in interactions.values()):
     yield 'model.dense_embedding', f'no interaction reads it; wanted one of {", ".join(readers)}'
 

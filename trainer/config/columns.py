@@ -53,14 +53,14 @@ class Made(Section):
 
 
 class Bins(Made):
-  """The bin of a number. A number is in bin i if i boundaries are not above it, so that the first
-  bin is below all and the last is beyond all; a missing number has a bin of its own."""
+  """The bin of a number. The bin of x is the number of boundaries <= x; a missing number has a bin
+  of its own."""
 
   bins: str
   """The numeric column."""
   boundaries: list[float] | None = None
-  """Rising numbers; null with log_squared. With quantiles or widths what was measured, which the
-  run keeps; null: it is measured when the run begins."""
+  """Rising numbers. Leave null with log_squared, quantiles or widths; with the latter two the run
+  measures them when it begins and stores them here."""
   log_squared: bool = False
   """A bin for each ⌊ln²x⌋ of x > 2, each whole number from 0 to 2, and all below 0."""
   quantiles: NumberOfBins | None = None
@@ -122,7 +122,7 @@ class Cross(Made):
   cross: list[str]
   """Slots, or columns of the log."""
   most: Annotated[int, pydantic.Field(ge=1, le=10_000, strict=True)] = 100
-  """Of several-valued columns, how many combinations of a sample count, the first ones."""
+  """At most this many combinations a sample; later ones are left out."""
 
   def reads(self) -> Iterator[tuple[str, str]]:
     yield from ((name, 'features') for name in self.cross)

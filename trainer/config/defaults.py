@@ -1,7 +1,7 @@
 """Defaults that follow from the values of other keys.
 
-They never depend on whether a key was written: writing a key with the value that it has anyway
-changes nothing.
+They never depend on whether a key was written (measured keys such as train.batch_size do): writing
+a key with the value that it has anyway changes nothing.
 """
 
 from typing import TYPE_CHECKING

@@ -12,9 +12,11 @@ from trainer.plain_data import Json
 
 # Interactions that are built in; others are dotted paths of Keras layers.
 INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
-READ_NO_DENSE = {'fm', 'ffm', 'fwfm'}
+READ_NO_DENSE = {'fm', 'ffm', 'fwfm'}  # no dense columns
+NEED_ONE_WIDTH = ('fm', 'fwfm', 'ffm', 'dlrm')
 # Shared parts that are built in.
 SHARED = ('shared_bottom', 'mmoe')
+READ_DENSE_EMBEDDING = ('fm', 'fwfm', 'cross', 'dnn', 'dlrm', *SHARED)
 # Vectors of dense columns that are built in.
 DENSE_EMBEDDINGS = ('autodis', 'piecewise_linear')
 

@@ -54,7 +54,9 @@ def _to_arrow(
   delimiter: bytes,
   decimal: str,
 ) -> tuple[dict[str, pa.Array], int]:
-  """Parses whole lines that end in LF and hold no CR, `parsed_bytes` at once if nothing is quoted.
+  """Parses whole lines that end in LF and hold no CR.
+
+  Unless something is quoted, Arrow gets `parsed_bytes` at a time.
 
   Returns:
     The columns, and the number of rows, which is below the number of lines if a line is blank or an
@@ -128,7 +130,7 @@ def _block(
   """
   lines = np.arange(numbered.start, numbered.stop)
   repeated: list[int] = []
-  # Bytes are searched the faster the more of them are looked for.
+  # Longest names first: a long one is found or ruled out fastest.
   if all(name.replace(b'"', b'""') in raw for name in sorted(header, key=len, reverse=True)):
     pattern, behind, at, row = _repeats(header, delimiter), b'\n' + raw, 0, 0
     for match in pattern.finditer(behind):
@@ -142,8 +144,7 @@ def _block(
 
   clean = raw.replace(b'\r\n', b'\n') if b'\r' in raw else raw
   if b'\r' not in clean:
-    # If a line is long, or a field is no number, all are read again as bytes, so that they can be
-    # shown as they are.
+    # On failure the whole block is read again as bytes, so that messages show the original text.
     for as_numbers, parsed_bytes in ((numbers, PARSED_BYTES), ((), None)):
       with contextlib.suppress(pa.ArrowInvalid):
         columns, rows = to_arrow(clean, as_numbers, parsed_bytes)

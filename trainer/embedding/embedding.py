@@ -41,7 +41,7 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
 
 
 class Embedding:
-  """The static part of the sparse path: the table of each slot, and the columns of a row.
+  """Knows which table each slot uses, and pools pulled rows to layer inputs; holds no weights.
 
   Args:
     needs: names of trainer.embedding.layer_inputs.NEEDS, which the model's interactions read.
@@ -53,7 +53,8 @@ class Embedding:
     catches_up: whether rows also take the steps of batches without them (`l2_mode: catch_up`).
     counted: the fields of slots with `counts`.
     stats: float32 [2, Dn], the mean and standard deviation that standardise dense columns. With
-      `counts`, [2, Dn + 1]: the last column holds the log-odds of a click in the first pass, and 1.
+      `counts`, [2, Dn + 1]: in one more column the mean is the log-odds of a click in the first
+      pass, the deviation 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):

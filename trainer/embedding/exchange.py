@@ -68,7 +68,7 @@ class LocalRows:
     return ()
 
   def totals(self, weight: tf.Tensor, routed: Routing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the weight of all ranks' samples, and the number of those on lower and on all ranks.
+    """Returns three numbers: the total weight, the samples on lower ranks, those on all ranks.
 
     Args:
       weight: as for `route`.

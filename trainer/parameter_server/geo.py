@@ -35,8 +35,7 @@ from trainer.training.step import (
   check_finite,
 )
 
-# A copy is admitted when the feature is admitted on the server: the copy then gets more shows than
-# any log contains.
+# To admit a feature in the copy, it is given a number of shows that no real feature reaches.
 _ADMITTING_SHOWS = 2.0**40
 
 

@@ -52,8 +52,9 @@ def run(cfg: Config, cluster: Cluster) -> int:
     UserError: for a mistake that was found before the processes met.
   """
   _check(cfg)
-  library.load()  # the servers run our ops too,
-  store_class(cfg)  # and TFRA's, if it keeps the rows
+  # The servers run our ops too, and TFRA's, if it keeps the rows.
+  library.load()
+  store_class(cfg)
   settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
     coordinator = Coordinator(

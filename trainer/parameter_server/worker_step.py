@@ -88,7 +88,7 @@ class WorkerStep(Step):
     return probabilities.numpy(), known[deduped.inverse.numpy()]
 
   def finish_pass(self) -> None:
-    """Sends the changes that this worker has not sent yet; called before all workers meet."""
+    """Marks the copy as out of date; GeoStep also sends what is left. All workers meet next."""
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
@@ -235,8 +235,7 @@ class ServerStep(WorkerStep):
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
       return StepCounts(float(weight), float(loss), *map(int, flags)), ()
-    # The accumulators return means. Multiplied by the number of workers they are whole numbers
-    # again, up to rounding.
+    # The servers have turned means into sums; rint removes the rounding.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
   def _gradients_graph(

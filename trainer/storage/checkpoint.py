@@ -61,7 +61,7 @@ def _texts(rank: int, size: int) -> str:
 def _check_finite(name: str, array: np.ndarray) -> None:
   if array.dtype == np.uint16 and ' factors_' in name:  # bfloat16
     finite = ((array & 0x7F80) != 0x7F80).all()
-  else:  # the sum is finite where all values are, unless they are far too large already
+  else:  # one sum tests all; it overflows only for values that are useless anyway
     finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
   if not finite:
     raise UserError(

@@ -1,4 +1,4 @@
-"""The dense part of a model: everything that does not live in embedding tables."""
+"""The dense part of a model: layers, loss, optimizer, and the pooling of rows."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -105,7 +105,8 @@ class RunState:
     """Notes what the weights are trained as. The best state of another model counts no more."""
     progress, now = self.progress, self._parts
     if self._step.steps == progress.step:
-      # Another model leaves out weights, so that also its own can no longer be called trained.
+      # Parts that this config leaves out or changes are not saved as they were trained, so they do
+      # not count as trained when a later config has them again.
       progress.trained = {k: v if v == now.get(k) else None for k, v in progress.trained.items()}
     elif progress.trained != now:
       progress.trained, progress.best, progress.best_step, progress.stalls = now, None, None, 0
@@ -121,7 +122,7 @@ class RunState:
     self.note_model()
     self.progress.step = self._step.steps
     self.progress.metrics_position = self._communicator.broadcast(metrics_position)
-    # Between passes there are none, because each pass begins with empty sums.
+    # Between passes there are no metric sums to save.
     metrics = self._step.dense.metrics.state() if self.progress.batch else {}
     metrics = self._communicator.sum_arrays(metrics)
     started = time.monotonic()

@@ -100,8 +100,8 @@ class Step(abc.ABC):
 
     Args:
       staged: the batch, which may hold no samples.
-      following: the batch of the next call, whose keys are routed while this step runs. Either all
-        processes pass None, or none does.
+      following: the batch of the next call, whose keys are routed while this step runs. None: there
+        is no next batch; then every process must pass None.
     Returns:
       The counts of the step, and the routing of `following`.
     Raises:
@@ -168,7 +168,7 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 
   Args:
     step: int64 [], its number; reading it takes a third of a ms, so it is read only for the error.
-    loss: that of trainer.training.dense_part.Gradients.
+    loss: Σ weight·loss, NaN if any gradient is not finite.
   Raises:
     UserError: naming the likely cause, if they are not.
   """
@@ -289,7 +289,8 @@ class TrainStep(Step):
 
   def _predict_graph(self, batch: SlotBatch, deduped: Deduped) -> tuple[tf.Tensor, tf.Tensor]:
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
-    # A rank sees the values of other ranks' rows, but not whether these rows exist.
+    # We cannot ask other ranks whether a row exists, so it counts as known if its weight is not 0
+    # or it has factors.
     known = (rows.linear != 0) | (rows.offsets[1:] > rows.offsets[:-1])
     return self.dense.predict(batch, deduped, rows), tf.gather(known, deduped.inverse)
 

@@ -143,7 +143,7 @@ class Stream:
       progress.last_time = min(progress.last_time or math.inf, self._clock())
     begun = self._ledger.entered()
     if begun is not None and self._trains is None:
-      # Every process knows this pass from the checkpoint, or from the workers that it joins.
+      # A pass begun before the restart: its entry is already in every process's ledger.
       self._trains = begun
       return TrainPass(begun.as_pass(), begun.reason != '')
     is_first = self._communicator.rank == 0

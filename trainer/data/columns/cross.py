@@ -1,8 +1,9 @@
 """Crosses: a feature for each combination of the features of several columns.
 
-A combination is an integer that follows from the hashes of its features: h ← h·M + hash mod 2^63,
-in the order of the columns. The slot hashes it as any integer. A sample's combinations are in the
-order of its features, the last column's changing fastest.
+A combination is an integer made of the hashes of its features: h ← (h·M + hash) mod 2^63, from 0
+on, in the order of the columns; of two columns it is (hash_1·M + hash_2) mod 2^63. The slot hashes
+it as any integer. A sample's combinations are in the order of its features, the last column's
+changing fastest.
 """
 
 from collections.abc import Callable
