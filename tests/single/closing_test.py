@@ -99,8 +99,8 @@ class ClosingTest(tf.test.TestCase):
       ],
     )
     self.assertIn('kept: epoch 1, the best of data.valid: conversion logloss 0.2000', text)
-    self.assertIn('test: click auc 0.9000, logloss 0.5000', text)
-    self.assertIn('test: conversion auc 0.8000, logloss 0.2200', text)
+    self.assertIn('test: click auc 0.9000, gauc 0.6100, logloss 0.5000', text)
+    self.assertIn('test: conversion auc 0.8000, gauc 0.6200, logloss 0.2200', text)
 
   def test_lines_without_a_terminal(self):
     out = io.StringIO()

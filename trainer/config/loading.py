@@ -124,7 +124,7 @@ def parse(
       f'{where}: found {type(tree).__name__}; wanted a mapping with keys data, model, …'
     )
   for assignment in overrides:
-    _write_out_interactions(tree)
+    _expand_interactions(tree)
     set_key(tree, assignment)
   if run_dir:
     tree['run_dir'] = run_dir
@@ -159,7 +159,7 @@ def parse(
   return cfg
 
 
-def _write_out_interactions(tree: JsonObject) -> None:
+def _expand_interactions(tree: JsonObject) -> None:
   """Replaces short forms of interactions by {kind: …, args: …}, which --set can change."""
   model = tree.get('model')
   if not isinstance(model, dict):

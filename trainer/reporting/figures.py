@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from trainer.reporting.findings import slot_table
+from trainer.reporting.findings import table_by_slot
 from trainer.reporting.runs import SPLITS, RecordedRun
 
 COLOURS = {
@@ -276,10 +276,10 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
 
 def funnel(run: RecordedRun) -> go.Figure | None:
   """Draws how many features of each slot were seen, admitted, evicted and exported."""
-  features, admitted = (slot_table(run, 'train', f) for f in ('features', 'admitted'))
+  features, admitted = (table_by_slot(run, 'train', f) for f in ('features', 'admitted'))
   if not len(features):
     return None
-  evicted, exported = slot_table(run, 'day_end', 'evicted'), slot_table(run, 'export', 'rows')
+  evicted, exported = table_by_slot(run, 'day_end', 'evicted'), table_by_slot(run, 'export', 'rows')
   gone = evicted[evicted.index < features.index[-1]].sum()
   bars = {
     'seen': features.iloc[-1].add(gone.reindex(features.columns).fillna(0)),
@@ -328,7 +328,7 @@ def unknown(run: RecordedRun) -> go.Figure | None:
   These are the evaluations of each pass before it was trained on or, if there are none, those of
   the kept state.
   """
-  shares = slot_table(run, 'eval', 'unknown')
+  shares = table_by_slot(run, 'eval', 'unknown')
   if not len(shares):
     return None
   rows = run.evaluated('next')

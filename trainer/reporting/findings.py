@@ -142,7 +142,7 @@ def faults(run: RecordedRun) -> list[str]:
   return [text for check in _CHECKS for text in check(run)]
 
 
-def slot_table(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
+def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
   """Returns a field of the slots: a row for each event that has it, a column for each slot."""
   rows = {
     i: {slot: values.get(field) for slot, values in slots.items()}
@@ -206,7 +206,7 @@ def _labels(run: RecordedRun) -> Iterator[str]:
 
 
 def _blank_slots(run: RecordedRun) -> Iterator[str]:
-  shares = slot_table(run, 'train', 'blank')
+  shares = table_by_slot(run, 'train', 'blank')
   names = run.of('train')['pass']
   for slot in shares:
     share = shares[slot]

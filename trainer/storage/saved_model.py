@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import config
-from trainer.data.columns.graph_columns import GraphColumn, GraphColumns, SlotFeatures
+from trainer.data.columns.graph_columns import GraphColumn, GraphColumns, SlotTensors
 from trainer.data.features import pool_norm
 from trainer.embedding.layer_inputs import HistoryVectors, history_places
 from trainer.errors import UserError
@@ -169,7 +169,7 @@ class Serving(ServedModel):
   # From features to the outputs
 
   def _predict(
-    self, found: list[SlotFeatures], dense: list[tf.Tensor], size: tf.Tensor
+    self, found: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
     """Returns the outputs of slots' features and dense columns [B]."""
     num_slots = len(self._slots)

@@ -20,7 +20,7 @@ def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
   return {name: int(n) for name, n in total.items()}
 
 
-def end_day(
+def age_tables(
   store: RowTable, communicator: Communicator, slot_ids: Mapping[str, int]
 ) -> dict[str, int]:
   """Decays shows and clicks, evicts features, then ages the others; every process calls it.

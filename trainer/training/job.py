@@ -22,7 +22,7 @@ from trainer.storage.run_lock import RunLock
 from trainer.training import drift
 from trainer.training.advice import nothing_left
 from trainer.training.callback import Callback
-from trainer.training.day_end import end_day, table_counts
+from trainer.training.day_end import age_tables, table_counts
 from trainer.training.exporter import Exporter
 from trainer.training.inputs import Inputs
 from trainer.training.ledger import TRAINED
@@ -88,7 +88,7 @@ class Job:
     return self.state.progress
 
   @property
-  def _reports(self) -> bool:
+  def _is_reporter(self) -> bool:
     return self.communicator.rank == 0
 
   def run(self) -> int:
@@ -124,7 +124,7 @@ class Job:
     """Opens `run_dir` and the reports, and restores the last checkpoint if there is one."""
 
     def open_here() -> None:
-      if self._reports:
+      if self._is_reporter:
         os.makedirs(self.cfg.run_dir, exist_ok=True)
         self.lock.acquire()
         check_run_dir(self.cfg)
@@ -142,10 +142,10 @@ class Job:
     # Only now, so that a checkpoint that does not suit the config leaves the run_dir as it was.
     self.communicator.together(
       f'cannot use run_dir {self.cfg.run_dir}',
-      lambda: config.write_of_run(self.cfg) if self._reports else None,
+      lambda: config.write_of_run(self.cfg) if self._is_reporter else None,
     )
     self.state.keep_best()
-    self.log.open(self._reports, self.progress.metrics_position)
+    self.log.open(self._is_reporter, self.progress.metrics_position)
     self.log.events.report_to(self.cfg)
     if taken:
       self.log.show(f'begins with the model of {taken}', keep=True)
@@ -173,7 +173,7 @@ class Job:
     Returns:
       A line for each report of the run that could not be written.
     """
-    if self._reports:
+    if self._is_reporter:
       with self.log.events.guarded('report.html'):
         if self._had_work:
           closing.close(self.cfg)
@@ -200,7 +200,7 @@ class Job:
   def _upload(self) -> None:
     """Copies what is new in the run_dir into its bucket; every process calls it."""
     if self._bucket:
-      self.communicator.together('', lambda: self._bucket.upload() if self._reports else None)
+      self.communicator.together('', lambda: self._bucket.upload() if self._is_reporter else None)
 
   def tell_lost(self, reason: str) -> None:
     """Writes the event that a rank was lost and the job ends; any thread may call it."""
@@ -220,7 +220,7 @@ class Job:
         try:  # a plain mistake ends the job before it trains
           self.inputs.look_at(self.stream.upcoming(), 'train')
         except BadPass as e:
-          raise self.stream.too_many(str(e)) from None
+          raise self.stream.refused_too_many(str(e)) from None
     while True:
       action = self.stream.next(bool(self.stop_request))
       self.progress_made()
@@ -297,7 +297,7 @@ class Job:
     if progress.epoch == 0:
       drift.count(cfg, progress, prepared)
       if cfg.data.day_pattern is None:
-        drift.end_day(progress, self.log, self._reports, **{'pass': data_pass.name})
+        drift.end_day(progress, self.log, self._is_reporter, **{'pass': data_pass.name})
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
     self.exporter.end_pass(data_pass.marker)
@@ -368,7 +368,7 @@ class Job:
     """Reports the fate of a pass that is not simply trained on."""
     self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
     self.log.show(f'{fate}: {reason}', keep=True)
-    if self._reports:  # the next checkpoint writes it again
+    if self._is_reporter:  # the next checkpoint writes it again
       with self.log.events.guarded('ledger.jsonl'):
         self.state.ledger.write(self.cfg.run_dir)
 
@@ -378,9 +378,9 @@ class Job:
     """Exports, then decays, evicts and ages features; every process calls it once a day."""
     if not ended.is_empty:
       self.exporter.end_day()
-      drift.end_day(self.progress, self.log, self._reports, day=ended.day)
+      drift.end_day(self.progress, self.log, self._is_reporter, day=ended.day)
       self._upload()
-    by_slot = end_day(self.step.store, self.communicator, self.cfg.own_slot_ids())
+    by_slot = age_tables(self.step.store, self.communicator, self.cfg.own_slot_ids())
     evicted, counts = sum(by_slot.values()), table_counts(self.step.store, self.communicator)
     self.log.write(
       'day_end',
@@ -400,14 +400,14 @@ class Job:
     if self.cfg.data.watch:
       if not ended.is_empty:
         self.validation.end_day(ended.day)
-      if self._reports:
+      if self._is_reporter:
         with self.log.events.guarded('report.html'):
           closing.write_report(self.cfg)
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _disk(self) -> dict[str, int]:
     """Returns the bytes that the run of a stream takes of its disk, and those that are free."""
-    if not self.cfg.data.watch or not self._reports:
+    if not self.cfg.data.watch or not self._is_reporter:
       return {}
     free = shutil.disk_usage(self.cfg.run_dir).free
     return {'disk_bytes': files.size_of(self.cfg.run_dir), 'disk_free': free}
@@ -425,7 +425,7 @@ class Job:
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
     self.log.show(f'passes: {fates or "none"}', keep=True)
     self._had_work = self.progress.step != self._continued_at
-    if (untrained := self.state.untrained_told()) and self._reports:
+    if (untrained := self.state.untrained_told()) and self._is_reporter:
       logging.warning('%s', untrained)
     values = self.validation.finish()
     self.log.write('end', status='finished')
@@ -449,7 +449,7 @@ class Job:
     """Removes converted passes that no further epoch needs; keeps data.keep_prepared_passes."""
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
-    if keep is None or not is_last_epoch or not self._reports:
+    if keep is None or not is_last_epoch or not self._is_reporter:
       return
     settled = [e for e in self.state.ledger if e.epoch == progress.epoch and e.fate != 'entered']
     trained = [e.name for e in settled if e.fate in TRAINED]

@@ -54,7 +54,7 @@ enum class Kind { kSgd, kAdagrad, kAdagradRow, kAdam, kFtrl, kRmsprop };
 
 constexpr int kBlock = 32;  // elements that are worked on at a time, on the stack
 
-// One step on a block of n <= kBlock elements with gradients g.
+// The functors: one step on a block of n <= kBlock elements with gradients g.
 CTR_INLINE void Sgd(const RowHyper& h, int n, const float* __restrict g, float* __restrict w) {
   for (int i = 0; i < n; ++i) w[i] -= h.learning_rate * g[i];
 }

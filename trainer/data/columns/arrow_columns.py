@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ops.keys import NO_FEATURE
 from trainer import config
-from trainer.data.columns.kinds import kind_of
+from trainer.data.columns.kinds import module_of
 from trainer.data.values import (
   WHOLE_NUMBER,
   Writing,
@@ -66,7 +66,7 @@ class ArrowColumns:
   def made(self, name: str) -> pa.Array:
     """Returns a made column as a file could hold it, [n]."""
     made = self._made[name]
-    return self.once(('made', name), lambda: kind_of(made).arrow(made, ArrowReader(self, name)))
+    return self.once(('made', name), lambda: module_of(made).arrow(made, ArrowReader(self, name)))
 
   def one_each(self, name: str) -> pa.Array:
     """As `made`, one value a record; drops records that have several."""

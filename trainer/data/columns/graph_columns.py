@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import config
-from trainer.data.columns.kinds import kind_of
+from trainer.data.columns.kinds import module_of
 from trainer.data.features import hash_keys
 from trainer.data.values import Writing
 
@@ -98,7 +98,7 @@ class GraphFeatures(NamedTuple):
   length: tf.Tensor  # int64 []
 
 
-class SlotFeatures(NamedTuple):
+class SlotTensors(NamedTuple):
   """The n features of one slot in `length` samples."""
 
   keys: tf.Tensor  # int64 [n]
@@ -135,7 +135,7 @@ class GraphColumns:
     """Returns a made column."""
     if name not in self._found:
       made = self._made[name]
-      self._found[name] = kind_of(made).graph(made, GraphReader(self, self._cfg, name))
+      self._found[name] = module_of(made).graph(made, GraphReader(self, self._cfg, name))
     return self._found[name]
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
@@ -149,7 +149,7 @@ class GraphColumns:
     """Returns the numbers of a dense column, float32 [L], NaN where missing."""
     return numbers_of(*self._column(column), self.writing)
 
-  def slot(self, slot: config.Slot, slot_id: int) -> SlotFeatures:
+  def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
     """Finds the features of a slot as the conversion does."""
     column, markers = self._column(slot)
     texts, samples = texts_of(column.values), column.samples
@@ -171,7 +171,7 @@ class GraphColumns:
       ends = tf.cumsum(tf.math.bincount(tf.cast(columns[2], tf.int32)))
       after = tf.gather(ends, columns[2]) - tf.range(tf.size(columns[2]))
       columns = [tf.boolean_mask(c, after <= slot.sequence.max_length) for c in columns]
-    return SlotFeatures(*columns, column.length)
+    return SlotTensors(*columns, column.length)
 
   def read(self, name: str, own: str) -> tuple[GraphColumn, list[str]]:
     """Returns what column `own` reads as `name`, and the texts that are missing values there."""

@@ -7,7 +7,7 @@ from trainer import config
 from trainer.errors import UserError
 
 
-def kind_of(made: config.Made) -> types.ModuleType:
+def module_of(made: config.Made) -> types.ModuleType:
   """Returns the module of a kind, with its two faces.
 
   `arrow(made, reader)` returns a column [n] as a file could hold it, of an ArrowReader's columns;
