@@ -98,10 +98,10 @@ class RowKind:
 ROW_OPTIMIZERS = {
   'sgd': RowKind(
     'Gradient descent',
-    0,
-    0,
-    frozenset(),
-    {
+    state_per_weight=0,
+    state_per_row=0,
+    reads=frozenset(),
+    presets={
       'tuned': {'learning_rate': 80.0, 'clip': 2e-4},
       'keras': {'learning_rate': 0.01},
       'paddle': {'learning_rate': 0.05},
@@ -110,20 +110,20 @@ ROW_OPTIMIZERS = {
   ),
   'adagrad': RowKind(
     'Duchi et al. 2011: an accumulator for each weight',
-    1,
-    0,
-    frozenset({'initial_accumulator', 'epsilon'}),
-    {
+    state_per_weight=1,
+    state_per_row=0,
+    reads=frozenset({'initial_accumulator', 'epsilon'}),
+    presets={
       'tuned': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
       'keras': {'learning_rate': 0.001, 'initial_accumulator': 0.1},
     },
   ),
   'adagrad_row': RowKind(
     "PaddlePaddle's: one accumulator for a row, of the means of squared gradients",
-    0,
-    1,
-    frozenset({'initial_accumulator'}),
-    {
+    state_per_weight=0,
+    state_per_row=1,
+    reads=frozenset({'initial_accumulator'}),
+    presets={
       'tuned': {'learning_rate': 100.0, 'clip': 2.5e-4, 'initial_accumulator': 1e-5},
       'paddle': {'learning_rate': 0.05, 'initial_accumulator': 3.0},
     },
@@ -132,30 +132,30 @@ ROW_OPTIMIZERS = {
   'adam': RowKind(
     'Kingma & Ba 2015, lazy: moments move only in steps that touch the row; '
     'the bias correction counts all steps',
-    2,
-    0,
-    frozenset({'beta1', 'beta2', 'epsilon'}),
-    {
+    state_per_weight=2,
+    state_per_row=0,
+    reads=frozenset({'beta1', 'beta2', 'epsilon'}),
+    presets={
       'tuned': {'learning_rate': 0.03, 'epsilon': 1e-5},
       'keras': {'learning_rate': 0.001},
     },
   ),
   'ftrl': RowKind(
     'McMahan et al. 2013, with L1 and L2: weights become exactly 0',
-    2,
-    0,
-    frozenset({'initial_accumulator'}),
-    {
+    state_per_weight=2,
+    state_per_row=0,
+    reads=frozenset({'initial_accumulator'}),
+    presets={
       'tuned': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
       'keras': {'learning_rate': 0.001, 'initial_accumulator': 0.1},
     },
   ),
   'rmsprop': RowKind(
     'Tieleman & Hinton 2012',
-    1,
-    0,
-    frozenset({'beta2', 'epsilon'}),
-    {
+    state_per_weight=1,
+    state_per_row=0,
+    reads=frozenset({'beta2', 'epsilon'}),
+    presets={
       'tuned': {'learning_rate': 0.01, 'epsilon': 1e-4},
       'keras': {'learning_rate': 0.001, 'beta2': 0.9},
     },

@@ -64,7 +64,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = load_of_run(run_dir)
   found: dict[str, Json] = {}
-  if 'batch_size' not in cfg.train.model_fields_set | given.get('train', {}).keys():
+  if 'batch_size' not in (cfg.train.model_fields_set | given.get('train', {}).keys()):
     found['train.batch_size'] = run.train.batch_size
   for key, column in cfg.data.left_open().items():
     made, field = run.data.made.get(column.name), column.made.left_open

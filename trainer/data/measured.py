@@ -135,7 +135,7 @@ def _count(cfg: config.Config, most: int) -> int:
   Returns `most` if the files cannot be read: conversion tells what is wrong with them.
   """
   samples = 0
-  with contextlib.suppress(Exception):
+  try:
     for path in matching(cfg.data.train, 'data.train'):
       if is_prepared(cfg.data, path):
         samples += read_meta(path)['samples']
@@ -145,8 +145,9 @@ def _count(cfg: config.Config, most: int) -> int:
           samples += len(block.lines)
           if samples >= most:
             return most
-    return samples
-  return most
+  except Exception:
+    return most
+  return samples
 
 
 def _texts(array: pa.Array, column: str) -> list[str]:

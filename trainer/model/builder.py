@@ -153,6 +153,7 @@ def constructor_parameters(
       takes_any = any(p.kind is p.VAR_KEYWORD for p in own)
       named = {p.name: p for p in own if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
       parameters |= {name: p for name, p in named.items() if name not in parameters}
+  # A layer without a constructor of its own takes no arguments.
   return parameters, takes_any and bool(parameters)
 
 
@@ -307,10 +308,10 @@ def build(
     needs = {'factors', 'histories'}
     return build_retrieval(cfg, empty_inputs(cfg, needs))
   model, builder, embedding = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype), None
-  if (where := model.dense_embedding) is not None:
-    embedding, fields = builder.layer(where, 'model.dense_embedding', 'dense_embedding')
+  if (kind := model.dense_embedding) is not None:
+    embedding, fields = builder.layer(kind, 'model.dense_embedding', 'dense_embedding')
     if getattr(fields, 'shape', [])[:2] != [0, len(cfg.dense_inputs())]:
-      raise _fails_on_empty('model.dense_embedding', where, f'gave {fields}; wanted [0, Dn, D]')
+      raise _fails_on_empty('model.dense_embedding', kind, f'gave {fields}; wanted [0, Dn, D]')
     builder.fields = fields
   interactions = [
     builder.interaction(interaction, f'model.interactions.{i}', str(i))
