@@ -39,7 +39,7 @@ from trainer.config.loading import (
   write_of_run,
 )
 from trainer.config.metrics import METRICS, direction
-from trainer.config.model import INTERACTIONS, SHARED, Interaction, Model, Task
+from trainer.config.model import Interaction, Model, Task
 from trainer.config.retrieval import RANKING_METRICS, Retrieval, refuse_retrieval
 from trainer.config.schema import Config
 from trainer.config.section import Section

@@ -3,21 +3,15 @@
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainer.config import RANKING_METRICS
+from trainer.config import METRICS, RANKING_METRICS
 from trainer.plain_data import Json
 from trainer.reporting.live_line import WIDTH, shortened
 
 Figures = Mapping[str, Json]
 
 # Titles of the metrics that are printed, and their fields; --json prints the others too.
-FIGURES = {
-  'AUC': 'auc',
-  'GAUC': 'gauc',
-  'logloss': 'logloss',
-  "the base rate's": 'base_logloss',
-  'calibration': 'calibration',
-  'rmse': 'rmse',
-}
+FIGURES = {metric.title: name for name, metric in METRICS.items()}
+FIGURES |= {"the base rate's logloss": 'base_logloss', 'calibration': 'calibration'}
 # Columns of a table of slices: title, field (or the two ends of an interval), format.
 COLUMNS = (
   ('samples', ('samples',), ',.0f'),

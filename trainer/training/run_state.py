@@ -38,9 +38,8 @@ class Progress:
   closed_day: int | None = None  # the day that ended last
   empty_days: int = 0  # days that ended without a pass
   refused_in_a_row: int = 0  # passes refused since one was trained on
-  last_time: float | None = (
-    None  # of the last pass, seconds since 1970, for data.close_day_after_hours
-  )
+  # Of the last pass, seconds since 1970, for data.close_day_after_hours.
+  last_time: float | None = None
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: JsonObject | None = None  # what the next pass is compared with
   bins: JsonObject = dataclasses.field(default_factory=dict)  # of numbers (trainer.training.drift)
