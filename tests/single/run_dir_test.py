@@ -44,7 +44,8 @@ class RunDirTest(tf.test.TestCase):
     resolved = config.load_of_run(str(run))
     self.assertEqual((resolved.train.epochs, resolved.train.batch_size), (2, 64))
     given['run_dir'] = str(run)
-    self.assertEqual(config.parse(yaml.safe_dump(given), 'given', batch_size=64), resolved)
+    measured = {'train.batch_size': 64}
+    self.assertEqual(config.parse(yaml.safe_dump(given), 'given', measured=measured), resolved)
 
   def test_each_difference_is_a_line(self):
     self.assertEqual(self.told(), ['train.batch_size: 64, measured when the run began'])
