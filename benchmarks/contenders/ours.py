@@ -103,6 +103,7 @@ def main():
   runtime.start(cfg, place)
   from trainer.comm import horovod
   from trainer.training import dense_dtype
+  from trainer.training.inputs import Inputs
   from trainer.training.loop import train_in_lockstep
   from trainer.training.run_state import RunState
   from trainer.training.step import TrainStep
@@ -111,15 +112,14 @@ def main():
   sent = count_exchange(communicator) if communicator.size > 1 else None
   step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
   state = RunState(cfg, communicator, step)
+  inputs = Inputs(cfg, communicator, step, progress_made=lambda: None, folder='')
   if spec.get('features'):
     fill(step, cfg, spec['features'])
   batches = stream(cfg, communicator, step.stage)
 
   def take_steps(count):
     train_in_lockstep(
-      cfg,
-      step,
-      communicator,
+      inputs,
       state,
       itertools.islice(batches, count),
       save=lambda: None,

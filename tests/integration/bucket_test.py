@@ -21,7 +21,7 @@ class BucketTest(tf.test.TestCase):
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     self.s3 = self.enter_context(S3())
     boto3.client('s3').create_bucket(Bucket='runs')
-    self.url = f's3://runs/{self._testMethodName}'  # the stand-in keeps what other tests wrote
+    self.url = f's3://runs/{self.id()}'  # the stand-in keeps what other tests wrote
     self.config = jobs.write_config(
       self.folder,
       200,
@@ -99,7 +99,7 @@ class BucketTest(tf.test.TestCase):
         owner = {'host': 'other', 'process': 7, 'time': 0}
         boto3.client('s3').put_object(
           Bucket='runs',
-          Key=f'{self._testMethodName}/trained_by.json',
+          Key=f'{self.id()}/trained_by.json',
           Body=json.dumps(owner).encode(),
         )
 

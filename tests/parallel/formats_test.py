@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.support.ranks import ranks
 from tests.support.steps import make_config, rows_of
 from trainer.comm.communicator import SingleProcess
-from trainer.data import prepared, shares
+from trainer.data import prepared, prepared_writer, shares
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
 from trainer.errors import BadPass
@@ -119,6 +119,7 @@ class FormatsTest(tf.test.TestCase):
     communicator.broadcast(write_all(folder) if is_first else None)
     for module, name, value in (
       (prepared, 'CHUNK', 64),
+      (prepared_writer, 'CHUNK', 64),
       (shares, 'CHUNK', 64),
       (shares, 'SCAN_BYTES', 500),
       (shares, 'SHARED_BYTES', 1),

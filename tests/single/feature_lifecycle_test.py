@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from ops import chunks
 from ops.feature_lifecycle import FeatureLifecycle, Policy, capacity_cut
+from ops.sharding import shards_of
 
 VECTORS = os.path.join(
   os.path.dirname(__file__), '..', '..', '..', 'shared', 'facts', 'lifecycle_vectors.json'
@@ -544,7 +545,7 @@ class StateTest(tf.test.TestCase):
   def test_any_number_of_parts(self):
     parts = [FeatureLifecycle(Policy()) for _ in range(3)]
     for i, part in enumerate(parts):
-      part.import_state(self.table.export_state(shards=range(i * 256 // 3, (i + 1) * 256 // 3)))
+      part.import_state(self.table.export_state(shards=shards_of(i, 3)))
     self.assertEqual(sum(int(part.size()) for part in parts), 5000)
     again = FeatureLifecycle(Policy())
     for part in parts:
@@ -567,7 +568,7 @@ class StateTest(tf.test.TestCase):
     self.assertEqual(contents(copy), contents(self.table))
 
   def test_bad_chunks(self):
-    parts = (range(begin, begin + 32) for begin in range(0, 256, 32))
+    parts = (shards_of(i, 8) for i in range(8))
     good = [next(self.table.export_state(shards=shards)) for shards in parts]
 
     def changed(**fields):

@@ -279,7 +279,7 @@ class OddEntriesTest(tf.test.TestCase):
   def test_a_full_disk_is_no_fault_of_a_pass(self):
     self.put(b'day_1.csv', _bytes(_text(1)))
     full = OSError(28, 'No space left on device', f'{self.folder}/run/prepared/x.npy')
-    with mock.patch('trainer.data.prepared.NpyWriter.append', side_effect=full):
+    with mock.patch('trainer.files.NpyWriter.append', side_effect=full):
       with self.assertRaisesRegex(Exception, 'No space left') as raised:
         self.run_job(self.make_job(watch=self.log))
     self.assertNotIsInstance(raised.exception, BadPass)

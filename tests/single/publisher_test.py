@@ -248,10 +248,10 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
       self.assertRegex(lines[-1], told)
       self.assertLen(done.stdout.splitlines(), 0 if status else 1)
 
-    publish(0, f'^{run_dir}/exports: no base or delta is there yet$')
+    publish(0, f'^{run_dir}: no base or delta is there yet$')
     newest = [self.export(kind) for kind in ('base', 'delta')][-1]
     publish(0, r'^version 2: 000002-delta, \d+ rows and \d+ tombstones in')
-    publish(0, f'^{run_dir}/exports: nothing new; the store stays at version 2$')
+    publish(0, f'^{run_dir}: nothing new; the store stays at version 2$')
     os.truncate(f'{run_dir}/exports/{self.export("delta"):06d}-delta/dense.npz', 9)
     publish(2, 'an export was not applied: .*000003-delta/dense.npz: has 9 bytes')
     self.check(self.open(), newest)

@@ -126,6 +126,7 @@ class StartTest(tf.test.TestCase):
     """It looks for work every millisecond where it has any; the heartbeat ends a wait before it."""
     horovod = types.ModuleType('horovod.tensorflow')
     horovod.init, horovod.rank, horovod.size = mock.Mock(), lambda: 1, lambda: 2
+    horovod.nccl_built = lambda: False
     package = types.ModuleType('horovod')
     package.tensorflow = horovod
     for sync, cycle in (
@@ -160,6 +161,7 @@ class StartTest(tf.test.TestCase):
     thread = threading.Thread(target=ended.wait)
     horovod = types.ModuleType('horovod.tensorflow')
     horovod.init, horovod.rank, horovod.size = thread.start, lambda: 1, lambda: 2
+    horovod.nccl_built = lambda: False
     package = types.ModuleType('horovod')
     package.tensorflow = horovod
     with (
