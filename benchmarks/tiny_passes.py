@@ -77,7 +77,7 @@ def measure(folder: pathlib.Path, passes: int, watch: bool) -> None:
   while job.poll() is None and told < passes:
     time.sleep(0.05)
     trained = sum(event['event'] == 'train' for event in events(log))
-    if trained // WARM_UP > told // WARM_UP:
+    if trained // WARM_UP > told // WARM_UP or trained >= passes:
       megabytes, seconds = taken(process)
       first = first or megabytes
       print(f'after {trained:4} passes {megabytes:8.1f} MB, {megabytes - first:+6.1f}', end='')
