@@ -5,6 +5,7 @@ its locks and the blocks of checkpoints follow these. ops/cc/lifecycle/hash.h st
 in C++.
 """
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -55,6 +56,22 @@ def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:
 def shards_of(owner: int, owners: int) -> range:
   """Returns the logical shards that process `owner` of `owners` owns."""
   return range(-(-owner * SHARDS // owners), -(-(owner + 1) * SHARDS // owners))
+
+
+def owners_with(shards: range, owners: int) -> Iterator[int]:
+  """Yields the processes of N whose files may hold keys of some consecutive logical shards.
+
+  Files that were written when owners still divided the 256 shards of a table (checkpoints of format
+  3) may hold keys of one more table shard on either side.
+
+  Args:
+    shards: the logical shards.
+    owners: N.
+  """
+  for owner in range(owners):
+    own = shards_of(owner, owners)
+    if own.start - IN_TABLE_SHARD < shards.stop and shards.start < own.stop + IN_TABLE_SHARD:
+      yield owner
 
 
 def owner_counts(keys: TensorLike, owners: int) -> tf.Tensor:

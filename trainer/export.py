@@ -12,11 +12,17 @@ from trainer import command_line, files
 from trainer.data.log_files import is_remote
 from trainer.errors import UserError
 
+# What can be exported of a run, by the section that its model has.
+_KINDS = {
+  'interactions': ('base', 'delta', 'saved_model', 'dense_model'),
+  'retrieval': ('items', 'saved_model'),
+}
+
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
 KIND = flags.DEFINE_enum(
   'kind',
   None,
-  ['base', 'delta', 'saved_model', 'dense_model', 'items'],
+  sorted({kind for kinds in _KINDS.values() for kind in kinds}),
   'What to write.',
   required=True,
 )
@@ -48,11 +54,12 @@ def main() -> None:
   if is_remote(RUN_DIR.value) and not OUT.value:
     raise UserError(f'--run_dir {RUN_DIR.value}: is in a bucket; wanted --out, a directory here')
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as run:
-    of_retrieval = run.cfg.model.retrieval is not None
-    if (KIND.value in ('items', 'saved_model') if of_retrieval else KIND.value != 'items') is False:
-      found = 'model.retrieval' if of_retrieval else 'model.interactions'
-      wanted = "'items' or 'saved_model'" if of_retrieval else 'another kind'
-      raise UserError(f"--kind: found '{KIND.value}' for a run with {found}; wanted {wanted}")
+    model = 'interactions' if run.cfg.model.retrieval is None else 'retrieval'
+    if KIND.value not in _KINDS[model]:
+      raise UserError(
+        f"--kind: found '{KIND.value}' for a run with model.{model}; wanted one of "
+        f'{", ".join(_KINDS[model])}'
+      )
     items = Items(*item_vectors(run)) if KIND.value == 'items' else None
     position = {
       'command': 'trainer.export',
@@ -60,6 +67,8 @@ def main() -> None:
       'examples': run.progress.examples,
       'day': run.progress.day,
     }
+    if items is not None:  # with an index it is another export
+      position['index'] = has_faiss()
     done = export.write(
       run.cfg,
       KIND.value,

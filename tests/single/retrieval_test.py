@@ -306,24 +306,26 @@ class RunTest(tf.test.TestCase):
     self.assertEqual(refused.returncode, 2)
     self.assertIn("--kind: found 'base' for a run with model.retrieval", refused.stderr)
 
-    items = item_files.load(f'{cfg.run_dir}/exports/items/1')
+    items = pd.read_parquet(f'{cfg.run_dir}/exports/items/1/{item_files.ITEMS}')
+    vectors_of_items, texts = np.stack(items['vector']), items['item'].tolist()
     query = tf.saved_model.load(f'{cfg.run_dir}/exports/saved_model/2')
     serve = query.signatures['serving_default']
     self.assertEqual(list(serve.structured_input_signature[1]), ['user'])
     asked = [4, 21, 4]
     vectors = serve(user=tf.constant([str(u) for u in asked]))['vector'].numpy()
-    scores = vectors @ items.vectors.T
+    scores = vectors @ vectors_of_items.T
     for user, row in zip(asked, scores):
-      found = [int(items.texts[i]) for i in np.argsort(-row)[:6]]
+      found = [int(texts[i]) for i in np.argsort(-row)[:6]]
       self.assertEqual(found, [item for item, _ in expected[user][:6]])
       self.assertAllClose(np.sort(row)[::-1], [s for _, s in expected[user]], rtol=1e-5, atol=1e-6)
-    shown = [sum(item == int(text) for _, item in self.lines['train']) for text in items.texts]
+    shown = [sum(item == int(text) for _, item in self.lines['train']) for text in texts]
     self.assertEqual(shown, sorted(shown, reverse=True))
     if not item_files.has_faiss():
       self.skipTest('faiss is not installed')
     import faiss
 
     index = faiss.read_index(f'{cfg.run_dir}/exports/items/1/{item_files.INDEX}')
+    self.assertGreater(index.hnsw.efSearch, 20, 'fewer candidates than items that are wanted')
     found, places = index.search(vectors, 6)
     self.assertAllEqual(places, np.argsort(-scores)[:, :6])
     self.assertAllClose(found, -np.sort(-scores)[:, :6], rtol=1e-5)

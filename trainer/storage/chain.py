@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging
 
-from ops.sharding import IN_TABLE_SHARD, SHARDS, shards_of, within
+from ops.sharding import SHARDS, owners_with, within
 from trainer import files
 from trainer.data.features import HASH_BITS
 from trainer.errors import DataLoss
@@ -185,11 +185,8 @@ class RowExport:
   def _parts(self, content: str, shards: range) -> Iterator[str]:
     """Yields the names of the parts that may hold keys of these shards."""
     parts = self._manifest['parts']
-    for rank in range(parts):
-      own, name = shards_of(rank, parts), part_name(content, rank, parts)
-      # Earlier versions divided the shards of a table among the parts.
-      begin, end = own.start - IN_TABLE_SHARD, own.stop + IN_TABLE_SHARD
-      if name in self._manifest['files'] and begin < shards.stop and shards.start < end:
+    for rank in owners_with(shards, parts):
+      if (name := part_name(content, rank, parts)) in self._manifest['files']:
         yield name
 
 

@@ -36,7 +36,14 @@ import tensorflow as tf
 from absl import logging
 
 from ops.chunks import Chunk
-from ops.sharding import IN_TABLE_SHARD, SHARDS, shards_of, table_shard_of, within
+from ops.sharding import (
+  IN_TABLE_SHARD,
+  SHARDS,
+  owners_with,
+  shards_of,
+  table_shard_of,
+  within,
+)
 from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
@@ -260,7 +267,7 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
     DataLoss: naming the damaged file.
   """
   parts, listed = manifest['parts'], manifest['files']
-  for rank in _with_shards(parts, shards):
+  for rank in owners_with(shards, parts):
     part = _part(rank, parts)
     index = json.loads(files.read_checked(path, part + '.json', listed))
     row_bytes = [
@@ -273,15 +280,6 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
         if first * IN_TABLE_SHARD < shards.stop and shards.start < (last + 1) * IN_TABLE_SHARD:
           yield _read_block(f, start, index['columns'], block)
         start += sum(map(operator.mul, block['lengths'], row_bytes))
-
-
-def _with_shards(parts: int, shards: range) -> Iterator[int]:
-  """Yields which of so many parts may hold some logical shards."""
-  for rank in range(parts):
-    own = shards_of(rank, parts)
-    # In format 3 a part began and ended up to a shard of a table elsewhere.
-    if own.start - IN_TABLE_SHARD < shards.stop and shards.start < own.stop + IN_TABLE_SHARD:
-      yield rank
 
 
 def _read_block(
@@ -312,7 +310,7 @@ def read_texts(
 ) -> Iterator[bytes]:
   """Yields what processes have dumped of the texts of features, as `read_rows` yields rows."""
   parts, listed = manifest['parts'], manifest['files']
-  for rank in _with_shards(parts, shards):
+  for rank in owners_with(shards, parts):
     if (name := _texts(rank, parts)) in listed:
       yield files.read_checked(path, name, listed)
 

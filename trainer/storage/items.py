@@ -1,4 +1,4 @@
-"""Writes and reads the items of a run with model.retrieval: their vectors, and an index of them.
+"""Writes the items of a run with model.retrieval: their vectors, and an index of them.
 
     exports/items/12/
       items.parquet    item string, key int64, vector list<float32>; the most shown first
@@ -23,7 +23,7 @@ from trainer import files
 
 ITEMS, INDEX = 'items.parquet', 'items.faiss'
 _NEIGHBOURS, _BUILD_EFFORT = 32, 80  # M and efConstruction of HNSW
-EFFORT = 128  # efSearch: candidates that a search keeps, at least K
+_EFFORT = 128  # efSearch: the candidates that a search keeps, unless it asks for others
 
 
 class Items(NamedTuple):
@@ -54,7 +54,7 @@ def save(items: Items, path: str) -> None:
     import faiss
 
     index = faiss.IndexHNSWFlat(width, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = _BUILD_EFFORT
+    index.hnsw.efConstruction, index.hnsw.efSearch = _BUILD_EFFORT, _EFFORT
     index.add(items.vectors)
     files.write_synced(os.path.join(path, INDEX), faiss.serialize_index(index).tobytes())
 
@@ -62,19 +62,3 @@ def save(items: Items, path: str) -> None:
 def has_faiss() -> bool:
   """Returns whether the extra `index` is installed."""
   return importlib.util.find_spec('faiss') is not None
-
-
-def load(path: str) -> Items:
-  """Reads the items of an export; its checksums are verified.
-
-  Raises:
-    DataLoss: if a file is damaged.
-  """
-  listed = files.read_manifest(path)['files']
-  table = pq.read_table(pa.BufferReader(files.read_checked(path, ITEMS, listed)))
-  vectors = table['vector'].combine_chunks().flatten().to_numpy()
-  return Items(
-    table['key'].to_numpy(),
-    table['item'].to_numpy(),
-    vectors.reshape(table.num_rows, -1) if len(vectors) else np.zeros([0, 0], np.float32),
-  )

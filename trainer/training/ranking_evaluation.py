@@ -127,9 +127,11 @@ class RankingEvaluation:
     for data_pass in prepared:
       for start in range(0, data_pass.num_samples, _VECTORS_AT_ONCE):
         samples = np.arange(start, min(start + _VECTORS_AT_ONCE, data_pass.num_samples))
-        own = self._vectors([data_pass.gather(np.array_split(samples, size)[rank])], 0)
-        queries = np.concatenate(self._communicator.gather(own)) if size > 1 else own
-        left_out = self._left_out(data_pass.gather(samples).group, seen)
+        batch = data_pass.gather(np.array_split(samples, size)[rank])
+        queries, users = self._vectors([batch], 0), batch.group
+        if size > 1:
+          queries, users = map(np.concatenate, zip(*self._communicator.gather([queries, users])))
+        left_out = self._left_out(users, seen)
         places, scores = self.rank(queries, left_out, k, items)
         yield keys[places], scores
 
