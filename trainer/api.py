@@ -318,7 +318,7 @@ class Source:
 
   @functools.cached_property
   def bucket(self) -> str | None:
-    """The URL of a run_dir that lies in a bucket; None of one that does not."""
+    """The URL of the run_dir if it lies in a bucket, else None."""
     cfg = self._read()
     if not is_remote(cfg.run_dir):
       return None
@@ -330,10 +330,10 @@ class Source:
     return normal(cfg.run_dir)
 
   def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
-    """Returns the config; in place of a run_dir in a bucket, this machine's directory for it.
+    """Returns the config; this machine's working directory replaces a run_dir in a bucket.
 
     Args:
-      measured: values of keys that the config leaves to the log.
+      measured: the measured values of keys that the config leaves open.
     """
     cfg = self._read(measured)
     if self.bucket is None:

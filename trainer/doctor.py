@@ -1,8 +1,8 @@
 """Checks whether a job can run here, and how fast: `python -m trainer.doctor [--run_dir DIR] …`.
 
 Alone it looks at this machine; under horovodrun at the machine of each rank and at what lies
-between them. Each line is ok, slow or wrong and then says what to do; one that is wrong makes the
-exit status 2.
+between them. Each line begins with ok, slow or wrong; a line that is not ok says what to do. The
+exit status is 2 if any line is wrong.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ RUN_DIR = flags.DEFINE_string('run_dir', None, 'The directory of a run, which ma
 JSON = flags.DEFINE_bool('json', False, 'Prints one JSON object with the findings of all ranks.')
 
 _STATES = 'ok', 'slow', 'wrong'
-# What a config must have; the checks use its defaults alone.
+# A minimal config: without --config, the checks use its defaults.
 _ANY_CONFIG = 'data: {train: [a], label: b, slots: [{name: c}]}\nmodel: {interactions: [fm]}'
 _MB, _GB = 1e6, 1e9
 _PAYLOAD = 16 << 20  # bytes of a timed transfer
@@ -229,7 +229,7 @@ def _ports(sync: config.Sync) -> Check:
 
 
 def _seconds(times: int, action: Callable[[], object]) -> float:
-  """Returns the median time of an action that all ranks do so many times, and once before."""
+  """Returns the median seconds of an action, which runs once more to warm up; all ranks run it."""
   taken = []
   for _ in range(times + 1):
     began = time.perf_counter()

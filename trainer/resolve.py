@@ -26,7 +26,7 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns a config with what its run has measured, or what its log would get.
+  """Returns a config with the values that its run has measured, or that a run would measure.
 
   Args:
     path: a YAML file, or a run_dir, which holds what its run was given.

@@ -33,7 +33,7 @@ class Made(Section):
 
   @property
   def left_open(self) -> str | None:
-    """The key that is filled in when a run begins; None if it has none, or that is filled in."""
+    """The key whose value a run still has to measure or read when it begins; None: no key."""
     return None
 
   @property
@@ -263,7 +263,7 @@ class Lookup(Made):
   key: str | None = None
   """The column of the table that holds the texts, each once; null: the name of the log's column."""
   content: str | None = None
-  """What a run has read of the table, which it keeps; null: it is read when the run begins."""
+  """The content of the table, as the run keeps it; null: the run reads it when it begins."""
 
   def reads(self) -> Iterator[tuple[str, str]]:
     yield self.lookup, 'text'

@@ -169,10 +169,9 @@ class Data(Section):
   missing_values: list[str] = []
   """Texts that stand for a missing value, as NULL and NaN do in some logs; blank always does."""
   decimal: Literal['.', ','] = '.'
-  """What stands before the fraction of a number that is a text. 12.5% is .125."""
+  """The decimal mark of numbers in text. 12.5% is read as 0.125."""
   thousands: str | None = None
-  """The character that may stand between groups of three digits of a number that is a text, as in
-  1.234.567,8; null: none."""
+  """The thousands separator of numbers in text, such as the dot in 1.234.567,8; null: none."""
   max_bad_share: Share = 0.0
   """The share of a pass's records that may be malformed; they are left out. A pass with more is
   refused."""
@@ -293,7 +292,7 @@ class Data(Section):
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns the columns of which a key is to be filled in when a run begins, by that key."""
+    """Returns the columns with a value that a run measures or reads when it begins, by its key."""
     return {
       f'data.{section}.{i}.from.{key}': column
       for section in ('slots', 'dense')

@@ -56,7 +56,7 @@ def write_of_run(cfg: Config) -> None:
 
 
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
-  """Returns what a run has measured on its log of what a config leaves open, by key."""
+  """Returns the values that a run has measured for keys that a config leaves open, by key."""
   path = os.path.join(run_dir, GIVEN)
   if not os.path.exists(path):
     return {}
@@ -113,7 +113,7 @@ def parse(
     where: where it comes from, for messages.
     overrides: strings `a.b=value`.
     run_dir: replaces `run_dir` where given.
-    measured: what was measured of what the config leaves open, by key.
+    measured: the measured values of keys that the config leaves open, by key.
     default_run_dir: for a config that gives no run_dir.
   Raises:
     ConfigError: with one line.

@@ -221,7 +221,13 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns the names that do not occur in a text; unless `whole`, the end of a path is enough."""
+  """Returns the columns of `unseen` whose names do not occur in a text.
+
+  Args:
+    unseen: column -> the config key that needs it.
+    raw: the text.
+    whole: whether a path such as ctx.device.os must occur as it is; else its last part is enough.
+  """
 
   def stands(name: str) -> bool:
     texts = [json.dumps(name), json.dumps(name, ensure_ascii=False)]

@@ -62,12 +62,12 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
 
 
 def shown(value: Json) -> Json:
-  """Returns a value as messages show it: of a table the checksum of its content."""
+  """Returns a value as messages show it; the content of a table is shown by its checksum."""
   return f'checksum {zlib.crc32(value.encode()):08x}' if isinstance(value, str) else value
 
 
 def _table_of(cfg: config.Config, key: str) -> str | None:
-  """Returns the path of the table that a key holds the content of."""
+  """Returns the path of the table whose content a key holds; None if it holds no content."""
   column = cfg.data.left_open().get(key)
   return column.made.table if column and isinstance(column.made, config.Lookup) else None
 
@@ -75,7 +75,7 @@ def _table_of(cfg: config.Config, key: str) -> str | None:
 def columns(
   cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
 ) -> JsonObject:
-  """Reads tables and measures bins, as far as the config leaves them open.
+  """Reads the tables and measures the bins that the config leaves open.
 
   Args:
     known: values of keys that need not be measured.

@@ -43,9 +43,9 @@ def texts_of(
 
 
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
-  """Returns the distinct texts that a slot's features are hashed of, and as what they are shown.
+  """Returns the distinct texts that a slot's features are hashed from, and the texts to show.
 
-  These are the same texts, but for a cross of columns with one feature each: its parts are shown.
+  They differ only for a cross of columns with one feature each, which is shown by its parts.
   """
   column = slot_column(cfg, block, slot)
   texts = shown = feature_texts(column, slot)

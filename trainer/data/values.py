@@ -181,7 +181,7 @@ class Writing(NamedTuple):
     return rf'^([-+]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?)(?: ?%)?$'
 
   def replacements(self) -> list[tuple[str, str]]:
-    """Returns patterns and what to replace them by, in order, to get what programs read."""
+    """Returns regular expressions and replacements that turn such a text into a plain number."""
     found = [(r'^\+|(?: ?%)$', '')]
     found += [] if self.thousands is None else [(re.escape(self.thousands), '')]
     return found + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])

@@ -27,7 +27,7 @@ class RetrievalModel(tf.keras.Model):
     super().__init__(name='model')
     retrieval = cfg.model.retrieval
     self.query_tower, self.item_tower = _tower(cfg, 'query'), _tower(cfg, 'item')
-    # What is drawn as negatives, and dropout, depend on the place in the run.
+    # The draws of negatives and of dropout depend on the place in the run.
     self.needs = self.query_tower.needs | self.item_tower.needs | {'position'}
     self._has_unit_length = retrieval.similarity == 'cosine'
 
@@ -36,7 +36,7 @@ class RetrievalModel(tf.keras.Model):
     return self._vectors(self.query_tower, inputs, training)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns what serving needs of the model beside the items' vectors: the queries' vectors."""
+    """Returns the vectors of queries, which a SavedModel computes; those of items are exported."""
     return self.queries(inputs, training)
 
   def predictions(self, vectors: tf.Tensor) -> dict[str, tf.Tensor]:

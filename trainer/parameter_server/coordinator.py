@@ -201,7 +201,7 @@ class Coordinator:
     return [name for name in servers + workers if name not in self._members]
 
   def _form(self) -> None:
-    """Forms the job, if all processes have come: tells each one its rank."""
+    """Starts the job once all processes have joined: tells each its rank."""
     if set(self._missing()) - self._left_out:
       return
     self._generation += 1

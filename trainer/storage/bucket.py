@@ -30,7 +30,7 @@ _BLOCK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def copy_of(run_dir: str) -> Iterator[str]:
-  """Yields a local directory with what a run_dir holds: itself, or a copy of a bucket's."""
+  """Yields a local directory with the content of a run_dir: itself, or a copy from a bucket."""
   with followed(run_dir) as (directory, look):
     look()
     yield directory
@@ -38,11 +38,11 @@ def copy_of(run_dir: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], None]]]:
-  """Yields a local directory, and a function that brings it to what a run_dir holds now.
+  """Yields a local directory for a run_dir, and a function that updates its content.
 
   Args:
-    run_dir: local, and then the directory itself; or in a bucket.
-    below: the directory of it that is wanted, as `exports`; all where left out.
+    run_dir: local, and then yielded itself; or in a bucket, and then copied.
+    below: the part of it that is wanted, such as `exports`; by default all.
   Raises:
     UserError: if there is no such directory in the bucket.
   """
@@ -98,7 +98,11 @@ class Bucket:
       lock.release()
 
   def refresh(self, below: str = '') -> None:
-    """As `download`, of a directory that only this process uses, or of one `below` it."""
+    """Does the work of `download` without its lock.
+
+    Args:
+      below: the part of the run_dir that is wanted, such as `exports`; by default all.
+    """
     names = set(log_files.listed(self.run_dir)) - {_OWNER}
     remote = _grouped(name for name in names if name.startswith(below))
     local = _grouped(name for name in self._names() if name.startswith(below))
@@ -121,7 +125,7 @@ class Bucket:
       self._get(name)
 
   def take(self) -> None:
-    """Makes this process the one that trains into the run_dir; one that did so before ends."""
+    """Claims the run_dir; a process that claimed it before ends when it next copies to it."""
 
     def take() -> None:
       with log_files.open_to_write(self._url(_OWNER)) as f:
@@ -161,7 +165,7 @@ class Bucket:
       del self._markers[folder]
 
   def _names(self) -> list[str]:
-    """Returns the files of the directory that belong into the bucket, by path below it."""
+    """Returns the files of the directory that are copied to the bucket, as paths within it."""
     names = []
     for folder, folders, found in os.walk(self._directory):
       below = os.path.relpath(folder, self._directory)

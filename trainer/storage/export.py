@@ -188,7 +188,7 @@ def _begin(
     if export.kind == kind and there | {'rules': position['rules']} == position:
       if there == position:
         return _Plan(export.path, export.sequence, True, [], False)
-      break  # the newest one of this place is by other rules, and is what is served
+      break  # The newest one of this position has other rules and is served: write this one again.
   sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)

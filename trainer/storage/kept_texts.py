@@ -70,7 +70,7 @@ class KeptTexts:
   def dump(self) -> bytes | None:
     """Returns the texts of features that are still admitted, as Parquet; None: none are wanted.
 
-    Slots are named in it, because their ids may change.
+    It names slots, because their ids may change.
     """
     if not self._ids:
       return None
@@ -84,7 +84,7 @@ class KeptTexts:
     return out.getvalue()
 
   def load(self, dumps: Iterable[bytes]) -> None:
-    """Takes the texts of its own features from what any processes have dumped."""
+    """Loads the texts of this process's features from the dumps of any number of processes."""
     self._keys, self._texts = self._keys[:0], self._texts[:0]
     for dump in dumps if self._ids else ():
       for name, id_of in self._ids.items():

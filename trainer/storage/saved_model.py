@@ -53,7 +53,7 @@ class Serving(ServedModel):
     super().__init__(cfg, model, dense_stats)
     self._slots, self._ids = cfg.slots, cfg.slot_ids()
     retrieval = cfg.model.retrieval
-    # What only describes items is no input of the query's tower, and blank within.
+    # Columns that only describe items are no inputs of the query tower, and blank inside it.
     self._of_items = retrieval.only_of_items() if retrieval else set()
     names = {s.name for s in self._slots}
     for name in set(integer_slots) - names:

@@ -1,4 +1,4 @@
-"""Compares how samples share the bins of numbers with how they did on the first day."""
+"""Compares the distribution of samples over the bins of a number with that of the first day."""
 
 import numpy as np
 from absl import logging
@@ -16,7 +16,7 @@ _SAMPLES_AT_ONCE, _MOST_SAMPLES = 65536, 1 << 19  # of a pass, from its first sa
 
 
 def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> None:
-  """Adds the bins of a pass's samples to those of today; the same on every process."""
+  """Counts the bins of a pass's samples for today; the same on every process."""
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
   keys = {
     s.name: hash_keys(bins.texts(s.made), ids[s.name]).numpy()

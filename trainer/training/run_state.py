@@ -91,7 +91,7 @@ class RunState:
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
   def untrained_told(self) -> str | None:
-    """Says how the model differs from that which was trained, and what to do; None if it is it."""
+    """Says how the model differs from the trained one, and what to do; None if it does not."""
     if not self.untrained:
       return None
     return (

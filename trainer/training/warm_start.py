@@ -1,10 +1,11 @@
 """Warm start: what a model with changed settings takes over from a checkpoint.
 
 Features are matched by the name of their slot, dense variables by their layer and name. A new slot
-or layer starts fresh, and so does a slot that is made otherwise, as of other bins; one that is gone
-is dropped. A layer or table that has become wider keeps what it had, and the rest starts fresh.
-Under another row optimizer, or in a table of another width, rows keep their weights and their
-optimizer state starts fresh. Rows of a table that is now in bfloat16 are rounded to nearest.
+or layer starts fresh, and so does a slot that is made of other columns or bins than before; one
+that is gone is dropped. A layer or table that has become wider keeps what it had, and the rest
+starts fresh. Under another row optimizer, or in a table of another width, rows keep their weights
+and their optimizer state starts fresh. Rows of a table that is now in bfloat16 are rounded to
+nearest.
 """
 
 import collections

@@ -15,7 +15,7 @@ def module_of(made: config.Made) -> types.ModuleType:
   numbers of both are equal to the bit.
 
   Raises:
-    UserError: if a key of it is not filled in, as it is in the config of a run.
+    UserError: if a value is missing that only the config of a run has, such as measured bins.
   """
   if made.left_open:
     raise UserError(

@@ -1,6 +1,6 @@
-"""Look-ups: what a small table has beside a text; nothing for a text that it lacks.
+"""Looks texts up in a small table; a text that is not in the table has no value.
 
-The run keeps what it has read of the table in its config.
+The run keeps the content of the table in its config.
 """
 
 import base64
@@ -19,7 +19,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
 
-_NO_KEY = 2**63 - 1  # behind all hashes: where a search for an unknown one ends
+_NO_KEY = 2**63 - 1  # above all hashes: where the search for an unknown key ends
 
 
 def encoded(table: Mapping[str, str]) -> str:
@@ -30,7 +30,7 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Returns the hashes of the keys, int64 [m + 1], rising, and the values; the last one is none."""
+  """Returns the keys' hashes, int64 [m + 1], ascending, and the values; the last is of no key."""
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))
   except (ValueError, zlib.error):

@@ -1,4 +1,4 @@
-"""Vectors of numbers by soft choice among learned ones."""
+"""Vectors of numbers, as mixtures of learned vectors."""
 
 import tensorflow as tf
 
@@ -7,7 +7,7 @@ from trainer.model.layers.arguments import check_whole
 
 
 class AutoDis(tf.keras.layers.Layer):
-  """A vector for each dense column: a mixture of vectors whose weights follow the number.
+  """Maps the number in each dense column to a mixture of learned vectors.
 
   Guo et al. 2021, "An Embedding Learning Framework for Numerical Features in CTR Prediction". Of a
   column c with the number x:
@@ -18,7 +18,7 @@ class AutoDis(tf.keras.layers.Layer):
   Args:
     bins: H, the vectors of a column.
     temperature: the smaller, the nearer the mixture is to a single vector.
-    skip: how much of h goes past the layer.
+    skip: the factor of h in the skip connection.
     table_width: D.
     seed: of the initial weights (Glorot uniform; the vectors like a table's).
     name: of the layer.

@@ -12,7 +12,7 @@ _MOST = 3.0  # standard deviations: beyond, the vector stays what it is there
 
 
 class PiecewiseLinear(tf.keras.layers.Layer):
-  """A vector for each dense column: linear between knots b_0 < … < b_H.
+  """Maps the number in each dense column to a vector, linearly between knots b_0 < … < b_H.
 
   Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning". Of a
   column c with the number x:
