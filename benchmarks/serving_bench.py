@@ -72,7 +72,7 @@ class Rows:
 
   def __init__(self, cfg: Any):
     self.rng = np.random.default_rng(SEED)
-    slots = len(cfg.slots)
+    slots = len(cfg.data.slots)
     texts = [str(i) for i in range(-(-ROWS.value // slots))]
     self.keys = np.concatenate([hash_keys(texts, s).numpy() for s in cfg.slot_ids().values()])
     self.changed = self.keys

@@ -82,7 +82,7 @@ def seconds() -> dict[str, float]:
     to_tensor(random.normal(size=shape).astype(np.float32))
     for shape in ([_SAMPLES, _WIDTH], [_WIDTH, _WIDTH], [_WIDTH])
   )
-  taken: dict[str, list[float]] = {'float32': [], 'bfloat16': []}
+  seconds: dict[str, list[float]] = {'float32': [], 'bfloat16': []}
   for _ in range(1 + _ROUNDS):
     for dtype, multiply in (('float32', float32.product), ('bfloat16', product)):
       began = time.perf_counter()
@@ -90,9 +90,9 @@ def seconds() -> dict[str, float]:
         tape.watch([a, b, bias])
         layer = multiply(a, b, bias, relu=True)
       tape.gradient(layer, [a, b, bias])[0].numpy()
-      taken[dtype].append(time.perf_counter() - began)
+      seconds[dtype].append(time.perf_counter() - began)
   # The first round warms up.
-  return {dtype: statistics.median(rounds[1:]) for dtype, rounds in taken.items()}
+  return {dtype: statistics.median(rounds[1:]) for dtype, rounds in seconds.items()}
 
 
 @tf.RegisterGradient('CtrBfloat16Product')

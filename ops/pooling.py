@@ -24,7 +24,7 @@ class PoolLayout:
     ValueError: if a part has an unknown kind or an impossible width.
   """
 
-  slot_table: tuple[int, ...]  # [F], the table of each field, ascending
+  table_of_field: tuple[int, ...]  # [F], the table of each field, ascending
   parts: tuple[tuple[FactorPart, ...], ...]  # of each table
   poolings: tuple[str, ...] = ()  # [F] of 'sum', 'mean', 'sqrtn'; (): no norms
   slots: bool = True  # whether to return slot sums of plain parts; those of field parts always are
@@ -35,10 +35,10 @@ class PoolLayout:
     for part in (p for parts in self.parts for p in parts):
       if part.kind not in ('plain', 'field'):
         raise ValueError(f"FactorPart.kind: found {part.kind!r}; wanted 'plain' or 'field'")
-      if part.kind == 'field' and part.width % len(self.slot_table):
+      if part.kind == 'field' and part.width % len(self.table_of_field):
         raise ValueError(
           f'FactorPart.width: found {part.width} of a field part; wanted a multiple of the '
-          f'{len(self.slot_table)} fields'
+          f'{len(self.table_of_field)} fields'
         )
 
   def attributes(self) -> dict[str, int | list]:
@@ -46,11 +46,11 @@ class PoolLayout:
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
     return {
       'parts': len(parts),
-      'table_of_field': list(self.slot_table),
+      'table_of_field': list(self.table_of_field),
       'poolings': list(self.poolings),
       'part_tables': [t for t, _, _ in parts],
       'part_widths': [
-        p.width // len(self.slot_table) if field else p.width for _, p, field in parts
+        p.width // len(self.table_of_field) if field else p.width for _, p, field in parts
       ],
       'part_field': [field for _, _, field in parts],
       'part_slots': [field or self.slots for _, _, field in parts],

@@ -71,7 +71,7 @@ class PulledRows(NamedTuple):
   offsets: tf.Tensor  # int32 [u + 1]
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
-  seen: tf.Tensor | tuple[()] = ()  # float32 [u, 2], show and click; of slots with `counts`
+  show_click: tf.Tensor | tuple[()] = ()  # float32 [u, 2], show and click; of slots with `counts`
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ class SampleArrays:
     slots: int,
     chunk: int,
   ):
-    given = {
+    arrays = {
       'codes': codes,
       'bases': bases,
       'keys': keys,
@@ -52,15 +52,18 @@ class SampleArrays:
       'dense': np.zeros([len(codes), 0], np.float32) if dense is None else dense,
     }
     self._slots, self._chunk = slots, chunk
-    self._tensors = {name: view(array) for name, array in given.items()}
+    self._tensors = {name: view(array) for name, array in arrays.items()}
 
-  def gather(self, rows: np.ndarray) -> Samples:
+  def gather(self, samples: np.ndarray) -> Samples:
     """Returns the samples at these places, integers [B].
 
     Raises:
       InvalidArgumentError: if a place, or a value that the arrays hold there, is out of range.
     """
     columns = load().ctr_gather_samples(
-      rows=to_tensor(rows.astype(np.int64)), slots=self._slots, chunk=self._chunk, **self._tensors
+      rows=to_tensor(samples.astype(np.int64)),
+      slots=self._slots,
+      chunk=self._chunk,
+      **self._tensors,
     )
     return Samples(*map(np.asarray, columns))

@@ -217,12 +217,12 @@ def fit(
         raise UserError(
           f'data.{split}: found a frame; wanted it beside the config: fit(config, {split}=frame)'
         )
-  given = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
-  if given:
+  frames_by_split = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
+  if frames_by_split:
     overrides = [*overrides, *frames.SETTINGS]
-    placeholders = [f'data.{split}=[frame]' for split in given]
+    placeholders = [f'data.{split}=[frame]' for split in frames_by_split]
     cfg = Source(configuration, [*overrides, *placeholders], run_dir).parsed()
-    overrides += frames.write_passes(cfg, given)
+    overrides += frames.write_passes(cfg, frames_by_split)
   source = Source(configuration, overrides, run_dir)
   cfg = source.cfg
   if cfg.sync.mode != 'allreduce':
@@ -284,7 +284,7 @@ class Source:
       )
     return cfg
 
-  def for_its_log(self, tells: bool = True, init_from: str | None = None) -> config.Config:
+  def with_measured_values(self, tells: bool = True, init_from: str | None = None) -> config.Config:
     """Returns `cfg` with what it leaves open and was measured on the log: batch size and bins.
 
     It imports TensorFlow and may read the beginning of the log.
@@ -376,7 +376,7 @@ def train_here(
     bucket = Bucket(source.bucket, cfg.run_dir) if source.bucket else None
     if bucket:
       communicator.together('', lambda: None if here.rank else bucket.download())
-    cfg = source.for_its_log(here.rank == 0, init_from)
+    cfg = source.with_measured_values(here.rank == 0, init_from)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     progress_made = heartbeat.progress if heartbeat else lambda: None
     job = Job(cfg, communicator, step, progress_made, init_from, callbacks, bucket)

@@ -230,12 +230,12 @@ def _ports(sync: config.Sync) -> Check:
 
 def _seconds(times: int, action: Callable[[], object]) -> float:
   """Returns the median seconds of an action, which runs once more to warm up; all ranks run it."""
-  taken = []
+  seconds = []
   for _ in range(times + 1):
     began = time.perf_counter()
     action()
-    taken.append(time.perf_counter() - began)
-  return statistics.median(taken[1:])
+    seconds.append(time.perf_counter() - began)
+  return statistics.median(seconds[1:])
 
 
 def _network(communicator: 'RankCommunicator') -> list[Check]:

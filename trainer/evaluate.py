@@ -47,7 +47,7 @@ def main() -> None:
   here = runtime.launched()
   as_json = JSON.value or not runtime.is_terminal()
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, here) as run:
-    names = [slot.name for slot in run.cfg.slots]
+    names = [slot.name for slot in run.cfg.ordered_slots]
     for name in BY.value:
       if name not in names:
         raise UserError(f"--by: found slot '{name}'{nearest(name, names)}")
@@ -79,7 +79,7 @@ def slices_by_text(
   scored = itertools.chain.from_iterable(map(run.evaluation.predict, prepared))
   by_slot = slices(run.cfg, run.communicator, scored, BY.value, MOST.value)
   paths = [data_pass.meta['source']['path'] for data_pass in prepared]
-  slots = {slot.name: slot for slot in run.cfg.slots}
+  slots = {slot.name: slot for slot in run.cfg.ordered_slots}
   named = {}
   for name, rows in by_slot.items():
     values = {BLANK: '(blank)', OTHER: '(other)'}

@@ -34,7 +34,7 @@ def main() -> int:
     runtime.start(cfg)
     from trainer.training import dry_run
 
-    for line in dry_run.tell(source.for_its_log(init_from=INIT_FROM.value)):
+    for line in dry_run.tell(source.with_measured_values(init_from=INIT_FROM.value)):
       print(line, flush=True)
     return 0
   command_line.need_no_output()
@@ -44,7 +44,7 @@ def main() -> int:
     from trainer.parameter_server.cluster import Cluster
 
     cluster = Cluster.from_tf_config(runtime.tf_config(), cfg.sync.mode)
-    return run.run(source.for_its_log(tells=cluster.name == 'worker 0'), cluster)
+    return run.run(source.with_measured_values(tells=cluster.name == 'worker 0'), cluster)
   return api.train_here(source, runtime.launched(), INIT_FROM.value)
 
 

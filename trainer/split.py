@@ -38,8 +38,8 @@ _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
 
 
 def _delimiter() -> str:
-  given = DELIMITER.value or ('\t' if '.tsv' in DATA.value else ',')
-  return '\t' if given == '\\t' else given
+  delimiter = DELIMITER.value or ('\t' if '.tsv' in DATA.value else ',')
+  return '\t' if delimiter == '\\t' else delimiter
 
 
 def _tables() -> Iterator[pa.Table]:

@@ -29,7 +29,7 @@ def main():
     rng = np.random.default_rng(cfg.seed)
     part, worst, before = 1 << 16, 0.0, channel.rss()
     for start in range(0, spec['features'], part):
-      keys = rng.integers(1, len(cfg.slots) + 1, part) << 52 | rng.integers(0, 1 << 52, part)
+      keys = rng.integers(1, len(cfg.data.slots) + 1, part) << 52 | rng.integers(0, 1 << 52, part)
       observe(step.store, dedupe(keys), step.dense.row_hyperparameters(step.steps))
       if start >= spec['features'] // 3:
         worst = max(worst, int(step.store.bytes()) / int(step.store.size()))

@@ -45,7 +45,7 @@ def fill(step, cfg, count, part=1 << 18):
   own = np.unique(np.load(os.path.join(cfg.data.train[0], 'keys.npy')))
   others = max(0, count - len(own))
   keys = np.concatenate(
-    [own, rng.integers(1, len(cfg.slots) + 1, others) << 52 | rng.integers(0, 1 << 52, others)]
+    [own, rng.integers(1, len(cfg.data.slots) + 1, others) << 52 | rng.integers(0, 1 << 52, others)]
   )
   rng.shuffle(keys)
   for start in range(0, len(keys), part):

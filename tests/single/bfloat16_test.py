@@ -112,7 +112,7 @@ class ModelTest(tf.test.TestCase):
   def logits(self, layer: dict, dtype: str, training: bool) -> np.ndarray:
     cfg = make_config({'model.interactions': [layer], 'train.dense_dtype': dtype})
     random = np.random.default_rng(1)
-    count = len(cfg.slots)
+    count = len(cfg.data.slots)
     width = next(iter(cfg.sparse.tables.values())).width
     normal = random.normal(size=(50, count, width)).astype(np.float32)
     inputs = LayerInputs(

@@ -73,7 +73,7 @@ class ColumnsTest(tf.test.TestCase):
       log = {n: GraphColumn.single(c) for n, c in inputs.items()}
       made = GraphColumns(cfg, log, tf.constant(size, tf.int64))
       dense = [tf.broadcast_to(made.dense(c), [size]) for c in cfg.data.dense]
-      return [made.slot(s, ids[s.name])[:3] for s in cfg.slots], dense
+      return [made.slot(s, ids[s.name])[:3] for s in cfg.ordered_slots], dense
 
     inputs = {
       n: tf.constant(['' if v is None else v for v in columns[n]])
@@ -90,7 +90,7 @@ class ColumnsTest(tf.test.TestCase):
     size = len(next(iter(columns.values())))
     found = self.converted(cfg, columns)
     for other in (self.served(cfg, columns, size), self.graph(cfg, columns, size)):
-      for slot, ours, theirs in zip(cfg.slots, found.slots, other.slots):
+      for slot, ours, theirs in zip(cfg.ordered_slots, found.slots, other.slots):
         for what, a, b in zip(('keys', 'values', 'samples'), ours, theirs):
           same = len(a) == len(b) and (a == b).all()
           if not same:
@@ -112,7 +112,7 @@ class ColumnsTest(tf.test.TestCase):
 
   def assert_texts(self, cfg, found, name, texts):
     """Checks that a slot's features are those of texts, a list a sample."""
-    keys, _, samples = found.slots[[s.name for s in cfg.slots].index(name)]
+    keys, _, samples = found.slots[[s.name for s in cfg.ordered_slots].index(name)]
     self.assertAllEqual(samples, np.repeat(np.arange(len(texts)), list(map(len, texts))))
     flat = [t for one in texts for t in one]
     self.assertAllEqual(keys, hash_keys(flat, cfg.slot_ids()[name]) if flat else [])
@@ -126,7 +126,7 @@ class Found(NamedTuple):
 
   @classmethod
   def of_batch(cls, cfg, batch):
-    num_slots = len(cfg.slots)
+    num_slots = len(cfg.data.slots)
     segments = batch.segments if len(batch.segments) else np.arange(len(batch.label) * num_slots)
     values = batch.values if len(batch.values) else np.ones([len(batch.keys)], np.float32)
     places = [np.flatnonzero(segments % num_slots == f) for f in range(num_slots)]
@@ -319,7 +319,7 @@ class FacesTest(ColumnsTest):
     columns = {'user': ids(self.rng, n), 'tags': lists(self.rng, n), 'others': lists(self.rng, n)}
     columns |= {'x': numbers(self.rng, n), 'plain': ids(self.rng, n)}
     found = self.check(cfg, columns)
-    names = [s.name for s in cfg.slots]
+    names = [s.name for s in cfg.ordered_slots]
 
     def words(text):
       stripped = [w.strip() for w in (text or '').split('|')]
@@ -351,7 +351,7 @@ class FacesTest(ColumnsTest):
     columns = {'user': ['a', 'ü', None, 'a', '7.0'], 'x': ['0.5', None, '3', '0.5', '-1']}
     keys = self.converted(cfg, columns).slots[2][0]
     found = {}
-    for texts in texts_of(cfg, [self.path('log.csv')], cfg.slots[2], set(keys.tolist())):
+    for texts in texts_of(cfg, [self.path('log.csv')], cfg.ordered_slots[2], set(keys.tolist())):
       found |= texts
     shown = [found[key] for key in keys.tolist()]
     self.assertEqual(shown, ['a × 1', 'ü × missing', 'a × 1', '7.0 × 0'])

@@ -268,7 +268,7 @@ class ConfigTest(tf.test.TestCase):
         'model.interactions=[linear, dnn]',
       ]
     )
-    self.assertEqual([s.name for s in cfg.slots], ['item', 'last_item', 'user'])
+    self.assertEqual([s.name for s in cfg.ordered_slots], ['item', 'last_item', 'user'])
 
   def test_mistakes(self):
     for overrides, wanted in [

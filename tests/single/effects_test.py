@@ -74,11 +74,11 @@ class EffectsTest(absltest.TestCase):
       'sync': {'geo_steps': 3},
     }
     with self.assertLogs('absl', 'WARNING') as logs:
-      api.Source(tree).for_its_log()
+      api.Source(tree).with_measured_values()
     self.assertLen(logs.output, 1)
     self.assertIn('sync.geo_steps: found 3, which has no effect', logs.output[0])
     with self.assertNoLogs('absl', 'WARNING'):
-      api.Source(tree).for_its_log(tells=False)
+      api.Source(tree).with_measured_values(tells=False)
 
   def test_shipped_configs_are_told_of_nothing(self):
     for path in glob.glob(os.path.join(jobs.ROOT, 'configs', '**', '*.yaml'), recursive=True):

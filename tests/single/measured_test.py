@@ -83,12 +83,12 @@ class BatchSizeTest(tf.test.TestCase):
     self.assertGreater(valid['auc'].max(), 0.7)  # the true probabilities reach .74
     # What a run has measured it keeps, though the log grows.
     log(20_000, 0).to_csv(self.folder / 'train.csv', index=False)
-    self.assertEqual(api.Source(self.tree).for_its_log().train.batch_size, 128)
+    self.assertEqual(api.Source(self.tree).with_measured_values().train.batch_size, 128)
     for source, size in (
       (api.Source(self.tree, ['train.batch_size=32']), 32),
       (api.Source(self.tree, (), 'elsewhere'), 512),
     ):
-      self.assertEqual(source.for_its_log().train.batch_size, size)
+      self.assertEqual(source.with_measured_values().train.batch_size, size)
 
 
 class BinsTest(tf.test.TestCase):
@@ -152,14 +152,14 @@ class BinsTest(tf.test.TestCase):
     # Written out, they are what they are anyway.
     self.tree['data']['slots'][0]['from']['boundaries'] = bins['bin']
     self.write('day_0.csv', 5 * self.x)
-    self.assertEqual(self.of(api.Source(self.tree).for_its_log()), bins)
+    self.assertEqual(self.of(api.Source(self.tree).with_measured_values()), bins)
     frame = pd.DataFrame({'x': self.x[:50]})
     self.assertLen(run.predict(frame), 50)
     # Another run measures its own log, or takes those of the run that it begins with.
     del self.tree['data']['slots'][0]['from']['boundaries']
     other = api.Source(self.tree, (), str(self.folder / 'other'))
-    self.assertNotEqual(self.of(other.for_its_log())['wide'], bins['wide'])
-    self.assertEqual(self.of(other.for_its_log(init_from=run.run_dir)), bins)
+    self.assertNotEqual(self.of(other.with_measured_values())['wide'], bins['wide'])
+    self.assertEqual(self.of(other.with_measured_values(init_from=run.run_dir)), bins)
     (self.folder / 'other.yaml').write_text(yaml.safe_dump(self.tree))
     command = [sys.executable, '-m', 'trainer.run', '--dry_run', '--init_from', run.run_dir]
     command += ['--config', self.folder / 'other.yaml', '--run_dir', self.folder / 'other']
@@ -208,7 +208,7 @@ class BinsTest(tf.test.TestCase):
     # The run has a copy, and says that the file is another now.
     pd.DataFrame({'x': [1], 'kind': ['b'], 'price': [7]}).to_parquet(path)
     with contextlib.redirect_stdout(told):
-      self.assertEqual(api.Source(self.tree).for_its_log(), run.cfg)
+      self.assertEqual(api.Source(self.tree).with_measured_values(), run.cfg)
     self.assertIn('items.parquet has changed since', told.getvalue())
     (self.folder / 'items.parquet').unlink()
     self.assertAllEqual(api.load(run.run_dir).predict(frame), before)

@@ -40,10 +40,10 @@ class Batch(NamedTuple):
 
 def make_batch(rng, layout, size=5, fast=False, vocabulary=6, admitted=0.7):
   """Random occurrences; keys are shared between the fields of a table."""
-  fields = len(layout.slot_table)
+  fields = len(layout.table_of_field)
   counts = np.ones([size * fields], int) if fast else rng.integers(0, 4, size * fields)
   segments = np.repeat(np.arange(size * fields), counts).astype(np.int32)
-  table = np.asarray(layout.slot_table)[segments % fields]
+  table = np.asarray(layout.table_of_field)[segments % fields]
   keys = ((table + 1).astype(np.int64) << 52) + rng.integers(0, vocabulary, len(segments))
   d = Deduped(*(x.numpy() for x in dedupe(keys)))
   widths = np.array([sum(p.width for p in parts) for parts in layout.parts])
@@ -63,7 +63,7 @@ def make_batch(rng, layout, size=5, fast=False, vocabulary=6, admitted=0.7):
 
 def double_loop(batch, layout, linear, factors):
   """What `pool` gives, as a flat list, in float64."""
-  fields, d = len(layout.slot_table), batch.deduped
+  fields, d = len(layout.table_of_field), batch.deduped
   n = len(d.inverse)
   segments = batch.segments if len(batch.segments) else np.arange(n)
   values = batch.values if len(batch.values) else np.ones(n)
@@ -71,7 +71,9 @@ def double_loop(batch, layout, linear, factors):
   field = [[p.kind == 'field' for p in parts] for parts in layout.parts]
   slots = [
     [
-      np.zeros([batch.size * (layout.slots or field[t][k]), layout.slot_table.count(t), p.width])
+      np.zeros(
+        [batch.size * (layout.slots or field[t][k]), layout.table_of_field.count(t), p.width]
+      )
       for k, p in enumerate(parts)
     ]
     for t, parts in enumerate(layout.parts)
@@ -89,7 +91,7 @@ def double_loop(batch, layout, linear, factors):
   ]
   for i in range(n):
     b, f, j, x = segments[i] // fields, segments[i] % fields, d.inverse[i], float(values[i])
-    table = layout.slot_table[f]
+    table = layout.table_of_field[f]
     pooled_linear[b, f] += x * linear[j]
     row = factors[batch.rows.offsets[j] : batch.rows.offsets[j + 1]]
     if not len(row):
@@ -97,7 +99,7 @@ def double_loop(batch, layout, linear, factors):
     for k, p in enumerate(layout.parts[table]):
       v, row = row[: p.width], row[p.width :]
       if len(slots[table][k]):
-        slots[table][k][b, f - layout.slot_table.index(table)] += x * v
+        slots[table][k][b, f - layout.table_of_field.index(table)] += x * v
       if len(totals[table][k]):
         totals[table][k][b] += x * v
       if len(squares[table][k]):
@@ -333,9 +335,9 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
           PLAIN,
         )
         tape.gradient(pooled.linear, linear)
-    for layout in (dict(slot_table=[1, 0, 0]), dict(slot_table=[0, 0, -1])):
+    for layout in (dict(table_of_field=[1, 0, 0]), dict(table_of_field=[0, 0, -1])):
       with self.assertRaises(tf.errors.InvalidArgumentError):
-        run(batch, PoolLayout(layout['slot_table'], PLAIN.parts))
+        run(batch, PoolLayout(layout['table_of_field'], PLAIN.parts))
     with self.assertRaisesRegex(ValueError, 'multiple'):
       PoolLayout([0, 0, 0], [[FactorPart('field', 7)]])
     with self.assertRaisesRegex(ValueError, "'plane'"):

@@ -94,7 +94,7 @@ def oracle(text, cfg, names=None, delimiter=','):
     dense = [oracle_number(row[c.name]) for c in cfg.data.dense]
     wrong |= label not in (0, 1) or weight is None or not weight >= 0 or None in dense
     keys, values = [], []
-    for s in cfg.slots:
+    for s in cfg.ordered_slots:
       keys.append([])
       values.append([])
       for part in (

@@ -34,7 +34,7 @@ class RunDirTest(tf.test.TestCase):
     out, copy = io.StringIO(), tempfile.mkdtemp(dir=self.folder)
     shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
     with contextlib.redirect_stdout(out):
-      check_run_dir(api.Source(self.tree, overrides, copy).for_its_log())
+      check_run_dir(api.Source(self.tree, overrides, copy).with_measured_values())
     return out.getvalue().splitlines()
 
   def test_what_was_given_and_what_it_resolved_to_are_apart(self):
@@ -63,7 +63,7 @@ class RunDirTest(tf.test.TestCase):
 
   def test_a_key_that_is_left_out_has_its_default_whatever_the_run_has(self):
     tree = self.tree | {'train': {}}
-    self.assertEqual(api.Source(tree).for_its_log().train.epochs, 1)
+    self.assertEqual(api.Source(tree).with_measured_values().train.epochs, 1)
 
   def test_a_damaged_config_is_mended_by_that_of_a_checkpoint(self):
     copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
@@ -79,12 +79,12 @@ class RunDirTest(tf.test.TestCase):
     copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
     shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
     given, source = copy / 'given.yaml', api.Source(self.tree, (), str(copy))
-    whole = source.for_its_log()
+    whole = source.with_measured_values()
     given.write_text('seed: 1\n')
     with self.assertRaisesRegex(errors.UserError, r'given.yaml: .*delete it'):
-      source.for_its_log()
+      source.with_measured_values()
     given.unlink()
-    self.assertEqual(source.for_its_log(), whole)
+    self.assertEqual(source.with_measured_values(), whole)
 
   def test_a_start_whose_checkpoint_is_damaged_leaves_the_config_as_it_was(self):
     copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))

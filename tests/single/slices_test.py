@@ -169,7 +169,7 @@ class TextsTest(tf.test.TestCase):
     for slot, texts in (('a', ['red', 'blue', 'green']), ('b', ['7', '8']), ('c', ['x', 'y', 'z'])):
       keys = hash_keys(texts, ids[slot]).numpy().tolist()
       found = {}
-      of = next(s for s in cfg.slots if s.name == slot)
+      of = next(s for s in cfg.data.slots if s.name == slot)
       paths = [f'{folder}/gone.csv', f'{folder}/log.csv']
       for some in texts_of(cfg, paths, of, [*keys, 12345]):
         found |= some

@@ -23,19 +23,19 @@ class SpansTest(tf.test.TestCase):
     @tf.function
     def graph(x):
       y = spans.timed(lambda: [x + 1], [x])[0]
-      return y, spans.taken()
+      return y, spans.collect()
 
     y, (span,) = graph(tf.constant(2.0))
     self.assertEqual(y.numpy(), 3)
     self.assertLessEqual(span[0], span[1])
-    self.assertAllEqual(tf.function(lambda: spans.taken())(), np.zeros([0, 2]))
+    self.assertAllEqual(tf.function(lambda: spans.collect())(), np.zeros([0, 2]))
 
   def test_a_part_of_a_part_is_told_apart(self):
     clock = Stopwatch()
     with clock.of('step'):
       pass
     clock.move(2.0, 'exchange', within='step')
-    found = clock.taken()
+    found = clock.lap()
     self.assertEqual(found['exchange'], 2)
     self.assertAllClose(found['step'], -2, atol=0.1)
 

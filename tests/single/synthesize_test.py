@@ -139,7 +139,7 @@ class SynthesizeTest(tf.test.TestCase):
     batch = next(PreparedPass(self.path('out'), cfg).batches(2000))
     self.assertAllEqual(batch.label, log.click)
     self.assertAllClose(batch.dense, log[['price', 'age']])
-    tags = batch.segments % len(cfg.slots) == [s.name for s in cfg.slots].index('tags')
+    tags = batch.segments % len(cfg.data.slots) == [s.name for s in cfg.ordered_slots].index('tags')
     self.assertEqual(tags.sum(), log.tags.dropna().str.count(r'\|').add(1).sum())
 
 

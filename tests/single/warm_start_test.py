@@ -78,7 +78,7 @@ class WarmStartTest(tf.test.TestCase):
     self.assertNotEmpty(items)
     self.assertEqual(self.rows(other), items)
     self.assertAllEqual(self.kernel(other)[8:, :8], self.kernel(first)[8:], "item's part")
-    fates = dict(other.state.taken)
+    fates = dict(other.state.fates)
     self.assertEqual(
       {what: fates[what] for what in ('slot query', 'slot item', 'slot user')},
       {'slot query': 'fresh', 'slot item': 'taken over', 'slot user': 'dropped'},
@@ -139,7 +139,7 @@ class WarmStartTest(tf.test.TestCase):
         self.assertEqual(row[2][:kept], before[key][2][:kept])
         self.assertAllEqual(row[2][kept:width], fresh[kept:])
         self.assertLen(row[2], width + row_optimizers.state_floats(factors, width))
-      fates = dict(other.state.taken)
+      fates = dict(other.state.fates)
       if width != 8:
         self.assertEqual(fates[f'table default, width 8 to {width}'], 'partly')
       if linear != 'adagrad':
@@ -162,7 +162,7 @@ class WarmStartTest(tf.test.TestCase):
       factors = row_store.to_float32(np.array(after[key][2], np.uint16))
       self.assertAllEqual(factors, tf.cast(tf.cast(row[2], tf.bfloat16), tf.float32))
       self.assertEqual(after[key][:2], row[:2])
-    self.assertEqual(dict(other.state.taken)['table default, float32 to bfloat16'], 'rounded')
+    self.assertEqual(dict(other.state.fates)['table default, float32 to bfloat16'], 'rounded')
     other.lock.release()
     self.make_job(['user', 'item'], init_from=f'{self.folder}/run', **halved).run()
     back = self.make_job(
@@ -195,7 +195,7 @@ class WarmStartTest(tf.test.TestCase):
       job.open_run()
       names = {name for name, _ in self.rows(job)}
       self.assertEqual(names, {'user', 'bin'} if fate is None else {'user'})
-      self.assertEqual(dict(job.state.taken).get('slot bin, which is made otherwise now'), fate)
+      self.assertEqual(dict(job.state.fates).get('slot bin, which is made otherwise now'), fate)
       job.lock.release()
 
   def test_a_new_run_from_another(self):

@@ -35,7 +35,7 @@ class Spans:
       self._stamps.append(tf.stack([begins, clock.seconds(tensors[-1])]))
     return outputs
 
-  def taken(self) -> tf.Tensor:
+  def collect(self) -> tf.Tensor:
     """Returns the spans since the last call, float64 [n, 2]: beginnings and ends in seconds."""
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)

@@ -84,9 +84,9 @@ class Bins(Made):
   @pydantic.model_validator(mode='after')
   def _check(self) -> 'Bins':
     ways = [self.log_squared, self.quantiles is not None, self.widths is not None]
-    given = self.boundaries is not None
-    if sum(ways) + (given and not self._is_measured) != 1:
-      wrong('', f'found {sum(ways) + given} of boundaries, log_squared, quantiles, widths; '
+    is_set = self.boundaries is not None
+    if sum(ways) + (is_set and not self._is_measured) != 1:
+      wrong('', f'found {sum(ways) + is_set} of boundaries, log_squared, quantiles, widths; '
             'wanted one')  # fmt: skip
     if self.boundaries is not None:
       with np.errstate(over='ignore'):

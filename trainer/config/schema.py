@@ -85,8 +85,8 @@ class Config(Section):
     return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
   @property
-  def slots(self) -> list[Slot]:
-    """Slots in canonical order: by table (as in `sparse.tables`), then as listed.
+  def ordered_slots(self) -> list[Slot]:
+    """The slots by table (as in `sparse.tables`), then as listed.
 
     A slot's position in it is its field's index.
     """
@@ -97,17 +97,17 @@ class Config(Section):
     """Returns the pooling of each slot, [F]; a slot of one feature is summed."""
     several = [
       s.separator or s.value_separator or s.sequence or (s.made and s.made.is_several)
-      for s in self.slots
+      for s in self.ordered_slots
     ]
-    return [s.pooling if many else 'sum' for s, many in zip(self.slots, several)]
+    return [s.pooling if many else 'sum' for s, many in zip(self.ordered_slots, several)]
 
   def counted_fields(self) -> list[int]:
-    """Returns the indices in `slots` of the Fc slots with `counts`."""
-    return [f for f, slot in enumerate(self.slots) if slot.counts]
+    """Returns the indices in `ordered_slots` of the Fc slots with `counts`."""
+    return [f for f, slot in enumerate(self.ordered_slots) if slot.counts]
 
   def dense_inputs(self) -> list[str]:
     """Returns the names of LayerInputs.dense's columns: dense columns, then counts of slots."""
-    counted = [self.slots[f].name for f in self.counted_fields()]
+    counted = [self.ordered_slots[f].name for f in self.counted_fields()]
     names = [f'dense {column.name}' for column in self.data.dense]
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
@@ -171,7 +171,7 @@ class Config(Section):
   def own_slot_ids(self) -> dict[str, int]:
     """Returns the `slot_ids` of slots that have features of their own."""
     ids = self.slot_ids()
-    return {s.name: ids[s.name] for s in self.slots if s.shares is None}
+    return {s.name: ids[s.name] for s in self.data.slots if s.shares is None}
 
   def policy(self) -> Policy:
     """Returns the policy of the lifecycle, with the thresholds of slots."""

@@ -48,7 +48,7 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
 
   Args:
     batch: NumPy arrays.
-    slot: the index of the slot in `Config.slots`.
+    slot: the index of the slot in `Config.ordered_slots`.
     slots: F.
   """
   if not len(batch.segments):
@@ -136,7 +136,7 @@ COUNT_SMOOTHING = 10.0  # shows at the click rate of the log that each slot's co
 MOST_SHOWS = 100.0
 
 
-def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
+def transform_counts(show_click: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
   """Returns the dense columns that layers read of slots with `counts`.
 
   With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
@@ -144,12 +144,13 @@ def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
       log(1 + min(s, MOST_SHOWS)),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
   Args:
-    seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
+    show_click: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's
+      slot.
     log_odds: float32 [], log(a / (1 − a)).
   Returns:
     float32 [B, 2·Fc]: the first value of every slot, then the second; 0 for no shows.
   """
-  shows, clicks = tf.unstack(seen, 2, -1)
+  shows, clicks = tf.unstack(show_click, 2, -1)
   rate = tf.sigmoid(log_odds)
   # A click that comes late is counted without a show.
   missed = tf.maximum(shows - clicks, 0) + COUNT_SMOOTHING * (1 - rate)

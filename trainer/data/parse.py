@@ -279,7 +279,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       dense[:, i] = numbers
   slots: list[np.ndarray | SlotFeatures] = []
   texts = []
-  for s in cfg.slots:
+  for s in cfg.ordered_slots:
     column = s.column or s.name
     markers = [] if s.made else data.missing_values
     array, wrong = whole_numbers(made.made(s.name) if s.made else block.columns[column])

@@ -195,12 +195,12 @@ class PreparedPass:
       A function (global batch, slice) -> SlotBatch of NumPy arrays. It is fastest if the batches
       are asked for in order.
     """
-    rows = self._shuffled(seed, epoch) if shuffle else np.arange
+    samples_at = self._shuffled(seed, epoch) if shuffle else np.arange
 
     def slice_of(batch: int, r: int) -> SlotBatch:
       start = batch * batch_size
       b = min(batch_size, self.num_samples - start)
-      return self.gather(rows(start + r * b // size, start + (r + 1) * b // size))
+      return self.gather(samples_at(start + r * b // size, start + (r + 1) * b // size))
 
     return slice_of
 
@@ -241,10 +241,10 @@ class PreparedPass:
     @functools.lru_cache(maxsize=1)
     def window(w: int) -> np.ndarray:
       mine = blocks[w * per_window : (w + 1) * per_window]
-      rows = ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK))
-      return generator(1, w).permutation(rows)
+      samples = ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK))
+      return generator(1, w).permutation(samples)
 
-    def rows(lo: int, hi: int) -> np.ndarray:
+    def samples_at(lo: int, hi: int) -> np.ndarray:
       parts = [np.empty([0], np.int64)]
       while lo < hi:
         w = (np.searchsorted(starts, lo, side='right') - 1) // per_window
@@ -254,22 +254,24 @@ class PreparedPass:
         lo = end
       return np.concatenate(parts)
 
-    return rows
+    return samples_at
 
-  def gather(self, rows: np.ndarray) -> SlotBatch:
-    """Returns the samples `rows` [B].
+  def gather(self, samples: np.ndarray) -> SlotBatch:
+    """Returns the samples with these numbers, integers [B].
 
     Raises:
       BadPass: if the size of a file has changed since it was opened.
     """
     try:
-      samples = self._samples.gather(rows)
-      label = self._label[rows].astype(np.float32)
+      features = self._samples.gather(samples)
+      label = self._label[samples].astype(np.float32)
       return SlotBatch(
-        *samples[:4],
+        *features[:4],
         label=label[:, 0] if label.shape[1] == 1 else label,
-        weight=np.ones([len(rows)], np.float32) if self._weight is None else self._weight[rows],
-        group=samples.group if self._grouped else np.zeros([len(rows)], np.int64),
+        weight=np.ones([len(samples)], np.float32)
+        if self._weight is None
+        else self._weight[samples],
+        group=features.group if self._grouped else np.zeros([len(samples)], np.int64),
       )
     finally:
       self._check_sizes()

@@ -140,7 +140,7 @@ class Writer:
     data, labels = cfg.data, cfg.labels
     self._directory, self._dense = directory, data.dense
     self._grouped = data.group is not None
-    width = len(cfg.slots) + self._grouped  # the group is one more slot, the last
+    width = len(cfg.data.slots) + self._grouped  # the group is one more slot, the last
     is_class = len(labels) == 1 and labels[0].loss != 'squared_error'  # always 0 or 1
     used = {
       'codes': ('<u2', width),

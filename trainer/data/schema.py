@@ -27,7 +27,8 @@ def schema(cfg: config.Config) -> JsonObject:
     'hash': HASH_NAME,
     # canonical order, slot id, and of a sequence its length
     'slots': [
-      [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])] for s in cfg.slots
+      [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])]
+      for s in cfg.ordered_slots
     ],
     'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
     'made': {name: briefly(made) for name, made in data.made.items()},
@@ -51,7 +52,7 @@ def reading(cfg: config.Config) -> JsonObject:
     'missing_values': data.missing_values,
     'numbers': [data.decimal, data.thousands],
     'max_bad_share': data.max_bad_share,
-    'slots': [[s.column, s.separator, s.value_separator] for s in cfg.slots],
+    'slots': [[s.column, s.separator, s.value_separator] for s in cfg.ordered_slots],
     'keep_texts': data.keep_texts,
   }
 

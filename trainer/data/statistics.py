@@ -74,7 +74,7 @@ def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
   """Returns the bytes of an admitted feature's factors with their optimizer state."""
   table = cfg.sparse.tables[slot.table]
   kinds = [interaction.kind for interaction in cfg.model.all_interactions().values()]
-  width = table.width * (len(cfg.slots) if 'ffm' in kinds else 1)
+  width = table.width * (len(cfg.data.slots) if 'ffm' in kinds else 1)
   number = 2 if table.dtype == 'bfloat16' else 4
   return OVERHEAD * number * (width + state_floats(table.factors.kind, width))
 
@@ -88,7 +88,7 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
     day's features that the previous day did not have); dense: missing and quantiles; table_bytes:
     estimates without_admission and with_admission.
   """
-  slots = {slot.name: _SlotFigures() for slot in cfg.slots}
+  slots = {slot.name: _SlotFigures() for slot in cfg.ordered_slots}
   values: list[list[np.ndarray]] = [[] for _ in cfg.data.dense]
   missing, kept = np.zeros(len(cfg.data.dense)), 0
   days: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(2))
@@ -113,7 +113,7 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
   total = int(sum(samples for samples, _ in days.values()))
   without = admitted = 0.0
   policy, ids = cfg.policy(), cfg.slot_ids()
-  for spec in cfg.slots:
+  for spec in cfg.ordered_slots:
     counts, row_bytes = slots[spec.name].counts, _row_bytes(spec, cfg)
     share = _admitted_share(counts, policy, ids[spec.name])
     without += len(counts) * (PROBATION_BYTES + row_bytes)

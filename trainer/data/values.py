@@ -321,8 +321,8 @@ def several_features(
     has_value = pc.list_value_length(parts).to_numpy() == 2
     texts = pc.list_element(parts, 0)
     values = np.ones(len(texts), np.float64)
-    given = pc.list_element(parts.filter(pa.array(has_value)), 1)
-    values[has_value], not_a_number = floats(given, column, (), writing)
+    written = pc.list_element(parts.filter(pa.array(has_value)), 1)
+    values[has_value], not_a_number = floats(written, column, (), writing)
     wrong[has_value] |= not_a_number | np.isnan(values[has_value])
     wrong |= has_value & trim(texts).is_null().to_numpy(zero_copy_only=False)
   keys = feature_keys(texts, column, slot_id, missing_values)

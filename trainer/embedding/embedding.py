@@ -26,7 +26,7 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
     if 'factors' in needs or 'totals' in needs:
       parts.append(row_store.FactorPart('plain', table.width))
     if 'field_factors' in needs:
-      parts.append(row_store.FactorPart('field', table.width * len(cfg.slots)))
+      parts.append(row_store.FactorPart('field', table.width * len(cfg.data.slots)))
     specs.append(
       row_store.TableSpec(
         name=name,
@@ -59,7 +59,7 @@ class Embedding:
 
   def __init__(self, cfg: Config, needs: Collection[str]):
     self._data = cfg.data
-    slots, names = cfg.slots, list(cfg.sparse.tables)
+    slots, names = cfg.ordered_slots, list(cfg.sparse.tables)
     self.num_slots = len(slots)
     self._reads_slots, self._reads_totals = 'factors' in needs, 'totals' in needs
     self._reads_field = 'field_factors' in needs
@@ -71,7 +71,7 @@ class Embedding:
       self.slot_table[ids[s.name]] = names.index(s.table)
     self.tables = table_specs(cfg, needs)
     self._layout = pooling.PoolLayout(
-      slot_table=tuple(names.index(s.table) for s in slots),
+      table_of_field=tuple(names.index(s.table) for s in slots),
       parts=tuple(t.parts for t in self.tables),
       poolings=poolings if self._divides else (),
       slots=self._reads_slots,
@@ -137,8 +137,8 @@ class Embedding:
     totals = [(t[0], s[0]) for t, s in zip(pooled.totals, pooled.squares) if self._reads_totals]
     dense = transform_dense(batch.dense, self._data.dense, self.stats)
     if self.counted:
-      seen = self._seen(batch, deduped, rows.seen, size)
-      dense = tf.concat([dense, transform_counts(seen, self.stats[0, -1])], 1)
+      show_click = self._show_click(batch, deduped, rows.show_click, size)
+      dense = tf.concat([dense, transform_counts(show_click, self.stats[0, -1])], 1)
     return LayerInputs(
       linear=pooled.linear,
       factors=slots,
@@ -151,11 +151,11 @@ class Embedding:
       histories=self._histories(batch, deduped, rows, slots) if self._history_slots else None,
     )
 
-  def _seen(
-    self, batch: SlotBatch, deduped: Deduped, seen: tf.Tensor, size: tf.Tensor
+  def _show_click(
+    self, batch: SlotBatch, deduped: Deduped, show_click: tf.Tensor, size: tf.Tensor
   ) -> tf.Tensor:
     """Sums shows and clicks, [u, 2] of distinct keys, over each slot's features: [B, Fc, 2]."""
-    of_each = tf.gather(seen, deduped.inverse)
+    of_each = tf.gather(show_click, deduped.inverse)
     shape = [size, self.num_slots, 2]
 
     def summed() -> tf.Tensor:
@@ -190,12 +190,12 @@ class Embedding:
       starts = tf.gather(rows.offsets, tf.boolean_mask(features, with_factors))
       vectors = tf.gather(rows.factors, starts[:, None] + tf.range(width))
       vectors = tf.concat([vectors, tf.zeros([1, width])], 0)
-      none = tf.size(starts)
-      row = tf.where(with_factors, tf.cumsum(tf.cast(with_factors, tf.int32)) - 1, none)
-      row = tf.concat([tf.gather(row, at), none[None]], 0)
+      no_factors = tf.size(starts)
+      row = tf.where(with_factors, tf.cumsum(tf.cast(with_factors, tf.int32)) - 1, no_factors)
+      row = tf.concat([tf.gather(row, at), no_factors[None]], 0)
       places = history_places(tf.gather(segments, occurrences) // self.num_slots, _size(batch))
       row = tf.gather(row, tf.where(places < 0, tf.size(occurrences, tf.int32), places))
       histories[name] = HistoryVectors(
-        tf.gather(vectors, row), row < none, sums[table][:, candidate]
+        tf.gather(vectors, row), row < no_factors, sums[table][:, candidate]
       )
     return histories

@@ -34,7 +34,7 @@ class ShardedPull(NamedTuple):
   offsets: tf.Tensor  # int32 [u + 1]
   routed: Routed
   owned: PulledRows  # of routed.owned
-  seen: tf.Tensor | tuple[()]  # float32 [u, 2]
+  show_click: tf.Tensor | tuple[()]  # float32 [u, 2]
 
 
 Routing = Routed | tuple[()]
@@ -63,11 +63,13 @@ class LocalRows:
       deduped: the distinct keys of this process's samples.
       weight: float32 [B], the weights of these samples; [B, T] with several tasks.
     Returns:
-      The argument `routed` of `totals` and `pull`.
+      The argument `routed` of `weight_and_samples` and `pull`.
     """
     return ()
 
-  def totals(self, weight: tf.Tensor, routed: Routing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  def weight_and_samples(
+    self, weight: tf.Tensor, routed: Routing
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns three numbers: the total weight, the samples on lower ranks, those on all ranks.
 
     Args:
@@ -86,7 +88,7 @@ class LocalRows:
       routed: the result of `route` for them.
       train: with admission `none`, whether new features read their initial factors rather than 0.
     Returns:
-      The rows; the fields `linear`, `factors`, `offsets` and `seen` are those of
+      The rows; the fields `linear`, `factors`, `offsets` and `show_click` are those of
       ops.row_store.PulledRows.
     """
     return self._pull(deduped.unique, train)
@@ -94,7 +96,7 @@ class LocalRows:
   def _pull(self, keys: tf.Tensor, train: bool) -> PulledRows:
     """Reads rows of this process, with their counts where a slot has `counts`."""
     rows = self._store.pull(keys, train)
-    return rows._replace(seen=counts_of(self._store, keys)) if self._reads_counts else rows
+    return rows._replace(show_click=counts_of(self._store, keys)) if self._reads_counts else rows
 
   def push(
     self,
@@ -170,7 +172,9 @@ class ShardedRows(LocalRows):
     )
     return Routed(sent, received, dedupe(keys, shows, clicks), weights, samples)
 
-  def totals(self, weight: tf.Tensor, routed: Routed) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  def weight_and_samples(
+    self, weight: tf.Tensor, routed: Routed
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     lower = tf.reduce_sum(routed.samples[: self._rank])
     return tf.reduce_sum(routed.weights, 0), lower, tf.reduce_sum(routed.samples)
 
@@ -182,14 +186,14 @@ class ShardedRows(LocalRows):
     linear, factors, offsets = packing.unpack_rows(
       buffer, routed.sent, deduped.unique, self._store.slot_table, widths
     )
-    seen: tf.Tensor | tuple[()] = ()
+    show_click: tf.Tensor | tuple[()] = ()
     if self._reads_counts:
-      answers = tf.unstack(tf.gather(owned.seen, routed.owned.inverse), 2, 1)
+      answers = tf.unstack(tf.gather(owned.show_click, routed.owned.inverse), 2, 1)
       columns, _ = self._spans.timed(
         lambda: self._counts.all_to_all(answers, routed.received), answers
       )
-      seen = tf.stack(columns, 1)
-    return ShardedPull(linear, factors, offsets, routed, owned, seen)
+      show_click = tf.stack(columns, 1)
+    return ShardedPull(linear, factors, offsets, routed, owned, show_click)
 
   def push(
     self,

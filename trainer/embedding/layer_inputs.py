@@ -24,9 +24,10 @@ class HistoryVectors(NamedTuple):
 class LayerInputs(NamedTuple):
   """Slot sums of a batch of B samples with F slots; B may be 0.
 
-  Slots are in the order of `Config.slots`: a table's slots are neighbours, and tables are in the
-  order of `sparse.tables`. Σ runs over the features i of a slot, or of the sample, with values x_i,
-  linear weights w_i and factors v_i. Inputs that no interaction needs are None, or [] for lists.
+  Slots are in the order of `Config.ordered_slots`: a table's slots are neighbours, and tables are
+  in the order of `sparse.tables`. Σ runs over the features i of a slot, or of the sample, with
+  values x_i, linear weights w_i and factors v_i. Inputs that no interaction needs are None or,
+  for lists, [].
   """
 
   linear: tf.Tensor | None

@@ -44,7 +44,7 @@ class SlotStatistics:
   def __init__(self, cfg: Config, widths: Mapping[str, int]):
     ids = cfg.own_slot_ids()
     self._names = list(ids)
-    self._tables = {s.name: s.table for s in cfg.slots}
+    self._tables = {s.name: s.table for s in cfg.ordered_slots}
     self._place = np.full(max(ids.values()) + 1, -1)
     self._place[list(ids.values())] = np.arange(len(ids))
     self._widths = dict(widths)

@@ -37,7 +37,7 @@ class TfraRows(NamedTuple):
   linear: tf.Tensor
   factors: tf.Tensor
   packed: list[PackedRows]  # by table
-  seen: tf.Tensor | tuple[()] = ()
+  show_click: tf.Tensor | tuple[()] = ()
 
 
 class TfraStore(FeatureLifecycle):

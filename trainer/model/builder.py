@@ -104,7 +104,7 @@ class CTRModel(tf.keras.Model):
     return {'probability': self.probability(logits)}
 
 
-def layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
+def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
   """Returns the class of a built-in kind, or a user's class by its dotted path.
 
   Raises:
@@ -117,25 +117,25 @@ def layer_class(kind: str, where: str) -> type[tf.keras.layers.Layer]:
     module = importlib.import_module(module_name)
   except Exception as e:  # the module is the user's: anything may go wrong in it
     raise UserError(
-      f"{where}: cannot import '{kind}': {one_line(e)}; is its directory on PYTHONPATH?"
+      f"{key}: cannot import '{kind}': {one_line(e)}; is its directory on PYTHONPATH?"
     ) from e
   layer = getattr(module, name, None)
   if layer is None:
     public = [n for n in vars(module) if not n.startswith('_')]
-    raise UserError(f"{where}: '{module_name}' has no '{name}'{nearest(name, public)}")
+    raise UserError(f"{key}: '{module_name}' has no '{name}'{nearest(name, public)}")
   if not (inspect.isclass(layer) and issubclass(layer, tf.keras.layers.Layer)):
     raise UserError(
-      f"{where}: '{kind}' is a {type(layer).__name__}; wanted a subclass of tf.keras.layers.Layer"
+      f"{key}: '{kind}' is a {type(layer).__name__}; wanted a subclass of tf.keras.layers.Layer"
     )
   needs = getattr(layer, 'needs', None)
   if not isinstance(needs, (set, frozenset, tuple, list)):
     raise UserError(
-      f"{where}: '{kind}' has no class attribute `needs`; wanted a set of names out of "
+      f"{key}: '{kind}' has no class attribute `needs`; wanted a set of names out of "
       f'{", ".join(NEEDS)}'
     )
   for need in needs:
     if need not in NEEDS:
-      raise UserError(f"{where}: '{kind}' needs {need!r}{nearest(need, NEEDS)}")
+      raise UserError(f"{key}: '{kind}' needs {need!r}{nearest(need, NEEDS)}")
   return layer
 
 
@@ -158,44 +158,44 @@ def constructor_parameters(
 
 
 def _make_layer(
-  interaction: Interaction, where: str, passed: Mapping[str, object]
+  interaction: Interaction, key: str, passed: Mapping[str, object]
 ) -> tf.keras.layers.Layer:
   """Makes one layer of the config, built-in or a user's.
 
   Args:
-    where: its key, for messages.
+    key: names it in the config, for messages.
     passed: values of PASSED, for constructors that take them.
   Raises:
     UserError: if the layer does not take an argument, or its constructor fails.
   """
-  layer = layer_class(interaction.kind, where)
+  layer = layer_class(interaction.kind, key)
   parameters, takes_any = constructor_parameters(layer)
   own = [n for n in parameters if n not in ('self', *PASSED)]
   for argument in interaction.args:
     if argument in PASSED or (argument not in own and not takes_any):
       raise UserError(
-        f"{where}: unknown argument '{argument}' of '{interaction.kind}'"
+        f"{key}: unknown argument '{argument}' of '{interaction.kind}'"
         + (nearest(argument, own) if own else '; it takes none')
       )
   takes_name = takes_any or not parameters
-  taken = {n: v for n, v in passed.items() if n in parameters or (n == 'name' and takes_name)}
+  also_passed = {n: v for n, v in passed.items() if n in parameters or (n == 'name' and takes_name)}
   try:
-    return layer(**interaction.args, **taken)
+    return layer(**interaction.args, **also_passed)
   except Exception as e:
     text = str(e) if interaction.kind in BUILT_IN else one_line(e)
-    raise UserError(f"{where}: '{interaction.kind}': {text}") from e
+    raise UserError(f"{key}: '{interaction.kind}': {text}") from e
 
 
 def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
   """Returns the LayerInputs of a batch without samples, with the widths of the config."""
-  slots = len(cfg.slots)
+  slots = len(cfg.data.slots)
   tables = [
-    (sum(s.table == name for s in cfg.slots), table.width)
+    (sum(s.table == name for s in cfg.data.slots), table.width)
     for name, table in cfg.sparse.tables.items()
   ]
   squares = tf.zeros([0])
   histories = {}
-  for s in cfg.slots:
+  for s in cfg.ordered_slots:
     if s.sequence:
       width = cfg.sparse.tables[s.table].width
       vectors, mask = tf.zeros([0, 0, width]), tf.zeros([0, 0], tf.bool)
@@ -234,12 +234,12 @@ class _Builder:
     self.multiplies = False  # whether a layer took `multiply`
 
   def layer(
-    self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
+    self, interaction: Interaction, key: str, place: str, shared: tf.Tensor | None = None
   ) -> tuple[tf.keras.layers.Layer, tf.Tensor | list[tf.Tensor]]:
     """Makes a layer and its variables.
 
     Args:
-      where: its key, for messages.
+      key: names it in the config, for messages.
       place: makes its seed and its name unique.
       shared: its input from `model.shared`, [0, H].
     Returns:
@@ -250,11 +250,11 @@ class _Builder:
     # This also seeds initialisers that a user's layer leaves unseeded.
     tf.keras.utils.set_random_seed(seed)
     name = f'{interaction.kind.rpartition(".")[2].lower()}_{place.replace("/", "_")}'
-    layer = _make_layer(interaction, where, self._passed | {'name': name, 'seed': seed})
+    layer = _make_layer(interaction, key, self._passed | {'name': name, 'seed': seed})
     self.multiplies |= 'multiply' in constructor_parameters(type(layer))[0]
     if 'shared' in layer.needs and shared is None:
       raise UserError(
-        f"{where}: '{interaction.kind}' needs 'shared'; wanted it in model.tasks, with model.shared"
+        f"{key}: '{interaction.kind}' needs 'shared'; wanted it in model.tasks, with model.shared"
       )
     example = empty_inputs(cfg, layer.needs)._replace(shared=shared)
     if self.fields is not None:
@@ -262,24 +262,24 @@ class _Builder:
     try:
       with tf.name_scope(layer.name):
         layer.build(tf.nest.map_structure(lambda t: None if t is None else t.shape, example))
-      given = layer(example, training=False)
+      output = layer(example, training=False)
     except Exception as e:
-      raise _fails_on_empty(where, interaction, one_line(e)) from e
-    return layer, given
+      raise _fails_on_empty(key, interaction, one_line(e)) from e
+    return layer, output
 
   def interaction(
-    self, interaction: Interaction, where: str, place: str, shared: tf.Tensor | None = None
+    self, interaction: Interaction, key: str, place: str, shared: tf.Tensor | None = None
   ) -> tf.keras.layers.Layer:
     """Makes a layer whose output is logits; the arguments are those of `layer`."""
-    layer, logits = self.layer(interaction, where, place, shared)
+    layer, logits = self.layer(interaction, key, place, shared)
     if logits.shape != [0, 1]:
       text = f'ValueError: gave shape {logits.shape} for a batch of 0 samples; wanted (0, 1)'
-      raise _fails_on_empty(where, interaction, text)
+      raise _fails_on_empty(key, interaction, text)
     return layer
 
 
-def _fails_on_empty(where: str, interaction: Interaction, text: str) -> UserError:
-  return UserError(f"{where}: '{interaction.kind}' fails on an empty batch: {text}")
+def _fails_on_empty(key: str, interaction: Interaction, text: str) -> UserError:
+  return UserError(f"{key}: '{interaction.kind}' fails on an empty batch: {text}")
 
 
 def _check_dtype(cfg: Config, builder: _Builder) -> None:
@@ -320,20 +320,23 @@ def build(
   if not model.tasks:
     _check_dtype(cfg, builder)
     return CTRModel(interactions, model.loss, model.negative_sampling_rate, embedding)
-  shared, given = None, [None] * len(cfg.labels)
+  shared, shared_inputs = None, [None] * len(cfg.labels)
   if model.shared is not None:
-    shared, given = builder.layer(model.shared, 'model.shared', 'shared')
-    widths = [getattr(t, 'shape', None) for t in given] if isinstance(given, list) else []
+    shared, shared_inputs = builder.layer(model.shared, 'model.shared', 'shared')
+    outputs = shared_inputs if isinstance(shared_inputs, list) else []
+    widths = [getattr(t, 'shape', None) for t in outputs]
     if len(widths) != len(cfg.labels) or any(w is None or w.rank != 2 for w in widths):
       raise _fails_on_empty(
-        'model.shared', model.shared, f'gave {given}; wanted a list of {len(cfg.labels)} [B, H]'
+        'model.shared',
+        model.shared,
+        f'gave {shared_inputs}; wanted a list of {len(cfg.labels)} [B, H]',
       )
   of_tasks = []
-  for label, shared_input in zip(cfg.labels, given):
-    where = f'model.tasks.{label.name}.interactions'
+  for label, shared_input in zip(cfg.labels, shared_inputs):
+    key = f'model.tasks.{label.name}.interactions'
     of_tasks.append(
       [
-        builder.interaction(interaction, f'{where}.{i}', f'{label.name}/{i}', shared_input)
+        builder.interaction(interaction, f'{key}.{i}', f'{label.name}/{i}', shared_input)
         for i, interaction in enumerate(model.tasks[label.name].interactions)
       ]
     )

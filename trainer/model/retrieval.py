@@ -53,7 +53,7 @@ class RetrievalModel(tf.keras.Model):
 
 
 def _tower(cfg: Config, side: str) -> VectorTower:
-  retrieval, slots = cfg.model.retrieval, cfg.slots
+  retrieval, slots = cfg.model.retrieval, cfg.ordered_slots
   tower = getattr(retrieval, side)
   seed = zlib.crc32(f'{cfg.seed}/{side}'.encode()) % 2**31
   history, encoder = None, None

@@ -74,15 +74,15 @@ class TaskModel(tf.keras.Model):
       shared = self.shared(inputs, training=training)
     own = {}
     for t, (name, layers) in enumerate(zip(self._names, self.of_tasks)):
-      seen = inputs._replace(shared=shared[t])
-      terms = common + [layer(seen, training=training) for layer in layers]
+      of_task = inputs._replace(shared=shared[t])
+      terms = common + [layer(of_task, training=training) for layer in layers]
       own[name] = tf.add_n(terms) + self._bias[t]
 
     def logit(name: str) -> tf.Tensor:
       if name not in self._given:
         return own[name]
-      given = logit(self._given[name])
-      return logit_of_product(tf.stop_gradient(given) if name in self._late else given, own[name])
+      factor = logit(self._given[name])
+      return logit_of_product(tf.stop_gradient(factor) if name in self._late else factor, own[name])
 
     return tf.concat([logit(name) for name in self._names], 1)
 

@@ -94,10 +94,10 @@ class GeoStep(WorkerStep):
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
     scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
     self.dense.apply(sums.dense, scale, self._step_here)
-    none = tf.zeros_like(deduped.shows)  # the servers count
+    zeros = tf.zeros_like(deduped.shows)  # the servers count
     by, step = self.servers.scale(scale, deduped.shows), self._step_here.assign_add(1)
     gradients, hyper = (sums.linear, sums.factors), self.dense.row_hyperparameters(step)
-    self._local.push(deduped.unique, rows, none, none, *gradients, by, hyper, step)
+    self._local.push(deduped.unique, rows, zeros, zeros, *gradients, by, hyper, step)
     return sums.loss, sums.weight
 
   def _add(
@@ -108,10 +108,10 @@ class GeoStep(WorkerStep):
     shows: np.ndarray | None = None,
   ) -> None:
     """Adds differences of rows, and shows if given, to a copy."""
-    none, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
-    counts = none if shows is None else shows, none
+    zeros, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
+    shows = zeros if shows is None else shows
     gradients = changes.linear, changes.factors
-    store.push(keys, changes, *counts, *gradients, [1.0], hyper, 1, add=True)
+    store.push(keys, changes, shows, zeros, *gradients, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys: np.ndarray) -> None:
     """Adds the servers' changes to the copies: local += server − old; old = server."""
@@ -137,9 +137,9 @@ class GeoStep(WorkerStep):
     if changes.any():
       new = keys[changes]
       ids, offsets = np.full(len(new), -1), np.zeros(len(new) + 1, np.int32)
-      zeros, none = np.zeros(len(new), np.float32), np.zeros(0, np.float32)
+      linear, factors = np.zeros(len(new), np.float32), np.zeros(0, np.float32)
       shows = np.where(admitted[changes], _ADMITTING_SHOWS, 0).astype(np.float32)
-      self._add(store, new, row_store.PulledRows(ids, offsets, zeros, none), shows)
+      self._add(store, new, row_store.PulledRows(ids, offsets, linear, factors), shows)
 
   def _merge(self) -> None:
     """Sends this worker's differences to the servers, and adds the others' to the copies."""

@@ -89,8 +89,8 @@ class RowsOnServers:
     own, capacity = self._own(), self.policy.capacity
 
     def histogram(prefix: tf.Tensor) -> np.ndarray:
-      none = np.zeros([_HISTOGRAM_SIZE], np.int64)
-      counts = sum((store.rank_histogram(prefix).numpy() for store in own), none)
+      zeros = np.zeros([_HISTOGRAM_SIZE], np.int64)
+      counts = sum((store.rank_histogram(prefix).numpy() for store in own), zeros)
       return all_reduce(counts) if all_reduce else counts
 
     evicted = [store.evict_by_tests() for store in own]
@@ -103,8 +103,8 @@ class RowsOnServers:
 
   def select(self, kind: str) -> np.ndarray:
     servers = sorted({self._server_of(shard) for shard in self._shards()})
-    none = np.zeros([0], np.int64)
-    keys = np.concatenate([none, *(self._remote[i].select(kind) for i in servers)])
+    empty = np.zeros([0], np.int64)
+    keys = np.concatenate([empty, *(self._remote[i].select(kind) for i in servers)])
     return keys[owner_of(shard_of(keys), self._communicator.size) == self._communicator.rank]
 
   def commit(self, kind: str, keys: TensorLike) -> None:

@@ -157,7 +157,7 @@ class Servers:
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
     """Returns the placeholders of a push, and each server's (keys, shows, clicks, buffer)."""
     with self._on_worker():
-      given = Push(
+      feeds = Push(
         keys=v1.placeholder(tf.int64, [None]),
         shows=v1.placeholder(tf.float32, [None]),
         clicks=v1.placeholder(tf.float32, [None]),
@@ -168,11 +168,11 @@ class Servers:
         counts=v1.placeholder(tf.float32, [_COUNTS]),
       )
       columns = [
-        tf.split(column, given.keys_per_server, num=self.count)
-        for column in (given.keys, given.shows, given.clicks)
+        tf.split(column, feeds.keys_per_server, num=self.count)
+        for column in (feeds.keys, feeds.shows, feeds.clicks)
       ]
-      columns.append(tf.split(given.buffer, given.values_per_server, num=self.count))
-    return given, list(zip(*columns))
+      columns.append(tf.split(feeds.buffer, feeds.values_per_server, num=self.count))
+    return feeds, list(zip(*columns))
 
   def _rates_at(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the factor of learning rates after `steps`, and the rows' hyperparameters."""
@@ -197,7 +197,7 @@ class Servers:
   def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Mode ps: queues hold the gradients until all workers have sent theirs; the chief pushes."""
     workers = self._communicator.size
-    given, parts = self._push_feeds()
+    feeds, parts = self._push_feeds()
     all_counts = tf.Variable(tf.zeros([_COUNTS]), trainable=False, name='counts')
     types = [tf.int64, tf.float32, tf.float32, self._dtype]
     queues, waiting = [], []
@@ -222,20 +222,21 @@ class Servers:
           rows = store.pull(owned.unique, True)
           of_rows = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
           by = self.scale(scale, owned.shows)
-          seen = owned.shows, owned.clicks
-          pushes.append(store.push(owned.unique, rows, *seen, *of_rows, by, hyper, step))
+          pushes.append(
+            store.push(owned.unique, rows, owned.shows, owned.clicks, *of_rows, by, hyper, step)
+          )
       dense = self._apply_dense(gradients, scale, rate)
       return tf.group(dense, all_counts.assign(counts), *pushes)
 
     # The rows of all workers are there before their counts are.
     with tf.control_dependencies(waiting):
-      counts = tf.identity(given.counts)
+      counts = tf.identity(feeds.counts)
     # The counts travel as one more gradient, so that the division by the weight of all workers'
     # samples happens once, in `apply_sums`.
-    sums, variables = [*given.dense, counts], [*self._dense, all_counts]
+    sums, variables = [*feeds.dense, counts], [*self._dense, all_counts]
     self._synced = synced_step(sums, variables, workers, apply_sums)
     with tf.control_dependencies([self._synced.push]):
-      return all_counts.read_value(), tf.nest.flatten(given)
+      return all_counts.read_value(), tf.nest.flatten(feeds)
 
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Modes ps_async and ps_geo: the servers apply each worker's push at once.
@@ -245,9 +246,9 @@ class Servers:
         counts[0] is their number of steps. Else it holds gradients, which are divided by the weight
         of this worker's own samples.
     """
-    given, parts = self._push_feeds()
-    scale = 1 / tf.maximum(given.counts[0], LEAST_WEIGHT)
-    steps = tf.cast(given.counts[0], tf.int64) if differences else 1
+    feeds, parts = self._push_feeds()
+    scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
+    steps = tf.cast(feeds.counts[0], tf.int64) if differences else 1
     step = tf.identity(self._step.assign_add(steps))
     rate, hyper = self._rates_at(step - steps)
     pushes = []
@@ -264,11 +265,11 @@ class Servers:
           store.push(keys, rows, shows, clicks, linear, factors, by, hyper, step, add=differences)
         )
     if differences:
-      pushes += [v.assign_add(change) for change, v in zip(given.dense, self._dense)]
+      pushes += [v.assign_add(change) for change, v in zip(feeds.dense, self._dense)]
     else:
-      pushes.append(self._apply_dense(given.dense, scale, rate))
+      pushes.append(self._apply_dense(feeds.dense, scale, rate))
     with tf.control_dependencies(pushes):
-      return tf.identity(step), tf.nest.flatten(given)
+      return tf.identity(step), tf.nest.flatten(feeds)
 
   # A step
 

@@ -39,7 +39,7 @@ def rows_spec(cfg: config.Config) -> row_store.PulledRows:
     offsets=tf.TensorSpec([None], tf.int32),
     linear=tf.TensorSpec([None]),
     factors=tf.TensorSpec([None]),
-    seen=tf.TensorSpec([None, 2]) if cfg.counted_fields() else (),
+    show_click=tf.TensorSpec([None, 2]) if cfg.counted_fields() else (),
   )
 
 
@@ -206,15 +206,15 @@ class ServerStep(WorkerStep):
     batch, deduped = staged
     self._samples += len(batch.label)
     lower = 0  # samples of this step on workers of lower rank
-    totals = batch.weight.numpy().sum(0)
+    total_weight = batch.weight.numpy().sum(0)
     if self._tells_samples:
-      samples, weights = zip(*self._communicator.gather((len(batch.label), totals.tolist())))
+      samples, weights = zip(*self._communicator.gather((len(batch.label), total_weight.tolist())))
       lower = sum(samples[: self._communicator.rank])
-      totals = np.sum(weights, 0, np.float32)
+      total_weight = np.sum(weights, 0, np.float32)
     began = time.monotonic()
     rows, sent, dense = self.servers.pull(deduped.unique.numpy(), True)
     self.exchange_seconds += time.monotonic() - began
-    arrays = tf.nest.map_structure(to_tensor, (rows, sent, dense, np.int64(lower), totals))
+    arrays = tf.nest.map_structure(to_tensor, (rows, sent, dense, np.int64(lower), total_weight))
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
     # Checked before anything is sent, so that the servers keep a finite state.
     check_finite(self._cfg, self._step, batch, float(loss))
@@ -246,7 +246,7 @@ class ServerStep(WorkerStep):
     sent: tf.Tensor,
     dense: list[tf.Tensor],
     lower: tf.Tensor,
-    totals: tf.Tensor,
+    total_weight: tf.Tensor,
   ) -> tuple[tf.Tensor, ...]:
     """Differentiates on a worker.
 
@@ -256,13 +256,13 @@ class ServerStep(WorkerStep):
       sent: int32 [servers], how many keys go to each server.
       dense: the servers' dense variables.
       lower: int64 [], the samples of this step on workers of lower rank.
-      totals: the weight of all samples of the step, by task.
+      total_weight: the weight of all samples of the step, by task.
     Returns:
       Σ weight·loss, Σ weight, the dense gradients, and the packed row gradients with their counts.
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)
-    sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step, lower]), totals)
+    sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step, lower]), total_weight)
     if self.in_lockstep:
       self._step.assign_add(1)
       gradients = sums.linear, sums.factors, rows.offsets

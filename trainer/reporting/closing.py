@@ -16,7 +16,7 @@ from trainer.reporting.live_line import shortened
 from trainer.reporting.runs import RecordedRun, read_run
 
 # The closing table's columns: title, field of the event, format.
-COLUMNS = (
+TABLE_COLUMNS = (
   ('epoch', 'epoch', '.0f'),
   ('samples', 'examples', ',.0f'),
   ('logloss', 'logloss', '.4f'),
@@ -85,7 +85,7 @@ def print_table(run: RecordedRun) -> None:
   """
   retrieval = run.cfg.model.retrieval
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
-  fields = [*COLUMNS, *of_rankings[:MOST_OF_RANKINGS]]
+  fields = [*TABLE_COLUMNS, *of_rankings[:MOST_OF_RANKINGS]]
   shown = run.events.reindex(
     columns=['event', 'split', 'pass', 'rmse', *(field for _, field, _ in fields)]
   )

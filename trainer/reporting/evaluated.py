@@ -13,7 +13,7 @@ Figures = Mapping[str, Json]
 FIGURES = {metric.title: name for name, metric in METRICS.items()}
 FIGURES |= {"the base rate's logloss": 'base_logloss', 'calibration': 'calibration'}
 # Columns of a table of slices: title, field (or the two ends of an interval), format.
-COLUMNS = (
+SLICE_COLUMNS = (
   ('samples', ('samples',), ',.0f'),
   ('clicks', ('clicks',), ',.0f'),
   ('AUC', ('auc',), '.4f'),
@@ -42,7 +42,7 @@ def slice_table(slot: str, rows: Sequence[Figures]) -> str:
   """
   columns = [
     [title, *(_cell(row, fields, form) for row in rows)]
-    for title, fields, form in COLUMNS
+    for title, fields, form in SLICE_COLUMNS
     if any(row.get(fields[0]) is not None for row in rows)
   ]
   widths = [max(map(len, column)) for column in columns]

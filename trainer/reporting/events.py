@@ -129,8 +129,8 @@ class EventLog:
     """Writes one event; fields that are None are left out."""
     if not self._active:
       return
-    given = {name: value for name, value in fields.items() if value is not None}
-    record = {'event': event, 'step': step, **given}
+    known = {name: value for name, value in fields.items() if value is not None}
+    record = {'event': event, 'step': step, **known}
     self.append(record)
     if event == 'end':
       self._status = record['status']

@@ -46,7 +46,7 @@ def summary(run: RecordedRun) -> list[str]:
   cfg, trained, told = run.cfg, run.of('train'), []
   used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
   kinds = ', '.join(used) or f'two towers with {cfg.model.retrieval.loss}'
-  model = f'A model of {kinds} over {_count(len(cfg.slots), "slot")}'
+  model = f'A model of {kinds} over {_count(len(cfg.data.slots), "slot")}'
   model += f' and {_count(len(cfg.data.dense), "dense column")}' * bool(cfg.data.dense)
   if not len(trained):
     told.append(f'{model}: no pass was trained to its end yet.')
@@ -244,7 +244,7 @@ def _leaks(run: RecordedRun) -> Iterator[str]:
 
 
 def _factors(run: RecordedRun) -> Iterator[str]:
-  widths = {s.name: run.cfg.sparse.tables[s.table].width for s in run.cfg.slots}
+  widths = {s.name: run.cfg.sparse.tables[s.table].width for s in run.cfg.ordered_slots}
   for slot, values in kept_slots(run).items():
     width = values.get('width') or widths[slot]
     if (dead := values.get('dead_columns')) and width:

@@ -89,7 +89,7 @@ class Inspection:
 
   def made(self) -> pd.DataFrame:
     """Returns how each slot that is made of other columns is made, with boundaries of bins."""
-    made = {s.name: s.made for s in self.cfg.slots if s.made is not None}
+    made = {s.name: s.made for s in self.cfg.ordered_slots if s.made is not None}
     rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
 
@@ -109,11 +109,11 @@ class Inspection:
 
   def _features(self, chunk: Chunk, slot: str) -> pd.DataFrame:
     here = chunk['slot'] == self._slot_id(slot)
-    table = next(s.table for s in self.cfg.slots if s.name == slot)
+    table = next(s.table for s in self.cfg.data.slots if s.name == slot)
     columns = {name: chunk[name][here] for name in _COUNTS} | {'linear': chunk['linear'][here, 0]}
     width = self._widths()[table]
     if width and f'factors_{table}' in chunk:
-      own = [self._slot_id(s.name) for s in self.cfg.slots if s.table == table]
+      own = [self._slot_id(s.name) for s in self.cfg.data.slots if s.table == table]
       # Only admitted features have factors, in the order of the chunk.
       place = np.cumsum(chunk['admitted'] & np.isin(chunk['slot'], own)) - 1
       rows = to_float32(chunk[f'factors_{table}'])[:, :width]
@@ -135,7 +135,7 @@ class Inspection:
       hashed = hash_keys(np.array(texts, object), slot_id).numpy().tolist() if texts else []
       found |= zip(hashed, (text.decode(errors='replace') for text in texts))
     if missing := wanted - found.keys():
-      of_slot = next(s for s in self.cfg.slots if s.name == slot)
+      of_slot = next(s for s in self.cfg.data.slots if s.name == slot)
       paths = [entry['path'] for entry in self.progress['ledger']['entries']]
       for some in texts_of(self.cfg, paths, of_slot, missing):
         found |= some

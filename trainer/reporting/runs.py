@@ -14,7 +14,7 @@ from trainer.reporting.events import read_events
 SPLITS = ('next', 'valid', 'test')
 QUALITY = (*config.METRICS, 'calibration', 'ctr')  # figures that each task has
 # Columns that the events of any run have, even if it was killed before it wrote such a field.
-COLUMNS = (
+EVENT_COLUMNS = (
   *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
   *('slots', 'features', 'admitted', 'table_bytes', 'disk_bytes', 'examples_per_second'),
   *QUALITY,
@@ -27,7 +27,7 @@ class RecordedRun:
 
   Attributes:
     directory: its run_dir.
-    events: as read_events returns them, with every column of COLUMNS.
+    events: as read_events returns them, with every column of EVENT_COLUMNS.
     truth: truth.json, which lies beside a synthesized log; {} for other logs.
     task: the name of the task; '' if there is one label.
   """
@@ -160,5 +160,5 @@ def read_run(run_dir: str) -> RecordedRun:
   if not os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):
     raise UserError(f'{run_dir}: no metrics.jsonl there; wanted the run_dir of a training run')
   events = read_events(run_dir)
-  missing = [name for name in COLUMNS if name not in events]
+  missing = [name for name in EVENT_COLUMNS if name not in events]
   return RecordedRun(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))

@@ -172,8 +172,8 @@ class App:
   def _authorise(self, request: Request) -> None:
     if self._token is None:
       return
-    given = request.headers.get('authorization', '')
-    if not hmac.compare_digest(given.encode(), f'Bearer {self._token}'.encode()):
+    token = request.headers.get('authorization', '')
+    if not hmac.compare_digest(token.encode(), f'Bearer {self._token}'.encode()):
       raise _Refused(401, 'wanted the header Authorization: Bearer TOKEN')
 
   def _check_name(self, request: Request) -> None:

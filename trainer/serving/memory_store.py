@@ -27,7 +27,7 @@ from trainer.serving.versioned_store import (
   VersionedStore,
   View,
   replace,
-  with_seen,
+  with_show_click,
 )
 from trainer.storage.chain import RowExport, Rows
 
@@ -73,7 +73,7 @@ class _RowsOfAChain:
     """Adds rows; each replaces an earlier row of its key."""
     self.erase(rows.key)
     zero = np.zeros([len(rows.key)])
-    show, click = rows.seen.astype(np.float64).T if self._counts else (zero, zero)
+    show, click = rows.show_click.astype(np.float64).T if self._counts else (zero, zero)
     columns = {'key': rows.key, 'show': show, 'click': click, 'delta_score': zero}
     columns |= {name: zero.astype(np.uint16) for name in ('unseen_days', 'age_days')}
     columns |= {'slot': rows.slot.astype(np.uint16), 'admitted': rows.counts > 0}
@@ -95,7 +95,7 @@ class _RowsOfAChain:
     pulled = self._store.pull(keys, train=False)
     ids, offsets, linear, factors = (tensor.numpy() for tensor in pulled[:4])
     rows = LookedUpRows(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
-    return with_seen(rows, counts_of(self._store, keys).numpy()) if self._counts else rows
+    return with_show_click(rows, counts_of(self._store, keys).numpy()) if self._counts else rows
 
 
 class _Replaced(NamedTuple):

@@ -28,7 +28,7 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
 from trainer.plain_data import Json
-from trainer.serving.versioned_store import LookedUpRows, decode, without_seen
+from trainer.serving.versioned_store import LookedUpRows, decode, without_show_click
 from trainer.storage.served_model import input_name
 
 
@@ -70,7 +70,7 @@ class Scorer:
     self._model = build(cfg)
     self._embedding = Embedding(cfg, self._model.needs)
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
-    self._num_slots = len(cfg.slots)
+    self._num_slots = len(cfg.data.slots)
     self._cfg = cfg
     # name -> whether its values are strings; these first
     columns = sorted(cfg.data.log_columns().items())
@@ -95,9 +95,9 @@ class Scorer:
     """
     inverse, segments, values, dense, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
-    none, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
+    empty, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
     batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
-    deduped = Deduped(no_keys, inverse, size, size, none, none)  # only gradients need the others
+    deduped = Deduped(no_keys, inverse, size, size, empty, empty)  # only gradients need the others
     inputs = self._embedding.embed(batch, deduped, PulledRows(no_keys, *rows))
     return self._model.predictions(self._model(inputs, training=False))
 
@@ -155,25 +155,25 @@ class Scorer:
     Raises:
       BadRequest: in one line, for a missing or malformed column or value.
     """
-    given = {}
+    of_request = {}
     for name, values in self._flat(columns).items():
       column = self._column(name)
       if column is None:
         continue
-      if column in given:
+      if column in of_request:
         raise BadRequest(f"column '{column}': is given twice")
       if len(values) not in (1, size):
         raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
-      given[column] = values
+      of_request[column] = values
     arrays = {}
     for column, is_text in self._columns.items():
-      if column not in given:
+      if column not in of_request:
         unknown = self.unknown(columns)
         near = f"; found '{unknown[0][:80]}', which is unknown" if unknown else ''
         raise BadRequest(
           f"column '{column}': is missing; wanted it, with null or '' for missing values{near}"
         )
-      values = given[column]
+      values = of_request[column]
       if len(values) != size:  # one value, which stands for all samples
         values = list(values) * size
       arrays[column] = (
@@ -206,19 +206,18 @@ class Scorer:
   def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], LookedUpRows]) -> Scores:
     """Scores samples with the rows that `look_up` returns, as View.look_up does."""
     keys, inverse = np.unique(samples.keys, return_inverse=True)
-    rows, seen = look_up(keys), []
+    rows, show_click = look_up(keys), []
     if self._embedding.counted:
-      rows, counts = without_seen(rows)
-      seen = [counts]
+      rows, *show_click = without_show_click(rows)
     offsets = np.zeros([len(keys) + 1], np.int32)
     np.cumsum(rows.counts, out=offsets[1:])
     arrays = (inverse.astype(np.int32), samples.segments, samples.values, samples.dense)
-    arrays += (offsets, rows.linear, rows.factors, *seen)
+    arrays += (offsets, rows.linear, rows.factors, *show_click)
     tensors = [*map(to_tensor, arrays), *self._graph.captured_inputs]
     # For small graphs, calling self._graph itself takes three times as long.
     outputs = tf.raw_ops.StatefulPartitionedCall(args=tensors, Tout=self._dtypes, f=self._graph)
-    counts = np.bincount(keys[~rows.present] >> HASH_BITS)
-    unknown = {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
+    missing = np.bincount(keys[~rows.present] >> HASH_BITS)
+    unknown = {self._slot_names[s]: int(missing[s]) for s in np.flatnonzero(missing).tolist()}
     outputs = tf.nest.pack_sequence_as(self._graph.structured_outputs, outputs)
     return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)
 

@@ -148,27 +148,27 @@ class VersionedStore(abc.ABC):
     """Closes files and connections."""
 
 
-def with_seen(rows: LookedUpRows, seen: np.ndarray) -> LookedUpRows:
+def with_show_click(rows: LookedUpRows, show_click: np.ndarray) -> LookedUpRows:
   """Puts show and click, float32 [n, 2], after the factors of rows that are present."""
   ends, at = np.cumsum(rows.counts), rows.present
-  factors = np.insert(rows.factors, np.repeat(ends[at], 2), seen[at].ravel())
+  factors = np.insert(rows.factors, np.repeat(ends[at], 2), show_click[at].ravel())
   return rows._replace(counts=rows.counts + 2 * at, factors=factors)
 
 
-def without_seen(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
-  """Undoes `with_seen`; absent rows have 0 and 0."""
-  at, seen = rows.present, np.zeros([len(rows.linear), 2], np.float32)
+def without_show_click(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
+  """Undoes `with_show_click`; absent rows have 0 and 0."""
+  at, show_click = rows.present, np.zeros([len(rows.linear), 2], np.float32)
   places = np.cumsum(rows.counts)[at, None] - [2, 1]
-  seen[at] = rows.factors[places]
+  show_click[at] = rows.factors[places]
   rest = np.delete(rows.factors, places.ravel())
-  return rows._replace(counts=rows.counts - 2 * at, factors=rest), seen
+  return rows._replace(counts=rows.counts - 2 * at, factors=rest), show_click
 
 
 def encode(rows: Rows) -> list[bytes]:
   """Returns each row's values as bytes."""
   looked_up = LookedUpRows(rows.linear, rows.counts, rows.factors, np.ones([len(rows.key)], bool))
-  if rows.seen.size:
-    looked_up = with_seen(looked_up, rows.seen)
+  if rows.show_click.size:
+    looked_up = with_show_click(looked_up, rows.show_click)
   linear, counts, factors, _ = looked_up
   starts = np.cumsum(counts) - counts
   values = np.empty([len(counts)], object)

@@ -29,7 +29,7 @@ ROW_KINDS = ('base', 'delta')
 MODEL_KINDS = ('saved_model', 'dense_model', 'items')
 CONFIG = 'config.yaml'
 DENSE = 'dense.npz'
-SEEN = ('show', 'click')  # columns of rows, where a slot has `counts`
+SHOW_CLICK = ('show', 'click')  # columns of rows, where a slot has `counts`
 _NAME = re.compile(r'(\d{6,})-(base|delta)')
 _VERSION = re.compile(r'\d+')
 
@@ -64,7 +64,9 @@ class Rows(NamedTuple):
   linear: np.ndarray  # float32 [n]
   counts: np.ndarray  # int64 [n], 0 before admission
   factors: np.ndarray  # float32 [Σ counts]
-  seen: np.ndarray = np.zeros([0, 0], np.float32)  # [n, 2], show and click; of slots with `counts`
+  show_click: np.ndarray = np.zeros(
+    [0, 0], np.float32
+  )  # [n, 2], show and click; of slots with `counts`
 
   @property
   def slot(self) -> np.ndarray:
@@ -207,21 +209,21 @@ def read_rows(file: str) -> Iterator[Rows]:
   """Yields the rows of a Parquet file, a row group at a time. Raises: DataLoss."""
   with _parquet(file) as parquet:
     for group in range(parquet.num_row_groups):
-      table = parquet.read_row_group(group, columns=['key', 'linear', 'factors', *SEEN])
+      table = parquet.read_row_group(group, columns=['key', 'linear', 'factors', *SHOW_CLICK])
       yield _rows_of(table.combine_chunks())
 
 
 def _rows_of(table: pa.Table) -> Rows:
-  seen = [table[name].to_numpy() for name in SEEN if name in table.column_names]
+  show_click = [table[name].to_numpy() for name in SHOW_CLICK if name in table.column_names]
   if not table.num_rows:
-    return _NO_ROWS._replace(seen=np.zeros([0, len(seen)], np.float32))
+    return _NO_ROWS._replace(show_click=np.zeros([0, len(show_click)], np.float32))
   lists = table['factors'].chunk(0)
   return Rows(
     table['key'].to_numpy(),
     table['linear'].to_numpy(),
     np.diff(lists.offsets.to_numpy()).astype(np.int64),
     lists.flatten().to_numpy(),
-    np.stack(seen, 1) if seen else np.zeros([table.num_rows, 0], np.float32),
+    np.stack(show_click, 1) if show_click else np.zeros([table.num_rows, 0], np.float32),
   )
 
 

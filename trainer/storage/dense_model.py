@@ -9,8 +9,8 @@ first dimension is B, or 1, which is repeated:
 - `squares` float32 [B]: Σ x²·‖v‖² over all features of the sample (fm);
 - `field_factors` float32 [B, F, F·D], `field_squares` float32 [B] (ffm);
 - `norm` float32 [B, F]: what mean or sqrt-n pooling divides by, where a slot has such pooling;
-- `seen` float32 [B, Fc, 2]: the shows and the clicks of each slot with `counts`, summed over its
-  features;
+- `show_click` float32 [B, Fc, 2]: the shows and the clicks of each slot with `counts`, summed
+  over its features;
 - `dense` float32 [B, Dn]: raw dense columns, NaN where missing.
 """
 
@@ -20,7 +20,14 @@ from trainer import config
 from trainer.errors import UserError
 from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
 
-_SUMS = ('linear', 'squares', 'field_factors', 'field_squares', 'norm', 'seen')  # beside factors
+_SUMS = (
+  'linear',
+  'squares',
+  'field_factors',
+  'field_squares',
+  'norm',
+  'show_click',
+)  # beside factors
 
 
 class DenseServing(ServedModel):
@@ -28,13 +35,13 @@ class DenseServing(ServedModel):
 
   def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
     super().__init__(cfg, model, dense_stats)
-    slots, self._tables = len(cfg.slots), list(cfg.sparse.tables)
+    slots, self._tables = len(cfg.data.slots), list(cfg.sparse.tables)
     shapes: dict[str, list[int]] = {}
     if 'linear' in model.needs:
       shapes['linear'] = [slots]
     if {'factors', 'totals'} & model.needs:
       for name, table in cfg.sparse.tables.items():
-        in_table = sum(s.table == name for s in cfg.slots)
+        in_table = sum(s.table == name for s in cfg.data.slots)
         shapes[f'factors_{name}'] = [in_table, table.width]
     if 'totals' in model.needs:
       shapes['squares'] = []
@@ -44,7 +51,7 @@ class DenseServing(ServedModel):
     if 'factors' in model.needs and any(p != 'sum' for p in cfg.poolings()):
       shapes['norm'] = [slots]
     if cfg.counted_fields():
-      shapes['seen'] = [len(cfg.counted_fields()), 2]
+      shapes['show_click'] = [len(cfg.counted_fields()), 2]
     if self._dense_columns:
       shapes['dense'] = [len(self._dense_columns)]
     self._shapes = shapes
@@ -61,7 +68,7 @@ class DenseServing(ServedModel):
     """Returns the outputs, float32 [B] each, of the inputs of `specs`."""
     size = common_size({name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()})
 
-    def given(name: str) -> tf.Tensor | None:
+    def tensor(name: str) -> tf.Tensor | None:
       shape = self._shapes.get(name)
       if shape is None:
         return None
@@ -69,11 +76,11 @@ class DenseServing(ServedModel):
         inputs[input_name(name)], tf.concat([size[None], tf.constant(shape, tf.int64)], 0)
       )
 
-    factors = [given(f'factors_{name}') for name in self._tables]
+    factors = [tensor(f'factors_{name}') for name in self._tables]
     return self._outputs(
-      dense=given('dense') if self._dense_columns else tf.zeros([size, 0]),
+      dense=tensor('dense') if self._dense_columns else tf.zeros([size, 0]),
       factors=[f for f in factors if f is not None],
-      **{name: given(name) for name in _SUMS},
+      **{name: tensor(name) for name in _SUMS},
     )
 
 

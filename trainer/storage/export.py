@@ -81,7 +81,7 @@ FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
 SCHEMA = pa.schema(
   [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]
 )
-COUNTED_SCHEMA = pa.schema([*SCHEMA, *((name, pa.float32()) for name in chain.SEEN)])
+COUNTED_SCHEMA = pa.schema([*SCHEMA, *((name, pa.float32()) for name in chain.SHOW_CLICK)])
 KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 

@@ -51,7 +51,7 @@ class Serving(ServedModel):
     integer_slots: Sequence[str] = (),
   ):
     super().__init__(cfg, model, dense_stats)
-    self._slots, self._ids = cfg.slots, cfg.slot_ids()
+    self._slots, self._ids = cfg.ordered_slots, cfg.slot_ids()
     retrieval = cfg.model.retrieval
     # Columns that only describe items are no inputs of the query tower, and blank inside it.
     self._of_items = retrieval.only_of_items() if retrieval else set()
@@ -86,7 +86,7 @@ class Serving(ServedModel):
   def _make_variables(self, rows: Rows) -> None:
     keep = (rows.linear != 0) | (rows.counts > 0)  # the others are 0 anyway
     if self._counted:
-      keep |= rows.seen.any(1)
+      keep |= rows.show_click.any(1)
     if self._of_items:
       queried = [self._ids[s.name] for s in self._slots if s.name not in self._of_items]
       keep &= np.isin(rows.slot, queried)
@@ -116,8 +116,8 @@ class Serving(ServedModel):
     )
     self.place = tf.Variable(place, trainable=False, name='place')
     if self._counted:
-      seen = np.append(rows.seen[keep], np.zeros([1, 2], np.float32), 0)
-      self.seen = tf.Variable(seen, trainable=False, name='seen')
+      show_click = np.append(rows.show_click[keep], np.zeros([1, 2], np.float32), 0)
+      self.show_click = tf.Variable(show_click, trainable=False, name='show_click')
 
   # From raw columns to features
 
@@ -188,10 +188,12 @@ class Serving(ServedModel):
     linear = tf.math.unsorted_segment_sum(
       values * tf.gather(self.linear, at), segments, size * num_slots
     )
-    seen = None
+    show_click = None
     if self._counted:
-      seen = tf.math.unsorted_segment_sum(tf.gather(self.seen, at), segments, size * num_slots)
-      seen = tf.gather(tf.reshape(seen, [size, num_slots, 2]), self._counted, axis=1)
+      show_click = tf.math.unsorted_segment_sum(
+        tf.gather(self.show_click, at), segments, size * num_slots
+      )
+      show_click = tf.gather(tf.reshape(show_click, [size, num_slots, 2]), self._counted, axis=1)
     factors: list[tf.Tensor] = []
     squares, field_factors, field_squares = tf.zeros([size]), None, None
     for table, (slots, plain, field) in enumerate(zip(self._slots_of, self._plain, self._field)):
@@ -225,7 +227,7 @@ class Serving(ServedModel):
       dense=tf.stack(dense, 1) if dense else tf.zeros([size, 0]),
       factors=factors,
       linear=tf.reshape(linear, [size, num_slots]),
-      seen=seen,
+      show_click=show_click,
       squares=squares,
       field_factors=field_factors,
       field_squares=field_squares,
@@ -253,14 +255,14 @@ class Serving(ServedModel):
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)
     names = [self._slots[f].name for f in slots]
     mine = tf.equal(slot, field)
-    none = tf.shape(self.factors[table])[0] - 1  # the row without factors
+    no_factors = tf.shape(self.factors[table])[0] - 1  # the row without factors
     row = tf.boolean_mask(place, mine)
-    row = tf.concat([tf.where(row < 0, none, row), none[None]], 0)
+    row = tf.concat([tf.where(row < 0, no_factors, row), no_factors[None]], 0)
     places = history_places(tf.boolean_mask(samples, mine), size)
     row = tf.gather(row, tf.where(places < 0, tf.size(row) - 1, places))
     vectors = tf.gather(self.factors[table], row)[:, :, : self._plain[table]]
     candidate = sums[table][:, names.index(self._slots[field].shares)]
-    return HistoryVectors(vectors, row < none, candidate)
+    return HistoryVectors(vectors, row < no_factors, candidate)
 
 
 def save(

@@ -47,7 +47,7 @@ class ServedModel(tf.Module):
     self,
     dense: tf.Tensor,
     factors: list[tf.Tensor],
-    seen: tf.Tensor | None = None,
+    show_click: tf.Tensor | None = None,
     **sums: tf.Tensor | dict[str, HistoryVectors] | None,
   ) -> dict[str, tf.Tensor]:
     """Returns the outputs, float32 [B] each.
@@ -55,13 +55,13 @@ class ServedModel(tf.Module):
     Args:
       dense: float32 [B, Dn], raw dense columns; NaN is missing.
       factors: as in LayerInputs.
-      seen: float32 [B, Fc, 2], as of `transform_counts`; None: no slot has `counts`.
+      show_click: float32 [B, Fc, 2], as of `transform_counts`; None: no slot has `counts`.
       **sums: the other fields of LayerInputs; `totals` follow from `factors`.
     """
     totals = [tf.reduce_sum(slots, 1) for slots in factors]
     dense = transform_dense(dense, self._dense_columns, self.dense_stats)
-    if seen is not None:
-      dense = tf.concat([dense, transform_counts(seen, self.dense_stats[0, -1])], 1)
+    if show_click is not None:
+      dense = tf.concat([dense, transform_counts(show_click, self.dense_stats[0, -1])], 1)
     return self._call(LayerInputs(dense=dense, factors=factors, totals=totals, **sums))
 
 

@@ -29,9 +29,9 @@ class Catalogue:
 
   def __init__(self, cfg: config.Config):
     self._settings, self._seed = cfg.model.retrieval, cfg.seed
-    self._slots = len(cfg.slots)
+    self._slots = len(cfg.data.slots)
     name = self._settings.item.slots[0]
-    self.field = [s.name for s in cfg.slots].index(name)
+    self.field = [s.name for s in cfg.ordered_slots].index(name)
     self._slot_id = cfg.slot_ids()[name]
     self._dense = len(cfg.data.dense)
     self._log_shares = np.zeros([0], np.float32)
@@ -151,13 +151,13 @@ class Catalogue:
     """
     count = len(self.keys)
     start, end = (r * count // size for r in (rank, rank + 1))
-    none = np.zeros([0], np.float32)
+    no_values = np.zeros([0], np.float32)
     for i in range(-(-(-(-count // size)) // batch_size)):
       keys = self.keys[start:end][i * batch_size : (i + 1) * batch_size]
       zeros = np.zeros([len(keys)], np.float32)
       yield SlotBatch(
         keys,
-        none,
+        no_values,
         np.arange(len(keys), dtype=np.int32) * self._slots + self.field,
         np.full([len(keys), self._dense], np.nan, np.float32),
         zeros,

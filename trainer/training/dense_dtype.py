@@ -49,7 +49,7 @@ def _measured() -> str:
   """Returns the dtype that multiplies faster on this machine, and prints it."""
   seconds = bfloat16.seconds()
   dtype = min(seconds, key=seconds.__getitem__)
-  told = ', '.join(f'{1000 * taken:.2f} ms in {name}' for name, taken in seconds.items())
+  told = ', '.join(f'{1000 * s:.2f} ms in {name}' for name, s in seconds.items())
   print(f'train.dense_dtype: a layer takes {told}; the run trains in {dtype}', flush=True)
   return dtype
 

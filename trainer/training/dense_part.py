@@ -92,7 +92,7 @@ class DensePart:
     deduped: Deduped,
     rows: PulledRows,
     position: tf.Tensor,
-    totals: tf.Tensor | None = None,
+    total_weight: tf.Tensor | None = None,
     samples: tf.Tensor | None = None,
   ) -> Gradients:
     """Differentiates Σ weight·loss over this process's samples, and counts them in the metrics.
@@ -105,15 +105,15 @@ class DensePart:
     Args:
       batch: tensors; may hold no samples.
       position: int64 [2], (step, samples of this step on lower ranks), the seed of dropout.
-      totals: float32 [T], with several tasks the weight of each one's labels over all samples of
-        the step; None if this process has all of them.
+      total_weight: float32 [T], with several tasks the weight of each one's labels over all
+        samples of the step; None if this process has all of them.
       samples: int64 [], the number of samples of the step; only model.retrieval reads it.
     """
     weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
     if weight.shape.rank:  # [T]
-      totals = weight if totals is None else totals
-      greatest = tf.argmax(totals)
-      weights *= tf.math.divide_no_nan(totals[greatest], totals)
+      total_weight = weight if total_weight is None else total_weight
+      greatest = tf.argmax(total_weight)
+      weights *= tf.math.divide_no_nan(total_weight[greatest], total_weight)
       weight = weight[greatest]
     with tf.GradientTape() as tape:
       tape.watch([rows.linear, rows.factors])

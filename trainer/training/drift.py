@@ -20,7 +20,7 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
   keys = {
     s.name: hash_keys(bins.texts(s.made), ids[s.name]).numpy()
-    for s in cfg.slots
+    for s in cfg.ordered_slots
     if isinstance(s.made, config.Bins) and s.shares is None
   }
   if not keys:
@@ -38,7 +38,7 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
       break
 
 
-def end_day(progress: Progress, log: RunLog, warns: bool, **where: Json) -> None:
+def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
   """Begins a new day; compares the one that ends with the first day, and writes an event `drift`.
 
   The event has by slot `psi`, the population stability index Σ (p − q) ln(p / q) over its bins,
@@ -49,7 +49,7 @@ def end_day(progress: Progress, log: RunLog, warns: bool, **where: Json) -> None
     progress: of the run.
     log: gets the event.
     warns: whether to warn of each slot that has drifted.
-    where: the day, or the pass of a log without days.
+    place: the day, or the pass of a log without days.
   """
   today = progress.bins.pop('today', {})
   first = progress.bins.setdefault('first', today)
@@ -57,14 +57,14 @@ def end_day(progress: Progress, log: RunLog, warns: bool, **where: Json) -> None
     return
   drifts = {n: _compared(first[n], counts) for n, counts in today.items() if n in first}
   if drifts:
-    log.write('drift', slots=drifts, **where)
+    log.write('drift', slots=drifts, **place)
   for name, of in drifts.items():
     if warns and of['psi'] > TOLD:
       logging.warning(
         "slot '%s': its bins are not shared on %s as on the first day: population stability index "
         '%.2f, above %g',
         name,
-        next(iter(where.values())),
+        next(iter(place.values())),
         of['psi'],
         TOLD,
       )

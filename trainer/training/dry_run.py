@@ -54,7 +54,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     yield from told
   yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()
-  for slot in cfg.slots:
+  for slot in cfg.ordered_slots:
     own = '' if not slot.shares else f', with those of {slot.shares}'
     yield f'  {slot.name:24} {len(distinct.get(ids[slot.name], ())):>12,}{own}'
   yield from _parameter_lines(cfg, step, {i: len(keys) for i, keys in distinct.items()})
@@ -126,7 +126,7 @@ def _parameter_lines(
   ids = cfg.slot_ids()
   total = 4 * 3 * sum(layers.values())  # with an optimizer's two moments
   for table in step.dense.embedding.tables:
-    own = {ids[slot.name] for slot in cfg.slots if slot.table == table.name}
+    own = {ids[slot.name] for slot in cfg.data.slots if slot.table == table.name}
     count = sum(features.get(slot_id, 0) for slot_id in own)
     size = count * (4 * table.floats + LIFECYCLE_BYTES)
     total += size

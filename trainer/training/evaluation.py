@@ -41,7 +41,7 @@ class Evaluation:
     predicts_clicks = cfg.model.loss != 'squared_error'
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
     self._metrics = MetricSums(cfg)
-    self._slots = [slot.name for slot in cfg.slots]
+    self._slots = [slot.name for slot in cfg.ordered_slots]
     self.predictions: np.ndarray | None = None
     self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=100)
     self._predicted = SlotCalibration(self._slots)
@@ -140,8 +140,8 @@ def group_auc(
     None if no group has both classes.
   """
   size = communicator.size
-  none = [np.zeros([0], np.int64)] + [np.zeros([0], np.float32)] * 3
-  own = [np.concatenate(parts) for parts in zip(none, *columns)]
+  empty = [np.zeros([0], np.int64)] + [np.zeros([0], np.float32)] * 3
+  own = [np.concatenate(parts) for parts in zip(empty, *columns)]
   to = own[0] % size
   received = communicator.exchange([[c[to == r] for c in own] for r in range(size)])
   groups, labels, probabilities, weights = (np.concatenate(parts) for parts in zip(*received))

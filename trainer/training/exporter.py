@@ -17,14 +17,14 @@ class Exporter:
     self._state, self._log = state, log
     self._replay = chain.Replay()
 
-  def end_day(self) -> None:
+  def export_day(self) -> None:
     """Writes the base and the SavedModel of a day, if the config asks for them."""
     if self._cfg.export.base:
       self._write('base')
     if self._cfg.export.saved_model:
       self._write('saved_model')
 
-  def end_pass(self, marker: str | None) -> None:
+  def export_pass(self, marker: str | None) -> None:
     """Writes a delta if one is due after the last trained pass.
 
     Args:

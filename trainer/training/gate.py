@@ -69,7 +69,7 @@ def presence(
   Args:
     most_samples: how many samples to look at, from the first on; None: all.
   """
-  slots = len(cfg.slots)
+  slots = len(cfg.data.slots)
   found, samples = np.zeros([slots]), 0
   for batch in prepared.batches(_SAMPLES_AT_ONCE):
     if most_samples is not None and samples >= most_samples:
@@ -80,4 +80,4 @@ def presence(
     else:  # each slot of each sample has exactly one
       found += len(batch.dense)
   shares = found / max(samples, 1)
-  return {slot.name: float(share) for slot, share in zip(cfg.slots, shares)}
+  return {slot.name: float(share) for slot, share in zip(cfg.ordered_slots, shares)}

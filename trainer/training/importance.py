@@ -84,7 +84,7 @@ def slot_importance(
     define is None.
   """
   cfg, communicator, step = inputs.cfg, inputs.communicator, inputs.step
-  slots, dense = ([column.name for column in kind] for kind in (cfg.slots, cfg.data.dense))
+  slots, dense = ([column.name for column in kind] for kind in (cfg.ordered_slots, cfg.data.dense))
   names = slots + dense
   total = min(sum(p.num_samples for p in prepared), most_samples or 1 << 62)
   size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_COLUMN * len(names)))

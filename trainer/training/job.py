@@ -134,11 +134,11 @@ class Job:
 
     self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
     self.lock.id = self.communicator.broadcast(self.lock.id)
-    is_continued, taken = self.state.restore(), None
+    is_continued, begins_with = self.state.restore(), None
     if is_continued:
       self._continued_at = self.progress.step
     elif self._init_from:
-      taken = self.state.start_from(self._init_from)
+      begins_with = self.state.start_from(self._init_from)
     # Only now, so that a checkpoint that does not suit the config leaves the run_dir as it was.
     self.communicator.together(
       f'cannot use run_dir {self.cfg.run_dir}',
@@ -147,8 +147,8 @@ class Job:
     self.state.keep_best()
     self.log.open(self._is_reporter, self.progress.metrics_position)
     self.log.events.report_to(self.cfg)
-    if taken:
-      self.log.show(f'begins with the model of {taken}', keep=True)
+    if begins_with:
+      self.log.show(f'begins with the model of {begins_with}', keep=True)
     self.log.write(
       'start',
       processes=self.communicator.size,
@@ -156,7 +156,7 @@ class Job:
       epoch=self.progress.epoch,
       day=self.progress.day,
     )
-    for name, fate in self.state.taken:
+    for name, fate in self.state.fates:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
       logging.info(
@@ -220,7 +220,7 @@ class Job:
         try:  # a plain mistake ends the job before it trains
           self.inputs.look_at(self.stream.upcoming(), 'train')
         except BadPass as e:
-          raise self.stream.refused_too_many(str(e)) from None
+          raise self.stream.refusal_error(str(e)) from None
     while True:
       action = self.stream.next(bool(self.stop_request))
       self.progress_made()
@@ -297,10 +297,10 @@ class Job:
     if progress.epoch == 0:
       drift.count(cfg, progress, prepared)
       if cfg.data.day_pattern is None:
-        drift.end_day(progress, self.log, self._is_reporter, **{'pass': data_pass.name})
+        drift.compare_day(progress, self.log, self._is_reporter, **{'pass': data_pass.name})
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
-    self.exporter.end_pass(data_pass.marker)
+    self.exporter.export_pass(data_pass.marker)
     self._upload()
     for callback in self._callbacks:
       callback.on_pass_end(data_pass.name, figures)
@@ -377,8 +377,8 @@ class Job:
   def _end_day(self, ended: EndDay) -> None:
     """Exports, then decays, evicts and ages features; every process calls it once a day."""
     if not ended.is_empty:
-      self.exporter.end_day()
-      drift.end_day(self.progress, self.log, self._is_reporter, day=ended.day)
+      self.exporter.export_day()
+      drift.compare_day(self.progress, self.log, self._is_reporter, day=ended.day)
       self._upload()
     by_slot = age_tables(self.step.store, self.communicator, self.cfg.own_slot_ids())
     evicted, counts = sum(by_slot.values()), table_counts(self.step.store, self.communicator)
@@ -399,7 +399,7 @@ class Job:
     self.stream.day_ended(ended)
     if self.cfg.data.watch:
       if not ended.is_empty:
-        self.validation.end_day(ended.day)
+        self.validation.evaluate_day(ended.day)
       if self._is_reporter:
         with self.log.events.guarded('report.html'):
           closing.write_report(self.cfg)
@@ -414,7 +414,7 @@ class Job:
 
   def _end_epoch(self) -> None:
     """Validates the epoch, if it trained on anything, and saves."""
-    values = self.validation.end_epoch()
+    values = self.validation.evaluate_epoch()
     if not self.state.is_saved:
       self.save()
     for callback in self._callbacks:

@@ -77,7 +77,7 @@ class PassMeter:
       'examples_per_second': round(rate, 1),
       'slots': slots,
       'bad': self._prepared.meta.get('bad', {}).get('records', 0),
-      'seconds': self._log.clock.taken(),
+      'seconds': self._log.clock.lap(),
     }
     self._log.write('train', **fields)
     return fields

@@ -171,8 +171,8 @@ class RankingEvaluation:
         self._inputs.show(f'ranking {len(self.catalogue.keys):,} items · {done / len(queries):.0%}')
 
     scores, places = ranking.top_k(queries, items[known], k, pairs, on_block)
-    none = len(self.catalogue.keys)
-    places = np.append(known + first, none)[places]
+    no_item = len(self.catalogue.keys)
+    places = np.append(known + first, no_item)[places]
     if size > 1:
       parts = self._communicator.gather([scores, places])
       scores, places = ranking.merged(*zip(*parts), k)
@@ -250,9 +250,9 @@ class RankingEvaluation:
     for data_pass in prepared:
       if data_pass.path not in self._positives_by_path:
         self._positives_by_path[data_pass.path] = self._positives_of(data_pass)
-    none = np.zeros([0], np.int64)
+    empty = np.zeros([0], np.int64)
     parts = [self._positives_by_path[data_pass.path] for data_pass in prepared]
-    return Positives.of(*map(np.concatenate, zip(Positives(none, none), *parts)))
+    return Positives.of(*map(np.concatenate, zip(Positives(empty, empty), *parts)))
 
   def _positives_of(self, data_pass: PreparedPass) -> Positives:
     users, items = [np.zeros([0], np.int64)], [np.zeros([0], np.int64)]

@@ -61,7 +61,7 @@ class RunState:
     progress: the place in the data.
     ledger: what became of every pass.
     texts: of features, where data.keep_texts asks for them.
-    taken: what became of the slots and layers of a checkpoint with other settings.
+    fates: what became of the slots and layers of a checkpoint with other settings.
     last_save: when the last checkpoint was written, as time.monotonic().
   """
 
@@ -72,7 +72,7 @@ class RunState:
     self.progress = Progress()
     self.ledger = Ledger()
     self.texts = KeptTexts(cfg, communicator, step.store)
-    self.taken: list[warm_start.Taken] = []
+    self.fates: list[warm_start.Fate] = []
     self.last_save = time.monotonic()
     self._saved = Progress()
     self._path = ''  # the path of the checkpoint that was written or read last
@@ -174,20 +174,20 @@ class RunState:
     It takes the best state if the run has validated its epochs, else the last.
 
     Returns:
-      The path of the checkpoint that was taken.
+      The path of that checkpoint.
     Raises:
       UserError: if it has no checkpoint, or is of another model.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
     if not any(self._restore(directory, check_config=False) for directory in directories):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
-    taken = self._path
+    path = self._path
     self._step.dense.metrics.reset()
     steps = self._step.steps
     self.progress = Progress(step=steps, first_step=steps, trained=self.progress.trained)
     self.ledger, self._path = Ledger(), ''
     self._set_rates()
-    return taken
+    return path
 
   def _restore(self, directory: str, check_config: bool = True) -> bool:
     """Restores from a directory; compares the configs first, if `check_config`."""
@@ -216,9 +216,9 @@ class RunState:
     self.ledger = Ledger(progress.pop('ledger'))
     self.progress = Progress(**progress)
     self._saved = dataclasses.replace(self.progress)
-    self.taken = []
+    self.fates = []
     if warm_start.is_needed(before, cfg):
-      dense, self.taken = warm_start.dense(before, cfg, dense, self._step.dense_state())
+      dense, self.fates = warm_start.dense(before, cfg, dense, self._step.dense_state())
     # The place within a pass is kept, rounded down to a batch.
     self.progress.batch = self.progress.batch * before.train.batch_size // cfg.train.batch_size
     self._step.load_dense_state(dense)

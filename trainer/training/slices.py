@@ -50,7 +50,7 @@ def slices(
     confidence limit of AUC is lowest, so that a slice is not first merely because it is small; for
     squared error, those of the largest RMSE. Slices without such a figure come last.
   """
-  places = {slot.name: i for i, slot in enumerate(cfg.slots)}
+  places = {slot.name: i for i, slot in enumerate(cfg.ordered_slots)}
   found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
   columns, count = [], 0
   tasks = len(cfg.labels)
@@ -74,8 +74,8 @@ def _of_slot(
   parts: Sequence[tuple[np.ndarray, np.ndarray]],
   most: int,
 ) -> list[JsonObject]:
-  none = np.zeros([0], np.int64)
-  keys, samples = (np.concatenate(a) for a in zip((none, none), *parts))
+  empty = np.zeros([0], np.int64)
+  keys, samples = (np.concatenate(a) for a in zip((empty, empty), *parts))
   head = _most_frequent(keys, communicator, most)
   place = np.searchsorted(head, keys)
   is_head = head[np.minimum(place, len(head) - 1)] == keys

@@ -261,12 +261,12 @@ class TrainStep(Step):
   def _train_graph(
     self, batch: SlotBatch, deduped: Deduped, routed: Routing, following: tuple, flags: tf.Tensor
   ) -> tuple[tf.Tensor, Routing, tf.Tensor]:
-    self._spans.taken()  # discards the spans of an earlier trace
-    totals, lower_samples, samples = self._rows.totals(batch.weight, routed)
-    scale = 1 / tf.maximum(tf.reduce_max(totals), LEAST_WEIGHT)
+    self._spans.collect()  # discards the spans of an earlier trace
+    total_weight, lower_samples, samples = self._rows.weight_and_samples(batch.weight, routed)
+    scale = 1 / tf.maximum(tf.reduce_max(total_weight), LEAST_WEIGHT)
     rows = self._rows.pull(deduped, routed, train=True)
     position = tf.stack([self._step, lower_samples])
-    gradients = self.dense.gradients(batch, deduped, rows, position, totals, samples)
+    gradients = self.dense.gradients(batch, deduped, rows, position, total_weight, samples)
     own = [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
     *sums, counts = self._spans.timed(lambda: self._communicator.all_reduce(own), own)
     self._rows.push(
@@ -280,7 +280,7 @@ class TrainStep(Step):
     )
     self.dense.apply(sums, scale, self._step)
     self._step.assign_add(1)
-    spans = self._spans.taken()
+    spans = self._spans.collect()
     return counts, self._rows.route(*following) if following else (), spans
 
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:

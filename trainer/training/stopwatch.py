@@ -57,7 +57,7 @@ class Stopwatch:
         return
       yield item
 
-  def taken(self) -> dict[str, float]:
+  def lap(self) -> dict[str, float]:
     """Returns the seconds by part since the last call."""
     self._tick()
     found = {part: round(seconds, 3) for part, seconds in self._seconds.items()}

@@ -181,7 +181,7 @@ class Stream:
       UserError: if no more passes may be refused.
     """
     if not self.limit:
-      raise self.refused_too_many(str(error))
+      raise self.refusal_error(str(error))
     is_first, path = self._communicator.rank == 0, self._trains.path
     is_there = self._communicator.together(
       f'cannot read {path}', lambda: exists(path) if is_first else True
@@ -205,15 +205,15 @@ class Stream:
     self._state.progress.refused_in_a_row += entry.size is not None
     self._refusal = entry.reason
     if not self.limit:
-      raise self.refused_too_many(entry.reason)
+      raise self.refusal_error(entry.reason)
 
   def _check_refused(self) -> None:
     """Raises an error if too many passes in a row were refused."""
     refused = self._state.progress.refused_in_a_row
     if self._refusal is not None and refused > self.limit:
-      raise self.refused_too_many(self._refusal, refused)
+      raise self.refusal_error(self._refusal, refused)
 
-  def refused_too_many(self, reason: str, refused: int = 1) -> UserError:
+  def refusal_error(self, reason: str, refused: int = 1) -> UserError:
     """Returns the error that ends a run because passes were refused."""
     count = '1 pass was' if refused <= 1 else f'{refused} passes in a row were'
     return BadPass(

@@ -49,13 +49,13 @@ class Validation:
         self._log.write('withheld', reason=reason, **{'pass': name})
         self._log.show(f'no export after {name}: {reason}', keep=True)
 
-  def end_day(self, day: int) -> None:
+  def evaluate_day(self, day: int) -> None:
     """Evaluates both splits at the end of a day of a stream."""
     for split, prepared in self._passes.items():
       if prepared:
         self._evaluate(prepared, split, day=day)
 
-  def end_epoch(self) -> JsonObject:
+  def evaluate_epoch(self) -> JsonObject:
     """Evaluates data.valid if passes were trained on since the last time; follows train.plateau.
 
     Returns:

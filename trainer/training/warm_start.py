@@ -43,7 +43,7 @@ _MAY_CHANGE = (
 )
 
 
-class Taken(NamedTuple):
+class Fate(NamedTuple):
   """The fate of one part of the model."""
 
   what: str
@@ -86,7 +86,7 @@ def _layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
 
 def _slots(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
   ids = cfg.slot_ids()
-  return [(slot.name, ids[slot.name], slot.made) for slot in cfg.slots]
+  return [(slot.name, ids[slot.name], slot.made) for slot in cfg.ordered_slots]
 
 
 def is_needed(old: config.Config, new: config.Config) -> bool:
@@ -121,8 +121,8 @@ def rows(
       new_id[old_ids[slot.name]] = new_ids[slot.name]
   own, before, now = shards_of(rank, size), _layouts(old), _layouts(new)
 
-  def changed(given: Iterator[chunks.Chunk]) -> Iterator[chunks.Chunk]:
-    for chunk in given:
+  def changed(saved: Iterator[chunks.Chunk]) -> Iterator[chunks.Chunk]:
+    for chunk in saved:
       slot = chunk['key'] >> HASH_BITS
       to = new_id[slot]
       key = (chunk['key'] & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
@@ -211,7 +211,9 @@ def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 def _inputs(cfg: config.Config) -> list[str]:
   """Returns the slot or dense column of each column that dnn and cross read."""
-  columns = [f'{s.name} {i}' for s in cfg.slots for i in range(cfg.sparse.tables[s.table].width)]
+  columns = [
+    f'{s.name} {i}' for s in cfg.ordered_slots for i in range(cfg.sparse.tables[s.table].width)
+  ]
   if cfg.model.dense_embedding is not None:
     width = next(iter(cfg.sparse.tables.values())).width
     columns += [f'vector of {name} {i}' for name in cfg.dense_inputs() for i in range(width)]
@@ -224,7 +226,7 @@ def _places(
   """Returns the places along an axis that are kept, in the old and in the new variable."""
   for a, b in (
     (_inputs(old), _inputs(new)),
-    ([s.name for s in old.slots], [s.name for s in new.slots]),
+    ([s.name for s in old.ordered_slots], [s.name for s in new.ordered_slots]),
   ):
     if (n, m) == (len(a), len(b)) and a != b:
       pairs = [(a.index(name), j) for j, name in enumerate(b) if name in a]
@@ -238,7 +240,7 @@ def dense(
   new: config.Config,
   saved: Mapping[str, np.ndarray],
   fresh: Mapping[str, np.ndarray],
-) -> tuple[dict[str, np.ndarray], list[Taken]]:
+) -> tuple[dict[str, np.ndarray], list[Fate]]:
   """Returns the new model's dense state, and what became of each slot and layer.
 
   Args:
@@ -267,16 +269,16 @@ def dense(
     fates.setdefault(layer, set()).add('taken over' if is_whole else 'partly')
   layers = {stable.partition('/')[0] for stable in was}
   table = [
-    Taken(f'layer {layer}', layer_fates.pop() if len(layer_fates) == 1 else 'partly')
+    Fate(f'layer {layer}', layer_fates.pop() if len(layer_fates) == 1 else 'partly')
     for layer, layer_fates in fates.items()
   ]
-  table += [Taken(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
+  table += [Fate(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
   before, now = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
-  slots = [Taken(f'slot {n}', 'taken over' if n in before else 'fresh') for n in now]
+  slots = [Fate(f'slot {n}', 'taken over' if n in before else 'fresh') for n in now]
   for i, (name, made) in enumerate(now.items()):
     if before.get(name, made) != made:
-      slots[i] = Taken(f'slot {name}, which is made otherwise now', 'fresh')
-  slots += [Taken(f'slot {n}', 'dropped') for n in before if n not in now]
+      slots[i] = Fate(f'slot {name}, which is made otherwise now', 'fresh')
+  slots += [Fate(f'slot {n}', 'dropped') for n in before if n not in now]
   return state, slots + _tables(old, new) + table
 
 
@@ -285,14 +287,16 @@ def parts(cfg: config.Config) -> dict[str, JsonObject]:
 
   Two models with the same parts predict the same from the same weights.
   """
-  found = {f'data.slots: {s.name}': {'pooling': p} for s, p in zip(cfg.slots, cfg.poolings())}
+  found = {
+    f'data.slots: {s.name}': {'pooling': p} for s, p in zip(cfg.ordered_slots, cfg.poolings())
+  }
   for name, spec in _layouts(cfg).items():
     if spec.width:
       found[f'sparse.tables: {name}'] = {'width': cfg.sparse.tables[name].width}
   counts: collections.Counter[str] = collections.Counter()
   for key, one in cfg.model.all_interactions().items():
-    taken, _ = constructor_parameters(layer_class(one.kind, key))
-    usual = {n: p.default for n, p in taken.items() if p.default is not p.empty}
+    parameters, _ = constructor_parameters(layer_class(one.kind, key))
+    usual = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
     args = {n: v for n, v in (usual | one.args).items() if n not in ('dropout', *PASSED)}
     # As it is read back: lists for tuples, and something plain for what JSON does not have.
     args = json.loads(json.dumps(args, default=lambda value: type(value).__name__))
@@ -326,22 +330,22 @@ def differences(
   return told
 
 
-def _tables(old: config.Config, new: config.Config) -> list[Taken]:
+def _tables(old: config.Config, new: config.Config) -> list[Fate]:
   """Returns what became of the tables whose layout differs."""
-  before, taken = _layouts(old), []
+  before, fates = _layouts(old), []
   for name, now in _layouts(new).items():
     was = before.get(name, now)
     widths = [{p.kind: p.width for p in spec.parts} for spec in (was, now)]
     for part in dict.fromkeys((*widths[0], *widths[1])):
       a, b = (w.get(part) for w in widths)
       if a is None or b is None:
-        taken.append(Taken(f'table {name}, {part} factors', 'dropped' if b is None else 'fresh'))
+        fates.append(Fate(f'table {name}, {part} factors', 'dropped' if b is None else 'fresh'))
       elif a != b:
-        taken.append(Taken(f'table {name}, width {a} to {b}', 'partly'))
+        fates.append(Fate(f'table {name}, width {a} to {b}', 'partly'))
     for part, a, b in (('linear', was.linear, now.linear), ('factors', was.factors, now.factors)):
       if a != b:
-        taken.append(Taken(f'table {name}, {part} {a} to {b}', 'weights taken over'))
+        fates.append(Fate(f'table {name}, {part} {a} to {b}', 'weights taken over'))
     if was.dtype != now.dtype:
       fate = 'rounded' if now.dtype == 'bfloat16' else 'taken over'
-      taken.append(Taken(f'table {name}, {was.dtype} to {now.dtype}', fate))
-  return taken
+      fates.append(Fate(f'table {name}, {was.dtype} to {now.dtype}', fate))
+  return fates

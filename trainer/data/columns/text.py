@@ -39,9 +39,9 @@ def _pieces(
     np.flatnonzero((data & 0xC0) != 0x80), len(data)
   )  # bytes that begin characters
   starts, ends = begins[firsts], begins[firsts + chars]
-  taken = data[ranges(starts, ends - starts)]
+  chosen = data[ranges(starts, ends - starts)]
   offsets = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32)
-  buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(taken))]
+  buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(chosen))]
   pieces = pa.Array.from_buffers(pa.string(), len(firsts), buffers)
   return pa.ListArray.from_arrays(
     np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), pieces

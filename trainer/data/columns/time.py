@@ -140,8 +140,8 @@ def _clock_of_texts(texts: pa.Array, unit: str) -> tuple[np.ndarray, np.ndarray,
   if unit != 'iso':
     return seconds, np.zeros_like(is_time), is_time
   offset = pc.struct_field(fields, 'offset').fill_null('')
-  given = pc.extract_regex(offset, pattern=_OFFSET)
-  hours, minutes = (_integers(texts, name, given, 0) for name in ('hours', 'minutes'))
+  fields = pc.extract_regex(offset, pattern=_OFFSET)
+  hours, minutes = (_integers(texts, name, fields, 0) for name in ('hours', 'minutes'))
   is_negative = pc.starts_with(offset, '-').to_numpy(zero_copy_only=False)
   shift = (hours * 60 + minutes) * 60 * np.where(is_negative, -1, 1)
   is_utc = pc.greater(pc.binary_length(offset), 0).to_numpy(zero_copy_only=False)

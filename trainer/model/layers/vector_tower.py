@@ -14,7 +14,7 @@ from trainer.model.layers.sasrec import SASRec
 class SlotPlace(NamedTuple):
   """Where LayerInputs holds the sum of a slot."""
 
-  field: int  # index in Config.slots
+  field: int  # index in Config.ordered_slots
   table: int
   place: int  # index among the slots of the table
 
