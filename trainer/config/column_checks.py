@@ -69,10 +69,10 @@ def _check_reads(data: Data, column: Slot | DenseColumn, made: Made, key: str, f
   for name, how in made.reads():
     source = of_name.get(name) if name != column.name else None
     if source is None:
-      plain = data.source(name)
-      if isinstance(plain, Slot) and plain.value_separator and how == 'features':
+      slot = next((s for s in data.slots if s.name == name and s.made is None), None)
+      if slot and slot.value_separator and how == 'features':
         fail(key, f"found '{name}', whose features have values, which {made.kind} would lose")
-      if isinstance(plain, Slot) and plain.separator and how != 'features':
+      if slot and slot.separator and how != 'features':
         fail(key, f"found '{name}', which holds several features; wanted one {how} a sample")
       continue
     is_bin = isinstance(source.made, Bins) and how == 'number'

@@ -300,11 +300,10 @@ class Data(Section):
       if column.made and (key := column.made.left_open)
     }
 
-  def source(self, name: str) -> Slot | str:
-    """Returns what a column's maker reads under a name that is no made column: a slot, or a
-    column of the log.
-    """
-    return next((s for s in self.slots if s.name == name and s.made is None), name)
+  def log_column(self, name: str) -> str:
+    """Returns the log's column that a maker reads under the name of a slot or of a column."""
+    columns = {s.name: s.column for s in self.slots if s.made is None}
+    return columns.get(name) or name
 
   def log_columns(self, without: Collection[str] = ()) -> dict[str, bool]:
     """Returns the columns of the log that slots and dense columns are made of, each with whether
@@ -336,5 +335,4 @@ class Data(Section):
         if read not in seen:  # a cycle is refused later
           yield from self._leaves(read, seen)
       else:
-        source = self.source(read)
-        yield source if isinstance(source, str) else source.column or read, how != 'number'
+        yield self.log_column(read), how != 'number'

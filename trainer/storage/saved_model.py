@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import config
-from trainer.data.columns.graph_columns import GraphColumn, GraphColumns, SlotTensors
+from trainer.data.columns.graph_columns import GraphColumn, GraphColumns, SlotTensors, repeated
 from trainer.data.features import pool_norm
 from trainer.embedding.layer_inputs import HistoryVectors, history_places
 from trainer.errors import UserError
@@ -177,10 +177,10 @@ class Serving(ServedModel):
     at = tf.searchsorted(self.keys, keys)
     at = tf.where(tf.equal(tf.gather(self.keys, at), keys), at, tf.size(self.keys) - 1)
     starts = tf.cumsum([tf.size(f.keys, tf.int64) for f in found], exclusive=True)
-    repeated = [f.repeated(size) for f in found]
-    places = tf.concat([starts[i] + r[0] for i, r in enumerate(repeated)], 0)
-    samples = tf.concat([r[1] for r in repeated], 0)
-    slot = tf.repeat(tf.range(num_slots, dtype=tf.int64), [tf.size(r[0]) for r in repeated])
+    of_slots = [repeated(f.samples, f.length, size) for f in found]
+    places = tf.concat([starts[i] + r[0] for i, r in enumerate(of_slots)], 0)
+    samples = tf.concat([r[1] for r in of_slots], 0)
+    slot = tf.repeat(tf.range(num_slots, dtype=tf.int64), [tf.size(r[0]) for r in of_slots])
     at = tf.gather(at, places)
     values = tf.gather(tf.concat([f.values for f in found], 0), places)
     place = tf.gather(self.place, at)

@@ -86,8 +86,7 @@ class ArrowColumns:
     """Returns the array that column `own` reads as `name`, and the column that messages name."""
     if self.is_made(name, own):
       return self.made(name), name
-    source = self._data.source(name)
-    column = source if isinstance(source, str) else source.column or name
+    column = self._data.log_column(name)
     return self._log[column], column
 
   def single(self, name: str, own: str, wanted: str) -> tuple[pa.Array, str]:

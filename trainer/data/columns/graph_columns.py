@@ -95,7 +95,32 @@ class GraphFeatures(NamedTuple):
 
   hashes: tf.Tensor  # int64 [m]
   samples: tf.Tensor  # int64 [m], ascending
-  length: tf.Tensor  # int64 []
+
+
+def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Repeats the features of a single sample for all B = `size` samples; keeps those of B samples.
+
+  The features of a single user are hashed and looked up once, however many items there are.
+
+  Args:
+    samples: int64 [n], the sample of each feature.
+    length: int64 [], B, or 1 for a single sample.
+  Returns:
+    The place of each repeated feature among the n, and its sample, int64 [m].
+  """
+  count, times = tf.size(samples, tf.int64), tf.where(tf.equal(length, 1), size, 1)
+  places = tf.tile(tf.range(count), [times])
+  return places, tf.tile(samples, [times]) + tf.repeat(tf.range(times), count)
+
+
+def _split(
+  texts: tf.Tensor, samples: tf.Tensor, separator: str | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Splits texts at a separator; returns the pieces and their samples."""
+  if not separator:
+    return texts, samples
+  pieces = tf.strings.split(texts, separator)
+  return pieces.values, tf.gather(samples, pieces.value_rowids())
 
 
 class SlotTensors(NamedTuple):
@@ -105,16 +130,6 @@ class SlotTensors(NamedTuple):
   values: tf.Tensor  # float32 [n]
   samples: tf.Tensor  # int64 [n], the sample of each feature, ascending
   length: tf.Tensor  # int64 []: B, or 1 if they are repeated for every sample
-
-  def repeated(self, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (places among these features, samples), int64 [m], as B = `size` samples have them.
-
-    The features of a single user are hashed and looked up once, however many items there are.
-    """
-    count = tf.size(self.keys, tf.int64)
-    times = tf.where(tf.equal(self.length, 1), size, 1)
-    places = tf.tile(tf.range(count), [times])
-    return places, tf.tile(self.samples, [times]) + tf.repeat(tf.range(times), count)
 
 
 class GraphColumns:
@@ -152,10 +167,7 @@ class GraphColumns:
   def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
     """Finds the features of a slot as the conversion does."""
     column, markers = self._column(slot)
-    texts, samples = texts_of(column.values), column.samples
-    if slot.separator:
-      pieces = tf.strings.split(texts, slot.separator)
-      texts, samples = pieces.values, tf.gather(samples, pieces.value_rowids())
+    texts, samples = _split(texts_of(column.values), column.samples, slot.separator)
     values = tf.ones_like(texts, tf.float32) if column.x is None else column.x
     if slot.value_separator:
       split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last one
@@ -177,9 +189,7 @@ class GraphColumns:
     """Returns what column `own` reads as `name`, and the texts that are missing values there."""
     if name in self._made and name != own:
       return self.made(name), []
-    source = self._cfg.data.source(name)
-    column = source if isinstance(source, str) else source.column or name
-    return self._log[column], self._cfg.data.missing_values
+    return self._log[self._cfg.data.log_column(name)], self._cfg.data.missing_values
 
 
 def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
@@ -223,22 +233,14 @@ class GraphReader:
     column, markers = self._columns.read(name, self._own)
     slots = self._cfg.data.slots
     slot = next((s for s in slots if s.name == name and s.name != self._own), None)
-    texts, samples, length = texts_of(column.values), column.samples, column.length
-    if slot and slot.separator:
-      pieces = tf.strings.split(texts, slot.separator)
-      texts, samples = pieces.values, tf.gather(samples, pieces.value_rowids())
+    separator = slot and slot.separator
+    texts, samples = _split(texts_of(column.values), column.samples, separator)
     hashes, present = _keys(texts, 0, markers)
     hashes, samples = tf.boolean_mask(hashes, present), tf.boolean_mask(samples, present)
-    found = GraphFeatures(hashes, samples, length)
-    return self._repeated(found)
-
-  def _repeated(self, found: GraphFeatures) -> GraphFeatures:
-    times = tf.where(tf.equal(found.length, 1), self.size, 1)
-    samples = tf.tile(found.samples, [times])
-    samples += tf.repeat(tf.range(times), tf.size(found.hashes, tf.int64))
-    return GraphFeatures(tf.tile(found.hashes, [times]), samples, self.size)
+    places, samples = repeated(samples, column.length, self.size)
+    return GraphFeatures(tf.gather(hashes, places), samples)
 
   def counts(self, found: GraphFeatures) -> tf.Tensor:
     """Returns the number of features of each sample, int64 [B]."""
     ones = tf.ones_like(found.samples)
-    return tf.math.unsorted_segment_sum(ones, found.samples, found.length)
+    return tf.math.unsorted_segment_sum(ones, found.samples, self.size)
