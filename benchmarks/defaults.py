@@ -31,10 +31,11 @@ from benchmarks.compared_logs import (
   prepared,
 )
 from benchmarks.page import ROOT, machine, markdown_table, write_between
+from ops.row_kinds import ROW_OPTIMIZERS
 
 OUT = os.path.join('build', 'defaults')
 PAGE = os.path.join('docs', 'quality.md')
-KINDS = ('adagrad', 'ftrl', 'adam', 'adagrad_row', 'rmsprop', 'sgd')
+KINDS = tuple(ROW_OPTIMIZERS)
 FM_MARGIN, DEEPFM_MARGIN, RANKS_MARGIN = 0.015, 0.004, 0.0005
 SEEDS = (1, 2, 3)  # of DeepFM
 RANKS_EPOCHS = 2

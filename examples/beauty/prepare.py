@@ -3,7 +3,8 @@
 `python examples/beauty/prepare.py --sequences FILE --out DIR` reads the format of S3Rec's data
 sets: a line `user item item …` in order of time, plain or gzipped. Each item but the first becomes
 a line user, item, history, with the items before it. The last item of a user is in test.csv, the
-one before it in valid.csv (leave-one-out), the others in train.csv.
+one before it in valid.csv (leave-one-out), the others in train.csv. all.csv holds train.csv and
+valid.csv, to train on again for the epochs that validation chose.
 """
 
 import csv
@@ -27,6 +28,7 @@ def main(_: list[str]) -> None:
       for i in range(1, len(items)):
         split = {len(items) - 1: 'test', len(items) - 2: 'valid'}.get(i, 'train')
         lines[split].append([user, items[i], ' '.join(items[max(0, i - MOST.value) : i])])
+  lines['all'] = lines['train'] + lines['valid']
   for split, rows in lines.items():
     with open(os.path.join(OUT.value, f'{split}.csv'), 'w', encoding='utf-8', newline='') as f:
       writer = csv.writer(f)
