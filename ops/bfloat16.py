@@ -10,7 +10,7 @@ import tensorflow as tf
 from ops import float32, library
 from ops.tensors import to_tensor
 
-# `seconds` measures a typical layer in about 50 ms: its samples, its width, repetitions.
+# The layer that `seconds` measures: its samples and its width; and how often. It takes about 50 ms.
 _SAMPLES, _WIDTH, _ROUNDS = 512, 256, 7
 
 
@@ -30,12 +30,12 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a b + bias, with a ReLU on request; a and b are rounded to bfloat16.
+  """Returns a·b + bias, through a ReLU if `relu`; a and b are rounded to bfloat16 first.
 
   On CPUs with avx512_bf16, a row of the result depends only on the same row of a, to the last bit,
-  whatever the number of rows and threads. Other CPUs round the factors and multiply in float32;
-  that is slower, and only the order of the sums differs. GPUs round the product to bfloat16 too.
-  The gradients are products of the same kind.
+  whatever the number of rows and threads. Other CPUs round a and b too but multiply in float32,
+  which is slower; the result differs only by the order in which terms are added. GPUs also round
+  the product to bfloat16. The gradients are computed by products of the same kind.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
@@ -61,7 +61,7 @@ def product(
 
 @tf.custom_gradient
 def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Rounds a, b and the gradient to bfloat16 and multiplies in float32."""
+  """Returns a·b, multiplied in float32; a, b and the gradient are rounded to bfloat16 first."""
 
   def rounded(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
@@ -76,7 +76,7 @@ def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable
 
 
 def seconds() -> dict[str, float]:
-  """Returns the median seconds of a typical layer and its gradients in float32 and in bfloat16."""
+  """Measures a typical layer with its gradients. Returns {dtype: its median seconds}."""
   random = np.random.default_rng(0)
   a, b, bias = (
     to_tensor(random.normal(size=shape).astype(np.float32))

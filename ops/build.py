@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class NotBuilt(ImportError):
-  """The op library is missing or out of date; the message is one line."""
+  """The op library is missing or out of date; the message, one line, says what to do."""
 
 
 def library_path() -> str:
@@ -37,9 +37,9 @@ def build(library: str | None = None) -> str:
   Args:
     library: the path to write; None for `library_path()`.
   Returns:
-    The path.
+    The path of the library.
   Raises:
-    SystemExit: if the compiler fails; its output has been printed.
+    SystemExit: if CMake or the compiler fails, which has printed why.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf

@@ -1,7 +1,7 @@
-"""Chunks of an exported feature table: their checks, and .npz files of chunks.
+"""Chunks of an exported feature table: checks them, and writes and reads .npz files of chunks.
 
-A chunk is a dict of columns in the order of the shards of its table: `COLUMNS`, and a `checksum` or
-the columns of a row store.
+A chunk is a dict of columns, with features in the order of their table's shards. It has the
+`COLUMNS`, and either a `checksum` or the columns of a row store.
 """
 
 import os
@@ -29,7 +29,7 @@ Chunk = Mapping[str, np.ndarray]
 
 
 def checksum(chunk: Chunk) -> int:
-  """Returns the CRC-32 of a chunk's number of features and `COLUMNS`."""
+  """Returns the CRC-32 of a chunk: of its number of features, then of its `COLUMNS`."""
   crc = zlib.crc32(str(len(chunk['key'])).encode())
   for name in COLUMNS:
     crc = zlib.crc32(np.ascontiguousarray(chunk[name]).view(np.uint8), crc)
@@ -40,7 +40,8 @@ def check(where: str, chunk: object) -> None:
   """Checks that a chunk's `COLUMNS` are unchanged since the export.
 
   Raises:
-    DataLossError: naming `where`, the column, the value found and the value wanted.
+    DataLossError: if they are not. The message names `where`, the column, and what was found and
+      wanted.
   """
 
   def fail(text: str) -> NoReturn:
@@ -62,17 +63,17 @@ def check(where: str, chunk: object) -> None:
       fail(f'{name}: found shape {list(column.shape)}; wanted [{wanted}], as many as key')
   found, wanted = checksum(chunk), int(chunk['checksum'])
   if found != wanted:
-    fail(f'checksum: found {found} of the columns; wanted {wanted}, which was written with them')
+    fail(f'checksum: found {found} for these columns; wanted {wanted}, as written with them')
 
 
 def select(
   chunk: Chunk, kept: np.ndarray, table_slots: Mapping[str, Collection[int]]
 ) -> dict[str, np.ndarray]:
-  """Returns some features of a row store's chunk.
+  """Returns a row store's chunk without the features that are not kept.
 
   Args:
     chunk: a chunk; its column `factors_NAME` has rows only for admitted features of table NAME.
-    kept: bool [n], whether to return each feature.
+    kept: bool [n], true for the features to keep.
     table_slots: the slot ids of each table.
   """
   selected = {}
@@ -89,7 +90,7 @@ def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
   """Writes chunks to an .npz file, under a temporary name that is synced and then renamed.
 
   Returns:
-    The number of features.
+    The number of features written.
   """
   temporary = f'{path}.{uuid.uuid4().hex}.tmp'
   features = 0
@@ -111,9 +112,9 @@ def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
 
 
 def read(source: str | os.PathLike | Iterable[Chunk]) -> Iterable[Chunk]:
-  """Returns the chunks of a file that `write` wrote; returns an iterable of chunks unchanged.
+  """Returns the chunks in `source`, which is a file that `write` wrote, or the chunks themselves.
 
-  Iteration raises:
+  A file is read during the iteration, which raises:
     DataLossError: if the file is truncated or damaged.
     NotFoundError: if there is no such file.
   """
@@ -137,5 +138,5 @@ def _read_file(path: str | os.PathLike) -> Iterator[Chunk]:
     raise tf.errors.NotFoundError(None, None, f'{path}: no such file') from None
   except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, RuntimeError) as e:
     raise tf.errors.DataLossError(
-      None, None, f'{path}: {e}; wanted a file as export_state wrote it'
+      None, None, f'{path}: {e}; wanted a file that export_state wrote'
     ) from None

@@ -1,4 +1,4 @@
-"""The time, inside a graph."""
+"""An op that reads a clock inside a graph."""
 
 import tensorflow as tf
 
@@ -11,6 +11,6 @@ def seconds(after: tf.Tensor) -> tf.Tensor:
   Unlike tf.timestamp it does not wait for the other stateful ops of its function.
 
   Args:
-    after: a tensor. For a constant, the graph optimiser would fold the time into a constant too.
+    after: any tensor but a constant, at which the graph optimiser would make the time a constant.
   """
   return library.load().ctr_clock(after=after)

@@ -18,7 +18,8 @@ class Connections:
   Every rank runs the collectives in the same order; those of different Connections may overlap.
 
   Args:
-    fds: a connected stream socket for each rank, -1 at `rank`; this object closes them.
+    fds: for each rank, the file descriptor of a stream socket that is connected to it; -1 at
+      `rank`. This object closes them.
     rank: the rank of this process.
   """
 
@@ -32,34 +33,39 @@ class Connections:
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank and receives theirs; ranks without rows call it too.
+    """Sends rows to every rank, and waits for the rows that they send.
+
+    Every rank calls it, even without rows.
 
     Args:
       values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the
         rows for rank 0, then those for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank; they sum to n.
     Returns:
-      The rows for this rank, in the same order: tensors [m, …], and counts int32 [N].
+      The rows that were sent to this rank, in the order of the ranks: tensors [m, …]; and how many
+      each rank sent, int32 [N].
     Raises:
       InvalidArgumentError: if `counts` do not fit `values`.
-      AbortedError: if a connection ended; it names the rank.
-      DataLossError: if a rank runs another operation; it names the rank.
+      AbortedError: if a connection ended; the message names the rank.
+      DataLossError: if a rank runs another operation; the message names the rank.
     """
     return library.load().ctr_all_to_all(self._handle, values, counts)
 
   def all_reduce(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors in the order of the ranks, so that every rank gets the same bits.
+    """Sums tensors over all ranks, in the order of the ranks, so that all get the same bits.
+
+    It waits until every rank has called it.
 
     Args:
       values: tensors of one type, float32, float64 or int64, of the same shapes on every rank.
     Raises:
-      AbortedError: if a connection ended; it names the rank.
+      AbortedError: if a connection ended; the message names the rank.
       DataLossError: if a rank runs another operation or has another number of values.
     """
     return library.load().ctr_all_reduce(self._handle, values)
 
   def counters(self) -> dict[str, int]:
-    """Returns totals so far: connections, bytes_sent, bytes_received, system_calls."""
+    """Returns connections, bytes_sent, bytes_received and system_calls since these were made."""
     names = 'connections', 'bytes_sent', 'bytes_received', 'system_calls'
     values = library.load().ctr_connections_counters(self._handle).numpy()
     return dict(zip(names, values.tolist()))

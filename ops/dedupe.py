@@ -1,4 +1,4 @@
-"""The distinct keys of a batch."""
+"""Finds the distinct keys of a batch."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ from ops.library import TensorLike, load
 
 
 class Deduped(NamedTuple):
-  """The u distinct keys of a batch of n occurrences, by logical shard, then first occurrence."""
+  """The u distinct keys among n occurrences, ordered by logical shard, then by first occurrence."""
 
   unique: tf.Tensor  # int64 [u]
-  inverse: tf.Tensor  # int32 [n]: the index in `unique` of each occurrence
+  inverse: tf.Tensor  # int32 [n]: for each occurrence, the place of its key in `unique`
   shows: tf.Tensor  # float32 [u], summed over occurrences
   clicks: tf.Tensor  # float32 [u], likewise
   # int32 [u + 1] and int32 [n]: the occurrences of unique key j are
@@ -42,9 +42,9 @@ def dedupe(
   Args:
     keys: int64 [n].
     shows: float32 [n], or [1] for all.
-    clicks: float32 [n], or [1] for all; with `fields` [B], one for each sample.
+    clicks: float32 [n], or [1] for all. If `fields` is given: [B], one for each sample.
     segments: int32 [n], as in `ops.pooling.pool`; read only with `fields`.
-    fields: F, the number of fields of a sample. 0 if clicks are given by occurrence.
+    fields: F, the number of slots; 0: clicks are given for each occurrence.
   """
   return Deduped(
     *load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks, segments=segments, fields=fields)

@@ -1,8 +1,9 @@
-"""The feature lifecycle: admission, decay, eviction and the selection of features to save.
+"""The feature lifecycle: admission, decay, eviction and the selection of features to export.
 
-Rules, defaults and names are those of PaddlePaddle's CTR accessor (`Policy`). The table and its
-verbs are C++ (ops/cc/lifecycle/feature_table.h states their contracts); they work eagerly, in
-`tf.function` and in v1 graphs.
+The rules (`Policy`), their defaults and their names come from PaddlePaddle's CTR accessor. The
+table of features and its verbs, the operations on it, are written in C++;
+ops/cc/lifecycle/feature_table.h states their contracts. They work eagerly, in `tf.function` and in
+v1 graphs.
 """
 
 import copy
@@ -25,7 +26,7 @@ __all__ = ['KINDS', 'FeatureLifecycle', 'Policy', 'Remote', 'capacity_cut']
 KINDS = ('delta', 'base', 'all')
 CHUNK_FEATURES, CHUNK_BYTES = 65536, 16 << 20  # the most that one chunk of an export holds
 
-# The dtypes whose values int64 holds.
+# The dtypes of which int64 can hold every value.
 _KEY_DTYPES = ('int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32')
 _COUNT_DTYPES = (*_KEY_DTYPES, 'uint64', 'float16', 'bfloat16', 'float32', 'float64')
 
@@ -73,7 +74,8 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
     capacity: the number of features to keep.
     histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
-    int32 [d], the first digits of that rank: features whose ranks start with less are not kept.
+    int32 [d], the first digits of that rank: a feature is not kept if its own first d digits are
+    less. Empty if all features are kept.
   """
   cut, wanted = [], capacity
   while True:
@@ -89,13 +91,13 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
 
 
 class Remote:
-  """Lets code outside of a v1 graph call an object's methods in the graph.
+  """Stands for an object in a v1 graph, and lets code outside of the graph call its methods.
 
-  The call `m(…)` becomes `run(of.m, …)`.
+  A call of its method `m(…)` becomes `run(of.m, …)`.
 
   Args:
-    of: the object.
-    run: builds the call into the graph, once, and runs it.
+    of: the object in the graph.
+    run: adds the ops of the call to the graph, unless they are there already, and runs them.
   """
 
   def __init__(self, of: object, run: Callable):
@@ -108,16 +110,16 @@ class Remote:
 class FeatureLifecycle:
   """A table of features, with the verbs of their lifecycle.
 
-  Keys are int64 [n], >= 0, in any order, and may repeat. If its input is invalid, a verb changes
-  nothing and raises `tf.errors.InvalidArgumentError`, which names the argument, the index and the
-  value.
+  Keys are int64 [n], >= 0, in any order, and may repeat. A verb that gets invalid input changes
+  nothing and raises `tf.errors.InvalidArgumentError`, whose message names the argument, the index
+  and the value.
 
   Args:
-    policy: the rules for admission, decay, eviction and saves. None: `Policy()`.
-    name: tables of one name on one device are one table, which lives as long as any of its users;
-      in a v1 graph, as long as the session or server. None: no other object shares the table.
-    create_handle: makes the table's resource from (policy, shared_name), for subclasses that keep
-      rows beside its features.
+    policy: the rules for admission, decay, eviction and exports. None: `Policy()`.
+    name: objects of one name on one device share one table, which lives as long as any of them; in
+      a v1 graph, as long as the session or server. None: no other object shares the table.
+    create_handle: makes the resource of the table; its arguments are `policy` and `shared_name`. A
+      subclass gives it that keeps rows beside the features.
   Raises:
     InvalidArgumentError: if a table of this name has another policy.
   """
@@ -133,7 +135,7 @@ class FeatureLifecycle:
     if not isinstance(self.policy, Policy):
       raise _invalid(f'policy: found {type(policy).__name__}; wanted a Policy')
     self.name = name
-    self._ops = self._reads = library.load()  # `_reads`: ops that are safe to repeat
+    self._ops = self._reads = library.load()  # `_reads`: ops that may run twice
     create_handle = create_handle or self._ops.ctr_lifecycle_handle
     with tf.init_scope():
       eager = tf.executing_eagerly()
@@ -145,11 +147,11 @@ class FeatureLifecycle:
         _deleters[at] = self._deleter
 
   def remote(self, run: Callable, read: Callable) -> 'FeatureLifecycle':
-    """Returns this table of a v1 graph, with verbs that work as if they were eager.
+    """Returns this table, which is in a v1 graph, with verbs that work as if they were eager.
 
     Args:
-      run: as in `Remote`; its arguments are arrays and attributes of ops.
-      read: as `run`, for ops that change nothing and may be repeated.
+      run: as in `Remote`; it is called with arrays and with attributes of ops.
+      read: the same for ops that change nothing, so that they may run twice.
     """
     table = copy.copy(self)
     table._ops, table._reads = Remote(self._ops, run), Remote(self._reads, read)
@@ -158,7 +160,9 @@ class FeatureLifecycle:
   def observe(
     self, keys: TensorLike, shows: TensorLike, clicks: TensorLike, slots: TensorLike | None = None
   ) -> tf.Tensor:
-    """Adds shows and clicks to features, creating absent ones; repeats of a key are summed first.
+    """Adds shows and clicks to features, and creates absent features.
+
+    If a key repeats, its shows and clicks are summed first.
 
     Args:
       keys: int64 [n].
@@ -179,11 +183,11 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_admitted(self.handle, _keys(keys))
 
   def lookup(self, keys: TensorLike) -> dict[str, tf.Tensor]:
-    """Reads the columns of each key's feature; absent features read 0.
+    """Returns what the table holds of each key's feature; 0 for an absent feature.
 
     Returns:
-      Tensors [n]: show, click and delta_score, float64; unseen_days, age_days and slot, int32;
-      admitted and exists, bool.
+      Tensors [n] by name: show, click and delta_score, float64; unseen_days, age_days and slot,
+      int32; admitted and exists, bool.
     """
     return self._reads.ctr_lifecycle_lookup(self.handle, _keys(keys))._asdict()
 
@@ -192,11 +196,12 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_decay(self.handle)
 
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> tf.Tensor:
-    """Deletes features by the policy's tests, then all but the best `policy.capacity`.
+    """Deletes the features that the policy's tests choose, then all but the best `policy.capacity`.
 
     Args:
       all_reduce: sums an int64 array over all processes that hold parts of one table. The capacity
-        then bounds the whole table, and keeps the features that one process would keep. Eager only.
+        then bounds the whole table; the features kept are those that one process with the whole
+        table would keep. Eager only.
     Returns:
       int64 [m], the keys that were deleted here.
     """
@@ -209,13 +214,18 @@ class FeatureLifecycle:
     return tf.concat([by_tests, self.evict_below(cut)], 0)
 
   def evict_by_tests(self) -> tf.Tensor:
-    """Deletes features by the policy's tests, not by capacity. Returns their keys, int64 [m]."""
+    """Deletes the features that the policy's tests choose, whatever the capacity.
+
+    Returns:
+      int64 [m], the keys that were deleted.
+    """
     return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle, capacity=False))
 
   def rank_histogram(self, prefix: TensorLike) -> tf.Tensor:
-    """Counts the features whose rank starts with `prefix`, by their next digit.
+    """Counts the features whose rank starts with `prefix`, for each next digit of the rank.
 
-    A feature's rank, nine digits of 16 bits, orders features by `policy.capacity_by`.
+    A rank has nine digits of 16 bits; the higher it is, the better is the feature by
+    `policy.capacity_by`.
 
     Args:
       prefix: int32 [d], digits, d < 9.
@@ -225,26 +235,34 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
   def evict_below(self, cut: TensorLike) -> tf.Tensor:
-    """Deletes the features that rank below a `capacity_cut`. Returns their keys, int64 [m]."""
+    """Deletes the features that rank below the result of `capacity_cut`.
+
+    Returns:
+      int64 [m], the keys that were deleted.
+    """
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Deletes rows of deleted features that a subclass keeps elsewhere; returns the keys."""
+    """Takes the keys of deleted features, and returns them.
+
+    A subclass that keeps rows elsewhere deletes them here.
+    """
     return keys
 
   def clear(self) -> None:
-    """Forgets all features and their rows."""
+    """Deletes all features and their rows."""
     return self._ops.ctr_lifecycle_clear(self.handle)
 
   def age(self) -> None:
-    """Adds one to unseen_days and age_days of every feature: once a day."""
+    """Adds 1 to unseen_days and age_days of every feature; called once a day."""
     return self._ops.ctr_lifecycle_age(self.handle)
 
   def select(self, kind: str) -> tf.Tensor:
-    """Returns the keys that a save of this kind writes, int64 [m], by shard of the table, then key.
+    """Returns the keys of the features that belong in an export of this kind, int64 [m].
 
-    The table remembers selections of delta and base, with their present delta_score, until they are
-    committed or the kind is selected again.
+    They are ordered by shard of the table, then by key. The table remembers a selection for a delta
+    or base, with the delta_score that each feature has now, until `commit` or until the same kind
+    is selected again.
 
     Args:
       kind: 'delta', 'base' or 'all'.
@@ -253,9 +271,11 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_select(self.handle, kind=kind)
 
   def commit(self, kind: str, keys: TensorLike) -> None:
-    """Subtracts the selected delta_score after the save; gains since the selection stay.
+    """Marks selected features as written; called once their export is complete.
 
-    It skips features that were deleted since. Kind 'all' subtracts nothing.
+    It subtracts from each feature's delta_score what this was at the selection, so that what the
+    feature gained since remains. It skips features that were deleted since. For kind 'all' it
+    subtracts nothing.
 
     Raises:
       InvalidArgumentError: for keys that are not in the selection or were committed before.
@@ -272,17 +292,17 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_admitted_size(self.handle)
 
   def bytes(self) -> tf.Tensor:
-    """Returns the size of the table and its rows in bytes, int64 []."""
+    """Returns how many bytes of memory the table and its rows take, int64 []."""
     return self._reads.ctr_lifecycle_bytes(self.handle)
 
   def export_state(
     self, path: str | os.PathLike | None = None, shards: range = range(SHARDS)
   ) -> Iterator[dict[str, np.ndarray]] | int:
-    """Exports the whole table without loss. Eager only.
+    """Exports all that the table holds of its features, without loss. Eager only.
 
     Args:
-      path: an `.npz` file to write (under a temporary name, synced, renamed).
-      shards: logical shards to export.
+      path: an `.npz` file to write, under a temporary name that is synced and then renamed.
+      shards: the logical shards whose features to export.
     Returns:
       A generator of chunks (ops/chunks.py), each of at most 65536 features and about 16 MiB; with
       `path`, the number of features.
@@ -291,12 +311,12 @@ class FeatureLifecycle:
     return exported if path is None else chunks.write(path, exported)
 
   def _row_floats(self) -> int:
-    """Returns the floats of the widest row."""
+    """Returns the number of floats in the widest row; 0 in a table without rows."""
     return 0
 
   def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
     most = max(1, min(CHUNK_FEATURES, CHUNK_BYTES // (64 + 4 * self._row_floats())))
-    # The shards of the table, of which the first and the last may hold others too.
+    # The shards of the table to read; the first and the last may also hold other logical shards.
     shard, stop, place = shards.start // IN_TABLE_SHARD, -(-shards.stop // IN_TABLE_SHARD), 0
     is_whole = shards.start % IN_TABLE_SHARD == shards.stop % IN_TABLE_SHARD == 0
     while shard < stop:
@@ -314,11 +334,11 @@ class FeatureLifecycle:
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
   ) -> None:
-    """Imports the exports of any number of tables. Eager only.
+    """Imports features that any number of tables exported. Eager only.
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether the features replace those of the table rather than join them.
+      replace: whether to delete the features that the table has; else the imported ones are added.
     Raises:
       DataLossError: if `source` is damaged; the table is then unchanged.
     """

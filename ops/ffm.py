@@ -1,4 +1,4 @@
-"""The pairs of a field-aware factorization machine (FFM)."""
+"""The sum over pairs in a field-aware factorization machine (FFM)."""
 
 import tensorflow as tf
 
@@ -8,7 +8,8 @@ from ops import library
 def pairs(field_factors: tf.Tensor) -> tf.Tensor:
   """Returns ½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ of each sample, float32 [B].
 
-  Forward and backward each read the factors once. The gradient in A[f, g] is A[g, f].
+  The gradient with respect to A[f, g] is A[g, f]. The forward and the backward pass each read the
+  factors once.
 
   Args:
     field_factors: A, float32 [B, F, F·D]; A[f, g] lies at columns [g·D, (g+1)·D) of row f.
@@ -22,7 +23,7 @@ def _gradient(op: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
 
 
 def pairs_in_plain_ops(field_factors: tf.Tensor) -> tf.Tensor:
-  """Computes `pairs` with TensorFlow's own ops, for served graphs."""
+  """Returns what `pairs` returns, computed with TensorFlow's own ops, for served graphs."""
   slots = field_factors.shape[1]
   factors = tf.reshape(field_factors, [-1, slots, slots, field_factors.shape[2] // slots])
   return 0.5 * tf.reduce_sum(factors * tf.transpose(factors, [0, 2, 1, 3]), [1, 2, 3])

@@ -12,16 +12,16 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a b + bias, with a ReLU on request; the arguments are those of ops.bfloat16.product."""
+  """Returns a·b + bias, through a ReLU if `relu`; see ops.bfloat16.product for the arguments."""
   parts = a if isinstance(a, (list, tuple)) else [a]
-  # This multiplies each part by its rows of b and sums: joining the parts first would copy [m, k]
-  # once forward and once backward.
+  # Multiplies each part by its rows of b and adds the products. Joining the parts first would copy
+  # [m, k] once forward and once backward.
   rows = tf.split(b, [part.shape[1] for part in parts], int(transpose_b))
   ab = tf.add_n([tf.matmul(p, r, transpose_b=transpose_b) for p, r in zip(parts, rows)])
   return finished(ab, bias, relu)
 
 
 def finished(ab: tf.Tensor, bias: tf.Tensor | None, relu: bool) -> tf.Tensor:
-  """Adds the bias to a product, [m, n], and applies a ReLU if `relu`."""
+  """Returns a product, float32 [m, n], plus the bias, through a ReLU if `relu`."""
   ab = ab if bias is None else tf.nn.bias_add(ab, bias)
   return tf.nn.relu(ab) if relu else ab

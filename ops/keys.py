@@ -1,4 +1,7 @@
-"""Turns columns of a log into keys, and fields of samples into codes."""
+"""Hashes columns of a log to keys, and encodes the fields of samples for a prepared pass.
+
+A field is what a slot holds in one sample: no feature, one or several.
+"""
 
 import ctypes
 import functools
@@ -10,20 +13,21 @@ from ops.library import PATH, load
 from ops.tensors import borrow, to_tensor
 
 NO_FEATURE = -1
-MAX_SAMPLES = 65536  # of one call of `encode_fields`
+MAX_SAMPLES = 65536  # the most that one call of `encode_fields` takes
 
 _NO_OFFSETS = np.zeros([0], np.int32)
 _NO_VALUES = np.zeros([0], np.float32)
 
 
 class EncodedFields(NamedTuple):
-  """The fields of n samples of F slots, each as the number of a distinct field of its slot."""
+  """The fields of n samples in F slots; the distinct fields of a slot are numbered by codes."""
 
   codes: np.ndarray  # uint16 [n, F]
-  fields_of: np.ndarray  # int64 [F], the distinct fields of each slot
-  counts: np.ndarray  # int32 [Σ fields_of], features of each distinct field, by slot, then code
-  keys: np.ndarray  # int64 [Σ counts]
-  values: np.ndarray  # float32 [Σ counts], or [0] where all are 1
+  fields_of: np.ndarray  # int64 [F], the number of distinct fields of each slot
+  # int32 [Σ fields_of]: how many features each distinct field has, ordered by slot, then by code.
+  counts: np.ndarray
+  keys: np.ndarray  # int64 [Σ counts], the features of the distinct fields, in the same order
+  values: np.ndarray  # float32 [Σ counts], or [0] if all are 1
 
 
 def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
@@ -35,6 +39,8 @@ def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarr
     slot_id: 0 to 2047.
   Returns:
     int64 [n], NO_FEATURE for blank strings.
+  Raises:
+    ValueError: if the offsets or the slot id are impossible.
   """
   values, offsets = np.ascontiguousarray(values, np.uint8), np.ascontiguousarray(offsets, np.int32)
   n = len(offsets) - 1
@@ -80,11 +86,11 @@ def encode_fields(
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
 
   Args:
-    keys: int64 [nnz], a sample's slots one after another; without counts [F, n]. Arrays that
-      `ops.tensors.aligned` made are not copied.
-    values: float32 [nnz]; None if all are 1, as without counts.
-    counts: int32 [n, F], the number of features of each field, n at most MAX_SAMPLES. None if each
-      field has one key, which may be NO_FEATURE.
+    keys: int64 [nnz], sample by sample, and slot by slot within a sample; without `counts` [F, n].
+      Arrays that `ops.tensors.aligned` made are not copied.
+    values: float32 [nnz]; None if all are 1, and always without `counts`.
+    counts: int32 [n, F], the number of features in each field; n is at most MAX_SAMPLES. None if
+      each field has one key, which may be NO_FEATURE.
   """
   encoded = load().ctr_encode_fields(
     keys=borrow(keys.reshape(-1)),

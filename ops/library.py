@@ -1,4 +1,4 @@
-"""The compiled ops, loaded once when first needed."""
+"""Loads the compiled ops, once, when they are first needed."""
 
 import ctypes
 import functools
@@ -8,8 +8,8 @@ import types
 import tensorflow as tf
 
 # TensorFlow's deleter is private, but the alternative, DestroyResourceOp at the end of an object's
-# life, fails where the garbage collector runs while a v1 graph is being built.
-# tests/single/private_api_test.py notices when it moves.
+# life, fails if the garbage collector runs while a v1 graph is being built.
+# tests/single/private_api_test.py fails when TensorFlow moves the deleter.
 from tensorflow.python.ops import resource_variable_ops
 
 from ops import build
@@ -21,11 +21,11 @@ TensorLike = tf.types.experimental.TensorLike
 
 @functools.cache
 def load(path: str = PATH) -> types.ModuleType:
-  """Returns the module of the op library's generated functions.
+  """Loads the op library. Returns a module with a function for each op.
 
   Raises:
-    NotBuilt: if the library is missing, or was built for another TensorFlow or from sources other
-      than those beside it.
+    NotBuilt: if the library is missing, or was built for another TensorFlow or from other sources
+      than those in ops/cc.
   """
   if not os.path.exists(path):
     if path == PATH and build.digest() is None:  # an installed package has no sources to compile
@@ -53,7 +53,7 @@ def load(path: str = PATH) -> types.ModuleType:
 class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
   """Deletes an eager resource when nobody holds this object any more.
 
-  It is a subclass because TensorFlow's own class has no room for weak references.
+  It is a subclass because TensorFlow's class has __slots__ that allow no weak references.
 
   Args:
     handle: a resource handle that was created eagerly.

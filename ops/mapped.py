@@ -6,10 +6,10 @@ from ops import library
 
 
 def tell_files_cut_short() -> None:
-  """Lets reads past the end of a truncated mapped file end the process with one line, status 2.
+  """From now on, a read past the end of a truncated mapped file ends the process with status 2.
 
-  The line names the file; otherwise the process would end with a bus error. Past its end, the last
-  page of such a file reads as zeros, so compare the size of the file after reading it.
+  It prints one line that names the file; otherwise such a read ends the process with a bus error.
+  The rest of the last page reads as zeros instead, so check the file's size after reading it.
   """
   library.load()
   ctypes.CDLL(library.PATH).ctr_tell_files_cut_short()

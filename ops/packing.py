@@ -19,13 +19,13 @@ Tensors = tuple[tf.Tensor, ...]
 def pack_rows(
   rows: PulledRows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
 ) -> Tensors:
-  """Packs an owner's answer; a feature without factors takes one value and one bit.
+  """Packs the rows with which an owner answers; a feature without factors takes a value and a bit.
 
   Args:
     rows: the rows of the distinct keys that processes asked for.
-    inverse: int32 [n], `Deduped.inverse` of all keys asked for, process by process.
+    inverse: int32 [n], `Deduped.inverse` of all keys that were asked for, process by process.
     counts: int32 [N], how many keys each process asked for.
-    dtype: of the buffer; float32, float16 or bfloat16.
+    dtype: the dtype of the buffer: float32, float16 or bfloat16.
   Returns:
     buffer: [m], one block for each of the N processes.
     splits: int32 [N], the number of values in each block.
@@ -41,12 +41,12 @@ def unpack_rows(
   slot_table: Sequence[int],
   widths: Sequence[int],
 ) -> Tensors:
-  """Unpacks the owners' answers of `pack_rows`.
+  """Unpacks the rows that the owners packed with `pack_rows`.
 
   Args:
     buffer: the blocks of all owners, one after another.
     counts: int32 [N], how many keys each owner was asked for.
-    keys: int64 [u], by owner.
+    keys: int64 [u], the keys that were asked for, grouped by owner.
     slot_table, widths: as in `RowStore`.
   Returns:
     linear float32 [u], factors float32 [offsets[u]] and offsets int32 [u + 1], as in `PulledRows`.
@@ -64,13 +64,13 @@ def pack_gradients(
   """Packs gradients for the owners of their keys.
 
   Args:
-    linear_grad: float32 [u], of keys grouped by owner.
-    factors_grad: float32 [offsets[u]].
-    offsets: int32 [u + 1], of the keys' rows.
-    counts: int32 [N], how many keys each owner has.
-    dtype: of the buffer; float32, float16 or bfloat16.
+    linear_grad: float32 [u], the gradients of linear weights; keys are grouped by owner.
+    factors_grad: float32 [offsets[u]], the gradients of factors.
+    offsets: int32 [u + 1], where each key's factors begin, as in `PulledRows`.
+    counts: int32 [N], how many of the keys each owner owns.
+    dtype: the dtype of the buffer: float32, float16 or bfloat16.
   Returns:
-    buffer and splits, as `pack_rows`.
+    `buffer` and `splits`, as `pack_rows` returns them.
   """
   return load().ctr_pack_gradients(linear_grad, factors_grad, offsets, counts, T=dtype)
 
@@ -78,13 +78,15 @@ def pack_gradients(
 def sum_gradients(
   buffer: TensorLike, counts: TensorLike, offsets: TensorLike, deduped: Deduped
 ) -> Tensors:
-  """Sums the readers' gradients of `pack_gradients`, in the order of the processes.
+  """Unpacks what all processes packed with `pack_gradients`, and sums the gradients of each key.
+
+  The sum is in the order of the processes, so that the same gradients give the same bits.
 
   Args:
     buffer: the blocks of all processes, one after another.
     counts: int32 [N], how many keys each process asked for.
-    offsets: int32 [u + 1], of the owner's pull.
-    deduped: of all keys asked for, process by process.
+    offsets: int32 [u + 1], `PulledRows.offsets` of the owner's pull.
+    deduped: the distinct keys of all that processes asked for, process by process.
   Returns:
     The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]].
   """

@@ -85,7 +85,7 @@ class Policy:
   """Whether a push without shows and clicks sets unseen_days to 0, as in PaddlePaddle; False if
   items are drawn as negatives, because a draw must not keep an item alive."""
   per_slot: dict[_Slot, _Thresholds] = dataclasses.field(default_factory=dict)
-  """By slot, fields of PER_SLOT that differ."""
+  """Slot id -> the fields of PER_SLOT in which it differs."""
 
   def __post_init__(self):
     for fields in self.per_slot.values():
@@ -93,7 +93,7 @@ class Policy:
 
   @property
   def filters_exports(self) -> bool:
-    """Whether an export may leave features out."""
+    """Whether exports may leave out features of any slot."""
     every = [self, *(self.for_slot(slot) for slot in self.per_slot)]
     return any(p.base_threshold is not None or p.delta_keep_days is not None for p in every)
 
@@ -102,10 +102,10 @@ class Policy:
     return dataclasses.replace(self, per_slot={}, **self.per_slot.get(slot, {}))
 
   def serialize(self) -> str:
-    """Returns the text that ops/cc/lifecycle/policy.h reads; it is exact, and the same for equal
-    policies.
+    """Returns this policy as the text that ops/cc/lifecycle/policy.h reads.
 
-    A line of `name=value` pairs, then, for each slot that differs, a line `slot name=value ...`.
+    The first line has pairs `name=value`; each slot with thresholds of its own has one more line,
+    `slot name=value ...`. Numbers are exact, and equal policies give the same text.
     """
 
     def text(value: str | float | None) -> str:

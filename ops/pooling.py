@@ -1,4 +1,4 @@
-"""Pools rows of distinct features to slot sums of a batch; differentiable.
+"""Adds up the rows of features to slot sums, for each sample of a batch; differentiable.
 
 ops/cc/rows/pool.h has the formulas.
 """
@@ -18,17 +18,17 @@ from ops.row_store import FactorPart, PulledRows
 class PoolLayout:
   """The properties of the model that pooling needs.
 
-  Fields are in canonical order: those of one table are neighbours.
+  Field f is the f-th of `Config.ordered_slots`, so the fields of one table are neighbours.
 
   Raises:
     ValueError: if a part has an unknown kind or an impossible width.
   """
 
   table_of_field: tuple[int, ...]  # [F], the table of each field, ascending
-  parts: tuple[tuple[FactorPart, ...], ...]  # of each table
-  poolings: tuple[str, ...] = ()  # [F] of 'sum', 'mean', 'sqrtn'; (): no norms
-  slots: bool = True  # whether to return slot sums of plain parts; those of field parts always are
-  # Whether to return totals and squares of plain parts; squares of field parts always are.
+  parts: tuple[tuple[FactorPart, ...], ...]  # the parts of each table
+  poolings: tuple[str, ...] = ()  # [F], each 'sum', 'mean' or 'sqrtn'; (): return no norms
+  slots: bool = True  # whether to return slot sums of plain parts; field parts always return them
+  # Whether to return totals and squares of plain parts; field parts always return squares.
   totals: bool = False
 
   def __post_init__(self):
@@ -42,7 +42,7 @@ class PoolLayout:
         )
 
   def attributes(self) -> dict[str, int | list]:
-    """Returns the attributes of the pooling ops: one list with the parts of all tables."""
+    """Returns the attributes of the pooling ops, which take the parts of all tables in one list."""
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
     return {
       'parts': len(parts),
@@ -58,7 +58,7 @@ class PoolLayout:
     }
 
   def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Splits a list with one tensor for each part of all tables into a list for each table."""
+    """Turns one list, with a tensor for each part of all tables, into one list for each table."""
     tensors = iter(tensors)
     return [[next(tensors) for _ in of_table] for of_table in self.parts]
 
@@ -66,15 +66,16 @@ class PoolLayout:
 class Pooled(NamedTuple):
   """Slot sums of B samples. Tensors that the layout does not request have 0 rows.
 
-  Σ runs over the occurrences of a slot, or of a sample, with values x, linear weights w and factors
-  v. The lists hold one list for each table, with its parts.
+  Σ runs over the features of a slot, or of a sample, with values x, linear weights w and factors v.
+  A list of lists holds, for each table, a list with one tensor for each part.
   """
 
   linear: tf.Tensor  # float32 [B, F]: Σ x·w
   norm: tf.Tensor  # float32 [B, F]: the divisors of slot sums
   slots: list[list[tf.Tensor]]  # float32 [B, fields of the table, width]: Σ x·v
   totals: list[list[tf.Tensor]]  # float32 [B, width]: Σ x·v over all fields of the table
-  # float32 [B]: Σ x²·‖v‖² over all fields; of field parts, over the own field's columns only.
+  # float32 [B]: Σ x²·‖v‖² over all fields; in a field part, v is the feature's columns for its own
+  # field only.
   squares: list[list[tf.Tensor]]
 
 
@@ -86,14 +87,14 @@ def pool(
   batch_size: TensorLike,
   layout: PoolLayout,
 ) -> Pooled:
-  """Pools rows of distinct features to slot sums, differentiable in `rows.linear`, `rows.factors`.
+  """Adds up rows to slot sums; differentiable in `rows.linear` and `rows.factors`.
 
   Args:
-    rows: of `deduped.unique`; only linear, factors and offsets are read.
-    deduped: of the batch's n occurrences of features.
+    rows: the rows of `deduped.unique`; only linear, factors and offsets are read.
+    deduped: the distinct keys of the n features that occur in the batch.
     values: float32 [n], or [0] if all are 1.
     segments: int32 [n], sample * F + field, ascending; or [0] if each field of each sample has one
-      occurrence.
+      feature.
     batch_size: int32 [], B.
   """
   linear, norm, slots, totals, squares = load().ctr_pool(

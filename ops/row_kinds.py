@@ -1,4 +1,4 @@
-"""The table of row optimizers: keys, defaults and state of each. Imports no TensorFlow.
+"""The table of row optimizers: what each reads, its defaults and its state. Imports no TensorFlow.
 
 The section `sparse.tables.NAME.factors` of the config, its documentation and its checks follow from
 this table. A new row optimizer is an entry here and one in ops/cc/rows/row_optimizers.cc; a test
@@ -15,11 +15,11 @@ class Hyperparameter:
   """A number that row optimizers read.
 
   Attributes:
-    default: its value if the preset has none; None: off.
-    meaning: its documentation.
+    default: its value where a preset gives none; None: off.
+    meaning: what docs/config.md says of it.
     low: its smallest value.
     high: its largest value; None: there is none.
-    excludes: which bound is not itself allowed, 'low' or 'high'; '' for neither.
+    excludes: the bound that is itself not allowed, 'low' or 'high'; '' if both are allowed.
   """
 
   default: float | None
@@ -42,18 +42,18 @@ HYPERPARAMETERS = {
     f'gradients (a few 1e-4 each): .1 keeps rows from learning. {_FOLLOWS} and batch size.',
   ),
   'beta1': Hyperparameter(
-    0.9, 'Decay of the mean of gradients, a step.', high=1.0, excludes='high'
+    0.9, 'Decay of the mean of gradients, per step.', high=1.0, excludes='high'
   ),
   'beta2': Hyperparameter(
-    0.999, 'Decay of the mean of squared gradients, a step.', high=1.0, excludes='high'
+    0.999, 'Decay of the mean of squared gradients, per step.', high=1.0, excludes='high'
   ),
   'epsilon': Hyperparameter(1e-7, f'Added to the denominator. {_FOLLOWS} and batch size.'),
   'l1': Hyperparameter(0.0, 'Weight of Σ|w| in the loss, not divided by the batch.'),
   'l2': Hyperparameter(0.0, 'Weight of ½·Σw² in the loss, not divided by the batch.'),
   'clip': Hyperparameter(
     None,
-    "Bounds each element of a row's gradient, as sparse.gradient_scale has divided it, before the "
-    f'penalties; null: no bound. {_FOLLOWS} and batch size.',
+    "Bounds each element of a row's gradient, after the division of sparse.gradient_scale, before "
+    f'the penalties; null: no bound. {_FOLLOWS} and batch size.',
     excludes='low',
   ),
 }
@@ -71,7 +71,7 @@ class RowKind:
     state_per_weight: floats of state that it keeps for each weight.
     state_per_row: floats of state that it keeps for a row, whatever its width.
     reads: the hyperparameters that it reads beside learning_rate, l1, l2 and clip.
-    presets: its defaults by the name of the preset.
+    presets: name of a preset -> the defaults that it gives.
     follows_gradient: whether the length of its steps is proportional to the gradient's.
   """
 
@@ -84,7 +84,10 @@ class RowKind:
 
   @property
   def has_decaying_state(self) -> bool:
-    """Whether its steps are about learning_rate long, and l2_mode has an effect without l2."""
+    """Whether its state decays.
+
+    If so, steps are about learning_rate long, and l2_mode has an effect even without l2.
+    """
     return 'beta2' in self.reads
 
 
@@ -93,8 +96,8 @@ class RowKind:
 # the values that learned best on several logs in batches of TUNED_BATCH_SIZE samples
 # (docs/quality.md). Gradients are means over the batch, so a feature that was seen once has a small
 # one, 2e-4. Rules that make all steps equally large would overfit such features: epsilon and
-# initial_accumulator keep their steps small. sgd and adagrad_row need a high rate for rare features
-# to learn at all; clip then bounds their steps on frequent features.
+# initial_accumulator keep the steps small. With sgd and adagrad_row, rare features learn only at a
+# high learning rate; clip then bounds the steps on frequent features.
 ROW_OPTIMIZERS = {
   'sgd': RowKind(
     'Gradient descent',
@@ -166,19 +169,19 @@ ROW_OPTIMIZERS = {
 def row_defaults(
   kind: str, preset: str = 'tuned', batch_size: int = TUNED_BATCH_SIZE, width: int = 1
 ) -> dict[str, float | None]:
-  """Returns the defaults of a row optimizer, by key.
+  """Returns the defaults of a row optimizer, {hyperparameter: value}.
 
   In batches smaller than TUNED_BATCH_SIZE, mean gradients of rare features are larger; in larger
   batches they are smaller. The preset `tuned` scales all values that are compared with gradients,
-  so that the sum of a feature's gradients moves its row as far as in batches of that size. If the
-  length of steps follows the gradient's, steps on more than 8 weights are made as long as those on
-  8 (docs/quality.md).
+  so that all gradients of a feature together move its row as far as in batches of
+  TUNED_BATCH_SIZE. Where the length of a step is proportional to the gradient's, steps on more than
+  8 weights are made as long as steps on 8 (docs/quality.md).
 
   Args:
     kind: a key of ROW_OPTIMIZERS.
     preset: a key of its presets.
     batch_size: samples of a step.
-    width: how many weights of a row it moves.
+    width: the number of weights in a row that it updates.
   """
   rule = ROW_OPTIMIZERS[kind]
   if preset != 'tuned':
@@ -193,7 +196,7 @@ def row_defaults(
 
 
 def meaning_of(hyperparameter: str) -> str:
-  """Returns the documentation of a hyperparameter, with the kinds that read it unless all do."""
+  """Returns what a hyperparameter means, after the kinds that read it, unless all kinds do."""
   kinds = [kind for kind, rule in ROW_OPTIMIZERS.items() if hyperparameter in rule.reads]
   meaning = HYPERPARAMETERS[hyperparameter].meaning
   return f'{", ".join(kinds)}: {meaning[0].lower()}{meaning[1:]}' if kinds else meaning

@@ -1,7 +1,7 @@
-"""Row optimizers, which update the weights of a feature's row.
+"""Row optimizers: the rules that update the weights of a feature's row.
 
 ops/cc/rows/row_optimizers.cc has their formulas. `RowStore` takes their steps inside its push;
-`row_init` and `row_update` are for stores that look rows up and write them back.
+`row_init` and `row_update` are for a store that reads rows here and writes them back.
 """
 
 import math
@@ -16,9 +16,9 @@ from ops.row_kinds import HYPER_FIELDS, ROW_OPTIMIZERS
 
 
 class RowHyperparameters(Protocol):
-  """The settings of a row optimizer, as `trainer.config.RowOptimizer` has them.
+  """The settings of a row optimizer; `trainer.config.RowOptimizer` has these attributes.
 
-  Each of `row_kinds.HYPERPARAMETERS` is an attribute.
+  Each key of `row_kinds.HYPERPARAMETERS` is an attribute, too.
   """
 
   kind: str  # a key of ROW_OPTIMIZERS
@@ -27,7 +27,7 @@ class RowHyperparameters(Protocol):
 
 
 def state_floats(kind: str, dim: int) -> int:
-  """Returns how many floats of optimizer state belong to `dim` weights.
+  """Returns how many floats of optimizer state `dim` weights of a row have.
 
   Raises:
     KeyError: for an unknown kind.
@@ -39,11 +39,11 @@ def state_floats(kind: str, dim: int) -> int:
 def hyper(
   tables: Sequence[tuple[RowHyperparameters, RowHyperparameters]], rate: TensorLike = 1.0
 ) -> tf.Tensor:
-  """Returns the hyperparameters for a push.
+  """Returns the tensor of hyperparameters that a push takes.
 
   Args:
     tables: for each table, the optimizers of the linear weight and of the factors.
-    rate: number or float32 [], the factor of every learning rate.
+    rate: a number or float32 [], by which every learning rate is multiplied.
 
   Returns:
     float32 [T, 2, H], the H fields in the order of `HYPER_FIELDS`.
@@ -61,7 +61,7 @@ def hyper(
 
 
 def row_init(weights: TensorLike, hyper: TensorLike, kind: str) -> tf.Tensor:
-  """Returns weights with fresh optimizer state behind them, float32 [n, dim + state].
+  """Returns rows of these weights, followed by initial optimizer state; float32 [n, dim + state].
 
   Args:
     weights: float32 [n, dim].
@@ -81,14 +81,14 @@ def row_update(
   kind: str,
   add: bool = False,
 ) -> tf.Tensor:
-  """Takes one optimizer step on rows that were looked up.
+  """Returns rows after one more optimizer step; the given rows do not change.
 
   Args:
     rows: float32 [n, dim + state], weights, then state.
     gradient: float32 [n, dim].
     scale: float32 [1] or [n], by which the gradient is multiplied.
-    last_step: int32 [n], the step of a row's last update; 0: none yet, so its state is initialised
-      first.
+    last_step: int32 [n], the global step of each row's last update. 0: it had none, so its state is
+      initialised first.
     hyper: float32 [H], one optimizer's row of the `hyper` tensor.
     step: int64 [], the global step, from 1.
     kind: a key of ROW_OPTIMIZERS.

@@ -33,67 +33,67 @@ from ops.sharding import SHARDS
 class FactorPart:
   """The columns of a table's factors that an interaction reads."""
 
-  kind: Literal['plain', 'field']  # plain: D columns (fm, dnn); field: F*D, D for each field (ffm)
+  kind: Literal['plain', 'field']  # plain: D columns (fm, dnn); field: D for each field, F*D (ffm)
   width: int  # D, or F*D
 
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-  """A table's layout of rows: a linear weight, factors after admission, and optimizer state."""
+  """The layout of a table's rows: a linear weight, factors after admission, and optimizer state."""
 
   name: str
   parts: tuple[FactorPart, ...]  # side by side
   init_scale: float = 0.01  # the standard deviation of initial factors
-  linear: str = 'adagrad'  # a key of ops.row_kinds.ROW_OPTIMIZERS
-  factors: str = 'adagrad'
-  dtype: str = 'float32'  # or 'bfloat16': of the factors and their state
+  linear: str = 'adagrad'  # the linear weight's optimizer, a key of row_kinds.ROW_OPTIMIZERS
+  factors: str = 'adagrad'  # the factors' optimizer
+  dtype: str = 'float32'  # of the factors and their state; or 'bfloat16'
 
   @property
   def width(self) -> int:
-    """The number of factors of a row."""
+    """The number of factors in a row."""
     return sum(p.width for p in self.parts)
 
   @property
   def column(self) -> np.dtype:
-    """The dtype of factor rows outside the store; uint16 holds the bits of bfloat16."""
+    """The dtype of exported factors: float32, or uint16 that holds the bits of bfloat16."""
     return np.dtype(np.uint16 if self.dtype == 'bfloat16' else np.float32)
 
   @property
   def floats(self) -> int:
-    """The number of weights and optimizer state of a row."""
+    """The number of floats in a row: its weights and their optimizer state."""
     return 1 + state_floats(self.linear, 1) + self.width + state_floats(self.factors, self.width)
 
 
 class PulledRows(NamedTuple):
-  """Rows of u keys; feature j's factors are factors[offsets[j]:offsets[j + 1]]."""
+  """The rows of u keys; the factors of key j are factors[offsets[j]:offsets[j + 1]]."""
 
   ids: tf.Tensor  # int64 [u], the rows' places in the store; -1 for absent features
   offsets: tf.Tensor  # int32 [u + 1]
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
-  show_click: tf.Tensor | tuple[()] = ()  # float32 [u, 2], show and click; of slots with `counts`
+  show_click: tf.Tensor | tuple[()] = ()  # float32 [u, 2], show and click, if a slot has `counts`
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:
-  """Converts factor rows to float32 from float32 or from uint16 with the bits of bfloat16."""
+  """Returns exported factors as float32; uint16 holds the bits of bfloat16 (`TableSpec.column`)."""
   if column.dtype == np.float32:
     return column
   return (column.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bfloat16(rows: np.ndarray) -> np.ndarray:
-  """Rounds float32 factor rows to nearest; returns the bits of bfloat16 as uint16."""
+  """Rounds factors from float32 to the nearest bfloat16; returns its bits as uint16."""
   return rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
 
 
 def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
-  """Returns the factors that features start with: a pure function of (seed, key, column).
+  """Returns the factors that features start with, which depend only on (seed, key, column).
 
   Args:
     keys: int64 [n].
-    seed: the store's.
+    seed: the seed of the store.
     width: the number of factors.
-    scale: the standard deviation.
+    scale: their standard deviation.
   Returns:
     float32 [n, width].
   """
@@ -107,13 +107,13 @@ def without_counts(chunk: chunks.Chunk) -> chunks.Chunk:
 
 
 class RowStore(FeatureLifecycle):
-  """A feature table with the verbs of `FeatureLifecycle` that also holds the features' rows.
+  """A feature table that also holds the features' rows; it has the verbs of `FeatureLifecycle` too.
 
   Args:
     policy: as in `FeatureLifecycle`.
-    tables: the layouts of rows.
-    slot_table: the table (its place in `tables`) of each slot id, -1 for unused ids.
-    seed: of the initial factors and the rounding.
+    tables: the layout of each table's rows.
+    slot_table: for each slot id, the place of its table in `tables`; -1 for unused ids.
+    seed: the seed of initial factors and of the random rounding to bfloat16.
     name: as in `FeatureLifecycle`. All stores of one name must have the same arguments.
   """
 
@@ -142,11 +142,12 @@ class RowStore(FeatureLifecycle):
     super().__init__(policy, name, create_handle=create_handle)
 
   def pull(self, keys: TensorLike, train: bool = True) -> PulledRows:
-    """Reads rows and changes nothing.
+    """Reads the rows of keys, and changes nothing.
 
     Args:
       keys: int64 [u], >= 0, of slots that have a table; fastest in the order of `dedupe`.
-      train: with admission 'none', whether features without factors read their initial factors.
+      train: whether to read for a training step: with admission 'none', a feature that has no
+        factors yet then reads its initial factors.
     Returns:
       The rows; absent features have linear weight 0, no factors and id -1.
     """
@@ -165,26 +166,26 @@ class RowStore(FeatureLifecycle):
     step: TensorLike,
     add: bool = False,
   ) -> None:
-    """Takes one optimizer step on each key's row, then adds its shows and clicks.
+    """Takes one optimizer step on each key's row, then adds the key's shows and clicks.
 
     Absent features are created. The push that admits a feature trains its factors only with
-    admission 'none'. A key is processed under its shard's lock.
+    admission 'none'. Each key is updated under the lock of its shard.
 
     Args:
-      keys: int64 [u]; repeats are processed one after the other.
+      keys: int64 [u]; if a key repeats, its occurrences are processed one after the other.
       rows: the result of the pull of these keys.
       shows, clicks: float32 [u], summed over the batch.
       linear_gradient: float32 [u], summed over the batch.
       factors_gradient: float32 [offsets[u]], summed over the batch, laid out as rows.factors.
       scale: float32 [1] or [u], multiplies the gradients.
-      hyper: float32 [T, 2, H], of `ops.row_optimizers.hyper`.
-      step: int64 [], the global step, from 1.
-      add: whether the gradients are differences to add to the weights, without an optimizer. Of
-        the optimizer's state, only FTRL's z changes, with its weight.
+      hyper: float32 [T, 2, H], the result of `ops.row_optimizers.hyper`.
+      step: int64 [], the number of this global step, from 1.
+      add: whether the gradients are differences to add to the weights, without an optimizer. The
+        optimizer's state then stays, except FTRL's z, which follows its weight.
     Raises:
       OutOfRangeError: if a gradient is not finite.
-      InvalidArgumentError: if counts are impossible. After either nothing has changed; the message
-        names the argument, the key and the value.
+      InvalidArgumentError: if shows or clicks are impossible. After either error, nothing has
+        changed; the message names the argument, the key and the value.
     """
     gradients = linear_gradient, factors_gradient
     counts = shows, clicks
@@ -193,7 +194,7 @@ class RowStore(FeatureLifecycle):
     )
 
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
-    """With l2_mode 'catch_up', takes the steps that rows missed while they were in no batch.
+    """Takes the steps that rows with l2_mode 'catch_up' missed while they were in no batch.
 
     Call it before rows are evaluated, saved or exported.
 
@@ -210,7 +211,7 @@ class RowStore(FeatureLifecycle):
   def forget_counts(self) -> None:
     """Sets show and click of every feature to 0. Eager only.
 
-    It exports, deletes and imports the features, a sixteenth of the shards at a time.
+    It exports the features of a sixteenth of the shards, deletes and imports them, sixteen times.
     """
     for first in range(0, SHARDS, SHARDS // 16):
       for chunk in list(self.export_state(shards=range(first, first + SHARDS // 16))):
@@ -223,9 +224,9 @@ class RowStore(FeatureLifecycle):
   def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
     """Yields chunks with the lifecycle's columns [n] and the columns of rows.
 
-    Those are `linear` float32 [n, 1 + k], weight, then state; `last_step` int32 [n]; and for each
-    table with factors `factors_NAME` [its admitted features, width + state], in the order of `key`,
-    float32 or the bits of bfloat16 as uint16.
+    The columns of rows are `linear` float32 [n, 1 + k], the weight, then its k numbers of state;
+    `last_step` int32 [n]; and, for each table NAME with factors, `factors_NAME` [its admitted
+    features, width + state], in the order of `key`, of the dtype `TableSpec.column`.
     """
     for chunk in super()._chunks(shards):
       linear, last_step, factors = self._reads.ctr_row_store_export(
@@ -236,7 +237,7 @@ class RowStore(FeatureLifecycle):
       yield columns | {'linear': linear.numpy(), 'last_step': last_step.numpy()} | rows
 
   def within(self, chunk: chunks.Chunk, shards: range) -> chunks.Chunk:
-    """Returns the features of a chunk that belong to these logical shards."""
+    """Returns a chunk of those features in `chunk` that belong to these logical shards."""
     kept = sharding.within(chunk['key'], shards)
     if kept.all():
       return chunk
@@ -247,14 +248,14 @@ class RowStore(FeatureLifecycle):
   def import_state(
     self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
   ) -> None:
-    """Imports the exports of any number of stores. Eager only.
+    """Imports features that any number of stores exported. Eager only.
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether the features replace those of the store rather than join them.
+      replace: whether to delete the features that the store has; else the imported ones are added.
     Raises:
-      DataLossError: if `source` is damaged. After any error the store is empty, also with
-        `replace` False.
+      DataLossError: if `source` is damaged. After any error the store is empty, even if `replace`
+        is False.
     """
     if replace:
       self.clear()

@@ -19,17 +19,21 @@ class Samples(NamedTuple):
 
 
 class SampleArrays:
-  """The arrays of a prepared pass, which are read in place.
+  """The arrays of a prepared pass, which are read in place; docs/data.md says what each holds.
+
+  A field is what a slot holds in one sample. Samples are stored in chunks; the distinct fields of a
+  slot are numbered within each chunk.
 
   Args:
     codes: uint16 [n, W], where W is the number of slots, or one more for the group.
     bases: int64 [chunks, W, 2].
-    keys: int64 [K].
-    splits: uint32 [S]; None if every field has one feature.
+    keys: int64 [K], the features of all distinct fields.
+    splits: uint32 [S], where the features of each distinct field begin; None if every field has one
+      feature.
     values: float32 [K]; None if all are 1.
-    dense: float32 [n, Dn]; None if there are no columns.
+    dense: float32 [n, Dn]; None if there are no dense columns.
     slots: F.
-    chunk: how many samples number their distinct fields together.
+    chunk: the number of samples in a chunk.
   """
 
   def __init__(

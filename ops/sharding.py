@@ -1,8 +1,8 @@
 """Which shards a key belongs to, and which process owns it.
 
-Owners follow the 4,096 logical shards. A table in memory has 256 shards, each of 16 logical ones;
-its locks and the blocks of checkpoints follow these. ops/cc/lifecycle/hash.h states the same rules
-in C++.
+A hash puts each key into one of 4,096 logical shards, and each logical shard has one owner. A table
+in memory has 256 shards, each of 16 logical shards; every one of the 256 has its own lock, and its
+own block in checkpoints. ops/cc/lifecycle/hash.h states the same rules in C++.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ IntOrArray = TypeVar('IntOrArray', int, np.ndarray)
 
 
 def mix64(keys: np.ndarray) -> np.ndarray:
-  """Hashes keys, int64 […] to uint64 […], by the finaliser of MurmurHash3, a bijection."""
+  """Hashes keys, int64 […], to uint64 […] by the finaliser of MurmurHash3, which is a bijection."""
   h = np.asarray(keys).astype(np.int64).view(np.uint64)
   with np.errstate(over='ignore'):
     h = (h ^ (h >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -35,12 +35,12 @@ def shard_of(keys: np.ndarray) -> np.ndarray:
 
 
 def table_shard_of(keys: np.ndarray) -> np.ndarray:
-  """Returns the shard of a table that holds each key, uint8 […]: the top 8 bits of its hash."""
+  """Returns the table's shard that holds each key, uint8 […]: the top 8 bits of its hash."""
   return (mix64(keys) >> np.uint64(56)).astype(np.uint8)
 
 
 def within(keys: np.ndarray, shards: range) -> np.ndarray:
-  """Returns which keys belong to consecutive logical shards, bool [n]."""
+  """Returns whether each key belongs to one of these logical shards, bool [n]."""
   shard = shard_of(keys)
   return (shard >= shards.start) & (shard < shards.stop)
 
@@ -59,14 +59,14 @@ def shards_of(owner: int, owners: int) -> range:
 
 
 def owners_with(shards: range, owners: int) -> Iterator[int]:
-  """Yields the processes of N whose files may hold keys of some consecutive logical shards.
+  """Yields the processes whose files may hold keys of these logical shards.
 
-  Files that were written when owners still divided the 256 shards of a table (checkpoints of format
-  3) may hold keys of one more table shard on either side.
+  In checkpoints of format 3 a process owned whole shards of a table, so its file may also hold keys
+  of one more table shard on either side.
 
   Args:
     shards: the logical shards.
-    owners: N.
+    owners: N, the number of processes that wrote the files.
   """
   for owner in range(owners):
     own = shards_of(owner, owners)
@@ -75,7 +75,7 @@ def owners_with(shards: range, owners: int) -> Iterator[int]:
 
 
 def owner_counts(keys: TensorLike, owners: int) -> tf.Tensor:
-  """Counts the keys of each of N owners, int32 [N].
+  """Returns how many of the keys each of N owners owns, int32 [N].
 
   Args:
     keys: int64 [n], grouped by logical shard, as `ops.dedupe.dedupe` leaves them.
