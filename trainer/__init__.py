@@ -3,8 +3,8 @@
 A log comes in *passes*, an hour or a day each. A column of it is a *slot* (or field), one value in
 a slot a *feature*, found by its *key*. A feature has *shows* and *clicks*, the impressions and
 clicks that it was seen with, and a *row*: its linear weight, and after *admission* its *factors*
-(the embedding). The process that keeps a row is its *owner*; each owns some of the 256 *logical
-shards* of keys.
+(the embedding). The process that keeps a row is its *owner*; each owns some of the 4,096
+*logical shards* of keys.
 
 trainer/run.py starts a job, training/job.py goes through its passes and days, training/step.py
 takes one step; embedding/exchange.py reads and updates rows, model/builder.py makes the layers.
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _is_a_command() -> bool:
-  """Whether this process is one of the commands, which imports this package first."""
+  """Returns whether this process runs a command, before the command's own module is imported."""
   name = os.path.basename(sys.argv[0]) if sys.argv else ''
   as_module = name == '-m' and any(a.startswith('trainer.') for a in sys.orig_argv)
   return as_module or name.startswith('ctr-')

@@ -1,7 +1,7 @@
 """Training from Python: `run = trainer.fit(config)`, `run.predict(frame)`, `trainer.load(run_dir)`.
 
-It trains in one process, as `python -m trainer.run` does without a launcher, and every command
-works on its run_dir. The commands call these functions.
+Training runs in one process, as in `python -m trainer.run` without a launcher. Every command works
+on the run_dir, too. The commands call these functions.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Run:
   """A trained model in its run_dir.
 
   Attributes:
-    checkpoint: the state to use: best (the last one, if validation chose none) or last.
+    checkpoint: which state to use, best or last. If validation chose no best one, the last is used.
   """
 
   run_dir: str
@@ -52,7 +52,7 @@ class Run:
 
   @property
   def metrics(self) -> pd.DataFrame:
-    """The events of the run, one a row, from metrics.jsonl."""
+    """The events of the run from metrics.jsonl, one in each row."""
     from trainer.reporting.events import read_events
 
     return read_events(self.run_dir)
@@ -103,8 +103,9 @@ class Run:
       return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
 
   def vectors(self) -> pd.DataFrame:
-    """Returns the vectors of all items of a run with model.retrieval: item, key, and a column a
-    dimension.
+    """Returns the vectors of all items of a run with model.retrieval.
+
+    Columns: item, key, and one for each dimension.
     """
     from trainer.training.recommendations import item_vectors
 
@@ -122,7 +123,7 @@ class Run:
       )
 
   def importance(self, data: Data | None = None) -> pd.DataFrame:
-    """Returns by slot how much worse AUC and logloss get if its features are permuted over samples.
+    """Returns how much worse AUC and logloss get if a slot's features are permuted over samples.
 
     Args:
       data: as for `evaluate`.
@@ -137,8 +138,8 @@ class Run:
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot in descending order of shows.
 
-    Columns: text, as data.keep_texts has kept it or a pass of data.train has it (None if that is
-    gone), key, show, click, unseen_days, admitted, linear, and factors if the model has any.
+    Columns: text (from data.keep_texts or from the passes of data.train; None if neither has it),
+    key, show, click, unseen_days, admitted, linear, and factors if the model has any.
 
     Raises:
       UserError: if there is no such slot.
@@ -152,7 +153,7 @@ class Run:
     return table.sort_values('show', ascending=False, ignore_index=True)
 
   def embeddings(self, slot: str) -> pd.DataFrame:
-    """Returns the factors of a slot's admitted features: text, key, and one column a dimension."""
+    """Returns the factors of a slot's admitted features: text, key, one column a dimension."""
     table = self.features(slot)
     table = table[table['admitted']] if 'factors' in table else table[:0]
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
@@ -200,8 +201,8 @@ def fit(
 
   Args:
     configuration: a YAML file, or its content as a dict.
-    overrides: strings `a.b=value`.
-    run_dir: replaces that of the config.
+    overrides: settings as strings `a.b=value`.
+    run_dir: replaces the config's run_dir.
     train: a frame with the columns of the log (pandas, Polars, Arrow), or a list of
       frames, one a pass. It replaces data.train, and is written into run_dir/frames as Parquet.
     valid: a frame that replaces data.valid.
@@ -242,8 +243,8 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
   """Returns the run in a run_dir.
 
   Args:
-    run_dir: of trainer.run or `fit`.
-    checkpoint: best or last.
+    run_dir: a directory that trainer.run or `fit` has trained into.
+    checkpoint: best or last, see `Run`.
   Raises:
     UserError: if there is no run.
   """
@@ -285,9 +286,9 @@ class Source:
     return cfg
 
   def with_measured_values(self, tells: bool = True, init_from: str | None = None) -> config.Config:
-    """Returns `cfg` with what it leaves open and was measured on the log: batch size and bins.
+    """Returns `cfg` completed by what is measured on the log: batch size, bins, look-up tables.
 
-    It imports TensorFlow and may read the beginning of the log.
+    This imports TensorFlow, and may read the beginning of the log.
 
     Args:
       tells: whether to print what was measured and to warn of settings without effect.
@@ -356,7 +357,7 @@ def train_here(
   """Trains in this process, which may be one rank of several.
 
   Args:
-    here: the place of this process in the job.
+    here: this process's place in the job.
     init_from: a run_dir whose features and layers a new run begins with.
   Returns:
     The exit status.
@@ -389,10 +390,10 @@ def train_here(
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
-  """Returns the passes that patterns of files name; without patterns, those of data.test.
+  """Returns the passes that patterns of files match; without patterns, the passes of data.test.
 
   Raises:
-    UserError: if there is neither.
+    UserError: if there are neither patterns nor data.test.
   """
   from trainer.data.passes import passes
 

@@ -32,10 +32,10 @@ _WIDTH = 80  # of the text of --help, in characters
 
 
 class LogLines(standard_logging.Formatter):
-  """Begins what is logged with the time and the level, and wraps it.
+  """Puts time and level before each log message, and wraps it.
 
   Args:
-    width: in characters.
+    width: the most characters of a line.
   """
 
   def __init__(self, width: int = _LOG_WIDTH):
@@ -48,7 +48,7 @@ class LogLines(standard_logging.Formatter):
 
 
 def wrapped(text: str, width: int = _LOG_WIDTH) -> str:
-  """Returns a text in lines of at most so many columns; words, such as paths, stay whole."""
+  """Returns a text in lines of at most `width` characters; words, such as paths, stay whole."""
   return textwrap.fill(
     text, width, subsequent_indent='  ', break_long_words=False, break_on_hyphens=False
   )
@@ -61,9 +61,9 @@ class Output(io.TextIOWrapper):
   other failure, such as a full disk, ends it with one line and status 2.
 
   Attributes:
-    is_needed: whether the command ends. A job that trains and a server go on without standard
-      output, and every command goes on without stderr.
-    replaced: the stream that wrote to the same buffer before.
+    is_needed: whether the command ends if this stream fails. Training and serving go on without
+      standard output, and every command goes on without stderr.
+    replaced: the stream that this one replaces.
   """
 
   is_needed = True
@@ -102,7 +102,7 @@ def need_no_output() -> None:
 
 
 def _open_standard_streams() -> None:
-  """Replaces standard output and error by `Output`; writing to a closed one fails."""
+  """Replaces standard output and standard error by `Output`, even where they are closed."""
   while (opened := os.open(os.devnull, os.O_RDONLY)) <= 2:
     pass  # else the next file that is opened would take its number, and its output
   os.close(opened)
@@ -139,7 +139,7 @@ def _help(main: Callable[..., int | None]) -> str:
 
 
 def status(stopped_by: int, troubles: Sequence[str]) -> int:
-  """Returns the exit status of a training job, and prints which reports could not be written.
+  """Prints which reports could not be written, and returns the exit status of a training job.
 
   Args:
     stopped_by: the number of the signal that stopped the job; 0 if it trained everything.
@@ -191,8 +191,8 @@ def entry(main: Callable[..., int | None]) -> None:
   SIGTERM.
 
   Args:
-    main: the command. If it has a parameter, it gets the list of arguments that are no flags; if
-      not, such arguments are refused.
+    main: the command. If it has a parameter, it receives the arguments that are no flags;
+      otherwise such arguments are refused.
   """
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while trainer/__init__.py imports
     signal.signal(signal.SIGINT, signal.default_int_handler)

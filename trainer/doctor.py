@@ -1,6 +1,6 @@
 """Checks whether a job can run here, and how fast: `python -m trainer.doctor [--run_dir DIR] …`.
 
-Alone it looks at this machine; under horovodrun at the machine of each rank and at what lies
+Alone it checks this machine; under horovodrun it checks the machine of each rank and the network
 between them. Each line begins with ok, slow or wrong; a line that is not ok says what to do. The
 exit status is 2 if any line is wrong.
 """
@@ -44,7 +44,7 @@ _PROCESS_BYTES = 0.7 * _GB  # of a rank with TensorFlow and no rows
 
 
 class Check(NamedTuple):
-  """What one rank found."""
+  """What one rank found about one thing."""
 
   name: str
   state: str  # one of _STATES
@@ -112,7 +112,7 @@ def _versions() -> Check:
 
 
 def _same_everywhere(communicator: 'Communicator', check: Check) -> Check:
-  """Returns the check, or a wrong one on a rank that has found something else than rank 0."""
+  """Returns the check; on a rank that found something else than rank 0, a wrong one."""
   first = communicator.broadcast(check.found)
   if check.found == first:
     return check
@@ -164,7 +164,7 @@ def _threads(here: runtime.Runtime) -> Check:
 
 
 def _cgroup(name: str) -> list[str]:
-  """Returns the words of a file of this container's limits; none outside of a container."""
+  """Returns the words in a file of this container's limits; [] outside of a container."""
   try:
     with open(f'/sys/fs/cgroup/{name}', encoding='utf-8') as f:
       return f.read().split()
@@ -229,7 +229,7 @@ def _ports(sync: config.Sync) -> Check:
 
 
 def _seconds(times: int, action: Callable[[], object]) -> float:
-  """Returns the median seconds of an action, which runs once more to warm up; all ranks run it."""
+  """Returns the median seconds of an action, after one run to warm up; every rank must call it."""
   seconds = []
   for _ in range(times + 1):
     began = time.perf_counter()

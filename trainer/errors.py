@@ -93,8 +93,8 @@ def one_line(error: BaseException) -> str:
 def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns "; the nearest valid name is 'x'", or '' if there are no valid names.
 
-  If no name is near, it lists all. Case does not matter. It also knows the names that other systems
-  use for the same thing.
+  If no name is near, all valid names are listed. Case does not matter. Names that other systems use
+  for the same thing are known.
   """
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
     return f'; here that is {here}'

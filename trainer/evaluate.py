@@ -1,9 +1,9 @@
 """Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by SLOT]…`.
 
-In a terminal it prints the figures of quality, and with --by a table of the values of a slot, the
-worst first: samples, clicks, AUC, logloss and calibration, with 95 % intervals. To a pipe or a
-file, or with --json, it prints all figures as one JSON object. Under horovodrun the ranks share the
-work.
+In a terminal it prints the figures of quality. With --by it also prints a table with a line for
+each value of a slot, the worst first: samples, clicks, AUC, logloss, calibration, 95 % intervals.
+To a pipe or a file, or with --json, it prints all figures as one JSON object. Under horovodrun the
+ranks share the work.
 """
 
 import itertools
@@ -68,10 +68,10 @@ def main() -> None:
 def slices_by_text(
   run: 'FinishedRun', prepared: list['PreparedPass']
 ) -> dict[str, list[JsonObject]]:
-  """Returns the slices of each slot of --by, with `value` in place of `key`.
+  """Returns the slices of each slot in --by, with `value` in place of `key`.
 
-  The value is the text in the log or, if the log is gone, the key. Every rank calls this; only rank
-  0 gets the texts.
+  The value is the text in the log or, if the log is gone, the key. Every rank must call this; only
+  rank 0 receives the texts.
   """
   from trainer.data.texts import texts_of
   from trainer.training.slices import BLANK, OTHER, slices

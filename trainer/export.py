@@ -1,7 +1,8 @@
 """Exports a run for serving.
 
-`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. Of a
-run with model.retrieval there are `saved_model`, which makes the vector of a query, and `items`.
+`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. A
+run with model.retrieval has the kinds `saved_model`, which computes the vector of a query, and
+`items`.
 """
 
 import time

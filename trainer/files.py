@@ -58,7 +58,7 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
 
 
 def _descriptor(path: str) -> int | None:
-  """Returns the descriptor that a path names, as /dev/stdout names 1; None for a file."""
+  """Returns the descriptor that a path such as /dev/stdout names; None for other paths."""
   own = os.path.realpath('/proc/self/fd')
   for _ in range(40):  # as many links as Linux follows
     folder, name = os.path.split(path)
@@ -74,7 +74,7 @@ def _descriptor(path: str) -> int | None:
 
 @contextlib.contextmanager
 def whole_file(path: str) -> Iterator[BinaryIO]:
-  """Opens a file to write, which gets the name `path` when the `with` ends without an error.
+  """Opens a file to write; it appears at `path` when the `with` ends without an error.
 
   Links are followed; pipes and devices are written in place. A path that names a descriptor of this
   process, like /dev/stdout, writes to that descriptor: opening it again would truncate the file
@@ -99,7 +99,7 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: str) -> None:
-  """Makes the names in a directory durable."""
+  """Syncs a directory, so that files that were created or renamed in it survive a crash."""
   fd = os.open(path, os.O_RDONLY)
   try:
     os.fsync(fd)
@@ -116,19 +116,19 @@ def write_synced(path: str, data: bytes) -> None:
 
 
 def to_json(value: Json) -> bytes:
-  """Returns compact JSON, the same bytes for the same value."""
+  """Returns compact JSON; equal values give equal bytes."""
   return json.dumps(value, sort_keys=True, separators=(',', ':')).encode()
 
 
 def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-  """Returns an uncompressed .npz, the same bytes for the same arrays."""
+  """Returns an uncompressed .npz; equal arrays give equal bytes."""
   out = io.BytesIO()
   np.savez(out, **arrays)
   return out.getvalue()
 
 
 def from_npz(data: bytes) -> dict[str, np.ndarray]:
-  """Returns the arrays of a .npz by name."""
+  """Returns the arrays in a .npz, keyed by name."""
   with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
     return {name: arrays[name] for name in arrays.files}
 
@@ -139,7 +139,7 @@ class NpyWriter:
   The header holds the number of rows; `close` writes it again, in the same length.
 
   Args:
-    dtype: of the array.
+    dtype: the dtype of the array.
     row_shape: the array's shape without its first axis.
   """
 
@@ -156,7 +156,7 @@ class NpyWriter:
     return out.getvalue()
 
   def append(self, array: np.ndarray) -> memoryview:
-    """Writes rows; returns their bytes.
+    """Writes rows; returns the bytes that were written.
 
     Args:
       array: [n, …] of the row shape; it is cast to the dtype.
@@ -168,7 +168,7 @@ class NpyWriter:
     return data
 
   def close(self) -> bytes:
-    """Completes the file on the disk; returns its header."""
+    """Completes and syncs the file; returns its header."""
     header = self._header()
     self._file.seek(0)
     self._file.write(header)
@@ -192,10 +192,10 @@ def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
 
 
 def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
-  """Returns the manifest's entries of a folder's files: relative path -> size and checksum.
+  """Returns the entries for a manifest of a folder: {relative path: size and checksum}.
 
   Args:
-    unchecked: files whose names end like this get no checksum.
+    unchecked: endings of the names of files that get no checksum.
   """
   listed = {}
   for name in _names_below(folder):
@@ -222,7 +222,7 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
 
   Args:
     unfinished: the directory under its temporary name.
-    final: its final name; an unfinished directory of this name is removed.
+    final: its final name; a directory without DONE at this name is removed first.
     manifest: becomes MANIFEST.json, whose checksum DONE holds.
   """
   data = to_json(manifest)
@@ -239,7 +239,7 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
 
 
 def size_of(path: str) -> int:
-  """Returns the bytes of a file, or of all files below a directory."""
+  """Returns the size in bytes of a file, or of all files below a directory."""
   if os.path.isfile(path):
     return os.path.getsize(path)
   size = 0
@@ -276,7 +276,7 @@ def read_manifest(path: str) -> JsonObject:
 
 
 def check_listed(path: str, listed: Listed) -> None:
-  """Checks that a directory holds exactly its manifest's files, each of its size.
+  """Checks that a directory contains exactly the files of its manifest, in their sizes.
 
   Raises:
     DataLoss: naming the first file that is missing, cut short or foreign.
@@ -296,7 +296,7 @@ def check_crc32(path: str, name: str, listed: Listed) -> None:
   """Checks one of the manifest's files, which may be larger than memory.
 
   Raises:
-    DataLoss: where its bytes are not those that were written.
+    DataLoss: if its bytes have changed since they were written.
   """
   file = os.path.join(path, name)
   _compare(file, crc32_of(file), listed[name]['crc32'])
@@ -306,7 +306,7 @@ def read_checked(path: str, name: str, listed: Listed) -> bytes:
   """Returns the bytes of one of the manifest's files.
 
   Raises:
-    DataLoss: where they are not those that were written.
+    DataLoss: if they have changed since they were written.
   """
   file = os.path.join(path, name)
   with open(file, 'rb') as f:

@@ -50,7 +50,7 @@ def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
 
 
 def _lists_as_texts(cfg: config.Config, table: pa.Table) -> dict[str, list[str]]:
-  """Returns the columns of lists that slots read, in the form that they have in a CSV file.
+  """Returns the columns of lists that slots read, as they would be written in a CSV file.
 
   Raises:
     UserError: if such a column holds something that a CSV file cannot hold.
@@ -87,9 +87,9 @@ def write_passes(
   """Writes frames into run_dir/frames, each as a pass.
 
   Args:
-    frames: by split, a frame or a list of them.
+    frames: {split: a frame or a list of frames}.
   Yields:
-    The settings `data.SPLIT=[FILES]` of a job that reads them, together with SETTINGS.
+    The settings, such as `data.SPLIT=[FILES]`, with which a job reads these files.
   """
   folder = os.path.join(cfg.run_dir, 'frames')
   os.makedirs(folder, exist_ok=True)
@@ -108,7 +108,7 @@ def write_passes(
 def patterns_of(
   cfg: config.Config, data: str | Sequence[str] | Frame | None, labelled: bool = True
 ) -> Iterator[Sequence[str]]:
-  """Yields `data` as patterns of files; a frame becomes a temporary file in the log's format.
+  """Yields `data` as patterns of files; writes a frame to a temporary file in the log's format.
 
   Args:
     data: patterns, a frame, or None for no patterns.

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
-  """Returns the newest checkpoint, and the tables by name that are asked for."""
+  """Returns the newest checkpoint, and the tables that the flags ask for, keyed by name."""
   import pandas as pd
 
   from trainer.reporting.inspection import Inspection

@@ -2,8 +2,8 @@
 DIR [--split train]`.
 
 Each raw pass of a split becomes the directory DIR/SPLIT/NAME, with + for each / in the pass's name.
-Train on them with `--set data.format=prepared --set 'data.train=[DIR/train/*]'`, and likewise valid
-and test. `--describe` also prints statistics of a split, and writes them to DIR/SPLIT.json.
+Train on them with `--set data.format=prepared --set 'data.train=[DIR/train/*]'`; valid and test
+likewise. `--describe` also prints statistics of a split, and writes them to DIR/SPLIT.json.
 """
 
 import json

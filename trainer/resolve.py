@@ -1,8 +1,8 @@
 """Shows what a config resolves to: `python -m trainer.resolve --config FILE [--set a.b=value]…`.
 
 Each key is printed with its meaning, its value and where the value comes from: *given*, *default*,
-*from* another key, or *measured* on the log or the machine. `--run_dir DIR` alone shows what a run
-was given. `--diff A B` shows where two configs, YAML files or run_dirs, differ.
+*from* another key, or *measured* on the log or the machine. `--run_dir DIR` alone shows the config
+that a run was started with. `--diff A B` shows where two configs, YAML files or run_dirs, differ.
 """
 
 import os
@@ -51,7 +51,7 @@ def _has_log(cfg: config.Config) -> bool:
 
 
 def explained(cfg: config.Config) -> str:
-  """Returns a config as explained YAML, which also shows the dtype that its run has chosen."""
+  """Returns a config as YAML with explanations, including the dtype that its run chose."""
   path, notes = os.path.join(cfg.run_dir, 'dense_dtype'), {}
   if cfg.train.dense_dtype != 'float32' and os.path.exists(path):
     with open(path, encoding='utf-8') as f:

@@ -57,7 +57,7 @@ class Runtime:
 
 
 def launched() -> Runtime:
-  """Returns the place that horovodrun gave this process; a single process without horovodrun.
+  """Returns this process's place as horovodrun set it; without horovodrun, a single process.
 
   Raises:
     UserError: if MPI started several processes, or this host has no address on the job's network.
@@ -94,7 +94,7 @@ def launched() -> Runtime:
 
 
 def secret() -> bytes:
-  """Returns the content of the file CTR_SECRET_FILE, which launch/ makes for each job; or b''.
+  """Returns the content of the file CTR_SECRET_FILE, which launch/ makes for each job; else b''.
 
   Raises:
     UserError: if the file cannot be read or is too short to be a secret.
@@ -116,7 +116,7 @@ def secret() -> bytes:
 
 
 def working_directory(run_dir: str) -> str:
-  """Returns where this job trains for a run_dir in a bucket: in CTR_WORK_DIR, if it is set.
+  """Returns the local directory of a run_dir in a bucket: below CTR_WORK_DIR, if it is set.
 
   Raises:
     UserError: if it is not set and the ranks run on several hosts, which must share the directory.
@@ -141,7 +141,7 @@ _HOST = re.compile('[0-9A-Za-z_.:%-]{1,255}')  # a name, or an address of IPv4 o
 
 
 def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -> int:
-  """Returns the whole number in an environment variable; raises a UserError if it is none."""
+  """Returns the whole number in an environment variable; raises a UserError for other text."""
   text = os.environ.get(name, default)
   if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
     raise UserError(
@@ -225,8 +225,8 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
 def keep_freed_memory() -> None:
   """Lets the allocator keep the memory that a step frees for the next step.
 
-  Otherwise it may return memory to the system and request it again at every step, which takes up to
-  a tenth of a step.
+  Otherwise the allocator may return memory to the system and request it again at every step, which
+  takes up to a tenth of the step.
   """
   with contextlib.suppress(AttributeError):  # not glibc
     mallopt = ctypes.CDLL(None).mallopt

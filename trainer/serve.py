@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _serve(run_dir: str | None, look: Callable[[], None]) -> int:
-  """Serves until asked to end; `look` brings `run_dir` up to date, None: a store is served."""
+  """Serves a run or, if `run_dir` is None, a store until asked to end; `look` refreshes run_dir."""
   try:
     from trainer.serving import http
   except ModuleNotFoundError as e:

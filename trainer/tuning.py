@@ -58,15 +58,15 @@ def tune(
 
   Args:
     configuration: a YAML file, or its content as a dict.
-    space: by key a list of values, or a tuple (low, high) or (low, high, 'log') of numbers.
-    trials: how many in all, including those that `study_dir` has already.
+    space: {key: a list of values, or a tuple (low, high) or (low, high, 'log') of numbers}.
+    trials: the total number of trials, including those that `study_dir` has already.
     study_dir: the directory of the trials; the same call continues a search in it.
     metric: auc, gauc, logloss or rmse; by default the one that chooses the best epoch.
     overrides: strings `a.b=value` for all trials.
-    launcher: the words before the command of a trial, as ['horovodrun', '-np', '2'].
+    launcher: the words before the command of a trial, such as ['horovodrun', '-np', '2'].
   Returns:
-    One trial a row, the best first: run_dir, state, settings, the metric and, if it is AUC, its
-    95 % interval.
+    A row for each trial, the best first: run_dir, state, settings, the metric and, if it is AUC,
+    its 95 % interval.
   Raises:
     UserError: if a setting is wrong, or no trial ended well.
   """
@@ -169,14 +169,14 @@ def _open(
 
 
 def _holds(of: 'optuna.distributions.BaseDistribution', value: Json) -> bool:
-  """Whether a distribution can draw a value."""
+  """Returns whether a distribution can draw a value."""
   if hasattr(of, 'choices'):
     return value in of.choices
   return type(value) in (int, float) and of.low <= value <= of.high
 
 
 def _done(study: 'optuna.Study') -> list['optuna.trial.FrozenTrial']:
-  """Returns the trials that ended; those of a search that was killed begin again."""
+  """Returns the trials that ended; the others were killed with their search and begin again."""
   states = _optuna().trial.TrialState
   return [
     trial
@@ -190,12 +190,12 @@ def _run_dir(setup: _Study, trial: 'optuna.trial.FrozenTrial | optuna.Trial') ->
 
 
 def _settings(params: Mapping[str, Json]) -> dict[str, str]:
-  """Returns settings as YAML by key; numbers get four digits, and choices are JSON already."""
+  """Returns settings as YAML texts keyed by key; drawn numbers are rounded to four digits."""
   return {key: v if isinstance(v, str) else f'{v:.4g}' for key, v in params.items()}
 
 
 def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState', float | None]:
-  """Trains a trial, or ends it if the pruner says so; returns its state and best value."""
+  """Trains a trial, unless the pruner ends it early; returns its state and its best value."""
   states, run_dir = _optuna().trial.TrialState, _run_dir(setup, trial)
   prepared = os.path.join(setup.folder, 'prepared')  # shared by all trials
   os.makedirs(prepared, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A block of raw records, which the readers of all formats yield."""
+"""Blocks of raw records, which the readers of all formats yield."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 class BadRecord(NamedTuple):
-  """A record that cannot be used, and why."""
+  """A record that cannot be used, and the reason."""
 
   line: int
   found: str

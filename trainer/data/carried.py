@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 
 def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
-  """Decodes a dictionary, and reads bytes as text; casts to text if `as_text`."""
+  """Returns a column without a dictionary, and bytes as text; with `as_text` all as text."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_binary(array.type):

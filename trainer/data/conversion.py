@@ -1,4 +1,4 @@
-"""Converts raw passes to prepared passes, which training reads fast."""
+"""Converts raw passes to prepared passes, which can be read much faster."""
 
 import collections
 import concurrent.futures
@@ -58,7 +58,7 @@ OnBlock = Callable[[int], None]
 
 
 def format_of(data: config.Data, path: str) -> str:
-  """Returns the format of a raw file: data.format, or what its suffix says, or csv."""
+  """Returns the format of a raw file: data.format, else the format of its suffix, else csv."""
   if data.format is not None:
     return data.format
   stem, suffix = os.path.splitext(path.lower())
@@ -151,7 +151,7 @@ class BadRecords:
     self._examples += [example._replace(path=path) for example in examples[:room]]
 
   def counted(self, samples: int) -> JsonObject:
-    """Returns the entry `bad` of meta.json."""
+    """Returns the entry `bad` of meta.json, the bad records by kind."""
     bad, examples = self._kinds.total(), [example._asdict() for example in self._examples]
     return {
       'records': bad,
@@ -161,7 +161,7 @@ class BadRecords:
     }
 
   def checked(self, samples: int) -> JsonObject:
-    """Returns the same as `counted`, and warns of bad records.
+    """Returns the same as `counted`, after a warning about bad records.
 
     Raises:
       BadPass: if there are no records, or too many bad ones.
@@ -181,10 +181,10 @@ class BadRecords:
 
 
 def look_at(cfg: config.Config, raw_path: str) -> None:
-  """Reads the beginnings of a raw pass's files.
+  """Reads the beginnings of a raw pass's files, to find mistakes early.
 
   Raises:
-    BadPass, UserError: if they show a mistake, the errors of `prepare_pass`.
+    BadPass, UserError: as `prepare_pass`.
   """
   for file in files_of(raw_path):
     with plain_errors(f'cannot read {raw_path}'):
@@ -258,7 +258,7 @@ def prepare_part(
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> None:
-  """Converts a part of a raw pass's only file, for `join_parts`; otherwise as `prepare_pass`."""
+  """Does what `prepare_pass` does for a part of a pass of one file; see `join_parts`."""
   with _writing(cfg, file.path, out_dir) as (writer, bad):
     _convert(cfg, file, part, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})
@@ -287,7 +287,7 @@ def join_parts(
 def _meta(
   cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool
 ) -> JsonObject:
-  """Returns the entries of meta.json by which a prepared pass is recognised."""
+  """Returns the entries of meta.json that say from which files and settings a pass was made."""
   return {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,
@@ -302,7 +302,7 @@ def _meta(
 
 
 def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
-  """Returns the meta.json of a directory if it has the entries `meta`, else None."""
+  """Returns the meta.json of a directory if it contains the entries `meta`, else None."""
   with contextlib.suppress(UserError):  # there is none, or it is damaged and written again
     done = read_meta(out_dir)
     if done.items() >= meta.items():
@@ -314,7 +314,7 @@ def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
 def _writing(
   cfg: config.Config, raw_path: str, out_dir: str
 ) -> Iterator[tuple[Writer, BadRecords]]:
-  """Yields a writer of `out_dir`, which appears when the `with` ends, and its bad records."""
+  """Yields a writer and a counter of bad records; `out_dir` appears when the `with` ends."""
   out_dir = os.path.normpath(out_dir)
   temporary = f'{out_dir}{UNFINISHED}{os.getpid()}'
   shutil.rmtree(temporary, ignore_errors=True)

@@ -1,8 +1,9 @@
 """Reads delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
 
-A record is a line that ends in LF, in CRLF or with the file. A quoted field ("a,b", "" for a quote)
-holds no line end. Blank lines are skipped. Lines that repeat the header, as concatenated files have
-them, are skipped with a warning. Whether a line is accepted depends on that line alone.
+A record is a line that ends in LF, in CRLF or with the file. A quoted field ("a,b"; "" stands for a
+quote) contains no line end. Blank lines are skipped. Lines that repeat the header, which
+concatenated files contain, are skipped with a warning. Whether a line is accepted depends on that
+line alone.
 """
 
 import codecs
@@ -124,7 +125,7 @@ def _block(
 
   Args:
     raw: the lines, which all end in LF.
-    header: the fields of the line of names, as they stand in it.
+    header: the fields of the header line, as they are written.
     numbers: the columns that may become float64; the others are binary.
     to_arrow: `_to_arrow` of this file.
   """
@@ -175,7 +176,7 @@ def _block(
 def _check_header(
   path: str, line: str, names: Sequence[str], wanted: dict[str, str], delimiter: str
 ) -> None:
-  """Raises UserError if the first line lacks a wanted column; suggests what may be wrong."""
+  """Raises a UserError with a likely cause if the first line lacks a wanted column."""
   missing = [w for w in wanted if w not in names]
   if missing and len(names) == 1:
     best = max(OTHER_DELIMITERS.replace(delimiter, ''), key=line.count)

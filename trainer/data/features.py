@@ -1,4 +1,4 @@
-"""What a model reads: SlotBatch, feature keys, dense transforms, pooling.
+"""What a model reads of a log: batches, feature keys, dense columns, pooling.
 
 Shapes: B samples, F slots, nnz features in the batch, Dn dense columns, T tasks.
 """
@@ -20,7 +20,7 @@ class SlotBatch(NamedTuple):
   """A batch, in NumPy or TensorFlow.
 
   If every slot of every sample holds exactly one feature of value 1 (the fast path), `values` and
-  `segments` are empty and nnz = B·F, a sample's features side by side. B may be 0.
+  `segments` are empty, nnz = B·F, and the features of a sample are side by side. B may be 0.
   """
 
   keys: np.ndarray  # int64 [nnz]
@@ -60,7 +60,7 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
 
 
 def weigh_labels(batch: SlotBatch) -> SlotBatch:
-  """With several tasks, gives each label a weight of its own, which is 0 for a blank label.
+  """If there are several tasks, gives each label its own weight, 0 for a blank label.
 
   `weight` becomes float32 [B, T], and blank labels become 0. With a single task, the batch is
   returned as it is. Arrays are NumPy's.
@@ -96,7 +96,7 @@ def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
 
 
 def has_log1p(column: DenseColumn) -> bool:
-  """Returns whether a dense column's transform takes its logarithm."""
+  """Returns whether the transform of a dense column begins with a logarithm."""
   return column.transform in ('log1p', 'log1p_standardise')
 
 
@@ -137,7 +137,7 @@ MOST_SHOWS = 100.0
 
 
 def transform_counts(show_click: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
-  """Returns the dense columns that layers read of slots with `counts`.
+  """Returns the two dense columns of each slot with `counts`.
 
   With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
 
@@ -190,15 +190,15 @@ def transform_dense(
 def pool_norm(
   values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
 ) -> tf.Tensor | None:
-  """Returns the divisors of the slots' sums Σ x_i v_i, as `tf.nn.embedding_lookup_sparse` has them.
+  """Returns what pooling divides the sums Σ x_i v_i by, as in `tf.nn.embedding_lookup_sparse`.
 
   The divisor is Σ x_i for mean and √(Σ x_i²) for sqrtn.
 
   Args:
     values: float32 [nnz] of a SlotBatch; [0] on the fast path.
-    segments: int32 [nnz], likewise.
+    segments: int32 [nnz] of a SlotBatch; [0] on the fast path.
     batch_size: B.
-    poolings: of each slot, [F] of 'sum', 'mean' and 'sqrtn'.
+    poolings: 'sum', 'mean' or 'sqrtn' for each slot, [F].
   Returns:
     float32 [B, F]: 1 for 'sum' and for empty slots; infinity, for a quotient of 0, if a slot has
     features and a divisor of 0. None if every divisor is 1: each slot is 'sum', or the static shape

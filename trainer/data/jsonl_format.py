@@ -24,7 +24,7 @@ from trainer.plain_data import Json, JsonObject
 
 
 class _WrongValue(ValueError):
-  """A value that its column cannot hold."""
+  """A value of a kind that its column cannot hold."""
 
   def __init__(self, value: Json, wanted: str):
     super().__init__(json.dumps(value)[:40])
@@ -32,7 +32,7 @@ class _WrongValue(ValueError):
 
 
 def value_at(record: JsonObject, name: str) -> Json:
-  """Returns the value of a name or, if there is none, of a path such as ctx.device.os."""
+  """Returns the value at a name, else at a path such as ctx.device.os; None if absent."""
   head, dot, rest = name.partition('.')
   if name in record or not dot:
     return record.get(name)
@@ -51,7 +51,7 @@ def _object(pairs: list[tuple[str, Json]]) -> JsonObject:
 
 
 def _load(line: bytes) -> JsonObject:
-  """Returns the object of a line. Raises ValueError if it holds none."""
+  """Parses a line. Raises ValueError if it is not a JSON object."""
   try:
     value = json.loads(line.decode(), parse_constant=_refuse, object_pairs_hook=_object)
   except RecursionError:
@@ -84,7 +84,7 @@ def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
 
 
 def _number(value: Json, decimal: str) -> str | None:
-  """Returns a number as text with a `data.decimal`. Raises _WrongValue for a list or an object."""
+  """Returns a number as text, with the decimal mark. Raises _WrongValue for a list or object."""
   if isinstance(value, (list, dict)):
     raise _WrongValue(value, 'a number')
   if isinstance(value, bool):
@@ -93,7 +93,7 @@ def _number(value: Json, decimal: str) -> str | None:
 
 
 def _slot_array(values: list[str | list[tuple[str, float]] | None]) -> pa.Array:
-  """Returns results of `_slot_value` as a column: texts, or maps if a value is several."""
+  """Makes a column of results of `_slot_value`: texts, or maps if a value has several pairs."""
   if not any(isinstance(v, list) for v in values):
     return pa.array(values, pa.string())
   pairs = [v if isinstance(v, list) or v is None else [(v, 1.0)] for v in values]
@@ -221,7 +221,7 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns the columns of `unseen` whose names do not occur in a text.
+  """Returns those columns of `unseen` whose names do not occur in a text.
 
   Args:
     unseen: column -> the config key that needs it.

@@ -26,7 +26,7 @@ class OneClass(NamedTuple):
 
 
 def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
-  """Returns the first label of which a pass has only one class, unless the config allows that."""
+  """Returns the first label that has one class in the whole pass, unless the config allows it."""
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
     if sole is None or label.negative is not None or label.loss == 'squared_error':
       continue
@@ -55,7 +55,7 @@ def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
 
 
 def _texts(cfg: config.Config, path: str, column: str) -> collections.Counter[str]:
-  """Counts the texts in the column of a label; empty if the raw pass is gone."""
+  """Counts the texts in the column of a label; returns no counts if the raw pass is gone."""
   counts: collections.Counter[str] = collections.Counter()
   with contextlib.suppress(OSError, UserError):
     if not is_prepared(cfg.data, path):

@@ -1,8 +1,8 @@
 """Reads text of libsvm and libffm: a record is a line `label [field:]index:value …`.
 
-libffm: the column of a slot is a field's number; its features are the indices in that field.
-libsvm: the column `features` holds all indices, the column `qid` the query's id; any other name is
-an index, whose value it holds. The label is `data.label`, whatever its name. # begins a comment.
+In libffm, the column named `3` holds the indices of field 3. In libsvm, the column `features` holds
+all indices, `qid` the id of the query, and a column named `17` the value at index 17. The label is
+`data.label`, whatever its name. # begins a comment.
 """
 
 import functools

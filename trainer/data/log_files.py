@@ -78,7 +78,7 @@ def is_remote(path: str) -> bool:
 
 
 def normal(path: str) -> str:
-  """Returns a path in its normal form, with ~ replaced."""
+  """Returns a path without .., double slashes and ~."""
   if not is_remote(path):
     return os.path.normpath(os.path.expanduser(path))
   scheme, _, rest = path.partition('://')
@@ -118,10 +118,10 @@ def first_line(error: BaseException) -> str:
 
 
 def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value:
-  """Runs an action on a file, which is `read` or `written`; repeats it if a remote place fails.
+  """Runs an action on a file; repeats it if the file is remote and the action fails.
 
   Raises:
-    UserError: if it keeps failing; its cause is the last OSError.
+    UserError: if it keeps failing; the cause of the error is the last OSError.
     FileNotFoundError: if there is no such file.
   """
   if not is_remote(path):
@@ -207,7 +207,7 @@ def open_to_write(path: str) -> pa.NativeFile:
 
 
 def delete(path: str) -> None:
-  """Deletes a file or directory of a remote place, if it is there."""
+  """Deletes a remote file or directory, if it exists."""
   filesystem, inside = _locate(path)
 
   def delete_it() -> None:
@@ -221,7 +221,7 @@ def delete(path: str) -> None:
 
 
 def listed(folder: str) -> list[str]:
-  """Returns the files of a remote directory by path below it; none if it is missing."""
+  """Returns the files below a remote directory, as relative paths; [] if it is missing."""
   return [
     name
     for name, info in retried(folder, lambda: _listed(folder, is_missing_empty=True)).items()
@@ -231,10 +231,10 @@ def listed(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
-  """Opens a Parquet or ORC file; `kind` is its format with an article, as in 'an ORC'.
+  """Opens a Parquet or ORC file; messages name its format by `kind`, such as 'an ORC'.
 
   Raises:
-    BadPass: if it cannot be opened or read as such a file.
+    BadPass: if it cannot be opened, or is no such file.
   """
   try:
     with open_file(path) as f:
@@ -244,14 +244,14 @@ def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
 
 
 def open_stream(path: str) -> pa.NativeFile:
-  """Opens a file for sequential reading, decompressed as its suffix says."""
+  """Opens a file for sequential reading; decompresses it if its suffix says so."""
   codec = codec_of(path)
   return pa.CompressedInputStream(open_file(path), codec) if codec else open_file(path)
 
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-  """Yields a local path of a file: its own or, if it is remote, that of a temporary copy."""
+  """Yields a local path of a file; a remote file is copied to a temporary one first."""
   if not is_remote(path):
     yield path
     return
@@ -271,7 +271,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def matching(patterns: Sequence[str], key: str) -> list[str]:
-  """Returns the files and directories that the patterns of a config key match, sorted within each.
+  """Returns the files and directories that patterns match, sorted within each pattern.
 
   Raises:
     ConfigError: if a pattern matches nothing.
@@ -291,7 +291,7 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
 
 
 def _remote_glob(pattern: str) -> list[str]:
-  """Does what glob.glob does for remote paths; a directory without wildcards is not listed."""
+  """Does for remote paths what glob.glob does; lists only directories that a wildcard needs."""
   folder, name = os.path.split(normal(pattern))
   if not glob.has_magic(pattern):
     return [pattern] if exists(pattern) else []
@@ -306,7 +306,7 @@ def _remote_glob(pattern: str) -> list[str]:
 def _listed(
   folder: str, recursive: bool = True, is_missing_empty: bool = False
 ) -> dict[str, pa.fs.FileInfo]:
-  """Lists a remote directory by path below it."""
+  """Returns what is in a remote directory: {path relative to it: FileInfo}."""
   filesystem, inside = _locate(folder)
   selector = pa.fs.FileSelector(inside, allow_not_found=is_missing_empty, recursive=recursive)
   below = len(inside.rstrip('/')) + 1
@@ -315,10 +315,10 @@ def _listed(
 
 @contextlib.contextmanager
 def refusing(path: str) -> Iterator[None]:
-  """Turns an error in reading a pass into BadPass, whose one line names the pass.
+  """Turns an error in reading a pass into a BadPass that names the pass.
 
-  Errors that are not the pass's are raised as they are: a full disk, too many open files, another
-  file that cannot be written, a remote place that cannot be reached.
+  Other errors are raised as they are: a full disk, too many open files, another file that cannot be
+  written, a remote place that cannot be reached.
   """
   try:
     yield
@@ -340,7 +340,7 @@ def exists(path: str) -> bool:
 
 
 def is_directory(path: str) -> bool:
-  """Returns whether there is such a directory; in a bucket, whether files begin with its name."""
+  """Returns whether there is such a directory; in a bucket, whether it contains a file."""
   return _info(path).type == pa.fs.FileType.Directory
 
 
@@ -386,7 +386,7 @@ def files_of(path: str) -> list[LogFile]:
 
   Raises:
     UserError: if there is no such file, or it is a device, a pipe or a socket.
-    BadPass: if the directory holds none.
+    BadPass: if the directory contains no files.
   """
   with plain_errors(f'cannot read {path}'):
     files = _remote_files(path) if is_remote(path) else _local_files(os.path.expanduser(path))
@@ -407,7 +407,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a remote file, or all files of a remote directory by relative path."""
+  """Returns a remote file, or the files of a remote directory keyed by relative path."""
   info = _info(path)
   if info.type == pa.fs.FileType.NotFound:
     raise UserError(f'{path}: no such file')
@@ -421,7 +421,7 @@ def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
 
 
 def _local_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a local file, or the visible files of a directory by relative path."""
+  """Returns a local file, or the visible files of a directory keyed by relative path."""
   if not os.path.isdir(path):
     return _local_file(path)
   here = os.path.realpath(os.path.dirname(os.path.abspath(path)))
@@ -458,6 +458,6 @@ def _local_file(path: str) -> LogFile:
 
 
 def partition_columns(path: str) -> dict[str, str]:
-  """Returns Hive's partition columns of a path: dt and hour for dt=2024-01-31/hour=03/x."""
+  """Returns Hive's partition columns in a path: dt and hour in dt=2024-01-31/hour=03/x."""
   folders = re.split(r'[/\\]', path)[:-1]
   return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))

@@ -1,4 +1,4 @@
-"""Measures on the log what a config leaves open: batch size, boundaries of bins, look-up tables."""
+"""Fills in from the log what a config leaves open: batch size, boundaries of bins, look-ups."""
 
 import contextlib
 import os
@@ -30,10 +30,10 @@ MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
 
 
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
-  """Returns the values of the keys that a config leaves open, and a line about each.
+  """Returns the values of the keys that a config leaves open, and a line of text about each.
 
-  A value that the run, or the run that it begins with, has measured before is returned again. The
-  others are measured now; they are the same on every process, as they depend only on the files.
+  Values that this run, or the run of `init_from`, has measured before are returned again. The
+  others are measured now. They depend only on the files, so every process gets the same ones.
 
   Args:
     init_from: the run_dir of `--init_from`.
@@ -62,12 +62,12 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
 
 
 def shown(value: Json) -> Json:
-  """Returns a value as messages show it; the content of a table is shown by its checksum."""
+  """Returns a value in the form for messages, where a checksum stands for a table's content."""
   return f'checksum {zlib.crc32(value.encode()):08x}' if isinstance(value, str) else value
 
 
 def _table_of(cfg: config.Config, key: str) -> str | None:
-  """Returns the path of the table whose content a key holds; None if it holds no content."""
+  """Returns the path of the table whose content is the value of a key; None for other keys."""
   column = cfg.data.left_open().get(key)
   return column.made.table if column and isinstance(column.made, config.Lookup) else None
 
@@ -151,7 +151,7 @@ def _count(cfg: config.Config, most: int) -> int:
 
 
 def _texts(array: pa.Array, column: str) -> list[str]:
-  """Returns a table's texts, without white space around them; whole numbers without fractions."""
+  """Returns the stripped texts of a table's column; 12.0 becomes 12."""
   if pa.types.is_floating(array.type):  # 1.5 is a text here, and no id that became a float
     array = array.cast(pa.string())
   return pc.replace_substring_regex(
@@ -160,7 +160,7 @@ def _texts(array: pa.Array, column: str) -> list[str]:
 
 
 def _boundaries(cfg: config.Config) -> dict[str, Json]:
-  """Measures the boundaries of bins, by their keys, on the first pass that can be read."""
+  """Measures boundaries of bins on the first pass that can be read; keyed by config key."""
   slots = cfg.data.left_open()
   listed = passes(cfg, cfg.data.train, 'data.train') if cfg.data.train else announced(cfg)[0]
   error = UserError(
@@ -193,7 +193,7 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
-  """Returns the numbers of a pass's first samples that go into bins, by the key of `slots`."""
+  """Returns the numbers that go into bins, from a pass's first samples; keyed as `slots`."""
   found: dict[str, list[np.ndarray]] = {key: [] for key in slots}
   wanted = {
     name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in cfg.data.columns_of(slot)
@@ -212,7 +212,7 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
 
 
 def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
-  """Returns the boundaries of a slot's bins, each in the shortest text of its float32."""
+  """Returns the boundaries of a slot's bins, rounded to the shortest decimals of their float32."""
   if not len(numbers):
     raise UserError(
       f"{path}: slot '{slot.name}': found no number in the column '{slot.made.bins}' that bins "

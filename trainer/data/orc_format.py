@@ -1,4 +1,4 @@
-"""Reads ORC files; their columns may be those of Parquet."""
+"""Reads ORC files; columns may have the types that parquet_format reads."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from trainer.data.schema import check_columns
 
 
 def num_rows(path: str) -> int:
-  """Returns the number of a file's rows. Raises BadPass if it is no ORC file."""
+  """Returns the number of rows of a file. Raises BadPass if it is no ORC file."""
   with open_table(path, 'an ORC') as f:
     return pa.orc.ORCFile(f).nrows
 
@@ -22,10 +22,10 @@ def num_rows(path: str) -> int:
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`; a line is a record, from 1.
+  """Does the same as `csv_format.blocks`; messages give the number of the record, from 1.
 
-  Stripes are read whole. To count the rows of the stripes before the part, one of their columns is
-  read too, because the file does not give the number of rows of a stripe.
+  Stripes are read whole. ORC does not say how many rows a stripe has. To count the rows before the
+  part, one column of the earlier stripes is read too.
   """
   del data
   with open_table(path, 'an ORC') as f:

@@ -24,7 +24,7 @@ SMALL_DICTIONARY = 1 << 18
 
 
 def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str]) -> Block:
-  """Returns the Block of a batch, the first record of which is `first_row` of the file."""
+  """Returns the Block of a batch; its first record is row `first_row` of the file."""
 
   def text(i: int) -> str:
     try:
@@ -37,17 +37,17 @@ def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str])
 
 
 def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the columns of a file, and those of `wanted` that are paths into its columns."""
+  """Returns the columns of a file, and those `wanted` names that are paths into its columns."""
   return [*schema.names, *(w for w in wanted if w not in schema.names and has_column(schema, w))]
 
 
 def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the columns to read to get the wanted ones; for a path, that of its first part."""
+  """Returns the columns to read for the wanted ones; for a path, the column of its first part."""
   return list(dict.fromkeys(w if w in schema.names else w.partition('.')[0] for w in wanted))
 
 
 def num_rows(path: str) -> int:
-  """Returns the number of a file's rows. Raises BadPass if it is no Parquet file."""
+  """Returns the number of rows of a file. Raises BadPass if it is no Parquet file."""
   with open_table(path, 'a Parquet') as f:
     return pa.parquet.read_metadata(f).num_rows
 
@@ -77,9 +77,9 @@ def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> 
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`; a line is a record, from 1.
+  """Does the same as `csv_format.blocks`; messages give the number of the record, from 1.
 
-  Only row groups of the part are read.
+  Only the row groups that contain rows of the part are read.
   """
   del data
   with open_table(path, 'a Parquet') as f:

@@ -63,9 +63,9 @@ def _assemble(
   """Joins the features of all slots.
 
   Args:
-    slots: each slot's keys [n], NO_FEATURE for none; or a `SlotFeatures`.
+    slots: for each slot its keys [n], NO_FEATURE for none; or a `SlotFeatures`.
   Returns:
-    counts, keys and values of `Parsed`.
+    The fields counts, keys and values of `Parsed`.
   """
   if not any(isinstance(s, SlotFeatures) for s in slots):
     keys = aligned([len(slots), n], np.int64)
@@ -95,7 +95,7 @@ def _assemble(
 
 
 class _Records:
-  """Keeps the good records of a block, and counts the others by their first mistake."""
+  """Says which records of a block are good, and counts the others by their first mistake."""
 
   def __init__(self, block: Block):
     self._block = block
@@ -109,7 +109,7 @@ class _Records:
     ]
 
   def examples(self) -> list[BadRecord]:
-    """Returns the first bad records, by line."""
+    """Returns the first bad records, in order of their lines."""
     return sorted(self._examples, key=lambda e: e.line)[:MAX_EXAMPLES]
 
   def single(self, column: str, kind: str, wanted: str) -> pa.Array:
@@ -122,7 +122,7 @@ class _Records:
     """Drops records, and counts those that were kept until now.
 
     Args:
-      wrong: bool [n], which records to drop; None: none.
+      wrong: bool [n], true for records to drop; None: drop none.
       kind: the mistake, as it is counted in `bad`.
       wanted: what the value should be, for the message.
     """
@@ -192,9 +192,9 @@ def _classes(
 
 
 def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
-  """Returns the labels, float64 [n, T], and drops records with a wrong one.
+  """Returns the labels, float64 [n, T], and drops records with a wrong label.
 
-  A blank label is wrong if it is the only one; otherwise it is NaN.
+  A blank label is wrong if the log has one label, and NaN if it has several.
   """
   missing, columns = cfg.data.missing_values, []
   may_be_blank = len(cfg.labels) > 1

@@ -38,7 +38,7 @@ class Pass:
   """A unit of input: a raw file or a prepared directory.
 
   Attributes:
-    name: identifies it in reports; it has no suffix.
+    name: identifies the pass in reports; it has no suffix.
     day: a whole number; YYYYMMDD for a date.
     marker: the file that announced it in data.watch.
   """
@@ -50,7 +50,7 @@ class Pass:
 
 
 def folder_name(name: str) -> str:
-  """Returns the name of a pass's directory, such as 'a+b' for 'a/b'; it is unique."""
+  """Returns the directory name for a pass's name, such as 'a+b' for 'a/b'; always unique."""
   folder = name.replace('%', '%25').replace('+', '%2B').replace(os.sep, '+')
   if len(folder.encode()) <= _FOLDER_BYTES:
     return folder
@@ -61,8 +61,8 @@ def folder_name(name: str) -> str:
 def pass_day(cfg: Config, path: str) -> int | None:
   """Returns the day that data.day_pattern finds in a path, or None.
 
-  The last match counts, so the date of a directory is used if the file's name has none. A date,
-  as 2024-01-31 or as three groups, becomes the number 20240131.
+  The last match counts, so a date in the directory is used if the file's name has none. A date,
+  written 2024-01-31 or matched by three groups, becomes the number 20240131.
 
   Raises:
     UserError: if the match is neither a whole number nor a date.
@@ -100,7 +100,7 @@ def _date(day: int) -> datetime.date | None:
 
 
 def is_date(day: int) -> bool:
-  """Returns whether a day has the eight digits of a date; 20249999 is a wrong one."""
+  """Returns whether a day is written as YYYYMMDD; also true for 20249999, which does not exist."""
   return 1900_01_01 <= day <= 9999_12_31
 
 
@@ -111,7 +111,7 @@ def days_ahead(day: int, later: int) -> int:
 
 
 def day_after(day: int) -> int:
-  """Returns the next day; that of a date by the calendar."""
+  """Returns the next day; dates follow the calendar."""
   date = _date(day)
   return day + 1 if date is None else _number(date + datetime.timedelta(1))
 
@@ -132,7 +132,7 @@ def _fixed(pattern: str) -> str:
 
 
 def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
-  """Returns the pass at a path, named as seen from the directory `below`."""
+  """Returns the pass at a path; its name is the path relative to the directory `below`."""
   name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
   if is_prepared(cfg.data, path):
     day = read_meta(path).get('day')
@@ -156,7 +156,7 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Returns the passes at some paths; adds mistakes to `wrong` or, if it is None, raises them."""
+  """Returns the passes at some paths; adds mistakes to `wrong`, or raises them if it is None."""
   good = []
   for path in paths:
     try:
@@ -181,10 +181,10 @@ def passes(
 
   Args:
     key: the config key that holds them.
-    wrong: receives the mistakes in single passes, by path; if None, they are raised.
+    wrong: receives the mistakes in single passes, keyed by path; if None, they are raised.
   Raises:
-    UserError: if a pattern matches nothing, two passes have one name, a training file has no day,
-      or a directory is not a prepared pass.
+    UserError: if a pattern matches nothing, two passes have the same name, a training file has no
+      day, or a directory is not a prepared pass.
   """
   by_path: dict[str, Pass] = {}
   for pattern in patterns:
@@ -220,7 +220,7 @@ def announced(
     is_settled: whether the pass at a path is already dealt with.
   Returns:
     The passes, in order; the paths of passes that are announced but missing; and the mistakes in
-    others, by path.
+    other passes, keyed by path.
   Raises:
     OSError: if the directory cannot be read.
   """

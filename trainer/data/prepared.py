@@ -63,7 +63,7 @@ def read_meta(path: str) -> JsonObject:
 
 
 def is_prepared(data: config.Data, path: str) -> bool:
-  """Returns whether a path of the config is a prepared pass; otherwise it is a raw one."""
+  """Returns whether a path of the config is a prepared pass rather than a raw one."""
   if is_remote(path):
     if data.format == 'prepared':
       raise UserError(f"{path}: data.format 'prepared' wants a local path; remote passes are logs")
@@ -135,7 +135,7 @@ class PreparedPass:
     return np.asarray(array)
 
   def chunks(self, n: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of the first n chunks, which are full, including `splits` and `values`."""
+    """Returns the arrays of the first n chunks, with `splits` and `values`; chunks must be full."""
     arrays, bases = self._arrays, self._arrays['bases'].reshape(-1, 2)
     num_keys, first = len(arrays['keys']), n * self._arrays['bases'].shape[1]
     if first < len(bases):
@@ -154,7 +154,7 @@ class PreparedPass:
     }
 
   def parsed(self, start: int, end: int) -> Parsed:
-    """Returns the samples [start, end) in the form that the parser gave them."""
+    """Returns the samples [start, end) as the parser returned them."""
     batch = self.gather(np.arange(start, end))
     counts, keys, values = None, batch.keys, batch.values if len(batch.values) else None
     if not len(batch.segments):
@@ -167,7 +167,7 @@ class PreparedPass:
     return Parsed(counts, keys, values, batch.dense, self._label[start:end], weight, group)
 
   def sole_labels(self) -> list[float | None]:
-    """Returns for each task the label of all samples; None if labels differ or are all blank."""
+    """Returns for each task the label that all samples have; None if they differ or are blank."""
     if not self.num_samples:
       return [None] * self._label.shape[1]
     # If all are blank, both are NaN, which differ.
@@ -187,9 +187,9 @@ class PreparedPass:
   ) -> Callable[[int, int], SlotBatch]:
     """Cuts the global batches of `batch_size` samples into `size` slices each.
 
-    The global batches follow from (seed, name of the pass, epoch) alone. Slice r has the samples
-    [r·b // size, (r + 1)·b // size) of a global batch of b samples, so the slices joined in order
-    are the batch. A slice of the last batch may be empty.
+    The global batches depend only on (seed, name of the pass, epoch). Slice r has the samples
+    [r·b // size, (r + 1)·b // size) of a global batch of b samples; the slices in order make the
+    batch. A slice of the last batch may be empty.
 
     Returns:
       A function (global batch, slice) -> SlotBatch of NumPy arrays. It is fastest if the batches
@@ -224,7 +224,7 @@ class PreparedPass:
       yield slice_of(batch, rank)
 
   def _shuffled(self, seed: int, epoch: int) -> Callable[[int, int], np.ndarray]:
-    """Returns a function (lo, hi) -> the samples at positions [lo, hi) of the shuffled order."""
+    """Returns a function (lo, hi) -> numbers of the samples at [lo, hi) of the shuffled order."""
     n = self.num_samples
 
     def generator(*window: int) -> np.random.Generator:
@@ -277,7 +277,7 @@ class PreparedPass:
       self._check_sizes()
 
   def _check_sizes(self) -> None:
-    """Raises BadPass if the size of a mapped file has changed; bytes cut off may read as zeros."""
+    """Raises BadPass if a mapped file has another size: what was cut off may read as zeros."""
     for file, at_open in self._files.items():
       try:
         now = os.stat(file)

@@ -26,7 +26,7 @@ OF_SAMPLES = ('counts', 'dense', 'label', 'weight', 'group')  # of `Parsed`, wit
 
 
 class _Column(NpyWriter):
-  """A column of a prepared pass, as it is written."""
+  """A column of a prepared pass that is being written."""
 
   def __init__(self, directory: str, name: str, dtype: str, *row_shape: int):
     self._path = os.path.join(directory, name + '.npy')
@@ -39,7 +39,7 @@ class _Column(NpyWriter):
     return data
 
   def complete(self) -> JsonObject:
-    """Closes the file, synced."""
+    """Syncs and closes the file."""
     self.close()
     return {'dtype': self.dtype.str, 'shape': [self.rows, *self.row_shape], 'crc32': self._crc}
 
@@ -50,7 +50,7 @@ class _Column(NpyWriter):
 
 
 def _counted(parsed: Parsed) -> Parsed:
-  """Returns the same samples with their `counts`."""
+  """Returns the same samples; `counts` is filled in if it was left out."""
   if parsed.counts is not None:
     return parsed
   keys = parsed.keys.T
@@ -104,9 +104,9 @@ def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
 
 
 def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
-  """Returns count, mean and M2 = Σ (x − mean)² of the present values, float64 [Dn, 3].
+  """Returns count, mean and M2 = Σ (x − mean)² of the values that are there, float64 [Dn, 3].
 
-  If the transform of a column has log1p, they are those of log1p(x).
+  If the transform of a column has log1p, x is log1p of the value.
   """
   stats = np.zeros([len(columns), 3])
   for i, column in enumerate(columns):
@@ -131,8 +131,8 @@ def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Writer:
   """Writes a prepared pass, CHUNK samples at a time, in a thread of its own.
 
-  The files depend on the samples, not on the blocks in which they are added; only the texts of
-  features (data.keep_texts) are repeated in each block. Call `close` at the end, or `stop` to give
+  The files do not depend on how the samples are divided into blocks, except that texts of features
+  (data.keep_texts) are repeated in each block. Call `close` at the end, or `stop` to give
   up.
   """
 
@@ -198,7 +198,7 @@ class Writer:
       self._writing.popleft().result()
 
   def _copy(self, prepared: PreparedPass, samples: int, features: int) -> None:
-    """Appends the first samples of a pass, which are whole chunks."""
+    """Appends the first samples of a pass, which must be whole chunks."""
     arrays = prepared.chunks(samples // CHUNK)
     arrays['bases'] = arrays['bases'] + [self._columns['splits'].rows, self._columns['keys'].rows]
     for name, array in arrays.items():
@@ -214,7 +214,7 @@ class Writer:
       self._columns[name].append(array)
 
   def stop(self) -> None:
-    """Ends the thread without starting the tasks that wait."""
+    """Ends the thread; waiting tasks are not started."""
     self._thread.shutdown(cancel_futures=True)
 
   def _write(self, chunk: Parsed) -> None:

@@ -12,7 +12,7 @@ CARRIED = '--columns'  # asks for columns that are written as they are
 
 
 def briefly(made: config.Made) -> JsonObject:
-  """Returns what a column is made of, with the checksum of a look-up's content in its place."""
+  """Returns what a column is made of; a checksum stands for the content of a look-up."""
   tree = made.model_dump()
   if tree.get('content') is not None:
     tree['content'] = f'{zlib.crc32(tree["content"].encode()):08x}'
@@ -20,7 +20,7 @@ def briefly(made: config.Made) -> JsonObject:
 
 
 def schema(cfg: config.Config) -> JsonObject:
-  """Returns the settings that must be equal in the configs that write and read a pass."""
+  """Returns the settings that must be equal when a pass is written and when it is read."""
   data, ids = cfg.data, cfg.slot_ids()
   return {
     'format': 3,
@@ -58,7 +58,7 @@ def reading(cfg: config.Config) -> JsonObject:
 
 
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
-  """Returns the columns to read, each with the config key that needs it.
+  """Returns the columns to read, {column: the config key that needs it}.
 
   Args:
     labelled: whether to read labels, weights and groups; prediction does not need them. To find

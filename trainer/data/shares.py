@@ -25,7 +25,7 @@ TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
   """Returns the file of a raw pass if it is a single large file that can be read in parts.
 
-  These are uncompressed text, Parquet and ORC.
+  Uncompressed text, Parquet and ORC can.
   """
   with contextlib.suppress(UserError):  # the conversion tells of it
     files = files_of(raw_path)
@@ -37,7 +37,7 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts line ends in each size-th block of SCAN_BYTES of a text, from the rank-th on."""
+  """Counts line ends in the blocks rank, rank + size, … of a text; a block has SCAN_BYTES."""
   if format_of(cfg.data, file.path) not in TEXTS:
     return []
   with open_file(file.path) as f:
@@ -46,7 +46,7 @@ def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list
 
 
 def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
-  """Returns the first byte of a line, numbered from 0; `counts` has each block's line ends."""
+  """Returns where a line, numbered from 0, begins; `counts` are the line ends of each block."""
   ends = np.cumsum(counts)
   block = int(np.searchsorted(ends, line))
   with open_file(file.path) as f:

@@ -51,9 +51,9 @@ class ArrowColumns:
 
   Args:
     cfg: the config.
-    columns: of the log.
+    columns: the columns of the log.
     num_records: n.
-    drop: told of records that a column cannot be made for.
+    drop: called with the records for which a column cannot be made; leaves them out.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class ArrowColumns:
     self._found: dict[object, object] = {}
 
   def made(self, name: str) -> pa.Array:
-    """Returns a made column as a file could hold it, [n]."""
+    """Returns a made column [n], in the form in which a file could hold it."""
     made = self._made[name]
     return self.once(('made', name), lambda: module_of(made).arrow(made, ArrowReader(self, name)))
 
@@ -73,7 +73,7 @@ class ArrowColumns:
     return self.single(name, '', 'one number, or none for missing')[0]
 
   def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
-    """Returns what was computed under a key, after computing it if it was not."""
+    """Returns the result of `compute`, which is called only once for each key."""
     if key not in self._found:
       self._found[key] = compute()
     return self._found[key]
@@ -83,7 +83,7 @@ class ArrowColumns:
     return name in self._made and name != own
 
   def _array(self, name: str, own: str) -> tuple[pa.Array, str]:
-    """Returns the array that column `own` reads as `name`, and the column that messages name."""
+    """Returns the array that column `own` reads as `name`, and the name for messages."""
     if self.is_made(name, own):
       return self.made(name), name
     column = self._data.log_column(name)
@@ -97,7 +97,7 @@ class ArrowColumns:
     return array, column
 
   def drop(self, wrong: np.ndarray | None, column: str, wanted: str) -> None:
-    """Drops records that a column cannot be made for."""
+    """Drops records for which a column cannot be made."""
     self._drop(wrong, 'made', column, wanted)
 
   def markers(self, name: str, own: str) -> list[str]:
@@ -107,11 +107,11 @@ class ArrowColumns:
   def floats(
     self, array: pa.Array, column: str, markers: list[str]
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads numbers, as `trainer.data.values.floats`."""
+    """Reads numbers; see `trainer.data.values.floats`."""
     return floats(array, column, markers, Writing.of(self._data))
 
   def features(self, name: str, own: str) -> Features:
-    """Returns the features of a column, without a slot's id."""
+    """Returns the features of a column as hashes, without a slot's id."""
     array, column = self._array(name, own)
     array, wrong = whole_numbers(array)
     self._drop(wrong, 'made', column, WHOLE_NUMBER)
@@ -130,7 +130,7 @@ class ArrowColumns:
 
 
 class ArrowReader:
-  """What one made column reads: the columns of a block, its own name standing for the log's column.
+  """What one made column reads: the columns of a block. Its own name means the log's column.
 
   Args:
     columns: of the block.
@@ -145,13 +145,13 @@ class ArrowReader:
     return how, name, self._columns.is_made(name, self._own)
 
   def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
-    """Computes something once for all columns of the block."""
+    """Returns the result of `compute`, which is called only once for all columns of a block."""
     return self._columns.once(key, compute)
 
   def numbers(self, name: str) -> np.ndarray:
     """Returns float64 [n] with the digits of a float32, as dense columns have them.
 
-    It is NaN where missing. What is below the least normal float32 is 0, as TensorFlow takes it.
+    A missing number is NaN. Below the least normal float32 a number is 0, as in TensorFlow.
     """
 
     def read() -> np.ndarray:
@@ -170,7 +170,7 @@ class ArrowReader:
   def texts(self, name: str, wanted: str = 'one text in UTF-8') -> pa.Array:
     """Returns texts [n] without white space around them, null where missing or blank.
 
-    A dictionary-encoded column stays so, and a column of few distinct texts becomes one.
+    The result is dictionary-encoded if the column is, or has few distinct texts.
     """
 
     def read() -> pa.DictionaryArray:
@@ -197,12 +197,12 @@ class ArrowReader:
     return self.once(self._key('features', name), lambda: found(name, self._own))
 
   def drop(self, wrong: np.ndarray, name: str, wanted: str) -> None:
-    """Leaves records out, bool [n], whose value in a column cannot be read."""
+    """Leaves out the records at which `wrong`, bool [n], is true: their value cannot be read."""
     self._columns.drop(wrong, name, wanted)
 
 
 def _unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
-  """Returns texts with null in place of those that are not UTF-8, and whether each is."""
+  """Returns texts with null in place of those that are not UTF-8; and which are UTF-8."""
   is_text = np.ones([len(texts)], bool)
   try:
     texts.validate(full=True)
@@ -218,12 +218,12 @@ def _unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def by_text(texts: pa.DictionaryArray, values: np.ndarray, missing: float) -> np.ndarray:
-  """Returns for each record what its distinct text was found to have.
+  """Returns a value for each record, found by the record's text.
 
   Args:
-    texts: [n] of `ArrowReader.texts`.
-    values: of each text of its dictionary.
-    missing: of records without a text.
+    texts: a result of `ArrowReader.texts`, [n].
+    values: the value of each text in the dictionary of `texts`.
+    missing: the value of records without a text.
   """
   values = np.append(values, values.dtype.type(missing))
   return values[texts.indices.fill_null(len(values) - 1).to_numpy()]

@@ -20,13 +20,13 @@ def _log_squared() -> np.ndarray:
 
 
 def boundaries(made: config.Bins) -> np.ndarray:
-  """Returns the boundaries, rising, float64 with the digits of a float32."""
+  """Returns the boundaries in rising order: float64, rounded to float32."""
   found = _log_squared() if made.log_squared else np.array(made.boundaries, np.float64)
   return np.unique(found.astype(np.float32)).astype(np.float64)
 
 
 def texts(made: config.Bins) -> list[str]:
-  """Returns the text of each bin, that of missing numbers last."""
+  """Returns the text of each bin; the last one is for missing numbers."""
   return [*map(str, range(len(boundaries(made)) + 1)), 'missing']
 
 

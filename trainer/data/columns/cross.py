@@ -2,8 +2,8 @@
 
 A combination is an integer made of the hashes of its features: h ← (h·M + hash) mod 2^63, from 0
 on, in the order of the columns; of two columns it is (hash_1·M + hash_2) mod 2^63. The slot hashes
-it as any integer. A sample's combinations are in the order of its features, the last column's
-changing fastest.
+it like any integer. The combinations of a sample are in the order of its features; the feature of
+the last column changes fastest.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _POSITIVE = 2**63 - 1
 
 
 def _mixed(combined: TensorLike, hashes: TensorLike) -> TensorLike:
-  """Returns the combinations with one more column's features; int64 arrays or tensors."""
+  """Extends combinations by the features of one more column; int64 arrays or tensors."""
   return (combined * _M + hashes) & _POSITIVE
 
 
@@ -35,12 +35,13 @@ def _combined(
   cumsum: Callable[..., TensorLike],
   minimum: Callable[..., TensorLike],
 ) -> tuple[TensorLike, TensorLike]:
-  """Returns all combinations [c] and their counts [n].
+  """Combines the features of each record; later combinations than the first `most` are left out.
 
   Args:
-    columns: hashes [m] and counts [n] of each, int64.
-    most: combinations of a record.
-    take, repeat, cumsum, minimum: of NumPy or TensorFlow.
+    columns: for each column, the hashes [m] of all records and their number in each record [n],
+      int64.
+    most: the largest number of combinations of a record.
+    take, repeat, cumsum, minimum: functions of NumPy or TensorFlow.
   """
   total = columns[0][1] * 0 + 1
   for _, counts in columns:

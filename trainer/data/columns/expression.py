@@ -1,8 +1,8 @@
 """Computes expressions over numbers in float64, in NumPy and in TensorFlow.
 
 Both do the same operations in the same order, and only operations whose rounding IEEE 754 defines,
-so their results agree to the bit. The logarithm is built from such operations, because those of the
-libraries differ in the last bit.
+so their results agree to the bit. The logarithm is built from such operations, because the
+logarithms of the two libraries differ in the last bit.
 """
 
 import ast
@@ -33,7 +33,7 @@ _LOG = (
 
 
 class _Numpy:
-  """Operations of NumPy that Python has no operator for."""
+  """NumPy's functions for operations that Python has no operator for."""
 
   where, abs = staticmethod(np.where), staticmethod(np.abs)
   equal, is_nan = staticmethod(np.equal), staticmethod(np.isnan)
@@ -56,7 +56,7 @@ class _Numpy:
 
 
 class _Tensors:
-  """The same operations of TensorFlow."""
+  """TensorFlow's functions for the same operations."""
 
   where, abs = staticmethod(tf.where), staticmethod(tf.abs)
   equal, is_nan = staticmethod(tf.equal), staticmethod(tf.math.is_nan)
@@ -75,7 +75,7 @@ class _Tensors:
 
   @staticmethod
   def held(x: tf.Tensor) -> tf.Tensor:
-    """Returns x behind a bitcast, beyond which TensorFlow's graph optimizer does not reorder sums.
+    """Returns x through a bitcast, which keeps the graph optimizer from reordering sums around it.
 
     Another order would round differently.
     """
@@ -124,7 +124,7 @@ def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: _Library) -> T
 
 
 def _arithmetic(op: ast.operator, left: TensorLike, right: TensorLike, xp: _Library) -> TensorLike:
-  """Adds, subtracts, multiplies or divides; what is below the least normal number is 0."""
+  """Adds, subtracts, multiplies or divides; a result below the least normal number is 0."""
   match op:
     case ast.Add():
       found = left + right
@@ -172,12 +172,12 @@ def _called(name: str, args: list[TensorLike], xp: _Library) -> TensorLike:
 
 
 def _least(x: TensorLike, y: TensorLike, xp: _Library) -> TensorLike:
-  """Returns the smaller of both, NaN where one is."""
+  """Returns the smaller of two numbers, NaN if one of them is."""
   return xp.where(xp.is_nan(x), x, xp.where(xp.is_nan(y), y, xp.where(y < x, y, x)))
 
 
 def _finite(found: TensorLike, xp: _Library) -> TensorLike:
-  """Returns float64 with the digits of a float32, NaN where that is not finite."""
+  """Rounds to float32 and returns that as float64; NaN where it is not finite."""
   most = float(np.finfo(np.float32).max)
   found = xp.where(xp.abs(found) <= most, found, np.nan)
   return xp.where(xp.abs(found) < _TINY32, found * 0.0, found)

@@ -1,6 +1,7 @@
 """Computes made columns in plain TensorFlow ops: inside a SavedModel.
 
-Shapes: B samples, L = B, or 1 where a column's one sample stands for all B; m features of a column.
+Shapes: B samples. A column has L samples: L = B, or 1 if one sample stands for all B. m features of
+a column.
 """
 
 import re
@@ -48,7 +49,7 @@ class GraphColumn(NamedTuple):
     return cls(values, tf.range(length), length, is_single=True)
 
   def firsts(self) -> tf.Tensor:
-    """Returns the first value of each sample, [L]; blank, 0 or NaN where it has none."""
+    """Returns the first value of each sample, [L]; blank, 0 or NaN if it has none."""
     if self.is_single:
       return self.values
     kind = self.values.dtype
@@ -58,7 +59,7 @@ class GraphColumn(NamedTuple):
 
 
 def texts_of(values: tf.Tensor) -> tf.Tensor:
-  """Returns the texts of a column's values; a number that is not missing is whole."""
+  """Returns a column's values as texts. Numbers must be whole, or missing."""
   if values.dtype == tf.string:
     return values
   if values.dtype.is_integer:
@@ -72,7 +73,7 @@ def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) ->
   """Returns the numbers of a column's samples, float32 [L], NaN where missing.
 
   Args:
-    column: of numbers or their texts.
+    column: holds numbers, or texts of numbers.
     markers: texts that stand for a missing value.
     writing: how texts write numbers.
   """
@@ -91,7 +92,7 @@ def _keys(texts: tf.Tensor, slot_id: int, markers: Sequence[str]) -> tuple[tf.Te
 
 
 class GraphFeatures(NamedTuple):
-  """The features of a column as hashes: the key without a slot's id; blank ones are left out."""
+  """The features of a column as hashes (keys without a slot's id); blank ones are left out."""
 
   hashes: tf.Tensor  # int64 [m]
   samples: tf.Tensor  # int64 [m], ascending
@@ -137,7 +138,7 @@ class GraphColumns:
 
   Args:
     cfg: the config.
-    columns: of the log, by name.
+    columns: the columns of the log, keyed by name.
     size: int64 [], B.
   """
 
@@ -154,7 +155,7 @@ class GraphColumns:
     return self._found[name]
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
-    """Returns the column of a slot or dense column, and the texts that are missing values there."""
+    """Returns the column that a slot or dense column reads, and its texts for missing values."""
     if column.made:
       return self.made(column.name), []
     ((name, _),) = self._cfg.data.columns_of(column)
@@ -186,7 +187,7 @@ class GraphColumns:
     return SlotTensors(*columns, column.length)
 
   def read(self, name: str, own: str) -> tuple[GraphColumn, list[str]]:
-    """Returns what column `own` reads as `name`, and the texts that are missing values there."""
+    """Returns what column `own` reads as `name`, and its texts for missing values."""
     if name in self._made and name != own:
       return self.made(name), []
     return self._log[self._cfg.data.log_column(name)], self._cfg.data.missing_values
@@ -200,10 +201,10 @@ def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
 
 
 class GraphReader:
-  """What one made column reads, as `ArrowReader` has it.
+  """What one made column reads; the counterpart of `ArrowReader`.
 
   Args:
-    columns: of the batch.
+    columns: the columns of the batch.
     cfg: the config.
     own: the name of the made column.
   """
@@ -229,7 +230,9 @@ class GraphReader:
     return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
 
   def features(self, name: str) -> GraphFeatures:
-    """Returns the features of a slot or column, of all B samples."""
+    """Returns the features of a slot or column in each of the B samples.
+
+    A column with one sample is repeated for all of them."""
     column, markers = self._columns.read(name, self._own)
     slots = self._cfg.data.slots
     slot = next((s for s in slots if s.name == name and s.name != self._own), None)

@@ -8,14 +8,14 @@ from trainer.errors import UserError
 
 
 def module_of(made: config.Made) -> types.ModuleType:
-  """Returns the module of a kind, with its two faces.
+  """Returns the module of a kind. It has two functions.
 
-  `arrow(made, reader)` returns a column [n] as a file could hold it, of an ArrowReader's columns;
-  `graph(made, reader)` a GraphColumn of a GraphReader's, in plain TensorFlow ops. Keys and float32
-  numbers of both are equal to the bit.
+  `arrow(made, reader)` computes the column [n] from the columns of an ArrowReader, in the form in
+  which a file could hold it. `graph(made, reader)` computes a GraphColumn from the columns of a
+  GraphReader, in plain TensorFlow ops. Keys and float32 numbers of both are equal to the bit.
 
   Raises:
-    UserError: if a value is missing that only the config of a run has, such as measured bins.
+    UserError: if the config lacks a value that a run measures, such as boundaries of bins.
   """
   if made.left_open:
     raise UserError(

@@ -30,7 +30,7 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Returns the keys' hashes, int64 [m + 1], ascending, and the values; the last is of no key."""
+  """Returns the hashes of the keys, int64 [m + 1] ascending, and their values; the last is none."""
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))
   except (ValueError, zlib.error):

@@ -1,4 +1,4 @@
-"""Overlap: how many features of one column another has too."""
+"""Overlap: how many features of one column are also in another one."""
 
 import numpy as np
 import pyarrow as pa

@@ -17,7 +17,7 @@ from trainer.data.values import ranges, text_buffers, trim
 
 
 def _pattern(made: config.Text) -> str:
-  """Returns a pattern of whole texts whose group 1 is that of the first match."""
+  """Returns a pattern that matches the whole text; its group 1 is that of made's first match."""
   return f'(?s)\\A.*?(?-s:{made.match}).*\\z'
 
 
@@ -27,10 +27,10 @@ def _pieces(
   """Cuts texts into pieces.
 
   Args:
-    texts: [u], no nulls.
-    lengths: int64 [u], pieces of each text.
-    firsts, chars: int64 [Σ lengths], the first character of each piece, counted over all texts, and
-      its number of characters.
+    texts: [u], without nulls.
+    lengths: int64 [u], the number of pieces of each text.
+    firsts: int64 [Σ lengths], where each piece begins, in characters of all texts joined.
+    chars: int64 [Σ lengths], the number of characters of each piece.
   Returns:
     Lists of texts [u].
   """
@@ -57,7 +57,7 @@ def _ngrams(texts: pa.Array, n: int) -> pa.Array:
 
 
 def _prefixes(texts: pa.Array, lengths: list[int]) -> pa.Array:
-  """Returns the first so many characters of each text; a shorter text only once as a whole."""
+  """Returns the prefixes of these lengths of each text; a shorter text gives itself, once."""
   length = pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
   wanted = np.array(lengths)
   # A length counts if it is the first, or if the one before it does not take the whole text.

@@ -82,7 +82,7 @@ def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
 
 
 def _date(days: TensorLike) -> tuple[TensorLike, TensorLike]:
-  """Returns month and day of a day since 1970."""
+  """Returns the month and the day of the month of a day, given as days since 1970."""
   days = days + 719468
   of_era = days - days // 146097 * 146097
   year = (of_era - of_era // 1460 + of_era // 36524 - of_era // 146096) // 365
@@ -92,13 +92,13 @@ def _date(days: TensorLike) -> tuple[TensorLike, TensorLike]:
 
 
 def _is_date(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
-  """Returns whether there is such a date: whether it is the one that its number of days has."""
+  """Returns whether there is such a date: converted to days and back, it must be the same."""
   there = _date(_days(year, month, day))
   return (month >= 1) & (month <= 12) & (day >= 1) & (there[0] == month) & (there[1] == day)
 
 
 def _part(part: str, local: TensorLike) -> TensorLike:
-  """Returns a part of times, given as seconds on the zone's clock."""
+  """Returns a part of times, such as the hour; times are seconds on the zone's clock."""
   days = local // DAY
   weekday = (days + 3) - (days + 3) // 7 * 7  # 1970 began on a Thursday
   match part:
@@ -118,7 +118,7 @@ def _part(part: str, local: TensorLike) -> TensorLike:
 
 
 def _integers(texts: pa.Array, name: str, fields: pa.StructArray, default: int) -> np.ndarray:
-  """Returns a group of all texts as int64; `default` where it is absent."""
+  """Returns what a named group of the pattern matches in each text, int64; else `default`."""
   if name not in [field.name for field in fields.type]:
     return np.full([len(texts)], default, np.int64)
   found = pc.struct_field(fields, name)
@@ -161,7 +161,7 @@ def _is_valid(parts: Sequence[TensorLike]) -> TensorLike:
 def _arrow_times(
   name: str, unit: str, zone: str, reader: ArrowReader
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns of each record the seconds in UTC and on the zone's clock, and whether it has any."""
+  """Returns each record's time in seconds, in UTC and on the zone's clock, and which have one."""
 
   def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     texts = reader.texts(name, WANTED[unit])
@@ -180,14 +180,14 @@ def _clocks(
 ) -> tuple[TensorLike, TensorLike]:
   """Returns times in UTC and on a zone's clock.
 
-  A time on the clock that happens twice is the first one; one that is left out counts by the offset
-  before.
+  Where clocks change, an hour may happen twice: the first one is taken. An hour that is left out is
+  converted by the offset before the change.
 
   Args:
-    seconds: of UTC, or of the zone's clock.
-    is_utc: which of both.
-    zone: its name.
-    xp: NumPy or TensorFlow: searchsorted and where.
+    seconds: seconds in UTC, or on the zone's clock.
+    is_utc: whether each is in UTC.
+    zone: the name of the zone.
+    xp: NumPy or TensorFlow, for searchsorted and where.
   """
   begins, offsets = transitions(zone)
   # On the clock an offset begins behind what happens twice or is left out.
@@ -214,7 +214,7 @@ def arrow(made: config.Time, reader: ArrowReader) -> pa.Array:
 
 
 def _graph_integers(texts: tf.Tensor, pattern: str, name: str, default: int) -> tf.Tensor:
-  """Returns a group of all texts as int64; `default` where it is absent."""
+  """Returns what a named group of the pattern matches in each text, int64; else `default`."""
   if f'(?P<{name}>' not in pattern:
     return tf.fill(tf.shape(texts), tf.constant(default, tf.int64))
   number = 1 + pattern[: pattern.index(f'(?P<{name}>')].count('(?P<')
@@ -226,7 +226,7 @@ def _graph_integers(texts: tf.Tensor, pattern: str, name: str, default: int) -> 
 def _graph_times(
   name: str, unit: str, zone: str, reader: GraphReader
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """As `_arrow_times`."""
+  """Does the same as `_arrow_times`, in TensorFlow."""
   texts, pattern = reader.texts(name), _PATTERNS[unit]
   is_time = tf.strings.regex_full_match(texts, pattern)
   texts = tf.where(is_time, texts, '')
