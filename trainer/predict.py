@@ -6,8 +6,8 @@ begins with these columns of the input. The suffix of FILE chooses another forma
 .json (JSON lines), or .parquet. `--data -` reads standard input. Labels, weights and groups are not
 read. Under horovodrun the ranks share the work and the rows; rank 0 writes.
 
-For a run with model.retrieval it writes the best `--k` items of each sample. Each line has the number
-of the sample (or the `--columns`), an item and its score.
+For a run with model.retrieval it writes the best `--k` items of each sample. Each line has the
+number of the sample (or the `--columns`), an item and its score.
 """
 
 import collections
