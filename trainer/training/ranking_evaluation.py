@@ -257,7 +257,7 @@ class RankingEvaluation:
   def _positives_of(self, data_pass: PreparedPass) -> Positives:
     users, items = [np.zeros([0], np.int64)], [np.zeros([0], np.int64)]
     for batch in data_pass.batches(_SAMPLES_AT_ONCE):
-      own = sole_features(batch, self.catalogue.field, len(self._cfg.slots))
+      own = sole_features(batch, self.catalogue.field, len(self._cfg.data.slots))
       is_positive = (batch.label > 0.5) & (own >= 0)
       users.append(batch.group[is_positive])
       items.append(own[is_positive])
