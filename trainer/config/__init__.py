@@ -4,9 +4,10 @@
 what, where (file and key), the value found, the value wanted and, for an unknown key, the nearest
 valid one. Nothing here imports TensorFlow: a mistake is reported before anything slow starts.
 
-Each section of the schema has a file; the string under a key is its description. `schema.py` has
-the whole, `checks.py` the checks that span several keys, `effects.py` tells what has no effect,
-`yaml_text.py` reads YAML, `messages.py` words a mistake, `schema_text.py` prints the schema.
+Each section of the schema has a file; the string under a key is its description. `schema.py` joins
+the sections, `checks.py` checks what spans several of them, `effects.py` warns of settings without
+effect, `yaml_text.py` reads YAML, `messages.py` writes the line about a mistake, and
+`schema_text.py` prints the schema.
 """
 
 from ops.row_kinds import row_defaults

@@ -1,4 +1,4 @@
-"""The checks that span several sections. A section checks by itself what it holds alone."""
+"""The checks that span several sections. What concerns one section is checked by its class."""
 
 from collections.abc import Iterator
 from typing import NoReturn
@@ -15,7 +15,7 @@ Mistakes = Iterator[tuple[str, str]]  # a key, and what is wrong with it
 
 
 def check(cfg: Config, where: str) -> None:
-  """Checks what spans several sections.
+  """Checks the relations between sections.
 
   Raises:
     ConfigError: naming `where` and the first key that is wrong.
@@ -161,7 +161,7 @@ def _gate(cfg: Config) -> Mistakes:
 
 
 def _metric(cfg: Config, key: str, metric: str, loss: str) -> Mistakes:
-  """Checks that a label of this loss has the metric that is named at `key`."""
+  """Checks that the metric named at `key` can be computed for a label with this loss."""
   names = [name for name, m in METRICS.items() if m.of_numbers == (loss == 'squared_error')]
   if metric not in names:
     yield key, f"found '{metric}'; the loss '{loss}' has {', '.join(map(repr, names))}"

@@ -1,4 +1,4 @@
-"""The checks of what columns are made of: which kind may stand where, and read what."""
+"""Checks of made columns: where each kind may be used, and which columns it may read."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,7 +13,7 @@ def check_made(data: Data, fail: Fail) -> None:
   """Checks the `from` of all slots and dense columns.
 
   Args:
-    data: the section.
+    data: the section `data`.
   """
   names = [c.name for c in (*data.slots, *data.dense) if c.made is not None]
   for key, columns in (('data.slots', data.slots), ('data.dense', data.dense)):

@@ -1,6 +1,7 @@
 """What a slot or dense column is made of: the kinds of `from` below data.slots and data.dense.
 
-trainer/data/columns/ has one file a kind, which computes it from Arrow columns and in TensorFlow.
+trainer/data/columns/ has a file for each kind, which computes it from Arrow columns and in
+TensorFlow.
 """
 
 import ast
@@ -28,27 +29,27 @@ class Made(Section):
     return next(iter(type(self).model_fields))
 
   def reads(self) -> Iterator[tuple[str, str]]:
-    """Yields the columns that it reads, each with how: as number, text or features."""
+    """Yields the columns that it reads, and how it reads each: as number, text or features."""
     raise NotImplementedError
 
   @property
   def left_open(self) -> str | None:
-    """The key whose value a run still has to measure or read when it begins; None: no key."""
+    """The key whose value a run must measure or read when it begins; None if there is none."""
     return None
 
   @property
   def is_several(self) -> bool:
-    """Whether it may make several features a sample."""
+    """Whether it may make several features for a sample."""
     return False
 
   @property
   def has_values(self) -> bool:
-    """Whether its features have values x_i of their own."""
+    """Whether its features have values x_i other than 1."""
     return False
 
   @property
   def is_fraction(self) -> bool:
-    """Whether it makes numbers that are not whole, which are no feature."""
+    """Whether it makes numbers with fractions, which cannot be features."""
     return False
 
 
@@ -332,7 +333,7 @@ def names_in(tree: ast.expr) -> Iterator[str]:
 
 
 def column_of(node: ast.AST) -> str | None:
-  """Returns the column that a node of an expression names, if it does."""
+  """Returns the column that a node of an expression names; None if it names none."""
   if isinstance(node, ast.Name):
     return node.id
   if isinstance(node, ast.Attribute) and (rest := column_of(node.value)) is not None:
@@ -341,7 +342,7 @@ def column_of(node: ast.AST) -> str | None:
 
 
 def _problems(node: ast.AST) -> Iterator[str]:
-  """Yields what an expression must not hold."""
+  """Yields the mistakes in an expression."""
   match node:
     case ast.Name() | ast.Attribute() if column_of(node) is not None:
       return
@@ -374,7 +375,7 @@ def _check_several(columns: list[str], wanted: str, least: int, most: int) -> No
 
 
 def _check_group(pattern: str) -> None:
-  """Checks that a regular expression is RE2's and has one group."""
+  """Checks that a regular expression is valid in RE2 and has one group."""
   import pyarrow as pa
   import pyarrow.compute as pc
 

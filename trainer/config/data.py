@@ -1,4 +1,4 @@
-"""The sections below `data`: where the log lies and how to read it."""
+"""The section `data`: where the log is, and how to read it."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -288,11 +288,11 @@ class Data(Section):
 
   @property
   def made(self) -> dict[str, Made]:
-    """What columns are made of, by name."""
+    """What each made column is made of: {name of a slot or dense column: Made}."""
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns the columns with a value that a run measures or reads when it begins, by its key."""
+    """Returns {key: column} of the keys whose values a run measures or reads when it begins."""
     return {
       f'data.{section}.{i}.from.{key}': column
       for section in ('slots', 'dense')
@@ -301,13 +301,12 @@ class Data(Section):
     }
 
   def log_column(self, name: str) -> str:
-    """Returns the log's column that a maker reads under the name of a slot or of a column."""
+    """Returns the column of the log that a made column reads under a name."""
     columns = {s.name: s.column for s in self.slots if s.made is None}
     return columns.get(name) or name
 
   def log_columns(self, without: Collection[str] = ()) -> dict[str, bool]:
-    """Returns the columns of the log that slots and dense columns are made of, each with whether
-    its values are read as texts.
+    """Returns {column of the log: whether it is read as text} for all slots and dense columns.
 
     Args:
       without: names of slots and dense columns that are left out.

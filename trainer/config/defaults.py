@@ -1,7 +1,7 @@
 """Defaults that follow from the values of other keys.
 
-They never depend on whether a key was written (measured keys such as train.batch_size do): writing
-a key with the value that it has anyway changes nothing.
+They never depend on whether another key was written, so writing a key with the value that it has
+anyway changes nothing. (Only measured keys such as train.batch_size differ.)
 """
 
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ class _Tree:
   """The given keys of a config as nested dicts and lists, to which defaults are added.
 
   Attributes:
-    origins: by key, as 'train.epochs', what its default follows from: 'from train.plateau'.
+    origins: {key: what its default follows from}, such as {'train.epochs': 'from train.plateau'}.
   """
 
   def __init__(self, cfg: 'Config'):
@@ -46,7 +46,7 @@ class _Tree:
     self.origins: dict[str, str] = {}
 
   def default(self, key: tuple[str | int, ...], value: Json, origin: str) -> Json:
-    """Sets a key that is not given. Returns its value."""
+    """Sets a key, unless it is given. Returns the value that the key has then."""
     node: Json = self.values
     for part in key[:-1]:
       node = node[part] if isinstance(node, list) else node.setdefault(part, {})
@@ -60,9 +60,9 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   """Adds the defaults that follow from other keys; returns the tree of keys, and their origins.
 
   Args:
-    cfg: validated, with the schema's own defaults.
+    cfg: a validated config with the schema's own defaults.
   Returns:
-    A tree to validate, and by key what its default follows from.
+    The tree to validate next, and {key: what its default follows from}.
   Raises:
     ConfigError: if thresholds of two modes of admission are given, and no mode.
   """

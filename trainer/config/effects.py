@@ -1,4 +1,4 @@
-"""Finds settings that have no effect or do harm: some are refused, others warned of."""
+"""Finds settings that have no effect or do harm; refuses some and warns of the others."""
 
 from collections.abc import Iterator
 
@@ -55,7 +55,7 @@ Found = Iterator[tuple[str, object, str]]
 
 
 def _given(path: str, section: Section, names: list[str], why: str) -> Found:
-  """Yields the keys, of those in `names`, whose values are not the default."""
+  """Yields those keys among `names` whose values are not the default, each with `why`."""
   for name in names:
     value = getattr(section, name)
     if value != type(section).model_fields[name].default:

@@ -24,7 +24,7 @@ LIFECYCLE_MODES = {
 
 
 class Thresholds(Section):
-  """Thresholds that a slot may have of its own. Those that are left out are as in `lifecycle`."""
+  """Thresholds of one slot. What is left out is taken from `lifecycle`."""
 
   nonclk_coeff: NonNegative = 0.1
   """What a show without a click adds to the score."""

@@ -23,7 +23,7 @@ def load(
   run_dir: str | None = None,
   measured: Mapping[str, Json] = {},
 ) -> Config:
-  """Reads and checks a YAML file, as `parse`; the default run_dir of NAME.yaml is runs/NAME."""
+  """Reads and checks a YAML file; see `parse`. The default run_dir of NAME.yaml is runs/NAME."""
   name = os.path.splitext(os.path.basename(path))[0]
   return parse(_text_of(path), path, overrides, run_dir, measured, f'runs/{name}')
 
@@ -45,7 +45,7 @@ _STAMP = '# crc32 of what follows: '
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes config.yaml, the resolved config, and given.yaml, the given one, into its run_dir.
+  """Writes the resolved config as config.yaml and the given one as given.yaml into its run_dir.
 
   Each begins with a checksum of the rest.
   """
@@ -56,7 +56,7 @@ def write_of_run(cfg: Config) -> None:
 
 
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
-  """Returns the values that a run has measured for keys that a config leaves open, by key."""
+  """Returns {key: value} of what a run has measured for the keys that a config leaves open."""
   path = os.path.join(run_dir, GIVEN)
   if not os.path.exists(path):
     return {}
@@ -74,7 +74,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
 
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
-  """Reads the config.yaml that a run has written.
+  """Reads the config.yaml of a run.
 
   Raises:
     ConfigError: if there is none, or it was changed since it was written.
@@ -87,7 +87,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _text_of_run(path: str, remedy: str) -> str:
-  """Returns the text of a file that a run has written; `remedy` is how to repair it."""
+  """Returns the text of a file of a run, checked; `remedy` tells users how to repair it."""
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
   if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
@@ -110,11 +110,11 @@ def parse(
 
   Args:
     text: YAML.
-    where: where it comes from, for messages.
+    where: the file that the text comes from, for messages.
     overrides: strings `a.b=value`.
-    run_dir: replaces `run_dir` where given.
-    measured: the measured values of keys that the config leaves open, by key.
-    default_run_dir: for a config that gives no run_dir.
+    run_dir: replaces the `run_dir` of the text, unless it is None.
+    measured: {key: measured value} for keys that the config leaves open.
+    default_run_dir: the run_dir of a config that gives none.
   Raises:
     ConfigError: with one line.
   """

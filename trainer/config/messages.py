@@ -40,7 +40,7 @@ def _section_with(loc: Sequence[str | int]) -> type[Section]:
 
 
 def _sections_with(name: str, section: type[Section] = Config, path: str = '') -> Iterator[str]:
-  """Yields the sections that have a key of this name, as in `train.dense_optimizer`."""
+  """Yields the sections, such as `train.dense_optimizer`, that have a key of this name."""
   for key in keys(section):
     if key.name == name:
       yield path or 'the top level'

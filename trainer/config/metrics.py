@@ -21,5 +21,5 @@ METRICS = {
 
 
 def direction(metric: str) -> int:
-  """Returns 1 if higher is better, as of every metric of rankings, and -1 if lower is."""
+  """Returns 1 if higher is better, as in all metrics of rankings, and -1 if lower is."""
   return METRICS[metric].direction if metric in METRICS else 1

@@ -82,7 +82,7 @@ class Model(Section):
   """The share of the negatives that the log kept; predictions are corrected for it."""
 
   def all_interactions(self) -> dict[str, Interaction]:
-    """Returns all interactions by key: those of tasks, and the other layers, too."""
+    """Returns {key: layer} of all layers of the model, including shared parts and tasks."""
     listed = [('model.interactions', self.interactions)]
     listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]
     found = {f'{key}.{i}': one for key, some in listed for i, one in enumerate(some)}

@@ -10,7 +10,7 @@ RANKING_METRICS = ('recall', 'ndcg', 'hitrate', 'mrr')
 
 
 class SelfAttention(Section):
-  """A causal self-attention encoder of the history, as SASRec has it (docs/retrieval.md)."""
+  """SASRec's encoder of the history: causal self-attention (docs/retrieval.md)."""
 
   layers: PositiveInt = 1
   """Blocks of attention and a perceptron."""
@@ -41,7 +41,7 @@ class ItemTower(Section):
 
 
 class QueryTower(ItemTower):
-  """The tower that makes the vector of a query: a user, or what is known of one."""
+  """The tower that makes the vector of a query: a user, or what is known about a user."""
 
   slots: list[str]
   """Slots that it reads. A history that `shares` the item's slot reads the items' own rows."""
@@ -51,7 +51,7 @@ class QueryTower(ItemTower):
 
 
 class Retrieval(Section):
-  """A model that finds items: a query's and an item's vector, and what they are trained by."""
+  """A model that finds items: the towers that make vectors of queries and items, and the loss."""
 
   query: QueryTower
   """Makes the vector of a query."""
@@ -80,7 +80,7 @@ class Retrieval(Section):
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 
   def only_of_items(self) -> set[str]:
-    """The slots and dense columns that a query does without."""
+    """The slots and dense columns that a query does not need."""
     query, item = self.query, self.item
     return {*item.slots, *item.dense} - {*query.slots, *query.dense}
 

@@ -63,8 +63,9 @@ class Config(Section):
     return self._given
 
   def origin(self, key: str) -> str:
-    """Returns where the value of a key, as 'train.epochs', comes from: 'given', 'measured',
-    'default' or 'from KEY'.
+    """Returns where the value of a key such as 'train.epochs' comes from.
+
+    This is 'given', 'measured', 'default' or 'from KEY'.
     """
     given = flatten(self._given)
     if key in self._origins:
@@ -86,15 +87,15 @@ class Config(Section):
 
   @property
   def ordered_slots(self) -> list[Slot]:
-    """The slots by table (as in `sparse.tables`), then as listed.
+    """The slots, ordered by table (as in `sparse.tables`), then as listed in data.slots.
 
-    A slot's position in it is its field's index.
+    The position of a slot in this list is the index of its field.
     """
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
   def poolings(self) -> list[str]:
-    """Returns the pooling of each slot, [F]; a slot of one feature is summed."""
+    """Returns the pooling of each slot, [F]; 'sum' for a slot with one feature a sample."""
     several = [
       s.separator or s.value_separator or s.sequence or (s.made and s.made.is_several)
       for s in self.ordered_slots
@@ -112,23 +113,23 @@ class Config(Section):
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
   def click_shares(self) -> list[float]:
-    """Returns for each label how many clicks a positive one counts."""
+    """Returns for each label how many clicks a positive label counts."""
     shares = [label.click for label in self.labels]
     if set(shares) == {None}:
       shares[0] = 1.0
     return [share or 0.0 for share in shares]
 
   def slot_ids(self) -> dict[str, int]:
-    """Returns the slot id in the top bits of keys, by slot.
+    """Returns {slot: its id, which is in the top bits of keys}.
 
-    It is 1 + the slot's position in `data.slots`, or the id of the slot that it shares.
+    The id is 1 + the slot's position in `data.slots`, or the id of the slot that it shares.
     """
     own = {s.name: i + 1 for i, s in enumerate(self.data.slots)}
     return {s.name: own[s.shares or s.name] for s in self.data.slots}
 
   @property
   def labels(self) -> list[Label]:
-    """The labels to predict: `data.labels`, or the one label in the same form."""
+    """The labels to predict: `data.labels`, or a list of the one label."""
     data = self.data
     one = Label(
       name=data.label or '',
@@ -140,7 +141,7 @@ class Config(Section):
     return data.labels or [one]
 
   def uncalibrated(self) -> str | None:
-    """Returns a warning if a key makes predictions mere scores, not probabilities; else None."""
+    """Returns a warning if a setting makes predictions differ from probabilities; else None."""
     focal = self.model.focal_gamma > 0 and [x.name for x in self.labels if x.loss == 'focal']
     if focal:
       key = f'the loss focal of {", ".join(focal)}' if self.data.labels else 'model.loss focal'
@@ -169,12 +170,12 @@ class Config(Section):
     return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:
-    """Returns the `slot_ids` of slots that have features of their own."""
+    """Returns the `slot_ids` of the slots that share no other slot's features."""
     ids = self.slot_ids()
     return {s.name: ids[s.name] for s in self.data.slots if s.shares is None}
 
   def policy(self) -> Policy:
-    """Returns the policy of the lifecycle, with the thresholds of slots."""
+    """Returns the policy of the lifecycle, including the thresholds of single slots."""
     ids = self.slot_ids()
 
     def fields(section: Thresholds) -> JsonObject:

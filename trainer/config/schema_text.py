@@ -34,11 +34,11 @@ class Key:
 
   Attributes:
     attribute: the attribute of the section that holds its value.
-    wanted: which values it takes.
-    default: as YAML in one line; None if the key is required.
+    wanted: the values that are allowed.
+    default: the default as YAML in one line; None if the key is required.
     meaning: its description in one line.
-    section: the pydantic model of its value, or of each value in a list or mapping of sections.
-    container: list or dict if there are several such values, else None.
+    section: the class of its value if that is a section, or a list or mapping of sections.
+    container: list or dict if the value holds several sections, else None.
   """
 
   name: str
@@ -95,7 +95,7 @@ def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type | None]:
-  """Returns the section that a type is, or holds in a list or mapping, and that container."""
+  """Returns the section in a type, and the container, list or dict, if it holds several."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
     return annotation, None
@@ -130,7 +130,7 @@ def explained(cfg: Config, notes: Mapping[str, str]) -> str:
   """Returns a config as YAML with comments: the meaning of each key, and the origin of its value.
 
   Args:
-    notes: by key, more about the origin of its value.
+    notes: {key: more about the origin of its value}.
   """
 
   def origin(key: str) -> str:
@@ -180,7 +180,7 @@ def _explained(
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
-  """Returns the keys at which two configs differ, with both values as YAML; '-' if one lacks it."""
+  """Returns the keys whose values differ, with both values as YAML; '-' where a config lacks it."""
   of_a, of_b = (flatten(cfg.model_dump()) for cfg in (a, b))
   return [
     (key, *(one_line_yaml(of[key]) if key in of else '-' for of in (of_a, of_b)))

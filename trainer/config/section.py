@@ -1,4 +1,4 @@
-"""The base class of sections, the kinds of numbers, and helpers of checks."""
+"""The base class of sections, types of numbers, and helpers for checks."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ PositiveShare = Annotated[float, pydantic.Field(gt=0, le=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:
-  """Refuses a value, in a validator of a section or of a key.
+  """Refuses a value; to be called in a validator of a section or of a key.
 
   Args:
     key: relative to the section; '' in the validator of a key.
@@ -55,7 +55,7 @@ RegularExpression = Annotated[str, pydantic.AfterValidator(_compiles)]
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:
-  """Refuses a list in which a name stands twice; `key` as in `wrong`."""
+  """Refuses a list that contains a name twice; `key` as in `wrong`."""
   twice = {name for name in names if names.count(name) > 1}
   if twice:
     wrong(key, f"the name '{min(twice)}' is there twice; wanted distinct names")

@@ -39,7 +39,7 @@ class _RowRule(Section):
 
 
 def _key(name: str) -> tuple[Any, pydantic.fields.FieldInfo]:
-  """Returns type and field of a key of `sparse.tables.NAME.factors`."""
+  """Returns the type and the pydantic field of a hyperparameter of row optimizers."""
   number = HYPERPARAMETERS[name]
   low = 'gt' if number.excludes == 'low' else 'ge'
   high = 'lt' if number.excludes == 'high' else 'le'

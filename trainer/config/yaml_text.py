@@ -81,7 +81,7 @@ def set_key(tree: JsonObject, assignment: str) -> None:
 
 
 def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
-  """Gives a key as `a.b.0.c` a value; messages name the assignment."""
+  """Sets a key such as `a.b.0.c`; messages name the assignment."""
   *path, last = key.split('.')
   node = tree
   for i, part in enumerate(path):
@@ -113,7 +113,7 @@ def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
 
 
 def flatten(tree: Json, prefix: str = '') -> JsonObject:
-  """Returns nested dicts and lists as one dict, by key as in 'data.slots.0.name'."""
+  """Returns nested dicts and lists as one dict with keys such as 'data.slots.0.name'."""
   if not isinstance(tree, (dict, list, tuple)) or not tree:
     return {prefix[:-1]: tree}
   items = tree.items() if isinstance(tree, dict) else enumerate(tree)

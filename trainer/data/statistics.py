@@ -39,7 +39,7 @@ class _SlotFigures:
     self.of_day[day] = np.union1d(self.of_day.get(day, counts.index), counts.index)
 
   def described(self, samples: int) -> JsonObject:
-    """Returns the entry of this slot in the result of `describe`."""
+    """Returns this slot's entry in the result of `describe`."""
     shows = np.sort(self.counts['shows'].to_numpy())[::-1]
     days = sorted(self.of_day)
     return {
@@ -57,7 +57,7 @@ class _SlotFigures:
 
 
 def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float:
-  """Returns the share of features that would be admitted in the end, without decay."""
+  """Returns the share of features that would be admitted by the end of the log, without decay."""
   of_slot = dataclasses.asdict(policy) | policy.per_slot.get(slot_id, {})
   if policy.admission == 'none' or counts.empty:
     return 1.0
@@ -71,7 +71,7 @@ def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float
 
 
 def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
-  """Returns the bytes of an admitted feature's factors with their optimizer state."""
+  """Returns how many bytes the factors of a feature take, with their optimizer state."""
   table = cfg.sparse.tables[slot.table]
   kinds = [interaction.kind for interaction in cfg.model.all_interactions().values()]
   width = table.width * (len(cfg.data.slots) if 'ffm' in kinds else 1)
@@ -83,10 +83,13 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
   """Returns statistics of passes.
 
   Returns:
-    samples; days: samples and label_rate; slots: blank, distinct, seen_once, features_per_sample,
-    head (the share of occurrences of the HEAD most frequent features), new_by_day (the share of a
-    day's features that the previous day did not have); dense: missing and quantiles; table_bytes:
-    estimates without_admission and with_admission.
+    samples: their number.
+    days: samples and label_rate of each day.
+    slots: blank, distinct, seen_once, features_per_sample, head (the share of occurrences of the
+      HEAD most frequent features) and new_by_day (the share of a day's features that the previous
+      day did not have).
+    dense: missing and quantiles.
+    table_bytes: estimates without_admission and with_admission.
   """
   slots = {slot.name: _SlotFigures() for slot in cfg.ordered_slots}
   values: list[list[np.ndarray]] = [[] for _ in cfg.data.dense]

@@ -1,33 +1,35 @@
 """Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
 
 DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json: the AUC and
-logloss of the true probabilities of each file, which no model can beat but by chance; and what they
-lose on the test day when a slot is exchanged between samples, the true importance of the slot.
+logloss of the true probabilities of each file, which no model can beat except by chance; and how
+much they lose on the test day if the values of a slot are exchanged between samples, which is the
+slot's true importance.
 
 The world: a click's logit is
 
   bias + user_bias + item_bias + category_bias + Σ tag_bias + ⟨user factors, item factors⟩
        + effects of hour, device, user × device, price, age and the popular queries
 
-Item factors lie around those of the item's category and tags, so that new items can be told by
-them. Users, items and popular queries are drawn by power laws; half of the queries are typed once
-and never again, the long tail that real logs have. Items are born every day and fade, each at a
-pace of its own. Prices and ages are partly blank. Equal arguments give equal files; more days leave
-the earlier ones as they are.
+The factors of an item are near those of its category and tags, so something is known about a new
+item. Users, items and popular queries are drawn by power laws; half of the queries are typed once
+and never again, the long tail that real logs have. Items are born every day and fade, each at its
+own pace. Some prices and ages are blank. Equal arguments give equal files; with more days, the
+earlier files stay the same.
 
-With conversions, clicks are followed by purchases, after a delay that is exponential, with a mean
-of half a day to 4 days by category. A file has four more columns: `conversion`, as it was in the
-end; `conversion_seen`, as it was known when the day was over; `conversion_now`, 0, as it was when
-the click was logged; and `delay_days`. In the test day's file all three are as in the end.
-stream_NN.csv is the day as a stream has it: its impressions, and once more those whose conversion
-came on it, of this day or an earlier one, with a blank click and conversion_now 1.
+With conversions, purchases follow clicks after a random delay. It is exponential, and its mean
+depends on the category: half a day to 4 days. A file then has four more columns: `conversion`, what
+happened in the end; `conversion_seen`, what was known when the day was over; `conversion_now`, what
+was known when the click was logged, which is 0; and `delay_days`. In the file of the test day all
+three hold what happened in the end. stream_NN.csv is a day as it arrives in a stream: the
+impressions of the day, and then each impression, of this day or an earlier one, whose conversion
+came on this day, with a blank click and conversion_now 1.
 
-With drift R, the world moves from day to day: a share R of the users leaves and new ones, with
-names and tastes of their own, take their places; and how much a user buys, and how often an item is
-bought, changes: worth becomes √(1 − R)·worth + √R·N(0, 1).
+With drift R, the world changes from day to day. A share R of the users leaves, and new ones with
+new names and tastes take their places. How much a user buys and how often an item is bought changes
+too: worth becomes √(1 − R)·worth + √R·N(0, 1).
 
-With histories, a file has the column `history`, the user's last clicked items before that day, the
-oldest first; what the user clicked of an item's category makes a click on it likelier.
+With histories, a file has the column `history`: the items that the user clicked last before that
+day, the oldest first. A click on an item is likelier if the user has clicked items of its category.
 """
 
 import json
@@ -66,11 +68,11 @@ class World:
   """Everything that is drawn once: users, and items as they are born.
 
   Args:
-    users: their number.
-    items: their number on the first day; a tenth as many are born on each further day.
-    days: their number.
-    conversions: whether clicks are followed by purchases.
-    histories: whether a user's clicks make others likelier.
+    users: the number of users.
+    items: the number of items on the first day; a tenth as many are born on each further day.
+    days: the number of days.
+    conversions: whether purchases follow clicks.
+    histories: whether a user's clicks make later clicks likelier.
     drift: R, how fast users and what they buy change.
   """
 
@@ -137,7 +139,7 @@ class World:
     return born, weight, pace, category, tags, bias, price, own_factors
 
   def _move(self, day: int) -> None:
-    """Lets users and what they buy change as they do before a day."""
+    """Changes users and what they buy, as drift does before a day."""
     rng, kept = self._rng(8, day), np.sqrt(1 - self._drift)
     users = len(self.user_names)
     gone = np.flatnonzero(rng.random(users) < self._drift)
@@ -153,8 +155,8 @@ class World:
     """Returns the logits of clicks, float64 [n].
 
     Args:
-      slots: by name, int64 [n]: the number of a user, item, category, hour or device; of a query
-        too, or -1 if it is typed once; for tags the item, for a history the user.
+      slots: {name: int64 [n]}, the number of a user, item, category, hour, device or query (-1 if
+        it is typed once); for tags the number of the item, for a history that of the user.
       price: float64 [n].
       age: float64 [n].
     """
@@ -182,9 +184,10 @@ class World:
     return logit
 
   def log(self, day: int, samples: int, importances: bool = False) -> Log:
-    """Draws the records of one day, from 0; with histories or drift, days are drawn in order.
+    """Draws the records of one day, numbered from 0.
 
-    The slots' true importances are measured if `importances`.
+    With histories or drift, days must be drawn in order. With `importances`, the true importances
+    of slots are measured.
     """
     if self._drift and day:
       self._move(day)

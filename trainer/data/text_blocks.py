@@ -21,7 +21,7 @@ def text_blocks(
   Each line ends in LF. A byte-order mark at the beginning is left out.
 
   Args:
-    block_bytes: how much to read at once; None: BLOCK_BYTES.
+    block_bytes: how many bytes to read at once; None: BLOCK_BYTES.
   Yields:
     The numbers of the lines of a block, and its bytes.
   Raises:

@@ -1,4 +1,4 @@
-"""Finds the texts of features in the log, because their keys are only hashes of them."""
+"""Finds the texts of features in the log; a key is only a hash of its text."""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -20,7 +20,7 @@ from trainer.data.values import feature_texts, is_list
 def texts_of(
   cfg: config.Config, paths: Collection[str], slot: config.Slot, keys: Collection[int]
 ) -> Iterator[dict[int, str]]:
-  """Yields texts by key as they occur in raw passes; stops when all keys have been seen.
+  """Yields {key: text} as texts occur in raw passes; stops when all keys have been found.
 
   Args:
     paths: raw passes; those that no longer exist are skipped.
@@ -43,9 +43,9 @@ def texts_of(
 
 
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
-  """Returns the distinct texts that a slot's features are hashed from, and the texts to show.
+  """Returns the distinct texts that a slot's features are hashed from, and texts to show instead.
 
-  They differ only for a cross of columns with one feature each, which is shown by its parts.
+  They differ only for a cross of columns with one feature each: its parts are shown.
   """
   column = slot_column(cfg, block, slot)
   texts = shown = feature_texts(column, slot)

@@ -1,7 +1,7 @@
 """Reads TFRecord files of tf.Example, also gzipped (.gz).
 
-A column is a feature of the example: bytes, integers or floats. A record may have several values
-of it, or none. The first record that has a feature sets its kind; a record of another kind is
+A column is a feature of the example: bytes, integers or floats. A record may have several values in
+it, or none. The first record that has a feature determines its kind; a record with another kind is
 malformed.
 """
 
@@ -42,7 +42,7 @@ def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
 def _bad_records(
   records: tf.Tensor, features: dict[str, tf.io.RaggedFeature], first: int = 0
 ) -> list[int]:
-  """Returns the places, counted from `first`, of records that do not parse, found by halving."""
+  """Returns the numbers, counted from `first`, of records that do not parse."""
   try:
     tf.io.parse_example(records, features)
     return []
@@ -82,11 +82,11 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """Returns the kinds of features, each from the first of these records that has it.
+  """Returns the kinds of features, as determined by the first record that has each.
 
   Args:
     records: serialised, object [n].
-    names: receives all names that are met, for messages.
+    names: all names that occur are added to it, for messages.
   """
   kinds: dict[str, tf.DType] = {}
   for record in records:
@@ -106,7 +106,7 @@ def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str,
 
 
 def _size(path: str) -> int:
-  """Returns the bytes of a local file, decompressed."""
+  """Returns the number of bytes of a local file after decompression."""
   if codec_of(path) is None:
     return os.path.getsize(path)
   with open_stream(path) as f:
@@ -114,7 +114,7 @@ def _size(path: str) -> int:
 
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`; a line is a record, from 1."""
+  """Does the same as `csv_format.blocks`; messages give the number of the record, from 1."""
   del data
   kinds, names, record, size = {}, set(), 1, 0
   compression = {'gzip': 'GZIP', None: ''}.get(codec_of(path))

@@ -33,15 +33,15 @@ def is_list(t: pa.DataType) -> bool:
 
 
 def text_of_float(value: float) -> str | None:
-  """Returns the text of a whole number, 12.0 as '12'.
+  """Returns the text of a whole number: '12' for 12.0.
 
-  Returns None for a fraction, and for a number so large that its neighbours are the same float.
+  Returns None for a fraction, and for a number so large that floats cannot tell it from the next.
   """
   return str(int(value)) if abs(value) < 2**53 and value == int(value) else None
 
 
 def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-  """Returns a column by name or, if there is none, by a path through structs and maps."""
+  """Returns the column of a name or, if there is none, at a path through structs and maps."""
   if name in table.schema.names:
     column = table.column(name)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -69,11 +69,11 @@ def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
   """Turns floats into integers, so that 12.0 is the same feature as 12.
 
   Args:
-    array: of any type.
+    array: an array of any type.
   Returns:
-    The array, as int64 if it held floats, null where a value is missing or wrong; and whether each
-    value is wrong, bool [n]: a fraction or too large, as in `text_of_float`. None instead if the
-    array held no floats.
+    An int64 array, null where a value is missing or wrong; and bool [n], true where it is wrong: a
+    fraction or too large (see `text_of_float`). An array without floats is returned as it is, with
+    None.
   """
   t = array.type
   if pa.types.is_dictionary(t) and pa.types.is_floating(t.value_type):
@@ -90,7 +90,7 @@ def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 def as_text(array: pa.Array, column: str) -> pa.Array:
-  """Returns a string array, nulls kept. Raises UserError if the type has no text of its own."""
+  """Returns the values as texts; null stays null. Raises UserError for a type without texts."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   array, _ = whole_numbers(array)
@@ -111,7 +111,7 @@ def as_text(array: pa.Array, column: str) -> pa.Array:
 
 
 def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the bytes of a string array, and the offsets of its texts in them."""
+  """Returns the bytes of a string array, and where each text begins in them."""
   n = len(texts)
   _, offsets, data = texts.buffers()
   if not n or offsets is None:
@@ -132,7 +132,7 @@ def _marker_keys(missing_values: tuple[str, ...], slot_id: int) -> np.ndarray:
 def feature_keys(
   array: pa.Array, column: str, slot_id: int, missing_values: Sequence[str]
 ) -> np.ndarray:
-  """Returns the keys of a slot's features, int64 [n]; NO_FEATURE where one is blank or missing."""
+  """Returns the keys of a slot's features, int64 [n]; NO_FEATURE for a blank or missing value."""
   t = array.type
   if pa.types.is_null(t):
     return np.full([len(array)], NO_FEATURE)
@@ -164,7 +164,7 @@ def trim(texts: pa.Array) -> pa.Array:
 
 
 class Writing(NamedTuple):
-  """How texts write numbers: with `data.decimal` and `data.thousands`, as a part or as 12.5%."""
+  """How texts write numbers: the marks `data.decimal` and `data.thousands`; 12.5% is a number too."""
 
   decimal: str = '.'
   thousands: str | None = None
@@ -174,14 +174,14 @@ class Writing(NamedTuple):
     return cls(data.decimal, data.thousands)
 
   def pattern(self) -> str:
-    """Returns the regular expression of all of a number; its first group is all but the %."""
+    """Returns a regular expression that matches a number; its first group leaves out the %."""
     point, digits = re.escape(self.decimal), r'\d+'
     if self.thousands is not None:
       digits = rf'(?:\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+|\d+)'
     return rf'^([-+]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?)(?: ?%)?$'
 
   def replacements(self) -> list[tuple[str, str]]:
-    """Returns regular expressions and replacements that turn such a text into a plain number."""
+    """Returns pairs of regular expression and replacement that turn such a text into a plain number."""
     found = [(r'^\+|(?: ?%)$', '')]
     found += [] if self.thousands is None else [(re.escape(self.thousands), '')]
     return found + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])
@@ -195,7 +195,7 @@ def float_or_none(text: str) -> float | None:
 
 
 def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: Writing) -> pa.Array:
-  """Returns float64, null where a text is blank or missing, infinite where it is no number."""
+  """Returns float64: null for a blank or missing text, infinity for a text that is no number."""
   if not missing_values and writing == Writing():
     try:
       return texts.cast(pa.float64())
@@ -224,7 +224,7 @@ def floats(
   """Reads the numbers of a column.
 
   Returns:
-    float64 [n], NaN where missing; and bool [n], whether a value is no finite float32.
+    float64 [n], NaN where missing; and bool [n], true where a value is no finite float32.
   """
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
@@ -250,11 +250,11 @@ def floats(
 
 
 def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
-  """Unpacks a column of lists that should hold one value each; returns others as they are.
+  """Unpacks a column of lists of one value each; returns other columns as they are.
 
   Returns:
-    The values, null for an empty list; and bool [n], whether a record has several values, or None
-    if the column has no lists.
+    The values, null for an empty list; and bool [n], true where a list has several values (None if
+    the column has no lists).
   """
   if not is_list(array.type):
     return array, None
@@ -269,7 +269,7 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 class SlotFeatures(NamedTuple):
-  """The features of a slot: record i has those of the distinct field `index[i]`."""
+  """The features of a slot: record i has the features of the distinct field `index[i]`."""
 
   index: np.ndarray  # int64 [n]
   starts: np.ndarray  # int64 [u]
