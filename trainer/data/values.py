@@ -164,7 +164,7 @@ def trim(texts: pa.Array) -> pa.Array:
 
 
 class Writing(NamedTuple):
-  """How texts write numbers: the marks `data.decimal` and `data.thousands`; 12.5% is a number too."""
+  """How texts write numbers: the marks of `data.decimal` and `data.thousands`, perhaps a % sign."""
 
   decimal: str = '.'
   thousands: str | None = None
@@ -181,7 +181,7 @@ class Writing(NamedTuple):
     return rf'^([-+]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?)(?: ?%)?$'
 
   def replacements(self) -> list[tuple[str, str]]:
-    """Returns pairs of regular expression and replacement that turn such a text into a plain number."""
+    """Returns (regular expression, replacement) pairs that make a plain number of such a text."""
     found = [(r'^\+|(?: ?%)$', '')]
     found += [] if self.thousands is None else [(re.escape(self.thousands), '')]
     return found + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])
