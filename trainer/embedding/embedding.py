@@ -1,4 +1,4 @@
-"""Turns a batch and its rows into the inputs of the layers; derives the layout of rows."""
+"""Turns a batch and its rows into the inputs of the layers; derives the rows' layout."""
 
 from collections.abc import Collection
 
@@ -14,12 +14,12 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_
 
 
 def _size(batch: SlotBatch) -> tf.Tensor:
-  """Returns the number of samples, candidates included."""
+  """Returns the number of samples in a batch, candidates included."""
   return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
 
 
 def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec]:
-  """Returns the layout of each table's rows; `needs` as of `Embedding`."""
+  """Returns the layout of each table's rows; see `Embedding` for `needs`."""
   specs = []
   for name, table in cfg.sparse.tables.items():
     parts = []
@@ -41,20 +41,21 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
 
 
 class Embedding:
-  """Knows which table each slot uses, and pools pulled rows to layer inputs; holds no weights.
+  """Knows which table each slot uses, and adds up pulled rows to layer inputs; holds no weights.
 
   Args:
-    needs: names of trainer.embedding.layer_inputs.NEEDS, which the model's interactions read.
+    needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
 
   Attributes:
     num_slots: F.
-    tables: the layout of rows, by table.
-    slot_table: the table's index by slot id; −1 for unused ids.
-    catches_up: whether rows also take the steps of batches without them (`l2_mode: catch_up`).
-    counted: the fields of slots with `counts`.
-    stats: float32 [2, Dn], the mean and standard deviation that standardise dense columns. With
-      `counts`, [2, Dn + 1]: in one more column the mean is the log-odds of a click in the first
-      pass, the deviation 1.
+    tables: the layout of each table's rows.
+    slot_table: for each slot id, the index of its table; −1 for unused ids.
+    catches_up: whether some rows also take the steps of batches that they are not in (`l2_mode:
+      catch_up`).
+    counted: the indices of the slots with `counts` in `Config.ordered_slots`.
+    stats: float32 [2, Dn], the means and standard deviations that standardise dense columns. If a
+      slot has `counts`, [2, Dn + 1]: the last column is the log-odds of a click in the first pass,
+      and 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -77,7 +78,8 @@ class Embedding:
       slots=self._reads_slots,
       totals=self._reads_totals,
     )
-    # The name, the field and the table of each history, and its candidate's place in that table.
+    # For each history: its name, its field, its table, and its candidate's place among the slots of
+    # that table.
     self._history_slots = []
     for f, s in enumerate(slots if 'histories' in needs else []):
       if s.sequence:
@@ -101,19 +103,19 @@ class Embedding:
     )
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:
-    """Returns the hyperparameters of the tables' linear weights and factors.
+    """Returns the hyperparameters for the linear weights and the factors of each table.
 
     Args:
-      rate: multiplies the learning rates of the config.
+      rate: by which the learning rates of the config are multiplied.
     Returns:
       float32 [T, 2, fields].
     """
     return row_optimizers.hyper(self._optimizers, rate)
 
   def dedupe(self, batch: SlotBatch) -> Deduped:
-    """Returns the batch's unique keys with the shows and clicks of their occurrences."""
+    """Returns the batch's unique keys, each with the shows and clicks of all its occurrences."""
     clicks = tf.cast(batch.label > 0.5, tf.float32)
-    if batch.item.shape[0] > batch.label.shape[0]:  # candidates count as no shows
+    if batch.item.shape[0] > batch.label.shape[0]:  # a candidate is no show
       sample = batch.segments // self.num_slots
       is_shown = sample < tf.size(clicks)
       clicks = tf.gather(tf.pad(clicks, [[0, 1]]), tf.minimum(sample, tf.size(clicks)))
@@ -129,7 +131,10 @@ class Embedding:
     )
 
   def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
-    """Pools the rows of a batch's unique keys; differentiable in their weights and factors."""
+    """Adds up the rows of a batch's unique keys to layer inputs.
+
+    The result is differentiable in `rows.linear` and `rows.factors`.
+    """
     size = _size(batch)
     pooled = pooling.pool(rows, deduped, batch.values, batch.segments, size, self._layout)
     # A table's parts: plain first, then field.
@@ -154,7 +159,15 @@ class Embedding:
   def _show_click(
     self, batch: SlotBatch, deduped: Deduped, show_click: tf.Tensor, size: tf.Tensor
   ) -> tf.Tensor:
-    """Sums shows and clicks, [u, 2] of distinct keys, over each slot's features: [B, Fc, 2]."""
+    """Sums shows and clicks over the features that each slot with `counts` has in each sample.
+
+    Args:
+      batch, deduped: the samples, and their distinct keys.
+      show_click: float32 [u, 2], show and click of the distinct keys.
+      size: int32 [], B.
+    Returns:
+      float32 [B, Fc, 2].
+    """
     of_each = tf.gather(show_click, deduped.inverse)
     shape = [size, self.num_slots, 2]
 
@@ -170,10 +183,10 @@ class Embedding:
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
   ) -> dict[str, HistoryVectors]:
-    """Returns the factors of each history's features; differentiable in `rows.factors`.
+    """Returns {slot: the factors of its history}; differentiable in `rows.factors`.
 
     Args:
-      batch, deduped, rows: B samples, their distinct keys, and the rows of these.
+      batch, deduped, rows: B samples, their distinct keys, and the rows of these keys.
       sums: the slot sums of each table, float32 [B, F_t, D_t].
     """
     segments = batch.segments

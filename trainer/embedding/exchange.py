@@ -1,4 +1,4 @@
-"""Reads and updates rows: a process's own directly, those of other ranks by all-to-all."""
+"""Reads and updates rows: this process's rows directly, other ranks' rows by all-to-all."""
 
 from typing import NamedTuple
 
@@ -16,35 +16,37 @@ from trainer.embedding.row_table import counts_of
 class Routed(NamedTuple):
   """The keys that this rank sent to each owner, and the keys that it received as an owner.
 
-  One process alone sends nothing; its routing is ().
+  A job of one process has () instead.
   """
 
-  sent: tf.Tensor  # int32 [N], keys that went to each owner
-  received: tf.Tensor  # int32 [N], keys that came from each rank
-  owned: Deduped  # of all received keys
+  sent: tf.Tensor  # int32 [N], how many keys went to each owner
+  received: tf.Tensor  # int32 [N], how many keys came from each rank
+  owned: Deduped  # the distinct keys of all received keys
   weights: tf.Tensor  # float32 [N] or [N, T], the summed weight of each rank's samples
   samples: tf.Tensor  # int64 [N], the number of samples of each rank
 
 
 class ShardedPull(NamedTuple):
-  """The rows of this rank's unique keys, with the state that `push` needs to return gradients."""
+  """The rows of this rank's unique keys, and what `push` needs to send gradients to the owners."""
 
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
   offsets: tf.Tensor  # int32 [u + 1]
   routed: Routed
-  owned: PulledRows  # of routed.owned
-  show_click: tf.Tensor | tuple[()]  # float32 [u, 2]
+  owned: PulledRows  # the rows of routed.owned, which this rank owns
+  show_click: tf.Tensor | tuple[()]  # as in PulledRows
 
 
 Routing = Routed | tuple[()]
 
 
 class LocalRows:
-  """Reads and updates rows, all of which are in this process.
+  """Reads and updates the rows of the store in this process, as one process alone does.
+
+  ShardedRows extends it to N ranks, each of which has such a store.
 
   Attributes:
-    routed: the TensorSpecs of the result of `route`; () with one process.
+    routed: the TensorSpecs of what `route` returns; () with one process.
   """
 
   routed: Routing = ()
@@ -57,7 +59,8 @@ class LocalRows:
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routing:
     """Sends the keys of a batch to their owners, and the weight of its samples to all ranks.
 
-    It reads no rows, so it can run while the previous batch is still training.
+    Every rank calls it, even without samples. It reads no rows, so it can run while the previous
+    batch is still training.
 
     Args:
       deduped: the distinct keys of this process's samples.
@@ -70,31 +73,31 @@ class LocalRows:
   def weight_and_samples(
     self, weight: tf.Tensor, routed: Routing
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns three numbers: the total weight, the samples on lower ranks, those on all ranks.
+    """Returns the weight of all ranks' samples, and the number of samples on lower and on all ranks.
 
     Args:
       weight: as for `route`.
       routed: the result of `route`.
     Returns:
-      float32 [] ([T] with several tasks), and int64 [] each.
+      The weight, float32 [] ([T] with several tasks); the two numbers, int64 [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
   def pull(self, deduped: Deduped, routed: Routing, train: bool) -> PulledRows | ShardedPull:
-    """Reads the rows of the unique keys and changes nothing.
+    """Reads the rows of the unique keys, and changes nothing; every rank calls it.
 
     Args:
       deduped: the distinct keys of this process's samples.
       routed: the result of `route` for them.
       train: with admission `none`, whether new features read their initial factors rather than 0.
     Returns:
-      The rows; the fields `linear`, `factors`, `offsets` and `show_click` are those of
-      ops.row_store.PulledRows.
+      The rows. The fields `linear`, `factors`, `offsets` and `show_click` hold what
+      ops.row_store.PulledRows says.
     """
     return self._pull(deduped.unique, train)
 
   def _pull(self, keys: tf.Tensor, train: bool) -> PulledRows:
-    """Reads rows of this process, with their counts where a slot has `counts`."""
+    """Reads rows of this process, with show and click if a slot has `counts`."""
     rows = self._store.pull(keys, train)
     return rows._replace(show_click=counts_of(self._store, keys)) if self._reads_counts else rows
 
@@ -108,18 +111,20 @@ class LocalRows:
     hyper: tf.Tensor,
     step: tf.Tensor,
   ) -> None:
-    """Updates the rows, then adds their shows and clicks and admits features.
+    """Updates the rows, adds shows and clicks to their features, and admits features.
+
+    Every rank calls it.
 
     Args:
       deduped: the distinct keys of this process's samples.
       rows: the result of `pull` for them.
       linear_gradient: float32 [u], summed over this process's samples.
-      factors_gradient: float32, laid out as rows.factors, summed likewise.
+      factors_gradient: float32, laid out as rows.factors, summed in the same way.
       scale: float32 [], 1 / the weight of all ranks' samples.
       hyper: float32 [T, 2, H], see ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
     """
-    # With 'feature', a rare feature's step does not shrink as the batch or the job grows.
+    # With 'feature', steps on a rare feature stay as long when the batch or the job grows.
     by_feature = self._scales_by_feature
     scale = 1 / tf.maximum(deduped.shows, 1) if by_feature else tf.reshape(scale, [1])
     gradients = linear_gradient, factors_gradient
@@ -136,14 +141,15 @@ class ShardedRows(LocalRows):
   sum them. Each unique key of a rank travels once, and only admitted features have factors to send.
 
   Args:
-    store: the rows that this rank owns.
+    store: holds the rows that this rank owns.
+    communicator: connects the ranks.
     spans: measures how long a step waits for rows and gradients.
   """
 
   def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config, spans: Spans):
     super().__init__(store, cfg)
     self._spans = spans
-    # Three connections, because the next batch's keys may travel before or after these rows.
+    # Three exchanges, because the next batch's keys may travel before or after this batch's rows.
     self._keys = communicator.row_exchange('keys')
     self._rows = communicator.row_exchange('rows')
     self._gradients = communicator.row_exchange('gradients')
@@ -161,7 +167,8 @@ class ShardedRows(LocalRows):
     )
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routed:
-    # Keys are grouped by shard, and an owner's shards are consecutive, so counts tell owners apart.
+    # Keys are grouped by shard, and an owner's shards are consecutive. So each owner's keys lie
+    # together, and their number says where they end.
     sent = sharding.owner_counts(deduped.unique, self._size)
     (keys, shows, clicks), received = self._keys.all_to_all(
       [deduped.unique, deduped.shows, deduped.clicks], sent

@@ -1,24 +1,24 @@
-"""The inputs of interactions."""
+"""The inputs of interactions: slot sums, dense columns, histories and what else a layer may need."""
 
 from typing import NamedTuple
 
 import tensorflow as tf
 
-# The names that an interaction may list in `needs`. `totals` includes `squares`, `field_factors`
-# includes `field_squares`. `shared` is the output of `model.shared`. `histories` needs `factors`.
-# `position` is for what a layer draws at random in a training step, as dropout does.
+# The names that an interaction may list in `needs`. With `totals` come `squares`, and with
+# `field_factors` come `field_squares`. `shared` is the output of `model.shared`. `histories` needs
+# `factors` too. `position` seeds what a layer draws at random in a training step, such as dropout.
 NEEDS = ('linear', 'factors', 'totals', 'field_factors', 'histories', 'shared', 'position')
 
 
 class HistoryVectors(NamedTuple):
-  """Histories of B samples, each of up to L features."""
+  """The histories of B samples in one slot, each of up to L features."""
 
   vectors: tf.Tensor
   """float32 [B, L, D]: the features' factors, in order; 0 where the mask is false."""
   mask: tf.Tensor
-  """bool [B, L]: whether there is a feature that has factors."""
+  """bool [B, L], true where there is a feature and it has factors."""
   candidate: tf.Tensor
-  """float32 [B, D]: Σ x·v of the slot that the history shares."""
+  """float32 [B, D]: Σ x·v of the slot that the history's `shares` names."""
 
 
 class LayerInputs(NamedTuple):
@@ -33,34 +33,34 @@ class LayerInputs(NamedTuple):
   linear: tf.Tensor | None
   """float32 [B, F]: Σ x·w."""
   factors: list[tf.Tensor]
-  """One a table, float32 [B, F_t, D_t]: Σ x·v, the slot sums."""
+  """For each table, float32 [B, F_t, D_t]: Σ x·v, the slot sums."""
   totals: list[tf.Tensor]
-  """One a table, float32 [B, D_t]: Σ x·v over all slots of the table."""
+  """For each table, float32 [B, D_t]: Σ x·v over all slots of the table."""
   squares: tf.Tensor | None
   """float32 [B]: Σ x²·‖v‖² over all features."""
   field_factors: tf.Tensor | None
-  """float32 [B, F, F·D]: Σ x·v; the factors for field g are the columns [g·D, (g+1)·D)."""
+  """float32 [B, F, F·D]: Σ x·v; columns [g·D, (g+1)·D) are the factors for field g."""
   field_squares: tf.Tensor | None
-  """float32 [B]: Σ x²·‖v_field(i)‖² over all features i."""
+  """float32 [B]: Σ x²·‖v‖² over all features, v being a feature's factors for its own field."""
   norm: tf.Tensor | None
   """float32 [B, F]: the divisors of slot sums (`pooling`); None: 1 everywhere."""
   dense: tf.Tensor
-  """float32 [B, Dn + 2·Fc]: the dense columns, transformed, no NaN; then the result of
-  trainer.data.features.transform_counts for the Fc slots with `counts`."""
+  """float32 [B, Dn + 2·Fc]: the dense columns, transformed and without NaN; then what
+  trainer.data.features.transform_counts returns for the Fc slots with `counts`."""
   position: tf.Tensor | None = None
-  """int64 [2]: the step, and the number of its samples on lower ranks, which seed dropout."""
+  """int64 [2]: the number of the step, and of its samples on lower ranks; they seed dropout."""
   shared: tf.Tensor | None = None
-  """float32 [B, H]: the output of `model.shared` for the task of the layer."""
+  """float32 [B, H]: what `model.shared` computes for the task of this layer."""
   histories: dict[str, HistoryVectors] | None = None
-  """By slot."""
+  """Name of a slot -> its histories."""
 
 
 def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
-  """Returns inputs with more fields, which have one feature each, beside the slots.
+  """Returns inputs with C more fields behind the slots, each of one feature.
 
   Args:
-    inputs: of the slots.
-    vectors: float32 [B, C, D], the factors of the features of C fields.
+    inputs: the inputs for the slots alone.
+    vectors: float32 [B, C, D], the factors of these features.
   """
   factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm
   if factors:
@@ -95,11 +95,13 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns the places of each sample's features among n, int32 [B, L], padded with −1.
+  """Returns the places of each sample's features in a list of n features.
 
   Args:
-    samples: int32 or int64 [n], the sample of each feature, ascending.
+    samples: int32 or int64 [n], the sample of each feature in the list, ascending.
     size: int32 or int64 [], B.
+  Returns:
+    int32 [B, L], each sample's places in ascending order, then −1.
   """
   places = tf.RaggedTensor.from_value_rowids(
     tf.range(tf.size(samples)), tf.cast(samples, tf.int64), tf.cast(size, tf.int64), validate=False
@@ -111,6 +113,6 @@ def vector_width(shapes: LayerInputs) -> int:
   """Returns the number of columns of the joined `slot_vectors`.
 
   Args:
-    shapes: the TensorShapes of LayerInputs, as Keras gives them to `build`.
+    shapes: a LayerInputs of TensorShapes, as Keras passes it to `build`.
   """
   return sum(s[1] * s[2] for s in shapes.factors) + shapes.dense[1]

@@ -1,4 +1,4 @@
-"""The verbs of the tables that hold rows, wherever those lie."""
+"""The interface of whatever holds rows: a store in this process, or all servers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -13,21 +13,21 @@ from ops.row_store import PulledRows, TableSpec
 
 
 class RowTable(Protocol):
-  """The rows that a process answers for: its own row store or TFRA's, or those on all servers.
+  """Holds rows: the row store of this process, its TFRA store, or the rows on all servers as one.
 
   `ops.row_store.RowStore` describes each verb.
 
   Attributes:
     policy: the rules of the feature lifecycle.
-    tables: the layouts of rows.
-    slot_table: the table (its place in `tables`) of each slot id.
+    tables: the layout of each table's rows.
+    slot_table: for each slot id, the place of its table in `tables`.
   """
 
   policy: Policy
   tables: Sequence[TableSpec]
   slot_table: Sequence[int]
 
-  # How much there is: int64 [], tensors or whole numbers.
+  # Sizes: int64 [] tensors, or ints.
   def size(self) -> TensorLike: ...
   def admitted_size(self) -> TensorLike: ...
   def bytes(self) -> TensorLike: ...
@@ -53,6 +53,6 @@ class RowTable(Protocol):
 
 
 def counts_of(store: RowTable, keys: TensorLike) -> tf.Tensor:
-  """Returns show and click of keys, float32 [u, 2]; 0 where a feature is absent."""
+  """Returns show and click of each key's feature, float32 [u, 2]; 0 for an absent feature."""
   columns = store.lookup(keys)
   return tf.cast(tf.stack([columns['show'], columns['click']], 1), tf.float32)

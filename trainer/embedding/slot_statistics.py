@@ -16,15 +16,16 @@ _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Chooses the logical shards that a process reads, about MOST_FEATURES over all processes.
+  """Chooses which logical shards a process reads for the statistics.
 
-  A hash spreads the keys over shards, so some shards are a fair sample.
+  All processes together read about MOST_FEATURES features. A hash spreads the keys over shards, so
+  some shards are a fair sample of all.
 
   Args:
     features: the number of features of all processes.
-    own: the shards of this process, as many as on every other process, or one more.
+    own: the shards of this process; processes have the same number of shards, or one more.
   Returns:
-    The shards, and their share of the features.
+    The shards to read, and their share of this process's shards.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
   count = max(1, round(share * len(own)))
@@ -35,10 +36,10 @@ Figure = float | list[int] | None
 
 
 class SlotStatistics:
-  """Sums over rows, by slot; the sums of several processes or of a checkpoint's parts add up.
+  """Sums over the rows of each slot; sums of several processes, or of a checkpoint's parts, add up.
 
   Args:
-    widths: the number of factors of a row, by table; F·D for ffm.
+    widths: name of a table -> the number of factors in its rows; F·D for ffm.
   """
 
   def __init__(self, cfg: Config, widths: Mapping[str, int]):
@@ -56,7 +57,7 @@ class SlotStatistics:
         self._sums[f'gram_{table}'] = np.zeros([slots, width, width])
 
   def add(self, chunk: Mapping[str, np.ndarray]) -> None:
-    """Adds rows as a store exports them and a checkpoint holds them."""
+    """Adds the rows of a chunk, which a store exported or a checkpoint holds."""
     slots = len(self._names)
     place = self._place[chunk['slot']]
     admitted = chunk['admitted'].astype(bool)
@@ -85,7 +86,7 @@ class SlotStatistics:
         self._sums[f'gram_{table}'][slot] += own.T @ own
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns arrays by name; the sum of two states is the state of both."""
+    """Returns the sums, name -> array; adding two states gives the state of all their rows."""
     return self._sums
 
   def result(
@@ -94,11 +95,11 @@ class SlotStatistics:
     """Returns the figures of each slot.
 
     Args:
-      state: a state or a sum of states.
-      share: the share of all features that was read, by which counts are divided.
+      state: the result of `state`, or a sum of several.
+      share: the share of all features that was read; counts are divided by it.
     Returns:
-      By slot: features, admitted, shows, clicks, ctr, norm (the mean of ‖v‖), effective_rank,
-      width, dead_columns (places of columns that are (almost) 0 everywhere) and bytes_share.
+      slot -> its features, admitted, shows, clicks, ctr, norm (the mean of ‖v‖), effective_rank,
+      width, dead_columns (which columns are almost 0 in all rows) and bytes_share.
     """
     figures: dict[str, dict[str, Figure]] = {}
     total_bytes = max(state['bytes'].sum(), 1)
@@ -126,10 +127,10 @@ class SlotStatistics:
     return figures
 
   def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Counts by slot the rows whose norms lie in each octave.
+    """Counts, for each slot, the rows whose norms lie in each octave.
 
     Returns:
-      float64 [octaves, 3] of each slot: left edge, right edge, count.
+      slot -> float64 [octaves, 3]: left edge, right edge, number of rows.
     """
     edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
     histograms = {}
@@ -142,7 +143,7 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns the effective rank of rows: the exponential of the entropy of their singular values.
+  """Returns the effective rank of the rows v: e to the entropy of their singular values.
 
   Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality".
 

@@ -1,4 +1,4 @@
-"""The store of a process's rows: our row store (the default) or TFRA's hash tables."""
+"""Makes the store of a process's rows: our row store (the default) or TFRA's hash tables."""
 
 from ops.row_store import RowStore
 from trainer.config import Config
@@ -7,10 +7,10 @@ from trainer.errors import UserError
 
 
 def store_class(cfg: Config) -> type[RowStore]:
-  """Returns the class that `sparse.store` names; both classes have the verbs of RowStore.
+  """Returns the class that `sparse.store` names: RowStore, or TfraStore, which has its verbs too.
 
   Raises:
-    UserError: if it is TFRA's, and TFRA is not installed.
+    UserError: if `sparse.store` is tfra, and TFRA is not installed.
   """
   if cfg.sparse.store == 'rows':
     return RowStore
@@ -31,9 +31,9 @@ def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> Ro
   """Makes the store that `sparse.store` names.
 
   Args:
-    name: graphs of parameter servers share the store by this name. None: only this process uses it.
+    name: the v1 graphs of all workers share the store by this name; None: it is not shared.
   Raises:
-    UserError: as `store_class`.
+    UserError: as in `store_class`.
   """
   return store_class(cfg)(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name

@@ -24,27 +24,29 @@ from ops.sharding import SHARDS
 
 
 class PackedRows(NamedTuple):
-  """The keys of a pull that one table has, and their packed rows."""
+  """The keys of a pull that belong to one table, by their places, and their packed rows."""
 
-  places: tf.Tensor  # int32 [n], places in the pull
+  places: tf.Tensor  # int32 [n], where these keys are among the keys of the pull
   rows: tf.Tensor  # float32 [n, R]
 
 
 class TfraRows(NamedTuple):
-  """The fields of ops.row_store.PulledRows, and the packed rows, which spare a push the look-up."""
+  """The fields of ops.row_store.PulledRows but `ids`, and the packed rows.
+
+  With these, a push need not look the rows up again.
+  """
 
   offsets: tf.Tensor
   linear: tf.Tensor
   factors: tf.Tensor
-  packed: list[PackedRows]  # by table
+  packed: list[PackedRows]  # one for each table
   show_click: tf.Tensor | tuple[()] = ()
 
 
 class TfraStore(FeatureLifecycle):
   """A row store on TFRA's tables; ops.row_store.RowStore describes its verbs and arguments.
 
-  In a v1 graph the tables are shared, by the names of their nodes, between processes that build
-  the same graph.
+  Processes that build the same v1 graph share its tables, by the names of the tables' nodes.
   """
 
   def __init__(
@@ -107,8 +109,8 @@ class TfraStore(FeatureLifecycle):
     step: TensorLike,
     add: bool = False,
   ) -> tf.Operation | None:
-    # Rows that were not pulled from this store are looked up here; no other such push comes between
-    # the look-up and the update. The keys are distinct.
+    # Rows that were not pulled from this store are looked up here; a critical section keeps other
+    # such pushes from coming between the look-up and the update. The keys are distinct.
     step, scale = tf.cast(step, tf.int64), tf.broadcast_to(scale, tf.shape(keys))
 
     def update(
@@ -122,7 +124,7 @@ class TfraStore(FeatureLifecycle):
       return row_optimizers.row_update(weights, gradient, scale, last, hyper, step, kind, add)
 
     def updated_row(t: int, admitted: tf.Tensor, places: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-      """Returns the packed rows [n, R] of one table after this step."""
+      """Returns the packed rows of one table after this step, float32 [n, R]."""
       spec, table_scale = self.tables[t], tf.gather(scale, places)
       start, had, last = self._linear_floats[t], old[:, -2] > 0, tf.bitcast(old[:, -1], tf.int32)
       gradient = tf.gather(linear_gradient, places)[:, None]
@@ -175,9 +177,9 @@ class TfraStore(FeatureLifecycle):
       self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
 
   def bytes(self) -> tf.Tensor:
-    """Returns the bytes that the lifecycle allocated and that rows fill, int64 [].
+    """Returns the bytes that the lifecycle has allocated plus those that rows fill, int64 [].
 
-    TFRA does not report how much it allocated.
+    TFRA does not report how much it has allocated.
     """
     rows = (table.size() * (8 + 4 * size) for table, size in zip(self._read_rows, self._row_sizes))
     return super().bytes() + sum(rows)
@@ -219,7 +221,7 @@ class TfraStore(FeatureLifecycle):
     return keys
 
   def _of_table(self, keys: TensorLike, t: int) -> tf.Tensor:
-    """Returns the places of the keys of table t, int32 [n]."""
+    """Returns which of `keys` belong to table t, as their places, int32 [n]."""
     slot = tf.cast(tf.bitwise.right_shift(keys, tf.constant(52, tf.int64)), tf.int32)
     return tf.cast(tf.where(tf.equal(tf.gather(self.slot_table, slot), t))[:, 0], tf.int32)
 
@@ -237,14 +239,15 @@ class TfraStore(FeatureLifecycle):
   def _with_factors(
     self, offsets: tf.Tensor, places: tf.Tensor, t: int
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the keys of a table that have factors, and the places of those in the flat factors.
+    """Finds which keys of a table have factors, and where these are in the flat factors.
 
     Args:
-      offsets: int32 [u + 1], of all keys.
-      places: int32 [n], of the table's keys.
-      t: the table.
+      offsets: int32 [u + 1], where the factors of each key of the pull begin.
+      places: int32 [n], the places of the table's keys in the pull.
+      t: the index of the table.
     Returns:
-      Places in `places`, int32 [m], and in the flat factors, int32 [m, D].
+      The indices of the keys with factors in `places`, int32 [m]; and the indices of their factors
+      in the flat factors, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)
