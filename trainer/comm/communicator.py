@@ -23,7 +23,7 @@ Value = TypeVar('Value')
 
 
 class Communicator(abc.ABC):
-  """The collectives of a job's processes."""
+  """The collectives, which all processes of a job call together."""
 
   rank: int  # this process's number, from 0
   size: int  # the number of processes, N
@@ -34,8 +34,8 @@ class Communicator(abc.ABC):
     """Sums tensors over the processes, inside or outside a tf.function.
 
     Args:
-      tensors: one or more of one dtype, float32, float64 or int64, of any shapes; the same shapes
-        on every process.
+      tensors: one or more tensors of one dtype (float32, float64 or int64), of any shapes; every
+        process passes the same dtype and shapes.
     Returns:
       Their sums, equal to the last bit on every process.
     """
@@ -61,15 +61,18 @@ class Communicator(abc.ABC):
     """Sums arrays over the processes.
 
     Args:
-      arrays: float32, float64 or int64, by name; the same names and shapes on every process.
+      arrays: name -> array of float32, float64 or int64; every process passes the same names and
+        shapes.
+    Returns:
+      name -> sum, the same on every process.
     """
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
-    """Sends `per_process[r]` to each process r; returns the values for this process, by rank."""
+    """Sends `per_process[r]` to each process r; returns what each rank sent to this process."""
 
   def gather(self, value: Plain) -> list[Plain]:
-    """Returns the values of all processes, by rank."""
+    """Returns the values of all processes, in the order of ranks."""
     return self.exchange([value] * self.size)
 
   def broadcast(self, value: Plain) -> Plain:
@@ -77,19 +80,19 @@ class Communicator(abc.ABC):
     return self.gather(value if self.rank == 0 else None)[0]
 
   def barrier(self) -> None:
-    """Returns when every process has called it."""
+    """Waits until every process has called it."""
     self.gather(None)
 
   def together(self, what: str, action: Callable[[], Value]) -> Value:
     """Runs `action`. If it fails on any process, all processes raise, so none waits for another.
 
     Args:
-      what: begins the messages of the operating system's errors, as 'cannot read FILE'.
+      what: begins the message if the operating system reports an error, such as 'cannot read F'.
       action: a function that calls no method of this communicator.
     Returns:
       The result of `action`.
     Raises:
-      UserError: this process's own error, or else that of the lowest rank.
+      UserError: this process's own error; if it has none, the error of the lowest rank with one.
     """
     value, own = None, None
     try:
@@ -106,7 +109,7 @@ class Communicator(abc.ABC):
 
 
 class SingleProcess(Communicator):
-  """The communicator of a job of one process."""
+  """The communicator of a job that is one process: it returns what it is given."""
 
   rank, size = 0, 1
 
@@ -121,19 +124,20 @@ class SingleProcess(Communicator):
 
 
 class RowExchange(Protocol):
-  """Makes all-to-alls of rows, one after another; different exchanges in a graph may overlap."""
+  """Runs all-to-alls of rows one after another; those of different exchanges may overlap."""
 
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank; every rank calls it, even without rows.
+    """Sends rows to every rank, and waits for theirs; every rank calls it, even without rows.
 
     Args:
       values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16. Each holds the
         rows for rank 0, then those for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank.
     Returns:
-      The rows that this rank received, in the same form: tensors [m, …] and counts int32 [N].
+      The rows that this rank received, those of rank 0 first: tensors [m, …]; and how many came
+      from each rank, int32 [N].
     """
     ...
 
@@ -143,10 +147,10 @@ _ROW_BYTES = 64
 
 
 class RankCommunicator(Communicator):
-  """A communicator of N ranks, which exchange rows.
+  """A communicator of N ranks, which can also open exchanges of rows.
 
   Args:
-    plain_data: the exchange that carries plain data, as rows of bytes.
+    plain_data: the exchange that carries plain data, encoded as rows of bytes.
   """
 
   def __init__(self, rank: int, size: int, plain_data: RowExchange):
@@ -154,7 +158,7 @@ class RankCommunicator(Communicator):
 
   @abc.abstractmethod
   def row_exchange(self, name: str) -> RowExchange:
-    """Opens a new exchange; every rank calls it, with the same name."""
+    """Opens a new exchange of rows; every rank calls it, with the same name."""
 
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     arrays = {name: np.asarray(array) for name, array in arrays.items()}

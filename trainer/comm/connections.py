@@ -25,7 +25,7 @@ class Connector:
 
   Args:
     communicator: exchanges the ranks' addresses.
-    host: where the other ranks reach this one; None: all ranks are on one machine.
+    host: the address at which the other ranks reach this one; None: all are on one machine.
   Raises:
     UserError: on every rank, if one has no free port.
   """
@@ -33,7 +33,7 @@ class Connector:
   def __init__(self, communicator: RankCommunicator, host: str | None, sync: Sync):
     self._rank, self._size = communicator.rank, communicator.size
     self._lost_seconds = sync.lost_peer_seconds
-    self._arrived: dict[tuple[str, int], Connection] = {}  # by set and rank; guarded by _changed
+    self._arrived: dict[tuple[str, int], Connection] = {}  # by (name, rank); guarded by _changed
     self._changed = threading.Condition()
     self._secret = bytes.fromhex(communicator.broadcast(secrets.token_hex(32)))
     self._listener = communicator.together(
@@ -43,12 +43,12 @@ class Connector:
     self._addresses = communicator.gather(self._listener.address)
 
   def connect(self, name: str) -> Connections:
-    """Makes a set of connections, one to every other rank. Every rank calls it.
+    """Makes a set of connections, one to every other rank. Every rank calls it, and waits for all.
 
     Args:
-      name: of the set; used once.
+      name: the name of the set, which no other set has.
     Raises:
-      ConnectionError: naming a rank that cannot be reached, or did not connect in time.
+      ConnectionError: if a rank cannot be reached or does not connect in time; it names the rank.
     """
     connections = {}
     for rank, address in enumerate(self._addresses[: self._rank]):
@@ -75,7 +75,7 @@ class Connector:
       connections |= {rank: self._arrived.pop((name, rank)) for rank in above}
     fds = [-1] * self._size
     for rank, connection in connections.items():
-      fds[rank] = _released(connection, self._lost_seconds)
+      fds[rank] = _as_descriptor(connection, self._lost_seconds)
     return Connections(fds, self._rank)
 
   def _accept(self, connection: Connection) -> None:
@@ -104,16 +104,19 @@ class ConnectionsCommunicator(RankCommunicator):
     return self._connector.connect(name)
 
 
-def _released(connection: Connection, lost_seconds: float) -> int:
-  """Turns a connection into a file descriptor for `Connections`; returns it."""
+def _as_descriptor(connection: Connection, lost_seconds: float) -> int:
+  """Closes a connection but keeps its socket. Returns the file descriptor of the socket.
+
+  If the socket is TCP, it reports a broken link within `lost_seconds`.
+  """
   fd = os.dup(connection.fileno())
   connection.close()
   with socket.socket(fileno=os.dup(fd)) as same:
     if same.family == socket.AF_UNIX:
       same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     else:
-      # The system probes an idle link, and drops a link on which nothing was acknowledged for
-      # `lost_seconds`.
+      # The system probes an idle link, and breaks a link whose other end has acknowledged nothing
+      # for `lost_seconds`.
       probe = max(1, int(lost_seconds / 4))
       same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
       same.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe)

@@ -1,15 +1,15 @@
-"""The heartbeat of a job of ranks: it ends the job if a rank dies, freezes or hangs, and names it.
+"""The heartbeat of a job of ranks: if a rank dies, freezes or hangs, it ends the job and names it.
 
 Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
 nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If
-one side is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the
-same exit status. If rank 0 itself is lost, each other rank prints that and ends.
+rank is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the same
+exit status. If rank 0 itself is lost, each other rank prints that and ends.
 
 The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits the waits
 of the start. Ranks find rank 0 through the key-value store of horovodrun. Anyone who reaches that
 store can read it, so it holds rank 0's address but no secret. The scripts of launch/ pass a secret
-to the ranks; without these scripts, the config serves as the secret, because a stranger on the
-network does not know it.
+to the ranks. Without these scripts a hash of the config is the secret, because a stranger on the
+network does not know the config.
 """
 
 import contextlib
@@ -36,19 +36,20 @@ from trainer.plain_data import JsonObject
 from trainer.runtime import Runtime
 
 EXIT_STATUS = 3  # of every process of a job that lost one
-_STATUSES = 1, 2, EXIT_STATUS  # with which a rank may end the others
+_STATUSES = 1, 2, EXIT_STATUS  # the exit statuses with which a rank may end the job
 _CONTINUE = 'The job ends; run the same command again to continue from the last checkpoint'
 _RENDEZVOUS_KEY = 'ctr_trainer/heartbeat'
-_ATTEMPT_SECONDS = 3  # of one request to the key-value store
+_ATTEMPT_SECONDS = 3  # the time limit of one request to the key-value store
 
 
 class Heartbeat(contextlib.AbstractContextManager):
   """Sends beats until the `with` block ends; an error in the block ends the job on every rank.
 
-  A UserError on any rank is printed once, and the exit status is 2.
+  An error, or the loss of a rank, ends the processes of all ranks, from any thread. A UserError on
+  any rank is printed once, and the exit status is 2.
 
   Attributes:
-    tell_lost: before the job ends because a rank was lost, rank 0 calls it with the reason.
+    tell_lost: called on rank 0, with the reason, before the loss of a rank ends the job.
   Raises:
     UserError: if rank 0 has no free port.
   """
@@ -59,7 +60,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     self._name = f'rank {runtime.rank} (process {os.getpid()} on {os.uname().nodename})'
     self._progress = time.monotonic()
     self._lock = threading.Lock()  # guards what follows
-    self._members: dict[int, _Peer] = {}  # by rank: for rank 0 all others, for others rank 0
+    self._members: dict[int, _Peer] = {}  # by rank: on rank 0 all others, on the others rank 0
     self._closing = self._ending = False
     self._secret = runtime.secret or hashlib.sha256(cfg.model_dump_json().encode()).digest()
     if self._rank == 0:
@@ -73,16 +74,16 @@ class Heartbeat(contextlib.AbstractContextManager):
       self._join(json.loads(self._request(runtime.rendezvous)))
 
   def progress(self) -> None:
-    """Notes that this rank makes progress; called after each step or chunk of slow work."""
+    """Records that this rank made progress; called after each step and each chunk of slow work."""
     self._progress = time.monotonic()
 
   def _idle(self) -> float:
     return time.monotonic() - self._progress
 
   def end(self, text: str, status: int) -> NoReturn:
-    """Ends the job: rank 0, or this rank if rank 0 does not answer, prints the text.
+    """Ends the processes of all ranks with this status; it does not return.
 
-    All ranks end with the status.
+    Rank 0 prints the text; if rank 0 does not answer, this rank does.
     """
     if self._rank == 0:
       self._end_all(text, status)
@@ -122,6 +123,8 @@ class Heartbeat(contextlib.AbstractContextManager):
 
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
     """Writes rank 0's record to the key-value store, or waits until it can be read there.
+
+    If neither succeeds within `sync.lost_peer_seconds`, it prints why and ends the process.
 
     Args:
       rendezvous: the store's URL.
@@ -184,7 +187,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     return messages.MessageConnection(connection, seconds, lambda: ['beat', self._idle()])
 
   def _expect_all(self) -> None:
-    """Ends the job if a rank has not come within `lost_peer_seconds`; runs on rank 0."""
+    """On rank 0: ends the job if a rank has not come within `sync.lost_peer_seconds`."""
     for _ in range(10):  # short waits, so that a pause of this process counts as one of them
       time.sleep(self._sync.lost_peer_seconds / 10)
       with self._lock:
@@ -200,7 +203,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Listening
 
   def _listen(self, member: '_Peer') -> None:
-    """Listens to another rank until it says goodbye."""
+    """Listens to another rank until that says goodbye, and ends the process if that is lost."""
     while True:
       try:
         match message := member.connection.receive_list():
@@ -222,7 +225,7 @@ class Heartbeat(contextlib.AbstractContextManager):
         return
 
   def _lose_stalled(self) -> None:
-    """Ends the job and names the rank that has made no progress for longest: others wait for it."""
+    """Ends the job, and names the rank without progress for longest, for which the others wait."""
     idle = {m.name: m.idle for m in self._members.values()} | {self._name: self._idle()}
     name = max(idle, key=idle.get)
     self._lose(name, f'it beats but has made no progress for {idle[name]:.0f} s')
@@ -231,10 +234,10 @@ class Heartbeat(contextlib.AbstractContextManager):
     text = f'{name} was lost: {why}. {_CONTINUE}.'
     if self._rank == 0:
       self._end_all(text, EXIT_STATUS)
-    _exit(text, EXIT_STATUS)  # it was rank 0 that was lost
+    _exit(text, EXIT_STATUS)  # only rank 0 can be lost here
 
   def _end_all(self, text: str, status: int) -> NoReturn:
-    """Ends all ranks; if several threads call it, the first one gives the reason. For rank 0."""
+    """On rank 0: ends all ranks. If several threads call it, the first one gives the reason."""
     with self._lock:
       first, self._ending = not self._ending, True
       members = list(self._members.values())
@@ -253,11 +256,11 @@ class Heartbeat(contextlib.AbstractContextManager):
 
 @dataclasses.dataclass
 class _Peer:
-  """Another rank, as this one knows it."""
+  """What this rank knows of another rank."""
 
   name: str
   connection: messages.MessageConnection
-  idle: float = 0.0  # seconds without progress, as of its last beat
+  idle: float = 0.0  # seconds without progress, as its last beat said
 
 
 def _exit(text: str, status: int) -> NoReturn:

@@ -1,7 +1,7 @@
 """The communicators of a Horovod job.
 
-By default, Horovod sums dense gradients and metrics by ring allreduce and carries plain data, and
-our own connections carry rows. The keys of `sync` may change that.
+By default, Horovod carries plain data and sums dense gradients and metrics by ring allreduce; our
+own connections carry rows. The keys of `sync` can change that.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from trainer.runtime import Runtime
 
 
 class HorovodCommunicator(RankCommunicator):
-  """The ranks of the job that Horovod started; `hvd.init` has been called.
+  """The communicator of ranks that Horovod started; call `hvd.init` before.
 
   Args:
-    open_row_exchange: opens the exchange of a name; None: Horovod's all-to-all.
+    open_row_exchange: opens the exchange of rows with a name; None: by Horovod's all-to-all.
   """
 
   def __init__(self, open_row_exchange: Callable[[str], RowExchange] | None = None):
@@ -44,8 +44,8 @@ class HorovodRowExchange:
   tensor of bytes.
 
   Args:
-    name: distinguishes exchanges that overlap in a graph. Outside of graphs ops have no names, so
-      only one exchange at a time may run there.
+    name: distinguishes exchanges that overlap in a graph. Eager ops have no names, so outside of
+      graphs only one exchange may run at a time.
   """
 
   def __init__(self, name: str):
@@ -69,14 +69,14 @@ class HorovodRowExchange:
 
 
 def _as_bytes(value: tf.Tensor, width: int) -> tf.Tensor:
-  """Returns [n, …] as uint8 [n, width]."""
+  """Returns the bytes of a tensor [n, …], as uint8 [n, width]."""
   if value.dtype != tf.uint8:
     value = tf.bitcast(value, tf.uint8)
   return tf.reshape(value, [-1, width])
 
 
 def _as_tensor(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-  """The inverse of `_as_bytes` for a tensor of the dtype and row shape of `like`."""
+  """Undoes `_as_bytes`: returns a tensor with the dtype and the row shape of `like`."""
   shape = [-1, *like.shape[1:]]
   if like.dtype == tf.uint8:
     return tf.reshape(rows, shape)
@@ -85,13 +85,13 @@ def _as_tensor(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def communicator(runtime: Runtime, sync: Sync) -> Communicator:
-  """Returns the communicator that the config asks for.
+  """Makes the communicator that the config asks for, and connects the ranks if it needs that.
 
   Every rank calls it, after trainer.runtime.start.
 
   Raises:
     UserError: on every rank, if one has no free port.
-    ConnectionError: naming a rank that cannot be reached.
+    ConnectionError: if a rank cannot be reached; the message names it.
   """
   if runtime.size == 1:
     return SingleProcess()
@@ -105,9 +105,9 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
 
 
 def nccl_version() -> int | None:
-  """Returns the version of NCCL that Horovod was built with, as 21903 for 2.19.3, or 0 without it.
+  """Returns the version of NCCL that Horovod was built with; 21903 stands for 2.19.3.
 
-  None: no Horovod is installed.
+  0: it was built without NCCL. None: Horovod is not installed.
   """
   try:
     import horovod.tensorflow as hvd

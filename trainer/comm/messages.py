@@ -1,11 +1,11 @@
 """Messages of plain data between processes: their encoding, and the connections that carry them.
 
-A message is a JSON text in which the dtype and shape stand for each NumPy array, followed by the
-bytes of the arrays. No message can run code. All hosts of a job must have the same byte order.
+A message is a JSON text, followed by the bytes of its NumPy arrays; in the text, an array's dtype
+and shape stand for it. No message can run code. All hosts of a job must have the same byte order.
 
 The standard library's `multiprocessing.connection` frames and authenticates messages: before the
-first message, both sides prove with an HMAC that they know the job's secret. A peer that does not
-prove it is dropped, and nobody waits for it.
+first message, both sides prove with an HMAC that they know the job's secret. If one side does not,
+the other closes the connection after a limited time.
 """
 
 import contextlib
@@ -28,14 +28,18 @@ from trainer.plain_data import Json, JsonObject, Plain
 
 _HEADER = struct.Struct('!QI')  # bytes of the whole message, bytes of its JSON text
 _ARRAY = '__array__'
-_KINDS = 'biufUS'  # of dtypes
-_BEATS = 10  # in `lost_seconds`
+_KINDS = 'biufUS'  # the kinds of NumPy dtypes that may be sent
+_BEATS = 10  # how many are sent within `lost_seconds`
 
 Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host, port]
 
 
 def encode(value: Plain) -> bytes:
-  """Returns plain data (see trainer.comm.communicator) as bytes. Raises: TypeError."""
+  """Returns plain data (see trainer.comm.communicator) as the bytes of a message.
+
+  Raises:
+    TypeError: if `value` is not plain data.
+  """
   arrays = []
 
   def plain(v: Plain) -> Json:
@@ -58,10 +62,10 @@ def encode(value: Plain) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Plain:
-  """Decodes a message of `encode`; its arrays are views of `data`.
+  """Returns the plain data of a message that `encode` made; its arrays are views of `data`.
 
   Args:
-    data: a message; bytes after it are ignored.
+    data: a message, which may be followed by other bytes; these are ignored.
   Raises:
     ValueError: if `data` does not begin with a whole message.
   """
@@ -101,11 +105,11 @@ class Listener:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
       this machine can reach.
     ports: the first and the last port to try; None: the system chooses one.
-    secret: the other side must know it.
-    lost_seconds: the time limit for authentication, and for the rest of a message once it began.
+    secret: the secret that the other side must know.
+    lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
-    address: for `connect`.
+    address: the address to give to `connect`.
   Raises:
     UserError: if no port of `ports` is free.
   """
@@ -143,10 +147,10 @@ class Listener:
 
 
 def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
-  """Connects to the Listener at `address`; the arguments are the listener's.
+  """Connects to the Listener at `address`; see there for `secret` and `lost_seconds`.
 
   Raises:
-    ConnectionError: if no process that knows the secret was reached; the text says why.
+    ConnectionError: if it reached no process that knows the secret; the message says why.
   """
   try:
     if isinstance(address, str):
@@ -161,20 +165,20 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
 
 
 def address_text(address: Address) -> str:
-  """Returns an address as messages show it."""
+  """Returns the text by which messages to users name an address."""
   return f'Unix socket {address}' if isinstance(address, str) else '{}:{}'.format(*address)
 
 
 class MessageConnection:
-  """Sends and receives messages over one connection; sends beats, which show that it is alive.
+  """Sends and receives messages over one connection, and sends beats, which show that it is alive.
 
-  A thread does the sending, so that `send` never waits. Both sides beat ten times in
+  A thread does the sending, so that `send` never waits. Both sides send ten beats within
   `lost_seconds`.
 
   Args:
     connection: from `connect` or a Listener.
-    lost_seconds: the other side counts as lost after this time without a message.
-    beat: returns the message to send as the next beat.
+    lost_seconds: after this time without a message, the other side counts as lost.
+    beat: makes the message to send as the next beat.
   """
 
   def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Plain]):
@@ -184,7 +188,7 @@ class MessageConnection:
     self._sender.start()
 
   def send(self, message: Plain) -> None:
-    """Sends plain data, in the order of the calls; returns at once."""
+    """Queues plain data to be sent, and returns at once. Raises TypeError as `encode`."""
     self._outgoing.put(encode(message))
 
   def receive(self) -> Plain:
@@ -192,7 +196,7 @@ class MessageConnection:
 
     Raises:
       ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent something
-        that is no message; the text says which.
+        that is no message; its own message says which.
     """
     try:
       # Several short waits: if this process itself was stopped for long, the other side's beats are
@@ -210,14 +214,18 @@ class MessageConnection:
       raise ConnectionError(f'its connection broke: {e.strerror or e}') from None
 
   def receive_list(self) -> list[Plain]:
-    """Receives a message that is a list: its kind, then arguments. Raises as `receive` does."""
+    """Waits for a message that is a list: its kind, then arguments.
+
+    Raises:
+      ConnectionError: as in `receive`, or if the message is something else.
+    """
     message = self.receive()
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
       raise not_understood(message)
     return message
 
   def close(self) -> None:
-    """Sends what is queued, then hangs up."""
+    """Sends what is queued, then hangs up; waits at most `lost_seconds`."""
     self._outgoing.put(None)
     if threading.current_thread() is not self._sender:
       self._sender.join(self._lost_seconds)
@@ -238,7 +246,7 @@ class MessageConnection:
           return
         self._connection.send_bytes(message)
     except OSError:
-      return  # `receive` notices it too, and raises the error
+      return  # `receive` meets the same error, and raises it
 
 
 def not_understood(message: Plain) -> ConnectionError:
@@ -275,7 +283,7 @@ def _authenticated(
 
   Args:
     connected: the socket.
-    secret: as of the Listener.
+    secret: as in Listener.
     seconds: the time limit.
     steps: `deliver_challenge` and `answer_challenge`, in this side's order.
   Raises:

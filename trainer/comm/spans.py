@@ -12,17 +12,17 @@ Outputs = TypeVar('Outputs')  # tensors, nested
 
 
 class Spans:
-  """Adds clocks to a graph at the beginnings and ends of its exchanges."""
+  """Measures exchanges in a graph: adds a clock at the beginning and at the end of each."""
 
   def __init__(self):
     self._stamps: list[tf.Tensor] = []
 
   def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
-    """Adds an exchange to the graph, and measures it.
+    """Adds an exchange to the graph, with clocks before and after it.
 
     Args:
-      exchange: adds its ops to the graph.
-      inputs: the measured span begins when these are computed.
+      exchange: adds the ops of the exchange to the graph.
+      inputs: the exchange, and its measured span, begin once these tensors are computed.
     Returns:
       The outputs of `exchange`.
     """
@@ -36,13 +36,17 @@ class Spans:
     return outputs
 
   def collect(self) -> tf.Tensor:
-    """Returns the spans since the last call, float64 [n, 2]: beginnings and ends in seconds."""
+    """Returns the spans of the exchanges that were added since the last call, and forgets them.
+
+    Returns:
+      float64 [n, 2], when each begins and ends, in seconds.
+    """
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 
 
 def seconds_of(spans: np.ndarray) -> float:
-  """Returns the total time of spans [n, 2]; overlaps count once."""
+  """Returns how many seconds are within any of these spans, [n, 2]; overlaps count once."""
   total, reached = 0.0, -np.inf
   for begins, ends in sorted(spans.tolist()):
     total += max(0.0, ends - max(begins, reached))

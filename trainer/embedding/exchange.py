@@ -73,7 +73,7 @@ class LocalRows:
   def weight_and_samples(
     self, weight: tf.Tensor, routed: Routing
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the weight of all ranks' samples, and the number of samples on lower and on all ranks.
+    """Returns the total weight of the batch, and how many samples lower ranks and all ranks have.
 
     Args:
       weight: as for `route`.

@@ -1,4 +1,4 @@
-"""The inputs of interactions: slot sums, dense columns, histories and what else a layer may need."""
+"""The inputs of interactions: slot sums, dense columns, histories and more."""
 
 from typing import NamedTuple
 
