@@ -318,7 +318,7 @@ class CoordinatorTest(tf.test.TestCase):
     in_thread(lambda: job.connect(0).gather(0))
     in_thread(lambda: job.connect(1).sum_arrays({}))
     self.assertEqual(job.coordinator.wait(), 1)
-    self.assertIn('do not call the same: worker 0 gather, worker 1 sum', self.said.getvalue())
+    self.assertIn('call different collectives: worker 0 gather, worker 1 sum', self.said.getvalue())
 
   def test_strangers_do_not_end_the_job(self):
     job = PlayedJob(self.sync(lost_peer_seconds=2), workers=1)

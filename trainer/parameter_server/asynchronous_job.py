@@ -19,8 +19,9 @@ class AsynchronousJob(Job):
   The next unit goes to the worker that asks next, so a slow worker delays nobody, and the unit of a
   lost worker goes to another. All workers meet before and after a pass, and for checkpoints.
 
-  A unit of ps_async is a whole global batch: each push is a step on the servers' one model. A unit
-  of ps_geo is one of N slices of it: N copies step on their own and are averaged.
+  In ps_async, a unit is a whole global batch, and each push is a step on the one model, which is on
+  the servers. In ps_geo with N workers, a unit is one of N slices of a global batch; each worker
+  trains a copy of the model, and the copies are averaged.
   """
 
   def open_run(self) -> None:
@@ -35,7 +36,7 @@ class AsynchronousJob(Job):
     self.step.load_local_state(state['local'])
 
   def _converting_processes(self) -> int:
-    return 1  # the first, because the number of workers changes
+    return 1  # only the first worker converts, because the number of workers changes
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
     cfg, progress = self.cfg, self.progress
@@ -45,7 +46,7 @@ class AsynchronousJob(Job):
       cfg.train.batch_size, slices, cfg.seed, progress.epoch, cfg.data.shuffle
     )
     while True:
-      # For workers that enter during the pass.
+      # What a worker receives that enters during the pass.
       state = {
         'progress': dataclasses.asdict(progress) | {'batch': max(1, progress.batch)},
         'ledger': self.state.ledger.state(),
@@ -73,7 +74,11 @@ class AsynchronousJob(Job):
       self.save()
 
   def _let_first_report(self) -> None:
-    """Lets the first of the present workers own the run_dir and write the reports."""
+    """Lets the first of the present workers own the run_dir and write the reports; all call it.
+
+    Raises:
+      UserError: on all workers, if the first cannot own the run_dir.
+    """
     is_first = self.communicator.rank == 0
     begins, ends = is_first and not self._reported, self._reported and not is_first
     if ends:

@@ -1,4 +1,4 @@
-"""A process's connection to the coordinator, which is also the communicator of the workers."""
+"""A process's connection to the coordinator; it is also the communicator of the workers."""
 
 import os
 import queue
@@ -23,35 +23,36 @@ from trainer.plain_data import Json, Plain
 
 
 class Process:
-  """Carries out the coordinator's commands to this process; tests replace it."""
+  """Ends, restarts or stops this process when the coordinator says so; tests replace it."""
 
   def end(self, status: int) -> None:
-    """Ends it at once."""
+    """Ends the process at once, with this exit status."""
     os._exit(status)
 
   def restart(self) -> None:
-    """Starts it again with the same command."""
+    """Replaces the process by a new one with the same command."""
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
   def ask_to_stop(self) -> None:
-    """Raises SIGTERM: the job saves its state and ends."""
+    """Sends itself SIGTERM, at which the job saves its state and ends."""
     signal.raise_signal(signal.SIGTERM)
 
 
 class CoordinatorClient(Communicator):
   """Connects a process to the coordinator, and waits until the job has formed.
 
-  `close_pass` may change rank and size.
+  A thread of it ends this process if the coordinator is lost or ends the job. `close_pass` may
+  change rank and size.
 
   Args:
-    address, secret: the coordinator's.
-    settings: values by name, which must be the same on all processes.
-    process: carries out the coordinator's commands.
+    address, secret: the address and the secret of the coordinator.
+    settings: name -> value; all processes must have the same.
+    process: ends, restarts or stops this process when the coordinator says so.
   Attributes:
     generation: how often the job has formed.
     independent: whether this worker claims units of a pass; collectives then return its own values.
-    late: whether this worker joined a running job. It calls `enter` first, and has rank 0 of 1
-      until the pass that it enters is closed.
+    late: whether this worker joined a running job. Such a worker calls `enter` first, and has rank
+      0 of 1 until the pass that it enters is closed.
   Raises:
     UserError: if the coordinator cannot be reached.
   """
@@ -88,7 +89,7 @@ class CoordinatorClient(Communicator):
     self.progress()
 
   def progress(self) -> None:
-    """Notes progress of this process; called once a step, or once a chunk of slow work."""
+    """Records that this process made progress; called after each step and chunk of slow work."""
     self._progress = time.monotonic()
 
   # Collectives
@@ -115,18 +116,18 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Waits until the other workers are within a pass; returns their `state` of `open_pass`."""
+    """Waits until the others are within a pass. Returns the `state` that they gave `open_pass`."""
     self._connection.send(['enter'])
     state = self._replies.get()
     self.late, self._entered = False, True
     return state
 
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
-    """Begins a pass, of which workers then claim units; all workers call it.
+    """Begins a pass, whose units workers then claim; all workers call it, and wait for each other.
 
     Args:
       work: arguments of WorkQueue: slices, first, total and pause_after.
-      state: for workers that enter.
+      state: what a worker receives that enters the pass later.
     """
     if self._entered:
       self._entered = False
@@ -135,25 +136,25 @@ class CoordinatorClient(Communicator):
     self.independent = True
 
   def claim(self, stop: bool, save: bool) -> Claimed:
-    """Reports the last unit as done and waits for another; the arguments are WorkQueue.claim's."""
+    """Reports this worker's last unit as done, and waits for the next; see WorkQueue.claim."""
     self._connection.send(['claim', stop, save])
     return Claimed(*self._replies.get())
 
   def close_pass(self) -> None:
-    """Waits for all workers of the pass; ranks may change."""
+    """Waits until all workers of the pass have called it, then takes its new rank and the size."""
     self.rank, self.size = self._meet('close_pass', None)
     self.independent = False
 
   # The end
 
   def bye(self, status: int) -> None:
-    """Reports this worker's exit status; the servers end after the last worker's report."""
+    """Reports this worker's exit status and disconnects; servers end after the last such report."""
     self._leaving = True
     self._connection.send(['bye', status])
     self._connection.close()
 
   def wait(self) -> int:
-    """Waits, on a server, until the job has ended; returns the exit status."""
+    """On a server: waits until the job has ended; returns the exit status."""
     return self._statuses.get()
 
   def stop(self) -> None:
@@ -161,7 +162,7 @@ class CoordinatorClient(Communicator):
     self._connection.send(['stop'])
 
   def end(self, text: str, status: int) -> None:
-    """Ends the job: every process prints the text and ends with the status."""
+    """Ends the job: every process, this one too, prints the text and ends with the status."""
     self._connection.send(['fail', text, status])
     self._ended.wait(min(10, self._lost_seconds))  # the coordinator's answer ends this process
     self._end(text, status)
@@ -169,8 +170,8 @@ class CoordinatorClient(Communicator):
   def end_by(self, error: Exception) -> None:
     """Ends the job because of an exception.
 
-    If a request was aborted, all workers go back to the last checkpoint instead. If TensorFlow
-    found another process gone, this one waits until the coordinator names it.
+    If a request to a server was aborted, all workers go back to the last checkpoint instead. If
+    TensorFlow reports that another process is gone, this one waits for the coordinator to name it.
     """
     if isinstance(error, tf.errors.AbortedError):  # see Servers._repeat
       self._connection.send(['refused', one_line(error)])

@@ -1,4 +1,4 @@
-"""The processes of a parameter-server job, from `TF_CONFIG`, and this one's TensorFlow server."""
+"""The processes of a parameter-server job, read from `TF_CONFIG`; starts a TensorFlow server."""
 
 import dataclasses
 import re
@@ -23,16 +23,16 @@ _ADDRESS = re.compile('.+:([0-9]{1,5})')
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Servers and workers, and which of them this process is."""
+  """The addresses of servers and workers, and which of them this process is."""
 
   servers: tuple[str, ...]  # addresses as host:port
-  workers: tuple[str, ...]  # likewise; a `chief` is worker 0
+  workers: tuple[str, ...]  # the same; a `chief` is worker 0
   kind: str  # 'ps' or 'worker'
-  index: int  # of this process among those of its kind
+  index: int  # which process of its kind this one is
 
   @property
   def name(self) -> str:
-    """This process in messages, as 'worker 1'."""
+    """The name of this process in messages, such as 'worker 1'."""
     return f'{self.kind} {self.index}'
 
   @property
@@ -45,10 +45,10 @@ class Cluster:
     """Returns the cluster that `TF_CONFIG` describes.
 
     Args:
-      tf_config: its value, decoded; None where it is not set.
+      tf_config: the value of `TF_CONFIG`, decoded from JSON; None if it is not set.
       mode: sync.mode.
     Raises:
-      UserError: naming the key of TF_CONFIG, the value found and the value wanted.
+      UserError: if it is wrong; the message names the key, and what was found and wanted.
     """
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
@@ -86,7 +86,7 @@ class Cluster:
     return cls(servers, workers, 'ps' if kind == 'ps' else 'worker', index)
 
   def settings(self) -> JsonObject:
-    """Returns the settings that all processes of a job must agree on, by name."""
+    """Returns the settings that must be equal on all processes of a job, name -> value."""
     return {
       'TF_CONFIG.cluster.ps': list(self.servers),
       'TF_CONFIG.cluster.worker': list(self.workers),
@@ -96,9 +96,9 @@ class Cluster:
     """Returns the IP address of this process's host.
 
     Args:
-      patience: seconds to wait until the host's name is known.
+      patience: how many seconds to wait until the host's name can be resolved.
     Raises:
-      UserError: if the host of TF_CONFIG has no address by then.
+      UserError: if the host in TF_CONFIG has no address by then.
     """
     host, began = self.address.rpartition(':')[0].strip('[]'), time.monotonic()
     while True:
@@ -124,7 +124,7 @@ class Cluster:
       'end the process that holds it'
     )
     with socket.socket() as probe:
-      # gRPC does the same: connections that linger on the port do not count.
+      # As in gRPC, connections on the port that are about to end do not count.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       try:
         probe.bind(('', port))

@@ -1,4 +1,4 @@
-"""The collective that workers are calling: who has arrived, and each worker's reply."""
+"""Collects the workers' calls of a collective, and computes each worker's reply."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +9,11 @@ from trainer.plain_data import Plain
 
 
 def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-  """Sums arrays by name, in the order of ranks, so that the same values give the same bits."""
+  """Sums arrays of the same name, in the order of ranks: the same values give the same bits.
+
+  Raises:
+    ValueError: if workers have arrays of different names, dtypes or shapes.
+  """
   layouts = [{k: (str(v.dtype), v.shape) for k, v in value.items()} for value in values]
   for layout in layouts:
     if layout != layouts[0]:
@@ -21,7 +25,7 @@ def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarr
   return [total] * len(values)
 
 
-# By kind: (the workers' values, by rank) -> their replies, by rank.
+# Kind -> a function that turns the values of all ranks into the replies to all ranks.
 _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
   'sum': _sums,
   'gather': lambda values: [values] * len(values),
@@ -32,21 +36,21 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
 
 
 class Completed(NamedTuple):
-  """A collective that all workers have called."""
+  """A collective that all workers have called, and their replies."""
 
   kind: str
-  values: list[Plain]  # by rank
-  replies: dict[int, Plain]  # by worker
+  values: list[Plain]  # in the order of ranks
+  replies: dict[int, Plain]  # worker -> its reply
 
 
 class Collectives:
-  """Workers arrive one after the other; once all have arrived, each gets its reply."""
+  """Holds the calls of a collective until all workers have called it; then each gets its reply."""
 
   def __init__(self) -> None:
     self._arrived: dict[int, tuple[str, Plain]] = {}
 
   def arrive(self, worker: int, kind: str, value: Plain) -> None:
-    """Notes that a worker has called a collective of a kind in `_REPLIES`."""
+    """Records that a worker has called a collective; `kind` is a key of `_REPLIES`."""
     self._arrived[worker] = kind, value
 
   def leave(self, worker: int) -> None:
@@ -54,8 +58,10 @@ class Collectives:
     self._arrived.pop(worker, None)
 
   def complete(self, workers: Iterable[int]) -> Completed | None:
-    """Completes the collective if all of `workers` have arrived; else returns None.
+    """If all of `workers` have called the collective, forgets their calls and returns it.
 
+    Returns:
+      None if a call is still missing.
     Raises:
       ValueError: if they call different collectives.
     """
@@ -66,7 +72,8 @@ class Collectives:
     for worker, kind in zip(workers, kinds):
       if kind != kinds[0]:
         raise ValueError(
-          f'workers do not call the same: worker {workers[0]} {kinds[0]}, worker {worker} {kind}'
+          'workers call different collectives: '
+          f'worker {workers[0]} {kinds[0]}, worker {worker} {kind}'
         )
     replies = _REPLIES[kinds[0]](values)
     return Completed(kinds[0], list(values), dict(zip(workers, replies)))

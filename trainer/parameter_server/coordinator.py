@@ -2,11 +2,12 @@
 
 Every process keeps a connection to it. The connections carry the workers' collectives (metrics,
 counts, barriers), the units of work that asynchronous workers claim, beats that show that a process
-is alive, and the goodbyes after which servers end. All waits are bounded: a process counts as lost
-if it is silent for `sync.lost_peer_seconds`, if it beats without progress for
-`sync.stalled_peer_seconds`, or if it has not come `sync.lost_peer_seconds` after the last process
-that came. The coordinator names it, and the mode decides whether the job ends, goes on without it,
-or goes back to the last checkpoint.
+is alive, and the goodbyes after which servers end.
+
+All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, or if
+its beats report no progress for `sync.stalled_peer_seconds`, or if it has not come
+`sync.lost_peer_seconds` after the process that came last. The coordinator names the lost process,
+and the mode decides whether the job ends, goes on without it, or goes back to the last checkpoint.
 """
 
 import dataclasses
@@ -37,9 +38,9 @@ class _Member:
   connection: messages.MessageConnection
   kind: str  # 'ps' or 'worker'
   index: int
-  name: str  # as 'worker 1'
+  name: str  # such as 'worker 1'
   process: str  # the name with the host and the process id
-  idle: float = 0.0  # seconds without progress, as of its last beat
+  idle: float = 0.0  # seconds without progress, as its last beat said
 
 
 class Coordinator:
@@ -49,11 +50,11 @@ class Coordinator:
   an asynchronous mode they claim units of work instead, and do not wait for one another.
 
   Args:
-    settings: values by name, which must be the same on all processes.
+    settings: name -> value; all processes must have the same.
     host: the address to listen at.
-    secret: known to all processes of the job; by default a random one.
+    secret: the secret that all processes of the job know; by default a random one.
   Attributes:
-    address, secret: for CoordinatorClient.
+    address, secret: the arguments of the same names of CoordinatorClient.
   Raises:
     UserError: if no port of sync.ports is free.
   """
@@ -62,7 +63,8 @@ class Coordinator:
     self, cluster: Cluster, sync: Sync, settings: Mapping[str, Json], host: str, secret: bytes = b''
   ):
     self._cluster, self._sync = cluster, sync
-    self._settings = messages.decode(messages.encode(dict(settings)))  # in the form of messages
+    # As the settings of the other processes arrive, in messages.
+    self._settings = messages.decode(messages.encode(dict(settings)))
     self._handlers = {
       'beat': self._on_beat,
       'meet': self._on_meet,
@@ -83,9 +85,9 @@ class Coordinator:
     self._view: list[int] = []  # the workers that meet, ascending; empty while the job forms
     self._collectives = Collectives()
     self._queue: WorkQueue | None = None  # within a pass of an asynchronous mode
-    self._pass_state: Plain = None  # for workers that enter it
-    self._entering: set[int] = set()  # workers that wait for a pass to enter
-    self._statuses: dict[int, int] = {}  # of the workers that have said goodbye
+    self._pass_state: Plain = None  # what a worker receives that enters the pass
+    self._entering: set[int] = set()  # workers that wait to enter a pass
+    self._statuses: dict[int, int] = {}  # exit statuses of the workers that have said goodbye
     self.secret = secret or secrets.token_bytes(32)
     listener = messages.Listener(host, sync.ports, self.secret, sync.lost_peer_seconds, self._serve)
     self.address = listener.address
@@ -102,7 +104,7 @@ class Coordinator:
 
   def stop(self) -> None:
     """Asks all workers to save the state and to stop; a signal handler may call it."""
-    # In a thread of its own, because the signal may come while this one holds the lock.
+    # A thread of its own does it: this one may hold the lock when the signal comes.
     threading.Thread(target=self._stop_workers, daemon=True).start()
 
   def _stop_workers(self) -> None:
@@ -181,7 +183,7 @@ class Coordinator:
       self._forming_since = time.monotonic()
       self._form()
     else:
-      # Rank 0 of 1 until the pass that it enters is closed.
+      # A late worker has rank 0 of 1 until the pass that it enters is closed.
       connection.send(['welcome', self._generation, 0, 1, True])
     return member
 
@@ -201,7 +203,7 @@ class Coordinator:
     return [name for name in servers + workers if name not in self._members]
 
   def _form(self) -> None:
-    """Starts the job once all processes have joined: tells each its rank."""
+    """Starts the job if all processes have joined: tells each of them its rank."""
     if set(self._missing()) - self._left_out:
       return
     self._generation += 1
@@ -213,7 +215,10 @@ class Coordinator:
       member.connection.send(['welcome', self._generation, *place, False])
 
   def _watch_forming(self) -> None:
-    """Prints which processes the job waits for, and gives up those that do not come in time."""
+    """While the job forms, prints which processes it waits for; in a thread of its own.
+
+    If some do not come in time, it goes on without them or ends the job, as the mode says.
+    """
     reminded = time.monotonic()
     while self._status is None:
       time.sleep(min(1, self._sync.lost_peer_seconds / 10))
@@ -269,7 +274,7 @@ class Coordinator:
     self._advance()
 
   def _send_back(self, text: str, when: str = '') -> None:
-    """Sends all workers back to the last checkpoint, then the job forms again."""
+    """Restarts all workers, which go back to the last checkpoint; the job then forms again."""
     text += f'. All go back to the last checkpoint{when}'
     self._cluster.say(text)
     for name in [name for name, m in self._members.items() if m.kind == 'worker']:
@@ -304,7 +309,7 @@ class Coordinator:
     self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)
 
   def _end(self, text: str, status: int) -> None:
-    """Ends all processes; only the first call has an effect."""
+    """Prints the text and ends all processes; only the first call has an effect."""
     if self._status is None:
       self._cluster.say(text, status)
       self._finish(status, ['end', text, status])
@@ -334,7 +339,7 @@ class Coordinator:
     return self._queue.workers if self._queue else self._view
 
   def _advance(self) -> None:
-    """Sends all replies that can be given now."""
+    """Sends workers all replies that can be given now: to collectives, to `enter` and to claims."""
     completed = self._collectives.complete(self._workers())
     if completed:
       if completed.kind == 'open_pass':

@@ -1,15 +1,15 @@
-"""Mode ps_geo: workers train copies of rows and dense variables, and merge differences at times.
+"""Mode ps_geo: each worker trains a copy of the model, and merges it with the servers at times.
 
-This is PaddlePaddle's GEO-SGD. A worker copies the rows that it uses; every `sync.geo_steps` steps
-it merges, with N workers:
+This is PaddlePaddle's GEO-SGD. A worker copies the dense variables, and the rows that it uses. With
+N workers, each does this after every `sync.geo_steps` of its steps:
 
-  its own changes:       difference = (local − old) / N;  server += difference;  old += difference
-  the others' changes:   local += server − old;  old = server
+  send its own changes:    difference = (local − old) / N;  server += difference;  old += difference
+  take others' changes:    local += server − old;  old = server
 
-Optimizer state stays with the worker; only FTRL's z changes with the weight, because the weight is
-computed from it. Copies are float32, also of tables in bfloat16. The servers admit features: shows
-and clicks go there with the differences, and a copy gets factors once the pulled row has them. A
-copy that the previous pass did not use is updated at its first use.
+Optimizer state stays with the worker. A merge changes only FTRL's z, from which FTRL computes the
+weight. Copies are float32, even if the table is bfloat16. The servers admit features: shows and
+clicks go there with the differences, and a copied row gets factors once the row on the server has
+them. A copied row that was not used in the previous pass is updated at its first use.
 """
 
 import dataclasses
@@ -35,18 +35,18 @@ from trainer.training.step import (
   check_finite,
 )
 
-# To admit a feature in the copy, it is given a number of shows that no real feature reaches.
+# A feature is admitted in the copy by giving it a number of shows that no real feature reaches.
 _ADMITTING_SHOWS = 2.0**40
 
 
 class GeoStep(WorkerStep):
-  """The step of mode ps_geo: steps on this worker's copy of the model, merged every `geo_steps`."""
+  """The step of mode ps_geo: trains this worker's copy of the model, and merges it at times."""
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    self._rows_lag = False  # copies catch up as they are trained
+    self._rows_lag = False  # a copied row catches up when it is trained
     self._share = 1 / len(cluster.workers)
     self._every = cfg.sync.geo_steps
     policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')
@@ -56,7 +56,7 @@ class GeoStep(WorkerStep):
       row_store.RowStore(policy, tables=tables, slot_table=embedding.slot_table, seed=cfg.seed)
       for _ in range(2)
     )
-    self._old_dense = None  # arrays; None outside a pass
+    self._old_dense = None  # arrays at the last merge; None outside a pass
     self._touched, self._steps = [], 0  # since the last merge: (keys, shows, clicks) of each step
     self._step_here = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -70,7 +70,7 @@ class GeoStep(WorkerStep):
       self._old_dense = [v.numpy() for v in self.dense.trainable]
     keys = deduped.unique.numpy()
     columns = self._local.lookup(deduped.unique)
-    # `finish_pass` ages all copies; a push resets the age.
+    # `finish_pass` ages all copied rows; a push sets the age back to 0.
     outdated = keys[(columns['unseen_days'].numpy() > 0) | ~columns['exists'].numpy()]
     if len(outdated):
       self._follow(outdated)
@@ -90,11 +90,11 @@ class GeoStep(WorkerStep):
   def _train_copies(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Trains this worker's copies; returns Σ weight·loss and Σ weight."""
+    """Takes one step on this worker's copies; returns Σ weight·loss and Σ weight of the batch."""
     sums = self.dense.gradients(batch, deduped, rows, tf.stack([self._step_here, 0]))
     scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
     self.dense.apply(sums.dense, scale, self._step_here)
-    zeros = tf.zeros_like(deduped.shows)  # the servers count
+    zeros = tf.zeros_like(deduped.shows)  # only the servers count shows and clicks
     by, step = self.servers.scale(scale, deduped.shows), self._step_here.assign_add(1)
     gradients, hyper = (sums.linear, sums.factors), self.dense.row_hyperparameters(step)
     self._local.push(deduped.unique, rows, zeros, zeros, *gradients, by, hyper, step)
@@ -107,14 +107,14 @@ class GeoStep(WorkerStep):
     changes: row_store.PulledRows,
     shows: np.ndarray | None = None,
   ) -> None:
-    """Adds differences of rows, and shows if given, to a copy."""
+    """Adds `changes` to the rows of one copy, and `shows`, if given, to their features."""
     zeros, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
     shows = zeros if shows is None else shows
     gradients = changes.linear, changes.factors
     store.push(keys, changes, shows, zeros, *gradients, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys: np.ndarray) -> None:
-    """Adds the servers' changes to the copies: local += server − old; old = server."""
+    """Adds to the copied rows what changed on the servers: local += server − old; old = server."""
     server, _, _ = self.servers.pull(keys, True)
     for store in (self._local, self._old):
       self._follow_lifecycle(store, keys, has_factors=np.diff(server.offsets) > 0)
@@ -126,7 +126,10 @@ class GeoStep(WorkerStep):
   def _follow_lifecycle(
     self, store: row_store.RowStore, keys: np.ndarray, has_factors: np.ndarray
   ) -> None:
-    """Gives factors to exactly those features of a copy that have them on the servers."""
+    """Lets exactly those features of a copy have factors that have them on the servers.
+
+    It creates absent features, and creates those anew that lost their factors on the servers.
+    """
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)
     if evicted.any():
@@ -142,7 +145,7 @@ class GeoStep(WorkerStep):
       self._add(store, new, row_store.PulledRows(ids, offsets, linear, factors), shows)
 
   def _merge(self) -> None:
-    """Sends this worker's differences to the servers, and adds the others' to the copies."""
+    """Sends this worker's changes to the servers, and adds the other workers' to the copies."""
     if not self._steps:
       return
     touched = dedupe(*(np.concatenate(column) for column in zip(*self._touched)))
@@ -188,16 +191,16 @@ class GeoStep(WorkerStep):
       store.clear()
 
   def _take(self, state: list[np.ndarray]) -> None:
-    # Each worker keeps its own optimizer slots; a checkpoint holds those of worker 0.
+    # The optimizer's variables stay each worker's own; a checkpoint holds those of worker 0.
     for variable, value in zip(self.dense.trainable, state):
       if isinstance(self.dense.optimizer, tf.keras.optimizers.legacy.Ftrl):
         self._solve_ftrl(variable, value)
       variable.assign(value)
 
   def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
-    """Sets FTRL's z so that it gives the new weight, as AddToRow does for rows.
+    """Sets FTRL's z so that the new weight follows from it, as AddToRow in C++ does for rows.
 
-    The denominator is that of TensorFlow's ResourceApplyFtrl.
+    It divides by the denominator in TensorFlow's ResourceApplyFtrl.
     """
     optimizer = self.dense.optimizer
     settings = optimizer.get_config()

@@ -1,4 +1,4 @@
-"""The rows on all servers as one RowTable."""
+"""Lets workers treat the rows on all servers as one table."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +20,9 @@ _HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 class RowsOnServers:
   """The rows on all servers as one RowTable, whose work the workers share.
 
-  Verbs on features (select, export_state) cover the logical shards of this worker: those that rank
-  r of M would own. For verbs on whole servers (size, decay, age, evict), exactly one worker calls
-  each server. ops.row_store.RowStore describes each verb.
+  Verbs on features (select, export_state) cover the logical shards that this worker, as rank r of
+  M, would own if the workers kept the rows. In verbs on whole servers (size, decay, age, evict),
+  exactly one worker calls each server. ops.row_store.RowStore describes each verb.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
@@ -43,12 +43,12 @@ class RowsOnServers:
     return owner_of(shard, self._servers.count)
 
   def _own(self) -> list[FeatureLifecycle]:
-    """Returns the stores that this worker calls: those whose first shard is its own."""
+    """Returns the stores that this worker alone calls: their first shard is one of its shards."""
     first = [shards_of(i, self._servers.count)[0] for i in range(self._servers.count)]
     return [store for store, shard in zip(self._remote, first) if shard in self._shards()]
 
   def _together(self, verb: Callable[[FeatureLifecycle], None]) -> None:
-    """Applies a verb to all servers while no worker does anything else; every worker calls it."""
+    """Applies a verb to all servers while all workers wait; every worker calls it."""
     self._communicator.barrier()
     for store in self._own():
       verb(store)
@@ -117,14 +117,15 @@ class RowsOnServers:
     keys = np.asarray(keys)
     servers = self._server_of(shard_of(keys))
     by_server = [self._remote[i].lookup(keys[servers == i]) for i in range(self._servers.count)]
-    places = np.argsort(np.argsort(servers, kind='stable'))  # of the keys, ordered by server
+    # Where each key is when the keys are ordered by server.
+    places = np.argsort(np.argsort(servers, kind='stable'))
     return {
       name: np.concatenate([columns[name] for columns in by_server])[places]
       for name in by_server[0]
     }
 
   def pull(self, keys: TensorLike, train: bool) -> PulledRows:
-    """Reads rows; the keys are distinct and ordered by logical shard."""
+    """Reads rows; the keys must be distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
   def export_state(self, shards: range | None = None) -> Iterator[dict[str, np.ndarray]]:
@@ -138,7 +139,7 @@ class RowsOnServers:
     return self._remote[0].within(chunk, shards)
 
   def import_state(self, source: Iterable[Chunk]) -> None:
-    """Adds exported chunks; all workers have called `clear` before."""
+    """Adds exported chunks to the servers' rows; all workers must have called `clear` before."""
     for chunk in source:
       for i in np.unique(self._server_of(shard_of(chunk['key']))):
         own = self.within(chunk, shards_of(i, self._servers.count))

@@ -1,11 +1,11 @@
 """A process of a parameter-server job: servers keep rows and dense variables, workers train.
 
-`TF_CONFIG` says who is who.
+`TF_CONFIG` says which process is which.
 
   mode       which gradients the servers apply                                 who takes a step
   ps         the sum of all workers' gradients, as one process would           all workers together
-  ps_async   each worker's gradients, as they come                             each worker
-  ps_geo     none: workers train copies and merge their differences at times   each worker
+  ps_async   each worker's gradients, as they come                             each worker alone
+  ps_geo     none: workers train copies and merge their differences at times   each worker alone
 
 The parts:
   cluster              the processes that TF_CONFIG describes
@@ -46,13 +46,15 @@ v1 = tf.compat.v1
 
 
 def run(cfg: Config, cluster: Cluster) -> int:
-  """Runs this process's part of a job; returns its exit status.
+  """Runs this process's part of a job, until the job ends; returns the exit status.
+
+  Once the processes have met, an error or a lost process ends this process at once.
 
   Raises:
     UserError: for a mistake that was found before the processes met.
   """
   _check(cfg)
-  # The servers run our ops too, and TFRA's, if it keeps the rows.
+  # The servers need our ops too, and TFRA's if it keeps the rows.
   library.load()
   store_class(cfg)
   settings = flatten(cfg.model_dump()) | cluster.settings()
@@ -111,7 +113,7 @@ def _check(cfg: Config) -> None:
 
 
 def _coordinator_variable() -> tf.Variable:
-  """Makes the variable on server 0 that holds the coordinator's address and secret."""
+  """Adds to the graph the variable on server 0 with the coordinator's address and secret."""
   with tf.device('/job:ps/task:0/device:CPU:0'):
     return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
 
@@ -127,10 +129,10 @@ def _publish(target: str, coordinator: Coordinator) -> None:
 
 
 def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes]:
-  """Returns the coordinator's address and secret, once server 0 has published them.
+  """Waits until server 0 has published the coordinator's address and secret; returns them.
 
   Raises:
-    UserError: if server 0 does not answer within `patience` seconds.
+    UserError: if server 0 has not answered within `patience` seconds.
   """
   began = reminded = time.monotonic()
   config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)
@@ -138,13 +140,13 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
     read = _coordinator_variable().read_value()
     while True:
       try:
-        # Not the session's own `with`, which closes it in a thread that prints a stack trace.
+        # The session's own `with` would close it in a thread, which prints a stack trace.
         opened = v1.Session('grpc://' + cluster.servers[0], config=config)
         with contextlib.closing(opened) as session:
           address, secret = json.loads(session.run(read))
           return address, runtime.secret() or bytes.fromhex(secret)
       except tf.errors.OpError:
-        pass  # it has not started, or not published anything
+        pass  # server 0 has not started, or has not published the record
       now = time.monotonic()
       if now - began > patience:
         raise UserError(

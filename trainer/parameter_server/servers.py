@@ -1,8 +1,9 @@
 """A worker's access to the servers: a v1 graph placed on /job:ps, and the session that runs it.
 
-Rows and dense variables are on the servers. Every worker builds the same graph and shares its
-resources by name, in a new container each time the job forms. Workers and servers exchange keys,
-values (as `sparse.exchange_dtype`), counts and dense tensors, never optimizer state.
+Rows and dense variables are on the servers. Every worker builds the same graph, and workers share
+its resources by name, in a new container each time the job forms. In a step, workers and servers
+exchange keys, values (of the dtype `sparse.exchange_dtype`), counts and dense tensors, but no
+optimizer state.
 """
 
 import contextlib
@@ -37,30 +38,30 @@ Fetched = TypeVar('Fetched')  # arrays, nested
 
 
 class Push(NamedTuple):
-  """What a worker sends for a step; keys are distinct and ordered by server."""
+  """What a worker sends to the servers in a step; keys are distinct and ordered by server."""
 
   keys: Array  # int64 [u]
   shows: Array  # float32 [u]
   clicks: Array  # float32 [u]
   buffer: Array  # exchange_dtype [m], gradients or differences of rows, packed by ops.packing
   keys_per_server: Array  # int32 [S]
-  values_per_server: Array  # int32 [S], of `buffer`
+  values_per_server: Array  # int32 [S], how many values of `buffer` go to each server
   dense: list[Array]  # gradients or differences of the dense variables
-  counts: Array  # float32 [5], as StepCounts
+  counts: Array  # float32 [5], the fields of StepCounts
 
 
 class Servers:
-  """The state on the servers, and a worker's verbs on it.
+  """Reads and updates the state on the servers, for one worker.
 
   Args:
     target: the address of this worker's tf.distribute.Server.
     dense: this worker's dense part; the servers' dense variables have the same shapes.
   Attributes:
     count: the number of servers.
-    stores: of rows, by server, within the graph.
-    bytes: how many this worker's steps have sent and received.
+    stores: for each server its store of rows, within the graph.
+    bytes: how many bytes this worker's steps have sent and received.
     session: runs the graph.
-    patience: seconds to wait for the answer to a request.
+    patience: how many seconds to wait for the answer to a request.
   """
 
   def __init__(
@@ -111,13 +112,13 @@ class Servers:
 
   @contextlib.contextmanager
   def _placed(self, server: int) -> Iterator[None]:
-    """Adds ops to the graph, on a server, in the container of this generation of the job."""
+    """Places the ops made within it on a server, in the container of this generation of the job."""
     container = f'generation{self._communicator.generation}'
     with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
       yield
 
   def _dense_variables(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Variable]:
-    """Makes the dense variables, each on the least loaded server; zeros until `assign`."""
+    """Makes the dense variables, each on the server with the fewest numbers; all 0 at first."""
     held, variables = [0] * self.count, []
     for i, shape in enumerate(shapes):
       server = held.index(min(held))
@@ -126,7 +127,7 @@ class Servers:
         variables.append(tf.Variable(tf.zeros(shape), name=f'dense_{i}'))
     return variables
 
-  # Graphs of a step; each *_graph method returns (fetches, feeds)
+  # The graphs of a step; each method *_graph adds one and returns its (fetches, feeds)
 
   def _on_worker(self) -> contextlib.AbstractContextManager:
     return tf.device(f'/job:worker/task:{self._cluster.index}/device:CPU:0')
@@ -175,16 +176,18 @@ class Servers:
     return feeds, list(zip(*columns))
 
   def _rates_at(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the factor of learning rates after `steps`, and the rows' hyperparameters."""
+    """Returns the learning rates' factor after `steps` steps, and the rows' hyperparameters."""
     rate = self._rate.read_value() * schedule.factor(self._train.schedule, steps)
     return rate, self._embedding.hyper(rate)
 
   def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-    """Returns the factor of the features' gradients, float32 [1] or [u] (sparse.gradient_scale).
+    """Returns by what to multiply the features' gradients, according to sparse.gradient_scale.
 
     Args:
-      scale: float32 [], 1 over the weight of the step's samples.
-      shows: float32 [u], of the features.
+      scale: float32 [], 1 / the weight of the step's samples.
+      shows: float32 [u], the shows of the features in this step.
+    Returns:
+      float32 [1] or [u].
     """
     return 1 / tf.maximum(shows, 1) if self._per_feature else tf.reshape(scale, [1])
 
@@ -195,7 +198,7 @@ class Servers:
     return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
 
   def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Mode ps: queues hold the gradients until all workers have sent theirs; the chief pushes."""
+    """Mode ps: queues collect the gradients of all workers; the chief then takes one step."""
     workers = self._communicator.size
     feeds, parts = self._push_feeds()
     all_counts = tf.Variable(tf.zeros([_COUNTS]), trainable=False, name='counts')
@@ -215,7 +218,7 @@ class Servers:
       pushes = []
       for i, store in enumerate(self.stores):
         with tf.device(_on_server(i)):
-          # In the order of the workers, not of arrival.
+          # In the order of the workers, whichever arrived first.
           keys, shows, clicks, buffers = zip(*(q.dequeue() for q in queues[i]))
           sizes = tf.stack([tf.size(k) for k in keys])
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
@@ -228,23 +231,23 @@ class Servers:
       dense = self._apply_dense(gradients, scale, rate)
       return tf.group(dense, all_counts.assign(counts), *pushes)
 
-    # The rows of all workers are there before their counts are.
+    # A worker's counts follow its row gradients, so once all counts are there, all gradients are.
     with tf.control_dependencies(waiting):
       counts = tf.identity(feeds.counts)
-    # The counts travel as one more gradient, so that the division by the weight of all workers'
-    # samples happens once, in `apply_sums`.
+    # The counts travel as one more gradient, so that `apply_sums` has the weight of all workers'
+    # samples, and divides by it once.
     sums, variables = [*feeds.dense, counts], [*self._dense, all_counts]
     self._synced = synced_step(sums, variables, workers, apply_sums)
     with tf.control_dependencies([self._synced.push]):
       return all_counts.read_value(), tf.nest.flatten(feeds)
 
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Modes ps_async and ps_geo: the servers apply each worker's push at once.
+    """Modes ps_async and ps_geo: the servers apply a worker's push without waiting for others.
 
     Args:
-      differences: whether a push holds differences to add to rows and dense variables (ps_geo), and
-        counts[0] is their number of steps. Else it holds gradients, which are divided by the weight
-        of this worker's own samples.
+      differences: True (ps_geo): a push holds differences to add to rows and dense variables, and
+        counts[0] is the number of steps in which they arose. False: it holds gradients, which are
+        divided by the weight of this worker's own samples.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
@@ -254,7 +257,8 @@ class Servers:
     pushes = []
     for i, (store, (keys, shows, clicks, buffer)) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
-        # Packed as rows are: another worker may admit a feature between this one's pull and push.
+        # Gradients are packed as rows, which say which features have factors: another worker may
+        # admit a feature between this worker's pull and push.
         size = tf.size(keys)[None]
         linear, factors, offsets = packing.unpack_rows(
           buffer, size, keys, store.slot_table, store.widths
@@ -274,17 +278,25 @@ class Servers:
   # A step
 
   def start(self, state: Sequence[np.ndarray]) -> None:
-    """Sets the dense variables and the optimizer slots; only the first worker calls it."""
+    """Initialises the servers' variables, and prepares the chief's queues in mode ps.
+
+    Only the first worker calls it.
+
+    Args:
+      state: the values of the dense variables, then of the optimizer's variables.
+    """
     self.session.run(self._initialize)
     self.assign(state=state)
     if self._in_lockstep:
       self.session.run(self._synced.start_chief)
 
   def start_worker(self, failed: Callable[[Exception], None]) -> None:
-    """Prepares this worker, after `start`.
+    """Prepares this worker for steps in mode ps; called after `start`.
+
+    On the first worker it starts a thread, which takes each step once all workers have sent theirs.
 
     Args:
-      failed: called with the error if the chief's part of a step fails.
+      failed: called in this thread with the error, if a step fails there.
     """
     if not self._in_lockstep:
       return
@@ -306,14 +318,14 @@ class Servers:
   def pull(
     self, keys: np.ndarray, train: bool
   ) -> tuple[row_store.PulledRows, np.ndarray, list[np.ndarray]]:
-    """Reads rows of distinct keys.
+    """Reads the rows of distinct keys and, for a training step, the dense variables.
 
     Args:
       keys: int64 [u], ordered by logical shard.
-      train: whether for a step, which needs the dense variables too.
+      train: whether it is for a training step.
     Returns:
-      Rows of NumPy arrays without ids, the number of keys of each server (int32 [S]), and the dense
-      variables.
+      The rows as NumPy arrays, without ids; the number of keys on each server, int32 [S]; and the
+      dense variables ([] unless `train`).
     """
     pull = functools.partial(self._pulls[train], keys)
     linear, factors, offsets, sent, values, *dense = self._repeat(pull)
@@ -323,7 +335,13 @@ class Servers:
     return row_store.PulledRows(_NO_IDS, offsets, linear, factors, counts), sent, dense
 
   def push(self, push: Push) -> np.ndarray:
-    """Sends a step; returns the counts of all workers in mode ps, else the number of steps."""
+    """Sends what a step changes, and waits until the servers have applied it.
+
+    In modes ps_async and ps_geo it warns and returns if no answer comes in time.
+
+    Returns:
+      In mode ps the counts of all workers' samples, float32 [5]; else the number of steps so far.
+    """
     arrays = tf.nest.flatten(push)
     self.bytes += sum(array.nbytes for array in arrays)
     if self._in_lockstep:
@@ -337,7 +355,7 @@ class Servers:
       return self.state()[1]
 
   def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
-    """Runs a read: again each time it gets no answer in time, and once more if it was aborted.
+    """Runs a read; runs it again each time that it gets no answer in time, and once if aborted.
 
     TensorFlow draws the ids of requests at random, and a server aborts a request whose id is among
     its last 100,000: about once in 50,000 runs. If a worker aborts its part of a run, the server
@@ -357,7 +375,12 @@ class Servers:
   # State
 
   def state(self) -> tuple[list[np.ndarray], int, float]:
-    """Returns dense variables and optimizer slots, the number of steps, and the rate's factor."""
+    """Returns the state of the servers.
+
+    Returns:
+      The dense variables, then the optimizer's variables, in one list; the number of steps; and the
+      factor of the learning rates.
+    """
     *state, step, rate = self._repeat(functools.partial(self.session.run, self._state_fetches))
     return state, step, rate
 
@@ -367,7 +390,7 @@ class Servers:
     step: int | None = None,
     rate: float | None = None,
   ) -> None:
-    """Sets the given parts of the state; no worker may be training."""
+    """Sets those parts of the state that are given; no worker may be training."""
     old = self.state()
     state, step, rate = (a if b is None else b for a, b in zip(old, (state, step, rate)))
     self.session.run(self._assign_state, dict(zip(self._state_feeds, [*state, step, rate])))
@@ -383,12 +406,12 @@ class Servers:
     """Runs an op on a server as if it were eager here; returns eager tensors.
 
     Args:
-      server: its index.
-      only_reads: whether the op may run again if it gets no answer.
+      server: the index of the server.
+      only_reads: whether the op changes nothing, so that it may run again if it gets no answer.
       function: makes the op.
-      *args: of the function. Arrays are fed. All others become part of the graph, to which the op
-        is added once for each function and such arguments.
-      **kwargs: likewise.
+      *args: its arguments. Arrays are fed. All others become part of the graph, to which the op is
+        added once for each function with such arguments.
+      **kwargs: the same.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))
@@ -413,7 +436,7 @@ class Servers:
 
 
 def cpu_config(**options: object) -> v1.ConfigProto:
-  """Returns session options for CPUs only, with this process's number of threads."""
+  """Returns session options that use no GPU, and as many threads as this process has."""
   threads = tf.config.threading.get_intra_op_parallelism_threads()
   return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **options)
 
@@ -427,7 +450,7 @@ def _within(seconds: float) -> v1.RunOptions:
 
 
 def _is_array(value: object) -> bool:
-  """Returns whether a value is fed to the graph: an array or an eager tensor."""
+  """Returns whether a value is an array or an eager tensor, which `call` feeds to the graph."""
   if tf.is_tensor(value):
     return not tf.is_symbolic_tensor(value)
   return isinstance(value, (np.ndarray, np.generic))

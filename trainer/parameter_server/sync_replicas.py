@@ -14,8 +14,8 @@ class _ApplyOptimizer(v1.train.Optimizer):
   """The optimizer that SyncReplicasOptimizer lets the chief run once a step.
 
   Args:
-    workers: their number.
-    apply_sums: as of `synced_step`.
+    workers: the number of workers.
+    apply_sums: see `synced_step`.
   """
 
   def __init__(self, workers: int, apply_sums: ApplySums):
@@ -29,8 +29,8 @@ class _ApplyOptimizer(v1.train.Optimizer):
     name: str | None = None,
   ) -> tf.Operation:
     sums = [mean * self._workers for mean, _ in grads_and_vars]
-    # The chief waits here for the workers' sums; until they come, learning rates and counters may
-    # change.
+    # The chief waits here for the workers' sums. Learning rates and counters may change until the
+    # sums come, so they are read after that.
     with tf.control_dependencies(sums):
       applied = self._apply_sums(sums)
     with tf.control_dependencies([applied]):
@@ -38,12 +38,12 @@ class _ApplyOptimizer(v1.train.Optimizer):
 
 
 class SyncedStep(NamedTuple):
-  """The ops of `synced_step`."""
+  """The ops that `synced_step` adds to a graph."""
 
   push: tf.Operation  # sends this worker's sums and waits until the chief has taken the step
   run_chief: tf.Operation  # takes one step once all workers have sent their sums
-  start_chief: tf.Operation
-  start_worker: tf.Operation  # after start_chief
+  start_chief: tf.Operation  # prepares the chief, before the first step
+  start_worker: tf.Operation  # prepares a worker, after start_chief
 
 
 def synced_step(
@@ -52,13 +52,13 @@ def synced_step(
   workers: int,
   apply_sums: ApplySums,
 ) -> SyncedStep:
-  """Adds a step that all workers take together to a v1 graph.
+  """Adds to a v1 graph a step that all workers take together.
 
   Args:
-    sums: of this worker's samples.
-    variables: of the shapes of `sums`.
-    workers: their number.
-    apply_sums: takes the sums of all workers; returns an op.
+    sums: the tensors that this worker sends, sums over its samples.
+    variables: one variable for each of `sums`, of the same shape.
+    workers: the number of workers.
+    apply_sums: makes the op that takes the step, from the sums over all workers.
   """
   global_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='tokens')
   logger = tf.get_logger()

@@ -9,22 +9,22 @@ class Claimed(NamedTuple):
 
   unit: int | None  # None: no work is left
   reason: str | None = None  # if none is left: 'end' of the pass, 'stop', or 'save' a checkpoint
-  batches: int = 0  # if none is left: how many batches of the pass are done
+  batches: int = 0  # if none is left: the number of batches of the pass that are done
 
 
 class WorkQueue:
-  """Hands out the units of a pass, each of them once.
+  """Hands out the units of a pass, each of them once; a unit whose worker is lost, again.
 
   Unit u is slice u % slices of batch u // slices. The work ends after a whole batch: at the end of
   the pass, or earlier for a checkpoint or because the job was asked to stop.
 
   Args:
-    workers: those that ask for work.
+    workers: the workers that share the pass.
     slices: the number of slices of a batch.
     first: the first unit.
-    total: the number of units of the whole pass.
-    pause_after: pause for a checkpoint after this many units; None: do not pause.
-    max_ahead: how many units a worker may be ahead of the slowest; None: any number.
+    total: the number of units in the whole pass.
+    pause_after: after how many units to pause for a checkpoint; None: do not pause.
+    max_ahead: by how many units a worker may be ahead of the slowest; None: any number.
   Attributes:
     is_over: whether all work is done.
   """
@@ -43,8 +43,8 @@ class WorkQueue:
     self._next = first
     self._limit = total if pause_after is None else min(total, first + self._whole(pause_after))
     self._reason = 'end' if self._limit == total else 'save'
-    self._done = dict.fromkeys(workers, 0)  # units, by worker
-    self._held: dict[int, int] = {}  # units under way, by worker
+    self._done = dict.fromkeys(workers, 0)  # worker -> how many units it has done
+    self._held: dict[int, int] = {}  # worker -> the unit that it works on
     self._returned: list[int] = []  # units that lost workers held
     self._waiting: set[int] = set()  # workers that asked for work
     self.is_over = False
@@ -55,21 +55,21 @@ class WorkQueue:
     return sorted(self._done)
 
   def enter(self, worker: int) -> None:
-    """Adds a worker, which counts as level with the slowest."""
+    """Adds a worker; it counts as having done as many units as the slowest."""
     self._done[worker] = self._slowest()
 
   def leave(self, worker: int) -> None:
-    """Removes a lost worker; its unit is handed out again."""
+    """Removes a lost worker; the unit that it worked on will be handed out again."""
     self._done.pop(worker, None)
     self._waiting.discard(worker)
     if worker in self._held:
       self._returned.append(self._held.pop(worker))
 
   def claim(self, worker: int, stop: bool, save: bool) -> None:
-    """Notes that a worker has done its last unit and asks for another.
+    """Records that a worker has done its last unit and asks for another.
 
     Args:
-      worker: its index.
+      worker: the index of the worker.
       stop: whether it was asked to stop; all workers then stop after a whole batch.
       save: whether it wants a checkpoint; all workers then pause after a whole batch.
     """
@@ -82,7 +82,7 @@ class WorkQueue:
     self._waiting.add(worker)
 
   def hand_out(self) -> dict[int, Claimed]:
-    """Returns the answers that can be given now, by worker."""
+    """Returns the answers that can be given now, worker -> answer, and marks them as given."""
     answers = {}
     slowest = self._slowest()
     for worker in sorted(self._waiting):
@@ -96,7 +96,7 @@ class WorkQueue:
         unit, self._next = self._next, self._next + 1
       self._held[worker] = unit
       answers[worker] = Claimed(unit)
-    # While others hold units, a worker waits: their units may be returned.
+    # While others work on units, a worker waits: if one of them is lost, its unit comes back.
     if not self._has_work() and not self._held:
       self.is_over = True
       over = Claimed(None, self._reason, self._limit // self._slices)

@@ -1,6 +1,6 @@
 """The training step of a worker: rows and dense variables come from servers, gradients go there.
 
-Modes ps and ps_async are here; trainer/parameter_server/geo.py has mode ps_geo.
+This file has modes ps and ps_async; trainer/parameter_server/geo.py has mode ps_geo.
 """
 
 import time
@@ -44,7 +44,7 @@ def rows_spec(cfg: config.Config) -> row_store.PulledRows:
 
 
 class WorkerStep(Step):
-  """The common part of all modes' steps; its dense part is a copy of the servers' variables.
+  """What the steps of all modes share. Its dense part is a copy of the variables on the servers.
 
   Args:
     target: the address of this worker's tf.distribute.Server.
@@ -88,11 +88,11 @@ class WorkerStep(Step):
     return probabilities.numpy(), known[deduped.inverse.numpy()]
 
   def finish_pass(self) -> None:
-    """Marks the copy as out of date; GeoStep also sends what is left. All workers meet next."""
+    """Marks the copy as out of date, after this worker's last step of a pass; all meet next."""
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
-    """Sets the copy to the servers' state: dense variables, then optimizer slots."""
+    """Sets the copy to the servers' state: dense variables, then the optimizer's variables."""
     for variable, value in zip(self._copied(), state):
       variable.assign(value)
 
@@ -103,7 +103,10 @@ class WorkerStep(Step):
     average_local_state(self.dense.model.non_trainable_variables, self._communicator)
 
   def traffic(self) -> dict[str, float]:
-    """Returns the bytes that workers and servers exchanged per sample since the last call."""
+    """Returns how many bytes per sample workers and servers exchanged since the last call.
+
+    Every worker calls it.
+    """
     own = np.array([self.servers.bytes, self._samples], np.int64)
     sent, samples = self._communicator.sum_arrays({'bytes': own})['bytes']
     self.servers.bytes = self._samples = 0
@@ -127,7 +130,7 @@ class WorkerStep(Step):
     self._stale = False
 
   def _assign(self, **values: object) -> None:
-    """Lets worker 0 set values on the servers; every worker calls it."""
+    """Lets worker 0 set values on the servers; every worker calls it and waits."""
     self._communicator.barrier()
     if self._communicator.rank == 0 and not self._communicator.independent:
       self.servers.assign(**values)
@@ -160,11 +163,11 @@ class WorkerStep(Step):
     return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
 
   def local_state(self) -> dict[str, np.ndarray]:
-    """Returns each worker's own variables, by name; a late worker takes them over."""
+    """Returns the variables that only workers have, name -> value, for a worker that comes late."""
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Takes over the `local_state` of another worker."""
+    """Sets this worker's own variables to the `local_state` of another worker."""
     for variable in self._local_variables():
       variable.assign(arrays[variable.name])
 
@@ -172,17 +175,17 @@ class WorkerStep(Step):
 class ServerStep(WorkerStep):
   """The step of modes ps and ps_async.
 
-  In mode ps, N workers with b samples each equal one process with N·b samples, as N ranks do:
-  workers send sums, and the servers divide once, by the global weight. In mode ps_async, each
-  worker's push is a step of its own and divides by its own weight.
+  In mode ps, N workers with b samples each compute what one process with N·b samples does: workers
+  send sums, and the servers divide once, by the weight of all samples. In mode ps_async, each push
+  of a worker is a step of its own, divided by the weight of that worker's samples.
   """
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    # Dropout depends on a sample's place in the global batch, and each of several tasks divides by
-    # its own global weight. Both need one more message a step.
+    # Dropout depends on a sample's place in the global batch, and each of several tasks is divided
+    # by a global weight of its own. Both need one more message in each step.
     self._tells_samples = self.in_lockstep and (
       len(cfg.labels) > 1 or 'position' in self.dense.model.needs
     )
@@ -235,7 +238,7 @@ class ServerStep(WorkerStep):
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
       return StepCounts(float(weight), float(loss), *map(int, flags)), ()
-    # The servers have turned means into sums; rint removes the rounding.
+    # The servers multiplied means to get these sums; rint removes the rounding errors.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
   def _gradients_graph(
@@ -248,17 +251,18 @@ class ServerStep(WorkerStep):
     lower: tf.Tensor,
     total_weight: tf.Tensor,
   ) -> tuple[tf.Tensor, ...]:
-    """Differentiates on a worker.
+    """Computes this worker's gradients; sets its dense variables to the servers' values first.
 
     Args:
       batch: the samples, as tensors.
-      deduped, rows: their distinct keys, and the rows of these.
+      deduped, rows: their distinct keys, and the rows of these keys.
       sent: int32 [servers], how many keys go to each server.
       dense: the servers' dense variables.
-      lower: int64 [], the samples of this step on workers of lower rank.
-      total_weight: the weight of all samples of the step, by task.
+      lower: int64 [], how many samples of this step are on workers of lower rank.
+      total_weight: the weight of all samples of the step; with several tasks [T].
     Returns:
-      Σ weight·loss, Σ weight, the dense gradients, and the packed row gradients with their counts.
+      Σ weight·loss, Σ weight, the dense gradients, the packed gradients of rows, and how many of
+      the packed values go to each server.
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)
