@@ -29,7 +29,7 @@ class Publisher:
 
   Args:
     directory: the exports of a run.
-    look: brings the directory up to date, where it is a copy.
+    look: updates the directory, if it is a copy of a bucket.
 
   Attributes:
     refused: why the last call of `advance` refused an export; None if it did not.
@@ -103,8 +103,8 @@ class Publisher:
 def pending(directory: str, held: Version | None) -> list[RowExport]:
   """Returns the exports that bring a store to the newest version, oldest first.
 
-  They are the exports after the store's version, or a whole new chain. There are none if the store
-  holds the newest version, or if the newest version builds on a withdrawn one.
+  They are the exports after the store's version, or a whole new chain. The list is empty if the
+  store holds the newest version, or if the newest version builds on a withdrawn one.
 
   Args:
     directory: the exports of a run.

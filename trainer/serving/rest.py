@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 
 class Signature(NamedTuple):
-  """The names in requests and answers of a version."""
+  """The names of columns and outputs in requests and answers."""
 
   columns: Mapping[str, bool]  # name -> whether its values are strings
   outputs: Sequence[str]
@@ -124,7 +124,7 @@ def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
 
 
 def together(requests: Sequence[Request]) -> Request:
-  """Returns the samples of requests, which have the same columns, as one request."""
+  """Joins the samples of requests that have the same columns into one request."""
   if len(requests) == 1:
     return requests[0]
 
@@ -141,8 +141,8 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
 
   Args:
     request: the request.
-    outputs: float32 [B] each, by name.
-    version: of the model.
+    outputs: {name: float32 [B]}.
+    version: the version of the model.
   """
   # Nine digits give back the same float32.
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}

@@ -36,7 +36,7 @@ class BadRequest(UserError):
   """A client's mistake.
 
   Attributes:
-    status: of the answer over HTTP.
+    status: the HTTP status of the answer.
   """
 
   status = 400
@@ -89,9 +89,10 @@ class Scorer:
     """Computes the outputs, float32 [B] each.
 
     Args:
-      tensors: of the occurrences of features: `inverse` of ops.dedupe, segments, values; then the
-        dense columns; then offsets, linear weights, factors and, where a slot has `counts`, shows
-        and clicks of the rows of distinct keys.
+      tensors: for the occurrences of features, `inverse` of ops.dedupe, segments and values; then
+      the
+        dense columns; then, for the rows of distinct keys, offsets, linear weights, factors and, if
+        a slot has `counts`, shows and clicks.
     """
     inverse, segments, values, dense, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
@@ -105,7 +106,7 @@ class Scorer:
     """Sets the dense variables to those of an export.
 
     Raises:
-      DataLoss: if they are of another model.
+      DataLoss: if they belong to another model.
     """
     values = {name.partition('/')[0]: value for name, value in dense.items()}
     for i, variable in enumerate(self._model.variables):
@@ -128,12 +129,12 @@ class Scorer:
     return name if name in self._columns else self._aliases.get(name)
 
   def unknown(self, names: Iterable[str]) -> list[str]:
-    """Returns the names that are no columns of the model."""
+    """Returns those of the names that are not columns of the model."""
     heads = {name.partition('.')[0] for name in self._columns}
     return [name for name in names if self._column(name) is None and name not in heads]
 
   def _flat(self, columns: Mapping[str, Sequence[Json]]) -> dict[str, Sequence[Json]]:
-    """Returns the model's columns; those that are paths, as ctx.device.os, taken from objects."""
+    """Returns the model's columns; a path such as ctx.device.os is looked up within objects."""
     heads = {n: n.partition('.')[0] for n in self._columns if n not in columns}
     inner = {
       name: [value_at({head: v}, name) for v in columns[head]]
@@ -204,7 +205,7 @@ class Scorer:
   # Scores
 
   def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], LookedUpRows]) -> Scores:
-    """Scores samples with the rows that `look_up` returns, as View.look_up does."""
+    """Scores samples. `look_up` returns the rows of keys; see View.look_up."""
     keys, inverse = np.unique(samples.keys, return_inverse=True)
     rows, show_click = look_up(keys), []
     if self._embedding.counted:
@@ -222,7 +223,7 @@ class Scorer:
     return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)
 
   def warm_up(self) -> None:
-    """Scores samples without values, because TensorFlow's first calls take longer."""
+    """Scores some samples without values, because the first calls of TensorFlow are slow."""
     nothing = dict.fromkeys(self._columns, [None])
     for size in (1, 2):  # a missing number is a bin, which is a feature
       self.score(self.parse(nothing, size), lambda keys: decode([None] * len(keys)))
@@ -269,7 +270,7 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
 def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
   """Returns a dense column's values as Arrow numbers, or as strings if any is a string.
 
-  Floats then have a `data.decimal`.
+  Floats among strings are written with `data.decimal`.
   """
   with contextlib.suppress(pa.ArrowException, OverflowError):  # an integer that is no double
     if set(map(type, values)) <= {float, int, type(None)}:

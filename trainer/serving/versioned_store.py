@@ -1,9 +1,9 @@
 """The interface of the stores that a scorer reads rows from. A store holds one version of a model.
 
-A *version* is the replay of a chain of exports (`trainer.storage.export`): rows by key, the dense
-part and the config. Its number is the sequence of the chain's last export. One publisher at a time
-writes a store, and any number of scorers read it. A scorer sees all changes of a new version at
-once, never rows of two versions.
+A *version* is the result of replaying a chain of exports (`trainer.storage.export`): the rows, the
+dense part and the config. Its number is the sequence of the chain's last export. One publisher at a
+time writes a store, and any number of scorers read it. A scorer sees all changes of a new version
+at once, never rows of two versions.
 
 A row is kept as float32 values, little-endian: the linear weight, then the factors, if any.
 """
@@ -30,7 +30,7 @@ class Version(NamedTuple):
   Attributes:
     sequence: the number that clients see.
     export: the name of the chain's last export.
-    checksum: of that export's manifest; exports of other runs may have the same name.
+    checksum: the checksum of that export's manifest; exports of other runs may have the same name.
     done_at: when that export was written, as time.time().
     withdrawn: after a rollback to this version, the checksum of the export that was the newest
       then. Exports that build on that one are not applied.
@@ -69,8 +69,8 @@ class VersionGone(Exception):
 class LookedUpRows(NamedTuple):
   """The rows of n keys, in the order of the keys.
 
-  If a slot of the model has `counts`, show and click stand after the factors of each row, as if
-  they were two more.
+  If a slot of the model has `counts`, show and click follow the factors of each row, like two more
+  factors.
   """
 
   linear: np.ndarray  # float32 [n]; 0 for a key without a row
@@ -85,7 +85,7 @@ class View(abc.ABC):
   Attributes:
     version: which version that is.
     config: the resolved config as YAML.
-    dense: the dense variables by name, and `dense_stats`.
+    dense: {name: dense variable}, and `dense_stats`.
   """
 
   def __init__(self, version: Version, config: str, dense: dict[str, np.ndarray]):
@@ -138,7 +138,7 @@ class VersionedStore(abc.ABC):
 
   @abc.abstractmethod
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
-    """Does the work of `apply`, whose result is `new`."""
+    """Does the work of `apply`; leaves the store at version `new`. Raises as `apply`."""
 
   @abc.abstractmethod
   def view(self) -> View | None:

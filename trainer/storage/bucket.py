@@ -1,10 +1,10 @@
-"""A run_dir in a bucket: s3://, gs:// or hdfs://, reached as logs are.
+"""A run_dir in a bucket: s3://, gs:// or hdfs://, with the same clients as logs.
 
-A job trains into a working directory of its machine, which looks like any run_dir, and copies it
-into the bucket after each checkpoint and each export. Each copy goes in this order, so that the
-bucket holds a whole run at any moment: reports and config; checkpoints and exports that are new,
-each with its DONE marker last; then what the job has removed is deleted, its marker first. Whoever
-reads the run makes a copy of what the bucket holds.
+A job trains into a working directory on its machine, which looks like any run_dir, and copies it
+into the bucket after each checkpoint and each export. The order of copying keeps the bucket
+consistent at any moment: first reports and config; then new checkpoints and exports, each with its
+DONE marker last; then what the job has removed is deleted, its marker first. Commands that read the
+run copy it from the bucket first.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _BLOCK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def copy_of(run_dir: str) -> Iterator[str]:
-  """Yields a local directory with the content of a run_dir: itself, or a copy from a bucket."""
+  """Yields a local directory with the content of a run_dir: the run_dir, or a copy of a bucket."""
   with followed(run_dir) as (directory, look):
     look()
     yield directory
@@ -41,8 +41,8 @@ def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], 
   """Yields a local directory for a run_dir, and a function that updates its content.
 
   Args:
-    run_dir: local, and then yielded itself; or in a bucket, and then copied.
-    below: the part of it that is wanted, such as `exports`; by default all.
+    run_dir: a local directory, which is yielded; or a URL, which is copied to a temporary one.
+    below: the part of the run_dir that is needed, such as `exports`; by default all.
   Raises:
     UserError: if there is no such directory in the bucket.
   """
@@ -67,8 +67,8 @@ class Bucket:
   """A run_dir in a bucket, and the directory of this machine that stands for it.
 
   Args:
-    run_dir: its URL.
-    directory: of this machine.
+    run_dir: the URL.
+    directory: the directory on this machine.
   """
 
   def __init__(self, run_dir: str, directory: str):
@@ -80,10 +80,10 @@ class Bucket:
     self._owner = json.dumps(process).encode()
 
   def download(self) -> None:
-    """Makes the directory equal to what the bucket holds, before a job trains in it.
+    """Makes the directory equal to the bucket, before a job trains in it.
 
-    What only the directory has, as after a kill before it was copied, is removed, because the run
-    may have gone on elsewhere since.
+    Files that only the directory has, for example because a job was killed before it copied them,
+    are removed: the run may have gone on elsewhere since.
 
     Raises:
       UserError: if the bucket cannot be reached, or a process of this machine trains in the
@@ -101,7 +101,7 @@ class Bucket:
     """Does the work of `download` without its lock.
 
     Args:
-      below: the part of the run_dir that is wanted, such as `exports`; by default all.
+      below: the part of the run_dir that is needed, such as `exports`; by default all.
     """
     names = set(log_files.listed(self.run_dir)) - {_OWNER}
     remote = _grouped(name for name in names if name.startswith(below))
@@ -137,7 +137,7 @@ class Bucket:
     """Copies what has changed in the directory.
 
     Raises:
-      UserError: if the bucket cannot be reached, or another process trains into the run_dir since.
+      UserError: if the bucket cannot be reached, or another process has claimed the run_dir.
     """
     if (owner := self._read(_OWNER)) != self._owner:
       found = json.loads(owner)
@@ -183,7 +183,7 @@ class Bucket:
     return f'{self.run_dir.rstrip("/")}/{name}'
 
   def _marker(self, folder: str) -> bytes | None:
-    """Returns what the DONE of a local directory says; None if it has none."""
+    """Returns the content of the DONE marker of a local directory; None if it has none."""
     try:
       with open(self._path(f'{folder}/{files.DONE}'), 'rb') as f:
         return f.read()
@@ -230,7 +230,7 @@ class Bucket:
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
-  """Returns names by the checkpoint or export that they belong to; '' has all others."""
+  """Returns {checkpoint or export: names of its files}; '' has all other files."""
   found: dict[str, list[str]] = {}
   for name in names:
     parts = name.split('/')

@@ -58,7 +58,7 @@ class LeftOut(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """Rows of n features; feature i's factors are the next `counts[i]` of `factors`."""
+  """Rows of n features; `factors` holds `counts[i]` factors for each feature i, in order."""
 
   key: np.ndarray  # int64 [n]
   linear: np.ndarray  # float32 [n]
@@ -109,7 +109,7 @@ def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
 
 
 def exports(directory: str) -> list[StoredExport]:
-  """Returns the exports that are DONE, by sequence."""
+  """Returns the exports that are DONE, in the order of their sequence."""
   return sorted(export for export in _all(directory) if files.is_done(export.path))
 
 
@@ -117,14 +117,15 @@ class RowExport:
   """A base or delta; its checksums are verified as it is read.
 
   Args:
-    path: its directory.
+    path: the directory of the export.
 
   Attributes:
-    name: of its directory; it ends in the kind.
+    name: the name of the directory, which ends in the kind.
     sequence: its number, the version that clients of a server see.
     kind: base or delta.
     previous: the name of the export before it in the chain; None if it begins a chain.
-    checksum: of its manifest; exports of other runs may have the same name but not this checksum.
+    checksum: the checksum of its manifest; exports of other runs may have the same name, but not
+      the same checksum.
     done_at: when it was completed, as time.time().
     left_out: the features that the chain leaves out, up to this export.
   Raises:
@@ -150,7 +151,7 @@ class RowExport:
     return self.previous is None
 
   def dense(self) -> dict[str, np.ndarray]:
-    """Returns the dense variables by name, and `dense_stats`."""
+    """Returns {name: dense variable}, and `dense_stats`."""
     return files.from_npz(files.read_checked(self.path, DENSE, self._manifest['files']))
 
   def config(self) -> str:
@@ -328,5 +329,5 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns when an export was completed, in ns; one that took its place has another time."""
+  """Returns when an export was completed, in ns; an export that replaced it has another time."""
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

@@ -7,7 +7,7 @@
                                   first and last table shard, the length of each column, and its
                                   checksum
       texts-00000-of-00002.parquet   with data.keep_texts, texts of its features (kept_texts.py)
-      dense.npz                   dense variables, optimizer slots, metrics: name -> array
+      dense.npz                   variables of layers and optimizer, metrics: name -> array
       progress.json  config.yaml
       MANIFEST.json               every file, its size and checksum
       DONE                        marks the checkpoint as complete; holds MANIFEST.json's checksum
@@ -140,15 +140,15 @@ def save(
   """Writes a checkpoint; every process calls it.
 
   Args:
-    directory: of the checkpoints, on a file system that all processes share.
+    directory: the directory of the checkpoints, on a file system that all processes share.
     step: the number in its name; a second one at the same step is named `ckpt-STEP-2`.
     store: the rows that this process owns.
-    dense: arrays by name; only process 0 writes them.
+    dense: {name: array}; only process 0 writes them.
     progress: the place in the data; only process 0 writes it.
     config_text: the resolved config.
     keep: the number of checkpoints to keep, with this one.
     communicator: connects the processes; by default there is one.
-    texts: the strings of the features that this process owns.
+    texts: the texts of the features that this process owns.
   Returns:
     The path of the checkpoint.
   Raises:
@@ -226,8 +226,8 @@ def link(path: str, directory: str) -> None:
   The copies are hard links if the file system has them.
 
   Args:
-    path: of a checkpoint that is DONE.
-    directory: receives it.
+    path: a checkpoint that is DONE.
+    directory: receives the copy.
   """
 
   def link_or_copy(source: str, target: str) -> None:
@@ -260,8 +260,8 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
   """Yields the blocks that hold rows of some logical shards; a block may hold rows of others too.
 
   Args:
-    path: of the checkpoint.
-    manifest: as `check` returns it.
+    path: the path of the checkpoint.
+    manifest: the result of `check`.
     shards: the logical shards.
   Raises:
     DataLoss: naming the damaged file.
@@ -308,7 +308,7 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields what processes have dumped of the texts of features, as `read_rows` yields rows."""
+  """Yields the dumped texts of features of each process; arguments as in `read_rows`."""
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):
     if (name := _texts(rank, parts)) in listed:
@@ -355,10 +355,10 @@ def restore(
 
   Args:
     path: of the checkpoint.
-    store: the rows that this process owns replace its content.
+    store: its content is replaced by the rows that this process owns.
     communicator: connects the processes; by default there is one.
     adapt: converts the rows to this run's config; None: the rows are taken as they are.
-    texts: those of the features that this process owns replace its content.
+    texts: its content is replaced by the texts of the features that this process owns.
   Returns:
     `dense` and `progress`, as `save` took them.
   Raises:
@@ -402,8 +402,8 @@ def restore_latest(
   """Reads the newest checkpoint that every process can read; logs why it refuses newer ones.
 
   Args:
-    directory: of the checkpoints.
-    store, communicator, adapt, texts: as of `restore`.
+    directory: the directory of the checkpoints.
+    store, communicator, adapt, texts: as in `restore`.
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:

@@ -1,8 +1,8 @@
 """Writes the dense part of a model as a SavedModel, for consumers that keep the rows elsewhere.
 
-Its size does not depend on the number of features. Its signature `serving_default` takes the
-following inputs, as far as the model reads them (trainer.embedding.layer_inputs.LayerInputs). Their
-first dimension is B, or 1, which is repeated:
+Its size does not depend on the number of features. Its signature `serving_default` takes those of
+the following inputs that the model reads (trainer.embedding.layer_inputs.LayerInputs). Their first
+dimension is B, or 1, which is repeated:
 
 - `linear` float32 [B, F]: Σ x·w over the features of each slot;
 - `factors_TABLE` float32 [B, F_t, D_t]: Σ x·v over the features of each of the table's slots;
@@ -57,7 +57,7 @@ class DenseServing(ServedModel):
     self._shapes = shapes
 
   def specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the specs of the inputs by `input_name`."""
+    """Returns {`input_name`: spec} of the inputs."""
     specs = [
       tf.TensorSpec([None, *shape], tf.float32, input_name(name))
       for name, shape in self._shapes.items()
@@ -65,7 +65,7 @@ class DenseServing(ServedModel):
     return {spec.name: spec for spec in specs}
 
   def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, float32 [B] each, of the inputs of `specs`."""
+    """Returns the outputs, float32 [B] each, for the inputs in `specs`."""
     size = common_size({name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()})
 
     def tensor(name: str) -> tf.Tensor | None:

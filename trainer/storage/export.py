@@ -10,7 +10,7 @@
       tombstones-00000-of-00002.parquet   only of deltas: key int64, the rows to delete
       dense.npz                           the dense variables
       config.yaml                         the resolved config
-      MANIFEST.json  DONE                 as of checkpoints; kind, sequence, base, previous,
+      MANIFEST.json  DONE                 as in checkpoints; kind, sequence, base, previous,
                                           position
     exports/000013-delta/ …
     exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
@@ -86,7 +86,7 @@ KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 
 class WrittenExport(NamedTuple):
-  """An export, whether this call wrote it or it was there already."""
+  """An export that this call wrote or found."""
 
   path: str
   rows: int  # over all processes
@@ -116,7 +116,7 @@ class _Selection(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """What one process wrote, in numbers; the last four are 0 unless a filter leaves rows out."""
+  """How much one process wrote; the last four numbers are 0 unless a filter leaves rows out."""
 
   rows: int = 0
   tombstones: int = 0
@@ -181,7 +181,10 @@ def _begin(
   layout: JsonObject,
   replay: chain.Replay,
 ) -> _Plan:
-  """Returns the plan; makes the directory unless the export is DONE. Process 0 calls it."""
+  """Plans an export: where it goes and what it follows. Process 0 calls it.
+
+  Makes its directory, unless an export of this position is there already.
+  """
   done, manifests, links = replay.scan(directory)
   for export in reversed(done):
     there = manifests[export.path]['position']
@@ -295,8 +298,8 @@ def write(
     integer_slots: the slots whose columns are int64 in a SavedModel.
     communicator: connects the processes; by default there is one.
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.
-    items: of a model with model.retrieval; what kind 'items' writes.
-    replay: a cache of earlier exports, which the caller keeps; None: they are read again.
+    items: what kind 'items' writes; only with model.retrieval.
+    replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
     UserError: on every process, if any process cannot write; no gains are subtracted then.
   """
@@ -371,7 +374,7 @@ def _manifest(
   parts: Sequence[_Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns the manifest without `position`; `entries` are those of its files."""
+  """Returns the manifest without `position`; `entries` describe the files."""
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
       entries[name]['keys_crc32'] = crc

@@ -4,10 +4,10 @@
       items.parquet    item string, key int64, vector list<float32>; the most shown first
       items.faiss      an index of the vectors (faiss, HNSW by the inner product), where faiss is
                        installed; its number i is row i of items.parquet
-      MANIFEST.json  DONE    as of checkpoints
+      MANIFEST.json  DONE    as in checkpoints
 
-With similarity cosine the vectors have length 1, so that the inner product is the score there too.
-The index is HNSW (Malkov and Yashunin 2016, "Efficient and robust approximate nearest neighbor
+With similarity cosine the vectors have length 1, so the score is the inner product, too. The index
+is HNSW (Malkov and Yashunin 2016, "Efficient and robust approximate nearest neighbor
 search using Hierarchical Navigable Small World graphs"): it needs no training, and takes new items.
 """
 
@@ -35,7 +35,7 @@ class Items(NamedTuple):
 
 
 def save(items: Items, path: str) -> None:
-  """Writes items, and their index if faiss is there, into the directory `path`."""
+  """Writes items, and if faiss is installed their index, into the directory `path`."""
   count, width = items.vectors.shape
   numbers = pa.array(items.vectors.reshape(-1))
   offsets = pa.array(np.arange(count + 1, dtype=np.int64) * width)

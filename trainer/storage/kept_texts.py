@@ -19,9 +19,9 @@ from trainer.embedding.row_table import RowTable
 
 
 class KeptTexts:
-  """The texts of the admitted features that a process owns, of the slots in data.keep_texts.
+  """The texts of the admitted features that a process owns, for the slots in data.keep_texts.
 
-  They are learned from each pass after it was trained on, and leave with the features that are
+  They are read from each pass after the training on it, and removed when their features are
   evicted. Each takes 16 bytes beside its text.
 
   Args:
@@ -38,7 +38,7 @@ class KeptTexts:
     self._texts = pa.array([], pa.large_binary())
 
   def learn(self, prepared: PreparedPass) -> None:
-    """Keeps the texts of a pass's features that are admitted by now."""
+    """Adds the texts of those features of a pass that are admitted now."""
     if not self._ids:
       return
     if prepared.texts is None:
@@ -68,9 +68,9 @@ class KeptTexts:
     return np.asarray(self._store.lookup(keys)['admitted'], bool)
 
   def dump(self) -> bytes | None:
-    """Returns the texts of features that are still admitted, as Parquet; None: none are wanted.
+    """Returns the texts of features that are still admitted, as Parquet; None if none are kept.
 
-    It names slots, because their ids may change.
+    The file names slots, because their ids may change.
     """
     if not self._ids:
       return None

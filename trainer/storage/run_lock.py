@@ -35,7 +35,7 @@ class RunLock:
     run_dir: an existing directory, which all hosts may see.
     stale_seconds: the time without an update.
   Attributes:
-    id: of the lock, once acquired; with it, another process of the same job can take it over.
+    id: the id of the lock, once acquired; with it, another process of the same job can take over.
   """
 
   def __init__(self, run_dir: str, stale_seconds: float = STALE_SECONDS):
@@ -180,7 +180,7 @@ def _is_dead(owner: JsonObject) -> bool:
 
 
 def _read(f: TextIO) -> JsonObject | None:
-  """Returns the owner that the file names; None if it names none."""
+  """Returns the owner that the file names, if any."""
   f.seek(0)
   try:
     owner = json.loads(f.read())

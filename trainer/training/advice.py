@@ -1,4 +1,4 @@
-"""What most likely went wrong in training, and what to do next."""
+"""Tells users what most likely went wrong in training, and what to do next."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
 def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
-  """Returns the likely cause of a loss or gradient that is not finite; `batch` is of tensors."""
+  """Returns the likely cause of a loss or gradient that is not finite; `batch` holds tensors."""
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
     if largest > HUGE_VALUE and column.transform == 'none':
@@ -47,7 +47,7 @@ def why_worse_than_constant(
   """Returns why a model likely predicts worse than the constant share of clicks.
 
   Args:
-    trained_auc: of the last training pass, if known.
+    trained_auc: the AUC of the last training pass, if known.
   """
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):

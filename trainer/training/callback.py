@@ -6,7 +6,7 @@ from trainer.plain_data import JsonObject
 class Callback:
   """Base class of callbacks; as with Keras, a subclass overrides the methods that it needs.
 
-  `logs` holds metrics by name, like an event of metrics.jsonl.
+  `logs` is {name of a metric: value}, like an event of metrics.jsonl.
   """
 
   def on_train_begin(self) -> None:

@@ -15,7 +15,7 @@ _DRAWS = 0x6E65676174697665  # keeps these random numbers apart from others of t
 
 
 class Catalogue:
-  """The items by key, with their shows; the same on every rank.
+  """The keys and the shows of all items; the same on every rank.
 
   The items are those of the current pass and those with a row in the table, so items join with a
   pass and leave when they are evicted. The shows of an item are those in the table at the start of
@@ -81,7 +81,7 @@ class Catalogue:
     self._log_shares = np.log(np.maximum(shares, 1e-12)).astype(np.float32)
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns arrays by name, for a checkpoint."""
+    """Returns {name: array}, for a checkpoint."""
     return {'catalogue/keys': self.keys, 'catalogue/shows': self.shows}
 
   def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -89,7 +89,7 @@ class Catalogue:
     self._set(arrays['catalogue/keys'], arrays['catalogue/shows'])
 
   def places(self, keys: np.ndarray) -> np.ndarray:
-    """Returns the index of each key in `self.keys`, int64 [n]; −1 if it is no item."""
+    """Returns the index of each key in `self.keys`, int64 [n]; −1 for a key that is no item."""
     if not len(self.keys):
       return np.full(keys.shape, -1)
     at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -98,7 +98,7 @@ class Catalogue:
   def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
     """Prepares a batch of arrays for a training step.
 
-    Samples that are not positives get weight 0, and the step's negatives follow as candidates.
+    Samples that are not positives get weight 0, and the negatives of the step are appended.
 
     Args:
       step: the number of the step, from 0; with the seed it decides which negatives are drawn.

@@ -1,4 +1,4 @@
-"""Ends a day of the embedding tables, and counts what they hold."""
+"""Lets the tables' features decay, age and be evicted at the end of a day; counts what is left."""
 
 from collections.abc import Mapping
 
@@ -28,9 +28,9 @@ def age_tables(
   It changes only memory. A job that crashes before the next checkpoint repeats the whole day end.
 
   Args:
-    slot_ids: the ids of the slots that have features of their own, by name.
+    slot_ids: {name: id} of the slots that have features of their own.
   Returns:
-    The number of evicted features by slot, summed over all processes.
+    {slot: number of evicted features}, summed over all processes.
   """
   store.decay()
   evicted = store.evict(lambda counts: communicator.sum_arrays({'capacity': counts})['capacity'])

@@ -55,7 +55,7 @@ def _measured() -> str:
 
 
 def _kept(path: str, everywhere: bool) -> str:
-  """Returns the choice that a run made when it began, and prints it."""
+  """Returns the choice that the run made when it began, and prints it."""
   with open(path, encoding='utf-8', errors='replace') as f:
     dtype = f.read()
   if dtype not in ('float32', 'bfloat16'):

@@ -33,8 +33,8 @@ class Gradients(NamedTuple):
 def dense_optimizer(settings: config.DenseOptimizer) -> tf.keras.optimizers.legacy.Optimizer:
   """Returns the Keras optimizer that `train.dense_optimizer` names.
 
-  It is one of Keras' legacy optimizers: their state lies in plain variables that a checkpoint reads
-  and that run on parameter servers.
+  It is one of Keras' legacy optimizers, because their state is in plain variables: checkpoints can
+  read them, and parameter servers can hold them.
   """
   kinds = tf.keras.optimizers.legacy
   kind = {
@@ -52,13 +52,13 @@ class DensePart:
 
   Args:
     sum_across_ranks: float32 tensor -> its sum over ranks, differentiable; sync batch norm uses it.
-    dense_dtype: as of trainer.model.builder.build.
+    dense_dtype: see trainer.model.builder.build.
 
   Attributes:
     model: what trainer.model.builder.build returned.
     embedding: turns the rows of a batch into what the layers read.
     metrics: sums over the samples trained on since the last reset.
-    rate: float32 variable, the share of every learning rate that plateaus have left.
+    rate: float32 variable, the factor of all learning rates after the plateaus so far.
     first_step: int64 variable, the step at which the schedule of the rates begins.
   """
 
@@ -97,16 +97,16 @@ class DensePart:
   ) -> Gradients:
     """Differentiates Σ weight·loss over this process's samples, and counts them in the metrics.
 
-    The division by the weight of all samples of the step comes once, later, so N ranks with b
-    samples each equal one process with N·b samples. With several tasks, each loss is to be divided
-    by the weight of its own labels: all are divided by the greatest of these, so losses of tasks
-    with fewer labels are scaled up here.
+    The caller divides once, by the weight of all samples of the step, so N ranks with b samples
+    each equal one process with N·b samples. With several tasks, each loss must be divided by the
+    weight of its own labels. The caller divides all by the greatest of these weights, so losses of
+    tasks with fewer labels are scaled up here.
 
     Args:
       batch: tensors; may hold no samples.
       position: int64 [2], (step, samples of this step on lower ranks), the seed of dropout.
-      total_weight: float32 [T], with several tasks the weight of each one's labels over all
-        samples of the step; None if this process has all of them.
+      total_weight: float32 [T], with several tasks the weight of each task's labels over all
+        samples of the step; None if this process has all samples.
       samples: int64 [], the number of samples of the step; only model.retrieval reads it.
     """
     weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
@@ -134,14 +134,14 @@ class DensePart:
   def _loss_of(
     self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor | None
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ weight·loss, and what the metrics measure of each sample: its probabilities."""
+    """Returns Σ weight·loss, and what the metrics read of each sample: its probabilities."""
     del samples
     logits = self.model(inputs, training=True)
     loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
     return loss, self.model.probability(logits, in_log=True)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
-    """Returns probabilities float32 [B]; [B, T] with several tasks. It changes nothing."""
+    """Returns probabilities, float32 [B]; [B, T] with several tasks. Changes nothing."""
     inputs = self.embedding.embed(batch, deduped, rows)
     return self.model.probability(self.model(inputs, training=False))
 
@@ -149,7 +149,7 @@ class DensePart:
     """Takes one step of the optimizer.
 
     Args:
-      gradients: sums over all samples.
+      gradients: sums over all samples of the step.
       scale: 1 / Σ weight.
       steps: whole number [], the number of steps before this one.
     """
@@ -167,7 +167,7 @@ class DensePart:
     return self.embedding.hyper(self.rate_at(steps))
 
   def set_dense_stats(self, stats: np.ndarray) -> None:
-    """Sets mean and deviation that standardise dense columns, float32 [2, Dn]."""
+    """Sets the means and standard deviations for dense columns, float32 [2, Dn]."""
     self.embedding.stats.assign(stats)
 
   def _variables(self) -> dict[str, tf.Variable]:
@@ -177,7 +177,7 @@ class DensePart:
     }
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns the variables of layers and optimizer by name; they are the same on every rank."""
+    """Returns {name: value} of the variables of layers and optimizer, the same on every rank."""
     return {name: v.numpy() for name, v in self._variables().items()}
 
   def load_state(self, arrays: dict[str, np.ndarray]) -> None:

@@ -16,7 +16,7 @@ _SAMPLES_AT_ONCE, _MOST_SAMPLES = 65536, 1 << 19  # of a pass, from its first sa
 
 
 def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> None:
-  """Counts the bins of a pass's samples for today; the same on every process."""
+  """Adds the bins of a pass's samples to the day's counts, which are equal on every process."""
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
   keys = {
     s.name: hash_keys(bins.texts(s.made), ids[s.name]).numpy()
@@ -41,13 +41,13 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
 def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
   """Begins a new day; compares the one that ends with the first day, and writes an event `drift`.
 
-  The event has by slot `psi`, the population stability index Σ (p − q) ln(p / q) over its bins,
-  with p the shares of the day's samples and q those of the first day's, each of them at least half
-  a sample; and `first` and `last`, the shares.
+  For each slot the event has `psi`, the population stability index Σ (p − q) ln(p / q) over its
+  bins. p is the share of the day's samples in a bin, q that of the first day's samples; each counts
+  as at least half a sample. `first` and `last` are these shares.
 
   Args:
-    progress: of the run.
-    log: gets the event.
+    progress: the progress of the run.
+    log: receives the event.
     warns: whether to warn of each slot that has drifted.
     place: the day, or the pass of a log without days.
   """

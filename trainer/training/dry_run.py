@@ -1,4 +1,4 @@
-"""Describes what a job would read and train, without a step: `trainer.run --dry_run`."""
+"""Describes what a job would read and train, without training: `trainer.run --dry_run`."""
 
 import collections
 import os
@@ -25,7 +25,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
   Raw passes are converted into run_dir/prepared, where the run itself then finds them.
 
   Args:
-    cfg: the config of a job in one process.
+    cfg: the config of a job with one process.
   """
   step = TrainStep(cfg, SingleProcess())
   folder = os.path.join(cfg.run_dir, 'prepared')

@@ -75,13 +75,13 @@ class Evaluation:
     """Returns metrics over the samples of all processes; every process calls it.
 
     Args:
-      in_log: whether they lack negatives as the training log does (model.negative_sampling_rate),
-        so that predictions are made for that log.
+      in_log: whether the passes lack negatives as the training log does
+        (model.negative_sampling_rate); then predictions are not corrected for it.
     Returns:
       auc, logloss, calibration, examples, ctr, the deciles, ranking, spread and slots of
       trainer.model.calibration and, with data.group, gauc; for squared error rmse and examples. A
-      figure that the samples do not define is None. With several tasks these are the first one's,
-      and `tasks` has each one's by name.
+      figure that the samples do not define is None. With several tasks these are the figures of
+      the first one, and `tasks` is {name: figures} of all.
     """
     self._metrics.reset()
     slots = SlotCalibration(self._slots)
@@ -123,19 +123,20 @@ class Evaluation:
 
 
 def evaluation_of(inputs: Inputs) -> Evaluation | RankingEvaluation:
-  """Returns what evaluates the model of a config."""
+  """Returns the evaluation that suits the model of a config: of clicks, or of rankings."""
   return (RankingEvaluation if inputs.cfg.model.retrieval else Evaluation)(inputs)
 
 
 def group_auc(
   columns: Sequence[tuple[np.ndarray, ...]], communicator: Communicator
 ) -> float | None:
-  """Returns the AUC within groups, weighted by impressions, over the samples of all processes.
+  """Returns the mean AUC within groups, weighted by impressions, over all processes' samples.
 
   All samples of a group are sent to one process, so its AUC is exact.
 
   Args:
-    columns: for each batch of this process: group int64, label, probability, weight float32 [B].
+    columns: for each batch of this process (group int64, label, probability, weight float32), each
+    [B].
   Returns:
     None if no group has both classes.
   """

@@ -32,7 +32,7 @@ class FinishedRun:
     cfg: the run's config, with overrides.
     progress: the place in the data when the checkpoint was saved.
     progress_made: call it after each chunk of slow work, for the heartbeat.
-    checkpoint: best or last, as it was asked for.
+    checkpoint: best or last, as the caller asked.
   """
 
   cfg: config.Config
@@ -53,7 +53,7 @@ def open_run(
   here: runtime.Runtime = runtime.Runtime(),
   only_trained: bool = False,
 ) -> Iterator[FinishedRun]:
-  """Restores a run. It changes nothing in its run_dir, where a trainer may be at work.
+  """Restores a run. Changes nothing in the run_dir, where a trainer may be at work.
 
   Passes are converted in a temporary directory, which is removed at the end. It lies in the run_dir
   only if the ranks run on several hosts, because these may share no other directory.
@@ -62,7 +62,7 @@ def open_run(
     overrides: strings `a.b=value`.
     checkpoint: best (by validation; the last if there was none) or last.
     here: the place of this process among the ranks that share the work; by default it is alone.
-    only_trained: whether to refuse a model that no step has trained, rather than to warn of it.
+    only_trained: whether to refuse a model that no step has trained, instead of a warning.
   Raises:
     UserError: if there is no checkpoint, or for `only_trained` if the model is untrained.
   """

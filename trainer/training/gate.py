@@ -31,7 +31,7 @@ def judge(
   """Sets `progress.withheld` to what is wrong with a pass, or to None if nothing is.
 
   Args:
-    progress: the run's; its `gate_reference` follows the passes.
+    progress: the run's progress; its `gate_reference` is updated by good and bad passes.
     values: metrics of the pass before it was trained on.
   """
   value = values[gate.metric]
@@ -64,10 +64,10 @@ def judge(
 def presence(
   cfg: config.Config, prepared: PreparedPass, most_samples: int | None = None
 ) -> dict[str, float]:
-  """Returns the share of a pass's samples that have a feature in a slot, by slot.
+  """Returns {slot: share of a pass's samples that have a feature in it}.
 
   Args:
-    most_samples: how many samples to look at, from the first on; None: all.
+    most_samples: how many samples to look at, beginning with the first; None: all.
   """
   slots = len(cfg.data.slots)
   found, samples = np.zeros([slots]), 0

@@ -23,7 +23,7 @@ def permuted(batch: SlotBatch, column: int, slots: int, order: np.ndarray) -> Sl
   """Returns a batch in which sample i has the values of sample `order[i]` in one column.
 
   Args:
-    batch: of arrays.
+    batch: a batch of NumPy arrays.
     column: the place of a slot among the slots, or F and the place of a dense column.
     slots: F.
     order: int64 [B], a permutation.
@@ -72,15 +72,16 @@ def slot_importance(
   """Measures how much worse metrics get if a slot or a dense column is permuted over samples.
 
   This is permutation importance (Breiman 2001, "Random Forests"). Each batch is scored twice, as it
-  is and with one column permuted; columns take turns. So it takes the time of two evaluations,
-  however many columns there are, and each is measured on its own batches. Every process calls it.
+  is and with one column permuted; the column changes from batch to batch. So the time is that of
+  two evaluations, however many columns there are, and each column is measured on some of the
+  batches. Every process calls it.
 
   Args:
     inputs: the model, and how the processes meet.
     most_samples: about how many samples to score; None: all.
   Returns:
-    auc and logloss of the batches as they are, and `slots` and `dense`: by name how much AUC falls
-    and logloss rises. For squared error, rmse in place of both. A figure that the samples do not
+    auc and logloss of the batches as they are; and `slots` and `dense`, {name: how much AUC falls
+    and logloss rises}. For squared error, rmse in place of both. A figure that the samples do not
     define is None.
   """
   cfg, communicator, step = inputs.cfg, inputs.communicator, inputs.step

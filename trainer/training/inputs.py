@@ -42,7 +42,7 @@ class Inputs:
   Args:
     step: the model and its rows; stages the batches.
     folder: where converted passes go, one folder per split.
-    show: shows a line on the progress of slow work.
+    show: called with a line of text about the progress of slow work.
   """
 
   def __init__(
@@ -69,9 +69,9 @@ class Inputs:
   def prepared(
     self, passes: Sequence[Pass], split: str, labelled: bool = True
   ) -> list[PreparedPass]:
-    """Converts the passes that are raw, each on one process, and opens all on every process.
+    """Converts the raw passes, each on one process, and opens all passes on every process.
 
-    Where there are fewer passes than processes, the processes convert a large file together.
+    If there are fewer passes than processes, the processes convert a large file together.
 
     Args:
       passes: the same on every process.
@@ -220,11 +220,11 @@ class Inputs:
     ahead.result()
 
   def is_ready(self, data_pass: Pass, split: str) -> bool:
-    """Whether a pass needs no conversion (any more)."""
+    """Returns whether a pass is prepared, so that it needs no conversion."""
     return os.path.exists(os.path.join(self._path(data_pass, split), META))
 
   def remove_unfinished(self) -> None:
-    """Removes what killed conversions have left; process 0 calls it before the first conversion."""
+    """Removes the files of killed conversions; process 0 calls it before the first conversion."""
     for path in glob.glob(os.path.join(glob.escape(self._folder), '*', f'*{UNFINISHED}*')):
       shutil.rmtree(path, ignore_errors=True)
 
@@ -279,8 +279,8 @@ class Inputs:
       epoch: part of the seed of the shuffle.
       shuffle: whether the samples are shuffled, by seed, pass and epoch.
       start: the first global batch to yield.
-      ready: (batch of arrays, number of the step) -> the batch to stage; model.retrieval adds
-        negatives by it.
+      ready: (batch of arrays, number of the step) -> the batch to stage; with it model.retrieval
+        adds negatives.
     """
     batches = prepared.batches(
       self.cfg.train.batch_size,

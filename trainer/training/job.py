@@ -43,14 +43,14 @@ class Job:
   """Trains a model on its passes and days; every process of the job runs one.
 
   Args:
-    step: of the ranks, or of the parameter servers' workers.
-    progress_made: called after each step and each chunk of slow work; by it the heartbeat tells
-      the others that this process makes progress.
+    step: the training step of ranks, or of workers on parameter servers.
+    progress_made: called after each step and each chunk of slow work, so that the heartbeat can
+      tell other processes that this one makes progress.
     init_from: a run_dir whose model a new run begins with.
     bucket: where the run_dir is copied to; None: nowhere.
 
   Attributes:
-    state: the place in the data, and checkpoints.
+    state: how far the run has come, and its checkpoints.
     stream: which pass comes next.
     lock: keeps other jobs off the run_dir from `open_run` on.
   """
@@ -84,7 +84,7 @@ class Job:
 
   @property
   def progress(self) -> Progress:
-    """The place in the data."""
+    """How far the run has come: its place in the data, best value, learning rates and so on."""
     return self.state.progress
 
   @property
@@ -92,7 +92,7 @@ class Job:
     return self.communicator.rank == 0
 
   def run(self) -> int:
-    """Trains what the config asks for; continues from the last checkpoint if there is one.
+    """Trains as the config says; continues from the last checkpoint if there is one.
 
     Returns:
       0 if all is trained. If a signal stopped the job and its state is saved, the number of the
@@ -329,7 +329,7 @@ class Job:
     A small pass of a stream may have no click; the first such pass is reported.
 
     Raises:
-      BadPass: if it has one class and its labels are misread, or it is not of a stream.
+      BadPass: if a label has one class because it is misread, or outside of a stream.
     """
     # Retrieval learns from positives alone.
     alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)
@@ -365,7 +365,7 @@ class Job:
     )
 
   def _tell_fate(self, name: str, fate: str, reason: str) -> None:
-    """Reports the fate of a pass that is not simply trained on."""
+    """Reports the fate of a pass that is late, skipped, seen before or refused."""
     self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
     self.log.show(f'{fate}: {reason}', keep=True)
     if self._is_reporter:  # the next checkpoint writes it again
@@ -406,7 +406,7 @@ class Job:
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _disk(self) -> dict[str, int]:
-    """Returns the bytes that the run of a stream takes of its disk, and those that are free."""
+    """Returns how many bytes of its disk the run of a stream takes, and how many are free."""
     if not self.cfg.data.watch or not self._is_reporter:
       return {}
     free = shutil.disk_usage(self.cfg.run_dir).free

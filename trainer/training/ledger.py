@@ -33,15 +33,15 @@ class Entry:
   Attributes:
     path: absolute, or the URL of a remote pass.
     day: the day that its name or path gives.
-    size: in bytes; None if there was no such file.
+    size: the size in bytes; None if there was no such file.
     crc32: checksum of the bytes of its files in order, or of a prepared pass' meta.json; None if
       they were not read.
-    modified: time of the last change in ns since 1970; None: the pass counts as changed whenever
-      it is looked at again.
+    modified: the time of the last change in ns since 1970; None: the next look takes the pass as
+      changed.
     fate: entered (training has begun), trained, late (trained after its day had ended), skipped
       (late, and data.late is skip), seen (a pass of the same name or bytes was trained before) or
       refused (it cannot be trained on).
-    reason: why it was not simply trained on; empty otherwise.
+    reason: why it is late, skipped, seen or refused; else empty.
   """
 
   path: str
@@ -56,7 +56,7 @@ class Entry:
 
   @property
   def content(self) -> tuple[int | None, int | None]:
-    """Size and checksum, which differ where the bytes of two passes do."""
+    """Size and checksum; passes with different bytes differ in them."""
     return self.size, self.crc32
 
   def as_pass(self) -> Pass:
@@ -80,7 +80,7 @@ def stamp(path: str) -> tuple[int, int]:
 
 
 def stamp_if_any(path: str) -> tuple[int | None, int | None]:
-  """Returns `stamp`; (None, None) if nothing is at this path, (0, 0) if it has no stamp."""
+  """Returns `stamp`; (None, None) if nothing is at this path, (0, 0) if it cannot be read."""
   try:
     return stamp(path)
   except (OSError, UserError):
@@ -114,9 +114,10 @@ def _mark(*what: Json) -> bytes:
 class Ledger:
   """The entries of the passes so far, in the order in which they arrived.
 
-  Every process of a job holds the same ledger. Each epoch begins without entries. Old entries are
-  folded: only their number by fate is kept, and hashes of path, name and bytes, by which the ledger
-  recognises a pass that arrives again.
+  Every process of a job holds the same ledger. An entry belongs to an epoch, and in the next epoch
+  each pass may be trained on again. Old entries are folded: only the number of entries with each
+  fate is kept, and hashes of path, name and bytes. By these the ledger recognises a pass that
+  arrives again.
 
   Args:
     state: the `state` of another ledger; None for an empty ledger.
@@ -138,7 +139,7 @@ class Ledger:
     return iter(self._entries.values())
 
   def put(self, entry: Entry) -> None:
-    """Adds an entry, or replaces the one of its path and epoch."""
+    """Adds an entry; replaces an earlier one with the same path and epoch."""
     self._entries[entry.epoch, entry.path] = entry
     if entry.fate in TRAINED:
       self._by_name.setdefault((entry.epoch, entry.name, entry.day), entry.path)
@@ -157,7 +158,7 @@ class Ledger:
     return bool(self._marks) and epoch == self._epoch and _mark(*what) in self._marks
 
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
-    """Describes the earlier pass of this epoch that a new one repeats; None if there is none.
+    """Describes the earlier pass of this epoch that a new one repeats; returns None if none does.
 
     Args:
       by_name: whether equal name and day make a repetition; equal bytes always do.
@@ -183,7 +184,7 @@ class Ledger:
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:
-    """Folds all but the last `whole` entries whose fate is settled."""
+    """Folds all but the last `whole` of the entries whose fate is settled."""
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:
@@ -210,7 +211,7 @@ class Ledger:
     }
 
   def write(self, run_dir: str) -> None:
-    """Writes ledger.jsonl, one entry per line; runs continue from the checkpoint, not from it."""
+    """Writes ledger.jsonl for people, one entry per line; runs continue from checkpoints."""
     path = os.path.join(run_dir, FILE)
     with open(path + '.new', 'w', encoding='utf-8') as f:
       if self._folded:

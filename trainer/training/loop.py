@@ -13,7 +13,7 @@ from trainer.training.step import Staged, StepFlags
 
 
 def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
-  """Whether a checkpoint is due by `checkpoint.every_seconds`."""
+  """Returns whether `checkpoint.every_seconds` have passed since the last checkpoint."""
   every = cfg.checkpoint.every_seconds
   return every is not None and time.monotonic() - state.last_save > every
 
@@ -29,9 +29,9 @@ def train_in_lockstep(
 ) -> bool:
   """Trains on this rank's batches until no rank has any; ranks may have different numbers.
 
-  Ranks do not agree on a number of steps beforehand. A rank without more batches takes part with an
-  empty one. A flag in the sums of each step says whether any rank has another; if none has, all
-  stop together.
+  Ranks do not agree on a number of steps beforehand. A rank that has no more batches takes part
+  with an empty one. A flag in the sums of each step says whether any rank has another batch; if
+  none has, all stop together.
 
   Args:
     state: its `progress.batch` counts the steps of the pass.

@@ -21,7 +21,7 @@ _MOST_SAMPLES_FOR_BLANKS = 1 << 19
 
 
 class PassMeter:
-  """Reports the training on one pass; every process calls it, and metrics are over all of them."""
+  """Reports the training on one pass. Every process calls it; metrics cover all processes."""
 
   def __init__(
     self, inputs: Inputs, progress: Progress, log: RunLog, prepared: PreparedPass, name: str
@@ -59,7 +59,7 @@ class PassMeter:
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
-    """Reports the whole pass, with `further` fields; returns the fields of the event."""
+    """Reports the whole pass; returns the fields of its event, with those in `further`."""
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
     values = result(self._sums()) | self._counts()
@@ -99,7 +99,7 @@ class PassMeter:
     return {'learning_rate_factor': round(float(rate), 6)}
 
   def _slot_statistics(self, features: int) -> dict[str, JsonObject]:
-    """Returns statistics of each slot's rows, estimated from as many as are quick to read."""
+    """Returns statistics of each slot's rows, estimated from a part that is quick to read."""
     statistics = SlotStatistics(self._cfg, {t.name: t.width for t in self._step.store.tables})
     own = shards_of(self._communicator.rank, self._communicator.size)
     shards, share = shards_to_read(features, own)

@@ -54,7 +54,7 @@ class RankingEvaluation:
   ranking.
 
   Attributes:
-    catalogue: the items, as of the last ranking.
+    catalogue: the items at the time of the last ranking.
     predictions: None: there are no probabilities.
     slots_before: empty.
   """
@@ -72,7 +72,7 @@ class RankingEvaluation:
   def evaluate(
     self, prepared: Sequence[PreparedPass], in_log: bool = False
   ) -> dict[str, float | int]:
-    """Measures how high the rankings of the passes' users place the positives of these users.
+    """Measures how high the rankings place the positives that users have in the passes.
 
     Positives of data.train and, unless it is evaluated, of data.valid are neither recommended nor
     counted. With data.watch, none is left out.
@@ -220,7 +220,7 @@ class RankingEvaluation:
     return np.concatenate(self._communicator.gather(own)) if size > 1 else own
 
   def _vectors(self, batches: Iterable[SlotBatch], side: int) -> np.ndarray:
-    """Returns the vectors of queries (side 0) or items (1) of this process's samples."""
+    """Returns the vectors of the queries (side 0) or items (side 1) of this process's samples."""
     vectors = []
     for batch in batches:
       vectors.append(self._step.predict(self._step.stage(batch))[:, side])

@@ -1,4 +1,4 @@
-"""Names the items that a run with model.retrieval finds: rows hold hashes, users want texts."""
+"""Recommends items by their texts; the rows of a run hold only hashes of items."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ def item_texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
   Args:
     keys: int64 [n].
   Raises:
-    UserError: if the text of one was not kept, and the log that had it is gone.
+    UserError: if the text of an item was not kept, and the log that contained it is gone.
   """
   slot = run.cfg.model.retrieval.item.slots[0]
   texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(slot, keys)

@@ -21,7 +21,8 @@ _CANDIDATES_FROM = 1 << 40
 class RetrievalPart(DensePart):
   """Trains the two towers by a loss over the items of all ranks.
 
-  Shapes: B samples of this process, G samples of all, C candidates, the same on all.
+  Shapes: B samples of this process, G samples of all processes, C candidates, which are the same
+  on all.
 
   Attributes:
     catalogue: the items with their shows; part of the state.
@@ -42,7 +43,7 @@ class RetrievalPart(DensePart):
     weights: tf.Tensor,
     samples: tf.Tensor,
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ weight·loss over this process's samples, and each one's loss, float32 [B]."""
+    """Returns Σ weight·loss over this process's samples, and the loss of each, float32 [B]."""
     size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)
     own = retrieval.rows(inputs, 0, size)
     queries, positives = self.model.queries(own, True), self.model.items(own, True)

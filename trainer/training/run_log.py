@@ -39,7 +39,7 @@ class RunLog:
 
 
 def quality(values: JsonObject) -> str:
-  """Returns the main metrics for the live line; with several tasks, those of each."""
+  """Returns the main metrics as text for the live line; with several tasks, of each task."""
   if 'tasks' in values:
     return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())
   shown = {'rmse': 'rmse'} if 'rmse' in values else {'logloss': 'logloss', 'auc': 'AUC'}

@@ -50,7 +50,7 @@ class Progress:
 
 
 class RunState:
-  """The state of a run: its place in the data, and what its checkpoints hold.
+  """The state of a run: its progress, and what its checkpoints hold.
 
   Args:
     cfg: the job's config.
@@ -58,9 +58,9 @@ class RunState:
     step: the model, its rows and their optimizers.
 
   Attributes:
-    progress: the place in the data.
+    progress: how far the run has come.
     ledger: what became of every pass.
-    texts: of features, where data.keep_texts asks for them.
+    texts: the texts of features, if data.keep_texts asks for them.
     fates: what became of the slots and layers of a checkpoint with other settings.
     last_save: when the last checkpoint was written, as time.monotonic().
   """
@@ -80,18 +80,18 @@ class RunState:
 
   @property
   def is_saved(self) -> bool:
-    """Whether a checkpoint holds this place in the data."""
+    """Returns whether a checkpoint of this place in the data exists."""
     position = self._saved.metrics_position
     return self._saved == dataclasses.replace(self.progress, metrics_position=position)
 
   @property
   def untrained(self) -> list[str]:
-    """How the config's model differs from that which was trained; empty once a step trains it."""
+    """Returns how the config's model differs from the trained one; [] after a training step."""
     is_trained = self._step.steps != self.progress.step
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
   def untrained_told(self) -> str | None:
-    """Says how the model differs from the trained one, and what to do; None if it does not."""
+    """Returns a text: how the model differs from the trained one, and what to do; None if equal."""
     if not self.untrained:
       return None
     return (
@@ -101,7 +101,7 @@ class RunState:
     )
 
   def note_model(self) -> None:
-    """Notes what the weights are trained as. The best state of another model counts no more."""
+    """Records which model the weights belong to; if that changes, forgets the best value so far."""
     progress, now = self.progress, self._parts
     if self._step.steps == progress.step:
       # Parts that this config leaves out or changes are not saved as they were trained, so they do
@@ -116,7 +116,7 @@ class RunState:
     The best state so far is also linked into run_dir/best.
 
     Args:
-      metrics_position: bytes of metrics.jsonl that belong to it; only process 0's counts.
+      metrics_position: how many bytes of metrics.jsonl belong to it; only process 0's value counts.
     """
     self.note_model()
     self.progress.step = self._step.steps
@@ -176,7 +176,7 @@ class RunState:
     Returns:
       The path of that checkpoint.
     Raises:
-      UserError: if it has no checkpoint, or is of another model.
+      UserError: if it has no checkpoint, or its model is too different.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
     if not any(self._restore(directory, check_config=False) for directory in directories):

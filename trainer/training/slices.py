@@ -15,7 +15,7 @@ BLANK, OTHER = -1, -2
 
 
 def _values(batch: SlotBatch, slot: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the keys of a slot's values, BLANK for none, and each one's sample: int64 [m]."""
+  """Returns the keys of a slot's values (BLANK for none) and the sample of each, int64 [m]."""
   keys, segments = np.asarray(batch.keys), np.asarray(batch.segments)
   samples = len(batch.label)
   if not len(segments) and len(keys) == samples * slots:
@@ -45,10 +45,10 @@ def slices(
     scored: this process's batches with their predictions, [B] or [B, T].
     most: how many values of a slot get a slice: the most frequent ones. All others are in OTHER.
   Returns:
-    By slot, a list of slices for each task, with key (or BLANK, OTHER), task (None if there is only
-    one) and the figures of trainer.model.slices. The worst slices come first: those whose upper
-    confidence limit of AUC is lowest, so that a slice is not first merely because it is small; for
-    squared error, those of the largest RMSE. Slices without such a figure come last.
+    {slot: a list with the slices of each task}. A slice has key (or BLANK, OTHER), task (None if
+    there is only one) and the figures of trainer.model.slices. The worst slices come first: those
+    whose upper confidence limit of AUC is lowest, so that a slice is not first merely because it is
+    small; for squared error, those of the largest RMSE. Slices without such a figure come last.
   """
   places = {slot.name: i for i, slot in enumerate(cfg.ordered_slots)}
   found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}

@@ -84,7 +84,7 @@ class Step(abc.ABC):
   in_lockstep: bool
 
   def stage(self, batch: SlotBatch) -> Staged:
-    """Makes tensors of a batch of NumPy arrays and finds its distinct keys; any thread may."""
+    """Makes tensors of a batch of NumPy arrays, and finds its distinct keys. Thread-safe."""
     batch = SlotBatch(*map(to_tensor, weigh_labels(batch)))
     return Staged(batch, self.dense.embedding.dedupe(batch))
 
@@ -117,7 +117,7 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
-    """Predicts, and tells which features of the batch the model knows.
+    """Predicts, and finds which features of the batch the model knows.
 
     Returns:
       The result of `predict`, and bool [nnz].
@@ -127,8 +127,8 @@ class Step(abc.ABC):
   def consolidate(self) -> None:
     """Prepares the state to be read, saved or exported; every process calls it.
 
-    Rows catch up with their regulariser (l2_mode catch_up), and the moving statistics of local
-    batch norm, which differ between processes, are averaged.
+    Rows take the steps of their penalty that they missed (l2_mode catch_up), and the moving
+    statistics of local batch norm are averaged over processes.
     """
 
   def traffic(self) -> dict[str, float]:
@@ -138,7 +138,7 @@ class Step(abc.ABC):
   @property
   @abc.abstractmethod
   def steps(self) -> int:
-    """Steps taken so far."""
+    """Returns the number of steps taken so far."""
 
   @abc.abstractmethod
   def set_steps(self, value: int) -> None:
@@ -150,7 +150,7 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def dense_state(self) -> dict[str, np.ndarray]:
-    """Returns DensePart.state; with parameter servers, of the variables on them."""
+    """Returns DensePart.state; with parameter servers, the state that the servers hold."""
 
   @abc.abstractmethod
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
@@ -159,18 +159,18 @@ class Step(abc.ABC):
 
 @functools.cache
 def _as_tensor(flags: StepFlags) -> tf.Tensor:
-  """Returns flags as float32 [3]; each of the eight is made once."""
+  """Returns flags as float32 [3]; each of the eight possible tensors is made once."""
   return to_tensor(np.array(flags, np.float32))
 
 
 def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: float) -> None:
-  """Checks that the loss of a step and its gradients are finite, before anything of it is kept.
+  """Checks that the loss and the gradients of a step are finite, before anything is updated.
 
   Args:
-    step: int64 [], its number; reading it takes a third of a ms, so it is read only for the error.
+    step: int64 [], the number of the step; it is read only for the error, since that takes 0.3 ms.
     loss: Σ weight·loss, NaN if any gradient is not finite.
   Raises:
-    UserError: naming the likely cause, if they are not.
+    UserError: if they are not; it names the likely cause.
   """
   if not np.isfinite(loss):
     raise UserError(
@@ -182,8 +182,8 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 def traced(function: Callable, *specs: object) -> Callable:
   """Returns a graph of `function` for arguments of `specs`.
 
-  A tf.function looks up the graph and binds its arguments by name at each call, which takes .8 ms
-  of a step; the private `_call_flat` takes the tensors as they are.
+  Each call of a tf.function looks up the graph and binds arguments by name, which takes 0.8 ms. The
+  private `_call_flat` takes the tensors as they are.
   """
   graph = tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
   return lambda *args: graph._call_flat(tf.nest.flatten(args), graph.captured_inputs)
@@ -198,12 +198,12 @@ def average_local_state(variables: Sequence[tf.Variable], communicator: Communic
 class TrainStep(Step):
   """The step of one process, or of one of N Horovod ranks.
 
-  N ranks with b samples each equal one process with the same N·b samples, whatever their sizes,
-  zero included: every rank differentiates its sum, sums and counts meet in one allreduce, and the
-  division happens after it.
+  N ranks equal one process that has all their samples, however the samples are divided among ranks;
+  a rank may have none. Every rank differentiates the sum of its losses, one allreduce adds up the
+  gradients, and then they are divided, once, by the weight of all samples.
 
   Args:
-    dense_dtype: as of trainer.model.builder.build.
+    dense_dtype: see trainer.model.builder.build.
   """
 
   in_lockstep = True

@@ -8,8 +8,8 @@ class StopRequest:
   """Remembers the signal that asked this process to stop; a job looks at it after each step.
 
   Attributes:
-    signal: its number; 0 before any. SIGINT takes precedence over SIGTERM, because parameter
-      servers that Ctrl-C stops send SIGTERM to their workers.
+    signal: the number of the signal; 0 if none came. SIGINT takes precedence over SIGTERM, because
+      parameter servers that are stopped by Ctrl-C send SIGTERM to their workers.
   """
 
   def __init__(self):

@@ -10,7 +10,7 @@ Item = TypeVar('Item')
 
 
 class Stopwatch:
-  """Counts the seconds of each part of the work; a part within another stops the outer one.
+  """Counts the seconds of each part of the work; while an inner part runs, the outer one stops.
 
   Attributes:
     waited: seconds that `waiting` has waited so far.
@@ -40,7 +40,7 @@ class Stopwatch:
       self._running.pop()
 
   def move(self, seconds: float, part: str, within: str) -> None:
-    """Counts seconds of one part for another."""
+    """Moves seconds from one part to another."""
     self._tick()
     self._seconds[part] += seconds
     self._seconds[within] -= seconds
@@ -58,7 +58,7 @@ class Stopwatch:
       yield item
 
   def lap(self) -> dict[str, float]:
-    """Returns the seconds by part since the last call."""
+    """Returns {part: seconds} since the last call."""
     self._tick()
     found = {part: round(seconds, 3) for part, seconds in self._seconds.items()}
     self._seconds.clear()

@@ -93,8 +93,8 @@ class Stream:
   data.close_day_after_hours. A pass that arrives after its day has ended is late.
 
   Args:
-    tell: called on every process for each pass that is not simply trained on, with its name, its
-      fate and the reason.
+    tell: called on every process for each pass that is late, skipped, seen or refused, with its
+        name, its fate and the reason.
   """
 
   def __init__(
@@ -201,7 +201,7 @@ class Stream:
     return entry
 
   def _count_refused(self, entry: Entry) -> None:
-    """Counts a refused pass, unless its file has vanished."""
+    """Counts a refused pass, unless its file has vanished; raises BadPass if none is allowed."""
     self._state.progress.refused_in_a_row += entry.size is not None
     self._refusal = entry.reason
     if not self.limit:
@@ -316,7 +316,7 @@ class Stream:
     return decided(Finished())
 
   def _ready(self) -> tuple[list[Pass], list[Entry]]:
-    """Returns the passes not yet in the ledger, in order, and entries of misnamed ones."""
+    """Returns the passes not yet in the ledger, in order, and entries for misnamed ones."""
     cfg, epoch = self._cfg, self._state.progress.epoch
     if self._listed is None:
       wrong = self._mistakes if self.limit else None
@@ -428,7 +428,7 @@ class Stream:
     return progress.closed_day is not None and data_pass.day <= progress.closed_day
 
   def _ends(self, following: Pass | None) -> EndDay | None:
-    """Returns the day that ends before `following` is trained on (None: no pass is ready)."""
+    """Returns the day that ends before `following` is trained on; None: no pass is ready."""
     cfg, progress = self._cfg.data, self._state.progress
     if cfg.day_pattern is None:
       return None

@@ -3,8 +3,8 @@
 Features are matched by the name of their slot, dense variables by their layer and name. A new slot
 or layer starts fresh, and so does a slot that is made of other columns or bins than before; one
 that is gone is dropped. A layer or table that has become wider keeps what it had, and the rest
-starts fresh. Under another row optimizer, or in a table of another width, rows keep their weights
-and their optimizer state starts fresh. Rows of a table that is now in bfloat16 are rounded to
+starts fresh. With another row optimizer, or in a table of another width, rows keep their weights,
+and their optimizer state starts fresh. Rows of a table that now uses bfloat16 are rounded to
 nearest.
 """
 
@@ -51,12 +51,12 @@ class Fate(NamedTuple):
 
 
 def _identity(slot: config.Slot) -> JsonObject:
-  """Returns what must not change of a slot: a slot that is made otherwise starts fresh."""
+  """Returns the settings of a slot whose change makes it start fresh."""
   return slot.model_dump(exclude={'pooling', 'lifecycle', 'made'})
 
 
 def may_change(key: str, old: config.Config, new: config.Config) -> bool:
-  """Whether a run may continue with another value of this key."""
+  """Returns whether a run may continue with another value of this key."""
   if key.startswith('data.slots.'):
     by_name = {slot.name: slot for slot in old.data.slots}
     same = all(
@@ -77,7 +77,7 @@ def _has_ffm(*configs: config.Config) -> bool:
 
 
 def _layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
-  """Returns the layout of rows by table."""
+  """Returns {table: layout of its rows}."""
   layers = [layer_class(one.kind, key) for key, one in cfg.model.all_interactions().items()]
   needs = {need for layer in layers for need in layer.needs}
   specs = table_specs(cfg, needs if cfg.model.retrieval is None else {'factors'})
@@ -145,7 +145,7 @@ def _lay_out(
   """Changes rows to the layout of the new config's tables.
 
   Args:
-    chunk: columns as of ops.row_store.RowStore, with the new keys and slots; changed in place.
+    chunk: columns as in ops.row_store.RowStore, with the new keys and slots; changed in place.
     before: the layouts that the rows were written in.
     now: the layouts of the new config's tables.
     new: the config that the run continues with.
@@ -190,7 +190,7 @@ def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-  """Returns the names in a checkpoint, by names that other layers do not influence.
+  """Returns {name that does not depend on other layers: name in a checkpoint}.
 
   '012/dnn_2/kernel_0/m:0' is 'dnn 0/kernel_0/m:0' if it belongs to the first dnn.
   """
@@ -223,7 +223,7 @@ def _inputs(cfg: config.Config) -> list[str]:
 def _places(
   old: config.Config, new: config.Config, n: int, m: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the places along an axis that are kept, in the old and in the new variable."""
+  """Returns which places along an axis are kept: in the old variable, and in the new one."""
   for a, b in (
     (_inputs(old), _inputs(new)),
     ([s.name for s in old.ordered_slots], [s.name for s in new.ordered_slots]),
@@ -283,7 +283,7 @@ def dense(
 
 
 def parts(cfg: config.Config) -> dict[str, JsonObject]:
-  """Returns what a model's weights are trained as: slots, tables and layers, with their settings.
+  """Returns the settings that give a model's weights their meaning: of slots, tables and layers.
 
   Two models with the same parts predict the same from the same weights.
   """
@@ -308,10 +308,10 @@ def parts(cfg: config.Config) -> dict[str, JsonObject]:
 def differences(
   trained: Mapping[str, JsonObject | None], now: Mapping[str, JsonObject]
 ) -> list[str]:
-  """Says how a model differs from that which was trained.
+  """Returns in words how a model differs from the trained one.
 
   Args:
-    trained: its `parts`, of which None are trained no more; empty if nothing was trained yet.
+    trained: the `parts` of the trained model, None for a part that is dropped; {} if untrained.
     now: the parts of the model.
   """
   told = []
