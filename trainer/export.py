@@ -38,7 +38,7 @@ CHECKPOINT = flags.DEFINE_enum(
   'checkpoint',
   'best',
   ['best', 'last'],
-  'best by validation, as of trainer.predict, so that all kinds are of one state; or the last.',
+  'best (by validation, as in trainer.predict) or last; use one for all kinds of exports.',
 )
 
 

@@ -74,8 +74,8 @@ class Retrieval(Section):
   uniform: as if each item were as frequent; shows: by the shows of the table and of the pass, or,
   with sampling frequency, by what is drawn by."""
   logq_positive: bool = False
-  """Whether the positive's logit is lowered too, as of old; false: it is no draw, and stands as it
-  is (arXiv 2507.09331)."""
+  """Whether the positive's logit is lowered too, as in earlier work. It is not drawn, so false is
+  right (arXiv 2507.09331)."""
   eval_at: list[PositiveInt] = [20]
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 

@@ -142,9 +142,9 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
 def constructor_parameters(
   layer: type[tf.keras.layers.Layer],
 ) -> tuple[dict[str, inspect.Parameter], bool]:
-  """Returns the named parameters of a layer's constructor, and whether it takes other keywords too.
+  """Returns the named parameters of a layer's constructor, and whether it takes any keyword.
 
-  A constructor with **kwargs takes what its base class takes.
+  A constructor with **kwargs also has the parameters of its base class.
   """
   parameters, takes_any = {}, True
   for base in layer.__mro__[: layer.__mro__.index(tf.keras.layers.Layer)]:
@@ -163,8 +163,8 @@ def _make_layer(
   """Makes one layer of the config, built-in or a user's.
 
   Args:
-    key: names it in the config, for messages.
-    passed: values of PASSED, for constructors that take them.
+    key: its key in the config, for messages.
+    passed: {name in PASSED: value}, for constructors that take them.
   Raises:
     UserError: if the layer does not take an argument, or its constructor fails.
   """

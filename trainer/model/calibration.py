@@ -14,7 +14,7 @@ def first_histogram(state: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def first_task(column: np.ndarray) -> np.ndarray:
-  """Returns the first task's column of [B] or [B, T]."""
+  """Returns [B]: the column of the first task, if there are several."""
   return column if column.ndim == 1 else column[:, 0]
 
 
@@ -50,7 +50,7 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Returns which share of the clicks, and of the others, the highest predictions hold.
+  """Returns which shares of the clicks and of the other samples have the highest predictions.
 
   Args:
     histogram: as in `deciles`.
@@ -133,7 +133,7 @@ class SlotCalibration:
 
     Args:
       batch: of arrays or tensors.
-      known: bool [nnz], whether the model has trained each of the batch's features.
+      known: bool [nnz], whether the model was trained on each of the batch's features.
       probabilities: float32 [B]; with several tasks [B, T], of which the first counts.
     """
     shape = len(probabilities), len(self._slots)
@@ -161,7 +161,7 @@ class SlotCalibration:
     )
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns arrays by name; the sum of two states is the state of both."""
+    """Returns {name: array}; the sum of two states is the state of both."""
     return {'slots': self._sums}
 
   def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:

@@ -78,10 +78,10 @@ def _cell(value: object, form: str) -> str:
 
 
 def print_table(run: RecordedRun) -> None:
-  """Prints the metrics of training, of progressive validation, of validation and of the test.
+  """Prints the metrics of train, next (progressive validation), valid and test.
 
   Args:
-    run: with several tasks, one of `RecordedRun.by_task`.
+    run: with several tasks, an element of `RecordedRun.by_task`.
   """
   retrieval = run.cfg.model.retrieval
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []

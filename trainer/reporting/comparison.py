@@ -16,7 +16,7 @@ _THERE = 'there'
 def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   """Returns a table with a row for each run, and sentences that say how to read it.
 
-  Metrics are those of the deciding task in each run's kept state; differences are from the first
+  Each run is judged in its kept state, by the task that decides; differences are from the first
   run.
   """
   decided = [run.deciding for run in runs]

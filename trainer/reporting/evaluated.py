@@ -1,4 +1,4 @@
-"""What `trainer.evaluate` prints in a terminal: metrics, and those of a slot's values."""
+"""What `trainer.evaluate` prints in a terminal: metrics, also for each value of a slot."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +37,8 @@ def slice_table(slot: str, rows: Sequence[Figures]) -> str:
   """Returns a table of at most 80 columns; long values are cut off at their end.
 
   Args:
-    slot: its name, the title of the first column.
-    rows: slices of one task: `value`, and the metrics of trainer.model.slices.
+    slot: the name of the slot, which is the title of the first column.
+    rows: the slices of one task, with `value` and the metrics of trainer.model.slices.
   """
   columns = [
     [title, *(_cell(row, fields, form) for row in rows)]

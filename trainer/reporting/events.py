@@ -42,10 +42,10 @@ class EventLog:
   ends the training. It is reported once, and kept in `troubles`.
 
   Args:
-    active: whether this process writes; of a job, only the first does.
-    keep_bytes: how much of metrics.jsonl to keep, namely what was there at the checkpoint from
-      which the run continues; None: all. Later lines are removed, because their work is repeated,
-      but for those of OF_THE_JOB.
+    active: whether this process writes; only the first process of a job does.
+    keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues; None: keep
+      all. Later lines are removed, because their work is repeated, except for events in
+      OF_THE_JOB.
 
   Attributes:
     troubles: a line for each failure.
@@ -66,7 +66,7 @@ class EventLog:
       self._cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
-    """Begins to report to what `report.to` names."""
+    """Begins to report to the trackers in `report.to`."""
     if not self._active:
       return
     if 'tensorboard' in cfg.report.to:
@@ -78,13 +78,13 @@ class EventLog:
         self._trackers.append(trackers.InBackground(name, cfg, self.guarded))
 
   def close(self, is_waiting: Callable[[], None]) -> None:
-    """Ends the trackers' runs; calls `is_waiting` every second meanwhile."""
+    """Waits until the trackers have ended their runs; calls `is_waiting` every second."""
     for tracker in self._trackers:
       tracker.close(self._status, is_waiting)
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
-    """Reports an error in a `with` block that writes `what`, once, and goes on."""
+    """Catches an error in a `with` block that writes `what`; reports it once."""
     try:
       yield
     except Exception as e:  # damaged events may raise anything when they are drawn
@@ -96,7 +96,7 @@ class EventLog:
 
   @property
   def position(self) -> int:
-    """Bytes of metrics.jsonl written so far."""
+    """Returns how many bytes of metrics.jsonl have been written so far."""
     return self._file.tell() if self._file is not None else 0
 
   def _open(self) -> None:
@@ -166,7 +166,7 @@ class EventLog:
         self._board.histograms(kind, step, histograms)
 
   def _write_line(self, record: Mapping[str, Json]) -> None:
-    """Writes a line; if the file was removed or replaced, into a new one."""
+    """Writes a line; if the file was removed or replaced, begins a new file."""
     line = (json.dumps(record) + '\n').encode()
     if self._file is None:
       self._open()
@@ -193,7 +193,7 @@ class EventLog:
 
 
 def read_events(run_dir: str) -> pd.DataFrame:
-  """Returns the events of a run in order, one a row; NaN or None if an event lacks a field.
+  """Returns the events of a run in order, one in each row; NaN or None for a missing field.
 
   Lines that were cut or damaged are left out.
   """

@@ -75,7 +75,7 @@ def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
 def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
-  """Draws a field over the steps: one curve for the training, one for each split."""
+  """Draws a field over the steps: a curve for training, and one for each split."""
   figure = _figure('step', y, **layout)
   if within_passes:
     style = {'mode': 'lines', 'line': {'color': COLOURS['train'], 'width': 1}, 'opacity': 0.55}
@@ -124,7 +124,7 @@ def ranking(run: RecordedRun) -> go.Figure | None:
 
 
 def _zoomed(figure: go.Figure) -> go.Figure:
-  """Fits the first view to all values or, if they are many, to all but the outliers.
+  """Sets the first view to show all values or, if there are many, all but the outliers.
 
   The outliers are mostly values of the untrained model.
   """
@@ -154,7 +154,7 @@ def calibration(run: RecordedRun) -> go.Figure | None:
 
 
 def _of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, list[float]]]:
-  """Returns a field of the evaluations of the kept state, by split."""
+  """Returns {split: value of a field} from the evaluations of the kept state."""
   return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
 
 
@@ -223,7 +223,7 @@ def lift(run: RecordedRun) -> go.Figure | None:
 
 
 def spread(run: RecordedRun) -> go.Figure | None:
-  """Draws how the predictions of one split are spread, for clicked and for other samples."""
+  """Draws the distribution of predictions on data.test, else valid, for clicks and the others."""
   tables = {split: table for split, table in _of_scores(run, 'spread').items() if table}
   if not tables:
     return None
@@ -323,9 +323,9 @@ def features(run: RecordedRun) -> go.Figure | None:
 
 
 def unknown(run: RecordedRun) -> go.Figure | None:
-  """Draws the share of samples whose feature in a slot the model did not know, by evaluation.
+  """Draws for each slot and evaluation the share of samples with a feature unknown to the model.
 
-  These are the evaluations of each pass before it was trained on or, if there are none, those of
+  The evaluations are those of each pass before it was trained on or, if there are none, those of
   the kept state.
   """
   shares = table_by_slot(run, 'eval', 'unknown')
@@ -373,7 +373,7 @@ def drift(run: RecordedRun) -> go.Figure | None:
 
 
 def time_spent(run: RecordedRun) -> go.Figure | None:
-  """Draws the seconds that each part of the work took, by pass."""
+  """Draws how many seconds each part of the work took in each pass."""
   rows = run.of('train').dropna(subset='seconds')
   if not len(rows):
     return None

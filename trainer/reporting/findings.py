@@ -33,7 +33,7 @@ def _count(number: float, noun: str) -> str:
 
 
 def state(run: RecordedRun) -> str:
-  """Returns finished, stopped or, if the run is at work or was killed, unfinished."""
+  """Returns finished, stopped, or unfinished if the run is at work or was killed."""
   ends = run.of('end')
   starts = run.of('start')
   if len(ends) and (not len(starts) or ends.index[-1] > starts.index[-1]):

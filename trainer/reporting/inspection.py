@@ -1,4 +1,4 @@
-"""Shows what a checkpoint holds, without loading the whole of it: layers, slots, features."""
+"""Shows what a checkpoint holds, block by block: layers, slots, features."""
 
 import json
 import os
@@ -33,13 +33,13 @@ class Inspection:
   """A checkpoint of a run.
 
   Args:
-    which: best (the last one, if there is no best one) or last.
+    which: best or last; best means last if there is no best one.
 
   Attributes:
     path: the directory of the checkpoint.
-    progress: the place in the data; RunState.progress as JSON.
+    progress: RunState.progress as JSON.
   Raises:
-    UserError: if there is none.
+    UserError: if there is no checkpoint.
   """
 
   def __init__(self, run_dir: str, which: str = 'last'):
@@ -57,11 +57,11 @@ class Inspection:
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
   def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
-    """Yields blocks of rows, which hold all rows of some logical shards."""
+    """Yields all rows of some logical shards, in blocks."""
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
-    """Returns the number of factors of a row, by table."""
+    """Returns {table: number of factors of a row}."""
     tables = table_specs(self.cfg, build(self.cfg).needs)
     return {table.name: table.width for table in tables}
 
@@ -77,7 +77,7 @@ class Inspection:
     return pd.DataFrame(rows, columns=['variable', 'shape', 'parameters', 'bytes'])
 
   def slots(self) -> pd.DataFrame:
-    """Returns for each slot features, admitted share, shows, clicks, norms, rank and bytes."""
+    """Returns a row for each slot: features, admitted share, shows, clicks, norms, rank, bytes."""
     statistics = SlotStatistics(self.cfg, self._widths())
     for chunk in self.rows():
       statistics.add(chunk)
@@ -88,7 +88,7 @@ class Inspection:
     return table.rename_axis('slot')
 
   def made(self) -> pd.DataFrame:
-    """Returns how each slot that is made of other columns is made, with boundaries of bins."""
+    """Returns how each made slot is made, with the boundaries of bins."""
     made = {s.name: s.made for s in self.cfg.ordered_slots if s.made is not None}
     rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
@@ -123,10 +123,10 @@ class Inspection:
     return pd.DataFrame(columns)
 
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
-    """Returns texts of a slot's features by key, where data.keep_texts or a pass has them.
+    """Returns {key: text} of a slot's features, as far as data.keep_texts or a pass has them.
 
     Args:
-      keys: int64 [n], what to look for in passes that were trained on; kept texts are all there.
+      keys: int64 [n], the features to look for in passes; kept texts are returned for all.
     """
     found: dict[int, str] = {}
     slot_id, wanted = self._slot_id(slot), set(keys.tolist())
@@ -146,7 +146,7 @@ class Inspection:
 
     Args:
       slot: the name of its slot.
-      text: its value, as the log has it.
+      text: its value, as written in the log.
     Raises:
       UserError: if there is no such slot.
     """
@@ -201,7 +201,7 @@ class Inspection:
     return None
 
   def against(self, other: 'Inspection') -> pd.DataFrame:
-    """Returns by slot what differs between this checkpoint and another."""
+    """Returns the differences between this checkpoint and another, a row for each slot."""
     ids = self.cfg.own_slot_ids()
     sums = np.zeros([max(ids.values()) + 1, 4])
     for begin in range(0, SHARDS, _SHARDS_AT_ONCE):

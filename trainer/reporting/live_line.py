@@ -12,10 +12,10 @@ SECONDS_BETWEEN_LINES = 10  # without a terminal
 
 
 class LiveLine:
-  """Shows each text in place of the one before or, without a terminal, at most one in 10 s.
+  """Replaces a line of the terminal by each new text; without a terminal, prints one in 10 s.
 
   Args:
-    active: whether this process writes; of a job, only the first does.
+    active: whether this process writes; only the first process of a job does.
   """
 
   def __init__(self, active: bool, terminal: bool = True):

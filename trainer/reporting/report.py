@@ -1,4 +1,4 @@
-"""Writes report.html: what is known of a run, on one page that needs no network.
+"""Writes report.html: what is known about a run, on one page that needs no network.
 
 It is made from config.yaml and metrics.jsonl alone, so a run that is at work, was killed, or has
 lost its data has a report too.
@@ -300,7 +300,7 @@ def write(run_dirs: Sequence[str], path: str) -> None:
   """Writes the report of a run, or the comparison of several.
 
   Raises:
-    UserError: if a directory is not that of a run.
+    UserError: if a directory is no run_dir.
   """
   runs = [read_run(directory) for directory in run_dirs]
   body = _one(runs[0]) if len(runs) == 1 else _several(runs)

@@ -27,7 +27,7 @@ class RecordedRun:
 
   Attributes:
     directory: its run_dir.
-    events: as read_events returns them, with every column of EVENT_COLUMNS.
+    events: the result of read_events, with every column of EVENT_COLUMNS.
     truth: truth.json, which lies beside a synthesized log; {} for other logs.
     task: the name of the task; '' if there is one label.
   """
@@ -92,7 +92,7 @@ class RecordedRun:
 
   @functools.cached_property
   def best(self) -> pd.Series | None:
-    """The evaluation of data.valid by which the best state was kept.
+    """The evaluation of data.valid after which the best state was kept.
 
     None if validation chooses no state; then the last one is kept. With several tasks, the deciding
     task chooses.
@@ -119,9 +119,9 @@ class RecordedRun:
 
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
-    """The evaluations of the kept state, by split: valid and test.
+    """The evaluations of the kept state: {split: evaluation} for valid and test.
 
-    If there is neither, `next`: that of the last pass before it was trained on.
+    If there is neither, `next` has the evaluation of the last pass before it was trained on.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
     last = {split: rows.iloc[-1] for split, rows in evaluated.items() if len(rows)}
@@ -154,7 +154,7 @@ def read_run(run_dir: str) -> RecordedRun:
   """Reads what a run has written so far; its data may be gone.
 
   Raises:
-    UserError: if `run_dir` is not that of a run.
+    UserError: if `run_dir` is not the directory of a run.
   """
   cfg = config.load_of_run(run_dir)
   if not os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):

@@ -1,4 +1,4 @@
-"""Writes TensorBoard's files: tensorboard/train, tensorboard/valid and so on, a run each."""
+"""Writes TensorBoard's files: a folder for each of train, valid and so on."""
 
 import os
 import socket
@@ -36,14 +36,14 @@ class TensorBoard:
     self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Writes metrics of a split or an event (`kind`), by name."""
+    """Writes {name: metric} of a split or an event (`kind`)."""
     summary = Summary()
     for name, value in values.items():
       summary.MergeFrom(scalar_pb(name, value))
     self._write(kind, step, summary)
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
-    """Writes histograms by name: left edge, right edge and count of each bin, float64 [n, 3]."""
+    """Writes {name: float64 [n, 3]}: left edge, right edge and count of each bin."""
     metadata = create_summary_metadata('', '')
     values = [
       Summary.Value(tag=name, metadata=metadata, tensor=make_tensor_proto(bins))

@@ -33,7 +33,7 @@ class Tracker(Protocol):
   id: str
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Logs metrics of a split or an event (`kind`), by name."""
+    """Logs {name: metric} of a split or an event (`kind`)."""
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
     """Uploads files and directories, and ends the run."""
@@ -69,7 +69,7 @@ class InBackground:
     self._thread.start()
 
   def call(self, action: Callable[[Tracker], None]) -> None:
-    """Has the thread call `action` after all earlier ones."""
+    """Queues `action` for the thread, which calls one after another."""
     with self._told_once():
       self._calls.put_nowait(action)
 
@@ -77,8 +77,8 @@ class InBackground:
     """Uploads the files of the run, and ends the tracker's run.
 
     Args:
-      status: that of the run; `finished` if it trained everything.
-      is_waiting: called every second meanwhile.
+      status: the status of the run; `finished` if it trained everything.
+      is_waiting: called every second while this waits.
     """
     run_dir = self._cfg.run_dir
     paths = [os.path.join(run_dir, name) for name in (*_FILES, 'exports')]
@@ -103,7 +103,7 @@ class InBackground:
           action(tracker)
 
   def _begin(self) -> Tracker:
-    """Begins the tracker's run, or continues that of this run_dir."""
+    """Begins a run in the tracker, or continues the one of this run_dir."""
     path = os.path.join(self._cfg.run_dir, f'{self._name}_run')  # holds the run's id
     known = None
     with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as f:
@@ -114,7 +114,7 @@ class InBackground:
 
   @contextlib.contextmanager
   def _told_once(self):
-    """Reports only the first error; if the network is down, the others say the same."""
+    """Reports only the first error; later ones would repeat it, if the network is down."""
     try:
       yield
     except Exception:

@@ -37,7 +37,7 @@ class Serving(ServedModel):
   Shapes: B samples, F slots, n occurrences of features.
 
   Args:
-    cfg, model, dense_stats: as of ServedModel.
+    cfg, model, dense_stats: as in ServedModel.
     rows: all rows.
     integer_slots: the slots whose columns are int64.
   """

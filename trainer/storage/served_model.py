@@ -55,7 +55,7 @@ class ServedModel(tf.Module):
     Args:
       dense: float32 [B, Dn], raw dense columns; NaN is missing.
       factors: as in LayerInputs.
-      show_click: float32 [B, Fc, 2], as of `transform_counts`; None: no slot has `counts`.
+      show_click: float32 [B, Fc, 2], see `transform_counts`; None: no slot has `counts`.
       **sums: the other fields of LayerInputs; `totals` follow from `factors`.
     """
     totals = [tf.reduce_sum(slots, 1) for slots in factors]

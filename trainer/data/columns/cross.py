@@ -18,7 +18,7 @@ from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
-_M = 0x369DEA0F31A53F85  # odd, as of a linear congruential generator
+_M = 0x369DEA0F31A53F85  # odd, as in a linear congruential generator
 _POSITIVE = 2**63 - 1
 
 

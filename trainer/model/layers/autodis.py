@@ -20,8 +20,8 @@ class AutoDis(tf.keras.layers.Layer):
     temperature: the smaller, the nearer the mixture is to a single vector.
     skip: the factor of h in the skip connection.
     table_width: D.
-    seed: of the initial weights (Glorot uniform; the vectors like a table's).
-    name: of the layer.
+    seed: the seed of the initial weights (Glorot uniform; the vectors like a table's).
+    name: the name of the layer.
   """
 
   needs = frozenset()

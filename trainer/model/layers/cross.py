@@ -24,7 +24,7 @@ class Cross(tf.keras.layers.Layer):
     layers: L.
     low_rank: r; None for full W_l [W, W]. A full layer costs W² multiplications a sample, a
       low-rank one 2·W·r.
-    seed: of the initial weights (Glorot uniform; the biases start at 0).
+    seed: the seed of the initial weights (Glorot uniform; the biases start at 0).
     multiply: the matrix product of training steps, `ops.float32.product` or `ops.bfloat16.product`
       (`train.dense_dtype`). Predictions, and the head of full layers, are float32.
   """

@@ -27,7 +27,7 @@ class DNN(tf.keras.layers.Layer):
       scaled up.
     batch_norm: 'none'; 'local', over the samples of one rank; 'sync', over the samples of all ranks
       (or of all workers that train in step), as one process does with the whole batch.
-    seed: of the initial weights (Glorot uniform; biases 0) and of dropout.
+    seed: the seed of the initial weights (Glorot uniform; biases 0) and of dropout.
     sum_across_ranks: for 'sync', sums float32 [k] over ranks.
     multiply: the matrix product of hidden layers in training steps, `ops.float32.product` or
       `ops.bfloat16.product` (`train.dense_dtype`). Predictions and the head are float32.
@@ -114,7 +114,7 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
   Args:
     x: float32 [B, H].
     rate: the share that is set to 0.
-    seed: of the layer.
+    seed: the seed of the layer.
     position: int64 [2], the step, and the samples of this step on lower ranks.
   Returns:
     float32 [B, H].

@@ -14,7 +14,7 @@ class FwFM(tf.keras.layers.Layer):
       Σ_{f<g} r_{f,g} ⟨S_f, S_g⟩,  S_f = Σ_{i in slot f} x_i v_i
 
   A pair of features in slots f ≠ g contributes r_{f,g} ⟨v_i, v_j⟩ x_i x_j. Pairs within one slot do
-  not count: the paper has one feature in a field. r starts at 1, which makes it an FM over slots.
+  not count: in the paper a field has one feature. r starts at 1, which makes it an FM over slots.
 
   Reads `factors` [B, F_t, D] of every table (all of one D). Its weights are r float32 [F, F]; only
   the part above the diagonal counts.

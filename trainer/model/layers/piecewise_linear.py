@@ -25,8 +25,8 @@ class PiecewiseLinear(tf.keras.layers.Layer):
   Args:
     bins: H.
     table_width: D.
-    seed: of the initial vectors, which are like a table's.
-    name: of the layer.
+    seed: the seed of the initial vectors, which are like a table's.
+    name: the name of the layer.
   """
 
   needs = frozenset()

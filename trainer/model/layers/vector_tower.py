@@ -32,7 +32,7 @@ class VectorTower(DNN):
     hidden: widths of the layers, the last of which is d; [] for no layers.
     history: the slot that `encoder` encodes.
     encoder: maps a history to float32 [B, D].
-    seed: of the initial weights.
+    seed: the seed of the initial weights.
   """
 
   needs = frozenset({'factors'})
