@@ -107,11 +107,11 @@ class Run:
 
     Columns: item, key, and one for each dimension.
     """
-    from trainer.training.recommendations import item_vectors
+    from trainer.training.recommendations import items_of
 
     self._wants_retrieval('vectors')
     with self._open() as run:
-      keys, texts, vectors = item_vectors(run)
+      keys, texts, vectors = items_of(run)
     table = pd.DataFrame({'item': texts, 'key': keys})
     return pd.concat([table, pd.DataFrame(vectors)], axis=1)
 

@@ -1,8 +1,8 @@
 """Exports a run for serving.
 
-`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. A
-run with model.retrieval has the kinds `saved_model`, which computes the vector of a query, and
-`items`.
+`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. Of a
+run with model.retrieval there are `items`, which is its base, `delta`, and `saved_model`, which
+makes the vector of a query.
 """
 
 import time
@@ -16,7 +16,7 @@ from trainer.errors import UserError
 # What can be exported of a run, by the section that its model has.
 _KINDS = {
   'interactions': ('base', 'delta', 'saved_model', 'dense_model'),
-  'retrieval': ('items', 'saved_model'),
+  'retrieval': ('items', 'delta', 'saved_model'),
 }
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
@@ -48,9 +48,9 @@ def main() -> None:
 
   from trainer.storage import export
   from trainer.storage.chain import MODEL_KINDS
-  from trainer.storage.items import INDEX, Items, has_faiss
+  from trainer.storage.items import INDEX, has_faiss
   from trainer.training.finished_run import open_run
-  from trainer.training.recommendations import item_vectors
+  from trainer.training.recommendations import items_of
 
   if is_remote(RUN_DIR.value) and not OUT.value:
     raise UserError(f'--run_dir {RUN_DIR.value}: is in a bucket; wanted --out, a directory here')
@@ -61,14 +61,16 @@ def main() -> None:
         f"--kind: found '{KIND.value}' for a run with model.{model}; wanted one of "
         f'{", ".join(_KINDS[model])}'
       )
-    items = Items(*item_vectors(run)) if KIND.value == 'items' else None
+    items = None
+    if model == 'retrieval' and KIND.value != 'saved_model':
+      items = items_of(run)
     position = {
       'command': 'trainer.export',
       'step': run.step.steps,
       'examples': run.progress.examples,
       'day': run.progress.day,
     }
-    if items is not None:  # with an index it is another export
+    if KIND.value == 'items':  # with an index it is another export
       position['index'] = has_faiss()
     done = export.write(
       run.cfg,
@@ -81,7 +83,7 @@ def main() -> None:
       folder=OUT.value,
       items=items,
     )
-  if items is not None:
+  if KIND.value == 'items':
     index = (
       f'and the index {INDEX}' if has_faiss() else "no index: pip install 'ctr-trainer[index]'"
     )

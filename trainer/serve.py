@@ -1,22 +1,24 @@
 """Serves a run over HTTP: `python -m trainer.serve --run_dir DIR` or `--store STORE`.
 
 The interface is TensorFlow Serving's REST form: POST /v1/models/NAME:predict, GET /v1/models/NAME;
-also /metrics and /healthz. docs/serving.md has examples.
+also /metrics and /healthz. A run with model.retrieval answers POST /v1/models/NAME:recommend; with
+`--retrieve_run_dir` it finds the items that the other run ranks. docs/serving.md has examples.
 """
 
+import contextlib
 import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags, logging
 
 from trainer import command_line, config, runtime
 from trainer.data.log_files import is_directory
-from trainer.errors import UserError, plain_errors
+from trainer.errors import UserError, nearest, plain_errors
 
 if TYPE_CHECKING:
   from trainer.serving.service import Service
@@ -28,6 +30,14 @@ RUN_DIR = flags.DEFINE_string(
 )
 STORE = flags.DEFINE_string(
   'store', None, 'A store that trainer.publish fills: a directory, or redis://HOST:PORT[/DATABASE].'
+)
+RETRIEVE_RUN_DIR = flags.DEFINE_string(
+  'retrieve_run_dir',
+  None,
+  'A run with model.retrieval that finds the items of :recommend, for --run_dir to rank.',
+)
+CANDIDATES = flags.DEFINE_integer(
+  'candidates', 500, 'Items that --retrieve_run_dir finds to be ranked, at most.', lower_bound=1
 )
 NAME = flags.DEFINE_string('name', 'ctr', 'The name of the model in paths.')
 HOST = flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0 is all.')
@@ -56,24 +66,67 @@ SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
 def main() -> int:
   if (RUN_DIR.value is None) == (STORE.value is None):
     raise UserError('--run_dir, --store: wanted one of them')
-  if RUN_DIR.value and not is_directory(RUN_DIR.value):
-    raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
+  if RETRIEVE_RUN_DIR.value and STORE.value:
+    raise UserError('--retrieve_run_dir: found with --store; wanted it with --run_dir')
+  if flags.FLAGS['candidates'].present and not RETRIEVE_RUN_DIR.value:
+    raise UserError('--candidates: wanted --retrieve_run_dir with it')
   if STORE.value:
-    return _serve(None, lambda: None)
+    return _serve([])
+  with contextlib.ExitStack() as stack:
+    run_dirs = {'--run_dir': RUN_DIR.value}
+    if RETRIEVE_RUN_DIR.value:
+      run_dirs['--retrieve_run_dir'] = RETRIEVE_RUN_DIR.value
+    runs = [_opened(stack, flag, run_dir) for flag, run_dir in run_dirs.items()]
+    if len(runs) == 2:
+      _check_pair(*(run.cfg for run in runs))
+    return _serve(runs)
+
+
+class _Run(NamedTuple):
+  """A run to serve."""
+
+  run_dir: str
+  look: Callable[[], None]  # brings run_dir up to date, where it is a copy
+  cfg: config.Config | None  # None: the run has not begun yet
+
+
+def _opened(stack: contextlib.ExitStack, flag: str, run_dir: str) -> _Run:
   from trainer.storage.bucket import followed
 
-  with followed(RUN_DIR.value) as (run_dir, look):
-    look()
-    if os.path.exists(os.path.join(run_dir, 'config.yaml')):
-      cfg = config.load_of_run(run_dir)
-      config.refuse_retrieval(cfg.model.retrieval, f'--run_dir {RUN_DIR.value}')
-    return _serve(run_dir, look)
+  if not is_directory(run_dir):
+    raise UserError(f'{flag} {run_dir}: no such directory; wanted a run of trainer.run')
+  here, look = stack.enter_context(followed(run_dir))
+  look()
+  is_begun = os.path.exists(os.path.join(here, 'config.yaml'))
+  return _Run(here, look, config.load_of_run(here) if is_begun else None)
 
 
-def _serve(run_dir: str | None, look: Callable[[], None]) -> int:
-  """Serves a run or, if `run_dir` is None, a store until asked to end; `look` refreshes run_dir."""
+def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> None:
+  """Raises UserError unless one run can rank what the other one finds."""
+  if ranker is None or finder is None:
+    flag = '--run_dir' if ranker is None else '--retrieve_run_dir'
+    raise UserError(f'{flag}: has no config.yaml yet; wanted a run that has begun')
+  if finder.model.retrieval is None:
+    raise UserError('--retrieve_run_dir: found a run without model.retrieval; wanted one with it')
+  if ranker.model.retrieval is not None:
+    raise UserError(
+      '--run_dir: found a run with model.retrieval, to rank what --retrieve_run_dir finds; wanted '
+      'one of interactions'
+    )
+  slot = next(s for s in finder.data.slots if s.name == finder.model.retrieval.item.slots[0])
+  column = slot.column or slot.name
+  if column not in (columns := ranker.data.log_columns()):
+    raise UserError(
+      f"--run_dir: does not read the column '{column}' of the items that --retrieve_run_dir finds"
+      f'{nearest(column, columns)}'
+    )
+
+
+def _serve(runs: Sequence[_Run]) -> int:
+  """Serves until asked to end: a run, one and a run that finds its items, or []: a store."""
   try:
     from trainer.serving import http
+    from trainer.serving.recommend import Recommender
   except ModuleNotFoundError as e:
     raise UserError(
       f"the package '{e.name}' is not installed; wanted pip install 'ctr-trainer[serve]'"
@@ -92,36 +145,46 @@ def _serve(run_dir: str | None, look: Callable[[], None]) -> int:
     threads=THREADS.value,
     strict=STRICT.value,
   )
-  service = _service(run_dir, look)
-  app = http.App(service, NAME.value, limits, _token())
+  services = [_service(run) for run in runs or [None]]
+  recommender = None
+  if len(services) == 2:
+    recommender = Recommender(services[1], services[0], CANDIDATES.value)
+  app = http.App(services[0], NAME.value, limits, _token(), recommender)
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
     server, listener = http.server(app, HOST.value, PORT.value)
   stop = threading.Event()
-  follower = threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
-  follower.start()
+  followers = [
+    threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
+    for service in services
+  ]
+  for follower in followers:
+    follower.start()
   asked: list[int] = []
   for number in (signal.SIGTERM, signal.SIGINT):
     # The server ends, then raises the signal again.
     signal.signal(number, lambda number, _: asked.append(number))
   host, port, *_ = listener.getsockname()
   host = f'[{host}]' if ':' in host else host
-  print(f'serving http://{host}:{port}/v1/models/{NAME.value}:predict', flush=True)
+  finds = recommender or (runs and runs[0].cfg and runs[0].cfg.model.retrieval)
+  method = 'recommend' if finds else 'predict'
+  print(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', flush=True)
   server.run(sockets=[listener])
   stop.set()
-  follower.join()
+  for follower in followers:
+    follower.join()
   return command_line.status_of_server(asked)
 
 
-def _service(run_dir: str | None, look: Callable[[], None]) -> 'Service':
+def _service(run: _Run | None) -> 'Service':
   from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service
   from trainer.serving.versioned_store import open_store
 
-  if run_dir is None:
+  if run is None:
     return Service(open_store(STORE.value, '--store'), None, OWN_LAYERS.value)
   store = MemoryStore()
-  publisher = Publisher(os.path.join(run_dir, 'exports'), store, look)
+  publisher = Publisher(os.path.join(run.run_dir, 'exports'), store, run.look)
   return Service(store, publisher.advance, OWN_LAYERS.value)
 
 

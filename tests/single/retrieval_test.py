@@ -12,7 +12,16 @@ import pandas as pd
 import tensorflow as tf
 
 import trainer
-from tests.support.retrieval import loss_of, make_batch, make_config, vectors_of
+from tests.support.retrieval import (
+  loss_of,
+  make_batch,
+  make_config,
+  make_lines,
+  run_config,
+  train_run,
+  vectors_of,
+  write_lines,
+)
 from tests.support.steps import train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
@@ -192,36 +201,15 @@ class RunTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
-    rng = np.random.default_rng(0)
-    taste, kind = rng.normal(size=(30, 3)), rng.normal(size=(25, 3))
-    lines = {'train': [], 'valid': []}
-    for user in range(30):
-      liked = np.argsort(-(taste[user] @ kind.T) + rng.gumbel(size=25))[:8].tolist()
-      rng.shuffle(liked)
-      lines['valid'] += [(user, item) for item in liked[:2]]
-      lines['train'] += [(user, item) for item in liked[2:]]
-    self.lines = lines
-    for name, pairs in lines.items():
-      text = ''.join(f'{user},{item}\n' for user, item in pairs)
-      pathlib.Path(f'{self.folder}/{name}.csv').write_text('user,item\n' + text)
+    self.lines = make_lines()
+    for name, pairs in self.lines.items():
+      write_lines(f'{self.folder}/{name}.csv', pairs)
 
   def make_config(self, run_dir='run', **changes):
-    tree = {
-      'run_dir': f'{self.folder}/{run_dir}',
-      'data.train': [f'{self.folder}/train.csv'],
-      'data.valid': [f'{self.folder}/valid.csv'],
-      'train.batch_size': 32,
-      'train.epochs': 3,
-      'train.plateau': None,
-      'sparse.tables.default.factors': {'learning_rate': 0.1},
-    }
-    return make_config(tree | changes, negatives=20)
+    return run_config(self.folder, run_dir, **changes)
 
   def train(self, cfg, **job):
-    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), **job)
-    self.assertEqual(one.run(), 0)
-    self.assertEmpty(one.close())
-    return one
+    return train_run(cfg, **job)
 
   def events(self, run_dir='run'):
     path = f'{self.folder}/{run_dir}/metrics.jsonl'

@@ -1,13 +1,16 @@
-"""A small model with model.retrieval, batches for it, and its loss in NumPy with loops."""
+"""A small model with model.retrieval, logs and batches for it, and its loss in NumPy with loops."""
 
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainer import config
+from trainer.comm.communicator import SingleProcess
 from trainer.data.features import SlotBatch
-from trainer.training.step import Step
+from trainer.training.job import Job
+from trainer.training.step import Step, TrainStep
 
 TREE = {
   'seed': 3,
@@ -120,3 +123,45 @@ def loss_of(cfg: config.Config, batch: SlotBatch, vectors: Mapping[int, np.ndarr
     else:
       losses.append(np.log(np.exp(positive) + np.exp(negatives).sum()) - positive)
   return np.array(losses)
+
+
+def make_lines() -> dict[str, list[tuple[int, int]]]:
+  """Pairs of a user (of 30) and an item (of 25) that was right, in train and valid."""
+  rng = np.random.default_rng(0)
+  taste, kind = rng.normal(size=(30, 3)), rng.normal(size=(25, 3))
+  lines = {'train': [], 'valid': []}
+  for user in range(30):
+    liked = np.argsort(-(taste[user] @ kind.T) + rng.gumbel(size=25))[:8].tolist()
+    rng.shuffle(liked)
+    lines['valid'] += [(user, item) for item in liked[:2]]
+    lines['train'] += [(user, item) for item in liked[2:]]
+  return lines
+
+
+def write_lines(path: str, pairs: Sequence[tuple[Any, Any]], header: str = 'user,item') -> str:
+  """Writes pairs as CSV; returns the path."""
+  text = ''.join(f'{user},{item}\n' for user, item in pairs)
+  pathlib.Path(path).write_text(f'{header}\n{text}')
+  return path
+
+
+def run_config(folder: str, run_dir: str = 'run', **changes: Any) -> config.Config:
+  """The config of a run of `make_lines`, which are train.csv and valid.csv in the folder."""
+  tree = {
+    'run_dir': f'{folder}/{run_dir}',
+    'data.train': [f'{folder}/train.csv'],
+    'data.valid': [f'{folder}/valid.csv'],
+    'train.batch_size': 32,
+    'train.epochs': 3,
+    'train.plateau': None,
+    'sparse.tables.default.factors': {'learning_rate': 0.1},
+  }
+  return make_config(tree | changes, negatives=20)
+
+
+def train_run(cfg: config.Config, **job: Any) -> Job:
+  """Trains a run to its end."""
+  one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), **job)
+  assert one.run() == 0
+  assert not one.close()
+  return one

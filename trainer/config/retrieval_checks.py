@@ -37,12 +37,17 @@ def check_retrieval(cfg: Config, fail: Fail) -> None:
     fail('train.dense_dtype', f"found '{cfg.train.dense_dtype}'; model.retrieval wants 'float32'")
   for key, value in (
     ('train.progressive_validation', cfg.train.progressive_validation),
-    ('export.base', cfg.export.base),
     ('export.saved_model', cfg.export.saved_model),
-    ('export.delta_every_passes', cfg.export.delta_every_passes),
   ):
     if value:
       fail(key, f'found {value}; a model with model.retrieval has none yet; wanted it left out')
+  item = retrieval.item.slots[0]
+  exports = cfg.export.base or cfg.export.delta_every_passes
+  if exports and item not in data.keep_texts:
+    fail(
+      'data.keep_texts',
+      f'found {data.keep_texts}; exports while a run trains name its items: wanted [{item}]',
+    )
 
 
 def _check_towers(cfg: Config, fail: Fail) -> None:

@@ -21,7 +21,7 @@ from trainer.errors import UserError, nearest
 from trainer.model.builder import build
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, checkpoint
-from trainer.storage.kept_texts import texts_of_slot
+from trainer.storage.kept_texts import texts_by_key
 
 _ALL = range(SHARDS)
 _SHARDS_AT_ONCE = SHARDS // 16  # how many shards of two checkpoints are compared in memory
@@ -128,13 +128,9 @@ class Inspection:
     Args:
       keys: int64 [n], the features to look for in passes; kept texts are returned for all.
     """
-    found: dict[int, str] = {}
-    slot_id, wanted = self._slot_id(slot), set(keys.tolist())
-    for dump in checkpoint.read_texts(self.path, self._manifest):
-      texts = texts_of_slot(dump, slot).to_pylist()
-      hashed = hash_keys(np.array(texts, object), slot_id).numpy().tolist() if texts else []
-      found |= zip(hashed, (text.decode(errors='replace') for text in texts))
-    if missing := wanted - found.keys():
+    self._slot_id(slot)  # checks its name
+    found = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
+    if missing := set(keys.tolist()) - found.keys():
       of_slot = next(s for s in self.cfg.data.slots if s.name == slot)
       paths = [entry['path'] for entry in self.progress['ledger']['entries']]
       for some in texts_of(self.cfg, paths, of_slot, missing):

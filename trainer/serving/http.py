@@ -3,13 +3,14 @@
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hmac
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio
@@ -24,8 +25,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainer.errors import UserError, nearest
 from trainer.serving import rest
+from trainer.serving.recommend import Recommender
 from trainer.serving.scorer import BadRequest
-from trainer.serving.service import NotReady, Service
+from trainer.serving.service import NotAnswered, NotReady, Service
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
@@ -64,23 +66,32 @@ class _Waiting(NamedTuple):
 
 
 class App:
-  """Answers requests about one model.
+  """Answers requests about one model, or about one that finds items and one that ranks them.
 
   Requests that wait while others are scored are then scored together, as one batch: most of what a
   small request costs is the same for a large one.
 
   Args:
-    service: computes the scores.
+    service: computes the scores, or finds items.
     name: of the model in the paths of requests.
     limits: a request that exceeds them is refused.
     token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
+    recommender: finds items that `service` ranks; None: `service` finds them, if it can.
 
   Attributes:
     asgi: the ASGI application.
     limits: as given.
   """
 
-  def __init__(self, service: Service, name: str, limits: Limits, token: str | None = None):
+  def __init__(
+    self,
+    service: Service,
+    name: str,
+    limits: Limits,
+    token: str | None = None,
+    recommender: Recommender | None = None,
+  ):
+    self._recommender, self._ranks = recommender or Recommender(service), recommender is not None
     self._service, self._name, self.limits, self._token = service, name, limits, token
     self._under_way = 0  # requests that are scored or wait for that
     self._arriving = 0  # bytes of bodies that have not arrived completely
@@ -92,6 +103,7 @@ class App:
       routes=[
         self._route('/', 'GET', self._index),
         self._route('/v1/models/{name}:predict', 'POST', self._predict),
+        self._route('/v1/models/{name}:recommend', 'POST', self._recommend),
         self._route('/v1/models/{name}/metadata', 'GET', self._metadata),
         self._route('/v1/models/{name}', 'GET', self._status),
         self._route('/metrics', 'GET', self._metrics),
@@ -149,7 +161,7 @@ class App:
         response = await route(request)
         if request.method == 'POST':
           self._latency.observe(time.perf_counter() - started)
-      except (_Refused, BadRequest, NotReady) as e:
+      except (_Refused, BadRequest, NotAnswered, NotReady) as e:
         # repr keeps the client's text on one line.
         logging.warning('refused %s %.200r: %d %.500r', request.method, path, e.status, str(e))
         response = _json(rest.error(str(e)), e.status)
@@ -182,17 +194,29 @@ class App:
       raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
 
   async def _predict(self, request: Request) -> Response:
-    self._check_name(request)
-    body = await self._body(request)
-    # Only complete requests count, so that slow clients do not use up the limit.
-    if self._under_way >= self.limits.concurrency:
-      raise _Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
-    self._under_way += 1
-    try:
+    with self._counted(await self._arrived(request)) as body:
       waiting = _Waiting(body, asyncio.get_running_loop().create_future())
       self._waiting.append(waiting)
       self._pool.submit(self._score_some)
       return _json(await waiting.answer, 200)
+
+  async def _recommend(self, request: Request) -> Response:
+    with self._counted(await self._arrived(request)) as body:
+      loop = asyncio.get_running_loop()
+      return _json(await loop.run_in_executor(self._pool, self._find, body), 200)
+
+  async def _arrived(self, request: Request) -> bytes:
+    self._check_name(request)
+    return await self._body(request)
+
+  @contextlib.contextmanager
+  def _counted(self, body: bytes) -> Iterator[bytes]:
+    """Counts a complete request as under way: slow clients must not use up the limit."""
+    if self._under_way >= self.limits.concurrency:
+      raise _Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
+    self._under_way += 1
+    try:
+      yield body
     finally:
       self._under_way -= 1
 
@@ -252,17 +276,14 @@ class App:
   def _parse(self, body: bytes) -> rest.Request:
     request = rest.parse(body, self.limits.instances)
     if self.limits.strict and (unknown := self._service.unknown_columns(request)):
-      name, columns = unknown[0][:80], self._service.signature().columns
-      raise BadRequest(f"column '{name}': is unknown{nearest(name, columns)}")
+      raise _unknown_column(unknown[0], self._service.signature().columns)
     return request
 
   def _score_together(self, requests: Sequence[rest.Request]) -> list[bytes]:
     together = rest.together(requests)
     scores, version = self._service.predict(together)
-    self._ignored.inc(len(requests) * len(self._service.unknown_columns(together)))
-    self._samples.inc(together.size)
-    for slot, count in scores.unknown.items():
-      self._unknown.labels(slot).inc(count)
+    ignored = len(requests) * len(self._service.unknown_columns(together))
+    self._count(together.size, ignored, scores.unknown)
     answers, start = [], 0
     for request in requests:
       own = slice(start, start + request.size)
@@ -270,6 +291,22 @@ class App:
       answers.append(rest.answer(request, outputs, version))
       start += request.size
     return answers
+
+  def _find(self, body: bytes) -> bytes:
+    """Returns the answer to a request for items."""
+    request = rest.parse_recommend(body, self.limits.instances)
+    unknown = self._recommender.unknown_columns(request.queries)
+    if self.limits.strict and unknown:
+      raise _unknown_column(unknown[0], self._recommender.signature().columns)
+    answer = self._recommender.recommend(request, self.limits.instances)
+    self._count(answer.samples, len(unknown), answer.unknown)
+    return answer.body
+
+  def _count(self, samples: int, ignored: int, unknown: Mapping[str, int]) -> None:
+    self._ignored.inc(ignored)
+    self._samples.inc(samples)
+    for slot, count in unknown.items():
+      self._unknown.labels(slot).inc(count)
 
   async def _status(self, request: Request) -> Response:
     self._check_name(request)
@@ -280,7 +317,10 @@ class App:
 
   async def _metadata(self, request: Request) -> Response:
     self._check_name(request)
-    return _json(rest.metadata(self._name, self._service.signature()), 200)
+    finds = self._service.item_column is not None
+    predict = None if finds else self._service.signature()
+    recommend = self._recommender.signature() if finds or self._ranks else None
+    return _json(rest.metadata(self._name, predict, recommend), 200)
 
   async def _index(self, request: Request) -> Response:
     return _json(rest.index(self._name), 200)
@@ -291,8 +331,12 @@ class App:
 
   async def _health(self, request: Request) -> Response:
     """Answers 200 once a version is served; needs no token."""
-    ready = self._service.version is not None
+    ready = self._service.version is not None and self._recommender.is_ready
     return Response('ok\n' if ready else 'no version yet\n', 200 if ready else 503)
+
+
+def _unknown_column(name: str, columns: Collection[str]) -> BadRequest:
+  return BadRequest(f"column '{name[:80]}': is unknown{nearest(name[:80], columns)}")
 
 
 def _json(body: bytes, status: int) -> Response:

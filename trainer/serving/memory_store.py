@@ -20,6 +20,7 @@ from trainer.embedding.embedding import Embedding
 from trainer.embedding.row_table import counts_of
 from trainer.errors import DataLoss
 from trainer.model.builder import build
+from trainer.serving.item_search import ItemSearch
 from trainer.serving.versioned_store import (
   LookedUpRows,
   Overtaken,
@@ -109,11 +110,9 @@ class _Replaced(NamedTuple):
 class _MemoryView(View):
   """A version; all its readers share this object."""
 
-  def __init__(
-    self, version: Version, config: str, dense: dict[str, np.ndarray], rows: _RowsOfAChain
-  ):
-    super().__init__(version, config, dense)
-    self.row_store = rows
+  def __init__(self, version: Version, export: RowExport, rows: _RowsOfAChain | None):
+    super().__init__(version, export.config(), export.dense())
+    self.row_store = rows or _RowsOfAChain(self.config)
     self.replaced: _Replaced | None = None  # set before the next version changes the row store
 
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
@@ -131,6 +130,8 @@ class _MemoryView(View):
 class MemoryStore(VersionedStore):
   """A versioned store in memory."""
 
+  holds_items = True
+
   def __init__(self):
     self._held: _MemoryView | None = None
 
@@ -141,15 +142,15 @@ class MemoryStore(VersionedStore):
     held = self._held
     if self.version() != expected:
       raise Overtaken
-    text, dense = exports[-1].config(), exports[-1].dense()
-    if exports[0].begins_chain:
-      rows = _RowsOfAChain(text)
+    begins = exports[0].begins_chain
+    view = _MemoryView(new, exports[-1], None if begins else held.row_store)
+    view.items = _items(exports, None if begins else held.items)
+    rows = view.row_store
+    if begins:
       for export in exports:
         rows.change(export.tombstones(), rows.checked(export))
-      self._held = _MemoryView(new, text, dense, rows)
+      self._held = view
       return
-    rows = held.row_store
-    view = _MemoryView(new, text, dense, rows)
     # Read and check everything before anything changes.
     changes = [(export.tombstones(), list(rows.checked(export))) for export in exports]
     keys = [[tombstones, *(batch.key for batch in batches)] for tombstones, batches in changes]
@@ -165,3 +166,13 @@ class MemoryStore(VersionedStore):
 
   def view(self) -> View | None:
     return self._held
+
+
+def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
+  """Returns the items after some exports; None: the model has none."""
+  for export in exports if exports[-1].has_items else ():
+    if export.begins_chain:
+      before = ItemSearch.of_base(export)
+    else:
+      before = before.changed(export.items())
+  return before

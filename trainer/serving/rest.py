@@ -2,6 +2,8 @@
 
     {"instances": [{"user": "u1", "item": 5}, …]}          -> {"predictions": [0.1, …], …}
     {"inputs": {"user": ["u1"], "item": [5, 6]}}           -> {"outputs": [0.1, …], …}
+    {"instances": [{"user": "u1"}], "k": 2, "seen": [["5"]]}
+                             -> {"predictions": [{"items": ["7", "6"], "scores": [0.9, 0.2]}], …}
 
 In the second form, a column of one value stands for all samples: one user, many items. A value
 {"b64": "…"} is a string in base 64. Answers also hold the "model_version".
@@ -14,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.plain_data import Json
+from trainer.errors import nearest
+from trainer.plain_data import Json, JsonObject
 from trainer.serving.scorer import BadRequest
 
 _SIGNATURE = 'serving_default'
+_K = 20  # items, unless a request says how many
 
 
 class TooLarge(BadRequest):
@@ -32,6 +36,14 @@ class Request(NamedTuple):
   columns: Mapping[str, Sequence[Json]]
   size: int  # number of samples
   by_row: bool  # whether the body has "instances"
+
+
+class Recommend(NamedTuple):
+  """A request for items."""
+
+  queries: Request
+  k: int
+  seen: list[list[Json]] | None  # the items that each query leaves out; None: not given
 
 
 class Signature(NamedTuple):
@@ -69,12 +81,38 @@ def parse(body: bytes, max_instances: int) -> Request:
     BadRequest: if it is malformed, in one line.
     TooLarge: if it has more than `max_instances` samples.
   """
+  return _request(_tree(body), max_instances)
+
+
+def parse_recommend(body: bytes, max_instances: int) -> Recommend:
+  """Parses the body of a request for items; raises as `parse` does."""
+  tree = _tree(body)
+  known = ('instances', 'inputs', 'signature_name', 'k', 'seen')
+  for name in tree.keys() - known:
+    raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
+  queries, k, seen = _request(tree, max_instances), tree.get('k', _K), tree.get('seen')
+  if type(k) is not int or k < 1:
+    raise BadRequest(f'k: found {str(k)[:80]}; wanted a whole number of at least 1')
+  if seen is not None:
+    if not isinstance(seen, list) or not all(isinstance(items, list) for items in seen):
+      raise BadRequest('seen: wanted a list of items for each query, as in [["5", "6"]]')
+    if len(seen) != queries.size:
+      raise BadRequest(f'seen: found {len(seen)} lists; wanted {queries.size}, one for each query')
+    seen = [_value(items) for items in seen]
+  return Recommend(queries, k, seen)
+
+
+def _tree(body: bytes) -> JsonObject:
   try:
     tree = json.loads(body)
   except (ValueError, RecursionError) as e:
     raise BadRequest(f'the body is not JSON: {" ".join(str(e).split())[:200]}') from None
   if not isinstance(tree, dict):
     raise BadRequest(f'the body: found a JSON {type(tree).__name__}; wanted an object')
+  return tree
+
+
+def _request(tree: JsonObject, max_instances: int) -> Request:
   signature = tree.get('signature_name', _SIGNATURE)
   if signature not in (_SIGNATURE, ''):
     raise BadRequest(f"signature_name: found {str(signature)[:80]!r}; wanted '{_SIGNATURE}'")
@@ -160,6 +198,19 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
   return f'{{"{kind}":{scores},"model_version":"{version}"}}'.encode()
 
 
+def found(
+  request: Request, items: Sequence[tuple[list[str], list[float]]], **versions: int
+) -> bytes:
+  """Returns the body of an answer with the items of each query and their scores."""
+  if request.by_row:
+    answer = {'predictions': [{'items': texts, 'scores': scores} for texts, scores in items]}
+  else:
+    texts, scores = zip(*items)
+    answer = {'outputs': {'items': texts, 'scores': scores}}
+  answer |= {name: str(version) for name, version in versions.items()}
+  return json.dumps(answer, ensure_ascii=False, separators=(',', ':')).encode()
+
+
 def error(text: str) -> bytes:
   """Returns the body of an answer that refuses a request."""
   return json.dumps({'error': text}, ensure_ascii=False).encode(errors='replace')
@@ -172,27 +223,56 @@ def status(version: int) -> bytes:
   return json.dumps({'model_version_status': [state]}).encode()
 
 
-def metadata(name: str, signature: Signature) -> bytes:
-  """Returns the body that describes a model, with an example of a request."""
+def metadata(name: str, predict: Signature | None, recommend: Signature | None) -> bytes:
+  """Returns the body that describes a model, with examples of requests.
 
-  def tensor(column: str, dtype: str) -> dict[str, Json]:
-    shape = {'dim': [{'size': '-1', 'name': ''}], 'unknown_rank': False}
-    return {'dtype': dtype, 'tensor_shape': shape, 'name': column}
+  Args:
+    name: of the model.
+    predict, recommend: the signatures of what it answers.
+  """
 
-  inputs = {
-    column: tensor(column, 'DT_STRING' if is_text else 'DT_FLOAT') | {'may_be_null': True}
-    for column, is_text in signature.columns.items()
-  }
-  definition = {
-    'inputs': inputs,
-    'outputs': {output: tensor(output, 'DT_FLOAT') for output in signature.outputs},
-    'method_name': 'tensorflow/serving/predict',
-  }
-  example = {column: '1' if is_text else 1.0 for column, is_text in signature.columns.items()}
+  def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:
+    dims = [{'size': size, 'name': ''} for size in ('-1', *shape)]
+    return {
+      'dtype': dtype,
+      'tensor_shape': {'dim': dims, 'unknown_rank': False},
+      'name': column,
+    }
+
+  def inputs(signature: Signature) -> dict[str, Json]:
+    return {
+      column: tensor(column, 'DT_STRING' if is_text else 'DT_FLOAT') | {'may_be_null': True}
+      for column, is_text in signature.columns.items()
+    }
+
+  def example(signature: Signature) -> dict[str, Json]:
+    sample = {column: '1' if is_text else 1.0 for column, is_text in signature.columns.items()}
+    return {'instances': [sample]}
+
+  definitions: dict[str, Json] = {}
+  examples: dict[str, Json] = {}
+  if predict is not None:
+    definitions[_SIGNATURE] = {
+      'inputs': inputs(predict),
+      'outputs': {output: tensor(output, 'DT_FLOAT') for output in predict.outputs},
+      'method_name': 'tensorflow/serving/predict',
+    }
+    examples['example_request'] = example(predict)
+  if recommend is not None:
+    definitions['recommend'] = {
+      'inputs': inputs(recommend),
+      'outputs': {
+        'items': tensor('items', 'DT_STRING', '-1'),
+        'scores': tensor('scores', 'DT_FLOAT', '-1'),
+      },
+      'method_name': 'recommend',
+    }
+    examples['example_recommend_request'] = example(recommend) | {'k': _K, 'seen': [['1']]}
+  version = (predict or recommend).version
   tree = {
-    'model_spec': {'name': name, 'signature_name': '', 'version': str(signature.version)},
-    'metadata': {'signature_def': {'signature_def': {_SIGNATURE: definition}}},
-    'example_request': {'instances': [example]},
+    'model_spec': {'name': name, 'signature_name': '', 'version': str(version)},
+    'metadata': {'signature_def': {'signature_def': definitions}},
+    **examples,
   }
   return json.dumps(tree, ensure_ascii=False).encode()
 
@@ -202,6 +282,7 @@ def index(name: str) -> bytes:
   model = f'/v1/models/{name}'
   paths = {
     'predict': f'POST {model}:predict',
+    'recommend': f'POST {model}:recommend',
     'metadata': f'GET {model}/metadata',
     'status': f'GET {model}',
     'metrics': 'GET /metrics',

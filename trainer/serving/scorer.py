@@ -23,7 +23,7 @@ from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.jsonl_format import value_at
 from trainer.data.parse import parse
-from trainer.data.values import text_of_float
+from trainer.data.values import feature_keys, text_of_float
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
@@ -45,7 +45,8 @@ class BadRequest(UserError):
 class Scores(NamedTuple):
   """The answer to a request of B samples."""
 
-  outputs: Mapping[str, np.ndarray]  # float32 [B]: `probability`, or one array for each task
+  # float32 [B]: `probability`, or one array for each task; with model.retrieval `vector`, [B, d]
+  outputs: Mapping[str, np.ndarray]
   unknown: Mapping[str, int]  # slot -> its number of distinct features without a row
 
 
@@ -55,6 +56,9 @@ class Scorer:
   Args:
     text: the resolved config of an export.
     own_layers: dotted paths of layers that are not built in and that it may import.
+
+  Attributes:
+    retrieval: the config's model.retrieval; with it, columns are those of a query.
   Raises:
     UserError: if the config names any other layer that is not built in.
   """
@@ -72,8 +76,10 @@ class Scorer:
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.data.slots)
     self._cfg = cfg
+    self.retrieval = cfg.model.retrieval
+    of_items = self.retrieval.only_of_items() if self.retrieval else ()
     # name -> whether its values are strings; these first
-    columns = sorted(cfg.data.log_columns().items())
+    columns = sorted(cfg.data.log_columns(without=of_items).items())
     self._columns = dict(sorted(columns, key=lambda item: not item[1]))
     self._aliases = {input_name(name): name for name in self._columns}
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
@@ -184,6 +190,8 @@ class Scorer:
 
   def _read(self, columns: dict[str, pa.Array], size: int) -> SlotBatch:
     """Reads columns of `size` values each."""
+    if self.retrieval:  # items seen are named by the request, not looked up by user
+      columns.setdefault(self._cfg.data.group, pa.nulls(size))
     block = Block(columns, np.arange(size), lambda i: '', [])
     parsed = parse(self._cfg, block, labelled=False)
     if parsed.bad:
@@ -201,6 +209,45 @@ class Scorer:
       values = np.ones([len(segments)], np.float32)
     zeros = np.zeros([size], np.float32)
     return SlotBatch(keys, values, segments, parsed.dense, zeros, zeros, zeros)
+
+  # Items, of a model with model.retrieval
+
+  @property
+  def item_column(self) -> str:
+    """The column of the item's id."""
+    slot = self._cfg.ordered_slots[self._field_of_item]
+    return slot.column or slot.name
+
+  @property
+  def _field_of_item(self) -> int:
+    return next(f for f, s in enumerate(self._cfg.ordered_slots) if s.name == self.retrieval.item.slots[0])
+
+  def item_keys(self, items: Sequence[Json]) -> np.ndarray:
+    """Returns the keys of items that a request names, int64 [n]. Raises: BadRequest."""
+    slot = self._cfg.ordered_slots[self._field_of_item]
+    array = _texts('seen', items)
+    if pa.types.is_list(array.type):
+      raise BadRequest("'seen': found a list within a sample's list; wanted items")
+    return feature_keys(
+      array, 'seen', self._cfg.slot_ids()[slot.name], self._cfg.data.missing_values
+    )
+
+  def histories(self, samples: SlotBatch) -> list[np.ndarray]:
+    """Returns the keys of the items in the histories of each sample, int64 [n] each."""
+    item = self.retrieval.item.slots[0]
+    fields = [f for f, s in enumerate(self._cfg.ordered_slots) if s.sequence and s.shares == item]
+    mine = np.isin(samples.segments % self._num_slots, fields)
+    sample = samples.segments[mine] // self._num_slots
+    starts = np.searchsorted(sample, np.arange(1, len(samples.label)))
+    keys = samples.keys[mine] if len(samples.segments) else samples.keys[:0]
+    return np.split(keys, starts)
+
+  def is_empty(self, samples: SlotBatch) -> np.ndarray:
+    """Returns which samples have neither a feature nor a dense value, bool [B]."""
+    if not len(samples.segments) and len(samples.keys):
+      return np.zeros([len(samples.label)], bool)  # one feature in each slot
+    counts = np.bincount(samples.segments // self._num_slots, minlength=len(samples.label))
+    return (counts == 0) & np.isnan(samples.dense).all(1)
 
   # Scores
 

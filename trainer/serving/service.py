@@ -2,20 +2,37 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from absl import logging
 
 from trainer.errors import UserError, one_line
+from trainer.plain_data import Json
 from trainer.serving.rest import Request, Signature
-from trainer.serving.scorer import Scorer, Scores
+from trainer.serving.scorer import BadRequest, Scorer, Scores
 from trainer.serving.versioned_store import Version, VersionedStore, VersionGone, View
+from trainer.storage.items import places
+
+
+class NotAnswered(UserError):
+  """A request that no run of this kind answers."""
+
+  status = 404
 
 
 class NotReady(UserError):
   """The store has no version yet."""
 
   status = 503
+
+
+class Found(NamedTuple):
+  """What a request of B queries finds."""
+
+  column: str  # of the item's id in the log
+  items: list[tuple[list[str], list[float]]]  # [B], the items of each query and their scores
+  unknown: Mapping[str, int]  # as of Scores
 
 
 class _Served:
@@ -63,11 +80,14 @@ class Service:
 
     Raises:
       BadRequest: for a client's mistake.
+      NotAnswered: if the run has model.retrieval.
       NotReady: if there is no version yet.
       UserError: if the store cannot be read.
     """
     while True:
       with self._use() as served:
+        if served.view.items is not None:
+          raise NotAnswered('found a run with model.retrieval; wanted :recommend')
         samples = served.scorer.parse(request.columns, request.size)
         try:
           scores = served.scorer.score(samples, served.view.look_up)
@@ -75,6 +95,50 @@ class Service:
         except VersionGone:
           gone = served
       self.refresh(gone)
+
+  @property
+  def item_column(self) -> str | None:
+    """The column of the items that it finds; None: it scores. Raises: NotReady."""
+    with self._use() as served:
+      return served.scorer.item_column if served.scorer.retrieval else None
+
+  def find(
+    self, request: Request, k: int, seen: Sequence[Sequence[Json]] | None, candidates: int = 0
+  ) -> tuple[Found, int]:
+    """Returns the best items of each query of a request, and the number of their version.
+
+    Args:
+      request: its columns are those of queries.
+      k: how many are wanted.
+      seen: the items of each query that are left out; None: those of its history.
+      candidates: so many are found where it is more than k, as far as there are so many.
+    Raises:
+      BadRequest: for a client's mistake, of which one is a k above the number of items.
+      NotAnswered: if the run has no model.retrieval.
+      NotReady: if there is no version yet.
+    """
+    with self._use() as served:
+      if served.view.items is None:
+        raise NotAnswered('found a run without model.retrieval; wanted :predict')
+      scorer, search = served.scorer, served.view.items
+      samples = scorer.parse(request.columns, request.size)
+      if (empty := scorer.is_empty(samples)).any():
+        wanted = ', '.join(scorer.signature()[0])
+        raise BadRequest(f'sample {empty.argmax()}: an empty query; wanted a value of {wanted}')
+      count = len(search.items.keys)
+      if k > count:
+        raise BadRequest(f'k: found {k}; the catalogue has {count:,} items, wanted at most so many')
+      k = min(max(k, candidates), count)
+      of_samples = scorer.histories(samples) if seen is None else map(scorer.item_keys, seen)
+      scores = scorer.score(samples, served.view.look_up)
+      answers = []
+      for vector, keys in zip(scores.outputs['vector'], of_samples):
+        left_out = places(search.items.keys, keys)
+        # A query without a feature that has a row has the vector 0, and finds nothing.
+        found = search.best(vector, k if vector.any() else 0, left_out[left_out >= 0])
+        answers.append((search.items.texts[found[0]].tolist(), found[1].tolist()))
+      found = Found(scorer.item_column, answers, scores.unknown)
+      return found, served.view.version.sequence
 
   def unknown_columns(self, request: Request) -> list[str]:
     """Returns the names of a request's columns that the model does not read.

@@ -19,6 +19,7 @@ import numpy as np
 
 from trainer.data.values import ranges
 from trainer.errors import UserError
+from trainer.serving.item_search import ItemSearch
 from trainer.storage.chain import RowExport, Rows
 
 _ZERO = bytes(4)  # reads as a linear weight of 0 without factors
@@ -86,7 +87,10 @@ class View(abc.ABC):
     version: which version that is.
     config: the resolved config as YAML.
     dense: {name: dense variable}, and `dense_stats`.
+    items: of a model with model.retrieval; else None.
   """
+
+  items: ItemSearch | None = None
 
   def __init__(self, version: Version, config: str, dense: dict[str, np.ndarray]):
     self.version, self.config, self.dense = version, config, dense
@@ -104,7 +108,13 @@ class View(abc.ABC):
 
 
 class VersionedStore(abc.ABC):
-  """The rows, dense part and config of one version."""
+  """The rows, dense part and config of one version.
+
+  Attributes:
+    holds_items: whether a model with model.retrieval can be served from it.
+  """
+
+  holds_items = False
 
   @abc.abstractmethod
   def version(self) -> Version | None:
@@ -131,7 +141,13 @@ class VersionedStore(abc.ABC):
     Raises:
       Overtaken: if the store does not hold `expected`.
       DataLoss: if an export is damaged.
+      UserError: if the exports have items, which this store does not hold.
     """
+    if exports[-1].has_items and not self.holds_items:
+      raise UserError(
+        f'{exports[-1].path}: is of a run with model.retrieval, whose items no store holds; wanted '
+        'ctr-serve --run_dir, which follows the run itself'
+      )
     new = Version.of(exports[-1], withdrawn)
     self._apply(exports, expected, new)
     return new

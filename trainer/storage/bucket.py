@@ -235,7 +235,7 @@ def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
   for name in names:
     parts = name.split('/')
     depth = {'checkpoints': 2, 'best': 2, 'exports': 2}.get(parts[0], 0)
-    depth += parts[0] == 'exports' and parts[1] in chain.MODEL_KINDS
+    depth += parts[0] == 'exports' and parts[1] in chain.FOLDERS
     found.setdefault('/'.join(parts[:depth]) if len(parts) > depth else '', []).append(name)
   return found
 

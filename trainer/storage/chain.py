@@ -2,7 +2,8 @@
 
     exports/000012-base/  000013-delta/ …      rows; `trainer.storage.export` describes the files
     exports/saved_model/14/  dense_model/15/   models, in TensorFlow Serving's layout NAME/VERSION
-    exports/items/16/                          vectors of items (`trainer.storage.items`)
+    exports/items/16/                          a base of a run with model.retrieval, with the
+                                               vectors of its items (`trainer.storage.items`)
 
 An export's number, its *sequence*, counts exports of all kinds. It only grows.
 """
@@ -24,9 +25,11 @@ from trainer import files
 from trainer.data.features import HASH_BITS
 from trainer.errors import DataLoss
 from trainer.plain_data import JsonObject
+from trainer.storage import items as item_files
 
-ROW_KINDS = ('base', 'delta')
-MODEL_KINDS = ('saved_model', 'dense_model', 'items')
+ROW_KINDS = ('base', 'delta', 'items')
+MODEL_KINDS = ('saved_model', 'dense_model')
+FOLDERS = (*MODEL_KINDS, 'items')  # kinds whose versions lie in a directory of their own
 CONFIG = 'config.yaml'
 DENSE = 'dense.npz'
 SHOW_CLICK = ('show', 'click')  # columns of rows, where a slot has `counts`
@@ -79,9 +82,15 @@ _NO_ROWS = Rows(*(np.zeros([0], t) for t in (np.int64, np.float32, np.int64, np.
 
 def path_of(directory: str, kind: str, sequence: int) -> str:
   """Returns the path of an export."""
-  if kind in MODEL_KINDS:
+  if kind in FOLDERS:
     return os.path.join(directory, kind, str(sequence))
   return os.path.join(directory, f'{sequence:06d}-{kind}')
+
+
+def name_of(path: str) -> str:
+  """Returns the name of an export below its directory of exports, as 000012-base or items/12."""
+  folder, name = os.path.split(path)
+  return f'{os.path.basename(folder)}/{name}' if _VERSION.fullmatch(name) else name
 
 
 def part_name(content: str, rank: int, size: int) -> str:
@@ -101,7 +110,7 @@ def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
   for name in _names(directory):
     if name.endswith(suffix) and (match := _NAME.fullmatch(name.removesuffix(suffix))):
       yield StoredExport(int(match[1]), match[2], os.path.join(directory, name))
-  for kind in MODEL_KINDS:
+  for kind in FOLDERS:
     for name in _names(os.path.join(directory, kind)):
       if name.endswith(suffix) and _VERSION.fullmatch(name.removesuffix(suffix)):
         path = os.path.join(directory, kind, name)
@@ -114,15 +123,16 @@ def exports(directory: str) -> list[StoredExport]:
 
 
 class RowExport:
-  """A base or delta; its checksums are verified as it is read.
+  """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
   Args:
     path: the directory of the export.
 
   Attributes:
-    name: the name of the directory, which ends in the kind.
+    name: of its directory, as `name_of` gives it.
     sequence: its number, the version that clients of a server see.
-    kind: base or delta.
+    kind: base, delta or items.
+    has_items: whether it has items, which it does if the run has model.retrieval.
     previous: the name of the export before it in the chain; None if it begins a chain.
     checksum: the checksum of its manifest; exports of other runs may have the same name, but not
       the same checksum.
@@ -133,7 +143,7 @@ class RowExport:
   """
 
   def __init__(self, path: str):
-    self.path, self.name = path, os.path.basename(path)
+    self.path, self.name = path, name_of(path)
     self._manifest = files.read_manifest(path)
     files.check_listed(path, self._manifest['files'])
     self.sequence: int = self._manifest['sequence']
@@ -142,6 +152,7 @@ class RowExport:
     self.num_rows: int = self._manifest['rows']
     self.num_tombstones: int = self._manifest['tombstones']
     self.left_out = LeftOut(**self._manifest['left_out'])
+    self.has_items = item_files.ITEMS in self._manifest['files']
     self.checksum = files.crc32_of(os.path.join(path, files.MANIFEST))
     self.done_at = os.path.getmtime(os.path.join(path, files.DONE))
 
@@ -157,6 +168,17 @@ class RowExport:
   def config(self) -> str:
     """Returns the resolved config as YAML."""
     return files.read_checked(self.path, CONFIG, self._manifest['files']).decode()
+
+  def items(self) -> item_files.Change:
+    """Returns the items of a base, which has all, or what a delta changes of them."""
+    data = files.read_checked(self.path, item_files.ITEMS, self._manifest['files'])
+    return item_files.read(data, os.path.join(self.path, item_files.ITEMS))
+
+  def index(self) -> bytes | None:
+    """Returns the index of the items; None where faiss was not installed, and of a delta."""
+    if item_files.INDEX not in self._manifest['files']:
+      return None
+    return files.read_checked(self.path, item_files.INDEX, self._manifest['files'])
 
   def rows(self) -> Iterator[Rows]:
     """Yields batches of rows in the order of logical shards, then keys.
@@ -262,13 +284,15 @@ class Replay:
   """A cache of the content of earlier exports, for the process that writes the next one.
 
   Each export is read once, and again only if another one took its place. So the time of an export
-  does not grow with their number. The chain's keys stay in memory, 8 bytes each.
+  does not grow with their number. The chain's keys, of 8 bytes each, and its items stay in memory.
   """
 
   def __init__(self):
     self._known: dict[str, tuple[int, JsonObject]] = {}  # by path: `_done_at` and the manifest
     self._replayed: list[tuple[str, int]] = []  # the exports that `_live` results from
     self._shards, self._live = range(0), np.zeros([0], np.int64)
+    self._items_of: list[tuple[str, int]] = []  # the exports that `_items` result from
+    self._items: item_files.Items | None = None
 
   def scan(self, directory: str) -> tuple[list[StoredExport], dict[str, JsonObject], list[str]]:
     """Lists the exports of a directory; removes unfinished ones, which a crash has left.
@@ -326,6 +350,22 @@ class Replay:
       self._live = np.union1d(np.setdiff1d(self._live, gone, assume_unique=True), rows)
       self._replayed.append(identity)
     return self._live
+
+  def items(self, links: Sequence[str]) -> item_files.Items | None:
+    """Returns the items that the replay of a chain holds, by key; process 0 calls it.
+
+    Args:
+      links: the paths of the chain, as `scan` returned them; []: there are no items.
+    """
+    wanted = [(path, self._known[path][0]) for path in links]
+    done = len(self._items_of)
+    if not done or self._items_of != wanted[:done]:
+      self._items_of, self._items, done = [], None, 0
+    for path in links[done:]:
+      change = RowExport(path).items()
+      self._items = change.items.by_key() if self._items is None else change.applied(self._items)
+    self._items_of = wanted
+    return self._items
 
 
 def _done_at(path: str) -> int:

@@ -14,7 +14,8 @@
                                           position
     exports/000013-delta/ …
     exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
-    exports/items/16/                   trainer.storage.items describes it
+    exports/items/16/                   a base of a run with model.retrieval: the rows that its
+                                        query tower reads, and its items (trainer.storage.items)
 
 **Chains.** A base and the deltas after it form a *chain*; each delta's manifest names the chain's
 `base` and the `previous` export. To *replay* a chain: take the base's rows; for each delta in
@@ -40,6 +41,10 @@ interactions, which give keys and rows another meaning, the next delta begins a 
 **Filters.** With `base_threshold` or `delta_keep_days` set, features outside B are in the table but
 not in exports, so serving scores samples without them. The manifest holds their number and their
 share of all shows.
+
+**Items.** Of a run with model.retrieval there is `items` in place of `base`. A delta of it has the
+items whose vectors differ from those of the replay, and those that left. Negatives are trained
+without shows, so the rows of these items are in D too where the query tower reads them.
 
 **Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
 settings. After a crash the same export is written again, unless it is DONE already. In both cases,
@@ -72,7 +77,8 @@ from trainer.embedding.row_table import RowTable, counts_of
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, dense_model, saved_model
 from trainer.storage import items as item_files
-from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, part_name, path_of
+from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, name_of, part_name, path_of
+from trainer.storage.items import Change, Items
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
 PATIENCE = 600.0  # seconds that an export waits for another one
@@ -203,19 +209,39 @@ def _begin(
   return _Plan(path, sequence, False, links, unchanged)
 
 
+def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
+  """Returns the keys that serving looks up; of model.retrieval those that the query tower reads."""
+  if cfg.model.retrieval is None:
+    return keys
+  ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
+  return keys[np.isin(keys >> HASH_BITS, ids)]
+
+
 def _select(
-  store: RowTable, kind: str, plan: _Plan, shards: range, replay: chain.Replay
+  cfg: config.Config,
+  store: RowTable,
+  kind: str,
+  plan: _Plan,
+  shards: range,
+  replay: chain.Replay,
+  changed: np.ndarray,
 ) -> _Selection:
-  """Selects the rows that this process writes, and those whose gains it subtracts afterwards."""
-  if kind in ('dense_model', 'items'):
+  """Selects the rows that this process writes, and those whose gains it subtracts afterwards.
+
+  Args:
+    changed: the keys of items that have another vector; a delta has their rows.
+  """
+  if kind == 'dense_model':
     return _Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
     keys = by_shard(np.asarray(store.select('all')))
     return _Selection(keys, None, keys, {})
-  kept = base = np.asarray(store.select('base'))
+  kept = base = _served(cfg, np.asarray(store.select('base')))
   delta = base[:0]
   if kind == 'delta' and not plan.unchanged:
-    delta = np.asarray(store.select('delta'))
+    delta = np.union1d(
+      _served(cfg, np.asarray(store.select('delta'))), np.intersect1d(base, changed)
+    )
   tombstones = None
   if plan.done:
     written = chain.RowExport(plan.path).keys('rows', shards)
@@ -234,6 +260,7 @@ def _shows(store: RowTable, keys: np.ndarray) -> float:
 
 
 def _write_part(
+  cfg: config.Config,
   store: RowTable,
   selection: _Selection,
   schema: pa.Schema,
@@ -254,7 +281,7 @@ def _write_part(
   part = _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
   if not store.policy.filters_exports:
     return part
-  features, kept = np.asarray(store.select('all')), selection.kept
+  features, kept = _served(cfg, np.asarray(store.select('all'))), selection.kept
   shows, shows_kept = _shows(store, features), _shows(store, kept)
   return part._replace(features=len(features), kept=len(kept), shows=shows, shows_kept=shows_kept)
 
@@ -265,7 +292,7 @@ def _retire(directory: str, kind: str, keep: int) -> None:
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
     return
-  kinds = [kind] if kind in MODEL_KINDS else ROW_KINDS
+  kinds = ROW_KINDS if kind in ROW_KINDS else [kind]
   for export in done:
     if export.kind in kinds and export.sequence < same[-keep].sequence:
       files.remove(export.path)
@@ -282,7 +309,7 @@ def write(
   integer_slots: Sequence[str] = (),
   communicator: Communicator = SingleProcess(),
   folder: str | None = None,
-  items: item_files.Items | None = None,
+  items: Items | None = None,
   replay: chain.Replay | None = None,
 ) -> WrittenExport:
   """Writes an export unless it is there already; every process calls it.
@@ -298,7 +325,8 @@ def write(
     integer_slots: the slots whose columns are int64 in a SavedModel.
     communicator: connects the processes; by default there is one.
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.
-    items: what kind 'items' writes; only with model.retrieval.
+    items: of a model with model.retrieval, on process 0: all, which the kinds 'items' and 'delta'
+      write, the latter what changed of them.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
     UserError: on every process, if any process cannot write; no gains are subtracted then.
@@ -328,20 +356,31 @@ def write(
     plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
     unfinished = plan.path + files.UNFINISHED
 
+    def change_of_items() -> Change | None:
+      if items is None or plan.done:
+        return None
+      before = replay.items(plan.chain) if kind == 'delta' else None
+      return Change(items, none) if before is None else Change.between(before, items)
+
+    none = changed = np.zeros([0], np.int64)
+    change = communicator.together(what, change_of_items)
+    if kind == 'delta' and cfg.model.retrieval is not None:
+      changed = communicator.broadcast(none if change is None else change.items.keys)
+
     def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
-      selection = _select(store, kind, plan, shards, replay)
+      selection = _select(cfg, store, kind, plan, shards, replay, changed)
       part = _Part()
-      if not plan.done and kind not in ('dense_model', 'items'):
+      if not plan.done and kind != 'dense_model':
         schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
-        part = _write_part(store, selection, schema, unfinished, communicator)
+        part = _write_part(cfg, store, selection, schema, unfinished, communicator)
       return part, selection.commits
 
     def finish() -> None:
       if not is_first or plan.done:
         return
-      if items is not None:
-        item_files.save(items, unfinished)
-      elif kind in MODEL_KINDS:
+      if change is not None:
+        item_files.save(change, unfinished, with_index=kind == 'items')
+      if kind in MODEL_KINDS:
         _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
       else:
         _write_dense(cfg, model, dense_stats, unfinished)
@@ -378,7 +417,7 @@ def _manifest(
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
       entries[name]['keys_crc32'] = crc
-  previous = [os.path.basename(p) for p in plan.chain]
+  previous = [name_of(path) for path in plan.chain]
   features, shows = sum(p.features for p in parts), sum(p.shows for p in parts)
   share_left_out = 1 - sum(p.shows_kept for p in parts) / shows if shows > 0 else 0.0
   left_out = chain.LeftOut(features - sum(p.kept for p in parts), features, share_left_out)
@@ -386,7 +425,7 @@ def _manifest(
     'kind': kind,
     'sequence': plan.sequence,
     'parts': len(parts),
-    'base': previous[0] if previous and previous[0].endswith('base') else None,
+    'base': previous[0] if previous and not previous[0].endswith('delta') else None,
     'previous': previous[-1] if previous else None,
     'rows': sum(part.rows for part in parts),
     'tombstones': sum(part.tombstones for part in parts),

@@ -1,17 +1,19 @@
-"""Writes the items of a run with model.retrieval: their vectors, and an index of them.
+"""Writes and reads the items of a run with model.retrieval: their vectors, and an index of them.
 
-    exports/items/12/
-      items.parquet    item string, key int64, vector list<float32>; the most shown first
-      items.faiss      an index of the vectors (faiss, HNSW by the inner product), where faiss is
-                       installed; its number i is row i of items.parquet
-      MANIFEST.json  DONE    as in checkpoints
+    exports/items/12/   000013-delta/  beside the rows of the query tower (`trainer.storage.export`)
+      items.parquet     item string, key int64, vector list<float32>; the most shown first. In a
+                        delta: the items that are new or have another vector, then those that left,
+                        with neither text nor vector
+      items.faiss       not in deltas: an index of the vectors (faiss, HNSW by the inner product),
+                        where faiss is installed; its number i is row i of items.parquet
 
-With similarity cosine the vectors have length 1, so the score is the inner product, too. The index
-is HNSW (Malkov and Yashunin 2016, "Efficient and robust approximate nearest neighbor
-search using Hierarchical Navigable Small World graphs"): it needs no training, and takes new items.
+With similarity cosine the vectors have length 1, so that the inner product is the score there too.
+The index is HNSW (Malkov and Yashunin 2016, "Efficient and robust approximate nearest neighbor
+search using Hierarchical Navigable Small World graphs"): it needs no training.
 """
 
 import importlib.util
+import io
 import os
 from typing import NamedTuple
 
@@ -20,10 +22,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import files
+from trainer.errors import DataLoss
 
 ITEMS, INDEX = 'items.parquet', 'items.faiss'
+EFFORT = 128  # efSearch: the candidates that a search keeps, unless it asks for others
 _NEIGHBOURS, _BUILD_EFFORT = 32, 80  # M and efConstruction of HNSW
-_EFFORT = 128  # efSearch: the candidates that a search keeps, unless it asks for others
 
 
 class Items(NamedTuple):
@@ -33,30 +36,88 @@ class Items(NamedTuple):
   texts: np.ndarray  # object [C]
   vectors: np.ndarray  # float32 [C, d]
 
+  def take(self, places: np.ndarray) -> 'Items':
+    """Returns the items at some places, or where a mask is true."""
+    return Items(*(column[places] for column in self))
 
-def save(items: Items, path: str) -> None:
-  """Writes items, and if faiss is installed their index, into the directory `path`."""
+  def by_key(self) -> 'Items':
+    """Returns the items in ascending order of their keys."""
+    return self.take(np.argsort(self.keys))
+
+
+class Change(NamedTuple):
+  """What makes the items of one moment of those of an earlier one."""
+
+  items: Items  # new ones, and those with another vector
+  gone: np.ndarray  # int64 [n], the keys of those that left
+
+  @classmethod
+  def between(cls, before: Items, now: Items) -> 'Change':
+    """Returns the change from `before`, which is by key, to `now`; `items` have the order of it."""
+    place = places(before.keys, now.keys)
+    same = place >= 0
+    same[same] = (before.vectors[place[same]] == now.vectors[same]).all(1)
+    return cls(now.take(~same), np.setdiff1d(before.keys, now.keys, assume_unique=True))
+
+  def applied(self, before: Items) -> Items:
+    """Returns what `before`, which is by key, has become, by key."""
+    replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
+    kept = before.take(~replaced)
+    if not len(self.items.keys):
+      return kept
+    return Items(*map(np.concatenate, zip(kept, self.items))).by_key()
+
+
+def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Returns the place of each wanted key among ascending keys, int64 [n]; −1 if it is not there."""
+  if not len(keys):
+    return np.full(wanted.shape, -1)
+  at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+  return np.where(keys[at] == wanted, at, -1)
+
+
+def save(change: Change, path: str, with_index: bool) -> None:
+  """Writes items, and their index if it is wanted and faiss is there, into the directory `path`.
+
+  Args:
+    change: of all items of a catalogue, or since an earlier export.
+  """
+  items, gone = change
   count, width = items.vectors.shape
-  numbers = pa.array(items.vectors.reshape(-1))
-  offsets = pa.array(np.arange(count + 1, dtype=np.int64) * width)
+  offsets = np.arange(count + 1) * width
+  vectors = pa.LargeListArray.from_arrays(offsets, pa.array(items.vectors.reshape(-1)))
+  left = [pa.nulls(len(gone), kind) for kind in (pa.string(), vectors.type)]
   table = pa.table(
     {
-      'item': pa.array(items.texts, pa.string()),
-      'key': items.keys,
-      'vector': pa.LargeListArray.from_arrays(offsets, numbers),
+      'item': pa.concat_arrays([pa.array(items.texts, pa.string()), left[0]]),
+      'key': np.concatenate([items.keys, gone]),
+      'vector': pa.concat_arrays([vectors, left[1]]),
     }
   )
-  with open(os.path.join(path, ITEMS), 'wb') as f:
-    pq.write_table(table, f)
-    f.flush()
-    os.fsync(f.fileno())
-  if has_faiss():
+  out = io.BytesIO()
+  pq.write_table(table, out)
+  files.write_synced(os.path.join(path, ITEMS), out.getvalue())
+  if with_index and has_faiss():
     import faiss
 
     index = faiss.IndexHNSWFlat(width, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction, index.hnsw.efSearch = _BUILD_EFFORT, _EFFORT
+    index.hnsw.efConstruction, index.hnsw.efSearch = _BUILD_EFFORT, EFFORT
     index.add(items.vectors)
     files.write_synced(os.path.join(path, INDEX), faiss.serialize_index(index).tobytes())
+
+
+def read(data: bytes, where: str) -> Change:
+  """Returns what `save` wrote, of the bytes of items.parquet. Raises: DataLoss."""
+  try:
+    table = pq.read_table(io.BytesIO(data)).combine_chunks()
+    left = table['vector'].is_null().to_numpy()
+    keys, texts = (table[name].to_numpy() for name in ('key', 'item'))
+    vectors = table['vector'].drop_null().combine_chunks()
+    flat = vectors.flatten().to_numpy()
+    vectors = flat.reshape(len(vectors), -1) if len(vectors) else np.zeros([0, 0], np.float32)
+    return Change(Items(keys[~left], texts[~left], vectors), keys[left])
+  except (pa.ArrowException, OSError, ValueError, KeyError) as e:
+    raise DataLoss(f'{where}: is damaged: {" ".join(str(e).split())}') from None
 
 
 def has_faiss() -> bool:

@@ -96,3 +96,13 @@ def texts_of_slot(dump: bytes, slot: str) -> pa.Array:
   """Returns the texts of a slot's features, binary, from the bytes of a Parquet file."""
   table = pq.read_table(io.BytesIO(dump))
   return table.filter(pc.equal(table['slot'], slot))['text'].combine_chunks().cast(pa.binary())
+
+
+def texts_by_key(cfg: config.Config, dumps: Iterable[bytes], slot: str) -> dict[int, str]:
+  """Returns the texts of a slot's features, by key, from the dumps of any number of processes."""
+  found: dict[int, str] = {}
+  for dump in dumps:
+    texts = texts_of_slot(dump, slot)
+    keys = feature_keys(texts, slot, cfg.slot_ids()[slot], []).tolist()
+    found |= zip(keys, (text.decode(errors='replace') for text in texts.to_pylist()))
+  return found

@@ -2,9 +2,15 @@
 
 import time
 
+import numpy as np
+
 from trainer.data.log_files import modified
 from trainer.storage import chain, export
+from trainer.storage.items import Items
+from trainer.storage.kept_texts import texts_by_key
+from trainer.training.evaluation import evaluation_of
 from trainer.training.inputs import Inputs
+from trainer.training.recommendations import item_slot, texts_of_items
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import RunState
 
@@ -15,12 +21,12 @@ class Exporter:
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._state, self._log = state, log
-    self._replay = chain.Replay()
+    self._replay, self._evaluation = chain.Replay(), evaluation_of(inputs)
 
   def export_day(self) -> None:
     """Writes the base and the SavedModel of a day, if the config asks for them."""
     if self._cfg.export.base:
-      self._write('base')
+      self._write('items' if self._cfg.model.retrieval else 'base')
     if self._cfg.export.saved_model:
       self._write('saved_model')
 
@@ -46,6 +52,9 @@ class Exporter:
       'day': progress.day,
     }
     with self._log.clock.of('export'):
+      items = None
+      if self._cfg.model.retrieval and kind != 'saved_model':
+        items = self._items()
       written = export.write(
         self._cfg,
         kind,
@@ -54,6 +63,7 @@ class Exporter:
         model=self._step.dense.model,
         dense_stats=self._step.dense.embedding.stats,
         communicator=self._communicator,
+        items=items,
         replay=self._replay,
       )
     announced = None if marker is None else modified(marker)
@@ -69,3 +79,16 @@ class Exporter:
       'seconds_since_announced': announced and round(time.time() - announced, 3),
     }
     self._log.write('export', **fields)
+
+  def _items(self) -> Items | None:
+    """Returns all items, on process 0; every process calls it."""
+    keys, vectors = self._evaluation.all_item_vectors()
+    dumps = self._communicator.gather(np.frombuffer(self._state.texts.dump(), np.uint8))
+
+    def named() -> Items | None:
+      if self._communicator.rank:
+        return None
+      texts = texts_by_key(self._cfg, (dump.tobytes() for dump in dumps), item_slot(self._cfg))
+      return Items(keys, texts_of_items(self._cfg, keys, texts), vectors)
+
+    return self._communicator.together('cannot name items', named)

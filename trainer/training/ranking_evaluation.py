@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.passes import passes
@@ -88,11 +89,7 @@ class RankingEvaluation:
     del in_log
     self.catalogue.refresh(self._step.store, self._communicator)
     keys, most = self.catalogue.keys, max(self._eval_at)
-    if most > len(keys):
-      raise UserError(
-        f'model.retrieval.eval_at: found {most}; the catalogue has {len(keys):,} items, wanted at '
-        'most so many'
-      )
+    self._check_k('model.retrieval.eval_at', most)
     seen = self._positives(self._seen_passes(prepared))
     wanted = self._positives(prepared).without(seen)
     if not len(wanted.users):
@@ -115,12 +112,17 @@ class RankingEvaluation:
     """Yields the best k items of each sample, in order, for a block of n samples at a time.
 
     Positives that the sample's user has in data.train or data.valid are left out, unless the run
-    follows a stream (data.watch).
+    follows a stream (data.watch). A query of vector 0, none of whose features has a row, finds
+    nothing; a warning has the number of these.
 
     Yields:
       keys int64 [n, k], −1 where there are fewer items, and scores float32 [n, k], descending.
+    Raises:
+      UserError: if k is above the size of the catalogue.
     """
     self.catalogue.refresh(self._step.store, self._communicator)
+    self._check_k('k', k)
+    unknown = 0
     rank, size = self._communicator.rank, self._communicator.size
     keys, items = np.append(self.catalogue.keys, -1), self.item_vectors()
     seen = self._positives(self._seen_passes(prepared))
@@ -133,7 +135,18 @@ class RankingEvaluation:
           queries, users = map(np.concatenate, zip(*self._communicator.gather([queries, users])))
         left_out = self._left_out(users, seen)
         places, scores = self.rank(queries, left_out, k, items)
+        is_unknown = ~queries.any(1)
+        places[is_unknown] = len(keys) - 1
+        unknown += np.sum(is_unknown)
         yield keys[places], scores
+    if unknown and rank == 0:
+      logging.warning('%d queries have no feature with a row: no items are found for them', unknown)
+
+  def _check_k(self, key: str, k: int) -> None:
+    if k > (count := len(self.catalogue.keys)):
+      raise UserError(
+        f'{key}: found {k}; the catalogue has {count:,} items, wanted at most so many'
+      )
 
   def rank(
     self,
@@ -183,6 +196,19 @@ class RankingEvaluation:
     size = self._communicator.size
     shares = self.catalogue.batches(_VECTORS_AT_ONCE, self._communicator.rank, size)
     return self._vectors(shares, 1)
+
+  def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the trained items of the catalogue, the most shown first, the same on every process.
+
+    Returns:
+      Keys int64 [C] and vectors float32 [C, d].
+    """
+    self.catalogue.refresh(self._step.store, self._communicator)
+    vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
+    known = np.any(vectors != 0, 1)  # an item with a zero vector was never trained
+    order = np.argsort(-self.catalogue.shows, kind='stable')
+    order = order[known[order]]
+    return self.catalogue.keys[order], vectors[order]
 
   def query_vectors(self, prepared: Sequence[PreparedPass], users: np.ndarray) -> np.ndarray:
     """Returns the vector of each user, computed from the user's first sample in the passes.

@@ -1,27 +1,34 @@
 """Recommends items by their texts; the rows of a run hold only hashes of items."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from trainer import config
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.reporting.inspection import Inspection
+from trainer.storage.items import Items
 from trainer.training.finished_run import FinishedRun
 
 
-def item_texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
+def item_slot(cfg: config.Config) -> str:
+  """Returns the name of the slot of the item's id."""
+  return cfg.model.retrieval.item.slots[0]
+
+
+def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str]) -> np.ndarray:
   """Returns the texts of items, object [n].
 
   Args:
     keys: int64 [n].
+    texts: by key.
   Raises:
     UserError: if the text of an item was not kept, and the log that contained it is gone.
   """
-  slot = run.cfg.model.retrieval.item.slots[0]
-  texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(slot, keys)
   if unknown := len(set(keys.tolist()) - texts.keys()):
+    slot = item_slot(cfg)
     raise UserError(
       f"data.keep_texts: the texts of {unknown:,} of {len(keys):,} items of slot '{slot}' were not "
       f'kept, and no pass of data.train has them; wanted [{slot}] there when the run is trained'
@@ -29,20 +36,15 @@ def item_texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
   return np.array([texts[key] for key in keys.tolist()], object)
 
 
-def item_vectors(run: FinishedRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the items of a run in one process, the most shown first.
+def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
+  texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(item_slot(run.cfg), keys)
+  return texts_of_items(run.cfg, keys, texts)
 
-  Returns:
-    Keys int64 [C], texts object [C], and vectors float32 [C, d].
-  """
-  evaluation = run.evaluation
-  evaluation.catalogue.refresh(run.step.store, run.communicator)
-  vectors = evaluation.item_vectors()
-  known = np.any(vectors != 0, 1)  # an item with a zero vector was never trained
-  order = np.argsort(-evaluation.catalogue.shows, kind='stable')
-  order = order[known[order]]
-  keys = evaluation.catalogue.keys[order]
-  return keys, item_texts(run, keys), vectors[order]
+
+def items_of(run: FinishedRun) -> Items:
+  """Returns the items of a run in one process, the most shown first."""
+  keys, vectors = run.evaluation.all_item_vectors()
+  return Items(keys, _texts(run, keys), vectors)
 
 
 def recommendations(
@@ -60,7 +62,7 @@ def recommendations(
     if run.communicator.rank == 0:
       if not done:
         keys = run.evaluation.catalogue.keys
-        texts = item_texts(run, keys)
+        texts = _texts(run, keys)
       sample, place = np.nonzero(items >= 0)
       item = texts[np.searchsorted(keys, items[sample, place])]
       columns = {'sample': sample + done, 'item': item, 'score': scores[sample, place]}

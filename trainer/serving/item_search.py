@@ -1,0 +1,113 @@
+"""Finds the items with the highest scores for a query's vector: exactly, or by an index."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.storage.chain import RowExport
+from trainer.storage.items import EFFORT, Change, Items, has_faiss, places
+
+EXACT_UP_TO = 100_000  # items; so many take some milliseconds
+_MOST_REPLACED = 0.25  # of the index; with more, it is not used
+
+
+class _Index(NamedTuple):
+  """The faiss index of a base, some of whose n vectors later deltas have replaced."""
+
+  hnsw: Any  # faiss.Index
+  keys: np.ndarray  # int64 [n], of the items by their numbers in the index
+  place: (
+    np.ndarray
+  )  # int64 [n], among the items of now; −1 if the vector is not the item's any more
+
+
+class ItemSearch:
+  """The items of one version, C of width d. Threads may share it.
+
+  Where there are many and their base has an index, they are searched by it: approximately. What
+  deltas have changed since is searched exactly. Once they have replaced a quarter of the index, all
+  is, until the next base.
+
+  Args:
+    items: by key.
+    index: of the base.
+    exact_up_to: so many items are searched exactly.
+
+  Attributes:
+    items: as given.
+  """
+
+  def __init__(self, items: Items, index: _Index | None = None, exact_up_to: int = EXACT_UP_TO):
+    self.items, self._exact_up_to, self._index = items, exact_up_to, index
+    self.by_index = index is not None and len(items.keys) > exact_up_to
+    if self.by_index:
+      is_current = index.place >= 0
+      self.by_index = np.mean(is_current) >= 1 - _MOST_REPLACED
+      self._current = np.packbits(is_current, bitorder='little')
+      self._number = np.full([len(items.keys)], -1)  # of each item in the index
+      self._number[index.place[is_current]] = np.flatnonzero(is_current)
+      self._others = np.flatnonzero(self._number < 0)  # places of items that it does not have
+      self._of_others = items.vectors[self._others]
+
+  @classmethod
+  def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
+    """Returns the items of an export that begins a chain, and its index if faiss is there."""
+    unsorted = export.items().items
+    items, data = unsorted.by_key(), export.index() if has_faiss() else None
+    if data is None:
+      return cls(items, None, exact_up_to)
+    import faiss
+
+    hnsw = faiss.deserialize_index(np.frombuffer(data, np.uint8))
+    index = _Index(hnsw, unsorted.keys, places(items.keys, unsorted.keys))
+    return cls(items, index, exact_up_to)
+
+  def changed(self, change: Change) -> 'ItemSearch':
+    """Returns the items of a later version; this one stays as it is."""
+    items, index = change.applied(self.items), self._index
+    if index is not None:
+      place = places(items.keys, index.keys)
+      replaced = (index.place < 0) | np.isin(index.keys, change.items.keys)
+      index = index._replace(place=np.where(replaced, -1, place))
+    return ItemSearch(items, index, self._exact_up_to)
+
+  def best(self, query: np.ndarray, k: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the best items for one query: their places in `items`, and their scores.
+
+    Args:
+      query: float32 [d].
+      k: at most the number of items.
+      seen: int64 [n], places of items that are left out.
+    Returns:
+      int64 [k'] and float32 [k'], descending; k' is less than k where fewer items are left.
+    """
+    if not self.by_index:
+      return _best(self.items.vectors, query, k, seen)
+    import faiss
+
+    allowed = np.unpackbits(self._current, bitorder='little')
+    numbers = self._number[seen]
+    allowed[numbers[numbers >= 0]] = 0
+    selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder='little'))
+    parameters = faiss.SearchParametersHNSW(sel=selector, efSearch=max(EFFORT, 2 * k))
+    scores, found = self._index.hnsw.search(query[None], k, params=parameters)
+    scores, found = scores[0][found[0] >= 0], self._index.place[found[0][found[0] >= 0]]
+    seen_others = places(self._others, seen)
+    other, of_other = _best(
+      self._of_others, query, min(k, len(self._others)), seen_others[seen_others >= 0]
+    )
+    found, scores = np.append(found, self._others[other]), np.append(scores, of_other)
+    order = np.lexsort((found, -scores))[:k]
+    return found[order], scores[order]
+
+
+def _best(
+  vectors: np.ndarray, query: np.ndarray, k: int, left_out: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the places and scores of the best vectors; of equal ones, those of the first."""
+  scores = vectors @ query
+  scores[left_out] = -np.inf
+  scores, found = (tensor.numpy() for tensor in tf.math.top_k(scores, k))
+  is_left = scores > -np.inf
+  return found[is_left].astype(np.int64), scores[is_left]

@@ -1,0 +1,101 @@
+"""Answers requests for items: one run finds them, and another one may rank what it has found."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trainer.plain_data import Json
+from trainer.serving import rest
+from trainer.serving.rest import Recommend, Request, Signature
+from trainer.serving.service import Service
+
+CANDIDATES = 500
+
+
+class Answer(NamedTuple):
+  """The answer to a request for items."""
+
+  body: bytes
+  samples: int  # queries, or the candidates of all that were scored
+  unknown: Mapping[str, int]  # slot -> its number of distinct features without a row
+
+
+class Recommender:
+  """Finds items and ranks them.
+
+  Args:
+    finder: of a run with model.retrieval.
+    ranker: of a run whose scores rank what is found; of several tasks the first one's. None: items
+      are ranked as they are found.
+    candidates: how many items are found, at most, for the ranker.
+  """
+
+  def __init__(self, finder: Service, ranker: Service | None = None, candidates: int = CANDIDATES):
+    self._finder, self._ranker, self._candidates = finder, ranker, candidates
+
+  @property
+  def is_ready(self) -> bool:
+    """Whether there is a version of each run."""
+    return None not in (self._finder.version, (self._ranker or self._finder).version)
+
+  def signature(self) -> Signature:
+    """Returns the columns of a request. Raises: NotReady if there is no version yet."""
+    finder = self._finder.signature()
+    if self._ranker is None:
+      return finder
+    ranker = self._ranker.signature()
+    columns = {n: t for n, t in ranker.columns.items() if n != self._finder.item_column}
+    return ranker._replace(columns=finder.columns | columns)
+
+  def unknown_columns(self, request: Request) -> list[str]:
+    """Returns the names of a request's columns that nobody reads."""
+    unknown = self._finder.unknown_columns(request)
+    if self._ranker is None:
+      return unknown
+    read = set(unknown) - set(self._ranker.unknown_columns(request)) - {self._finder.item_column}
+    return [name for name in unknown if name not in read]
+
+  def recommend(self, request: Recommend, max_samples: int) -> Answer:
+    """Finds the items of a request, and ranks them.
+
+    Args:
+      request: as parsed.
+      max_samples: how many the ranker scores, at most.
+    Raises:
+      BadRequest: for a client's mistake.
+      NotAnswered: if a run is of the wrong kind.
+      NotReady: if a run has no version yet.
+    """
+    queries, k, seen = request
+    if self._ranker is None:
+      found, version = self._finder.find(queries, k, seen)
+      body = rest.found(queries, found.items, model_version=version)
+      return Answer(body, queries.size, found.unknown)
+    candidates = max(k, self._candidates)
+    if queries.size * candidates > max_samples:
+      raise rest.TooLarge(
+        f'found {queries.size} queries of {candidates} candidates; wanted at most {max_samples} '
+        'samples'
+      )
+    found, retrieval_version = self._finder.find(queries, k, seen, candidates)
+    counts = [len(items) for items, _ in found.items]
+    if not sum(counts):
+      versions = {'model_version': self._ranker.signature().version}
+      versions['retrieval_version'] = retrieval_version
+      return Answer(rest.found(queries, found.items, **versions), 0, found.unknown)
+
+    def repeated(values: Sequence[Json]) -> list[Json]:
+      values = values if len(values) == queries.size else list(values) * queries.size
+      return [value for value, count in zip(values, counts) for _ in range(count)]
+
+    columns = {name: repeated(values) for name, values in queries.columns.items()}
+    columns[found.column] = [item for items, _ in found.items for item in items]
+    scores, version = self._ranker.predict(Request(columns, sum(counts), by_row=False))
+    (first, *_) = scores.outputs.values()
+    ranked = []
+    for (items, _), own in zip(found.items, np.split(first, np.cumsum(counts)[:-1])):
+      order = np.argsort(-own, kind='stable')[:k]
+      ranked.append(([items[place] for place in order], own[order].tolist()))
+    body = rest.found(queries, ranked, model_version=version, retrieval_version=retrieval_version)
+    return Answer(body, sum(counts), found.unknown)
