@@ -1,6 +1,7 @@
 """N ranks train towers as one process does, and rank the catalogue alike. Run under horovodrun."""
 
 import json
+import os
 import pathlib
 import tempfile
 
@@ -11,6 +12,8 @@ from tests.support.ranks import ranks
 from tests.support.retrieval import make_config
 from tests.support.steps import rows_of
 from trainer.comm.communicator import SingleProcess
+from trainer.serving.memory_store import MemoryStore
+from trainer.serving.publisher import Publisher
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -60,7 +63,7 @@ class RetrievalOnRanksTest(tf.test.TestCase):
       self.write(folder)
     communicator.barrier()
     for i, (changes, retrieval) in enumerate(VARIANTS):
-      rows, values, dense = {}, {}, {}
+      rows, values, dense, stores = {}, {}, {}, {}
       for name, one in (('ranks', communicator), ('alone', SingleProcess())):
         if name == 'alone' and communicator.rank:
           continue
@@ -72,6 +75,8 @@ class RetrievalOnRanksTest(tf.test.TestCase):
             'train.batch_size': 33,
             'train.epochs': 2,
             'train.plateau': None,
+            'data.keep_texts': ['item'],
+            'export.delta_every_passes': 1,
             'sparse.tables.default.factors.learning_rate': 0.1,
             'train.dense_optimizer': {'kind': 'sgd', 'learning_rate': 0.1},
             'sync.dense_allreduce': 'connections' if i == 1 else 'horovod',
@@ -88,6 +93,9 @@ class RetrievalOnRanksTest(tf.test.TestCase):
           lines = pathlib.Path(f'{cfg.run_dir}/metrics.jsonl').read_text().splitlines()
           events = [json.loads(line) for line in lines]
           values[name] = [e for e in events if e['event'] == 'eval'][-1]
+          directory = os.path.join(cfg.run_dir, 'exports')
+          stores[name] = MemoryStore()
+          Publisher(directory, stores[name]).advance()
       parts = communicator.gather(rows['ranks'])
       if communicator.rank:
         continue
@@ -98,6 +106,9 @@ class RetrievalOnRanksTest(tf.test.TestCase):
         self.assertEqual(found[key][0], show)
         self.assertAllClose(found[key][-1], factors, rtol=1e-5, atol=1e-5, msg=f'variant {i}')
       self.assertAllClose(dense['ranks'], dense['alone'], rtol=1e-5, atol=1e-5)
+      served, alone = (stores[name].view().items.items for name in ('ranks', 'alone'))
+      self.assertAllEqual(served.texts, alone.texts)
+      self.assertAllClose(served.vectors, alone.vectors, rtol=1e-5, atol=1e-5)
       for name in ('recall@3', 'ndcg@3', 'coverage@3', 'queries', 'items', 'examples'):
         self.assertAllClose(values['ranks'][name], values['alone'][name], msg=f'variant {i} {name}')
 

@@ -25,7 +25,7 @@ from tests.support.steps import make_config
 from tests.support.threads import in_thread, on_threads
 from trainer import config, files
 from trainer.errors import DataLoss, UserError
-from trainer.storage import chain, export
+from trainer.storage import chain, export, row_files
 
 # Powers of two, so that the shadow's sums are the table's to the last bit.
 POLICY = Policy(
@@ -568,7 +568,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
   def test_rows_in_bfloat16_take_half_the_room(self):
     """Numbers are those of the store, to the bit."""
     sizes, n, width = {}, 20_000, 32
-    keys = export.by_shard((1 << 52) + np.arange(n))
+    keys = row_files.by_shard((1 << 52) + np.arange(n))
     for dtype in ('float32', 'bfloat16'):
       spec = TableSpec('default', (FactorPart('plain', width),), dtype=dtype)
       policy = Policy(admission_threshold=0.0)
@@ -578,7 +578,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       none, hyper = PulledRows(ids, offsets, None, None), row_optimizers.hyper([(rule, rule)])
       store.push(keys, none, one, one, one, [], [1.0], hyper, tf.constant(1, tf.int64))
       path = os.path.join(self.get_temp_dir(), f'{dtype}.parquet')
-      export.write_parquet(path, export.SCHEMA, export.row_tables(store, keys))
+      row_files.write_parquet(path, row_files.SCHEMA, row_files.row_tables(store, keys))
       sizes[dtype] = os.path.getsize(path)
       rows = store.pull(keys, train=False)
       read = chain.concatenate(list(chain.read_rows(path)))

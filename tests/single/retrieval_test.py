@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -317,6 +318,13 @@ class RunTest(tf.test.TestCase):
     found, places = index.search(vectors, 6)
     self.assertAllEqual(places, np.argsort(-scores)[:, :6])
     self.assertAllClose(found, -np.sort(-scores)[:, :6], rtol=1e-5)
+    # The example of the page.
+    page = pathlib.Path(__file__).parents[2] / 'docs' / 'retrieval.md'
+    (example,) = re.findall(r'```python\n(.*?)```', page.read_text('utf-8'), re.DOTALL)
+    *lines, last = example.strip().replace('runs/yelp18_mf', cfg.run_dir).splitlines()
+    names = {'tf': tf, 'pd': pd, 'faiss': faiss}
+    exec('\n'.join(lines), names)
+    self.assertLen(eval(last, names), 20)
 
   def test_goes_on_after_a_kill_as_if_nothing_had_been(self):
     whole = self.train(self.make_config('whole'))

@@ -25,7 +25,7 @@ from trainer.storage import export
 from trainer.training.step import TrainStep
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
-# Runs that find items are not served yet, and their exports are refused.
+# Runs that find items have no scores; recommend_test.py has them.
 SHIPPED = sorted(
   path.stem for path in CONFIGS.glob('*.yaml') if 'retrieval:' not in path.read_text()
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.serving import http as http_side
 from trainer.serving.http import App, Limits
+from trainer.serving.recommend import Recommender
 from trainer.serving.service import Service
 
 
@@ -49,10 +50,14 @@ class Client:
 
 @contextlib.contextmanager
 def served(
-  service: Service, limits: Limits = Limits(), token: str | None = None
+  service: Service,
+  limits: Limits = Limits(),
+  token: str | None = None,
+  recommender: Recommender | None = None,
 ) -> Iterator[Client]:
   """Serves in a thread, on a port of its own."""
-  server, listener = http_side.server(App(service, 'ctr', limits, token), '127.0.0.1', 0)
+  app = App(service, 'ctr', limits, token, recommender)
+  server, listener = http_side.server(app, '127.0.0.1', 0)
   thread = threading.Thread(target=server.run, kwargs={'sockets': [listener]})
   thread.start()
   client = Client(listener.getsockname()[1])

@@ -20,7 +20,8 @@ class Export(Section):
   """What is written for serving, and when."""
 
   base: bool = False
-  """Whether a base is written after the last pass of each day."""
+  """Whether a base is written after the last pass of each day; with model.retrieval it is of kind
+  items."""
   delta_every_passes: PositiveInt | None = None
   """Passes between deltas; null: no deltas."""
   saved_model: bool = False

@@ -59,36 +59,36 @@ n versions of each kind of model.
 import contextlib
 import os
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tensorflow as tf
 
-from ops.sharding import shard_of, shards_of
+from ops.sharding import shards_of
 from ops.tensors import to_tensor
 from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
-from trainer.embedding.row_table import RowTable, counts_of
+from trainer.embedding.row_table import RowTable
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, dense_model, saved_model
 from trainer.storage import items as item_files
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, name_of, part_name, path_of
 from trainer.storage.items import Change, Items
+from trainer.storage.row_files import (
+  COUNTED_SCHEMA,
+  KEY_SCHEMA,
+  ROWS_AT_ONCE,
+  SCHEMA,
+  by_shard,
+  row_tables,
+  write_parquet,
+)
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
 PATIENCE = 600.0  # seconds that an export waits for another one
-ROWS_AT_ONCE = 1 << 16  # of one pull; a row group of a Parquet file
-FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
-SCHEMA = pa.schema(
-  [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]
-)
-COUNTED_SCHEMA = pa.schema([*SCHEMA, *((name, pa.float32()) for name in chain.SHOW_CLICK)])
-KEY_SCHEMA = pa.schema([('key', pa.int64())])
 
 
 class WrittenExport(NamedTuple):
@@ -132,43 +132,6 @@ class _Part(NamedTuple):
   kept: int = 0  # features that the replay of the chain holds
   shows: float = 0.0  # of `features`
   shows_kept: float = 0.0  # of `kept`
-
-
-def by_shard(keys: np.ndarray) -> np.ndarray:
-  """Sorts keys by logical shard, then key."""
-  return keys[np.lexsort((keys, shard_of(keys)))]
-
-
-def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
-  """Writes a Parquet file and waits until it is on the disk; returns the CRC-32 of its keys."""
-  crc, is_rows = 0, schema is not KEY_SCHEMA
-  encodings = {
-    'use_dictionary': ['slot'] if is_rows else False,
-    'use_byte_stream_split': ['factors.list.element'] if is_rows else False,
-  }
-  with open(path, 'wb') as f:
-    with pq.ParquetWriter(f, schema, **encodings) as writer:
-      for table in tables:
-        writer.write_table(table)
-        crc = zlib.crc32(table['key'].to_numpy().tobytes(), crc)
-    f.flush()
-    os.fsync(f.fileno())
-  return crc
-
-
-def row_tables(store: RowTable, keys: np.ndarray, schema: pa.Schema = SCHEMA) -> Iterator[pa.Table]:
-  """Yields the rows of keys, int64 [n], as Arrow tables of SCHEMA or COUNTED_SCHEMA."""
-  for begin in range(0, len(keys), ROWS_AT_ONCE):
-    block = keys[begin : begin + ROWS_AT_ONCE]
-    rows = store.pull(block, train=False)
-    offsets, linear, factors = (
-      pa.array(np.asarray(a)) for a in (rows.offsets, rows.linear, rows.factors)
-    )
-    lists = pa.ListArray.from_arrays(offsets, factors, type=FACTORS)
-    columns = [pa.array(block), pa.array((block >> HASH_BITS).astype(np.int32)), linear, lists]
-    if schema is COUNTED_SCHEMA:
-      columns += [pa.array(column) for column in counts_of(store, to_tensor(block)).numpy().T]
-    yield pa.Table.from_arrays(columns, schema=schema)
 
 
 def _layout(cfg: config.Config) -> JsonObject:
@@ -239,10 +202,8 @@ def _select(
   kept = base = _served(cfg, np.asarray(store.select('base')))
   delta = base[:0]
   if kind == 'delta' and not plan.unchanged:
-    delta = np.union1d(
-      _served(cfg, np.asarray(store.select('delta'))), np.intersect1d(base, changed)
-    )
-  tombstones = None
+    delta = _served(cfg, np.asarray(store.select('delta')))
+  changed, tombstones = np.intersect1d(base, changed), None
   if plan.done:
     written = chain.RowExport(plan.path).keys('rows', shards)
     base, delta = np.intersect1d(base, written), np.intersect1d(delta, written)
@@ -251,7 +212,8 @@ def _select(
     tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
     base = np.setdiff1d(base, live, assume_unique=True)
   commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
-  return _Selection(by_shard(np.union1d(base, delta)), tombstones, kept, commits)
+  rows = np.union1d(np.union1d(base, delta), changed)
+  return _Selection(by_shard(rows), tombstones, kept, commits)
 
 
 def _shows(store: RowTable, keys: np.ndarray) -> float:
