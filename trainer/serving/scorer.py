@@ -220,7 +220,9 @@ class Scorer:
 
   @property
   def _field_of_item(self) -> int:
-    return next(f for f, s in enumerate(self._cfg.ordered_slots) if s.name == self.retrieval.item.slots[0])
+    return next(
+      f for f, s in enumerate(self._cfg.ordered_slots) if s.name == self.retrieval.item.slots[0]
+    )
 
   def item_keys(self, items: Sequence[Json]) -> np.ndarray:
     """Returns the keys of items that a request names, int64 [n]. Raises: BadRequest."""
