@@ -302,10 +302,10 @@ class Source:
       for split in ('valid', 'test'):
         if shared := trained.intersection(matching(getattr(cfg.data, split), f'data.{split}')):
           logging.warning(
-            'data.%s: %d of its files are in data.train too, so its metrics say nothing of new '
-            'samples; wanted others',
+            'data.%s: data.train has %s too, so its metrics say nothing of new samples; wanted '
+            'other files',
             split,
-            len(shared),
+            f'{len(shared)} of its files' if len(shared) > 1 else min(shared),
           )
     from trainer.data.measured import measured
 

@@ -14,7 +14,7 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
 _NEAR = 0.4  # the smallest difflib ratio at which one name may be the other, misspelt
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # the most characters of a list of valid names
-# Our words for those of other systems.
+# Our words for layers and arguments of other systems.
 _ELSEWHERE = {
   **dict.fromkeys(['dcn', 'dcnv2', 'dcn_v2', 'crossnet'], "'cross' beside 'dnn'"),
   **dict.fromkeys(['deepfm', 'deep_fm'], '[linear, fm, dnn]'),
@@ -23,16 +23,7 @@ _ELSEWHERE = {
   **dict.fromkeys(['mlp', 'deep'], "'dnn'"),
   **dict.fromkeys(['lr', 'wide', 'logistic'], "'linear'"),
   'bias': "'linear', which has one",
-  'early_stopping': 'train.plateau',
-  **dict.fromkeys(
-    ['vocab_size', 'vocabulary_size', 'num_embeddings', 'hash_bucket_size', 'num_buckets'],
-    'none, because tables grow with their features',
-  ),
-  **dict.fromkeys(
-    ['embedding_dim', 'embedding_size', 'embed_dim', 'output_dim'], 'sparse.tables.NAME.width'
-  ),
   **dict.fromkeys(['hidden_units', 'layer_sizes', 'units'], "'hidden'"),
-  'optimizer': 'train.dense_optimizer and sparse.tables.NAME.factors',
   'dropout_rate': "'dropout'",
 }
 # Beginnings of lines in TensorFlow's messages that say where in the graph an op failed.
@@ -94,7 +85,7 @@ def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns "; the nearest valid name is 'x'", or '' if there are no valid names.
 
   If no name is near, all valid names are listed. Case does not matter. Names that other systems use
-  for the same thing are known.
+  for our layers and their arguments are known.
   """
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
     return f'; here that is {here}'
@@ -110,7 +101,9 @@ def nearest(name: object, valid: Iterable[object]) -> str:
 
 
 def short(value: object, length: int = 120) -> str:
-  """Returns the repr of a value for a message, cut at `length` characters."""
+  """Returns a value for a message, as repr or YAML has it, cut at `length` characters."""
+  if value is None or isinstance(value, bool):
+    return {None: 'null', True: 'true', False: 'false'}[value]
   if (
     isinstance(value, int) and value.bit_length() > 400
   ):  # Python refuses to print more than 4,300 digits

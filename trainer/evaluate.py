@@ -20,7 +20,7 @@ if TYPE_CHECKING:
   from trainer.data.prepared import PreparedPass
   from trainer.training.finished_run import FinishedRun
 
-RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 DATA = flags.DEFINE_multi_string(
   'data', [], 'Files to evaluate on; data.test of the config where left out. May be repeated.'
 )

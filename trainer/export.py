@@ -19,7 +19,7 @@ _KINDS = {
   'retrieval': ('items', 'delta', 'saved_model'),
 }
 
-RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 KIND = flags.DEFINE_enum(
   'kind',
   None,
@@ -38,7 +38,7 @@ CHECKPOINT = flags.DEFINE_enum(
   'checkpoint',
   'best',
   ['best', 'last'],
-  'best (by validation, as in trainer.predict) or last; use one for all kinds of exports.',
+  'best (by validation, as in ctr-predict) or last; use one for all kinds of exports.',
 )
 
 

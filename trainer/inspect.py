@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
   from trainer.reporting.inspection import Inspection
 
-RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 CHECKPOINT = flags.DEFINE_enum(
   'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
 )
@@ -61,9 +61,21 @@ def main() -> None:
     return
   print(f'checkpoint {inspection.path}, step {inspection.progress["step"]:,}')
   for name, table in found.items():
-    table = table.T if name == 'feature' else table
-    text = table.to_string(float_format=lambda x: f'{x:,.4g}', line_width=WIDTH)
+    if name == 'feature':
+      lines = [f'{key}: {_in_words(value)}' for key, value in table.iloc[0].items()]
+      text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
+    elif name == 'made':
+      lines = [f'{slot}: {row["kind"]}, from {row["from"]}' for slot, row in table.iterrows()]
+      text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
+    else:
+      text = table.to_string(float_format=lambda x: f'{x:,.4g}', line_width=WIDTH)
     print(f'\n{name}\n{text}')
+
+
+def _in_words(value: object) -> str:
+  if isinstance(value, list):
+    return ' '.join(_in_words(one) for one in value)
+  return f'{value:,.4g}' if isinstance(value, float) else '-' if value is None else str(value)
 
 
 def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:

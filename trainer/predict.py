@@ -22,7 +22,7 @@ from absl import flags
 from trainer import api, command_line, runtime
 from trainer.errors import UserError, plain_errors
 
-RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 DATA = flags.DEFINE_multi_string(
   'data',
   [],

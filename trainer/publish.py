@@ -1,7 +1,7 @@
 """Publishes a run for serving: `python -m trainer.publish --run_dir DIR --to DIRECTORY|redis://…`.
 
 It follows the run's exports and applies bases, deltas and tombstones to a store that scorers read
-(`trainer.serve`, docs/serving.md). It may be killed and restarted at any moment.
+(`ctr-serve`, docs/serving.md). It may be killed and restarted at any moment.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
   from trainer.serving.publisher import Applied, Publisher
   from trainer.serving.versioned_store import VersionedStore
 
-RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run of trainer.run.', required=True)
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 TO = flags.DEFINE_string(
   'to', None, 'The store: a directory, or redis://HOST:PORT[/DATABASE].', required=True
 )
@@ -41,7 +41,7 @@ def main() -> int:
   from trainer.storage.bucket import followed
 
   if not is_directory(RUN_DIR.value):
-    raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted a run of trainer.run')
+    raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
   store = open_store(TO.value, '--to', writable=True)
   with followed(RUN_DIR.value, 'exports') as (run_dir, look):
     exports = os.path.join(run_dir, 'exports')

@@ -26,7 +26,7 @@ def main(run_dirs: list[str]) -> None:
   from trainer.storage.bucket import copy_of
 
   if not run_dirs:
-    raise UserError('found no RUN_DIR; wanted python -m trainer.report RUN_DIR…')
+    raise UserError('found no RUN_DIR; wanted ctr-report RUN_DIR…')
   default = 'comparison.html'
   if len(run_dirs) == 1:
     default = os.path.join('' if is_remote(run_dirs[0]) else run_dirs[0], 'report.html')

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 RUN_DIR = flags.DEFINE_string(
   'run_dir',
   None,
-  'A run of trainer.run, whose exports are followed and held in memory; no publisher is needed.',
+  'The run_dir of a run, whose exports are followed and held in memory; no publisher is needed.',
 )
 STORE = flags.DEFINE_string(
-  'store', None, 'A store that trainer.publish fills: a directory, or redis://HOST:PORT[/DATABASE].'
+  'store', None, 'A store that ctr-publish fills: a directory, or redis://HOST:PORT[/DATABASE].'
 )
 RETRIEVE_RUN_DIR = flags.DEFINE_string(
   'retrieve_run_dir',

@@ -32,8 +32,8 @@ class ClusterTest(tf.test.TestCase):
     task = {'type': 'worker', 'index': 0}
     self.refuse(None, 'TF_CONFIG: is not set; sync.mode=ps needs it')
     self.refuse([1], 'found list')
-    self.refuse({'task': task}, "key 'cluster': found None")
-    self.refuse({'cluster': ADDRESSES}, "key 'task': found None")
+    self.refuse({'task': task}, "key 'cluster': found null")
+    self.refuse({'cluster': ADDRESSES}, "key 'task': found null")
     self.refuse({'cluster': {'worker': ['h:1']}, 'task': task}, r"'cluster.ps': found \[\]")
     self.refuse(
       {'cluster': ADDRESSES | {'worker': ['host']}, 'task': task},

@@ -511,8 +511,9 @@ class BadInputTest(PrepareTestCase):
       (
         '1,u,s:1,cheap,1',
         'dense',
-        "column 'price': found 'cheap'; wanted a finite number, or blank for missing, or "
-        "data.missing_values: ['cheap']; a column of texts belongs into data.slots",
+        "column 'price': found 'cheap'; wanted a finite number, or blank for missing; a "
+        'column of texts is a slot (data.slots); a text that stands for a missing number belongs '
+        "in data.missing_values: ['cheap']",
       ),
       ('1,u,s:1,1,-1', 'weight', "column 'w': found '-1'; wanted a finite number >= 0"),
       ('1,u,s:1,1,', 'weight', "column 'w': found ''; wanted a finite number >= 0"),

@@ -132,7 +132,7 @@ class Data(Section):
     Literal['csv', 'jsonl', 'parquet', 'orc', 'tfrecord', 'libsvm', 'libffm', 'prepared'] | None
   ) = None
   """The format of all these files; docs/data.md has a table. prepared: directories that
-  trainer.prepare wrote; null: each file's suffix says it, and csv where it does not."""
+  ctr-prepare wrote; null: each file's suffix says it, and csv where it does not."""
   delimiter: str = ','
   """Separates the fields of a csv line; a tab is written "\\t"."""
   columns: list[str] | None = None

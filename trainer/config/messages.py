@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import pydantic
 from pydantic_core import ErrorDetails
 
+from trainer.config.columns import KINDS
 from trainer.config.schema import Config
 from trainer.config.schema_text import keys
 from trainer.config.section import Section
@@ -21,6 +22,45 @@ _GONE = {
   'learning_rate_power': 'ftrl divides by the root of the sums, as with -0.5',
   'beta': 'ftrl starts the sums from initial_accumulator instead',
 }
+# Our keys for words of other systems.
+_ELSEWHERE = {
+  'early_stopping': 'train.plateau',
+  'lr': 'learning_rate',
+  **dict.fromkeys(
+    ['vocab_size', 'vocabulary_size', 'num_embeddings', 'hash_bucket_size', 'num_buckets'],
+    'no key, because tables grow with their features',
+  ),
+  **dict.fromkeys(
+    ['embedding_dim', 'embedding_size', 'embed_dim', 'output_dim', 'dim'],
+    'sparse.tables.NAME.width',
+  ),
+  'optimizer': 'train.dense_optimizer and sparse.tables.NAME.factors',
+  **dict.fromkeys(['target', 'label_column', 'label_col'], 'data.label'),
+  **dict.fromkeys(
+    ['features', 'categorical', 'cat_features', 'sparse_features', 'categorical_features'],
+    'data.slots',
+  ),
+  **dict.fromkeys(
+    ['numerical', 'numeric', 'dense_features', 'numeric_features', 'numerical_features'],
+    'data.dense',
+  ),
+  'sep': 'data.delimiter of fields, separator of a slot',
+  **dict.fromkeys(['path', 'file', 'files', 'data_path'], 'data.train'),
+  **dict.fromkeys(
+    ['validation_split', 'val_split', 'valid_size', 'test_size'],
+    'data.valid and data.test, which ctr-split makes of one file',
+  ),
+  **dict.fromkeys(['date', 'day', 'timestamp'], "data.day_pattern, which reads a file's name"),
+  **dict.fromkeys(
+    ['ignore', 'drop', 'drop_columns', 'exclude'], 'no key, because only listed columns are read'
+  ),
+  **dict.fromkeys(['log', 'normalize', 'normalise', 'scale'], 'transform'),
+  **dict.fromkeys(['user', 'user_id', 'group_id', 'query_id'], 'data.group'),
+  'header': 'data.columns, the names where a file has no header line',
+  'weight_decay': 'l2 of sparse.tables.NAME.factors',
+  **dict.fromkeys(['model_type', 'architecture'], 'model.interactions'),
+}
+_OF_LAYERS = ('hidden', 'dropout', 'activation', 'batch_norm')  # arguments that look like keys
 # Our names for pydantic's types of values.
 _KINDS = {
   'int': 'a whole number',
@@ -80,9 +120,20 @@ def one_line(error: pydantic.ValidationError, where: str) -> str:
   if first['type'] == 'extra_forbidden':
     if loc[-1] in _GONE:
       return f"{where}: key '{key}' is gone: {_GONE[loc[-1]]}"
+    if loc[0] == 'model' and loc[-1] in _OF_LAYERS and 'retrieval' not in loc:
+      return (
+        f"{where}: unknown key '{key}'; '{loc[-1]}' is an argument of a layer, as in "
+        'model.interactions: [linear, {dnn: {hidden: [64, 32], dropout: 0.1}}]'
+      )
     if sections := ', '.join(_sections_with(str(loc[-1]))):
       return f"{where}: unknown key '{key}'; '{loc[-1]}' is a key of {sections}"
-    return f"{where}: unknown key '{key}'{nearest(loc[-1], _section_with(loc).model_fields)}"
+    if loc[-1] in KINDS and len(loc) > 3:
+      return f"{where}: unknown key '{key}'; wanted it below from, as in from: {{{loc[-1]}: …}}"
+    if here := _ELSEWHERE.get(str(loc[-1]).lower()):
+      return f"{where}: unknown key '{key}'; here that is {here}"
+    fields = _section_with(loc).model_fields.items()
+    names = [field.alias or name for name, field in fields]
+    return f"{where}: unknown key '{key}'{nearest(loc[-1], names)}"
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
   if first['type'] == 'wrong':  # raised by a check of the section

@@ -109,7 +109,7 @@ class Schedule(Section):
   warmup_steps: NonNegativeInt = 0
   """Steps at the beginning, in which the rates rise evenly to the configured ones."""
   period: PositiveInt | None = None
-  """cosine, step: steps of a fall; trainer.run --dry_run tells how many an epoch has."""
+  """cosine, step: steps of a fall; ctr-train --dry_run tells how many an epoch has."""
   factor: PositiveShare = 0.1
   """step: what the rates are multiplied by at each fall."""
   floor: Share = 0.0
@@ -120,7 +120,7 @@ class Schedule(Section):
     if self.kind != 'constant' and self.period is None:
       wrong(
         'period',
-        f"found null with kind '{self.kind}'; wanted the steps of a fall (trainer.run --dry_run "
+        f"found null with kind '{self.kind}'; wanted the steps of a fall (ctr-train --dry_run "
         'tells how many an epoch has)',
       )
     for key, kinds in (

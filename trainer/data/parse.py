@@ -146,8 +146,8 @@ class _Records:
           hint = "; data.decimal: ',' reads a decimal comma"
         elif kind == 'dense':
           hint = (
-            f', or data.missing_values: [{found[:MAX_TEXT]!r}]; a column of texts belongs into '
-            'data.slots'
+            '; a column of texts is a slot (data.slots); a text that stands for a missing number '
+            f'belongs in data.missing_values: [{found[:MAX_TEXT]!r}]'
           )
       self._examples.append(
         BadRecord(

@@ -50,7 +50,7 @@ def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], 
     yield run_dir, lambda: None
     return
   if not log_files.exists(run_dir):
-    raise UserError(f'--run_dir {run_dir}: no such directory; wanted a run of trainer.run')
+    raise UserError(f'--run_dir {run_dir}: no such directory; wanted the run_dir of a run')
   with tempfile.TemporaryDirectory(prefix='ctr-trainer-') as directory:
     bucket, looked = Bucket(run_dir, directory), -_SECONDS_BETWEEN_LOOKS
 

@@ -26,6 +26,7 @@ class Validation:
   """
 
   trained_auc: float | None = None
+  _trained_auc_of_best: float | None = None
 
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
@@ -65,11 +66,13 @@ class Validation:
     if self._passes['valid'] and progress.unvalidated:
       values = self._evaluate(self._passes['valid'], 'valid')
       self._state.note_model()
-      rate = progress.rate
+      rate, best = progress.rate, progress.best
       for line in plateau.follow(self._cfg, progress, values, self._step.steps):
         self._log.show(line, keep=True)
       if progress.rate != rate:
         self._step.set_rate(progress.rate)
+      if progress.best != best:
+        self._trained_auc_of_best = self.trained_auc
     progress.unvalidated = False
     return values
 
@@ -83,6 +86,7 @@ class Validation:
     if test:
       if self._state.progress.best is not None:
         self._state.restore(best=True)
+        self.trained_auc = self._trained_auc_of_best
       values = self._evaluate(test, 'test')
     if (scored := test or valid) and self._cfg.model.retrieval is None:
       with self._log.clock.of('evaluate'):
