@@ -122,6 +122,8 @@ inspect.main()
       done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
       self.assertEqual(done.returncode, 0, done.stderr)
       self.assertStartsWith(done.stdout, f'checkpoint {kept}, step')
+      widest = max(map(len, done.stdout.split('\n')[1:]))  # the first line has a path
+      self.assertLessEqual(widest, 80)
       self.assertFalse(removed.exists())
 
   def test_importance_follows_the_clicks(self):

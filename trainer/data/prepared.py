@@ -52,8 +52,7 @@ def read_meta(path: str) -> JsonObject:
       meta = json.load(f)
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(
-      f'{path}: not a prepared pass, it holds no {META}; wanted a directory that ctr-prepare '
-      'wrote'
+      f'{path}: not a prepared pass, it holds no {META}; wanted a directory that ctr-prepare wrote'
     ) from None
   except (ValueError, RecursionError) as e:
     raise BadPass(f'{file}: not JSON: {e}; prepare the pass again') from None
