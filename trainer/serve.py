@@ -94,7 +94,7 @@ def _opened(stack: contextlib.ExitStack, flag: str, run_dir: str) -> _Run:
   from trainer.storage.bucket import followed
 
   if not is_directory(run_dir):
-    raise UserError(f'{flag} {run_dir}: no such directory; wanted a run of trainer.run')
+    raise UserError(f'{flag} {run_dir}: no such directory; wanted the run_dir of a run')
   here, look = stack.enter_context(followed(run_dir))
   look()
   is_begun = os.path.exists(os.path.join(here, 'config.yaml'))
