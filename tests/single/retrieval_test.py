@@ -364,6 +364,20 @@ class RunTest(tf.test.TestCase):
 
 
 class MistakesTest(tf.test.TestCase):
+  def test_a_log_without_items(self):
+    folder = self.get_temp_dir()
+    for text, wanted in (
+      ('user,itm\n1,2\n', "no column 'item' \\(slot 'item'\\)"),
+      ('user,item\n1,\n2,\n', "train.csv: slot 'item' is blank in all samples; wanted the items"),
+    ):
+      path = pathlib.Path(folder, 'train.csv')
+      path.write_text(text)
+      run_dir = tempfile.mkdtemp(dir=folder)
+      cfg = make_config({'run_dir': run_dir, 'data.train': [str(path)], 'train.batch_size': 2})
+      with self.subTest(wanted), self.assertRaisesRegex(UserError, wanted) as caught:
+        Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+      self.assertNotIn('\n', str(caught.exception))
+
   def test_each_is_one_line(self):
     path = os.path.join(self.get_temp_dir(), 'config.yaml')
     cfg = make_config()

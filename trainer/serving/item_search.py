@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.storage.chain import RowExport
-from trainer.storage.items import EFFORT, Change, Items, has_faiss, places
+from trainer.storage.items import EFFORT, Change, Items, has_faiss, import_faiss, places
 
 EXACT_UP_TO = 100_000  # items; so many take some milliseconds
 _MOST_REPLACED = 0.25  # of the index; with more, it is not used
@@ -54,12 +54,12 @@ class ItemSearch:
   def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
     """Returns the items of an export that begins a chain, and its index if faiss is there."""
     unsorted = export.items().items
-    items, data = unsorted.by_key(), export.index() if has_faiss() else None
+    items, data = unsorted.by_key(), None
+    if has_faiss() and len(items.keys) > exact_up_to:
+      data = export.index()
     if data is None:
       return cls(items, None, exact_up_to)
-    import faiss
-
-    hnsw = faiss.deserialize_index(np.frombuffer(data, np.uint8))
+    hnsw = import_faiss().deserialize_index(np.frombuffer(data, np.uint8))
     index = _Index(hnsw, unsorted.keys, places(items.keys, unsorted.keys))
     return cls(items, index, exact_up_to)
 
@@ -84,8 +84,7 @@ class ItemSearch:
     """
     if not self.by_index:
       return _best(self.items.vectors, query, k, seen)
-    import faiss
-
+    faiss = import_faiss()
     allowed = np.unpackbits(self._current, bitorder='little')
     numbers = self._number[seen]
     allowed[numbers[numbers >= 0]] = 0

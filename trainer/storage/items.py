@@ -14,7 +14,9 @@ search using Hierarchical Navigable Small World graphs"): it needs no training.
 
 import importlib.util
 import io
+import logging
 import os
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -98,8 +100,7 @@ def save(change: Change, path: str, with_index: bool) -> None:
   pq.write_table(table, out)
   files.write_synced(os.path.join(path, ITEMS), out.getvalue())
   if with_index and has_faiss():
-    import faiss
-
+    faiss = import_faiss()
     index = faiss.IndexHNSWFlat(width, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction, index.hnsw.efSearch = _BUILD_EFFORT, EFFORT
     index.add(items.vectors)
@@ -123,3 +124,11 @@ def read(data: bytes, where: str) -> Change:
 def has_faiss() -> bool:
   """Returns whether the extra `index` is installed."""
   return importlib.util.find_spec('faiss') is not None
+
+
+def import_faiss() -> ModuleType:
+  """Returns faiss; without its lines about the builds that it looks for."""
+  logging.getLogger('faiss.loader').setLevel(logging.WARNING)
+  import faiss
+
+  return faiss

@@ -9,6 +9,7 @@ from trainer.comm.communicator import Communicator
 from trainer.data.features import HASH_BITS, SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import RowTable
+from trainer.errors import UserError
 
 _SAMPLES_AT_ONCE = 65536
 _DRAWS = 0x6E65676174697665  # keeps these random numbers apart from others of the same seed
@@ -41,7 +42,11 @@ class Catalogue:
   def refresh(
     self, store: RowTable, communicator: Communicator, prepared: PreparedPass | None = None
   ) -> None:
-    """Rebuilds the catalogue from the table and, if given, the next pass; every rank calls it."""
+    """Rebuilds the catalogue from the table and, if given, the next pass; every rank calls it.
+
+    Raises:
+      UserError: if neither has an item, so that there is nothing to train with.
+    """
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]
     shows = np.asarray(store.lookup(own)['show'])
@@ -52,6 +57,11 @@ class Catalogue:
     keys, times = self._of_pass(prepared) if prepared is not None else (alive[:0], alive[:0])
     merged, place = np.unique(np.concatenate([alive, keys]), return_inverse=True)
     self._set(merged, np.bincount(place, np.concatenate([of_alive, times]), len(merged)))
+    if prepared is not None and prepared.num_samples and not len(merged):
+      raise UserError(
+        f"{prepared.meta['source']['path']}: slot '{self._settings.item.slots[0]}' is blank in all "
+        'samples; wanted the items that were right'
+      )
 
   def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items of a pass, including its histories, and the number of samples of each."""
