@@ -133,7 +133,8 @@ def _help(main: Callable[..., int | None]) -> str:
     value = '' if flag.boolean else f' {flag.name.upper()}'
     # Where several values are allowed, absl says so with a line break and spaces of its own.
     text = f'  --{flag.name}{value}: {flag.help.split(";" + chr(10))[0]}'
-    text += f' Default: {flag.default}.' if flag.default else ''
+    default = ','.join(flag.default) if isinstance(flag.default, list) else flag.default
+    text += f' Default: {default}.' if default else ''
     lines.append(textwrap.fill(text, _WIDTH, subsequent_indent=' ' * 6))
   return '\n'.join(lines)
 

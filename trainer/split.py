@@ -2,7 +2,8 @@
 
 It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time puts the latest
 samples into test; --by_hash keeps all samples of one user (or another column's value) together.
-FILE is CSV, TSV (also .gz, .bz2) or Parquet; the samples do not change.
+FILE is CSV, TSV (also .gz, .bz2) or Parquet. No value changes, though fields of CSV are quoted;
+samples of one time stay together.
 """
 
 import os

@@ -480,6 +480,11 @@ class FacesTest(ColumnsTest):
     self.assert_texts(
       cfg, found, 'kinds', [of_id[i].split('|') if i in of_id else [] for i in given]
     )
+    # A SavedModel's graph may be the first to read a table.
+    fresh = {'name': 'k', 'from': of | {'content': lookup.encoded({'first read': 'in a graph'})}}
+    cfg_of_fresh = make_config([fresh])
+    found_in_graph = self.graph(cfg_of_fresh, {'id': ['first read']}, 1)
+    self.assert_texts(cfg_of_fresh, found_in_graph, 'k', [['in a graph']])
     prices = {'1': 7, 'x y': 2.5, ' x y ': 2.5}
     self.assertAllEqual(found.dense[:, 0], [prices.get(i, np.nan) for i in given])
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 import yaml
 
 from trainer import api, config, resolve
+from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
 from trainer.data.measured import columns, suitable
 from trainer.errors import UserError
@@ -220,6 +221,17 @@ class BinsTest(tf.test.TestCase):
     ]
     with self.assertRaisesRegex(UserError, "items.csv: the key '1' is there twice"):
       columns(self.config())
+    # A text that is no number is told with its place in the table, unless it stands for missing.
+    (self.folder / 'items.csv').write_text('x,kind,price\n1,a,2.5\n2,b,unkonwn\n')
+    price = price | {'table': f'{self.folder}/items.csv'}
+    self.tree['data']['dense'] = [{'name': 'p', 'from': price}]
+    with self.assertRaisesRegex(
+      UserError, "items.csv: column 'price' beside '2': found 'unkonwn'; wanted a finite number"
+    ):
+      columns(self.config())
+    self.tree['data']['missing_values'] = ['unkonwn']
+    content = columns(self.config())['data.dense.0.from.content']
+    self.assertEqual(content, lookup.encoded({'1': '2.5', '2': ''}))
     self.tree['data']['slots'][0]['from']['value'] = 'knd'
     with self.assertRaisesRegex(UserError, r"items.csv:1: no column 'knd' \(data.slots.0.*'kind'"):
       columns(self.config())

@@ -58,7 +58,7 @@ class Slot(Section):
   """How several features of a sample become the slot vector that dnn and cross read."""
   counts: bool = False
   """Whether the layers also read the counts of the slot's features, as dense columns: the
-  logarithm of 1 + show, of at most 100 shows, and the smoothed log-odds of a click, both as of
+  smoothed log-odds of a click, and how much the feature's own impressions weigh in them, both as of
   before the sample (docs/layers.md, Counts)."""
   lifecycle: Thresholds | None = None
   """Thresholds that differ for this slot; null: those of `lifecycle`."""

@@ -27,13 +27,13 @@ class Thresholds(Section):
   """Thresholds of one slot. What is left out is taken from `lifecycle`."""
 
   nonclk_coeff: NonNegative = 0.1
-  """What a show without a click adds to the score."""
+  """What an impression without a click adds to the score."""
   clk_coeff: NonNegative = 1.0
   """What a click adds to the score."""
   admission_threshold: Finite | None = None
   """admission score: the score that earns factors. The default is 10 with this admission."""
   admission_count: NonNegative | None = None
-  """admission count: the shows that earn factors. The default is 10 with this admission."""
+  """admission count: the impressions that earn factors. The default is 10 with this admission."""
   admission_probability: Share | None = None
   """admission probability: the chance that an occurrence earns factors, drawn from a hash of (seed,
   key, count). The default is 0.1 with this admission."""
@@ -47,7 +47,7 @@ class Thresholds(Section):
   """Exports leave out features that were unseen for more days than this; null: no bound. The
   default is 16 where admission or eviction is score."""
   decay: Share = 0.98
-  """What show and click are multiplied by at the end of each day."""
+  """What impressions (show) and clicks are multiplied by at the end of each day."""
   delete_threshold: Finite | None = None
   """eviction score: a feature with a lower score is deleted. The default is 0.8 with this
   eviction."""

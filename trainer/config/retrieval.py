@@ -68,11 +68,11 @@ class Retrieval(Section):
   """Items that a step draws from the catalogue, with replacement, one set for all its samples. All
   losses but in_batch_softmax read it."""
   sampling: Literal['uniform', 'frequency'] = 'uniform'
-  """How they are drawn: each item alike, or in proportion to 1 + its shows."""
+  """How they are drawn: each item alike, or in proportion to 1 + its impressions."""
   logq: Literal['none', 'uniform', 'shows'] = 'none'
   """Lowers the logit of each negative by the log of how often it is expected among the negatives.
-  uniform: as if each item were as frequent; shows: by the shows of the table and of the pass, or,
-  with sampling frequency, by what is drawn by."""
+  uniform: as if each item were as frequent; shows: by the impressions in the table and of the
+  pass, or, with sampling frequency, by what is drawn by."""
   logq_positive: bool = False
   """Whether the positive's logit is lowered too, as in earlier work. It is not drawn, so false is
   right (arXiv 2507.09331)."""

@@ -130,33 +130,30 @@ def dense_stats(
   return np.column_stack([stats, np.float32([np.log(rate / (1 - rate)), 1])])
 
 
-COUNT_SMOOTHING = 10.0  # shows at the click rate of the log that each slot's counts begin with
-# More shows make the odds no surer. Without the limit a model would be evaluated at counts that it
-# met only at the end of an epoch.
-MOST_SHOWS = 100.0
+COUNT_SMOOTHING = 10.0  # impressions at the log's click rate that each slot's counts begin with
 
 
-def transform_counts(show_click: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
-  """Returns the two dense columns of each slot with `counts`.
+def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
+  """Returns the dense columns that layers read of slots with `counts`.
 
   With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
 
-      log(1 + min(s, MOST_SHOWS)),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
+      s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
+
+  The first is the weight of the feature's own clicks in the second.
 
   Args:
-    show_click: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's
-      slot.
+    seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
     log_odds: float32 [], log(a / (1 − a)).
   Returns:
     float32 [B, 2·Fc]: the first value of every slot, then the second; 0 for no shows.
   """
-  shows, clicks = tf.unstack(show_click, 2, -1)
+  shows, clicks = tf.unstack(seen, 2, -1)
   rate = tf.sigmoid(log_odds)
   # A click that comes late is counted without a show.
   missed = tf.maximum(shows - clicks, 0) + COUNT_SMOOTHING * (1 - rate)
   odds = (clicks + COUNT_SMOOTHING * rate) / missed
-  seen_often = tf.math.log1p(tf.minimum(shows, MOST_SHOWS))
-  return tf.concat([seen_often, tf.math.log(odds) - log_odds], 1)
+  return tf.concat([shows / (shows + COUNT_SMOOTHING), tf.math.log(odds) - log_odds], 1)
 
 
 def transform_dense(

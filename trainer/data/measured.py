@@ -19,7 +19,7 @@ from trainer.data.log_files import matching
 from trainer.data.passes import announced, passes
 from trainer.data.prepared import is_prepared, read_meta
 from trainer.data.schema import wanted_columns
-from trainer.data.values import as_text, trim
+from trainer.data.values import Writing, as_text, floats, trim
 from trainer.errors import BadPass, UserError, plain_errors, short
 from trainer.plain_data import Json, JsonObject
 
@@ -106,7 +106,9 @@ def _content(cfg: config.Config, key: str) -> str:
         if text in table:
           raise UserError(f'{made.table}: the key {short(text)} is there twice; wanted it once')
         if text:
-          table[text] = value
+          table[text] = '' if value in cfg.data.missing_values else value
+  if key.startswith('data.dense') and not cfg.data.max_bad_share:
+    _check_numbers(cfg, made, table)
   content = lookup.encoded(table)
   if len(content) > MOST_CONTENT:
     raise UserError(
@@ -114,6 +116,15 @@ def _content(cfg: config.Config, key: str) -> str:
       f'most {MOST_CONTENT:,}: join so large a table with the log'
     )
   return content
+
+
+def _check_numbers(cfg: config.Config, made: config.Lookup, table: Mapping[str, str]) -> None:
+  _, wrong = floats(pa.array(table.values(), pa.string()), made.value, (), Writing.of(cfg.data))
+  for text in np.array(list(table), object)[wrong][:1]:
+    raise UserError(
+      f"{made.table}: column '{made.value}' beside {short(text)}: found {short(table[text])}; "
+      'wanted a finite number, blank for missing, or a text of data.missing_values'
+    )
 
 
 def suitable(cfg: config.Config) -> tuple[int, int]:

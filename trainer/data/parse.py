@@ -139,7 +139,8 @@ class _Records:
       except UnicodeDecodeError:  # a string of bytes that are no text
         found = text
       hint = ''
-      if isinstance(found, str) and found.strip() and float_or_none(found) is None:
+      is_of_log = column in self._block.columns  # else it is made, and `found` is the record
+      if is_of_log and isinstance(found, str) and found.strip() and float_or_none(found) is None:
         if kind == 'label' and wanted == '0 or 1':
           hint = ', or data.label_positive, which says what text is a 1'
         elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(found.strip()):

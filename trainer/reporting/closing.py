@@ -12,6 +12,7 @@ import rich.table
 
 from trainer import config, files
 from trainer.reporting import report
+from trainer.reporting.findings import overfitting
 from trainer.reporting.live_line import shortened
 from trainer.reporting.runs import RecordedRun, read_run
 
@@ -136,6 +137,10 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
       bound = run_of_task.reachable(test['pass'], 'auc')
       if bound is not None:
         yield f'      the true probabilities reach AUC {bound:.4f}'
+  if best is not None and run.cfg.train.epochs > 1 and best['epoch'] == run.cfg.train.epochs - 1:
+    yield f'the last of {run.cfg.train.epochs} epochs was the best: more may help (train.epochs)'
+  for text in overfitting(run):
+    yield from textwrap.wrap(text, WIDTH, subsequent_indent='  ')
   entries = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
   sizes = {entry.name: files.size_of(entry.path) / 1e6 for entry in entries}
   shown = [f'{name} {size:,.1f} MB' for name, size in sizes.items() if size >= SHOWN_MEGABYTES]

@@ -276,7 +276,8 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
     yield f'{reason[0].upper()}{reason[1:]}.'
 
 
-def _overfitting(run: RecordedRun) -> Iterator[str]:
+def overfitting(run: RecordedRun) -> Iterator[str]:
+  """Reports an AUC that is far higher on data.train than on data.valid."""
   run = run.deciding
   trained, valid = run.of('train'), run.evaluated('valid')
   if not len(trained) or not len(valid) or run.cfg.data.watch:
@@ -285,8 +286,8 @@ def _overfitting(run: RecordedRun) -> Iterator[str]:
   if own - new > OVERFITTING:
     yield (
       f'The model overfits: in the end AUC is {own:.2f} on data.train and {new:.2f} on data.valid. '
-      'Use more samples, or a model that memorises less: a smaller width, a higher '
-      'lifecycle.admission_threshold, l2 or dropout.'
+      'Use more samples, or a model that memorises less: no dnn or a smaller one, a smaller width, '
+      'l2, dropout, or admission of frequent features alone (lifecycle.admission).'
     )
 
 
@@ -338,7 +339,7 @@ _CHECKS = (
   _leaks,
   _factors,
   _calibration,
-  _overfitting,
+  overfitting,
   _weights,
   _unique_values,
   _bad_records,

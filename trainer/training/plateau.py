@@ -38,7 +38,10 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   if lowers:
     progress.rate *= plateau.factor
   if progress.finished:
-    yield f'stopping after epoch {progress.epoch}; the best is that of step {progress.best_step:,}'
+    yield (
+      f'stopping after epoch {progress.epoch}; the best is {progress.epoch - progress.stalls}, at '
+      f'step {progress.best_step:,}'
+    )
   elif lowers:
     base = 'scheduled' if cfg.train.schedule else 'configured'
     yield f'learning rates are now {progress.rate:g} of the {base} ones'

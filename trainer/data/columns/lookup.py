@@ -36,7 +36,8 @@ def _table(content: str) -> tuple[np.ndarray, list[str]]:
   except (ValueError, zlib.error):
     raise UserError('the content of a lookup: wanted what a run wrote, or null') from None
   keys, values = list(table), list(table.values())
-  hashes = hash_keys(keys, 0).numpy() if keys else np.zeros([0], np.int64)
+  with tf.init_scope():  # the first call may be in the graph of a SavedModel
+    hashes = hash_keys(keys, 0).numpy() if keys else np.zeros([0], np.int64)
   order = np.argsort(hashes)
   return np.append(hashes[order], _NO_KEY), [*(values[i] for i in order), '']
 
