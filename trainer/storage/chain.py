@@ -55,8 +55,9 @@ class LeftOut(NamedTuple):
   def __str__(self) -> str:
     return (
       f'{self.rows:,} of {self.of:,} features, which had {self.share_of_shows:.1%} of the '
-      'impressions, are left out: samples with these features get other scores than from ctr-predict; to serve '
-      'all, set lifecycle.base_threshold and lifecycle.delta_keep_days to null and export again'
+      'impressions, are left out: samples with these features get other scores than from '
+      'ctr-predict; to serve all, set lifecycle.base_threshold and lifecycle.delta_keep_days to '
+      'null and export again'
     )
 
 
