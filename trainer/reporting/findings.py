@@ -313,6 +313,7 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
   scored = next(iter(run.scores.values()), {}).get('slots')
   for slot, values in kept_slots(run).items():
     epochs = max(1, run.of_kept('train')['epoch'].nunique())
+    epochs = 1 if run.cfg.counted_fields() else epochs  # counts begin anew with each epoch
     features, shows = values.get('features', 0), values.get('shows', 0) / epochs
     if features < LEAST_UNIQUE or features < UNIQUE * shows:
       continue
