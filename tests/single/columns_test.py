@@ -15,8 +15,19 @@ import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
+from tests.support.random_values import (
+  ZONES,
+  ids,
+  iso,
+  lists,
+  numbers,
+  odd_numbers,
+  odd_times,
+  seconds,
+  texts,
+)
 from trainer import config
-from trainer.data.columns import lookup
+from trainer.data.columns import cross, lookup
 from trainer.data.columns.graph_columns import GraphColumn, GraphColumns
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
@@ -132,83 +143,6 @@ class Found(NamedTuple):
     places = [np.flatnonzero(segments % num_slots == f) for f in range(num_slots)]
     slots = [(batch.keys[p], values[p], segments[p] // num_slots) for p in places]
     return cls(slots, batch.dense)
-
-
-# Random values
-
-
-def numbers(rng, n):
-  """Texts of numbers of every size, missing ones, boundaries."""
-
-  def one():
-    match rng.integers(9):
-      case 0:
-        return None
-      case 1:
-        return str(int(rng.integers(-5, 30)))
-      case 2:
-        return repr(float(np.exp(np.clip(rng.normal() * 30, -200, 88)) * rng.choice([-1, 1])))
-      case 3:
-        return rng.choice(
-          ['-0.0', '0', '1e-40', '-1e-45', '3.4e38', '-3.4028234e38', '1e-38', '0.7']
-        )
-      case 4:
-        return repr(float(np.exp(np.sqrt(rng.integers(1, 300)))))
-      case 5:
-        return repr(float(np.float32(np.exp(np.sqrt(rng.integers(1, 300))))))
-      case _:
-        return f'{rng.normal() * 10:.{rng.integers(0, 9)}f}'
-
-  return [one() for _ in range(n)]
-
-
-LETTERS = list('aAbBzZ019.-_/ ()\t"\'\\,;|:äÄßİıΣς語𝄞\u0301\x1f\xa0')
-
-
-def texts(rng, n):
-  def one():
-    if rng.random() < 0.1:
-      return rng.choice([None, '', ' ', '\t'])
-    return ''.join(rng.choice(LETTERS, rng.integers(0, 14)))
-
-  return [one() for _ in range(n)]
-
-
-def ids(rng, n):
-  return [
-    rng.choice([None, '', '1', '2', '2.0', '03', '3', 'x y', ' x y ', 'ü', 'u9']) for _ in range(n)
-  ]
-
-
-def lists(rng, n):
-  some = ['1', '2', '2.0', 'x', 'y', '', ' x', 'ü']
-  return ['|'.join(rng.choice(some, rng.integers(0, 6))) for _ in range(n)]
-
-
-ZONES = ('Europe/Berlin', 'America/St_Johns', 'Australia/Lord_Howe', 'Asia/Kathmandu', 'UTC')
-
-
-def seconds(rng, n):
-  """Times of every century, and those around changes of the clock."""
-  changes = [1711846800, 1729990800, 1698541200, 1679792400]
-  return [
-    int(rng.integers(-2208988800, 7258118400))
-    if rng.random() < 0.5
-    else int(rng.choice(changes)) + int(rng.integers(-7300, 7300))
-    for _ in range(n)
-  ]
-
-
-def iso(rng, n):
-  found = []
-  for s in seconds(rng, n):
-    at = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=s)
-    text = at.isoformat(rng.choice(['T', ' ']))
-    text += rng.choice(['', '.5', '.123456', 'Z', '+02:00', '-0330', '.25Z'])
-    found.append(
-      rng.choice([text, at.date().isoformat(), None, '', text[:16]], p=[0.7, 0.1, 0.05, 0.05, 0.1])
-    )
-  return found
 
 
 class FacesTest(ColumnsTest):
@@ -346,15 +280,21 @@ class FacesTest(ColumnsTest):
         {'name': 'user'},
         {'name': 'bin', 'from': {'bins': 'x', 'boundaries': [0, 1]}},
         {'name': 'cross', 'from': {'cross': ['user', 'bin']}},
+        {'name': 'tags', 'separator': '|'},
+        {'name': 'several', 'from': {'cross': ['tags', 'bin', 'user']}},
       ]  # fmt: skip
     )
     columns = {'user': ['a', 'ü', None, 'a', '7.0'], 'x': ['0.5', None, '3', '0.5', '-1']}
-    keys = self.converted(cfg, columns).slots[2][0]
-    found = {}
-    for texts in texts_of(cfg, [self.path('log.csv')], cfg.ordered_slots[2], set(keys.tolist())):
-      found |= texts
-    shown = [found[key] for key in keys.tolist()]
-    self.assertEqual(shown, ['a × 1', 'ü × missing', 'a × 1', '7.0 × 0'])
+    columns['tags'] = ['s|t', '', 's', 't', '2|t|2.0']
+    converted = self.converted(cfg, columns)
+    several = ['s × 1 × a', 't × 1 × a', 't × 1 × a', '2 × 0 × 7.0', 't × 0 × 7.0', '2 × 0 × 7.0']
+    for i, shown in ((2, ['a × 1', 'ü × missing', 'a × 1', '7.0 × 0']), (4, several)):
+      slot, keys, found = cfg.ordered_slots[i], converted.slots[i][0].tolist(), {}
+      for texts in texts_of(cfg, [self.path('log.csv')], slot, set(keys)):
+        found |= texts
+      self.assertEqual([found[key] for key in keys], shown)
+      hashed = [cross.feature_of(text, slot.made) for text in shown]
+      self.assertAllEqual(hash_keys(hashed, cfg.slot_ids()[slot.name]), keys)
 
   def test_times_equal_zoneinfo_in_arrow_and_graph(self):
     n = self.N // 5
@@ -399,6 +339,38 @@ class FacesTest(ColumnsTest):
             for a, b in zip(instants, instants[1:] + instants[:1])
           ]
           self.assertAllClose(found.dense[:, 0], apart, rtol=1e-6, atol=0)
+
+  def test_wrong_values_are_the_same_everywhere(self):
+    """Conversion drops them, the server refuses them, and the graph takes them as missing."""
+    of = {'time': 'x', 'part': 'hour', 'zone': 'Europe/Berlin'}
+    for slots, values in (
+      ([{'name': 'made', 'from': {'bins': 'x', 'boundaries': [0, 5]}}], odd_numbers),
+      ([{'name': 'made', 'from': {'number': 'x'}}], odd_numbers),
+      ([{'name': 'made', 'from': of}], odd_times),
+    ):
+      cfg = make_config([{'name': 'row'}, *slots, {'name': 'x'}], max_bad_share=1.0)
+      columns = {'row': list(range(self.N)), 'x': values(self.rng, self.N)}
+      batch = next(self.prepared(cfg, self.write('log.csv', columns)).batches(10**6))
+      converted, graph = Found.of_batch(cfg, batch), self.graph(cfg, columns, self.N)
+      kept = np.flatnonzero(np.isin(graph.slots[0][0], converted.slots[0][0]))
+      self.assertBetween(len(kept), self.N // 20, self.N * 19 // 20)
+      keys, values, samples = graph.slots[1]
+      here = np.isin(samples, kept)
+      self.assertAllEqual(converted.slots[1][0], keys[here])
+      self.assertAllEqual(converted.slots[1][1], values[here])
+      self.assertAllEqual(kept[converted.slots[1][2]], samples[here])
+      missing = {'bins': hash_keys(['missing'], cfg.slot_ids()['made'])[0]}
+      others = np.setdiff1d(np.arange(self.N), kept)
+      self.assertNoCommonElements(
+        others, samples[keys != missing.get(cfg.ordered_slots[1].made.kind)]
+      )
+      scorer = Scorer(config.dump(cfg))
+      for row, value in enumerate(columns['x']):
+        try:
+          scorer.parse({'row': ['1'], 'x': [value]}, 1)
+          self.assertIn(row, kept, f'{value!r} was served')
+        except BadRequest:
+          self.assertNotIn(row, kept, f'{value!r} was refused')
 
   def test_what_is_no_time_is_a_wrong_record(self):
     for unit, wrong in {

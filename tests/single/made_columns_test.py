@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tests.support import random_values
 from tests.support.scorer import served
 from trainer import api
 from trainer.reporting import findings, report
@@ -20,6 +21,7 @@ from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
 
+N = int(os.environ.get('N', 200))
 SLOTS = [
   {'name': 'user'},
   {'name': 'tags', 'separator': '|'},
@@ -31,15 +33,25 @@ SLOTS = [
   {'name': 'grams', 'from': {'text': 'user', 'ngrams': 2}},
   {'name': 'kind', 'from': {'lookup': 'user', 'table': 'users.csv', 'value': 'kind'}},
   {'name': 'both', 'from': {'overlap': ['tags', 'liked']}},
+  {'name': 'any_bin', 'from': {'bins': 'any', 'boundaries': [-1, 0, 0.7, 1e6]}},
+  {'name': 'any_log', 'from': {'bins': 'any', 'log_squared': True}},
+  {'name': 'weekday', 'from': {'time': 'at', 'part': 'weekday', 'zone': 'Australia/Lord_Howe'}},
+  {'name': 'group', 'from': {'text': 'word', 'match': r'(\w+)[/.]'}},
+  {'name': 'low', 'from': {'text': 'word', 'lower': True}},
+  {'name': 'first', 'from': {'text': 'word', 'prefixes': [1, 3]}},
 ]
 DENSE = [
   {'name': 'price', 'transform': 'log1p_standardise'},
   {'name': 'twice', 'from': {'expression': 'log(price + 1) * 2'}},
+  {'name': 'clipped', 'from': {'expression': 'clip(any / 3, -2, 2) + missing(any)'}},
+  {'name': 'since', 'from': {'time': 'ts', 'part': 'minutes_since', 'since': 'at'}},
+  {'name': 'share', 'from': {'overlap': ['tags', 'liked'], 'of': 'share'}},
   {'name': 'worth', 'from': {'lookup': 'user', 'table': 'users.csv', 'value': 'worth'}},
 ]
 
 
 def records(seed, n, price=2.0):
+  """Returns samples; `any`, `at` and `word` hold all that numbers, times and texts may be."""
   rng = np.random.default_rng(seed)
   tags = ['', 'a', 'a|b', 'c|a|ü']
   prices = np.exp(rng.normal(price, 1, n)).round(2).astype(str)
@@ -51,6 +63,9 @@ def records(seed, n, price=2.0):
       'liked': rng.choice(tags, n),
       'price': np.where(rng.random(n) < 0.1, '', prices),
       'ts': at.strftime('%Y-%m-%dT%H:%M:%S'),
+      'any': [v or '' for v in random_values.numbers(rng, n)],
+      'at': [v or '' for v in random_values.iso(rng, n)],
+      'word': [v or '' for v in random_values.texts(rng, n)],
       'click': rng.integers(0, 2, n),
     }
   )  # fmt: skip
@@ -83,9 +98,18 @@ class MadeColumnsTest(tf.test.TestCase):
     }
 
   def test_predicted_served_and_exported_are_one_number(self):
+    self.compare()
+
+  def test_with_autodis(self):
+    self.tree['model']['dense_embedding'] = {'autodis': {'bins': 4}}
+    self.tree['data']['slots'] = self.tree['data']['slots'][:2]
+    self.compare()
+
+  def compare(self):
+    """Compares the predictions of ctr-predict, a server and the SavedModel."""
     records(0, 300).to_csv(self.folder / 'day_1.csv', index=False)
     run = api.fit(self.tree)
-    sample = records(1, 200).drop(columns='click')
+    sample = records(1, N).drop(columns='click')
     sample.to_csv(self.folder / 'new.csv', index=False)
     command = [sys.executable, '-m', 'trainer.predict', '--run_dir', run.run_dir, '--data']
     out = subprocess.run(

@@ -5,16 +5,16 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trainer import config
 from trainer.data.block import Block
+from trainer.data.columns import cross
 from trainer.data.columns.arrow_columns import ArrowColumns, ArrowReader
 from trainer.data.conversion import blocks_of_pass
 from trainer.data.features import hash_keys
 from trainer.data.log_files import exists
 from trainer.data.parse import slot_column
-from trainer.data.values import feature_texts, is_list
+from trainer.data.values import feature_texts
 
 
 def texts_of(
@@ -45,15 +45,13 @@ def texts_of(
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
   """Returns the distinct texts that a slot's features are hashed from, and texts to show instead.
 
-  They differ only for a cross of columns with one feature each: its parts are shown.
+  They differ for a cross, which is shown by its parts.
   """
-  column = slot_column(cfg, block, slot)
-  texts = shown = feature_texts(column, slot)
-  if isinstance(slot.made, config.Cross) and not is_list(column.type):
+  if isinstance(slot.made, config.Cross):
     columns = ArrowColumns(cfg, block.columns, len(block.lines), lambda *_: None)
-    reader = ArrowReader(columns, slot.name)
-    parts = [reader.texts(name).dictionary_decode() for name in slot.made.cross]
-    shown = pc.binary_join_element_wise(*parts, ' × ')
+    texts, shown = cross.shown(slot.made, ArrowReader(columns, slot.name))
+  else:
+    texts = shown = feature_texts(slot_column(cfg, block, slot), slot)
   encoded = texts.dictionary_encode()
   places, first = np.unique(encoded.indices.fill_null(-1).to_numpy(), return_index=True)
   shown = shown.take(first[places >= 0])

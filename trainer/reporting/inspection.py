@@ -12,6 +12,7 @@ from ops.policy import Policy
 from ops.row_store import to_float32
 from ops.sharding import SHARDS, owner_of, shard_of, within
 from trainer import config, files
+from trainer.data.columns import cross
 from trainer.data.features import hash_keys
 from trainer.data.schema import briefly
 from trainer.data.texts import texts_of
@@ -142,11 +143,13 @@ class Inspection:
 
     Args:
       slot: the name of its slot.
-      text: its value, as written in the log.
+      text: its value, as written in the log; of a cross its parts, 'a × b'.
     Raises:
       UserError: if there is no such slot.
     """
-    key = int(hash_keys(np.array([text]), self._slot_id(slot))[0])
+    slot_id, made = self._slot_id(slot), self.cfg.data.made.get(slot)
+    hashed = cross.feature_of(text, made) if isinstance(made, config.Cross) else text
+    key = int(hash_keys(np.array([hashed]), slot_id)[0])
     shard = int(shard_of(np.array([key]))[0])
     owner = int(owner_of(shard, self._manifest['parts']))
     known: JsonObject = {'known': False}
@@ -157,6 +160,7 @@ class Inspection:
         row = features[features['key'] == key].iloc[0]
         known = self._lifecycle(row, chunk['age_days'][at[0]], slot)
     place = {'slot': slot, 'text': text, 'key': key, 'shard': shard, 'owner': owner}
+    place |= {'from': briefly(made)} if made else {}
     return place | known | {'last_export': self._export_of(key)}
 
   def _lifecycle(self, row: pd.Series, age_days: int, slot: str) -> JsonObject:

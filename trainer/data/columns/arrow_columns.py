@@ -17,6 +17,7 @@ from trainer.data.values import (
   WHOLE_NUMBER,
   Writing,
   as_text,
+  distinct_texts,
   feature_keys,
   floats,
   is_list,
@@ -115,9 +116,7 @@ class ArrowColumns:
     array, column = self._array(name, own)
     array, wrong = whole_numbers(array)
     self._drop(wrong, 'made', column, WHOLE_NUMBER)
-    markers = self.markers(name, own)
-    slot = next((s for s in self._data.slots if s.name == name and s.name != own), None)
-    slot = slot or config.Slot(name=column)
+    markers, slot = self.markers(name, own), self._slot(name, own, column)
     nested = is_list(array.type) or pa.types.is_map(array.type)
     if pa.types.is_null(array.type) or not (nested or slot.separator):
       return Features(feature_keys(array, column, 0, markers), None)
@@ -127,6 +126,19 @@ class ArrowColumns:
     )
     counts = found.counts[found.index]
     return Features(found.keys[ranges(found.starts[found.index], counts)], counts)
+
+  def feature_texts(self, name: str, own: str) -> tuple[np.ndarray, pa.Array]:
+    """Returns the distinct features of a column, ascending, and a text of each."""
+    array, column = self._array(name, own)
+    array, slot = whole_numbers(array)[0], self._slot(name, own, column)
+    hashes, texts = distinct_texts(array, slot, 0, self.markers(name, own))
+    hashes, first = np.unique(hashes, return_index=True)
+    return hashes, texts.take(first)
+
+  def _slot(self, name: str, own: str, column: str) -> config.Slot:
+    """Returns the slot that says how the features of a column are separated."""
+    slots = (s for s in self._data.slots if s.name == name and s.name != own)
+    return next(slots, config.Slot(name=column))
 
 
 class ArrowReader:
@@ -195,6 +207,10 @@ class ArrowReader:
     """Returns the features of a slot or column."""
     found = self._columns.features
     return self.once(self._key('features', name), lambda: found(name, self._own))
+
+  def feature_texts(self, name: str) -> tuple[np.ndarray, pa.Array]:
+    """Returns the distinct features of a slot or column as hashes, ascending, and their texts."""
+    return self._columns.feature_texts(name, self._own)
 
   def drop(self, wrong: np.ndarray, name: str, wanted: str) -> None:
     """Leaves out the records at which `wrong`, bool [n], is true: their value cannot be read."""

@@ -6,10 +6,12 @@ it like any integer. The combinations of a sample are in the order of its featur
 the last column changes fastest.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tensorflow as tf
 
 from ops.keys import NO_FEATURE
@@ -17,7 +19,9 @@ from ops.library import TensorLike
 from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
+from trainer.data.features import hash_keys
 
+BETWEEN = ' × '  # the parts of a combination, as people read it
 _M = 0x369DEA0F31A53F85  # odd, as in a linear congruential generator
 _POSITIVE = 2**63 - 1
 
@@ -27,15 +31,39 @@ def _mixed(combined: TensorLike, hashes: TensorLike) -> TensorLike:
   return (combined * _M + hashes) & _POSITIVE
 
 
-def _combined(
+def feature_of(text: str, made: config.Cross) -> str:
+  """Returns the text that the slot hashes for a combination that is given by its parts, 'a × b'."""
+  parts = text.split(BETWEEN)
+  if len(parts) != len(made.cross):
+    return text
+  return str(_mixture([hash_keys([part], 0).numpy() for part in parts])[0])
+
+
+def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
+  """Returns the texts that the slot hashes for all combinations of all records, and their parts."""
+  by_record = [reader.features(name).by_record() for name in made.cross]
+  parts, _ = _parts(by_record, made.most, np.take, np.repeat, np.cumsum, np.minimum)
+  texts = []
+  for name, hashes in zip(made.cross, parts):
+    known, of_known = reader.feature_texts(name)
+    texts.append(of_known.take(np.searchsorted(known, hashes)))
+  return pa.array(_mixture(parts)).cast(pa.string()), pc.binary_join_element_wise(*texts, BETWEEN)
+
+
+def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
+  """Returns the combinations [c] of the features of each column, int64 [c]."""
+  return functools.reduce(_mixed, parts, parts[0] * 0)
+
+
+def _parts(
   columns: list[tuple[TensorLike, TensorLike]],
   most: int,
   take: Callable[..., TensorLike],
   repeat: Callable[..., TensorLike],
   cumsum: Callable[..., TensorLike],
   minimum: Callable[..., TensorLike],
-) -> tuple[TensorLike, TensorLike]:
-  """Combines the features of each record; later combinations than the first `most` are left out.
+) -> tuple[list[TensorLike], TensorLike]:
+  """Combines the features of each record; combinations after the first `most` are left out.
 
   Args:
     columns: for each column, the hashes [m] of all records and their number in each record [n],
@@ -50,38 +78,33 @@ def _combined(
   total = minimum(total, most)
   ends = cumsum(total)
   place = cumsum(repeat(total * 0 + 1, total)) - 1 - repeat(ends - total, total)
-  combined = place * 0
   parts = []
   for hashes, counts in reversed(columns):
     of_place = repeat(counts, total)
     parts.append(take(hashes, repeat(cumsum(counts) - counts, total) + place % of_place))
     place = place // of_place
-  for hashes in reversed(parts):
-    combined = _mixed(combined, hashes)
-  return combined, total
+  return parts[::-1], total
 
 
 def arrow(made: config.Cross, reader: ArrowReader) -> pa.Array:
   columns = [reader.features(name) for name in made.cross]
   if all(c.counts is None for c in columns):
-    combined = np.zeros([reader.num_records], np.int64)
     missing = np.zeros([reader.num_records], bool)
     for column in columns:
-      combined = _mixed(combined, column.hashes)
       missing |= column.hashes == NO_FEATURE
-    return pa.array(combined, mask=missing)
+    return pa.array(_mixture([c.hashes for c in columns]), mask=missing)
   by_record = [c.by_record() for c in columns]
-  combined, counts = _combined(by_record, made.most, np.take, np.repeat, np.cumsum, np.minimum)
+  parts, counts = _parts(by_record, made.most, np.take, np.repeat, np.cumsum, np.minimum)
   offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-  return pa.ListArray.from_arrays(offsets, combined)
+  return pa.ListArray.from_arrays(offsets, _mixture(parts))
 
 
 def graph(made: config.Cross, reader: GraphReader) -> GraphColumn:
   columns = [reader.features(name) for name in made.cross]
   by_sample = [(c.hashes, reader.counts(c)) for c in columns]
-  combined, counts = _combined(
-    by_sample, made.most, tf.gather, tf.repeat, tf.cumsum, tf.math.minimum
-  )
+  parts, counts = _parts(by_sample, made.most, tf.gather, tf.repeat, tf.cumsum, tf.math.minimum)
   samples = tf.repeat(tf.range(reader.size), counts)
-  texts = tf.reshape(tf.strings.as_string(combined), [-1])  # tf.repeat has forgotten the rank
+  texts = tf.reshape(
+    tf.strings.as_string(_mixture(parts)), [-1]
+  )  # tf.repeat has forgotten the rank
   return GraphColumn(texts, tf.reshape(samples, [-1]), reader.size)
