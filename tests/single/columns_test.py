@@ -1,6 +1,7 @@
 """What slots and dense columns are made of is the same in conversion, the server and TensorFlow."""
 
 import datetime
+import gzip
 import json
 import os
 import random
@@ -36,6 +37,18 @@ from trainer.data.texts import texts_of
 from trainer.serving.scorer import BadRequest, Scorer
 
 
+def example(row):
+  """Returns a tf.Example of a record; it has no feature where a value is missing."""
+  kinds = {
+    str: lambda v: tf.train.Feature(bytes_list=tf.train.BytesList(value=[v.encode()])),
+    int: lambda v: tf.train.Feature(int64_list=tf.train.Int64List(value=[v])),
+    float: lambda v: tf.train.Feature(float_list=tf.train.FloatList(value=[v])),
+  }
+  found = {n: next(make(v) for t, make in kinds.items() if isinstance(v, t))
+           for n, v in row.items() if v is not None}  # fmt: skip
+  return tf.train.Example(features=tf.train.Features(feature=found))
+
+
 def make_config(slots, dense=(), **data):
   tree = {'train': ['log.csv'], 'slots': slots, 'dense': list(dense)} | data
   return config.Config.model_validate({'data': tree, 'model': {'interactions': ['linear']}})
@@ -48,7 +61,12 @@ class ColumnsTest(tf.test.TestCase):
   def write(self, name, columns, **kwargs):
     """Writes columns, lists of texts or None, in the format that the suffix says."""
     path, rows = self.path(name), [dict(zip(columns, row)) for row in zip(*columns.values())]
-    if name.endswith('.csv'):
+    if name.endswith('.tfrecord'):
+      with tf.io.TFRecordWriter(path) as f:
+        for row in rows:
+          f.write(example(row).SerializeToString())
+      return path
+    if name.endswith(('.csv', '.csv.gz')):
       text = ','.join(columns) + '\n'
       for row in rows:
         values = ('' if v is None else str(v) for v in row.values())
@@ -59,7 +77,9 @@ class ColumnsTest(tf.test.TestCase):
       writer = {'parquet': pa.parquet.write_table, 'orc': pa.orc.write_table}[name.split('.')[-1]]
       writer(pa.table({n: pa.array(c) for n, c in columns.items()}), path, **kwargs)
       return path
-    with open(path, 'w', encoding='utf-8', newline='') as f:
+    with (gzip.open if name.endswith('.gz') else open)(
+      path, 'wt', encoding='utf-8', newline=''
+    ) as f:
       f.write(text)
     return path
 
@@ -493,6 +513,24 @@ class FacesTest(ColumnsTest):
         wanted = np.where(np.abs(wanted) > np.finfo(np.float32).max, np.nan, wanted)
         self.assertAllClose(found[:, i], wanted.astype(np.float32), rtol=1e-6, atol=1e-30)
 
+  def test_libsvm_and_libffm_give_the_same_bytes_as_csv(self):
+    """A field of libffm holds features, which crosses read; it is no number."""
+    rows = [(int(self.rng.integers(2)), *self.rng.integers(0, 8, 2).tolist()) for _ in range(200)]
+    cross_of = {'name': 'cross', 'from': {'cross': ['3', '5']}}
+    for name, slot, line in (
+      ('c.libsvm', {'name': 'bin', 'from': {'bins': '3', 'boundaries': [2, 5]}}, '{} 3:{} 5:{}\n'),
+      ('c.libsvm', cross_of, '{} 3:{} 5:{}\n'),
+      ('c.libffm', cross_of, '{} 3:{}:1 5:{}:1\n'),
+    ):
+      with self.subTest(name, slot=slot):
+        cfg, arrays = make_config([slot], label='click'), []
+        for path, head, of_row in (('c.csv', 'click,3,5\n', '{},{},{}\n'), (name, '', line)):
+          with open(self.path(path), 'w', encoding='utf-8') as f:
+            f.write(head + ''.join(of_row.format(*row) for row in rows))
+          out = prepare_to(cfg, self.path(path), self.path('out'))
+          arrays.append(read_meta(out)['arrays'])
+        self.assertEqual(*arrays)
+
   def test_missing_values_and_formats_give_the_same_bytes(self):
     cfg = make_config(
       [
@@ -531,6 +569,8 @@ class FacesTest(ColumnsTest):
       'a.parquet': flat,
       'b.parquet': nested,
       'b.orc': nested,
+      'a.tfrecord': flat,
+      'a.csv.gz': flat,
     }.items():
       with self.subTest(name):
         path = self.write(name, columns)
