@@ -310,8 +310,8 @@ class FacesTest(ColumnsTest):
     several = ['s × 1 × a', 't × 1 × a', 't × 1 × a', '2 × 0 × 7.0', 't × 0 × 7.0', '2 × 0 × 7.0']
     for i, shown in ((2, ['a × 1', 'ü × missing', 'a × 1', '7.0 × 0']), (4, several)):
       slot, keys, found = cfg.ordered_slots[i], converted.slots[i][0].tolist(), {}
-      for texts in texts_of(cfg, [self.path('log.csv')], slot, set(keys)):
-        found |= texts
+      for some in texts_of(cfg, [self.path('log.csv')], slot, set(keys)):
+        found |= some
       self.assertEqual([found[key] for key in keys], shown)
       hashed = [cross.feature_of(text, slot.made) for text in shown]
       self.assertAllEqual(hash_keys(hashed, cfg.slot_ids()[slot.name]), keys)
