@@ -52,8 +52,8 @@ def write_passes(folder: pathlib.Path, passes: int) -> None:
 
 
 def taken(process: psutil.Process) -> tuple[float, float]:
-  """Returns the MB that a process holds, and the seconds that it ran on processors so far."""
-  return process.memory_info().rss / 1e6, sum(process.cpu_times()[:2])
+  """Returns the MB that only this process holds, and its seconds on processors so far."""
+  return process.memory_full_info().uss / 1e6, sum(process.cpu_times()[:2])
 
 
 def events(path: pathlib.Path) -> list[dict]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 import yaml
 
 from trainer import config
+from trainer.errors import UserError
 from trainer.training import dry_run
 
 
@@ -64,7 +65,9 @@ class DryRunTest(tf.test.TestCase):
     for name in ('day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_3.csv'):
       with open(f'{watch}/{name}', 'w', encoding='utf-8') as f:
         f.write('user,click\n1,1\n2,0\n3,0\n')
-    for name in ('day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_4.csv'):
+    with open(f'{watch}/day_0.csv', 'w', encoding='utf-8') as f:
+      f.write('user,click\n"1,1\n')
+    for name in ('day_0.csv', 'day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_4.csv'):
       with open(f'{watch}/{name}.done', 'w', encoding='utf-8'):
         pass
     for train in ([], [f'{watch}/day_1.csv']):
@@ -72,6 +75,7 @@ class DryRunTest(tf.test.TestCase):
       for wanted in (
         'day_4.csv: is announced and not there; a run waits for it',
         r"odd.csv: data.day_pattern 'day_.*; a run refuses it",
+        r'day_0.csv:.*; a run refuses it\n',
         'data.train and data.watch: 2 passes, 6 samples, mean label 0.3333',
         r'  day_1 +day 1 +3 ',
         r'  sub/day_2 +day 2 +3 ',
@@ -79,6 +83,16 @@ class DryRunTest(tf.test.TestCase):
         'an epoch: about 1 steps',
       ):
         self.assertRegex(text, wanted)
+    text = tell(train=[f'{watch}/day_0.csv', f'{watch}/day_1.csv'], max_refused_passes=1)
+    self.assertRegex(text, r'day_0.csv:.*; a run refuses it\n')
+    self.assertIn('data.train: 1 pass, 3 samples', text)
+    with self.assertRaisesRegex(UserError, 'day_0.csv'):
+      tell(train=[f'{watch}/day_0.csv', f'{watch}/day_1.csv'])
+    for day in (5, 6):
+      with open(f'{watch}/day_{day}.csv', 'w', encoding='utf-8') as f:
+        f.write('user,click\n"1,1\n')
+    text = tell(train=[f'{watch}/day_5.csv', f'{watch}/day_6.csv'], max_refused_passes=1)
+    self.assertIn('2 passes in a row are refused; data.max_refused_passes allows 1', text)
 
 
 if __name__ == '__main__':

@@ -650,6 +650,24 @@ class PreparedTest(PrepareTestCase):
     'day_pattern': r'(\d+)',
   }
 
+  def test_fields_of_chunks_are_those_of_the_samples(self):
+    cfg = make_config(MIXED, MIXED_TABLES)
+    rng = np.random.default_rng(0)
+    lines = [HEADER]
+    for _ in range(200):
+      tags, topics = ('|'.join(rng.choice(list('abc'), rng.integers(4))) for _ in range(2))
+      lines.append(f'1,i{rng.integers(5)},u{rng.integers(9)},{tags},,1,2,1,,{topics}')
+    with mock.patch.object(prepared, 'CHUNK', 64), mock.patch.object(prepared_writer, 'CHUNK', 64):
+      _, one = self.prepare(cfg, '\n'.join(lines) + '\n')
+      batch = next(one.batches(200))
+      self.assertEqual(one.num_chunks, 4)
+      for slot in range(one.num_slots):
+        found = [one.fields(chunk, slot) for chunk in range(4)]
+        keys = np.concatenate([np.repeat(of, np.repeat(n, size)) for n, size, of in found])
+        own = batch.keys[batch.segments % one.num_slots == slot]
+        self.assertAllEqual(np.sort(keys), np.sort(own))
+        self.assertEqual(sum(n.sum() for n, _, _ in found), 200)
+
   def test_used_again_only_when_unchanged(self):
     cfg = make_config(self.CONFIG)
     raw = self.write('day_7.csv', 'click,user,item,x\n1,u,i,1\n')
@@ -723,7 +741,9 @@ class PreparedTest(PrepareTestCase):
     for name in sorted(os.listdir(self.path('out'))):
       for damage in (flip, os.remove, lambda file: os.truncate(file, 20)):
         damage(self.path('out', name))
-        prepare_pass(cfg, self.path('day.csv'), self.path('out'))
+        with self.assertLogs('absl', 'WARNING') as told:
+          prepare_pass(cfg, self.path('day.csv'), self.path('out'))
+        self.assertRegex('\n'.join(told.output), '^[^\n]*; now converted again$')
         for a, b in zip(next(PreparedPass(self.path('out'), cfg).batches(99)), wanted):
           self.assertAllEqual(a, b)
 

@@ -486,6 +486,30 @@ class ScorerTest(tf.test.TestCase):
       status, answer = client.predict(self.rows(self.records[:1]))
       self.assertEqual((status, answer['error']), (503, 'no version is published yet'))
 
+  def test_an_error_of_the_store_names_what_is_served(self):
+    stop = threading.Event()
+
+    def fail():
+      stop.set()
+      raise UserError('the store is away')
+
+    store = MemoryStore()
+    for is_published, wanted in (
+      (False, 'nothing is'),
+      (True, r'version 1 \(000001-base\) is still'),
+    ):
+      service = Service(store)
+      if is_published:
+        Publisher(self.exports, store).advance()
+        service.refresh()
+      stop.clear()
+      with (
+        self.assertLogs('absl', 'WARNING') as told,
+        mock.patch.object(service, 'refresh', fail),
+      ):
+        service.follow(stop, 0)
+      self.assertRegex(told.records[0].getMessage(), f'^{wanted} served: the store is away$')
+
   def test_every_answer_is_of_one_version_while_versions_change(self):
     store = open_store(os.path.join(self.folder, 'changing'), '--to', writable=True)
     self._answers_while_versions_change(store)

@@ -303,11 +303,13 @@ def _meta(
 
 def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
   """Returns the meta.json of a directory if it contains the entries `meta`, else None."""
-  with contextlib.suppress(UserError):  # there is none, or it is damaged and written again
+  try:
     done = read_meta(out_dir)
-    if done.items() >= meta.items():
-      return done
-  return None
+  except UserError as e:
+    if os.path.isdir(out_dir):
+      logging.warning('%s; now converted again', e)
+    return None
+  return done if done.items() >= meta.items() else None
 
 
 @contextlib.contextmanager

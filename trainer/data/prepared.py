@@ -165,6 +165,33 @@ class PreparedPass:
     group = batch.group if self._grouped else None
     return Parsed(counts, keys, values, batch.dense, self._label[start:end], weight, group)
 
+  @property
+  def num_chunks(self) -> int:
+    """The number of chunks of CHUNK samples; the last may have fewer."""
+    return len(self._arrays['bases'])
+
+  def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the distinct fields of a slot in a chunk; it is much faster than to gather samples.
+
+    Returns:
+      The number of samples that have each field, int64 [C]; the number of features that each field
+      has, int64 [C]; and the keys of these features, one field after the other.
+    Raises:
+      BadPass: if the size of a file has changed since it was opened.
+    """
+    codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
+    samples = np.bincount(codes)
+    splits, first = self._arrays['bases'][chunk, slot].tolist()
+    if 'splits' in self._arrays:
+      features = np.diff(
+        self._arrays['splits'][splits : splits + len(samples) + 1].astype(np.int64)
+      )
+    else:
+      features = np.ones_like(samples)
+    keys = self._arrays['keys'][first : first + int(features.sum())]
+    self._check_sizes()
+    return samples, features, keys
+
   def sole_labels(self) -> list[float | None]:
     """Returns for each task the label that all samples have; None if they differ or are blank."""
     if not self.num_samples:

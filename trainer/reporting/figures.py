@@ -22,19 +22,28 @@ COLOURS = {
 SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
 DOTTED = {'color': COLOURS['reachable'], 'dash': 'dot', 'width': 1}
 MANY_VALUES = 20  # with more, the first view may leave a few out
+MOST_DAY_ENDS = 60  # with more, they are not shown
 PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
 
 
-def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
-  figure = go.Figure()
-  figure.update_layout(
-    template='plotly_white',
-    colorway=SEQUENCE,
-    font={'family': 'system-ui, sans-serif', 'size': 12, 'color': '#2b2f36'},
-    margin={'l': 8, 'r': 12, 't': 8, 'b': 8},
-    height=height,
-    hovermode='x unified',
-    legend={
+_AXIS = {
+  'automargin': True,
+  'gridcolor': '#eceef1',
+  'zerolinecolor': '#eceef1',
+  'zerolinewidth': 2,
+  'title': {'standoff': 15},
+}
+# Plotly copies and checks the template of each figure, and its own are large.
+_TEMPLATE = {
+  'data': {'bar': [{'marker': {'line': {'color': 'white', 'width': 0.5}}}]},
+  'layout': {
+    'plot_bgcolor': 'white',
+    'colorway': SEQUENCE,
+    'font': {'family': 'system-ui, sans-serif', 'size': 12, 'color': '#2b2f36'},
+    'margin': {'l': 8, 'r': 12, 't': 8, 'b': 8},
+    'hovermode': 'x unified',
+    'hoverlabel': {'align': 'left'},
+    'legend': {
       'orientation': 'h',
       'y': 1.02,
       'yanchor': 'bottom',
@@ -42,11 +51,15 @@ def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
       'itemsizing': 'constant',
       'traceorder': 'normal',
     },
-    **layout,
-  )
-  figure.update_xaxes(title=x, automargin=True, gridcolor='#eceef1')
-  figure.update_yaxes(title=y, automargin=True, gridcolor='#eceef1')
-  return figure
+    'xaxis': _AXIS,
+    'yaxis': _AXIS,
+  },
+}
+
+
+def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
+  axes = {'xaxis': {'title': {'text': x}}, 'yaxis': {'title': {'text': y}}}
+  return go.Figure(layout={'template': _TEMPLATE, 'height': height, **axes, **layout})
 
 
 def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style: object) -> None:
@@ -54,15 +67,17 @@ def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style:
   rows = rows.dropna(subset=[field]) if field in rows else rows[:0]
   if not len(rows):
     return
-  about = rows[['pass', 'day', 'epoch']].astype(object)
+  days, epochs = ([f'{n:.0f}' if n == n else '–' for n in rows[of]] for of in ('day', 'epoch'))
   figure.add_trace(
     go.Scatter(
       x=rows['step'].tolist(),
       y=rows[field].tolist(),
       name=name,
-      customdata=about.where(about.notna(), '–').to_numpy().tolist(),
-      hovertemplate='%{y:.5~g} (pass %{customdata[0]}, day %{customdata[1]}, '
-      'epoch %{customdata[2]})',
+      customdata=[
+        f'pass {name}, day {day}, epoch {epoch}'
+        for name, day, epoch in zip(rows['pass'].fillna('–'), days, epochs)
+      ],
+      hovertemplate='%{y:.5~g} (%{customdata})',
       **style,
     )
   )
@@ -110,9 +125,16 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
           hovertemplate='%{y:.5~g}',
         )
       )
-    ends_of_days = run.of('day_end')['step']
-    for step in ends_of_days if len(ends_of_days) <= 60 else ():
-      figure.add_vline(x=step, line={'color': '#c9cdd3', 'width': 1, 'dash': 'dot'})
+    ends_of_days = run.of('day_end')['step'].tolist()
+    line = {
+      'type': 'line',
+      'yref': 'y domain',
+      'y0': 0,
+      'y1': 1,
+      'line': {'color': '#c9cdd3', 'width': 1, 'dash': 'dot'},
+    }
+    if len(ends_of_days) <= MOST_DAY_ENDS:
+      figure.update_layout(shapes=[line | {'x0': step, 'x1': step} for step in ends_of_days])
     return _zoomed(figure)
 
   return draw
@@ -350,7 +372,7 @@ def unknown(run: RecordedRun) -> go.Figure | None:
       texttemplate='%{z:.0f}' if shares.size <= 120 else None,
       hovertemplate='%{y}, %{x}: %{z:.2f} %<extra></extra>',
       showscale=shares.size > 120,
-      colorbar={'title': '%', 'thickness': 10},
+      colorbar={'title': '%', 'thickness': 10, 'outlinewidth': 0},
     )
   )
   figure.update_layout(hovermode='closest')

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from trainer.config import METRICS
@@ -181,12 +182,20 @@ def _passes_set_aside(run: RecordedRun) -> Iterator[str]:
     yield f'{count} {"were" if len(some) > 1 else "was"} {fate}: {reasons}.'
 
 
+def _medians_of_others(values: pd.Series) -> pd.Series:
+  """Returns for each value the median of the others."""
+  order = np.sort(values.to_numpy())
+  own = np.searchsorted(order, values.to_numpy())
+  places = np.array([(len(order) - 2) // 2, (len(order) - 1) // 2])  # in the middle of the others
+  return pd.Series(order[places + (places >= own[:, None])].mean(1), values.index)
+
+
 def _labels(run: RecordedRun) -> Iterator[str]:
   trained = run.of('train').drop_duplicates('pass', keep='first')
   if len(trained) < 3:
     return
-  for i, rate in trained['ctr'].dropna().items():
-    others = trained['ctr'].drop(i).median()
+  rates = trained['ctr'].dropna()
+  for i, rate, others in zip(rates.index, rates, _medians_of_others(rates)):
     if not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
       yield (
         f'The label of {trained.loc[i, "pass"]} looks broken: its click rate is {rate:.4f}, that '
@@ -196,8 +205,8 @@ def _labels(run: RecordedRun) -> Iterator[str]:
   ahead = run.evaluated('next').drop_duplicates('pass', keep='first')
   rows = ahead if len(ahead) > 3 else trained
   values = rows['auc'].iloc[1:] if rows is ahead else rows['auc']
-  for i, value in values.items():
-    others = values.drop(i).median()
+  values = values.dropna()
+  for i, value, others in zip(values.index, values, _medians_of_others(values)):
     if value < others - LABEL_AUC_DROP:
       yield (
         f'The label of {rows.loc[i, "pass"]} looks broken: its AUC is {value:.4f}, that of the '
@@ -210,16 +219,15 @@ def _blank_slots(run: RecordedRun) -> Iterator[str]:
   names = run.of('train')['pass']
   for slot in shares:
     share = shares[slot]
-    for place in range(1, len(share)):
-      before = share.iloc[:place].median()
-      if share.iloc[place] > before + BLANK_JUMP:
-        since = 'from' if (share.iloc[place:] > before + BLANK_JUMP).all() else 'in'
-        yield (
-          f"Slot '{slot}' went blank {since} {names[share.index[place]]}"
-          f'{" on" * (since == "from")}: {share.iloc[place]:.0%} of its samples have no feature, '
-          f'{before:.0%} before.'
-        )
-        break
+    medians = share.expanding().median().shift()  # of the earlier passes
+    for place in np.flatnonzero(share > medians + BLANK_JUMP)[:1]:
+      before = medians.iloc[place]
+      since = 'from' if (share.iloc[place:] > before + BLANK_JUMP).all() else 'in'
+      yield (
+        f"Slot '{slot}' went blank {since} {names[share.index[place]]}"
+        f'{" on" * (since == "from")}: {share.iloc[place]:.0%} of its samples have no feature, '
+        f'{before:.0%} before.'
+      )
 
 
 def _drift(run: RecordedRun) -> Iterator[str]:

@@ -131,6 +131,7 @@ _SECTIONS = {
     _Card('speed', 'Samples a second', figures.speed),
   ),
 }
+MOST_EVENTS = 400  # in the table of events
 _OF_EACH_TASK = ('Quality', 'Calibration', 'Predictions')
 
 _STYLE = """
@@ -244,9 +245,12 @@ def _slots(run: RecordedRun) -> str | None:
 def _events(run: RecordedRun) -> str:
   columns = ['event', 'split', 'pass', 'day', 'step', 'examples', *SCALARS]
   shown = run.events[~run.events['event'].isin(['window', 'importance'])]
-  shown = shown.reindex(columns=columns).dropna(axis=1, how='all')
+  told = f'All {len(shown):,} events'
+  if len(shown) > MOST_EVENTS:
+    told = f'The last {MOST_EVENTS:,} of {len(shown):,} events; metrics.jsonl has all'
+  shown = shown.tail(MOST_EVENTS).reindex(columns=columns).dropna(axis=1, how='all')
   return (
-    f'<h2>Events</h2><section class="card"><details><summary>All {len(shown):,} events</summary>'
+    f'<h2>Events</h2><section class="card"><details><summary>{told}</summary>'
     f'{_table(shown)}</details></section>'
   )
 

@@ -227,6 +227,10 @@ class Service:
       except Exception as e:
         text = str(e) if isinstance(e, UserError) else one_line(e)
         if text != self._logged:
-          logging.warning('version %s is still served: %s', self.version, text)
+          version = self.version
+          what = (
+            f'version {version.sequence} ({version.export}) is still' if version else 'nothing is'
+          )
+          logging.warning('%s served: %s', what, text)
         self._logged = text
       stop.wait(seconds_between_looks)

@@ -5,37 +5,30 @@ from absl import logging
 
 from trainer import config
 from trainer.data.columns import bins
-from trainer.data.features import HASH_BITS, hash_keys
+from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import Json, JsonObject
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress
 
 TOLD = 0.25  # a population stability index above it is usually called a significant change
-_SAMPLES_AT_ONCE, _MOST_SAMPLES = 65536, 1 << 19  # of a pass, from its first sample on
+_MOST_CHUNKS = 8  # of a pass, from its first on
 
 
 def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> None:
   """Adds the bins of a pass's samples to the day's counts, which are equal on every process."""
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
-  keys = {
-    s.name: hash_keys(bins.texts(s.made), ids[s.name]).numpy()
-    for s in cfg.ordered_slots
-    if isinstance(s.made, config.Bins) and s.shares is None
-  }
-  if not keys:
-    return
-  samples = 0
-  for batch in prepared.batches(_SAMPLES_AT_ONCE):
-    slots = batch.keys >> HASH_BITS
-    for name, of_bins in keys.items():
-      order = np.argsort(of_bins)
-      places = np.searchsorted(of_bins[order], batch.keys[slots == ids[name]])
-      counts = np.bincount(order[places], minlength=len(of_bins))
-      today[name] = (counts + today.get(name, 0)).tolist()
-    samples += len(batch.dense)
-    if samples >= _MOST_SAMPLES:
-      break
+  for i, slot in enumerate(cfg.ordered_slots):
+    if not isinstance(slot.made, config.Bins) or slot.shares is not None:
+      continue
+    of_bins = hash_keys(bins.texts(slot.made), ids[slot.name]).numpy()
+    order = np.argsort(of_bins)
+    counts = np.array(today.get(slot.name, [0] * len(of_bins)))
+    for chunk in range(prepared.num_chunks)[:_MOST_CHUNKS]:
+      samples, features, keys = prepared.fields(chunk, i)
+      places = order[np.searchsorted(of_bins[order], keys)]
+      np.add.at(counts, places, np.repeat(samples, features))
+    today[slot.name] = counts.tolist()
 
 
 def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:

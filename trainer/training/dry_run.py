@@ -12,6 +12,7 @@ from trainer.data.features import HASH_BITS
 from trainer.data.labels import one_class
 from trainer.data.passes import Pass, announced, in_order, passes
 from trainer.data.prepared import PreparedPass
+from trainer.errors import BadPass
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
@@ -33,8 +34,11 @@ def tell(cfg: config.Config) -> Iterator[str]:
   distinct: dict[int, np.ndarray] = {}
   samples = 0
   for split in ('train', 'valid', 'test'):
-    listed = passes(cfg, getattr(cfg.data, split), f'data.{split}')
-    rows, told = [], []  # only the first pass of one class is reported
+    may_refuse = cfg.data.max_refused_passes if split == 'train' else 0
+    wrong: dict[str, str] = {}
+    listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
+    yield from map(_refused, wrong.values())
+    rows, told, in_a_row = [], [], 0  # only the first pass of one class is reported
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles
@@ -43,7 +47,20 @@ def tell(cfg: config.Config) -> Iterator[str]:
         [*listed, *(data_pass for data_pass in watched if data_pass.path not in paths)]
       )
     for data_pass in listed:
-      (prepared,) = inputs.prepared([data_pass], split)
+      try:
+        (prepared,) = inputs.prepared([data_pass], split)
+        in_a_row = 0
+      except BadPass as e:
+        if not may_refuse:
+          raise
+        yield _refused(str(e))
+        in_a_row += 1
+        if in_a_row == may_refuse + 1:
+          yield (
+            f'{in_a_row} passes in a row are refused; data.max_refused_passes allows {may_refuse}: '
+            'a run ends here'
+          )
+        continue
       if not told and not cfg.model.retrieval and (alike := one_class(cfg, prepared)):
         told.append(f'  {alike.text}')
       rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
@@ -71,10 +88,14 @@ def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
   except OSError as e:
     return [], [f'{watch}: {e.strerror}; a run waits for it']
   told = [f'{path}: is announced and not there; a run waits for it' for path in missing]
-  told += [f'{text}; a run refuses it' for text in wrong.values()]
+  told += map(_refused, wrong.values())
   if not watched:
     told.append(f'{watch}: no pass is announced there; a run waits for one')
   return watched, told
+
+
+def _refused(reason: str) -> str:
+  return f'{reason}; a run refuses it'
 
 
 def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:

@@ -5,10 +5,9 @@ on in any case. If it fails, nothing is exported until a later pass is good; the
 carries the changes of all these passes.
 """
 
+import collections
 import math
 from collections.abc import Mapping
-
-import numpy as np
 
 from trainer import config
 from trainer.data.prepared import PreparedPass
@@ -19,7 +18,6 @@ from trainer.training.run_state import Progress
 _RATE = 0.1
 # A slot counts as blank if the share of samples that have it falls below this part of the usual.
 _BLANK = 0.1
-_SAMPLES_AT_ONCE = 65536
 
 
 def judge(
@@ -62,22 +60,17 @@ def judge(
 
 
 def presence(
-  cfg: config.Config, prepared: PreparedPass, most_samples: int | None = None
+  cfg: config.Config, prepared: PreparedPass, most_chunks: int | None = None
 ) -> dict[str, float]:
   """Returns {slot: share of a pass's samples that have a feature in it}.
 
   Args:
-    most_samples: how many samples to look at, beginning with the first; None: all.
+    most_chunks: how many chunks of samples to look at, beginning with the first; None: all.
   """
-  slots = len(cfg.data.slots)
-  found, samples = np.zeros([slots]), 0
-  for batch in prepared.batches(_SAMPLES_AT_ONCE):
-    if most_samples is not None and samples >= most_samples:
-      break
-    samples += len(batch.dense)
-    if len(batch.segments):
-      found += np.bincount(np.unique(batch.segments) % slots, minlength=slots)
-    else:  # each slot of each sample has exactly one
-      found += len(batch.dense)
-  shares = found / max(samples, 1)
-  return {slot.name: float(share) for slot, share in zip(cfg.ordered_slots, shares)}
+  found, samples = collections.Counter(), 0
+  for chunk in range(prepared.num_chunks)[:most_chunks]:
+    for i, slot in enumerate(cfg.ordered_slots):
+      of_fields, features, _ = prepared.fields(chunk, i)
+      found[slot.name] += int(of_fields[features > 0].sum())
+    samples += int(of_fields.sum())
+  return {slot.name: found[slot.name] / max(samples, 1) for slot in cfg.ordered_slots}

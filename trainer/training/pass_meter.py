@@ -17,7 +17,7 @@ from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import Progress
 
 WAITING_TOLD = 0.1  # the least share of the time spent waiting for input that the live line shows
-_MOST_SAMPLES_FOR_BLANKS = 1 << 19
+_MOST_CHUNKS_FOR_BLANKS = 8
 
 
 class PassMeter:
@@ -70,7 +70,7 @@ class PassMeter:
       keep=True,
     )
     slots = self._slot_statistics(values['features'])
-    for slot, share in gate.presence(self._cfg, self._prepared, _MOST_SAMPLES_FOR_BLANKS).items():
+    for slot, share in gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS).items():
       slots.setdefault(slot, {})['blank'] = 1 - share
     fields = values | self._step.traffic() | self._where | self._rate() | further
     fields |= {
