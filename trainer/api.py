@@ -63,8 +63,8 @@ class Run:
     Args:
       data: patterns of files, or a frame with the columns of the log; by default data.test.
     """
-    with self._open() as run, patterns_of(self.cfg, data) as patterns:
-      return run.evaluation.evaluate(run.inputs.prepared(passes_to_score(run, patterns), 'api'))
+    with self._prepared(data) as (run, prepared):
+      return run.evaluation.evaluate(prepared)
 
   def predict(self, data: Data | None = None) -> np.ndarray:
     """Returns the predictions in input order.
@@ -75,12 +75,7 @@ class Run:
       float32 [samples]; [samples, tasks] with several tasks.
     """
     config.refuse_retrieval(self.cfg.model.retrieval, f'predict: run_dir {self.run_dir}')
-    # A bad record is an error, because dropping it would shift the predictions after it.
-    with (
-      self._open(['data.max_bad_share=0']) as run,
-      patterns_of(self.cfg, data, labelled=False) as patterns,
-    ):
-      prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
+    with self._prepared(data, labelled=False) as (run, prepared):
       return np.concatenate(list(predictions(run, prepared)))
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
@@ -95,11 +90,7 @@ class Run:
     from trainer.training.recommendations import recommendations
 
     self._wants_retrieval('recommend')
-    with (
-      self._open(['data.max_bad_share=0']) as run,
-      patterns_of(self.cfg, data, labelled=False) as patterns,
-    ):
-      prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled=False)
+    with self._prepared(data, labelled=False) as (run, prepared):
       return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
 
   def vectors(self) -> pd.DataFrame:
@@ -131,8 +122,7 @@ class Run:
     from trainer.training.importance import importance_table
 
     config.refuse_retrieval(self.cfg.model.retrieval, f'importance: run_dir {self.run_dir}')
-    with self._open() as run, patterns_of(self.cfg, data) as patterns:
-      prepared = run.inputs.prepared(passes_to_score(run, patterns), 'api')
+    with self._prepared(data) as (run, prepared):
       return importance_table(run.inputs, prepared)
 
   def features(self, slot: str) -> pd.DataFrame:
@@ -173,6 +163,16 @@ class Run:
     from trainer.training.finished_run import open_run
 
     return open_run(self.run_dir, overrides, self.checkpoint)
+
+  @contextlib.contextmanager
+  def _prepared(
+    self, data: Data | None, labelled: bool = True
+  ) -> Iterator[tuple['FinishedRun', list['PreparedPass']]]:
+    """Yields the open run, and the passes of `data` to score; by default those of data.test."""
+    # Without labels a bad record is an error: dropping it would shift the predictions after it.
+    overrides = [] if labelled else ['data.max_bad_share=0']
+    with self._open(overrides) as run, patterns_of(self.cfg, data, labelled) as patterns:
+      yield run, run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled)
 
 
 @dataclasses.dataclass(frozen=True)

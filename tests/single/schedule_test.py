@@ -50,7 +50,7 @@ class ScheduledStepTest(tf.test.TestCase):
   def step(self, rate, **changes):
     cfg = steps.make_config(KEEP | {f'train.{key}': value for key, value in changes.items()})
     step = TrainStep(cfg, SingleProcess())
-    step.set_rate(rate)
+    step.set_rates(rate, 0)
     return step
 
   def state(self, step):
@@ -64,8 +64,8 @@ class ScheduledStepTest(tf.test.TestCase):
     scheduled = self.step(0.5, schedule={'kind': 'step', 'period': 2, 'factor': 0.1})
     constant = self.step(0.5)
     for expected in (0.5, 0.5, 0.05, 0.05, 0.005):
-      constant.set_rate(expected)
-      self.assertAllClose(scheduled.dense.rate_at(scheduled.steps), expected)
+      constant.set_rates(expected, 0)
+      self.assertAllClose(scheduled.dense.rates.at(scheduled.steps), expected)
       for step in (scheduled, constant):
         steps.train(step, self.batch)
     for name, value in self.state(constant).items():
@@ -78,8 +78,8 @@ class ScheduledStepTest(tf.test.TestCase):
     steps.train(step, self.batch)
     for name, value in before.items():
       self.assertAllEqual(self.state(step)[name], value)  # the rates have fallen to 0
-    step.dense.first_step.assign(10)  # of --init_from
-    self.assertAllClose(step.dense.rate_at(10), 1.0)
+    step.set_rates(1.0, 10)  # of --init_from
+    self.assertAllClose(step.dense.rates.at(10), 1.0)
 
 
 if __name__ == '__main__':

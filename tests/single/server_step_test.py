@@ -183,6 +183,30 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     schedule = {'kind': 'cosine', 'period': 6, 'warmup_steps': 3}
     self.check(self.rules('adagrad', 0.05) | {'train.schedule': schedule}, 2, 2, self.uneven(2))
 
+  def test_a_schedule_begins_where_the_run_of_init_from_ended(self):
+    schedule = {'kind': 'step', 'period': 5, 'factor': 0.1}
+    cfg = make_config(self.rules('adagrad', 0.05) | {'train.schedule': schedule})
+    batch = make_batch(np.random.default_rng(0), 16)
+
+    def trained(step, communicator):
+      del communicator
+      step.set_steps(5)
+      step.set_rates(0.5, 5)
+      train(step, batch)
+      return step.dense_state() | {
+        str(key): row.linear for key, row in rows_of(step.store.export_state()).items()
+      }
+
+    expected = trained(TrainStep(cfg, SingleProcess()), None)
+    for mode in ('ps', 'ps_async'):
+      of_mode = make_config(
+        self.rules('adagrad', 0.05) | {'train.schedule': schedule, 'sync.mode': mode}
+      )
+      (found,) = LocalCluster(of_mode, 1, 1).run(trained)
+      self.assertEqual(found.keys(), expected.keys())
+      for name, value in expected.items():
+        self.assertAllClose(found[name], value, rtol=1e-5, atol=1e-7, msg=name)
+
   def test_ftrl_one_worker(self):
     self.check(self.rules('ftrl', 0.05), 1, 1, self.uneven(1, steps=50))
 
@@ -311,7 +335,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
             train(step, batch)
         else:
           self.assertEqual(train(step, batch).weight, batch.weight.sum())
-        state, _, _ = step.servers.state()
+        state, _ = step.servers.state()
         found.append((rows_of(step.store.export_state()), state))
       return found
 

@@ -16,7 +16,7 @@ from trainer.errors import BadPass, UserError
 from trainer.training import stream
 from trainer.training.ledger import FILE, Ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
+from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
 
 HOUR = 3600.0
 
@@ -83,7 +83,7 @@ class StreamTest(tf.test.TestCase):
           self.stream.day_ended(ended)
         case Wait():
           return taken
-        case Finished():
+        case End(is_finished=True):
           return taken + ['finished']
     raise AssertionError('the stream does not come to an end')
 
@@ -347,7 +347,7 @@ class StreamTest(tf.test.TestCase):
 
   def test_stop_and_a_directory_that_is_away(self):
     self.start()
-    self.assertEqual(self.stream.next(stop=True), Stopped())
+    self.assertEqual(self.stream.next(stop=True), End(is_finished=False))
     self.start(watch=False)
     self.cfg = self.cfg.model_copy(
       update={'data': self.cfg.data.model_copy(update={'watch': f'{self.folder}/away'})}

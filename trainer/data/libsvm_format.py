@@ -33,40 +33,31 @@ def _lines(raw: bytes) -> pa.Array:
 def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: int) -> Block:
   """Returns the Block of whole lines; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
   clean = re.sub(rb'#[^\n]*', b'', raw) if b'#' in raw else raw
-  tokens = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(_lines(clean)))
-  counts = np.diff(tokens.offsets.to_numpy())
-  flat = tokens.values
-  starts = tokens.offsets.to_numpy()[:-1].astype(np.int64)
-  line_of = np.repeat(np.arange(len(counts)), counts)
-  filled = pc.greater(pc.binary_length(flat.take(pa.array(starts))), 0).to_numpy(
-    zero_copy_only=False
-  )
-  split = pc.split_pattern(flat, ':')
-  split_at = split.offsets.to_numpy()
-  is_label = np.zeros(len(flat), bool)
-  is_label[starts] = True
-  wrong = (np.diff(split_at) != parts) & ~is_label
-  good = filled.copy()
-  good[line_of[wrong]] = False
+  words = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(_lines(clean)))
+  labels, tokens = pc.list_element(words, 0), pc.list_slice(words, 1)
+  line_of = pc.list_parent_indices(tokens).to_numpy()  # of each token
+  tokens = tokens.flatten()
+  fields = pc.split_pattern(tokens, ':')
+  is_wrong = pc.list_value_length(fields).to_numpy() != parts
+  good = pc.binary_length(labels).to_numpy() > 0
+  good[line_of[is_wrong]] = False
   shape = 'field:index:value' if parts == 3 else 'index:value'
 
   def text(line: int) -> str:
     return raw.split(b'\n', line + 1)[line].removesuffix(b'\r').decode(errors='replace')
 
   malformed = []
-  for line in np.flatnonzero(filled & ~good).tolist():
-    own = flat.slice(starts[line], counts[line]).view(pa.binary()).to_pylist()[1:]
-    found = next(t for t in own if t.count(b':') != parts - 1).decode(errors='replace')
+  lines, firsts = np.unique(line_of[is_wrong], return_index=True)
+  for line, token in zip(lines.tolist(), tokens.filter(pa.array(is_wrong)).take(firsts)):
+    found = token.as_buffer().to_pybytes().decode(errors='replace')
     malformed.append(BadRecord(first_line + line, repr(found), f'label {shape} …', text(line)))
-  rows = np.flatnonzero(good)
-  row_of = np.cumsum(good) - 1
-  keep = ~is_label & good[line_of]
-  owner, first = row_of[line_of[keep]], split_at[:-1][keep].astype(np.int64)
-  columns = {label: flat.take(pa.array(starts[rows]))}
-  part = split.values
-  index, value = part.take(pa.array(first + parts - 2)), part.take(pa.array(first + parts - 1))
+  keep = good[line_of]
+  rows, owner = np.flatnonzero(good), (np.cumsum(good) - 1)[line_of[keep]]
+  fields = fields if keep.all() else fields.filter(pa.array(keep))
   # The index names a token of libsvm, the field a token of libffm.
-  names = part.take(pa.array(first)).dictionary_encode()
+  names = pc.list_element(fields, 0).dictionary_encode()
+  index, value = pc.list_element(fields, parts - 2), pc.list_element(fields, parts - 1)
+  columns = {label: labels.filter(pa.array(good))}
   code_of = {n: i for i, n in enumerate(names.dictionary.view(pa.binary()).to_pylist())}
   codes = names.indices.to_numpy()
   for column in wanted:

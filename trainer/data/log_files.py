@@ -22,16 +22,12 @@ from trainer.errors import BadPass, ConfigError, UserError, one_line, plain_erro
 
 # The format of a file by its suffix; with any other suffix it is CSV.
 SUFFIXES = {
-  suffix: kind
-  for kind, suffixes in (
-    ('jsonl', '.jsonl .ndjson .json'),
-    ('orc', '.orc'),
-    ('tfrecord', '.tfrecord .tfrecords'),
-    ('libsvm', '.libsvm .svm'),
-    ('libffm', '.libffm .ffm'),
-    ('parquet', '.parquet .pq'),
-  )
-  for suffix in suffixes.split()
+  **dict.fromkeys(('.jsonl', '.ndjson', '.json'), 'jsonl'),
+  '.orc': 'orc',
+  **dict.fromkeys(('.tfrecord', '.tfrecords'), 'tfrecord'),
+  **dict.fromkeys(('.libsvm', '.svm'), 'libsvm'),
+  **dict.fromkeys(('.libffm', '.ffm'), 'libffm'),
+  **dict.fromkeys(('.parquet', '.pq'), 'parquet'),
 }
 CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
@@ -209,24 +205,17 @@ def open_to_write(path: str) -> pa.NativeFile:
 def delete(path: str) -> None:
   """Deletes a remote file or directory, if it exists."""
   filesystem, inside = _locate(path)
-
-  def delete_it() -> None:
-    kind = filesystem.get_file_info(inside).type
-    if kind == pa.fs.FileType.Directory:
-      filesystem.delete_dir(inside)
-    elif kind == pa.fs.FileType.File:
-      filesystem.delete_file(inside)
-
-  retried(path, delete_it, 'deleted')
+  kind = _info(path).type
+  if kind == pa.fs.FileType.Directory:
+    retried(path, lambda: filesystem.delete_dir(inside), 'deleted')
+  elif kind == pa.fs.FileType.File:
+    retried(path, lambda: filesystem.delete_file(inside), 'deleted')
 
 
 def listed(folder: str) -> list[str]:
   """Returns the files below a remote directory, as relative paths; [] if it is missing."""
-  return [
-    name
-    for name, info in retried(folder, lambda: _listed(folder, is_missing_empty=True)).items()
-    if info.is_file
-  ]
+  found = retried(folder, lambda: _listed(folder, is_missing_empty=True))
+  return [name for name, info in found.items() if info.is_file]
 
 
 @contextlib.contextmanager
@@ -278,23 +267,21 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
   """
   files = []
   for pattern in patterns:
-    if is_remote(pattern):
-      paths = _remote_glob(pattern)
-    else:  # a file may have brackets in its name
-      path = normal(pattern)
-      paths = glob.glob(path) or [path] * os.path.exists(path)
+    path = normal(pattern)
+    # A file may have brackets in its name.
+    paths = (_remote_glob if is_remote(path) else glob.glob)(path) or [path] * exists(path)
     if not paths:
-      place = '' if is_remote(pattern) or os.path.isabs(normal(pattern)) else f' in {os.getcwd()}'
+      place = '' if is_remote(path) or os.path.isabs(path) else f' in {os.getcwd()}'
       raise ConfigError(f"{key}: found no file that matches '{pattern}'{place}")
     files += sorted(paths)
   return files
 
 
 def _remote_glob(pattern: str) -> list[str]:
-  """Does for remote paths what glob.glob does; lists only directories that a wildcard needs."""
-  folder, name = os.path.split(normal(pattern))
+  """Does for remote paths with wildcards what glob.glob does; lists only the directories needed."""
+  folder, name = os.path.split(pattern)
   if not glob.has_magic(pattern):
-    return [pattern] if exists(pattern) else []
+    return []
   return [
     os.path.join(parent, child)
     for parent in (_remote_glob(folder) if glob.has_magic(folder) else [folder])
@@ -346,9 +333,8 @@ def is_directory(path: str) -> bool:
 
 def modified(path: str) -> float | None:
   """Returns when a file was last changed, in seconds since 1970; None if there is none."""
-  if not exists(path):
-    return None
-  return (_info(path).mtime_ns or 0) / 1e9 if is_remote(path) else os.path.getmtime(path)
+  info = _info(path)
+  return None if info.type == pa.fs.FileType.NotFound else (info.mtime_ns or 0) / 1e9
 
 
 def _info(path: str) -> pa.fs.FileInfo:

@@ -49,6 +49,11 @@ def top_k(
   return scores, places
 
 
+def is_trained(items: np.ndarray) -> np.ndarray:
+  """Returns which items were ever trained, bool [C]: those whose vectors [C, d] are not zero."""
+  return np.any(items != 0, 1)
+
+
 def merged(
   scores: Sequence[np.ndarray], places: Sequence[np.ndarray], k: int
 ) -> tuple[np.ndarray, np.ndarray]:

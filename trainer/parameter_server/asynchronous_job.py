@@ -33,6 +33,7 @@ class AsynchronousJob(Job):
     self.lock.id = state['lock']
     self.state.ledger = Ledger(state['ledger'])
     self.state.progress = Progress(**state['progress'])
+    self.step.set_rates(self.progress.rate, self.progress.first_step)
     self.step.load_local_state(state['local'])
 
   def _converting_processes(self) -> int:

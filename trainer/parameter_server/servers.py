@@ -24,8 +24,8 @@ from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.sync_replicas import synced_step
-from trainer.training import schedule
 from trainer.training.dense_part import DensePart, dense_optimizer
+from trainer.training.schedule import Rates
 from trainer.training.step import LEAST_WEIGHT
 
 v1 = tf.compat.v1
@@ -75,7 +75,7 @@ class Servers:
     self.count, self._cluster, self._communicator = len(cluster.servers), cluster, communicator
     self._reads_counts = bool(cfg.counted_fields())
     self._per_feature = cfg.sparse.gradient_scale == 'feature'
-    self._train = cfg.train
+    self._learning_rate = cfg.train.dense_optimizer.learning_rate
     self.bytes = 0
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._in_lockstep = cfg.sync.mode == 'ps'
@@ -86,7 +86,7 @@ class Servers:
     self._embedding = dense.embedding
     with self._placed(0):
       self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name='step')
-      self._rate = tf.Variable(1.0, trainable=False, name='rate')
+      self._rates = Rates(cfg.train.schedule)
       self._dense = self._dense_variables([v.shape for v in dense.trainable])
       self._optimizer = dense_optimizer(cfg.train.dense_optimizer)
       self._optimizer.learning_rate = lambda: 0.0  # no variable of its own: each step sets it
@@ -100,10 +100,16 @@ class Servers:
         push = self._push_together_graph()
       else:
         push = self._push_at_once_graph(differences=cfg.sync.mode == 'ps_geo')
-      state = [*self._dense, *self._optimizer.weights, self._step, self._rate]
-      self._state_fetches = [v.read_value() for v in state]
-      self._state_feeds = [v1.placeholder(v.dtype, v.shape) for v in state]
-      self._assign_state = tf.group([v.assign(p) for v, p in zip(state, self._state_feeds)])
+      self._state = {
+        'state': [*self._dense, *self._optimizer.weights],
+        'step': self._step,
+        'rate': self._rates.factor,
+        'first_step': self._rates.first_step,
+      }
+      self._state_fetches = tf.nest.map_structure(lambda v: v.read_value(), self._state)
+      variables = tf.nest.flatten(self._state)
+      self._state_feeds = [v1.placeholder(v.dtype, v.shape) for v in variables]
+      self._assign_state = tf.group([v.assign(p) for v, p in zip(variables, self._state_feeds)])
       self._initialize = v1.global_variables_initializer()
     filters = ['/job:ps', f'/job:worker/task:{cluster.index}']
     self.session = v1.Session(target, self._graph, cpu_config(device_filters=filters))
@@ -175,11 +181,6 @@ class Servers:
       columns.append(tf.split(feeds.buffer, feeds.values_per_server, num=self.count))
     return feeds, list(zip(*columns))
 
-  def _rates_at(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the learning rates' factor after `steps` steps, and the rows' hyperparameters."""
-    rate = self._rate.read_value() * schedule.factor(self._train.schedule, steps)
-    return rate, self._embedding.hyper(rate)
-
   def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
     """Returns by what to multiply the features' gradients, according to sparse.gradient_scale.
 
@@ -194,7 +195,7 @@ class Servers:
   def _apply_dense(
     self, gradients: Sequence[tf.Tensor], scale: tf.Tensor, rate: tf.Tensor
   ) -> tf.Operation:
-    self._optimizer.learning_rate = self._train.dense_optimizer.learning_rate * rate
+    self._optimizer.learning_rate = self._learning_rate * rate
     return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
 
   def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -214,7 +215,8 @@ class Servers:
       *gradients, counts = sums
       scale = 1 / tf.maximum(counts[0], LEAST_WEIGHT)
       step = tf.identity(self._step.assign_add(1))
-      rate, hyper = self._rates_at(step - 1)
+      rate = self._rates.at(step - 1)
+      hyper = self._embedding.hyper(rate)
       pushes = []
       for i, store in enumerate(self.stores):
         with tf.device(_on_server(i)):
@@ -253,7 +255,8 @@ class Servers:
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
     steps = tf.cast(feeds.counts[0], tf.int64) if differences else 1
     step = tf.identity(self._step.assign_add(steps))
-    rate, hyper = self._rates_at(step - steps)
+    rate = self._rates.at(step - steps)
+    hyper = self._embedding.hyper(rate)
     pushes = []
     for i, (store, (keys, shows, clicks, buffer)) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
@@ -374,26 +377,18 @@ class Servers:
 
   # State
 
-  def state(self) -> tuple[list[np.ndarray], int, float]:
-    """Returns the state of the servers.
+  def _read_state(self) -> dict[str, Fetched]:
+    return self._repeat(functools.partial(self.session.run, self._state_fetches))
 
-    Returns:
-      The dense variables, then the optimizer's variables, in one list; the number of steps; and the
-      factor of the learning rates.
-    """
-    *state, step, rate = self._repeat(functools.partial(self.session.run, self._state_fetches))
-    return state, step, rate
+  def state(self) -> tuple[list[np.ndarray], int]:
+    """Returns the dense variables and the optimizer's variables in one list; and the step."""
+    parts = self._read_state()
+    return parts['state'], parts['step']
 
-  def assign(
-    self,
-    state: Sequence[np.ndarray] | None = None,
-    step: int | None = None,
-    rate: float | None = None,
-  ) -> None:
-    """Sets those parts of the state that are given; no worker may be training."""
-    old = self.state()
-    state, step, rate = (a if b is None else b for a, b in zip(old, (state, step, rate)))
-    self.session.run(self._assign_state, dict(zip(self._state_feeds, [*state, step, rate])))
+  def assign(self, **parts: Fetched) -> None:
+    """Sets parts of the state: state, step, rate, first_step; no worker may be training."""
+    values = tf.nest.flatten(self._read_state() | parts)
+    self.session.run(self._assign_state, dict(zip(self._state_feeds, values)))
 
   def call(
     self,

@@ -124,7 +124,7 @@ class WorkerStep(Step):
     """Updates the copy from the servers if it may differ; no worker may be training."""
     if not self._stale:
       return
-    state, steps, _ = self.servers.state()
+    state, steps = self.servers.state()
     self._take(state)
     self._step.assign(steps)
     self._stale = False
@@ -146,9 +146,10 @@ class WorkerStep(Step):
     self._step.assign(value)
     self._assign(step=value)
 
-  def set_rate(self, factor: float) -> None:
-    self.dense.rate.assign(factor)
-    self._assign(rate=factor)
+  def set_rates(self, factor: float, first_step: int) -> None:
+    self.dense.rates.factor.assign(factor)
+    self.dense.rates.first_step.assign(first_step)
+    self._assign(rate=factor, first_step=first_step)
 
   def dense_state(self) -> dict[str, np.ndarray]:
     self._refresh()

@@ -17,7 +17,7 @@ from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
 from trainer.model.metrics import LossSums, MetricSums
-from trainer.training import schedule
+from trainer.training.schedule import Rates
 
 
 class Gradients(NamedTuple):
@@ -58,8 +58,7 @@ class DensePart:
     model: what trainer.model.builder.build returned.
     embedding: turns the rows of a batch into what the layers read.
     metrics: sums over the samples trained on since the last reset.
-    rate: float32 variable, the factor of all learning rates after the plateaus so far.
-    first_step: int64 variable, the step at which the schedule of the rates begins.
+    rates: the factor of all learning rates.
   """
 
   def __init__(
@@ -75,9 +74,7 @@ class DensePart:
     # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded into
     # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
     self.optimizer._create_all_weights(self.model.trainable_variables)
-    self.rate = tf.Variable(1.0, trainable=False)
-    self.first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    self._schedule = cfg.train.schedule
+    self.rates = Rates(cfg.train.schedule)
     self._loss = task_losses(cfg) if cfg.data.labels else per_sample_loss(cfg.model)
     self._learning_rate = cfg.train.dense_optimizer.learning_rate
 
@@ -153,18 +150,14 @@ class DensePart:
       scale: 1 / Σ weight.
       steps: whole number [], the number of steps before this one.
     """
-    self.optimizer.learning_rate.assign(self._learning_rate * self.rate_at(steps))
+    self.optimizer.learning_rate.assign(self._learning_rate * self.rates.at(steps))
     scaled = [gradient * scale for gradient in gradients]
     if scaled:  # a model of rows alone has no dense variables
       self.optimizer.apply_gradients(zip(scaled, self.trainable))
 
-  def rate_at(self, steps: TensorLike) -> tf.Tensor:
-    """Returns the factor of all configured learning rates after so many steps, float32 []."""
-    return self.rate * schedule.factor(self._schedule, steps - self.first_step)
-
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
     """Returns the hyperparameters of row optimizers after so many steps, float32 [T, 2, H]."""
-    return self.embedding.hyper(self.rate_at(steps))
+    return self.embedding.hyper(self.rates.at(steps))
 
   def set_dense_stats(self, stats: np.ndarray) -> None:
     """Sets the means and standard deviations for dense columns, float32 [2, Dn]."""

@@ -33,7 +33,7 @@ from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress, RunState, check_run_dir
 from trainer.training.step import Step
 from trainer.training.stop_request import StopRequest
-from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
+from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
 from trainer.training.validation import Validation
 
 SECONDS_BETWEEN_LOOKS = 0.5  # between looks at the watched directory
@@ -159,13 +159,8 @@ class Job:
     for name, fate in self.state.fates:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
-      logging.info(
-        'continuing at epoch %d, pass %d, batch %d, step %d',
-        self.progress.epoch,
-        self.progress.done,
-        self.progress.batch,
-        self.progress.step,
-      )
+      p = self.progress
+      logging.info(f'continuing at epoch {p.epoch}, pass {p.done}, batch {p.batch}, step {p.step}')
 
   def close(self) -> list[str]:
     """Prints the closing table, writes report.html and ends the trackers, on process 0.
@@ -239,10 +234,8 @@ class Job:
             self.log.show(reason, keep=True)
           is_waiting = True
           time.sleep(SECONDS_BETWEEN_LOOKS)
-        case Stopped():
-          return False
-        case Finished():
-          return True
+        case End(is_finished):
+          return is_finished
 
   def _convert_ahead(self) -> None:
     """Starts to convert the next passes in the background; every process calls it."""
@@ -279,13 +272,8 @@ class Job:
       if isinstance(self.step.dense, RetrievalPart):
         self.step.dense.catalogue.refresh(self.step.store, self.communicator, prepared)
     meter = PassMeter(self.inputs, progress, self.log, prepared, data_pass.name)
-
-    def on_step() -> None:
-      self.progress_made()
-      meter.on_step()
-
     with self.log.clock.of('step'):
-      is_finished = self.train_on(prepared, on_step)
+      is_finished = self.train_on(prepared, meter.on_step)
       self.step.consolidate()
     if not is_finished:
       return False

@@ -27,7 +27,7 @@ class PassMeter:
     self, inputs: Inputs, progress: Progress, log: RunLog, prepared: PreparedPass, name: str
   ):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
-    self._progress, self._log = progress, log
+    self._inputs, self._progress, self._log = inputs, progress, log
     self._prepared, self._name = prepared, name
     self._where = {'pass': name, 'epoch': progress.epoch, 'day': progress.day}
     self._began = self._window_began = time.monotonic()
@@ -39,6 +39,7 @@ class PassMeter:
 
   def on_step(self) -> None:
     """Counts a step; reports every train.log_every_steps steps."""
+    self._inputs.progress_made()
     self._steps += 1
     if self._steps % self._cfg.train.log_every_steps:
       return

@@ -163,8 +163,7 @@ class RankingEvaluation:
     """
     rank, size = self._communicator.rank, self._communicator.size
     first = rank * len(self.catalogue.keys) // size
-    # An item with a zero vector was never trained.
-    known = np.flatnonzero(np.any(items != 0, 1))
+    known = np.flatnonzero(ranking.is_trained(items))
     column = np.full([len(items) + 1], -1)
     column[known] = np.arange(len(known))
     is_mine = (left_out[1] >= first) & (left_out[1] < first + len(items))

@@ -186,7 +186,7 @@ class RunState:
     steps = self._step.steps
     self.progress = Progress(step=steps, first_step=steps, trained=self.progress.trained)
     self.ledger, self._path = Ledger(), ''
-    self._set_rates()
+    self._step.set_rates(self.progress.rate, self.progress.first_step)
     return path
 
   def _restore(self, directory: str, check_config: bool = True) -> bool:
@@ -229,12 +229,8 @@ class RunState:
     else:
       self._step.dense.metrics.load(metrics)
     self._step.set_steps(self.progress.step)
-    self._set_rates()
+    self._step.set_rates(self.progress.rate, self.progress.first_step)
     return True
-
-  def _set_rates(self) -> None:
-    self._step.set_rate(self.progress.rate)
-    self._step.dense.first_step.assign(self.progress.first_step)
 
 
 def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a factor of all rates, which follows from the number of steps."""
+"""Learning rates: what plateaus left of them, and schedules, which follow the number of steps."""
 
 import math
 
@@ -6,6 +6,25 @@ import tensorflow as tf
 
 from ops.library import TensorLike
 from trainer.config import Schedule
+
+
+class Rates:
+  """The factor of all configured learning rates, dense and sparse.
+
+  Attributes:
+    factor: float32 variable, the share that plateaus have left.
+    first_step: int64 variable, the step at which the schedule begins.
+  """
+
+  def __init__(self, schedule: Schedule | None):
+    self.factor = tf.Variable(1.0, trainable=False, name='rate')
+    self.first_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='first_step')
+    self._schedule = schedule
+
+  def at(self, steps: TensorLike) -> tf.Tensor:
+    """Returns the factor after so many steps, float32 []."""
+    since = steps - self.first_step.read_value()
+    return self.factor.read_value() * factor(self._schedule, since)
 
 
 def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:

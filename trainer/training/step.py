@@ -145,8 +145,8 @@ class Step(abc.ABC):
     """Sets the number of steps taken, after a checkpoint was read."""
 
   @abc.abstractmethod
-  def set_rate(self, factor: float) -> None:
-    """Multiplies the configured learning rates, dense and sparse, by `factor`."""
+  def set_rates(self, factor: float, first_step: int) -> None:
+    """Sets `trainer.training.schedule.Rates`, which dense variables and rows follow."""
 
   @abc.abstractmethod
   def dense_state(self) -> dict[str, np.ndarray]:
@@ -306,8 +306,9 @@ class TrainStep(Step):
   def set_steps(self, value: int) -> None:
     self._step.assign(value)
 
-  def set_rate(self, factor: float) -> None:
-    self.dense.rate.assign(factor)
+  def set_rates(self, factor: float, first_step: int) -> None:
+    self.dense.rates.factor.assign(factor)
+    self.dense.rates.first_step.assign(first_step)
 
   def dense_state(self) -> dict[str, np.ndarray]:
     return self.dense.state()

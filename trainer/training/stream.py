@@ -32,7 +32,6 @@ from trainer.plain_data import JsonObject
 from trainer.training.ledger import (
   TRAINED,
   Entry,
-  Ledger,
   entry_of,
   refused_entry,
   stamp,
@@ -72,17 +71,14 @@ class Wait:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
-  """End the epoch: every pass was trained on."""
+class End:
+  """End the epoch: every pass was trained on, or the job was asked to stop."""
+
+  is_finished: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Stopped:
-  """Stop: the job was asked to."""
-
-
-Action = TrainPass | EndDay | Wait | Finished | Stopped
-_ACTIONS = {kind.__name__: kind for kind in (TrainPass, EndDay, Wait, Finished, Stopped)}
+Action = TrainPass | EndDay | Wait | End
+_ACTIONS = {kind.__name__: kind for kind in (TrainPass, EndDay, Wait, End)}
 
 
 class Stream:
@@ -95,6 +91,9 @@ class Stream:
   Args:
     tell: called on every process for each pass that is late, skipped, seen or refused, with its
         name, its fate and the reason.
+
+  Attributes:
+    limit: how many passes in a row may be refused.
   """
 
   def __init__(
@@ -107,6 +106,7 @@ class Stream:
   ):
     self._cfg, self._communicator, self._state = cfg, communicator, state
     self._tell, self._clock = tell, clock
+    self.limit = cfg.data.max_refused_passes
     self._listed: list[Pass] | None = None
     self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._said: set[str] = set()
@@ -118,15 +118,6 @@ class Stream:
     self._refusal: str | None = None  # why the latest pass of a row of refused ones was refused
     self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass
     self._settled: set[str] = set()  # paths of passes that the ledger has folded
-
-  @property
-  def _ledger(self) -> Ledger:
-    return self._state.ledger
-
-  @property
-  def limit(self) -> int:
-    """The number of passes in a row that may be refused."""
-    return self._cfg.data.max_refused_passes
 
   def next(self, stop: bool = False) -> Action:
     """Returns what to do next; every process calls it.
@@ -141,7 +132,7 @@ class Stream:
     if self._cfg.data.close_day_after_hours is not None:
       # A clock that was set back must not keep the day open until it has caught up.
       progress.last_time = min(progress.last_time or math.inf, self._clock())
-    begun = self._ledger.entered()
+    begun = self._state.ledger.entered()
     if begun is not None and self._trains is None:
       # A pass begun before the restart: its entry is already in every process's ledger.
       self._trains = begun
@@ -153,14 +144,16 @@ class Stream:
     )
     kind, fields, settled = self._communicator.broadcast(decided)
     for entry in (Entry(**entry) for entry in settled):
-      self._ledger.put(entry)
+      self._state.ledger.put(entry)
       if entry.fate == 'entered':
         self._trains = entry
       if entry.reason:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
-    if kind in ('Wait', 'Finished'):  # otherwise another pass is ready, which may be good
+    if kind == 'Wait' or fields.get(
+      'is_finished'
+    ):  # otherwise another pass is ready, which may be good
       self._check_refused()
     if 'data_pass' in fields:
       fields['data_pass'] = Pass(**fields['data_pass'])
@@ -196,7 +189,7 @@ class Stream:
 
   def _settle(self, fate: str, reason: str) -> Entry:
     entry = dataclasses.replace(self._trains, fate=fate, reason=reason)
-    self._ledger.put(entry)
+    self._state.ledger.put(entry)
     self._trains = None
     return entry
 
@@ -222,11 +215,11 @@ class Stream:
 
   def day_ended(self, ended: EndDay) -> None:
     """Records that the day-end step of a day is done; every process calls it."""
-    progress, hours = self._state.progress, self._cfg.data.close_day_after_hours
+    progress = self._state.progress
     progress.closed_day, progress.day = ended.day, None
     if ended.is_empty:
       progress.empty_days += 1
-    if hours is not None:
+    if self._cfg.data.close_day_after_hours is not None:
       # If the next day stays empty, it ends one day from now, whatever the clock said before.
       progress.last_time = self._clock()
 
@@ -258,17 +251,15 @@ class Stream:
   def _decide(self, stop: bool) -> tuple[str, JsonObject, list[JsonObject]]:
     """Returns the name of the next action, its fields, and the ledger's new entries."""
     if stop:
-      return 'Stopped', {}, []
+      return 'End', {'is_finished': False}, []
     cfg, progress = self._cfg.data, self._state.progress
-    settled: list[Entry] = []
+    ready, settled = self._ready()
     self._following = None
 
     def decided(action: Action) -> tuple[str, JsonObject, list[JsonObject]]:
       fields = dataclasses.asdict(action)
       return type(action).__name__, fields, [dataclasses.asdict(entry) for entry in settled]
 
-    ready, wrong = self._ready()
-    settled += wrong
     for place, data_pass in enumerate(ready):
       if self._is_far_ahead(data_pass):
         settled.append(self._refused_for_its_day(data_pass))
@@ -281,7 +272,7 @@ class Stream:
       except BadPass as e:
         settled.append(refused_entry(data_pass, progress.epoch, str(e)))
         continue
-      if how := self._ledger.trained_before(entry, by_name=cfg.day_pattern is not None):
+      if how := self._state.ledger.trained_before(entry, by_name=cfg.day_pattern is not None):
         entry.fate, entry.reason = 'seen', f'{data_pass.path}: not trained: {how}'
         settled.append(entry)
         continue
@@ -313,7 +304,7 @@ class Stream:
       return decided(ending)
     if cfg.watch:
       return decided(Wait(f'waiting for a pass in {cfg.watch}'))
-    return decided(Finished())
+    return decided(End(is_finished=True))
 
   def _ready(self) -> tuple[list[Pass], list[Entry]]:
     """Returns the passes not yet in the ledger, in order, and entries for misnamed ones."""
@@ -331,24 +322,28 @@ class Stream:
         return [], []
       mistakes = mistakes | misnamed
       for path in missing:
-        if self._ledger.of(Pass('', path), epoch) is None:  # trained passes may be deleted
+        if self._state.ledger.of(Pass('', path), epoch) is None:  # trained passes may be deleted
           self._say(f'{path}: is announced and not there; waiting for it')
     wrong = []
     for path, text in mistakes.items():
-      if self._ledger.of(Pass('', path), epoch) is None:
+      if self._state.ledger.of(Pass('', path), epoch) is None:
         name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
         wrong.append(refused_entry(Pass(name, path), epoch, text))
     by_path = {data_pass.path: data_pass for data_pass in (*watched, *self._listed)}
-    ready = [
-      data_pass
-      for data_pass in by_path.values()
-      if (known := self._ledger.of(data_pass, epoch)) is None or self._is_new(data_pass, known)
-    ]
+    ready = []
+    for data_pass in by_path.values():
+      known = self._state.ledger.of(data_pass, epoch)
+      if known is None or (known.fate == 'refused' and self._is_repaired(data_pass, known)):
+        ready.append(data_pass)
+      elif known.fate in TRAINED:
+        self._warn_if_changed(data_pass, known)
     return (in_order(ready) if cfg.data.watch else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
     """Whether the ledger has folded the entry of this pass; remembers if it has."""
-    if path not in self._settled and self._ledger.has_folded(path, self._state.progress.epoch):
+    if path not in self._settled and self._state.ledger.has_folded(
+      path, self._state.progress.epoch
+    ):
       self._settled.add(path)
     return path in self._settled
 
@@ -362,34 +357,38 @@ class Stream:
     self._looked = self._clock(), announcement
     return announcement
 
-  def _is_new(self, data_pass: Pass, known: Entry) -> bool:
-    """Whether a refused pass was repaired; warns of a pass that changed after its training."""
-    if known.fate == 'refused' and (known.crc32 is None or self._is_far_ahead(data_pass)):
-      return not self._is_far_ahead(data_pass) and stamp_if_any(data_pass.path) != (
-        known.size,
-        known.modified,
-      )
-    if known.fate not in (*TRAINED, 'refused') or data_pass.path in self._checked:
+  def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
+    """Whether the bytes of a refused pass have changed, and its day is not too far ahead."""
+    if self._is_far_ahead(data_pass):
       return False
-    try:
-      changed = stamp(data_pass.path)
-      if changed == (known.size, known.modified):
-        if is_remote(data_pass.path) and known.fate in TRAINED:  # asking costs a request
-          self._checked.add(data_pass.path)
-        return False
-      if self._read.get(data_pass.path, (None, None))[0] != changed:
-        self._read[data_pass.path] = changed, entry_of(data_pass, known.epoch).content
-    except (OSError, UserError):
-      return False
-    content = self._read[data_pass.path][1]
-    if known.fate == 'refused':
-      return content != known.content
-    if content != known.content:
+    if refused.crc32 is None:
+      return stamp_if_any(data_pass.path) != (refused.size, refused.modified)
+    return self._new_content(data_pass, refused) is not None
+
+  def _warn_if_changed(self, data_pass: Pass, trained: Entry) -> None:
+    if data_pass.path in self._checked:
+      return
+    if content := self._new_content(data_pass, trained):
       self._say(
-        f'{data_pass.path}: has changed after it was trained ({known.size:,} bytes then, '
+        f'{data_pass.path}: has changed after it was trained ({trained.size:,} bytes then, '
         f'{content[0]:,} now); it is not trained again'
       )
-    return False
+
+  def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
+    """Returns the content of a pass (see Entry) if it can be read and is not the known one."""
+    path = data_pass.path
+    try:
+      changed = stamp(path)
+      if changed == (known.size, known.modified):
+        if is_remote(path) and known.fate in TRAINED:  # asking costs a request
+          self._checked.add(path)
+        return None
+      if self._read.get(path, (None, None))[0] != changed:
+        self._read[path] = changed, entry_of(data_pass, known.epoch).content
+    except (OSError, UserError):
+      return None
+    content = self._read[path][1]
+    return None if content == known.content else content
 
   def _is_far_ahead(self, data_pass: Pass) -> bool:
     """Whether the day of a pass is so far ahead that its date is most likely wrong."""
@@ -436,10 +435,8 @@ class Stream:
     if progress.day is not None:
       if following is not None:
         return EndDay(progress.day) if following.day > progress.day else None
-      if not cfg.watch:
-        return EndDay(progress.day)
       is_due = hours is not None and since is not None and self._clock() - since >= hours * 3600
-      return EndDay(progress.day) if is_due else None
+      return EndDay(progress.day) if is_due or not cfg.watch else None
     if hours is None or progress.closed_day is None:
       return None
     if following is not None:

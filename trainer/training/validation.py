@@ -70,7 +70,7 @@ class Validation:
       for line in plateau.follow(self._cfg, progress, values, self._step.steps):
         self._log.show(line, keep=True)
       if progress.rate != rate:
-        self._step.set_rate(progress.rate)
+        self._step.set_rates(progress.rate, progress.first_step)
       if progress.best != best:
         self._trained_auc_of_best = self.trained_auc
     progress.unvalidated = False
