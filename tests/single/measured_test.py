@@ -15,7 +15,7 @@ import yaml
 from trainer import api, config, resolve
 from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
-from trainer.data.measured import columns, suitable
+from trainer.data.measured import open_values, suitable
 from trainer.errors import UserError
 from trainer.reporting.inspection import Inspection
 
@@ -129,7 +129,7 @@ class BinsTest(tf.test.TestCase):
     return {slot.name: slot.made.boundaries for slot in cfg.data.slots}
 
   def test_quantiles_and_widths_of_the_first_pass(self):
-    found = dict(zip(('bin', 'wide', 'ratio'), columns(self.config()).values()))
+    found = dict(zip(('bin', 'wide', 'ratio'), open_values(self.config()).values()))
     present = np.sort(self.x[np.arange(2000) % 7 != 0]).astype(np.float64)
     for bound in found['bin']:
       below = (present < bound).mean()
@@ -168,14 +168,14 @@ class BinsTest(tf.test.TestCase):
     self.assertIn(f'boundaries: {bins["wide"]}, as in {run.run_dir}', told)
 
   def test_prepared_passes_bring_theirs(self):
-    bins = columns(self.config())
+    bins = open_values(self.config())
     cfg = config.parse(yaml.safe_dump(self.tree), 'test', measured=bins)
     prepare_pass(cfg, f'{self.folder}/day_2.csv', f'{self.folder}/prepared')
     self.tree['data'] |= {'train': [f'{self.folder}/prepared'], 'format': 'prepared'}
-    self.assertEqual(columns(self.config()), bins)
+    self.assertEqual(open_values(self.config()), bins)
     self.tree['data']['slots'][0]['from']['quantiles'] = 9
     with self.assertRaisesRegex(UserError, "slot 'bin' is made of .*wants .*'quantiles': 9"):
-      columns(self.config())
+      open_values(self.config())
 
   def test_tables_of_lookups(self):
     rows = {'x': [1, 2.0, 3.0], 'kind': ['a', None, 'ü'], 'price': [1.5, 2.0, None]}
@@ -196,7 +196,7 @@ class BinsTest(tf.test.TestCase):
       rows = ''.join(f'{i % 5}.0,{i % 6},{i % 2}\n' for i in range(60))
       (self.folder / 'day_1.csv').write_text('x,id,click\n' + rows)
       (self.folder / 'day_2.csv').unlink(missing_ok=True)
-      found.append(columns(self.config()))
+      found.append(open_values(self.config()))
     self.assertEqual(found[0], found[1])
     self.assertEqual(found[0]['data.slots.1.from.boundaries'], [1.75])
     told = io.StringIO()
@@ -214,13 +214,13 @@ class BinsTest(tf.test.TestCase):
     (self.folder / 'items.parquet').unlink()
     self.assertAllEqual(api.load(run.run_dir).predict(frame), before)
     with self.assertRaisesRegex(UserError, 'items.parquet: no such file'):
-      columns(self.config())
+      open_values(self.config())
     (self.folder / 'items.csv').write_text('x,kind\n1,a\n1.0,b\n')
     self.tree['data']['slots'] = [
       {'name': 'k', 'from': kind | {'table': f'{self.folder}/items.csv'}}
     ]
     with self.assertRaisesRegex(UserError, "items.csv: the key '1' is there twice"):
-      columns(self.config())
+      open_values(self.config())
     # A text that is no number is told with its place in the table, unless it stands for missing.
     (self.folder / 'items.csv').write_text('x,kind,price\n1,a,2.5\n2,b,unkonwn\n')
     price = price | {'table': f'{self.folder}/items.csv'}
@@ -228,25 +228,25 @@ class BinsTest(tf.test.TestCase):
     with self.assertRaisesRegex(
       UserError, "items.csv: column 'price' beside '2': found 'unkonwn'; wanted a finite number"
     ):
-      columns(self.config())
+      open_values(self.config())
     self.tree['data']['missing_values'] = ['unkonwn']
-    content = columns(self.config())['data.dense.0.from.content']
+    content = open_values(self.config())['data.dense.0.from.content']
     self.assertEqual(content, lookup.encoded({'1': '2.5', '2': ''}))
     self.tree['data']['slots'][0]['from']['value'] = 'knd'
     with self.assertRaisesRegex(UserError, r"items.csv:1: no column 'knd' \(data.slots.0.*'kind'"):
-      columns(self.config())
+      open_values(self.config())
 
   def test_what_cannot_be_measured(self):
     with self.assertRaisesRegex(UserError, "bins of 'x': boundaries is left open"):
       prepare_pass(self.config(), f'{self.folder}/day_1.csv', f'{self.folder}/prepared')
     (self.folder / 'day_0.csv').write_text('x,click\n,1\n,0\n')
     with self.assertRaisesRegex(UserError, "day_0.csv: slot 'bin': found no number in the colum"):
-      columns(self.config())
+      open_values(self.config())
     self.tree['data'] |= {'train': [], 'watch': str(self.folder)}
     with self.assertRaisesRegex(UserError, 'slots.0.from.boundaries: found no pass in .* wanted'):
-      columns(self.config())
+      open_values(self.config())
     (self.folder / 'day_2.csv.done').touch()
-    self.assertGreater(min(columns(self.config())['data.slots.1.from.boundaries']), 90)
+    self.assertGreater(min(open_values(self.config())['data.slots.1.from.boundaries']), 90)
 
 
 if __name__ == '__main__':

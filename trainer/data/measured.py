@@ -57,7 +57,7 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
         f'train.batch_size: {size}, measured: the log has {samples:,} samples '
         f'({cfg.train.batch_size} in a large one)'
       )
-  new = columns(cfg, values)
+  new = open_values(cfg, values)
   return values | new, told + [f'{k}: {shown(v)}, measured' for k, v in new.items()]
 
 
@@ -72,10 +72,10 @@ def _table_of(cfg: config.Config, key: str) -> str | None:
   return column.made.table if column and isinstance(column.made, config.Lookup) else None
 
 
-def columns(
+def open_values(
   cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
 ) -> JsonObject:
-  """Reads the tables and measures the bins that the config leaves open.
+  """Reads the tables and measures the bins that the config leaves open; returns values by key.
 
   Args:
     known: values of keys that need not be measured.

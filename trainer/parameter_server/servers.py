@@ -100,14 +100,14 @@ class Servers:
         push = self._push_together_graph()
       else:
         push = self._push_at_once_graph(differences=cfg.sync.mode == 'ps_geo')
-      self._state = {
+      state = {
         'state': [*self._dense, *self._optimizer.weights],
         'step': self._step,
         'rate': self._rates.factor,
         'first_step': self._rates.first_step,
       }
-      self._state_fetches = tf.nest.map_structure(lambda v: v.read_value(), self._state)
-      variables = tf.nest.flatten(self._state)
+      self._state_fetches = tf.nest.map_structure(lambda v: v.read_value(), state)
+      variables = tf.nest.flatten(state)
       self._state_feeds = [v1.placeholder(v.dtype, v.shape) for v in variables]
       self._assign_state = tf.group([v.assign(p) for v, p in zip(variables, self._state_feeds)])
       self._initialize = v1.global_variables_initializer()

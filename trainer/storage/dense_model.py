@@ -20,14 +20,8 @@ from trainer import config
 from trainer.errors import UserError
 from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
 
-_SUMS = (
-  'linear',
-  'squares',
-  'field_factors',
-  'field_squares',
-  'norm',
-  'show_click',
-)  # beside factors
+# The inputs beside the factors and the dense columns.
+_SUMS = ('linear', 'squares', 'field_factors', 'field_squares', 'norm', 'show_click')
 
 
 class DenseServing(ServedModel):

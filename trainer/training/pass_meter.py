@@ -29,7 +29,7 @@ class PassMeter:
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._inputs, self._progress, self._log = inputs, progress, log
     self._prepared, self._name = prepared, name
-    self._where = {'pass': name, 'epoch': progress.epoch, 'day': progress.day}
+    self._place = {'pass': name, 'epoch': progress.epoch, 'day': progress.day}
     self._began = self._window_began = time.monotonic()
     self._steps = 0
     self._window_sums = self._sums()
@@ -49,7 +49,7 @@ class PassMeter:
     waiting = (waited - self._window_waited) / seconds
     self._window_began, self._window_sums, self._window_waited = now, sums, waited
     window['examples_per_second'] = round(window['examples'] / seconds, 1)
-    self._log.write('window', **window, **self._counts(), **self._where, **self._rate())
+    self._log.write('window', **window, **self._counts(), **self._place, **self._rate())
     batches = max(1, self._prepared.num_batches(self._cfg.train.batch_size))
     left = (batches - self._progress.batch) * (now - self._began) / self._steps
     told = f'{left:,.0f} s left' if waiting < WAITING_TOLD else f'waits for input {waiting:.0%}'
@@ -73,7 +73,7 @@ class PassMeter:
     slots = self._slot_statistics(values['features'])
     for slot, share in gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS).items():
       slots.setdefault(slot, {})['blank'] = 1 - share
-    fields = values | self._step.traffic() | self._where | self._rate() | further
+    fields = values | self._step.traffic() | self._place | self._rate() | further
     fields |= {
       'examples_per_second': round(rate, 1),
       'slots': slots,
