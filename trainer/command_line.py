@@ -112,9 +112,8 @@ def _open_standard_streams() -> None:
       # Its encoding may lack a letter of a file's name.
       of = stream.encoding, 'backslashreplace', None, stream.line_buffering, stream.write_through
       output = Output(stream.buffer, *of)
-      output.replaced = (
-        stream  # kept, because log handlers may hold it and deleting it closes the buffer
-      )
+      # Kept, because log handlers may hold it and deleting it closes the buffer.
+      output.replaced = stream
       stream = output
     setattr(sys, name, stream)
 

@@ -101,12 +101,11 @@ def nearest(name: object, valid: Iterable[object]) -> str:
 
 
 def short(value: object, length: int = 120) -> str:
-  """Returns a value for a message, as repr or YAML has it, cut at `length` characters."""
+  """Returns a value for a message, written like repr or YAML, cut at `length` characters."""
   if value is None or isinstance(value, bool):
     return {None: 'null', True: 'true', False: 'false'}[value]
-  if (
-    isinstance(value, int) and value.bit_length() > 400
-  ):  # Python refuses to print more than 4,300 digits
+  # Python refuses to print more than 4,300 digits.
+  if isinstance(value, int) and value.bit_length() > 400:
     return f'a number of {value.bit_length()} bits'
   text = repr(value)
   return text if len(text) <= length else text[: length - 1] + '…'

@@ -135,9 +135,8 @@ def _serve(runs: Sequence[_Run]) -> int:
   logging.get_absl_handler().setFormatter(command_line.LogLines(sys.maxsize))  # a line each
   runtime.start_serving()
   _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-  resource.setrlimit(
-    resource.RLIMIT_NOFILE, (most_files, most_files)
-  )  # each connection needs a file descriptor
+  # Each connection needs a file descriptor.
+  resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
   limits = http.Limits(
     body_bytes=MAX_BODY_BYTES.value,
     instances=MAX_INSTANCES.value,

@@ -161,9 +161,8 @@ def _open(
     if all(key in own and _holds(of, own[key]) for key, of in distributions.items()):
       study.enqueue_trial(own)
   for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-    study.tell(
-      trial.number, state=optuna.trial.TrialState.FAIL
-    )  # it ran when the search was killed
+    # It ran when the search was killed.
+    study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     study.enqueue_trial(trial.params, {'run_dir': _run_dir(setup, trial)})
   return study
 

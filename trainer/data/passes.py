@@ -116,10 +116,10 @@ def day_after(day: int) -> int:
   return day + 1 if date is None else _number(date + datetime.timedelta(1))
 
 
-def days_between(day: int, later: int, at_most: int = 366) -> list[int]:
-  """Returns the days after `day` and before `later`, in order; the last `at_most` of them."""
+def days_between(day: int, later: int) -> list[int]:
+  """Returns the days after `day` and before `later`, in order; the last 366 of them."""
   end = _date(later) if _date(day) else None
-  gaps = range(min(days_ahead(day, later) - 1, at_most), 0, -1)
+  gaps = range(min(days_ahead(day, later) - 1, 366), 0, -1)
   return [later - gap if end is None else _number(end - datetime.timedelta(gap)) for gap in gaps]
 
 

@@ -96,19 +96,17 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
   return {'edges': _rounded(edges), 'clicks': _rounded(clicks), 'others': _rounded(others)}
 
 
-def prediction_histogram(histogram: np.ndarray, bins: int = 50) -> np.ndarray:
-  """Returns the weight of the samples in equal ranges of probability.
+def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
+  """Returns the weight of the samples in 50 equal ranges of probability.
 
   Args:
     histogram: as in `deciles`.
-    bins: the number of ranges.
   Returns:
-    float64 [bins, 3]: left edge, right edge, weight.
+    float64 [50, 3]: left edge, right edge, weight.
   """
-  weight = histogram.sum(0)
-  place = (_sigmoid(bucket_logits(len(weight))) * bins).astype(int)
-  edges = np.arange(bins + 1) / bins
-  counts = np.bincount(np.minimum(place, bins - 1), weight, bins)
+  weight, edges = histogram.sum(0), np.arange(51) / 50
+  place = (_sigmoid(bucket_logits(len(weight))) * 50).astype(int)
+  counts = np.bincount(np.minimum(place, 49), weight, 50)
   return np.stack([edges[:-1], edges[1:], counts], 1)
 
 

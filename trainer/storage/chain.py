@@ -68,9 +68,8 @@ class Rows(NamedTuple):
   linear: np.ndarray  # float32 [n]
   counts: np.ndarray  # int64 [n], 0 before admission
   factors: np.ndarray  # float32 [Σ counts]
-  show_click: np.ndarray = np.zeros(
-    [0, 0], np.float32
-  )  # [n, 2], show and click; of slots with `counts`
+  # [n, 2], show and click, where a slot has `counts`.
+  show_click: np.ndarray = np.zeros([0, 0], np.float32)
 
   @property
   def slot(self) -> np.ndarray:

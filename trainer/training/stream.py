@@ -151,9 +151,8 @@ class Stream:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
-    if kind == 'Wait' or fields.get(
-      'is_finished'
-    ):  # otherwise another pass is ready, which may be good
+    # Otherwise another pass is ready, which may be good.
+    if kind == 'Wait' or fields.get('is_finished'):
       self._check_refused()
     if 'data_pass' in fields:
       fields['data_pass'] = Pass(**fields['data_pass'])

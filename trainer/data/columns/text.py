@@ -35,9 +35,8 @@ def _pieces(
     Lists of texts [u].
   """
   data, _ = text_buffers(texts)
-  begins = np.append(
-    np.flatnonzero((data & 0xC0) != 0x80), len(data)
-  )  # bytes that begin characters
+  # The bytes that begin characters.
+  begins = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
   starts, ends = begins[firsts], begins[firsts + chars]
   chosen = data[ranges(starts, ends - starts)]
   offsets = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32)
