@@ -96,7 +96,7 @@ class PassMeter:
 
   def _rate(self) -> dict[str, float]:
     """Returns the factor of the learning rates in the last step."""
-    rate = self._step.dense.rate_at(max(0, self._step.steps - 1))
+    rate = self._step.dense.rates.at(max(0, self._step.steps - 1))
     return {'learning_rate_factor': round(float(rate), 6)}
 
   def _slot_statistics(self, features: int) -> dict[str, JsonObject]:
