@@ -127,7 +127,7 @@ class JobTest(tf.test.TestCase):
     later = self.make_job(data, self.run_dir, train=train, run_dir=f'{self.folder}/later')
     later.run()
     self.assertEqual(later.step.steps, 12)
-    self.assertAllClose(later.step.dense.rate_at(later.step.steps - 1), 1.0)  # its third step
+    self.assertAllClose(later.step.dense.rates.at(later.step.steps - 1), 1.0)  # its third step
 
   def test_a_bad_pass_is_set_aside(self):
     for name in ('day_1.csv', 'day_3.csv'):
