@@ -24,7 +24,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.errors import BadPass
 from trainer.training.ledger import Ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import EndDay, Finished, Stopped, Stream, TrainPass, Wait
+from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
 
 STREAMS = 25  # of a unit
 MOMENTS = 30  # of a stream, at each of which something happens
@@ -161,7 +161,7 @@ class Trainer:
         case EndDay(day) as ended:
           self._stream.day_ended(ended)
           self.log.append(f'end {day}')
-        case Wait() | Finished() | Stopped():
+        case Wait() | End():
           return
 
   def fates(self) -> dict[str, str]:
