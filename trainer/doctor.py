@@ -306,6 +306,8 @@ def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
     return Check('run_dir', 'wrong', found, 'one that all hosts mount')
   free = shutil.disk_usage(folder).free
   found = f'{folder}: the same for all, {free / _GB:.0f} GB free, {rate / _MB:,.0f} MB/s written'
+  if not os.path.isdir(run_dir):
+    found = f'{run_dir} does not exist yet; {found}'
   if free < _GB:
     return Check('run_dir', 'wrong', found, 'more space')
   return Check('run_dir', 'slow' if rate < 20 * _MB else 'ok', found, 'a faster disk')

@@ -50,7 +50,7 @@ def main() -> None:
     names = [slot.name for slot in run.cfg.ordered_slots]
     for name in BY.value:
       if name not in names:
-        raise UserError(f"--by: found slot '{name}'{nearest(name, names)}")
+        raise UserError(f"--by: '{name}' is no slot of this model{nearest(name, names)}")
     prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
     if BY.value:
       config.refuse_retrieval(run.cfg.model.retrieval, '--by')

@@ -96,6 +96,8 @@ def main() -> None:
   table['run_dir'] = table['run_dir'].map(os.path.basename)
   print(table.to_string(index=False, na_rep='', float_format=lambda x: f'{x:.4f}'))
   print(f'the runs and report.html: {study_dir}')
+  best = os.path.join(study_dir, table['run_dir'].iloc[0])
+  print(f'next: ctr-evaluate --run_dir {best}, or ctr-config --run_dir {best} for its settings')
 
 
 if __name__ == '__main__':

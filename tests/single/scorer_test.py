@@ -305,6 +305,9 @@ class ScorerTest(tf.test.TestCase):
       for method in {'GET', 'POST', 'PUT', 'DELETE'} - {right}:
         with self.subTest(f'{method} {path}'):
           self.assertEqual(self.client.ask(method, path)[0], 405)
+    for path in ('/v1/models/ctr:classify', '/predict'):
+      status, answer, *_ = self.client.ask('POST', path)
+      self.assertEqual((status, list(json.loads(answer))), (404, ['error']))
     with self.assertLogs(level='WARNING') as logged:
       self.client.ask('GET', '/v1/models/c%0Aoops')
     self.assertLen(logged.output, 1)

@@ -108,9 +108,14 @@ def print_table(run: RecordedRun) -> None:
     rows = shown[shown['group'] == group]
     best = None if run.best is None else run.best.name
     shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], best}
-    if len(rows) > (count := len(rows.index.intersection(list(shown_rows)))):
-      table.add_row(group, f'{len(rows) - count} more not shown')
-    for index, row in rows[rows.index.isin(shown_rows)].iterrows():
+    left_out = 0
+    for index, row in rows.iterrows():
+      if index not in shown_rows:
+        left_out += 1
+        continue
+      if left_out:
+        table.add_row('', f'{left_out} more not shown')
+        left_out = 0
       cells = [_cell(row[field], form) for _, field, form in columns]
       mark = 'best' if index == best else ''
       name = shortened(_cell(row['pass'], ''), NAME_WIDTH)
@@ -152,5 +157,5 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   if run.cfg.model.retrieval:
     yield f'  ctr-predict --run_dir {directory} --data FILE --k 20 --out recommendations.csv'
     return
-  yield f'  ctr-predict --run_dir {directory} --data FILE --out probabilities.txt'
+  yield f'  ctr-predict --run_dir {directory} --data FILE --out predictions.txt'
   yield f'  ctr-export --run_dir {directory} --kind saved_model'

@@ -97,7 +97,7 @@ class Inspection:
   def _slot_id(self, slot: str) -> int:
     ids = self.cfg.slot_ids()
     if slot not in ids:
-      raise UserError(f"found slot '{slot}'{nearest(slot, ids)}")
+      raise UserError(f"'{slot}' is no slot of this model{nearest(slot, ids)}")
     return ids[slot]
 
   def features(self, slot: str) -> pd.DataFrame:

@@ -108,7 +108,8 @@ class App:
         self._route('/v1/models/{name}', 'GET', self._status),
         self._route('/metrics', 'GET', self._metrics),
         Route('/healthz', self._health, methods=['GET']),
-      ]
+      ],
+      exception_handlers={404: self._unknown_path},
     )
 
   def _make_figures(self) -> None:
@@ -156,6 +157,8 @@ class App:
       started = time.perf_counter()
       try:
         self._authorise(request)
+        if ':' in request.path_params.get('name', ''):
+          return self._unknown_path(request)  # a verb that no path above has
         if request.method != method and (request.method, method) != ('HEAD', 'GET'):
           raise _Refused(405, f'method: found {request.method}; wanted {method}')
         response = await route(request)
@@ -163,7 +166,8 @@ class App:
           self._latency.observe(time.perf_counter() - started)
       except (_Refused, BadRequest, NotAnswered, NotReady) as e:
         # repr keeps the client's text on one line.
-        logging.warning('refused %s %.200r: %d %.500r', request.method, path, e.status, str(e))
+        found = request.url.path
+        logging.warning('refused %s %.200r: %d %.500r', request.method, found, e.status, str(e))
         response = _json(rest.error(str(e)), e.status)
         if e.status == 405:
           response.headers['allow'] = method
@@ -192,6 +196,11 @@ class App:
     name = request.path_params['name']
     if name != self._name:
       raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
+
+  def _unknown_path(self, request: Request, _: Exception | None = None) -> Response:
+    self._requests.labels(404).inc()
+    text = f'path: {request.url.path[:80]!r} is unknown; GET / lists the paths'
+    return _json(rest.error(text), 404)
 
   async def _predict(self, request: Request) -> Response:
     with self._counted(await self._arrived(request)) as body:

@@ -196,6 +196,9 @@ class Service:
       served = view and self._load(view)
       with self._lock:
         before, self._served = self._served, served
+      if served:
+        version = served.view.version
+        logging.info('version %d (%s) is served', version.sequence, version.export)
       if before:
         self._leave(before)
 
@@ -223,7 +226,12 @@ class Service:
     while not stop.is_set():
       try:
         self.refresh()
-        self._logged = ''
+        text = (
+          '' if self._served else 'nothing is served yet: ctr-export --kind base writes a version'
+        )
+        if text and text != self._logged:
+          logging.warning(text)
+        self._logged = text
       except Exception as e:
         text = str(e) if isinstance(e, UserError) else one_line(e)
         if text != self._logged:
