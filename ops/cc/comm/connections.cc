@@ -15,8 +15,8 @@
 namespace ctr {
 namespace {
 
-constexpr size_t kMaxParts = 64;  // of one system call
-constexpr int kMaxEvents = 64;    // likewise
+constexpr size_t kMaxParts = 64;  // in one system call
+constexpr int kMaxEvents = 64;    // in one system call
 
 int64_t Bytes(const Spans& spans) {
   int64_t bytes = 0;
@@ -24,8 +24,8 @@ int64_t Bytes(const Spans& spans) {
   return bytes;
 }
 
-// Fills `parts` with what `header`, then `spans`, hold after their first `done` bytes. Returns the
-// number of parts, which may leave a rest for the next call.
+// Fills `parts` with the bytes of `header`, then `spans`, without the first `done` bytes. Returns
+// the number of parts; what has no room in them is left for the next call.
 size_t Remaining(Span header, const Spans& spans, int64_t done, iovec* parts) {
   size_t n = 0;
   const auto add = [&](const Span& s) {
@@ -68,7 +68,7 @@ const char* NameOf(float) { return "all_reduce float32"; }
 const char* NameOf(double) { return "all_reduce float64"; }
 const char* NameOf(int64_t) { return "all_reduce int64"; }
 
-// Unsigned, so that a sum of integers that overflows wraps round.
+// Unsigned for integers, so that a sum that overflows wraps round.
 int64_t Add(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }
@@ -156,7 +156,8 @@ bool Connections::Receive(Connection* connection, Transfer* t) {
       t->received += n;
       bytes_received_ += n;
     }
-    // A stream that gave less than was asked for is empty; one that ended then says so.
+    // A stream that gave less than was asked for is empty. If the other side has ended it, it stays
+    // readable, so that the next read meets the end.
     connection->readable =
         n == static_cast<ssize_t>(Bytes(parts, message.msg_iovlen)) || (n > 0 && connection->ended);
   }
@@ -194,7 +195,7 @@ std::vector<int> Connections::Wait() {
   for (int i = 0; i < n; ++i) {
     ready.push_back(static_cast<int>(events[i].data.u32));
     Connection& connection = connections_[ready.back()];
-    // Where a connection ended, the next system call finds out why.
+    // If a connection ended, the next system call on it says why.
     if ((events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0) connection.ended = true;
     if (connection.ended || (events[i].events & EPOLLIN) != 0) connection.readable = true;
     if (connection.ended || (events[i].events & EPOLLOUT) != 0) connection.writable = true;
@@ -227,8 +228,9 @@ Status Connections::AllToAll(const std::string& operation, const std::vector<Spa
   transfers[rank_].sent = transfers[rank_].received = kHeader;  // this process's own part is copied
   transfers[rank_].header_in = transfers[rank_].header_out;
 
-  int headers = 1, done = 1;  // of how many connections they are here, or all is sent and received
-  // What one connection takes and has now.
+  // How many connections have a header here, and how many have sent and received all.
+  int headers = 1, done = 1;
+  // Serves one connection, and updates these numbers.
   const auto serve = [&](int r) {
     Transfer& t = transfers[r];
     const bool had_header = t.has_header(), was_done = t.all_sent() && t.all_received();
@@ -273,7 +275,8 @@ Status Connections::AllReduce(const Spans& own, const Spans& sums) {
   constexpr int64_t kSize = sizeof(T);
   const int n = size();
   const int64_t count = Bytes(own) / kSize;
-  const auto start = [&](int r) { return count * r / n * kSize; };  // of a rank's share, in bytes
+  // Where the share of rank r begins, in bytes.
+  const auto start = [&](int r) { return count * r / n * kSize; };
   const auto expect = [](const std::vector<int64_t>& bytes, const std::vector<Spans>& to) {
     for (size_t r = 0; r < bytes.size(); ++r) {
       if (bytes[r] != Bytes(to[r])) {

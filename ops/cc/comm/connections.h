@@ -1,9 +1,9 @@
-// Collectives between processes over stream sockets, one after the other. TensorFlow-free.
+// Collectives between processes over stream sockets, one after the other. Uses no TensorFlow.
 //
-// In every collective each process sends each other one a message, with no bytes where it has
-// nothing to say. A message is a header and its bytes, in the machines' own byte order, which all
-// hosts of a job share. The header names the operation and its place in the sequence of operations:
-// processes that are out of step get an error that names both operations.
+// In every collective, each process sends a message to each other process; the message is empty if
+// there is nothing to send. A message is a header, then bytes in the byte order of the machines,
+// which all hosts of a job share. The header names the operation, and its number in the sequence of
+// operations: processes that are out of step get an error that names both operations.
 #pragma once
 
 #include <atomic>
@@ -16,20 +16,20 @@
 
 namespace ctr {
 
-// Memory that is sent from, or received into.
+// Memory to send from or to receive into.
 struct Span {
   char* data;
   int64_t bytes;
 };
 using Spans = std::vector<Span>;
 
-// Bytes [begin, end) of what `spans` hold together.
+// Returns bytes [begin, end) of the spans, which are taken as joined.
 Spans Slice(const Spans& spans, int64_t begin, int64_t end);
 
 class Connections {
  public:
-  // fds: a connected stream socket to each process, which this object closes in the end; -1 at
-  // `rank`, the place of this process.
+  // fds: for each process, a stream socket connected to it; -1 at `rank`, the place of this
+  // process. The destructor closes them.
   Connections(std::vector<int> fds, int rank);
   ~Connections();
   Connections(const Connections&) = delete;
@@ -37,30 +37,30 @@ class Connections {
 
   int size() const { return static_cast<int>(connections_.size()); }
 
-  // Provides the memory for what arrives: bytes[r] from each process r. Where it fails, the
-  // collective fails on every process.
+  // Provides the memory for what arrives: bytes[r] from each process r. If it fails, the collective
+  // fails on every process.
   using Allocate = std::function<Status(const std::vector<int64_t>& bytes, std::vector<Spans>* to)>;
 
-  // Sends from[r] to each process r and receives what each has for this one. Every process calls
+  // Sends from[r] to each process r, and waits for what each sends to this one. Every process calls
   // it; each Connections takes one call at a time.
   //
-  // operation: the same on every process, such as "all_to_all int64"; its first 47 characters
-  // count. Errors: Aborted names a process whose connection ended. DataLoss names a process that
-  // was at another operation. After an error every call fails, here and on the other processes.
+  // operation: the same on every process, such as "all_to_all int64"; only its first 47 characters
+  // are compared. Errors: Aborted if a connection ended; DataLoss if a process runs another
+  // operation. Both name the process. After an error, every call fails, here and on the others.
   Status AllToAll(const std::string& operation, const std::vector<Spans>& from,
                   const Allocate& allocate);
 
   // Sums values of type T (float, double or int64_t) over all processes, in the order of their
-  // ranks: the result has the same bits everywhere. Each process sums a share of the values and
-  // sends the sums to all (reduce-scatter, then all-gather), so that the bytes a process sends do
-  // not grow with the number of processes.
+  // ranks, so that all get the same bits. Each process sums a share of the values and sends the
+  // sums to all (reduce-scatter, then all-gather), so the bytes that a process sends do not grow
+  // with the number of processes.
   //
-  // own, sums: of as many values, the same number on every process.
-  // Errors: as AllToAll, and DataLoss for processes that differ in the number of values.
+  // own, sums: of the same number of values, on every process.
+  // Errors: as AllToAll; also DataLoss if processes have different numbers of values.
   template <typename T>
   Status AllReduce(const Spans& own, const Spans& sums);
 
-  // What this object has done since it was made; any thread may ask.
+  // Counts what this object has done since it was made. Any thread may call counters().
   struct Counters {
     int64_t connections, bytes_sent, bytes_received, system_calls;
   };
@@ -74,12 +74,13 @@ class Connections {
   };
   static constexpr int64_t kHeader = sizeof(Header);
 
-  // A connection. epoll tells a change of the first two flags once (edge-triggered): a system call
-  // that moves less than it was asked to clears the flag, the next event sets it again.
+  // A connection. epoll reports a change of the first two flags only once (edge-triggered): a
+  // system call that moves fewer bytes than it was asked to clears its flag, and the next event
+  // sets it.
   struct Connection {
     int fd;
     bool readable = true, writable = true;
-    bool ended = false;  // at the other side; what it sent before may still be read
+    bool ended = false;  // the other side closed it; what that sent before may still be read
   };
 
   // One connection's part of an operation.
@@ -95,14 +96,15 @@ class Connections {
     bool can_receive() const { return !has_header() || (has_memory && !all_received()); }
   };
 
-  // Sends and receives what one connection takes and has at the moment.
+  // Sends as much as one connection takes now, and receives what it has.
   Status Serve(int r, Transfer* transfer);
-  // false: the connection ended; errno says why, 0 where the other side closed it.
+  // Both return false if the connection ended; errno says why, and is 0 if the other side closed
+  // it.
   bool Send(Connection* connection, Transfer* transfer);
   bool Receive(Connection* connection, Transfer* transfer);
   // Marks the connections that have become ready, and returns them.
   std::vector<int> Wait();
-  // Makes all calls fail from here on, on the other processes too.
+  // Makes all calls from now on fail, on the other processes too. Returns `why`.
   Status Break(Status why);
 
   std::vector<Connection> connections_;

@@ -1,5 +1,5 @@
-// FarmHash's Fingerprint64, the hash of tf.strings.to_hash_bucket_fast, written down here so that
-// the core needs no TensorFlow. It follows farmhashna::Hash64 of https://github.com/google/farmhash
+// FarmHash's Fingerprint64, the hash of tf.strings.to_hash_bucket_fast, written here so that
+// hashing needs no TensorFlow. It follows farmhashna::Hash64 of https://github.com/google/farmhash
 // (Copyright 2014 Google, Inc., MIT licence); tests compare it with TensorFlow's.
 #pragma once
 
@@ -86,7 +86,7 @@ inline Pair Weak32(const char* s, uint64_t a, uint64_t b) {
 
 }  // namespace farmhash
 
-// The hash of n bytes at s.
+// Returns the hash of n bytes at s.
 inline uint64_t Fingerprint64(const char* s, size_t n) {
   using namespace farmhash;
   if (n <= 16) return UpTo16(s, n);

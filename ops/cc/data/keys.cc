@@ -19,7 +19,7 @@ int64_t KeyOf(std::string_view text, int64_t slot_id) {
   return slot_id << kHashBits | static_cast<int64_t>(hash);
 }
 
-// 12.00 as 12, and -0.0 as 0; any other text as it is.
+// Returns 12 for 12.00, and 0 for -0.0; any other text as it is.
 std::string_view WithoutZeroFraction(std::string_view text) {
   size_t end = text.size();
   while (end > 0 && text[end - 1] == '0') --end;
@@ -68,7 +68,8 @@ void ctr_integer_keys(const int64_t* values, int64_t n, int64_t slot_id, int64_t
 namespace {
 
 constexpr uint64_t kMultiplier = 0x9e3779b97f4a7c15ULL;
-// Set in the hash of every field but those of one feature of value 1, whose hash is their key.
+// A bit that is set in the hash of every field, unless it holds one feature of value 1: its hash is
+// the key.
 constexpr uint64_t kCompared = uint64_t{1} << 63;
 
 }  // namespace
@@ -79,7 +80,7 @@ void FieldCoder::Clear(int bits) {
   shift_ = 64 - bits;
 }
 
-// A table of four times the size, with the same fields.
+// Makes the table four times as large; it keeps its fields.
 void FieldCoder::Grow() {
   std::vector<Entry> old;
   old.swap(table_);
@@ -151,7 +152,7 @@ void FieldCoder::Encode(const Block& block, uint16_t* codes) {
     next_[i] = total;
     for (int64_t f = 0; f < slots; ++f) total += block.counts[i * slots + f];
   }
-  // Slot by slot, so that the table at hand stays in the cache.
+  // Slot by slot, so that the current table stays in the cache.
   for (int64_t f = 0; f < slots; ++f) {
     TakeSlot(block, f);
     Clear(bits_[f]);

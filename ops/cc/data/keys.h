@@ -1,4 +1,4 @@
-// Columns of a log to keys, and the fields of a block of samples to small codes.
+// Hashes columns of a log to keys, and encodes the fields of a block of samples as small numbers.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,21 @@ namespace ctr {
 constexpr int kHashBits = 52;
 constexpr int64_t kNoFeature = -1;  // a key is never negative
 
-// Keys of n texts: slot_id << 52 | farmhash64 of the text without the ASCII white space around it,
-// mod 2^52; kNoFeature for a blank one. A whole number is hashed without a fraction of zeros, 12.0
-// as 12, so that it is one feature however it is written.
+// Writes the keys of n texts: slot_id << 52 | farmhash64(text) mod 2^52, for the text without the
+// ASCII white space around it; kNoFeature if that is blank. A whole number is hashed without a
+// fraction of zeros, 12.0 as 12, so that it is one feature however it is written.
 //
-// bytes: the texts, one after another; offsets [n + 1]: text i is [offsets[i], offsets[i + 1]),
-// ascending and within `bytes`. 0 <= slot_id < 2048.
+// bytes: the texts, one after another. offsets [n + 1], ascending: text i is the bytes [offsets[i],
+// offsets[i + 1]). 0 <= slot_id < 2048.
 void KeysOfTexts(const char* bytes, const int32_t* offsets, int64_t n, int64_t slot_id,
                  int64_t* keys);
 
-// Keys of n integers, which hash as their decimal text.
+// Writes the keys of n integers, which are hashed as their decimal text.
 void KeysOfIntegers(const int64_t* values, int64_t n, int64_t slot_id, int64_t* keys);
 
 // The same for ops/keys.py, which calls them without TensorFlow: for the short columns of a
-// request, an op would take ten times as long. False: the offsets do not ascend within [0, size].
+// request, an op would take ten times as long. The first returns false if offsets do not ascend
+// within [0, size].
 extern "C" bool ctr_text_keys(const char* bytes, int64_t size, const int32_t* offsets, int64_t n,
                               int64_t slot_id, int64_t* keys);
 extern "C" void ctr_integer_keys(const int64_t* values, int64_t n, int64_t slot_id, int64_t* keys);
@@ -36,22 +37,22 @@ class FieldCoder {
 
   // A block of n samples of F slots.
   struct Block {
-    // [nnz], a sample's slots one after another; without counts [F, n], one in each field, or
-    // none where it is kNoFeature.
+    // [nnz], sample by sample, and slot by slot within a sample. Without counts [F, n]: one key in
+    // each field, or none if it is kNoFeature.
     const int64_t* keys = nullptr;
-    const float* values = nullptr;    // [nnz], or null: all are 1, as they are without counts
-    const int32_t* counts = nullptr;  // [n * F] features in each field, their sum nnz; or null
+    const float* values = nullptr;    // [nnz]; null if all are 1, and always without counts
+    const int32_t* counts = nullptr;  // [n * F], how many features each field has; or null
     int64_t n = 0;                    // at most kMaxSamples
     int64_t slots = 0;                // F
   };
 
-  // Writes codes [n, F]: fields of a slot that are equal get the same code, numbered from 0 in the
-  // order of first occurrence.
+  // Writes codes [n, F]: equal fields of a slot get the same code, from 0 in the order of first
+  // occurrence.
   void Encode(const Block& block, uint16_t* codes);
 
-  // The distinct fields, those of slot 0 first, by code; `fields_of` [F] says how many a slot has,
-  // `counts` how many features each of them, whose keys and values stand in `keys` and `values`
-  // (empty where the block had none).
+  // The distinct fields, ordered by slot, then by code. fields_of [F]: how many each slot has.
+  // counts: how many features each distinct field has. keys, values: these features (values is
+  // empty if the block had none).
   std::vector<int64_t> fields_of;
   std::vector<int32_t> counts;
   std::vector<int64_t> keys;
@@ -59,7 +60,7 @@ class FieldCoder {
 
  private:
   struct Entry {
-    uint64_t hash;  // of a field that holds one feature of value 1: its key
+    uint64_t hash;  // the key, if the field holds one feature of value 1
     int32_t field;  // -1: the entry is free
   };
   struct Features {
@@ -72,14 +73,15 @@ class FieldCoder {
   size_t Place(uint64_t hash) const;
   void TakeSlot(const Block& block, int64_t f);
 
-  std::vector<Entry> table_;        // of the slot at hand: open addressing, at most half full
-  int shift_ = 0;                   // 64 less the logarithm of its size
-  std::vector<int64_t> starts_;     // of the features of its distinct fields, in keys
-  std::vector<Features> features_;  // [n], of its fields
-  std::vector<uint64_t> hashes_;    // [n], of its fields
+  std::vector<Entry> table_;     // of the current slot: open addressing, at most half full
+  int shift_ = 0;                // 64 minus the logarithm of the table's size
+  std::vector<int64_t> starts_;  // where the features of each of its distinct fields begin in keys
+  std::vector<Features> features_;  // [n], of the current slot's fields
+  std::vector<uint64_t> hashes_;    // [n], of the current slot's fields
   std::vector<int64_t> next_;       // [n], where each sample's features of the next slot begin
   std::vector<uint16_t> columns_;   // [F, n], the codes
-  std::vector<int> bits_;           // [F], the logarithm of each slot's table in the block before
+  std::vector<int>
+      bits_;  // [F], the logarithm of the size that each slot's table had in the last block
 };
 
 }  // namespace ctr

@@ -1,4 +1,4 @@
-// What happens where a mapped file is cut short while this process reads it.
+// Ends the process with a message if a mapped file is cut short while this process reads it.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -13,8 +13,8 @@ namespace {
 
 struct sigaction before;  // the handler that ours has replaced
 
-// The path in a line of /proc/self/maps ("begin-end perms offset device inode path") that covers
-// the address; null where the line is of other addresses, or of no file.
+// Returns the path in a line of /proc/self/maps ("begin-end perms offset device inode path"); null
+// if the line does not cover the address, or has no file.
 const char* PathOf(const char* line, uintptr_t address) {
   char* rest;
   const uintptr_t begin = std::strtoull(line, &rest, 16);
@@ -26,7 +26,7 @@ void Write(const char* text) {
   if (write(STDERR_FILENO, text, std::strlen(text)) < 0) return;  // there is nobody else to tell
 }
 
-// Calls only what a handler of signals may call.
+// The handler of SIGBUS. It calls only functions that a signal handler may call.
 void OnBusError(int, siginfo_t* info, void*) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(info->si_addr);
   const int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -51,9 +51,10 @@ void OnBusError(int, siginfo_t* info, void*) {
 
 }  // namespace
 
-// Ends the process with one line on stderr and status 2, in place of a bus error, when it reads a
-// page of a mapped file that is no longer there. It replaces the handler of SIGBUS; call it again
-// where another may have been set since. A SIGBUS of any other cause goes to that other handler.
+// From now on, when the process reads a page of a mapped file that is no longer there, it ends with
+// one line on stderr and status 2 instead of a bus error. This replaces the handler of SIGBUS; call
+// it again if another may have been set since. A SIGBUS of any other cause goes to the handler
+// before.
 extern "C" void ctr_tell_files_cut_short() {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);

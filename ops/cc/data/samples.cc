@@ -6,10 +6,11 @@
 namespace ctr {
 namespace {
 
-// Between a prefetch and its use: a shuffled batch reads everywhere in the files.
+// How many rows or fields ahead of their use are prefetched: a shuffled batch reads everywhere in
+// the files.
 constexpr int64_t kRowsAhead = 16;
 constexpr int64_t kFieldsAhead = 32;
-constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // features of a field
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // the most features in a field
 
 }  // namespace
 
@@ -22,7 +23,7 @@ bool FindFields(const SampleArrays& arrays, const int64_t* rows, int64_t n, int6
   found->counts.assign(fields, 1);
   found->features = n * slots;
   int64_t* const starts = found->starts.data();
-  for (int64_t i = 0; i < n; ++i) {  // where each field's split, or its one key, is
+  for (int64_t i = 0; i < n; ++i) {  // finds each field's split, or its only key
     if (i + kRowsAhead < n) {
       const int64_t next = rows[i + kRowsAhead];
       if (next >= 0 && next < arrays.samples) {

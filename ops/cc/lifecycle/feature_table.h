@@ -1,20 +1,20 @@
-// The feature table: everything the lifecycle keeps of a feature, found by key.
+// The feature table: maps a key to everything that the lifecycle knows of the key's feature.
 //
-// Ids: a feature's id is `shard << 32 | local`. Growth moves index entries only, so that ids and
-// addresses hold until the next eviction. An eviction gives memory back: where a shard then needs
-// less than two thirds of its chunks, its features move together, and ids change. Who keeps an id
-// checks the key that it finds there.
+// Ids: a feature's id is `shard << 32 | local`. Growth moves only index entries, so ids and
+// addresses stay valid until the next eviction. An eviction gives memory back: if a shard then
+// needs less than two thirds of its chunks, its features move together, and their ids change. So
+// whoever keeps an id must check the key that it finds there.
 //
-// Memory: 40 bytes a feature (and the payload), in chunks, and an index entry of 8 bytes at a load
-// of 0.71 to 0.8, so 50 to 52 bytes a feature. Growth by an eighth of a power of two copies one
-// shard's index and stops nobody but that shard's users.
+// Memory: 40 bytes for a feature (plus the payload), in chunks; and an index entry of 8 bytes, of
+// which 71 to 80 % are in use. So 50 to 52 bytes for a feature. An index grows by an eighth of a
+// power of two; meanwhile only users of its shard wait.
 //
-// Locks: each shard has one, which guards all of the shard; a thread holds at most one of them
-// (Absorb: then the same shard's of the other table), and a batched verb takes each once. A batched
-// verb is therefore atomic for each shard, not over shards.
+// Locks: each shard has a lock, which guards all of the shard. A thread holds at most one of these
+// locks (Absorb also holds that of the same shard in the other table), and a batched verb takes
+// each lock once. So a batched verb is atomic within each shard, but not over shards.
 //
-// Batches: keys come in any order and may repeat; results stand in input order. A verb that fails
-// has changed nothing.
+// Batches: keys come in any order and may repeat; results are in the order of the input. A verb
+// that fails has changed nothing.
 #pragma once
 
 #include <array>
@@ -40,26 +40,26 @@ struct Feature {
   int64_t key;  // negative: the place is free
   double show;
   double click;
-  double delta_score;  // gained since it was last written by a delta or base
+  double delta_score;  // the score gained since the last delta or base that wrote the feature
   uint16_t unseen_days;
   uint16_t age_days;
   uint16_t slot;
   uint8_t admitted;
-  uint8_t marks;  // the table's own
+  uint8_t marks;  // used only by the table
 };
 static_assert(sizeof(Feature) == 40, "the memory bound counts on it");
 
-// What a save writes; the first two are remembered until they are committed.
+// The kinds of exports. The table remembers what it selected for the first two until their commit.
 enum class Kind { kDelta = 0, kBase = 1, kAll = 2 };
 
-// Where a feature stands when only the best are kept: compared from the first digit on, the greater
-// is the better. [0]: recency; [1..4]: score or show, [5..8]: the key, so that no two features are
-// equal.
+// The rank of a feature when only the best are kept. Ranks are compared from the first digit on;
+// the greater is the better. [0]: recency; [1..4]: score or show; [5..8]: the key, so that no two
+// ranks are equal.
 constexpr int kRankDigits = 9;
 constexpr int kRankBins = 1 << 16;
 using Rank = std::array<uint16_t, kRankDigits>;
 
-// Columns of features, in one order. An import takes them as an export gave them.
+// Columns of features, all in the same order. An export fills them, and an import reads them.
 struct FeatureColumns {
   std::vector<int64_t> key;
   std::vector<double> show, click, delta_score;
@@ -69,30 +69,30 @@ struct FeatureColumns {
   void Append(const Feature& feature);
 };
 
-// Columns that a lookup fills, [n] each; what is null is not wanted. Absent features read 0.
+// Columns [n] that a lookup fills, unless they are null; 0 for an absent feature.
 struct LookupResult {
   double *show = nullptr, *click = nullptr, *delta_score = nullptr;
   int32_t *unseen_days = nullptr, *age_days = nullptr, *slot = nullptr;
   bool *admitted = nullptr, *exists = nullptr;
 };
 
-// InvalidArgument naming argument `keys`, the index and the value of the first key that is
-// negative.
+// InvalidArgument if a key is negative; names the argument `keys`, the key's index and its value.
 Status CheckKeys(const int64_t* keys, int64_t n);
-// InvalidArgument naming argument, index and value of the first occurrence that is not finite, is
-// negative or beyond kMaxCount, or has more clicks than shows while it has shows. (A click that
-// arrives late is show 0, click 1.)
+// InvalidArgument if an occurrence is not finite, is negative or beyond kMaxCount, or has more
+// clicks than shows although it has shows. (A click that arrives late is show 0, click 1.) The
+// message names argument, index and value.
 Status CheckCounts(const double* shows, const double* clicks, int64_t n);
 Status CheckCounts(const float* shows, const float* clicks, int64_t n);
 
 class FeatureTable {
  public:
-  // One of kShards parts. `mutex` guards everything else of the shard; every method needs it held.
+  // One of kShards parts of the table. `mutex` guards everything else in the shard; hold it to call
+  // any method.
   class alignas(64) Shard {
    public:
     mutable std::mutex mutex;
 
-    // The local id of a key, -1 where it is absent. mixed = Mix64(key).
+    // Returns the local id of a key, -1 if it is absent. mixed = Mix64(key).
     int64_t Find(int64_t key, uint64_t mixed) const {
       if (index_entries_ == 0) return -1;
       const uint64_t* index = Index();
@@ -105,11 +105,11 @@ class FeatureTable {
       }
     }
 
-    // Creates a feature with zero sums and a zero payload where the key is absent; slot < 0: the
-    // key's own. May grow the index, never moves a feature.
+    // As Find, but creates an absent feature, with zero sums and a zero payload. slot: of a feature
+    // that is created; < 0: the key's own. It may grow the index, but never moves a feature.
     int64_t FindOrCreate(int64_t key, uint64_t mixed, int slot, bool* created);
 
-    // Both are valid until the next eviction of the shard. local: of a feature that exists.
+    // The addresses of a feature that exists, valid until the next eviction of the shard.
     Feature* At(int64_t local) const {
       return reinterpret_cast<Feature*>(chunks_[local >> kChunkBits] +
                                         (local & (kChunkFeatures - 1)) * stride_);
@@ -118,12 +118,12 @@ class FeatureTable {
       return reinterpret_cast<char*>(At(local)) + sizeof(Feature);
     }
 
-    // Begin to fetch what Find(key, mixed) reads first, and, some keys later, the feature that it
-    // will find, unless another key has the same tag (one in 2^32 / size).
+    // Call this some keys before PrefetchFeature: begins to fetch what that, and Find, read first.
     void PrefetchIndex(uint64_t mixed) const {
       if (index_entries_ != 0) __builtin_prefetch(Index() + Home(mixed));
     }
-    // Returns that feature's local id, -1 where the key is absent.
+    // Begins to fetch the feature that Find will find. Returns its local id, -1 if the key is
+    // absent; of another key if that has the same tag (a chance of size / 2^32).
     int64_t PrefetchFeature(uint64_t mixed) const {
       if (index_entries_ == 0) return -1;
       const uint64_t* index = Index();
@@ -139,10 +139,10 @@ class FeatureTable {
       }
     }
 
-    // Forgets a feature that exists; its id becomes free. Does not call on_erase.
+    // Deletes a feature that exists; its id becomes free. Does not call on_erase.
     void Erase(int64_t local);
-    // Moves the features together where that frees over a third of the chunks, and gives these
-    // back. Ids and addresses change then.
+    // If that frees over a third of the chunks, moves the features together and gives these chunks
+    // back; ids and addresses then change.
     void Compact();
 
     int64_t size() const { return size_; }
@@ -159,49 +159,49 @@ class FeatureTable {
     };
 
     uint64_t* Index() const { return reinterpret_cast<uint64_t*>(index_.data()); }
-    // Ascends with the tag, so that growth, which has the tag alone, walks both indices in order.
+    // It ascends with the tag, so that growth, which knows only tags, walks both indices in order.
     static uint64_t Home(uint32_t tag, uint64_t entries) { return tag * entries >> 32; }
     uint64_t Home(uint64_t mixed) const {
       return Home(static_cast<uint32_t>(mixed), index_entries_);
     }
     uint64_t Next(uint64_t place) const { return place + 1 == index_entries_ ? 0 : place + 1; }
-    // How far `place` lies behind `home`, around the end.
+    // How far `place` is behind `home`, going round at the end.
     uint64_t Distance(uint64_t home, uint64_t place) const {
       return place >= home ? place - home : place + index_entries_ - home;
     }
     void GrowIndex();
-    void ResizeIndex(uint64_t entries);  // takes over the entries of now
-    Selected* FindSelected(
-        Kind kind, int64_t key);  // null where the key is not of the selection or was committed
+    void ResizeIndex(uint64_t entries);  // keeps the entries that are in the index
+    Selected* FindSelected(Kind kind,
+                           int64_t key);  // null if the key was not selected, or was committed
 
     std::shared_ptr<ChunkArena> arena_;        // one for all shards
     std::shared_ptr<BlockArena> index_arena_;  // one for all shards
     int64_t stride_ = 0;                       // bytes from one feature to the next
-    std::vector<char*> chunks_;                // of kChunkFeatures each
+    std::vector<char*> chunks_;                // kChunkFeatures features each
     Block index_;  // entries: tag (low half of the mixed key) << 32 | local + 1; 0: empty
     uint64_t index_entries_ = 0;  // 8 to 15 * 2^k; 0: no index yet
     int64_t size_ = 0;
     int64_t end_ = 0;
-    int64_t free_ = -1;  // first free id below end_; the next one is ~key of its feature
+    int64_t free_ = -1;  // first free id below end_; ~key of its feature is the next free id
     std::vector<Selected> selected_[2];  // by Kind; ascending keys
   };
 
-  // payload_bytes: kept beside each feature for others; zero when a feature is created.
+  // payload_bytes: room beside each feature for the row store; its bytes are 0 in a new feature.
   explicit FeatureTable(Policy policy, int64_t payload_bytes = 0);
 
   const Policy& policy() const { return policy_; }
   int64_t payload_bytes() const { return payload_bytes_; }
   Shard& shard(int s) { return shards_[s]; }
 
-  // Called with the shard's lock held for each feature that is about to be erased by Evict,
-  // EvictBelow and Clear. Set it before the table is used.
+  // Called for each feature that Evict, EvictBelow or Clear is about to erase, with the shard's
+  // lock held. Set it before the table is used.
   std::function<void(int shard, char* payload)> on_erase;
-  // Called with the shard's lock held once Evict or EvictBelow has erased features of the shard.
-  // Set it before the table is used.
+  // Called once Evict or EvictBelow has erased features of a shard, with its lock held. Set it
+  // before the table is used.
   std::function<void(int shard)> on_evicted;
 
-  // Adds an occurrence's (or several's, summed) show and click to a feature under its shard's lock.
-  // Returns whether that admitted it, for the first time.
+  // Adds the show and click of one occurrence, or the sums over several, to a feature; call it with
+  // the lock of the feature's shard held. Returns whether this admitted the feature.
   bool Observe(Feature* feature, double show, double click) const {
     const Rules& rules = policy_.For(feature->slot);
     feature->show += show;
@@ -214,55 +214,57 @@ class FeatureTable {
     return true;
   }
 
-  // Sums a key's occurrences, then observes it once; creates what is absent. slots: [n] or null,
-  // then the key's own; counts for new features only. admitted [n]: after the push.
+  // Sums the occurrences of each key, then observes it once; creates absent features. slots: [n],
+  // the slots of features that are created; null: the keys' own. admitted [n]: as it is afterwards.
   Status Observe(const int64_t* keys, const double* shows, const double* clicks,
                  const int64_t* slots, int64_t n, const ParallelFor& parallel_for, bool* admitted);
-  // Creates nothing; absent features are not admitted.
+  // These create nothing; absent features are not admitted, and read 0.
   Status Admitted(const int64_t* keys, int64_t n, const ParallelFor& parallel_for, bool* admitted);
   Status Lookup(const int64_t* keys, int64_t n, const ParallelFor& parallel_for,
                 const LookupResult& result);
 
   // The day end, in this order.
   void Decay(const ParallelFor& parallel_for);
-  // Deletes by the policy's tests. Returns the keys.
+  // Deletes the features that the policy's tests choose. Returns their keys.
   std::vector<int64_t> Evict(const ParallelFor& parallel_for);
   void Age(const ParallelFor& parallel_for);
 
-  // Keeping the best `policy.capacity` features: radix selection over their ranks, 16 bits a round.
-  // Counts the features whose rank starts with `prefix` (fewer than kRankDigits digits) by their
-  // next digit; the counts of several tables add up, which is how several processes find one cut.
-  // [kRankBins]
+  // The next three keep the best `policy.capacity` features, by radix selection over ranks, 16 bits
+  // in each round. Counts the features whose rank starts with `prefix` (fewer than kRankDigits
+  // digits), for each next digit, [kRankBins]. Counts of several tables may be added: so several
+  // processes find one cut.
   std::vector<int64_t> RankHistogram(const std::vector<uint16_t>& prefix,
                                      const ParallelFor& parallel_for);
-  // The shortest prefix such that exactly `policy.capacity` features stand at or above it; empty:
-  // no more are held.
+  // Returns the shortest prefix that exactly `policy.capacity` features rank at or above; empty if
+  // the table has no more features than that.
   std::vector<uint16_t> CapacityCut(const ParallelFor& parallel_for);
-  // Deletes the features whose rank is below the cut. Returns the keys.
+  // Deletes the features whose rank is below the cut. Returns their keys.
   std::vector<int64_t> EvictBelow(const std::vector<uint16_t>& cut,
                                   const ParallelFor& parallel_for);
 
-  // The keys that a save of this kind writes, by shard, then key. Delta and base remember them with
-  // their delta_score of now, in place of the kind's last selection.
+  // Returns the keys of the features that belong in an export of this kind, by shard, then key. For
+  // a delta or base, the table remembers them with the delta_score that each has now, and forgets
+  // its last selection of this kind.
   std::vector<int64_t> Select(Kind kind, const ParallelFor& parallel_for);
-  // After the save: takes what was written from delta_score, so that a gain since the selection
-  // survives. Features that were erased since are passed over. InvalidArgument where a key is not
-  // of the selection, or was committed before. Of kind all nothing is reset.
+  // Marks selected features as written, once their export is complete: subtracts from delta_score
+  // what it was at the selection, so that what was gained since remains. Features that were erased
+  // since are skipped. InvalidArgument if a key was not selected, or was committed before. For kind
+  // all it changes nothing.
   Status Commit(Kind kind, const int64_t* keys, int64_t n, const ParallelFor& parallel_for);
 
   int64_t Size() const;
-  // What the table allocated: features, index, selections.
+  // How many bytes the table has allocated: for features, index and selections.
   int64_t Bytes() const;
 
-  // Appends at most `limit` features of a shard from place `begin` on. Returns the place to go on
-  // from, -1 at the end.
+  // Appends at most `limit` features of a shard to `columns`, from place `begin` on. Returns the
+  // place to begin at the next time, -1 at the end.
   int64_t Export(int shard, int64_t begin, int64_t limit, FeatureColumns* columns) const;
-  // Adds features. DataLoss naming column, index and value where one cannot be a feature's or a key
-  // exists already.
+  // Adds features. DataLoss if a value is impossible or a key exists already; it names column,
+  // index and value.
   Status Import(const FeatureColumns& columns);
-  // Takes the features of another table, whose content is undefined afterwards; replace: in place
-  // of this one's and its selections. DataLoss where a key is in both. Neither table may have a
-  // payload, nor the other one other users.
+  // Moves the features of another table into this one; what is in the other is undefined
+  // afterwards. replace: first erases the features and selections of this table; else DataLoss if a
+  // key is in both. Neither table may have a payload, and nobody else may use the other one.
   Status Absorb(FeatureTable* other, bool replace, const ParallelFor& parallel_for);
   // Erases all features and selections.
   void Clear(const ParallelFor& parallel_for);

@@ -1,4 +1,4 @@
-// Where a key lives: its shards, and grouping of a batch by them.
+// The shards of a key, and the grouping of a batch by shards.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace ctr {
 
-constexpr int kShards = 256;          // of a table, each with a lock of its own
-constexpr int kLogicalShards = 4096;  // owners hold consecutive ones
-// A shard of a table holds so many consecutive logical shards.
+constexpr int kShards = 256;          // shards of a table; each has a lock of its own
+constexpr int kLogicalShards = 4096;  // an owner has consecutive logical shards
+// How many consecutive logical shards one shard of a table holds.
 constexpr int kLogicalInShard = kLogicalShards / kShards;
 
 // The finaliser of MurmurHash3: a bijection of 64 bits whose every output bit depends on every
@@ -26,16 +26,16 @@ inline uint64_t Mix64(int64_t key) {
 inline int ShardOf(uint64_t mixed) { return static_cast<int>(mixed >> 56); }
 inline int LogicalShardOf(uint64_t mixed) { return static_cast<int>(mixed >> 52); }
 
-// The positions of a batch's keys, shard by shard, in input order within a shard.
+// The positions of a batch's keys, grouped by shard, in the order of the input within a shard.
 // For shard s: for (i = starts[s]; i < starts[s + 1]; ++i) keys[At(i)].
 struct ShardGroups {
-  std::vector<int32_t> order;   // empty where the keys were grouped by shard already
+  std::vector<int32_t> order;   // empty if the keys came grouped by shard
   std::vector<int64_t> starts;  // [kShards + 1]
 
   int64_t At(int64_t i) const { return order.empty() ? i : order[i]; }
 };
 
-// A counting sort of the keys by shard. n must fit in 31 bits.
+// Sorts the keys by shard, with a counting sort. n must fit in 31 bits.
 inline ShardGroups GroupByShard(const int64_t* keys, int64_t n) {
   ShardGroups groups;
   groups.starts.assign(kShards + 1, 0);

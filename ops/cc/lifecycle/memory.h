@@ -1,5 +1,5 @@
-// Memory for tables: zero-filled, in huge pages where it is large, so that random access misses the
-// TLB less.
+// Memory for tables: filled with zeros; large pieces are in huge pages, so that random access
+// misses the TLB less often.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,8 +23,9 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 class BlockArena;
 
-// Zero-filled memory, aligned to 64 bytes, to huge pages from 2 MiB on. With an arena, blocks of 64
-// KiB to 8 MiB (whole pages; few sizes, as 8 to 15 * 2^k) lie in the huge pages of the arena.
+// Memory filled with zeros, aligned to 64 bytes; from 2 MiB on, aligned to huge pages. With an
+// arena, blocks of 64 KiB to 8 MiB lie in the arena's huge pages, if they are whole pages. Use few
+// different sizes, such as 8 to 15 * 2^k.
 class Block {
  public:
   Block() = default;
@@ -57,8 +58,8 @@ class Block {
   size_t bytes_ = 0;
 };
 
-// Packs small blocks into huge pages; sizes do not mix. What is released goes back to the system
-// until it is used again. Safe to use from several threads.
+// Packs small blocks into huge pages, blocks of one size together. A released block's memory goes
+// back to the system until the block is used again. Safe to use from several threads.
 class BlockArena {
  public:
   static constexpr size_t kPage = size_t{4} << 10;
@@ -88,7 +89,8 @@ class BlockArena {
     used_bytes_ -= bytes;
   }
 
-  // Of the blocks in use. What lies between them was never touched, or went back to the system.
+  // The bytes of blocks in use. What lies between them was never touched, or went back to the
+  // system.
   int64_t Bytes() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return static_cast<int64_t>(used_bytes_);
@@ -173,8 +175,8 @@ class ChunkArena {
   }
 
  private:
-  // The pages that nobody uses once this chunk is free: where they begin, and their bytes. A page
-  // that it shares with a neighbour counts where that one is free.
+  // Returns the pages that nobody uses once this chunk is free: where they begin, and their bytes.
+  // A page that it shares with a neighbour is among them if the neighbour is free.
   std::pair<char*, size_t> PagesOf(char* chunk) const {
     constexpr uintptr_t kPage = BlockArena::kPage;
     uintptr_t begin = reinterpret_cast<uintptr_t>(chunk), end = begin + chunk_bytes_;

@@ -7,7 +7,7 @@
 namespace ctr {
 
 // Calls work(begin, end) for disjoint ranges that cover [0, total), on any threads, and returns
-// when all are done. cost_per_unit: rough nanoseconds that one unit takes.
+// when all are done. cost_per_unit: about how many nanoseconds one unit takes.
 using ParallelFor = std::function<void(int64_t total, int64_t cost_per_unit,
                                        const std::function<void(int64_t, int64_t)>& work)>;
 

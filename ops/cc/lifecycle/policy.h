@@ -19,7 +19,7 @@ constexpr int kSlots = 2048;
 // Bits 52..62 of a key are its slot.
 inline int SlotOf(int64_t key) { return static_cast<int>(key >> 52) & (kSlots - 1); }
 
-// The thresholds as they hold for one slot.
+// The thresholds that apply to one slot.
 struct Rules {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
@@ -49,13 +49,14 @@ class Policy {
 
   Policy() : rules_(1), rule_of_slot_(kSlots, 0) {}
 
-  // Reads what `ops.policy.Policy.serialize` writes: a line of `name=value` pairs, then, for each
-  // slot that differs, a line `slot name=value …`. A field that is left out keeps its default.
+  // Reads what `ops.policy.Policy.serialize` writes: a line of pairs `name=value`, then, for each
+  // slot with thresholds of its own, a line `slot name=value …`. A field that is left out keeps its
+  // default.
   static Status Parse(const std::string& text, Policy* policy);
 
   const Rules& For(int slot) const { return rules_[rule_of_slot_[slot]]; }
 
-  // Whether a feature that holds these sums has earned its factors.
+  // Whether a feature with these sums of shows and clicks has earned its factors.
   bool Admits(const Rules& rules, int64_t key, double show, double click) const {
     switch (admission) {
       case Admission::kScore:
@@ -73,14 +74,14 @@ class Policy {
   Admission admission = Admission::kScore;
   Eviction eviction = Eviction::kScore;
   uint64_t seed = 0;
-  int64_t capacity = 0;  // features kept by an eviction; 0: no bound
+  int64_t capacity = 0;  // how many features an eviction keeps; 0: no bound
   CapacityBy capacity_by = CapacityBy::kScore;
   bool empty_push_is_seen = true;  // whether an observation of no shows sets unseen_days to 0
 
  private:
-  // Each whole show admits with probability p. The show that does is geometrically distributed; it
-  // is drawn once, by inversion from a hash of (seed, key), so that the answer depends on the count
-  // alone and not on how it came about.
+  // Each whole show admits with probability p, so the number of the show that admits is distributed
+  // geometrically. This number is drawn once, by inversion, from a hash of (seed, key): the answer
+  // then depends only on the count, not on the pushes by which it was reached.
   bool AdmitsByChance(double p, int64_t key, double show) const {
     const double count = std::floor(show);
     if (count < 1 || p <= 0) return false;
@@ -90,7 +91,7 @@ class Policy {
     return uniform < -std::expm1(count * std::log1p(-p));
   }
 
-  std::vector<Rules> rules_;            // [0]: those of every slot that has none of its own
+  std::vector<Rules> rules_;            // [0]: for every slot that has none of its own
   std::vector<uint16_t> rule_of_slot_;  // [kSlots], index into rules_
 };
 

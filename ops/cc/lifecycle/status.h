@@ -1,4 +1,4 @@
-// A result without exceptions and without TensorFlow.
+// The result of a function: ok, or an error with a message. Without exceptions and TensorFlow.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ class Status {
   static Status InvalidArgument(std::string message) {
     return Status(kInvalidArgument, std::move(message));
   }
-  // Of a gradient that is not finite, which a caller tells from its own mistakes.
+  // For a gradient that is not finite: so that callers can tell it from their own mistakes.
   static Status OutOfRange(std::string message) { return Status(kOutOfRange, std::move(message)); }
   static Status DataLoss(std::string message) { return Status(kDataLoss, std::move(message)); }
   static Status Aborted(std::string message) { return Status(kAborted, std::move(message)); }

@@ -1,8 +1,8 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
-// Not stateful: a function runs its stateful ops in the order of the program, and exchanges that
-// overlap are to be timed.
+// Not stateful: a function runs its stateful ops one after another in the order of the program, but
+// this op must time exchanges that overlap.
 REGISTER_OP("CtrClock")
     .Input("after: T")
     .Output("seconds: double")
@@ -12,8 +12,8 @@ REGISTER_OP("CtrClock")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The time when `after` was there, by a clock that never goes back.
+Returns the time at which `after` was computed, by a clock that never goes back.
 
-after: any tensor that is no constant.
-seconds: [], since some moment of the past.
+after: any tensor but a constant.
+seconds: [], since some moment in the past.
 )doc");

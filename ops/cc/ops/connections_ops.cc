@@ -18,11 +18,11 @@ REGISTER_OP("CtrConnectionsHandle")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Makes connections of connected sockets, for collectives between ranks.
+Makes connections for collectives between ranks, from connected sockets.
 
-fds: one file descriptor for each rank, -1 at this rank's place. They are closed with the connections.
+fds: a file descriptor for each rank, -1 at this rank's place. Deleting the connections closes them.
 rank: the rank of this process.
-connections: takes one collective after the other, in the same order on every rank.
+connections: run one collective after the other, in the same order on every rank.
 )doc");
 
 REGISTER_OP("CtrAllToAll")
@@ -46,14 +46,14 @@ REGISTER_OP("CtrAllToAll")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Sends rows to every rank and receives theirs. Every rank runs it, with no rows too.
+Sends rows to every rank, and waits for theirs. Every rank runs it, even without rows.
 
 values: tensors [n, …], each holding the rows for rank 0, then those for rank 1, and so on.
 counts: [N] how many rows go to each rank; they sum to n.
-received: tensors [m, …] of what rank 0 had for this rank, then rank 1, and so on.
+received: tensors [m, …] of the rows that rank 0 sent to this rank, then rank 1, and so on.
 received_counts: [N] how many rows each rank sent.
-It fails as Aborted, naming a rank whose connection ended, or as DataLoss, naming a rank that is at
-another operation.
+Errors: Aborted if a connection ended; DataLoss if a rank runs another operation. Both name the
+rank.
 )doc");
 
 REGISTER_OP("CtrAllReduce")
@@ -68,11 +68,12 @@ REGISTER_OP("CtrAllReduce")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Sums over ranks in the order of the ranks: the same bits on all. Every rank runs it.
+Sums tensors over all ranks, in the order of the ranks, so that all get the same bits. Every rank
+runs it, and waits for the others.
 
-values: of any shapes, the same shapes on every rank.
-sums: of the same shapes.
-It fails as CtrAllToAll does, and as DataLoss where ranks differ in their number of values.
+values: tensors of any shapes, the same shapes on every rank.
+sums: tensors of the same shapes.
+Errors: as CtrAllToAll; also DataLoss if ranks have different numbers of values.
 )doc");
 
 REGISTER_OP("CtrConnectionsCounters")
@@ -84,9 +85,9 @@ REGISTER_OP("CtrConnectionsCounters")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Returns what the connections have done since they were made.
+Counts what the connections have done since they were made.
 
-counters: [4] connections to other ranks, bytes sent, bytes received, system calls.
+counters: [4] the numbers of connections to other ranks, bytes sent, bytes received, system calls.
 )doc");
 
 }  // namespace

@@ -31,16 +31,18 @@ Numbers the distinct fields of a block of samples, slot by slot.
 
 A field is what a sample has in a slot: none, one or several features, each with a value.
 
-keys: [nnz], a sample's slots one after another; without counts [F * n], a slot after another.
-values: [nnz], or [0]: all are 1.
-counts: [n * F] features in each field; or [0]: each has one, of value 1, or none where its key is
-  -1. n is at most 65536.
+keys: [nnz], sample by sample, and slot by slot within a sample; without counts [F * n], slot by
+  slot.
+values: [nnz], or [0] if all are 1.
+counts: [n * F], how many features each field has; or [0] if each has one, of value 1, or none where
+  its key is -1. n is at most 65536.
 slots: F.
 codes: [n, F]; equal fields of a slot have equal codes, from 0 in the order of first occurrence.
-fields_of: [F] distinct fields of each slot.
-field_counts: [sum of fields_of] features of each of these, slot by slot, by code.
-field_keys: their keys, one field after another.
-field_values: their values, or [0].
+fields_of: [F], how many distinct fields each slot has.
+field_counts: [sum of fields_of], how many features each distinct field has, ordered by slot, then
+  by code.
+field_keys: the keys of these features, one field after another.
+field_values: the values of these features, or [0] if all are 1.
 )doc");
 
 REGISTER_OP("CtrGatherSamples")
@@ -67,22 +69,23 @@ REGISTER_OP("CtrGatherSamples")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Samples of a prepared pass, by their places in it.
+Reads samples of a prepared pass. docs/data.md describes the arrays of a pass; a field is what a
+slot holds in one sample.
 
-rows: [B] places.
-codes: [n, W], with W = slots, or one more that is the group: of each sample and slot, which of the
-  distinct fields of the slot, in the sample's chunk, it has.
-bases: [chunks, W, 2]: where the slot's splits begin, and its keys.
-keys: of the distinct fields, one after another.
-splits: where a field's keys begin after the slot's, and where the next field's do; [0]: each field
-  has one key.
-values: of each key; [0]: all are 1.
+rows: [B], the places of the samples in the pass.
+codes: [n, W], where W is the number of slots, or one more for the group: for each sample and slot,
+  the number of its field among the distinct fields of the slot in the sample's chunk.
+bases: [chunks, W, 2]: where a chunk's fields of a slot begin in splits, and their features in keys.
+keys: the keys of the distinct fields, one field after another.
+splits: where each distinct field's keys begin, counted from the first of its chunk and slot; after
+  the last field of these, the end. [0] if each field has one key.
+values: the value of each key; [0] if all are 1.
 dense: [n, Dn].
 slots: F.
-chunk: samples whose distinct fields are numbered together.
-sample_keys: [nnz], a sample's slots one after another.
-sample_values: [nnz]; [0] where every field has one feature of value 1.
-segments: [nnz] sample * F + slot; [0] likewise.
+chunk: the number of samples in a chunk.
+sample_keys: [nnz], sample by sample, and slot by slot within a sample.
+sample_values: [nnz]; [0] if every field has one feature of value 1.
+segments: [nnz] sample * F + slot; [0] if every field has one feature of value 1.
 sample_dense: [B, Dn].
-group: [B], the key of the last field; [0] where there is no group.
+group: [B], the key of the last field; [0] if there is no group.
 )doc");

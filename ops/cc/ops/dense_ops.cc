@@ -7,7 +7,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Of a, the first `parts` inputs, and b, the next.
+// Gets the sizes of the product a b: a is in the first `parts` inputs, b in the next one.
 absl::Status Factors(InferenceContext* c, int* parts, DimensionHandle* rows, DimensionHandle* inner,
                      DimensionHandle* columns) {
   bool transpose_b;
@@ -52,14 +52,14 @@ REGISTER_OP("CtrBfloat16Product")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Product of two matrices whose elements are rounded to bfloat16 first; sums are in float32. Wants a
+Multiplies two matrices whose elements are rounded to bfloat16 first; sums are in float32. It needs a
 processor with avx512_bf16.
 
-a: [m, k_i] each: the columns of the left factor, in parts that stand side by side.
-b: [k, n] with k the sum of the k_i, or [n, k] where it is to be transposed.
+a: parts [m, k_i] of the left factor, whose columns are joined.
+b: [k, n] with k the sum of the k_i; [n, k] with transpose_b.
 bias: none, or one [n] that is added to each row.
-relu: whether what is below 0 becomes 0 in the end.
-product: [m, n]. A row of it depends on the same row of a alone, to the last bit.
+relu: whether to apply a ReLU to the result.
+product: [m, n]. A row of it depends only on the same row of a, to the last bit.
 )doc");
 
 REGISTER_OP("CtrBfloat16ProductGradA")
@@ -79,13 +79,13 @@ REGISTER_OP("CtrBfloat16ProductGradA")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Gradient of CtrBfloat16Product with respect to its left factor, multiplied as that multiplies.
+Gradient of CtrBfloat16Product with respect to its left factor, by a product of the same kind.
 
-a: as of the product; only the shapes are read.
-b: as of the product.
-product: what came out, where relu is true; else it is not read.
-grad: the product's gradient.
-a_grads: of each part.
+a: as in the product; only the shapes are read.
+b: as in the product.
+product: the output of the product; read only with relu.
+grad: the gradient with respect to the product.
+a_grads: the gradient with respect to each part of a.
 )doc");
 
 REGISTER_OP("CtrBfloat16ProductGradB")
@@ -110,14 +110,14 @@ REGISTER_OP("CtrBfloat16ProductGradB")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Gradients of CtrBfloat16Product with respect to its right factor, multiplied as that multiplies, and
-to the bias, a sum in float32.
+Gradients of CtrBfloat16Product with respect to its right factor, by a product of the same kind, and
+to its bias, by a sum in float32.
 
-a: as of the product.
-b: as of the product; only the shape is read.
-product: what came out, where relu is true; else it is not read.
-grad: the product's gradient.
-bias: whether the product had one, which wants a b that is not transposed.
-b_grad: in the shape of b.
-bias_grad: [n]; [0] where there was no bias.
+a: as in the product.
+b: as in the product; only the shape is read.
+product: the output of the product; read only with relu.
+grad: the gradient with respect to the product.
+bias: whether the product had a bias; not with transpose_b.
+b_grad: of the shape of b.
+bias_grad: [n]; [0] if there was no bias.
 )doc");

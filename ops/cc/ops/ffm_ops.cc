@@ -14,7 +14,8 @@ REGISTER_OP("CtrFfm")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Pairs of a field-aware factorization machine: 1/2 sum over f, g of <A[f, g], A[g, f]>, for each sample.
+Sums the pairs of a field-aware factorization machine: for each sample, 1/2 sum over f and g of
+<A[f, g], A[g, f]>.
 
 factors: [B, F, F*D]; A[f, g] lies at columns [g*D, (g+1)*D) of row f.
 pairs: [B].
@@ -34,7 +35,7 @@ REGISTER_OP("CtrFfmGrad")
     .Doc(R"doc(
 Gradient of CtrFfm: grad[b] * A[g, f] at A[f, g].
 
-factors: [B, F, F*D], as CtrFfm was given.
+factors: [B, F, F*D], the input of CtrFfm.
 grad: [B].
 factors_grad: [B, F, F*D].
 )doc");

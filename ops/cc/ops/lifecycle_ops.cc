@@ -1,5 +1,4 @@
-// Registrations of the feature lifecycle's ops; a kernel file each in
-// ops/cc/kernels/lifecycle_*.cc.
+// Registrations of the feature lifecycle's ops; the kernels are in ops/cc/kernels/lifecycle_*.cc.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -11,7 +10,7 @@ using absl::Status;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Inputs first … last are vectors of one length; `length` gets it.
+// Checks that inputs first … last are vectors of one length, and sets `length` to their shape.
 Status EqualVectors(InferenceContext* c, int first, int last, ShapeHandle* length) {
   TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 1, length));
   for (int i = first + 1; i <= last; ++i) {
@@ -22,7 +21,7 @@ Status EqualVectors(InferenceContext* c, int first, int last, ShapeHandle* lengt
   return absl::OkStatus();
 }
 
-// Input 1, the keys [n], gives every output its shape.
+// Gives every output the shape of input 1, the keys [n].
 Status LikeKeys(InferenceContext* c) {
   ShapeHandle keys;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &keys));
@@ -64,8 +63,8 @@ REGISTER_OP("CtrLifecycleHandle")
     .Doc(R"doc(
 Creates a feature table, or finds the one of the same container and shared_name.
 
-policy: what `ops.policy.Policy.serialize` writes; a second handle of one name must have the same.
-shared_name: empty: the table is this node's own.
+policy: what `ops.policy.Policy.serialize` writes; all handles of one name must have the same.
+shared_name: if empty, no other node shares the table.
 )doc");
 
 REGISTER_OP("CtrLifecycleObserve")
@@ -79,14 +78,16 @@ REGISTER_OP("CtrLifecycleObserve")
     .SetIsStateful()
     .SetShapeFn(ObserveShape)
     .Doc(R"doc(
-Sums the occurrences of each key, adds them to its feature, which is created where absent, and admits by the policy.
+Adds shows and clicks to features, creates absent features, and admits features by the policy. If a
+key repeats, its shows and clicks are summed first.
 
-keys: [n], >= 0, in any order, repeats allowed.
+keys: [n], >= 0, in any order.
 shows: [n], finite, >= 0.
-clicks: [n], finite, >= 0, at most shows unless that is 0.
-slots: none, then a key's slot are its bits 52 to 62; or [n] in [0, 2047]. Counts for features that are created.
-has_slots: 0 or 1.
-admitted: [n], after the push.
+clicks: [n], finite, >= 0, at most shows unless shows is 0.
+slots: the slots of features that are created: [n] in [0, 2047]. If not given, bits 52 to 62 of the
+  key.
+has_slots: 1 if slots is given, else 0.
+admitted: [n], whether the feature is admitted afterwards.
 )doc");
 
 REGISTER_OP("CtrLifecycleAdmitted")
@@ -96,10 +97,10 @@ REGISTER_OP("CtrLifecycleAdmitted")
     .SetIsStateful()
     .SetShapeFn(LikeKeys)
     .Doc(R"doc(
-Whether each key's feature is admitted. Creates nothing.
+Returns whether each key's feature is admitted. Creates nothing.
 
 keys: [n], >= 0.
-admitted: [n], false where the feature is absent.
+admitted: [n], false if the feature is absent.
 )doc");
 
 REGISTER_OP("CtrLifecycleLookup")
@@ -116,7 +117,7 @@ REGISTER_OP("CtrLifecycleLookup")
     .SetIsStateful()
     .SetShapeFn(LikeKeys)
     .Doc(R"doc(
-What the table holds of each key; zeros where the feature is absent. Creates nothing.
+Returns what the table holds of each key's feature; 0 for an absent feature. Creates nothing.
 
 keys: [n], >= 0. The outputs are [n].
 )doc");
@@ -140,10 +141,12 @@ REGISTER_OP("CtrLifecycleEvict")
     .SetIsStateful()
     .SetShapeFn(UnknownVector)
     .Doc(R"doc(
-Deletes features by the policy's tests, then, where the policy has a capacity, all but the best that many.
+Deletes the features that the policy's tests choose; then, if the policy has a capacity, all but the
+best features up to it.
 
-capacity: false: by the tests only; CtrLifecycleEvictBelow does the rest, at a cut that several processes share.
-keys: [m], those deleted.
+capacity: false: by the tests only. CtrLifecycleEvictBelow can then delete the rest, at a cut that
+  several processes share.
+keys: [m], the keys that were deleted.
 )doc");
 
 REGISTER_OP("CtrLifecycleRankHistogram")
@@ -158,10 +161,11 @@ REGISTER_OP("CtrLifecycleRankHistogram")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Counts the features whose rank, nine digits of 16 bits, starts with `prefix`, by their next digit.
+Counts the features whose rank starts with `prefix`, for each next digit of the rank. A rank has nine
+digits of 16 bits.
 
 prefix: [d], d < 9, digits in [0, 65535].
-counts: [65536]; those of several tables add up.
+counts: [65536]; counts of several tables may be added.
 )doc");
 
 REGISTER_OP("CtrLifecycleEvictBelow")
@@ -174,17 +178,17 @@ REGISTER_OP("CtrLifecycleEvictBelow")
       return UnknownVector(c);
     })
     .Doc(R"doc(
-Deletes the features whose rank starts with digits below the cut.
+Deletes the features whose rank begins with digits below the cut.
 
 cut: [d], d <= 9, digits in [0, 65535]; empty: nothing is deleted.
-keys: [m], those deleted.
+keys: [m], the keys that were deleted.
 )doc");
 
 REGISTER_OP("CtrLifecycleClear")
     .Input("table: resource")
     .SetIsStateful()
     .SetShapeFn(NoOutput)
-    .Doc("Forgets all features, and their rows where a row store stands beside them.");
+    .Doc("Deletes all features, and their rows if the table is a row store.");
 
 REGISTER_OP("CtrLifecycleSelect")
     .Input("table: resource")
@@ -193,9 +197,11 @@ REGISTER_OP("CtrLifecycleSelect")
     .SetIsStateful()
     .SetShapeFn(UnknownVector)
     .Doc(R"doc(
-The keys that a save of this kind writes. Delta and base are remembered, with their delta_score of now, until committed.
+Returns the keys of the features that belong in an export of this kind. The table remembers a
+selection for a delta or base, with the delta_score that each feature has now, until it is committed
+or the same kind is selected again.
 
-keys: [m], by shard of the table, then key.
+keys: [m], ordered by shard of the table, then by key.
 )doc");
 
 REGISTER_OP("CtrLifecycleCommit")
@@ -205,9 +211,10 @@ REGISTER_OP("CtrLifecycleCommit")
     .SetIsStateful()
     .SetShapeFn(VectorInput)
     .Doc(R"doc(
-After the save: subtracts the delta_score that was selected, so that a gain since then survives. Kind all resets nothing.
+Marks selected features as written, once their export is complete: subtracts from each delta_score
+what it was at the selection, so that what was gained since remains. For kind all it changes nothing.
 
-keys: [n], of the kind's last selection; features erased since are passed over.
+keys: [n], keys of the last selection of this kind; features that were deleted since are skipped.
 )doc");
 
 REGISTER_OP("CtrLifecycleSize")
@@ -215,21 +222,21 @@ REGISTER_OP("CtrLifecycleSize")
     .Output("size: int64")
     .SetIsStateful()
     .SetShapeFn(Scalar)
-    .Doc("The number of features.");
+    .Doc("Returns the number of features.");
 
 REGISTER_OP("CtrLifecycleAdmittedSize")
     .Input("table: resource")
     .Output("size: int64")
     .SetIsStateful()
     .SetShapeFn(Scalar)
-    .Doc("The number of admitted features.");
+    .Doc("Returns the number of admitted features.");
 
 REGISTER_OP("CtrLifecycleBytes")
     .Input("table: resource")
     .Output("bytes: int64")
     .SetIsStateful()
     .SetShapeFn(Scalar)
-    .Doc("The bytes that the table, and what is attached to it, allocated.");
+    .Doc("Returns how many bytes the table, and the rows beside it, have allocated.");
 
 REGISTER_OP("CtrLifecycleExport")
     .Input("table: resource")
@@ -253,10 +260,12 @@ REGISTER_OP("CtrLifecycleExport")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Some features of consecutive shards of the table, in their order.
+Returns features of consecutive shards of the table, in the order of the shards.
 
-span: [4]: the shard to begin with and the place in it (0, or both as the last call gave them as next), the shard to stop before, and how many features at most, >= 1.
-next: [2]: shard and place to go on from; the shard to stop before at the end.
+span: [4]: the shard and the place in it to begin at, the shard to stop before, and the most features
+  to return, >= 1. Begin at place 0, and then at the `next` of the last call.
+next: [2]: the shard and the place to begin the next call at. At the end it is the shard to stop
+  before.
 )doc");
 
 REGISTER_OP("CtrLifecycleImport")
@@ -275,9 +284,9 @@ REGISTER_OP("CtrLifecycleImport")
       return EqualVectors(c, 1, 8, &length);
     })
     .Doc(
-        "Adds features, [n] a column, of any shards. DataLoss, and nothing is added, where one is "
-        "not valid or "
-        "exists.");
+        "Adds features of any shards; each column is [n]. If one is not valid or exists already, "
+        "it "
+        "fails as DataLoss and adds nothing.");
 
 REGISTER_OP("CtrLifecycleAbsorb")
     .Input("table: resource")
@@ -286,9 +295,10 @@ REGISTER_OP("CtrLifecycleAbsorb")
     .SetIsStateful()
     .SetShapeFn(NoOutput)
     .Doc(R"doc(
-Takes the features of another table, which is not to be used any more.
+Moves the features of another table into this one; the other table must not be used afterwards.
 
-replace: in place of the table's own; else DataLoss where a key is in both.
+replace: whether to delete the features that this table has. If false, it fails as DataLoss if a key
+  is in both.
 )doc");
 
 }  // namespace

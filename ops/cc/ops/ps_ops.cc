@@ -14,7 +14,7 @@ REGISTER_OP("CtrRowStoreErase")
       return c->WithRank(c->input(1), 1, &keys);
     })
     .Doc(R"doc(
-Forgets features and their rows; absent ones are passed over.
+Deletes features and their rows; it skips absent features.
 
 keys: [n].
 )doc");

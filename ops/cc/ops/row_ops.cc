@@ -15,14 +15,14 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Inputs first … last are vectors.
+// Checks that inputs first … last are vectors.
 Status Vectors(InferenceContext* c, int first, int last) {
   ShapeHandle vector;
   for (int i = first; i <= last; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &vector));
   return absl::OkStatus();
 }
 
-// Input i, a vector [n]; `length` gets n.
+// Checks that input i is a vector [n], and sets `length` to n.
 Status LengthOf(InferenceContext* c, int i, DimensionHandle* length) {
   ShapeHandle vector;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &vector));
@@ -30,7 +30,7 @@ Status LengthOf(InferenceContext* c, int i, DimensionHandle* length) {
   return absl::OkStatus();
 }
 
-// Output i is [n + 1].
+// Gives output i the shape [n + 1].
 Status OnePast(InferenceContext* c, int i, DimensionHandle n) {
   DimensionHandle more;
   TF_RETURN_IF_ERROR(c->Add(n, 1, &more));
@@ -60,15 +60,16 @@ REGISTER_OP("CtrDedupe")
       return OnePast(c, 4, u);
     })
     .Doc(R"doc(
-The distinct keys of a batch, with the sums of their shows and clicks.
+Finds the distinct keys of a batch, and sums the shows and clicks of each.
 
 keys: [n].
-shows: of each occurrence, [n], or [1] for all.
-clicks: likewise; where fields > 0, of each sample.
-segments: where fields > 0, as CtrPool's: [n], sample * fields + field, ascending; or [0]: one occurrence for each.
-fields: F, or 0.
-unique: [u], by logical shard, then first occurrence.
-inverse: [n], the place in unique of each occurrence.
+shows: [n], for each occurrence, or [1] for all.
+clicks: [n], for each occurrence, or [1] for all; if fields > 0, [B], for each sample.
+segments: read if fields > 0, as in CtrPool: [n], sample * fields + field, ascending; or [0] if each
+  field of each sample has one occurrence.
+fields: F; 0 if clicks are given for each occurrence.
+unique: [u], ordered by logical shard, then by first occurrence.
+inverse: [n], for each occurrence the place of its key in unique.
 unique_shows: [u], summed in the order of occurrence.
 unique_clicks: [u].
 starts: [u + 1].
@@ -90,18 +91,21 @@ REGISTER_OP("CtrRowStoreHandle")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Creates a feature table with rows beside its features, or finds the one of the same container and shared_name. The ops of
-the feature lifecycle work on it too.
+Creates a feature table with rows beside its features, or finds the one of the same container and
+shared_name. The ops of the feature lifecycle work on it too.
 
 policy: what `ops.policy.Policy.serialize` writes.
 slot_table: the table of each slot id, -1 for none.
-widths: factors of a row, of each table; 0: linear weights only.
-init_scales: the standard deviation of each table's initial factors.
-linear_optimizers: the name of a row optimizer (ops/cc/rows/row_optimizers.cc), of each table.
-factors_optimizers: likewise.
-factors_dtypes: float32 or bfloat16, of each table: what its factors and their optimizer state are kept in.
-seed: of the initial factors and the rounding.
-shared_name: empty: the store is this node's own. A second handle of one name must be told the same.
+widths: for each table, the number of factors in a row; 0: linear weights only.
+init_scales: for each table, the standard deviation of initial factors.
+linear_optimizers: for each table, the row optimizer of linear weights, by its name in
+  ops/cc/rows/row_optimizers.cc.
+factors_optimizers: for each table, the row optimizer of factors.
+factors_dtypes: for each table, the dtype in which factors and their optimizer state are kept:
+  float32 or bfloat16.
+seed: the seed of initial factors and of the random rounding to bfloat16.
+shared_name: if empty, no other node shares the store. All handles of one name must have the same
+  attributes.
 )doc");
 
 REGISTER_OP("CtrRowStorePull")
@@ -123,13 +127,14 @@ REGISTER_OP("CtrRowStorePull")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Reads rows; changes nothing.
+Reads the rows of keys, and changes nothing.
 
-keys: [u], >= 0; fastest where grouped by shard of the table.
-train: with admission `none`, features that have no factors yet read their initial ones.
-ids: [u], hints for the push; -1 where absent.
-offsets: [u + 1]; feature j's factors are factors[offsets[j]:offsets[j + 1]], none before admission.
-linear: [u], 0 where absent.
+keys: [u], >= 0; fastest if grouped by shard of the table.
+train: whether features that have no factors yet read their initial factors, if the policy's
+  admission is none.
+ids: [u], where the push will look for the features first; -1 for an absent feature.
+offsets: [u + 1]; the factors of key j are factors[offsets[j]:offsets[j + 1]], none before admission.
+linear: [u], 0 for an absent feature.
 )doc");
 
 REGISTER_OP("CtrRowStorePush")
@@ -153,19 +158,22 @@ REGISTER_OP("CtrRowStorePush")
       return c->WithRank(c->input(10), 0, &shape);
     })
     .Doc(R"doc(
-One optimizer step on rows; then observes shows and clicks, and admits.
+Takes one optimizer step on each key's row, then adds the key's shows and clicks to its feature, and
+admits the feature if the policy says so. Creates absent features.
 
-keys: [u]; repeats take their turns.
-ids: [u], of the pull; -1 is always right.
-offsets: [u + 1], of the pull.
+keys: [u]; if a key repeats, its occurrences are processed one after the other.
+ids: [u], from the pull; -1 is always right.
+offsets: [u + 1], from the pull.
 shows: [u], summed over the batch.
-clicks: [u].
+clicks: [u], summed over the batch.
 linear_grad: [u], summed over the batch.
-factors_grad: [offsets[u]].
+factors_grad: [offsets[u]], summed over the batch.
 scale: [1] or [u], multiplies the gradients.
-hyper: [tables, 2, fields], of linear weight and factors; fields in the order of `RowHyper` (ops/cc/rows/row_optimizers.h).
-step: the global step, from 1.
-add: the gradients are differences, which are added to the weights; no state moves but FTRL's z.
+hyper: [tables, 2, fields]: for each table the hyperparameters of linear weights, then of factors, in
+  the order of `RowHyper` (ops/cc/rows/row_optimizers.h).
+step: the number of this global step, from 1.
+add: whether the gradients are differences to add to the weights, without an optimizer. The state
+  then stays, except FTRL's z, which follows its weight.
 )doc");
 
 REGISTER_OP("CtrRowStoreCatchUp")
@@ -179,9 +187,10 @@ REGISTER_OP("CtrRowStoreCatchUp")
       return c->WithRank(c->input(2), 0, &shape);
     })
     .Doc(R"doc(
-Takes, on every row, the steps up to and with `step` that the row missed, where its optimizer has l2_catch_up.
+Takes, on every row whose optimizer has l2_catch_up, the steps up to `step` that the row missed,
+`step` included.
 
-hyper: [tables, 2, fields], as of CtrRowStorePush.
+hyper: [tables, 2, fields], as in CtrRowStorePush.
 )doc");
 
 REGISTER_OP("CtrRowStoreExport")
@@ -202,13 +211,14 @@ REGISTER_OP("CtrRowStoreExport")
       return Vectors(c, 2, 2);
     })
     .Doc(R"doc(
-Rows of features, for checkpoints.
+Returns the rows of features, for checkpoints.
 
-keys: [n], as CtrLifecycleExport gave them.
-admitted: [n], likewise.
-linear: [n, 1 + k], weight, then optimizer state.
-last_step: [n].
-factors: of each table [its admitted keys, width + state], weights, then state; the bits of bfloat16 as uint16.
+keys: [n], from CtrLifecycleExport.
+admitted: [n], from CtrLifecycleExport.
+linear: [n, 1 + k], the weight, then its optimizer state.
+last_step: [n], the step of the row's last update.
+factors: for each table [its admitted keys, width + state], the weights, then their state; uint16
+  holds the bits of bfloat16.
 )doc");
 
 REGISTER_OP("CtrRowStoreImport")
@@ -221,7 +231,9 @@ REGISTER_OP("CtrRowStoreImport")
     .Attr("dtypes: list({float, uint16}) >= 0")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
-    .Doc("Gives features that CtrLifecycleImport added the rows that CtrRowStoreExport gave.");
+    .Doc(
+        "Sets the rows of features that CtrLifecycleImport has added; the inputs are outputs of "
+        "CtrRowStoreExport.");
 
 REGISTER_OP("CtrInitialFactors")
     .Input("keys: int64")
@@ -238,10 +250,10 @@ REGISTER_OP("CtrInitialFactors")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-What the row store initialises factors with: a pure function of (seed, key, column).
+Returns the factors that features start with, which depend only on (seed, key, column).
 
 keys: [n].
-scale: the standard deviation.
+scale: their standard deviation.
 factors: [n, width].
 )doc");
 
@@ -257,7 +269,7 @@ REGISTER_OP("CtrRowInit")
       return Vectors(c, 1, 1);
     })
     .Doc(R"doc(
-Weights with the fresh state of a row optimizer behind them.
+Returns rows of these weights, followed by the initial state of a row optimizer.
 
 weights: [n, dim].
 hyper: [fields], in the order of `RowHyper` (ops/cc/rows/row_optimizers.h).
@@ -284,16 +296,17 @@ REGISTER_OP("CtrRowUpdate")
       return c->WithRank(c->input(5), 0, &shape);
     })
     .Doc(R"doc(
-One step of a row optimizer on looked-up rows.
+Returns rows after one more step of a row optimizer.
 
 rows: [n, dim + state], weights, then state.
 gradient: [n, dim].
 scale: [1] or [n], multiplies the gradient.
-last_step: [n], of the row's last update; 0: none yet, the state is initialised first.
+last_step: [n], the step of each row's last update. 0: it had none, so its state is initialised
+  first.
 hyper: [fields], in the order of `RowHyper` (ops/cc/rows/row_optimizers.h).
 step: the global step, from 1.
 kind: the name of a row optimizer.
-add: the gradient is a difference, which is added to the weights; no state moves but FTRL's z.
+add: as in CtrRowStorePush.
 updated: [n, dim + state].
 )doc");
 
@@ -361,31 +374,34 @@ REGISTER_OP("CtrPool")
     .Output("squares: parts * float")
     .SetShapeFn(PoolShape)
     .Doc(R"doc(
-Rows of distinct features -> slot sums of a batch of samples with F fields.
+Adds up the rows of distinct features to slot sums of B samples with F fields.
 
-linear: [u].
-inverse: [n], the feature of each occurrence.
-factors: [offsets[u]].
-offsets: [u + 1]; feature j's factors are factors[offsets[j]:offsets[j + 1]], none or its table's parts side by side.
-values: [n], or [0]: all 1.
-segments: [n], sample * F + field, ascending; or [0]: one occurrence for each.
+A plain part of a row's factors has D columns; a field part has F * D columns, D for each field.
+
+linear: [u], the linear weights w.
+inverse: [n], for each occurrence the place of its feature in linear.
+factors: [offsets[u]], the factors v.
+offsets: [u + 1]; the factors of feature j are factors[offsets[j]:offsets[j + 1]], none or the parts
+  of its table side by side.
+values: [n], the values x; or [0] if all are 1.
+segments: [n], sample * F + field, ascending; or [0] if each field of each sample has one occurrence.
 batch_size: B.
-starts: [u + 1], for the gradient: see CtrDedupe.
-order: [n], likewise.
+starts: [u + 1], from CtrDedupe, for the gradient.
+order: [n], from CtrDedupe, for the gradient.
 table_of_field: [F], ascending.
-part_tables: of each part, in the order of a row's columns.
-part_widths: D.
-part_field: a part of F * D columns, D for each field.
-part_slots: whether its slot sums are wanted.
-part_totals: whether its totals are wanted, of a plain part.
-poolings: [F] of sum, mean, sqrtn; or empty: norm is not wanted.
+part_tables: for each part its table, in the order of a row's columns.
+part_widths: for each part D.
+part_field: for each part, whether it is a field part.
+part_slots: for each part, whether to return slot sums.
+part_totals: for each part, whether to return totals; plain parts only.
+poolings: [F], each sum, mean or sqrtn; empty: norm is not returned.
 pooled_linear: [B, F], sum of x * w.
-norm: [B, F], what pooling divides a slot's sum by: sum of x (mean) or the square root of the sum of x^2 (sqrtn), infinity
-  where that is 0; 1 for sum and for empty slots; or [0, F].
-slots: of each part [B, fields of its table, columns], sum of x * v; or [0, ...].
-totals: of each part [B, columns], sum of x * v over all its fields; or [0, columns].
-squares: where there are totals, and of field parts, [B], sum of x^2 * |v|^2, for field parts over the columns of the
-  occurrence's own field; else [0].
+norm: [B, F], by what pooling divides a slot's sum: the sum of x (mean) or the square root of the sum
+  of x^2 (sqrtn), infinity if that is 0; 1 for sum and for empty slots. [0, F] if not returned.
+slots: for each part [B, fields of its table, columns], sum of x * v; [0, ...] if not returned.
+totals: for each part [B, columns], sum of x * v over all its fields; [0, columns] if not returned.
+squares: for each part [B], sum of x^2 * |v|^2; in a field part, over the columns of the occurrence's
+  own field only. [0] for a plain part without totals.
 )doc");
 
 REGISTER_OP("CtrPoolGrad")
@@ -418,9 +434,11 @@ REGISTER_OP("CtrPoolGrad")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Gradient of CtrPool, summed over the occurrences of each feature in their order.
+Gradients of CtrPool with respect to linear and factors; a feature's occurrences are added in their
+order.
 
-linear_grad: [B, F], or empty for none; likewise slots_grads, totals_grads and squares_grads.
+linear_grad: [B, F]; empty if it is 0. The same holds for slots_grads, totals_grads and
+  squares_grads.
 linear_sums: [u].
 factors_sums: [offsets[u]].
 )doc");
@@ -441,13 +459,14 @@ REGISTER_OP("CtrPackRows")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-An owner's answer to the ranks that asked for rows.
+Packs the rows with which an owner answers the ranks that asked for them.
 
-linear: [u], factors, offsets: of the pull.
-inverse: [n], the feature of each key asked for, in the order of the asking ranks.
-counts: [N], keys that each rank asked for.
-buffer: blocks for each rank: linear weights, a bit a key (has it factors?), factors of those that do.
-splits: [N], values of each block.
+linear: [u], from the pull; so are factors and offsets.
+inverse: [n], the place in linear of each key that was asked for, in the order of the asking ranks.
+counts: [N], how many keys each rank asked for.
+buffer: a block for each rank: the linear weights; for each key a bit, whether it has factors; the
+  factors of the keys that have them.
+splits: [N], how many values each block has.
 )doc");
 
 REGISTER_OP("CtrUnpackRows")
@@ -469,13 +488,13 @@ REGISTER_OP("CtrUnpackRows")
       return OnePast(c, 2, u);
     })
     .Doc(R"doc(
-Rows from what the owners' CtrPackRows sent.
+Unpacks the rows that owners packed with CtrPackRows.
 
-counts: [N], keys that each owner was asked for.
-keys: [u], by owner.
+counts: [N], how many keys each owner was asked for.
+keys: [u], grouped by owner.
 slot_table: the table of each slot id, -1 for none.
-widths: factors of a row, of each table.
-linear: [u], factors, offsets: as the owners' pulls gave them.
+widths: for each table, the number of factors in a row.
+linear: [u], as the owners pulled it; so are factors and offsets.
 )doc");
 
 REGISTER_OP("CtrPackGradients")
@@ -493,13 +512,13 @@ REGISTER_OP("CtrPackGradients")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Gradients for their owners.
+Packs gradients for the owners of their keys.
 
-linear_grad: [u], of keys grouped by owner.
+linear_grad: [u]; keys are grouped by owner.
 factors_grad: [offsets[u]].
-counts: [N], keys of each owner.
-buffer: blocks for each owner: linear gradients, then those of factors.
-splits: [N], values of each block.
+counts: [N], how many of the keys each owner owns.
+buffer: a block for each owner: the gradients of linear weights, then of factors.
+splits: [N], how many values each block has.
 )doc");
 
 REGISTER_OP("CtrSumGradients")
@@ -519,11 +538,12 @@ REGISTER_OP("CtrSumGradients")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-An owner's sums of the gradients that ranks sent by CtrPackGradients, in float, in the order of the ranks.
+Unpacks the gradients that ranks packed with CtrPackGradients, and sums those of each key, in float,
+in the order of the ranks.
 
-counts: [N], keys of each rank.
-offsets: [u + 1], of the owner's pull.
-inverse: [n], starts: [u + 1], order: [n]: of CtrDedupe on the keys of all ranks, one after the other.
+counts: [N], how many keys each rank sent.
+offsets: [u + 1], from the owner's pull.
+inverse: [n], from CtrDedupe on the keys of all ranks, rank by rank; so are starts and order.
 linear_grad: [u].
 factors_grad: [offsets[u]].
 )doc");

@@ -15,7 +15,7 @@ constexpr uint64_t kStep = 0x9e3779b97f4a7c15ULL;
 constexpr int kBlock = 32;  // elements that are worked on at a time
 constexpr uint32_t kExponent = 0x7f800000;
 
-// Adds `more` below the 16 bits that stay, and drops the rest. Infinity stays, so does NaN.
+// Adds `more` to the lower 16 bits, and keeps the upper 16. Infinity and NaN stay as they are.
 CTR_INLINE uint16_t Cut(uint32_t x, uint32_t more) {
   const uint32_t kept = x >> 16 | static_cast<uint32_t>((x & 0xffff) != 0);
   return static_cast<uint16_t>((x & kExponent) == kExponent ? kept : (x + more) >> 16);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBlock = 4096;  // fewer occurrences than this are not worth another thread
 
-// The key of Mix64(key).
+// Undoes Mix64: returns the key.
 int64_t Unmix64(uint64_t h) {
   h ^= h >> 33;
   h *= 0x9cb4b2f8129337dbULL;
@@ -23,7 +23,7 @@ int64_t Unmix64(uint64_t h) {
 
 }  // namespace
 
-// A stable counting sort, after which each owner's keys are contiguous.
+// A stable counting sort. After it, each owner's keys are contiguous.
 void Dedupe::SortByLogicalShard(Unique* uniques, int32_t u, std::vector<int32_t>* moved) {
   static thread_local std::vector<Unique> unsorted;
   const auto part = [](const Unique& unique) {
@@ -160,8 +160,8 @@ void Dedupe::Write(int64_t* unique, int32_t* inverse, float* shows, float* click
       }
     }
   });
-  // By position, so that no two threads write one line of the cache: the occurrences of a shard
-  // come in their order.
+  // Split by position, so that no two threads write to one cache line. A shard's occurrences are in
+  // the order of positions, so those of a block are neighbours.
   parallel_for(blocks_, 2 * n / blocks_, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       int32_t next[kShards];

@@ -12,11 +12,11 @@
 namespace ctr {
 namespace {
 
-constexpr int kPairs = 16;  // worked on at a time
+constexpr int kPairs = 16;  // how many are computed at a time
 constexpr float kUnit = 1.0f / (1 << 23);
 
-// log(x) of 0 < x <= 1: of the exponent, and of m in [sqrt(1/2), sqrt(2)) as 2 atanh((m - 1) / (m +
-// 1)).
+// Returns log(x) for 0 < x <= 1: x is 2^e * m with m in [sqrt(1/2), sqrt(2)), and log(m) is
+// 2 atanh((m - 1) / (m + 1)).
 CTR_INLINE float Log(float x) {
   int32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));

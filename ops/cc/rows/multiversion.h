@@ -1,8 +1,10 @@
-// CTR_MULTIVERSION before a function compiles it for AVX-512, AVX2 and the baseline; the loader
-// picks one. Not under sanitizers, whose runtime starts after the loader has picked.
+// CTR_MULTIVERSION before a function compiles it for AVX-512, for AVX2 and for the baseline; the
+// loader picks one. It does nothing under sanitizers, whose runtime starts after the loader has
+// picked.
 //
-// Include it first: it also keeps products and sums uncontracted, so that every CPU rounds alike,
-// and functions (those of the standard headers, say) inline only into others of the same options.
+// Include this file first. It also forbids to contract products and sums, so that every CPU rounds
+// alike; and a function, also one of the standard headers, is inlined only into functions with the
+// same options.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -16,5 +18,5 @@
 #else
 #define CTR_MULTIVERSION
 #endif
-// A helper of such a function, compiled with it for each CPU.
+// Before a helper of such a function: compiles it, with the function, for each CPU.
 #define CTR_INLINE inline __attribute__((always_inline))

@@ -18,7 +18,7 @@ CTR_INLINE void Prefetch(const float* begin, int n) {
   for (int i = 0; i < n; i += 16) __builtin_prefetch(begin + i);
 }
 
-// N floats anywhere in memory.
+// N floats, which may lie anywhere in memory.
 template <int N>
 struct Floats {
   typedef float Type __attribute__((vector_size(4 * N), aligned(4), may_alias));
@@ -50,12 +50,12 @@ CTR_INLINE void ByColumns(int columns, const Work& work) {
   for (; c < columns; ++c) work.template Do<1>(c);
 }
 
-// Adds x v of a feature wherever it is wanted.
+// Adds x v, for one feature, to all results that need it.
 struct AddFeature {
   const float* v;
   float x;
-  bool first;    // of its slot, whose sum begins with it
-  float* slots;  // null, as those below: nowhere
+  bool first;    // whether it is the first feature of its slot, with which the slot's sum begins
+  float* slots;  // these pointers may be null: the result is not computed
   float* totals;
   float* squares;  // (x v)² is added
 
@@ -68,11 +68,11 @@ struct AddFeature {
   }
 };
 
-// Adds x (g + h) to the gradient of a feature.
+// Adds x (g + h) to the gradient with respect to a feature's factors.
 struct AddGradient {
   float x;
   bool first;
-  const float* g;  // null, as h: 0; not both
+  const float* g;  // null: 0; g or h may be null, not both
   const float* h;
   float* to;
 
@@ -85,12 +85,12 @@ struct AddGradient {
   }
 };
 
-// Samples [begin, end) of a batch.
+// Pools samples [begin, end) of a batch.
 CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& batch,
                                   const float* linear, const int32_t* inverse,
                                   const PoolOutputs& out, int64_t begin, int64_t end,
                                   float* square_sums) {
-  // Copies, for what is written might otherwise be them and they be read again and again.
+  // Copies: without them the compiler must assume that a write changes them, and read them again.
   const PoolBatch in = batch;
   float* const weights = out.linear;
   float* const norms = out.norm;
@@ -114,7 +114,7 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& bat
       std::fill_n(sums, parts[p].width, 0.0f);
       sums += parts[p].width;
     }
-    float* part_sums = square_sums;  // those of the current table's first part
+    float* part_sums = square_sums;  // the sums of the current table's parts begin here
     int table = -1;
     for (int64_t f = 0; f < fields; ++f) {
       if (table_of_field[f] != table) {
@@ -161,7 +161,7 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& bat
           float* const of_totals = totals[p] == nullptr ? nullptr : totals[p] + b * part.columns;
           float* const of_squares = squares[p] == nullptr ? nullptr : sum;
           if (of_squares != nullptr) sum += part.width;
-          if (part.field && of_squares != nullptr) {  // of the own field's columns alone
+          if (part.field && of_squares != nullptr) {  // over its own field's columns only
             ByColumns(part.width,
                       AddFeature{v + f * part.width, x, false, nullptr, nullptr, of_squares});
           }
@@ -196,7 +196,7 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& bat
   return true;
 }
 
-// Distinct features [begin, end). slopes: [parts], working memory.
+// Computes the gradients for distinct features [begin, end). slopes: [parts], working memory.
 CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& batch,
                                      const PoolGradients& gradients, const int32_t* starts,
                                      const int32_t* order, int64_t begin, int64_t end,
@@ -272,7 +272,8 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
           const float* __restrict v = in.factors + offset + part.begin + own;
           for (int c = 0; c < part.width; ++c) to[own + c] += slope * v[c];
         } else {
-          slopes[p] += slope;  // the same columns for every occurrence: once, below
+          slopes[p] +=
+              slope;  // every occurrence has the same columns, so they are added once, below
         }
       }
     }
@@ -292,7 +293,7 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
 }  // namespace
 
 std::string PoolLayout::Complete() {
-  constexpr int64_t kMost = 1 << 20;  // of tables, and of a row's factors
+  constexpr int64_t kMost = 1 << 20;  // the most tables, and the most factors in a row
   int tables = 0;
   for (size_t f = 0; f < table_of_field.size(); ++f) {
     const int t = table_of_field[f];
@@ -382,7 +383,7 @@ bool PoolGradient(const PoolLayout& layout, const PoolBatch& batch, const PoolGr
                   float* linear, float* factors) {
   int64_t columns = 0;
   for (const PoolPart& part : layout.parts) columns += part.columns;
-  // Blocks of about equal work: a feature costs a little, its occurrences the most.
+  // Blocks of about equal work: most of it is for occurrences, a little for each feature.
   constexpr int64_t kWork = 2048;
   const int64_t work = batch.n + batch.u;
   const int64_t blocks = (work + kWork - 1) / kWork;

@@ -9,20 +9,20 @@
 #include "ops/cc/rows/square_roots.h"
 
 // clang-format off
-// A new optimizer is a function beside those below, a Kind, a line of kRules, a case of StepBlock, and an
-// entry of ops/row_kinds.py.
+// A new optimizer needs a function beside those below, a Kind, a line in kRules, a case in StepBlock, and an
+// entry in ops/row_kinds.py.
 //
-// Around every kind, per element and in this order:
-//   1. g = clip(scale * gradient)   clip bounds the data's gradient, not the penalty's
-//   2. g += l2 * w                  the penalty l2/2 * |w|^2, paid when the row is touched (not FTRL,
-//                                   which has it in its own step)
-//   3. the kind's own step, of the table below
+// What happens with every kind, for each element, in this order:
+//   1. g = clip(scale * gradient)   clip bounds the gradient from the data, not from the penalty
+//   2. g += l2 * w                  the gradient of the penalty l2/2 * |w|^2, when the row is in a batch
+//                                   (FTRL has the penalty in its own step)
+//   3. the kind's own step, see the table below
 //   4. w = sign(w) * max(|w| - learning_rate * l1, 0)   soft threshold where l1 > 0 (not FTRL)
 //
-// With l2_catch_up, the steps that the row missed since its last touch are taken first, one by one,
-// with the penalty's gradient alone: just what a dense optimizer with a penalty on the whole table
-// does (Adam's momentum included). Of more than kMostReplayed steps the oldest are taken as
-// gradient descent, w *= 1 - lr * l2 each, which for sgd is exact anyhow.
+// With l2_catch_up, the steps that the row missed since its last batch are taken first, one by one,
+// with only the penalty's gradient: a dense optimizer with a penalty on the whole table takes the same
+// steps (Adam's momentum included). If there are more than kMostReplayed of them, the oldest are taken
+// as gradient descent, w *= 1 - lr * l2 in each, which is exact for sgd.
 //
 // kind         state          step (lr = learning_rate, eps = epsilon)
 // sgd          -              w -= lr * g
@@ -33,17 +33,18 @@
 //                             n += mean(g^2), from 0 (PaddlePaddle's SparseAdaGradSGDRule)
 // adam         m[dim] v[dim]  m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)
 //                             w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
-//                             Lazy without l2_catch_up: m, v and w move only when the row is
-//                             touched; t is the global step. (Kingma and Ba 2015; on a row touched
-//                             at every step, Keras' legacy Adam)
+//                             Lazy without l2_catch_up: m, v and w change only when the row is in
+//                             a batch; t is the global step. (Kingma and Ba 2015; for a row that
+//                             is in every batch, Keras' legacy Adam)
 // ftrl         n[dim] z[dim]  n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w
 //                             w = |z| <= l1 ? 0 : (sign(z) * l1 - z) / (sqrt(n') / lr + l2)
 //                             FTRL-proximal (McMahan et al. 2013; Keras' Ftrl with
-//                             l2_regularization_strength l2 / 2). z starts such that the initial
-//                             weights solve the last line: factors keep their value. So do weights
-//                             that a difference was added to. Where w is not 0, z is taken from it,
-//                             by the last line at n', which is the same while lr is; when lr falls,
-//                             weights stay where they are, as under the other rules.
+//                             l2_regularization_strength l2 / 2). z starts such that the last line
+//                             gives the initial weights, so that factors keep their values; adding
+//                             a difference to a weight sets z in the same way. If w is not 0, a
+//                             step computes z as g plus the z from which the last line, with n',
+//                             gives w. While lr is constant, this is the same; when lr falls,
+//                             weights stay where they are, as with the other rules.
 // rmsprop      v[dim]         v += (1 - beta2) * (g^2 - v); w -= lr * g / (sqrt(v) + eps)
 //                             (Keras' legacy RMSprop)
 // clang-format on
@@ -52,9 +53,9 @@ namespace {
 
 enum class Kind { kSgd, kAdagrad, kAdagradRow, kAdam, kFtrl, kRmsprop };
 
-constexpr int kBlock = 32;  // elements that are worked on at a time, on the stack
+constexpr int kBlock = 32;  // how many elements are computed at a time, on the stack
 
-// The functors: one step on a block of n <= kBlock elements with gradients g.
+// Functors that take one step on a block of n <= kBlock elements with gradients g.
 CTR_INLINE void Sgd(const RowHyper& h, int n, const float* __restrict g, float* __restrict w) {
   for (int i = 0; i < n; ++i) w[i] -= h.learning_rate * g[i];
 }
@@ -100,9 +101,9 @@ CTR_INLINE void Ftrl(const RowHyper& h, int n, const float* __restrict g, float*
   }
 }
 
-// Moves z to where w follows from it. A weight of 0 follows from all of [-l1, l1].
+// Sets z so that w follows from it. A weight of 0 follows from every z in [-l1, l1].
 void SolveFtrl(const RowHyper& h, int n, const float* w, const float* acc, float* z) {
-  if (h.learning_rate == 0.0f) return;  // no step reads it
+  if (h.learning_rate == 0.0f) return;  // then no step reads z
   for (int i = 0; i < n; ++i) {
     const float denominator = std::sqrt(acc[i]) / h.learning_rate + h.l2;
     z[i] = w[i] == 0.0f ? std::clamp(z[i], -h.l1, h.l1)
@@ -204,9 +205,9 @@ void AddToRow(const RowStep& step, int dim, const float* difference, float* w, f
   if (step.rule->kind == Kind::kFtrl) SolveFtrl(step.hyper, dim, w, state, state + dim);
 }
 
-// One step on a block of n <= kBlock elements, whose state begins at state[0] and, of Adam and
-// FTRL, state[dim] too. gradient: null for none but the penalty's. Returns the sum of squared
-// gradients to adagrad_row, which adds it up.
+// Takes one step on a block of n <= kBlock elements. Their state begins at state[0], for Adam and
+// FTRL also at state[dim]. gradient: null: only the penalty has one. For adagrad_row, returns the
+// block's sum of squared gradients, which the caller adds up.
 CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate, int n, int dim,
                            float scale, const float* __restrict gradient, float* __restrict w,
                            float* __restrict state) {
@@ -248,7 +249,7 @@ CTR_INLINE float StepBlock(const RowStep& step, float adam_rate, float row_rate,
   return squares;
 }
 
-// gradient: null for none but the penalty's.
+// Takes one step on a whole part of a row. gradient: null: only the penalty has one.
 CTR_MULTIVERSION
 void TakeStep(const RowStep& step, float adam_rate, int dim, float scale, const float* gradient,
               float* w, float* state) {

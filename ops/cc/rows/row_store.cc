@@ -14,7 +14,8 @@
 namespace ctr {
 namespace {
 
-// Keys that are worked on at a time: what one phase prefetches, the next one finds in the L1 cache.
+// How many keys are processed at a time: the next phase finds in the L1 cache what one has
+// prefetched.
 constexpr int kGroup = 64;
 constexpr int64_t kAhead = 20;  // rows between a prefetch and its copy
 constexpr int64_t kChunkBytes = 8 << 10;
@@ -29,7 +30,7 @@ float* Floats(char* row) { return reinterpret_cast<float*>(row); }
 
 int64_t IdOf(int shard, int64_t local) { return static_cast<int64_t>(shard) << 32 | local; }
 
-// The first element that is not finite, or -1.
+// Returns the index of the first element that is not finite, or -1.
 int64_t FindNotFinite(const float* x, int64_t n) {
   int32_t bad = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -74,7 +75,7 @@ std::string RowLayout::Check() const {
 RowStore::RowStore(FeatureTable* table, RowLayout layout)
     : table_(table), layout_(std::move(layout)), shards_(kShards) {
   for (const RowTable& t : layout_.tables) {
-    // A free row holds the number of the next one.
+    // A free row holds the number of the next free row.
     const int64_t stride = std::max<int64_t>(t.row_bytes(), sizeof(int32_t));
     int bits = 4;
     while ((stride << (bits + 1)) <= kChunkBytes) ++bits;
@@ -127,7 +128,8 @@ void RowStore::FreeRow(int shard, const Feature* feature, Head* head) {
 
 void RowStore::CompactRows(int s) {
   const FeatureTable::Shard& shard = table_->shard(s);
-  std::vector<std::vector<Head*>> heads(layout_.tables.size());  // of the features that have rows
+  std::vector<std::vector<Head*>> heads(
+      layout_.tables.size());  // of the features that have factor rows
   for (int64_t local = 0; local < shard.end(); ++local) {
     const Feature* feature = shard.At(local);
     if (feature->key < 0) continue;
@@ -139,7 +141,7 @@ void RowStore::CompactRows(int s) {
     const int bits = chunk_bits_[t];
     const size_t needed = (heads[t].size() + (size_t{1} << bits) - 1) >> bits;
     if ((rows.chunks.size() - needed) * 3 <= rows.chunks.size()) continue;
-    // In the order of the rows none is overwritten before it has moved.
+    // In the order of the rows, none is overwritten before it has moved.
     std::sort(heads[t].begin(), heads[t].end(),
               [](const Head* a, const Head* b) { return a->factor_row < b->factor_row; });
     int32_t to = 0;
@@ -178,7 +180,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
   const ShardGroups groups = GroupByShard(keys, n);
   std::atomic<bool> right(true);  // each key has a table
   const bool at_once = train && table_->policy().admission == Policy::Admission::kNone;
-  std::vector<int32_t> rows(n);           // factor row, -1 where none
+  std::vector<int32_t> rows(n);           // the factor row of each key, -1 if it has none
   std::vector<int64_t> changes(kShards);  // a shard's count when its rows were looked up
   const int64_t cost = 40 * n / kShards + 50;
   parallel_for(kShards, cost, [&](int64_t first, int64_t last) {
@@ -252,8 +254,8 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           continue;
         }
         if (!intact) {
-          // Between the passes an eviction may have moved the row, or taken it: then the factors
-          // read 0, as an absent feature's.
+          // Between the two passes over the keys, an eviction may have moved the row, or deleted
+          // it: then the factors read 0.
           const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
           rows[i] = local < 0 ? -1 : reinterpret_cast<Head*>(shard.Payload(local))->factor_row - 1;
         }
@@ -448,7 +450,8 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
                                    "; wanted one in [0, 2^31 - 1)");
   }
   std::vector<RowStep> steps;
-  const Status status = MakeSteps(hyper, step + 1, &steps);  // the missed ones come before it
+  // The missed steps come before step + 1.
+  const Status status = MakeSteps(hyper, step + 1, &steps);
   if (!status.ok()) return status;
   const uint64_t rounding_seed = RoundingSeed(layout_.seed, step);
   parallel_for(kShards, 100000, [&](int64_t first, int64_t last) {

@@ -1,22 +1,23 @@
-// Rows: what is trained of each feature of a feature table. TensorFlow-free.
+// The row store: holds the trained weights of the features in a feature table. Uses no TensorFlow.
 //
-// The linear weight and its optimizer state lie behind the feature's lifecycle fields, as the
-// table's payload.
+// The linear weight and its optimizer state are behind the feature's lifecycle fields, as the
+// payload of the feature table.
 //
-// Memory: factor rows (weights, then state) exist after admission, in chunks of each (shard,
-// table). An evicted feature's row is used again, and chunks that an eviction empties are given
-// back.
+// Memory: a feature has a factor row (weights, then state) once it is admitted. Factor rows are in
+// chunks, which each (shard, table) has of its own. The row of an evicted feature is used again,
+// and chunks that an eviction empties are given back.
 //
-// bfloat16: all of a table's factor rows, state included, may be kept in it, which halves them.
-// What leaves the store and what a step works on is float32; a step's result is rounded by chance,
-// from (seed, key, step, element), so that small gains are kept in the mean, whatever the number of
-// processes and restarts. Initial rows are rounded to nearest. The linear weight is float32 always.
+// bfloat16: a table's factor rows, state included, may be kept in bfloat16, which halves them. Rows
+// leave the store as float32 (exports excepted), and steps compute in float32. A step's result is
+// rounded at random, by a hash of (seed, key, step, element), so that small changes are kept in the
+// mean, and the result depends on neither the number of processes nor restarts. Initial rows are
+// rounded to nearest. The linear weight is always float32.
 //
-// Locks: all of a feature, its factor row included, is guarded by its shard's lock in the feature
-// table. Every verb takes each shard's lock at most twice and holds one at a time.
+// Locks: the lock of a feature's shard in the feature table guards all of the feature, its factor
+// row included. Every verb takes each shard's lock at most twice, and holds one lock at a time.
 //
-// Batches: keys come in any order and may repeat (they take their turns); a batch grouped by shard
-// is fastest. A verb that fails has changed nothing.
+// Batches: keys come in any order. If a key repeats, its occurrences are processed one after the
+// other. A batch grouped by shard is fastest. A verb that fails has changed nothing.
 #pragma once
 
 #include <cstdint>
@@ -32,15 +33,15 @@
 
 namespace ctr {
 
-// Rows of one layout.
+// The layout of one table's rows.
 struct RowTable {
-  int width = 0;  // factors; 0: linear weights only
+  int width = 0;  // the number of factors; 0: linear weights only
   float init_scale = 0.0f;
   const RowRule* linear = FindRowRule("sgd");
   const RowRule* factors = FindRowRule("sgd");
-  bool bfloat16 = false;  // factor rows are kept in it, else in float32
+  bool bfloat16 = false;  // whether factor rows are kept in bfloat16, else in float32
 
-  // Numbers of a factor row.
+  // How many numbers a factor row has.
   int row_size() const { return width == 0 ? 0 : width + RowStateFloats(factors, width); }
   int64_t row_bytes() const {
     return row_size() * static_cast<int64_t>(bfloat16 ? sizeof(uint16_t) : sizeof(float));
@@ -49,35 +50,35 @@ struct RowTable {
 
 struct RowLayout {
   std::vector<RowTable> tables;
-  std::vector<int> slot_table;  // of each slot; -1 or beyond the end: the slot has no rows
-  uint64_t seed = 0;            // of the initial factors and the rounding
+  std::vector<int> slot_table;  // the table of each slot; -1 or beyond the end: it has no rows
+  uint64_t seed = 0;            // for initial factors and for the rounding to bfloat16
 
   int TableOf(int64_t key) const {
     const size_t slot = static_cast<size_t>(SlotOf(key));
     return slot < slot_table.size() ? slot_table[slot] : -1;
   }
-  // Floats of linear weight and state that every feature has room for.
+  // For how many floats, linear weight and state, every feature has room.
   int linear_floats() const;
-  // What is wrong, or empty.
+  // Returns what is wrong with the layout; empty if nothing.
   std::string Check() const;
 };
 
-// What a push carries for distinct keys j in [0, n).
+// What a push carries, for n keys.
 struct RowPush {
   int64_t n = 0;
   const int64_t* keys = nullptr;
-  const int64_t* ids = nullptr;  // of the pull: hints, checked
+  const int64_t* ids = nullptr;  // from the pull: where to look first; wrong ones do no harm
   const int32_t* offsets =
-      nullptr;  // [n + 1] of the pull; j's factors are trained where its range is not empty
+      nullptr;  // [n + 1] from the pull; factors of key j are trained if its range is not empty
   const float* shows = nullptr;  // summed over the batch
   const float* clicks = nullptr;
   const float* linear_grad = nullptr;   // [n]
   const float* factors_grad = nullptr;  // [offsets[n]]
   const float* scale = nullptr;         // [scale_n], 1 or n: multiplies the gradients
   int64_t scale_n = 0;
-  const RowHyper* hyper = nullptr;  // [tables, 2]: linear, factors
-  int64_t step = 0;                 // the global step, from 1
-  bool add = false;  // the gradients are differences to add to the weights instead (AddToRow)
+  const RowHyper* hyper = nullptr;  // [tables, 2]: for linear weights, for factors
+  int64_t step = 0;                 // the number of this global step, from 1
+  bool add = false;  // whether the gradients are differences to add to the weights (AddToRow)
 };
 
 class RowStore {
@@ -86,90 +87,93 @@ class RowStore {
     return 2 * sizeof(int32_t) + sizeof(float) * layout.linear_floats();
   }
 
-  // table: with payloads of PayloadBytes(layout), not used before, living as long as the store.
-  // Sets its on_erase.
+  // table: a feature table with payloads of PayloadBytes(layout), which has not been used and lives
+  // as long as the store. The store sets its on_erase and on_evicted.
   RowStore(FeatureTable* table, RowLayout layout);
 
   const RowLayout& layout() const { return layout_; }
 
-  // Reads and changes nothing. ids [n]: -1 where absent. offsets [n + 1].
-  // allocate_factors(offsets[n]) gives the memory for the factors, or null to stop (then Pull
-  // returns). Not admitted: no factors; absent: linear 0 too. With admission `none` and train:
-  // initial factors for those that have none yet.
+  // Reads the rows of keys, and changes nothing. Writes ids [n], -1 for an absent feature; offsets
+  // [n + 1]; linear [n], 0 for an absent feature; and the factors. A feature that is not admitted
+  // has no factors; but with admission `none` and `train`, it reads its initial factors.
+  // allocate_factors(offsets[n]) returns the memory for the factors, or null, at which Pull
+  // returns.
   Status Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for,
               int64_t* ids, int32_t* offsets, float* linear,
               const std::function<float*(int64_t)>& allocate_factors);
 
-  // Under its shard's lock, for each key: creates it where absent, one step on the linear weight
-  // and, where the pull had factors and the feature still has, on those; then observes, and gives
-  // what is newly admitted its initial factors, which this push does not train. With admission
-  // `none` a new feature's factors exist, and are trained, at once. OutOfRange naming
-  // argument, key and value for a gradient or scale that is not finite; InvalidArgument for what
-  // FeatureTable::Observe refuses.
+  // For each key, under the lock of its shard: creates the feature if it is absent; takes one step
+  // on the linear weight and, if the pull had factors and the feature still has them, on the
+  // factors; then observes shows and clicks. If that admits the feature, it gets its initial
+  // factors, which this push does not train. But with admission `none`, a new feature has factors
+  // at once, and this push trains them. OutOfRange if a gradient or scale is not finite; it names
+  // argument, key and value. InvalidArgument for what FeatureTable::Observe refuses.
   Status Push(const RowPush& push, const ParallelFor& parallel_for);
 
-  // Takes, on every row, the steps up to and with `step` that the row missed, where its optimizer
-  // has l2_catch_up. hyper: [tables, 2]. Rows in bfloat16 are rounded then, as by a push.
+  // Takes, on every row whose optimizer has l2_catch_up, the steps up to `step` that the row
+  // missed, `step` included. hyper: [tables, 2]. Rows in bfloat16 are then rounded, as in a push.
   Status CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for);
 
-  // For checkpoints. linear [n, linear_floats]: weight, then state; last_step [n]; factors[t]
-  // [admitted keys of table t, row_size], float32 or bfloat16 as the table is, in the keys' order:
-  // weights, then state. admitted [n]: as FeatureTable::Export gave it. Export: absent keys read 0;
-  // an admitted feature that never was pushed reads its initial factors and zero state.
+  // Both are for checkpoints. linear [n, linear_floats]: weight, then state; last_step [n];
+  // factors[t] [admitted keys of table t, row_size], float32 or bfloat16 like the table's rows, in
+  // the order of the keys: weights, then state. admitted [n]: from FeatureTable::Export.
+  //
+  // ExportRows reads 0 for an absent key; for an admitted feature that was never pushed, it reads
+  // the initial factors and state 0.
   Status ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear,
                     int32_t* last_step, const std::vector<char*>& factors) const;
-  // InvalidArgument where a key is absent or has factors already.
+  // ImportRows: InvalidArgument if a key is absent or has factors already.
   Status ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear,
                     const int32_t* last_step, const std::vector<const char*>& factors);
 
-  // What the store allocated beside the feature table.
+  // How many bytes the store has allocated beside the feature table.
   int64_t Bytes() const;
 
  private:
-  // Behind a Feature. State of the linear weight follows.
+  // The payload behind a Feature; the state of the linear weight follows.
   struct Head {
     int32_t factor_row;  // row + 1 within (shard, table); 0: none
-    int32_t last_step;   // of the last push; 0: none yet, the state is not initialised
+    int32_t last_step;   // the step of the last push; 0: none yet, so no state is initialised
     float linear;
 
     float* state() { return &linear + 1; }
   };
-  // Factor rows of one (shard, table). The shard's lock guards it.
+  // The factor rows of one (shard, table), which the shard's lock guards.
   struct FactorRows {
     std::vector<char*> chunks;
-    int32_t end = 0;    // rows [0, end) were handed out
-    int32_t free = -1;  // first free one; a free row starts with the next one's number
+    int32_t end = 0;    // rows [0, end) are in use or free
+    int32_t free = -1;  // the first free row; a free row begins with the number of the next
   };
   struct ShardRows {
     std::vector<FactorRows> tables;
-    int64_t changes = 0;  // counts where factor rows were freed or moved
+    int64_t changes = 0;  // how many times factor rows were freed or moved
   };
 
-  // A factor row as it is kept.
+  // Returns the address of a factor row.
   char* Row(int shard, int table, int32_t row) const {
     const int bits = chunk_bits_[table];
     return shards_[shard].tables[table].chunks[row >> bits] +
            static_cast<int64_t>(row & ((1 << bits) - 1)) * stride_[table];
   }
-  // The steps of this push or catch-up, [2 * tables]: linear, factors. InvalidArgument where an
-  // optimizer cannot work with its hyperparameters.
+  // Makes the steps of this push or catch-up, [2 * tables]: for linear weights, for factors.
+  // InvalidArgument if an optimizer cannot work with its hyperparameters.
   Status MakeSteps(const RowHyper* hyper, int64_t step, std::vector<RowStep>* steps) const;
-  // Initial factors, as the table's rows hold them. [width]
+  // Writes the initial factors [width], rounded to what the table's rows can hold.
   void InitialWeights(int64_t key, int table, float* w) const;
   int32_t AllocateRow(int shard, int table);
   void FreeRow(int shard, const Feature* feature, Head* head);
-  // Moves the factor rows of each table together where that frees over a third of its chunks.
+  // For each table: if that frees over a third of its chunks in the shard, moves the rows together.
   void CompactRows(int shard);
   Status CheckKeysAndTables(const int64_t* keys, int64_t n) const;
-  // Whether a push can be; where not, CheckPush says what is wrong.
+  // Returns whether a push is valid; if it is not, CheckPush says what is wrong.
   bool LooksRight(const RowPush& push, const ParallelFor& parallel_for) const;
   Status CheckPush(const RowPush& push) const;
 
   FeatureTable* const table_;
   const RowLayout layout_;
-  std::vector<int> chunk_bits_;                      // [tables]
-  std::vector<int64_t> row_bytes_, stride_;          // [tables]; stride_: from a row to the next
-  int widest_bfloat16_ = 0;                          // the most numbers of a row in bfloat16
+  std::vector<int> chunk_bits_;              // [tables]
+  std::vector<int64_t> row_bytes_, stride_;  // [tables]; stride_: bytes from a row to the next
+  int widest_bfloat16_ = 0;                  // how many numbers the longest row in bfloat16 has
   std::vector<std::unique_ptr<ChunkArena>> arenas_;  // [tables]
   std::vector<ShardRows> shards_;                    // [kShards]
 };

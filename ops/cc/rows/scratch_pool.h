@@ -1,5 +1,5 @@
-// Working memory that a kernel keeps from step to step, one piece for each call that runs at the
-// same time.
+// Working memory that a kernel keeps from step to step: a piece for each of the calls that run at
+// the same time.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace ctr {
 template <typename T>
 class ScratchPool {
  public:
-  // Returns its piece to the pool at its end; must not outlive the pool.
+  // Borrows a piece for as long as it lives; must not outlive the pool.
   class Lease {
    public:
     explicit Lease(ScratchPool* pool) : pool_(pool) {

@@ -1,4 +1,5 @@
-// x = sqrt(x) for n elements. The compiler does not vectorise std::sqrt, which may set errno.
+// Replaces n elements by their square roots. The compiler does not vectorise std::sqrt, because
+// that may set errno.
 #pragma once
 
 #include <cmath>
