@@ -90,7 +90,8 @@ def _by_time(name: str) -> Callable[[pa.Table], np.ndarray]:
     except ValueError as e:
       raise UserError(f"{DATA.value}: column '{name}': {one_line(e)}") from None
 
-  values = pd.concat([times(table) for table in _tables()])
+  # pandas would keep the blocks' own indices if the values are sorted already.
+  values = pd.concat([times(table) for table in _tables()], ignore_index=True)
   if (missing := int(values.isna().sum() + (values == '').sum())) > 0:
     raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
   first = str(values.iloc[0])

@@ -47,6 +47,13 @@ class SplitTest(tf.test.TestCase):
       self.assertLess(valid['time'].max(), test['time'].min())
       self.assertAllClose([len(train), len(valid), len(test)], [1600, 200, 200], atol=20)
 
+  def test_by_texts_that_are_sorted_already_in_several_blocks(self):
+    days = pd.Timestamp('2023-01-01') + pd.to_timedelta(np.arange(2000), 'min')
+    self.frame['time'] = days.strftime('%Y-%m-%d %H:%M:%S')
+    self.frame['text'] = 'x' * 1500  # 3 MB; a block of a text file has 1 MB
+    parts = self.split('log.csv', '--by_time', 'time')
+    self.assertEqual([len(part) for part in parts], [1600, 200, 200])
+
   def test_a_log_with_another_delimiter_and_days_first(self):
     path, out = f'{self.folder}/log.csv', f'{self.folder}/german'
     days = pd.Timestamp('2023-01-01') + pd.to_timedelta(self.frame['time'], 'D')
