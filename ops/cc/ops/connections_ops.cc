@@ -52,7 +52,7 @@ values: tensors [n, …], each holding the rows for rank 0, then those for rank 
 counts: [N] how many rows go to each rank; they sum to n.
 received: tensors [m, …] of the rows that rank 0 sent to this rank, then rank 1, and so on.
 received_counts: [N] how many rows each rank sent.
-Errors: Aborted if a connection ended; DataLoss if a rank runs another operation. Both name the
+It fails with Aborted if a connection ended; DataLoss if a rank runs another operation. Both name the
 rank.
 )doc");
 
@@ -73,7 +73,7 @@ runs it, and waits for the others.
 
 values: tensors of any shapes, the same shapes on every rank.
 sums: tensors of the same shapes.
-Errors: as CtrAllToAll; also DataLoss if ranks have different numbers of values.
+It fails as CtrAllToAll does, and with DataLoss if ranks have different numbers of values.
 )doc");
 
 REGISTER_OP("CtrConnectionsCounters")
