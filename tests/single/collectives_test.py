@@ -41,7 +41,7 @@ class CollectivesTest(tf.test.TestCase):
     self.assertAllClose(one[0]['x'], sum(v['x'] for v in values.values()))
 
   def test_workers_must_call_the_same(self):
-    with self.assertRaisesRegex(ValueError, 'not call the same: worker 1 gather, worker 2 sum'):
+    with self.assertRaisesRegex(ValueError, 'different collectives: worker 1 gather, worker 2 sum'):
       self.complete({2: ('sum', {}), 1: ('gather', None)})
     for other in ({'y': np.zeros(2)}, {'x': np.zeros(3)}, {'x': np.zeros(2, np.float32)}):
       with self.assertRaisesRegex(ValueError, 'workers sum different arrays'):
