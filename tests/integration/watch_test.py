@@ -127,8 +127,10 @@ class WatchTest(tf.test.TestCase):
         f.write('user,item,click\n' + f'{i},1,1\n{i},2,0\n' * 50)
       with open(f'{self.folder}/{name}/_SUCCESS', 'w', encoding='utf-8'):
         pass
+    name, *arguments = shlex.split(command)
+    self.assertEqual(name, 'ctr-train')
     job = subprocess.Popen(
-      [sys.executable, *shlex.split(command)[1:]],
+      [sys.executable, '-m', 'trainer.run', *arguments],
       cwd=self.folder,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
