@@ -164,7 +164,7 @@ class CommandLineTest(tf.test.TestCase):
     valid = f'data.valid=[{self.folder}/test.csv,{self.folder}/train.csv]'
     done = self.train('--set', valid, '--set', 'train.epochs=9', '--set', plateau)
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn('data.valid: 1 of its files', done.stderr)
+    self.assertIn('data.valid: data.train has', done.stderr)
     self.assert_narrow(done)
     self.assertLen([e for e in self.events() if e.get('split') == 'valid'], 6)
     with open(f'{self.folder}/run/checkpoints/ckpt-000000060/progress.json', encoding='utf-8') as f:
