@@ -69,7 +69,7 @@ def check(where: str, chunk: object) -> None:
 def select(
   chunk: Chunk, kept: np.ndarray, table_slots: Mapping[str, Collection[int]]
 ) -> dict[str, np.ndarray]:
-  """Returns a row store's chunk without the features that are not kept.
+  """Returns a row store's chunk with only the features to keep.
 
   Args:
     chunk: a chunk; its column `factors_NAME` has rows only for admitted features of table NAME.

@@ -118,8 +118,8 @@ class FeatureLifecycle:
     policy: the rules for admission, decay, eviction and exports. None: `Policy()`.
     name: objects of one name on one device share one table, which lives as long as any of them; in
       a v1 graph, as long as the session or server. None: no other object shares the table.
-    create_handle: makes the resource of the table; its arguments are `policy` and `shared_name`. A
-      subclass gives it that keeps rows beside the features.
+    create_handle: makes the resource of the table, from `policy` and `shared_name`; only for a
+      subclass that keeps rows beside the features.
   Raises:
     InvalidArgumentError: if a table of this name has another policy.
   """

@@ -19,7 +19,9 @@ Tensors = tuple[tf.Tensor, ...]
 def pack_rows(
   rows: PulledRows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
 ) -> Tensors:
-  """Packs the rows with which an owner answers; a feature without factors takes a value and a bit.
+  """Packs the rows with which an owner answers.
+
+  Of a feature without factors the buffer has its linear weight and one bit.
 
   Args:
     rows: the rows of the distinct keys that processes asked for.

@@ -1,6 +1,6 @@
 """The feature lifecycle's rules and thresholds.
 
-Imports no TensorFlow: the config checks itself with it.
+Imports no TensorFlow, because the config is checked by it before TensorFlow is loaded.
 """
 
 import dataclasses

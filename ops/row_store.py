@@ -168,8 +168,8 @@ class RowStore(FeatureLifecycle):
   ) -> None:
     """Takes one optimizer step on each key's row, then adds the key's shows and clicks.
 
-    Absent features are created. The push that admits a feature trains its factors only with
-    admission 'none'. Each key is updated under the lock of its shard.
+    Absent features are created. The push that admits a feature does not train its factors yet,
+    unless admission is 'none'. Each key is updated under the lock of its shard.
 
     Args:
       keys: int64 [u]; if a key repeats, its occurrences are processed one after the other.

@@ -112,7 +112,7 @@ def _versions() -> Check:
 
 
 def _same_everywhere(communicator: 'Communicator', check: Check) -> Check:
-  """Returns the check; on a rank that found something else than rank 0, a wrong one."""
+  """Returns the check, or one of state wrong if this rank found something else than rank 0."""
   first = communicator.broadcast(check.found)
   if check.found == first:
     return check

@@ -113,8 +113,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
       '--run_dir: found a run with model.retrieval, to rank what --retrieve_run_dir finds; wanted '
       'one of interactions'
     )
-  slot = next(s for s in finder.data.slots if s.name == finder.model.retrieval.item.slots[0])
-  column = slot.column or slot.name
+  column = finder.item_slot.column or finder.item_slot.name
   if column not in (columns := ranker.data.log_columns()):
     raise UserError(
       f"--run_dir: does not read the column '{column}' of the items that --retrieve_run_dir finds"
@@ -123,7 +122,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
 
 
 def _serve(runs: Sequence[_Run]) -> int:
-  """Serves until asked to end: a run, one and a run that finds its items, or []: a store."""
+  """Serves until asked to end: a run, or two of which the second finds items; for [] a store."""
   try:
     from trainer.serving import http
     from trainer.serving.recommend import Recommender

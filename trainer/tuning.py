@@ -189,7 +189,7 @@ def _run_dir(setup: _Study, trial: 'optuna.trial.FrozenTrial | optuna.Trial') ->
 
 
 def _settings(params: Mapping[str, Json]) -> dict[str, str]:
-  """Returns settings as YAML texts keyed by key; drawn numbers are rounded to four digits."""
+  """Returns {key: its value as YAML}; numbers that Optuna drew are rounded to four digits."""
   return {key: v if isinstance(v, str) else f'{v:.4g}' for key, v in params.items()}
 
 

@@ -187,7 +187,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     return messages.MessageConnection(connection, seconds, lambda: ['beat', self._idle()])
 
   def _expect_all(self) -> None:
-    """On rank 0: ends the job if a rank has not come within `sync.lost_peer_seconds`."""
+    """On rank 0: ends the job if a rank has not connected within `sync.lost_peer_seconds`."""
     for _ in range(10):  # short waits, so that a pause of this process counts as one of them
       time.sleep(self._sync.lost_peer_seconds / 10)
       with self._lock:

@@ -21,7 +21,7 @@ NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
 
 
 class Made(Section):
-  """What a column is made of; the key that names the kind also names the columns that it reads."""
+  """What a column is made of, as in `bins: age`: the kind, and the columns that it reads."""
 
   @property
   def kind(self) -> str:

@@ -292,7 +292,7 @@ class Data(Section):
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns {key: column} of the keys whose values a run measures or reads when it begins."""
+    """Returns {config key: its column} for what a run measures or reads when it begins."""
     return {
       f'data.{section}.{i}.from.{key}': column
       for section in ('slots', 'dense')

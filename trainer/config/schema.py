@@ -94,6 +94,12 @@ class Config(Section):
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
+  @property
+  def item_slot(self) -> Slot:
+    """The slot of the item's id, of a config with model.retrieval."""
+    name = self.model.retrieval.item.slots[0]
+    return next(slot for slot in self.data.slots if slot.name == name)
+
   def poolings(self) -> list[str]:
     """Returns the pooling of each slot, [F]; 'sum' for a slot with one feature a sample."""
     several = [

@@ -46,7 +46,8 @@ def beside(
   """Yields the carried columns with the predictions of the same records.
 
   Args:
-    predictions: [B] or [B, T], of any B.
+    tables: the carried columns, in the order of the predictions; None: there are none.
+    predictions: batches [B] or [B, T]; B need not be the size of a table.
     names: the names of the T columns of predictions.
   """
   rest = None

@@ -130,7 +130,8 @@ def dense_stats(
   return np.column_stack([stats, np.float32([np.log(rate / (1 - rate)), 1])])
 
 
-COUNT_SMOOTHING = 10.0  # impressions at the log's click rate that each slot's counts begin with
+# A feature's counts begin as if it had this many impressions at the click rate of the log.
+COUNT_SMOOTHING = 10.0
 
 
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:

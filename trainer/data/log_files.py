@@ -333,10 +333,9 @@ def is_directory(path: str) -> bool:
 
 def modified(path: str) -> float | None:
   """Returns when a file was last changed, in seconds since 1970; None if there is none."""
-  if not exists(path):
-    return None
-  # pyarrow refuses local names that are not UTF-8.
-  return (_info(path).mtime_ns or 0) / 1e9 if is_remote(path) else os.path.getmtime(path)
+  if exists(path):  # pyarrow refuses local names that are not UTF-8
+    return (_info(path).mtime_ns or 0) / 1e9 if is_remote(path) else os.path.getmtime(path)
+  return None
 
 
 def _info(path: str) -> pa.fs.FileInfo:

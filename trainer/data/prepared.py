@@ -291,12 +291,11 @@ class PreparedPass:
     try:
       features = self._samples.gather(samples)
       label = self._label[samples].astype(np.float32)
+      weight = self._weight[samples] if self._weight is not None else np.ones_like(label[:, 0])
       return SlotBatch(
         *features[:4],
         label=label[:, 0] if label.shape[1] == 1 else label,
-        weight=np.ones([len(samples)], np.float32)
-        if self._weight is None
-        else self._weight[samples],
+        weight=weight,
         group=features.group if self._grouped else np.zeros([len(samples)], np.int64),
       )
     finally:

@@ -39,7 +39,7 @@ class _Column(NpyWriter):
     return data
 
   def complete(self) -> JsonObject:
-    """Syncs and closes the file."""
+    """Syncs and closes the file; returns its entry in meta.json."""
     self.close()
     return {'dtype': self.dtype.str, 'shape': [self.rows, *self.row_shape], 'crc32': self._crc}
 

@@ -32,6 +32,14 @@ def is_list(t: pa.DataType) -> bool:
   return pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t)
 
 
+def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Returns the index of each wanted key among ascending keys, int64; −1 if it is not there."""
+  if not len(keys):
+    return np.full(wanted.shape, -1)
+  at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+  return np.where(keys[at] == wanted, at, -1)
+
+
 def text_of_float(value: float) -> str | None:
   """Returns the text of a whole number: '12' for 12.0.
 
@@ -164,7 +172,7 @@ def trim(texts: pa.Array) -> pa.Array:
 
 
 class Writing(NamedTuple):
-  """How texts write numbers: the marks of `data.decimal` and `data.thousands`, perhaps a % sign."""
+  """How numbers are written in texts: with which decimal mark, and which mark of thousands."""
 
   decimal: str = '.'
   thousands: str | None = None

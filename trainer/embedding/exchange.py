@@ -40,6 +40,21 @@ class ShardedPull(NamedTuple):
 Routing = Routed | tuple[()]
 
 
+def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
+  """Returns by what to multiply the gradients of rows, according to sparse.gradient_scale.
+
+  With 'feature', steps on a rare feature stay as long when the batch or the job grows.
+
+  Args:
+    scale: float32 [], 1 / the weight of the step's samples.
+    shows: float32 [u], the shows of the features in this step.
+  Returns:
+    float32 [1] or [u].
+  """
+  is_by_feature = cfg.sparse.gradient_scale == 'feature'
+  return 1 / tf.maximum(shows, 1) if is_by_feature else tf.reshape(scale, [1])
+
+
 class LocalRows:
   """Reads and updates the rows of the store in this process, as one process alone does.
 
@@ -52,8 +67,7 @@ class LocalRows:
   routed: Routing = ()
 
   def __init__(self, store: RowStore, cfg: Config):
-    self._store = store
-    self._scales_by_feature = cfg.sparse.gradient_scale == 'feature'
+    self._store, self._cfg = store, cfg
     self._reads_counts = bool(cfg.counted_fields())
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routing:
@@ -124,9 +138,7 @@ class LocalRows:
       hyper: float32 [T, 2, H], see ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
     """
-    # With 'feature', steps on a rare feature stay as long when the batch or the job grows.
-    by_feature = self._scales_by_feature
-    scale = 1 / tf.maximum(deduped.shows, 1) if by_feature else tf.reshape(scale, [1])
+    scale = gradient_scale(self._cfg, scale, deduped.shows)
     gradients = linear_gradient, factors_gradient
     self._store.push(
       deduped.unique, rows, deduped.shows, deduped.clicks, *gradients, scale, hyper, step

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.tensors import aligned, share
+from trainer.data.values import places
 
 _SCORES_AT_ONCE = 1 << 24
 POPULAR = 0.1  # the share of the catalogue that counts as popular
@@ -70,7 +71,7 @@ def judge(
   shows: np.ndarray,
   eval_at: Sequence[int],
 ) -> dict[str, float]:
-  """Returns ranking metrics, as means over the queries.
+  """Returns ranking metrics; all but coverage and popular are means over the queries.
 
   With h_i = 1 if the item at rank i is one of the query's n positives, else 0:
 
@@ -90,8 +91,7 @@ def judge(
   items = len(shows)
   codes = np.sort(positives[0] * (items + 1) + positives[1])
   mine = np.arange(len(ranked))[:, None] * (items + 1) + ranked
-  at = np.minimum(np.searchsorted(codes, mine), max(0, len(codes) - 1))
-  hits = (codes[at] == mine) & (ranked < items) if len(codes) else np.zeros(ranked.shape, bool)
+  hits = (places(codes, mine) >= 0) & (ranked < items)
   gains = 1 / np.log2(np.arange(2, ranked.shape[1] + 2))
   ideal = np.concatenate([[0], np.cumsum(gains)])
   is_popular = np.zeros([items + 1], bool)

@@ -127,7 +127,7 @@ class CoordinatorClient(Communicator):
 
     Args:
       work: arguments of WorkQueue: slices, first, total and pause_after.
-      state: what a worker receives that enters the pass later.
+      state: what a worker that enters the pass later receives.
     """
     if self._entered:
       self._entered = False

@@ -104,7 +104,7 @@ class Coordinator:
 
   def stop(self) -> None:
     """Asks all workers to save the state and to stop; a signal handler may call it."""
-    # A thread of its own does it: this one may hold the lock when the signal comes.
+    # In another thread, because this one may hold the lock when the signal comes.
     threading.Thread(target=self._stop_workers, daemon=True).start()
 
   def _stop_workers(self) -> None:

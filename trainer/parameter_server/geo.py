@@ -22,7 +22,7 @@ from ops.dedupe import Deduped, dedupe
 from ops.policy import Policy
 from trainer import config
 from trainer.data.features import SlotBatch
-from trainer.embedding.exchange import Routing
+from trainer.embedding.exchange import Routing, gradient_scale
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push
@@ -95,7 +95,7 @@ class GeoStep(WorkerStep):
     scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
     self.dense.apply(sums.dense, scale, self._step_here)
     zeros = tf.zeros_like(deduped.shows)  # only the servers count shows and clicks
-    by, step = self.servers.scale(scale, deduped.shows), self._step_here.assign_add(1)
+    by, step = gradient_scale(self._cfg, scale, deduped.shows), self._step_here.assign_add(1)
     gradients, hyper = (sums.linear, sums.factors), self.dense.row_hyperparameters(step)
     self._local.push(deduped.unique, rows, zeros, zeros, *gradients, by, hyper, step)
     return sums.loss, sums.weight
@@ -200,7 +200,7 @@ class GeoStep(WorkerStep):
   def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
     """Sets FTRL's z so that the new weight follows from it, as AddToRow in C++ does for rows.
 
-    It divides by the denominator in TensorFlow's ResourceApplyFtrl.
+    The factor of the weight is the denominator in TensorFlow's ResourceApplyFtrl.
     """
     optimizer = self.dense.optimizer
     settings = optimizer.get_config()

@@ -19,6 +19,7 @@ from absl import logging
 from ops import packing, row_store, sharding
 from ops.dedupe import dedupe
 from trainer.config import Config
+from trainer.embedding.exchange import gradient_scale
 from trainer.embedding.row_table import counts_of
 from trainer.embedding.stores import make_store
 from trainer.parameter_server.client import CoordinatorClient
@@ -74,8 +75,7 @@ class Servers:
   ):
     self.count, self._cluster, self._communicator = len(cluster.servers), cluster, communicator
     self._reads_counts = bool(cfg.counted_fields())
-    self._per_feature = cfg.sparse.gradient_scale == 'feature'
-    self._learning_rate = cfg.train.dense_optimizer.learning_rate
+    self._cfg = cfg
     self.bytes = 0
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._in_lockstep = cfg.sync.mode == 'ps'
@@ -181,21 +181,10 @@ class Servers:
       columns.append(tf.split(feeds.buffer, feeds.values_per_server, num=self.count))
     return feeds, list(zip(*columns))
 
-  def scale(self, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-    """Returns by what to multiply the features' gradients, according to sparse.gradient_scale.
-
-    Args:
-      scale: float32 [], 1 / the weight of the step's samples.
-      shows: float32 [u], the shows of the features in this step.
-    Returns:
-      float32 [1] or [u].
-    """
-    return 1 / tf.maximum(shows, 1) if self._per_feature else tf.reshape(scale, [1])
-
   def _apply_dense(
     self, gradients: Sequence[tf.Tensor], scale: tf.Tensor, rate: tf.Tensor
   ) -> tf.Operation:
-    self._optimizer.learning_rate = self._learning_rate * rate
+    self._optimizer.learning_rate = self._cfg.train.dense_optimizer.learning_rate * rate
     return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
 
   def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -226,7 +215,7 @@ class Servers:
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
           rows = store.pull(owned.unique, True)
           of_rows = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
-          by = self.scale(scale, owned.shows)
+          by = gradient_scale(self._cfg, scale, owned.shows)
           pushes.append(
             store.push(owned.unique, rows, owned.shows, owned.clicks, *of_rows, by, hyper, step)
           )
@@ -267,7 +256,7 @@ class Servers:
           buffer, size, keys, store.slot_table, store.widths
         )
         rows = row_store.PulledRows(-tf.ones_like(keys), offsets, linear, factors)
-        by = self.scale(scale, shows)
+        by = gradient_scale(self._cfg, scale, shows)
         pushes.append(
           store.push(keys, rows, shows, clicks, linear, factors, by, hyper, step, add=differences)
         )

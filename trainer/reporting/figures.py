@@ -1,6 +1,6 @@
 """The figures of a report, drawn by Plotly.
 
-Each function returns None where a run has nothing to show yet.
+A figure is None if the run has nothing to show in it yet.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -109,7 +109,7 @@ class App:
         self._route('/metrics', 'GET', self._metrics),
         Route('/healthz', self._health, methods=['GET']),
       ],
-      exception_handlers={404: self._unknown_path},
+      exception_handlers={404: self._not_found},
     )
 
   def _make_figures(self) -> None:
@@ -157,18 +157,15 @@ class App:
       started = time.perf_counter()
       try:
         self._authorise(request)
-        if ':' in request.path_params.get('name', ''):
-          return self._unknown_path(request)  # a verb that no path above has
+        if ':' in request.path_params.get('name', ''):  # a verb that no path above has
+          raise _unknown_path(request)
         if request.method != method and (request.method, method) != ('HEAD', 'GET'):
           raise _Refused(405, f'method: found {request.method}; wanted {method}')
         response = await route(request)
         if request.method == 'POST':
           self._latency.observe(time.perf_counter() - started)
       except (_Refused, BadRequest, NotAnswered, NotReady) as e:
-        # repr keeps the client's text on one line.
-        found = request.url.path
-        logging.warning('refused %s %.200r: %d %.500r', request.method, found, e.status, str(e))
-        response = _json(rest.error(str(e)), e.status)
+        response = _refusal(request, e)
         if e.status == 405:
           response.headers['allow'] = method
       except UserError as e:  # only the operator's log says why
@@ -197,10 +194,10 @@ class App:
     if name != self._name:
       raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
 
-  def _unknown_path(self, request: Request, _: Exception | None = None) -> Response:
+  async def _not_found(self, request: Request, _: Exception) -> Response:
+    """Answers a request whose path no route has."""
     self._requests.labels(404).inc()
-    text = f'path: {request.url.path[:80]!r} is unknown; GET / lists the paths'
-    return _json(rest.error(text), 404)
+    return _refusal(request, _unknown_path(request))
 
   async def _predict(self, request: Request) -> Response:
     with self._counted(await self._arrived(request)) as body:
@@ -342,6 +339,18 @@ class App:
     """Answers 200 once a version is served; needs no token."""
     ready = self._service.version is not None and self._recommender.is_ready
     return Response('ok\n' if ready else 'no version yet\n', 200 if ready else 503)
+
+
+def _unknown_path(request: Request) -> _Refused:
+  return _Refused(404, f'path: {request.url.path[:80]!r} is unknown; GET / lists the paths')
+
+
+def _refusal(request: Request, error: _Refused | BadRequest | NotAnswered | NotReady) -> Response:
+  """Logs why a request is refused, and returns the answer that says so."""
+  # repr keeps the client's text on one line.
+  path = request.url.path
+  logging.warning('refused %s %.200r: %d %.500r', request.method, path, error.status, str(error))
+  return _json(rest.error(str(error)), error.status)
 
 
 def _unknown_column(name: str, columns: Collection[str]) -> BadRequest:

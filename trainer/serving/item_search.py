@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from trainer.data.values import places
 from trainer.storage.chain import RowExport
-from trainer.storage.items import EFFORT, Change, Items, has_faiss, import_faiss, places
+from trainer.storage.items import EFFORT, Change, Items, has_faiss, import_faiss
 
 EXACT_UP_TO = 100_000  # items; so many take some milliseconds
 _MOST_REPLACED = 0.25  # of the index; with more, it is not used
@@ -17,25 +18,24 @@ class _Index(NamedTuple):
 
   hnsw: Any  # faiss.Index
   keys: np.ndarray  # int64 [n], of the items by their numbers in the index
-  place: (
-    np.ndarray
-  )  # int64 [n], among the items of now; −1 if the vector is not the item's any more
+  # int64 [n], the index among the present items; −1 if the item has left or has another vector.
+  place: np.ndarray
 
 
 class ItemSearch:
   """The items of one version, C of width d. Threads may share it.
 
-  Where there are many and their base has an index, they are searched by it: approximately. What
-  deltas have changed since is searched exactly. Once they have replaced a quarter of the index, all
-  is, until the next base.
+  If there are many items and their base has an index, the index is searched, which is approximate.
+  Items that deltas have changed since the base are searched exactly. Once deltas have replaced a
+  quarter of the index, all items are searched exactly, until the next base.
 
   Args:
-    items: by key.
-    index: of the base.
-    exact_up_to: so many items are searched exactly.
+    items: in ascending order of their keys.
+    index: the index of the base.
+    exact_up_to: with so many items or fewer, the index is not used.
 
   Attributes:
-    items: as given.
+    items: the argument.
   """
 
   def __init__(self, items: Items, index: _Index | None = None, exact_up_to: int = EXACT_UP_TO):
@@ -52,7 +52,7 @@ class ItemSearch:
 
   @classmethod
   def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
-    """Returns the items of an export that begins a chain, and its index if faiss is there."""
+    """Returns the items of a base, and their index if it has one and faiss is installed."""
     unsorted = export.items().items
     items, data = unsorted.by_key(), None
     if has_faiss() and len(items.keys) > exact_up_to:
@@ -104,7 +104,10 @@ class ItemSearch:
 def _best(
   vectors: np.ndarray, query: np.ndarray, k: int, left_out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the places and scores of the best vectors; of equal ones, those of the first."""
+  """Returns the indices and the scores of the best k vectors that are not left out.
+
+  Of equal scores the lower index comes first. There are fewer than k if fewer are left.
+  """
   scores = vectors @ query
   scores[left_out] = -np.inf
   scores, found = (tensor.numpy() for tensor in tf.math.top_k(scores, k))

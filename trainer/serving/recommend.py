@@ -10,8 +10,6 @@ from trainer.serving import rest
 from trainer.serving.rest import Recommend, Request, Signature
 from trainer.serving.service import Service
 
-CANDIDATES = 500
-
 
 class Answer(NamedTuple):
   """The answer to a request for items."""
@@ -25,13 +23,13 @@ class Recommender:
   """Finds items and ranks them.
 
   Args:
-    finder: of a run with model.retrieval.
-    ranker: of a run whose scores rank what is found; of several tasks the first one's. None: items
-      are ranked as they are found.
-    candidates: how many items are found, at most, for the ranker.
+    finder: serves a run with model.retrieval.
+    ranker: serves a run whose scores (of its first task) rank the items that are found. None: the
+      finder's scores rank them.
+    candidates: how many items are found for the ranker, unless a request wants more.
   """
 
-  def __init__(self, finder: Service, ranker: Service | None = None, candidates: int = CANDIDATES):
+  def __init__(self, finder: Service, ranker: Service | None = None, candidates: int = 0):
     self._finder, self._ranker, self._candidates = finder, ranker, candidates
 
   @property
@@ -49,7 +47,7 @@ class Recommender:
     return ranker._replace(columns=finder.columns | columns)
 
   def unknown_columns(self, request: Request) -> list[str]:
-    """Returns the names of a request's columns that nobody reads."""
+    """Returns the names of a request's columns that neither run reads."""
     unknown = self._finder.unknown_columns(request)
     if self._ranker is None:
       return unknown
@@ -57,11 +55,11 @@ class Recommender:
     return [name for name in unknown if name not in read]
 
   def recommend(self, request: Recommend, max_samples: int) -> Answer:
-    """Finds the items of a request, and ranks them.
+    """Finds the items of a request, and ranks them if there is a ranker.
 
     Args:
       request: as parsed.
-      max_samples: how many the ranker scores, at most.
+      max_samples: the most samples that the ranker scores.
     Raises:
       BadRequest: for a client's mistake.
       NotAnswered: if a run is of the wrong kind.

@@ -96,9 +96,8 @@ class Scorer:
 
     Args:
       tensors: for the occurrences of features, `inverse` of ops.dedupe, segments and values; then
-      the
-        dense columns; then, for the rows of distinct keys, offsets, linear weights, factors and, if
-        a slot has `counts`, shows and clicks.
+        the dense columns; then, for the rows of distinct keys, offsets, linear weights, factors
+        and, if a slot has `counts`, shows and clicks.
     """
     inverse, segments, values, dense, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
@@ -215,28 +214,20 @@ class Scorer:
   @property
   def item_column(self) -> str:
     """The column of the item's id."""
-    slot = self._cfg.ordered_slots[self._field_of_item]
-    return slot.column or slot.name
-
-  @property
-  def _field_of_item(self) -> int:
-    return next(
-      f for f, s in enumerate(self._cfg.ordered_slots) if s.name == self.retrieval.item.slots[0]
-    )
+    return self._cfg.item_slot.column or self._cfg.item_slot.name
 
   def item_keys(self, items: Sequence[Json]) -> np.ndarray:
     """Returns the keys of items that a request names, int64 [n]. Raises: BadRequest."""
-    slot = self._cfg.ordered_slots[self._field_of_item]
     array = _texts('seen', items)
     if pa.types.is_list(array.type):
       raise BadRequest("'seen': found a list within a sample's list; wanted items")
     return feature_keys(
-      array, 'seen', self._cfg.slot_ids()[slot.name], self._cfg.data.missing_values
+      array, 'seen', self._cfg.slot_ids()[self._cfg.item_slot.name], self._cfg.data.missing_values
     )
 
   def histories(self, samples: SlotBatch) -> list[np.ndarray]:
     """Returns the keys of the items in the histories of each sample, int64 [n] each."""
-    item = self.retrieval.item.slots[0]
+    item = self._cfg.item_slot.name
     fields = [f for f, s in enumerate(self._cfg.ordered_slots) if s.sequence and s.shares == item]
     mine = np.isin(samples.segments % self._num_slots, fields)
     sample = samples.segments[mine] // self._num_slots

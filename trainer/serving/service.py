@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from absl import logging
 
+from trainer.data.values import places
 from trainer.errors import UserError, one_line
 from trainer.plain_data import Json
 from trainer.serving.rest import Request, Signature
 from trainer.serving.scorer import BadRequest, Scorer, Scores
 from trainer.serving.versioned_store import Version, VersionedStore, VersionGone, View
-from trainer.storage.items import places
 
 
 class NotAnswered(UserError):
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
   column: str  # of the item's id in the log
   items: list[tuple[list[str], list[float]]]  # [B], the items of each query and their scores
-  unknown: Mapping[str, int]  # as of Scores
+  unknown: Mapping[str, int]  # as in Scores
 
 
 class _Served:
@@ -111,9 +111,9 @@ class Service:
       request: its columns are those of queries.
       k: how many are wanted.
       seen: the items of each query that are left out; None: those of its history.
-      candidates: so many are found where it is more than k, as far as there are so many.
+      candidates: if it is more than k, so many are found, or all items if there are fewer.
     Raises:
-      BadRequest: for a client's mistake, of which one is a k above the number of items.
+      BadRequest: for a client's mistake, such as a k above the number of items.
       NotAnswered: if the run has no model.retrieval.
       NotReady: if there is no version yet.
     """
@@ -226,19 +226,14 @@ class Service:
     while not stop.is_set():
       try:
         self.refresh()
-        text = (
-          '' if self._served else 'nothing is served yet: ctr-export --kind base writes a version'
-        )
-        if text and text != self._logged:
-          logging.warning(text)
-        self._logged = text
+        text = '' if self._served else 'nothing is served yet: no base was exported or published'
       except Exception as e:
-        text = str(e) if isinstance(e, UserError) else one_line(e)
-        if text != self._logged:
-          version = self.version
-          what = (
-            f'version {version.sequence} ({version.export}) is still' if version else 'nothing is'
-          )
-          logging.warning('%s served: %s', what, text)
-        self._logged = text
+        version = self.version
+        served = (
+          f'version {version.sequence} ({version.export}) is still' if version else 'nothing is'
+        )
+        text = f'{served} served: {e if isinstance(e, UserError) else one_line(e)}'
+      if text and text != self._logged:
+        logging.warning(text)
+      self._logged = text
       stop.wait(seconds_between_looks)

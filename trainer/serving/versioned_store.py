@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.data.values import ranges
+from trainer.data.values import places, ranges
 from trainer.errors import UserError
 from trainer.serving.item_search import ItemSearch
 from trainer.storage.chain import RowExport, Rows
@@ -220,9 +220,9 @@ def replace(
   """
   if not len(other_keys):
     return rows
-  at = np.minimum(np.searchsorted(other_keys, keys), len(other_keys) - 1)
+  at = places(other_keys, keys)
   both = LookedUpRows(*map(np.concatenate, zip(rows, other)))
-  place = np.where(other_keys[at] == keys, len(keys) + at, np.arange(len(keys)))
+  place = np.where(at >= 0, len(keys) + at, np.arange(len(keys)))
   starts = (np.cumsum(both.counts) - both.counts)[place]
   counts = both.counts[place]
   factors = both.factors[ranges(starts, counts)]

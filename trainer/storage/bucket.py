@@ -30,7 +30,7 @@ _BLOCK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def copy_of(run_dir: str) -> Iterator[str]:
-  """Yields a local directory with the content of a run_dir: the run_dir, or a copy of a bucket."""
+  """Yields the run_dir or, if it is in a bucket, a local copy of it."""
   with followed(run_dir) as (directory, look):
     look()
     yield directory

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import files
+from trainer.data.values import places
 from trainer.errors import DataLoss
 
 ITEMS, INDEX = 'items.parquet', 'items.faiss'
@@ -68,14 +69,6 @@ class Change(NamedTuple):
     if not len(self.items.keys):
       return kept
     return Items(*map(np.concatenate, zip(kept, self.items))).by_key()
-
-
-def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-  """Returns the place of each wanted key among ascending keys, int64 [n]; −1 if it is not there."""
-  if not len(keys):
-    return np.full(wanted.shape, -1)
-  at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-  return np.where(keys[at] == wanted, at, -1)
 
 
 def save(change: Change, path: str, with_index: bool) -> None:

@@ -171,7 +171,7 @@ class Serving(ServedModel):
   def _predict(
     self, found: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs of slots' features and dense columns [B]."""
+    """Returns the model's outputs, [B] each, for the features of slots and the dense columns."""
     num_slots = len(self._slots)
     keys = tf.concat([f.keys for f in found], 0)
     at = tf.searchsorted(self.keys, keys)

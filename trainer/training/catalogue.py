@@ -6,6 +6,7 @@ import numpy as np
 
 from trainer import config
 from trainer.comm.communicator import Communicator
+from trainer.data import values
 from trainer.data.features import HASH_BITS, SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import RowTable
@@ -31,9 +32,9 @@ class Catalogue:
   def __init__(self, cfg: config.Config):
     self._settings, self._seed = cfg.model.retrieval, cfg.seed
     self._slots = len(cfg.data.slots)
-    name = self._settings.item.slots[0]
-    self.field = [s.name for s in cfg.ordered_slots].index(name)
-    self._slot_id = cfg.slot_ids()[name]
+    self._name = cfg.item_slot.name
+    self.field = cfg.ordered_slots.index(cfg.item_slot)
+    self._slot_id = cfg.slot_ids()[self._name]
     self._dense = len(cfg.data.dense)
     self._log_shares = np.zeros([0], np.float32)
     self._cumulated = np.zeros([0])
@@ -59,7 +60,7 @@ class Catalogue:
     self._set(merged, np.bincount(place, np.concatenate([of_alive, times]), len(merged)))
     if prepared is not None and prepared.num_samples and not len(merged):
       raise UserError(
-        f"{prepared.meta['source']['path']}: slot '{self._settings.item.slots[0]}' is blank in all "
+        f"{prepared.meta['source']['path']}: slot '{self._name}' is blank in all "
         'samples; wanted the items that were right'
       )
 
@@ -100,10 +101,7 @@ class Catalogue:
 
   def places(self, keys: np.ndarray) -> np.ndarray:
     """Returns the index of each key in `self.keys`, int64 [n]; −1 for a key that is no item."""
-    if not len(self.keys):
-      return np.full(keys.shape, -1)
-    at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-    return np.where(self.keys[at] == keys, at, -1)
+    return values.places(self.keys, keys)
 
   def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
     """Prepares a batch of arrays for a training step.

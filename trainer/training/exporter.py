@@ -8,9 +8,9 @@ from trainer.data.log_files import modified
 from trainer.storage import chain, export
 from trainer.storage.items import Items
 from trainer.storage.kept_texts import texts_by_key
-from trainer.training.evaluation import evaluation_of
 from trainer.training.inputs import Inputs
-from trainer.training.recommendations import item_slot, texts_of_items
+from trainer.training.ranking_evaluation import RankingEvaluation
+from trainer.training.recommendations import texts_of_items
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import RunState
 
@@ -21,7 +21,8 @@ class Exporter:
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._state, self._log = state, log
-    self._replay, self._evaluation = chain.Replay(), evaluation_of(inputs)
+    self._replay = chain.Replay()
+    self._rankings = RankingEvaluation(inputs) if inputs.cfg.model.retrieval else None
 
   def export_day(self) -> None:
     """Writes the base and the SavedModel of a day, if the config asks for them."""
@@ -82,13 +83,13 @@ class Exporter:
 
   def _items(self) -> Items | None:
     """Returns all items, on process 0; every process calls it."""
-    keys, vectors = self._evaluation.all_item_vectors()
+    keys, vectors = self._rankings.all_item_vectors()
     dumps = self._communicator.gather(np.frombuffer(self._state.texts.dump(), np.uint8))
 
     def named() -> Items | None:
       if self._communicator.rank:
         return None
-      texts = texts_by_key(self._cfg, (dump.tobytes() for dump in dumps), item_slot(self._cfg))
+      texts = texts_by_key(self._cfg, (dump.tobytes() for dump in dumps), self._cfg.item_slot.name)
       return Items(keys, texts_of_items(self._cfg, keys, texts), vectors)
 
     return self._communicator.together('cannot name items', named)

@@ -204,9 +204,8 @@ class RankingEvaluation:
     """
     self.catalogue.refresh(self._step.store, self._communicator)
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
-    known = np.any(vectors != 0, 1)  # an item with a zero vector was never trained
     order = np.argsort(-self.catalogue.shows, kind='stable')
-    order = order[known[order]]
+    order = order[ranking.is_trained(vectors)[order]]
     return self.catalogue.keys[order], vectors[order]
 
   def query_vectors(self, prepared: Sequence[PreparedPass], users: np.ndarray) -> np.ndarray:

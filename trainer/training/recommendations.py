@@ -13,22 +13,17 @@ from trainer.storage.items import Items
 from trainer.training.finished_run import FinishedRun
 
 
-def item_slot(cfg: config.Config) -> str:
-  """Returns the name of the slot of the item's id."""
-  return cfg.model.retrieval.item.slots[0]
-
-
 def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str]) -> np.ndarray:
   """Returns the texts of items, object [n].
 
   Args:
     keys: int64 [n].
-    texts: by key.
+    texts: {key: text}.
   Raises:
     UserError: if the text of an item was not kept, and the log that contained it is gone.
   """
   if unknown := len(set(keys.tolist()) - texts.keys()):
-    slot = item_slot(cfg)
+    slot = cfg.item_slot.name
     raise UserError(
       f"data.keep_texts: the texts of {unknown:,} of {len(keys):,} items of slot '{slot}' were not "
       f'kept, and no pass of data.train has them; wanted [{slot}] there when the run is trained'
@@ -37,7 +32,7 @@ def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str
 
 
 def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
-  texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(item_slot(run.cfg), keys)
+  texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(run.cfg.item_slot.name, keys)
   return texts_of_items(run.cfg, keys, texts)
 
 

@@ -1,4 +1,4 @@
-"""Asks a training process to stop, by a signal."""
+"""Remembers whether a signal has asked this training process to stop."""
 
 import signal
 from types import FrameType

@@ -1,4 +1,4 @@
-"""Evaluates data.valid, data.test and each pass before its training, and reports the metrics."""
+"""Evaluates data.valid and data.test, and each pass before it is trained on; reports metrics."""
 
 import time
 from collections.abc import Sequence

@@ -51,7 +51,7 @@ class Fate(NamedTuple):
 
 
 def _identity(slot: config.Slot) -> JsonObject:
-  """Returns the settings of a slot whose change makes it start fresh."""
+  """Returns those settings of a slot that, if they change, make the slot start fresh."""
   return slot.model_dump(exclude={'pooling', 'lifecycle', 'made'})
 
 

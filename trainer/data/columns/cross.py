@@ -104,7 +104,6 @@ def graph(made: config.Cross, reader: GraphReader) -> GraphColumn:
   by_sample = [(c.hashes, reader.counts(c)) for c in columns]
   parts, counts = _parts(by_sample, made.most, tf.gather, tf.repeat, tf.cumsum, tf.math.minimum)
   samples = tf.repeat(tf.range(reader.size), counts)
-  texts = tf.reshape(
-    tf.strings.as_string(_mixture(parts)), [-1]
-  )  # tf.repeat has forgotten the rank
+  # tf.repeat has forgotten the rank.
+  texts = tf.reshape(tf.strings.as_string(_mixture(parts)), [-1])
   return GraphColumn(texts, tf.reshape(samples, [-1]), reader.size)

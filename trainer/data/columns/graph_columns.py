@@ -214,7 +214,7 @@ class GraphReader:
     self.size = columns.size
 
   def numbers(self, name: str) -> tf.Tensor:
-    """Returns float64 [L] with the digits of a float32, NaN where missing."""
+    """Returns a column's numbers, float64 [L] rounded to float32; NaN if missing or infinite."""
     column, markers = self._columns.read(name, self._own)
     numbers = tf.cast(numbers_of(column, markers, self._columns.writing), tf.float64)
     numbers = tf.where(tf.abs(numbers) < _TINY, tf.zeros_like(numbers), numbers)

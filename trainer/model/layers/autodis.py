@@ -1,4 +1,4 @@
-"""Vectors of numbers, as mixtures of learned vectors."""
+"""AutoDis: turns each number into a mixture of learned vectors."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Vectors of numbers that change linearly between knots."""
+"""Turns each number into a vector, which changes linearly between knots."""
 
 import statistics
 
