@@ -41,6 +41,7 @@ class DoctorTest(tf.test.TestCase):
       self.assertContainsSubset({*ALONE, *BETWEEN}, set(by_name))
       self.assertIn('2 on', by_name['ranks']['found'])
       self.assertIn(f'{self.folder}: the same for all', by_name['run_dir']['found'])
+      self.assertIn('runs/new does not exist yet', by_name['run_dir']['found'])
       for name in 'all-reduce', 'all-to-all':
         latency, rate = re.match(r'([\d.]+) ms, ([\d,]+) MB/s', by_name[name]['found']).groups()
         self.assertGreater(float(latency), 0)

@@ -88,7 +88,7 @@ class TuneTest(tf.test.TestCase):
     status, told = tune('--set', 'model.interactions.1.dnn.hidden=[4],[4,2]', '--trials', '1')
     self.assertEqual(status, 0, told)
     self.assertRegex(told, r'trial 1/1 complete: 0\.\d{4} · model.interactions.1.dnn.hidden=\[4')
-    self.assertIn('runs/my-tune', told)
+    self.assertIn('next: ctr-evaluate --run_dir runs/my-tune/trial-000', told)
     for arguments, wanted in (
       (['--set', 'train.epochs=1'], 'found no setting'),
       (['--set', 'train.epohcs=1,2'], "epohcs'.*'epochs'"),

@@ -488,6 +488,12 @@ class ScorerTest(tf.test.TestCase):
       self.assertEqual(client.ask('GET', '/healthz')[0], 503)
       status, answer = client.predict(self.rows(self.records[:1]))
       self.assertEqual((status, answer['error']), (503, 'no version is published yet'))
+    stop = mock.Mock()
+    stop.is_set.side_effect = [False, False, True]
+    with self.assertLogs(level='WARNING') as logged:
+      service.follow(stop, 0)
+    self.assertLen(logged.output, 1)
+    self.assertIn('nothing is served yet', logged.output[0])
 
   def test_an_error_of_the_store_names_what_is_served(self):
     stop = threading.Event()
