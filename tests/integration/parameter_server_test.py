@@ -293,7 +293,8 @@ class ParameterServerTest(tf.test.TestCase):
         self.assertAllClose([a['logloss'], a['auc']], [b['logloss'], b['auc']], rtol=1e-5)
 
   def test_async_goes_on_without_a_lost_worker_which_comes_back(self):
-    run_dir, config = self.directory('async'), self.config([9], checkpoint={'every_steps': 40})
+    run_dir, epochs = self.directory('async'), 10  # long enough for the lost one to come back
+    config = self.config([9], checkpoint={'every_steps': 40}, train={'epochs': epochs})
     cluster = self.cluster(1, 2)
     job = self.start_job(cluster, config, run_dir, '--set', 'sync.mode=ps_async')
     self.wait_for(lambda: len(self.checkpoints(run_dir)) >= 2, job)
@@ -313,9 +314,8 @@ class ParameterServerTest(tf.test.TestCase):
     self.assertRegex(said, rf'worker 1 \(process \d+ on .*\) was lost: .*{goes_on}')
     self.assertGreater(len(self.checkpoints(run_dir)), 2)
     _, _, progress = state(run_dir)
-    self.assertBetween(
-      progress['step'], -(-20000 // 64), -(-20000 // 64) + 1
-    )  # every batch was a step; the one under way perhaps twice
+    # Every batch was a step; the one under way perhaps twice.
+    self.assertBetween(progress['step'], steps := epochs * -(-20000 // 64), steps + 1)
 
   def test_the_lock_of_a_lost_worker_0_goes_to_the_next(self):
     run_dir = self.directory('followed')

@@ -100,7 +100,9 @@ class ApiTest(tf.test.TestCase):
     self.assertEmpty(run.embeddings('user'), 'the model has no factors')
     self.assertGreater(run.importance(path)['auc_worse_by']['user'], 0.1)
     self.assertIn('<iframe', run.report()._repr_html_())
-    with self.assertRaisesRegex(UserError, "'usr' is no slot of this model; the nearest valid name is 'user'"):
+    with self.assertRaisesRegex(
+      UserError, "'usr' is no slot of this model; the nearest valid name is 'user'"
+    ):
       run.features('usr')
     tree = {'model.interactions': ['linear', 'fm'], 'lifecycle.admission': 'none'}
     factors = api.fit(
