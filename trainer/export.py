@@ -82,6 +82,8 @@ def main() -> None:
       integer_slots=INTEGER_SLOTS.value,
       folder=OUT.value,
       items=items,
+      step=run.step.steps,
+      since=run.progress.exported_step,
     )
   if KIND.value == 'items':
     index = (

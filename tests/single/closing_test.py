@@ -48,6 +48,8 @@ class ClosingTest(tf.test.TestCase):
       common = {'epoch': epoch, 'examples': 12_345_678} | quality
       yield {'event': 'train', 'pass': 'a_pass_with_a_name_of_some_length_01'} | common
       yield {'event': 'eval', 'split': 'valid', 'pass': 'valid'} | common
+      if epoch < 4:
+        yield {'event': 'best', 'epoch': epoch}
     yield {'event': 'eval', 'split': 'test', 'pass': 'test'} | common
 
   def test_the_table_fits_and_marks_the_best_epoch(self):
@@ -67,6 +69,11 @@ class ClosingTest(tf.test.TestCase):
       'ctr-predict --run_dir RUN',
     ):
       self.assertIn(wanted, text)
+
+  def test_a_best_that_was_forgotten_is_not_the_kept_one(self):
+    events = [*self.events(2), {'event': 'best_forgotten'}, {'event': 'train', 'pass': 'new'}]
+    text = '\n'.join(self.printed(events))
+    self.assertIn('kept: the last state, after new', text)
 
   def test_of_many_passes_together(self):
     many = {'pass': ' '.join(f'valid_{i}' for i in range(31))}
@@ -88,6 +95,8 @@ class ClosingTest(tf.test.TestCase):
         {'event': 'train', 'pass': 'a', **click, **tasks},
         {'event': 'eval', 'split': 'valid', 'pass': 'valid', **click, **tasks},
       ]
+      if epoch < 2:
+        events.append({'event': 'best', 'epoch': epoch})
     events += [{'event': 'eval', 'split': 'test', 'pass': 'test', **click, **tasks}]
     lines = self.printed(events, tree)
     text = '\n'.join(lines)

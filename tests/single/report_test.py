@@ -320,6 +320,8 @@ class WordsTest(tf.test.TestCase):
       slots = {'user': {'unknown': 1.0}}
       scored = {'auc': new, 'examples': 4_000, 'ctr': 0.2, 'calibration': 1.0, 'slots': slots}
       events.append({'event': 'eval', 'split': 'valid', 'pass': 'valid'} | scored | where)
+      if new == max(valid_auc[: epoch + 1]):
+        events.append({'event': 'best'} | where)
     return [*events, {'event': 'end', 'step': 20, 'status': 'finished', 'time': 3.0}]
 
   def test_a_log_trained_on_twice(self):

@@ -97,20 +97,10 @@ class RecordedRun:
     None if validation chooses no state; then the last one is kept. With several tasks, the deciding
     task chooses.
     """
-    if self.task != self.deciding_task:
-      best = self.deciding.best
-      return None if best is None else self.events.loc[best.name]
-    valid = self.evaluated('valid')
-    if self.cfg.data.watch or self.metric not in valid:
+    chosen = self.events[self.events['event'].isin(['best', 'best_forgotten'])].tail(1)
+    if not len(chosen) or chosen['event'].iloc[0] == 'best_forgotten':
       return None
-    plateau = self.cfg.train.plateau
-    margin = plateau.min_delta if plateau else 0
-    sign = config.direction(self.metric)
-    best = None
-    for _, evaluation in valid.dropna(subset=self.metric).iterrows():
-      if best is None or sign * evaluation[self.metric] > sign * best[self.metric] + margin:
-        best = evaluation
-    return best
+    return self.evaluated('valid').loc[: chosen.index[0]].iloc[-1]
 
   def of_kept(self, event: str) -> pd.DataFrame:
     """Returns the events of one kind up to the step of the kept state."""

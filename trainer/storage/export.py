@@ -148,11 +148,16 @@ def _begin(
   kind: str,
   position: JsonObject,
   layout: JsonObject,
+  step: int,
+  since: int,
   replay: chain.Replay,
 ) -> _Plan:
   """Plans an export: where it goes and what it follows. Process 0 calls it.
 
-  Makes its directory, unless an export of this position is there already.
+  Makes its directory, unless an export of this position is there already. A delta holds the rows
+  that changed after step `since`. So it can only follow an export of that step or a later one, but
+  not of a step after its own: the chain ends in the state of another checkpoint then, and a new
+  chain begins.
   """
   done, manifests, links = replay.scan(directory)
   for export in reversed(done):
@@ -166,7 +171,8 @@ def _begin(
   os.makedirs(path + files.UNFINISHED)
   links = links if kind == 'delta' else []
   last = manifests[links[-1]] if links else {}
-  if any(last.get(name) != value for name, value in layout.items()):
+  is_other = any(last.get(name) != value for name, value in layout.items())
+  if links and (is_other or not since <= last['step'] <= step):
     links, last = [], {}
   unchanged = last.get('position') == position
   return _Plan(path, sequence, False, links, unchanged)
@@ -272,6 +278,8 @@ def write(
   communicator: Communicator = SingleProcess(),
   folder: str | None = None,
   items: Items | None = None,
+  step: int = 0,
+  since: int = 0,
   replay: chain.Replay | None = None,
 ) -> WrittenExport:
   """Writes an export unless it is there already; every process calls it.
@@ -289,6 +297,8 @@ def write(
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.
     items: of a model with model.retrieval, on process 0: all, which the kinds 'items' and 'delta'
       write, the latter what changed of them.
+    step: the step of the state.
+    since: the step of the last base or delta, after which delta_score counts changes.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
     UserError: on every process, if any process cannot write; no gains are subtracted then.
@@ -313,7 +323,7 @@ def write(
       with contextlib.suppress(OSError):  # on a full disk the file names nobody
         os.truncate(lock.fileno(), 0)
         os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
-      return _begin(directory, kind, position, _layout(cfg), replay)._asdict()
+      return _begin(directory, kind, position, _layout(cfg), step, since, replay)._asdict()
 
     plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
     unfinished = plan.path + files.UNFINISHED
@@ -347,7 +357,8 @@ def write(
       else:
         _write_dense(cfg, model, dense_stats, unfinished)
       manifest = _manifest(cfg, kind, plan, parts, files.entries(unfinished))
-      files.publish(unfinished, plan.path, manifest | {'position': position})
+      at = {'position': position, 'step': step}
+      files.publish(unfinished, plan.path, manifest | at)
       if cfg.export.keep is not None:
         _retire(directory, kind, cfg.export.keep)
 
@@ -375,7 +386,7 @@ def _manifest(
   parts: Sequence[_Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns the manifest without `position`; `entries` describe the files."""
+  """Returns the manifest without its place in the data; `entries` describe the files."""
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
       entries[name]['keys_crc32'] = crc

@@ -27,9 +27,20 @@ class Exporter:
   def export_day(self) -> None:
     """Writes the base and the SavedModel of a day, if the config asks for them."""
     if self._cfg.export.base:
-      self._write('items' if self._cfg.model.retrieval else 'base')
+      self._write(self._base)
     if self._cfg.export.saved_model:
       self._write('saved_model')
+
+  def export_kept(self, last_step: int) -> None:
+    """Writes the kept state of a finished run, so that it is what is served, too.
+
+    Args:
+      last_step: the step of the last state, which was exported after its last pass.
+    """
+    if self._cfg.export.base or self._cfg.export.delta_every_passes:
+      self._write(self._base, kept_at=last_step)
+    if self._cfg.export.saved_model:
+      self._write('saved_model', kept_at=last_step)
 
   def export_pass(self, marker: str | None) -> None:
     """Writes a delta if one is due after the last trained pass.
@@ -41,7 +52,11 @@ class Exporter:
     if every and self._state.progress.done % every == 0:
       self._write('delta', marker)
 
-  def _write(self, kind: str, marker: str | None = None) -> None:
+  @property
+  def _base(self) -> str:
+    return 'items' if self._cfg.model.retrieval else 'base'
+
+  def _write(self, kind: str, marker: str | None = None, kept_at: int | None = None) -> None:
     progress = self._state.progress
     if progress.withheld or self._state.untrained:  # the next export has all changes since
       return
@@ -52,6 +67,8 @@ class Exporter:
       'last': progress.last,
       'day': progress.day,
     }
+    if kept_at is not None:
+      position['kept_at'] = kept_at
     with self._log.clock.of('export'):
       items = None
       if self._cfg.model.retrieval and kind != 'saved_model':
@@ -65,8 +82,12 @@ class Exporter:
         dense_stats=self._step.dense.embedding.stats,
         communicator=self._communicator,
         items=items,
+        step=self._step.steps,
+        since=progress.exported_step,
         replay=self._replay,
       )
+    if kind in chain.ROW_KINDS:
+      progress.exported_step = self._step.steps
     announced = None if marker is None else modified(marker)
     fields = {
       'pass': progress.last,

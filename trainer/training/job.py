@@ -80,7 +80,7 @@ class Job:
     self._save_is_due = False
     self._one_class_told = False
     self._continued_at: int | None = None  # the step of the checkpoint that the job continues from
-    self._had_work = True
+    self._nothing_left: str | None = None  # what is told if the run was finished before
 
   @property
   def progress(self) -> Progress:
@@ -170,11 +170,10 @@ class Job:
     """
     if self._is_reporter:
       with self.log.events.guarded('report.html'):
-        if self._had_work:
+        if self._nothing_left is None:
           closing.close(self.cfg)
         else:
-          told = nothing_left(self.cfg, self.progress.epoch + 1, self.progress.finished)
-          print(wrapped(told))
+          print(wrapped(self._nothing_left))
           closing.write_report(self.cfg)
       self.log.events.close(self.progress_made)
       if self._bucket:
@@ -268,6 +267,7 @@ class Job:
       self.validation.judge(prepared, data_pass.name)
     progress.unvalidated = True
     if progress.batch == 0:
+      self.validation.pass_begins(data_pass.name)
       self.step.dense.metrics.reset()
       if isinstance(self.step.dense, RetrievalPart):
         self.step.dense.catalogue.refresh(self.step.store, self.communicator, prepared)
@@ -409,13 +409,18 @@ class Job:
       callback.on_epoch_end(self.progress.epoch, values)
 
   def _finish(self) -> None:
-    """Tests the model that is kept, once all epochs are trained."""
+    """Tests and exports the state that is kept, once all epochs are trained."""
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
     self.log.show(f'passes: {fates or "none"}', keep=True)
-    self._had_work = self.progress.step != self._continued_at
+    progress = self.progress
+    if progress.step == self._continued_at:
+      self._nothing_left = nothing_left(self.cfg, progress.epoch + 1, progress.finished)
     if (untrained := self.state.untrained_told()) and self._is_reporter:
       logging.warning('%s', untrained)
-    values = self.validation.finish()
+    took_best = self.state.take_best()
+    values = self.validation.finish(took_best)
+    if took_best:
+      self.exporter.export_kept(progress.step)
     self.log.write('end', status='finished')
     for callback in self._callbacks:
       callback.on_train_end(values)

@@ -12,7 +12,7 @@ from trainer.training.run_state import Progress
 def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int) -> Iterator[str]:
   """Compares an epoch with the best one; updates `progress`.
 
-  It sets `best`, `best_step`, `stalls`, `rate` and `finished`.
+  It sets `best`, `best_step`, `best_passes`, `stalls`, `rate` and `finished`.
 
   Yields:
     Lines for the user.
@@ -27,6 +27,7 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   value *= config.direction(metric)
   if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
     progress.best, progress.stalls, progress.best_step = value, 0, step
+    progress.best_passes = progress.done
     yield f'valid {metric} is the best so far'
     return
   if not plateau:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from absl import logging
 
-from trainer import config
+from trainer import config, files
 from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, UserError
 from trainer.plain_data import JsonObject
@@ -31,6 +31,9 @@ class Progress:
   day: int | None = None  # the day that is open
   rate: float = 1.0  # by plateaus: the share that is left of the learning rates
   best: float | None = None  # the validation metric's best value
+  # What `best` can be compared with: the metric, and the passes of data.valid.
+  judged_by: JsonObject = dataclasses.field(default_factory=dict)
+  best_passes: int = 0  # passes of its epoch that the best state was trained on
   stalls: int = 0  # evaluations since the best one
   finished: bool = False
   unvalidated: bool = False  # passes were trained on since data.valid was evaluated
@@ -47,6 +50,11 @@ class Progress:
   # What the weights were trained as (trainer.training.warm_start.parts).
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
+  exported_step: int = 0  # the step of the last base or delta
+
+  def forget_best(self) -> None:
+    """Lets the next evaluation of data.valid be the best so far."""
+    self.best, self.best_step, self.stalls = None, None, 0
 
 
 class RunState:
@@ -108,7 +116,8 @@ class RunState:
       # not count as trained when a later config has them again.
       progress.trained = {k: v if v == now.get(k) else None for k, v in progress.trained.items()}
     elif progress.trained != now:
-      progress.trained, progress.best, progress.best_step, progress.stalls = now, None, None, 0
+      progress.trained = now
+      progress.forget_best()
 
   def save(self, metrics_position: int) -> None:
     """Writes a checkpoint of everything; every process calls it.
@@ -149,13 +158,21 @@ class RunState:
     self.keep_best()
 
   def keep_best(self) -> None:
-    """Links the checkpoint that was written or read last into run_dir/best, if it is the best."""
-    if self.progress.best_step != self.progress.step:
-      return
-    is_first = self._communicator.rank == 0
+    """Links the checkpoint that was written or read last into run_dir/best, if it is the best.
+
+    Where no state is the best, run_dir/best is removed: the last state is what is predicted with.
+    """
+    best_step, is_first = self.progress.best_step, self._communicator.rank == 0
+
+    def keep_here() -> None:
+      if best_step is None and self._path:
+        files.remove(self._best)
+      elif best_step == self.progress.step:
+        checkpoint.link(self._path, self._best)
+
     self._communicator.together(
-      f'cannot save the best checkpoint in {self._best}',
-      lambda: checkpoint.link(self._path, self._best) if is_first else None,
+      f'cannot keep the best checkpoint in {self._best}',
+      keep_here if is_first else lambda: None,
     )
 
   def restore(self, best: bool = False) -> bool:
@@ -167,6 +184,16 @@ class RunState:
       Whether there was one.
     """
     return self._restore(self._best if best else self._checkpoints)
+
+  def take_best(self) -> bool:
+    """Restores the best state where it is not the last one; returns whether it did."""
+    is_last = self.progress.best_step in (None, self._step.steps)
+    if self._communicator.broadcast(is_last):
+      return False
+    if self.restore(best=True):
+      return True
+    self.restore()  # run_dir/best is gone
+    return False
 
   def start_from(self, run_dir: str) -> str:
     """Takes over the features and layers of another run, but not its place in the data.

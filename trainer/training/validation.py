@@ -66,27 +66,65 @@ class Validation:
     if self._passes['valid'] and progress.unvalidated:
       values = self._evaluate(self._passes['valid'], 'valid')
       self._state.note_model()
-      rate, best = progress.rate, progress.best
+      judged_by = self._judged_by()
+      if progress.best is not None and progress.judged_by != judged_by:
+        self._forget_best('data.valid or the metric has changed')
+      progress.judged_by = judged_by
+      rate = progress.rate
       for line in plateau.follow(self._cfg, progress, values, self._step.steps):
         self._log.show(line, keep=True)
       if progress.rate != rate:
         self._step.set_rates(progress.rate, progress.first_step)
-      if progress.best != best:
+      if progress.best_step == self._step.steps:
+        self._log.write('best', epoch=progress.epoch)
         self._trained_auc_of_best = self.trained_auc
     progress.unvalidated = False
     return values
 
-  def finish(self) -> JsonObject:
-    """Evaluates data.test with the best model of the run, and measures the slots' importance.
+  def pass_begins(self, name: str) -> None:
+    """Forgets the best state if it has not been trained on the pass that begins.
 
+    Such a pass was added to a run that had validated an epoch. The best state knows nothing of it,
+    so it is no longer the one to keep, and the learning rates that plateaus lowered rise again.
+    """
+    progress = self._state.progress
+    if progress.best is None or (self._passes['valid'] and progress.done < progress.best_passes):
+      return
+    self._forget_best(f'{name} is new to it')
+    progress.rate = 1.0
+    self._step.set_rates(progress.rate, progress.first_step)
+
+  def _forget_best(self, reason: str) -> None:
+    progress = self._state.progress
+    self._log.show(
+      f'{reason}: the state of step {progress.best_step:,}, the best so far, is no longer kept; '
+      'the best is chosen anew',
+      keep=True,
+    )
+    self._log.write('best_forgotten', reason=reason)
+    progress.forget_best()
+
+  def _judged_by(self) -> JsonObject:
+    """Returns what makes values of two evaluations comparable."""
+    plateau = self._cfg.train.plateau
+    return {
+      'metric': self._cfg.deciding_metric,
+      'task': plateau and plateau.task,
+      'valid': [[p.name, p.num_samples] for p in self._passes['valid']],
+    }
+
+  def finish(self, took_best: bool) -> JsonObject:
+    """Evaluates data.test with the kept state of the run, and measures the slots' importance.
+
+    Args:
+      took_best: whether the kept state is not the last one.
     Returns:
       The metrics of data.test; empty if there is none.
     """
     valid, test, values = self._passes['valid'], self._passes['test'], {}
+    if took_best:
+      self.trained_auc = self._trained_auc_of_best
     if test:
-      if self._state.progress.best is not None:
-        self._state.restore(best=True)
-        self.trained_auc = self._trained_auc_of_best
       values = self._evaluate(test, 'test')
     if (scored := test or valid) and self._cfg.model.retrieval is None:
       with self._log.clock.of('evaluate'):
