@@ -114,7 +114,11 @@ class Run:
       )
 
   def importance(self, data: Data | None = None) -> pd.DataFrame:
-    """Returns how much worse AUC and logloss get if a slot's features are permuted over samples.
+    """Returns how much worse AUC and logloss get if a column is permuted over all samples.
+
+    A row for each slot and dense column: auc_worse_by, auc_plus_minus (half of its 95 % interval;
+    where it is the larger one, the column cannot be told from one without an effect),
+    logloss_worse_by and logloss_plus_minus; for squared error rmse_worse_by and rmse_plus_minus.
 
     Args:
       data: as for `evaluate`.

@@ -24,7 +24,7 @@ CHECKPOINT = flags.DEFINE_enum(
   'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
 )
 IMPORTANCE = flags.DEFINE_bool(
-  'importance', False, 'What AUC and logloss lose when a slot is exchanged between samples.'
+  'importance', False, 'What AUC and logloss lose when a slot is permuted over the samples.'
 )
 DATA = flags.DEFINE_multi_string(
   'data', [], 'Files for --importance; data.test of the config where left out. May be repeated.'
@@ -67,9 +67,29 @@ def main() -> None:
     elif name == 'made':
       lines = [f'{slot}: {row["kind"]}, from {row["from"]}' for slot, row in table.iterrows()]
       text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
+    elif name == 'importance':
+      text = _importance_text(table)
     else:
       text = table.to_string(float_format=lambda x: f'{x:,.4g}', line_width=WIDTH)
     print(f'\n{name}\n{text}')
+
+
+def _importance_text(table: 'pd.DataFrame') -> str:
+  """Returns the table, and a sentence that names the columns without an effect that is seen."""
+  from trainer.reporting.live_line import WIDTH
+
+  titles = [
+    '±' if name.endswith('_plus_minus') else name.replace('_', ' ').replace('auc', 'AUC')
+    for name in table
+  ]
+  text = table.set_axis(titles, axis=1).to_string(float_format='{:,.5f}'.format, na_rep='-')
+  loss, plus_minus = table.iloc[:, 0].abs(), table.iloc[:, 1]
+  told = [text, '± is half of the 95 % interval.']
+  if few := loss.isna().all() and 'There are too few clicks to measure AUC.':
+    told.append(few)
+  elif unclear := list(table.index[~(loss > plus_minus)]):
+    told.append(f'Indistinguishable from no effect: {", ".join(unclear)}.')
+  return '\n'.join([text, *(command_line.wrapped(line, WIDTH) for line in told[1:])])
 
 
 def _in_words(value: object) -> str:

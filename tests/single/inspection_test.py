@@ -12,14 +12,12 @@ import pandas as pd
 import tensorflow as tf
 import yaml
 
-from tests.support.batches import make_batch
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.data.synthetic import synthesize
 from trainer.errors import UserError
 from trainer.reporting.inspection import Inspection
-from trainer.training.importance import permuted
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -188,31 +186,6 @@ class TrueImportanceTest(tf.test.TestCase):
         {slot: [truth[slot][metric], found[slot][metric]] for slot in truth}, ['true', 'found']
       )
       self.assertGreaterEqual(table.T.corr('spearman').loc['true', 'found'], 0.95, table)
-
-
-class PermutedTest(tf.test.TestCase):
-  def test_one_slot_moves_and_the_others_stay(self):
-    rng = np.random.default_rng(0)
-    for single in (True, False):
-      batch = make_batch(rng, 30, single=single)
-      order = rng.permutation(30)
-      found = permuted(batch, 1, 3, order)
-
-      def features(one, sample, slot):
-        segments = one.segments if len(one.segments) else np.arange(90)
-        own = segments == sample * 3 + slot
-        values = one.values[own].tolist() if len(one.values) else []
-        return one.keys[own].tolist(), values
-
-      for sample in range(30):
-        for slot in range(3):
-          of = order[sample] if slot == 1 else sample
-          self.assertEqual(features(found, sample, slot), features(batch, of, slot))
-      self.assertAllEqual(found.segments, np.sort(found.segments))
-      found = permuted(batch, 3, 3, order)  # the first dense column
-      self.assertAllEqual(found.dense[:, 0], batch.dense[order, 0])
-      self.assertAllEqual(found.dense[:, 1:], batch.dense[:, 1:])
-      self.assertAllEqual(found.keys, batch.keys)
 
 
 if __name__ == '__main__':

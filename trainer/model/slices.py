@@ -6,7 +6,7 @@ import numpy as np
 
 from trainer.model.metrics import group_auc_sums
 
-_Z = 1.959964  # 95 % of the normal distribution lie between -_Z and _Z
+Z = 1.959964  # 95 % of the normal distribution lie between -Z and Z
 _STEPS = 50  # steps of a bisection in [0, 1]
 
 
@@ -28,7 +28,7 @@ def auc_interval(auc: float, positives: float, negatives: float) -> tuple[float,
     inside, outside = auc, bound
     for _ in range(_STEPS):
       middle = (inside + outside) / 2
-      if abs(auc - middle) <= _Z * math.sqrt(variance(middle)):
+      if abs(auc - middle) <= Z * math.sqrt(variance(middle)):
         inside = middle
       else:
         outside = middle
@@ -72,8 +72,8 @@ def slice_figures(
   values |= {'calibration': ratio, 'calibration_low': None, 'calibration_high': None}
   if ratio:
     error = math.sqrt((w * w) @ np.square(y - p / ratio)) / clicks
-    values['calibration_low'] = ratio * math.exp(-_Z * error)
-    values['calibration_high'] = ratio * math.exp(_Z * error)
+    values['calibration_low'] = ratio * math.exp(-Z * error)
+    values['calibration_high'] = ratio * math.exp(Z * error)
   return values
 
 
@@ -100,6 +100,6 @@ def slice_errors(
     error = w @ (p - y) / w.sum()
     values |= {'rmse': math.sqrt(w @ np.square(p - y) / w.sum()), 'error': error}
     if len(y) > 1:
-      half = _Z * math.sqrt((w * w) @ np.square(p - y - error)) / w.sum()
+      half = Z * math.sqrt((w * w) @ np.square(p - y - error)) / w.sum()
       values |= {'error_low': error - half, 'error_high': error + half}
   return values

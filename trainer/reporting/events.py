@@ -134,9 +134,9 @@ class EventLog:
     self.append(record)
     if event == 'end':
       self._status = record['status']
-    kind = record.get('split', event)
-    if kind == 'importance':
+    if event == 'importance':  # its metrics are of a part of the samples that `eval` has
       return
+    kind = record.get('split', event)
     of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
     ranked = [name for name in record if name.partition('@')[0] in RANKING_METRICS]
     values = {

@@ -3,63 +3,19 @@
 A figure is None if the run has nothing to show in it yet.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from trainer.reporting.findings import table_by_slot
+from trainer.reporting.findings import of_scores
+from trainer.reporting.plots import COLOURS, DOTTED, SEQUENCE, new_figure
 from trainer.reporting.runs import SPLITS, RecordedRun
 
-COLOURS = {
-  'train': '#3568a8',
-  'next': '#e07b39',
-  'valid': '#3a9a6b',
-  'test': '#8e5bb5',
-  'reachable': '#7a7f87',
-}
-SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
-DOTTED = {'color': COLOURS['reachable'], 'dash': 'dot', 'width': 1}
 MANY_VALUES = 20  # with more, the first view may leave a few out
 MOST_DAY_ENDS = 60  # with more, they are not shown
 PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
-
-
-_AXIS = {
-  'automargin': True,
-  'gridcolor': '#eceef1',
-  'zerolinecolor': '#eceef1',
-  'zerolinewidth': 2,
-  'title': {'standoff': 15},
-}
-# Plotly copies and checks the template of each figure, and its own are large.
-_TEMPLATE = {
-  'data': {'bar': [{'marker': {'line': {'color': 'white', 'width': 0.5}}}]},
-  'layout': {
-    'plot_bgcolor': 'white',
-    'colorway': SEQUENCE,
-    'font': {'family': 'system-ui, sans-serif', 'size': 12, 'color': '#2b2f36'},
-    'margin': {'l': 8, 'r': 12, 't': 8, 'b': 8},
-    'hovermode': 'x unified',
-    'hoverlabel': {'align': 'left'},
-    'legend': {
-      'orientation': 'h',
-      'y': 1.02,
-      'yanchor': 'bottom',
-      'x': 0,
-      'itemsizing': 'constant',
-      'traceorder': 'normal',
-    },
-    'xaxis': _AXIS,
-    'yaxis': _AXIS,
-  },
-}
-
-
-def _figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
-  axes = {'xaxis': {'title': {'text': x}}, 'yaxis': {'title': {'text': y}}}
-  return go.Figure(layout={'template': _TEMPLATE, 'height': height, **axes, **layout})
 
 
 def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style: object) -> None:
@@ -91,7 +47,7 @@ def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
   """Draws a field over the steps: a curve for training, and one for each split."""
-  figure = _figure('step', y, **layout)
+  figure = new_figure('step', y, **layout)
   if within_passes:
     style = {'mode': 'lines', 'line': {'color': COLOURS['train'], 'width': 1}, 'opacity': 0.55}
     _line(figure, run.of('window'), field, 'within a pass', **style)
@@ -175,11 +131,6 @@ def calibration(run: RecordedRun) -> go.Figure | None:
   return _zoomed(figure)
 
 
-def _of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, list[float]]]:
-  """Returns {split: value of a field} from the evaluations of the kept state."""
-  return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
-
-
 def _curve(
   figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float], hover: str, **style: object
 ) -> None:
@@ -190,8 +141,8 @@ def _curve(
 
 def deciles(run: RecordedRun) -> go.Figure | None:
   """Draws mean prediction against click rate for each tenth of the predictions."""
-  figure, shown = _figure('mean prediction', 'click rate'), []
-  for split, table in _of_scores(run, 'deciles').items():
+  figure, shown = new_figure('mean prediction', 'click rate'), []
+  for split, table in of_scores(run, 'deciles').items():
     weight, predicted, ctr = (np.array(table[name]) for name in ('weight', 'predicted', 'ctr'))
     # Clicks are random, so even in a calibrated model a small tenth deviates by chance.
     deviation = np.sqrt(ctr * (1 - ctr) / weight)
@@ -218,8 +169,8 @@ def _diagonal(figure: go.Figure, low: float, high: float, name: str) -> None:
 
 def roc(run: RecordedRun) -> go.Figure | None:
   """Draws the ROC curve: the share of clicks over the share of samples without a click."""
-  figure = _figure('share of the samples without a click', 'share of the clicks')
-  for split, table in _of_scores(run, 'ranking').items():
+  figure = new_figure('share of the samples without a click', 'share of the clicks')
+  for split, table in of_scores(run, 'ranking').items():
     if table:
       hover = '%{y:.1%} of the clicks, %{x:.1%} of the others'
       _curve(figure, split, table['others'], table['clicks'], hover)
@@ -231,8 +182,8 @@ def roc(run: RecordedRun) -> go.Figure | None:
 
 def lift(run: RecordedRun) -> go.Figure | None:
   """Draws the lift: click rate of the highest predictions over the click rate of all samples."""
-  figure = _figure('share of the samples', 'times the click rate')
-  for split, table in _of_scores(run, 'ranking').items():
+  figure = new_figure('share of the samples', 'times the click rate')
+  for split, table in of_scores(run, 'ranking').items():
     if table:
       samples, clicks = (np.array(table[name])[1:] for name in ('samples', 'clicks'))
       hover = '%{y:.3~g} times, %{customdata:.1%} of the clicks'
@@ -246,13 +197,13 @@ def lift(run: RecordedRun) -> go.Figure | None:
 
 def spread(run: RecordedRun) -> go.Figure | None:
   """Draws the distribution of predictions on data.test, else valid, for clicks and the others."""
-  tables = {split: table for split, table in _of_scores(run, 'spread').items() if table}
+  tables = {split: table for split, table in of_scores(run, 'spread').items() if table}
   if not tables:
     return None
   table = tables.get('test', next(iter(tables.values())))
   edges = np.array(table['edges'])
   is_log = edges[-1] / edges[0] > 20
-  figure = _figure('prediction', 'share of the samples of its kind')
+  figure = new_figure('prediction', 'share of the samples of its kind')
   kinds = (('others', 'without a click', SEQUENCE[7]), ('clicks', 'with a click', SEQUENCE[1]))
   for kind, name, colour in kinds:
     counts = np.array(table[kind])
@@ -264,63 +215,6 @@ def spread(run: RecordedRun) -> go.Figure | None:
   return figure.update_xaxes(type='log' if is_log else 'linear')
 
 
-def _bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
-  height = 110 + max(3, len(slots)) * layout.pop('row_height', 34)
-  figure = _figure(x, '', height=height, **layout)
-  figure.update_layout(hovermode='y unified', barmode='group', bargap=0.25)
-  return figure.update_yaxes(
-    autorange='reversed',
-    type='category',
-    showgrid=False,
-    categoryarray=list(slots),
-    ticksuffix='  ',
-  )
-
-
-def slot_calibration(run: RecordedRun) -> go.Figure | None:
-  """Draws each slot's calibration, for samples whose feature the model knows and for the others."""
-  slots = next(iter(_of_scores(run, 'slots').values()), {})
-  figure = _bars(list(slots), 'Σ predicted / Σ clicked')
-  for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):
-    shown = {slot: of_slot.get(f'calibration_{field}') for slot, of_slot in slots.items()}
-    shown = {slot: value for slot, value in shown.items() if value is not None}
-    if shown:
-      figure.add_trace(
-        go.Scatter(
-          x=list(shown.values()), y=list(shown), name=name, mode='markers', marker={'size': 10}
-        )
-      )
-  if not figure.data:
-    return None
-  figure.add_vline(x=1, line=DOTTED)
-  return figure
-
-
-def funnel(run: RecordedRun) -> go.Figure | None:
-  """Draws how many features of each slot were seen, admitted, evicted and exported."""
-  features, admitted = (table_by_slot(run, 'train', f) for f in ('features', 'admitted'))
-  if not len(features):
-    return None
-  evicted, exported = table_by_slot(run, 'day_end', 'evicted'), table_by_slot(run, 'export', 'rows')
-  gone = evicted[evicted.index < features.index[-1]].sum()
-  bars = {
-    'seen': features.iloc[-1].add(gone.reindex(features.columns).fillna(0)),
-    'admitted': admitted.iloc[-1],
-    'evicted': evicted.sum(),
-    'exported': exported.iloc[-1] if len(exported) else pd.Series(dtype=float),
-  }
-  figure = _bars(list(features), 'features (log)', row_height=58)
-  for name, values in bars.items():
-    values = values[values > 0]
-    if len(values):
-      figure.add_trace(go.Bar(x=values.tolist(), y=list(values.index), name=name, orientation='h'))
-  if not figure.data:
-    return None
-  # A bar starts at one feature, so that its length means something.
-  most = max(max(trace.x) for trace in figure.data)
-  return figure.update_xaxes(type='log', range=[0, float(np.log10(most)) + 0.1], dtick=1)
-
-
 def _table_events(run: RecordedRun) -> pd.DataFrame:
   rows = run.events[run.events['event'].isin(['window', 'train', 'day_end'])]
   return rows.assign(megabytes=rows['table_bytes'] / 1e6)
@@ -328,7 +222,7 @@ def _table_events(run: RecordedRun) -> pd.DataFrame:
 
 def table_bytes(run: RecordedRun) -> go.Figure | None:
   """Draws the megabytes of the tables over the steps."""
-  figure, rows = _figure('step', 'MB'), _table_events(run)
+  figure, rows = new_figure('step', 'MB'), _table_events(run)
   _line(figure, rows, 'megabytes', 'tables', mode='lines', line={'color': COLOURS['train']})
   for event, name in (('train', 'after a pass'), ('day_end', "after a day's end")):
     _line(figure, rows[rows['event'] == event], 'megabytes', name, mode='markers')
@@ -338,60 +232,10 @@ def table_bytes(run: RecordedRun) -> go.Figure | None:
 
 def features(run: RecordedRun) -> go.Figure | None:
   """Draws the numbers of features and of admitted features over the steps."""
-  figure, rows = _figure('step', 'features'), _table_events(run)
+  figure, rows = new_figure('step', 'features'), _table_events(run)
   for field in ('features', 'admitted'):
     _line(figure, rows, field, field, mode='lines+markers', marker={'size': 4})
   return figure.update_yaxes(rangemode='tozero') if figure.data else None
-
-
-def unknown(run: RecordedRun) -> go.Figure | None:
-  """Draws for each slot and evaluation the share of samples with a feature unknown to the model.
-
-  The evaluations are those of each pass before it was trained on or, if there are none, those of
-  the kept state.
-  """
-  shares = table_by_slot(run, 'eval', 'unknown')
-  if not len(shares):
-    return None
-  rows = run.evaluated('next')
-  if not len(rows):
-    rows = run.events.loc[[row.name for row in run.scores.values()]]
-  rows = rows[rows.index.isin(shares.index)].drop_duplicates('pass', keep='last')
-  if not len(rows):
-    return None
-  shares = shares.loc[rows.index]
-  figure = _figure('', '', height=110 + 30 * max(3, shares.shape[1]))
-  figure.add_trace(
-    go.Heatmap(
-      z=(100 * shares.T).to_numpy().tolist(),
-      x=rows['pass'].map(str).tolist(),
-      y=list(shares),
-      zmin=0,
-      zmax=100,
-      colorscale=[[0, '#f4f7fb'], [1, '#3568a8']],
-      texttemplate='%{z:.0f}' if shares.size <= 120 else None,
-      hovertemplate='%{y}, %{x}: %{z:.2f} %<extra></extra>',
-      showscale=shares.size > 120,
-      colorbar={'title': '%', 'thickness': 10, 'outlinewidth': 0},
-    )
-  )
-  figure.update_layout(hovermode='closest')
-  figure.update_xaxes(type='category')
-  return figure.update_yaxes(autorange='reversed', type='category', ticksuffix='  ')
-
-
-def drift(run: RecordedRun) -> go.Figure | None:
-  """Draws the bins of the slot that has drifted most by the last day, beside the first day's."""
-  last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
-  for slots in last:
-    slot = max(slots, key=lambda name: slots[name]['psi'])
-    figure = _figure(f'bin of {slot}', 'share of samples')
-    for name in ('first', 'last'):
-      shares = slots[slot][name]
-      names = [*map(str, range(len(shares) - 1)), 'missing']
-      figure.add_trace(go.Bar(x=names, y=shares, name=f'{name} day'))
-    return figure.update_xaxes(type='category')
-  return None
 
 
 def time_spent(run: RecordedRun) -> go.Figure | None:
@@ -400,7 +244,7 @@ def time_spent(run: RecordedRun) -> go.Figure | None:
   if not len(rows):
     return None
   seconds = pd.json_normalize(rows['seconds'].tolist()).fillna(0)
-  figure = _figure('', 'seconds', barmode='stack')
+  figure = new_figure('', 'seconds', barmode='stack')
   names = rows['pass'].map(str)
   if run.cfg.train.epochs > 1:
     names += rows['epoch'].map(', epoch {:.0f}'.format)
@@ -417,52 +261,13 @@ def speed(run: RecordedRun) -> go.Figure | None:
   return figure.update_yaxes(rangemode='tozero') if figure.data else None
 
 
-def importance(run: RecordedRun) -> go.Figure | None:
-  """Draws by how much AUC falls, or RMSE rises, if a slot or dense column is permuted."""
-  measured = run.of('importance')
-  if not len(measured):
-    return None
-  last = measured.iloc[-1]
-  dense = last.get('dense')
-  columns = last['slots'] | (dense if isinstance(dense, dict) else {})
-  metric = 'rmse' if any('rmse' in values for values in columns.values()) else 'auc'
-  losses = pd.Series({name: values[metric] for name, values in columns.items()}, dtype=float)
-  losses = losses.dropna().sort_values(ascending=False)
-  if not len(losses):
-    return None
-  title = 'RMSE gained' if metric == 'rmse' else 'AUC lost'
-  figure = _bars(list(losses.index), title)
-  figure.add_trace(
-    go.Bar(
-      x=losses.tolist(),
-      y=list(losses.index),
-      name='the model',
-      orientation='h',
-      marker={'color': COLOURS['train']},
-    )
-  )
-  true = run.truth.get('importance', {})
-  shown = [slot for slot in losses.index if slot in true]
-  if shown:
-    figure.add_trace(
-      go.Scatter(
-        x=[true[slot]['auc'] for slot in shown],
-        y=shown,
-        name='the true probabilities',
-        mode='markers',
-        marker={'color': '#2b2f36', 'symbol': 'line-ns-open', 'size': 14},
-      )
-    )
-  return figure
-
-
 def compared(
   metric: str, title: str, split: str
 ) -> Callable[[Sequence[RecordedRun]], go.Figure | None]:
   """Returns a function that draws a metric of one split over the steps, a curve for each run."""
 
   def draw(runs: Sequence[RecordedRun]) -> go.Figure | None:
-    figure = _figure('step', title, height=380)
+    figure = new_figure('step', title, height=380)
     for run in runs:
       _line(figure, _rows(run, split), metric, run.name, mode='lines+markers')
     # If no run has more than one value, the table of figures shows all of them.

@@ -1,11 +1,12 @@
 """Describes a run in sentences: what was trained, how well, how fast, and what went wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
 from trainer.config import METRICS
+from trainer.plain_data import Json
 from trainer.reporting.runs import RecordedRun
 
 NAMES = {name: metric.title for name, metric in METRICS.items()}
@@ -152,6 +153,11 @@ def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
   return pd.DataFrame.from_dict(rows, orient='index').dropna(axis=1, how='all')
 
 
+def of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, Json]]:
+  """Returns {split: value of a field} from the evaluations of the kept state."""
+  return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
+
+
 def _interruptions(run: RecordedRun) -> Iterator[str]:
   steps = [step for step in run.of('start')['step'].iloc[1:] if step]
   if steps:
@@ -244,7 +250,7 @@ def _drift(run: RecordedRun) -> Iterator[str]:
 def _leaks(run: RecordedRun) -> Iterator[str]:
   for _, last in run.of('importance').tail(1).iterrows():
     for slot, loss in last['slots'].items() if last['auc'] > LEAK_AUC else ():
-      if (loss['auc'] or 0) > LEAK_LOSS:
+      if (loss['auc'] or 0) - (loss.get('auc_plus_minus') or 0) > LEAK_LOSS:
         yield (
           f"Slot '{slot}' looks like a leak of the label: with it AUC is {last['auc']:.4f}, with "
           f'its features permuted over samples {last["auc"] - loss["auc"]:.4f}.'

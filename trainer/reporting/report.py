@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import plotly.offline
 
 from trainer import config, files
-from trainer.reporting import comparison, figures, findings
+from trainer.reporting import comparison, figures, findings, slot_figures
 from trainer.reporting.events import SCALARS
 from trainer.reporting.runs import RecordedRun, read_run
 
@@ -64,7 +64,7 @@ _SECTIONS = {
     _Card(
       'slot_calibration',
       'By slot',
-      figures.slot_calibration,
+      slot_figures.slot_calibration,
       'Samples whose feature the model knows, and the others.',
       True,
     ),
@@ -89,7 +89,7 @@ _SECTIONS = {
     _Card(
       'funnel',
       'Seen, admitted, evicted, exported',
-      figures.funnel,
+      slot_figures.funnel,
       'By slot, over the whole run.',
       True,
     ),
@@ -103,21 +103,22 @@ _SECTIONS = {
     _Card(
       'unknown',
       'Unknown features',
-      figures.unknown,
+      slot_figures.unknown,
       'The share of samples, in %, whose feature in a slot the model did not know.',
       True,
     ),
     _Card(
       'drift',
       'Bins of numbers',
-      figures.drift,
+      slot_figures.drift,
       'Of the slot whose bins have drifted most from the first day to the last.',
     ),
     _Card(
       'importance',
       'Importance',
-      figures.importance,
-      'What the model loses when a slot or dense column is permuted over samples.',
+      slot_figures.importance,
+      'What the model loses when a slot or dense column is permuted over samples, with 95 % '
+      'intervals; grey cannot be told from no effect.',
       True,
     ),
   ),

@@ -1,144 +1,178 @@
 """Permutation importance: how much of a model's quality each slot and dense column carries."""
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import tensorflow as tf
 
-from ops.tensors import to_tensor
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
-from trainer.model.metrics import MetricSums, result
+from trainer.data.values import ranges
+from trainer.model import influence
+from trainer.model.influence import Measured
+from trainer.model.slices import Z
 from trainer.plain_data import JsonObject
 from trainer.training.inputs import Inputs
 
-MOST_SAMPLES = 1 << 18  # the most that a job scores when it ends
-_BATCHES_A_COLUMN = 8  # the least, if there is enough data
-_LEAST_BATCH = 64
-
-
-def permuted(batch: SlotBatch, column: int, slots: int, order: np.ndarray) -> SlotBatch:
-  """Returns a batch in which sample i has the values of sample `order[i]` in one column.
-
-  Args:
-    batch: a batch of NumPy arrays.
-    column: the place of a slot among the slots, or F and the place of a dense column.
-    slots: F.
-    order: int64 [B], a permutation.
-  """
-  if column >= slots:
-    dense = batch.dense.copy()
-    dense[:, column - slots] = dense[order, column - slots]
-    return batch._replace(dense=dense)
-  if not len(batch.segments):
-    keys = batch.keys.reshape(-1, slots).copy()
-    keys[:, column] = keys[order, column]
-    return batch._replace(keys=keys.reshape(-1))
-  place = np.empty_like(order)
-  place[order] = np.arange(len(order))
-  segments = batch.segments.copy()
-  own = segments % slots == column
-  segments[own] = place[segments[own] // slots] * slots + column
-  sorted_order = np.argsort(segments, kind='stable')
-  values = batch.values[sorted_order] if len(batch.values) else batch.values
-  return batch._replace(
-    keys=batch.keys[sorted_order], values=values, segments=segments[sorted_order]
-  )
-
-
-def _joined(a: SlotBatch, b: SlotBatch, slots: int) -> SlotBatch:
-  """Returns the samples of two batches of arrays."""
-  columns = {name: np.concatenate(pair) for name, pair in zip(SlotBatch._fields, zip(a, b))}
-  if len(a.segments):
-    shift = np.int32(len(a.dense) * slots)
-    columns['segments'] = np.concatenate([a.segments, b.segments + shift])
-  return SlotBatch(**columns)
+# Predictions to make, which bound time and memory: when asked for, and when a job ends.
+MOST_PREDICTIONS, MOST_AT_END = 1 << 22, 1 << 18
+MOST_REPETITIONS = 5  # permutations of a column
+_LEAST_BATCH = 1024
 
 
 def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
   """Returns `slot_importance` as a table, the most important slot or column first."""
-  importance = slot_importance(inputs, prepared)
+  importance = slot_importance(inputs, prepared, MOST_PREDICTIONS)
   columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
   table = pd.concat(columns).astype(float).rename_axis('column')
-  table.columns = [f'{name}_worse_by' for name in table]
+  table.columns = [n if n.endswith('_plus_minus') else f'{n}_worse_by' for n in table]
   return table.sort_values(table.columns[0], ascending=False)
 
 
 def slot_importance(
-  inputs: Inputs, prepared: Sequence[PreparedPass], most_samples: int | None = None
+  inputs: Inputs, prepared: Sequence[PreparedPass], most_predictions: int
 ) -> JsonObject:
   """Measures how much worse metrics get if a slot or a dense column is permuted over samples.
 
-  This is permutation importance (Breiman 2001, "Random Forests"). Each batch is scored twice, as it
-  is and with one column permuted; the column changes from batch to batch. So the time is that of
-  two evaluations, however many columns there are, and each column is measured on some of the
-  batches. Every process calls it.
+  This is permutation importance (Breiman 2001, "Random Forests"). Each column is permuted over all
+  scored samples, several times if `most_predictions` allows. Every process calls it, and all find
+  the same, whatever their number and the batch size.
 
   Args:
     inputs: the model, and how the processes meet.
-    most_samples: about how many samples to score; None: all.
+    most_predictions: bounds samples · columns · repetitions; of more samples, a random part is
+      scored.
   Returns:
-    auc and logloss of the batches as they are; and `slots` and `dense`, {name: how much AUC falls
-    and logloss rises}. For squared error, rmse in place of both. A figure that the samples do not
-    define is None.
+    `examples`, the number of scored samples, and `repetitions`; auc and logloss of these samples as
+    they are; and `slots` and `dense`, {name: {auc: how much it falls, auc_plus_minus: half of its
+    95 % interval, logloss: how much it rises, logloss_plus_minus}}. The interval covers both the
+    choice of the samples and of the permutations. For squared error, rmse in place of both metrics.
+    A figure that the samples do not define is None.
   """
-  cfg, communicator, step = inputs.cfg, inputs.communicator, inputs.step
+  cfg = inputs.cfg
   slots, dense = ([column.name for column in kind] for kind in (cfg.ordered_slots, cfg.data.dense))
-  names = slots + dense
-  total = min(sum(p.num_samples for p in prepared), most_samples or 1 << 62)
-  size = max(_LEAST_BATCH * communicator.size, total // (_BATCHES_A_COLUMN * len(names)))
-  size = min(size, cfg.train.batch_size)
-  metrics = MetricSums(cfg, buckets=4_000)
-  measure = tf.function(metrics.update, autograph=False, reduce_retracing=True)
-  sums: dict[str, np.ndarray] = {}
-
-  def score(batch: SlotBatch, exchanged: SlotBatch, column: int) -> None:
-    # Both are scored at once because they read the same rows.
-    staged = step.stage(_joined(batch, exchanged, len(slots)))
-    probabilities = step.predict(staged)
-    label, weight = staged.batch.label, staged.batch.weight
-    half = len(probabilities) // 2
-    for kind, some in (('before', slice(None, half)), ('after', slice(half, None))):
-      metrics.reset()
-      measure(label[some], to_tensor(probabilities[some]), weight[some])
-      for name, array in metrics.state().items():
-        key = f'{kind}|{column}|{name}'
-        sums[key] = sums[key] + array if key in sums else array
-    inputs.progress_made()
-
-  batches = itertools.chain.from_iterable(
-    data_pass.batches(size, rank=communicator.rank, size=communicator.size)
-    for data_pass in prepared
-  )
-  for i, batch in enumerate(itertools.islice(batches, max(1, -(-total // size)))):
-    column = i % len(names)
-    rng = np.random.default_rng([cfg.seed, communicator.rank, i])
-    order = rng.permutation(len(batch.dense))
-    score(batch, permuted(batch, column, len(slots), order), column)
-  sums = communicator.sum_arrays(sums)
-
-  def quality(kind: str, columns: Sequence[int]) -> JsonObject:
-    state: dict[str, np.ndarray] = {}
-    for key, array in sums.items():
-      of, column, name = key.split('|')
-      if of == kind and int(column) in columns:
-        state[name] = state[name] + array if name in state else array
-    return result(state) if state else {}
-
-  signs = {'rmse': -1} if cfg.labels[0].loss == 'squared_error' else {'auc': 1, 'logloss': -1}
-  losses: list[JsonObject] = []
-  for i in range(len(names)):
-    before, after = quality('before', [i]), quality('after', [i])
-    losses.append(
-      {
-        metric: None
-        if before.get(metric) is None or after.get(metric) is None
-        else sign * (before[metric] - after[metric])
-        for metric, sign in signs.items()
-      }
-    )
-  whole = quality('before', range(len(names)))
+  names, rng = slots + dense, np.random.default_rng(cfg.seed)
+  total = sum(p.num_samples for p in prepared)
+  count = min(total, most_predictions // (1 + len(names)))
+  repetitions = min(MOST_REPETITIONS, max(1, most_predictions // max(1, count * len(names))))
+  chosen = np.sort(rng.choice(total, count, replace=False, shuffle=False))
+  samples = _Samples(prepared, chosen, len(slots))
+  # In the first round, no sample takes a value of another one.
+  columns = np.array([0, *np.repeat(np.arange(len(names)), repetitions)])
+  donors = np.stack([np.arange(count), *(rng.permutation(count) for _ in columns[1:])])
+  predictions = _predictions(inputs, samples, columns, donors)
+  labels, weights = samples.first_task()
+  metrics = {'auc': (1, influence.auc), 'logloss': (-1, influence.logloss)}
+  if cfg.labels[0].loss == 'squared_error':
+    metrics = {'rmse': (-1, influence.rmse)}
+  whole: JsonObject = {}
+  losses: list[JsonObject] = [{} for _ in names]
+  for metric, (sign, measure) in metrics.items():
+    known = weights > 0
+    found = [measure(labels[known], p[known], weights[known]) for p in predictions]
+    whole[metric] = found[0] and found[0].value
+    for i, values in enumerate(losses):
+      first = 1 + i * repetitions
+      lost = _difference(found[0], found[first : first + repetitions])
+      values[metric] = lost and sign * lost.value
+      values[f'{metric}_plus_minus'] = lost and Z * float(np.linalg.norm(lost.influence))
   by_column = {'slots': dict(zip(slots, losses)), 'dense': dict(zip(dense, losses[len(slots) :]))}
-  return {metric: whole.get(metric) for metric in signs} | by_column
+  return {'examples': count, 'repetitions': repetitions} | whole | by_column
+
+
+def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Measured | None:
+  """Returns the metric of the samples as they are minus its mean over permutations."""
+  if whole is None:
+    return None
+  values, influences = zip(*rounds)
+  return Measured(
+    whole.value - float(np.mean(values)), whole.influence - np.mean(influences, axis=0)
+  )
+
+
+def _predictions(
+  inputs: Inputs, samples: '_Samples', columns: np.ndarray, donors: np.ndarray
+) -> np.ndarray:
+  """Returns the predictions of the first task, float64 [R, n]; every process makes some.
+
+  Args:
+    columns: the column that is exchanged in each round, int64 [R].
+    donors: the sample of which each sample has this column, int64 [R, n].
+  """
+  rank, size = inputs.communicator.rank, inputs.communicator.size
+  start, end = (donors.size * r // size for r in (rank, rank + 1))
+  batch_size = max(_LEAST_BATCH, inputs.cfg.train.batch_size // size)
+  found = [np.zeros([0], np.float32)]
+  for first in range(0, -(-donors.size // size), batch_size):  # as often on every process
+    places = np.arange(start + first, min(start + first + batch_size, end))
+    rounds, own = np.divmod(places, donors.shape[1])
+    batch = samples.batch(own, columns[rounds], donors[rounds, own])
+    predicted = inputs.step.predict(inputs.step.stage(batch))
+    found.append(predicted if predicted.ndim == 1 else predicted[:, 0])
+    inputs.progress_made()
+  whole = np.concatenate(inputs.communicator.gather(np.concatenate(found)))
+  return whole.astype(np.float64).reshape(donors.shape)
+
+
+class _Samples:
+  """Samples in memory, from which batches are made.
+
+  Args:
+    chosen: their numbers over all passes, int64 [n], ascending.
+    slots: F.
+  """
+
+  def __init__(self, prepared: Sequence[PreparedPass], chosen: np.ndarray, slots: int):
+    ends = np.cumsum([0, *(p.num_samples for p in prepared)])
+    parts = np.split(chosen, np.searchsorted(chosen, ends[1:-1]))
+    batches = [p.gather(part - end) for p, part, end in zip(prepared, parts, ends)]
+    self._slots, counts = slots, []
+    for batch in batches:
+      cells = len(batch.dense) * slots
+      is_single = not len(batch.segments) and len(batch.keys) == cells
+      counts.append(
+        np.ones(cells, np.int64) if is_single else np.bincount(batch.segments, minlength=cells)
+      )
+    self._counts = np.concatenate(counts)  # of the features of each slot of each sample
+    self._first = np.cumsum(self._counts) - self._counts
+    self._keys, self._dense, self._label, self._weight = (
+      np.concatenate([getattr(batch, name) for batch in batches])
+      for name in ('keys', 'dense', 'label', 'weight')
+    )
+    self._values = np.concatenate(
+      [b.values if len(b.values) else np.ones(len(b.keys), np.float32) for b in batches]
+    )
+
+  def first_task(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels and weights of the first task, float64 [n]."""
+    label = self._label if self._label.ndim == 1 else self._label[:, 0]
+    blank = np.isnan(label)
+    return tuple(np.where(blank, 0, a).astype(np.float64) for a in (label, self._weight))
+
+  def batch(self, samples: np.ndarray, columns: np.ndarray, donors: np.ndarray) -> SlotBatch:
+    """Returns a batch in which each sample has one column of another sample.
+
+    Args:
+      samples: the places of the samples, int64 [B].
+      columns: the column of each that is exchanged: the place of a slot among the slots, or F and
+        the place of a dense column.
+      donors: the places of the samples that have the values of this column.
+    """
+    slots = self._slots
+    sources = np.repeat(samples[:, None], slots + self._dense.shape[1], axis=1)
+    sources[np.arange(len(samples)), columns] = donors
+    cells = (sources[:, :slots] * slots + np.arange(slots)).ravel()
+    counts = self._counts[cells]
+    features = ranges(self._first[cells], counts)
+    values, segments = self._values[features], np.repeat(np.arange(len(cells)), counts)
+    if np.all(counts == 1) and np.all(values == 1):
+      values, segments = values[:0], segments[:0]
+    return SlotBatch(
+      keys=self._keys[features],
+      values=values,
+      segments=segments.astype(np.int32),
+      dense=self._dense[sources[:, slots:], np.arange(self._dense.shape[1])],
+      label=self._label[samples],
+      weight=self._weight[samples],
+      group=np.zeros([len(samples)], np.int64),
+    )

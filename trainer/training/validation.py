@@ -12,7 +12,7 @@ from trainer.training import gate, plateau
 from trainer.training.advice import why_worse_than_constant
 from trainer.training.day_end import table_counts
 from trainer.training.evaluation import evaluation_of
-from trainer.training.importance import MOST_SAMPLES, slot_importance
+from trainer.training.importance import MOST_AT_END, slot_importance
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import RunState
@@ -128,7 +128,7 @@ class Validation:
       values = self._evaluate(test, 'test')
     if (scored := test or valid) and self._cfg.model.retrieval is None:
       with self._log.clock.of('evaluate'):
-        importance = slot_importance(self._inputs, scored, MOST_SAMPLES)
+        importance = slot_importance(self._inputs, scored, MOST_AT_END)
       self._log.write('importance', split='test' if test else 'valid', **importance)
     return values
 

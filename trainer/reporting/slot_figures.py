@@ -1,0 +1,151 @@
+"""The figures of a report about slots and columns, drawn by Plotly.
+
+A figure is None if the run has nothing to show in it yet.
+"""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from trainer.reporting.findings import of_scores, table_by_slot
+from trainer.reporting.plots import COLOURS, DOTTED, bars, new_figure
+from trainer.reporting.runs import RecordedRun
+
+
+def slot_calibration(run: RecordedRun) -> go.Figure | None:
+  """Draws each slot's calibration, for samples whose feature the model knows and for the others."""
+  slots = next(iter(of_scores(run, 'slots').values()), {})
+  figure = bars(list(slots), 'Σ predicted / Σ clicked')
+  for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):
+    shown = {slot: of_slot.get(f'calibration_{field}') for slot, of_slot in slots.items()}
+    shown = {slot: value for slot, value in shown.items() if value is not None}
+    if shown:
+      figure.add_trace(
+        go.Scatter(
+          x=list(shown.values()), y=list(shown), name=name, mode='markers', marker={'size': 10}
+        )
+      )
+  if not figure.data:
+    return None
+  figure.add_vline(x=1, line=DOTTED)
+  return figure
+
+
+def funnel(run: RecordedRun) -> go.Figure | None:
+  """Draws how many features of each slot were seen, admitted, evicted and exported."""
+  features, admitted = (table_by_slot(run, 'train', f) for f in ('features', 'admitted'))
+  if not len(features):
+    return None
+  evicted, exported = table_by_slot(run, 'day_end', 'evicted'), table_by_slot(run, 'export', 'rows')
+  gone = evicted[evicted.index < features.index[-1]].sum()
+  numbers = {
+    'seen': features.iloc[-1].add(gone.reindex(features.columns).fillna(0)),
+    'admitted': admitted.iloc[-1],
+    'evicted': evicted.sum(),
+    'exported': exported.iloc[-1] if len(exported) else pd.Series(dtype=float),
+  }
+  figure = bars(list(features), 'features (log)', row_height=58)
+  for name, values in numbers.items():
+    values = values[values > 0]
+    if len(values):
+      figure.add_trace(go.Bar(x=values.tolist(), y=list(values.index), name=name, orientation='h'))
+  if not figure.data:
+    return None
+  # A bar starts at one feature, so that its length means something.
+  most = max(max(trace.x) for trace in figure.data)
+  return figure.update_xaxes(type='log', range=[0, float(np.log10(most)) + 0.1], dtick=1)
+
+
+def unknown(run: RecordedRun) -> go.Figure | None:
+  """Draws for each slot and evaluation the share of samples with a feature unknown to the model.
+
+  The evaluations are those of each pass before it was trained on or, if there are none, those of
+  the kept state.
+  """
+  shares = table_by_slot(run, 'eval', 'unknown')
+  if not len(shares):
+    return None
+  rows = run.evaluated('next')
+  if not len(rows):
+    rows = run.events.loc[[row.name for row in run.scores.values()]]
+  rows = rows[rows.index.isin(shares.index)].drop_duplicates('pass', keep='last')
+  if not len(rows):
+    return None
+  shares = shares.loc[rows.index]
+  figure = new_figure('', '', height=110 + 30 * max(3, shares.shape[1]))
+  figure.add_trace(
+    go.Heatmap(
+      z=(100 * shares.T).to_numpy().tolist(),
+      x=rows['pass'].map(str).tolist(),
+      y=list(shares),
+      zmin=0,
+      zmax=100,
+      colorscale=[[0, '#f4f7fb'], [1, '#3568a8']],
+      texttemplate='%{z:.0f}' if shares.size <= 120 else None,
+      hovertemplate='%{y}, %{x}: %{z:.2f} %<extra></extra>',
+      showscale=shares.size > 120,
+      colorbar={'title': '%', 'thickness': 10, 'outlinewidth': 0},
+    )
+  )
+  figure.update_layout(hovermode='closest')
+  figure.update_xaxes(type='category')
+  return figure.update_yaxes(autorange='reversed', type='category', ticksuffix='  ')
+
+
+def drift(run: RecordedRun) -> go.Figure | None:
+  """Draws the bins of the slot that has drifted most by the last day, beside the first day's."""
+  last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
+  for slots in last:
+    slot = max(slots, key=lambda name: slots[name]['psi'])
+    figure = new_figure(f'bin of {slot}', 'share of samples')
+    for name in ('first', 'last'):
+      shares = slots[slot][name]
+      names = [*map(str, range(len(shares) - 1)), 'missing']
+      figure.add_trace(go.Bar(x=names, y=shares, name=f'{name} day'))
+    return figure.update_xaxes(type='category')
+  return None
+
+
+def importance(run: RecordedRun) -> go.Figure | None:
+  """Draws by how much AUC falls, or RMSE rises, if a slot or dense column is permuted.
+
+  What cannot be told from no effect is grey.
+  """
+  measured = run.of('importance')
+  if not len(measured):
+    return None
+  last = measured.iloc[-1]
+  dense = last.get('dense')
+  columns = last['slots'] | (dense if isinstance(dense, dict) else {})
+  metric = 'rmse' if any('rmse' in values for values in columns.values()) else 'auc'
+  losses = pd.Series({name: values[metric] for name, values in columns.items()}, dtype=float)
+  losses = losses.dropna().sort_values(ascending=False)
+  if not len(losses):
+    return None
+  half = np.array([columns[name].get(f'{metric}_plus_minus') or 0 for name in losses.index])
+  colours = [COLOURS['train' if is_clear else 'unclear'] for is_clear in abs(losses) > half]
+  title = 'RMSE gained' if metric == 'rmse' else 'AUC lost'
+  figure = bars(list(losses.index), title)
+  figure.add_trace(
+    go.Bar(
+      x=losses.tolist(),
+      y=list(losses.index),
+      name='the model',
+      orientation='h',
+      marker={'color': colours},
+      error_x={'array': half.tolist(), 'thickness': 1, 'width': 2},
+    )
+  )
+  true = run.truth.get('importance', {})
+  shown = [slot for slot in losses.index if slot in true]
+  if shown:
+    figure.add_trace(
+      go.Scatter(
+        x=[true[slot]['auc'] for slot in shown],
+        y=shown,
+        name='the true probabilities',
+        mode='markers',
+        marker={'color': '#2b2f36', 'symbol': 'line-ns-open', 'size': 14},
+      )
+    )
+  return figure
