@@ -18,8 +18,10 @@ from trainer.errors import UserError
 from trainer.reporting import trackers
 from trainer.reporting.events import EventLog
 
+BIN = {'name': 'bin', 'from': {'bins': 'price', 'quantiles': 3}}
+MEASURED = {'data.slots.2.from.boundaries': [1.0, 2.0]}
 CONFIG = {
-  'data': {'train': ['day_*.csv'], 'slots': [{'name': 'user'}, {'name': 'item (new)'}]},
+  'data': {'train': ['day_*.csv'], 'slots': [{'name': 'user'}, {'name': 'item (new)'}, BIN]},
   'model': {'interactions': ['linear']},
 }
 
@@ -36,7 +38,7 @@ class TrackersTest(tf.test.TestCase):
   def report(self, to, status='finished', active=True, is_waiting=mock.Mock(), **train):
     """Reports a short run; returns its EventLog."""
     text = yaml.safe_dump(CONFIG | {'report': {'to': to}, 'train': train})
-    cfg = config.parse(text, 'a test', run_dir=self.run_dir)
+    cfg = config.parse(text, 'a test', run_dir=self.run_dir, measured=MEASURED)
     config.write_of_run(cfg)
     log = EventLog(self.run_dir, active, None)
     log.report_to(cfg)
@@ -44,8 +46,11 @@ class TrackersTest(tf.test.TestCase):
     log.write('train', 10, auc=0.75, examples=99, **{'pass': 'day_1.csv'})
     log.write('eval', 10, split='valid', auc=0.7, logloss=None, **tasks)
     log.write('eval', 20, split='valid', auc=0.72)
-    log.write('importance', 20, auc=0.7, slots={})
-    log.write('end', 20, status=status)
+    log.write('best', 20, epoch=1)
+    log.write('eval', 30, split='valid', auc=0.65)
+    log.write('eval', 30, split='test', auc=0.71)
+    log.write('importance', 30, split='test', auc=0.79, slots={})
+    log.write('end', 30, status=status)
     log.close(is_waiting)
     return log
 
@@ -57,10 +62,16 @@ class TrackersTest(tf.test.TestCase):
     self.assertEqual(run.data.params['train.batch_size'], '64')
     self.assertEqual(run.data.params['data.slots.1.name'], 'item (new)')
     history = client.get_metric_history(run.info.run_id, 'valid/auc')
-    self.assertEqual([(m.step, m.value) for m in history], [(10, 0.7), (20, 0.72)])
+    self.assertEqual([(m.step, m.value) for m in history], [(10, 0.7), (20, 0.72), (30, 0.65)])
+    self.assertEqual(run.data.metrics['best/auc'], 0.72)
+    self.assertEqual(run.data.metrics['test/auc'], 0.71, 'that of the whole test data')
     self.assertEqual(run.data.metrics['train/auc'], 0.75)
     self.assertEqual(run.data.metrics['valid/auc_buy _paid_'], 0.6)
     self.assertNotIn('importance/auc', run.data.metrics)
+    of_bin = {k: v for k, v in run.data.params.items() if k.startswith('data.slots.2.')}
+    self.assertContainsSubset({'data.slots.2.from.bins', 'data.slots.2.from.quantiles'}, of_bin)
+    self.assertNotIn('data.slots.2.from.boundaries.0', of_bin)
+    self.assertNotIn('None', run.data.params.values())
     kept = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
     self.assertEqual(kept, {'config.yaml', 'metrics.jsonl'})
     # The same run_dir goes on with the same run, also where a setting has changed.
@@ -102,7 +113,7 @@ class TrackersTest(tf.test.TestCase):
       self.assertEqual(self.report(['wandb']).troubles, [])
     first, second = (call.kwargs for call in module.init.call_args_list)
     self.assertEqual((first['id'], second['id'], first['name']), (None, 'abc', 'mine'))
-    self.assertEqual(first['config']['train']['batch_size'], 64)
+    self.assertEqual(first['config']['train.batch_size'], 64)
     run = module.init.return_value
     logged = [call.args[0] for call in run.log.call_args_list]
     self.assertEqual(logged[0], {'train/auc': 0.75, 'step': 10})
@@ -132,6 +143,7 @@ class TrackersTest(tf.test.TestCase):
         tags.setdefault(kind, set()).update(value.tag for value in summary.value)
     self.assertIn('auc', tags['train'])
     self.assertEqual(tags['valid'], {'auc', 'auc/click', 'auc/buy (paid)'})
+    self.assertEqual(tags['best'], {'auc'})
     self.assertNotIn('importance', tags)
 
 

@@ -72,6 +72,20 @@ class Config(Section):
       return self._origins[key]
     return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
 
+  def settings(self) -> JsonObject:
+    """Returns {key: value} for a comparison of runs.
+
+    Empty values are left out, as are boundaries and tables that the run measured or read.
+    """
+    of_data = tuple(
+      k for k, origin in self._origins.items() if origin == 'measured' and '.from.' in k
+    )
+    return {
+      key: value
+      for key, value in flatten(self.model_dump()).items()
+      if value not in (None, [], {}) and not key.startswith(of_data)
+    }
+
   @pydantic.model_validator(mode='wrap')
   @classmethod
   def _complete(cls, tree: Any, validated: Callable[[Any], 'Config']) -> 'Config':

@@ -10,8 +10,10 @@ Z = 1.959964  # 95 % of the normal distribution lie between -Z and Z
 _STEPS = 50  # steps of a bisection in [0, 1]
 
 
-def auc_interval(auc: float, positives: float, negatives: float) -> tuple[float, float]:
-  """Returns the 95 % interval of an AUC.
+def auc_interval(
+  auc: float, positives: float, negatives: float, z: float = Z
+) -> tuple[float, float]:
+  """Returns the interval of an AUC, by default that of 95 %.
 
   Newcombe 2006, "Confidence intervals for an effect size measure based on the Mann-Whitney
   statistic", method 5: the AUCs t for which |auc − t| ≤ z·√V(t), V being Hanley and McNeil's
@@ -28,7 +30,7 @@ def auc_interval(auc: float, positives: float, negatives: float) -> tuple[float,
     inside, outside = auc, bound
     for _ in range(_STEPS):
       middle = (inside + outside) / 2
-      if abs(auc - middle) <= Z * math.sqrt(variance(middle)):
+      if abs(auc - middle) <= z * math.sqrt(variance(middle)):
         inside = middle
       else:
         outside = middle

@@ -58,6 +58,7 @@ class EventLog:
     self._board: TensorBoard | None = None
     self._trackers: list[trackers.InBackground] = []
     self._status = 'unfinished'
+    self._validated: JsonObject = {}  # the last evaluation of data.valid
     if not active:
       return
     self._path = os.path.join(run_dir, 'metrics.jsonl')
@@ -137,6 +138,12 @@ class EventLog:
     if event == 'importance':  # its metrics are of a part of the samples that `eval` has
       return
     kind = record.get('split', event)
+    if kind == 'valid':
+      self._validated = record
+    self._show(kind, step, self._validated if kind == 'best' else record)
+
+  def _show(self, kind: str, step: int, record: JsonObject) -> None:
+    """Tells TensorBoard and the trackers the metrics of an event."""
     of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
     ranked = [name for name in record if name.partition('@')[0] in RANKING_METRICS]
     values = {

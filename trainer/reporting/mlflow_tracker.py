@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-from trainer.config import Config, flatten
+from trainer.config import Config
 
 _MOST_PARAMS = 100  # of one request
 
@@ -27,7 +27,7 @@ class MlflowTracker:
     name = None if known else os.path.basename(os.path.normpath(cfg.run_dir))
     run = mlflow.start_run(run_id=known, run_name=name)
     self.id, self._client = run.info.run_id, mlflow.MlflowClient()
-    settings = {_key(key): str(value) for key, value in flatten(cfg.model_dump()).items()}
+    settings = {_key(key): str(value) for key, value in cfg.settings().items()}
     # MLflow cannot change a param; config.yaml has the settings that changed later.
     new = [
       mlflow.entities.Param(key, value)

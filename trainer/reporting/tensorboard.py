@@ -14,7 +14,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from trainer.config import Config, flatten
+from trainer.config import Config
 
 
 class TensorBoard:
@@ -31,7 +31,7 @@ class TensorBoard:
     """Writes the settings of the run for the HParams tab, which compares runs."""
     values = {
       key: value if isinstance(value, (bool, int, float)) else str(value)
-      for key, value in flatten(cfg.model_dump()).items()
+      for key, value in cfg.settings().items()
     }
     self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 

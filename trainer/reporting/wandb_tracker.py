@@ -21,7 +21,7 @@ class WandbTracker:
       resume='allow',
       name=self._name,
       dir=cfg.run_dir,
-      config=cfg.model_dump(),
+      config=cfg.settings(),
       reinit='create_new',  # the caller of trainer.fit may have a run of its own
       # W&B asks nothing in the terminal and leaves the output of the run alone.
       settings=wandb.Settings(console='off', silent=True, login_timeout=1),
