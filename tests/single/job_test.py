@@ -413,12 +413,19 @@ class JobTest(tf.test.TestCase):
       'valid: logloss .* is worse than the .* of predicting .*sparse.tables.default.linear takes '
       'steps of rmsprop at learning_rate 1; wanted about 0.01',
     )
+    self.assertRegex(
+      str(logs.output),
+      r'data.valid holds \d\d clicks; with fewer than 200 chance ends training and',
+    )
 
     few = {'kind': 'sgd', 'learning_rate': 90.0}  # of its kind, for a batch of 4,096
     with self.assertLogs('absl', 'WARNING') as logs:
       tables = {'default': {'linear': few}}
-      self.make_job(data, sparse={'tables': tables}, run_dir=f'{self.folder}/few').run()
+      self.make_job(
+        data, sparse={'tables': tables}, run_dir=f'{self.folder}/few', train={'epochs': 1}
+      ).run()
     self.assertRegex(str(logs.output), 'logloss .*: it was trained for 13 steps only; more epochs')
+    self.assertNotIn('data.valid holds', str(logs.output), 'one epoch: there is nothing to choose')
     cfg, values = self.make_job(data).cfg, {'auc': 0.67, 'calibration': 3.0}
     for trained, why in (
       (0.97, 'the model overfits: AUC was 0.97 in training and is 0.67 here'),
@@ -426,6 +433,9 @@ class JobTest(tf.test.TestCase):
       (None, 'the predictions add up to 3.00 times the clicks'),
     ):
       self.assertIn(why, why_worse_than_constant(cfg, values, trained, 500))
+    chance = values | {'auc': 0.5, 'calibration': 1.3, 'ctr': 0.005, 'examples': 8000}
+    why = why_worse_than_constant(cfg, chance, 0.56, 45, later_was_worse=True)
+    self.assertStartsWith(why, '40 clicks are too few to judge a model by')
 
   def test_the_auc_of_one_class_is_not_known(self):
     clicks = f'{self.folder}/clicks.csv'

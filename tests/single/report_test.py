@@ -284,6 +284,8 @@ class WordsTest(tf.test.TestCase):
       (change('train', 2, ctr=0.001), 'The label of day_02 looks broken: its click rate is 0.0010'),
       (change('train', 2, auc=0.5), ''),
       (change('eval', 2, auc=0.5), 'The label of day_02 looks broken: its AUC is 0.5000'),
+      (change('eval', 2, auc=0.6, examples=40), ''),  # of 8 clicks: it may be chance
+      (change('train', 2, ctr=0.05, examples=20), ''),
       (change_slot(2, 'item', blank=0.99), "Slot 'item' went blank from day_02 on: 99%"),
       (change('importance', 0, auc=0.99, slots=leak), "Slot 'user' looks like a leak of the label"),
       (change_slot(3, 'query', effective_rank=1.2), "The factors of slot 'query' have collapsed"),
@@ -293,6 +295,11 @@ class WordsTest(tf.test.TestCase):
       ),
       (change('train', 1, bad=17), '17 bad records were left out: day_01 (17).'),
       (change('eval', -1, calibration=1.4), 'Predictions of the test split (test) lie 40% above'),
+      (change('eval', -1, calibration=1.4, examples=100), ''),
+      (
+        change('eval', -1, logloss=0.0362, base_logloss=0.0334),
+        'On data.test, the kept state does not help: logloss 0.036200 is worse than the 0.0334',
+      ),
       ([*runs.healthy_events(), late], '1 pass was late: day_9.csv: late.'),
       ([*runs.healthy_events(), again], 'The run was interrupted and continued once, at step 50.'),
       ([*runs.healthy_events(), lost], 'The job ended at step 50: rank 1 was lost: it hung up.'),
@@ -354,6 +361,15 @@ class WordsTest(tf.test.TestCase):
     ):
       (found,) = findings.faults(self.run_of(events))
       self.assertStartsWith(found, wanted)
+
+  def test_few_clicks_are_told(self):
+    events = self.static_events((0.8, 0.765), (0.7, 0.66))
+    for e in events:
+      if e['event'] == 'eval':
+        e |= {'examples': 8000, 'ctr': 20 / 8000}
+    run = self.run_of(events)
+    self.assertEqual(findings.faults(run), [], 'the difference from training may be chance')
+    self.assertIn('the best, 0.7000 ± 0.12 (20 clicks).', ' '.join(findings.summary(run)))
 
   def test_a_comparison_says_differences_with_intervals(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())

@@ -1,10 +1,12 @@
 """Metrics of one slice of the samples, with intervals that also hold for few samples."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from trainer.model.metrics import group_auc_sums
+from trainer.plain_data import Json
 
 Z = 1.959964  # 95 % of the normal distribution lie between -Z and Z
 _STEPS = 50  # steps of a bisection in [0, 1]
@@ -37,6 +39,19 @@ def auc_interval(
     return outside
 
   return end(0.0), end(1.0)
+
+
+def auc_interval_of(values: Mapping[str, Json], z: float = Z) -> tuple[float, float] | None:
+  """Returns the interval of the AUC of an evaluation; None if it is not known.
+
+  Args:
+    values: metrics with `auc`, `ctr` and `examples`, of which each may be missing, None or NaN.
+  """
+  auc, ctr, examples = (values.get(name) for name in ('auc', 'ctr', 'examples'))
+  if any(value is None or value != value for value in (auc, ctr, examples)):
+    return None
+  clicks = ctr * examples
+  return auc_interval(auc, clicks, examples - clicks, z) if 0 < clicks < examples else None
 
 
 def slice_figures(

@@ -14,6 +14,7 @@ from trainer import config, files
 from trainer.reporting import report
 from trainer.reporting.findings import overfitting
 from trainer.reporting.live_line import shortened
+from trainer.reporting.metric_text import decimals, half_interval, metric_text, plus_minus
 from trainer.reporting.runs import RecordedRun, read_run
 
 # The closing table's columns: title, field of the event, format.
@@ -22,6 +23,7 @@ TABLE_COLUMNS = (
   ('samples', 'examples', ',.0f'),
   ('logloss', 'logloss', '.4f'),
   ('AUC', 'auc', '.4f'),
+  ('±', 'half_interval', '.3f'),
   ('reach.', 'reachable_auc', '.4f'),
   ('GAUC', 'gauc', '.4f'),
   ('calibr.', 'calibration', '.3f'),
@@ -74,10 +76,6 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
   )
 
 
-def _cell(value: object, form: str) -> str:
-  return '' if pd.isna(value) else format(value, form)
-
-
 def print_table(run: RecordedRun) -> None:
   """Prints the metrics of train, next (progressive validation), valid and test.
 
@@ -88,22 +86,34 @@ def print_table(run: RecordedRun) -> None:
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
   fields = [*TABLE_COLUMNS, *of_rankings[:MOST_OF_RANKINGS]]
   shown = run.events.reindex(
-    columns=['event', 'split', 'pass', 'rmse', *(field for _, field, _ in fields)]
+    columns=['event', 'split', 'pass', 'rmse', 'ctr', *(field for _, field, _ in fields)]
   )
-  reachable = [run.reachable(name, 'auc') for name in shown['pass']]
-  shown = shown.assign(
-    group=shown['split'].where(shown['event'] == 'eval', shown['event']),
-    reachable_auc=pd.Series(reachable, shown.index, float).where(shown['event'] == 'eval'),
-    logloss=shown['logloss'].fillna(shown['rmse']),
-  )
+  shown['group'] = shown['split'].where(shown['event'] == 'eval', shown['event'])
   shown = shown[shown['group'].isin(GROUPS)]
-  columns = [c for c in fields if shown[c[1]].notna().any()]
+  reachable = [run.reachable(name, 'auc') for name in shown['pass']]
+  halves = [half_interval(row) for _, row in shown.iterrows()]
+  is_evaluated = shown['event'] == 'eval'
+  shown = shown.assign(
+    reachable_auc=pd.Series(reachable, shown.index, float).where(is_evaluated),
+    logloss=shown['logloss'].fillna(shown['rmse']),
+    half_interval=pd.Series(halves, shown.index, float).where(is_evaluated),
+  )
+  cells = {}
+  for title, field, form in fields:
+    if shown[field].notna().any():
+      title = 'rmse' if field == 'logloss' and shown['rmse'].notna().any() else title
+      form = f'.{decimals(field, shown[field].min())}f' if field == 'logloss' else form
+      cells[title] = ['' if pd.isna(value) else format(value, form) for value in shown[field]]
+  cells = pd.DataFrame(cells, shown.index)
+  first = shortened(run.task, NAME_WIDTH)
+  widths = [max(map(len, (title, *cells[title]))) for title in cells]
+  # A table of many columns leaves less room for the names of passes.
+  room = WIDTH - 1 - max(len(first), len(GROUPS[0])) - 2 * (len(widths) + 2) - sum(widths)
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-  for title in (run.task, 'pass'):
-    table.add_column(shortened(title, NAME_WIDTH), no_wrap=True)
-  for title, _, _ in columns:
-    is_rmse = title == 'logloss' and shown['rmse'].notna().any()
-    table.add_column('rmse' if is_rmse else title, justify='right', no_wrap=True)
+  for title in (first, 'pass'):
+    table.add_column(title, no_wrap=True)
+  for title in cells:
+    table.add_column(title, justify='right', no_wrap=True)
   for group in GROUPS:
     rows = shown[shown['group'] == group]
     best = None if run.best is None else run.best.name
@@ -116,10 +126,9 @@ def print_table(run: RecordedRun) -> None:
       if left_out:
         table.add_row('', f'{left_out} more not shown')
         left_out = 0
-      cells = [_cell(row[field], form) for _, field, form in columns]
       mark = 'best' if index == best else ''
-      name = shortened(_cell(row['pass'], ''), NAME_WIDTH)
-      table.add_row(mark or group, name, *cells, style='bold' if mark else None)
+      name = '' if pd.isna(row['pass']) else shortened(row['pass'], min(NAME_WIDTH, max(room, 6)))
+      table.add_row(mark or group, name, *cells.loc[index], style='bold' if mark else None)
     table.add_section()
   rich.console.Console(width=WIDTH, markup=False).print(table)
 
@@ -129,7 +138,7 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   decides = run.deciding
   if (best := decides.best) is not None:
     what = f'{run.deciding_task} {decides.metric}'.strip()
-    value = f'{best[decides.metric]:.4f}'
+    value = metric_text(decides.metric, best[decides.metric])
     yield f'kept: epoch {best["epoch"]:.0f}, the best of data.valid: {what} {value}'
   elif len(trained := run.of('train')):
     yield f'kept: the last state, after {shortened(trained.iloc[-1]["pass"], NAME_WIDTH)}'
@@ -137,7 +146,9 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   for run_of_task in run.by_task():
     for _, test in run_of_task.evaluated('test').tail(1).iterrows():
       names = [n for n in (*config.METRICS, *ranked) if pd.notna(test.get(n))]
-      values = ', '.join(f'{name} {test[name]:.4f}' for name in names)
+      values = ', '.join(
+        f'{name} {metric_text(name, test[name])}{plus_minus(name, test)}' for name in names
+      )
       yield f'test: {run_of_task.task} {values}'.replace('  ', ' ')
       bound = run_of_task.reachable(test['pass'], 'auc')
       if bound is not None:

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from trainer.model.slices import auc_interval
+from trainer.model.slices import auc_interval_of
 from trainer.plain_data import Json
 from trainer.reporting import findings
+from trainer.reporting.metric_text import decimals, metric_text
 from trainer.reporting.runs import RecordedRun
 
 _THERE = 'there'
@@ -29,9 +30,11 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
     for metric, title in findings.NAMES.items():
       if pd.isna(score.get(metric)):
         continue
-      row[title] = f'{score[metric]:.4f}'
+      row[title] = metric_text(metric, score[metric])
       compares = score is not first and pd.notna(first.get(metric))
-      row[f'{title} difference'] = f'{score[metric] - first[metric]:+.4f}' if compares else ''
+      digits = decimals(metric, score[metric])
+      difference = f'{score[metric] - first[metric]:+.{digits}f}' if compares else ''
+      row[f'{title} difference'] = difference
       if metric == 'auc':
         interval = _auc_difference(first, score) if compares else ()
         row['95 %'] = ' to '.join(f'{end:+.4f}' for end in interval)
@@ -87,10 +90,6 @@ def _auc_difference(first: pd.Series, other: pd.Series) -> tuple[float, float]:
 
   Zou and Donner 2008, "Construction of confidence limits about effect measures".
   """
-  ends = []
-  for score in (first, other):
-    clicks = score['ctr'] * score['examples']
-    ends.append(auc_interval(score['auc'], clicks, score['examples'] - clicks))
-  (low1, high1), (low2, high2) = ends
+  (low1, high1), (low2, high2) = auc_interval_of(first), auc_interval_of(other)
   a, b = first['auc'], other['auc']
   return b - a - math.hypot(b - low2, high1 - a), b - a + math.hypot(high2 - b, a - low1)

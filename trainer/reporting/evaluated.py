@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainer.config import METRICS, RANKING_METRICS
 from trainer.plain_data import Json
 from trainer.reporting.live_line import WIDTH, shortened
+from trainer.reporting.metric_text import metric_text, plus_minus
 
 Figures = Mapping[str, Json]
 
@@ -59,9 +60,13 @@ def slice_table(slot: str, rows: Sequence[Figures]) -> str:
 def in_words(values: Figures) -> Iterator[str]:
   """Yields the metrics of each task in lines of at most 80 columns."""
   for task, own in values.get('tasks', {'': values}).items():
-    known = {title: own.get(field) for title, field in FIGURES.items()}
-    known |= {name: own[name] for name in own if name.partition('@')[0] in RANKING_METRICS}
-    told = [f'{title} {value:.4f}' for title, value in known.items() if value is not None]
+    fields = {field: title for title, field in FIGURES.items()}
+    fields |= {name: name for name in own if name.partition('@')[0] in RANKING_METRICS}
+    told = [
+      f'{title} {metric_text(field, own[field])}{plus_minus(field, own)}'
+      for field, title in fields.items()
+      if own.get(field) is not None
+    ]
     text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
   yield 'with --json: all metrics; with --by SLOT: for each value of a slot'

@@ -1,12 +1,16 @@
 """Describes a run in sentences: what was trained, how well, how fast, and what went wrong."""
 
+import math
+import statistics
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
 from trainer.config import METRICS
+from trainer.model.slices import Z, auc_interval_of
 from trainer.plain_data import Json
+from trainer.reporting.metric_text import clicks_of, metric_text, plus_minus
 from trainer.reporting.runs import RecordedRun
 
 NAMES = {name: metric.title for name, metric in METRICS.items()}
@@ -69,10 +73,10 @@ def summary(run: RecordedRun) -> list[str]:
     shown = [m for m in (*METRICS, *ranked) if pd.notna(last.get(m))]
     of_task = f' of {run_of_task.task}' if run_of_task.task else ''
     text = f'On the test data{of_task}, ' + _list(
-      [f'{NAMES.get(m, m)} is {last[m]:.4f}' for m in shown]
+      [f'{NAMES.get(m, m)} is {metric_text(m, last[m])}{plus_minus(m, last)}' for m in shown]
     )
     reach = [(m, run_of_task.reachable(last['pass'], m)) for m in shown]
-    reach = [f'{NAMES[m]} {value:.4f}' for m, value in reach if value is not None]
+    reach = [f'{NAMES[m]} {metric_text(m, value)}' for m, value in reach if value is not None]
     if reach:
       text += f'; the true probabilities reach {_list(reach)}'
     told.append(text + '.')
@@ -82,7 +86,9 @@ def summary(run: RecordedRun) -> list[str]:
     if len(starts):
       processes = int(starts.iloc[-1]['processes'])
       by = f' on {processes} process{"es" * (processes > 1)}'
-    told.append(f'Training took {trained["examples_per_second"].median():,.0f} samples/s{by}.')
+    speed = f'{trained["examples_per_second"].median():,.0f} samples/s{by}'
+    seconds = sum(sum(parts.values()) for parts in trained['seconds'].dropna())
+    told.append(f'Training took {_duration(seconds)}, at {speed}.')
   counts = run.events[run.events['event'].isin(['train', 'day_end'])]
   if len(counts):
     last = counts.iloc[-1]
@@ -102,22 +108,32 @@ def summary(run: RecordedRun) -> list[str]:
   return told
 
 
+def _duration(seconds: float) -> str:
+  """Returns '40 s', '12 min' or '3.5 h'."""
+  if seconds < 120:
+    return f'{seconds:.0f} s'
+  return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
+
+
 def _kept(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence that says which state is kept and how good it is."""
   name = f'{run.task} {NAMES.get(run.metric, run.metric)}'.strip()
   if run.best is not None:
     yield (
       f'The state of epoch {run.best["epoch"]:.0f} (step {run.best["step"]:,.0f}) is kept for '
-      f'prediction: its {name} on data.valid is the best, {run.best[run.metric]:.4f}.'
+      f'prediction: its {name} on data.valid is the best, '
+      f'{metric_text(run.metric, run.best[run.metric])}{plus_minus(run.metric, run.best)}.'
     )
     return
   ahead = run.evaluated('next')
   if run.metric in ahead and ahead[run.metric].notna().any():
     ahead = ahead.dropna(subset=[run.metric])
     last = ahead.iloc[-1]
-    text = f'Before the training on {last["pass"]}, its {name} was {last[run.metric]:.4f}'
+    value = metric_text(run.metric, last[run.metric])
+    text = f'Before the training on {last["pass"]}, its {name} was {value}'
     if len(ahead) > 1:
-      text += f'; the median of {len(ahead):,} passes is {ahead[run.metric].median():.4f}'
+      median = metric_text(run.metric, ahead[run.metric].median())
+      text += f'; the median of {len(ahead):,} passes is {median}'
     yield f'The last state is kept for prediction. {text}.'
 
 
@@ -196,13 +212,22 @@ def _medians_of_others(values: pd.Series) -> pd.Series:
   return pd.Series(order[places + (places >= own[:, None])].mean(1), values.index)
 
 
+def _z_of_many(count: int) -> float:
+  """Returns how many standard deviations one of `count` values is off by chance in 5 % of runs."""
+  return statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, count))
+
+
 def _labels(run: RecordedRun) -> Iterator[str]:
   trained = run.of('train').drop_duplicates('pass', keep='first')
   if len(trained) < 3:
     return
   rates = trained['ctr'].dropna()
+  z = _z_of_many(len(trained))
   for i, rate, others in zip(rates.index, rates, _medians_of_others(rates)):
-    if not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
+    # Clicks are random, with the variance of their number (Poisson).
+    expected, clicks = (share * trained.loc[i, 'examples'] for share in (others, rate))
+    is_chance = abs(clicks - expected) < z * max(clicks, expected) ** 0.5
+    if not is_chance and not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
       yield (
         f'The label of {trained.loc[i, "pass"]} looks broken: its click rate is {rate:.4f}, that '
         f'of the other passes {others:.4f}.'
@@ -213,7 +238,8 @@ def _labels(run: RecordedRun) -> Iterator[str]:
   values = rows['auc'].iloc[1:] if rows is ahead else rows['auc']
   values = values.dropna()
   for i, value, others in zip(values.index, values, _medians_of_others(values)):
-    if value < others - LABEL_AUC_DROP:
+    interval = auc_interval_of(rows.loc[i], z)
+    if value < others - LABEL_AUC_DROP and interval and interval[1] < others:
       yield (
         f'The label of {rows.loc[i, "pass"]} looks broken: its AUC is {value:.4f}, that of the '
         f'other passes {others:.4f}.'
@@ -280,7 +306,7 @@ def _factors(run: RecordedRun) -> Iterator[str]:
 def _calibration(run: RecordedRun) -> Iterator[str]:
   for run_of_task in run.by_task():
     for _, last in run_of_task.of('eval').tail(1).iterrows():
-      if abs(last['calibration'] - 1) > MISCALIBRATED:
+      if is_miscalibrated(last, MISCALIBRATED):
         how = 'above' if last['calibration'] > 1 else 'below'
         yield (
           f'Predictions of the {last["split"]} split ({last["pass"]}) lie '
@@ -290,6 +316,48 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
     yield f'{reason[0].upper()}{reason[1:]}.'
 
 
+def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
+  """Returns whether the sum of predictions is off the clicks, and not because these are few."""
+  calibration, clicks = values.get('calibration'), clicks_of(values)
+  if calibration is None or not calibration > 0:
+    return False
+  by_chance = Z / clicks**0.5 if clicks else 0  # of the logarithm of the clicks
+  return abs(calibration - 1) > tolerance and abs(math.log(calibration)) > by_chance
+
+
+def worse_than_constant(values: Mapping[str, Json]) -> str | None:
+  """Returns that a model predicts worse than one number for all samples; None if it does not."""
+  for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
+    value, base = values.get(metric), values.get(f'base_{metric}')
+    if value is not None and base is not None and value > base:
+      return (
+        f'{metric} {metric_text(metric, value)} is worse than the {metric_text(metric, base)} of '
+        f'predicting {what} for all'
+      )
+  return None
+
+
+def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
+  """Returns whether an AUC lies far below that of training, and not because clicks are few.
+
+  Args:
+    values: the evaluation of new samples.
+  """
+  auc, interval = values.get('auc'), auc_interval_of(values)
+  if auc is None or trained_auc is None:
+    return False
+  return trained_auc - auc > OVERFITTING and not (interval and trained_auc < interval[1])
+
+
+def _constant(run: RecordedRun) -> Iterator[str]:
+  """Reports that the kept state predicts worse than a constant."""
+  for run_of_task in run.by_task():
+    for split, row in run_of_task.scores.items():
+      if split != 'next' and (told := worse_than_constant(row)):
+        of_task = f' of {run_of_task.task}' * bool(run_of_task.task)
+        yield f'On data.{split}, the kept state does not help: {told}{of_task}.'
+
+
 def overfitting(run: RecordedRun) -> Iterator[str]:
   """Reports an AUC that is far higher on data.train than on data.valid."""
   run = run.deciding
@@ -297,7 +365,7 @@ def overfitting(run: RecordedRun) -> Iterator[str]:
   if not len(trained) or not len(valid) or run.cfg.data.watch:
     return
   own, new = trained['auc'].iloc[-1], valid['auc'].iloc[-1]
-  if own - new > OVERFITTING:
+  if overfits(own, valid.iloc[-1]):
     yield (
       f'The model overfits: in the end AUC is {own:.2f} on data.train and {new:.2f} on data.valid. '
       'Use more samples, or a model that memorises less: no dnn or a smaller one, a smaller width, '
@@ -354,6 +422,7 @@ _CHECKS = (
   _leaks,
   _factors,
   _calibration,
+  _constant,
   overfitting,
   _weights,
   _unique_values,

@@ -12,7 +12,13 @@ from trainer.errors import UserError
 from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
-QUALITY = (*config.METRICS, 'calibration', 'ctr')  # figures that each task has
+QUALITY = (
+  *config.METRICS,
+  'base_logloss',
+  'base_rmse',
+  'calibration',
+  'ctr',
+)  # figures that each task has
 # Columns that the events of any run have, even if it was killed before it wrote such a field.
 EVENT_COLUMNS = (
   *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),

@@ -1,15 +1,20 @@
 """Tells users what most likely went wrong in training, and what to do next."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ops.row_kinds import ROW_OPTIMIZERS
 from trainer import config
 from trainer.data.features import SlotBatch
+from trainer.data.prepared import PreparedPass
 from trainer.plain_data import JsonObject
-from trainer.reporting.findings import OVERFITTING
+from trainer.reporting.findings import is_miscalibrated, overfits
+from trainer.reporting.metric_text import clicks_of
 
 HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
 HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
+LEAST_CLICKS = 200  # with fewer in data.valid, the AUC of an epoch is known to ±0.04 or worse
 FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
@@ -41,13 +46,36 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
   )
 
 
+def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
+  """Returns a warning if data.valid has too few clicks to choose the best epoch by, else None."""
+  label, plateau = cfg.deciding_label, cfg.train.plateau
+  if label.loss == 'squared_error' or cfg.model.retrieval or cfg.data.watch:
+    return None
+  if not valid or cfg.train.epochs == 1:
+    return None
+  of_label = [float(other.name == label.name) for other in cfg.labels]
+  clicks = round(sum(p.click_rate(of_label) * p.num_samples for p in valid))
+  if clicks >= LEAST_CLICKS:
+    return None
+  ends = 'ends training and ' if plateau else ''
+  return (
+    f'data.valid holds {clicks} clicks; with fewer than {LEAST_CLICKS} chance {ends}chooses the '
+    'epoch that is kept: hold out more samples for it'
+  )
+
+
 def why_worse_than_constant(
-  cfg: config.Config, values: JsonObject, trained_auc: float | None, steps: int
+  cfg: config.Config,
+  values: JsonObject,
+  trained_auc: float | None,
+  steps: int,
+  later_was_worse: bool = False,
 ) -> str:
   """Returns why a model likely predicts worse than the constant share of clicks.
 
   Args:
     trained_auc: the AUC of the last training pass, if known.
+    later_was_worse: whether the run was trained for more steps, and this state was better.
   """
   for name, table in cfg.sparse.tables.items():
     for part, rule in (('factors', table.factors), ('linear', table.linear)):
@@ -57,22 +85,25 @@ def why_worse_than_constant(
           f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '
           f'{rule.learning_rate:g}; wanted about {usual:g}'
         )
-  if steps < FEW_STEPS:
+  if steps < FEW_STEPS and not later_was_worse:
     return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
   if reason := cfg.uncalibrated():
     return reason
-  auc, calibration = values.get('auc'), values['calibration']
-  if auc is not None and trained_auc is not None and trained_auc - auc > OVERFITTING:
+  auc, calibration, clicks = values.get('auc'), values['calibration'], clicks_of(values)
+  if overfits(trained_auc, values):
     return (
       f'the model overfits: AUC was {trained_auc:.2f} in training and is {auc:.2f} here; fewer '
       'epochs, l2, dropout or a smaller width help'
     )
-  if calibration is not None and not 0.8 < calibration < 1.25:
+  if is_miscalibrated(values, 0.25):
     return (
       f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '
       'alike (model.negative_sampling_rate), and labelled alike?'
     )
-  return 'the model overfits or diverges; lower the learning rates, train fewer epochs, or set l2'
+  if clicks is not None and clicks < LEAST_CLICKS:
+    return f'{clicks:,.0f} clicks are too few to judge a model by, or to choose an epoch'
+  fewer = '' if later_was_worse else ', train fewer epochs'
+  return f'the model overfits or diverges; lower the learning rates{fewer}, or set l2'
 
 
 def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:

@@ -13,6 +13,7 @@ from trainer.data.labels import one_class
 from trainer.data.passes import Pass, announced, in_order, passes
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
+from trainer.training.advice import few_clicks
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
@@ -38,6 +39,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     wrong: dict[str, str] = {}
     listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
     yield from map(_refused, wrong.values())
+    opened: list[PreparedPass] = []
     rows, told, in_a_row = [], [], 0  # only the first pass of one class is reported
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
@@ -50,6 +52,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
       try:
         (prepared,) = inputs.prepared([data_pass], split)
         in_a_row = 0
+        opened.append(prepared)
       except BadPass as e:
         if not may_refuse:
           raise
@@ -69,6 +72,8 @@ def tell(cfg: config.Config) -> Iterator[str]:
         _count(cfg, prepared, distinct)
     yield from _pass_lines(cfg, split, rows)
     yield from told
+    if split == 'valid' and (few := few_clicks(cfg, opened)):
+      yield f'  {few}'
   yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()
   for slot in cfg.ordered_slots:

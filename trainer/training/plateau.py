@@ -6,6 +6,7 @@ from absl import logging
 
 from trainer import config
 from trainer.plain_data import JsonObject
+from trainer.reporting.metric_text import metric_text, plus_minus
 from trainer.training.run_state import Progress
 
 
@@ -24,16 +25,17 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   if value is None:
     logging.warning('data.valid: weighs nothing, or is of one class: it has no %s', metric)
     return
+  told = f'valid {metric} {metric_text(metric, value)}{plus_minus(metric, values)}'
   value *= config.direction(metric)
   if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
     progress.best, progress.stalls, progress.best_step = value, 0, step
     progress.best_passes = progress.done
-    yield f'valid {metric} is the best so far'
+    yield f'{told} is the best so far'
     return
   if not plateau:
     return
   progress.stalls += 1
-  yield f'valid {metric} is not better than the best, {abs(progress.best):.4f}'
+  yield f'{told} is not better than the best, {metric_text(metric, abs(progress.best))}'
   progress.finished = progress.stalls >= plateau.stop_after
   lowers = progress.stalls % plateau.patience == 0
   if lowers:

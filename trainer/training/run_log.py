@@ -4,6 +4,7 @@ from trainer import runtime
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.events import EventLog
 from trainer.reporting.live_line import LiveLine
+from trainer.reporting.metric_text import metric_text
 from trainer.training.step import Step
 from trainer.training.stopwatch import Stopwatch
 
@@ -48,6 +49,6 @@ def quality(values: JsonObject) -> str:
   elif ranked := [name for name in values if name.startswith(('recall@', 'ndcg@'))]:
     shown = dict(zip(ranked, ranked))
   return ' · '.join(
-    f'{title} {"-" if values[name] is None else format(values[name], ".4f")}'
+    f'{title} {"-" if values[name] is None else metric_text(name, values[name])}'
     for name, title in shown.items()
   )

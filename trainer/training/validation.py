@@ -8,8 +8,9 @@ from absl import logging
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import JsonObject
+from trainer.reporting.findings import worse_than_constant
 from trainer.training import gate, plateau
-from trainer.training.advice import why_worse_than_constant
+from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
 from trainer.training.day_end import table_counts
 from trainer.training.evaluation import evaluation_of
 from trainer.training.importance import MOST_AT_END, slot_importance
@@ -27,6 +28,7 @@ class Validation:
 
   trained_auc: float | None = None
   _trained_auc_of_best: float | None = None
+  _took_best = False  # whether the kept state is evaluated, which is not the last one
 
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
@@ -39,6 +41,8 @@ class Validation:
     for split in ('valid', 'test'):
       listed = passes(self._cfg, getattr(self._cfg.data, split), f'data.{split}')
       self._passes[split] = self._inputs.prepared(listed, split)
+    if (told := few_clicks(self._cfg, self._passes['valid'])) and self._communicator.rank == 0:
+      logging.warning('%s', told)
 
   def judge(self, prepared: PreparedPass, name: str) -> None:
     """Evaluates the pass to train on next; withholds exports after it if export.gate fails."""
@@ -122,6 +126,7 @@ class Validation:
       The metrics of data.test; empty if there is none.
     """
     valid, test, values = self._passes['valid'], self._passes['test'], {}
+    self._took_best = took_best
     if took_best:
       self.trained_auc = self._trained_auc_of_best
     if test:
@@ -165,14 +170,14 @@ class Validation:
     counts = table_counts(self._step.store, self._communicator)
     self._log.write('eval', **values, **counts, **fields)
     self._log.show(f'{split:5} · {shown} · {quality(values)}', keep=True)
-    constant = values.get('base_logloss')
-    is_worse = constant is not None and values['logloss'] > constant
-    if split != 'next' and is_worse and self._communicator.rank == 0:
-      logging.warning(
-        '%s: logloss %.4f is worse than the %.4f of predicting the share of clicks for all: %s',
-        split,
-        values['logloss'],
-        constant,
-        why_worse_than_constant(self._cfg, values, self.trained_auc, steps),
-      )
+    only_begins = steps < FEW_STEPS and progress.epoch + 1 < self._cfg.train.epochs
+    if split == 'test' or (split == 'valid' and not only_begins):
+      self._tell_if_worse_than_constant(split, values)
     return values
+
+  def _tell_if_worse_than_constant(self, split: str, values: JsonObject) -> None:
+    if (told := worse_than_constant(values)) and self._communicator.rank == 0:
+      why = why_worse_than_constant(
+        self._cfg, values, self.trained_auc, self._step.steps, self._took_best
+      )
+      logging.warning('%s: %s: %s', split, told, why)

@@ -1,0 +1,41 @@
+"""Metrics as text: with digits that suit their size, and with ± where clicks are few."""
+
+from collections.abc import Mapping
+
+from trainer.model.slices import auc_interval_of
+from trainer.plain_data import Json
+
+FEW_CLICKS = 1000  # with fewer, AUC is told with ±
+SMALL_ERROR = 0.1  # below it, four decimals of a logloss have only two or three digits
+_ERRORS = ('logloss', 'base_logloss', 'rmse', 'base_rmse')
+
+
+def decimals(name: str, least: float) -> int:
+  """Returns how many decimals a metric is shown with, if `least` is the smallest value shown."""
+  return 6 if name in _ERRORS and abs(least) < SMALL_ERROR else 4
+
+
+def metric_text(name: str, value: float) -> str:
+  """Returns a metric as text."""
+  return f'{value:.{decimals(name, value)}f}'
+
+
+def clicks_of(values: Mapping[str, Json]) -> float | None:
+  """Returns the number of clicks (weighted) in the metrics of an evaluation, if they are known."""
+  ctr, examples = values.get('ctr'), values.get('examples')
+  # Events have NaN for a missing metric.
+  return None if ctr is None or examples is None or ctr != ctr else ctr * examples
+
+
+def half_interval(values: Mapping[str, Json]) -> float | None:
+  """Returns half of the 95 % interval of an AUC that few clicks leave to chance; else None."""
+  clicks, interval = clicks_of(values), auc_interval_of(values)
+  if interval is None or clicks >= FEW_CLICKS:
+    return None
+  return (interval[1] - interval[0]) / 2
+
+
+def plus_minus(name: str, values: Mapping[str, Json]) -> str:
+  """Returns ' ± 0.09 (43 clicks)' for the AUC of few clicks; '' for all others."""
+  half = half_interval(values) if name == 'auc' else None
+  return '' if half is None else f' ± {half:.2f} ({clicks_of(values):,.0f} clicks)'
