@@ -363,7 +363,7 @@ class WordsTest(tf.test.TestCase):
       self.assertStartsWith(found, wanted)
 
   def test_few_clicks_are_told(self):
-    events = self.static_events((0.8, 0.765), (0.7, 0.66))
+    events = self.static_events((0.8, 0.763), (0.7, 0.66))
     for e in events:
       if e['event'] == 'eval':
         e |= {'examples': 8000, 'ctr': 20 / 8000}
