@@ -369,7 +369,7 @@ class WordsTest(tf.test.TestCase):
         e |= {'examples': 8000, 'ctr': 20 / 8000}
     run = self.run_of(events)
     self.assertEqual(findings.faults(run), [], 'the difference from training may be chance')
-    self.assertIn('the best, 0.7000 ± 0.12 (20 clicks).', ' '.join(findings.summary(run)))
+    self.assertIn('the best, 0.7000 ± 0.11 (20 clicks).', ' '.join(findings.summary(run)))
 
   def test_a_comparison_says_differences_with_intervals(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())

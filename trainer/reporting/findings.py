@@ -88,7 +88,9 @@ def summary(run: RecordedRun) -> list[str]:
       by = f' on {processes} process{"es" * (processes > 1)}'
     speed = f'{trained["examples_per_second"].median():,.0f} samples/s{by}'
     seconds = sum(sum(parts.values()) for parts in trained['seconds'].dropna())
-    told.append(f'Training took {_duration(seconds)}, at {speed}.')
+    told.append(
+      f'Training took {_duration(seconds)}, at {speed}.' if seconds else f'Training ran at {speed}.'
+    )
   counts = run.events[run.events['event'].isin(['train', 'day_end'])]
   if len(counts):
     last = counts.iloc[-1]
