@@ -5,6 +5,7 @@ directory without DONE does not count. Everything is on the disk before DONE app
 a power cut at any moment leaves the old directories intact.
 """
 
+import concurrent.futures
 import contextlib
 import fcntl
 import io
@@ -14,7 +15,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, TextIO
 
 import numpy as np
@@ -99,12 +100,27 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: str) -> None:
-  """Syncs a directory, so that files that were created or renamed in it survive a crash."""
+  """Syncs a directory, so that files that were created or renamed in it survive a crash.
+
+  It syncs a file, too.
+  """
   fd = os.open(path, os.O_RDONLY)
   try:
     os.fsync(fd)
   finally:
     os.close(fd)
+
+
+def sync(paths: Iterable[str]) -> None:
+  """Syncs files and directories side by side, which takes the disk hardly longer than one."""
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    list(pool.map(sync_directory, paths))
+
+
+def write(path: str, data: bytes) -> None:
+  """Writes bytes to a file, which `sync` or `publish` syncs later."""
+  with open(path, 'wb') as f:
+    f.write(data)
 
 
 def write_synced(path: str, data: bytes) -> None:
@@ -218,7 +234,8 @@ def _names_below(folder: str) -> list[str]:
 def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   """Gives a directory its final name and marks it DONE.
 
-  Process 0 calls it once everything in the directory is written and synced.
+  Process 0 calls it once everything in the directory is written, and the other processes have
+  synced what they wrote.
 
   Args:
     unfinished: the directory under its temporary name.
@@ -226,16 +243,18 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
     manifest: becomes MANIFEST.json, whose checksum DONE holds.
   """
   data = to_json(manifest)
-  write_synced(os.path.join(unfinished, MANIFEST), data)
-  for folder, _, _ in os.walk(unfinished):
-    sync_directory(folder)
+  write(os.path.join(unfinished, MANIFEST), data)
+  sync(
+    os.path.join(folder, name)
+    for folder, _, names in os.walk(unfinished)
+    for name in (*names, os.curdir)
+  )
   shutil.rmtree(final, ignore_errors=True)
   os.rename(unfinished, final)
-  sync_directory(os.path.dirname(final))
   marker = os.path.join(final, DONE)
   write_synced(marker + UNFINISHED, to_json({'manifest_crc32': zlib.crc32(data)}))
   os.rename(marker + UNFINISHED, marker)
-  sync_directory(final)
+  sync([final, os.path.dirname(final)])
 
 
 def size_of(path: str) -> int:

@@ -99,9 +99,7 @@ def _write_rows(path: str, store: RowTable, shards: range) -> None:
         crc = zlib.crc32(data, crc)
       lengths = [len(array) for array in chunk.values()]
       blocks.append({'shards': [first, last], 'lengths': lengths, 'crc32': crc})
-    f.flush()
-    os.fsync(f.fileno())
-  files.write_synced(path + '.json', files.to_json({'columns': columns, 'blocks': blocks}))
+  files.write(path + '.json', files.to_json({'columns': columns, 'blocks': blocks}))
 
 
 def _serial(path: str) -> int | None:
@@ -167,7 +165,7 @@ def save(
   def write() -> None:
     _write_rows(os.path.join(unfinished, _part(rank, size)), store, shards_of(rank, size))
     if texts and (dump := texts.dump()) is not None:
-      files.write_synced(os.path.join(unfinished, _texts(rank, size)), dump)
+      files.write(os.path.join(unfinished, _texts(rank, size)), dump)
     if rank == 0:
       for name, array in dense.items():
         _check_finite(name, np.asarray(array))
@@ -176,7 +174,10 @@ def save(
         ('progress.json', files.to_json(progress)),
         ('config.yaml', config_text.encode()),
       ):
-        files.write_synced(os.path.join(unfinished, name), data)
+        files.write(os.path.join(unfinished, name), data)
+    else:  # files.publish syncs those of process 0
+      own = (_part(rank, size), _texts(rank, size))
+      files.sync(e.path for e in os.scandir(unfinished) if e.name.startswith(own))
 
   def finish() -> None:
     if rank:

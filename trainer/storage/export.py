@@ -244,6 +244,8 @@ def _write_part(
   for content, (schema, tables) in contents.items():
     name = part_name(content, communicator.rank, communicator.size)
     crc[name] = write_parquet(os.path.join(unfinished, name), schema, tables)
+  if communicator.rank:  # files.publish syncs those of process 0
+    files.sync(os.path.join(unfinished, name) for name in crc)
   ids, counts = np.unique(selection.rows >> HASH_BITS, return_counts=True)
   slots = dict(zip(map(str, ids.tolist()), counts.tolist()))
   part = _Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
@@ -438,7 +440,7 @@ def _write_dense(
   """Writes the dense variables and the config of a base or delta."""
   dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
   dense['dense_stats'] = np.asarray(dense_stats)
-  files.write_synced(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
+  files.write(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
   # An export is the same wherever its run lies.
   text = config.dump(cfg.model_copy(update={'run_dir': ''}))
-  files.write_synced(os.path.join(unfinished, chain.CONFIG), text.encode())
+  files.write(os.path.join(unfinished, chain.CONFIG), text.encode())

@@ -91,13 +91,13 @@ def save(change: Change, path: str, with_index: bool) -> None:
   )
   out = io.BytesIO()
   pq.write_table(table, out)
-  files.write_synced(os.path.join(path, ITEMS), out.getvalue())
+  files.write(os.path.join(path, ITEMS), out.getvalue())
   if with_index and has_faiss():
     faiss = import_faiss()
     index = faiss.IndexHNSWFlat(width, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction, index.hnsw.efSearch = _BUILD_EFFORT, EFFORT
     index.add(items.vectors)
-    files.write_synced(os.path.join(path, INDEX), faiss.serialize_index(index).tobytes())
+    files.write(os.path.join(path, INDEX), faiss.serialize_index(index).tobytes())
 
 
 def read(data: bytes, where: str) -> Change:

@@ -1,6 +1,5 @@
 """Writes the rows of bases and deltas as Parquet; `trainer.storage.export` says what they hold."""
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 
@@ -29,19 +28,16 @@ def by_shard(keys: np.ndarray) -> np.ndarray:
 
 
 def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
-  """Writes a Parquet file and waits until it is on the disk; returns the CRC-32 of its keys."""
+  """Writes a Parquet file, which is not synced yet; returns the CRC-32 of its keys."""
   crc, is_rows = 0, schema is not KEY_SCHEMA
   encodings = {
     'use_dictionary': ['slot'] if is_rows else False,
     'use_byte_stream_split': ['factors.list.element'] if is_rows else False,
   }
-  with open(path, 'wb') as f:
-    with pq.ParquetWriter(f, schema, **encodings) as writer:
-      for table in tables:
-        writer.write_table(table)
-        crc = zlib.crc32(table['key'].to_numpy().tobytes(), crc)
-    f.flush()
-    os.fsync(f.fileno())
+  with open(path, 'wb') as f, pq.ParquetWriter(f, schema, **encodings) as writer:
+    for table in tables:
+      writer.write_table(table)
+      crc = zlib.crc32(table['key'].to_numpy().tobytes(), crc)
   return crc
 
 

@@ -6,7 +6,6 @@ one tensor named after each task. Both hold warm-up requests for TensorFlow Serv
 (`trainer.storage.warmup`). A model with model.retrieval gives `vector` float32 [B, d], the query's.
 """
 
-import os
 import re
 from collections.abc import Callable, Mapping
 
@@ -92,7 +91,7 @@ def write(
   specs: Mapping[str, tf.TensorSpec],
   path: str,
 ) -> None:
-  """Writes a SavedModel and its warm-up requests durably.
+  """Writes a SavedModel and its warm-up requests.
 
   Args:
     module: has the variables.
@@ -107,7 +106,3 @@ def write(
   finally:
     logging.set_verbosity(verbosity)
   warmup.write(path, specs)
-  for folder, _, names in os.walk(path):
-    for name in names:
-      with open(os.path.join(folder, name), 'rb') as f:
-        os.fsync(f.fileno())

@@ -85,6 +85,7 @@ class RunState:
     self._saved = Progress()
     self._path = ''  # the path of the checkpoint that was written or read last
     self._parts = warm_start.parts(cfg)
+    self._config_text = config.dump(cfg)
 
   @property
   def is_saved(self) -> bool:
@@ -141,7 +142,7 @@ class RunState:
       store=self._step.store,
       dense=self._step.dense_state() | {f'metrics/{k}': v for k, v in metrics.items()},
       progress=dataclasses.asdict(self.progress) | {'ledger': self.ledger.state()},
-      config_text=config.dump(self._cfg),
+      config_text=self._config_text,
       keep=self._cfg.checkpoint.keep,
       communicator=self._communicator,
       texts=self.texts,
