@@ -214,6 +214,16 @@ class ReusedRunTest(tf.test.TestCase):
     self.check_change('model.interactions=[linear, fm]', [gone])
     self.check_untrained('model.interactions: dnn 0 is new')
 
+  def test_a_state_that_no_step_has_trained(self):
+    """As a stream leaves it that was stopped before its first pass."""
+    data = {'train': ['log.csv'], 'slots': [USER]}
+    tree = {'run_dir': self.run_dir, 'data': data, 'model': {'interactions': ['linear']}}
+    cfg = config.Config.model_validate(tree)
+    pathlib.Path(self.run_dir).mkdir()
+    config.write_of_run(cfg)
+    RunState(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).save(0)
+    self.check_untrained('all of it is new')
+
   def test_a_model_that_begins_with_another_is_trained(self):
     self.fit()
     source, self.run_dir = self.run_dir, str(self.folder / 'other')

@@ -223,6 +223,18 @@ class StreamTest(tf.test.TestCase):
     with self.assertRaisesRegex(BadPass, message):
       self.run_until_idle(bad=['day_1'])
 
+  def test_a_run_of_refused_passes_alone_is_an_error(self):
+    for bad in (['day_1'], ['day_1', 'day_2'], ['day_2'], []):
+      self.write('day_1.csv')
+      self.write('day_2.csv')
+      self.start(watch=False, train=['day_*.csv'], max_refused_passes=2)
+      if len(bad) < 2:
+        self.run_until_idle(bad)
+        continue
+      message = '^day_2 is bad; no pass of data.train was trained on$'
+      with self.assertRaisesRegex(BadPass, message):
+        self.run_until_idle(bad)
+
   def test_a_bad_pass_now_and_then_never_ends_the_run(self):
     self.start(max_refused_passes=2)
     for week in range(1, 20):

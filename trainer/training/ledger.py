@@ -19,7 +19,7 @@ from trainer.files import crc32_of_stream
 from trainer.plain_data import Json, JsonObject
 
 FILE = 'ledger.jsonl'
-TRAINED = ('trained', 'late')
+TRAINED = frozenset({'trained', 'late'})
 WHOLE_ENTRIES = 200  # the newest entries, which the ledger keeps whole
 # Length of a hash. Among a million old passes, a new one is mistaken for one of them with
 # probability 1e6 / 2^64.

@@ -29,14 +29,7 @@ from trainer.data.passes import (
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError, printable
 from trainer.plain_data import JsonObject
-from trainer.training.ledger import (
-  TRAINED,
-  Entry,
-  entry_of,
-  refused_entry,
-  stamp,
-  stamp_if_any,
-)
+from trainer.training.ledger import TRAINED, Entry, entry_of, refused_entry, stamp, stamp_if_any
 from trainer.training.run_state import RunState
 
 # The beginning of a larger pass is checked before all of it is read.
@@ -152,8 +145,8 @@ class Stream:
       if entry.fate == 'refused':
         self._count_refused(entry)
     # Otherwise another pass is ready, which may be good.
-    if kind == 'Wait' or fields.get('is_finished'):
-      self._check_refused()
+    if (is_last := fields.get('is_finished', False)) or kind == 'Wait':
+      self._check_refused(is_last)
     if 'data_pass' in fields:
       fields['data_pass'] = Pass(**fields['data_pass'])
     return _ACTIONS[kind](**fields)
@@ -199,11 +192,13 @@ class Stream:
     if not self.limit:
       raise self.refusal_error(entry.reason)
 
-  def _check_refused(self) -> None:
-    """Raises an error if too many passes in a row were refused."""
-    refused = self._state.progress.refused_in_a_row
-    if self._refusal is not None and refused > self.limit:
-      raise self.refusal_error(self._refusal, refused)
+  def _check_refused(self, is_last: bool = False) -> None:
+    """Raises an error if too many passes in a row were refused, or all of data.train (is_last)."""
+    refused, why = self._state.progress.refused_in_a_row, self._refusal
+    if why is not None and refused > self.limit:
+      raise self.refusal_error(why, refused)
+    if why is not None and is_last and not TRAINED & self._state.ledger.counts().keys():
+      raise BadPass(f'{why}; no pass of data.train was trained on')
 
   def refusal_error(self, reason: str, refused: int = 1) -> UserError:
     """Returns the error that ends a run because passes were refused."""

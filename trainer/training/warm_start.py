@@ -314,8 +314,10 @@ def differences(
     trained: the `parts` of the trained model, None for a part that is dropped; {} if untrained.
     now: the parts of the model.
   """
+  if not trained:
+    return ['all of it is new']
   told = []
-  for part in sorted(trained.keys() | now.keys()) if trained else ():
+  for part in sorted(trained.keys() | now.keys()):
     was, wanted = trained.get(part), now.get(part)
     if wanted is None:
       told.append(f'{part}, which was trained, is gone')
