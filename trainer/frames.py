@@ -43,9 +43,11 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
 
 
 def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
+  if isinstance(column.dtype, pd.SparseDtype):
+    column = column.sparse.to_dense()
   try:
     return pa.array(column, from_pandas=True)
-  except pa.ArrowException:  # numbers mixed with texts become texts, as in a CSV file
+  except (pa.ArrowException, OverflowError):  # mixed with texts, or huge: as in a CSV file
     return pa.array(column.map(str, na_action='ignore'), pa.string(), from_pandas=True)
 
 

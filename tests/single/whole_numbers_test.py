@@ -1,5 +1,6 @@
 """A whole number is one feature, however it is written: in every format, in a frame and served."""
 
+import datetime
 import decimal
 import json
 import os
@@ -14,7 +15,7 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from ops import keys
-from trainer import api, config
+from trainer import api, config, frames
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
@@ -189,6 +190,53 @@ class WholeNumbersTest(tf.test.TestCase):
       self.assertAllEqual(batch.keys, hash_keys(['5', '7'], 1))
       groups.append(batch.group.tolist())
     self.assertEqual(groups, [groups[0]] * 4)
+
+  def test_a_time_is_one_feature_in_every_unit(self):
+    times = {
+      '2024-01-31 05:00:00': 1706677200000000000,
+      '2024-01-31 05:00:00.5': 1706677200500000000,
+      '1969-12-31 23:59:58.12': -1880000000,
+      '2024-01-31 05:00:00.000001': 1706677200000001000,
+      '2024-01-31 05:00:00.00000001': 1706677200000000010,
+    }
+    for name in ('one.parquet', 'one.orc'):
+      for zone, mark in ((None, ''), ('UTC', 'Z')):
+        for unit, digits in {'s': 0, 'ms': 3, 'us': 6, 'ns': 9}.items():
+          held = {
+            t: n // 10 ** (9 - digits) for t, n in times.items() if not n % 10 ** (9 - digits)
+          }
+          with self.subTest(name, unit=unit, zone=zone):
+            self.write(name, pa.array(held.values(), pa.timestamp(unit, zone)))
+            wanted = hash_keys([text + mark for text in held], 1)
+            self.assertAllEqual(self.keys_of(name), wanted)
+    for kind in (pa.time32('s'), pa.time32('ms'), pa.time64('us'), pa.time64('ns')):
+      with self.subTest(kind):
+        self.write('one.parquet', pa.array([datetime.time(5, 1), datetime.time(5, 20, 30)], kind))
+        wanted = hash_keys(['05:01:00', '05:20:30'], 1)
+        self.assertAllEqual(self.keys_of('one.parquet'), wanted)
+    self.write('one.parquet', pa.array([5], pa.duration('s')))
+    with self.assertRaisesRegex(
+      UserError, r"column 'id': found values of type duration\[s\]; wanted"
+    ):
+      self.keys_of('one.parquet')
+
+  def test_odd_columns_of_a_frame(self):
+    numbers = [10**20, 5, 2**64]
+    for column, wanted in (
+      (pd.Series(numbers, dtype=object), numbers),
+      (pd.Series([5, 0, 7]).astype('Sparse[int]'), [5, 0, 7]),
+      (pd.Series(['5', '7'], dtype='string').astype('category'), [5, 7]),
+    ):
+      frame = pd.DataFrame({'click': 1, 'id': column})
+      for kind in ('csv', 'parquet'):
+        cfg = self.cfg.model_copy(
+          update={'data': self.cfg.data.model_copy(update={'format': kind})}
+        )
+        with self.subTest(column.dtype, kind=kind):
+          with frames.patterns_of(cfg, frame) as (path,):
+            prepare_pass(cfg, path, self.path('out'))
+          found = next(PreparedPass(self.path('out')).batches(9)).keys
+          self.assertAllEqual(found, hash_keys(list(map(str, wanted)), 1))
 
   def test_a_run_predicts_serves_and_exports_alike(self):
     ids = np.random.default_rng(3).integers(-20, 20, 400)

@@ -111,11 +111,17 @@ def as_text(array: pa.Array, column: str) -> pa.Array:
   if pa.types.is_binary(t):
     return array.view(pa.string())
   try:
-    return array.cast(pa.string())
+    if pa.types.is_duration(t):  # its text would depend on the unit
+      raise pa.ArrowNotImplementedError
+    texts = array.cast(pa.string())
   except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
     raise UserError(
       f"column '{column}': found values of type {t}; wanted strings or integers"
     ) from None
+  if pa.types.is_timestamp(t) or pa.types.is_time(t):  # one text, whatever the unit
+    texts = pc.replace_substring_regex(texts, r'(\.\d*[1-9])0+', r'\1')
+    texts = pc.replace_substring_regex(texts, r'\.0+(\D|$)', r'\1')
+  return texts
 
 
 def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
