@@ -54,7 +54,7 @@ class TableSpec:
     return sum(p.width for p in self.parts)
 
   @property
-  def column(self) -> np.dtype:
+  def factors_dtype(self) -> np.dtype:
     """The dtype of exported factors: float32, or uint16 that holds the bits of bfloat16."""
     return np.dtype(np.uint16 if self.dtype == 'bfloat16' else np.float32)
 
@@ -75,7 +75,7 @@ class PulledRows(NamedTuple):
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:
-  """Returns exported factors as float32; uint16 holds the bits of bfloat16 (`TableSpec.column`)."""
+  """Returns exported factors, of the dtype `TableSpec.factors_dtype`, as float32."""
   if column.dtype == np.float32:
     return column
   return (column.astype(np.uint32) << 16).view(np.float32)
@@ -226,11 +226,11 @@ class RowStore(FeatureLifecycle):
 
     The columns of rows are `linear` float32 [n, 1 + k], the weight, then its k numbers of state;
     `last_step` int32 [n]; and, for each table NAME with factors, `factors_NAME` [its admitted
-    features, width + state], in the order of `key`, of the dtype `TableSpec.column`.
+    features, width + state], in the order of `key`, of the dtype `TableSpec.factors_dtype`.
     """
     for chunk in super()._chunks(shards):
       linear, last_step, factors = self._reads.ctr_row_store_export(
-        self.handle, chunk['key'], chunk['admitted'], dtypes=[t.column for t in self.tables]
+        self.handle, chunk['key'], chunk['admitted'], dtypes=[t.factors_dtype for t in self.tables]
       )
       columns = {name: chunk[name] for name in chunks.COLUMNS}
       rows = {f'factors_{t.name}': rows.numpy() for t, rows in zip(self.tables, factors) if t.width}
@@ -276,7 +276,7 @@ class RowStore(FeatureLifecycle):
       DataLossError: if the chunk is damaged; the store may then have some of its features.
     """
     dtypes = chunks.COLUMNS | {'linear': np.float32, 'last_step': np.int32}
-    dtypes |= {f'factors_{t.name}': t.column for t in self.tables if t.width}
+    dtypes |= {f'factors_{t.name}': t.factors_dtype for t in self.tables if t.width}
     for name, dtype in dtypes.items():
       found = chunk[name].dtype if name in chunk else 'nothing'
       if found != dtype:
@@ -284,7 +284,8 @@ class RowStore(FeatureLifecycle):
           None, None, f'{where}: {name}: found {found}; wanted a column of {np.dtype(dtype)}'
         )
     factors = [
-      chunk[f'factors_{t.name}'] if t.width else np.zeros([0, 0], t.column) for t in self.tables
+      chunk[f'factors_{t.name}'] if t.width else np.zeros([0, 0], t.factors_dtype)
+      for t in self.tables
     ]
     try:
       self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in chunks.COLUMNS})

@@ -5,7 +5,6 @@ in memory has 256 shards, each of 16 logical shards; every one of the 256 has it
 own block in checkpoints. ops/cc/lifecycle/hash.h states the same rules in C++.
 """
 
-from collections.abc import Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -58,20 +57,9 @@ def shards_of(owner: int, owners: int) -> range:
   return range(-(-owner * SHARDS // owners), -(-(owner + 1) * SHARDS // owners))
 
 
-def owners_with(shards: range, owners: int) -> Iterator[int]:
-  """Yields the processes whose files may hold keys of these logical shards.
-
-  In checkpoints of format 3 a process owned whole shards of a table, so its file may also hold keys
-  of one more table shard on either side.
-
-  Args:
-    shards: the logical shards.
-    owners: N, the number of processes that wrote the files.
-  """
-  for owner in range(owners):
-    own = shards_of(owner, owners)
-    if own.start - IN_TABLE_SHARD < shards.stop and shards.start < own.stop + IN_TABLE_SHARD:
-      yield owner
+def owners_with(shards: range, owners: int) -> range:
+  """Returns which of `owners` processes own some of these logical shards."""
+  return range(owner_of(shards.start, owners), owner_of(shards.stop - 1, owners) + 1)
 
 
 def owner_counts(keys: TensorLike, owners: int) -> tf.Tensor:

@@ -437,8 +437,7 @@ class ParameterServerTest(tf.test.TestCase):
     )
     self.finish({'sync batch norm': apart}, 2)
     self.assertIn(
-      "error: model.interactions.0.batch_norm: found 'sync', but no two workers share a step in "
-      'sync.mode=ps_async',
+      "key 'model.interactions.0.batch_norm': found 'sync' with sync.mode 'ps_async', where no two",
       self.text(apart),
     )
     self.assertRegex(

@@ -21,7 +21,7 @@ from ops import row_optimizers
 from ops.dedupe import dedupe
 from ops.policy import Policy
 from ops.row_store import FactorPart, RowStore, TableSpec
-from ops.sharding import IN_TABLE_SHARD, SHARDS, shard_of, shards_of, table_shard_of
+from ops.sharding import SHARDS, shard_of, shards_of, table_shard_of
 from tests.support.threads import on_threads
 from trainer import errors
 from trainer.config import RowOptimizer
@@ -185,27 +185,6 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         np.concatenate([c[name] for c in self.chunks]),
       )
 
-  @parameterized.product(writers=[1, 3, 7], readers=[1, 3, 4])
-  def test_a_checkpoint_of_format_3_is_read(self, writers, readers):
-    """There an owner had some of 256 shards."""
-
-    def shards_of_format_3(owner, owners):
-      begin, end = (-(-i * 256 // owners) * IN_TABLE_SHARD for i in (owner, owner + 1))
-      return range(begin, end)
-
-    with (
-      mock.patch.object(checkpoint, 'FORMAT', 3),
-      mock.patch.object(checkpoint, 'shards_of', shards_of_format_3),
-    ):
-      save(self.directory, split(self.chunks, writers, shards_of_format_3))
-    stores, _ = restore(self.directory, readers)
-    union = {}
-    for rank, store in enumerate(stores):
-      for chunk in store.chunks:
-        self.assertTrue(np.isin(shard_of(chunk['key']), shards_of(rank, readers)).all())
-      union.update(store.rows())
-    self.assertEqual(union, self.rows)
-
   def test_each_process_reads_only_its_own_rows(self):
     save(self.directory, split(self.chunks, 1))
     (path,) = checkpoint.candidates(self.directory)
@@ -330,7 +309,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       path = os.path.join(self.directory, 'ckpt-000000005')
       (block,) = checkpoint.read_rows(path, checkpoint.check(path), range(SHARDS))
       sizes[dtype] = block['factors_wide'].nbytes
-      self.assertEqual(block['factors_wide'].dtype, spec.column)
+      self.assertEqual(block['factors_wide'].dtype, spec.factors_dtype)
       push(1e36)
       (refused,) = save(self.directory, [store], step=9)
       self.assertRegex(str(refused), 'factors_wide: holds values that are not finite')

@@ -319,7 +319,7 @@ class ConfigTest(tf.test.TestCase):
       ),
       (
         ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],
-        r"with sync.mode 'ps_geo', whose workers each count",
+        r"with sync.mode 'ps_geo', whose workers count their own",
       ),
       (['data.watch=x', 'train.epochs=2'], r"'train.epochs': found 2; with data.watch each pass"),
       (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
@@ -349,8 +349,8 @@ class ConfigTest(tf.test.TestCase):
       (['data.label=' + 'x' * 5000 + ': y'], r'.'),
       (['data.late=skp'], r"key 'data.late': found 'skp'"),
       (['train.batch_size'], r'wanted KEY=VALUE'),
-      (['data.label_is=real'], r"key 'data.label_is' is gone: model.loss"),
-      (['sparse.tables.default.factors.beta=1'], r'factors.beta.* initial_accumulator instead'),
+      (['data.label_is=real'], r"unknown key 'data.label_is'; here that is model.loss"),
+      (['sparse.tables.default.factors.beta=1'], r'factors.beta.* initial_accumulator, with'),
       (['train.batch_size.x=1'], r'.'),
       (['data.slots.7.name=x'], r'the list has 3 entries'),
     ]:

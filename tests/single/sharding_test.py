@@ -20,6 +20,12 @@ class ShardingTest(tf.test.TestCase):
         self.assertAllEqual(sharding.owner_of(np.array(shards, int), owners), [owner] * len(shards))
       self.assertLessEqual(max(map(len, of_each)) - min(map(len, of_each)), 1)
 
+  def test_owners_of_a_range_of_shards(self):
+    for owners in (1, 3, 7, 300):
+      for first, last in ((0, 4096), (5, 6), (1365, 1367), (4000, 4096)):
+        wanted = {int(sharding.owner_of(shard, owners)) for shard in range(first, last)}
+        self.assertEqual(set(sharding.owners_with(range(first, last), owners)), wanted)
+
   def test_counts_of_owners_and_the_order_of_dedupe_agree(self):
     keys = np.random.default_rng(8).integers(0, 2**62, 1000)
     unique = dedupe(keys).unique.numpy()

@@ -9,7 +9,7 @@ from trainer.config.model import NEED_ONE_WIDTH, READ_DENSE_EMBEDDING
 from trainer.config.retrieval_checks import check_retrieval
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
-from trainer.errors import ConfigError, nearest
+from trainer.errors import ConfigError, nearest, short
 
 Mistakes = Iterator[tuple[str, str]]  # a key, and what is wrong with it
 
@@ -36,9 +36,8 @@ def check(cfg: Config, where: str) -> None:
     _histories,
     _metrics,
     _gate,
-    _schedule,
     _counts,
-    _kept_texts,
+    _modes,
   ):
     for key, text in mistakes(cfg):
       fail(key, text)
@@ -169,15 +168,6 @@ def _metric(cfg: Config, key: str, metric: str, loss: str) -> Mistakes:
     yield key, f"found '{metric}'; it needs data.group, the column of the user"
 
 
-def _schedule(cfg: Config) -> Mistakes:
-  if cfg.train.schedule and cfg.sync.mode == 'ps_geo':
-    yield (
-      'train.schedule',
-      "found with sync.mode 'ps_geo', whose workers each count their own steps; wanted it left "
-      "out, or mode 'ps' or 'ps_async'",
-    )
-
-
 def _counts(cfg: Config) -> Mistakes:
   lifecycle = cfg.lifecycle
   by_counts = 'lifecycle.eviction: score' if lifecycle.eviction == 'score' else ''
@@ -189,9 +179,6 @@ def _counts(cfg: Config) -> Mistakes:
       continue
     if cfg.model.retrieval is not None:
       yield key, 'found true with model.retrieval, whose towers read no counts; wanted false'
-    if cfg.sync.mode == 'ps_geo':
-      text = "found true with sync.mode 'ps_geo', whose workers keep copies of rows without counts"
-      yield key, f"{text}; wanted false, or mode 'ps' or 'ps_async'"
     if cfg.labels[0].loss == 'squared_error':
       yield key, "found true with loss 'squared_error', which has no clicks; wanted false"
     if cfg.train.epochs > 1 and by_counts:
@@ -203,10 +190,23 @@ def _counts(cfg: Config) -> Mistakes:
       )
 
 
-def _kept_texts(cfg: Config) -> Mistakes:
-  if cfg.data.keep_texts and cfg.sync.mode in ('ps_async', 'ps_geo'):
-    yield (
-      'data.keep_texts',
-      f"found {cfg.data.keep_texts} with sync.mode '{cfg.sync.mode}', whose workers may leave with "
-      "the texts that they hold; wanted [], or mode 'allreduce' or 'ps'",
-    )
+def _modes(cfg: Config) -> Mistakes:
+  """Finds what a mode does not support; docs/runbook.md has the table of all modes."""
+  schedule, exact = cfg.train.schedule, ('allreduce', 'ps')
+  by_steps = *exact, 'ps_async'
+  refused = [
+    ('data.keep_texts', cfg.data.keep_texts, exact, 'whose workers may leave with their texts'),
+    ('train.schedule', schedule and schedule.kind, by_steps, 'whose workers count their own steps'),
+  ]
+  for i, slot in enumerate(cfg.data.slots):
+    why = 'whose workers keep copies of rows without counts'
+    refused.append((f'data.slots.{i}.counts', slot.counts, by_steps, why))
+  for key, interaction in cfg.model.all_interactions().items():
+    if interaction.args.get('batch_norm') == 'sync':
+      why = 'where no two workers share a step'
+      refused.append((f'{key}.batch_norm', 'sync', exact, why))
+  for key, value, modes, why in refused:
+    if value and cfg.sync.mode not in modes:
+      others = ' or '.join(map(repr, modes))
+      found = f"found {short(value)} with sync.mode '{cfg.sync.mode}', {why}"
+      yield key, f'{found}; wanted it left out, or mode {others}'

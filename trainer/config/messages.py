@@ -11,18 +11,7 @@ from trainer.config.schema_text import keys
 from trainer.config.section import Section
 from trainer.errors import nearest, short
 
-# Keys of earlier versions, and what replaces them.
-_GONE = {
-  'label_is': "model.loss 'squared_error' takes any number, each other loss 0 and 1",
-  'mean': "transform 'standardise' measures it on the first pass",
-  'std': "transform 'standardise' measures it on the first pass",
-  'dense_linear': "the interaction 'linear' reads dense columns too",
-  'init': 'initial factors are normal, with the standard deviation init_scale',
-  'auc_buckets': 'AUC has as many as it needs',
-  'learning_rate_power': 'ftrl divides by the root of the sums, as with -0.5',
-  'beta': 'ftrl starts the sums from initial_accumulator instead',
-}
-# Our keys for words of other systems.
+# Our keys for words of other systems and of earlier versions.
 _ELSEWHERE = {
   'early_stopping': 'train.plateau',
   'lr': 'learning_rate',
@@ -54,10 +43,19 @@ _ELSEWHERE = {
   **dict.fromkeys(
     ['ignore', 'drop', 'drop_columns', 'exclude'], 'no key, because only listed columns are read'
   ),
-  **dict.fromkeys(['log', 'normalize', 'normalise', 'scale'], 'transform'),
+  **dict.fromkeys(['log', 'normalize', 'normalise', 'scale', 'mean', 'std'], 'transform'),
   **dict.fromkeys(['user', 'user_id', 'group_id', 'query_id'], 'data.group'),
   'header': 'data.columns, the names where a file has no header line',
   'weight_decay': 'l2 of sparse.tables.NAME.factors',
+  **dict.fromkeys(
+    ['init', 'initializer', 'embeddings_initializer'],
+    'init_scale, the standard deviation of initial factors',
+  ),
+  'learning_rate_power': 'no key, because ftrl divides by the root of the sums, as with -0.5',
+  'beta': 'initial_accumulator, with which the sums of ftrl begin',
+  'auc_buckets': 'no key, because AUC has as many as it needs',
+  **dict.fromkeys(['objective', 'label_is'], 'model.loss'),
+  'dense_linear': "no key, because the interaction 'linear' reads dense columns too",
   **dict.fromkeys(['model_type', 'architecture'], 'model.interactions'),
 }
 _OF_LAYERS = ('hidden', 'dropout', 'activation', 'batch_norm')  # arguments that look like keys
@@ -118,8 +116,6 @@ def one_line(error: pydantic.ValidationError, where: str) -> str:
   loc = first['loc']
   key = '.'.join(str(p) for p in loc)
   if first['type'] == 'extra_forbidden':
-    if loc[-1] in _GONE:
-      return f"{where}: key '{key}' is gone: {_GONE[loc[-1]]}"
     if loc[0] == 'model' and loc[-1] in _OF_LAYERS and 'retrieval' not in loc:
       return (
         f"{where}: unknown key '{key}'; '{loc[-1]}' is an argument of a layer, as in "

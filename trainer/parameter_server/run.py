@@ -53,7 +53,6 @@ def run(cfg: Config, cluster: Cluster) -> int:
   Raises:
     UserError: for a mistake that was found before the processes met.
   """
-  _check(cfg)
   # The servers need our ops too, and TFRA's if it keeps the rows.
   library.load()
   store_class(cfg)
@@ -99,17 +98,6 @@ def _work(
 def _on_signals(stop: Callable[[], None]) -> None:
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop())
-
-
-def _check(cfg: Config) -> None:
-  """Raises UserError for a value that this mode does not support."""
-  mode = cfg.sync.mode
-  for key, interaction in cfg.model.all_interactions().items():
-    if mode != 'ps' and interaction.args.get('batch_norm') == 'sync':
-      raise UserError(
-        f"{key}.batch_norm: found 'sync', but no two workers share a step in "
-        f"sync.mode={mode}; wanted 'local', or sync.mode=ps or allreduce"
-      )
 
 
 def _coordinator_variable() -> tf.Variable:

@@ -15,8 +15,7 @@
 A block is a chunk that the store exports (ops/row_store.py): rows in the order of a table's 256
 shards (ops.sharding). Columns `factors_NAME` hold the admitted rows of a table as float32, or as
 uint16 with the bits of bfloat16. A process reads and checks only the blocks that may hold rows of
-its own, and keeps only these. Rows are written and read one block at a time, in sequence. Format 3
-differs only in what process r of n owns: it divided the 256 shards.
+its own, and keeps only these. Rows are written and read one block at a time, in sequence.
 """
 
 import filecmp
@@ -52,8 +51,7 @@ from trainer.errors import DataLoss, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.kept_texts import KeptTexts
 
-FORMAT = 4
-_READ = 3, 4  # formats
+_FORMAT = 4
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 
@@ -190,7 +188,7 @@ def save(
           f'{os.path.join(unfinished, index)}: is missing; do all processes write to the same '
           f'{directory}?'
         )
-    manifest = {'format': FORMAT, 'serial': serial, 'step': step, 'parts': size, 'files': entries}
+    manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'files': entries}
     files.publish(unfinished, final, manifest)
     for old in [path for path, serial in candidates(directory).items() if serial][keep:]:
       files.remove(old)
@@ -323,8 +321,8 @@ def check(path: str) -> JsonObject:
     DataLoss: naming the file that is missing, damaged or foreign.
   """
   manifest = files.read_manifest(path)
-  if manifest['format'] not in _READ:
-    raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted one of {list(_READ)}')
+  if manifest['format'] != _FORMAT:
+    raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {_FORMAT}')
   for rank in range(manifest['parts']):
     name = _part(rank, manifest['parts']) + '.json'
     if name not in manifest['files']:
