@@ -70,7 +70,9 @@ def main() -> None:
     elif name == 'importance':
       text = _importance_text(table)
     else:
-      text = table.to_string(float_format=lambda x: f'{x:,.4g}', line_width=WIDTH)
+      if 'dead_columns' in table and not table['dead_columns'].map(bool).any():
+        table = table.drop(columns='dead_columns')
+      text = table.to_string(float_format=_in_words, line_width=WIDTH)
     print(f'\n{name}\n{text}')
 
 
@@ -82,20 +84,23 @@ def _importance_text(table: 'pd.DataFrame') -> str:
     '±' if name.endswith('_plus_minus') else name.replace('_', ' ').replace('auc', 'AUC')
     for name in table
   ]
-  text = table.set_axis(titles, axis=1).to_string(float_format='{:,.5f}'.format, na_rep='-')
+  table = table.set_axis(titles, axis=1)
+  text = table.rename_axis(None).to_string(float_format='{:,.5f}'.format, na_rep='-')
   loss, plus_minus = table.iloc[:, 0].abs(), table.iloc[:, 1]
-  told = [text, '± is half of the 95 % interval.']
-  if few := loss.isna().all() and 'There are too few clicks to measure AUC.':
-    told.append(few)
+  told = ['± is half of the 95 % interval.']
+  if loss.isna().all():
+    told.append('There are too few clicks to measure AUC.')
   elif unclear := list(table.index[~(loss > plus_minus)]):
     told.append(f'Indistinguishable from no effect: {", ".join(unclear)}.')
-  return '\n'.join([text, *(command_line.wrapped(line, WIDTH) for line in told[1:])])
+  return '\n'.join([text, *(command_line.wrapped(line, WIDTH) for line in told)])
 
 
 def _in_words(value: object) -> str:
   if isinstance(value, list):
     return ' '.join(_in_words(one) for one in value)
-  return f'{value:,.4g}' if isinstance(value, float) else '-' if value is None else str(value)
+  if isinstance(value, float):
+    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+  return '-' if value is None else str(value)
 
 
 def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:

@@ -94,7 +94,11 @@ def main() -> None:
   names = [key.rpartition('.')[2] for key in table]
   table.columns = names if len({*names}) == len(names) else table.columns
   table['run_dir'] = table['run_dir'].map(os.path.basename)
-  print(table.to_string(index=False, na_rep='', float_format=lambda x: f'{x:.4f}'))
+  print(
+    table.to_string(
+      index=False, na_rep='', float_format=lambda x: f'{x:.{4 if abs(x) >= 0.1 else 6}f}'
+    )
+  )
   print(f'the runs and report.html: {study_dir}')
   best = os.path.join(study_dir, table['run_dir'].iloc[0])
   print(f'next: ctr-evaluate --run_dir {best}, or ctr-config --run_dir {best} for its settings')

@@ -57,6 +57,23 @@ class ApiTest(tf.test.TestCase):
     self.assertAllEqual(api.load(run.run_dir).predict(frame.astype(str)), by_file)
     self.assertEqual(run.evaluate(frame)['auc'], run.evaluate(path)['auc'])
 
+  def test_a_regression_has_the_mean_as_its_yardstick(self):
+    rng = np.random.default_rng(0)
+    frame = log(500).assign(age=rng.normal(1e6, 10, 500), weight=rng.random(500))
+    data = {'label': 'age', 'weight': 'weight', 'slots': [{'name': 'user'}]}
+    model = {'interactions': ['linear'], 'loss': 'squared_error'}
+    with self.assertLogs('absl', 'WARNING') as logs:
+      run = api.fit(
+        {'data': data, 'model': model}, (), self.get_temp_dir(), train=frame, test=frame
+      )
+    found = run.evaluate(frame)
+    mean = np.average(frame['age'], weights=frame['weight'])
+    wanted = np.sqrt(np.average((frame['age'] - mean) ** 2, weights=frame['weight']))
+    self.assertAllClose(found['base_rmse'], wanted, 1e-3)  # labels are float32
+    self.assertRegex(
+      str(logs.output), r'test: rmse .* is worse than the \d.* of predicting the mean'
+    )
+
   def test_frames_are_trained_as_their_files_are(self):
     run, path = self.fit(log(1000), shuffle=False)
     frame, told = pd.read_csv(path), []

@@ -88,7 +88,8 @@ class InspectionTest(tf.test.TestCase):
     # Its score, halved every day, falls below 2 after so many.
     days = int(np.floor(np.log2(found['score'] / 2))) + 1
     self.assertEqual(found['evicted_in_days_unless_seen'], days)
-    self.assertFalse(Inspection(self.run_dir).feature('strong', 'never seen')['known'])
+    unknown = Inspection(self.run_dir).feature('strong', '77')
+    self.assertEqual((unknown['known'], unknown['near'][0]), (False, '7'))
     with self.assertRaisesRegex(UserError, "the nearest valid name is 'strong'"):
       Inspection(self.run_dir).feature('strnog', '7')
 

@@ -200,6 +200,13 @@ class PreparedPass:
     least, most = np.fmin.reduce(self._label), np.fmax.reduce(self._label)
     return [float(low) if low == high else None for low, high in zip(least, most)]
 
+  def labels(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels of a task that are not blank, and their weights, float64 [n]."""
+    label = self._label[:, task].astype(np.float64)
+    weight = np.ones_like(label) if self._weight is None else self._weight.astype(np.float64)
+    known = ~np.isnan(label)
+    return label[known], weight[known]
+
   def click_rate(self, shares: Sequence[float]) -> float:
     """Returns the mean clicks of a sample; a positive label t counts `shares[t]` clicks."""
     return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0

@@ -12,7 +12,8 @@ Figures = Mapping[str, Json]
 
 # Titles of the metrics that are printed, and their fields; --json prints the others too.
 FIGURES = {metric.title: name for name, metric in METRICS.items()}
-FIGURES |= {"the base rate's logloss": 'base_logloss', 'calibration': 'calibration'}
+FIGURES |= {"the base rate's logloss": 'base_logloss', "the mean's RMSE": 'base_rmse'}
+FIGURES |= {'calibration': 'calibration'}
 # Columns of a table of slices: title, field (or the two ends of an interval), format.
 SLICE_COLUMNS = (
   ('samples', ('samples',), ',.0f'),

@@ -81,17 +81,17 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
           hovertemplate='%{y:.5~g}',
         )
       )
+    _zoomed(figure)
     ends_of_days = run.of('day_end')['step'].tolist()
-    line = {
-      'type': 'line',
-      'yref': 'y domain',
-      'y0': 0,
-      'y1': 1,
-      'line': {'color': '#c9cdd3', 'width': 1, 'dash': 'dot'},
-    }
-    if len(ends_of_days) <= MOST_DAY_ENDS:
+    style = {'color': '#c9cdd3', 'width': 1, 'dash': 'dot'}
+    line = {'type': 'line', 'yref': 'y domain', 'y0': 0, 'y1': 1, 'line': style}
+    if 0 < len(ends_of_days) <= MOST_DAY_ENDS:
       figure.update_layout(shapes=[line | {'x0': step, 'x1': step} for step in ends_of_days])
-    return _zoomed(figure)
+      # Its entry in the legend says what these lines are.
+      figure.add_trace(
+        go.Scatter(x=[None], y=[None], name='end of a day', mode='lines', line=style)
+      )
+    return figure
 
   return draw
 

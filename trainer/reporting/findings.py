@@ -396,9 +396,7 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
   """Reports slots that have a new value in almost every sample."""
   scored = next(iter(run.scores.values()), {}).get('slots')
   for slot, values in kept_slots(run).items():
-    epochs = max(1, run.of_kept('train')['epoch'].nunique())
-    epochs = 1 if run.cfg.counted_fields() else epochs  # counts begin anew with each epoch
-    features, shows = values.get('features', 0), values.get('shows', 0) / epochs
+    features, shows = values.get('features', 0), values.get('shows', 0)
     if features < LEAST_UNIQUE or features < UNIQUE * shows:
       continue
     of_slot = scored.get(slot, {}) if isinstance(scored, dict) else {}
@@ -412,9 +410,20 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
 
 
 def kept_slots(run: RecordedRun) -> dict[str, dict]:
-  """Returns the statistics of each slot's rows in the kept state; {} before the first pass."""
-  statistics = run.of_kept('train')['slots'].dropna()
-  return statistics.iloc[-1] if len(statistics) else {}
+  """Returns the statistics of each slot's rows in the kept state; {} before the first pass.
+
+  Shows are those of one epoch.
+  """
+  trained = run.of_kept('train')
+  statistics = trained['slots'].dropna()
+  if not len(statistics):
+    return {}
+  # With `counts`, they begin anew with each epoch.
+  epochs = 1 if run.cfg.counted_fields() else max(1, trained['epoch'].nunique())
+  return {
+    slot: values | {'shows': values.get('shows', 0) / epochs}
+    for slot, values in statistics.iloc[-1].items()
+  }
 
 
 _CHECKS = (

@@ -1,5 +1,6 @@
 """Shows what a checkpoint holds, block by block: layers, slots, features."""
 
+import difflib
 import json
 import os
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from trainer.storage.kept_texts import texts_by_key
 _ALL = range(SHARDS)
 _SHARDS_AT_ONCE = SHARDS // 16  # how many shards of two checkpoints are compared in memory
 
+MOST_COMPARED = 100_000  # features of a slot, to find those near to an unknown one
 _COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')
 
 
@@ -159,9 +161,18 @@ class Inspection:
         features = self._features(chunk, slot)
         row = features[features['key'] == key].iloc[0]
         known = self._lifecycle(row, chunk['age_days'][at[0]], slot)
+    if not known['known']:
+      known |= self._near(slot, text)
     place = {'slot': slot, 'text': text, 'key': key, 'shard': shard, 'owner': owner}
     place |= {'from': briefly(made)} if made else {}
     return place | known | {'last_export': self._export_of(key)}
+
+  def _near(self, slot: str, text: str) -> JsonObject:
+    """Returns the known feature of a slot whose text is nearest, if the slot is not too large."""
+    keys = self.features(slot)['key'].to_numpy()
+    if len(keys) > MOST_COMPARED:
+      return {}
+    return {'near': difflib.get_close_matches(text, self.texts(slot, keys).values(), n=3)}
 
   def _lifecycle(self, row: pd.Series, age_days: int, slot: str) -> JsonObject:
     policy = self.cfg.policy()
@@ -178,6 +189,8 @@ class Inspection:
       'admitted': bool(row['admitted']),
       'linear': float(row['linear']),
     }
+    if self.cfg.data.day_pattern and limits.decay < 1:
+      known['decay'] = f'show and click × {limits.decay:g} at each end of a day, in every epoch'
     if policy.admission == 'score':
       threshold = limits.admission_threshold
       sign = '≥' if score >= threshold else '<'

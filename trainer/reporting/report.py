@@ -35,7 +35,7 @@ def _of(metric: str, heading: str, note: str = '', is_wide: bool = False) -> _Ca
 
 _SECTIONS = {
   'Quality': (
-    _of('auc', 'AUC', 'One curve for each split; dotted lines are ends of days.', True),
+    _of('auc', 'AUC', 'One curve for each split.', True),
     _of('logloss', 'Logloss'),
     _of('rmse', 'RMSE', is_wide=True),
     _Card(
@@ -237,7 +237,7 @@ def _slots(run: RecordedRun) -> str | None:
   table.columns = [c.replace('_', ' ') for c in table]
   return _card(
     'Slots',
-    f'In the kept state; ctr-inspect --run_dir {run.directory} shows more.',
+    f'In the kept state, shows of one epoch; ctr-inspect --run_dir {run.directory} has more.',
     _table(table, index=True),
     True,
   )

@@ -89,7 +89,7 @@ def why_worse_than_constant(
     return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
   if reason := cfg.uncalibrated():
     return reason
-  auc, calibration, clicks = values.get('auc'), values['calibration'], clicks_of(values)
+  auc, calibration, clicks = values.get('auc'), values.get('calibration'), clicks_of(values)
   if overfits(trained_auc, values):
     return (
       f'the model overfits: AUC was {trained_auc:.2f} in training and is {auc:.2f} here; fewer '

@@ -79,9 +79,10 @@ class Evaluation:
         (model.negative_sampling_rate); then predictions are not corrected for it.
     Returns:
       auc, logloss, calibration, examples, ctr, the deciles, ranking, spread and slots of
-      trainer.model.calibration and, with data.group, gauc; for squared error rmse and examples. A
-      figure that the samples do not define is None. With several tasks these are the figures of
-      the first one, and `tasks` is {name: figures} of all.
+      trainer.model.calibration and, with data.group, gauc; for squared error rmse, base_rmse (of
+      predicting the mean for all samples) and examples. A figure that the samples do not define is
+      None. With several tasks these are the figures of the first one, and `tasks` is {name:
+      figures} of all.
     """
     self._metrics.reset()
     slots = SlotCalibration(self._slots)
@@ -112,6 +113,12 @@ class Evaluation:
       self.predictions = prediction_histogram(histogram)
     if by_slot:
       values['slots'] = by_slot
+    for t, label in enumerate(self._inputs.cfg.labels):
+      if label.loss == 'squared_error':
+        base = {'base_rmse': rmse_of_mean(prepared, t)}
+        values |= base if t == 0 else {}
+        if 'tasks' in values:
+          values['tasks'][label.name] |= base
     if self._grouped and 'tasks' in values:
       for t, of_task in enumerate(values['tasks'].values()):
         some = [(group, *(c[:, t] for c in rest)) for group, *rest in columns]
@@ -120,6 +127,19 @@ class Evaluation:
     elif self._grouped:
       values['gauc'] = group_auc(columns, self._communicator)
     return values
+
+
+def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
+  """Returns the RMSE of predicting the mean label for all samples; None if nothing is weighed.
+
+  Every process has all passes, so each computes it by itself.
+  """
+  columns = [np.zeros([2, 0]), *(data_pass.labels(task) for data_pass in prepared)]
+  labels, weights = (np.concatenate(parts) for parts in zip(*columns))
+  if not weights.sum() > 0:
+    return None
+  mean = np.average(labels, weights=weights)
+  return float(np.sqrt(np.average(np.square(labels - mean), weights=weights)))
 
 
 def evaluation_of(inputs: Inputs) -> Evaluation | RankingEvaluation:
