@@ -11,6 +11,7 @@ import rich.console
 import rich.table
 
 from trainer import config, files
+from trainer.errors import printable
 from trainer.reporting import report
 from trainer.reporting.findings import overfitting
 from trainer.reporting.live_line import shortened
@@ -30,7 +31,7 @@ TABLE_COLUMNS = (
   ('loss', 'loss', '.4f'),
 )
 MOST_OF_RANKINGS = 4  # metrics of model.retrieval for which 80 columns have room
-WIDTH, NAME_WIDTH = 80, 18
+WIDTH, NAME_WIDTH, LEAST_NAME_WIDTH = 80, 18, 8
 GROUPS = ('train', 'next', 'valid', 'test')
 SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the others
 SHOWN_MEGABYTES = 0.05  # the smallest file or directory of the run_dir that is listed
@@ -76,6 +77,13 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
   )
 
 
+def _without_middle(text: str, width: int) -> str:
+  """Returns a name cut in its middle, because its end often has the day."""
+  text = printable(text)
+  left = width // 3
+  return text if len(text) <= width else f'{text[:left]}…{text[left + 1 - width :]}'
+
+
 def print_table(run: RecordedRun) -> None:
   """Prints the metrics of train, next (progressive validation), valid and test.
 
@@ -108,7 +116,8 @@ def print_table(run: RecordedRun) -> None:
   first = shortened(run.task, NAME_WIDTH)
   widths = [max(map(len, (title, *cells[title]))) for title in cells]
   # A table of many columns leaves less room for the names of passes.
-  room = WIDTH - 1 - max(len(first), len(GROUPS[0])) - 2 * (len(widths) + 2) - sum(widths)
+  left = WIDTH - 1 - max(len(first), len(GROUPS[0])) - 2 * (len(widths) + 2) - sum(widths)
+  room = min(NAME_WIDTH, max(left, LEAST_NAME_WIDTH))
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
   for title in (first, 'pass'):
     table.add_column(title, no_wrap=True)
@@ -124,10 +133,11 @@ def print_table(run: RecordedRun) -> None:
         left_out += 1
         continue
       if left_out:
-        table.add_row('', f'{left_out} more not shown')
+        told = f'{left_out} more not shown'
+        table.add_row('', told if len(told) <= room else f'… {left_out} more')
         left_out = 0
       mark = 'best' if index == best else ''
-      name = '' if pd.isna(row['pass']) else shortened(row['pass'], min(NAME_WIDTH, max(room, 6)))
+      name = '' if pd.isna(row['pass']) else _without_middle(row['pass'], room)
       table.add_row(mark or group, name, *cells.loc[index], style='bold' if mark else None)
     table.add_section()
   rich.console.Console(width=WIDTH, markup=False).print(table)

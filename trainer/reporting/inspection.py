@@ -172,7 +172,8 @@ class Inspection:
     keys = self.features(slot)['key'].to_numpy()
     if len(keys) > MOST_COMPARED:
       return {}
-    return {'near': difflib.get_close_matches(text, self.texts(slot, keys).values(), n=3)}
+    near = difflib.get_close_matches(text, self.texts(slot, keys).values(), n=3)
+    return {'near': near} if near else {}
 
   def _lifecycle(self, row: pd.Series, age_days: int, slot: str) -> JsonObject:
     policy = self.cfg.policy()

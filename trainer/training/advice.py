@@ -95,13 +95,13 @@ def why_worse_than_constant(
       f'the model overfits: AUC was {trained_auc:.2f} in training and is {auc:.2f} here; fewer '
       'epochs, l2, dropout or a smaller width help'
     )
+  if clicks is not None and clicks < LEAST_CLICKS:
+    return f'{clicks:,.0f} clicks are too few to judge a model by, or to choose an epoch'
   if is_miscalibrated(values, 0.25):
     return (
       f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '
       'alike (model.negative_sampling_rate), and labelled alike?'
     )
-  if clicks is not None and clicks < LEAST_CLICKS:
-    return f'{clicks:,.0f} clicks are too few to judge a model by, or to choose an epoch'
   fewer = '' if later_was_worse else ', train fewer epochs'
   return f'the model overfits or diverges; lower the learning rates{fewer}, or set l2'
 

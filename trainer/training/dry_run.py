@@ -2,6 +2,7 @@
 
 import collections
 import os
+import textwrap
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainer.data.labels import one_class
 from trainer.data.passes import Pass, announced, in_order, passes
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
+from trainer.reporting.live_line import WIDTH
 from trainer.training.advice import few_clicks
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
@@ -73,7 +75,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     yield from _pass_lines(cfg, split, rows)
     yield from told
     if split == 'valid' and (few := few_clicks(cfg, opened)):
-      yield f'  {few}'
+      yield from textwrap.wrap(few, WIDTH, initial_indent='  ', subsequent_indent='    ')
   yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()
   for slot in cfg.ordered_slots:
