@@ -94,6 +94,9 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
       f.flush()
       os.fsync(f.fileno())
     os.replace(new, target)
+  except OSError as e:
+    e.filename = path if e.filename == new else e.filename  # the name that the caller knows
+    raise
   finally:
     with contextlib.suppress(OSError):
       os.remove(new)

@@ -52,6 +52,8 @@ class EffectsTest(absltest.TestCase):
         'model.interactions=[linear,fm]',
       ),
       ('model.focal_gamma=3', 'without a loss of kind focal', '', 'model.loss=focal'),
+      ('model.label_smoothing=.1', 'on squared_error', 'model.loss=squared_error', ''),
+      ('model.negative_sampling_rate=.1', 'on squared_error', 'model.loss=squared_error', ''),
       ('sync.geo_steps=3', "'allreduce': it is of 'ps_geo'", '', 'sync.mode=ps_geo'),
       ('sync.max_staleness=3', "it is of 'ps_async'", 'sync.mode=ps', 'sync.mode=ps_async'),
       ('sync.on_lost_worker=wait', "it is of 'ps'", '', 'sync.mode=ps'),

@@ -4,7 +4,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import Model
-from trainer.errors import UserError
 from trainer.model.losses import per_sample_loss
 
 Y = np.array([0, 1, 0, 1, 1, 0], np.float32)
@@ -52,11 +51,11 @@ class LossesTest(tf.test.TestCase):
     y = np.array([0.5, -2, 0, 1, 7, 3], np.float32)
     self.assertAllClose(loss(loss='squared_error')(y, Z), (y - Z[:, 0]) ** 2)
 
-  def test_squared_error_refuses_label_smoothing(self):
-    with self.assertRaisesRegex(
-      UserError, r"model.label_smoothing: found 0.1; 'squared_error' takes none"
-    ):
-      loss(loss='squared_error', label_smoothing=0.1)
+  def test_squared_error_without_label_smoothing(self):
+    y = np.array([0.5, -2, 0, 1, 7, 3], np.float32)
+    self.assertAllEqual(
+      loss(loss='squared_error', label_smoothing=0.1)(y, Z), loss(loss='squared_error')(y, Z)
+    )
 
   def test_far_out_logits_keep_loss_and_gradient_finite(self):
     z = tf.constant([[-90.0], [90.0], [-90.0], [90.0]])

@@ -86,6 +86,10 @@ class WholeFileTest(tf.test.TestCase):
       raise ValueError
     self.assertEqual(self.read(), 'before\n')
     self.assertEqual(os.listdir(self.folder), ['app.txt'])
+    missing = os.path.join(self.folder, 'missing', 'app.txt')
+    with self.assertRaises(FileNotFoundError) as raised, whole_file(missing):
+      pass
+    self.assertEqual(raised.exception.filename, missing, 'no temporary name')
 
 
 class FormatTest(tf.test.TestCase):

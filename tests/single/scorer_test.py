@@ -304,7 +304,8 @@ class ScorerTest(tf.test.TestCase):
       right, path = place.split()
       for method in {'GET', 'POST', 'PUT', 'DELETE'} - {right}:
         with self.subTest(f'{method} {path}'):
-          self.assertEqual(self.client.ask(method, path)[0], 405)
+          status, answer, *_ = self.client.ask(method, path)
+          self.assertEqual((status, list(json.loads(answer))), (405, ['error']))
     for path in ('/v1/models/ctr:classify', '/predict'):
       status, answer, *_ = self.client.ask('POST', path)
       self.assertEqual((status, list(json.loads(answer))), (404, ['error']))

@@ -114,6 +114,9 @@ def _of_model(cfg: Config) -> Found:
   losses = [label.loss for label in cfg.labels]
   if 'focal' not in losses:
     yield from _given('model', cfg.model, ['focal_gamma'], 'without a loss of kind focal')
+  if set(losses) == {'squared_error'}:
+    of_clicks = ['label_smoothing', 'negative_sampling_rate']
+    yield from _given('model', cfg.model, of_clicks, 'on squared_error, which predicts no clicks')
   if (retrieval := cfg.model.retrieval) and retrieval.loss == 'in_batch_softmax':
     why = 'on in_batch_softmax, which draws nothing'
     yield from _given('model.retrieval', retrieval, ['negatives', 'sampling'], why)

@@ -165,7 +165,7 @@ class Config(Section):
     focal = self.model.focal_gamma > 0 and [x.name for x in self.labels if x.loss == 'focal']
     if focal:
       key = f'the loss focal of {", ".join(focal)}' if self.data.labels else 'model.loss focal'
-    elif self.model.label_smoothing > 0:
+    elif self.model.label_smoothing > 0 and any(x.loss != 'squared_error' for x in self.labels):
       key = f'model.label_smoothing {self.model.label_smoothing:g}'
     else:
       return None

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from trainer.config import Config, Model
-from trainer.errors import UserError
 
 SampleLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -27,16 +26,13 @@ def per_sample_loss(model: Model) -> SampleLoss:
       hardly lowers predictions that are much too high
   `label_smoothing` s turns y into y (1 − s) + s/2.
 
+  It has no effect on squared error.
+
   Returns:
     A function of labels float32 [B] and logits float32 [B, 1] that returns float32 [B].
-  Raises:
-    UserError: if label smoothing is set for squared error.
   """
-  smoothing, gamma = model.label_smoothing, model.focal_gamma
-  if smoothing and model.loss == 'squared_error':
-    raise UserError(
-      f"model.label_smoothing: found {smoothing}; 'squared_error' takes none, wanted 0"
-    )
+  gamma = model.focal_gamma
+  smoothing = 0.0 if model.loss == 'squared_error' else model.label_smoothing
 
   def log_loss(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return tf.nn.sigmoid_cross_entropy_with_logits(y, z)
@@ -66,17 +62,12 @@ def per_sample_loss(model: Model) -> SampleLoss:
 def task_losses(cfg: Config) -> SampleLoss:
   """Returns the losses of several tasks, each times the weight of its label.
 
-  Label smoothing applies to the tasks that predict probabilities.
-
   Returns:
     A function of labels and logits float32 [B, T] that returns float32 [B, T].
   """
-  losses = []
-  for label in cfg.data.labels:
-    update = {'loss': label.loss}
-    if label.loss == 'squared_error':
-      update['label_smoothing'] = 0.0
-    losses.append(per_sample_loss(cfg.model.model_copy(update=update)))
+  losses = [
+    per_sample_loss(cfg.model.model_copy(update={'loss': label.loss})) for label in cfg.data.labels
+  ]
   weights = [label.weight for label in cfg.data.labels]
 
   def of_all(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

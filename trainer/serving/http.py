@@ -18,6 +18,7 @@ import prometheus_client
 import uvicorn
 from absl import logging
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -109,7 +110,7 @@ class App:
         self._route('/metrics', 'GET', self._metrics),
         Route('/healthz', self._health, methods=['GET']),
       ],
-      exception_handlers={404: self._not_found},
+      exception_handlers={404: self._no_route, 405: self._no_route},
     )
 
   def _make_figures(self) -> None:
@@ -194,10 +195,15 @@ class App:
     if name != self._name:
       raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
 
-  async def _not_found(self, request: Request, _: Exception) -> Response:
-    """Answers a request whose path no route has."""
-    self._requests.labels(404).inc()
-    return _refusal(request, _unknown_path(request))
+  async def _no_route(self, request: Request, error: HTTPException) -> Response:
+    """Answers a request whose path no route has, or /healthz asked by another method than GET."""
+    self._requests.labels(error.status_code).inc()
+    refused = _unknown_path(request)
+    if error.status_code == 405:
+      refused = _Refused(405, f'method: found {request.method}; wanted GET')
+    response = _refusal(request, refused)
+    response.headers.update(error.headers or {})  # the methods that are allowed
+    return response
 
   async def _predict(self, request: Request) -> Response:
     with self._counted(await self._arrived(request)) as body:
