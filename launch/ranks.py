@@ -51,6 +51,9 @@ class Ranks:
     of_this_python = os.path.join(os.path.dirname(sys.executable), command[0])
     if not self._remote_hosts and shutil.which(command[0]) == of_this_python:
       command = [sys.executable, f'{os.path.dirname(__file__)}/loopback.py', *command[1:]]
+      if '--network-interfaces' in command:  # loopback is none of those between the hosts
+        at = command.index('--network-interfaces')
+        del command[at : at + 2]
     self._job = secrets.token_hex(8)
     self._secret_file = f'/tmp/ctr-{self._job}'
     self._make_secret()

@@ -20,6 +20,10 @@ import unittest
 import numpy as np
 import tensorflow as tf
 
+from tests.support import jobs
+from tests.support.states import state_of
+from trainer.storage import checkpoint
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SSHD = '/usr/sbin/sshd'  # sshd wants to be called by its full path
 HOSTS = {'hosta': '10.77.31.1', 'hostb': '10.77.31.2'}
@@ -260,6 +264,50 @@ class MultiHostTest(tf.test.TestCase):
     trained = [e for e in events if e['event'] == 'train']
     self.assertEqual(trained[-1]['examples'], 3000, 'samples of both hosts, each once')
     self.assertGreater(trained[-1]['auc'], 0.6)
+
+  def test_training_goes_on_without_a_lost_host(self):
+    """It ends as one that was started again by hand on the host that is left."""
+    folder = self.folder / 'lost'
+    folder.mkdir()
+    run, by_hand = folder / 'run', folder / 'by_hand'
+    config = jobs.write_config(
+      str(folder),
+      2000,
+      train={'epochs': 5, 'batch_size': 64, 'deterministic': True, 'log_every_steps': 5},
+      checkpoint={'every_passes': 1},
+      sync={'lost_peer_seconds': 5},
+    )
+    (folder / 'hosts').write_text('hosta slots=1\nhostb slots=1\n')
+    link = 'ip', '-n', self.spaces['hostb'], 'link', 'set', 'eth0'
+    self.addCleanup(_run, *link, 'up')
+    process = self.on(
+      'hosta',
+      *(ROOT / 'launch/cluster.sh', '--restarts', '2', '--min_ranks', '1', '-i', 'eth0'),
+      *(folder / 'hosts', '--config', config, '--run_dir', run),
+      env=self.environment() | {'CTR_RESTART_SECONDS': '0.1'},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    self.addCleanup(process.kill)
+    output, lost, seconds = '', None, None
+    for line in process.stdout:
+      output += line
+      if lost is None and 'samples/s' in line and checkpoint.candidates(f'{run}/checkpoints'):
+        _run(*link, 'down')
+        lost = time.monotonic()
+      elif 'restart 1 of 2' in line:
+        shutil.copytree(run, by_hand)
+      elif by_hand.exists() and seconds is None and 'samples/s' in line:
+        seconds = time.monotonic() - lost
+    self.assertEqual(process.wait(60), 0, output)
+    self.assertIn('restart 1 of 2: 1 ranks on hosta; no answer from hostb', output)
+    print(f'trains again {seconds:.1f} s after the host was lost')
+    alone = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', by_hand]
+    _run(*alone, cwd=ROOT, env=self.environment())
+    found, wanted = (state_of(str(d), without=['lost']) for d in (run, by_hand))
+    for part in 'rows', 'dense', 'progress':
+      self.assertEqual(found[part], wanted[part], part)
 
 
 if __name__ == '__main__':
