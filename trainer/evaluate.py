@@ -1,23 +1,24 @@
-"""Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by SLOT]…`.
+"""Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by COLUMN]…`.
 
-In a terminal it prints the figures of quality. With --by it also prints a table with a line for
-each value of a slot, the worst first: samples, clicks, AUC, logloss, calibration, 95 % intervals.
-To a pipe or a file, or with --json, it prints all figures as one JSON object. Under horovodrun the
-ranks share the work.
+In a terminal it prints the figures of quality. With --by it prints a table with a line for each
+value of a slot or of another column of the data, the worst first, and for all samples: samples,
+clicks, AUC, logloss, calibration, 95 % intervals. To a pipe or a file it prints all figures as one
+JSON object; with --nojson the same as in a terminal. Under horovodrun the ranks share the work.
 """
 
+import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 from trainer import api, command_line, config, runtime
-from trainer.errors import UserError, nearest
 from trainer.plain_data import JsonObject
 
 if TYPE_CHECKING:
-  from trainer.data.prepared import PreparedPass
+  from trainer.data.passes import Pass
   from trainer.training.finished_run import FinishedRun
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
@@ -31,12 +32,19 @@ CHECKPOINT = flags.DEFINE_enum(
 
 
 BY = flags.DEFINE_multi_string(
-  'by', [], 'A slot: evaluates the samples of each of its values by themselves. May be repeated.'
+  'by',
+  [],
+  'A slot or column: evaluates the samples of each of its values by themselves. May be repeated.',
 )
 MOST = flags.DEFINE_integer(
-  'most', 20, 'Values of a slot that --by shows; the others together are "other".', lower_bound=1
+  'most', 20, 'Values that --by shows; the others together are "other".', lower_bound=1
 )
-JSON = flags.DEFINE_bool('json', False, 'Prints all figures as one JSON object, in a terminal too.')
+JSON = flags.DEFINE_bool(
+  'json',
+  None,
+  'Prints all figures as one JSON object, in a terminal too. --nojson prints words and tables to a '
+  'pipe too.',
+)
 
 
 @command_line.command
@@ -45,47 +53,75 @@ def main() -> None:
   from trainer.training.finished_run import open_run
 
   here = runtime.launched()
-  as_json = JSON.value or not runtime.is_terminal()
+  as_json = not runtime.is_terminal() if JSON.value is None else JSON.value
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, here) as run:
-    names = [slot.name for slot in run.cfg.ordered_slots]
-    for name in BY.value:
-      if name not in names:
-        raise UserError(f"--by: '{name}' is no slot of this model{nearest(name, names)}")
-    prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
+    passes = api.passes_to_score(run, DATA.value)
     if BY.value:
       config.refuse_retrieval(run.cfg.model.retrieval, '--by')
-      by_slot = slices_by_text(run, prepared)
+      by_column = {}
+      for run_by, names in grouped(run, passes):
+        by_column |= slices_by_text(run_by, passes, names)
       if here.rank == 0:
-        print(json.dumps(by_slot)) if as_json else print_slices(by_slot)
+        print(json.dumps(by_column)) if as_json else print_slices(by_column)
       return
-    values = run.evaluation.evaluate(prepared)
+    values = run.evaluation.evaluate(run.inputs.prepared(passes, 'evaluate'))
     if here.rank == 0:
       if warning := run.cfg.uncalibrated():
         logging.warning('%s', warning)
       print(json.dumps(values) if as_json else '\n'.join(in_words(values)))
 
 
+def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
+  """Yields the names in --by that one evaluation can slice by, and the run that does it.
+
+  These are all slots; then each other column by itself, which is read as data.group.
+
+  Raises:
+    UserError: if there is no such column.
+  """
+  from trainer.data.conversion import blocks_of_pass
+  from trainer.data.prepared import is_prepared
+  from trainer.training.evaluation import evaluation_of
+
+  slots = {slot.name for slot in run.cfg.ordered_slots}
+  if of_slots := [name for name in BY.value if name in slots]:
+    yield run, of_slots
+  for name in BY.value:
+    if name in slots:
+      continue
+    for data_pass in passes[:1]:
+      if not is_prepared(run.cfg.data, data_pass.path):
+        next(blocks_of_pass(run.cfg, data_pass.path, {name: '--by'}))
+    data = run.cfg.data.model_copy(update={'group': name})
+    cfg = run.cfg.model_copy(update={'data': data})
+    inputs = run.inputs.read_by(cfg)
+    run_by = dataclasses.replace(run, cfg=cfg, inputs=inputs, evaluation=evaluation_of(inputs))
+    yield run_by, [name]
+
+
 def slices_by_text(
-  run: 'FinishedRun', prepared: list['PreparedPass']
+  run: 'FinishedRun', passes: list['Pass'], names: list[str]
 ) -> dict[str, list[JsonObject]]:
-  """Returns the slices of each slot in --by, with `value` in place of `key`.
+  """Returns the slices of each slot or column, with `value` in place of `key`.
 
   The value is the text in the log or, if the log is gone, the key. Every rank must call this; only
   rank 0 receives the texts.
   """
   from trainer.data.texts import texts_of
-  from trainer.training.slices import BLANK, OTHER, slices
+  from trainer.training.slices import ALL, BLANK, OTHER, slices
 
+  prepared = run.inputs.prepared(passes, 'evaluate')
   scored = itertools.chain.from_iterable(map(run.evaluation.predict, prepared))
-  by_slot = slices(run.cfg, run.communicator, scored, BY.value, MOST.value)
+  by_column = slices(run.cfg, run.communicator, scored, names, MOST.value)
   paths = [data_pass.meta['source']['path'] for data_pass in prepared]
   slots = {slot.name: slot for slot in run.cfg.ordered_slots}
   named = {}
-  for name, rows in by_slot.items():
-    values = {BLANK: '(blank)', OTHER: '(other)'}
+  for name, rows in by_column.items():
+    values = {BLANK: '(blank)', OTHER: '(other)', ALL: '(all)'}
     keys = {row['key'] for row in rows} - values.keys()
     if run.communicator.rank == 0:
-      for texts in texts_of(run.cfg, paths, slots[name], keys):
+      slot = slots.get(name, config.Slot(name=name))
+      for texts in texts_of(run.cfg, paths, slot, keys):
         values |= texts
         run.progress_made()
     named[name] = [
@@ -96,11 +132,11 @@ def slices_by_text(
   return named
 
 
-def print_slices(by_slot: dict[str, list[JsonObject]]) -> None:
+def print_slices(by_column: dict[str, list[JsonObject]]) -> None:
   """Prints slices as tables, one for each task."""
   from trainer.reporting.evaluated import slice_table
 
-  for name, rows in by_slot.items():
+  for name, rows in by_column.items():
     for task, of_task in itertools.groupby(rows, lambda row: row['task']):
       if task:
         print(f'{task}:')

@@ -136,5 +136,6 @@ def patterns_of(
         raise UserError(f"data: the frame has no column '{column}' ({wanted[column]})")
     frame = data if isinstance(data, pd.DataFrame) else table.to_pandas()
     frame = frame.assign(**_lists_as_texts(cfg, table), **dict.fromkeys(missing, ''))
-    frame.to_csv(path, sep=cfg.data.delimiter, index=False, columns=columns, header=columns is None)
+    separator, has_header = cfg.data.delimiter or ',', columns is None
+    frame.to_csv(path, sep=separator, index=False, columns=columns, header=has_header)
     yield [path]

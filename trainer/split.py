@@ -1,11 +1,12 @@
 """Splits one log: `python -m trainer.split --data FILE --out DIR --by_time COLUMN`.
 
 It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time puts the latest
-samples into test; --by_hash keeps all samples of one user (or another column's value) together.
-FILE is CSV, TSV (also .gz, .bz2) or Parquet. No value changes, though fields of CSV are quoted;
-samples of one time stay together.
+samples into test, by --shares or --at; --by_hash keeps all samples of one user (or another column's
+value) together. FILE is CSV, TSV (also .gz, .bz2) or Parquet. No value changes, though fields of
+CSV are quoted; samples of one time stay together.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 from absl import flags
+from pandas.api.types import is_numeric_dtype, is_string_dtype
 
 from trainer import command_line
 from trainer.errors import UserError, nearest, one_line, plain_errors
@@ -26,6 +28,11 @@ OUT = flags.DEFINE_string('out', None, 'A directory for the three files.', requi
 BY_TIME = flags.DEFINE_string('by_time', None, 'A column of numbers, or texts that sort by time.')
 BY_HASH = flags.DEFINE_string('by_hash', None, 'A column whose equal values stay together.')
 SHARES = flags.DEFINE_list('shares', ['80', '10', '10'], 'Per cent for train, valid and test.')
+AT = flags.DEFINE_list(
+  'at',
+  None,
+  'With --by_time, in place of --shares: where valid and test begin, as 2024-01-30,2024-01-31.',
+)
 TIME_FORMAT = flags.DEFINE_string(
   'time_format', None, 'How --by_time is written, as %d.%m.%Y %H:%M:%S.'
 )
@@ -35,6 +42,8 @@ DELIMITER = flags.DEFINE_string(
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')
+Split = Callable[[pa.Table], np.ndarray]
+_FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
 
 
@@ -78,42 +87,77 @@ def _ends() -> np.ndarray:
   return np.cumsum(shares)[:2] / 100
 
 
-def _by_time(name: str) -> Callable[[pa.Table], np.ndarray]:
-  """Returns a function from rows to their splits; no time is in two splits."""
+def _by_time(name: str) -> tuple[Split, list[str]]:
+  """Returns a function from rows, in order, to their splits, and the times of each split.
 
-  def times(table: pa.Table) -> pd.Series:
-    texts = _column(table, name).to_pandas()
-    if TIME_FORMAT.value is None:
-      return texts
-    try:
-      return pd.to_datetime(texts, format=TIME_FORMAT.value)
-    except ValueError as e:
-      raise UserError(f"{DATA.value}: column '{name}': {one_line(e)}") from None
-
-  # pandas would keep the blocks' own indices if the values are sorted already.
-  values = pd.concat([times(table) for table in _tables()], ignore_index=True)
-  if (missing := int(values.isna().sum() + (values == '').sum())) > 0:
+  No time is in two splits.
+  """
+  # pandas would keep the blocks' own indices.
+  texts = pd.concat([_column(t, name).to_pandas() for t in _tables()], ignore_index=True)
+  if (missing := int(texts.isna().sum() + (texts == '').sum())) > 0:
     raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
-  first = str(values.iloc[0])
-  if TIME_FORMAT.value is None and _DAY_OR_MONTH_FIRST.match(first):
+  times = _times(texts, name)
+  order = np.argsort(times.to_numpy(), kind='stable')
+  if AT.value:
+    bounds = _given_bounds(times)
+  else:
+    bounds = [times[order[min(int(end * len(times)), len(times) - 1)]] for end in _ends()]
+  places = sum((times >= bound).to_numpy().astype(int) for bound in bounds)
+  ends = np.cumsum(np.bincount(places, minlength=len(SPLITS)))
+  if AT.value and len(set(places)) < len(SPLITS):
+    found = f'{texts[order[0]]} to {texts[order[-1]]}'
+    raise UserError(f"--at: a split is empty; '{name}' is {found}; wanted times between them")
+  told = [
+    f', {name} {texts[order[start]]} to {texts[order[end - 1]]}' if start < end else ''
+    for start, end in zip([0, *ends], ends)
+  ]
+  rows = iter(places)
+  return lambda table: np.fromiter(itertools.islice(rows, len(table)), int), told
+
+
+def _times(texts: pd.Series, name: str) -> pd.Series:
+  """Returns what the texts of a column are compared by: times, numbers, or the texts themselves."""
+  if TIME_FORMAT.value is not None:
+    try:
+      times = pd.to_datetime(texts, format=TIME_FORMAT.value, errors='coerce', utc=True)
+    except ValueError as e:
+      raise UserError(f'--time_format: {one_line(e)}') from None
+    if times.isna().any():
+      raise UserError(
+        f"{DATA.value}: column '{name}': found {texts[times.isna()].iloc[0]!r}; wanted a time by "
+        f"--time_format '{TIME_FORMAT.value}', which must describe all of it, as {_FORMAT}"
+      )
+    return times
+  if not (is_string_dtype(texts) or is_numeric_dtype(texts)):
+    return pd.to_datetime(texts, utc=True)  # dates or times of Parquet
+  if _DAY_OR_MONTH_FIRST.match(str(texts[0])):
     raise UserError(
-      f"{DATA.value}: column '{name}': found {first!r}, which does not sort by time as a text; "
+      f"{DATA.value}: column '{name}': found {texts[0]!r}, which does not sort by time as a text; "
       'wanted --time_format, as %d.%m.%Y or %m/%d/%Y %H:%M'
     )
-  numbers = pd.to_numeric(values, errors='coerce') if TIME_FORMAT.value is None else values
-  is_number = numbers.notna().all()
-  ordered = (numbers if is_number else values).sort_values(ignore_index=True)
-  bounds = [ordered[min(int(end * len(ordered)), len(ordered) - 1)] for end in _ends()]
-
-  def split(table: pa.Table) -> np.ndarray:
-    own = times(table)
-    own = pd.to_numeric(own) if is_number and TIME_FORMAT.value is None else own
-    return sum((own >= bound).to_numpy().astype(int) for bound in bounds)
-
-  return split
+  numbers = pd.to_numeric(texts, errors='coerce')
+  return texts if numbers.isna().any() else numbers
 
 
-def _by_hash(name: str) -> Callable[[pa.Table], np.ndarray]:
+def _given_bounds(times: pd.Series) -> list:
+  """Returns the times of --at, of the type of the log's times."""
+  found = f'--at: found {",".join(AT.value)}'
+  try:
+    if is_numeric_dtype(times):
+      bounds = [float(text) for text in AT.value]
+    elif is_string_dtype(times):
+      bounds = AT.value
+    else:
+      bounds = [pd.to_datetime(text, utc=True) for text in AT.value]
+  except ValueError:
+    wanted = f'numbers, as {times[0]}' if is_numeric_dtype(times) else 'times'
+    raise UserError(f'{found}; wanted {wanted}') from None
+  if len(bounds) != len(SPLITS) - 1 or not bounds[0] < bounds[1]:
+    raise UserError(f'{found}; wanted two times that rise: where valid and where test begin')
+  return bounds
+
+
+def _by_hash(name: str) -> Split:
   """Returns a function from rows to their splits, by a hash that is the same everywhere."""
   ends = _ends() * 2.0**64
 
@@ -130,7 +174,12 @@ def main() -> None:
     raise UserError('wanted --by_time COLUMN or --by_hash COLUMN')
   if not os.path.isfile(DATA.value):
     raise UserError(f'--data {DATA.value}: no such file')
-  split_of = _by_time(BY_TIME.value) if BY_TIME.value else _by_hash(BY_HASH.value)
+  if BY_TIME.value:
+    split_of, told = _by_time(BY_TIME.value)
+  elif AT.value:
+    raise UserError('--at: found with --by_hash; wanted --by_time')
+  else:
+    split_of, told = _by_hash(BY_HASH.value), [''] * len(SPLITS)
   is_parquet = DATA.value.endswith('.parquet')
   suffix = '.parquet' if is_parquet else '.tsv' if '.tsv' in DATA.value else '.csv'
   csv = pa.csv.WriteOptions(
@@ -153,8 +202,8 @@ def main() -> None:
         writer.write_table(table.filter(pa.array(places == place)))
     for writer in writers:
       writer.close()
-  for name, count in zip(SPLITS, counts):
-    print(f'{os.path.join(OUT.value, name + suffix)}: {count:,} samples')
+  for name, count, times in zip(SPLITS, counts, told):
+    print(f'{os.path.join(OUT.value, name + suffix)}: {count:,} samples{times}')
 
 
 if __name__ == '__main__':

@@ -1,11 +1,9 @@
 """Commands that look at a trained model on several ranks: they tell what one process tells."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -22,9 +20,9 @@ class SharedEvaluationTest(tf.test.TestCase):
     for name in ('day_0', 'test'):
       device, item = rng.integers(0, 4, 4000), rng.integers(0, 30, 4000)
       click = rng.random(4000) < 1 / (1 + np.exp(-(0.2 * (item - 20) + 0.3 * device)))
-      rows = [f'{texts[d]},{i},{c:d}\n' for d, i, c in zip(device, item, click)]
+      rows = [f'{texts[d]},{i},{c:d},{"XY"[i % 2]}\n' for d, i, c in zip(device, item, click)]
       with open(f'{folder}/{name}.csv', 'w', encoding='utf-8') as f:
-        f.write('device,item,click\n' + ''.join(rows))
+        f.write('device,item,click,country\n' + ''.join(rows))
     tree = {
       'data': {
         'train': [f'{folder}/day_0.csv'],
@@ -42,14 +40,14 @@ class SharedEvaluationTest(tf.test.TestCase):
     cls.run_command('run', '--config', f'{folder}/config.yaml', '--run_dir', cls.run_dir)
 
   @staticmethod
-  def run_command(name, *arguments, ranks=1):
+  def run_command(name, *arguments, ranks=1, status=0):
     command = [sys.executable, '-m', f'trainer.{name}', *arguments]
     if ranks > 1:
       launcher = ['horovodrun', '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}']
       command = [*launcher, *command]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert done.returncode == status, done.stderr[-3000:]
+    return done.stderr if status else done.stdout
 
   def told(self, *arguments, ranks):
     """The JSON object that a command printed."""
@@ -61,16 +59,33 @@ class SharedEvaluationTest(tf.test.TestCase):
     arguments = 'evaluate', '--run_dir', self.run_dir, '--by', 'device'  # to a pipe: JSON
     alone, shared = (self.told(*arguments, ranks=n)['device'] for n in (1, 2))
     self.assertCountEqual(
-      [row['value'] for row in alone], ['phone', 'tablet', 'desktop', '(blank)']
+      [row['value'] for row in alone], ['phone', 'tablet', 'desktop', '(blank)', '(all)']
     )
     for a, b in zip(alone, shared):
       self.assertEqual(a['value'], b['value'])
       self.assertAllClose(*({**row, 'value': 0, 'task': 0} for row in (a, b)), rtol=1e-3)
-    with mock.patch.dict(os.environ, {'CTR_TERMINAL': '1'}):
-      table = self.run_command(*arguments[:3], '--by', 'item', '--most', '3')
+    everyone = self.told(*arguments[:3], ranks=1)
+    self.assertAllClose(
+      [alone[-1][key] for key in ('samples', 'auc', 'logloss', 'calibration')],
+      [everyone[key] for key in ('examples', 'auc', 'logloss', 'calibration')],
+      rtol=1e-4,  # the AUC of all is of bins
+    )
+    table = self.run_command(*arguments[:3], '--by', 'item', '--most', '3', '--nojson')
     self.assertIn('(other)', table)
-    self.assertLen(table.splitlines(), 6)
+    self.assertLen(table.splitlines(), 7)
     self.assertLessEqual(max(map(len, table.splitlines())), 80)
+
+  def test_slices_of_a_column_that_the_model_does_not_read(self):
+    arguments = 'evaluate', '--run_dir', self.run_dir, '--by', 'country', '--by', 'device'
+    alone, shared = (self.told(*arguments, ranks=n) for n in (1, 2))
+    for told in (alone, shared):
+      self.assertCountEqual([row['value'] for row in told['country']], ['X', 'Y', '(all)'])
+      self.assertAlmostEqual(told['country'][-1]['auc'], told['device'][-1]['auc'])
+    for a, b in zip(alone['country'], shared['country']):
+      self.assertAllClose(*({**row, 'value': 0, 'task': 0} for row in (a, b)), rtol=1e-3)
+    self.assertEqual(sum(row['samples'] for row in alone['country'][:2]), 4000)
+    error = self.run_command(*arguments[:3], '--by', 'contry', status=2)
+    self.assertIn("no column 'contry' (--by) among 4 columns; the nearest valid name is", error)
 
   def test_importance(self):
     arguments = 'inspect', '--run_dir', self.run_dir, '--importance', '--json'

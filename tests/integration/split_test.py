@@ -26,6 +26,7 @@ class SplitTest(tf.test.TestCase):
       self.frame.to_csv(path, index=False, sep='\t' if '.tsv' in name else ',')
     command = [sys.executable, '-m', 'trainer.split', '--data', path, '--out', out, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True)
+    self.told = ended.stdout
     if ended.returncode:
       return ended.returncode, ended.stderr
     parts = []
@@ -63,7 +64,10 @@ class SplitTest(tf.test.TestCase):
     for further, wanted in (
       ([], 'Expected 1 columns, got .*wanted another --delimiter'),
       (['--delimiter', ';'], 'does not sort by time as a text; wanted --time_format'),
-      (['--delimiter', ';', '--time_format', '%Y'], "column 'time': .*doesn't match format"),
+      (
+        ['--delimiter', ';', '--time_format', '%Y'],
+        "found '.*'; wanted a time by --time_format '%Y'",
+      ),
       (['--delimiter', ';', '--time_format', '%d.%m.%Y'], None),
     ):
       ended = subprocess.run([*command, *further], capture_output=True, text=True)
@@ -74,6 +78,24 @@ class SplitTest(tf.test.TestCase):
     self.assertLess(times[0].max(), times[1].min())
     self.assertLess(times[1].max(), times[2].min())
     self.assertEqual(sum(map(len, parts)), len(self.frame))
+
+  def test_at_two_times(self):
+    days = pd.Timestamp('2023-01-01') + pd.to_timedelta(self.frame['time'], 'D')
+    numbers = days.astype('datetime64[s]').astype('int64').astype(str)
+    wanted = [(days < '2023-02-01'), (days >= '2023-02-01') & (days < '2024'), days >= '2024']
+    for time, at, further in (
+      (days.dt.strftime('%Y-%m-%d %H:%M:%S'), '2023-02-01,2024-01-01', []),
+      (days.dt.strftime('%d.%m.%Y'), '2023-02-01,2024-01-01', ['--time_format', '%d.%m.%Y']),
+      (numbers, '1675209600,1704067200', []),
+      (days.dt.date, '2023-02-01,2024-01-01', []),
+    ):
+      self.frame['time'] = time
+      parts = self.split('log.parquet', '--by_time', 'time', '--at', at, *further)
+      self.assertEqual([len(part) for part in parts], [count.sum() for count in wanted])
+      by_time = zip(('train', 'valid', 'test'), wanted)
+      for name, own in by_time:
+        first, last = time[days[own].idxmin()], time[days[own].idxmax()]
+        self.assertIn(f'{name}.parquet: {own.sum():,} samples, time {first} to {last}', self.told)
 
   def test_by_hash_no_user_is_in_two(self):
     parts = self.split('log.csv', '--by_hash', 'user', '--shares', '60,20,20')
@@ -88,6 +110,10 @@ class SplitTest(tf.test.TestCase):
       (['--by_hash', 'usr'], "no column 'usr'.*'user'"),
       (['--by_time', 'text'], "column 'text' is empty in 667 samples"),
       (['--by_hash', 'user', '--shares', '50,50'], 'found 50,50; wanted three'),
+      (['--by_hash', 'user', '--at', '1,2'], '--at: found with --by_hash; wanted --by_time'),
+      (['--by_time', 'time', '--at', '1'], '--at: found 1; wanted two times that rise'),
+      (['--by_time', 'time', '--at', '2024-01-01,2'], '--at: found .*; wanted numbers, as'),
+      (['--by_time', 'time', '--at', '400,600'], "a split is empty; 'time' is 0 to 499"),
     ):
       status, told = self.split('log.csv', *arguments)
       self.assertEqual(status, 2)

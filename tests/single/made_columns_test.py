@@ -39,6 +39,9 @@ SLOTS = [
   {'name': 'group', 'from': {'text': 'word', 'match': r'(\w+)[/.]'}},
   {'name': 'low', 'from': {'text': 'word', 'lower': True}},
   {'name': 'first', 'from': {'text': 'word', 'prefixes': [1, 3]}},
+  {'name': 'seconds', 'from': {'time': 'when', 'part': 'hour', 'unit': 'seconds'}},
+  {'name': 'day_hour', 'from': {'time': 'hh', 'part': 'day', 'unit': 'yyyymmddHH'}},
+  {'name': 'last', 'separator': '|', 'shares': 'user', 'sequence': {'max_length': 2}},
 ]
 DENSE = [
   {'name': 'price', 'transform': 'log1p_standardise'},
@@ -64,6 +67,9 @@ def records(seed, n, price=2.0):
       'price': np.where(rng.random(n) < 0.1, '', prices),
       'ts': at.strftime('%Y-%m-%dT%H:%M:%S'),
       'any': [v or '' for v in random_values.numbers(rng, n)],
+      'when': at.astype('datetime64[s]').astype('int64').astype(str),
+      'hh': at.strftime('%Y%m%d%H'),
+      'last': rng.choice(['', 'u1', 'ü3|u2'], n),
       'at': [v or '' for v in random_values.iso(rng, n)],
       'word': [v or '' for v in random_values.texts(rng, n)],
       'click': rng.integers(0, 2, n),
@@ -126,6 +132,11 @@ class MadeColumnsTest(tf.test.TestCase):
     columns = {name: list(map(str, sample[name])) for name in sample}
     with served(service) as client:
       status, answer = client.predict({'inputs': columns})
+      _, text, _ = client.ask('GET', '/v1/models/ctr/metadata')
+      example = json.loads(text)['example_request']
+      self.assertContainsSubset(example['instances'][0], sample)
+      self.assertNotIn(None, example['instances'][0].values())
+      self.assertEqual(client.predict(example)[0], 200, example)
     self.assertEqual(status, 200, answer)
     self.assertAllClose(answer['outputs'], predicted, rtol=2e-6)
 

@@ -313,6 +313,18 @@ class CsvTest(PrepareTestCase):
       _, one = self.prepare(cfg, text)
       self.assert_equals_oracle(one, good)
 
+  def test_a_suffix_or_a_key_says_what_separates_fields(self):
+    cfg = make_config({'slots': [{'name': 'a'}, {'name': 'b'}]})
+    tabs, commas = (f'a{d}b{d}click\nu{d}v,w{d}1\nx{d}y{d}0\n' for d in ('\t', ','))
+    good, _ = oracle(tabs, cfg, delimiter='\t')
+    self.assert_equals_oracle(self.prepare(cfg, tabs, 'day.TSV')[1], good)
+    self.assert_equals_oracle(self.prepare(cfg, gzip.compress(tabs.encode()), 'z.tsv.gz')[1], good)
+    by_key = make_config({'delimiter': ',', 'slots': [{'name': 'a'}, {'name': 'b'}]})
+    commas = commas.replace('v,w', 'v')
+    self.assert_equals_oracle(self.prepare(by_key, commas, 'b.tsv')[1], oracle(commas, cfg)[0])
+    with self.assertRaisesRegex(UserError, r"""as by --set 'data.delimiter="\\t"'$"""):
+      self.prepare(cfg, tabs, 'tabs.csv')
+
   def test_compressed_and_bytes_that_are_no_text(self):
     cfg = make_config({'slots': [{'name': 'a'}], 'max_bad_share': 0.5})
     raw = b'a,click\n\xff\xfe,1\n\xff\n'
@@ -577,7 +589,7 @@ class BadInputTest(PrepareTestCase):
       ('click,user\n'.encode('utf-16'), 'found UTF-16 text; wanted UTF-8'),
       ('click,user\n'.encode('utf-16-be'), 'found zero bytes, as UTF-16 text has'),
       (gzip.compress(b'a'), 'found gzip-compressed data; wanted text, or the suffix .gz'),
-      ('click;user;topics;price;w\n1;u;;;1\n', ":1: the first line has one field by .*';'"),
+      ('click;user;topics;price;w\n1;u;;;1\n', ":1: the first line has one field by .*\";\""),
       ('1,5,s,2,1\n', ":1: no column 'click'.* looks like a record, .* or data.columns"),
       (
         'Click,user,topics,price,w\n',

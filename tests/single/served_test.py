@@ -92,7 +92,7 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
   def batches(self, name, records):
     path = f'{self.folder}/{name}.csv'
     with open(path, 'w', encoding='utf-8', newline='') as f:
-      writer = csv.DictWriter(f, records[0].keys(), delimiter=self.cfg.data.delimiter)
+      writer = csv.DictWriter(f, records[0].keys(), delimiter=self.cfg.data.delimiter or ',')
       writer.writeheader()
       writer.writerows(records)
     prepare_pass(self.cfg, path, path + '.pass')

@@ -14,7 +14,7 @@ from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
 from trainer.model.slices import auc_interval, slice_errors, slice_figures
 from trainer.reporting.evaluated import in_words, slice_table
-from trainer.training.slices import BLANK, OTHER, slices
+from trainer.training.slices import ALL, BLANK, OTHER, slices
 
 
 def sigmoid(x):
@@ -88,13 +88,14 @@ class SlicesTest(tf.test.TestCase):
       if segment % 3 == 0:
         holders.setdefault(key, set()).add(segment // 3)
         holders[BLANK].discard(segment // 3)
-    head = {row['key'] for row in alone['a']} - {BLANK, OTHER}
+    head = {row['key'] for row in alone['a']} - {BLANK, OTHER, ALL}
     self.assertLen(head, 5)
     self.assertEqual(
       sorted(len(holders[k]) for k in head),
       sorted(len(v) for k, v in holders.items() if k != BLANK)[-5:],
     )
     holders[OTHER] = set().union(*(v for k, v in holders.items() if k != BLANK and k not in head))
+    holders[ALL] = set(range(1200))
     for row in alone['a']:
       own = sorted(holders[row['key']])
       y, p, w = whole.label[own], probability[own].astype(np.float64), whole.weight[own]
@@ -102,7 +103,8 @@ class SlicesTest(tf.test.TestCase):
       self.assertAllClose(row['auc'], roc_auc_score(y, p, sample_weight=w), rtol=1e-6)
       self.assertAllClose(row['logloss'], log_loss(y, p, sample_weight=w), rtol=1e-6)
       self.assertAllClose(row['calibration'], (w @ p) / (w @ y), rtol=1e-6)
-    ends = [row['auc_high'] for row in alone['a']]
+    self.assertEqual(alone['a'][-1]['key'], ALL)
+    ends = [row['auc_high'] for row in alone['a'][:-1]]
     self.assertEqual(ends, sorted(ends))
 
   def test_tasks_and_slots_of_one_value(self):
@@ -115,8 +117,8 @@ class SlicesTest(tf.test.TestCase):
     self.assertNotIn(BLANK, [row['key'] for row in rows])
     for t, task in enumerate(('click', 'conversion')):
       of_task = [row for row in rows if row['task'] == task]
-      self.assertEqual(sum(row['samples'] for row in of_task), (batch.weight[:, t] > 0).sum())
-    one = max(rows, key=lambda row: row['samples'] * (row['task'] == 'conversion'))
+      self.assertEqual(sum(row['samples'] for row in of_task[:-1]), (batch.weight[:, t] > 0).sum())
+    one = max(of_task[:-1], key=lambda row: row['samples'])
     own = (batch.keys.reshape(-1, 3)[:, 1] == one['key']) & (batch.weight[:, 1] > 0)
     y, w = batch.label[own, 1], batch.weight[own, 1]
     if one['auc'] is not None:

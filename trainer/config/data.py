@@ -133,8 +133,9 @@ class Data(Section):
   ) = None
   """The format of all these files; docs/data.md has a table. prepared: directories that
   ctr-prepare wrote; null: each file's suffix says it, and csv where it does not."""
-  delimiter: str = ','
-  """Separates the fields of a csv line; a tab is written "\\t"."""
+  delimiter: str | None = None
+  """Separates the fields of a csv line; a tab is written "\\t". null: a tab in files named
+  .tsv, .tsv.gz and so on, and a comma in all others."""
   columns: list[str] | None = None
   """Names of the columns of a csv file without a header line."""
   label: str | None = 'label'
@@ -213,7 +214,11 @@ class Data(Section):
     check_distinct('dense', [column.name for column in self.dense])
     by_name = dict(zip(names, self.slots))
     for i, slot in enumerate(self.slots):
-      if slot.value_separator and not slot.separator and slot.value_separator == self.delimiter:
+      if (
+        slot.value_separator
+        and not slot.separator
+        and slot.value_separator == (self.delimiter or ',')
+      ):
         found = f'found {slot.value_separator!r}, which is data.delimiter'
         wrong(f'slots.{i}.value_separator', f'{found}; wanted another character')
       if slot.shares is None:

@@ -22,7 +22,6 @@ from trainer.data import (
 )
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import (
-  CODECS,
   SUFFIXES,
   WHOLE,
   LogFile,
@@ -30,6 +29,7 @@ from trainer.data.log_files import (
   absolute,
   files_of,
   partition_columns,
+  suffix_of,
 )
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.passes import pass_day
@@ -61,10 +61,7 @@ def format_of(data: config.Data, path: str) -> str:
   """Returns the format of a raw file: data.format, else the format of its suffix, else csv."""
   if data.format is not None:
     return data.format
-  stem, suffix = os.path.splitext(path.lower())
-  if suffix in CODECS:
-    suffix = os.path.splitext(stem)[1]
-  return SUFFIXES.get(suffix, 'csv')
+  return SUFFIXES.get(suffix_of(path), 'csv')
 
 
 def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:

@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import csv
 import functools
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -19,7 +20,7 @@ import pyarrow.csv
 
 from trainer import config
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import WHOLE, Part
+from trainer.data.log_files import WHOLE, Part, suffix_of
 from trainer.data.schema import CARRIED, check_columns
 from trainer.data.text_blocks import MAX_LINE_BYTES, text_blocks
 from trainer.data.values import float_or_none
@@ -30,6 +31,13 @@ PARSED_BYTES = 1 << 20  # what Arrow parses at once: few enough to stay in the p
 OTHER_DELIMITERS = '\t;|,'
 
 csv.field_size_limit(2 * MAX_LINE_BYTES)
+
+
+def _delimiter(path: str, data: config.Data) -> str:
+  """Returns what separates the fields of a file."""
+  if data.delimiter is not None:
+    return data.delimiter
+  return '\t' if suffix_of(path) == '.tsv' else ','
 
 
 def _fields(line: bytes, delimiter: bytes) -> list[bytes] | None:
@@ -181,10 +189,11 @@ def _check_header(
   if missing and len(names) == 1:
     best = max(OTHER_DELIMITERS.replace(delimiter, ''), key=line.count)
     if count := line.count(best):
-      shown = '"\\t"' if best == '\t' else f"'{best}'"
+      shown = json.dumps(best)  # as YAML has it, too
       raise UserError(
-        f'{path}:1: the first line has one field by data.delimiter {delimiter!r} and {count + 1} '
-        f'by {shown}; wanted data.delimiter: {shown}'
+        f'{path}:1: the first line has one field by data.delimiter {json.dumps(delimiter)} and '
+        f"{count + 1} by {shown}; wanted data.delimiter: {shown}, as by --set 'data.delimiter="
+        f"{shown}'"
       )
   if len(missing) == len(wanted) > 0 and any(not n or float_or_none(n) is not None for n in names):
     raise UserError(
@@ -194,10 +203,10 @@ def _check_header(
   check_columns(f'{path}:1', names, wanted)
 
 
-def _first_fields(head: bytes, data: config.Data) -> list[bytes] | None:
+def _first_fields(head: bytes, delimiter: str) -> list[bytes] | None:
   """Returns the fields of the first line of some text."""
   line = head[: head.index(b'\n')].removesuffix(b'\r')
-  return _fields(line, data.delimiter.encode())
+  return _fields(line, delimiter.encode())
 
 
 def _names(fields: Sequence[bytes] | None) -> list[str]:
@@ -211,7 +220,8 @@ def _head(path: str) -> bytes:
 
 def header_lines(path: str, data: config.Data) -> int:
   """Returns how many lines of a file, 0 or 1, name its columns."""
-  return int(data.columns is None or _names(_first_fields(_head(path), data)) == data.columns)
+  names = _names(_first_fields(_head(path), _delimiter(path, data)))
+  return int(data.columns is None or names == data.columns)
 
 
 def blocks(
@@ -231,12 +241,12 @@ def blocks(
     BadPass: if the file is no text or is damaged.
     UserError: if it lacks a wanted column.
   """
-  delimiter = data.delimiter.encode()
+  by = _delimiter(path, data)
+  delimiter = by.encode()
   if len(delimiter) != 1 or delimiter in b'"\r\n':
-    hint = '; a tab is written "\\t" in double quotes' if data.delimiter == '\\t' else ''
+    hint = '; a tab is written "\\t" in double quotes' if by == '\\t' else ''
     raise UserError(
-      f'data.delimiter: found {data.delimiter!r}; wanted one ASCII character, no quote and no line '
-      f'end{hint}'
+      f'data.delimiter: found {by!r}; wanted one ASCII character, no quote and no line end{hint}'
     )
   if data.columns is not None:
     check_columns('data.columns', data.columns, wanted)
@@ -248,7 +258,7 @@ def blocks(
   for lines, raw in text_blocks(path, part):
     if to_arrow is None:
       head = raw if lines.start == 1 else _head(path)
-      header = _first_fields(head, data)
+      header = _first_fields(head, by)
       names = _names(header)
       if data.columns is None:
         if header is None:
@@ -257,7 +267,7 @@ def blocks(
             'names of the columns'
           )
         text = head[: head.index(b'\n')].decode(errors='replace')
-        _check_header(path, text, names, wanted, data.delimiter)
+        _check_header(path, text, names, wanted, by)
       is_header = data.columns in (None, names)
       if not is_header:
         names, header = data.columns, [name.encode() for name in data.columns]

@@ -188,6 +188,12 @@ def codec_of(path: str) -> str | None:
   return CODECS.get(os.path.splitext(path)[1])
 
 
+def suffix_of(path: str) -> str:
+  """Returns the suffix of a file in small letters, without that of its compression."""
+  stem, suffix = os.path.splitext(path.lower())
+  return os.path.splitext(stem)[1] if suffix in CODECS else suffix
+
+
 def open_file(path: str) -> pa.NativeFile:
   """Opens a file for random access."""
   if is_remote(path):

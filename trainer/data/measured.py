@@ -93,7 +93,7 @@ def open_values(
 def _content(cfg: config.Config, key: str) -> str:
   """Reads the table of a look-up."""
   made = cfg.data.left_open()[key].made
-  kinds = {'format': None, 'columns': None, 'delimiter': '\t' if '.tsv' in made.table else ','}
+  kinds = {'format': None, 'columns': None, 'delimiter': None}
   plain = cfg.model_copy(
     update={'data': cfg.data.model_copy(update={'slots': [], 'dense': [], 'group': None} | kinds)}
   )

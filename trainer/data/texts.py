@@ -24,9 +24,11 @@ def texts_of(
 
   Args:
     paths: raw passes; those that no longer exist are skipped.
+    slot: a slot, or Slot(name=data.group) for the groups of samples.
+    keys: of its features, or of the groups.
   """
   wanted = np.array(sorted(keys), np.int64)
-  slot_id = cfg.slot_ids()[slot.name]
+  slot_id = cfg.slot_ids().get(slot.name, 0)
   columns = {name: f"slot '{slot.name}'" for name, _ in cfg.data.columns_of(slot)}
   seen: set[int] = set()
   for path in filter(exists, paths):

@@ -1,4 +1,4 @@
-"""What `trainer.evaluate` prints in a terminal: metrics, also for each value of a slot."""
+"""What `trainer.evaluate` prints in a terminal: metrics, also for each value of a column."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,11 +35,11 @@ def _cell(row: Figures, fields: Sequence[str], form: str) -> str:
   return '-' if None in values else '..'.join(format(value, form) for value in values)
 
 
-def slice_table(slot: str, rows: Sequence[Figures]) -> str:
+def slice_table(column: str, rows: Sequence[Figures]) -> str:
   """Returns a table of at most 80 columns; long values are cut off at their end.
 
   Args:
-    slot: the name of the slot, which is the title of the first column.
+    column: the slot or column of the log, which is the title of the first column.
     rows: the slices of one task, with `value` and the metrics of trainer.model.slices.
   """
   columns = [
@@ -49,7 +49,7 @@ def slice_table(slot: str, rows: Sequence[Figures]) -> str:
   ]
   widths = [max(map(len, column)) for column in columns]
   room = max(WIDTH - sum(widths) - len(widths), LEAST_NAME_WIDTH)
-  names = [shortened(text, room) for text in (slot, *(str(row['value']) for row in rows))]
+  names = [shortened(text, room) for text in (column, *(str(row['value']) for row in rows))]
   first = max(map(len, names))
   lines = [
     ' '.join([name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, widths))])
@@ -70,4 +70,4 @@ def in_words(values: Figures) -> Iterator[str]:
     ]
     text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
-  yield 'with --json: all metrics; with --by SLOT: for each value of a slot'
+  yield 'with --json: all metrics; with --by COLUMN: for each value of a column'

@@ -44,7 +44,10 @@ class Recommender:
       return finder
     ranker = self._ranker.signature()
     columns = {n: t for n, t in ranker.columns.items() if n != self._finder.item_column}
-    return ranker._replace(columns=finder.columns | columns)
+    # A column of both has an example that both accept, or null.
+    example = {n: ranker.example[n] for n in columns} | finder.example
+    example |= {n: None for n in columns if example[n] != ranker.example[n]}
+    return ranker._replace(columns=finder.columns | columns, example=example)
 
   def unknown_columns(self, request: Request) -> list[str]:
     """Returns the names of a request's columns that neither run reads."""

@@ -50,6 +50,7 @@ class Signature(NamedTuple):
   """The names of columns and outputs in requests and answers."""
 
   columns: Mapping[str, bool]  # name -> whether its values are strings
+  example: Mapping[str, Json]  # a sample that a request may have
   outputs: Sequence[str]
   version: int
 
@@ -245,10 +246,6 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
       for column, is_text in signature.columns.items()
     }
 
-  def example(signature: Signature) -> dict[str, Json]:
-    sample = {column: '1' if is_text else 1.0 for column, is_text in signature.columns.items()}
-    return {'instances': [sample]}
-
   definitions: dict[str, Json] = {}
   examples: dict[str, Json] = {}
   if predict is not None:
@@ -257,7 +254,7 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
       'outputs': {output: tensor(output, 'DT_FLOAT') for output in predict.outputs},
       'method_name': 'tensorflow/serving/predict',
     }
-    examples['example_request'] = example(predict)
+    examples['example_request'] = {'instances': [predict.example]}
   if recommend is not None:
     definitions['recommend'] = {
       'inputs': inputs(recommend),
@@ -267,7 +264,11 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
       },
       'method_name': 'recommend',
     }
-    examples['example_recommend_request'] = example(recommend) | {'k': _K, 'seen': [['1']]}
+    examples['example_recommend_request'] = {
+      'instances': [recommend.example],
+      'k': 1,
+      'seen': [['1']],
+    }
   version = (predict or recommend).version
   tree = {
     'model_spec': {'name': name, 'signature_name': '', 'version': str(version)},

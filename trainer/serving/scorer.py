@@ -6,6 +6,7 @@ All stages are the trainer's: parsing and hashing (trainer.data), pooling (ops.p
 
 import collections
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -30,6 +31,9 @@ from trainer.model.builder import BUILT_IN, build
 from trainer.plain_data import Json
 from trainer.serving.versioned_store import LookedUpRows, decode, without_show_click
 from trainer.storage.served_model import input_name
+
+# Values that a number's column, and one of texts, may accept; each accepts null.
+_EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113', None)}
 
 
 class BadRequest(UserError):
@@ -124,9 +128,26 @@ class Scorer:
       variable.assign(to_tensor(value))
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
-  def signature(self) -> tuple[dict[str, bool], list[str]]:
-    """Returns for each column whether its values are strings, and the names of the outputs."""
-    return dict(self._columns), list(self._graph.structured_outputs)
+  def signature(self) -> tuple[dict[str, bool], dict[str, Json], list[str]]:
+    """Returns whether each column's values are strings, a sample, and the names of the outputs."""
+    return dict(self._columns), self._example, list(self._graph.structured_outputs)
+
+  @functools.cached_property
+  def _example(self) -> dict[str, Json]:
+    """A sample that a request may have: of each column the first example that is accepted."""
+    nothing = dict.fromkeys(self._columns, [None])
+
+    def accepted(column: str, value: Json) -> bool:
+      try:
+        self.parse(nothing | {column: [value]}, 1)
+      except BadRequest:
+        return False
+      return True
+
+    return {
+      column: next(value for value in _EXAMPLES[is_text] if accepted(column, value))
+      for column, is_text in self._columns.items()
+    }
 
   # A request's columns
 

@@ -66,6 +66,10 @@ class Inputs:
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'convert', os.nice, (10,))
     self._stopped = threading.Event()
 
+  def read_by(self, cfg: config.Config) -> 'Inputs':
+    """Returns inputs that read passes by another config, into the same folder."""
+    return Inputs(cfg, self.communicator, self.step, self.progress_made, self._folder, self.show)
+
   def prepared(
     self, passes: Sequence[Pass], split: str, labelled: bool = True
   ) -> list[PreparedPass]:

@@ -1,4 +1,4 @@
-"""Evaluates the samples of each value of a slot by themselves (slices)."""
+"""Evaluates the samples of each value of a slot or column by themselves (slices)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,15 +7,24 @@ import numpy as np
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
+from trainer.data.parse import BLANK_GROUP
 from trainer.model.slices import slice_errors, slice_figures
 from trainer.plain_data import JsonObject
 
-# In place of a key: samples without a value, and samples of all values that have no slice.
-BLANK, OTHER = -1, -2
+# In place of a key: samples without a value, those of all values that have no slice, and all.
+BLANK, OTHER, ALL = -1, -2, -3
 
 
-def _values(batch: SlotBatch, slot: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the keys of a slot's values (BLANK for none) and the sample of each, int64 [m]."""
+def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the keys of a slot's values (BLANK for none) and the sample of each, int64 [m].
+
+  Args:
+    slot: None stands for the column data.group.
+    slots: the number of slots.
+  """
+  if slot is None:
+    group = np.asarray(batch.group)
+    return np.where(group == BLANK_GROUP, BLANK, group), np.arange(len(group))
   keys, segments = np.asarray(batch.keys), np.asarray(batch.segments)
   samples = len(batch.label)
   if not len(segments) and len(keys) == samples * slots:
@@ -36,19 +45,21 @@ def slices(
   names: Sequence[str],
   most: int,
 ) -> dict[str, list[JsonObject]]:
-  """Evaluates the samples of each value of some slots by themselves.
+  """Evaluates all samples, and the samples of each value of some slots by themselves.
 
   A sample with several values counts in the slice of each. All samples of a slice are sent to one
   process, so that its AUC is exact. Every process calls it.
 
   Args:
     scored: this process's batches with their predictions, [B] or [B, T].
+    names: slots; any other name stands for the column data.group.
     most: how many values of a slot get a slice: the most frequent ones. All others are in OTHER.
   Returns:
-    {slot: a list with the slices of each task}. A slice has key (or BLANK, OTHER), task (None if
-    there is only one) and the figures of trainer.model.slices. The worst slices come first: those
-    whose upper confidence limit of AUC is lowest, so that a slice is not first merely because it is
-    small; for squared error, those of the largest RMSE. Slices without such a figure come last.
+    {name: a list with the slices of each task}. A slice has key (or BLANK, OTHER, ALL), task (None
+    if there is only one) and the figures of trainer.model.slices. The worst slices come first:
+    those whose upper confidence limit of AUC is lowest, so that a slice is not first merely because
+    it is small; for squared error, those of the largest RMSE. Then come slices without such a
+    figure, and last that of all samples.
   """
   places = {slot.name: i for i, slot in enumerate(cfg.ordered_slots)}
   found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
@@ -56,7 +67,7 @@ def slices(
   tasks = len(cfg.labels)
   for batch, probabilities in scored:
     for name in names:
-      keys, samples = _values(batch, places[name], len(places))
+      keys, samples = _values(batch, places.get(name), len(places))
       found[name].append((keys, samples + count))
     shape = len(probabilities), tasks
     of_batch = np.asarray(batch.label), probabilities, np.asarray(batch.weight)
@@ -81,17 +92,18 @@ def _of_slot(
   is_head = head[np.minimum(place, len(head) - 1)] == keys
   # In OTHER, a sample counts once.
   others = np.unique(samples[~is_head])
-  place = np.concatenate([place[is_head], np.full(len(others), len(head))])
-  samples = np.concatenate([samples[is_head], others])
+  everyone = np.arange(whole.shape[1])
+  place = [place[is_head], np.full(len(others), len(head)), np.full(len(everyone), len(head) + 1)]
+  place, samples = np.concatenate(place), np.concatenate([samples[is_head], others, everyone])
   size = communicator.size
   sent = [(place[place % size == r], whole[:, samples[place % size == r]]) for r in range(size)]
   received = communicator.exchange([list(pair) for pair in sent])
   place = np.concatenate([pair[0] for pair in received])
   columns = np.concatenate([pair[1] for pair in received], 1)
   order = np.argsort(place, kind='stable')
-  ends = np.searchsorted(place[order], np.arange(len(head) + 2))
+  ends = np.searchsorted(place[order], np.arange(len(head) + 3))
   rows = []
-  for i, key in enumerate([*head.tolist(), OTHER]):
+  for i, key in enumerate([*head.tolist(), OTHER, ALL]):
     own = columns[:, order[ends[i] : ends[i + 1]]]
     if not own.shape[1]:
       continue
@@ -102,9 +114,10 @@ def _of_slot(
   rows = [row for of_process in communicator.gather(rows) for row in of_process]
   order_of = {label.name: i for i, label in enumerate(cfg.labels)}
 
-  def badness(row: JsonObject) -> tuple[int, float, int]:
+  def badness(row: JsonObject) -> tuple[int, bool, float, int]:
     worst = -row['rmse'] if row.get('rmse') is not None else row.get('auc_high')
-    return order_of.get(row['task'], 0), np.inf if worst is None else worst, -row['samples']
+    worst = np.inf if worst is None else worst
+    return order_of.get(row['task'], 0), row['key'] == ALL, worst, -row['samples']
 
   return sorted(rows, key=badness)
 

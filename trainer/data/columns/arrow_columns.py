@@ -94,12 +94,12 @@ class ArrowColumns:
     """As `_array`, one value a record; drops records that have several."""
     array, column = self._array(name, own)
     array, several = one_each(array)
-    self._drop(several, 'made', column, wanted)
+    self.drop(several, column, own, wanted)
     return array, column
 
-  def drop(self, wrong: np.ndarray | None, column: str, wanted: str) -> None:
-    """Drops records for which a column cannot be made."""
-    self._drop(wrong, 'made', column, wanted)
+  def drop(self, wrong: np.ndarray | None, column: str, own: str, wanted: str) -> None:
+    """Drops records for which column `own` cannot be made; '' stands for the dense columns."""
+    self._drop(wrong, 'made', column, f"{wanted}, which '{own}' is made of" if own else wanted)
 
   def markers(self, name: str, own: str) -> list[str]:
     """Returns the texts that stand for a missing value in what column `own` reads as `name`."""
@@ -115,15 +115,14 @@ class ArrowColumns:
     """Returns the features of a column as hashes, without a slot's id."""
     array, column = self._array(name, own)
     array, wrong = whole_numbers(array)
-    self._drop(wrong, 'made', column, WHOLE_NUMBER)
+    self.drop(wrong, column, own, WHOLE_NUMBER)
     markers, slot = self.markers(name, own), self._slot(name, own, column)
     nested = is_list(array.type) or pa.types.is_map(array.type)
     if pa.types.is_null(array.type) or not (nested or slot.separator):
       return Features(feature_keys(array, column, 0, markers), None)
     found = several_features(array, slot, 0, markers)
-    self._drop(
-      found.wrong[found.index], 'made', column, f'features each of which is {WHOLE_NUMBER}'
-    )
+    wanted = f'features each of which is {WHOLE_NUMBER}'
+    self.drop(found.wrong[found.index], column, own, wanted)
     counts = found.counts[found.index]
     return Features(found.keys[ranges(found.starts[found.index], counts)], counts)
 
@@ -170,7 +169,7 @@ class ArrowReader:
       wanted = 'a finite number, or blank for missing'
       array, column = self._columns.single(name, self._own, wanted)
       numbers, wrong = self._columns.floats(array, column, self._columns.markers(name, self._own))
-      self._columns.drop(wrong, column, wanted)
+      self.drop(wrong, column, wanted)
       with np.errstate(over='ignore', invalid='ignore'):
         numbers = numbers.astype(np.float32).astype(np.float64)
       numbers[np.abs(numbers) < np.finfo(np.float32).tiny] = 0
@@ -188,13 +187,13 @@ class ArrowReader:
     def read() -> pa.DictionaryArray:
       array, column = self._columns.single(name, self._own, wanted)
       array, wrong = whole_numbers(array)
-      self._columns.drop(wrong, column, WHOLE_NUMBER)
+      self.drop(wrong, column, WHOLE_NUMBER)
       if not pa.types.is_dictionary(array.type):
         array = as_text(array, column).dictionary_encode()
       texts, is_text = _unicode(as_text(array.dictionary, column))
       if not is_text.all():
         of_record = np.append(is_text, True)[array.indices.fill_null(len(texts)).to_numpy()]
-        self._columns.drop(~of_record, column, wanted)
+        self.drop(~of_record, column, wanted)
       texts = trim(texts)
       if markers := self._columns.markers(name, self._own):
         known = pc.is_in(texts, pa.array([m.strip() for m in markers], pa.string()))
@@ -214,7 +213,7 @@ class ArrowReader:
 
   def drop(self, wrong: np.ndarray, name: str, wanted: str) -> None:
     """Leaves out the records at which `wrong`, bool [n], is true: their value cannot be read."""
-    self._columns.drop(wrong, name, wanted)
+    self._columns.drop(wrong, name, self._own, wanted)
 
 
 def _unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:

@@ -169,7 +169,12 @@ def _arrow_times(
     utc, local = _clocks(seconds, is_utc, zone, np)
     is_time &= (utc >= FIRST) & (utc < END)
     is_text = ~texts.dictionary.is_null().to_numpy(zero_copy_only=False)
-    reader.drop(by_text(texts, is_text & ~is_time, False), name, WANTED[unit])
+    wrong = is_text & ~is_time
+    # Such as seconds since 1970 in place of 2024-01-31T13:05:00.
+    is_number = pc.match_substring_regex(texts.dictionary, r'^\d+(\.0+)?$')
+    is_number = unit == 'iso' and (wrong & is_number.fill_null(False).to_numpy(False)).any()
+    wanted = WANTED[unit] + is_number * ' (unit: seconds, milliseconds or yyyymmddHH reads numbers)'
+    reader.drop(by_text(texts, wrong, False), name, wanted)
     return tuple(by_text(texts, values, 0) for values in (utc, local, is_time))
 
   return reader.once(('time', name, unit, zone), read)
