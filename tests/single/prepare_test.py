@@ -589,7 +589,7 @@ class BadInputTest(PrepareTestCase):
       ('click,user\n'.encode('utf-16'), 'found UTF-16 text; wanted UTF-8'),
       ('click,user\n'.encode('utf-16-be'), 'found zero bytes, as UTF-16 text has'),
       (gzip.compress(b'a'), 'found gzip-compressed data; wanted text, or the suffix .gz'),
-      ('click;user;topics;price;w\n1;u;;;1\n', ":1: the first line has one field by .*\";\""),
+      ('click;user;topics;price;w\n1;u;;;1\n', ':1: the first line has one field by .*";"'),
       ('1,5,s,2,1\n', ":1: no column 'click'.* looks like a record, .* or data.columns"),
       (
         'Click,user,topics,price,w\n',

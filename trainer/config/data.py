@@ -214,12 +214,9 @@ class Data(Section):
     check_distinct('dense', [column.name for column in self.dense])
     by_name = dict(zip(names, self.slots))
     for i, slot in enumerate(self.slots):
-      if (
-        slot.value_separator
-        and not slot.separator
-        and slot.value_separator == (self.delimiter or ',')
-      ):
-        found = f'found {slot.value_separator!r}, which is data.delimiter'
+      delimiter = self.delimiter or ','
+      if slot.value_separator == delimiter and not slot.separator:
+        found = f'found {delimiter!r}, which is data.delimiter'
         wrong(f'slots.{i}.value_separator', f'{found}; wanted another character')
       if slot.shares is None:
         continue
