@@ -61,13 +61,14 @@ def commands(page: pathlib.Path) -> list[str]:
 
 
 def flags_of(module: str) -> set[str]:
-  """The flags that a command defines."""
+  """The flags that a command defines; --noNAME too of those that are on or off."""
   tree = ast.parse((ROOT / 'trainer' / f'{module}.py').read_text('utf-8'))
-  return {
-    node.args[0].value
+  defined = {
+    node.args[0].value: node.func.attr
     for node in ast.walk(tree)
     if isinstance(node, ast.Call) and getattr(node.func, 'attr', '').startswith('DEFINE_')
   }
+  return {*defined, *(f'no{name}' for name, kind in defined.items() if kind == 'DEFINE_bool')}
 
 
 class DocsTest(tf.test.TestCase):
