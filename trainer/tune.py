@@ -99,6 +99,8 @@ def main() -> None:
       index=False, na_rep='', float_format=lambda x: f'{x:.{4 if abs(x) >= 0.1 else 6}f}'
     )
   )
+  if said := tuning.difference(table):
+    print(said)
   print(f'the runs and report.html: {study_dir}')
   best = os.path.join(study_dir, table['run_dir'].iloc[0])
   print(f'next: ctr-evaluate --run_dir {best}, or ctr-config --run_dir {best} for its settings')

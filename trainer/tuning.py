@@ -24,6 +24,8 @@ if TYPE_CHECKING:
   import optuna
 
 _SECONDS_BETWEEN_LOOKS = 0.2  # between looks at the metrics of a trial
+_DRAWS = 200  # at most, for settings that no trial had
+_FEW = 10  # fewer completed trials say little of what matters
 _STOPPED = command_line.SIGNALLED + signal.SIGTERM
 
 Choices = Sequence[Json]
@@ -65,8 +67,8 @@ def tune(
     overrides: strings `a.b=value` for all trials.
     launcher: the words before the command of a trial, such as ['horovodrun', '-np', '2'].
   Returns:
-    A row for each trial, the best first: run_dir, state, settings, the metric and, if it is AUC,
-    its 95 % interval.
+    A row for each trial, the best first: run_dir, state, settings, the metric, and AUC with its
+    95 % interval where labels are 0 and 1.
   Raises:
     UserError: if a setting is wrong, or no trial ended well.
   """
@@ -84,13 +86,18 @@ def tune(
   if not distributions:
     raise UserError('wanted --set KEY=VALUE,VALUE or --range KEY=LOW:HIGH; found no setting')
   study = _open(setup, cfg, distributions)
+  known, started = len(_done(study)), time.monotonic()
   while len(done := _done(study)) < trials:
-    trial = study.ask(distributions)
+    if (trial := _ask(setup, study, distributions)) is None:
+      print(f'{_DRAWS} draws gave no new settings; the search ends after {len(done)} trials')
+      break
     state, value = _run(setup, trial)
     study.tell(trial, value if state == optuna.trial.TrialState.COMPLETE else None, state)
     if state == optuna.trial.TrialState.FAIL and not done:
       raise UserError(trial.user_attrs['failed'])
-    print(_line(len(done) + 1, trials, trial, state, value), flush=True)
+    number = len(done) + 1
+    seconds = (time.monotonic() - started) / (number - known) * (trials - number)
+    print(_line(number, trials, trial, state, value, seconds), flush=True)
   table = _table(setup, study)
   _write_report(setup, study, table)
   return table
@@ -163,7 +170,8 @@ def _open(
   for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
     # It ran when the search was killed.
     study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-    study.enqueue_trial(trial.params, {'run_dir': _run_dir(setup, trial)})
+    if 'run_dir' in trial.user_attrs:
+      study.enqueue_trial(trial.params, trial.user_attrs)
   return study
 
 
@@ -172,6 +180,31 @@ def _holds(of: 'optuna.distributions.BaseDistribution', value: Json) -> bool:
   if hasattr(of, 'choices'):
     return value in of.choices
   return type(value) in (int, float) and of.low <= value <= of.high
+
+
+def _ask(
+  setup: _Study,
+  study: 'optuna.Study',
+  distributions: Mapping[str, 'optuna.distributions.BaseDistribution'],
+) -> 'optuna.Trial | None':
+  """Begins a trial with settings that no other one had; None if none are found."""
+  optuna = _optuna()
+  done = _done(study)
+  tried = [_settings(trial.params) for trial in done]
+  sampler = study.sampler
+  try:
+    for _ in range(_DRAWS):
+      trial = study.ask(distributions)
+      if _settings(trial.params) not in tried:
+        if 'run_dir' not in trial.user_attrs:
+          trial.set_user_attr('run_dir', os.path.join(setup.folder, f'trial-{len(done):03}'))
+        return trial
+      study.tell(trial, state=optuna.trial.TrialState.FAIL)
+      # The sampler draws near the best trials; where all of these were tried, any others will do.
+      study.sampler = optuna.samplers.RandomSampler(seed=trial.number)
+  finally:
+    study.sampler = sampler
+  return None
 
 
 def _done(study: 'optuna.Study') -> list['optuna.trial.FrozenTrial']:
@@ -184,18 +217,14 @@ def _done(study: 'optuna.Study') -> list['optuna.trial.FrozenTrial']:
   ]
 
 
-def _run_dir(setup: _Study, trial: 'optuna.trial.FrozenTrial | optuna.Trial') -> str:
-  return trial.user_attrs.get('run_dir', os.path.join(setup.folder, f'trial-{trial.number:03}'))
-
-
 def _settings(params: Mapping[str, Json]) -> dict[str, str]:
-  """Returns {key: its value as YAML}; numbers that Optuna drew are rounded to four digits."""
-  return {key: v if isinstance(v, str) else f'{v:.4g}' for key, v in params.items()}
+  """Returns {key: its value as YAML}; fractions that Optuna drew are rounded to four digits."""
+  return {key: f'{v:.4g}' if isinstance(v, float) else str(v) for key, v in params.items()}
 
 
 def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState', float | None]:
   """Trains a trial, unless the pruner ends it early; returns its state and its best value."""
-  states, run_dir = _optuna().trial.TrialState, _run_dir(setup, trial)
+  states, run_dir = _optuna().trial.TrialState, trial.user_attrs['run_dir']
   prepared = os.path.join(setup.folder, 'prepared')  # shared by all trials
   os.makedirs(prepared, exist_ok=True)
   os.makedirs(run_dir, exist_ok=True)
@@ -262,10 +291,13 @@ def _line(
   trial: 'optuna.Trial',
   state: 'optuna.trial.TrialState',
   value: float | None,
+  seconds: float,
 ) -> str:
-  result = trial.user_attrs.get('failed') if value is None else f'{value:.4f}'
+  """Describes a trial that ended; `seconds` are left for the others."""
+  result = trial.user_attrs.get('failed') if value is None else f'{value:.6f}'
   settings = ' '.join(f'{key}={value}' for key, value in _settings(trial.params).items())
-  return f'trial {number}/{trials} {state.name.lower()}: {result} · {settings}'
+  left = f' · {seconds / 60:.0f} min left' if seconds >= 60 else ''
+  return f'trial {number}/{trials} {state.name.lower()}: {result} · {settings}{left}'
 
 
 def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
@@ -274,18 +306,32 @@ def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
 
   rows, sign = [], config.direction(setup.metric)
   for trial in _done(study):
-    run_dir = _run_dir(setup, trial)
+    run_dir = trial.user_attrs['run_dir']
     row = {'run_dir': run_dir, 'state': trial.state.name.lower()} | _settings(trial.params)
     evaluated = [e for e in _evaluations(run_dir) if e.get(setup.metric) is not None]
     if best := max(evaluated, key=lambda e: sign * e[setup.metric], default=None):
       row[setup.metric] = best[setup.metric]
-      if setup.metric == 'auc':
+      if best.get('auc') is not None:
         clicks = best['ctr'] * best['examples']
-        row['low'], row['high'] = auc_interval(best['auc'], clicks, best['examples'] - clicks)
+        interval = auc_interval(best['auc'], clicks, best['examples'] - clicks)
+        row |= dict(zip(('auc', 'auc_low', 'auc_high'), (best['auc'], *interval)))
     rows.append(row)
   table = pd.DataFrame(rows).sort_values([setup.metric], ascending=sign < 0, na_position='last')
   table.to_csv(os.path.join(setup.folder, 'trials.csv'), index=False)
   return table.reset_index(drop=True)
+
+
+def difference(table: pd.DataFrame) -> str:
+  """Says in a sentence whether the best trial of a table differs from the others beyond chance."""
+  if 'auc_low' not in table or not len(table) > 1:
+    return ''
+  alike = table['auc'].between(*table.loc[0, ['auc_low', 'auc_high']])
+  interval = '..'.join(f'{table[end][0]:.4f}' for end in ('auc_low', 'auc_high'))
+  return (
+    f"{alike.sum()} of {len(table)} trials have an AUC in the best one's 95 % interval, "
+    f'{interval}: '
+    + ('the differences between them may be chance' if alike.sum() > 1 else 'it is the best alone')
+  )
 
 
 def _write_report(setup: _Study, study: 'optuna.Study', table: pd.DataFrame) -> None:
@@ -295,12 +341,14 @@ def _write_report(setup: _Study, study: 'optuna.Study', table: pd.DataFrame) -> 
   optuna = _optuna()
   evaluator = optuna.importance.PedAnovaImportanceEvaluator()
   plots = optuna.visualization
-  cards = {'Trials': table, 'The search': plots.plot_optimization_history(study)}
+  cards = {'Trials': table, 'In words': difference(table)}
+  cards['The search'] = plots.plot_optimization_history(study)
   completed = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
   if len({trial.value for trial in completed}) > 1:
     importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    cards['Importance of the settings'] = pd.DataFrame(
-      {'setting': importance.keys(), 'importance': importance.values()}
+    guess = ', of few trials a guess' if len(completed) < _FEW else ''
+    cards[f'Importance of the settings{guess}'] = pd.DataFrame(
+      {'setting': importance.keys(), 'importance': [f'{x:.2f}' for x in importance.values()]}
     )
     cards['Each setting'] = plots.plot_slice(study)
   report.write_page(f'Tuning of {setup.file}', cards, os.path.join(setup.folder, 'report.html'))

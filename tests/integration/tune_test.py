@@ -47,13 +47,18 @@ class TuneTest(tf.test.TestCase):
     self.assertLen(first, 2)
     rate, width = first[list(SPACE)[::-1]].loc[first['run_dir'].str.endswith('000')].iloc[0]
     self.assertEqual((rate, width), ('0.01', '4'), 'the config itself comes first')
-    self.assertTrue((first['low'] < first['auc']).all() and (first['auc'] < first['high']).all())
+    inside = (first['auc_low'] < first['auc']) & (first['auc'] < first['auc_high'])
+    self.assertTrue(inside.all())
     self.assertAllEqual(first['auc'], sorted(first['auc'], reverse=True))
     best = trainer.load(first['run_dir'][0])
     self.assertAllClose(best.evaluate(f'{self.folder}/valid.csv')['auc'], first['auc'][0])
     passes = os.listdir(f'{self.study}/prepared/train')
     self.assertEqual(passes, ['train'], 'the trials share them')
-    self.assertIn('Importance', open(f'{self.study}/report.html', encoding='utf-8').read())
+    page = open(f'{self.study}/report.html', encoding='utf-8').read()
+    self.assertIn('Importance of the settings, of few trials a guess', page)
+    self.assertRegex(
+      page, r'[12] of 2 trials have an AUC in the best one&#x27;s 95 % interval, 0\.'
+    )
 
     with self.subTest('it goes on'):
       more = trainer.tune(self.tree, SPACE, 3, self.study)
@@ -85,10 +90,15 @@ class TuneTest(tf.test.TestCase):
       ended = subprocess.run(command, capture_output=True, text=True, cwd=self.folder)
       return ended.returncode, ended.stdout + ended.stderr
 
-    status, told = tune('--set', 'model.interactions.1.dnn.hidden=[4],[4,2]', '--trials', '1')
+    hidden = 'model.interactions.1.dnn.hidden'
+    status, told = tune('--set', f'{hidden}=[4],[4,2]', '--trials', '5', '--metric', 'logloss')
     self.assertEqual(status, 0, told)
-    self.assertRegex(told, r'trial 1/1 complete: 0\.\d{4} · model.interactions.1.dnn.hidden=\[4')
-    self.assertIn('next: ctr-evaluate --run_dir runs/my-tune/trial-000', told)
+    for layers in (r'\[4\]', r'\[4, 2\]'):
+      self.assertRegex(told, rf'trial [12]/5 complete: 0\.\d{{6}} · {hidden}={layers}')
+    self.assertIn('gave no new settings; the search ends after 2 trials', told)
+    self.assertIn('2 of 2 trials have an AUC in the best', told)
+    self.assertRegex(told, ' logloss +auc +auc_low +auc_high')
+    self.assertIn('next: ctr-evaluate --run_dir runs/my-tune/trial-00', told)
     for arguments, wanted in (
       (['--set', 'train.epochs=1'], 'found no setting'),
       (['--set', 'train.epohcs=1,2'], "epohcs'.*'epochs'"),

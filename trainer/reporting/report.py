@@ -312,12 +312,18 @@ def write(run_dirs: Sequence[str], path: str) -> None:
   _write(runs[0].name if len(runs) == 1 else f'{len(runs)} runs compared', body, path)
 
 
-def write_page(title: str, cards: Mapping[str, pd.DataFrame | go.Figure], path: str) -> None:
-  """Writes an HTML page of tables and figures, each below its heading."""
+def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], path: str) -> None:
+  """Writes an HTML page of texts, tables and figures, each below its heading, unless it is ''."""
   body = f'<h1>{html.escape(title)}</h1>'
   for heading, shown in cards.items():
-    is_table = isinstance(shown, pd.DataFrame)
-    drawn = _table(shown) if is_table else _plot(heading.replace(' ', '_'), shown)
+    if isinstance(shown, str):
+      drawn = html.escape(shown)
+      if not drawn:
+        continue
+    elif isinstance(shown, pd.DataFrame):
+      drawn = _table(shown)
+    else:
+      drawn = _plot(heading.replace(' ', '_'), shown)
     body += f'<h2>{heading}</h2><section class="card">{drawn}</section>'
   _write(title, body, path)
 
