@@ -18,6 +18,7 @@ import signal
 import sys
 from typing import Any
 
+__all__ = ['Callback', 'Run', 'fit', 'load', 'tune']
 _PLACES = dict.fromkeys(('fit', 'load', 'Run'), 'trainer.api') | {
   'tune': 'trainer.tuning',
   'Callback': 'trainer.training.callback',
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
   if name not in _PLACES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+  return __all__
 
 
 def _is_a_command() -> bool:

@@ -4,6 +4,8 @@ Training runs in one process, as in `python -m trainer.run` without a launcher. 
 on the run_dir, too. The commands call these functions.
 """
 
+from __future__ import annotations  # so that help() shows Json by its name
+
 import contextlib
 import dataclasses
 import functools
@@ -47,15 +49,17 @@ class Run:
   """
 
   run_dir: str
-  cfg: config.Config
+  cfg: config.Config = dataclasses.field(repr=False)
   checkpoint: str = 'best'
 
   @property
   def metrics(self) -> pd.DataFrame:
-    """The events of the run from metrics.jsonl, one in each row."""
+    """The numbers and texts of metrics.jsonl, an event in each row."""
     from trainer.reporting.events import read_events
 
-    return read_events(self.run_dir)
+    events = read_events(self.run_dir)
+    is_nested = events.map(lambda value: isinstance(value, (dict, list))).any()
+    return events.loc[:, ~is_nested]
 
   def evaluate(self, data: Data | None = None) -> JsonObject:
     """Returns metrics: auc, logloss, calibration and so on.

@@ -177,10 +177,20 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
     missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
     text = f'{missing[1]} is missing; it is required, see --help' if missing else str(e)
     unknown = re.search(r"Unknown command line flag '(\w+)'", text)
-    if unknown and unknown[1] in _FLAGS_OF_OTHERS:
-      text = f'unknown flag --{unknown[1]}; wanted {_FLAGS_OF_OTHERS[unknown[1]]}'
+    if unknown and (wanted := _in_place_of(unknown[1])):
+      text = f'unknown flag --{unknown[1]}; wanted {wanted}'
     sys.stderr.write(f'error: {text}\n')
     sys.exit(2)
+
+
+def _in_place_of(flag: str) -> str:
+  """Says what to type in place of an unknown flag; '' if nothing is known."""
+  if flag in _FLAGS_OF_OTHERS or 'set' not in flags.FLAGS:
+    return _FLAGS_OF_OTHERS.get(flag, '')
+  from trainer import config  # slow to import
+
+  keys = config.settings_named(flag.replace('-', '_'))
+  return f'--set KEY=VALUE, with the key {keys}' if keys else ''
 
 
 def entry(main: Callable[..., int | None]) -> None:

@@ -82,6 +82,8 @@ def main() -> int:
     checks.append(_clock(communicator))
     if run_dir := RUN_DIR.value or (CONFIG.value and cfg.run_dir):
       checks.append(_run_dir(communicator, run_dir))
+      if os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):
+        checks.append(_run(run_dir))
     per_rank = communicator.gather(checks)
     if here.rank == 0:
       _tell([[Check(*check) for check in checks] for checks in per_rank])
@@ -311,6 +313,31 @@ def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
   if free < _GB:
     return Check('run_dir', 'wrong', found, 'more space')
   return Check('run_dir', 'slow' if rate < 20 * _MB else 'ok', found, 'a faster disk')
+
+
+def _run(run_dir: str) -> Check:
+  """Says where a run stands, by its events and checkpoints."""
+  from trainer.reporting.events import read_events
+  from trainer.storage.checkpoint import candidates
+
+  events = read_events(run_dir)
+  if not len(events):
+    return Check('run', 'ok', 'has begun, without an event yet')
+  last = events.iloc[-1]
+  status = last['status'] if last['event'] == 'end' else 'at work, or was killed'
+  at = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(last['time']))
+  refused = int((events['fate'] == 'refused').sum()) if 'fate' in events else 0
+  serials = candidates(os.path.join(run_dir, 'checkpoints'))
+  damaged = [path for path, serial in serials.items() if serial is None]
+  found = (
+    f'{status}, last event at {at}, step {last["step"]:,}; {len(serials)} checkpoints; {refused} '
+    f'passes refused ({run_dir}/report.html has more)'
+  )
+  if damaged:
+    return Check(
+      'run', 'wrong', f'{damaged[0]} is damaged; {found}', 'an older one, see the runbook'
+    )
+  return Check('run', 'ok' if serials else 'wrong', found, 'a checkpoint: nothing is saved yet')
 
 
 if __name__ == '__main__':

@@ -35,14 +35,14 @@ def main() -> None:
     raise UserError("data.format: found 'prepared'; wanted the format of raw files")
   from trainer import runtime  # noqa: F401  sets what TensorFlow reads when it is imported
   from trainer.data.conversion import prepare_pass
-  from trainer.data.measured import open_values, shown
+  from trainer.data.measured import in_words, open_values
   from trainer.data.passes import folder_name, passes
   from trainer.data.prepared import PreparedPass, is_prepared
   from trainer.data.statistics import describe, table
 
   found = open_values(cfg)
   for key, value in found.items():
-    print(f'{key}: {shown(value)}, measured')
+    print(in_words(cfg, key, value))
   cfg = config.load(CONFIG.value, SET.value, measured=found)
   for split in SPLITS if SPLIT.value == 'all' else [SPLIT.value]:
     prepared = []

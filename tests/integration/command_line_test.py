@@ -219,6 +219,8 @@ class CommandLineTest(tf.test.TestCase):
         "data.train: found no file that matches 'nowhere.csv'",
       ),
       (('--sett', 'x=1'), 'Unknown command line flag'),
+      (('--epochs', '3'), 'unknown flag --epochs; wanted --set KEY=VALUE, .* train.epochs'),
+      (('--set', 'train.epochs=x'), '--set train.epochs=x: key .train.epochs.: found .x.; wanted'),
       (('more',), "unknown argument 'more'"),
       (('--run_dir=',), '--run_dir is empty; wanted a value'),
     ]:

@@ -64,6 +64,20 @@ class DoctorTest(tf.test.TestCase):
     )
     self.assertRegex(told, 'wrong  run_dir .* not the directory of rank 0; on rank 1; wanted one')
 
+  def test_it_says_where_a_run_stands(self):
+    events = [
+      {'event': 'pass', 'step': 3, 'time': 1.0, 'pass': 'day_1', 'fate': 'refused'},
+      {'event': 'end', 'step': 1234, 'time': 2.0, 'status': 'stopped'},
+    ]
+    (self.folder / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, events)) + '\n')
+    done = self.doctor('--run_dir', str(self.folder))
+    self.assertEqual(done.returncode, 2, done.stderr)
+    self.assertRegex(
+      done.stdout,
+      r'wrong  run  +stopped, last event at 1970-.*, step 1,234; 0 checkpoints; 1 passes refused '
+      '.*; wanted a checkpoint: nothing is saved yet',
+    )
+
   def test_alone_it_tells_a_port_that_is_taken(self):
     with socket.socket() as taken:
       taken.bind(('', 0))

@@ -154,7 +154,7 @@ class JobTest(LaunchTestCase):
       self.assertNotIn('Process 0 exit', output)
       self.assertLen(ranks, 2)
       self.assertEmpty([rank for rank in ranks.values() if rank.is_running()])
-    self.assertIn('continuing at epoch', output)
+    self.assertIn('continuing after step', output)
 
   def test_a_mistake_is_one_line(self):
     """One that every rank sees before it knows the others, and one that is found together."""

@@ -140,7 +140,7 @@ class WatchTest(tf.test.TestCase):
     output = ''
     for line in job.stdout:
       output += line
-      if 'waiting for a pass in logs' in line:
+      if "waiting for a pass in 'logs'" in line:
         job.send_signal(signal.SIGINT)
         break
     output += job.stdout.read()

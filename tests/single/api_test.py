@@ -1,5 +1,6 @@
 """trainer.fit, and what a run answers on frames."""
 
+import inspect
 import os
 import pathlib
 import signal
@@ -56,6 +57,11 @@ class ApiTest(tf.test.TestCase):
     self.assertAllEqual(run.predict(frame[['user']]), by_file)
     self.assertAllEqual(api.load(run.run_dir).predict(frame.astype(str)), by_file)
     self.assertEqual(run.evaluate(frame)['auc'], run.evaluate(path)['auc'])
+    self.assertEqual(repr(run), f"Run(run_dir='{run.run_dir}', checkpoint='best')")
+    self.assertContainsSubset({'event', 'auc', 'pass'}, run.metrics)
+    self.assertNotIn('slots', run.metrics, 'what is nested is left out')
+    self.assertEqual(dir(trainer), ['Callback', 'Run', 'fit', 'load', 'tune'])
+    self.assertIn('Mapping[str, Json]', str(inspect.signature(trainer.fit)))
 
   def test_a_regression_has_the_mean_as_its_yardstick(self):
     rng = np.random.default_rng(0)

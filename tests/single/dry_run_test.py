@@ -17,12 +17,14 @@ class DryRunTest(tf.test.TestCase):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     rng, users, clicks = np.random.default_rng(0), set(), []
     for day in range(2):
+      ids = range(50 * day, 50 * day + 50)
       user, item, click = rng.integers(0, 30, 50), rng.integers(0, 9, 50), rng.integers(0, 2, 50)
       users |= set(user.tolist())
       clicks += click.tolist()
       with open(f'{folder}/day_{day}.csv', 'w', encoding='utf-8') as f:
         f.write(
-          'user,item,click\n' + ''.join(f'{u},{i},{c}\n' for u, i, c in zip(user, item, click))
+          'user,item,click,id\n'
+          + ''.join(f'{u},{i},{c},{at}\n' for u, i, c, at in zip(user, item, click, ids))
         )
     tree = {
       'run_dir': f'{folder}/run',
@@ -30,19 +32,20 @@ class DryRunTest(tf.test.TestCase):
         'train': [f'{folder}/day_*.csv'],
         'label': 'click',
         'day_pattern': r'day_(\d+)',
-        'slots': [{'name': 'user'}, {'name': 'item'}],
+        'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'id'}],
       },
       'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
       'sparse': {'tables': {'default': {'width': 3}}},
     }
     text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
-    features = len(users) + 9
-    layers = 2 * 3 * 4 + 4 + 4 + 1  # kernel, biases, head, the bias of all
+    features = len(users) + 9 + 100
+    layers = 3 * 3 * 4 + 4 + 4 + 1  # kernel, biases, head, the bias of all
     for wanted in (
       f'data.train: 2 passes, 100 samples, mean label {np.mean(clicks):.4f}',
       r'day_1 +day 1 +50 ',
       rf'user +{len(users)}\n',
       r'item +9\n',
+      r'id +100, nearly one a sample: new samples have others\n',
       rf'default +{features * 4} +{features} features',
     ):
       self.assertRegex(text, wanted)

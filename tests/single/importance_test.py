@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer import api
 from trainer.model import influence
+from trainer.reporting.events import read_events
 from trainer.training.finished_run import open_run
 from trainer.training.importance import importance_table, slot_importance
 
@@ -82,7 +83,7 @@ class ImportanceTest(tf.test.TestCase):
   def test_what_can_be_told_from_no_effect(self):
     is_clear = self.table['auc_worse_by'].abs() > self.table['auc_plus_minus']
     self.assertEqual(is_clear.to_dict(), {c: c != 'noise' for c in COLUMNS})
-    (event,) = self.trained.metrics.query('event == "importance"').to_dict('records')
+    (event,) = read_events(self.trained.run_dir).query('event == "importance"').to_dict('records')
     self.assertEqual((event['examples'], event['repetitions']), (1500, 5))
     own = event['slots'] | event['dense']
     for name, column in (('auc', 'auc_worse_by'), ('auc_plus_minus',) * 2):

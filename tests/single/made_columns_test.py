@@ -16,6 +16,7 @@ from tests.support import random_values
 from tests.support.scorer import served
 from trainer import api
 from trainer.reporting import findings, report
+from trainer.reporting.events import read_events
 from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
@@ -159,7 +160,7 @@ class MadeColumnsTest(tf.test.TestCase):
     self.tree['train']['epochs'] = 2
     with self.assertLogs(level='WARNING') as logged:
       run = api.fit(self.tree)
-    drifts = run.metrics.query("event == 'drift'")
+    drifts = read_events(run.run_dir).query("event == 'drift'")
     self.assertEqual(drifts['day'].tolist()[:2], [2, 3])
     second, third = (slots['price_bin'] for slots in drifts['slots'][:2])
     self.assertLess(second['psi'], 0.1)

@@ -145,7 +145,9 @@ class BinsTest(tf.test.TestCase):
     with contextlib.redirect_stdout(told):
       run = api.fit(self.tree)
     bins = self.of(run.cfg)
-    self.assertIn(f'data.slots.0.from.boundaries: {bins["bin"]}, measured', told.getvalue())
+    self.assertIn(
+      f"data.slots.0.from.boundaries of 'bin': {bins['bin']}, measured", told.getvalue()
+    )
     made = Inspection(run.run_dir).made()
     self.assertIn(str(bins['wide']), made.loc['wide', 'from'])
     resolved = resolve.explained(resolve.resolved(run.run_dir))
@@ -202,7 +204,7 @@ class BinsTest(tf.test.TestCase):
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
       run = api.fit(self.tree)
-    self.assertIn('data.dense.0.from.content: checksum ', told.getvalue())
+    self.assertIn(f"'p': {path}, read", told.getvalue())
     frame = pd.DataFrame({'x': ['1', '9'], 'id': [2, 7]})
     before = run.predict(frame)
     self.assertCountEqual(run.features('kind')['text'], ['a', 'ü'])

@@ -41,8 +41,8 @@ MISTAKES = [
   ('lifecycle.admision=score', "'lifecycle.admision'.*'admission'"),
   ('seeds=1', "unknown key 'seeds'.*'seed'"),
   # keys of another section
-  ('train.learning_rate=0.1', "'learning_rate' is a key of .*, train.dense_optimizer$"),
-  ('sparse.width=8', "'width' is a key of sparse.tables.NAME$"),
+  ('train.learning_rate=0.1', 'here that is train.dense_optimizer.learning_rate of the layers'),
+  ('sparse.width=8', "'width' is a key of sparse.tables.default$"),
   ('epochs=3', "'epochs' is a key of train$"),
   ('train.seed=3', "'seed' is a key of the top level$"),
   # values that are no such thing
@@ -90,7 +90,7 @@ MISTAKES = [
   # words of other systems, and keys in the wrong place
   ('train.early_stopping=3', 'here that is train.plateau'),
   ('sparse.vocab_size=9', 'here that is no key, because tables grow'),
-  ('train.lr=1e-3', "'train.lr'; here that is learning_rate"),
+  ('train.lr=1e-3', "'train.lr'; here that is train.dense_optimizer.learning_rate of"),
   ('data.target=click', 'here that is data.label'),
   ('model.hidden=[8]', "'hidden' is an argument of a layer, as in model.interactions"),
   ('data.slots.0.bins=price', r'wanted it below from, as in from: {bins: …}$'),
@@ -108,7 +108,7 @@ MISTAKES = [
   ('data.label_negative=(', 'wanted a regular expression'),
   # how --set is written
   ('train.batch_size', 'wanted KEY=VALUE'),
-  ('data.label_positive=yes', "label_positive': found true; wanted a string; quote yes"),
+  ('data.label_positive=yes', "label_positive': found true; wanted a text; quote yes"),
   ('data.slots.9.name=x', 'the list has 3 entries'),
   ('train.batch_size.size=3', '.'),
   ('data.slots=[{name: a]', 'not YAML'),

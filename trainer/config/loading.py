@@ -145,7 +145,7 @@ def parse(
   try:
     cfg = Config.model_validate(tree)
   except pydantic.ValidationError as e:
-    raise ConfigError(one_line(e, where)) from None
+    raise ConfigError(one_line(e, where, overrides)) from None
   except ConfigError as e:
     raise ConfigError(f'{where}: {e}') from None
   for key in origins:

@@ -11,10 +11,15 @@ from trainer.config.schema_text import keys
 from trainer.config.section import Section
 from trainer.errors import nearest, short
 
+# What `learning_rate` may mean.
+_LEARNING_RATE = (
+  'train.dense_optimizer.learning_rate of the layers; of the features, learning_rate of '
+  'sparse.tables.default.factors and sparse.tables.default.linear'
+)
 # Our keys for words of other systems and of earlier versions.
 _ELSEWHERE = {
   'early_stopping': 'train.plateau',
-  'lr': 'learning_rate',
+  **dict.fromkeys(['lr', 'learning_rate'], _LEARNING_RATE),
   **dict.fromkeys(
     ['vocab_size', 'vocabulary_size', 'num_embeddings', 'hash_bucket_size', 'num_buckets'],
     'no key, because tables grow with their features',
@@ -65,7 +70,7 @@ _KINDS = {
   'float': 'a number',
   'finite': 'a finite number',
   'bool': 'true or false',
-  'string': 'a string',
+  'string': 'a text',
 }
 
 
@@ -83,7 +88,7 @@ def _sections_with(name: str, section: type[Section] = Config, path: str = '') -
     if key.name == name:
       yield path or 'the top level'
     if key.section:
-      place = {None: '', list: '.0', dict: '.NAME'}[key.container]
+      place = {None: '', list: '.0', dict: '.default'}[key.container]
       yield from _sections_with(name, key.section, f'{path}.{key.name}{place}'.strip('.'))
 
 
@@ -110,17 +115,36 @@ def _wanted(error: ErrorDetails) -> str:
   return (error['msg'][0].lower() + error['msg'][1:]).replace('input should be', 'wanted')
 
 
-def one_line(error: pydantic.ValidationError, where: str) -> str:
-  """Returns the first mistake that pydantic found, in one line; `where` is the file."""
+def settings_named(name: str) -> str:
+  """Returns the keys with a name, such as train.epochs, or our key for it; '' if there is none."""
+  if name in _ELSEWHERE:
+    return _ELSEWHERE[name]
+  found = ', '.join(f'{section}.{name}' for section in _sections_with(name))
+  return found.removeprefix('the top level.')
+
+
+def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[str]) -> str:
+  """Returns the first mistake that pydantic found, in one line.
+
+  Args:
+    where: the file.
+    overrides: strings `a.b=value`; one that gives the wrong key stands in place of the file.
+  """
   first = error.errors()[0]
   loc = first['loc']
   key = '.'.join(str(p) for p in loc)
+  for assignment in overrides:
+    given = assignment.partition('=')[0]
+    if key == given or key.startswith(given + '.'):
+      where = f'--set {assignment[:80]}'
   if first['type'] == 'extra_forbidden':
     if loc[0] == 'model' and loc[-1] in _OF_LAYERS and 'retrieval' not in loc:
       return (
         f"{where}: unknown key '{key}'; '{loc[-1]}' is an argument of a layer, as in "
         'model.interactions: [linear, {dnn: {hidden: [64, 32], dropout: 0.1}}]'
       )
+    if loc[-1] == 'learning_rate':
+      return f"{where}: unknown key '{key}'; here that is {_LEARNING_RATE}"
     if sections := ', '.join(_sections_with(str(loc[-1]))):
       return f"{where}: unknown key '{key}'; '{loc[-1]}' is a key of {sections}"
     if loc[-1] in KINDS and len(loc) > 3:
@@ -137,7 +161,7 @@ def one_line(error: pydantic.ValidationError, where: str) -> str:
     return f"{where}: key '{key}': {first['msg']}"
   wanted = _wanted(first)
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
-    wanted = 'wanted a string; quote yes, no, on and off, which YAML reads as true or false'
+    wanted = 'wanted a text; quote yes, no, on and off, which YAML reads as true or false'
   elif first['type'] in ('model_type', 'dict_type', 'list_type'):
     wanted = 'wanted ' + _as_in(first)
   return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"

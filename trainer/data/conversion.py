@@ -168,8 +168,8 @@ class BadRecords:
       raise BadPass(f'{self._path}: found no records; wanted at least one')
     if bad > self._max_share * total:
       raise BadPass(
-        f'{self._examples[0]}; {bad} of {total} records are bad, data.max_bad_share allows '
-        f'{self._max_share:g} of them'
+        f'{self._examples[0]}; {bad} of {total} records are bad'
+        + (f', data.max_bad_share allows {self._max_share:g} of them' if self._max_share else '')
       )
     if bad:
       kinds = ', '.join(f'{k} {v}' for k, v in self._kinds.items())

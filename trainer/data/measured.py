@@ -3,7 +3,6 @@
 import contextlib
 import os
 import types
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -43,7 +42,7 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     table = _table_of(cfg, key)
     is_other = table and os.path.exists(table) and _content(cfg, key) != value
     has_changed = f'; {table} has changed since, which a new run_dir would read' if is_other else ''
-    told.append(f'{key}: {shown(value)}, measured when the run began{has_changed}')
+    told.append(f'{in_words(cfg, key, value)} when the run began{has_changed}')
   of_other = config.measured_of_run(cfg, init_from) if init_from else {}
   for key in of_other.keys() & cfg.data.left_open().keys() - values.keys():
     if _table_of(cfg, key) is None:
@@ -58,12 +57,16 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
         f'({cfg.train.batch_size} in a large one)'
       )
   new = open_values(cfg, values)
-  return values | new, told + [f'{k}: {shown(v)}, measured' for k, v in new.items()]
+  return values | new, told + [in_words(cfg, key, value) for key, value in new.items()]
 
 
-def shown(value: Json) -> Json:
-  """Returns a value in the form for messages, where a checksum stands for a table's content."""
-  return f'checksum {zlib.crc32(value.encode()):08x}' if isinstance(value, str) else value
+def in_words(cfg: config.Config, key: str, value: Json) -> str:
+  """Returns a line about a value that was measured or read, with the column's name."""
+  column = cfg.data.left_open().get(key)
+  if table := _table_of(cfg, key):
+    return f"'{column.name}': {table}, read"
+  of_column = f" of '{column.name}'" if column else ''
+  return f'{key}{of_column}: {value}, measured'
 
 
 def _table_of(cfg: config.Config, key: str) -> str | None:
@@ -99,7 +102,8 @@ def _content(cfg: config.Config, key: str) -> str:
   )
   names, table = (made.key or made.lookup, made.value), {}
   with plain_errors(f'{key}: cannot read {made.table}'):
-    for block in blocks_of_pass(plain, made.table, dict.fromkeys(names, key)):
+    keys = [key.removesuffix('content') + of for of in ('key', 'value')]
+    for block in blocks_of_pass(plain, made.table, dict(zip(names, keys))):
       if block.malformed:
         raise UserError(f'{key}: {block.malformed[0]._replace(path=made.table)}')
       for text, value in zip(*(_texts(block.columns[name], name) for name in names)):

@@ -20,6 +20,7 @@ from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
 SHOWN_PASSES = 12  # the most lines on the passes of a split; those in the middle are left out
+UNIQUE = 0.9  # the distinct values of a slot to samples, beyond which it teaches nothing
 LIFECYCLE_BYTES = 48  # about what a feature takes: its key, counters and place in the index
 
 
@@ -80,7 +81,10 @@ def tell(cfg: config.Config) -> Iterator[str]:
   ids = cfg.slot_ids()
   for slot in cfg.ordered_slots:
     own = '' if not slot.shares else f', with those of {slot.shares}'
-    yield f'  {slot.name:24} {len(distinct.get(ids[slot.name], ())):>12,}{own}'
+    count = len(distinct.get(ids[slot.name], ()))
+    if not own and not slot.made and count > UNIQUE * samples:
+      own = ', nearly one a sample: new samples have others'
+    yield f'  {slot.name:24} {count:>12,}{own}'
   yield from _parameter_lines(cfg, step, {i: len(keys) for i, keys in distinct.items()})
   batches = -(-samples // cfg.train.batch_size)
   yield f'an epoch: about {batches:,} steps of {cfg.train.batch_size:,} samples'

@@ -160,7 +160,8 @@ class Job:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
       p = self.progress
-      logging.info(f'continuing at epoch {p.epoch}, pass {p.done}, batch {p.batch}, step {p.step}')
+      trained = f'{p.done} passes' + (f' and {p.batch} batches of the next' if p.batch else '')
+      self.log.show(f'continuing after step {p.step}: epoch {p.epoch} has trained {trained}', True)
 
   def close(self) -> list[str]:
     """Prints the closing table, writes report.html and ends the trackers, on process 0.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+from absl import logging
 
 from trainer import config
 from trainer.data.prepared import PreparedPass
@@ -51,15 +52,23 @@ def recommendations(
     sample (int64, from 0 in input order), item (string) and score (float32), the best first; an
     item that the sample's user has in data.train or data.valid is left out.
   """
-  blocks, done = run.evaluation.recommend(prepared, k), 0
+  blocks, done, few = run.evaluation.recommend(prepared, k), 0, 0
   keys, texts = np.zeros([0], np.int64), np.zeros([0], object)
   for items, scores in blocks:
     if run.communicator.rank == 0:
       if not done:
         keys = run.evaluation.catalogue.keys
         texts = _texts(run, keys)
+      counts = (items >= 0).sum(1)
+      few += int(((0 < counts) & (counts < k)).sum())
       sample, place = np.nonzero(items >= 0)
       item = texts[np.searchsorted(keys, items[sample, place])]
       columns = {'sample': sample + done, 'item': item, 'score': scores[sample, place]}
       yield pa.table({name: pa.array(column) for name, column in columns.items()})
     done += len(items)
+  if few:
+    logging.warning(
+      '%d of %d samples find fewer than %d items: of the %d in the catalogue, those are left out '
+      'that their user has in data.train or data.valid',
+      *(few, done, k, len(keys)),
+    )

@@ -202,10 +202,10 @@ class Stream:
 
   def refusal_error(self, reason: str, refused: int = 1) -> UserError:
     """Returns the error that ends a run because passes were refused."""
+    if not self.limit:
+      return BadPass(reason)
     count = '1 pass was' if refused <= 1 else f'{refused} passes in a row were'
-    return BadPass(
-      f'{reason}; {count} refused, data.max_refused_passes allows {self.limit or "none"}'
-    )
+    return BadPass(f'{reason}; {count} refused, data.max_refused_passes allows {self.limit}')
 
   def day_ended(self, ended: EndDay) -> None:
     """Records that the day-end step of a day is done; every process calls it."""
@@ -297,7 +297,7 @@ class Stream:
     if (ending := self._ends(None)) is not None:
       return decided(ending)
     if cfg.watch:
-      return decided(Wait(f'waiting for a pass in {cfg.watch}'))
+      return decided(Wait(f"waiting for a pass in '{cfg.watch}'"))
     return decided(End(is_finished=True))
 
   def _ready(self) -> tuple[list[Pass], list[Entry]]:
