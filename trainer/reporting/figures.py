@@ -156,7 +156,9 @@ def deciles(run: RecordedRun) -> go.Figure | None:
   ticks = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]
   axis = {'type': 'log', 'tickvals': ticks, 'ticktext': [f'{tick:g}' for tick in ticks]}
   figure.update_xaxes(**axis)
-  return figure.update_yaxes(**axis)
+  # Bars that reach 0 would stretch a logarithmic axis without end.
+  room = [float(np.log10(min(shown) / 2)), float(np.log10(max(shown) * 2))]
+  return figure.update_yaxes(range=room, **axis)
 
 
 def _diagonal(figure: go.Figure, low: float, high: float, name: str) -> None:

@@ -28,7 +28,9 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
   if not figure.data:
     return None
   figure.add_vline(x=1, line=DOTTED)
-  return figure
+  values = [value for trace in figure.data for value in trace.x]
+  # The first view makes no small deviation look large.
+  return figure.update_xaxes(range=[min(0.8, *values) - 0.02, max(1.2, *values) + 0.02])
 
 
 def funnel(run: RecordedRun) -> go.Figure | None:
@@ -133,7 +135,7 @@ def importance(run: RecordedRun) -> go.Figure | None:
       name='the model',
       orientation='h',
       marker={'color': colours},
-      error_x={'array': half.tolist(), 'thickness': 1, 'width': 2},
+      error_x={'array': half.tolist(), 'thickness': 1, 'width': 3, 'color': '#2b2f36'},
     )
   )
   true = run.truth.get('importance', {})
