@@ -93,7 +93,7 @@ class Policy:
 
   @property
   def filters_exports(self) -> bool:
-    """Whether exports may leave out features of any slot."""
+    """Whether an export may leave out features, of at least one slot."""
     every = [self, *(self.for_slot(slot) for slot in self.per_slot)]
     return any(p.base_threshold is not None or p.delta_keep_days is not None for p in every)
 

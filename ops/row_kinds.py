@@ -196,7 +196,7 @@ def row_defaults(
 
 
 def meaning_of(hyperparameter: str) -> str:
-  """Returns what a hyperparameter means, after the kinds that read it, unless all kinds do."""
+  """Returns what a hyperparameter means; if only some kinds read it, their names come first."""
   kinds = [kind for kind, rule in ROW_OPTIMIZERS.items() if hyperparameter in rule.reads]
   meaning = HYPERPARAMETERS[hyperparameter].meaning
   return f'{", ".join(kinds)}: {meaning[0].lower()}{meaning[1:]}' if kinds else meaning

@@ -225,7 +225,7 @@ class Expression(Made):
   where(condition, x, y) and missing(x): 'price / category_price'."""
 
   def tree(self) -> ast.expr:
-    """Returns what Python's parser makes of it; nothing is evaluated."""
+    """Returns the syntax tree of the expression; nothing is evaluated."""
     return ast.parse(self.expression.strip(), mode='eval').body
 
   def reads(self) -> Iterator[tuple[str, str]]:

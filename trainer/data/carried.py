@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 
 def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
-  """Returns a column without a dictionary, and bytes as text; with `as_text` all as text."""
+  """Decodes a column's dictionary, and its bytes to text; `as_text` makes text of every type."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_binary(array.type):

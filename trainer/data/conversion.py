@@ -255,7 +255,7 @@ def prepare_part(
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> None:
-  """Does what `prepare_pass` does for a part of a pass of one file; see `join_parts`."""
+  """Converts a part of a pass that is one file; `join_parts` makes the whole pass of the parts."""
   with _writing(cfg, file.path, out_dir) as (writer, bad):
     _convert(cfg, file, part, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})

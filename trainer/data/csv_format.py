@@ -219,7 +219,7 @@ def _head(path: str) -> bytes:
 
 
 def header_lines(path: str, data: config.Data) -> int:
-  """Returns how many lines of a file, 0 or 1, name its columns."""
+  """Returns 1 if the first line of a file names its columns, else 0."""
   names = _names(_first_fields(_head(path), _delimiter(path, data)))
   return int(data.columns is None or names == data.columns)
 

@@ -195,7 +195,7 @@ class Writing(NamedTuple):
     return rf'^([-+]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?)(?: ?%)?$'
 
   def replacements(self) -> list[tuple[str, str]]:
-    """Returns (regular expression, replacement) pairs that make a plain number of such a text."""
+    """Returns (regular expression, replacement) pairs that turn such a text into a plain number."""
     found = [(r'^\+|(?: ?%)$', '')]
     found += [] if self.thousands is None else [(re.escape(self.thousands), '')]
     return found + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])

@@ -49,21 +49,21 @@ class Items(NamedTuple):
 
 
 class Change(NamedTuple):
-  """What makes the items of one moment of those of an earlier one."""
+  """How the items of a run differ from those of an earlier export."""
 
   items: Items  # new ones, and those with another vector
   gone: np.ndarray  # int64 [n], the keys of those that left
 
   @classmethod
   def between(cls, before: Items, now: Items) -> 'Change':
-    """Returns the change from `before`, which is by key, to `now`; `items` have the order of it."""
+    """Returns the change from `before`, sorted by key, to `now`; new items keep their order."""
     place = places(before.keys, now.keys)
     same = place >= 0
     same[same] = (before.vectors[place[same]] == now.vectors[same]).all(1)
     return cls(now.take(~same), np.setdiff1d(before.keys, now.keys, assume_unique=True))
 
   def applied(self, before: Items) -> Items:
-    """Returns what `before`, which is by key, has become, by key."""
+    """Returns the items that this change makes of `before`; both are sorted by key."""
     replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
     kept = before.take(~replaced)
     if not len(self.items.keys):
@@ -101,7 +101,7 @@ def save(change: Change, path: str, with_index: bool) -> None:
 
 
 def read(data: bytes, where: str) -> Change:
-  """Returns what `save` wrote, of the bytes of items.parquet. Raises: DataLoss."""
+  """Reads the bytes of an items.parquet that `save` wrote. Raises: DataLoss."""
   try:
     table = pq.read_table(io.BytesIO(data)).combine_chunks()
     left = table['vector'].is_null().to_numpy()

@@ -130,13 +130,13 @@ class Serving(ServedModel):
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Raw columns, [B] or [1], by `input_name` -> the outputs, float32 [B] each."""
+    """Returns the outputs, float32 [B] each, for raw columns, [B] or [1], by `input_name`."""
     size = common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
     columns = {name: GraphColumn.single(inputs[input_name(name)]) for name in self.column_specs()}
     return self._from_log(columns, size)
 
   def from_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Serialised tf.Examples, string [B] -> the outputs, float32 [B] each."""
+    """Returns the outputs, float32 [B] each, for serialised tf.Examples, string [B]."""
 
     def feature(dtype: tf.DType) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
       return (
@@ -158,7 +158,7 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Columns of the log by name -> the outputs, float32 [B] each."""
+    """Returns the outputs, float32 [B] each, for columns of the log by name."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphColumns(self._cfg, columns, size)

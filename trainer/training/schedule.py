@@ -1,4 +1,4 @@
-"""Learning rates: what plateaus left of them, and schedules, which follow the number of steps."""
+"""Learning rates: how plateaus lower them, and how schedules change them with the steps."""
 
 import math
 

@@ -27,12 +27,12 @@ _POSITIVE = 2**63 - 1
 
 
 def _mixed(combined: TensorLike, hashes: TensorLike) -> TensorLike:
-  """Extends combinations by the features of one more column; int64 arrays or tensors."""
+  """Hashes combinations together with the features of one more column, int64 each."""
   return (combined * _M + hashes) & _POSITIVE
 
 
 def feature_of(text: str, made: config.Cross) -> str:
-  """Returns the text that the slot hashes for a combination that is given by its parts, 'a × b'."""
+  """Returns the text that the slot hashes for a combination whose parts `text` names: 'a × b'."""
   parts = text.split(BETWEEN)
   if len(parts) != len(made.cross):
     return text
@@ -40,7 +40,7 @@ def feature_of(text: str, made: config.Cross) -> str:
 
 
 def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
-  """Returns the texts that the slot hashes for all combinations of all records, and their parts."""
+  """Returns the text that the slot hashes for each combination of all records, and its parts."""
   by_record = [reader.features(name).by_record() for name in made.cross]
   parts, _ = _parts(by_record, made.most, np.take, np.repeat, np.cumsum, np.minimum)
   texts = []

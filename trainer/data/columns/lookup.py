@@ -30,7 +30,10 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Returns the hashes of the keys, int64 [m + 1] ascending, and their values; the last is none."""
+  """Returns the hashes of the m keys, int64 [m + 1] ascending, and their values.
+
+  A last entry, `_NO_KEY` with a blank value, stands for all other texts.
+  """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))
   except (ValueError, zlib.error):

@@ -17,7 +17,7 @@ from trainer.data.values import ranges, text_buffers, trim
 
 
 def _pattern(made: config.Text) -> str:
-  """Returns a pattern that matches the whole text; its group 1 is that of made's first match."""
+  """Returns a pattern that matches a whole text; its group 1 is that of the first `match` there."""
   return f'(?s)\\A.*?(?-s:{made.match}).*\\z'
 
 

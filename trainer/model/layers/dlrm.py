@@ -12,7 +12,7 @@ from trainer.model.layers.dnn import DNN
 
 
 class DLRM(DNN):
-  """Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization…", and MLPerf's.
+  """DLRM (Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization…").
 
       e = relu MLP of the dense columns with layers bottom[0], …, D, [B, D]
       V = slot vectors and e, n vectors of D columns

@@ -24,9 +24,8 @@ class SharedBottom(tf.keras.layers.Layer):
     tasks: T; the model passes it.
     multiply: the product of x_0 and the first kernels in training steps, `ops.float32.product` or
       `ops.bfloat16.product` (`train.dense_dtype`). Predictions, gates and later layers are float32.
-    seed: the seed of the initial weights (Glorot uniform; biases and gates 0, so that all experts
-    count
-      alike at first) and of dropout.
+    seed: the seed of dropout and of the initial weights, which are Glorot uniform. Biases and gates
+      begin at 0, so that at first all experts count alike.
   """
 
   needs = frozenset({'factors'})
