@@ -55,7 +55,8 @@ def private_uses() -> dict[str, set[str]]:
   return {
     name: where
     for name, where in uses.items()
-    if (name.startswith('_') and name not in defined) or name.startswith(PRIVATE_MODULES)
+    if (name.startswith('_') and not name.startswith('__') and name not in defined)
+    or name.startswith(PRIVATE_MODULES)
   }
 
 
