@@ -182,9 +182,10 @@ class BinsTest(tf.test.TestCase):
   def test_tables_of_lookups(self):
     rows = {'x': [1, 2.0, 3.0], 'kind': ['a', None, 'ü'], 'price': [1.5, 2.0, None]}
     pd.DataFrame(rows).to_csv(self.folder / 'items.csv', index=False)
+    pd.DataFrame(rows).to_csv(self.folder / 'items.txt', index=False, sep=';')
     pd.DataFrame(rows).to_parquet(self.folder / 'items.parquet')
     found = []
-    for suffix in ('csv', 'parquet'):
+    for suffix in ('csv', 'txt', 'parquet'):
       path = str(self.folder / f'items.{suffix}')
       kind = {'lookup': 'x', 'table': path, 'value': 'kind'}
       price = {'lookup': 'id', 'table': path, 'value': 'price', 'key': 'x'}
@@ -199,7 +200,7 @@ class BinsTest(tf.test.TestCase):
       (self.folder / 'day_1.csv').write_text('x,id,click\n' + rows)
       (self.folder / 'day_2.csv').unlink(missing_ok=True)
       found.append(open_values(self.config()))
-    self.assertEqual(found[0], found[1])
+    self.assertEqual(found, [found[0]] * 3)
     self.assertEqual(found[0]['data.slots.1.from.boundaries'], [1.75])
     told = io.StringIO()
     with contextlib.redirect_stdout(told):

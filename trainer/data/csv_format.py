@@ -218,6 +218,13 @@ def _head(path: str) -> bytes:
   return next(text_blocks(path, block_bytes=HEAD_BYTES), (None, b'\n'))[1]
 
 
+def delimiter_of(path: str, wanted: Collection[str]) -> str | None:
+  """Returns what separates the names of a file's first line; None if none gives those wanted."""
+  head = _head(path)
+  tried = (by for by in OTHER_DELIMITERS if set(wanted) <= set(_names(_first_fields(head, by))))
+  return next(tried, None)
+
+
 def header_lines(path: str, data: config.Data) -> int:
   """Returns 1 if the first line of a file names its columns, else 0."""
   names = _names(_first_fields(_head(path), _delimiter(path, data)))
