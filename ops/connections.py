@@ -54,7 +54,7 @@ class Connections:
   def all_reduce(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sums tensors over all ranks, in the order of the ranks, so that all get the same bits.
 
-    It waits until every rank has called it.
+    It returns once every rank has called it.
 
     Args:
       values: tensors of one type, float32, float64 or int64, of the same shapes on every rank.

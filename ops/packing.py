@@ -82,15 +82,16 @@ def sum_gradients(
 ) -> Tensors:
   """Unpacks what all processes packed with `pack_gradients`, and sums the gradients of each key.
 
-  The sum is in the order of the processes, so that the same gradients give the same bits.
+  It adds in the order of the processes, so that the same gradients give the same bits.
 
   Args:
     buffer: the blocks of all processes, one after another.
     counts: int32 [N], how many keys each process asked for.
     offsets: int32 [u + 1], `PulledRows.offsets` of the owner's pull.
-    deduped: the distinct keys of all that processes asked for, process by process.
+    deduped: what `dedupe` returned for the keys of all processes, one process after another.
   Returns:
-    The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]].
+    The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]], for the u
+    distinct keys.
   """
   occurrences = deduped.inverse, deduped.starts, deduped.order
   return load().ctr_sum_gradients(buffer, counts, offsets, *occurrences)

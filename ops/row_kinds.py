@@ -171,17 +171,18 @@ def row_defaults(
 ) -> dict[str, float | None]:
   """Returns the defaults of a row optimizer, {hyperparameter: value}.
 
-  In batches smaller than TUNED_BATCH_SIZE, mean gradients of rare features are larger; in larger
-  batches they are smaller. The preset `tuned` scales all values that are compared with gradients,
-  so that all gradients of a feature together move its row as far as in batches of
-  TUNED_BATCH_SIZE. Where the length of a step is proportional to the gradient's, steps on more than
-  8 weights are made as long as steps on 8 (docs/quality.md).
+  Only the preset `tuned` depends on batch_size and width. Gradients are means over the batch, so a
+  rare feature has a larger gradient in a smaller batch. The preset therefore scales clip, epsilon
+  and initial_accumulator with the gradients. Where steps are proportional to gradients, it also
+  scales the learning rate the other way, and lowers it for rows of more than 8 weights, so that a
+  step on such a row is as long as one on 8 weights. All gradients of a feature together then move
+  its row as far as in batches of TUNED_BATCH_SIZE (docs/quality.md).
 
   Args:
     kind: a key of ROW_OPTIMIZERS.
-    preset: a key of its presets.
-    batch_size: samples of a step.
-    width: the number of weights in a row that it updates.
+    preset: a key of the optimizer's presets.
+    batch_size: the number of samples in a step.
+    width: the number of weights in a row that the optimizer updates.
   """
   rule = ROW_OPTIMIZERS[kind]
   if preset != 'tuned':

@@ -211,7 +211,7 @@ class RowStore(FeatureLifecycle):
   def forget_counts(self) -> None:
     """Sets show and click of every feature to 0. Eager only.
 
-    It exports the features of a sixteenth of the shards, deletes and imports them, sixteen times.
+    To save memory, it exports, deletes and imports again a sixteenth of the features at a time.
     """
     for first in range(0, SHARDS, SHARDS // 16):
       for chunk in list(self.export_state(shards=range(first, first + SHARDS // 16))):

@@ -149,7 +149,7 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 def _count(cfg: config.Config, most: int) -> int:
   """Counts the samples of data.train, up to `most`.
 
-  Returns `most` if the files cannot be read: conversion tells what is wrong with them.
+  Returns `most` if the files cannot be read; their conversion will then report the mistake.
   """
   samples = 0
   try:

@@ -24,7 +24,7 @@ from ops.sharding import SHARDS
 
 
 class PackedRows(NamedTuple):
-  """The keys of a pull that belong to one table, by their places, and their packed rows."""
+  """The packed rows of those keys of a pull that belong to one table."""
 
   places: tf.Tensor  # int32 [n], where these keys are among the keys of the pull
   rows: tf.Tensor  # float32 [n, R]

@@ -12,7 +12,7 @@ LEAST_OF_A_CLASS = 10  # samples of a class; with fewer, the intervals of AUC ar
 
 
 class Measured(NamedTuple):
-  """A metric and its influences, float64 [n]."""
+  """A metric, and how far each of the n samples moves it from its expectation, float64 [n]."""
 
   value: float
   influence: np.ndarray

@@ -84,9 +84,9 @@ def judge(
 
   Args:
     ranked: int64 [Q, >= the greatest K], indices of items in the catalogue; C for none.
-    positives: distinct pairs (query, index of the item), int64 [n] each, sorted by query.
-    counts: int64 [Q], the positives of each query, including those not in the catalogue.
-    shows: float64 [C].
+    positives: distinct pairs (query, index of the item), int64 [p] each, sorted by query.
+    counts: int64 [Q], n for each query; it includes positives that are not in the catalogue.
+    shows: float64 [C], the shows of each of the C items in the catalogue.
   """
   items = len(shows)
   codes = np.sort(positives[0] * (items + 1) + positives[1])

@@ -138,11 +138,11 @@ class Cluster:
       raise in_use from None
 
   def say(self, text: str, status: int = 0) -> None:
-    """Prints a line that begins with this process's name.
+    """Prints a line that begins with this process's name, or with 'error:' if status is 2.
 
     Args:
-      text: the line.
-      status: the exit status if this process ends now; 2 is a user's mistake.
+      text: the rest of the line.
+      status: the exit status that the process is about to end with; 2 means a user's mistake.
     """
     head = 'error:' if status == 2 else f'[{self.name}]'
     sys.stderr.write(f'{head} {text}\n')  # in one piece: several threads may print

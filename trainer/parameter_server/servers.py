@@ -162,7 +162,10 @@ class Servers:
     return fetches, [keys]
 
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
-    """Returns the placeholders of a push, and each server's (keys, shows, clicks, buffer)."""
+    """Returns a push's placeholders, and the part of them that goes to each server.
+
+    A part is (keys, shows, clicks, buffer).
+    """
     with self._on_worker():
       feeds = Push(
         keys=v1.placeholder(tf.int64, [None]),
@@ -375,7 +378,10 @@ class Servers:
     return parts['state'], parts['step']
 
   def assign(self, **parts: Fetched) -> None:
-    """Sets parts of the state: state, step, rate, first_step; no worker may be training."""
+    """Sets parts of the state: state, step, rate, first_step.
+
+    Call it only while no worker trains.
+    """
     values = tf.nest.flatten(self._read_state() | parts)
     self.session.run(self._assign_state, dict(zip(self._state_feeds, values)))
 

@@ -121,7 +121,7 @@ class WorkerStep(Step):
     return [v.numpy() for v in self._copied()]
 
   def _refresh(self) -> None:
-    """Updates the copy from the servers if it may differ; no worker may be training."""
+    """Updates the copy from the servers if it may differ. Call it only while no worker trains."""
     if not self._stale:
       return
     state, steps = self.servers.state()

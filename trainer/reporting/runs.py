@@ -64,7 +64,7 @@ class RecordedRun:
 
   @property
   def deciding(self) -> 'RecordedRun':
-    """This run with the figures of the deciding task."""
+    """This run with the figures of the task by which the best epoch is chosen."""
     return next(r for r in self.by_task() if r.task == self.deciding_task)
 
   def by_task(self) -> list['RecordedRun']:

@@ -170,7 +170,7 @@ class RowExport:
     return files.read_checked(self.path, CONFIG, self._manifest['files']).decode()
 
   def items(self) -> item_files.Change:
-    """Returns the items of a base, which has all, or what a delta changes of them."""
+    """Returns all items of a base, or the changes of a delta."""
     data = files.read_checked(self.path, item_files.ITEMS, self._manifest['files'])
     return item_files.read(data, os.path.join(self.path, item_files.ITEMS))
 

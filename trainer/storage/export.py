@@ -33,24 +33,25 @@ delta_threshold since it was last written; until then the replay keeps its older
 delta_threshold 0 the replay *is* the base of that moment. If the chain's last export is of the same
 position in the data, nothing has changed since, and D is empty.
 
-L is read from the chain's own files, so the trainer needs no state that a crash could lose. If a
-chain is broken because a directory was removed, or if the run continues with other slots, tables or
-interactions, which give keys and rows another meaning, the next delta begins a new chain: its
-`base` and `previous` are null.
+L is read from the chain's own files. The next delta begins a new chain, so that its `base` and
+`previous` are null, if the chain is broken because a directory was removed; if the run continues
+with other slots, tables or interactions, which give keys and rows another meaning; or if the chain
+ends in another state than those between the trainer's last base or delta and now.
 
 **Filters.** With `base_threshold` or `delta_keep_days` set, features outside B are in the table but
 not in exports, so serving scores samples without them. The manifest holds their number and their
 share of all shows.
 
-**Items.** Of a run with model.retrieval there is `items` in place of `base`. A delta of it has the
-items whose vectors differ from those of the replay, and those that left. Negatives are trained
-without shows, so the rows of these items are in D too where the query tower reads them.
+**Items.** A run with model.retrieval exports `items` in place of `base`. Its delta holds the items
+whose vectors differ from those of the replay, and the keys of those that left. An item that was
+only a negative has another vector but no new shows, so delta_score does not select its rows; where
+the query tower reads them, the delta holds them too.
 
 **Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
-settings. After a crash the same export is written again, unless it is DONE already. In both cases,
-the gains of the exported features are then subtracted from their delta_score; gains between the
-selection and this subtraction are kept. Exports by the command ctr-export are links of the chain
-too, but the trainer does not know of them: it keeps the gains, and exports these rows once more.
+settings. If a process dies before the export is DONE, the continued run writes it again; if it dies
+afterwards, the run finds it and does not. Whether it wrote the export or found it, the trainer then
+subtracts from each exported feature's delta_score what it was at the selection. Exports by the
+command ctr-export are links of the chain too, but the trainer subtracts nothing for them.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
 n versions of each kind of model.
@@ -122,7 +123,7 @@ class _Selection(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """How much one process wrote; the last four numbers are 0 unless a filter leaves rows out."""
+  """What one process wrote; without a filter the last four numbers are not counted and stay 0."""
 
   rows: int = 0
   tombstones: int = 0
@@ -359,8 +360,7 @@ def write(
       else:
         _write_dense(cfg, model, dense_stats, unfinished)
       manifest = _manifest(cfg, kind, plan, parts, files.entries(unfinished))
-      at = {'position': position, 'step': step}
-      files.publish(unfinished, plan.path, manifest | at)
+      files.publish(unfinished, plan.path, manifest | {'position': position, 'step': step})
       if cfg.export.keep is not None:
         _retire(directory, kind, cfg.export.keep)
 
@@ -423,7 +423,11 @@ def _write_model(
   unfinished: str,
   processes: int,
 ) -> None:
-  """Writes a SavedModel from the rows of all processes, which are then removed."""
+  """Writes a SavedModel, or a dense_model, which has no rows.
+
+  A SavedModel takes its rows from the Parquet files that all processes wrote into the directory
+  `unfinished`; these files are then removed.
+  """
   if kind == 'dense_model':
     dense_model.save(cfg, model, dense_stats, unfinished)
     return

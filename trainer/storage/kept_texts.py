@@ -38,7 +38,7 @@ class KeptTexts:
     self._texts = pa.array([], pa.large_binary())
 
   def learn(self, prepared: PreparedPass) -> None:
-    """Adds the texts of those features of a pass that are admitted now."""
+    """Adds the texts of those features of a pass that have been admitted by now."""
     if not self._ids:
       return
     if prepared.texts is None:

@@ -144,7 +144,7 @@ class RunLock:
         os.utime(self._path)
 
   def _is_stale(self, modified: float) -> bool:
-    """Returns whether a time is too long ago, by the clock of the file system."""
+    """Returns whether a time is longer ago than `_stale_seconds`, by the file system's clock."""
     probe = f'{self._path}.{os.getpid()}'
     with open(probe, 'w', encoding='utf-8'):
       now = os.stat(probe).st_mtime

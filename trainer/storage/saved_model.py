@@ -247,9 +247,11 @@ class Serving(ServedModel):
     """Returns the history of one slot, as trainer.embedding.embedding gives it.
 
     Args:
-      field: the slot's place among all.
-      sums: of each table, float32 [B, F_t, D_t].
-      samples, slot, place: [n], of each occurrence.
+      field: the index of the slot among all slots.
+      sums: the slot sums of each table, float32 [B, F_t, D_t].
+      samples: [n], the sample of each feature of the batch, in all slots.
+      slot: [n], the index of its slot.
+      place: [n], its row in the table's factors; negative if it has none.
       size: int64 [], B.
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)

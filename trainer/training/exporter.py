@@ -32,10 +32,13 @@ class Exporter:
       self._write('saved_model')
 
   def export_kept(self, last_step: int) -> None:
-    """Writes the kept state of a finished run, so that it is what is served, too.
+    """Exports the state that a finished run keeps, if it is not the last state.
+
+    The last state was exported after its pass, so it is what is served until this export comes.
 
     Args:
-      last_step: the step of the last state, which was exported after its last pass.
+      last_step: the step of the last state. It tells this export from an earlier one of the same
+        state, which may exist, but is no longer the newest.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)

@@ -36,8 +36,8 @@ class Entry:
     size: the size in bytes; None if there was no such file.
     crc32: checksum of the bytes of its files in order, or of a prepared pass' meta.json; None if
       they were not read.
-    modified: the time of the last change in ns since 1970; None: the next look takes the pass as
-      changed.
+    modified: when it was last changed, in ns since 1970; None: it counts as changed at the next
+      look.
     fate: entered (training has begun), trained, late (trained after its day had ended), skipped
       (late, and data.late is skip), seen (a pass of the same name or bytes was trained before) or
       refused (it cannot be trained on).

@@ -60,7 +60,7 @@ class PassMeter:
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
-    """Reports the whole pass; returns the fields of its event, with those in `further`."""
+    """Reports the whole pass; returns the fields of its event, including those in `further`."""
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
     values = result(self._sums()) | self._counts()

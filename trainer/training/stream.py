@@ -334,7 +334,7 @@ class Stream:
     return (in_order(ready) if cfg.data.watch else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
-    """Whether the ledger has folded the entry of this pass; remembers if it has."""
+    """Whether the ledger keeps only hashes of this old pass; remembers it if so."""
     if path not in self._settled and self._state.ledger.has_folded(
       path, self._state.progress.epoch
     ):

@@ -51,7 +51,11 @@ def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
 
 
 def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
-  """Returns the combinations [c] of the features of each column, int64 [c]."""
+  """Mixes the hashes of each combination's features into one integer; returns these, int64 [c].
+
+  Args:
+    parts: for each column, the hash of its feature in each of the c combinations, int64 [c].
+  """
   return functools.reduce(_mixed, parts, parts[0] * 0)
 
 

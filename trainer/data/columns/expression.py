@@ -86,7 +86,7 @@ _Library = type[_Numpy] | type[_Tensors]
 
 
 def _log(x: TensorLike, xp: _Library) -> TensorLike:
-  """Returns the natural logarithm, NaN where x is not above 0; x is normal or 0."""
+  """Returns the natural logarithm of x, NaN if x is negative or 0; x must not be subnormal."""
   bits = xp.bits(x)
   # x = 2^k·m with m in [√½, √2): the bits are moved so that the exponent counts from there.
   shifted = bits - 0x3FE6A09E667F3BCD

@@ -187,7 +187,10 @@ class GraphColumns:
     return SlotTensors(*columns, column.length)
 
   def read(self, name: str, own: str) -> tuple[GraphColumn, list[str]]:
-    """Returns what column `own` reads as `name`, and its texts for missing values."""
+    """Returns the column `name` that the made column `own` reads, and its missing values' texts.
+
+    If `name` is `own`, that is the log's column of this name: a made column can replace it.
+    """
     if name in self._made and name != own:
       return self.made(name), []
     return self._log[self._cfg.data.log_column(name)], self._cfg.data.missing_values

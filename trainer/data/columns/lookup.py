@@ -30,9 +30,11 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Returns the hashes of the m keys, int64 [m + 1] ascending, and their values.
+  """Decodes the `content` of a look-up.
 
-  A last entry, `_NO_KEY` with a blank value, stands for all other texts.
+  Returns:
+    The hashes of the m keys, int64 [m + 1], ascending, and the value of each key. The last hash is
+    above all others and its value is '': a search for an unknown key ends there.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))

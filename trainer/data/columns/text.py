@@ -17,7 +17,10 @@ from trainer.data.values import ranges, text_buffers, trim
 
 
 def _pattern(made: config.Text) -> str:
-  """Returns a pattern that matches a whole text; its group 1 is that of the first `match` there."""
+  """Extends the regular expression `made.match` so that it matches the whole text.
+
+  Group 1 still is what the group of `made.match` holds where it first matches.
+  """
   return f'(?s)\\A.*?(?-s:{made.match}).*\\z'
 
 

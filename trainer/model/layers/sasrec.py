@@ -106,12 +106,12 @@ class SASRec(tf.keras.layers.Layer):
     return tf.tensordot(x, self._kernels[name], 1) + self._biases[name]
 
   def _attention(self, l: int, x: tf.Tensor, to: tf.Tensor, is_there: tf.Tensor) -> tf.Tensor:
-    """Returns the attention of the last positions over all positions: float32 [B, places, D].
+    """Returns the attention of the last P positions over all L positions: float32 [B, P, D].
 
     Args:
       l: the index of the block.
-      x: float32 [B, places, D], the queries.
-      to: float32 [B, L, D], keys and values.
+      x: float32 [B, P, D], the last positions, which ask.
+      to: float32 [B, L, D], all positions, which give keys and values.
       is_there: bool [B, L], which positions of `to` hold a feature.
     """
     places, length = x.shape[1], to.shape[1]
