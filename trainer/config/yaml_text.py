@@ -63,13 +63,15 @@ def _children(node: Json) -> list[Json]:
   return node if isinstance(node, list) else []
 
 
-def _is_index(part: str, node: list[Json]) -> bool:
-  return re.fullmatch('[0-9]{1,9}', part) is not None and int(part) < len(node)
-
-
-def _of_interaction(node: Json, part: str) -> str:
-  """Returns `args` if `part` is the kind of an interaction, since --set may use its short form."""
-  return 'args' if isinstance(node, dict) and node.get('kind') == part else part
+def _place(node: Json, part: str, where: str) -> int | str:
+  """Returns the index or key at which `part` of a path lies in a list or mapping."""
+  if isinstance(node, list):
+    if not re.fullmatch('[0-9]{1,9}', part) or int(part) >= len(node):
+      raise ConfigError(f'{where} is not there; the list has {len(node)} entries')
+    return int(part)
+  if not isinstance(node, dict):
+    raise ConfigError(f'{where} is not there; it is below the value {node!r}, which holds no keys')
+  return 'args' if node.get('kind') == part else part  # --set may use an interaction's short form
 
 
 def set_key(tree: JsonObject, assignment: str) -> None:
@@ -82,34 +84,14 @@ def set_key(tree: JsonObject, assignment: str) -> None:
 
 def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
   """Sets a key such as `a.b.0.c`; messages name the assignment."""
-  *path, last = key.split('.')
-  node = tree
-  for i, part in enumerate(path):
-    part = _of_interaction(node, part)
-    if isinstance(node, list):
-      if not _is_index(part, node):
-        raise ConfigError(
-          f"--set {assignment}: '{'.'.join(path[: i + 1])}' is not there; the list has "
-          f'{len(node)} entries'
-        )
-      node = node[int(part)]
-    elif isinstance(node, dict):
-      if node.get(part) is None:
-        node[part] = {}
-      node = node[part]
-    if not isinstance(node, (dict, list)):
-      raise ConfigError(
-        f"--set {assignment}: '{'.'.join(path[: i + 1])}' is the value {node!r}, which holds no "
-        'keys'
-      )
-  if isinstance(node, list):
-    if not _is_index(last, node):
-      raise ConfigError(
-        f"--set {assignment}: '{last}' is not there; the list has {len(node)} entries"
-      )
-    node[int(last)] = value
-  else:
-    node[_of_interaction(node, last)] = value
+  parts, node = key.split('.'), tree
+  for i, part in enumerate(parts):
+    place = _place(node, part, f"--set {assignment}: '{'.'.join(parts[: i + 1])}'")
+    if i == len(parts) - 1:
+      node[place] = value
+    elif isinstance(node, dict) and node.get(place) is None:
+      node[place] = {}
+    node = node[place]
 
 
 def flatten(tree: Json, prefix: str = '') -> JsonObject:
