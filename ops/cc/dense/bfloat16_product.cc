@@ -16,15 +16,15 @@ namespace ctr {
 
 namespace {
 
-// The instruction multiplies 16 pairs of neighbours along the inner dimension and adds them to 16
-// sums. So both factors are packed as pairs, 32 bits each: b in panels of 64 columns, whose pairs
-// of one inner place are neighbours, and a in blocks that fit a core's own cache.
-constexpr int64_t kLanes = 16;     // sums of a register
-constexpr int64_t kRegisters = 4;  // of a panel of b
+// The instruction takes 16 pairs of neighbours along the inner dimension and adds their products to
+// 16 sums. So both factors are packed as pairs of 32 bits: b in panels of 64 columns, where the
+// pairs of one inner place lie side by side, and a in blocks that fit into a core's own cache.
+constexpr int64_t kLanes = 16;     // the sums in a register
+constexpr int64_t kRegisters = 4;  // the registers that cover a row of a panel
 constexpr int64_t kPanel = kRegisters * kLanes;
 constexpr int64_t kRows = 6;          // kRows * kRegisters sums stay in registers
-constexpr int64_t kBlockRows = 48;    // of a: whole tiles, and whole lines of the cache
-constexpr int64_t kBlockPairs = 256;  // of a panel, 64 KB: a core's own cache holds it
+constexpr int64_t kBlockRows = 48;    // rows of a: whole tiles, and whole lines of the cache
+constexpr int64_t kBlockPairs = 256;  // pairs of a panel, 64 KB: a core's own cache holds them
 constexpr int64_t kAhead = 8;         // rows between a prefetch and its use: packing reads strides
 
 int64_t Pairs(int64_t inner) { return (inner + 1) / 2; }
@@ -34,14 +34,14 @@ __mmask16 MaskOf(int64_t lanes) {
   return lanes >= kLanes ? 0xffff : static_cast<__mmask16>((1u << lanes) - 1);
 }
 
-// Fetches 16 neighbours `kAhead` rows after element `at`, which lies in row `row`.
+// Prefetches the 16 neighbours that lie `kAhead` rows below element `at` of row `row`.
 CTR_BF16_INLINE void Prefetch(const Matrix& from, int64_t row, int64_t at) {
   if (row + kAhead >= from.rows) return;
   __builtin_prefetch(from.data + at + kAhead * from.stride);
   if (from.gate != nullptr) __builtin_prefetch(from.gate + at + kAhead * from.stride);
 }
 
-// Up to 16 neighbours in memory, from element `at` on; what the mask or the gate hides is 0.
+// Loads up to 16 neighbours from element `at` on; those that the mask or the gate hides become 0.
 CTR_BF16_INLINE __m512 Load(const Matrix& from, int64_t at, __mmask16 mask) {
   if (from.gate != nullptr) {
     const __m512 gate = _mm512_maskz_loadu_ps(mask, from.gate + at);
@@ -50,7 +50,7 @@ CTR_BF16_INLINE __m512 Load(const Matrix& from, int64_t at, __mmask16 mask) {
   return _mm512_maskz_loadu_ps(mask, from.data + at);
 }
 
-// Pairs (first[i], second[i]) as bfloat16.
+// Returns the pairs (first[i], second[i]) as bfloat16.
 CTR_BF16_INLINE __m512i Interleaved(__m512 first, __m512 second) {
   const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(second, first);
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
@@ -112,7 +112,7 @@ struct Block {
   int64_t pair;
 };
 
-// Packs `rows` rows of a from `first`, and `pairs` pairs from `first_pair`.
+// Packs `pairs` pairs from `first_pair` on, of `rows` rows of a from `first` on.
 CTR_BF16 Block PackBlock(const Matrix& a, int64_t first, int64_t rows, int64_t first_pair,
                          int64_t pairs, int32_t* to) {
   const int64_t inner = a.Columns();
@@ -141,14 +141,15 @@ CTR_BF16 Block PackBlock(const Matrix& a, int64_t first, int64_t rows, int64_t f
   return {to, 1, kBlockRows};
 }
 
-// What happens to the sums of a tile.
+// What to do with the sums of a tile.
 struct Finish {
-  bool add;           // to what the result holds, which earlier terms left
-  const float* bias;  // of the tile's columns; null: none
+  bool add;           // whether to add them to the sums of earlier terms in the result
+  const float* bias;  // for the tile's columns, or null
   bool rectify;
 };
 
-// c[0:R, 0:16 V] (+)= rows of the block times a panel; the last register's columns are masked.
+// Sets c[0:R, 0:16 V] to R rows of the block times a panel, or adds them to it. `last` masks the
+// columns of the last register.
 template <int R, int V>
 CTR_BF16 void Tile(const Block& a, int64_t first_row, const int32_t* panel, int64_t pairs,
                    const Finish& finish, __mmask16 last, int64_t stride, float* c) {
@@ -207,7 +208,7 @@ void Pack(const Matrix& b, const ParallelFor& parallel_for, int32_t* packed, flo
 
 void Multiply(const std::vector<Term>& terms, int64_t rows, const std::vector<Result>& results,
               const ParallelFor& parallel_for) {
-  std::vector<const Term*> some;  // that are not empty sums
+  std::vector<const Term*> some;  // the terms that are not empty sums
   int64_t pairs_in_all = 0, panels_in_all = 0;
   for (const Term& term : terms) {
     if (term.a.Columns() > 0) some.push_back(&term);

@@ -8,54 +8,53 @@
 
 namespace ctr {
 
-// Whether this processor has the instruction; without it nothing below may be called.
+// Returns whether this processor has the instruction; without it, call nothing below.
 bool HasBfloat16Products();
 
-// A matrix as it lies in memory, by rows, and how it is meant.
+// A matrix, or the transpose of one, whose rows lie in memory `stride` floats apart.
 struct Matrix {
   const float* data;
-  int64_t rows;  // as it lies
+  int64_t rows;  // in memory
   int64_t columns;
-  int64_t stride;  // from a row to the next
+  int64_t stride;  // floats from a row to the next
   bool transposed = false;
-  // Lies as data does; null: none. An element whose gate is not above 0 counts as 0: the gradient
-  // of a rectified product is such a matrix.
+  // A number for each element, laid out like data, or null. An element whose number is not above 0
+  // counts as 0. The gradient of a rectified product is such a matrix.
   const float* gate = nullptr;
 
   int64_t Rows() const { return transposed ? columns : rows; }
   int64_t Columns() const { return transposed ? rows : columns; }
 };
 
-// int32s that Pack needs for b.
+// Returns how many int32s Pack needs for b.
 int64_t PackedSize(const Matrix& b);
 
-// Rounds b to bfloat16, to nearest, ties to even, and lays it out as Multiply reads it.
+// Rounds b to the nearest bfloat16, ties to even, and stores it in the layout that Multiply reads.
 //
-// packed: aligned to 64 bytes, of PackedSize(b).
-// column_sums: null, or where the sums over b's rows go, in float32; b is not transposed then.
+// packed: receives b; PackedSize(b) int32s, aligned to 64 bytes.
+// column_sums: null, or receives the sums over b's rows in float32; b must not be transposed then.
 void Pack(const Matrix& b, const ParallelFor& parallel_for, int32_t* packed,
           float* column_sums = nullptr);
 
-// A term of a sum of products, a b. Where there are several results, b has a part for each, side by
-// side.
+// A term a·b of a sum of products. If there are several results, b is cut into their columns.
 struct Term {
   Matrix a;
-  std::vector<const int32_t*> b;  // of each result, by Pack
+  std::vector<const int32_t*> b;  // the columns of each result, packed by Pack
 };
 
 struct Result {
   float* data;
   int64_t columns;
-  int64_t stride;               // from a row to the next
+  int64_t stride;               // floats from a row to the next
   const float* bias = nullptr;  // [columns], added to each row; null: none
-  bool rectified = false;       // whether max(0, ·) is taken in the end
+  bool rectified = false;       // whether negative elements become 0
 };
 
-// Results, side by side, of the sum of the terms, whose a are rounded as Pack rounds. An element is
-// summed in an order that depends on the terms' inner sizes alone, whatever the threads and however
-// many rows there are. Denormal numbers count as 0.
+// Computes the sum of the terms; its columns are those of all results, side by side. It rounds each
+// a as Pack rounds b. The order of summation depends only on the terms' inner sizes, not on threads
+// or rows. Denormal numbers count as 0.
 //
-// rows: of each a, and of the results.
+// rows: the number of rows of each a and of each result.
 void Multiply(const std::vector<Term>& terms, int64_t rows, const std::vector<Result>& results,
               const ParallelFor& parallel_for);
 

@@ -1,4 +1,4 @@
-// Sums over ranks.
+// CtrAllReduce: sums tensors over ranks.
 #include "ops/cc/kernels/connections_resource.h"
 #include "ops/cc/kernels/feature_table_resource.h"
 

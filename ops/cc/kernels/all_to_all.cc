@@ -1,4 +1,4 @@
-// Rows to every rank and from every rank.
+// CtrAllToAll: sends rows to every rank and receives rows from every rank.
 #include "ops/cc/kernels/connections_resource.h"
 #include "ops/cc/kernels/feature_table_resource.h"
 
@@ -28,7 +28,7 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
                                        "; wanted [", n, "], one for each rank")),
                       done);
     Spans sent;
-    std::vector<int64_t> row_bytes;  // of each of values
+    std::vector<int64_t> row_bytes;  // of each tensor in values
     for (const Tensor& t : values) {
       OP_REQUIRES_ASYNC(context, t.dims() >= 1 && t.dim_size(0) == values[0].dim_size(0),
                         absl::InvalidArgumentError(absl::StrCat(
@@ -60,7 +60,7 @@ class AllToAllOp : public tensorflow::AsyncOpKernel {
         done);
     resource->Run([this, context, resource, done = std::move(done), from = std::move(from),
                    row_bytes = std::move(row_bytes)] {
-      absl::Status error;  // of TensorFlow, whose own codes Status does not have
+      absl::Status error;  // an error of TensorFlow, for which Status has no code
       const Status status = resource->connections()->AllToAll(
           operation_, from, [&](const std::vector<int64_t>& bytes, std::vector<Spans>* to) {
             error = Allocate(context, bytes, row_bytes, to);

@@ -1,5 +1,5 @@
-// Products in bfloat16 and their gradients; ops/cc/dense/bfloat16_product.h says how. They keep
-// nothing between calls.
+// Products in bfloat16 and their gradients, computed by ops/cc/dense/bfloat16_product.h. The
+// kernels have no state.
 #include "ops/cc/dense/bfloat16_product.h"
 
 #include <vector>
@@ -35,7 +35,7 @@ class Kernel : public tensorflow::OpKernel {
   }
 
  protected:
-  // Checks a, parts that have as many columns as b has rows, and what is said of the product.
+  // Checks that the parts of a have equal heights and together as many columns as b has rows.
   absl::Status CheckFactors(const tensorflow::OpInputList& a, const tensorflow::Tensor& b) const {
     if (b.dims() != 2) return WrongShape("b", b.shape(), "a matrix");
     int64_t inner = 0;
@@ -56,11 +56,11 @@ class Kernel : public tensorflow::OpKernel {
     return b.dim_size(transpose_b_ ? 0 : 1);
   }
 
-  // What both gradients are taken of.
+  // The inputs of both gradients.
   struct Inputs {
     tensorflow::OpInputList a;
     const tensorflow::Tensor* b;
-    Matrix grad;  // of the product, which is 0 where that was rectified
+    Matrix grad;  // the gradient of the product; its gate hides what was rectified to 0
   };
   absl::Status ReadInputs(tensorflow::OpKernelContext* c, Inputs* in) const {
     const tensorflow::Tensor *product, *grad;
@@ -79,7 +79,7 @@ class Kernel : public tensorflow::OpKernel {
     return absl::OkStatus();
   }
 
-  // Those rows of the true b that a part of a meets.
+  // Returns the rows of b, transposed if transpose_b, by which a part of a is multiplied.
   Matrix RowsOf(const tensorflow::Tensor& b, int64_t first, int64_t count) const {
     const float* data = b.flat<float>().data();
     const int64_t stride = b.dim_size(1);
@@ -90,7 +90,7 @@ class Kernel : public tensorflow::OpKernel {
   bool transpose_b_, relu_;
 };
 
-// Room for packed factors.
+// Temporary memory for packed factors.
 class Room {
  public:
   absl::Status Allocate(tensorflow::OpKernelContext* c, int64_t size) {
@@ -201,7 +201,7 @@ class GradientOfBOp : public Kernel {
     float* const to = of_b->flat<float>().data();
     int64_t first = 0;
     Room room;
-    if (!transpose_b_) {  // its rows are those of aᵀ: the gradient is the right factor of all
+    if (!transpose_b_) {  // b's gradient is aᵀ times grad, which is packed once for all parts
       OP_REQUIRES_OK(c, room.Allocate(c, PackedSize(in.grad)));
       const int32_t* packed =
           room.Take(in.grad, parallel_for, bias_ ? of_bias->flat<float>().data() : nullptr);

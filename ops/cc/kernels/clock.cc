@@ -1,4 +1,4 @@
-// CtrClock: it reads the time when it runs, and keeps nothing.
+// CtrClock: reads the clock when the op runs.
 #include <chrono>
 
 #include "tensorflow/core/framework/op_kernel.h"

@@ -1,4 +1,4 @@
-// What connections have done so far.
+// CtrConnectionsCounters: counts what connections have sent and received so far.
 #include "ops/cc/kernels/connections_resource.h"
 
 namespace ctr {

@@ -1,4 +1,4 @@
-// Makes connections of sockets.
+// CtrConnectionsHandle: takes over connected sockets, one for each other rank.
 #include "ops/cc/kernels/connections_resource.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 

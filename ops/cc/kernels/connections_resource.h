@@ -1,5 +1,5 @@
-// The connections that a handle points to, and the thread that works on them: no thread of
-// TensorFlow ever waits for another process.
+// The connections that a handle points to, and the thread that uses them, so that a peer never
+// blocks one of TensorFlow's threads.
 #pragma once
 
 #include <condition_variable>
@@ -27,7 +27,7 @@ class ConnectionsResource : public tensorflow::ResourceBase {
   ~ConnectionsResource() override { Run(nullptr); }
 
   Connections* connections() { return &state_->connections; }
-  // Runs `work` on the thread, after all work given before; nullptr ends the thread.
+  // Queues `work` for the thread, which runs it after all earlier work; nullptr ends the thread.
   void Run(std::function<void()> work) {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->works.push_back(std::move(work));
@@ -36,7 +36,7 @@ class ConnectionsResource : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "Connections"; }
 
  private:
-  // Outlives the resource, whose last user may be work on the thread.
+  // The thread shares it, because the last user of the resource may be work on the thread.
   struct State {
     State(std::vector<int> fds, int rank) : connections(std::move(fds), rank) {}
     Connections connections;  // only the thread calls its collectives
@@ -62,7 +62,7 @@ class ConnectionsResource : public tensorflow::ResourceBase {
   const std::shared_ptr<State> state_;
 };
 
-// Finds the connections of input 0 and keeps them while they are used.
+// Finds the connections of input 0, and keeps them alive while `connections` does.
 inline absl::Status LookupConnections(tensorflow::OpKernelContext* context,
                                       std::shared_ptr<ConnectionsResource>* connections) {
   tensorflow::core::RefCountPtr<ConnectionsResource> found;
@@ -72,7 +72,7 @@ inline absl::Status LookupConnections(tensorflow::OpKernelContext* context,
   return absl::OkStatus();
 }
 
-// A tensor's memory.
+// Returns the memory of a tensor.
 inline Span SpanOf(const tensorflow::Tensor& t) {
   return {const_cast<char*>(t.tensor_data().data()), static_cast<int64_t>(t.tensor_data().size())};
 }

@@ -1,4 +1,4 @@
-// Distinct keys of a batch with the sums of their shows and clicks.
+// CtrDedupe: finds the distinct keys of a batch and sums their shows and clicks.
 #include "ops/cc/rows/dedupe.h"
 
 #include "ops/cc/kernels/row_store_kernels.h"

@@ -1,4 +1,4 @@
-// Fields of a block of samples to codes; ops/cc/data/keys.h says how.
+// Numbers the distinct fields of a block of samples, by ops/cc/data/keys.h.
 #include <algorithm>
 
 #include "ops/cc/data/keys.h"

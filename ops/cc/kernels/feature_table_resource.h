@@ -1,4 +1,4 @@
-// The resource that handles point to, and what every kernel on it needs.
+// The resource to which the handle of a feature table points, and what its kernels share.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace ctr {
 
-// What stands beside a table and uses its payload (the row store).
+// An object that belongs to a table and uses the payload of its features: the row store.
 struct TableAttachment {
   virtual ~TableAttachment() = default;
   virtual int64_t Bytes() const = 0;
@@ -23,14 +23,14 @@ struct TableAttachment {
 
 class FeatureTableResource : public tensorflow::ResourceBase {
  public:
-  // description: what the handle op was told (its policy, say); a second handle of this name must
-  // be told the same.
+  // description: the attributes of the handle op, such as the policy. A second handle op with the
+  // same name must have the same.
   FeatureTableResource(Policy policy, int64_t payload_bytes, std::string description)
       : table_(std::move(policy), payload_bytes), description_(std::move(description)) {}
 
   FeatureTable* table() { return &table_; }
   TableAttachment* attachment() const { return attachment_.get(); }
-  // Before the resource is published.
+  // Call it only before the resource is published.
   void set_attachment(std::unique_ptr<TableAttachment> attachment) {
     attachment_ = std::move(attachment);
   }
@@ -64,7 +64,7 @@ inline absl::Status ToTensorFlow(const Status& status) {
   return absl::DataLossError(status.message());
 }
 
-// The device's thread pool.
+// Returns a function that shares work among the device's threads.
 inline ParallelFor ParallelForOf(tensorflow::OpKernelContext* context) {
   const auto* workers = context->device()->tensorflow_cpu_worker_threads();
   return [workers](int64_t total, int64_t cost_per_unit,
@@ -73,8 +73,8 @@ inline ParallelFor ParallelForOf(tensorflow::OpKernelContext* context) {
   };
 }
 
-// InvalidArgument naming the argument and its shape unless it is a vector, of `length` elements
-// where length >= 0.
+// Returns InvalidArgument, which names the argument and its shape, unless it is a vector; if
+// length >= 0, of `length` elements.
 inline absl::Status CheckVector(const tensorflow::Tensor& tensor, const char* name,
                                 int64_t length = -1) {
   if (tensor.dims() != 1) {

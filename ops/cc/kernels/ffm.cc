@@ -1,6 +1,5 @@
-// Pairs of a field-aware factorization machine and their gradient; ops/cc/ops/ffm_ops.cc says what
-// they compute. Neither keeps anything between calls; samples are independent and shared among
-// threads.
+// The pairs of a field-aware factorization machine, and their gradient; ops/cc/ops/ffm_ops.cc has
+// the formulas. The kernels have no state; threads share the samples.
 #include <cstdint>
 #include <string>
 
@@ -55,7 +54,7 @@ absl::Status Sizes(const tensorflow::Tensor& factors, int64_t* samples, int64_t*
   return absl::OkStatus();
 }
 
-// Calls run(begin, end) on shares of the samples; each reads and writes a whole sample's factors.
+// Divides the samples among threads, which call run(begin, end). A sample has `floats` factors.
 template <typename Run>
 void OverSamples(tensorflow::OpKernelContext* c, int64_t samples, int64_t floats, const Run& run) {
   const auto* workers = c->device()->tensorflow_cpu_worker_threads();

@@ -1,4 +1,4 @@
-// Samples of a prepared pass, by their places; ops/cc/data/samples.h says how.
+// Gathers samples of a prepared pass by their places, by ops/cc/data/samples.h.
 #include <limits>
 
 #include "ops/cc/data/samples.h"

@@ -1,4 +1,4 @@
-// How many features are admitted.
+// Returns how many features are admitted.
 #include <atomic>
 
 #include "ops/cc/kernels/feature_table_resource.h"

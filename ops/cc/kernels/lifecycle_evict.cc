@@ -1,5 +1,5 @@
-// Deletion by the policy's tests, and of all but the best: at this table's cut, or at one that
-// processes agreed on.
+// Deletes features: those that the policy's tests choose, and those that rank below a cut, which is
+// this table's own or was agreed on by all processes.
 #include <vector>
 
 #include "ops/cc/kernels/feature_table_resource.h"
@@ -7,7 +7,7 @@
 namespace ctr {
 namespace {
 
-// Reads digits of a rank.
+// Reads the digits of a rank from a tensor.
 absl::Status ReadDigits(const tensorflow::Tensor& tensor, const char* name, int64_t most,
                         std::vector<uint16_t>* digits) {
   TF_RETURN_IF_ERROR(CheckVector(tensor, name));

@@ -1,4 +1,4 @@
-// What a save writes, and its commit.
+// Selects the features that a save writes, and commits them when it is complete.
 #include <string>
 
 #include "ops/cc/kernels/feature_table_resource.h"

@@ -1,4 +1,4 @@
-// How many features there are, and how many bytes they take.
+// Returns how many features there are, and how many bytes they take.
 #include "ops/cc/kernels/feature_table_resource.h"
 
 namespace ctr {

@@ -1,4 +1,4 @@
-// Features out of a table and into one, for checkpoints.
+// Exports the features of a table and imports them, for checkpoints.
 #include <algorithm>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// How many keys of a batch each process owns.
+// Counts how many keys of a batch each process owns.
 #include "ops/cc/lifecycle/hash.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

@@ -1,10 +1,10 @@
-// Rows and gradients between the ranks that read them and those that own them, packed for one
-// all-to-all each.
+// Packs rows, and later their gradients, for one all-to-all each between the ranks that read the
+// rows and the ranks that own them.
 //
-// A buffer is a block for each of the N ranks. A block of n occurrences holds n linear values; of
-// rows, then a bit an occurrence, whether it has factors (in raw words, `bits per value` each);
-// then the factors of those that have them. So a feature without factors costs its linear value and
-// a bit. Values travel as T: float, half or bfloat16.
+// A buffer has a block for each of the N ranks. A block of n occurrences holds n linear values; if
+// they are rows, n bits, which say whether an occurrence has factors and fill whole values; then
+// the factors of those that have them. So a feature without factors costs its linear value and a
+// bit. Values have the type T: float, half or bfloat16.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -30,7 +30,7 @@ int64_t MaskWords(int64_t n) {
   return (n + kBits<T> - 1) / kBits<T>;
 }
 
-// The i-th bit of a mask, whatever its words' type.
+// Returns the i-th bit of a mask, whatever the type of its words.
 template <typename T>
 bool MaskBit(const T* mask, int64_t i) {
   return reinterpret_cast<const unsigned char*>(mask)[i / 8] >> (i % 8) & 1;
@@ -41,7 +41,7 @@ void Convert(const From* from, int64_t n, To* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 void Convert(const float* from, int64_t n, float* to) {
-  // Most are rows of some 16 values: a call for each would take longer than the copy.
+  // Most rows have some 16 values. For these a call of memcpy would take longer than the copy.
   for (; n >= 16 && n < 256; n -= 16, from += 16, to += 16)
     std::memcpy(to, from, 16 * sizeof(float));
   if (n > 0) std::memcpy(to, from, sizeof(float) * n);
@@ -52,7 +52,7 @@ void Add(const T* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] += static_cast<float>(from[i]);
 }
 
-// counts [N], none negative, of `total` together.
+// Checks counts [N]: none is negative, and their sum is `total`.
 absl::Status CheckCounts(const Tensor& counts, const char* name, int64_t total) {
   TF_RETURN_IF_ERROR(CheckVector(counts, name));
   const auto at = counts.flat<int32_t>();
@@ -170,7 +170,7 @@ class UnpackRowsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(2, {u + 1}, &offsets));
     float* const w = linear->flat<float>().data();
     int32_t* const offset = offsets->flat<int32_t>().data();
-    std::vector<int64_t> place(ranks);  // where a block's factors begin
+    std::vector<int64_t> place(ranks);  // where the factors of a block begin
     int64_t at = 0, j = 0;
     offset[0] = 0;
     for (int64_t s = 0; s < ranks; ++s) {
@@ -208,7 +208,7 @@ class UnpackRowsOp : public tensorflow::OpKernel {
   }
 
  private:
-  RowLayout layout_;  // widths and slots only
+  RowLayout layout_;  // only its widths and slots are used
 };
 
 template <typename T>
@@ -267,7 +267,7 @@ class SumGradientsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, CheckFits(buffer.dim_size(0)));
     const int32_t *unique = inverse.flat<int32_t>().data(), *start = starts.flat<int32_t>().data(),
                   *position = order.flat<int32_t>().data();
-    // Where an occurrence's gradients lie.
+    // Where the gradients of an occurrence lie.
     const std::unique_ptr<int32_t[]> linear_at(new int32_t[n]), factors_at(new int32_t[n]);
     int64_t at = 0, i = 0;
     for (int64_t s = 0; s < ranks; ++s) {

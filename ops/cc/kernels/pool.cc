@@ -1,4 +1,4 @@
-// Rows of distinct features -> slot sums of a batch, and the gradient back.
+// Adds up the rows of distinct features to slot sums of a batch, and computes the gradient.
 #include "ops/cc/rows/pool.h"
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace ctr {
 namespace {
 
-// What both kernels are told by attributes, and the inputs that they share.
+// The attributes and the inputs that both kernels share.
 class PoolOpKernel : public tensorflow::OpKernel {
  public:
   explicit PoolOpKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
@@ -50,8 +50,8 @@ class PoolOpKernel : public tensorflow::OpKernel {
   int parts() const { return static_cast<int>(layout_.parts.size()); }
   int64_t fields_of(int part) const { return layout_.fields[layout_.parts[part].table]; }
 
-  // Inputs factors, offsets, values, segments, batch_size from position `first` on, for n
-  // occurrences.
+  // Reads the inputs factors, offsets, values, segments and batch_size, from input `first` on, for
+  // n occurrences.
   absl::Status ReadBatch(tensorflow::OpKernelContext* context, int first, int64_t n,
                          PoolBatch* batch) const {
     const tensorflow::Tensor &factors = context->input(first), &offsets = context->input(first + 1),
@@ -75,8 +75,8 @@ class PoolOpKernel : public tensorflow::OpKernel {
     batch->factors = factors.flat<float>().data();
     batch->offsets = offsets.flat<int32_t>().data();
     if (values.NumElements() > 0) batch->values = values.flat<float>().data();
-    // A batch of multi-valued slots may hold no feature at all; its segments are as empty as the
-    // fast path's.
+    // A batch of multi-valued slots may hold no feature at all. Its segments are empty then, as
+    // they are on the fast path.
     if (segments.NumElements() > 0 || n == 0) batch->segments = segments.flat<int32_t>().data();
     if (batch->segments == nullptr && n == 0) batch->segments = &kNoSegments;
     const std::string wrong = CheckPoolBatch(layout_, *batch, factors.dim_size(0));

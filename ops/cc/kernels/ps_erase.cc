@@ -1,4 +1,4 @@
-// Forgets features by key: a worker's copies of rows that the servers have evicted.
+// Deletes features by key: a worker's copies of rows that the servers have evicted.
 #include "ops/cc/kernels/row_store_kernels.h"
 
 namespace ctr {

@@ -82,7 +82,7 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
 
   Policy policy_;
   RowLayout layout_;
-  std::string description_;  // all that a second handle of one name must have the same
+  std::string description_;  // must be equal in all handles of one name
 };
 REGISTER_KERNEL_BUILDER(Name("CtrRowStoreHandle").Device(tensorflow::DEVICE_CPU), RowStoreHandleOp);
 

@@ -1,4 +1,4 @@
-// What the kernels on rows share: checks of shapes, and the way to the row store of a handle.
+// What the kernels on rows share: checks of shapes, and finding the row store of a handle.
 #pragma once
 
 #include <limits>
@@ -9,7 +9,7 @@
 
 namespace ctr {
 
-// InvalidArgument naming the argument and its shape unless it is a vector of `length` elements.
+// Returns InvalidArgument, with the argument and its shape, unless it is a vector of that length.
 inline absl::Status CheckLength(const tensorflow::Tensor& tensor, const char* name,
                                 int64_t length) {
   if (tensor.dims() == 1 && tensor.dim_size(0) == length) return absl::OkStatus();
@@ -23,7 +23,7 @@ inline absl::Status CheckScalar(const tensorflow::Tensor& tensor, const char* na
       absl::StrCat(name, ": found shape ", tensor.shape().DebugString(), "; wanted a scalar"));
 }
 
-// offsets [u + 1] that ascend from 0 to `total`.
+// Checks that offsets [u + 1] ascend from 0 to `total`.
 inline absl::Status CheckOffsets(const tensorflow::Tensor& offsets, const char* name, int64_t u,
                                  int64_t total) {
   TF_RETURN_IF_ERROR(CheckLength(offsets, name, u + 1));
@@ -36,7 +36,7 @@ inline absl::Status CheckOffsets(const tensorflow::Tensor& offsets, const char* 
                                                  ascending ? "" : ", not ascending from 0"));
 }
 
-// Indices in [0, bound).
+// Checks that indices are in [0, bound).
 inline absl::Status CheckIndices(const tensorflow::Tensor& indices, const char* name,
                                  int64_t bound) {
   const auto at = indices.flat<int32_t>();
@@ -49,7 +49,7 @@ inline absl::Status CheckIndices(const tensorflow::Tensor& indices, const char* 
   return absl::OkStatus();
 }
 
-// A row store as what stands beside its feature table.
+// A row store, attached to its feature table.
 struct RowStoreAttachment : TableAttachment {
   RowStoreAttachment(FeatureTable* table, RowLayout layout) : store(table, std::move(layout)) {}
   int64_t Bytes() const override { return store.Bytes(); }

@@ -1,4 +1,4 @@
-// One optimizer step on the rows of distinct keys, then the lifecycle's observation.
+// Takes an optimizer step on the rows of distinct keys, then adds their shows and clicks.
 #include "ops/cc/kernels/row_store_kernels.h"
 
 namespace ctr {

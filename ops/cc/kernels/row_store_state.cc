@@ -1,5 +1,5 @@
-// Rows out of a store and into one, for checkpoints, beside CtrLifecycleExport and
-// CtrLifecycleImport.
+// Exports the rows of a store and imports them, for checkpoints; CtrLifecycleExport and
+// CtrLifecycleImport do so with the features.
 #include <vector>
 
 #include "ops/cc/kernels/row_store_kernels.h"
@@ -7,7 +7,7 @@
 namespace ctr {
 namespace {
 
-// Admitted keys of each table that has factors; InvalidArgument where a key's slot has none.
+// Counts the admitted keys of each table with factors; InvalidArgument if a slot has no table.
 absl::Status CountAdmitted(const RowLayout& layout, const tensorflow::Tensor& keys,
                            const tensorflow::Tensor& admitted, std::vector<int64_t>* counts) {
   TF_RETURN_IF_ERROR(CheckVector(keys, "keys"));
@@ -26,12 +26,12 @@ absl::Status CountAdmitted(const RowLayout& layout, const tensorflow::Tensor& ke
   return absl::OkStatus();
 }
 
-// What holds a table's factor rows outside the store.
+// Returns the type of exported factors.
 tensorflow::DataType DataTypeOf(const RowTable& table) {
   return table.bfloat16 ? tensorflow::DT_UINT16 : tensorflow::DT_FLOAT;
 }
 
-// InvalidArgument unless the rows have the types of the layout's tables.
+// Returns InvalidArgument unless `dtypes` are those of the layout's tables.
 absl::Status CheckTypes(const RowLayout& layout, const tensorflow::DataTypeVector& dtypes) {
   tensorflow::DataTypeVector wanted;
   for (const RowTable& table : layout.tables) wanted.push_back(DataTypeOf(table));

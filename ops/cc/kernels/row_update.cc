@@ -39,7 +39,7 @@ class InitialFactorsOp : public tensorflow::OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("CtrInitialFactors").Device(tensorflow::DEVICE_CPU), InitialFactorsOp);
 
-// Base of the two kernels below: the optimizer and its hyperparameters.
+// The base class of the two kernels below: it reads the optimizer and its hyperparameters.
 class RowOptimizerOpKernel : public tensorflow::OpKernel {
  public:
   explicit RowOptimizerOpKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {

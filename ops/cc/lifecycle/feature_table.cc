@@ -9,18 +9,18 @@
 namespace ctr {
 namespace {
 
-constexpr uint8_t kSelectedMark = 1;  // << kind: the feature is of the kind's selection
-constexpr uint8_t kBatchMark = 4;     // met in the batch at hand; never set between batches
+constexpr uint8_t kSelectedMark = 1;  // << kind: the feature is selected for a save of this kind
+constexpr uint8_t kBatchMark = 4;     // already met in this batch; never set between batches
 constexpr uint64_t kMinIndex = 64;    // entries
 constexpr uint16_t kMaxDays = 65535;
 
-// Keys ahead of the one at hand whose index entry and whose feature are fetched.
+// How many keys before its use an index entry, or a feature, is prefetched.
 constexpr int64_t kIndexAhead = 24;
 constexpr int64_t kFeatureAhead = 12;
 constexpr int64_t kRing = 32;  // more than kIndexAhead
 
-// By an eighth of the power of two below: doubling would leave up to 20 bytes of index a feature,
-// this leaves 11.25 at most.
+// Returns the next size of an index. It grows by an eighth of the power of two below, so that a
+// feature takes at most 11.25 bytes of the index; with doubling it would take up to 20.
 uint64_t LargerIndex(uint64_t entries) {
   if (entries == 0) return kMinIndex;
   uint64_t power = kMinIndex;
@@ -28,7 +28,7 @@ uint64_t LargerIndex(uint64_t entries) {
   return entries + power / 8;
 }
 
-// Whether so many features are too many for an index of so many entries.
+// Returns whether an index with so many entries is too small for so many features.
 bool IsFull(int64_t features, uint64_t entries) {
   return features * 5 > static_cast<int64_t>(entries) * 4;
 }
@@ -43,8 +43,9 @@ std::string Text(double value) {
   return text;
 }
 
-// Visits keys [begin, end) of the groups, all of one shard whose lock is held: visit(position, key,
-// mixed, local), where local is the key's, or -1 where it was absent a few keys ago.
+// Calls visit(position, key, mixed, local) for keys [begin, end) of the groups. All are of one
+// shard, whose lock is held. `local` is the id of the key's feature, or -1 if it was absent when
+// the key was prefetched; an earlier visit may have created it since.
 template <typename Visit>
 void ForEachKey(const FeatureTable::Shard& shard, const ShardGroups& groups, int64_t begin,
                 int64_t end, const int64_t* keys, const Visit& visit) {
@@ -75,7 +76,7 @@ void ForEachKey(const FeatureTable::Shard& shard, const ShardGroups& groups, int
   }
 }
 
-// Nanoseconds that one shard's part of n keys takes, for the scheduler.
+// Estimates for the scheduler how many nanoseconds one shard's share of n keys takes.
 int64_t KeysCost(int64_t n) { return 100 + n / kShards * 60; }
 
 }  // namespace
@@ -179,7 +180,7 @@ void FeatureTable::Shard::ResizeIndex(uint64_t entries) {
 void FeatureTable::Shard::Compact() {
   const size_t needed = static_cast<size_t>((size_ + kChunkFeatures - 1) / kChunkFeatures);
   if ((chunks_.size() - needed) * 3 <= chunks_.size()) return;
-  std::vector<int64_t> moved(end_);  // local ids: from -> to
+  std::vector<int64_t> moved(end_);  // the new local id of each feature, by its old one
   int64_t to = 0;
   for (int64_t from = 0; from < end_; ++from) {
     if (At(from)->key < 0) continue;
@@ -209,7 +210,7 @@ void FeatureTable::Shard::Erase(int64_t local) {
   const uint64_t entry = mixed << 32 | static_cast<uint64_t>(local + 1);
   uint64_t hole = Home(mixed);
   while (index[hole] != entry) hole = Next(hole);
-  // Close the gap: move back what probed past it.
+  // Closes the gap: moves entries back that lie behind it because its place was taken.
   for (uint64_t p = Next(hole); index[p] != 0; p = Next(p)) {
     const uint64_t home = Home(static_cast<uint32_t>(index[p] >> 32), index_entries_);
     if (Distance(home, p) < Distance(hole, p)) continue;
@@ -332,7 +333,7 @@ Status FeatureTable::Lookup(const int64_t* keys, int64_t n, const ParallelFor& p
   return Status();
 }
 
-// Calls visit(shard number, shard) for every shard, its lock held.
+// Calls visit(number, shard) for every shard, while it holds the shard's lock.
 template <typename Visit>
 void FeatureTable::ForEachShard(const ParallelFor& parallel_for, const Visit& visit) {
   parallel_for(kShards, 1000 + Size() / kShards * 4, [&](int64_t first, int64_t last) {
@@ -420,10 +421,11 @@ Rank FeatureTable::RankOf(const Feature& feature) const {
   const bool by_show = policy_.capacity_by == Policy::CapacityBy::kFrequency;
   const double value =
       by_show ? feature.show : policy_.For(feature.slot).Score(feature.show, feature.click);
-  uint64_t ordered;  // compares as the number does
+  uint64_t ordered;  // is in the same order as the numbers
   std::memcpy(&ordered, &value, sizeof(ordered));
   ordered = ordered >> 63 ? ~ordered : ordered | uint64_t{1} << 63;
-  const uint64_t key = ~static_cast<uint64_t>(feature.key);  // of equals the smaller key stays
+  const uint64_t key =
+      ~static_cast<uint64_t>(feature.key);  // of equal values, the smaller key stays
   Rank rank;
   rank[0] =
       policy_.capacity_by == Policy::CapacityBy::kRecency ? kMaxDays - feature.unseen_days : 0;
@@ -438,7 +440,7 @@ std::vector<int64_t> FeatureTable::RankHistogram(const std::vector<uint16_t>& pr
                                                  const ParallelFor& parallel_for) {
   std::vector<int64_t> total(kRankBins, 0);
   if (prefix.size() >= kRankDigits) return total;
-  std::mutex mutex;  // guards total; taken under no shard's lock
+  std::mutex mutex;  // guards total; never taken while a shard's lock is held
   parallel_for(kShards, 1000 + Size() / kShards * 8, [&](int64_t first, int64_t last) {
     std::vector<int64_t> counts(kRankBins, 0);
     for (int64_t s = first; s < last; ++s) {
@@ -457,7 +459,7 @@ std::vector<int64_t> FeatureTable::RankHistogram(const std::vector<uint16_t>& pr
 std::vector<uint16_t> FeatureTable::CapacityCut(const ParallelFor& parallel_for) {
   std::vector<uint16_t> cut;
   if (policy_.capacity == 0 || Size() <= policy_.capacity) return cut;
-  int64_t wanted = policy_.capacity;  // of those that start with the cut so far
+  int64_t wanted = policy_.capacity;  // of the features whose rank starts with the cut so far
   while (cut.size() < kRankDigits) {
     const std::vector<int64_t> counts = RankHistogram(cut, parallel_for);
     int bin = kRankBins - 1;
@@ -524,7 +526,7 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
   const Kind other = kind == Kind::kDelta ? Kind::kBase : Kind::kDelta;
   const uint8_t mark = kSelectedMark << static_cast<int>(kind),
                 other_mark = kSelectedMark << static_cast<int>(other);
-  // First look, then change: a key that was not selected must leave all as it is.
+  // The first round only checks: if any key was not selected, nothing changes.
   for (const bool change : {false, true}) {
     std::mutex mutex;  // guards unknown
     int64_t unknown = n;
@@ -536,21 +538,21 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
         ForEachKey(shard, groups, groups.starts[s], groups.starts[s + 1], keys,
                    [&](int64_t i, int64_t key, uint64_t, int64_t local) {
                      Shard::Selected* entry = shard.FindSelected(kind, key);
-                     if (entry == nullptr) {  // on the second look: repeated in keys
+                     if (entry == nullptr) {  // in the second round: the key occurs twice
                        std::lock_guard<std::mutex> unknown_lock(mutex);
                        unknown = std::min(unknown, i);
                      }
                      if (entry == nullptr || !change) return;
                      const double written = entry->written;
                      entry->written = std::numeric_limits<double>::quiet_NaN();
-                     // Without the mark it was erased since, and perhaps created anew.
+                     // Without the mark it was erased since then, and perhaps created anew.
                      if (local < 0 || !(shard.At(local)->marks & mark)) return;
                      Feature* feature = shard.At(local);
                      feature->marks &= ~mark;
                      feature->delta_score -= written;
                      if (!(feature->marks & other_mark)) return;
-                     // The other kind's open selection holds the same gain: it is not to be taken
-                     // twice.
+                     // The open selection of the other kind has the same gain, which must not be
+                     // subtracted twice.
                      if (Shard::Selected* too = shard.FindSelected(other, key)) {
                        too->written = std::max(0.0, too->written - written);
                      }

@@ -29,7 +29,7 @@ bool ReadName(const std::string& value, std::initializer_list<std::pair<const ch
   return false;
 }
 
-// Sets a threshold. Unknown names give InvalidArgument.
+// Sets a threshold by its name; InvalidArgument if the name is unknown.
 Status SetRule(const std::string& field, const std::string& value, Rules* rules) {
   static constexpr std::pair<const char*, double Rules::*> kNumbers[] = {
       {"nonclk_coeff", &Rules::nonclk_coeff},
