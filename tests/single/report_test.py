@@ -301,7 +301,7 @@ class WordsTest(tf.test.TestCase):
         'On data.test, the kept state does not help: logloss 0.036200 is worse than the 0.0334',
       ),
       ([*runs.healthy_events(), late], '1 pass was late: day_9.csv: late.'),
-      ([*runs.healthy_events(), again], 'The run was interrupted and continued once, at step 50.'),
+      ([*runs.healthy_events(), again], 'The job ended and was continued once, at step 50.'),
       ([*runs.healthy_events(), lost], 'The job ended at step 50: rank 1 was lost: it hung up.'),
     ):
       found = findings.faults(self.run_of(events))

@@ -181,7 +181,7 @@ def _interruptions(run: RecordedRun) -> Iterator[str]:
   if steps:
     times = 'once' if len(steps) == 1 else f'{len(steps)} times'
     places = _list([f'{step:,.0f}' for step in steps])
-    yield f'The run was interrupted and continued {times}, at step {places}.'
+    yield f'The job ended and was continued {times}, at step {places}.'
 
 
 def _lost_ranks(run: RecordedRun) -> Iterator[str]:
