@@ -409,8 +409,12 @@ class FacesTest(ColumnsTest):
       self.assertIn("column 'ts'", bad['examples'][0]['what'])
       found = self.graph(cfg, {'ts': [*wrong, good]}, len(wrong) + 1)
       self.assertAllEqual(found.slots[0][2], [len(wrong)])
-      with self.assertRaisesRegex(BadRequest, "column 'ts', sample 0: .*wanted .*1900 to 2199"):
+      told = "column 'ts', sample 0: .*wanted .*1900 to 2199, which 'hour' is made of$"
+      with self.assertRaisesRegex(BadRequest, told):
         self.served(cfg, {'ts': wrong}, len(wrong))
+    cfg = make_config([{'name': 'hour', 'from': {'time': 'ts', 'part': 'hour'}}])
+    with self.assertRaisesRegex(BadRequest, r"found '889237269'; .* \(unit: seconds, milliseconds"):
+      self.served(cfg, {'ts': ['889237269']}, 1)
 
   def test_patterns_match_alike_in_arrow_and_graph(self):
     patterns = [r'(\w+)/', r'^(.)', r'a(.*)b', r'(?i)(a+)', r'([^ ]*)$', r'[\p{L}]+(\P{L}+)']
