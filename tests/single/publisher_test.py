@@ -228,8 +228,15 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     file = os.path.join(self.folder, 'file')
     with open(file, 'wb'):
       pass
-    with self.assertRaisesRegex(UserError, f'^the store {file}: .*File exists'):
-      open_store(file, '--to', writable=True)
+    run_dir = os.path.join(self.folder, 'run')
+    os.makedirs(run_dir)
+    with open(os.path.join(run_dir, 'config.yaml'), 'wb'):
+      pass
+    for flag, writable in (('--to', True), ('--store', False)):
+      with self.assertRaisesRegex(UserError, f'^{flag} {file}: is a file; wanted a directory'):
+        open_store(file, flag, writable)
+      with self.assertRaisesRegex(UserError, f'^{flag} {run_dir}: is the run_dir of a run; wanted'):
+        open_store(run_dir, flag, writable)
     with self.assertRaisesRegex(UserError, '^--to s3://a: wanted a directory or redis://'):
       open_store('s3://a', '--to')
 

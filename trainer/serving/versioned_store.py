@@ -11,6 +11,7 @@ A row is kept as float32 values, little-endian: the linear weight, then the fact
 import abc
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -256,6 +257,12 @@ def open_store(address: str, where: str, writable: bool = False) -> VersionedSto
   scheme, separator, _ = address.partition('://')
   try:
     if not separator:
+      if os.path.exists(address) and not os.path.isdir(address):
+        raise UserError(f'{where} {address}: is a file; wanted a directory, or a new name for one')
+      if os.path.exists(os.path.join(address, 'config.yaml')):
+        raise UserError(
+          f"{where} {address}: is the run_dir of a run; wanted the store's own directory"
+        )
       from trainer.serving.embedded_store import EmbeddedStore
 
       return EmbeddedStore(address, writable)
