@@ -99,6 +99,51 @@ class WarmStartTest(tf.test.TestCase):
     self.assertAllEqual(self.kernel(other)[8:], self.kernel(first))
     other.lock.release()
 
+  def test_dense_columns_keep_their_weights(self):
+    """There are as many of them as slots; what would mix them up is refused."""
+    price, rate = {'name': 'query'}, {'name': 'item', 'transform': 'standardise'}
+
+    def job(slots, dense, **more):
+      data = {'train': [f'{self.folder}/a.csv'], 'slots': slots, 'dense': dense}
+      return self.make_job([], data=data, **more)
+
+    def weights(one):
+      return next(
+        v for n, v in one.step.dense_state().items() if 'linear' in n and n.endswith('/dense:0')
+      )
+
+    user, item = {'name': 'user'}, {'name': 'item'}
+    first = job([user, item], [price, rate])
+    first.run()
+    other = job([item, user], [price, rate])
+    other.open_run()
+    self.assertAllEqual(weights(other), weights(first))
+    self.assertGreater(np.ptp(weights(first)), 0.001)
+    other.lock.release()
+    begins = {'init_from': f'{self.folder}/run'}
+    for slots, dense, told in (
+      (
+        [user, item],
+        [rate, price],
+        r'reads other data.dense: query \(none\), item \(standardise\);',
+      ),
+      ([user, item], [price], 'reads other data.dense'),
+      ([user, item], [price | {'transform': 'log1p'}, rate], 'reads other data.dense'),
+      (
+        [user, item | {'shares': 'user'}],
+        [price, rate],
+        "slot item has shares None, this .* 'user'",
+      ),
+    ):
+      with self.assertRaisesRegex(UserError, f'^--init_from {self.folder}/run.*: its .*{told}'):
+        job(slots, dense, **begins).run()
+    tables = {'tables': {'default': {'width': 8}, 'other': {'width': 8}}}
+    moved = [user, item | {'table': 'other'}]
+    with self.assertRaisesRegex(
+      UserError, "its slot item has table 'default', this config 'other'"
+    ):
+      job(moved, [price, rate], sparse=tables, interactions=('linear',), **begins).run()
+
   def test_rates_thresholds_and_the_batch_may_change(self):
     self.make_job(['user', 'item']).run()
     table = {'linear': {'learning_rate': 0.5, 'l2': 1.0}, 'factors': {'clip': 1.0}}

@@ -1,9 +1,10 @@
 """The state of a run: its place in the data, and how it is saved and restored."""
 
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
@@ -207,6 +208,10 @@ class RunState:
       UserError: if it has no checkpoint, or its model is too different.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
+    self._communicator.together(
+      f'--init_from {run_dir}',
+      lambda: None if self._communicator.rank else _check_begins(run_dir, directories, self._cfg),
+    )
     if not any(self._restore(directory, check_config=False) for directory in directories):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     path = self._path
@@ -304,12 +309,21 @@ def check_run_dir(cfg: config.Config) -> None:
     UserError: naming the first key that may not differ.
   """
   # It compares with a checkpoint because a run may have died after it wrote config.yaml.
-  for path in checkpoint.candidates(os.path.join(cfg.run_dir, 'checkpoints')):
-    try:
-      before = checkpoint.config_of(path)
-    except DataLoss:
-      continue  # restoring it will report the damage
-    old = config.parse(before, path)
+  if old := _config_in(os.path.join(cfg.run_dir, 'checkpoints')):
     check_continues(old, cfg, cfg.run_dir)
     _tell_differences(old, cfg)
-    break
+
+
+def _check_begins(run_dir: str, directories: Sequence[str], cfg: config.Config) -> None:
+  """Refuses a run whose model `cfg` cannot begin with; `directories` hold its checkpoints."""
+  old = next(filter(None, map(_config_in, directories)), None)
+  if old and (reason := warm_start.too_different(old, cfg)):
+    raise UserError(f'--init_from {run_dir}: {reason}')
+
+
+def _config_in(directory: str) -> config.Config | None:
+  """Returns the config of the newest checkpoint in a directory whose config is intact."""
+  for path in checkpoint.candidates(directory):
+    with contextlib.suppress(DataLoss):  # restoring it will report the damage
+      return config.parse(checkpoint.config_of(path), path)
+  return None

@@ -71,6 +71,20 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
   return any(fnmatchcase(key, k) or fnmatchcase(key, f'{k}.*') for k in _MAY_CHANGE)
 
 
+def too_different(old: config.Config, new: config.Config) -> str | None:
+  """Returns why a new run cannot begin with a run's model, and what is wanted; None if it can."""
+  if old.data.dense != new.data.dense:
+    listed = ', '.join(f'{c.name} ({c.transform})' for c in old.data.dense)
+    return f'its model reads other data.dense: {listed or "none"}; wanted the same, in this order'
+  before = {slot.name: slot for slot in old.data.slots}
+  for slot in new.data.slots:
+    for key in ('table', 'shares'):
+      was, now = getattr(before.get(slot.name, slot), key), getattr(slot, key)
+      if was != now:
+        return f'its slot {slot.name} has {key} {was!r}, this config {now!r}; wanted the same'
+  return None
+
+
 def _has_ffm(*configs: config.Config) -> bool:
   """Whether one of the models has field-aware factors (FFM)."""
   return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
@@ -221,13 +235,16 @@ def _inputs(cfg: config.Config) -> list[str]:
 
 
 def _places(
-  old: config.Config, new: config.Config, n: int, m: int
+  old: config.Config, new: config.Config, variable: str, n: int, m: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns which places along an axis are kept: in the old variable, and in the new one."""
-  for a, b in (
+  named = [
     (_inputs(old), _inputs(new)),
     ([s.name for s in old.ordered_slots], [s.name for s in new.ordered_slots]),
-  ):
+  ]
+  if re.fullmatch(r'linear\w* \d+/dense(/\w+)?:0', variable):  # there may be as many slots
+    named = [(old.dense_inputs(), new.dense_inputs())]
+  for a, b in named:
     if (n, m) == (len(a), len(b)) and a != b:
       pairs = [(a.index(name), j) for j, name in enumerate(b) if name in a]
       return tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
@@ -260,7 +277,7 @@ def dense(
       fates.setdefault(layer, set()).add('fresh')
       continue
     value = saved[was[stable]]
-    at = [_places(old, new, n, m) for n, m in zip(value.shape, state[name].shape)]
+    at = [_places(old, new, stable, n, m) for n, m in zip(value.shape, state[name].shape)]
     if at:
       state[name][np.ix_(*(to for _, to in at))] = value[np.ix_(*(of for of, _ in at))]
     else:
