@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pathlib
+import shutil
 import tempfile
 
 import numpy as np
@@ -106,6 +107,16 @@ class ContinuedRunTest(tf.test.TestCase):
     self.assertEqual(self.chain(), ['000005-delta'])
     events = read_events(self.run_dir)
     self.assertEqual(list(events[events['event'] == 'best']['step']), [8, 32])
+
+  def test_a_new_day_that_data_valid_has_is_told(self):
+    self.fit()
+    shutil.copy(self.folder / 'valid.csv', self.folder / 'day_2.csv')
+    with self.assertLogs(level='WARNING') as logged:
+      self.fit()
+    self.assertRegex(
+      '\n'.join(logged.output),
+      'day_2.csv holds the samples of .*valid.csv: metrics of data.valid say',
+    )
 
   def test_learning_rates_rise_again(self):
     self.fit()

@@ -8,6 +8,7 @@ import tensorflow as tf
 from absl import logging
 
 from ops.tensors import to_tensor
+from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
@@ -42,6 +43,8 @@ class Evaluation:
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
     self._metrics = MetricSums(cfg)
     self._slots = [slot.name for slot in cfg.ordered_slots]
+    # New days and hours have new values of these.
+    self._times = {slot.name for slot in cfg.data.slots if isinstance(slot.made, config.Time)}
     self.predictions: np.ndarray | None = None
     self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=100)
     self._predicted = SlotCalibration(self._slots)
@@ -65,7 +68,8 @@ class Evaluation:
     if self._step.steps == 0:  # everything is unknown to an untrained model
       return
     if self._communicator.rank == 0:
-      for text in unknown_jumps(by_slot, self.slots_before):
+      written = {name: of_slot for name, of_slot in by_slot.items() if name not in self._times}
+      for text in unknown_jumps(written, self.slots_before):
         logging.warning('%s', text)
     self.slots_before.append(by_slot)
 

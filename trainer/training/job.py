@@ -268,7 +268,7 @@ class Job:
       self.validation.judge(prepared, data_pass.name)
     progress.unvalidated = True
     if progress.batch == 0:
-      self.validation.pass_begins(data_pass.name)
+      self.validation.pass_begins(prepared)
       self.step.dense.metrics.reset()
       if isinstance(self.step.dense, RetrievalPart):
         self.step.dense.catalogue.refresh(self.step.store, self.communicator, prepared)

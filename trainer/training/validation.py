@@ -85,18 +85,34 @@ class Validation:
     progress.unvalidated = False
     return values
 
-  def pass_begins(self, name: str) -> None:
+  def pass_begins(self, prepared: PreparedPass) -> None:
     """Forgets the best state if it has not been trained on the pass that begins.
 
     Such a pass was added to a run that had validated an epoch. The best state knows nothing of it,
     so it is no longer the one to keep, and the learning rates that plateaus lowered rise again.
+
+    It warns if data.valid or data.test has a pass with the same samples.
     """
-    progress = self._state.progress
+    progress, name = self._state.progress, prepared.name
+    if progress.epoch == 0 or progress.done >= progress.best_passes:
+      self._warn_of_same_samples(prepared)
     if progress.best is None or (self._passes['valid'] and progress.done < progress.best_passes):
       return
     self._forget_best(f'{name} is new to it')
     progress.rate = 1.0
     self._step.set_rates(progress.rate, progress.first_step)
+
+  def _warn_of_same_samples(self, prepared: PreparedPass) -> None:
+    for split, judging in self._passes.items():
+      for other in judging:
+        trained, judges = (p.meta['source']['path'] for p in (prepared, other))
+        is_first = self._communicator.rank == 0
+        # The same path was told before the training.
+        if other.meta['arrays'] == prepared.meta['arrays'] and trained != judges and is_first:
+          logging.warning(
+            '%s holds the samples of %s: metrics of data.%s say nothing of new samples',
+            *(trained, judges, split),
+          )
 
   def _forget_best(self, reason: str) -> None:
     progress = self._state.progress
