@@ -159,8 +159,8 @@ class Job:
     for name, fate in self.state.fates:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
-      p = self.progress
-      trained = f'{p.done} passes' + (f' and {p.batch} batches of the next' if p.batch else '')
+      p, passes = self.progress, f'{self.progress.done} passes'
+      trained = f'{passes} and {p.batch} batches of the next' if p.batch else passes
       self.log.show(f'continuing after step {p.step}: epoch {p.epoch} has trained {trained}', True)
 
   def close(self) -> list[str]:
