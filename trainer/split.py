@@ -2,11 +2,13 @@
 
 It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time puts the latest
 samples into test, by --shares or --at; --by_hash keeps all samples of one user (or another column's
-value) together. FILE is CSV, TSV (also .gz, .bz2) or Parquet. No value changes, though fields of
-CSV are quoted; samples of one time stay together.
+value) together. FILE is CSV, TSV, JSON lines (also .gz, .bz2) or Parquet; COLUMN may be a path in
+JSON, as device.os. No value changes, though fields of CSV are quoted; samples of one time stay
+together.
 """
 
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -42,6 +44,8 @@ DELIMITER = flags.DEFINE_string(
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')
+_LINE = ' line'  # the name of a column that is none in the log
+_JSON_BYTES = 1 << 24
 Split = Callable[[pa.Table], np.ndarray]
 _FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
@@ -52,9 +56,56 @@ def _delimiter() -> str:
   return '\t' if delimiter == '\\t' else delimiter
 
 
+def _is_json() -> bool:
+  return '.jsonl' in DATA.value
+
+
+def _tables_of_json(path: str, name: str) -> Iterator[pa.Table]:
+  """Yields the column `name`, as texts, and the lines themselves, as the column _LINE."""
+  number = 0
+  with pa.input_stream(path) as f:
+    rest = b''
+    while block := f.read(_JSON_BYTES):
+      *lines, rest = (rest + block).splitlines(keepends=True)
+      yield _json_table(lines, name, number)
+      number += len(lines)
+    yield _json_table([rest] if rest.strip() else [], name, number)
+
+
+def _json_table(lines: list[bytes], name: str, before: int) -> pa.Table:
+  """Returns the table of some lines, behind `before` others."""
+  texts = []
+  for i, line in enumerate(lines):
+    try:
+      value = json.loads(line)
+      for part in name.split('.'):
+        value = value.get(part)
+    except (ValueError, AttributeError):
+      where = f'{DATA.value}:{before + i + 1}'
+      raise UserError(f"{where}: wanted a line of JSON, an object with '{name}'") from None
+    texts.append(None if value is None else str(value))
+  return pa.table({name: pa.array(texts, pa.string()), _LINE: pa.array(lines, pa.binary())})
+
+
+class _LineWriter:
+  """Writes the lines of tables of JSON."""
+
+  def __init__(self, path: str):
+    self._file = open(path, 'wb')
+
+  def write_table(self, table: pa.Table) -> None:
+    self._file.writelines(line.rstrip(b'\r\n') + b'\n' for line in table[_LINE].to_pylist())
+
+  def close(self) -> None:
+    self._file.close()
+
+
 def _tables() -> Iterator[pa.Table]:
   """Yields the log in parts; all columns of a text file are read as texts."""
   path = DATA.value
+  if _is_json():
+    yield from _tables_of_json(path, BY_TIME.value or BY_HASH.value)
+    return
   if path.endswith('.parquet'):
     yield from (pa.Table.from_batches([batch]) for batch in pq.ParquetFile(path).iter_batches())
     return
@@ -181,7 +232,7 @@ def main() -> None:
   else:
     split_of, told = _by_hash(BY_HASH.value), [''] * len(SPLITS)
   is_parquet = DATA.value.endswith('.parquet')
-  suffix = '.parquet' if is_parquet else '.tsv' if '.tsv' in DATA.value else '.csv'
+  suffix = next((s for s in ('.parquet', '.tsv', '.jsonl') if s in DATA.value), '.csv')
   csv = pa.csv.WriteOptions(
     include_header=not COLUMNS.value,
     delimiter=_delimiter(),
@@ -194,8 +245,12 @@ def main() -> None:
       if not writers:
         for name in SPLITS:
           path = os.path.join(OUT.value, name + suffix)
-          writer = pq.ParquetWriter(path, table.schema) if is_parquet else None
-          writers.append(writer or pa.csv.CSVWriter(path, table.schema, write_options=csv))
+          if _is_json():
+            writers.append(_LineWriter(path))
+          elif is_parquet:
+            writers.append(pq.ParquetWriter(path, table.schema))
+          else:
+            writers.append(pa.csv.CSVWriter(path, table.schema, write_options=csv))
       places = split_of(table)
       counts += np.bincount(places, minlength=len(SPLITS))
       for place, writer in enumerate(writers):

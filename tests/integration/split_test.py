@@ -22,6 +22,8 @@ class SplitTest(tf.test.TestCase):
     path, out = f'{self.folder}/{name}', f'{self.folder}/{name}_split'
     if name.endswith('parquet'):
       self.frame.to_parquet(path, index=False)
+    elif '.jsonl' in name:
+      self.frame.to_json(path, orient='records', lines=True)
     else:
       self.frame.to_csv(path, index=False, sep='\t' if '.tsv' in name else ',')
     command = [sys.executable, '-m', 'trainer.split', '--data', path, '--out', out, *arguments]
@@ -32,17 +34,19 @@ class SplitTest(tf.test.TestCase):
     parts = []
     for split in ('train', 'valid', 'test'):
       (file,) = [f for f in os.listdir(out) if f.startswith(split)]
-      parts.append(
-        pd.read_parquet(f'{out}/{file}')
-        if file.endswith('parquet')
-        else pd.read_csv(f'{out}/{file}', sep='\t' if 'tsv' in file else ',', keep_default_na=False)
-      )
+      if file.endswith('parquet'):
+        parts.append(pd.read_parquet(f'{out}/{file}'))
+      elif file.endswith('jsonl'):
+        parts.append(pd.read_json(f'{out}/{file}', lines=True))
+      else:
+        by = '\t' if 'tsv' in file else ','
+        parts.append(pd.read_csv(f'{out}/{file}', sep=by, keep_default_na=False))
     rows = [tuple(row) for part in parts for row in part.values]
     self.assertCountEqual(rows, [tuple(row) for row in self.frame.values], 'nothing is lost')
     return parts
 
   def test_by_time_no_time_is_in_two(self):
-    for name in ('log.csv', 'log.tsv.gz', 'log.parquet'):
+    for name in ('log.csv', 'log.tsv.gz', 'log.parquet', 'log.jsonl.gz'):
       train, valid, test = self.split(name, '--by_time', 'time')
       self.assertLess(train['time'].max(), valid['time'].min())
       self.assertLess(valid['time'].max(), test['time'].min())
