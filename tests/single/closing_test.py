@@ -92,6 +92,11 @@ class ClosingTest(tf.test.TestCase):
         '\n'.join(lines), r'test: auc 0\.7300 ± 0.0\d \(40 clicks\), .*logloss 0\.032134'
       )
 
+  def test_a_run_that_exports_is_served_next(self):
+    for export, wanted in (({}, 'ctr-export --run_dir RUN'), ({'base': True}, 'ctr-serve')):
+      text = '\n'.join(self.printed(list(self.events(1)), CONFIG | {'export': export}))
+      self.assertIn(wanted, text)
+
   def test_of_many_passes_together(self):
     many = {'pass': ' '.join(f'valid_{i}' for i in range(31))}
     lines = self.printed([e | (many if e.get('split') == 'valid' else {}) for e in self.events(3)])

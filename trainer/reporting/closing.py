@@ -179,4 +179,7 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
     yield f'  ctr-predict --run_dir {directory} --data FILE --k 20 --out recommendations.csv'
     return
   yield f'  ctr-predict --run_dir {directory} --data FILE --out predictions.txt'
-  yield f'  ctr-export --run_dir {directory} --kind saved_model'
+  if run.cfg.export.base or run.cfg.export.delta_every_passes:
+    yield f'  ctr-serve --run_dir {directory}'
+  else:
+    yield f'  ctr-export --run_dir {directory} --kind saved_model'
