@@ -151,7 +151,8 @@ class MadeColumnsTest(tf.test.TestCase):
       inputs[name] = tf.constant(values, spec.dtype)
       inputs[name] = tf.reshape(inputs[name], [-1] + [1] * (len(spec.shape) - 1))
     probability = signature(**inputs)['probability']
-    self.assertAllClose(tf.reshape(probability, [-1]), predicted, rtol=2e-6)
+    # TensorFlow sums in another order, and FM of a number of some hundreds cancels in float32.
+    self.assertAllClose(tf.reshape(probability, [-1]), predicted, rtol=2e-6, atol=1e-5)
 
   def test_drift_of_bins(self):
     for day, price in enumerate((2.0, 2.0, 4.0), 1):
