@@ -32,10 +32,11 @@ def product(
 ) -> tf.Tensor:
   """Returns a·b + bias, through a ReLU if `relu`; a and b are rounded to bfloat16 first.
 
-  On CPUs with avx512_bf16, a row of the result depends only on the same row of a, to the last bit,
-  whatever the number of rows and threads. Other CPUs round a and b too but multiply in float32,
-  which is slower; the result differs only by the order in which terms are added. GPUs also round
-  the product to bfloat16. The gradients are computed by products of the same kind.
+  On CPUs with avx512_bf16, row i of the result is computed from row i of a and from b alone: it has
+  the same bits however many rows a has and however many threads compute it. Other CPUs round a and
+  b too but multiply in float32, which is slower; the result differs only by the order in which
+  terms are added. GPUs also round the product to bfloat16. The gradients are computed by products
+  of the same kind.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
@@ -76,7 +77,7 @@ def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable
 
 
 def seconds() -> dict[str, float]:
-  """Measures a typical layer with its gradients. Returns {dtype: its median seconds}."""
+  """Measures how long a typical layer and its gradients take; returns {dtype: median seconds}."""
   random = np.random.default_rng(0)
   a, b, bias = (
     to_tensor(random.normal(size=shape).astype(np.float32))

@@ -1,7 +1,8 @@
 """Chunks of an exported feature table: checks them, and writes and reads .npz files of chunks.
 
-A chunk is a dict of columns, with features in the order of their table's shards. It has the
-`COLUMNS`, and either a `checksum` or the columns of a row store.
+A chunk here is a dict of columns with some of the table's features, ordered by the table's shards;
+a chunk of a prepared pass is something else. It has the `COLUMNS`, and either a `checksum` or the
+columns that a `RowStore` adds.
 """
 
 import os

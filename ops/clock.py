@@ -11,6 +11,7 @@ def seconds(after: tf.Tensor) -> tf.Tensor:
   Unlike tf.timestamp it does not wait for the other stateful ops of its function.
 
   Args:
-    after: any tensor but a constant, at which the graph optimiser would make the time a constant.
+    after: any tensor that is not a constant; after a constant, the graph optimiser would make the
+      time a constant too.
   """
   return library.load().ctr_clock(after=after)

@@ -13,9 +13,9 @@ from ops import library
 
 
 class Connections:
-  """A connection to every other rank, which carries one collective at a time.
+  """A set of connections, one to every other rank, that carries one collective at a time.
 
-  Every rank runs the collectives in the same order; those of different Connections may overlap.
+  Every rank runs the collectives in the same order; those of different sets may overlap.
 
   Args:
     fds: for each rank, the file descriptor of a stream socket that is connected to it; -1 at
@@ -65,7 +65,11 @@ class Connections:
     return library.load().ctr_all_reduce(self._handle, values)
 
   def counters(self) -> dict[str, int]:
-    """Returns connections, bytes_sent, bytes_received and system_calls since these were made."""
+    """Returns the number of connections, and the traffic over them since they were made.
+
+    Returns:
+      {'connections', 'bytes_sent', 'bytes_received', 'system_calls': number}.
+    """
     names = 'connections', 'bytes_sent', 'bytes_received', 'system_calls'
     values = library.load().ctr_connections_counters(self._handle).numpy()
     return dict(zip(names, values.tolist()))

@@ -2,8 +2,8 @@
 
 The rules (`Policy`), their defaults and their names come from PaddlePaddle's CTR accessor. The
 table of features and its verbs, the operations on it, are written in C++;
-ops/cc/lifecycle/feature_table.h states their contracts. They work eagerly, in `tf.function` and in
-v1 graphs.
+ops/cc/lifecycle/feature_table.h states their contracts. The verbs work eagerly, in `tf.function`
+and in v1 graphs.
 """
 
 import copy
@@ -68,14 +68,16 @@ def _check_kind(kind: str) -> None:
 
 
 def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) -> tf.Tensor:
-  """Finds the lowest rank among the best `capacity` features, by radix selection.
+  """Finds where the best `capacity` features end, by radix selection over the features' ranks.
+
+  A feature's rank is the sort key that `FeatureLifecycle.rank_histogram` describes.
 
   Args:
     capacity: the number of features to keep.
     histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
-    int32 [d], the first digits of that rank: a feature is not kept if its own first d digits are
-    less. Empty if all features are kept.
+    int32 [d], the first d digits of the lowest rank to keep: a feature is not kept if the first d
+    digits of its rank are lower. Empty if all features are kept.
   """
   cut, wanted = [], capacity
   while True:
@@ -187,7 +189,8 @@ class FeatureLifecycle:
 
     Returns:
       Tensors [n] by name: show, click and delta_score, float64; unseen_days, age_days and slot,
-      int32; admitted and exists, bool.
+      int32; admitted and exists, bool. delta_score is the score that the feature has gained since
+      a delta or base last wrote it.
     """
     return self._reads.ctr_lifecycle_lookup(self.handle, _keys(keys))._asdict()
 
@@ -222,15 +225,15 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle, capacity=False))
 
   def rank_histogram(self, prefix: TensorLike) -> tf.Tensor:
-    """Counts the features whose rank starts with `prefix`, for each next digit of the rank.
+    """Counts the features whose rank starts with `prefix`, by the next digit of their rank.
 
-    A rank has nine digits of 16 bits; the higher it is, the better is the feature by
-    `policy.capacity_by`.
+    A rank is a feature's sort key, nine digits of 16 bits: the best feature by `policy.capacity_by`
+    has the highest rank, and no two ranks are equal.
 
     Args:
-      prefix: int32 [d], digits, d < 9.
+      prefix: int32 [d], the first d digits, d < 9.
     Returns:
-      int64 [65536].
+      int64 [65536], a count for each value of digit d (from 0).
     """
     return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
@@ -243,9 +246,9 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Takes the keys of deleted features, and returns them.
+    """Returns `keys`, the keys of deleted features.
 
-    A subclass that keeps rows elsewhere deletes them here.
+    A subclass that keeps rows outside of the C++ table deletes the rows of these keys here.
     """
     return keys
 
@@ -260,9 +263,9 @@ class FeatureLifecycle:
   def select(self, kind: str) -> tf.Tensor:
     """Returns the keys of the features that belong in an export of this kind, int64 [m].
 
-    They are ordered by shard of the table, then by key. The table remembers a selection for a delta
-    or base, with the delta_score that each feature has now, until `commit` or until the same kind
-    is selected again.
+    They are ordered by shard of the table, then by key. For a delta or base, the table remembers
+    the selected features and their present delta_score (see `lookup`), until `commit` or until the
+    same kind is selected again.
 
     Args:
       kind: 'delta', 'base' or 'all'.
@@ -273,9 +276,9 @@ class FeatureLifecycle:
   def commit(self, kind: str, keys: TensorLike) -> None:
     """Marks selected features as written; called once their export is complete.
 
-    It subtracts from each feature's delta_score what this was at the selection, so that what the
-    feature gained since remains. It skips features that were deleted since. For kind 'all' it
-    subtracts nothing.
+    It subtracts from each feature's delta_score the value at the selection, so that the score which
+    the feature has gained since then remains. It skips features that were deleted since then. For
+    kind 'all' it subtracts nothing.
 
     Raises:
       InvalidArgumentError: for keys that are not in the selection or were committed before.

@@ -12,7 +12,8 @@ def pairs(field_factors: tf.Tensor) -> tf.Tensor:
   factors once.
 
   Args:
-    field_factors: A, float32 [B, F, F·D]; A[f, g] lies at columns [g·D, (g+1)·D) of row f.
+    field_factors: A, float32 [B, F, F·D]. A[f, g], at columns [g·D, (g+1)·D) of row f, is the sum
+      over the features in field f of their factors for field g.
   """
   return library.load().ctr_ffm(factors=field_factors)
 

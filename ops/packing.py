@@ -21,7 +21,7 @@ def pack_rows(
 ) -> Tensors:
   """Packs the rows with which an owner answers.
 
-  Of a feature without factors the buffer has its linear weight and one bit.
+  A feature without factors takes only its linear weight and a bit that says so.
 
   Args:
     rows: the rows of the distinct keys that processes asked for.

@@ -1,6 +1,6 @@
 """The feature lifecycle's rules and thresholds.
 
-Imports no TensorFlow, because the config is checked by it before TensorFlow is loaded.
+Imports no TensorFlow, so that the config can be checked before TensorFlow is loaded.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class Policy:
 
   @property
   def filters_exports(self) -> bool:
-    """Whether an export may leave out features, of at least one slot."""
+    """Whether exports may leave out features of any slot."""
     every = [self, *(self.for_slot(slot) for slot in self.per_slot)]
     return any(p.base_threshold is not None or p.delta_keep_days is not None for p in every)
 

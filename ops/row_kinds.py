@@ -1,4 +1,6 @@
-"""The table of row optimizers: what each reads, its defaults and its state. Imports no TensorFlow.
+"""The table of row optimizers: the hyperparameters that each reads, their defaults, and its state.
+
+Imports no TensorFlow.
 
 The section `sparse.tables.NAME.factors` of the config, its documentation and its checks follow from
 this table. A new row optimizer is an entry here and one in ops/cc/rows/row_optimizers.cc; a test
@@ -84,9 +86,10 @@ class RowKind:
 
   @property
   def has_decaying_state(self) -> bool:
-    """Whether its state decays.
+    """Whether its state decays: it holds moving averages of gradients or of their squares.
 
-    If so, steps are about learning_rate long, and l2_mode has an effect even without l2.
+    If so, steps are about learning_rate long, and a step without a gradient changes the state, so
+    that l2_mode has an effect even without l2.
     """
     return 'beta2' in self.reads
 

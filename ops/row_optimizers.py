@@ -1,7 +1,8 @@
 """Row optimizers: the rules that update the weights of a feature's row.
 
 ops/cc/rows/row_optimizers.cc has their formulas. `RowStore` takes their steps inside its push;
-`row_init` and `row_update` are for a store that reads rows here and writes them back.
+`row_init` and `row_update` are for other stores, such as TFRA's: they take rows as tensors and
+return rows to write back.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Reads samples of a prepared pass by their places; docs/data.md describes the format."""
+"""Reads samples of a prepared pass by their indices; docs/data.md describes the format."""
 
 from typing import NamedTuple
 
@@ -59,10 +59,10 @@ class SampleArrays:
     self._tensors = {name: view(array) for name, array in arrays.items()}
 
   def gather(self, samples: np.ndarray) -> Samples:
-    """Returns the samples at these places, integers [B].
+    """Returns the samples with these indices in the pass, integers [B].
 
     Raises:
-      InvalidArgumentError: if a place, or a value that the arrays hold there, is out of range.
+      InvalidArgumentError: if an index, or a value that the arrays hold at it, is out of range.
     """
     columns = load().ctr_gather_samples(
       rows=to_tensor(samples.astype(np.int64)),
