@@ -49,14 +49,14 @@ PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width'
 class CTRModel(tf.keras.Model):
   """logit = bias + the sum of the interactions' logits.
 
-  Every variable exists once `build` returns. Its value depends only on the config, so that all
-  ranks start from the same values.
+  Once `build` returns, all variables exist. Their initial values depend only on the config, so that
+  all ranks start from the same values.
 
   Args:
     interactions: the layers, each of which gives one term of the logit.
     loss: `model.loss` of the config.
     negative_sampling_rate: `model.negative_sampling_rate` of the config.
-    dense_embedding: gives the dense columns vectors, [B, Dn, D]; None: they have none.
+    dense_embedding: maps the dense columns to vectors, [B, Dn, D]; None: they get no vectors.
 
   Attributes:
     needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
@@ -302,7 +302,8 @@ def build(
       single process.
     dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
   Raises:
-    UserError: naming the interaction and the argument.
+    UserError: if a layer cannot be made or fails on an empty batch; the message names its key in
+      the config.
   """
   if cfg.model.retrieval is not None:
     needs = {'factors', 'histories'}

@@ -9,12 +9,12 @@ from trainer.model.metrics import bucket_logits
 
 
 def first_histogram(state: Mapping[str, np.ndarray]) -> np.ndarray | None:
-  """Returns the histogram of the first task in a MetricSums state; None for squared error."""
+  """Returns the histogram of the first task that predicts clicks in a MetricSums state, or None."""
   return next((array for name, array in state.items() if name.endswith('histogram')), None)
 
 
 def first_task(column: np.ndarray) -> np.ndarray:
-  """Returns [B]: the column of the first task, if there are several."""
+  """Returns the values of the first task, [B], of an array [B] or, with several tasks, [B, T]."""
   return column if column.ndim == 1 else column[:, 0]
 
 
@@ -50,13 +50,14 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Returns which shares of the clicks and of the other samples have the highest predictions.
+  """Tells how many of the clicks are among the samples with the highest predictions.
 
   Args:
     histogram: as in `deciles`.
   Returns:
-    `samples`, `clicks` and `others`, ascending shares from 0 to 1; {} if clicks or others are
-    missing.
+    `samples`, shares of the samples, taken from the highest prediction down; `clicks` and `others`,
+    the shares of all clicks and of all other samples that are among them. Each list ascends from 0
+    to 1. {} if there are no clicks or no others.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -110,15 +111,16 @@ def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
   return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
-# A slot is reported if the share of samples with an unknown feature exceeds UNKNOWN, or exceeds the
-# median of the earlier evaluations by UNKNOWN_JUMP.
+# A slot is reported if its share of unknown samples exceeds UNKNOWN or, if there were evaluations
+# before, their median by more than UNKNOWN_JUMP.
 UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 
 
 class SlotCalibration:
   """Sums predictions and clicks by slot, over samples with a known feature and over the others.
 
-  The sums of several processes add up.
+  A feature is known if the model was trained on it. In a slot, a sample is blank if it has no
+  feature, and unknown if it has features but none is known. The sums of several processes add up.
   """
 
   def __init__(self, slots: Sequence[str]):
@@ -130,7 +132,7 @@ class SlotCalibration:
     """Adds a batch.
 
     Args:
-      batch: of arrays or tensors.
+      batch: the samples; its fields may be arrays or tensors.
       known: bool [nnz], whether the model was trained on each of the batch's features.
       probabilities: float32 [B]; with several tasks [B, T], of which the first counts.
     """
@@ -159,14 +161,14 @@ class SlotCalibration:
     )
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns {name: array}; the sum of two states is the state of both."""
+    """Returns {name: array}; the arrays of several states may be added, name by name."""
     return {'slots': self._sums}
 
   def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
     """Returns the metrics of a state, or of a sum of states, for each slot that has samples.
 
-    They are the shares of blank samples and of samples with an unknown feature, and the calibration
-    (Σ predicted / Σ clicked) of samples with a known feature and of the others.
+    They are the shares of blank and of unknown samples, and the calibration (Σ predicted /
+    Σ clicked) of samples with a known feature and of the others; None without clicks.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):
@@ -186,7 +188,10 @@ def unknown_jumps(
   by_slot: Mapping[str, Mapping[str, float | None]],
   before: Sequence[Mapping[str, Mapping[str, float | None]]],
 ) -> list[str]:
-  """Returns a warning for each slot in which far more features are unknown than before.
+  """Returns a warning for each slot in which far more samples are unknown than before.
+
+  Blank samples do not count. Without earlier evaluations, the share of unknown samples is compared
+  with UNKNOWN alone.
 
   Args:
     by_slot: SlotCalibration.result of an evaluation or prediction.
@@ -194,7 +199,7 @@ def unknown_jumps(
   """
 
   def share(of_slot: Mapping[str, float | None]) -> float:
-    """Returns the share of unknown features among the samples that have one."""
+    """Returns the share of unknown samples among those that are not blank."""
     filled = 1 - (of_slot.get('blank') or 0)
     return (of_slot.get('unknown') or 0) / filled if filled > 0 else 0.0
 

@@ -52,7 +52,13 @@ def logloss(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) 
 
 
 def rmse(labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray) -> Measured | None:
-  """Returns the root of the mean squared error; None without samples; arguments as of `auc`."""
+  """Returns the root of the mean squared error; None without samples.
+
+  Args:
+    labels: float [n].
+    predictions: float [n].
+    weights: float [n], above 0.
+  """
   mean = _mean(np.square(predictions - labels), weights)
   if mean is None:
     return None

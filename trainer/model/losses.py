@@ -24,9 +24,8 @@ def per_sample_loss(model: Model) -> SampleLoss:
       the log loss of its final label. If a share q turns out positive, the expected gradient is
       p − q. The paper's weights, 1 + p and (1 − p)(1 + p), would make it (1 − p²)(p − q), which
       hardly lowers predictions that are much too high
-  `label_smoothing` s turns y into y (1 − s) + s/2.
 
-  It has no effect on squared error.
+  `label_smoothing` s turns y into y (1 − s) + s/2; it has no effect on squared error.
 
   Returns:
     A function of labels float32 [B] and logits float32 [B, 1] that returns float32 [B].

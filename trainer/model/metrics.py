@@ -126,7 +126,7 @@ class MetricSums:
       sums.update(*column)
 
   def state(self) -> State:
-    """Returns {name: array}; the sum of two states is the state of both."""
+    """Returns {name: array}; the arrays of several states may be added, name by name."""
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:

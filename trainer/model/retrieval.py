@@ -36,7 +36,7 @@ class RetrievalModel(tf.keras.Model):
     return self._vectors(self.query_tower, inputs, training)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the vectors of queries, which a SavedModel computes; those of items are exported."""
+    """Returns the vectors of queries. A SavedModel computes only these; exports hold the items'."""
     return self.queries(inputs, training)
 
   def predictions(self, vectors: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -96,7 +96,10 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
 
 
 def rows(inputs: LayerInputs, start: tf.Tensor | int, end: tf.Tensor | None) -> LayerInputs:
-  """Returns the inputs of the samples [start, end), only those that towers read; end None: all."""
+  """Returns the inputs of the samples [start, end); end None: up to the last sample.
+
+  Only the inputs that towers read are cut; `linear` is left out, and `position` stays as it is.
+  """
 
   def cut(t: tf.Tensor) -> tf.Tensor:
     return t[start:end]

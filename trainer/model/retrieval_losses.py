@@ -18,7 +18,7 @@ def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
 
   Its gradient is (1 − p)·∇(log Σ e^negative − positive). If the positive's logit is not corrected
   for sampling, this is the corrected estimator of Khrylchenko et al. 2025, "Correcting the LogQ
-  Correction" (arXiv 2507.09331): only the negatives stand for the other items.
+  Correction" (arXiv 2507.09331): only the negatives estimate the sum over all other items.
   """
   return tf.nn.softplus(tf.reduce_logsumexp(negatives, 1) - positive)
 

@@ -18,9 +18,15 @@ def auc_interval(
   """Returns the interval of an AUC, by default that of 95 %.
 
   Newcombe 2006, "Confidence intervals for an effect size measure based on the Mann-Whitney
-  statistic", method 5: the AUCs t for which |auc − t| ≤ z·√V(t), V being Hanley and McNeil's
-  variance of 1982 with the mean of the class sizes for each of them. Unlike DeLong's interval, it
-  covers the true AUC also if a slice has few clicks, or all clicks are ranked first.
+  statistic", method 5: the AUCs t for which |auc − t| ≤ z·√V(t). V is Hanley and McNeil's variance
+  of 1982, in whose last two terms the mean size of the two classes stands for either size. Unlike
+  DeLong's interval, it covers the true AUC also if a slice has few clicks, or all clicks are ranked
+  first.
+
+  Args:
+    auc: the AUC that was measured.
+    positives, negatives: the numbers of samples; with unequal weights, the effective numbers.
+    z: the quantile of the normal distribution that sets the level.
   """
   mean = (positives + negatives) / 2 - 1
 

@@ -22,13 +22,13 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
 
 
 class TaskModel(tf.keras.Model):
-  """A logit for each task t of T: bias_t + the logits of the common and the task's interactions.
+  """A logit for each of T tasks: bias_t + the logits of the common and of its own interactions.
 
   A task with `given` predicts the given task's probability times its own σ(logit), as ESMM does (Ma
   et al. 2018, "Entire Space Multi-Task Model"): p(conversion) = p(click)·p(conversion | click),
-  trained on all impressions. This model returns the logit of the product. A loss for late labels
-  trains only p(conversion | click): the click's label was known at once, and late conversions
-  belong to impressions of earlier days.
+  trained on all impressions. This model returns the logit of the product. If the task's loss is
+  fake_negative, for late labels, it trains only p(conversion | click): the click's label was known
+  at once, and late conversions belong to impressions of earlier days.
 
   Args:
     labels: Config.labels, T of them.
@@ -36,7 +36,7 @@ class TaskModel(tf.keras.Model):
     shared: the layer whose output `tower`s read, or None.
     of_tasks: each task's own interactions, in the order of `labels`.
     given: task -> the task whose probability multiplies its own.
-    dense_embedding: gives the dense columns vectors, [B, Dn, D]; None: they have none.
+    dense_embedding: maps the dense columns to vectors, [B, Dn, D]; None: they get no vectors.
 
   Attributes:
     needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.

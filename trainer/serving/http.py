@@ -36,7 +36,8 @@ _BYTES_TOGETHER = 64 << 10  # of bodies that are scored as one batch; larger one
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 _SECONDS_TO_FINISH = 10  # that a stopping server gives to requests that are under way
-_SECONDS_IDLE = 75  # before an idle connection closes; shorter, and clients would often hit that
+# After which an idle connection closes; if it were short, clients would often send just then.
+_SECONDS_IDLE = 75
 
 
 @dataclasses.dataclass(frozen=True)

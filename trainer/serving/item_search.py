@@ -18,7 +18,7 @@ class _Index(NamedTuple):
 
   hnsw: Any  # faiss.Index
   keys: np.ndarray  # int64 [n], of the items by their numbers in the index
-  # int64 [n], the index among the present items; −1 if the item has left or has another vector.
+  # int64 [n], the item's place in ItemSearch.items; −1 if it has left or has another vector.
   place: np.ndarray
 
 
@@ -26,8 +26,8 @@ class ItemSearch:
   """The items of one version, C of width d. Threads may share it.
 
   If there are many items and their base has an index, the index is searched, which is approximate.
-  Items that deltas have changed since the base are searched exactly. Once deltas have replaced a
-  quarter of the index, all items are searched exactly, until the next base.
+  Items that deltas have changed since the base are searched exactly. Once deltas have replaced or
+  removed more than a quarter of the index's items, all are searched exactly, until the next base.
 
   Args:
     items: in ascending order of their keys.

@@ -15,7 +15,7 @@ class Answer(NamedTuple):
   """The answer to a request for items."""
 
   body: bytes
-  samples: int  # queries, or the candidates of all that were scored
+  samples: int  # the queries; with a ranker, the candidates that it scored, of all queries
   unknown: Mapping[str, int]  # slot -> its number of distinct features without a row
 
 

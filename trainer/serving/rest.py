@@ -229,7 +229,8 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
 
   Args:
     name: of the model.
-    predict, recommend: the signatures of what it answers.
+    predict, recommend: the signatures of requests for scores and for items; None: such requests are
+      not answered. At least one is given.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

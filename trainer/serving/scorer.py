@@ -32,7 +32,7 @@ from trainer.plain_data import Json
 from trainer.serving.versioned_store import LookedUpRows, decode, without_show_click
 from trainer.storage.served_model import input_name
 
-# Values that a number's column, and one of texts, may accept; each accepts null.
+# Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
 _EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113', None)}
 
 
@@ -129,12 +129,12 @@ class Scorer:
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   def signature(self) -> tuple[dict[str, bool], dict[str, Json], list[str]]:
-    """Returns whether each column's values are strings, a sample, and the names of the outputs."""
+    """Returns {column: are its values strings}, an example of a sample, and the outputs' names."""
     return dict(self._columns), self._example, list(self._graph.structured_outputs)
 
   @functools.cached_property
   def _example(self) -> dict[str, Json]:
-    """A sample that a request may have: of each column the first example that is accepted."""
+    """A sample that a request may have: for each column, the first of _EXAMPLES that it accepts."""
     nothing = dict.fromkeys(self._columns, [None])
 
     def accepted(column: str, value: Json) -> bool:
@@ -286,7 +286,7 @@ class Scorer:
   def warm_up(self) -> None:
     """Scores some samples without values, because the first calls of TensorFlow are slow."""
     nothing = dict.fromkeys(self._columns, [None])
-    for size in (1, 2):  # a missing number is a bin, which is a feature
+    for size in (1, 2):  # even missing numbers may give keys: slots of bins have a bin for them
       self.score(self.parse(nothing, size), lambda keys: decode([None] * len(keys)))
 
 

@@ -98,7 +98,7 @@ class Service:
 
   @property
   def item_column(self) -> str | None:
-    """The column of the items that it finds; None: it scores. Raises: NotReady."""
+    """The log's column of the items that the model finds; None: it scores. Raises: NotReady."""
     with self._use() as served:
       return served.scorer.item_column if served.scorer.retrieval else None
 
@@ -111,7 +111,7 @@ class Service:
       request: its columns are those of queries.
       k: how many are wanted.
       seen: the items of each query that are left out; None: those of its history.
-      candidates: if it is more than k, so many are found, or all items if there are fewer.
+      candidates: how many items to find instead of k, if that is more; at most all items.
     Raises:
       BadRequest: for a client's mistake, such as a k above the number of items.
       NotAnswered: if the run has no model.retrieval.

@@ -1,4 +1,4 @@
-"""A run_dir in a bucket: s3://, gs:// or hdfs://, with the same clients as logs.
+"""A run_dir in a bucket (s3://, gs:// or hdfs://), read and written by the same clients as logs.
 
 A job trains into a working directory on its machine, which looks like any run_dir, and copies it
 into the bucket after each checkpoint and each export. The order of copying keeps the bucket
@@ -22,7 +22,7 @@ from trainer.errors import UserError
 from trainer.storage import chain, export, run_lock
 
 _OWNER = 'trained_by.json'
-# Stay on their machine: what each start makes again, and locks between its processes.
+# Names that are not copied: what each start makes again, and locks between processes of a machine.
 _LOCAL = ('prepared', 'frames', run_lock.FILE, export.LOCK, _OWNER)
 _SECONDS_BETWEEN_LOOKS = 1.0
 _BLOCK_BYTES = 1 << 20
@@ -40,8 +40,12 @@ def copy_of(run_dir: str) -> Iterator[str]:
 def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], None]]]:
   """Yields a local directory for a run_dir, and a function that updates its content.
 
+  If the run_dir is in a bucket, the directory is empty until the first call of the function, which
+  copies at most once a second.
+
   Args:
-    run_dir: a local directory, which is yielded; or a URL, which is copied to a temporary one.
+    run_dir: a local directory, which is yielded as it is; or a URL, of which the function keeps a
+      copy in a temporary directory.
     below: the part of the run_dir that is needed, such as `exports`; by default all.
   Raises:
     UserError: if there is no such directory in the bucket.

@@ -175,7 +175,7 @@ class RowExport:
     return item_files.read(data, os.path.join(self.path, item_files.ITEMS))
 
   def index(self) -> bytes | None:
-    """Returns the index of the items; None where faiss was not installed, and of a delta."""
+    """Returns the index of the items; None for a delta, and if faiss was not installed."""
     if item_files.INDEX not in self._manifest['files']:
       return None
     return files.read_checked(self.path, item_files.INDEX, self._manifest['files'])
@@ -283,8 +283,9 @@ def chain(directory: str, last: str | None = None) -> list[RowExport]:
 class Replay:
   """A cache of the content of earlier exports, for the process that writes the next one.
 
-  Each export is read once, and again only if another one took its place. So the time of an export
-  does not grow with their number. The chain's keys, of 8 bytes each, and its items stay in memory.
+  Each export is read once, and again only if another one took its place. So the time to write an
+  export does not grow with the length of the chain. The chain's keys, of 8 bytes each, and its
+  items stay in memory.
   """
 
   def __init__(self):

@@ -80,7 +80,12 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _write_rows(path: str, store: RowTable, shards: range) -> None:
-  """Writes a store's rows, all of these logical shards, as the files `path`.bin and `path`.json."""
+  """Writes a store's rows as the files `path`.bin and `path`.json.
+
+  Raises:
+    ValueError: if a row is not of these logical shards.
+    UserError: if a value is not finite.
+  """
   columns: list[Json] = []
   blocks: list[Json] = []
   with open(path + '.bin', 'wb') as f:
@@ -307,7 +312,7 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields the dumped texts of features of each process; arguments as in `read_rows`."""
+  """Yields KeptTexts' dumps that may hold features of these shards; arguments as in `read_rows`."""
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):
     if (name := _texts(rank, parts)) in listed:

@@ -35,8 +35,8 @@ position in the data, nothing has changed since, and D is empty.
 
 L is read from the chain's own files. The next delta begins a new chain, so that its `base` and
 `previous` are null, if the chain is broken because a directory was removed; if the run continues
-with other slots, tables or interactions, which give keys and rows another meaning; or if the chain
-ends in another state than those between the trainer's last base or delta and now.
+with other slots, tables or interactions, which give keys and rows another meaning; or if the step
+of the chain's last export does not lie between the trainer's last base or delta and now.
 
 **Filters.** With `base_threshold` or `delta_keep_days` set, features outside B are in the table but
 not in exports, so serving scores samples without them. The manifest holds their number and their
@@ -50,7 +50,7 @@ the query tower reads them, the delta holds them too.
 **Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
 settings. If a process dies before the export is DONE, the continued run writes it again; if it dies
 afterwards, the run finds it and does not. Whether it wrote the export or found it, the trainer then
-subtracts from each exported feature's delta_score what it was at the selection. Exports by the
+subtracts from each exported feature's delta_score its value at the selection. Exports by the
 command ctr-export are links of the chain too, but the trainer subtracts nothing for them.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
@@ -119,7 +119,8 @@ class _Selection(NamedTuple):
   rows: np.ndarray  # to write
   tombstones: np.ndarray | None  # to delete; None: this kind of export has none
   kept: np.ndarray  # that the replay of the chain holds after this export
-  commits: dict[str, np.ndarray]  # whose gains are subtracted, by kind of selection
+  # By selection (base or delta): the keys from whose delta_score the exported gain is subtracted.
+  commits: dict[str, np.ndarray]
 
 
 class _Part(NamedTuple):
@@ -156,9 +157,8 @@ def _begin(
   """Plans an export: where it goes and what it follows. Process 0 calls it.
 
   Makes its directory, unless an export of this position is there already. A delta holds the rows
-  that changed after step `since`. So it can only follow an export of that step or a later one, but
-  not of a step after its own: the chain ends in the state of another checkpoint then, and a new
-  chain begins.
+  that changed after step `since`. So it can follow an export only of a step from `since` to `step`;
+  after any other, it begins a new chain.
   """
   done, manifests, links = replay.scan(directory)
   for export in reversed(done):
@@ -180,7 +180,7 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up; of model.retrieval those that the query tower reads."""
+  """Returns the keys that serving looks up: all, or those of model.retrieval's query slots."""
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -258,7 +258,7 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes the exports that `export.keep` does not keep after one of this kind is DONE."""
+  """Once an export of this kind is DONE, removes the exports that `export.keep` does not keep."""
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -291,15 +291,15 @@ def write(
 
   Args:
     kind: base, delta, saved_model, dense_model or items.
-    position: the place in the data; an earlier export with the same one is not written again.
+    position: the place in the data; an export of the same kind and position is not written again.
     store: the rows that this process owns.
     model: trainer.model.builder.CTRModel.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel.
     communicator: connects the processes; by default there is one.
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.
-    items: of a model with model.retrieval, on process 0: all, which the kinds 'items' and 'delta'
-      write, the latter what changed of them.
+    items: on process 0 of a run with model.retrieval, all its items; the kind 'items' writes all,
+      'delta' the changed ones. Otherwise None.
     step: the step of the state.
     since: the step of the last base or delta, after which delta_score counts changes.
     replay: the caller's cache of earlier exports; None: they are read again.
@@ -388,7 +388,7 @@ def _manifest(
   parts: Sequence[_Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns the manifest without its place in the data; `entries` describe the files."""
+  """Returns the manifest without `position` and `step`; `entries` describe the files."""
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
       entries[name]['keys_crc32'] = crc

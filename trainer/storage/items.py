@@ -75,7 +75,7 @@ def save(change: Change, path: str, with_index: bool) -> None:
   """Writes items, and their index if it is wanted and faiss is there, into the directory `path`.
 
   Args:
-    change: of all items of a catalogue, or since an earlier export.
+    change: all items of a catalogue, with `gone` empty; or the change since an earlier export.
   """
   items, gone = change
   count, width = items.vectors.shape
@@ -115,12 +115,12 @@ def read(data: bytes, where: str) -> Change:
 
 
 def has_faiss() -> bool:
-  """Returns whether the extra `index` is installed."""
+  """Returns whether faiss is installed; the extra `index` of our package installs it."""
   return importlib.util.find_spec('faiss') is not None
 
 
 def import_faiss() -> ModuleType:
-  """Returns faiss; without its lines about the builds that it looks for."""
+  """Returns the module faiss, without its log lines about the builds that it looks for."""
   logging.getLogger('faiss.loader').setLevel(logging.WARNING)
   import faiss
 

@@ -93,7 +93,7 @@ class KeptTexts:
 
 
 def texts_of_slot(dump: bytes, slot: str) -> pa.Array:
-  """Returns the texts of a slot's features, binary, from the bytes of a Parquet file."""
+  """Returns the texts of a slot's features, binary, from a dump of KeptTexts."""
   table = pq.read_table(io.BytesIO(dump))
   return table.filter(pc.equal(table['slot'], slot))['text'].combine_chunks().cast(pa.binary())
 

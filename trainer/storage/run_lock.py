@@ -1,4 +1,4 @@
-"""The lock that lets one trainer at a time use a run_dir; a new one replaces one that died."""
+"""The lock that lets one trainer at a time use a run_dir, and the next one if that trainer dies."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ class RunLock:
 
   Args:
     run_dir: an existing directory, which all hosts may see.
-    stale_seconds: the time without an update.
+    stale_seconds: how long the file may go without an update.
   Attributes:
     id: the id of the lock, once acquired; with it, another process of the same job can take over.
   """

@@ -53,7 +53,7 @@ class Serving(ServedModel):
     super().__init__(cfg, model, dense_stats)
     self._slots, self._ids = cfg.ordered_slots, cfg.slot_ids()
     retrieval = cfg.model.retrieval
-    # Columns that only describe items are no inputs of the query tower, and blank inside it.
+    # Columns that only describe items are no inputs of the SavedModel; inside it they are blank.
     self._of_items = retrieval.only_of_items() if retrieval else set()
     names = {s.name for s in self._slots}
     for name in set(integer_slots) - names:
@@ -250,8 +250,8 @@ class Serving(ServedModel):
       field: the index of the slot among all slots.
       sums: the slot sums of each table, float32 [B, F_t, D_t].
       samples: [n], the sample of each feature of the batch, in all slots.
-      slot: [n], the index of its slot.
-      place: [n], its row in the table's factors; negative if it has none.
+      slot: [n], the index of each feature's slot.
+      place: [n], each feature's row in its table's factors; negative if it has no factors.
       size: int64 [], B.
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)

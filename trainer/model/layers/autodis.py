@@ -16,11 +16,12 @@ class AutoDis(tf.keras.layers.Layer):
       vector = Σ_k s_k v_ck, [D]
 
   Args:
-    bins: H, the vectors of a column.
+    bins: H, the number of vectors of each column.
     temperature: the smaller, the nearer the mixture is to a single vector.
     skip: the factor of h in the skip connection.
     table_width: D.
-    seed: the seed of the initial weights (Glorot uniform; the vectors like a table's).
+    seed: the seed of the initial weights (Glorot uniform) and vectors (normal, with standard
+      deviation 0.01).
     name: the name of the layer.
   """
 

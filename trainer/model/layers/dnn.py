@@ -85,7 +85,7 @@ class DNN(tf.keras.layers.Layer):
   def _parts(
     self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
   ) -> list[tf.Tensor]:
-    """Returns h_0 as parts whose columns are joined; `multiply` is the product to use."""
+    """Returns h_0 as a list of matrices that join to [B, W]; `multiply` is the product to use."""
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
@@ -115,7 +115,7 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
     x: float32 [B, H].
     rate: the share that is set to 0.
     seed: the seed of the layer.
-    position: int64 [2], the step, and the samples of this step on lower ranks.
+    position: int64 [2], the step, and the number of its samples on lower ranks.
   Returns:
     float32 [B, H].
   Raises:

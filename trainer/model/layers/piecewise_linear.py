@@ -8,7 +8,7 @@ import tensorflow as tf
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.model.layers.arguments import check_whole
 
-_MOST = 3.0  # standard deviations: beyond, the vector stays what it is there
+_MOST = 3.0  # standard deviations, of the outermost knots; beyond them the vector is constant
 
 
 class PiecewiseLinear(tf.keras.layers.Layer):
@@ -23,9 +23,9 @@ class PiecewiseLinear(tf.keras.layers.Layer):
   standardised.
 
   Args:
-    bins: H.
+    bins: H, the number of intervals between knots.
     table_width: D.
-    seed: the seed of the initial vectors, which are like a table's.
+    seed: the seed of the initial vectors (normal, with standard deviation 0.01).
     name: the name of the layer.
   """
 

@@ -110,8 +110,8 @@ class SASRec(tf.keras.layers.Layer):
 
     Args:
       l: the index of the block.
-      x: float32 [B, P, D], the last positions, which ask.
-      to: float32 [B, L, D], all positions, which give keys and values.
+      x: float32 [B, P, D], the last positions, from which the queries are computed.
+      to: float32 [B, L, D], all positions, from which keys and values are computed.
       is_there: bool [B, L], which positions of `to` hold a feature.
     """
     places, length = x.shape[1], to.shape[1]

@@ -23,15 +23,15 @@ class VectorTower(DNN):
   """Computes the vector of a query or an item, float32 [B, d].
 
       h_0 = the slot vectors, the dense columns and the history's encoding
-      vector = the last layer of a perceptron on h_0 joined, without an activation;
-               without layers, the sum of h_0
+      vector = the output of a perceptron on the joined h_0, whose last layer has no activation;
+               if `hidden` is [], the sum of the parts of h_0
 
   Args:
-    slots: the slots that it reads, without an encoded history.
+    slots: the slots that it reads, other than `history`.
     dense: the indices of the dense columns that it reads.
     hidden: widths of the layers, the last of which is d; [] for no layers.
-    history: the slot that `encoder` encodes.
-    encoder: maps a history to float32 [B, D].
+    history: the name of the slot that `encoder` encodes; None: no history is encoded.
+    encoder: maps a history to float32 [B, D]; None if `history` is None.
     seed: the seed of the initial weights.
   """
 
