@@ -23,7 +23,7 @@ class _Index(NamedTuple):
 
 
 class ItemSearch:
-  """The items of one version, C of width d. Threads may share it.
+  """The C items of one version, with vectors of width d. Threads may share it.
 
   If there are many items and their base has an index, the index is searched, which is approximate.
   Items that deltas have changed since the base are searched exactly. Once deltas have replaced or

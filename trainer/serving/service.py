@@ -16,7 +16,7 @@ from trainer.serving.versioned_store import Version, VersionedStore, VersionGone
 
 
 class NotAnswered(UserError):
-  """A request that no run of this kind answers."""
+  """A request for scores to a run with model.retrieval, or for items to a run without it."""
 
   status = 404
 
@@ -150,7 +150,7 @@ class Service:
       return served.scorer.unknown(request.columns)
 
   def signature(self) -> Signature:
-    """Returns the names in requests and answers. Raises: NotReady if there is no version yet."""
+    """Returns the names of columns and outputs. Raises: NotReady if there is no version yet."""
     with self._use() as served:
       return Signature(*served.scorer.signature(), served.view.version.sequence)
 

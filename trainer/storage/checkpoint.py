@@ -268,7 +268,7 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
     manifest: the result of `check`.
     shards: the logical shards.
   Raises:
-    DataLoss: naming the damaged file.
+    DataLoss: if a file is damaged; the message names it.
   """
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):

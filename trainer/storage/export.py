@@ -43,9 +43,9 @@ not in exports, so serving scores samples without them. The manifest holds their
 share of all shows.
 
 **Items.** A run with model.retrieval exports `items` in place of `base`. Its delta holds the items
-whose vectors differ from those of the replay, and the keys of those that left. An item that was
-only a negative has another vector but no new shows, so delta_score does not select its rows; where
-the query tower reads them, the delta holds them too.
+whose vectors differ from those of the replay, and the keys of those that left. An item that came
+only as a negative gets another vector but no new shows, so delta_score does not select its rows;
+where the query tower reads them, the delta holds them too.
 
 **Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
 settings. If a process dies before the export is DONE, the continued run writes it again; if it dies

@@ -51,7 +51,7 @@ class RunLock:
     If the last owner was on another host, this waits to see whether it still updates the file.
 
     Raises:
-      UserError: naming the process that owns the run_dir.
+      UserError: if another process owns the run_dir; the message names it.
     """
     own = _this_process() | {'id': secrets.token_hex(8)}
     seen: tuple[str, int] | None = None  # the owner and the time of its file
@@ -99,7 +99,7 @@ class RunLock:
     self._own = None
 
   def _take(self, f: TextIO, own: JsonObject) -> None:
-    """Writes this process into the open file of the lock, and starts its beats."""
+    """Names this process in the lock's open file, and begins to update the file's time."""
     f.seek(0)
     f.truncate()
     f.write(json.dumps(own))
@@ -112,7 +112,7 @@ class RunLock:
     beat.start()
 
   def check(self) -> None:
-    """Raises UserError if another process took the run_dir from this one while it stood still."""
+    """Raises UserError if another process took the run_dir over while this one stood still."""
     if self._own is None:
       return
     with files.exclusive(self._path) as f:
