@@ -51,7 +51,7 @@ def top_k(
 
 
 def is_trained(items: np.ndarray) -> np.ndarray:
-  """Returns which items were ever trained, bool [C]: those whose vectors [C, d] are not zero."""
+  """Returns which items count as trained, bool [C]: those whose vectors [C, d] are not zero."""
   return np.any(items != 0, 1)
 
 

@@ -44,7 +44,11 @@ class RetrievalModel(tf.keras.Model):
     return {'vector': vectors}
 
   def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the vectors of items, float32 [B, d]; 0 for an item that was never trained."""
+    """Returns the vectors of items, float32 [B, d].
+
+    An item whose features have no factors gets the vector 0, unless the tower has dense columns, or
+    two or more layers and so biases.
+    """
     return self._vectors(self.item_tower, inputs, training)
 
   def _vectors(self, tower: VectorTower, inputs: LayerInputs, training: bool) -> tf.Tensor:

@@ -3,9 +3,9 @@
     DIRECTORY/data.mdb  lock.mdb
 
     logical shard (2 bytes), key (8 bytes, big-endian) -> a row (trainer.serving.versioned_store)
-    'version'  -> Version as JSON
-    'config'   -> the resolved config
-    'dense'    -> the dense variables, .npz
+    'version of format 2'  -> Version as JSON
+    'config'               -> the resolved config
+    'dense'                -> the dense variables, .npz
 
 Rows have the same order as in exports, so that the rows of a base are appended, page after page.
 One write transaction applies all exports of a new version. A reader sees the version that the store

@@ -134,7 +134,7 @@ class Service:
       answers = []
       for vector, keys in zip(scores.outputs['vector'], of_samples):
         left_out = places(search.items.keys, keys)
-        # A query without a feature that has a row has the vector 0, and finds nothing.
+        # A query of vector 0 finds nothing: none of its features has a row, and no bias was added.
         found = search.best(vector, k if vector.any() else 0, left_out[left_out >= 0])
         answers.append((search.items.texts[found[0]].tolist(), found[1].tolist()))
       found = Found(scorer.item_column, answers, scores.unknown)

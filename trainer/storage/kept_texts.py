@@ -21,8 +21,8 @@ from trainer.embedding.row_table import RowTable
 class KeptTexts:
   """The texts of the admitted features that a process owns, for the slots in data.keep_texts.
 
-  They are read from each pass after the training on it, and removed when their features are
-  evicted. Each takes 16 bytes beside its text.
+  They are read from each pass after the training on it; `dump` removes those of features that have
+  been evicted. Each takes 16 bytes beside its text.
 
   Args:
     cfg: the job's config.

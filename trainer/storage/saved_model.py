@@ -2,7 +2,7 @@
 
 Its rows are variables, sorted by key: a look-up is a binary search (`tf.searchsorted`), and loading
 only reads arrays. The weight and the factors of an unknown feature are 0, as in evaluation;
-features whose values are all 0 are not written. It has two signatures:
+features without factors whose other values are 0 are not written. It has two signatures:
 
 - `serving_default` takes a tensor for every column: string for a slot's column (its features stand
   as in the log, with the slot's separators; a blank value is no feature), int64 where the slot is
