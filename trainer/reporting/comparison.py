@@ -1,4 +1,4 @@
-"""Compares runs by the split on which all of them were evaluated."""
+"""Compares runs on a split on which all of them were evaluated: test, else valid, else next."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ _THERE = 'there'
 def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   """Returns a table with a row for each run, and sentences that say how to read it.
 
-  Each run is judged in its kept state, by the task that decides; differences are from the first
-  run.
+  Each run is judged in its kept state; with several tasks, by the task whose metric chose its best
+  epoch. A difference is a run's metric minus that of the first run.
   """
   decided = [run.deciding for run in runs]
   split = next((s for s in ('test', 'valid', 'next') if all(s in r.scores for r in decided)), None)
@@ -56,8 +56,9 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
 def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
   """Returns the settings in which runs differ: a row for each key, a column for each run.
 
-  Slots, columns and interactions are identified by name. If a run lacks one of them, its keys are
-  left out.
+  Slots, columns and interactions are matched by name, not by their position in the config. For one
+  that a run lacks, the table has one row, which says which runs have it, and none for the keys
+  below it.
   """
   dropped = {'run_dir', 'report'}
   table = pd.DataFrame([dict(_settings(run.cfg.model_dump(exclude=dropped))) for run in runs]).T
@@ -69,7 +70,10 @@ def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
 
 
 def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
-  """Yields the keys of a config, each with its value as a string."""
+  """Yields the keys of a config, each with its value as a string.
+
+  A named entry of a list also gets a key of its own, data.slots.NAME, with the value _THERE.
+  """
   if isinstance(tree, list) and tree and isinstance(tree[0], dict):
     named: dict[str, Json] = {}
     for entry in tree:
@@ -86,9 +90,10 @@ def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
 
 
 def _auc_difference(first: pd.Series, other: pd.Series) -> tuple[float, float]:
-  """Returns the 95 % interval of the difference of two AUCs, by MOVER from the interval of each.
+  """Returns the 95 % interval of other's AUC minus first's, from the interval of each AUC.
 
-  Zou and Donner 2008, "Construction of confidence limits about effect measures".
+  The method (MOVER) is that of Zou and Donner 2008, "Construction of confidence limits about effect
+  measures".
   """
   (low1, high1), (low2, high2) = auc_interval_of(first), auc_interval_of(other)
   a, b = first['auc'], other['auc']

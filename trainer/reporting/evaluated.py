@@ -36,7 +36,7 @@ def _cell(row: Figures, fields: Sequence[str], form: str) -> str:
 
 
 def slice_table(column: str, rows: Sequence[Figures]) -> str:
-  """Returns a table of at most 80 columns; long values are cut off at their end.
+  """Returns a table in lines of at most 80 characters; long values are cut off at their end.
 
   Args:
     column: the slot or column of the log, which is the title of the first column.
@@ -59,7 +59,7 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
 
 
 def in_words(values: Figures) -> Iterator[str]:
-  """Yields the metrics of each task in lines of at most 80 columns."""
+  """Yields lines of at most 80 characters: the metrics of each task, then flags that show more."""
   for task, own in values.get('tasks', {'': values}).items():
     fields = {field: title for title, field in FIGURES.items()}
     fields |= {name: name for name in own if name.partition('@')[0] in RANKING_METRICS}

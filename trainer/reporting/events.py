@@ -79,7 +79,11 @@ class EventLog:
         self._trackers.append(trackers.InBackground(name, cfg, self.guarded))
 
   def close(self, is_waiting: Callable[[], None]) -> None:
-    """Waits until the trackers have ended their runs; calls `is_waiting` every second."""
+    """Ends the runs in the trackers, and waits up to SECONDS_TO_END for each of them.
+
+    Args:
+      is_waiting: called every second while this waits.
+    """
     for tracker in self._trackers:
       tracker.close(self._status, is_waiting)
 
@@ -127,7 +131,10 @@ class EventLog:
         self._write_line(record)
 
   def write(self, event: str, step: int, **fields: Json) -> None:
-    """Writes one event; fields that are None are left out."""
+    """Writes one event to metrics.jsonl, and its metrics to TensorBoard and the trackers.
+
+    Fields that are None are left out.
+    """
     if not self._active:
       return
     known = {name: value for name, value in fields.items() if value is not None}

@@ -46,7 +46,12 @@ def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
 def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
-  """Draws a field over the steps: a curve for training, and one for each split."""
+  """Draws a field over the steps: a curve for training, and one for each split.
+
+  Args:
+    y: the title of the y axis.
+    within_passes: whether to draw the values measured in the course of each pass, too.
+  """
   figure = new_figure('step', y, **layout)
   if within_passes:
     style = {'mode': 'lines', 'line': {'color': COLOURS['train'], 'width': 1}, 'opacity': 0.55}
@@ -140,7 +145,7 @@ def _curve(
 
 
 def deciles(run: RecordedRun) -> go.Figure | None:
-  """Draws mean prediction against click rate for each tenth of the predictions."""
+  """Draws the click rate against the mean prediction, for each tenth of the predictions."""
   figure, shown = new_figure('mean prediction', 'click rate'), []
   for split, table in of_scores(run, 'deciles').items():
     weight, predicted, ctr = (np.array(table[name]) for name in ('weight', 'predicted', 'ctr'))
@@ -170,7 +175,7 @@ def _diagonal(figure: go.Figure, low: float, high: float, name: str) -> None:
 
 
 def roc(run: RecordedRun) -> go.Figure | None:
-  """Draws the ROC curve: the share of clicks over the share of samples without a click."""
+  """Draws the ROC curve of each split: the true positive rate against the false positive rate."""
   figure = new_figure('share of the samples without a click', 'share of the clicks')
   for split, table in of_scores(run, 'ranking').items():
     if table:
@@ -198,7 +203,10 @@ def lift(run: RecordedRun) -> go.Figure | None:
 
 
 def spread(run: RecordedRun) -> go.Figure | None:
-  """Draws the distribution of predictions on data.test, else valid, for clicks and the others."""
+  """Draws the distribution of predictions, for samples with a click and for those without.
+
+  The samples are those of test, else of valid, else of next.
+  """
   tables = {split: table for split, table in of_scores(run, 'spread').items() if table}
   if not tables:
     return None

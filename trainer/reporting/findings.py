@@ -163,7 +163,10 @@ def faults(run: RecordedRun) -> list[str]:
 
 
 def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
-  """Returns a field of the slots: a row for each event that has it, a column for each slot."""
+  """Returns a field of the statistics of slots: events are rows, slots are columns.
+
+  Events without such statistics, and slots without the field, are left out.
+  """
   rows = {
     i: {slot: values.get(field) for slot, values in slots.items()}
     for i, slots in run.of(event)['slots'].dropna().items()
@@ -172,7 +175,7 @@ def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
 
 
 def of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, Json]]:
-  """Returns {split: value of a field} from the evaluations of the kept state."""
+  """Returns {split: a field that holds a dict} from the evaluations of the kept state with it."""
   return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
 
 
@@ -215,7 +218,7 @@ def _medians_of_others(values: pd.Series) -> pd.Series:
 
 
 def _z_of_many(count: int) -> float:
-  """Returns how many standard deviations one of `count` values is off by chance in 5 % of runs."""
+  """Returns the |z| that one of `count` values exceeds by chance in 5 % of runs (Bonferroni)."""
   return statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, count))
 
 
@@ -319,7 +322,7 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
 
 
 def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
-  """Returns whether the sum of predictions is off the clicks, and not because these are few."""
+  """Returns whether calibration is further from 1 than `tolerance` and than chance explains."""
   calibration, clicks = values.get('calibration'), clicks_of(values)
   if calibration is None or not calibration > 0:
     return False
@@ -328,7 +331,7 @@ def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
 
 
 def worse_than_constant(values: Mapping[str, Json]) -> str | None:
-  """Returns that a model predicts worse than one number for all samples; None if it does not."""
+  """Returns a text if the model is worse than predicting the mean for all samples, else None."""
   for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
     value, base = values.get(metric), values.get(f'base_{metric}')
     if value is not None and base is not None and value > base:
@@ -340,9 +343,10 @@ def worse_than_constant(values: Mapping[str, Json]) -> str | None:
 
 
 def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
-  """Returns whether an AUC lies far below that of training, and not because clicks are few.
+  """Returns whether the AUC of new samples is far below that of training, and not by chance.
 
   Args:
+    trained_auc: the AUC on the samples of training; None if it is not known.
     values: the evaluation of new samples.
   """
   auc, interval = values.get('auc'), auc_interval_of(values)
@@ -410,9 +414,9 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
 
 
 def kept_slots(run: RecordedRun) -> dict[str, dict]:
-  """Returns the statistics of each slot's rows in the kept state; {} before the first pass.
+  """Returns {slot: statistics of its rows} in the kept state; {} before the first pass.
 
-  Shows are those of one epoch.
+  `shows` is the mean of an epoch, not the sum over epochs.
   """
   trained = run.of_kept('train')
   statistics = trained['slots'].dropna()

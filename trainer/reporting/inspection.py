@@ -80,7 +80,10 @@ class Inspection:
     return pd.DataFrame(rows, columns=['variable', 'shape', 'parameters', 'bytes'])
 
   def slots(self) -> pd.DataFrame:
-    """Returns a row for each slot: features, admitted share, shows, clicks, norms, rank, bytes."""
+    """Returns a row for each slot, with statistics of its rows.
+
+    They are features, admitted share, shows, clicks, norms, effective rank of the factors, bytes.
+    """
     statistics = SlotStatistics(self.cfg, self._widths())
     for chunk in self.rows():
       statistics.add(chunk)
@@ -91,7 +94,7 @@ class Inspection:
     return table.rename_axis('slot')
 
   def made(self) -> pd.DataFrame:
-    """Returns how each made slot is made, with the boundaries of bins."""
+    """Returns the kind and the key `from` of each slot that is computed from other columns."""
     made = {s.name: s.made for s in self.cfg.ordered_slots if s.made is not None}
     rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
@@ -103,7 +106,10 @@ class Inspection:
     return ids[slot]
 
   def features(self, slot: str) -> pd.DataFrame:
-    """Returns the features of a slot: key, shows, clicks, days, admitted, weight and factors.
+    """Returns the features of a slot, one in each row.
+
+    Columns: key, show, click, unseen_days, admitted, linear, and, if the slot's table has factors,
+    factors: float32 [width of the table], None before admission.
 
     Raises:
       UserError: if there is no such slot.
@@ -129,7 +135,8 @@ class Inspection:
     """Returns {key: text} of a slot's features, as far as data.keep_texts or a pass has them.
 
     Args:
-      keys: int64 [n], the features to look for in passes; kept texts are returned for all.
+      keys: int64 [n]. Texts of these that were not kept are looked for in the passes of the run.
+        The result has all kept texts of the slot, also those of other keys.
     """
     self._slot_id(slot)  # checks its name
     found = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
@@ -141,7 +148,7 @@ class Inspection:
     return found
 
   def feature(self, slot: str, text: str) -> JsonObject:
-    """Returns what is known of one feature.
+    """Returns what is known of one feature; `known` is False if the checkpoint has no row of it.
 
     Args:
       slot: the name of its slot.
@@ -168,7 +175,10 @@ class Inspection:
     return place | known | {'last_export': self._export_of(key)}
 
   def _near(self, slot: str, text: str) -> JsonObject:
-    """Returns the known feature of a slot whose text is nearest, if the slot is not too large."""
+    """Returns {'near': up to three texts of features of the slot that are similar to `text`}.
+
+    The result is {} if there are none, or if the slot has more than MOST_COMPARED features.
+    """
     keys = self.features(slot)['key'].to_numpy()
     if len(keys) > MOST_COMPARED:
       return {}
@@ -205,7 +215,7 @@ class Inspection:
     return known
 
   def _export_of(self, key: int) -> str | None:
-    """Returns the name of the newest base or delta that holds a key."""
+    """Returns the name of the newest base or delta that holds the key's row; None if none does."""
     shard = int(shard_of(np.array([key]))[0])
     for entry in reversed(chain.exports(os.path.join(self.run_dir, 'exports'))):
       if entry.kind in chain.ROW_KINDS:
@@ -215,7 +225,11 @@ class Inspection:
     return None
 
   def against(self, other: 'Inspection') -> pd.DataFrame:
-    """Returns the differences between this checkpoint and another, a row for each slot."""
+    """Returns how the rows of this checkpoint and another differ, a row for each slot.
+
+    Columns: only_here, only_there and in_both (numbers of features), and mean_change_of_linear, the
+    mean absolute difference of the linear weights of the features in both.
+    """
     ids = self.cfg.own_slot_ids()
     sums = np.zeros([max(ids.values()) + 1, 4])
     for begin in range(0, SHARDS, _SHARDS_AT_ONCE):

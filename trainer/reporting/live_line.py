@@ -12,10 +12,13 @@ SECONDS_BETWEEN_LINES = 10  # without a terminal
 
 
 class LiveLine:
-  """Replaces a line of the terminal by each new text; without a terminal, prints one in 10 s.
+  """Shows each new text in the same line of the terminal.
+
+  Without a terminal, it prints a line at most every 10 s.
 
   Args:
     active: whether this process writes; only the first process of a job does.
+    terminal: whether standard output is a terminal.
   """
 
   def __init__(self, active: bool, terminal: bool = True):

@@ -28,7 +28,10 @@ def clicks_of(values: Mapping[str, Json]) -> float | None:
 
 
 def half_interval(values: Mapping[str, Json]) -> float | None:
-  """Returns half of the 95 % interval of an AUC that few clicks leave to chance; else None."""
+  """Returns half the width of the 95 % interval of the AUC; None from FEW_CLICKS clicks on.
+
+  It is also None if the interval is not known.
+  """
   clicks, interval = clicks_of(values), auc_interval_of(values)
   if interval is None or clicks >= FEW_CLICKS:
     return None
@@ -36,6 +39,6 @@ def half_interval(values: Mapping[str, Json]) -> float | None:
 
 
 def plus_minus(name: str, values: Mapping[str, Json]) -> str:
-  """Returns ' ± 0.09 (43 clicks)' for the AUC of few clicks; '' for all others."""
+  """Returns ' ± 0.09 (43 clicks)' for an AUC of few clicks; '' with more, and for other metrics."""
   half = half_interval(values) if name == 'auc' else None
   return '' if half is None else f' ± {half:.2f} ({clicks_of(values):,.0f} clicks)'

@@ -19,7 +19,7 @@ def _key(name: str) -> str:
 
 
 class MlflowTracker:
-  """A Tracker: settings become params, metrics SPLIT/NAME, files artifacts."""
+  """A Tracker. It logs settings as params, metrics as SPLIT/NAME, and files as artifacts."""
 
   def __init__(self, cfg: Config, known: str | None):
     import mlflow

@@ -313,7 +313,11 @@ def write(run_dirs: Sequence[str], path: str) -> None:
 
 
 def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], path: str) -> None:
-  """Writes an HTML page of texts, tables and figures, each below its heading, unless it is ''."""
+  """Writes an HTML page of texts, tables and figures, each below its heading.
+
+  Args:
+    cards: {heading: what stands below it}. An empty text is left out, with its heading.
+  """
   body = f'<h1>{html.escape(title)}</h1>'
   for heading, shown in cards.items():
     if isinstance(shown, str):

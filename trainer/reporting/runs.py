@@ -117,7 +117,8 @@ class RecordedRun:
   def scores(self) -> dict[str, pd.Series]:
     """The evaluations of the kept state: {split: evaluation} for valid and test.
 
-    If there is neither, `next` has the evaluation of the last pass before it was trained on.
+    If there is neither, it is {'next': the evaluation of the last pass, before the model trained on
+    it}, or {} if no pass was evaluated.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
     last = {split: rows.iloc[-1] for split, rows in evaluated.items() if len(rows)}

@@ -95,7 +95,10 @@ def unknown(run: RecordedRun) -> go.Figure | None:
 
 
 def drift(run: RecordedRun) -> go.Figure | None:
-  """Draws the bins of the slot that has drifted most by the last day, beside the first day's."""
+  """Draws the share of samples in each bin on the first and the last day.
+
+  The bins are those of the slot that has drifted most.
+  """
   last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
   for slots in last:
     slot = max(slots, key=lambda name: slots[name]['psi'])
@@ -111,7 +114,7 @@ def drift(run: RecordedRun) -> go.Figure | None:
 def importance(run: RecordedRun) -> go.Figure | None:
   """Draws by how much AUC falls, or RMSE rises, if a slot or dense column is permuted.
 
-  What cannot be told from no effect is grey.
+  A column is grey if its 95 % interval contains 0.
   """
   measured = run.of('importance')
   if not len(measured):

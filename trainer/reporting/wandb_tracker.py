@@ -10,7 +10,7 @@ from trainer.config import Config
 
 
 class WandbTracker:
-  """A Tracker: settings become the config, metrics SPLIT/NAME, files one artifact."""
+  """A Tracker. It logs settings as the config, metrics as SPLIT/NAME, all files as one artifact."""
 
   def __init__(self, cfg: Config, known: str | None):
     import wandb
