@@ -25,7 +25,15 @@ HISTORY = {
 }
 VARIANTS = (
   ({}, {'loss': 'sampled_softmax', 'sampling': 'frequency', 'logq': 'shows'}),
-  ({}, {'loss': 'in_batch_softmax', 'similarity': 'dot', 'logq': 'shows'}),
+  (
+    {},
+    {
+      'query': {'slots': ['user'], 'dropout': 0.3},
+      'loss': 'in_batch_softmax',
+      'similarity': 'dot',
+      'logq': 'shows',
+    },
+  ),
   (
     HISTORY,
     {

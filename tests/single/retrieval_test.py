@@ -91,6 +91,21 @@ class LossTest(tf.test.TestCase):
               after[key][column] - before[key][column], -0.5 * gradient, rtol=2e-3, atol=2e-5
             )
 
+  def test_dropout_sets_numbers_of_the_query_to_0(self):
+    query = {'slots': ['user'], 'dropout': 0.4}
+    cfg = make_config(query=query, similarity='dot')
+    step, batch = with_catalogue(cfg, make_batch(np.random.default_rng(3), 99, users=10**6))
+    vectors = vectors_of(step, batch.keys)
+    counts = train(step, batch)
+    after = vectors_of(step, batch.keys)
+    users = [int(key) for key in batch.keys[: 2 * 99 : 2]]
+    # What a step sets to 0 learns nothing in it.
+    kept = np.array([after[user] != vectors[user] for user in users])
+    self.assertBetween(kept.mean(), 0.5, 0.7)
+    dropped = {user: vectors[user] * mask / 0.6 for user, mask in zip(users, kept)}
+    losses = loss_of(cfg, batch, vectors | dropped)
+    self.assertAllClose(counts.loss, batch.weight @ losses, rtol=1e-5)
+
   def test_a_sample_that_is_no_positive_weighs_nothing(self):
     batch = make_batch(np.random.default_rng(2), 6)
     label = batch.label.copy()
@@ -392,6 +407,7 @@ class MistakesTest(tf.test.TestCase):
       (f'{retrieval}.query.hidden=[3]', 'its towers give vectors of the widths'),
       (f'{retrieval}.query.encoder={{sasrec: {{}}}}', 'reads one history; found 0'),
       (f'{retrieval}.loss=hinge', "'model.retrieval.loss': found 'hinge'"),
+      (f'{retrieval}.query.dropout=1', "'model.retrieval.query.dropout': found 1"),
       (f'{retrieval}.eval_at=[3, 3]', 'wanted distinct numbers'),
       (f'{retrieval}.logq_positive=true', "found true with logq 'none'"),
       ('data.group=null', "'data.group': found null; model.retrieval wants"),

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from trainer.config.section import Positive, PositiveInt, Section, Share
+from trainer.config.section import DropoutRate, Positive, PositiveInt, Section
 from trainer.errors import ConfigError
 
 # What a ranking of the whole catalogue is judged by, each at every K of eval_at.
@@ -16,7 +16,7 @@ class SelfAttention(Section):
   """Blocks of attention and a perceptron."""
   heads: PositiveInt = 1
   """Heads of each attention; they divide the width of the history's table."""
-  dropout: Share = 0.2
+  dropout: DropoutRate = 0.2
   """The share of the numbers that a training step sets to 0: of the history's vectors, and of what
   each attention and each perceptron adds."""
 
@@ -48,6 +48,8 @@ class QueryTower(ItemTower):
   encoder: Encoder | None = None
   """What reads the history among `slots`; null: its slot vector, the mean unless `pooling` differs.
   """
+  dropout: DropoutRate = 0.0
+  """The share of the numbers of the query's vector that a training step sets to 0."""
 
 
 class Retrieval(Section):

@@ -30,6 +30,7 @@ NonNegativeInt = Annotated[int, pydantic.Field(ge=0, le=MAX_INT, strict=True)]
 Port = Annotated[int, pydantic.Field(ge=1, le=65535, strict=True)]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 PositiveShare = Annotated[float, pydantic.Field(gt=0, le=1)]
+DropoutRate = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:

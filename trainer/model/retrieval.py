@@ -7,6 +7,7 @@ import tensorflow as tf
 from trainer.config import Config
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError, one_line
+from trainer.model.layers.dnn import dropout
 from trainer.model.layers.sasrec import SASRec
 from trainer.model.layers.vector_tower import SlotPlace, VectorTower
 
@@ -30,10 +31,15 @@ class RetrievalModel(tf.keras.Model):
     # The draws of negatives and of dropout depend on the place in the run.
     self.needs = self.query_tower.needs | self.item_tower.needs | {'position'}
     self._has_unit_length = retrieval.similarity == 'cosine'
+    self._dropout = retrieval.query.dropout
+    self._dropout_seed = zlib.crc32(f'{cfg.seed}/dropout'.encode()) % 2**31
 
   def queries(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of queries, float32 [B, d]."""
-    return self._vectors(self.query_tower, inputs, training)
+    vectors = self.query_tower(inputs, training=training)
+    if training and self._dropout:
+      vectors = dropout(vectors, self._dropout, self._dropout_seed, inputs.position)
+    return self._scaled(vectors)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of queries. A SavedModel computes only these; exports hold the items'."""
@@ -49,10 +55,9 @@ class RetrievalModel(tf.keras.Model):
     An item whose features have no factors gets the vector 0, unless the tower has dense columns, or
     two or more layers and so biases.
     """
-    return self._vectors(self.item_tower, inputs, training)
+    return self._scaled(self.item_tower(inputs, training=training))
 
-  def _vectors(self, tower: VectorTower, inputs: LayerInputs, training: bool) -> tf.Tensor:
-    vectors = tower(inputs, training=training)
+  def _scaled(self, vectors: tf.Tensor) -> tf.Tensor:
     return tf.math.l2_normalize(vectors, 1, 1e-12) if self._has_unit_length else vectors
 
 
