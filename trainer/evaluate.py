@@ -2,16 +2,18 @@
 
 In a terminal it prints the figures of quality. With --by it prints a table with a line for each
 value of a slot or of another column of the data, the worst first, and for all samples: samples,
-clicks, AUC, logloss, calibration, 95 % intervals. To a pipe or a file it prints all figures as one
-JSON object; with --nojson the same as in a terminal. Under horovodrun the ranks share the work.
+clicks, AUC, logloss, calibration, 95 % intervals; with --by pass a line for each pass, in their
+order. To a pipe or a file it prints all figures as one JSON object; with --nojson the same as in a
+terminal. Under horovodrun the ranks share the work.
 """
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 from absl import flags, logging
 
 from trainer import api, command_line, config, runtime
@@ -34,8 +36,10 @@ CHECKPOINT = flags.DEFINE_enum(
 BY = flags.DEFINE_multi_string(
   'by',
   [],
-  'A slot or column: evaluates the samples of each of its values by themselves. May be repeated.',
+  'A slot or column, or pass for the files: evaluates the samples of each of its values by '
+  'themselves. May be repeated.',
 )
+PASS = 'pass'  # in --by: the passes, unless a slot has this name
 MOST = flags.DEFINE_integer(
   'most', 20, 'Values that --by shows; the others together are "other".', lower_bound=1
 )
@@ -58,7 +62,7 @@ def main() -> None:
     passes = api.passes_to_score(run, DATA.value)
     if BY.value:
       config.refuse_retrieval(run.cfg.model.retrieval, '--by')
-      by_column = {}
+      by_column = slices_by_pass(run, passes)
       for run_by, names in grouped(run, passes):
         by_column |= slices_by_text(run_by, passes, names)
       if here.rank == 0:
@@ -74,7 +78,7 @@ def main() -> None:
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
   """Yields the names in --by that one evaluation can slice by, and the run that does it.
 
-  These are all slots; then each other column by itself, which is read as data.group.
+  These are all slots; then each other column but PASS by itself, which is read as data.group.
 
   Raises:
     UserError: if there is no such column.
@@ -87,7 +91,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
   if of_slots := [name for name in BY.value if name in slots]:
     yield run, of_slots
   for name in BY.value:
-    if name in slots:
+    if name in slots or name == PASS:
       continue
     for data_pass in passes[:1]:
       if not is_prepared(run.cfg.data, data_pass.path):
@@ -97,6 +101,35 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
     inputs = run.inputs.read_by(cfg)
     run_by = dataclasses.replace(run, cfg=cfg, inputs=inputs, evaluation=evaluation_of(inputs))
     yield run_by, [name]
+
+
+def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:
+  """Returns the slices of the passes in their order, if --by asks for them."""
+  from trainer.training.slices import ALL, OTHER, slices
+
+  if PASS not in BY.value or any(slot.name == PASS for slot in run.cfg.ordered_slots):
+    return {}
+  scored = (
+    (batch._replace(group=np.full(len(probabilities), i)), probabilities)
+    for i, data_pass in enumerate(run.inputs.prepared(passes, 'evaluate'))
+    for batch, probabilities in run.evaluation.predict(data_pass)
+  )
+  rows = slices(run.cfg, run.communicator, scored, [PASS], MOST.value)[PASS]
+  names = dict(enumerate(data_pass.name for data_pass in passes)) | {OTHER: '(other)', ALL: '(all)'}
+  tasks = [label.name for label in run.cfg.labels]
+  rows.sort(
+    key=lambda row: (row['task'] and tasks.index(row['task']), list(names).index(row['key']))
+  )
+  return {PASS: _named(rows, names)}
+
+
+def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
+  """Returns slices with `value` in place of `key`."""
+  return [
+    {'value': values.get(row['key'], f'key {row["key"]}')}
+    | {field: v for field, v in row.items() if field != 'key'}
+    for row in rows
+  ]
 
 
 def slices_by_text(
@@ -124,11 +157,7 @@ def slices_by_text(
       for texts in texts_of(run.cfg, paths, slot, keys):
         values |= texts
         run.progress_made()
-    named[name] = [
-      {'value': values.get(row['key'], f'key {row["key"]}')}
-      | {field: v for field, v in row.items() if field != 'key'}
-      for row in rows
-    ]
+    named[name] = _named(rows, values)
   return named
 
 

@@ -4,6 +4,8 @@ A trial is a run in a process of its own. It is judged by data.valid after each 
 early if it falls behind the others.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -17,7 +19,8 @@ import pandas as pd
 import yaml
 
 from trainer import command_line, config, files
-from trainer.errors import UserError
+from trainer.config import effects
+from trainer.errors import ConfigError, UserError
 from trainer.plain_data import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -81,6 +84,8 @@ def tune(
   cfg = config.load(configuration, overrides)
   if not cfg.data.valid:
     raise UserError(f'{configuration}: data.valid: trials are judged by it; wanted files')
+  for text in _without_effect(configuration, overrides, space):
+    print(text)
   setup = _Study(study_dir, configuration, overrides, metric or cfg.deciding_metric, launcher)
   distributions = {key: _distribution(key, values) for key, values in space.items()}
   if not distributions:
@@ -101,6 +106,30 @@ def tune(
   table = _table(setup, study)
   _write_report(setup, study, table)
   return table
+
+
+def _without_effect(
+  file: str, overrides: Sequence[str], space: Mapping[str, Choices | Range]
+) -> Iterator[str]:
+  """Yields a line for each setting of the search that no trial would heed."""
+  settings = {
+    key: [
+      f'{key}={json.dumps(value)}' for value in (values if type(values) is list else values[:2])
+    ]
+    for key, values in space.items()
+  }
+  for key, own in settings.items():
+    others = [[], *([one] for other, some in settings.items() if other != key for one in some)]
+    told = None
+    for beside in others:
+      with contextlib.suppress(ConfigError):  # a trial would end with it
+        cfgs = (config.load(file, [*overrides, *beside, one]) for one in own)
+        lines = itertools.chain.from_iterable(map(effects.warnings, cfgs))
+        told = next((line for line in lines if line.startswith(f'{key}: ')), None)
+        if told is None:
+          break
+    if told:
+      yield f'{key}: no trial heeds it: it has no effect {told.partition("no effect ")[2]}'
 
 
 def _optuna():

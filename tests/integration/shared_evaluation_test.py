@@ -1,6 +1,7 @@
 """Commands that look at a trained model on several ranks: they tell what one process tells."""
 
 import json
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,20 @@ class SharedEvaluationTest(tf.test.TestCase):
     self.assertEqual(sum(row['samples'] for row in alone['country'][:2]), 4000)
     error = self.run_command(*arguments[:3], '--by', 'contry', status=2)
     self.assertIn("no column 'contry' (--by) among 4 columns; the nearest valid name is", error)
+
+  def test_slices_of_passes(self):
+    files = list(map(str, sorted(pathlib.Path(self.run_dir).parent.glob('*.csv'))))
+    data = [f'--data={path}' for path in files]
+    arguments = 'evaluate', '--run_dir', self.run_dir, '--by', 'pass', *data
+    alone, shared = (self.told(*arguments, ranks=n)['pass'] for n in (1, 2))
+    self.assertEqual([row['value'] for row in alone], [row['value'] for row in shared])
+    self.assertEqual(alone[-1]['value'], '(all)')
+    for path, a, b in zip(files, alone, shared):
+      self.assertIn(a['value'], path)
+      self.assertAllClose(*({**row, 'value': 0, 'task': 0} for row in (a, b)), rtol=1e-3)
+      of_file = self.told(*arguments[:3], '--data', path, ranks=1)
+      self.assertAllClose(a['auc'], of_file['auc'], rtol=1e-4)
+    self.assertLen(alone, len(files) + 1)
 
   def test_importance(self):
     arguments = 'inspect', '--run_dir', self.run_dir, '--importance', '--json'

@@ -99,6 +99,12 @@ class TuneTest(tf.test.TestCase):
     self.assertIn('2 of 2 trials have an AUC in the best', told)
     self.assertRegex(told, ' logloss +auc +auc_low +auc_high')
     self.assertIn('next: ctr-evaluate --run_dir runs/my-tune/trial-00', told)
+    linear = ['--set', 'model.interactions=[linear]', '--trials', '1', '--study_dir', 'linear']
+    sizes = ['--set', 'sparse.tables.default.width=4,8', '--set', 'train.epochs=1,2']
+    status, told = tune(*linear, *sizes)
+    self.assertEqual(status, 0, told)
+    self.assertEqual(told.count('no trial heeds it'), 1, told)
+    self.assertStartsWith(told, 'sparse.tables.default.width: no trial heeds it: it has no effect')
     for arguments, wanted in (
       (['--set', 'train.epochs=1'], 'found no setting'),
       (['--set', 'train.epohcs=1,2'], "epohcs'.*'epochs'"),

@@ -34,6 +34,7 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.texts import texts_of
+from trainer.errors import UserError
 from trainer.serving.scorer import BadRequest, Scorer
 
 
@@ -172,6 +173,14 @@ class FacesTest(ColumnsTest):
     super().setUp()
     self.rng = np.random.default_rng(30)
     random.seed(30)
+
+  def test_a_misspelt_made_column_is_told_in_every_format(self):
+    bins = {'name': 'price_bin', 'from': {'bins': 'price', 'boundaries': [1]}}
+    cfg = make_config([bins, {'name': 'x', 'from': {'cross': ['user', 'price_bins']}}])
+    for suffix in ('csv', 'jsonl', 'parquet', 'orc', 'tfrecord'):
+      path = self.write(f'log.{suffix}', {'price': ['1'], 'user': ['u'], 'label': ['0']})
+      with self.assertRaisesRegex(UserError, "no column 'price_bins'.*name is 'price_bin'"):
+        prepare_pass(cfg, path, self.path(suffix))
 
   def test_bins_and_numbers(self):
     x = numbers(self.rng, self.N)

@@ -51,6 +51,13 @@ class EffectsTest(absltest.TestCase):
         'model.interactions=[fm,ffm]',
         'model.interactions=[linear,fm]',
       ),
+      ('sparse.tables.default.width=3', 'no factors', 'model.interactions=[linear]', ''),
+      (
+        'sparse.tables.default.factors.learning_rate=.1',
+        'no factors',
+        'model.interactions=[linear]',
+        '',
+      ),
       ('model.focal_gamma=3', 'without a loss of kind focal', '', 'model.loss=focal'),
       ('model.label_smoothing=.1', 'on squared_error', 'model.loss=squared_error', ''),
       ('model.negative_sampling_rate=.1', 'on squared_error', 'model.loss=squared_error', ''),

@@ -108,6 +108,8 @@ class CalibrationTest(tf.test.TestCase):
     (told,) = unknown_jumps(other, [healthy] * 3)
     self.assertRegex(told, "^slot 'a': 96% of the samples .*, 20% in the evaluations before; ")
     self.assertEqual(unknown_jumps(other, [other]), [], 'it is told once')
+    (told,) = unknown_jumps({'query': {'blank': 0.0, 'unknown': 0.95}}, [healthy])
+    self.assertRegex(told, "^slot 'query': 95% of the samples .*, 80% in the evaluations before; ")
     self.assertEqual(unknown_jumps({'a': {'blank': 1.0, 'unknown': 0.0}}, []), [])
 
 

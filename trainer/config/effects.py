@@ -1,5 +1,6 @@
 """Finds settings that have no effect or do harm; refuses some and warns of the others."""
 
+import re
 from collections.abc import Iterator
 
 from ops.row_kinds import ROW_OPTIMIZERS
@@ -8,10 +9,16 @@ from trainer.config.model import READ_NO_DENSE
 from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.config.sparse import RowOptimizer
+from trainer.config.yaml_text import flatten
 from trainer.errors import ConfigError
 
 # Hyperparameters that only some row optimizers read.
 _KIND_KEYS = sorted(frozenset().union(*(kind.reads for kind in ROW_OPTIMIZERS.values())))
+
+# Keys of factors that users change.
+_OF_FACTORS = re.compile(
+  r'sparse\.tables\.\w+\.(width|init_scale|factors\.(kind|learning_rate|l1|l2))'
+)
 
 
 def check_effects(cfg: Config, where: str) -> None:
@@ -103,6 +110,10 @@ def _of_lifecycle(cfg: Config) -> Found:
 
 def _of_model(cfg: Config) -> Found:
   kinds = {interaction.kind for interaction in cfg.model.all_interactions().values()}
+  if kinds == {'linear'}:
+    for key, value in flatten(cfg.given).items():
+      if _OF_FACTORS.fullmatch(key):
+        yield key, value, 'with linear alone, which reads no factors'
   if kinds and kinds <= READ_NO_DENSE:
     why = (
       f'with {" and ".join(sorted(kinds))} alone, which read no dense columns (linear and dnn do)'

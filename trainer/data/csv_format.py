@@ -182,7 +182,12 @@ def _block(
 
 
 def _check_header(
-  path: str, line: str, names: Sequence[str], wanted: dict[str, str], delimiter: str
+  path: str,
+  line: str,
+  names: Sequence[str],
+  wanted: dict[str, str],
+  delimiter: str,
+  data: config.Data,
 ) -> None:
   """Raises a UserError with a likely cause if the first line lacks a wanted column."""
   missing = [w for w in wanted if w not in names]
@@ -200,7 +205,7 @@ def _check_header(
       f"{path}:1: no column '{missing[0]}' ({wanted[missing[0]]}); the first line looks like a "
       f'record, it begins with {names[0][:40]!r}; wanted a line of names, or data.columns'
     )
-  check_columns(f'{path}:1', names, wanted)
+  check_columns(f'{path}:1', names, wanted, data.made)
 
 
 def _first_fields(head: bytes, delimiter: str) -> list[bytes] | None:
@@ -256,7 +261,7 @@ def blocks(
       f'data.delimiter: found {by!r}; wanted one ASCII character, no quote and no line end{hint}'
     )
   if data.columns is not None:
-    check_columns('data.columns', data.columns, wanted)
+    check_columns('data.columns', data.columns, wanted, data.made)
   numbers: set[str] = set()
   if not data.missing_values and data.thousands is None:  # else Arrow takes them for no numbers
     numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
@@ -274,7 +279,7 @@ def blocks(
             'names of the columns'
           )
         text = head[: head.index(b'\n')].decode(errors='replace')
-        _check_header(path, text, names, wanted, by)
+        _check_header(path, text, names, wanted, by, data)
       is_header = data.columns in (None, names)
       if not is_header:
         names, header = data.columns, [name.encode() for name in data.columns]

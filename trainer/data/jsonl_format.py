@@ -217,7 +217,7 @@ def blocks(
     for _, raw in text_blocks(path):
       unseen = _without(unseen, raw)
   if names:  # records leave out what is missing; a name that none of them has is a mistake
-    check_columns(path, names, unseen)
+    check_columns(path, names, unseen, data.made)
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:

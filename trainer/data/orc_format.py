@@ -27,10 +27,9 @@ def blocks(
   Stripes are read whole. ORC does not say how many rows a stripe has. To count the rows before the
   part, one column of the earlier stripes is read too.
   """
-  del data
   with open_table(path, 'an ORC') as f:
     table = pa.orc.ORCFile(f)
-    check_columns(path, known_columns(table.schema, wanted), wanted)
+    check_columns(path, known_columns(table.schema, wanted), wanted, data.made)
     columns = to_read(table.schema, wanted)
     row, end = 0, table.nrows if part.end is None else part.end
     for i in range(table.nstripes):

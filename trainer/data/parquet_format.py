@@ -81,7 +81,6 @@ def blocks(
 
   Only the row groups that contain rows of the part are read.
   """
-  del data
   with open_table(path, 'a Parquet') as f:
     metadata = pa.parquet.read_metadata(f)
     table = pa.parquet.ParquetFile(
@@ -91,7 +90,7 @@ def blocks(
       page_checksum_verification=True,
     )
     schema = table.schema_arrow
-    check_columns(path, known_columns(schema, wanted), wanted)
+    check_columns(path, known_columns(schema, wanted), wanted, data.made)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     ends = np.cumsum(groups)
     end = metadata.num_rows if part.end is None else part.end

@@ -1,7 +1,7 @@
 """The schema of prepared passes, and the columns of the log that a config reads."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from trainer import config
 from trainer.data.features import HASH_NAME, has_log1p
@@ -85,12 +85,20 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   return wanted
 
 
-def check_columns(where: str, names: Sequence[str], wanted: dict[str, str]) -> None:
-  """Raises UserError if `names` lacks a wanted column or has it twice."""
+def check_columns(
+  where: str, names: Sequence[str], wanted: dict[str, str], made: Collection[str] = ()
+) -> None:
+  """Raises UserError if `names` lacks a wanted column or has it twice.
+
+  Args:
+    where: the file, for the message.
+    names: the columns of the file.
+    wanted: as `wanted_columns` returns it.
+    made: names of made columns, which the user may have meant.
+  """
   for column, key in wanted.items():
     if column not in names:
-      raise UserError(
-        f"{where}: no column '{column}' ({key}) among {len(names)} columns{nearest(column, names)}"
-      )
+      near = nearest(column, [*names, *made])
+      raise UserError(f"{where}: no column '{column}' ({key}) among {len(names)} columns{near}")
     if (times := list(names).count(column)) > 1:
       raise UserError(f"{where}: column '{column}' ({key}) is there {times} times; wanted once")

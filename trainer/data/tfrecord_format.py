@@ -115,7 +115,6 @@ def _size(path: str) -> int:
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
   """Does the same as `csv_format.blocks`; messages give the number of the record, from 1."""
-  del data
   kinds, names, record, size = {}, set(), 1, 0
   compression = {'gzip': 'GZIP', None: ''}.get(codec_of(path))
   if compression is None:
@@ -141,4 +140,4 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
     raise BadPass(f'{path}: not a TFRecord file that can be read: {first_line(e)}') from None
   if record > 1:
     # Examples leave out what is missing; a feature that none of them has is a mistake.
-    check_columns(path, sorted(names | kinds.keys()), wanted)
+    check_columns(path, sorted(names | kinds.keys()), wanted, data.made)

@@ -112,7 +112,7 @@ def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
 
 
 # A slot is reported if its share of unknown samples exceeds UNKNOWN or, if there were evaluations
-# before, their median by more than UNKNOWN_JUMP.
+# before, if more than UNKNOWN_JUMP of the share that was known in their median is unknown now.
 UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 
 
@@ -207,7 +207,7 @@ def unknown_jumps(
   for slot, of_slot in by_slot.items():
     shares = [share(result[slot]) for result in before if result.get(slot)]
     usual = float(np.median(shares)) if shares else None
-    limit = UNKNOWN if usual is None else usual + UNKNOWN_JUMP
+    limit = UNKNOWN if usual is None else usual + UNKNOWN_JUMP * (1 - usual)
     if share(of_slot) > limit:
       compared = '' if usual is None else f', {usual:.0%} in the evaluations before'
       warnings.append(

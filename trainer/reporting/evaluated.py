@@ -70,4 +70,4 @@ def in_words(values: Figures) -> Iterator[str]:
     ]
     text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
-  yield 'with --json: all metrics; with --by COLUMN: for each value of a column'
+  yield 'with --json: all metrics; with --by COLUMN or --by pass: for each value or pass'

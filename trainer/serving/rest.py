@@ -5,17 +5,21 @@
     {"instances": [{"user": "u1"}], "k": 2, "seen": [["5"]]}
                              -> {"predictions": [{"items": ["7", "6"], "scores": [0.9, 0.2]}], …}
 
-In the second form, a column of one value stands for all samples: one user, many items. A value
+In the first form, a name that only some samples have is a missing value in the others. In the
+second form, a column of one value stands for all samples: one user, many items. A value
 {"b64": "…"} is a string in base 64. Answers also hold the "model_version".
 """
 
 import base64
+import itertools
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from trainer.data.jsonl_format import value_at
 from trainer.errors import nearest
 from trainer.plain_data import Json, JsonObject
 from trainer.serving.scorer import BadRequest
@@ -134,17 +138,15 @@ def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
     raise BadRequest("'instances': wanted a list of objects, at least one")
   if len(instances) > max_instances:
     raise TooLarge(f'found {len(instances)} samples; wanted at most {max_instances}')
-  names = instances[0].keys() if isinstance(instances[0], dict) else ()
   for i, instance in enumerate(instances):
     if not isinstance(instance, dict):
       raise BadRequest(f'instances[{i}]: wanted an object, as in {{"user": "u1", "item": 5}}')
-    if instance.keys() != names:
-      name = sorted(instance.keys() ^ names)[0]
-      raise BadRequest(
-        f"instances[{i}]: only some instances have '{name[:80]}'; wanted the same names in all"
-      )
-  columns = {name: _value([instance[name] for instance in instances]) for name in names}
-  return columns, len(instances)
+  names, is_alike = instances[0].keys(), True
+  if any(instance.keys() != names for instance in instances):
+    # As in JSON lines, a name that a sample does not have is a missing value, or a path.
+    names, is_alike = dict.fromkeys(itertools.chain.from_iterable(instances)), False
+  at = operator.getitem if is_alike else value_at
+  return {name: _value([at(one, name) for one in instances]) for name in names}, len(instances)
 
 
 def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:

@@ -412,8 +412,9 @@ class Job:
   def _finish(self) -> None:
     """Tests and exports the state that is kept, once all epochs are trained."""
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
-    self.log.show(f'passes: {fates or "none"}', keep=True)
     progress = self.progress
+    epochs = f' in {progress.epoch + 1} epochs' if progress.epoch else ''
+    self.log.show(f'passes: {fates or "none"}{epochs}', keep=True)
     if progress.step == self._continued_at:
       self._nothing_left = nothing_left(self.cfg, progress.epoch + 1, progress.finished)
     if (untrained := self.state.untrained_told()) and self._is_reporter:
