@@ -1,25 +1,15 @@
-"""Collectives as the coordinator completes them, without any connection."""
+"""Replies to collectives, without any connection."""
 
 import numpy as np
 import tensorflow as tf
 
-from trainer.parameter_server.collectives import Collectives
+from trainer.parameter_server.collectives import replies
 
 
 class CollectivesTest(tf.test.TestCase):
-  def complete(self, calls):
-    """Completes a collective that the workers of `calls` ({worker: (kind, value)}) call."""
-    collectives = Collectives()
-    for worker, (kind, value) in calls.items():
-      self.assertIsNone(collectives.complete(calls))
-      collectives.arrive(worker, kind, value)
-    return collectives.complete(calls)
-
   def replies(self, kind, values):
     """Replies by worker; workers arrive in the order of `values`."""
-    completed = self.complete({worker: (kind, value) for worker, value in values.items()})
-    self.assertEqual(completed.kind, kind)
-    return completed.replies
+    return replies({worker: (kind, value) for worker, value in values.items()})
 
   def test_ranks_follow_the_order_of_workers_not_of_arrival(self):
     self.assertEqual(
@@ -42,24 +32,9 @@ class CollectivesTest(tf.test.TestCase):
 
   def test_workers_must_call_the_same(self):
     with self.assertRaisesRegex(ValueError, 'different collectives: worker 1 gather, worker 2 sum'):
-      self.complete({2: ('sum', {}), 1: ('gather', None)})
+      replies({2: ('sum', {}), 1: ('gather', None)})
     for other in ({'y': np.zeros(2)}, {'x': np.zeros(3)}, {'x': np.zeros(2, np.float32)}):
       with self.assertRaisesRegex(ValueError, 'workers sum different arrays'):
-        self.complete({0: ('sum', {'x': np.zeros(2)}), 1: ('sum', other)})
+        replies({0: ('sum', {'x': np.zeros(2)}), 1: ('sum', other)})
     with self.assertRaises(ValueError):
-      self.complete({0: ('exchange', ['a', 'b']), 1: ('exchange', ['a'])})
-
-  def test_goes_on_without_a_lost_worker(self):
-    collectives = Collectives()
-    collectives.arrive(0, 'gather', 'kept')
-    collectives.arrive(1, 'gather', 'lost')
-    self.assertIsNone(collectives.complete([0, 1, 2]))
-    collectives.leave(1)
-    self.assertIsNone(collectives.complete([0, 2]))
-    collectives.arrive(2, 'gather', 'late')
-    self.assertEqual(collectives.complete([0, 2]).values, ['kept', 'late'])
-    self.assertIsNone(collectives.complete([]))
-
-
-if __name__ == '__main__':
-  tf.test.main()
+      replies({0: ('exchange', ['a', 'b']), 1: ('exchange', ['a'])})

@@ -19,11 +19,11 @@ from trainer.data.prepared import PreparedPass
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError
 from trainer.model.builder import build
+from trainer.model.click_model import logit_of_product
 from trainer.model.layers.mmoe import MMoE, SharedBottom
 from trainer.model.layers.tower import Tower
 from trainer.model.losses import per_sample_loss
 from trainer.model.metrics import MetricSums, result
-from trainer.model.tasks import logit_of_product
 from trainer.storage import saved_model
 from trainer.storage.chain import Rows
 from trainer.training.evaluation import group_auc

@@ -2,9 +2,8 @@
 
 import importlib
 import inspect
-import math
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import tensorflow as tf
 
@@ -12,6 +11,7 @@ from ops import bfloat16, float32
 from trainer.config import Config, Interaction
 from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs, with_fields
 from trainer.errors import UserError, nearest, one_line
+from trainer.model.click_model import CTRModel
 from trainer.model.layers.autodis import AutoDis
 from trainer.model.layers.cross import Cross
 from trainer.model.layers.din import DIN
@@ -25,7 +25,6 @@ from trainer.model.layers.mmoe import MMoE, SharedBottom
 from trainer.model.layers.piecewise_linear import PiecewiseLinear
 from trainer.model.layers.tower import Tower
 from trainer.model.retrieval import RetrievalModel, build_retrieval
-from trainer.model.tasks import TaskModel
 
 BUILT_IN = {
   'linear': Linear,
@@ -44,64 +43,6 @@ BUILT_IN = {
 }
 # The model, not the config, passes these to a layer whose constructor takes them.
 PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width')
-
-
-class CTRModel(tf.keras.Model):
-  """logit = bias + the sum of the interactions' logits.
-
-  Once `build` returns, all variables exist. Their initial values depend only on the config, so that
-  all ranks start from the same values.
-
-  Args:
-    interactions: the layers, each of which gives one term of the logit.
-    loss: `model.loss` of the config.
-    negative_sampling_rate: `model.negative_sampling_rate` of the config.
-    dense_embedding: maps the dense columns to vectors, [B, Dn, D]; None: they get no vectors.
-
-  Attributes:
-    needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
-  """
-
-  def __init__(
-    self,
-    interactions: Sequence[tf.keras.layers.Layer],
-    loss: str,
-    negative_sampling_rate: float,
-    dense_embedding: tf.keras.layers.Layer | None,
-  ):
-    super().__init__(name='model')
-    self.interactions, self.dense_embedding = list(interactions), dense_embedding
-    self.needs = frozenset().union(*(layer.needs for layer in interactions))
-    self._predicts_clicks = loss != 'squared_error'
-    self._logit_shift = math.log(negative_sampling_rate)
-    self.bias = self.add_weight('bias', [1], initializer='zeros')
-
-  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the logits, float32 [B, 1]."""
-    if self.dense_embedding is not None:
-      inputs = with_fields(inputs, self.dense_embedding(inputs, training=training))
-    return tf.add_n([layer(inputs, training=training) for layer in self.interactions]) + self.bias
-
-  def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
-    """Returns the probabilities of a click; for squared error, the logits themselves.
-
-    If the log kept a share r of the negatives, odds P(1)/P(0) become P(1)/(r·P(0)) in it. So the
-    true odds are r times those of the model: p' = p / (p + (1 − p)/r), or ln r added to the logit
-    (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook").
-
-    Args:
-      logits: float32 [B, 1].
-      in_log: whether to return p, the probabilities in the training log, rather than p'.
-    Returns:
-      float32 [B].
-    """
-    logits = logits[:, 0]
-    shift = 0.0 if in_log else self._logit_shift
-    return tf.sigmoid(logits + shift) if self._predicts_clicks else logits
-
-  def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs of serving: `probability`, float32 [B]."""
-    return {'probability': self.probability(logits)}
 
 
 def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
@@ -282,19 +223,11 @@ def _fails_on_empty(key: str, interaction: Interaction, text: str) -> UserError:
   return UserError(f"{key}: '{interaction.kind}' fails on an empty batch: {text}")
 
 
-def _check_dtype(cfg: Config, builder: _Builder) -> None:
-  if cfg.train.dense_dtype != 'float32' and not builder.multiplies:
-    raise UserError(
-      f"train.dense_dtype: found '{cfg.train.dense_dtype}', in which no layer of this model "
-      "multiplies; wanted 'float32', or a layer such as dnn, cross or mmoe"
-    )
-
-
 def build(
   cfg: Config,
   sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
   dense_dtype: str | None = None,
-) -> CTRModel | TaskModel | RetrievalModel:
+) -> CTRModel | RetrievalModel:
   """Builds the model of a config, with all its variables.
 
   Args:
@@ -318,9 +251,6 @@ def build(
     builder.interaction(interaction, f'model.interactions.{i}', str(i))
     for i, interaction in enumerate(model.interactions)
   ]
-  if not model.tasks:
-    _check_dtype(cfg, builder)
-    return CTRModel(interactions, model.loss, model.negative_sampling_rate, embedding)
   shared, shared_inputs = None, [None] * len(cfg.labels)
   if model.shared is not None:
     shared, shared_inputs = builder.layer(model.shared, 'model.shared', 'shared')
@@ -334,13 +264,21 @@ def build(
       )
   of_tasks = []
   for label, shared_input in zip(cfg.labels, shared_inputs):
-    key = f'model.tasks.{label.name}.interactions'
+    own = model.tasks[label.name].interactions if model.tasks else []
     of_tasks.append(
       [
-        builder.interaction(interaction, f'{key}.{i}', f'{label.name}/{i}', shared_input)
-        for i, interaction in enumerate(model.tasks[label.name].interactions)
+        builder.interaction(
+          interaction,
+          f'model.tasks.{label.name}.interactions.{i}',
+          f'{label.name}/{i}',
+          shared_input,
+        )
+        for i, interaction in enumerate(own)
       ]
     )
-  _check_dtype(cfg, builder)
-  multiplied = {name: task.given for name, task in model.tasks.items() if task.given is not None}
-  return TaskModel(cfg.labels, interactions, shared, of_tasks, multiplied, embedding)
+  if cfg.train.dense_dtype != 'float32' and not builder.multiplies:
+    raise UserError(
+      f"train.dense_dtype: found '{cfg.train.dense_dtype}', in which no layer of this model "
+      "multiplies; wanted 'float32', or a layer such as dnn, cross or mmoe"
+    )
+  return CTRModel(cfg, interactions, shared, of_tasks, embedding)

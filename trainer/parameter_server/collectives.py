@@ -1,7 +1,6 @@
-"""Collects the workers' calls of a collective, and computes each worker's reply."""
+"""Computes each worker's reply to a collective that all workers have called."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,45 +34,20 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
 }
 
 
-class Completed(NamedTuple):
-  """A collective that all workers have called, and their replies."""
+def replies(calls: Mapping[int, tuple[str, Plain]]) -> dict[int, Plain]:
+  """Returns {worker: its reply}; the ranks of workers follow their numbers.
 
-  kind: str
-  values: list[Plain]  # in the order of ranks
-  replies: dict[int, Plain]  # worker -> its reply
-
-
-class Collectives:
-  """Holds the calls of a collective until all workers have called it; then each gets its reply."""
-
-  def __init__(self) -> None:
-    self._arrived: dict[int, tuple[str, Plain]] = {}
-
-  def arrive(self, worker: int, kind: str, value: Plain) -> None:
-    """Records that a worker has called a collective; `kind` is a key of `_REPLIES`."""
-    self._arrived[worker] = kind, value
-
-  def leave(self, worker: int) -> None:
-    """Forgets the call of a lost worker."""
-    self._arrived.pop(worker, None)
-
-  def complete(self, workers: Iterable[int]) -> Completed | None:
-    """If all of `workers` have called the collective, forgets their calls and returns it.
-
-    Returns:
-      None if a call is still missing.
-    Raises:
-      ValueError: if they call different collectives.
-    """
-    workers = sorted(workers)
-    if not workers or not self._arrived.keys() >= set(workers):
-      return None
-    kinds, values = zip(*(self._arrived.pop(worker) for worker in workers))
-    for worker, kind in zip(workers, kinds):
-      if kind != kinds[0]:
-        raise ValueError(
-          'workers call different collectives: '
-          f'worker {workers[0]} {kinds[0]}, worker {worker} {kind}'
-        )
-    replies = _REPLIES[kinds[0]](values)
-    return Completed(kinds[0], list(values), dict(zip(workers, replies)))
+  Args:
+    calls: {worker: (a key of `_REPLIES`, its value)}.
+  Raises:
+    ValueError: if they call different collectives.
+  """
+  workers = sorted(calls)
+  kinds, values = zip(*(calls[worker] for worker in workers))
+  for worker, kind in zip(workers, kinds):
+    if kind != kinds[0]:
+      raise ValueError(
+        'workers call different collectives: '
+        f'worker {workers[0]} {kinds[0]}, worker {worker} {kind}'
+      )
+  return dict(zip(workers, _REPLIES[kinds[0]](values)))

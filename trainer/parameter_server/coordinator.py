@@ -24,7 +24,7 @@ from trainer.command_line import SIGNALLED
 from trainer.config import Sync
 from trainer.errors import one_line
 from trainer.parameter_server.cluster import CONTINUE, Cluster
-from trainer.parameter_server.collectives import Collectives
+from trainer.parameter_server.collectives import replies
 from trainer.parameter_server.work_queue import WorkQueue
 from trainer.plain_data import Json, JsonObject, Plain
 
@@ -83,7 +83,7 @@ class Coordinator:
     self._forming_since = time.monotonic()
     self._left_out: set[str] = set()  # lost workers for which an asynchronous job does not wait
     self._view: list[int] = []  # the workers that meet, ascending; empty while the job forms
-    self._collectives = Collectives()
+    self._calls: dict[int, tuple[str, Plain]] = {}  # the collective that each worker waits in
     self._queue: WorkQueue | None = None  # within a pass of an asynchronous mode
     self._pass_state: Plain = None  # what a worker receives that enters the pass
     self._entering: set[int] = set()  # workers that wait to enter a pass
@@ -262,7 +262,7 @@ class Coordinator:
 
   def _do_without(self, index: int, text: str) -> None:
     self._entering.discard(index)
-    self._collectives.leave(index)
+    self._calls.pop(index, None)
     if self._queue:
       self._queue.leave(index)
       if not self._queue.workers:
@@ -280,8 +280,7 @@ class Coordinator:
     for name in [name for name, m in self._members.items() if m.kind == 'worker']:
       self._members.pop(name).connection.send(['restart', text])
     self._view, self._forming_since, self._left_out = [], time.monotonic(), set()
-    self._collectives, self._queue = Collectives(), None
-    self._entering, self._statuses = set(), {}
+    self._calls, self._queue, self._entering, self._statuses = {}, None, set(), {}
 
   def _on_beat(self, member: _Member, idle: float) -> None:
     member.idle = idle
@@ -323,7 +322,7 @@ class Coordinator:
   # Collectives and work
 
   def _on_meet(self, member: _Member, kind: str, value: Plain) -> None:
-    self._collectives.arrive(member.index, kind, value)
+    self._calls[member.index] = kind, value
     self._advance()
 
   def _on_enter(self, member: _Member) -> None:
@@ -340,15 +339,18 @@ class Coordinator:
 
   def _advance(self) -> None:
     """Sends workers all replies that can be given now: to collectives, to `enter` and to claims."""
-    completed = self._collectives.complete(self._workers())
-    if completed:
-      if completed.kind == 'open_pass':
-        work, self._pass_state = completed.values[0]
+    workers = self._workers()
+    if workers and self._calls.keys() >= set(workers):
+      calls = {worker: self._calls.pop(worker) for worker in workers}
+      answers = replies(calls)
+      kind, value = calls[workers[0]]
+      if kind == 'open_pass':
+        work, self._pass_state = value
         self._queue = WorkQueue(self._view, **work, max_ahead=self._sync.max_staleness)
-      elif completed.kind == 'close_pass':
+      elif kind == 'close_pass':
         self._view, self._queue = self._queue.workers, None
-      for index, reply in completed.replies.items():
-        self._send([index], ['reply', reply])
+      for index, answer in answers.items():
+        self._send([index], ['reply', answer])
     if self._queue:
       entering = [] if self._queue.is_over else sorted(self._entering)
       for index in entering:

@@ -293,7 +293,7 @@ def write(
     kind: base, delta, saved_model, dense_model or items.
     position: the place in the data; an export of the same kind and position is not written again.
     store: the rows that this process owns.
-    model: trainer.model.builder.CTRModel.
+    model: trainer.model.click_model.CTRModel.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel.
     communicator: connects the processes; by default there is one.

@@ -30,7 +30,7 @@ class ServedModel(tf.Module):
   """The dense part of a trained model.
 
   Args:
-    model: trainer.model.builder.CTRModel, or RetrievalModel, whose output is the query's vector.
+    model: CTRModel (trainer.model.click_model), or RetrievalModel, which gives the query's vector.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
   """
 

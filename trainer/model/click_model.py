@@ -1,10 +1,11 @@
-"""The model of several tasks: towers over shared parts, and the predictions of their logits."""
+"""The model of clicks: for each label the sum of the logits of interactions, and its prediction."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from trainer.config import Label
+from trainer.config import Config
 from trainer.embedding.layer_inputs import LayerInputs, with_fields
 
 
@@ -21,8 +22,8 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
   return -tf.reduce_logsumexp(terms, 0)
 
 
-class TaskModel(tf.keras.Model):
-  """A logit for each of T tasks: bias_t + the logits of the common and of its own interactions.
+class CTRModel(tf.keras.Model):
+  """A logit for each of T labels: bias_t + the logits of the common and of its own interactions.
 
   A task with `given` predicts the given task's probability times its own σ(logit), as ESMM does (Ma
   et al. 2018, "Entire Space Multi-Task Model"): p(conversion) = p(click)·p(conversion | click),
@@ -30,12 +31,14 @@ class TaskModel(tf.keras.Model):
   fake_negative, for late labels, it trains only p(conversion | click): the click's label was known
   at once, and late conversions belong to impressions of earlier days.
 
+  All variables exist once `trainer.model.builder.build` has called it. Their initial values depend
+  only on the config, so that all ranks start from the same values.
+
   Args:
-    labels: Config.labels, T of them.
-    interactions: the common terms of every task's logit.
+    cfg: the config, which has the labels.
+    interactions: the common terms of every label's logit.
     shared: the layer whose output `tower`s read, or None.
-    of_tasks: each task's own interactions, in the order of `labels`.
-    given: task -> the task whose probability multiplies its own.
+    of_tasks: the own interactions of each label, in the order of `Config.labels`.
     dense_embedding: maps the dense columns to vectors, [B, Dn, D]; None: they get no vectors.
 
   Attributes:
@@ -44,25 +47,25 @@ class TaskModel(tf.keras.Model):
 
   def __init__(
     self,
-    labels: Sequence[Label],
+    cfg: Config,
     interactions: Sequence[tf.keras.layers.Layer],
     shared: tf.keras.layers.Layer | None,
     of_tasks: Sequence[Sequence[tf.keras.layers.Layer]],
-    given: Mapping[str, str],
     dense_embedding: tf.keras.layers.Layer | None,
   ):
     super().__init__(name='model')
-    self._names = [label.name for label in labels]
-    self._predicts_clicks = [label.loss != 'squared_error' for label in labels]
+    self._names = [label.name for label in cfg.labels]
+    self._predicts_clicks = [label.loss != 'squared_error' for label in cfg.labels]
+    self._logit_shift = math.log(cfg.model.negative_sampling_rate)
     self.interactions, self.shared = list(interactions), shared
     self.dense_embedding = dense_embedding
     self.of_tasks = [list(layers) for layers in of_tasks]
-    self._given = dict(given)
-    self._late = {label.name for label in labels if label.loss == 'fake_negative'}
+    self._given = {name: task.given for name, task in cfg.model.tasks.items() if task.given}
+    self._late = {label.name for label in cfg.labels if label.loss == 'fake_negative'}
     layers = [*interactions, *(layer for some in of_tasks for layer in some)]
     layers += [] if shared is None else [shared]
     self.needs = frozenset().union(*(layer.needs for layer in layers)) - {'shared'}
-    self._bias = self.add_weight('bias', [len(labels)], initializer='zeros')
+    self.bias = self.add_weight('bias', [len(self._names)], initializer='zeros')
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the logits, float32 [B, T]."""
@@ -76,7 +79,7 @@ class TaskModel(tf.keras.Model):
     for t, (name, layers) in enumerate(zip(self._names, self.of_tasks)):
       of_task = inputs._replace(shared=shared[t])
       terms = common + [layer(of_task, training=training) for layer in layers]
-      own[name] = tf.add_n(terms) + self._bias[t]
+      own[name] = tf.add_n(terms) + self.bias[t]
 
     def logit(name: str) -> tf.Tensor:
       if name not in self._given:
@@ -87,16 +90,26 @@ class TaskModel(tf.keras.Model):
     return tf.concat([logit(name) for name in self._names], 1)
 
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
-    """Returns predictions float32 [B, T]: probabilities; for squared error, the logits.
+    """Returns the probabilities of a click; for squared error, the logits themselves.
+
+    If the log kept a share r of the negatives, odds P(1)/P(0) become P(1)/(r·P(0)) in it. So the
+    true odds are r times those of the model: p' = p / (p + (1 − p)/r), or ln r added to the logit
+    (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook").
 
     Args:
       logits: float32 [B, T].
-      in_log: has no effect: unlike for CTRModel, the negatives of several labels are not sampled.
+      in_log: whether to return p, the probabilities in the training log, rather than p'.
+    Returns:
+      float32 [B]; [B, T] with several labels.
     """
+    shift = 0.0 if in_log else self._logit_shift
     columns = zip(tf.unstack(logits, len(self._names), 1), self._predicts_clicks)
-    return tf.stack([tf.sigmoid(z) if clicks else z for z, clicks in columns], 1)
+    of_labels = [tf.sigmoid(z + shift) if clicks else z for z, clicks in columns]
+    return tf.stack(of_labels, 1) if len(of_labels) > 1 else of_labels[0]
 
   def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the predictions by task, float32 [B] each."""
-    columns = tf.unstack(self.probability(logits), len(self._names), 1)
-    return dict(zip(self._names, columns))
+    """Returns the outputs of serving, float32 [B]: `probability`, or each task's by its name."""
+    found = self.probability(logits)
+    if len(self._names) == 1:
+      return {'probability': found}
+    return dict(zip(self._names, tf.unstack(found, len(self._names), 1)))
