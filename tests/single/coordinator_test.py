@@ -197,6 +197,26 @@ class CoordinatorTest(tf.test.TestCase):
       self.said.getvalue(), r'worker 1 \(process \d+ on host\) was lost: .*The others go on'
     )
 
+  def test_the_call_of_a_lost_worker_is_forgotten(self):
+    job = PlayedJob(self.sync('ps_async'), workers=2)
+    dying = self.say_hello(job, 1)
+    staying = in_thread(lambda: job.connect(0))
+    self.receive(dying, 'welcome')
+    self.send(dying, 'meet', 'open_pass', [work_of(1, 0, 4), None])
+    client = staying.result(PATIENCE)
+    client.open_pass(work_of(1, 0, 4), None)
+    self.receive(dying, 'reply')
+    self.send(dying, 'meet', 'close_pass', None)
+    dying.close()
+    late = in_thread(lambda: job.connect(1)).result(PATIENCE)
+    late.enter()
+    late.open_pass(work_of(1, 0, 0), None)
+    closing = in_thread(client.close_pass)
+    self.assertEqual([late.claim(False, False).unit for _ in range(5)], [0, 1, 2, 3, None])
+    late.close_pass()
+    closing.result(PATIENCE)
+    self.assertEqual([client.size, client.rank, late.size, late.rank], [2, 0, 2, 1])
+
   def test_a_lost_worker_ends_mode_ps_and_is_named(self):
     job = PlayedJob(self.sync(), workers=2)
     dying = self.say_hello(job, 1)
