@@ -98,6 +98,7 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
       )
     return figure
 
+  draw.__name__ = metric
   return draw
 
 

@@ -19,119 +19,91 @@ from trainer.reporting.runs import RecordedRun, read_run
 
 
 class _Card(NamedTuple):
-  """A figure of the report with its heading; `name` is its id in the page."""
+  """A figure of the report with its heading and a note below it."""
 
-  name: str
+  draw: Callable[[RecordedRun], go.Figure | None]  # its __name__ is the figure's id in the page
   heading: str
-  draw: Callable[[RecordedRun], go.Figure | None]
   note: str = ''
-  is_wide: bool = False  # whether it takes the whole width of the page
 
 
-def _of(metric: str, heading: str, note: str = '', is_wide: bool = False) -> _Card:
-  title = findings.NAMES.get(metric, metric)
-  return _Card(metric, heading, figures.quality(metric, title), note, is_wide)
+def _of(metric: str, heading: str, note: str = '') -> _Card:
+  return _Card(figures.quality(metric, findings.NAMES.get(metric, metric)), heading, note)
 
 
 _SECTIONS = {
   'Quality': (
-    _of('auc', 'AUC', 'One curve for each split.', True),
+    _of('auc', 'AUC', 'One curve for each split.'),
     _of('logloss', 'Logloss'),
-    _of('rmse', 'RMSE', is_wide=True),
+    _of('rmse', 'RMSE'),
     _Card(
-      'ranking',
-      'Ranking of the whole catalogue',
       figures.ranking,
+      'Ranking of the whole catalogue',
       'Items that a user had in training are left out.',
-      True,
     ),
-    _of('loss', 'Loss', 'Of the positives against their negatives.', True),
+    _of('loss', 'Loss', 'Of the positives against their negatives.'),
     _of('gauc', 'GAUC', 'AUC within each group, weighted by impressions.'),
   ),
   'Calibration': (
     _Card(
-      'calibration',
-      'Over time',
-      figures.calibration,
-      '1 is right; above 1, the model predicts too many clicks.',
+      figures.calibration, 'Over time', '1 is right; above 1, the model predicts too many clicks.'
     ),
     _Card(
-      'deciles',
-      'By decile of the prediction',
       figures.deciles,
+      'By decile of the prediction',
       'Of the kept state; bars are two standard deviations.',
     ),
     _Card(
-      'slot_calibration',
-      'By slot',
       slot_figures.slot_calibration,
+      'By slot',
       'Samples whose feature the model knows, and the others.',
-      True,
     ),
   ),
   'Predictions': (
     _Card(
-      'spread',
-      'Distribution',
       figures.spread,
+      'Distribution',
       'The further to the right clicks lie, the better the model tells them from the others.',
-      True,
     ),
-    _Card('roc', 'ROC', figures.roc, 'The area under the curve is AUC.'),
+    _Card(figures.roc, 'ROC', 'The area under the curve is AUC.'),
     _Card(
-      'lift',
-      'Lift',
-      figures.lift,
-      'Click rate of the highest predictions over the click rate of all.',
+      figures.lift, 'Lift', 'Click rate of the highest predictions over the click rate of all.'
     ),
   ),
   'Features': (
+    _Card(slot_figures.funnel, 'Seen, admitted, evicted, exported', 'By slot, over the whole run.'),
+    _Card(figures.table_bytes, 'Bytes of the tables', 'Before and after the end of each day.'),
+    _Card(figures.features, 'Features in the tables'),
     _Card(
-      'funnel',
-      'Seen, admitted, evicted, exported',
-      slot_figures.funnel,
-      'By slot, over the whole run.',
-      True,
-    ),
-    _Card(
-      'table_bytes',
-      'Bytes of the tables',
-      figures.table_bytes,
-      'Before and after the end of each day.',
-    ),
-    _Card('features', 'Features in the tables', figures.features),
-    _Card(
-      'unknown',
-      'Unknown features',
       slot_figures.unknown,
+      'Unknown features',
       'The share of samples, in %, whose feature in a slot the model did not know.',
-      True,
     ),
     _Card(
-      'drift',
-      'Bins of numbers',
       slot_figures.drift,
+      'Bins of numbers',
       'Of the slot whose bins have drifted most from the first day to the last.',
     ),
     _Card(
-      'importance',
-      'Importance',
       slot_figures.importance,
+      'Importance',
       'What the model loses when a slot or dense column is permuted over samples, with 95 % '
       'intervals; grey cannot be told from no effect.',
-      True,
     ),
   ),
   'Speed': (
     _Card(
-      'time_spent',
-      'Time spent',
       figures.time_spent,
+      'Time spent',
       'By process 0, for each pass: exchange is between processes, wait is for batches.',
     ),
-    _Card('speed', 'Samples a second', figures.speed),
+    _Card(figures.speed, 'Samples a second'),
   ),
 }
+# The figures that take the whole width of the page.
+_WIDE = (
+  *('auc', 'rmse', 'ranking', 'loss', 'slot_calibration', 'spread', 'funnel', 'unknown'),
+  'importance',
+)
 MOST_EVENTS = 400  # in the table of events
 _OF_EACH_TASK = ('Quality', 'Calibration', 'Predictions')
 
@@ -215,10 +187,11 @@ def _section(
   parts, is_right = [], False  # is_right: a narrow card stands to the left
   for i, (card, figure) in enumerate(drawn):
     # A narrow card takes the whole width if no other narrow card follows.
-    is_alone = not is_right and (i + 1 == len(drawn) or drawn[i + 1][0].is_wide)
-    is_wide = card.is_wide or is_alone
+    name = card.draw.__name__
+    is_alone = i + 1 == len(drawn) or drawn[i + 1][0].draw.__name__ in _WIDE
+    is_wide = name in _WIDE or (is_alone and not is_right)
     is_right = not (is_wide or is_right)
-    name = f'{card.name}_{run.task}' if run.task else card.name
+    name = f'{name}_{run.task}' if run.task else name
     parts.append(_card(card.heading, card.note, _plot(name, figure), is_wide))
   parts += [last] if last else []
   return f'<h2>{heading}</h2><div class="grid">{"".join(parts)}</div>' if parts else ''

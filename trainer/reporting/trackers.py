@@ -4,18 +4,17 @@ import contextlib
 import importlib.util
 import os
 import queue
+import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from trainer import files
 from trainer.config import Config
 from trainer.errors import UserError
-from trainer.reporting.mlflow_tracker import MlflowTracker
-from trainer.reporting.wandb_tracker import WandbTracker
 
-# By the name in `report.to`, which is also the name of the package that the tracker needs.
-TRACKERS = {'mlflow': MlflowTracker, 'wandb': WandbTracker}
+_MOST_PARAMS = 100  # of one request
 _MOST_WAITING = 10_000  # calls that may wait for a slow tracker
 SECONDS_TO_END = 300  # how long a finished run waits for a tracker
 _FILES = ('config.yaml', 'metrics.jsonl', 'report.html')
@@ -37,6 +36,95 @@ class Tracker(Protocol):
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
     """Uploads files and directories, and ends the run."""
+
+
+def _key(name: str) -> str:
+  """Replaces the characters that MLflow refuses in a name."""
+  return re.sub(r'[^\w./ -]', '_', name)
+
+
+class MlflowTracker:
+  """Reports to MLflow: settings as params, metrics as SPLIT/NAME, and files as artifacts.
+
+  MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where to.
+  """
+
+  def __init__(self, cfg: Config, known: str | None):
+    import mlflow
+
+    name = None if known else os.path.basename(os.path.normpath(cfg.run_dir))
+    run = mlflow.start_run(run_id=known, run_name=name)
+    self.id, self._client = run.info.run_id, mlflow.MlflowClient()
+    settings = {_key(key): str(value) for key, value in cfg.settings().items()}
+    # MLflow cannot change a param; config.yaml has the settings that changed later.
+    new = [
+      mlflow.entities.Param(key, value)
+      for key, value in settings.items()
+      if key not in run.data.params
+    ]
+    for first in range(0, len(new), _MOST_PARAMS):
+      self._client.log_batch(self.id, params=new[first : first + _MOST_PARAMS])
+
+  def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    from mlflow.entities import Metric
+
+    now = int(1000 * time.time())
+    # In a store of files, auc is a file and cannot be the directory of auc/TASK.
+    metrics = [
+      Metric(_key(f'{kind}/{name.replace("/", "_")}'), value, now, step)
+      for name, value in values.items()
+    ]
+    self._client.log_batch(self.id, metrics=metrics)
+
+  def end(self, is_finished: bool, paths: Sequence[str]) -> None:
+    for path in paths:
+      if os.path.isdir(path):
+        self._client.log_artifacts(self.id, path, os.path.basename(path))
+      else:
+        self._client.log_artifact(self.id, path)
+    self._client.set_terminated(self.id, 'FINISHED' if is_finished else 'KILLED')
+
+
+class WandbTracker:
+  """Reports to Weights & Biases: metrics as SPLIT/NAME, and all files as one artifact.
+
+  Its own variables say where to: WANDB_PROJECT, WANDB_MODE=offline and others.
+  """
+
+  def __init__(self, cfg: Config, known: str | None):
+    import wandb
+
+    self._wandb, self._name = wandb, os.path.basename(os.path.normpath(cfg.run_dir))
+    self._run = wandb.init(
+      id=known,
+      resume='allow',
+      name=self._name,
+      dir=cfg.run_dir,
+      config=cfg.settings(),
+      reinit='create_new',  # the caller of trainer.fit may have a run of its own
+      # W&B asks nothing in the terminal and leaves the output of the run alone.
+      settings=wandb.Settings(console='off', silent=True, login_timeout=1),
+    )
+    self.id = self._run.id
+    # W&B's own steps can only grow, but a run that continues repeats some steps.
+    self._run.define_metric('*', step_metric='step')
+
+  def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    self._run.log({f'{kind}/{name}': value for name, value in values.items()} | {'step': step})
+
+  def end(self, is_finished: bool, paths: Sequence[str]) -> None:
+    artifact = self._wandb.Artifact(f'run-{self.id}', type='run')
+    for path in paths:
+      if os.path.isdir(path):
+        artifact.add_dir(path, os.path.basename(path))
+      else:
+        artifact.add_file(path)
+    self._run.log_artifact(artifact)
+    self._run.finish(exit_code=0 if is_finished else 1)
+
+
+# By the name in `report.to`, which is also the name of the package that the tracker needs.
+TRACKERS = {'mlflow': MlflowTracker, 'wandb': WandbTracker}
 
 
 def check_packages(names: Iterable[str]) -> None:
