@@ -42,7 +42,6 @@ def product(
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
     b: float32 [k, n], or [n, k] with `transpose_b`.
     bias: float32 [n]; not with `transpose_b`.
-    relu: whether to apply a ReLU.
   Returns:
     float32 [m, n].
   """

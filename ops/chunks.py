@@ -75,7 +75,6 @@ def select(
   Args:
     chunk: a chunk; its column `factors_NAME` has rows only for admitted features of table NAME.
     kept: bool [n], true for the features to keep.
-    table_slots: the slot ids of each table.
   """
   selected = {}
   for name, column in chunk.items():

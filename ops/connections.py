@@ -20,7 +20,6 @@ class Connections:
   Args:
     fds: for each rank, the file descriptor of a stream socket that is connected to it; -1 at
       `rank`. This object closes them.
-    rank: the rank of this process.
   """
 
   def __init__(self, fds: Sequence[int], rank: int):

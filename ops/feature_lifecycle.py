@@ -98,7 +98,6 @@ class Remote:
   A call of its method `m(…)` becomes `run(of.m, …)`.
 
   Args:
-    of: the object in the graph.
     run: adds the ops of the call to the graph, unless they are there already, and runs them.
   """
 
@@ -305,7 +304,6 @@ class FeatureLifecycle:
 
     Args:
       path: an `.npz` file to write, under a temporary name that is synced and then renamed.
-      shards: the logical shards whose features to export.
     Returns:
       A generator of chunks (ops/chunks.py), each of at most 65536 features and about 16 MiB; with
       `path`, the number of features.

@@ -54,9 +54,6 @@ class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
   """Deletes an eager resource when nobody holds this object any more.
 
   It is a subclass because TensorFlow's class has __slots__ that allow no weak references.
-
-  Args:
-    handle: a resource handle that was created eagerly.
   """
 
   def __init__(self, handle: tf.Tensor):

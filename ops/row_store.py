@@ -91,7 +91,6 @@ def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01
 
   Args:
     keys: int64 [n].
-    seed: the seed of the store.
     width: the number of factors.
     scale: their standard deviation.
   Returns:
@@ -270,7 +269,6 @@ class RowStore(FeatureLifecycle):
     """Adds the features of one exported chunk to the store. Eager only.
 
     Args:
-      where: names the chunk in messages.
       chunk: columns as `export_state` yields them, arrays or tensors.
     Raises:
       DataLossError: if the chunk is damaged; the store may then have some of its features.

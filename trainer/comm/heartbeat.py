@@ -127,7 +127,6 @@ class Heartbeat(contextlib.AbstractContextManager):
     If neither succeeds within `sync.lost_peer_seconds`, it prints why and ends the process.
 
     Args:
-      rendezvous: the store's URL.
       data: the record to write; None: read it.
     Returns:
       The store's answer.

@@ -105,7 +105,6 @@ class Listener:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
       this machine can reach.
     ports: the first and the last port to try; None: the system chooses one.
-    secret: the secret that the other side must know.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
@@ -176,7 +175,6 @@ class MessageConnection:
   `lost_seconds`.
 
   Args:
-    connection: from `connect` or a Listener.
     lost_seconds: after this time without a message, the other side counts as lost.
     beat: makes the message to send as the next beat.
   """
@@ -282,9 +280,6 @@ def _authenticated(
   """Authenticates both sides of a connected socket.
 
   Args:
-    connected: the socket.
-    secret: as in Listener.
-    seconds: the time limit.
     steps: `deliver_challenge` and `answer_challenge`, in this side's order.
   Raises:
     ConnectionError: if the other side did not prove in time that it knows the secret.

@@ -21,7 +21,6 @@ class Spans:
     """Adds an exchange to the graph, with clocks before and after it.
 
     Args:
-      exchange: adds the ops of the exchange to the graph.
       inputs: the exchange, and its measured span, begin once these tensors are computed.
     Returns:
       The outputs of `exchange`.

@@ -162,9 +162,7 @@ class Embedding:
     """Sums shows and clicks over the features that each slot with `counts` has in each sample.
 
     Args:
-      batch, deduped: the samples, and their distinct keys.
       show_click: float32 [u, 2], show and click of the distinct keys.
-      size: int32 [], B.
     Returns:
       float32 [B, Fc, 2].
     """

@@ -89,9 +89,6 @@ class LocalRows:
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the total weight of the batch, and how many samples lower ranks and all ranks have.
 
-    Args:
-      weight: as for `route`.
-      routed: the result of `route`.
     Returns:
       The weight, float32 [] ([T] with several tasks); the two numbers, int64 [].
     """
@@ -102,7 +99,6 @@ class LocalRows:
 
     Args:
       deduped: the distinct keys of this process's samples.
-      routed: the result of `route` for them.
       train: with admission `none`, whether new features read their initial factors rather than 0.
     Returns:
       The rows. The fields `linear`, `factors`, `offsets` and `show_click` hold what
@@ -131,7 +127,6 @@ class LocalRows:
 
     Args:
       deduped: the distinct keys of this process's samples.
-      rows: the result of `pull` for them.
       linear_gradient: float32 [u], summed over this process's samples.
       factors_gradient: float32, laid out as rows.factors, summed in the same way.
       scale: float32 [], 1 / the weight of all ranks' samples.
@@ -153,8 +148,6 @@ class ShardedRows(LocalRows):
   sum them. Each unique key of a rank travels once, and only admitted features have factors to send.
 
   Args:
-    store: holds the rows that this rank owns.
-    communicator: connects the ranks.
     spans: measures how long a step waits for rows and gradients.
   """
 

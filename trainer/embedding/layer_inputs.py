@@ -59,7 +59,6 @@ def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
   """Returns inputs with C more fields behind the slots, each of one feature.
 
   Args:
-    inputs: the inputs for the slots alone.
     vectors: float32 [B, C, D], the factors of these features.
   """
   factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm

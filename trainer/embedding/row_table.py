@@ -18,8 +18,6 @@ class RowTable(Protocol):
   `ops.row_store.RowStore` describes each verb.
 
   Attributes:
-    policy: the rules of the feature lifecycle.
-    tables: the layout of each table's rows.
     slot_table: for each slot id, the place of its table in `tables`.
   """
 

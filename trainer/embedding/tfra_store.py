@@ -244,7 +244,6 @@ class TfraStore(FeatureLifecycle):
     Args:
       offsets: int32 [u + 1], where the factors of each key of the pull begin.
       places: int32 [n], the places of the table's keys in the pull.
-      t: the index of the table.
     Returns:
       The indices of the keys with factors in `places`, int32 [m]; and the indices of their factors
       in the flat factors, int32 [m, D].

@@ -13,10 +13,6 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
   """Returns z with σ(z) = σ(first)·σ(second); z is finite however small the product is.
 
   As 1/σ(a) = 1 + e^−a, the product p has 1/p − 1 = e^−a + e^−b + e^−(a+b), and z is −log of that.
-
-  Args:
-    first: float32 logits of any shape.
-    second: likewise.
   """
   terms = tf.stack([-first, -second, -first - second])
   return -tf.reduce_logsumexp(terms, 0)
@@ -35,7 +31,6 @@ class CTRModel(tf.keras.Model):
   only on the config, so that all ranks start from the same values.
 
   Args:
-    cfg: the config, which has the labels.
     interactions: the common terms of every label's logit.
     shared: the layer whose output `tower`s read, or None.
     of_tasks: the own interactions of each label, in the order of `Config.labels`.

@@ -95,7 +95,6 @@ class MetricSums:
   samples, Σ weight·error². With several tasks it holds these for each, as `TASK/histogram`.
 
   Args:
-    cfg: the job's config, which names the labels.
     buckets: the number of buckets of predictions, from which AUC is computed; even.
   """
 

@@ -24,7 +24,6 @@ def auc_interval(
   first.
 
   Args:
-    auc: the AUC that was measured.
     positives, negatives: the numbers of samples; with unequal weights, the effective numbers.
     z: the quantile of the normal distribution that sets the level.
   """

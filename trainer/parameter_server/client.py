@@ -45,7 +45,6 @@ class CoordinatorClient(Communicator):
   change rank and size.
 
   Args:
-    address, secret: the address and the secret of the coordinator.
     settings: name -> value; all processes must have the same.
     process: ends, restarts or stops this process when the coordinator says so.
   Attributes:

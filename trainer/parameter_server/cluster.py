@@ -46,7 +46,6 @@ class Cluster:
 
     Args:
       tf_config: the value of `TF_CONFIG`, decoded from JSON; None if it is not set.
-      mode: sync.mode.
     Raises:
       UserError: if it is wrong; the message names the key, and what was found and wanted.
     """
@@ -141,7 +140,6 @@ class Cluster:
     """Prints a line that begins with this process's name, or with 'error:' if status is 2.
 
     Args:
-      text: the rest of the line.
       status: the exit status that the process is about to end with; 2 means a user's mistake.
     """
     head = 'error:' if status == 2 else f'[{self.name}]'

@@ -51,7 +51,6 @@ class Coordinator:
 
   Args:
     settings: name -> value; all processes must have the same.
-    host: the address to listen at.
     secret: the secret that all processes of the job know; by default a random one.
   Attributes:
     address, secret: the arguments of the same names of CoordinatorClient.

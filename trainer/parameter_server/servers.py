@@ -61,7 +61,6 @@ class Servers:
     count: the number of servers.
     stores: for each server its store of rows, within the graph.
     bytes: how many bytes this worker's steps have sent and received.
-    session: runs the graph.
     patience: how many seconds to wait for the answer to a request.
   """
 
@@ -396,7 +395,6 @@ class Servers:
     """Runs an op on a server as if it were eager here; returns eager tensors.
 
     Args:
-      server: the index of the server.
       only_reads: whether the op changes nothing, so that it may run again if it gets no answer.
       function: makes the op.
       *args: its arguments. Arrays are fed. All others become part of the graph, to which the op is

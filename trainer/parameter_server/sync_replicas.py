@@ -11,12 +11,7 @@ ApplySums = Callable[[list[tf.Tensor]], tf.Operation]
 
 
 class _ApplyOptimizer(v1.train.Optimizer):
-  """The optimizer that SyncReplicasOptimizer lets the chief run once a step.
-
-  Args:
-    workers: the number of workers.
-    apply_sums: see `synced_step`.
-  """
+  """The optimizer that SyncReplicasOptimizer lets the chief run once a step."""
 
   def __init__(self, workers: int, apply_sums: ApplySums):
     super().__init__(use_locking=False, name='mean')
@@ -57,7 +52,6 @@ def synced_step(
   Args:
     sums: the tensors that this worker sends, sums over its samples.
     variables: one variable for each of `sums`, of the same shape.
-    workers: the number of workers.
     apply_sums: makes the op that takes the step, from the sums over all workers.
   """
   global_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='tokens')

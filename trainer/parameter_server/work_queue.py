@@ -19,14 +19,9 @@ class WorkQueue:
   the pass, or earlier for a checkpoint or because the job was asked to stop.
 
   Args:
-    workers: the workers that share the pass.
-    slices: the number of slices of a batch.
-    first: the first unit.
     total: the number of units in the whole pass.
     pause_after: after how many units to pause for a checkpoint; None: do not pause.
     max_ahead: by how many units a worker may be ahead of the slowest; None: any number.
-  Attributes:
-    is_over: whether all work is done.
   """
 
   def __init__(
@@ -69,7 +64,6 @@ class WorkQueue:
     """Records that a worker has done its last unit and asks for another.
 
     Args:
-      worker: the index of the worker.
       stop: whether it was asked to stop; all workers then stop after a whole batch.
       save: whether it wants a checkpoint; all workers then pause after a whole batch.
     """

@@ -255,10 +255,7 @@ class ServerStep(WorkerStep):
     """Computes this worker's gradients; sets its dense variables to the servers' values first.
 
     Args:
-      batch: the samples, as tensors.
-      deduped, rows: their distinct keys, and the rows of these keys.
       sent: int32 [servers], how many keys go to each server.
-      dense: the servers' dense variables.
       lower: int64 [], how many samples of this step are on workers of lower rank.
       total_weight: the weight of all samples of the step; with several tasks [T].
     Returns:

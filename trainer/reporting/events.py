@@ -46,9 +46,6 @@ class EventLog:
     keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues; None: keep
       all. Later lines are removed, because their work is repeated, except for events in
       OF_THE_JOB.
-
-  Attributes:
-    troubles: a line for each failure.
   """
 
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):

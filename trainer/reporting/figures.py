@@ -49,7 +49,6 @@ def _over_steps(
   """Draws a field over the steps: a curve for training, and one for each split.
 
   Args:
-    y: the title of the y axis.
     within_passes: whether to draw the values measured in the course of each pass, too.
   """
   figure = new_figure('step', y, **layout)

@@ -151,7 +151,6 @@ class Inspection:
     """Returns what is known of one feature; `known` is False if the checkpoint has no row of it.
 
     Args:
-      slot: the name of its slot.
       text: its value, as written in the log; of a cross its parts, 'a × b'.
     Raises:
       UserError: if there is no such slot.

@@ -18,7 +18,6 @@ class LiveLine:
 
   Args:
     active: whether this process writes; only the first process of a job does.
-    terminal: whether standard output is a terminal.
   """
 
   def __init__(self, active: bool, terminal: bool = True):

@@ -32,7 +32,6 @@ class RecordedRun:
   """A run, with the figures of one of its tasks.
 
   Attributes:
-    directory: its run_dir.
     events: the result of read_events, with every column of EVENT_COLUMNS.
     truth: truth.json, which lies beside a synthesized log; {} for other logs.
     task: the name of the task; '' if there is one label.

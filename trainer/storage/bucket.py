@@ -68,12 +68,7 @@ def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], 
 
 
 class Bucket:
-  """A run_dir in a bucket, and the directory of this machine that stands for it.
-
-  Args:
-    run_dir: the URL.
-    directory: the directory on this machine.
-  """
+  """A run_dir in a bucket, and the directory of this machine that stands for it."""
 
   def __init__(self, run_dir: str, directory: str):
     self.run_dir, self._directory = run_dir, directory

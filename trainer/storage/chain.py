@@ -125,13 +125,9 @@ def exports(directory: str) -> list[StoredExport]:
 class RowExport:
   """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
-  Args:
-    path: the directory of the export.
-
   Attributes:
     name: of its directory, as `name_of` gives it.
     sequence: its number, the version that clients of a server see.
-    kind: base, delta or items.
     has_items: whether it has items, which it does if the run has model.retrieval.
     previous: the name of the export before it in the chain; None if it begins a chain.
     checksum: the checksum of its manifest; exports of other runs may have the same name, but not

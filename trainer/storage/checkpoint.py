@@ -146,9 +146,7 @@ def save(
     store: the rows that this process owns.
     dense: {name: array}; only process 0 writes them.
     progress: the place in the data; only process 0 writes it.
-    config_text: the resolved config.
     keep: the number of checkpoints to keep, with this one.
-    communicator: connects the processes; by default there is one.
     texts: the texts of the features that this process owns.
   Returns:
     The path of the checkpoint.
@@ -228,10 +226,6 @@ def link(path: str, directory: str) -> None:
   """Copies a checkpoint into another directory, in place of everything that is there.
 
   The copies are hard links if the file system has them.
-
-  Args:
-    path: a checkpoint that is DONE.
-    directory: receives the copy.
   """
 
   def link_or_copy(source: str, target: str) -> None:
@@ -264,9 +258,7 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
   """Yields the blocks that hold rows of some logical shards; a block may hold rows of others too.
 
   Args:
-    path: the path of the checkpoint.
     manifest: the result of `check`.
-    shards: the logical shards.
   Raises:
     DataLoss: if a file is damaged; the message names it.
   """
@@ -358,9 +350,7 @@ def restore(
   """Reads one checkpoint; any number of processes may have written it.
 
   Args:
-    path: of the checkpoint.
     store: its content is replaced by the rows that this process owns.
-    communicator: connects the processes; by default there is one.
     adapt: converts the rows to this run's config; None: the rows are taken as they are.
     texts: its content is replaced by the texts of the features that this process owns.
   Returns:
@@ -405,9 +395,6 @@ def restore_latest(
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that every process can read; logs why it refuses newer ones.
 
-  Args:
-    directory: the directory of the checkpoints.
-    store, communicator, adapt, texts: as in `restore`.
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:

@@ -292,15 +292,12 @@ def write(
   Args:
     kind: base, delta, saved_model, dense_model or items.
     position: the place in the data; an export of the same kind and position is not written again.
-    store: the rows that this process owns.
     model: trainer.model.click_model.CTRModel.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel.
-    communicator: connects the processes; by default there is one.
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.
     items: on process 0 of a run with model.retrieval, all its items; the kind 'items' writes all,
       'delta' the changed ones. Otherwise None.
-    step: the step of the state.
     since: the step of the last base or delta, after which delta_score counts changes.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:

@@ -23,11 +23,6 @@ class KeptTexts:
 
   They are read from each pass after the training on it; `dump` removes those of features that have
   been evicted. Each takes 16 bytes beside its text.
-
-  Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
-    store: the rows.
   """
 
   def __init__(self, cfg: config.Config, communicator: Communicator, store: RowTable):

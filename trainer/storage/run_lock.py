@@ -33,7 +33,6 @@ class RunLock:
 
   Args:
     run_dir: an existing directory, which all hosts may see.
-    stale_seconds: how long the file may go without an update.
   Attributes:
     id: the id of the lock, once acquired; with it, another process of the same job can take over.
   """

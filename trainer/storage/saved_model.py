@@ -35,11 +35,6 @@ class Serving(ServedModel):
   """The rows of a trained model, and its graph from raw columns to outputs.
 
   Shapes: B samples, F slots, n occurrences of features.
-
-  Args:
-    cfg, model, dense_stats: as in ServedModel.
-    rows: all rows.
-    integer_slots: the slots whose columns are int64.
   """
 
   def __init__(
@@ -252,7 +247,6 @@ class Serving(ServedModel):
       samples: [n], the sample of each feature of the batch, in all slots.
       slot: [n], the index of each feature's slot.
       place: [n], each feature's row in its table's factors; negative if it has no factors.
-      size: int64 [], B.
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)
     names = [self._slots[f].name for f in slots]

@@ -53,7 +53,6 @@ class ServedModel(tf.Module):
 
     Args:
       dense: float32 [B, Dn], raw dense columns; NaN is missing.
-      factors: as in LayerInputs.
       show_click: float32 [B, Fc, 2], see `transform_counts`; None: no slot has `counts`.
       **sums: the other fields of LayerInputs; `totals` follow from `factors`.
     """
@@ -91,14 +90,7 @@ def write(
   specs: Mapping[str, tf.TensorSpec],
   path: str,
 ) -> None:
-  """Writes a SavedModel and its warm-up requests.
-
-  Args:
-    module: has the variables.
-    signatures: graphs by name.
-    specs: the specs of the inputs of `serving_default`, by name.
-    path: of a directory.
-  """
+  """Writes a SavedModel and its warm-up requests."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
   try:

@@ -28,7 +28,6 @@ def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
   """Writes requests to `serving_default` whose numbers are all 0.
 
   Args:
-    path: the directory of a SavedModel.
     specs: its inputs by name, each with the samples as its first dimension.
   """
   file = os.path.join(path, FILE)

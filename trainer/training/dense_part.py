@@ -100,7 +100,6 @@ class DensePart:
     tasks with fewer labels are scaled up here.
 
     Args:
-      batch: tensors; may hold no samples.
       position: int64 [2], (step, samples of this step on lower ranks), the seed of dropout.
       total_weight: float32 [T], with several tasks the weight of each task's labels over all
         samples of the step; None if this process has all samples.
@@ -147,7 +146,6 @@ class DensePart:
 
     Args:
       gradients: sums over all samples of the step.
-      scale: 1 / Σ weight.
       steps: whole number [], the number of steps before this one.
     """
     self.optimizer.learning_rate.assign(self._learning_rate * self.rates.at(steps))

@@ -39,9 +39,6 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
   as at least half a sample. `first` and `last` are these shares.
 
   Args:
-    progress: the progress of the run.
-    log: receives the event.
-    warns: whether to warn of each slot that has drifted.
     place: the day, or the pass of a log without days.
   """
   today = progress.bins.pop('today', {})

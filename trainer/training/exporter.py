@@ -46,11 +46,7 @@ class Exporter:
       self._write('saved_model', kept_at=last_step)
 
   def export_pass(self, marker: str | None) -> None:
-    """Writes a delta if one is due after the last trained pass.
-
-    Args:
-      marker: the file that announced the pass in data.watch.
-    """
+    """Writes a delta if one is due after the last trained pass."""
     every = self._cfg.export.delta_every_passes
     if every and self._state.progress.done % every == 0:
       self._write('delta', marker)

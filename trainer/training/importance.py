@@ -39,7 +39,6 @@ def slot_importance(
   the same, whatever their number and the batch size.
 
   Args:
-    inputs: the model, and how the processes meet.
     most_predictions: bounds samples · columns · repetitions; of more samples, a random part is
       scored.
   Returns:
@@ -153,7 +152,6 @@ class _Samples:
     """Returns a batch in which each sample has one column of another sample.
 
     Args:
-      samples: the places of the samples, int64 [B].
       columns: the column of each that is exchanged: the place of a slot among the slots, or F and
         the place of a dense column.
       donors: the places of the samples that have the values of this column.

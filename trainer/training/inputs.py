@@ -280,9 +280,7 @@ class Inputs:
     """Yields this process's share of each global batch of a pass, staged by another thread.
 
     Args:
-      epoch: part of the seed of the shuffle.
       shuffle: whether the samples are shuffled, by seed, pass and epoch.
-      start: the first global batch to yield.
       ready: (batch of arrays, number of the step) -> the batch to stage; with it model.retrieval
         adds negatives.
     """

@@ -51,7 +51,6 @@ class Job:
 
   Attributes:
     state: how far the run has come, and its checkpoints.
-    stream: which pass comes next.
     lock: keeps other jobs off the run_dir from `open_run` on.
   """
 

@@ -61,11 +61,6 @@ class Progress:
 class RunState:
   """The state of a run: its progress, and what its checkpoints hold.
 
-  Args:
-    cfg: the job's config.
-    communicator: how the processes meet.
-    step: the model, its rows and their optimizers.
-
   Attributes:
     progress: how far the run has come.
     ledger: what became of every pass.

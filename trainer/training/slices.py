@@ -20,7 +20,6 @@ def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray,
 
   Args:
     slot: None stands for the column data.group.
-    slots: the number of slots.
   """
   if slot is None:
     group = np.asarray(batch.group)

@@ -99,7 +99,6 @@ class Step(abc.ABC):
     """Trains on this process's share of a step.
 
     Args:
-      staged: the batch, which may hold no samples.
       following: the batch of the next call, whose keys are routed while this step runs. None: there
         is no next batch; then every process must pass None.
     Returns:

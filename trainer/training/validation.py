@@ -163,7 +163,6 @@ class Validation:
     """Evaluates passes and reports their metrics.
 
     Args:
-      split: next, valid or test.
       name: the name of the pass in the event; None: their own names.
       day: the day in the event; None: the open one.
     """

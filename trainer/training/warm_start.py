@@ -117,14 +117,7 @@ def is_needed(old: config.Config, new: config.Config) -> bool:
 def rows(
   old: config.Config, new: config.Config, rank: int, size: int
 ) -> Callable[[Iterator[chunks.Chunk]], Iterator[chunks.Chunk]]:
-  """Returns a function from the old model's rows to the new rows that process `rank` owns.
-
-  Args:
-    old: the config that the rows were written with.
-    new: the config that the run continues with.
-    rank: the rank of this process.
-    size: the number of processes.
-  """
+  """Returns a function from the old model's rows to the new rows that process `rank` owns."""
   new_ids, old_ids = new.slot_ids(), old.slot_ids()
   made = {slot.name: slot.made for slot in new.data.slots}
   new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
@@ -162,7 +155,6 @@ def _lay_out(
     chunk: columns as in ops.row_store.RowStore, with the new keys and slots; changed in place.
     before: the layouts that the rows were written in.
     now: the layouts of the new config's tables.
-    new: the config that the run continues with.
   """
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
@@ -263,7 +255,6 @@ def dense(
   Args:
     old: the config that `saved` was written with.
     new: the config of the new model.
-    saved: the dense state of the checkpoint.
     fresh: the dense state of the new model before training.
   """
   state, was, wanted = dict(saved), _by_layer(saved), _by_layer(fresh)
@@ -329,7 +320,6 @@ def differences(
 
   Args:
     trained: the `parts` of the trained model, None for a part that is dropped; {} if untrained.
-    now: the parts of the model.
   """
   if not trained:
     return ['all of it is new']

@@ -22,7 +22,6 @@ class AutoDis(tf.keras.layers.Layer):
     table_width: D.
     seed: the seed of the initial weights (Glorot uniform) and vectors (normal, with standard
       deviation 0.01).
-    name: the name of the layer.
   """
 
   needs = frozenset()

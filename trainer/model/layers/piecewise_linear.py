@@ -26,7 +26,6 @@ class PiecewiseLinear(tf.keras.layers.Layer):
     bins: H, the number of intervals between knots.
     table_width: D.
     seed: the seed of the initial vectors (normal, with standard deviation 0.01).
-    name: the name of the layer.
   """
 
   needs = frozenset()
