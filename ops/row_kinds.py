@@ -78,10 +78,10 @@ class RowKind:
   """
 
   meaning: str
-  state_per_weight: int
-  state_per_row: int
-  reads: frozenset[str]
   presets: Mapping[str, Mapping[str, float | None]]
+  state_per_weight: int = 0
+  state_per_row: int = 0
+  reads: frozenset[str] = frozenset()
   follows_gradient: bool = False
 
   @property
@@ -104,9 +104,6 @@ class RowKind:
 ROW_OPTIMIZERS = {
   'sgd': RowKind(
     'Gradient descent',
-    state_per_weight=0,
-    state_per_row=0,
-    reads=frozenset(),
     presets={
       'tuned': {'learning_rate': 80.0, 'clip': 2e-4},
       'keras': {'learning_rate': 0.01},
@@ -117,7 +114,6 @@ ROW_OPTIMIZERS = {
   'adagrad': RowKind(
     'Duchi et al. 2011: an accumulator for each weight',
     state_per_weight=1,
-    state_per_row=0,
     reads=frozenset({'initial_accumulator', 'epsilon'}),
     presets={
       'tuned': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
@@ -126,7 +122,6 @@ ROW_OPTIMIZERS = {
   ),
   'adagrad_row': RowKind(
     "PaddlePaddle's: one accumulator for a row, of the means of squared gradients",
-    state_per_weight=0,
     state_per_row=1,
     reads=frozenset({'initial_accumulator'}),
     presets={
@@ -139,7 +134,6 @@ ROW_OPTIMIZERS = {
     'Kingma & Ba 2015, lazy: moments move only in steps that touch the row; '
     'the bias correction counts all steps',
     state_per_weight=2,
-    state_per_row=0,
     reads=frozenset({'beta1', 'beta2', 'epsilon'}),
     presets={
       'tuned': {'learning_rate': 0.03, 'epsilon': 1e-5},
@@ -149,7 +143,6 @@ ROW_OPTIMIZERS = {
   'ftrl': RowKind(
     'McMahan et al. 2013, with L1 and L2: weights become exactly 0',
     state_per_weight=2,
-    state_per_row=0,
     reads=frozenset({'initial_accumulator'}),
     presets={
       'tuned': {'learning_rate': 0.2, 'initial_accumulator': 1e-6},
@@ -159,7 +152,6 @@ ROW_OPTIMIZERS = {
   'rmsprop': RowKind(
     'Tieleman & Hinton 2012',
     state_per_weight=1,
-    state_per_row=0,
     reads=frozenset({'beta2', 'epsilon'}),
     presets={
       'tuned': {'learning_rate': 0.01, 'epsilon': 1e-4},

@@ -42,7 +42,7 @@ class CountsTest(tf.test.TestCase):
     for single in (False, True):  # also where each slot has one feature
       cfg = make_config(COUNTS)
       step = TrainStep(cfg, SingleProcess())
-      step.dense.set_dense_stats(np.float32([[0, 0, LOG_ODDS], [1, 1, 1]]))
+      step.dense.embedding.stats.assign(np.float32([[0, 0, LOG_ODDS], [1, 1, 1]]))
       rows, rng = LocalRows(step.store, cfg), np.random.default_rng(4)
       counts = collections.defaultdict(lambda: np.zeros(2))
       for size in (7, 16, 0, 16):

@@ -91,15 +91,15 @@ class ConnectionTest(tf.test.TestCase):
 
   def test_messages_arrive_in_order_over_every_kind_of_address(self):
     for host in (None, '127.0.0.1', *IPV6_LOOPBACK):
-      ends = [messages.MessageConnection(c, 20, lambda: 'beat') for c in self.pair(host)]
-      sent = [{'turn': i, 'values': np.full([200_000], i)} for i in range(3)]
+      ends = [messages.MessageConnection(c, 20, lambda: ['beat']) for c in self.pair(host)]
+      sent = [['turn', i, np.full([200_000], i)] for i in range(3)]
       for one, other in (ends, ends[::-1]):
         for message in sent:
           one.send(message)
-        received = (m for m in iter(other.receive, None) if m != 'beat')
+        received = (m for m in iter(other.receive, None) if m != ['beat'])
         for found, wanted in zip(itertools.islice(received, 3), sent):
-          self.assertEqual(found['turn'], wanted['turn'])
-          self.assertAllEqual(found['values'], wanted['values'])
+          self.assertEqual(found[:2], wanted[:2])
+          self.assertAllEqual(found[2], wanted[2])
 
   def test_a_side_beats_while_it_has_nothing_to_say(self):
     count = iter(range(100))
@@ -128,11 +128,11 @@ class ConnectionTest(tf.test.TestCase):
 
   def test_says_how_the_other_side_ended(self):
     one, other = self.pair()
-    one = messages.MessageConnection(one, 20, lambda: 'beat')
-    one.send('last words')
+    one = messages.MessageConnection(one, 20, lambda: ['beat'])
+    one.send(['last words'])
     one.close()
-    other = messages.MessageConnection(other, 20, lambda: 'beat')
-    self.assertEqual([other.receive(), other.receive()], ['beat', 'last words'])
+    other = messages.MessageConnection(other, 20, lambda: ['beat'])
+    self.assertEqual([other.receive(), other.receive()], [['beat'], ['last words']])
     with self.assertRaisesRegex(ConnectionError, '^its connection closed: the process has ended'):
       other.receive()
 

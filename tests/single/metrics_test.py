@@ -10,7 +10,11 @@ from trainer.model.metrics import MetricSums, group_auc_sums, result
 
 
 def config(loss='log_loss'):
-  return types.SimpleNamespace(labels=[types.SimpleNamespace(name='label', loss=loss)])
+  label, model = (
+    types.SimpleNamespace(name='label', loss=loss),
+    types.SimpleNamespace(retrieval=None),
+  )
+  return types.SimpleNamespace(labels=[label], model=model)
 
 
 def sample(n, mean, spread, seed=0):

@@ -119,7 +119,7 @@ class ScorerTest(tf.test.TestCase):
     cls.rng = np.random.default_rng(5)
     cls.records = make_records(cls.rng, 60) + make_records(cls.rng, 15, first_id=1000)
     cls.step = TrainStep(cls.cfg, SingleProcess())
-    cls.step.dense.set_dense_stats(np.array([[1.2, 0], [0.7, 1]], np.float32))
+    cls.step.dense.embedding.stats.assign(np.array([[1.2, 0], [0.7, 1]], np.float32))
     cls.written, cls.expected = 0, {}
     cls.train_and_export('base')
     store = MemoryStore()  # as of serve --run_dir

@@ -77,7 +77,7 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     dense = np.stack([rng.random(len(self.cfg.data.dense)), np.full(len(self.cfg.data.dense), 2.0)])
     if self.cfg.counted_fields():
       dense = np.column_stack([dense, [-0.4, 1]])  # the log-odds of a click
-    self.step.dense.set_dense_stats(dense.astype(np.float32))
+    self.step.dense.embedding.stats.assign(dense.astype(np.float32))
     for batch in self.batches('train', make_records(self.cfg, rng, BATCH * BATCHES)):
       train(self.step, batch, has_next=True)
     self.step.consolidate()

@@ -186,7 +186,7 @@ class ServingTest(tf.test.TestCase):
   def _trained(self, cfg, rows):
     step = TrainStep(cfg, SingleProcess())
     if cfg.data.dense:
-      step.dense.set_dense_stats(
+      step.dense.embedding.stats.assign(
         np.stack(
           [np.linspace(-1, 1, len(cfg.data.dense)), np.linspace(0.5, 2, len(cfg.data.dense))]
         ).astype(np.float32)

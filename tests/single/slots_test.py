@@ -28,6 +28,7 @@ from trainer.model.metrics import MetricSums
 def histogram_of(labels, predictions):
   cfg = types.SimpleNamespace(
     labels=[types.SimpleNamespace(name='click', loss='log_loss')],
+    model=types.SimpleNamespace(retrieval=None),
   )
   metrics = MetricSums(cfg)
   metrics.update(labels, predictions, tf.ones_like(labels))

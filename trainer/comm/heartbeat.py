@@ -166,9 +166,9 @@ class Heartbeat(contextlib.AbstractContextManager):
     """Serves the connection of another rank, in a thread of rank 0."""
     connection = self._connection(accepted)
     try:
-      message = connection.receive_list()
+      message = connection.receive()
       while message[0] == 'beat':
-        message = connection.receive_list()
+        message = connection.receive()
       match message:
         case ['hello', int(rank), str(name)] if 0 < rank < self._size:
           member = _Peer(name, connection)
@@ -205,7 +205,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     """Listens to another rank until that says goodbye, and ends the process if that is lost."""
     while True:
       try:
-        match message := member.connection.receive_list():
+        match message := member.connection.receive():
           case ['beat', float(idle)]:
             member.idle = idle
             if idle > self._sync.stalled_peer_seconds:

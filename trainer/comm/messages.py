@@ -189,19 +189,19 @@ class MessageConnection:
     """Queues plain data to be sent, and returns at once. Raises TypeError as `encode`."""
     self._outgoing.put(encode(message))
 
-  def receive(self) -> Plain:
-    """Waits for the other side's next message, which may be a beat.
+  def receive(self) -> list[Plain]:
+    """Waits for a message that is a list, its kind and arguments; it may be a beat.
 
     Raises:
       ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent something
-        that is no message; its own message says which.
+        else; its message says which.
     """
     try:
       # Several short waits: if this process itself was stopped for long, the other side's beats are
       # in the buffer or will arrive in a moment.
-      if any(self._connection.poll(self._lost_seconds / _BEATS) for _ in range(_BEATS)):
-        return decode(self._connection.recv_bytes())
-      raise TimeoutError
+      if not any(self._connection.poll(self._lost_seconds / _BEATS) for _ in range(_BEATS)):
+        raise TimeoutError
+      message = decode(self._connection.recv_bytes())
     except (BlockingIOError, TimeoutError):
       raise ConnectionError(f'it was silent for {self._lost_seconds:.0f} s') from None
     except EOFError:
@@ -210,14 +210,6 @@ class MessageConnection:
       raise ConnectionError(f'it sent something that is no message: {e}') from None
     except OSError as e:
       raise ConnectionError(f'its connection broke: {e.strerror or e}') from None
-
-  def receive_list(self) -> list[Plain]:
-    """Waits for a message that is a list: its kind, then arguments.
-
-    Raises:
-      ConnectionError: as in `receive`, or if the message is something else.
-    """
-    message = self.receive()
     if not isinstance(message, list) or not message or not isinstance(message[0], str):
       raise not_understood(message)
     return message

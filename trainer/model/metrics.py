@@ -50,11 +50,15 @@ def _addable(sums: tf.Tensor) -> tf.Tensor:
 
 
 class _Sums:
-  """Sums over the samples of one task."""
+  """Sums over the samples of one task.
 
-  def __init__(self, loss: str, buckets: int, name: str):
-    self._regression, self._buckets = loss == 'squared_error', buckets
-    shapes = {'errors': [3]} if self._regression else {'histogram': [2, buckets], 'sums': [5]}
+  Args:
+    kind: histogram (of clicks), errors (squared error) or losses (model.retrieval).
+  """
+
+  def __init__(self, kind: str, buckets: int, name: str):
+    self._kind, self._buckets = kind, buckets
+    shapes = {'histogram': [2, buckets], 'sums': [5]} if kind == 'histogram' else {kind: [3]}
     with tf.device('CPU:0'):
       self.state = {
         key: tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name=f'metrics_{name}{key}')
@@ -66,14 +70,15 @@ class _Sums:
 
     Args:
       labels: float32 [B].
-      probabilities: float32 [B]; for squared error, the predictions.
+      probabilities: float32 [B]; for squared error, the predictions; for retrieval, the losses.
       weights: float32 [B].
     """
     y, p, w = (tf.cast(t, tf.float64) for t in (labels, probabilities, weights))
     totals = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64)]
-    if self._regression:
-      sums = tf.stack([*totals, tf.reduce_sum(w * tf.square(p - y))])
-      self.state['errors'].assign_add(_addable(sums))
+    if self._kind != 'histogram':
+      of_each = tf.square(p - y) if self._kind == 'errors' else p
+      sums = tf.stack([*totals, tf.reduce_sum(w * of_each)])
+      self.state[self._kind].assign_add(_addable(sums))
       return
     # float32 rounds numbers within 2^-25 of 1 to 1.
     inside = tf.clip_by_value(p, 1e-15, 1 - 2.0**-25)
@@ -92,17 +97,18 @@ class MetricSums:
   For clicks a state holds `histogram` float64 [2, buckets], the weight of negatives and of
   positives by predicted probability, and `sums` float64 [5]: weight, samples, Σ weight·log loss,
   Σ weight·predicted, Σ weight·clicked. For squared error it holds `errors` float64 [3]: weight,
-  samples, Σ weight·error². With several tasks it holds these for each, as `TASK/histogram`.
+  samples, Σ weight·error²; for model.retrieval `losses` float64 [3]: weight, samples,
+  Σ weight·loss. With several tasks it holds these for each, as `TASK/histogram`.
 
   Args:
     buckets: the number of buckets of predictions, from which AUC is computed; even.
   """
 
   def __init__(self, cfg: Config, buckets: int = 100_000):
+    of_clicks = 'losses' if cfg.model.retrieval else 'histogram'
+    kinds = ['errors' if x.loss == 'squared_error' else of_clicks for x in cfg.labels]
     prefixes = [f'{label.name}/' for label in cfg.labels] if len(cfg.labels) > 1 else ['']
-    self._tasks = [
-      _Sums(label.loss, buckets, prefix) for label, prefix in zip(cfg.labels, prefixes)
-    ]
+    self._tasks = [_Sums(kind, buckets, prefix) for kind, prefix in zip(kinds, prefixes)]
     self._state = {
       prefix + key: variable
       for prefix, sums in zip(prefixes, self._tasks)
@@ -114,7 +120,7 @@ class MetricSums:
 
     Args:
       labels: float32 [B]; with several tasks, all three are [B, T].
-      probabilities: float32 [B]; for squared error, the predictions.
+      probabilities: float32 [B]; for squared error, the predictions; for retrieval, the losses.
       weights: float32 [B].
     """
     count = len(self._tasks)
@@ -139,35 +145,8 @@ class MetricSums:
       variable.assign(tf.zeros_like(variable))
 
 
-class LossSums(MetricSums):
-  """Sums of a retrieval model: `losses` float64 [3]: weight, samples, Σ weight·loss."""
-
-  def __init__(self):
-    with tf.device('CPU:0'):
-      sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False, name='metrics_losses')
-    self._state = {'losses': sums}
-
-  def update(self, labels: tf.Tensor, losses: tf.Tensor, weights: tf.Tensor) -> None:
-    """Adds a batch.
-
-    Args:
-      labels: float32 [B].
-      losses: float32 [B].
-      weights: float32 [B].
-    """
-    w = tf.cast(weights, tf.float64)
-    total = tf.reduce_sum(w * tf.cast(losses, tf.float64))
-    sums = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64), total]
-    self._state['losses'].assign_add(_addable(tf.stack(sums)))
-
-
 def _ratio(a: float, b: float) -> float | None:
   return float(a / b) if b > 0 else None
-
-
-def _entropy(share: float) -> float:
-  """Returns the log loss of a constant prediction that equals the share of positives."""
-  return -sum(float(p * np.log(p)) for p in (share, 1 - share) if p > 0)
 
 
 def result(state: Mapping[str, np.ndarray]) -> JsonObject:
@@ -196,12 +175,13 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
     return {'rmse': rmse, 'examples': int(examples)}
   negatives, positives = state['histogram']
   weight, examples, loss, predicted, clicked = state['sums']
+  shares = [n / weight for n in (clicked, weight - clicked) if n > 0]
   # A pair within one bucket counts half.
   below = np.cumsum(negatives) - 0.5 * negatives
   return {
     'auc': _ratio(positives @ below, positives.sum() * negatives.sum()),
     'logloss': _ratio(loss, weight),
-    'base_logloss': _entropy(clicked / weight) if weight > 0 else None,
+    'base_logloss': -sum(float(p * np.log(p)) for p in shares) if weight > 0 else None,
     'calibration': _ratio(predicted, clicked),
     'ctr': _ratio(clicked, weight),
     'examples': int(examples),

@@ -200,7 +200,7 @@ class CoordinatorClient(Communicator):
     }
     try:
       while not self._ended.is_set():
-        kind, *rest = self._connection.receive_list()
+        kind, *rest = self._connection.receive()
         if kind not in handlers:
           raise messages.not_understood([kind, *rest])
         handlers[kind](*rest)

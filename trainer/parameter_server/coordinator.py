@@ -124,7 +124,7 @@ class Coordinator:
     member = None
     try:
       while True:
-        kind, *rest = connection.receive_list()
+        kind, *rest = connection.receive()
         with self._lock:
           if kind == 'hello':
             member = self._on_hello(connection, *rest)

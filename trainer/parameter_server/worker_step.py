@@ -26,7 +26,6 @@ from trainer.training.step import (
   Step,
   StepCounts,
   StepFlags,
-  average_local_state,
   batch_spec,
   check_finite,
 )
@@ -98,9 +97,7 @@ class WorkerStep(Step):
 
   def consolidate(self) -> None:
     self._refresh()
-    if self._rows_lag:
-      self.store.catch_up(self.dense.row_hyperparameters(self._step), self._step)
-    average_local_state(self.dense.model.non_trainable_variables, self._communicator)
+    super().consolidate()
 
   def traffic(self) -> dict[str, float]:
     """Returns how many bytes per sample workers and servers exchanged since the last call.
@@ -140,23 +137,22 @@ class WorkerStep(Step):
   def steps(self) -> int:
     if not self.in_lockstep:
       self._refresh()
-    return int(self._step.numpy())
+    return super().steps
 
   def set_steps(self, value: int) -> None:
-    self._step.assign(value)
+    super().set_steps(value)
     self._assign(step=value)
 
   def set_rates(self, factor: float, first_step: int) -> None:
-    self.dense.rates.factor.assign(factor)
-    self.dense.rates.first_step.assign(first_step)
+    super().set_rates(factor, first_step)
     self._assign(rate=factor, first_step=first_step)
 
   def dense_state(self) -> dict[str, np.ndarray]:
     self._refresh()
-    return self.dense.state()
+    return super().dense_state()
 
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
-    self.dense.load_state(arrays)
+    super().load_dense_state(arrays)
     self._assign(state=self._copies())
     self._stale = False
 

@@ -266,10 +266,9 @@ def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
 
 def _joined(chunks: Iterator[Chunk], shards: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns keys, slot ids and linear weights of all rows of some logical shards."""
-  keys, slots, linear = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+  parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))]
   for chunk in chunks:
+    columns = chunk['key'], chunk['slot'].astype(np.int64), chunk['linear'][:, 0]
     kept = within(chunk['key'], shards)
-    keys.append(chunk['key'][kept])
-    slots.append(chunk['slot'][kept].astype(np.int64))
-    linear.append(chunk['linear'][kept, 0])
-  return np.concatenate(keys), np.concatenate(slots), np.concatenate(linear)
+    parts.append(tuple(column[kept] for column in columns))
+  return tuple(map(np.concatenate, zip(*parts)))

@@ -12,8 +12,8 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,8 @@ DENSE = 'dense.npz'
 SHOW_CLICK = ('show', 'click')  # columns of rows, where a slot has `counts`
 _NAME = re.compile(r'(\d{6,})-(base|delta)')
 _VERSION = re.compile(r'\d+')
+
+Result = TypeVar('Result')
 
 
 class StoredExport(NamedTuple):
@@ -286,10 +288,8 @@ class Replay:
 
   def __init__(self):
     self._known: dict[str, tuple[int, JsonObject]] = {}  # by path: `_done_at` and the manifest
-    self._replayed: list[tuple[str, int]] = []  # the exports that `_live` results from
-    self._shards, self._live = range(0), np.zeros([0], np.int64)
-    self._items_of: list[tuple[str, int]] = []  # the exports that `_items` result from
-    self._items: item_files.Items | None = None
+    # What `_replayed` has returned, by name, with the exports that it results from.
+    self._results: dict[str, tuple[list[tuple], Result]] = {}
 
   def scan(self, directory: str) -> tuple[list[StoredExport], dict[str, JsonObject], list[str]]:
     """Lists the exports of a directory; removes unfinished ones, which a crash has left.
@@ -337,16 +337,12 @@ class Replay:
     Raises:
       DataLoss: if an export is damaged.
     """
-    known = self._known  # on process 0
-    wanted = [(path, known[path][0] if path in known else _done_at(path)) for path in links]
-    if shards != self._shards or self._replayed != wanted[: len(self._replayed)]:
-      self._replayed, self._shards, self._live = [], shards, np.zeros([0], np.int64)
-    for path, identity in zip(links[len(self._replayed) :], wanted[len(self._replayed) :]):
-      export = RowExport(path)
+
+    def added(live: np.ndarray, export: RowExport) -> np.ndarray:
       gone, rows = (export.keys(content, shards) for content in ('tombstones', 'rows'))
-      self._live = np.union1d(np.setdiff1d(self._live, gone, assume_unique=True), rows)
-      self._replayed.append(identity)
-    return self._live
+      return np.union1d(np.setdiff1d(live, gone, assume_unique=True), rows)
+
+    return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
 
   def items(self, links: Sequence[str]) -> item_files.Items | None:
     """Returns the items that the replay of a chain holds, by key; process 0 calls it.
@@ -354,15 +350,31 @@ class Replay:
     Args:
       links: the paths of the chain, as `scan` returned them; []: there are no items.
     """
-    wanted = [(path, self._known[path][0]) for path in links]
-    done = len(self._items_of)
-    if not done or self._items_of != wanted[:done]:
-      self._items_of, self._items, done = [], None, 0
-    for path in links[done:]:
-      change = RowExport(path).items()
-      self._items = change.items.by_key() if self._items is None else change.applied(self._items)
-    self._items_of = wanted
-    return self._items
+
+    def added(items: item_files.Items | None, export: RowExport) -> item_files.Items:
+      change = export.items()
+      return change.items.by_key() if items is None else change.applied(items)
+
+    return self._replayed('items', links, None, None, added)
+
+  def _replayed(
+    self,
+    name: str,
+    links: Sequence[str],
+    shards: range | None,
+    empty: Result,
+    added: Callable[[Result, RowExport], Result],
+  ) -> Result:
+    """Applies `added` to the exports of a chain in turn; goes on from the last result of `name`."""
+    known = self._known  # on process 0
+    exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]
+    seen, result = self._results.get(name, ([], empty))
+    if seen != exports[: len(seen)]:
+      seen, result = [], empty
+    for path in links[len(seen) :]:
+      result = added(result, RowExport(path))
+    self._results[name] = exports, result
+    return result
 
 
 def _done_at(path: str) -> int:

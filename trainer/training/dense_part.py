@@ -16,7 +16,7 @@ from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
-from trainer.model.metrics import LossSums, MetricSums
+from trainer.model.metrics import MetricSums
 from trainer.training.schedule import Rates
 
 
@@ -69,7 +69,7 @@ class DensePart:
   ):
     self.model = build(cfg, sum_across_ranks, dense_dtype)
     self.embedding = Embedding(cfg, self.model.needs)
-    self.metrics = LossSums() if cfg.model.retrieval else MetricSums(cfg)
+    self.metrics = MetricSums(cfg)
     self.optimizer = dense_optimizer(cfg.train.dense_optimizer)
     # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded into
     # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
@@ -156,10 +156,6 @@ class DensePart:
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
     """Returns the hyperparameters of row optimizers after so many steps, float32 [T, 2, H]."""
     return self.embedding.hyper(self.rates.at(steps))
-
-  def set_dense_stats(self, stats: np.ndarray) -> None:
-    """Sets the means and standard deviations for dense columns, float32 [2, Dn]."""
-    self.embedding.stats.assign(stats)
 
   def _variables(self) -> dict[str, tf.Variable]:
     variables = [*self.model.variables, *self.optimizer.weights]

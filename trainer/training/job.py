@@ -262,7 +262,7 @@ class Job:
       # The statistics of the first pass standardise dense columns in all passes.
       click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
       stats = dense_stats(cfg.data.dense, prepared.meta['dense'], click_rate)
-      self.step.dense.set_dense_stats(stats)
+      self.step.dense.embedding.stats.assign(stats)
     if cfg.train.progressive_validation and progress.batch == 0:
       self.validation.judge(prepared, data_pass.name)
     progress.unvalidated = True

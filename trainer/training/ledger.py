@@ -59,10 +59,6 @@ class Entry:
     """Size and checksum; passes with different bytes differ in them."""
     return self.size, self.crc32
 
-  def as_pass(self) -> Pass:
-    """Returns the pass, without its marker."""
-    return Pass(self.name, self.path, self.day)
-
 
 def _files(path: str) -> list[LogFile]:
   """Returns the files that identify a pass: its raw files, or a prepared pass' meta.json."""

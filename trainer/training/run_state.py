@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from absl import logging
 
@@ -203,10 +203,14 @@ class RunState:
       UserError: if it has no checkpoint, or its model is too different.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
-    self._communicator.together(
-      f'--init_from {run_dir}',
-      lambda: None if self._communicator.rank else _check_begins(run_dir, directories, self._cfg),
-    )
+
+    def check() -> None:
+      old = next(filter(None, map(_config_in, directories)), None)
+      if old and (reason := warm_start.too_different(old, self._cfg)):
+        raise UserError(f'--init_from {run_dir}: {reason}')
+
+    is_first = self._communicator.rank == 0
+    self._communicator.together(f'--init_from {run_dir}', check if is_first else lambda: None)
     if not any(self._restore(directory, check_config=False) for directory in directories):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     path = self._path
@@ -307,13 +311,6 @@ def check_run_dir(cfg: config.Config) -> None:
   if old := _config_in(os.path.join(cfg.run_dir, 'checkpoints')):
     check_continues(old, cfg, cfg.run_dir)
     _tell_differences(old, cfg)
-
-
-def _check_begins(run_dir: str, directories: Sequence[str], cfg: config.Config) -> None:
-  """Refuses a run whose model `cfg` cannot begin with; `directories` hold its checkpoints."""
-  old = next(filter(None, map(_config_in, directories)), None)
-  if old and (reason := warm_start.too_different(old, cfg)):
-    raise UserError(f'--init_from {run_dir}: {reason}')
 
 
 def _config_in(directory: str) -> config.Config | None:

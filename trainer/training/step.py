@@ -2,7 +2,7 @@
 
 import abc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +69,7 @@ class StepCounts(NamedTuple):
 
 
 class Step(abc.ABC):
-  """The interface of a training step, on ranks and on parameter servers.
+  """A training step, on ranks or on parameter servers.
 
   Attributes:
     store: the rows that this process answers for.
@@ -82,6 +82,9 @@ class Step(abc.ABC):
   dense: DensePart
   store: RowTable
   in_lockstep: bool
+  _communicator: Communicator
+  _step: tf.Variable  # int64 [], the number of steps taken
+  _rows_lag: bool  # whether rows miss steps of their penalty
 
   def stage(self, batch: SlotBatch) -> Staged:
     """Makes tensors of a batch of NumPy arrays, and finds its distinct keys. Thread-safe."""
@@ -122,38 +125,43 @@ class Step(abc.ABC):
       The result of `predict`, and bool [nnz].
     """
 
-  @abc.abstractmethod
   def consolidate(self) -> None:
     """Prepares the state to be read, saved or exported; every process calls it.
 
     Rows take the steps of their penalty that they missed (l2_mode catch_up), and the moving
     statistics of local batch norm are averaged over processes.
     """
+    if self._rows_lag:
+      self.store.catch_up(self.dense.row_hyperparameters(self._step), self._step)
+    if local := self.dense.model.non_trainable_variables:
+      for variable, total in zip(local, self._communicator.all_reduce(local)):
+        variable.assign(total / self._communicator.size)
 
   def traffic(self) -> dict[str, float]:
     """Returns further figures of a pass for metrics.jsonl."""
     return {}
 
   @property
-  @abc.abstractmethod
   def steps(self) -> int:
     """Returns the number of steps taken so far."""
+    return int(self._step.numpy())
 
-  @abc.abstractmethod
   def set_steps(self, value: int) -> None:
     """Sets the number of steps taken, after a checkpoint was read."""
+    self._step.assign(value)
 
-  @abc.abstractmethod
   def set_rates(self, factor: float, first_step: int) -> None:
     """Sets `trainer.training.schedule.Rates`, which dense variables and rows follow."""
+    self.dense.rates.factor.assign(factor)
+    self.dense.rates.first_step.assign(first_step)
 
-  @abc.abstractmethod
   def dense_state(self) -> dict[str, np.ndarray]:
     """Returns DensePart.state; with parameter servers, the state that the servers hold."""
+    return self.dense.state()
 
-  @abc.abstractmethod
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
     """Loads what `dense_state` returned."""
+    self.dense.load_state(arrays)
 
 
 @functools.cache
@@ -188,12 +196,6 @@ def traced(function: Callable, *specs: object) -> Callable:
   return lambda *args: graph._call_flat(tf.nest.flatten(args), graph.captured_inputs)
 
 
-def average_local_state(variables: Sequence[tf.Variable], communicator: Communicator) -> None:
-  """Sets each variable to its mean over the processes."""
-  for variable, total in zip(variables, communicator.all_reduce(variables) if variables else []):
-    variable.assign(total / communicator.size)
-
-
 class TrainStep(Step):
   """The step of one process, or of one of N Horovod ranks.
 
@@ -219,6 +221,7 @@ class TrainStep(Step):
     self._spans = Spans()
     self._rows = rows_of(self.store, communicator, cfg, self._spans)
     self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
+    self._rows_lag = self.dense.embedding.catches_up
     self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
     spec = batch_spec(cfg)
     route_specs = DEDUPED_SPEC, spec.weight
@@ -292,25 +295,3 @@ class TrainStep(Step):
     # or it has factors.
     known = (rows.linear != 0) | (rows.offsets[1:] > rows.offsets[:-1])
     return self.dense.predict(batch, deduped, rows), tf.gather(known, deduped.inverse)
-
-  def consolidate(self) -> None:
-    if self.dense.embedding.catches_up:
-      self.store.catch_up(self.dense.row_hyperparameters(self._step), self._step)
-    average_local_state(self.dense.model.non_trainable_variables, self._communicator)
-
-  @property
-  def steps(self) -> int:
-    return int(self._step.numpy())
-
-  def set_steps(self, value: int) -> None:
-    self._step.assign(value)
-
-  def set_rates(self, factor: float, first_step: int) -> None:
-    self.dense.rates.factor.assign(factor)
-    self.dense.rates.first_step.assign(first_step)
-
-  def dense_state(self) -> dict[str, np.ndarray]:
-    return self.dense.state()
-
-  def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
-    self.dense.load_state(arrays)

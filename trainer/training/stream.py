@@ -129,7 +129,7 @@ class Stream:
     if begun is not None and self._trains is None:
       # A pass begun before the restart: its entry is already in every process's ledger.
       self._trains = begun
-      return TrainPass(begun.as_pass(), begun.reason != '')
+      return TrainPass(Pass(begun.name, begun.path, begun.day), begun.reason != '')
     is_first = self._communicator.rank == 0
     decided = self._communicator.together(
       f'cannot read {self._cfg.data.watch or "data.train"}',
