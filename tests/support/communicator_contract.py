@@ -98,6 +98,16 @@ class CommunicatorContract:
 
     self.on_every_rank(action)
 
+  def test_the_first_acts_alone_and_all_get_its_result_or_its_error(self):
+    def action(communicator):
+      rank, ran = communicator.rank, []
+      self.assertEqual(communicator.on_first('cannot', lambda: ran.append(rank) or [7]), [7])
+      self.assertEqual(ran, [0] * (rank == 0))
+      with self.assertRaisesRegex(UserError, '^cannot act: '):
+        communicator.on_first('cannot act', lambda: open('/none/such', encoding='utf-8'))
+
+    self.on_every_rank(action)
+
   def test_one_mistake_is_raised_by_all(self):
     def action(communicator):
       rank, size = communicator.rank, communicator.size

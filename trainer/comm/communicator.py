@@ -107,6 +107,14 @@ class Communicator(abc.ABC):
       raise getattr(errors, kind, errors.UserError)(text)
     return value
 
+  def on_first(self, what: str, action: Callable[[], Value]) -> Value:
+    """Runs `action` on process 0 alone, as `together` does; returns its result on every process.
+
+    Args:
+      action: a function whose result is plain data.
+    """
+    return self.broadcast(self.together(what, action if self.rank == 0 else lambda: None))
+
 
 class SingleProcess(Communicator):
   """The communicator of a job that is one process: it returns what it is given."""

@@ -156,11 +156,7 @@ def save(
   """
   rank, size = communicator.rank, communicator.size
   what = f'cannot save a checkpoint in {directory}'
-
-  def begin() -> tuple[str, int] | None:
-    return _begin(directory, step) if rank == 0 else None
-
-  final, serial = communicator.broadcast(communicator.together(what, begin))
+  final, serial = communicator.on_first(what, lambda: _begin(directory, step))
   unfinished = final + files.UNFINISHED
 
   def write() -> None:
@@ -181,8 +177,6 @@ def save(
       files.sync(e.path for e in os.scandir(unfinished) if e.name.startswith(own))
 
   def finish() -> None:
-    if rank:
-      return
     entries = files.entries(unfinished, unchecked=['.bin'])
     for part in range(size):
       index = _part(part, size) + '.json'
@@ -198,7 +192,7 @@ def save(
 
   try:
     communicator.together(what, write)
-    communicator.together(what, finish)
+    communicator.on_first(what, finish)
   except UserError:
     if rank == 0:
       files.remove(unfinished)  # gives its space back
@@ -400,12 +394,7 @@ def restore_latest(
   Raises:
     UserError: if there are checkpoints and all are damaged.
   """
-  is_first = communicator.rank == 0
-  paths = communicator.broadcast(
-    communicator.together(
-      f'cannot read {directory}', lambda: list(candidates(directory)) if is_first else None
-    )
-  )
+  paths = communicator.on_first(f'cannot read {directory}', lambda: list(candidates(directory)))
   refusal = None
   for path in paths:
     try:

@@ -306,15 +306,12 @@ def write(
   replay = replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
-  is_first = communicator.rank == 0
   # Other settings of the lifecycle select other rows.
   position = position | {'rules': store.policy.serialize()}
 
   with contextlib.ExitStack() as turn:
 
-    def begin() -> JsonObject | None:
-      if not is_first:
-        return None
+    def begin() -> JsonObject:
       os.makedirs(directory, exist_ok=True)
       # A command and the trainer may export at the same time; one waits for the other.
       lock = turn.enter_context(
@@ -325,7 +322,7 @@ def write(
         os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
       return _begin(directory, kind, position, _layout(cfg), step, since, replay)._asdict()
 
-    plan = _Plan(**communicator.broadcast(communicator.together(what, begin)))
+    plan = _Plan(**communicator.on_first(what, begin))
     unfinished = plan.path + files.UNFINISHED
 
     def change_of_items() -> Change | None:
@@ -348,8 +345,6 @@ def write(
       return part, selection.commits
 
     def finish() -> None:
-      if not is_first or plan.done:
-        return
       if change is not None:
         item_files.save(change, unfinished, with_index=kind == 'items')
       if kind in MODEL_KINDS:
@@ -363,7 +358,8 @@ def write(
 
     part, commits = communicator.together(what, write_part)
     parts = [_Part(*fields) for fields in communicator.gather(tuple(part))]
-    communicator.together(what, finish)
+    if not plan.done:
+      communicator.on_first(what, finish)
     for selection, keys in commits.items():
       if len(keys):
         store.commit(selection, keys)

@@ -25,9 +25,7 @@ def chosen(cfg: Config, communicator: Communicator) -> str:
   everywhere = all(communicator.gather(bfloat16.available()))
   path = os.path.join(cfg.run_dir, FILE)
 
-  def choose() -> str | None:
-    if communicator.rank:
-      return None
+  def choose() -> str:
     if os.path.exists(path):
       return _kept(path, everywhere)
     dtype = _measured() if everywhere else 'float32'
@@ -42,7 +40,7 @@ def chosen(cfg: Config, communicator: Communicator) -> str:
     files.sync_directory(cfg.run_dir)
     return dtype
 
-  return communicator.broadcast(communicator.together(f'cannot use {path}', choose))
+  return communicator.on_first(f'cannot use {path}', choose)
 
 
 def _measured() -> str:

@@ -121,9 +121,8 @@ class Inputs:
               shared.append([i, list(file)])
       return shared
 
-    is_first = self.communicator.rank == 0
-    shared = self.communicator.together('cannot read passes', look if is_first else list)
-    return [(i, LogFile(*file)) for i, file in self.communicator.broadcast(shared)]
+    shared = self.communicator.on_first('cannot read passes', look)
+    return [(i, LogFile(*file)) for i, file in shared]
 
   def _share(self, data_pass: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
     """Converts a raw pass of one file, each process a part of it; every process calls it.
@@ -157,7 +156,7 @@ class Inputs:
 
     try:
       parts = together(f'preparing {data_pass.path}', convert)
-      together(f'preparing {data_pass.path}', join if rank == 0 else lambda: None)
+      self.communicator.on_first(f'preparing {data_pass.path}', join)
     finally:
       shutil.rmtree(own_path(rank), ignore_errors=True)
 

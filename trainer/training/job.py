@@ -122,27 +122,24 @@ class Job:
   def open_run(self) -> None:
     """Opens `run_dir` and the reports, and restores the last checkpoint if there is one."""
 
-    def open_here() -> None:
-      if self._is_reporter:
-        os.makedirs(self.cfg.run_dir, exist_ok=True)
-        self.lock.acquire()
-        check_run_dir(self.cfg)
-        if self._bucket:
-          self._bucket.take()
-        self.inputs.remove_unfinished()
+    def open_here() -> str:
+      os.makedirs(self.cfg.run_dir, exist_ok=True)
+      self.lock.acquire()
+      check_run_dir(self.cfg)
+      if self._bucket:
+        self._bucket.take()
+      self.inputs.remove_unfinished()
+      return self.lock.id
 
-    self.communicator.together(f'cannot use run_dir {self.cfg.run_dir}', open_here)
-    self.lock.id = self.communicator.broadcast(self.lock.id)
+    what = f'cannot use run_dir {self.cfg.run_dir}'
+    self.lock.id = self.communicator.on_first(what, open_here)
     is_continued, begins_with = self.state.restore(), None
     if is_continued:
       self._continued_at = self.progress.step
     elif self._init_from:
       begins_with = self.state.start_from(self._init_from)
     # Only now, so that a checkpoint that does not suit the config leaves the run_dir as it was.
-    self.communicator.together(
-      f'cannot use run_dir {self.cfg.run_dir}',
-      lambda: config.write_of_run(self.cfg) if self._is_reporter else None,
-    )
+    self.communicator.on_first(what, lambda: config.write_of_run(self.cfg))
     self.state.keep_best()
     self.log.open(self._is_reporter, self.progress.metrics_position)
     self.log.events.report_to(self.cfg)
@@ -194,7 +191,7 @@ class Job:
   def _upload(self) -> None:
     """Copies what is new in the run_dir into its bucket; every process calls it."""
     if self._bucket:
-      self.communicator.together('', lambda: self._bucket.upload() if self._is_reporter else None)
+      self.communicator.on_first('', self._bucket.upload)
 
   def tell_lost(self, reason: str) -> None:
     """Writes the event that a rank was lost and the job ends; any thread may call it."""

@@ -144,13 +144,11 @@ class RunState:
       texts=self.texts,
     )
     self.last_save = time.monotonic()
-    is_first = self._communicator.rank == 0
-    if is_first:
+    if self._communicator.rank == 0:
       logging.debug('checkpoint %s in %.1f s', self._path, self.last_save - started)
     self._saved = dataclasses.replace(self.progress)
-    self._communicator.together(
-      f'cannot write in {self._cfg.run_dir}',
-      lambda: self.ledger.write(self._cfg.run_dir) if is_first else None,
+    self._communicator.on_first(
+      f'cannot write in {self._cfg.run_dir}', lambda: self.ledger.write(self._cfg.run_dir)
     )
     self.keep_best()
 
@@ -159,7 +157,7 @@ class RunState:
 
     Where no state is the best, run_dir/best is removed: the last state is what is predicted with.
     """
-    best_step, is_first = self.progress.best_step, self._communicator.rank == 0
+    best_step = self.progress.best_step
 
     def keep_here() -> None:
       if best_step is None and self._path:
@@ -167,10 +165,7 @@ class RunState:
       elif best_step == self.progress.step:
         checkpoint.link(self._path, self._best)
 
-    self._communicator.together(
-      f'cannot keep the best checkpoint in {self._best}',
-      keep_here if is_first else lambda: None,
-    )
+    self._communicator.on_first(f'cannot keep the best checkpoint in {self._best}', keep_here)
 
   def restore(self, best: bool = False) -> bool:
     """Restores the newest intact checkpoint, whatever number of processes wrote it.
@@ -209,8 +204,7 @@ class RunState:
       if old and (reason := warm_start.too_different(old, self._cfg)):
         raise UserError(f'--init_from {run_dir}: {reason}')
 
-    is_first = self._communicator.rank == 0
-    self._communicator.together(f'--init_from {run_dir}', check if is_first else lambda: None)
+    self._communicator.on_first(f'--init_from {run_dir}', check)
     if not any(self._restore(directory, check_config=False) for directory in directories):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     path = self._path

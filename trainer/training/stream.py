@@ -130,12 +130,9 @@ class Stream:
       # A pass begun before the restart: its entry is already in every process's ledger.
       self._trains = begun
       return TrainPass(Pass(begun.name, begun.path, begun.day), begun.reason != '')
-    is_first = self._communicator.rank == 0
-    decided = self._communicator.together(
-      f'cannot read {self._cfg.data.watch or "data.train"}',
-      lambda: self._decide(stop) if is_first else None,
+    kind, fields, settled = self._communicator.on_first(
+      f'cannot read {self._cfg.data.watch or "data.train"}', lambda: self._decide(stop)
     )
-    kind, fields, settled = self._communicator.broadcast(decided)
     for entry in (Entry(**entry) for entry in settled):
       self._state.ledger.put(entry)
       if entry.fate == 'entered':
@@ -167,11 +164,9 @@ class Stream:
     """
     if not self.limit:
       raise self.refusal_error(str(error))
-    is_first, path = self._communicator.rank == 0, self._trains.path
-    is_there = self._communicator.together(
-      f'cannot read {path}', lambda: exists(path) if is_first else True
-    )
-    if not self._communicator.broadcast(is_there):  # once it is there again, it is trained on
+    path = self._trains.path
+    is_there = self._communicator.on_first(f'cannot read {path}', lambda: exists(path))
+    if not is_there:  # once it is there again, it is trained on
       gone = {'size': None, 'crc32': None, 'modified': None}
       self._trains = dataclasses.replace(self._trains, **gone)
     entry = self._settle('refused', str(error))
@@ -236,9 +231,8 @@ class Stream:
         self._following = self._ready()[0]
       return [dataclasses.asdict(data_pass) for data_pass in self._following[:most]]
 
-    is_first = self._communicator.rank == 0
-    upcoming = self._communicator.together('cannot look for passes', look if is_first else list)
-    return [Pass(**data_pass) for data_pass in self._communicator.broadcast(upcoming)]
+    upcoming = self._communicator.on_first('cannot look for passes', look)
+    return [Pass(**data_pass) for data_pass in upcoming]
 
   # What follows runs on process 0 alone.
 
