@@ -37,8 +37,8 @@ class Exporter:
     The last state was exported after its pass, so it is what is served until this export comes.
 
     Args:
-      last_step: the step of the last state. It tells this export from an earlier one of the same
-        state, which may exist, but is no longer the newest.
+      last_step: the step of the last state. It distinguishes this export from an earlier one of the
+        kept state, which may exist but is no longer the newest.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)

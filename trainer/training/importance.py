@@ -95,8 +95,8 @@ def _predictions(
   """Returns the predictions of the first task, float64 [R, n]; every process makes some.
 
   Args:
-    columns: the column that is exchanged in each round, int64 [R].
-    donors: the sample of which each sample has this column, int64 [R, n].
+    columns: the column that is permuted in each round, int64 [R].
+    donors: the sample from which each sample takes this column, int64 [R, n].
   """
   rank, size = inputs.communicator.rank, inputs.communicator.size
   start, end = (donors.size * r // size for r in (rank, rank + 1))
@@ -149,12 +149,12 @@ class _Samples:
     return tuple(np.where(blank, 0, a).astype(np.float64) for a in (label, self._weight))
 
   def batch(self, samples: np.ndarray, columns: np.ndarray, donors: np.ndarray) -> SlotBatch:
-    """Returns a batch in which each sample has one column of another sample.
+    """Returns a batch of samples, each of which takes one column from another sample.
 
     Args:
-      columns: the column of each that is exchanged: the place of a slot among the slots, or F and
-        the place of a dense column.
-      donors: the places of the samples that have the values of this column.
+      columns: which column each of them takes: the index of a slot, or F plus the index of a dense
+        column.
+      donors: the sample from which each takes it, int64 [B].
     """
     slots = self._slots
     sources = np.repeat(samples[:, None], slots + self._dense.shape[1], axis=1)

@@ -91,7 +91,7 @@ class RunState:
 
   @property
   def untrained(self) -> list[str]:
-    """Returns how the config's model differs from the trained one; [] after a training step."""
+    """Returns how the config's model differs from the one that was trained; [] if it does not."""
     is_trained = self._step.steps != self.progress.step
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
@@ -155,7 +155,7 @@ class RunState:
   def keep_best(self) -> None:
     """Links the checkpoint that was written or read last into run_dir/best, if it is the best.
 
-    Where no state is the best, run_dir/best is removed: the last state is what is predicted with.
+    If no validated state is the best, it removes run_dir/best: the last state then predicts.
     """
     best_step = self.progress.best_step
 

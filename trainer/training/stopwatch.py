@@ -46,7 +46,7 @@ class Stopwatch:
     self._seconds[within] -= seconds
 
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items; counts the time that it waits for each for the part `wait`."""
+    """Yields the items; the time spent waiting for them counts as the part `wait`."""
     done = object()
     while True:
       began = time.monotonic()
