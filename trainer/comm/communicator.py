@@ -137,16 +137,7 @@ class RowExchange(Protocol):
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank, and waits for theirs; every rank calls it, even without rows.
-
-    Args:
-      values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16. Each holds the
-        rows for rank 0, then those for rank 1, and so on.
-      counts: int32 [N], how many rows go to each rank.
-    Returns:
-      The rows that this rank received, those of rank 0 first: tensors [m, …]; and how many came
-      from each rank, int32 [N].
-    """
+    """Sends rows to every rank, and waits for theirs, as ops.connections.Connections does."""
     ...
 
 

@@ -380,15 +380,12 @@ def restore(
 
 
 def restore_latest(
-  directory: str,
-  *,
-  store: RowTable,
-  communicator: Communicator = SingleProcess(),
-  adapt: Adapt | None = None,
-  texts: KeptTexts | None = None,
+  directory: str, *, store: RowTable, communicator: Communicator = SingleProcess(), **others: object
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that every process can read; logs why it refuses newer ones.
 
+  Args:
+    **others: further arguments of `restore`.
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:
@@ -398,12 +395,8 @@ def restore_latest(
   refusal = None
   for path in paths:
     try:
-      dense, progress = communicator.together(
-        f'cannot read {path}',
-        functools.partial(
-          restore, path, store=store, communicator=communicator, adapt=adapt, texts=texts
-        ),
-      )
+      read = functools.partial(restore, path, store=store, communicator=communicator, **others)
+      dense, progress = communicator.together(f'cannot read {path}', read)
       if refusal:
         logging.warning('using %s instead', path)
       return path, dense, progress

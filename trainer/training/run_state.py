@@ -91,7 +91,7 @@ class RunState:
 
   @property
   def untrained(self) -> list[str]:
-    """Returns how the model of the config differs from the trained one; [] after a training step."""
+    """Returns how the config's model differs from the trained one; [] after a training step."""
     is_trained = self._step.steps != self.progress.step
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
