@@ -29,7 +29,7 @@ from tests.support.random_values import (
 )
 from trainer import config
 from trainer.data.columns import cross, lookup
-from trainer.data.columns.graph_columns import GraphColumn, GraphColumns
+from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass, read_meta
@@ -103,7 +103,7 @@ class ColumnsTest(tf.test.TestCase):
     @tf.function(autograph=False)
     def run(inputs):
       log = {n: GraphColumn.single(c) for n, c in inputs.items()}
-      made = GraphColumns(cfg, log, tf.constant(size, tf.int64))
+      made = GraphReader(cfg, log, tf.constant(size, tf.int64))
       dense = [tf.broadcast_to(made.dense(c), [size]) for c in cfg.data.dense]
       return [made.slot(s, ids[s.name])[:3] for s in cfg.ordered_slots], dense
 

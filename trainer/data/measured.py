@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from trainer import config
 from trainer.data import csv_format
 from trainer.data.columns import lookup
-from trainer.data.columns.arrow_columns import ArrowColumns, ArrowReader
+from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.conversion import blocks_of_pass, format_of
 from trainer.data.features import WHOLE
 from trainer.data.log_files import matching
@@ -218,9 +218,9 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
   samples = 0
   with contextlib.closing(blocks_of_pass(cfg, path, wanted)) as blocks:
     for block in blocks:
-      columns = ArrowColumns(cfg, block.columns, len(block.lines), lambda *_: None)
+      reader = ArrowReader(cfg, block.columns, len(block.lines))
       for key, slot in slots.items():
-        x = ArrowReader(columns, slot.name).numbers(slot.made.bins)
+        x = reader.of(slot.name).numbers(slot.made.bins)
         found[key].append(x[~np.isnan(x)])
       samples += len(block.lines)
       if samples >= MOST_SAMPLES:

@@ -15,7 +15,7 @@ from ops.keys import NO_FEATURE
 from ops.tensors import aligned
 from trainer import config
 from trainer.data.block import BadRecord, Block
-from trainer.data.columns.arrow_columns import ArrowColumns
+from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.values import (
   WHOLE_NUMBER,
   SlotFeatures,
@@ -225,7 +225,7 @@ def slot_column(cfg: config.Config, block: Block, slot: config.Slot) -> pa.Array
   """Returns the column of a slot, which may be made of other columns of the block."""
   if slot.made is None:
     return block.columns[slot.column or slot.name]
-  return ArrowColumns(cfg, block.columns, len(block.lines), lambda *_: None).made(slot.name)
+  return ArrowReader(cfg, block.columns, len(block.lines)).made(slot.name)
 
 
 def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
@@ -266,14 +266,14 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       records.drop(wrong, 'group', data.group, WHOLE_NUMBER)
       group = feature_keys(array, data.group, 0, data.missing_values)
       group = np.where(group == NO_FEATURE, BLANK_GROUP, group)
-  made = ArrowColumns(cfg, block.columns, n, records.drop)
+  made = ArrowReader(cfg, block.columns, n, records.drop)
   dense = np.empty([n, len(data.dense)], np.float32)
   for i, column in enumerate(data.dense):
+    wanted = 'one number, or none for missing'
     if column.made:
-      array, markers = made.one_each(column.name), []
+      array, _, markers = made.single(column.name, wanted)
     else:
-      array = records.single(column.name, 'dense', 'one number, or none for missing')
-      markers = data.missing_values
+      array, markers = records.single(column.name, 'dense', wanted), data.missing_values
     numbers, wrong = floats(array, column.name, markers, writing)
     records.drop(wrong, 'dense', column.name, 'a finite number, or blank for missing')
     with np.errstate(over='ignore', invalid='ignore'):

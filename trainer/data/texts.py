@@ -9,7 +9,7 @@ import pyarrow as pa
 from trainer import config
 from trainer.data.block import Block
 from trainer.data.columns import cross
-from trainer.data.columns.arrow_columns import ArrowColumns, ArrowReader
+from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.conversion import blocks_of_pass
 from trainer.data.features import hash_keys
 from trainer.data.log_files import exists
@@ -50,8 +50,8 @@ def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[by
   They differ for a cross, which is shown by its parts.
   """
   if isinstance(slot.made, config.Cross):
-    columns = ArrowColumns(cfg, block.columns, len(block.lines), lambda *_: None)
-    texts, shown = cross.shown(slot.made, ArrowReader(columns, slot.name))
+    reader = ArrowReader(cfg, block.columns, len(block.lines), own=slot.name)
+    texts, shown = cross.shown(slot.made, reader)
   else:
     texts = shown = feature_texts(slot_column(cfg, block, slot), slot)
   encoded = texts.dictionary_encode()

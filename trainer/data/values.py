@@ -177,6 +177,14 @@ def trim(texts: pa.Array) -> pa.Array:
   return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, pa.string()))
 
 
+def without_markers(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
+  """Makes texts of `data.missing_values` null; `texts` must be trimmed."""
+  if not missing_values:
+    return texts
+  known = pc.is_in(texts, pa.array([m.strip() for m in missing_values], pa.string()))
+  return pc.if_else(known, pa.scalar(None, pa.string()), texts)
+
+
 class Writing(NamedTuple):
   """How numbers are written in texts: with which decimal mark, and which mark of thousands."""
 
@@ -215,11 +223,7 @@ def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: W
       return texts.cast(pa.float64())
     except pa.ArrowInvalid:
       pass  # a blank, white space, or no number
-  texts = trim(texts)
-  if missing_values:
-    known = pc.is_in(texts, pa.array([m.strip() for m in missing_values], pa.string()))
-    texts = pc.if_else(known, pa.scalar(None, pa.string()), texts)
-  encoded = texts.dictionary_encode()
+  encoded = without_markers(trim(texts), missing_values).dictionary_encode()
   distinct = plain = encoded.dictionary
   for pattern, replacement in writing.replacements():
     plain = pc.replace_substring_regex(plain, pattern=pattern, replacement=replacement)

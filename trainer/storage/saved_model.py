@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import config
-from trainer.data.columns.graph_columns import GraphColumn, GraphColumns, SlotTensors, repeated
+from trainer.data.columns.graph_columns import GraphColumn, GraphReader, SlotTensors, repeated
 from trainer.data.features import pool_norm
 from trainer.embedding.layer_inputs import HistoryVectors, history_places
 from trainer.errors import UserError
@@ -156,7 +156,7 @@ class Serving(ServedModel):
     """Returns the outputs, float32 [B] each, for columns of the log by name."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
-    made = GraphColumns(self._cfg, columns, size)
+    made = GraphReader(self._cfg, columns, size)
     slots = [made.slot(s, self._ids[s.name]) for s in self._slots]
     dense = [made.dense(c) for c in self._dense_columns]
     return self._predict(slots, [tf.broadcast_to(d, size[None]) for d in dense], size)

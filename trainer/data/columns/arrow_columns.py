@@ -3,12 +3,12 @@
 Shapes: n records, m features of a column in all of them.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ops.keys import NO_FEATURE
 from trainer import config
@@ -26,6 +26,7 @@ from trainer.data.values import (
   several_features,
   trim,
   whole_numbers,
+  without_markers,
 )
 
 # drop(wrong bool [n], kind of mistake, column, what was wanted): leaves records out.
@@ -47,117 +48,71 @@ class Features(NamedTuple):
     return self.hashes[present], present.astype(np.int64)
 
 
-class ArrowColumns:
-  """The made columns of n records.
+class ArrowReader:
+  """The columns of n records, as one made column reads them.
+
+  A made column may have the name of a column of the log, which it replaces: by its own name it
+  reads the log's column.
 
   Args:
     cfg: the config.
     columns: the columns of the log.
     num_records: n.
     drop: called with the records for which a column cannot be made; leaves them out.
+    own: the name of the made column that reads; '': the model.
   """
 
   def __init__(
-    self, cfg: config.Config, columns: Mapping[str, pa.Array], num_records: int, drop: Drop
+    self,
+    cfg: config.Config,
+    columns: Mapping[str, pa.Array],
+    num_records: int,
+    drop: Drop = lambda *_: None,
+    own: str = '',
   ):
     self._data, self._log, self._drop, self.num_records = cfg.data, columns, drop, num_records
-    self._made = cfg.data.made
+    self._made, self._own = cfg.data.made, own
     self._found: dict[object, object] = {}
+
+  def of(self, own: str) -> 'ArrowReader':
+    """Returns what the made column `own` reads; the results of all readers are shared."""
+    reader = copy.copy(self)
+    reader._own = own
+    return reader
 
   def made(self, name: str) -> pa.Array:
     """Returns a made column [n], in the form in which a file could hold it."""
     made = self._made[name]
-    return self.once(('made', name), lambda: module_of(made).arrow(made, ArrowReader(self, name)))
-
-  def one_each(self, name: str) -> pa.Array:
-    """As `made`, one value a record; drops records that have several."""
-    return self.single(name, '', 'one number, or none for missing')[0]
+    return self.once(('made', name), lambda: module_of(made).arrow(made, self.of(name)))
 
   def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
-    """Returns the result of `compute`, which is called only once for each key."""
+    """Returns the result of `compute`, which is called only once for all columns of a block."""
     if key not in self._found:
       self._found[key] = compute()
     return self._found[key]
 
-  def is_made(self, name: str, own: str) -> bool:
-    """Returns whether column `own` reads this name from a made column, not from the log."""
-    return name in self._made and name != own
+  def drop(self, wrong: np.ndarray | None, column: str, wanted: str) -> None:
+    """Leaves out the records at which `wrong`, bool [n], is true: their value cannot be read."""
+    of_own = f", which '{self._own}' is made of" if self._own else ''
+    self._drop(wrong, 'made', column, wanted + of_own)
 
-  def _array(self, name: str, own: str) -> tuple[pa.Array, str]:
-    """Returns the array that column `own` reads as `name`, and the name for messages."""
-    if self.is_made(name, own):
-      return self.made(name), name
+  def _is_made(self, name: str) -> bool:
+    """Returns whether this name is that of a made column here, not of a column of the log."""
+    return name in self._made and name != self._own
+
+  def _array(self, name: str) -> tuple[pa.Array, str, list[str]]:
+    """Returns a column, its name for messages, and its texts that stand for a missing value."""
+    if self._is_made(name):
+      return self.made(name), name, []
     column = self._data.log_column(name)
-    return self._log[column], column
+    return self._log[column], column, self._data.missing_values
 
-  def single(self, name: str, own: str, wanted: str) -> tuple[pa.Array, str]:
+  def single(self, name: str, wanted: str) -> tuple[pa.Array, str, list[str]]:
     """As `_array`, one value a record; drops records that have several."""
-    array, column = self._array(name, own)
+    array, column, markers = self._array(name)
     array, several = one_each(array)
-    self.drop(several, column, own, wanted)
-    return array, column
-
-  def drop(self, wrong: np.ndarray | None, column: str, own: str, wanted: str) -> None:
-    """Drops records for which column `own` cannot be made; '' stands for the dense columns."""
-    self._drop(wrong, 'made', column, f"{wanted}, which '{own}' is made of" if own else wanted)
-
-  def markers(self, name: str, own: str) -> list[str]:
-    """Returns the texts that stand for a missing value in what column `own` reads as `name`."""
-    return [] if self.is_made(name, own) else self._data.missing_values
-
-  def floats(
-    self, array: pa.Array, column: str, markers: list[str]
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads numbers; see `trainer.data.values.floats`."""
-    return floats(array, column, markers, Writing.of(self._data))
-
-  def features(self, name: str, own: str) -> Features:
-    """Returns the features of a column as hashes, without a slot's id."""
-    array, column = self._array(name, own)
-    array, wrong = whole_numbers(array)
-    self.drop(wrong, column, own, WHOLE_NUMBER)
-    markers, slot = self.markers(name, own), self._slot(name, own, column)
-    nested = is_list(array.type) or pa.types.is_map(array.type)
-    if pa.types.is_null(array.type) or not (nested or slot.separator):
-      return Features(feature_keys(array, column, 0, markers), None)
-    found = several_features(array, slot, 0, markers)
-    wanted = f'features each of which is {WHOLE_NUMBER}'
-    self.drop(found.wrong[found.index], column, own, wanted)
-    counts = found.counts[found.index]
-    return Features(found.keys[ranges(found.starts[found.index], counts)], counts)
-
-  def feature_texts(self, name: str, own: str) -> tuple[np.ndarray, pa.Array]:
-    """Returns the distinct features of a column, ascending, and a text of each."""
-    array, column = self._array(name, own)
-    array, slot = whole_numbers(array)[0], self._slot(name, own, column)
-    hashes, texts = distinct_texts(array, slot, 0, self.markers(name, own))
-    hashes, first = np.unique(hashes, return_index=True)
-    return hashes, texts.take(first)
-
-  def _slot(self, name: str, own: str, column: str) -> config.Slot:
-    """Returns the slot that says how the features of a column are separated."""
-    slots = (s for s in self._data.slots if s.name == name and s.name != own)
-    return next(slots, config.Slot(name=column))
-
-
-class ArrowReader:
-  """What one made column reads: the columns of a block. Its own name means the log's column.
-
-  Args:
-    columns: of the block.
-    own: the name of the made column.
-  """
-
-  def __init__(self, columns: ArrowColumns, own: str):
-    self._columns, self._own = columns, own
-    self.num_records = columns.num_records
-
-  def _key(self, how: str, name: str) -> tuple[object, ...]:
-    return how, name, self._columns.is_made(name, self._own)
-
-  def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
-    """Returns the result of `compute`, which is called only once for all columns of a block."""
-    return self._columns.once(key, compute)
+    self.drop(several, column, wanted)
+    return array, column, markers
 
   def numbers(self, name: str) -> np.ndarray:
     """Returns float64 [n] with the digits of a float32, as dense columns have them.
@@ -167,8 +122,8 @@ class ArrowReader:
 
     def read() -> np.ndarray:
       wanted = 'a finite number, or blank for missing'
-      array, column = self._columns.single(name, self._own, wanted)
-      numbers, wrong = self._columns.floats(array, column, self._columns.markers(name, self._own))
+      array, column, markers = self.single(name, wanted)
+      numbers, wrong = floats(array, column, markers, Writing.of(self._data))
       self.drop(wrong, column, wanted)
       with np.errstate(over='ignore', invalid='ignore'):
         numbers = numbers.astype(np.float32).astype(np.float64)
@@ -176,7 +131,7 @@ class ArrowReader:
       numbers[np.isinf(numbers)] = np.nan
       return numbers
 
-    return self.once(self._key('numbers', name), read)
+    return self.once(('numbers', name, self._is_made(name)), read)
 
   def texts(self, name: str, wanted: str = 'one text in UTF-8') -> pa.Array:
     """Returns texts [n] without white space around them, null where missing or blank.
@@ -185,7 +140,7 @@ class ArrowReader:
     """
 
     def read() -> pa.DictionaryArray:
-      array, column = self._columns.single(name, self._own, wanted)
+      array, column, markers = self.single(name, wanted)
       array, wrong = whole_numbers(array)
       self.drop(wrong, column, WHOLE_NUMBER)
       if not pa.types.is_dictionary(array.type):
@@ -194,26 +149,40 @@ class ArrowReader:
       if not is_text.all():
         of_record = np.append(is_text, True)[array.indices.fill_null(len(texts)).to_numpy()]
         self.drop(~of_record, column, wanted)
-      texts = trim(texts)
-      if markers := self._columns.markers(name, self._own):
-        known = pc.is_in(texts, pa.array([m.strip() for m in markers], pa.string()))
-        texts = pc.if_else(known, pa.scalar(None, pa.string()), texts)
+      texts = without_markers(trim(texts), markers)
       return pa.DictionaryArray.from_arrays(array.indices, texts)
 
-    return self.once(self._key('texts', name), read)
+    return self.once(('texts', name, self._is_made(name)), read)
+
+  def _slot(self, name: str, column: str) -> config.Slot:
+    """Returns the slot that says how the features of a column are separated."""
+    slots = (s for s in self._data.slots if s.name == name and s.name != self._own)
+    return next(slots, config.Slot(name=column))
 
   def features(self, name: str) -> Features:
-    """Returns the features of a slot or column."""
-    found = self._columns.features
-    return self.once(self._key('features', name), lambda: found(name, self._own))
+    """Returns the features of a slot or column as hashes, without a slot's id."""
+
+    def read() -> Features:
+      array, column, markers = self._array(name)
+      array, wrong = whole_numbers(array)
+      self.drop(wrong, column, WHOLE_NUMBER)
+      slot, nested = self._slot(name, column), is_list(array.type) or pa.types.is_map(array.type)
+      if pa.types.is_null(array.type) or not (nested or slot.separator):
+        return Features(feature_keys(array, column, 0, markers), None)
+      found = several_features(array, slot, 0, markers)
+      self.drop(found.wrong[found.index], column, f'features each of which is {WHOLE_NUMBER}')
+      counts = found.counts[found.index]
+      return Features(found.keys[ranges(found.starts[found.index], counts)], counts)
+
+    return self.once(('features', name, self._is_made(name)), read)
 
   def feature_texts(self, name: str) -> tuple[np.ndarray, pa.Array]:
     """Returns the distinct features of a slot or column as hashes, ascending, and their texts."""
-    return self._columns.feature_texts(name, self._own)
-
-  def drop(self, wrong: np.ndarray, name: str, wanted: str) -> None:
-    """Leaves out the records at which `wrong`, bool [n], is true: their value cannot be read."""
-    self._columns.drop(wrong, name, self._own, wanted)
+    array, column, markers = self._array(name)
+    slot = self._slot(name, column)
+    hashes, texts = distinct_texts(whole_numbers(array)[0], slot, 0, markers)
+    hashes, first = np.unique(hashes, return_index=True)
+    return hashes, texts.take(first)
 
 
 def _unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:

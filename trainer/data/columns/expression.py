@@ -6,6 +6,9 @@ logarithms of the two libraries differ in the last bit.
 """
 
 import ast
+import functools
+import operator
+import types
 from collections.abc import Mapping
 
 import numpy as np
@@ -32,60 +35,44 @@ _LOG = (
 )
 
 
-class _Numpy:
-  """NumPy's functions for operations that Python has no operator for."""
-
-  where, abs = staticmethod(np.where), staticmethod(np.abs)
-  equal, is_nan = staticmethod(np.equal), staticmethod(np.isnan)
-
-  @staticmethod
-  def bits(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x, np.float64).view(np.int64)
-
-  @staticmethod
-  def of_bits(bits: np.ndarray) -> np.ndarray:
-    return np.asarray(bits, np.int64).view(np.float64)
-
-  @staticmethod
-  def number(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x, np.float64)
-
-  @staticmethod
-  def held(x: np.ndarray) -> np.ndarray:
-    return x
-
-
-class _Tensors:
-  """TensorFlow's functions for the same operations."""
-
-  where, abs = staticmethod(tf.where), staticmethod(tf.abs)
-  equal, is_nan = staticmethod(tf.equal), staticmethod(tf.math.is_nan)
-
-  @staticmethod
-  def bits(x: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(x, tf.int64)
-
-  @staticmethod
-  def of_bits(bits: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(bits, tf.float64)
-
-  @staticmethod
-  def number(x: tf.Tensor) -> tf.Tensor:
-    return tf.cast(x, tf.float64) if tf.is_tensor(x) else tf.constant(x, tf.float64)
-
-  @staticmethod
-  def held(x: tf.Tensor) -> tf.Tensor:
-    """Returns x through a bitcast, which keeps the graph optimizer from reordering sums around it.
-
-    Another order would round differently.
-    """
-    return tf.bitcast(tf.bitcast(x, tf.int64), tf.float64)
+# What Python has no operator for, in each library.
+Library = types.SimpleNamespace
+_NUMPY = Library(
+  where=np.where,
+  abs=np.abs,
+  is_nan=np.isnan,
+  number=functools.partial(np.asarray, dtype=np.float64),
+  bits=lambda x: x.view(np.int64),
+  of_bits=lambda bits: bits.view(np.float64),
+  held=lambda x: x,
+)
+_TENSORFLOW = Library(
+  where=tf.where,
+  abs=tf.abs,
+  is_nan=tf.math.is_nan,
+  number=lambda x: tf.cast(x, tf.float64) if tf.is_tensor(x) else tf.constant(x, tf.float64),
+  bits=functools.partial(tf.bitcast, type=tf.int64),
+  of_bits=functools.partial(tf.bitcast, type=tf.float64),
+  # A bitcast keeps the graph optimizer from reordering sums, which would round differently.
+  held=lambda x: tf.bitcast(tf.bitcast(x, tf.int64), tf.float64),
+)
+_ARITHMETIC = {
+  ast.Add: operator.add,
+  ast.Sub: operator.sub,
+  ast.Mult: operator.mul,
+  ast.Div: operator.truediv,
+}
+_COMPARISONS = {
+  ast.Lt: operator.lt,
+  ast.LtE: operator.le,
+  ast.Gt: operator.gt,
+  ast.GtE: operator.ge,
+  ast.Eq: operator.eq,
+  ast.NotEq: operator.ne,
+}
 
 
-_Library = type[_Numpy] | type[_Tensors]
-
-
-def _log(x: TensorLike, xp: _Library) -> TensorLike:
+def _log(x: TensorLike, xp: Library) -> TensorLike:
   """Returns the natural logarithm of x, NaN if x is negative or 0; x must not be subnormal."""
   bits = xp.bits(x)
   # x = 2^k·m with m in [√½, √2): the bits are moved so that the exponent counts from there.
@@ -104,8 +91,8 @@ def _log(x: TensorLike, xp: _Library) -> TensorLike:
   return xp.where(x > 0, found, x * np.nan)
 
 
-def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: _Library) -> TensorLike:
-  """Computes a part of an expression: float64, or a Python float."""
+def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: Library) -> TensorLike:
+  """Computes a part of an expression, in float64."""
   if (name := config.column_of(node)) is not None:
     return columns[name]
   match node:
@@ -114,48 +101,14 @@ def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: _Library) -> T
     case ast.UnaryOp():
       return -_value(node.operand, columns, xp)
     case ast.BinOp():
-      return _arithmetic(
-        node.op, _value(node.left, columns, xp), _value(node.right, columns, xp), xp
-      )
+      left, right = (_value(one, columns, xp) for one in (node.left, node.right))
+      found = xp.held(_ARITHMETIC[type(node.op)](left, right))
+      return xp.where(xp.abs(found) < _TINY, found * 0.0, found)
     case ast.Compare():
       left, right = (_value(one, columns, xp) for one in (node.left, node.comparators[0]))
-      return xp.number(_compared(node.ops[0], left, right, xp))
-  return _called(node.func.id, [_value(one, columns, xp) for one in node.args], xp)
-
-
-def _arithmetic(op: ast.operator, left: TensorLike, right: TensorLike, xp: _Library) -> TensorLike:
-  """Adds, subtracts, multiplies or divides; a result below the least normal number is 0."""
-  match op:
-    case ast.Add():
-      found = left + right
-    case ast.Sub():
-      found = left - right
-    case ast.Mult():
-      found = left * right
-    case _:
-      found = left / right
-  found = xp.held(found)
-  return xp.where(xp.abs(found) < _TINY, found * 0.0, found)
-
-
-def _compared(op: ast.cmpop, left: TensorLike, right: TensorLike, xp: _Library) -> TensorLike:
-  match op:
-    case ast.Lt():
-      return left < right
-    case ast.LtE():
-      return left <= right
-    case ast.Gt():
-      return left > right
-    case ast.GtE():
-      return left >= right
-    case ast.Eq():
-      return xp.equal(left, right)
-  return ~xp.equal(left, right)
-
-
-def _called(name: str, args: list[TensorLike], xp: _Library) -> TensorLike:
-  x = args[0]
-  match name:
+      return xp.number(_COMPARISONS[type(node.ops[0])](left, right))
+  x, *others = (_value(one, columns, xp) for one in node.args)
+  match node.func.id:
     case 'log':
       return _log(x, xp)
     case 'abs':
@@ -163,20 +116,20 @@ def _called(name: str, args: list[TensorLike], xp: _Library) -> TensorLike:
     case 'missing':
       return xp.number(xp.is_nan(x))
     case 'min':
-      return _least(x, args[1], xp)
+      return _least(x, *others, xp)
     case 'max':
-      return -_least(-x, -args[1], xp)
+      return -_least(-x, -others[0], xp)
     case 'clip':
-      return _least(-_least(-x, -args[1], xp), args[2], xp)
-  return xp.where(x > 0, args[1], args[2])
+      return _least(-_least(-x, -others[0], xp), others[1], xp)
+  return xp.where(x > 0, *others)
 
 
-def _least(x: TensorLike, y: TensorLike, xp: _Library) -> TensorLike:
+def _least(x: TensorLike, y: TensorLike, xp: Library) -> TensorLike:
   """Returns the smaller of two numbers, NaN if one of them is."""
   return xp.where(xp.is_nan(x), x, xp.where(xp.is_nan(y), y, xp.where(y < x, y, x)))
 
 
-def _finite(found: TensorLike, xp: _Library) -> TensorLike:
+def _finite(found: TensorLike, xp: Library) -> TensorLike:
   """Rounds to float32 and returns that as float64; NaN where it is not finite."""
   most = float(np.finfo(np.float32).max)
   found = xp.where(xp.abs(found) <= most, found, np.nan)
@@ -186,11 +139,11 @@ def _finite(found: TensorLike, xp: _Library) -> TensorLike:
 def arrow(made: config.Expression, reader: ArrowReader) -> pa.Array:
   columns = {name: reader.numbers(name) for name, _ in made.reads()}
   with np.errstate(all='ignore'):
-    found = _finite(_value(made.tree(), columns, _Numpy), _Numpy)
+    found = _finite(_value(made.tree(), columns, _NUMPY), _NUMPY)
   found = np.broadcast_to(found, [reader.num_records])
   return pa.array(found, mask=np.isnan(found))
 
 
 def graph(made: config.Expression, reader: GraphReader) -> GraphColumn:
   columns = {name: reader.numbers(name) for name, _ in made.reads()}
-  return GraphColumn.single(_finite(_value(made.tree(), columns, _Tensors), _Tensors))
+  return GraphColumn.single(_finite(_value(made.tree(), columns, _TENSORFLOW), _TENSORFLOW))

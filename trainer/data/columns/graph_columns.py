@@ -4,6 +4,7 @@ Shapes: B samples. A column has L samples: L = B, or 1 if one sample stands for 
 a column.
 """
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -18,6 +19,13 @@ from trainer.data.values import Writing
 
 _LONGEST = 200  # bytes of a number; TensorFlow refuses to read some more
 _TINY = float(np.finfo(np.float32).tiny)
+
+
+def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
+  """Returns texts with blank in place of those that stand for a missing value."""
+  for marker in markers:
+    texts = tf.where(tf.equal(texts, marker.strip()), '', texts)
+  return texts
 
 
 def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
@@ -133,8 +141,8 @@ class SlotTensors(NamedTuple):
   length: tf.Tensor  # int64 []: B, or 1 if they are repeated for every sample
 
 
-class GraphColumns:
-  """The columns of a batch, those of the log and those made of them.
+class GraphReader:
+  """The columns of a batch, as one made column reads them; the counterpart of `ArrowReader`.
 
   Args:
     cfg: the config.
@@ -143,27 +151,31 @@ class GraphColumns:
   """
 
   def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
-    self._cfg, self._log, self.size = cfg, columns, size
-    self._made, self.writing = cfg.data.made, Writing.of(cfg.data)
-    self._found: dict[object, GraphColumn] = {}
+    self._data, self._log, self.size = cfg.data, columns, size
+    self._made, self._writing = cfg.data.made, Writing.of(cfg.data)
+    self._own = ''  # the name of the made column that reads; '': the model
+    self._found: dict[str, GraphColumn] = {}
 
-  def made(self, name: str) -> GraphColumn:
-    """Returns a made column."""
+  def _read(self, name: str) -> tuple[GraphColumn, list[str]]:
+    """Returns a column, made or of the log, and its texts that stand for a missing value."""
+    if name not in self._made or name == self._own:
+      return self._log[self._data.log_column(name)], self._data.missing_values
     if name not in self._found:
-      made = self._made[name]
-      self._found[name] = module_of(made).graph(made, GraphReader(self, self._cfg, name))
-    return self._found[name]
+      reader = copy.copy(self)
+      reader._own = name
+      self._found[name] = module_of(self._made[name]).graph(self._made[name], reader)
+    return self._found[name], []
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
-    """Returns the column that a slot or dense column reads, and its texts for missing values."""
+    """As `_read`, for a slot or a dense column, which may have the same name."""
     if column.made:
-      return self.made(column.name), []
-    ((name, _),) = self._cfg.data.columns_of(column)
-    return self._log[name], self._cfg.data.missing_values
+      return self._read(column.name)
+    ((name, _),) = self._data.columns_of(column)
+    return self._log[name], self._data.missing_values
 
   def dense(self, column: config.DenseColumn) -> tf.Tensor:
     """Returns the numbers of a dense column, float32 [L], NaN where missing."""
-    return numbers_of(*self._column(column), self.writing)
+    return numbers_of(*self._column(column), self._writing)
 
   def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
     """Finds the features of a slot as the conversion does."""
@@ -173,7 +185,7 @@ class GraphColumns:
     if slot.value_separator:
       split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last one
       has_value = tf.strings.regex_full_match(texts, split)
-      given = numbers_of_texts(tf.strings.regex_replace(texts, f'^{split}$', r'\2'), self.writing)
+      given = numbers_of_texts(tf.strings.regex_replace(texts, f'^{split}$', r'\2'), self._writing)
       values = tf.where(has_value, tf.cast(given, tf.float32), values)
       texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
     # Conversion drops a record whose value is no number; here its feature goes.
@@ -186,46 +198,16 @@ class GraphColumns:
       columns = [tf.boolean_mask(c, after <= slot.sequence.max_length) for c in columns]
     return SlotTensors(*columns, column.length)
 
-  def read(self, name: str, own: str) -> tuple[GraphColumn, list[str]]:
-    """Returns the column `name` that the made column `own` reads, and its missing values' texts.
-
-    If `name` is `own`, that is the log's column of this name: a made column can replace it.
-    """
-    if name in self._made and name != own:
-      return self.made(name), []
-    return self._log[self._cfg.data.log_column(name)], self._cfg.data.missing_values
-
-
-def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
-  """Returns texts with blank in place of those that stand for a missing value."""
-  for marker in markers:
-    texts = tf.where(tf.equal(texts, marker.strip()), '', texts)
-  return texts
-
-
-class GraphReader:
-  """What one made column reads; the counterpart of `ArrowReader`.
-
-  Args:
-    columns: the columns of the batch.
-    cfg: the config.
-    own: the name of the made column.
-  """
-
-  def __init__(self, columns: GraphColumns, cfg: config.Config, own: str):
-    self._columns, self._cfg, self._own = columns, cfg, own
-    self.size = columns.size
-
   def numbers(self, name: str) -> tf.Tensor:
     """Returns a column's numbers, float64 [L] rounded to float32; NaN if missing or infinite."""
-    column, markers = self._columns.read(name, self._own)
-    numbers = tf.cast(numbers_of(column, markers, self._columns.writing), tf.float64)
+    column, markers = self._read(name)
+    numbers = tf.cast(numbers_of(column, markers, self._writing), tf.float64)
     numbers = tf.where(tf.abs(numbers) < _TINY, tf.zeros_like(numbers), numbers)
     return tf.where(tf.math.is_inf(numbers), tf.constant(np.nan, tf.float64), numbers)
 
   def texts(self, name: str) -> tf.Tensor:
     """Returns stripped texts [L], blank where missing or not UTF-8."""
-    column, markers = self._columns.read(name, self._own)
+    column, markers = self._read(name)
     texts = texts_of(column.firsts())
     is_text = tf.equal(
       tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8', errors='ignore'), texts
@@ -236,8 +218,8 @@ class GraphReader:
     """Returns the features of a slot or column in each of the B samples.
 
     A column with one sample is repeated for all of them."""
-    column, markers = self._columns.read(name, self._own)
-    slots = self._cfg.data.slots
+    column, markers = self._read(name)
+    slots = self._data.slots
     slot = next((s for s in slots if s.name == name and s.name != self._own), None)
     separator = slot and slot.separator
     texts, samples = _split(texts_of(column.values), column.samples, separator)

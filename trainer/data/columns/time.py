@@ -6,9 +6,9 @@ time zone is a table of the offsets from UTC and when each begins, made from Pyt
 
 import datetime
 import functools
-import types
 import zoneinfo
-from collections.abc import Sequence
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -38,13 +38,15 @@ _PATTERNS = {
   'iso': (
     r'^(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)'
     r'(?:[T ](?P<hour>\d\d)(?::(?P<minute>\d\d)(?::(?P<second>\d\d)(?:\.\d{1,9})?)?)?'
-    r'(?P<offset>Z|[+-]\d\d:?\d\d)?)?$'
+    r'(?:(?:\+(?P<east>\d\d)|-(?P<west>\d\d)):?(?P<minutes>\d\d))?)?$'
   ),
-  'yyyymmddHH': r'^(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)(?P<hour>\d\d)(?:\.0+)?$',
+  'yyyymmddHH': (
+    r'^(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)(?P<hour>\d\d)(?P<minute>)(?P<second>)(?:\.0+)?$'
+  ),
   'seconds': r'^(?P<number>-?\d{1,15})(?:\.0+)?$',
   'milliseconds': r'^(?P<number>-?\d{1,15})(?:\.0+)?$',
 }
-_OFFSET = r'^(?P<sign>[+-])(?P<hours>\d\d):?(?P<minutes>\d\d)$'
+_ZULU = 'Z$', '+0000'  # another way to write this offset
 _PARTS = ('year', 'month', 'day', 'hour', 'minute', 'second')
 
 
@@ -114,153 +116,106 @@ def _part(part: str, local: TensorLike) -> TensorLike:
       return _date(days)[1]
 
 
-# Arrow
-
-
-def _integers(texts: pa.Array, name: str, fields: pa.StructArray, default: int) -> np.ndarray:
-  """Returns what a named group of the pattern matches in each text, int64; else `default`."""
-  if name not in [field.name for field in fields.type]:
-    return np.full([len(texts)], default, np.int64)
-  found = pc.struct_field(fields, name)
-  absent = pc.equal(pc.binary_length(found), 0)
-  found = pc.if_else(absent, str(default), found).fill_null(str(default))
-  return found.cast(pa.int64()).to_numpy(zero_copy_only=False)
-
-
-def _clock_of_texts(texts: pa.Array, unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Reads distinct texts. Returns: seconds, whether they are UTC, and whether each is a time."""
-  fields = pc.extract_regex(texts, pattern=_PATTERNS[unit])
-  is_time = ~fields.is_null().to_numpy(zero_copy_only=False)
-  if unit in ('seconds', 'milliseconds'):
-    number = _integers(texts, 'number', fields, 0)
-    return number // (1000 if unit == 'milliseconds' else 1), np.ones_like(is_time), is_time
-  parts = [_integers(texts, name, fields, int(name in _PARTS[:3])) for name in _PARTS]
-  seconds = _seconds(parts)
-  is_time &= _is_valid(parts)
-  if unit != 'iso':
-    return seconds, np.zeros_like(is_time), is_time
-  offset = pc.struct_field(fields, 'offset').fill_null('')
-  fields = pc.extract_regex(offset, pattern=_OFFSET)
-  hours, minutes = (_integers(texts, name, fields, 0) for name in ('hours', 'minutes'))
-  is_negative = pc.starts_with(offset, '-').to_numpy(zero_copy_only=False)
-  shift = (hours * 60 + minutes) * 60 * np.where(is_negative, -1, 1)
-  is_utc = pc.greater(pc.binary_length(offset), 0).to_numpy(zero_copy_only=False)
-  return seconds - shift, is_utc, is_time & (hours < 24) & (minutes < 60)
-
-
-def _seconds(parts: Sequence[TensorLike]) -> TensorLike:
-  year, month, day, hour, minute, second = parts
-  return ((_days(year, month, day) * 24 + hour) * 60 + minute) * 60 + second
-
-
-def _is_valid(parts: Sequence[TensorLike]) -> TensorLike:
-  year, month, day, hour, minute, second = parts
-  return _is_date(year, month, day) & (hour < 24) & (minute < 60) & (second < 60)
-
-
-def _arrow_times(
-  name: str, unit: str, zone: str, reader: ArrowReader
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns each record's time in seconds, in UTC and on the zone's clock, and which have one."""
-
-  def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    texts = reader.texts(name, WANTED[unit])
-    seconds, is_utc, is_time = _clock_of_texts(texts.dictionary, unit)
-    utc, local = _clocks(seconds, is_utc, zone, np)
-    is_time &= (utc >= FIRST) & (utc < END)
-    is_text = ~texts.dictionary.is_null().to_numpy(zero_copy_only=False)
-    wrong = is_text & ~is_time
-    # Such as seconds since 1970 in place of 2024-01-31T13:05:00.
-    is_number = pc.match_substring_regex(texts.dictionary, r'^\d+(\.0+)?$')
-    is_number = unit == 'iso' and (wrong & is_number.fill_null(False).to_numpy(False)).any()
-    wanted = WANTED[unit] + is_number * ' (unit: seconds, milliseconds or yyyymmddHH reads numbers)'
-    reader.drop(by_text(texts, wrong, False), name, wanted)
-    return tuple(by_text(texts, values, 0) for values in (utc, local, is_time))
-
-  return reader.once(('time', name, unit, zone), read)
-
-
-def _clocks(
-  seconds: TensorLike, is_utc: TensorLike, zone: str, xp: types.ModuleType
-) -> tuple[TensorLike, TensorLike]:
-  """Returns times in UTC and on a zone's clock.
+def _read(
+  is_time: TensorLike, group: Callable[[str, int], TensorLike], made: config.Time, xp: ModuleType
+) -> tuple[TensorLike, TensorLike, TensorLike]:
+  """Returns times in UTC and on the zone's clock, in seconds, and which texts are times.
 
   Where clocks change, an hour may happen twice: the first one is taken. An hour that is left out is
   converted by the offset before the change.
 
   Args:
-    seconds: seconds in UTC, or on the zone's clock.
-    is_utc: whether each is in UTC.
-    zone: the name of the zone.
-    xp: NumPy or TensorFlow, for searchsorted and where.
+    is_time: whether the pattern of the unit matches each text.
+    group: returns the number that a named group of the pattern matches in each text, int64; a
+      default where it is absent.
+    xp: NumPy or TensorFlow.
   """
-  begins, offsets = transitions(zone)
+  if made.unit in ('seconds', 'milliseconds'):
+    seconds = group('number', 0) // (1000 if made.unit == 'milliseconds' else 1)
+    is_utc = is_time | True
+  else:
+    year, month, day, hour, minute, second = (group(n, int(n in _PARTS[:3])) for n in _PARTS)
+    seconds = ((_days(year, month, day) * 24 + hour) * 60 + minute) * 60 + second
+    is_time &= _is_date(year, month, day) & (hour < 24) & (minute < 60) & (second < 60)
+    is_utc = is_time & False
+  if made.unit == 'iso':
+    east, west, minutes = group('east', -1), group('west', -1), group('minutes', 0)
+    hours = xp.maximum(xp.maximum(east, west), 0)
+    shift = (hours * 60 + minutes) * 60
+    seconds = xp.where(west < 0, seconds - shift, seconds + shift)
+    is_utc = (east >= 0) | (west >= 0)
+    is_time &= (hours < 24) & (minutes < 60)
+  begins, offsets = transitions(made.zone)
   # On the clock an offset begins behind what happens twice or is left out.
   starts = begins + np.maximum(offsets, np.concatenate([offsets[:1], offsets[:-1]]))
-  starts = np.maximum.accumulate(starts)
-  if xp is np:
-    of_utc = offsets[np.maximum(np.searchsorted(begins, seconds, side='right') - 1, 0)]
-    of_clock = offsets[np.maximum(np.searchsorted(starts, seconds, side='right') - 1, 0)]
-  else:
-    found = [tf.searchsorted(tf.constant(b), seconds, side='right') - 1 for b in (begins, starts)]
-    of_utc, of_clock = (tf.gather(tf.constant(offsets), tf.maximum(at, 0)) for at in found)
-  return xp.where(is_utc, seconds, seconds - of_clock), xp.where(is_utc, seconds + of_utc, seconds)
-
-
-def arrow(made: config.Time, reader: ArrowReader) -> pa.Array:
-  utc, local, is_time = _arrow_times(made.time, made.unit, made.zone, reader)
-  if made.since is None:
-    return pa.array(_part(made.part, local), mask=~is_time)
-  since, _, is_since = _arrow_times(made.since, made.unit, made.zone, reader)
-  return pa.array((utc - since) / 60, mask=~(is_time & is_since))
-
-
-# TensorFlow
-
-
-def _graph_integers(texts: tf.Tensor, pattern: str, name: str, default: int) -> tf.Tensor:
-  """Returns what a named group of the pattern matches in each text, int64; else `default`."""
-  if f'(?P<{name}>' not in pattern:
-    return tf.fill(tf.shape(texts), tf.constant(default, tf.int64))
-  number = 1 + pattern[: pattern.index(f'(?P<{name}>')].count('(?P<')
-  found = tf.strings.regex_replace(texts, pattern, f'\\{number}')
-  is_there = tf.strings.regex_full_match(found, '-?[0-9]+')
-  return tf.strings.to_number(tf.where(is_there, found, str(default)), tf.int64)
-
-
-def _graph_times(
-  name: str, unit: str, zone: str, reader: GraphReader
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Does the same as `_arrow_times`, in TensorFlow."""
-  texts, pattern = reader.texts(name), _PATTERNS[unit]
-  is_time = tf.strings.regex_full_match(texts, pattern)
-  texts = tf.where(is_time, texts, '')
-  if unit in ('seconds', 'milliseconds'):
-    seconds = _graph_integers(texts, pattern, 'number', 0) // (
-      1000 if unit == 'milliseconds' else 1
-    )
-    is_utc = tf.ones_like(is_time)
-  else:
-    parts = [_graph_integers(texts, pattern, name, int(name in _PARTS[:3])) for name in _PARTS]
-    seconds, is_utc = _seconds(parts), tf.zeros_like(is_time)
-    is_time &= _is_valid(parts)
-  if unit == 'iso':
-    number = len(_PARTS) + 1
-    offset = tf.strings.regex_replace(texts, pattern, f'\\{number}')
-    hours, minutes = (_graph_integers(offset, _OFFSET, n, 0) for n in ('hours', 'minutes'))
-    is_negative = tf.strings.regex_full_match(offset, '-.*')
-    seconds -= (hours * 60 + minutes) * 60 * tf.where(is_negative, tf.constant(-1, tf.int64), 1)
-    is_utc = tf.not_equal(offset, '')
-    is_time &= (hours < 24) & (minutes < 60)
-  utc, local = _clocks(seconds, is_utc, zone, tf)
+  take = np.take if xp is np else tf.gather
+  of_utc, of_clock = (
+    take(offsets, xp.maximum(xp.searchsorted(places, seconds, side='right') - 1, 0))
+    for places in (begins, np.maximum.accumulate(starts))
+  )
+  utc = xp.where(is_utc, seconds, seconds - of_clock)
+  local = xp.where(is_utc, seconds + of_utc, seconds)
   return utc, local, is_time & (utc >= FIRST) & (utc < END)
 
 
+def _arrow_times(
+  name: str, made: config.Time, reader: ArrowReader
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Does for the records of a column what `_read` does for texts."""
+
+  def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    unit, column = made.unit, reader.texts(name, WANTED[made.unit])
+    texts = column.dictionary
+    fields = pc.extract_regex(pc.replace_substring_regex(texts, *_ZULU), _PATTERNS[unit])
+
+    def group(name: str, default: int) -> np.ndarray:
+      found = pc.struct_field(fields, name).fill_null('')
+      found = pc.if_else(pc.equal(found, ''), str(default), found)
+      return found.cast(pa.int64()).to_numpy()
+
+    is_matched = ~fields.is_null().to_numpy(zero_copy_only=False)
+    utc, local, is_time = _read(is_matched, group, made, np)
+    wrong = ~texts.is_null().to_numpy(zero_copy_only=False) & ~is_time
+    # Such as seconds since 1970 in place of 2024-01-31T13:05:00.
+    is_number = pc.match_substring_regex(texts, r'^\d+(\.0+)?$').fill_null(False)
+    is_number = unit == 'iso' and (wrong & is_number.to_numpy(zero_copy_only=False)).any()
+    wanted = WANTED[unit] + is_number * ' (unit: seconds, milliseconds or yyyymmddHH reads numbers)'
+    reader.drop(by_text(column, wrong, False), name, wanted)
+    return tuple(by_text(column, values, 0) for values in (utc, local, is_time))
+
+  return reader.once(('time', name, made.unit, made.zone), read)
+
+
+def arrow(made: config.Time, reader: ArrowReader) -> pa.Array:
+  utc, local, is_time = _arrow_times(made.time, made, reader)
+  if made.since is None:
+    return pa.array(_part(made.part, local), mask=~is_time)
+  since, _, is_since = _arrow_times(made.since, made, reader)
+  return pa.array((utc - since) / 60, mask=~(is_time & is_since))
+
+
+def _graph_times(
+  name: str, made: config.Time, reader: GraphReader
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Does the same as `_arrow_times`, in TensorFlow."""
+  pattern = _PATTERNS[made.unit]
+  texts = tf.strings.regex_replace(reader.texts(name), *_ZULU)
+  is_matched = tf.strings.regex_full_match(texts, pattern)
+  texts = tf.where(is_matched, texts, '')
+
+  def group(name: str, default: int) -> tf.Tensor:
+    before, named, _ = pattern.partition(f'(?P<{name}>')
+    found = tf.strings.regex_replace(texts, pattern, f'\\{(before + named).count("(?P<")}')
+    return tf.strings.to_number(tf.where(tf.equal(found, ''), str(default), found), tf.int64)
+
+  return _read(is_matched, group, made, tf)
+
+
 def graph(made: config.Time, reader: GraphReader) -> GraphColumn:
-  utc, local, is_time = _graph_times(made.time, made.unit, made.zone, reader)
+  utc, local, is_time = _graph_times(made.time, made, reader)
   if made.since is None:
     numbers = tf.cast(_part(made.part, local), tf.float64)
   else:
-    since, _, is_since = _graph_times(made.since, made.unit, made.zone, reader)
+    since, _, is_since = _graph_times(made.since, made, reader)
     numbers, is_time = tf.cast(utc - since, tf.float64) / 60, is_time & is_since
   return GraphColumn.single(tf.where(is_time, numbers, np.nan))
