@@ -14,18 +14,19 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
 _NEAR = 0.4  # the smallest difflib ratio at which one name may be the other, misspelt
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # the most characters of a list of valid names
-# Our words for layers and arguments of other systems.
-_ELSEWHERE = {
-  **dict.fromkeys(['dcn', 'dcnv2', 'dcn_v2', 'crossnet'], "'cross' beside 'dnn'"),
-  **dict.fromkeys(['deepfm', 'deep_fm'], '[linear, fm, dnn]'),
-  **dict.fromkeys(['wide_deep', 'wide_and_deep', 'widedeep'], '[linear, dnn]'),
-  **dict.fromkeys(['deepffm', 'ffnn'], '[linear, ffm, dnn]'),
-  **dict.fromkeys(['mlp', 'deep'], "'dnn'"),
-  **dict.fromkeys(['lr', 'wide', 'logistic'], "'linear'"),
-  'bias': "'linear', which has one",
-  **dict.fromkeys(['hidden_units', 'layer_sizes', 'units'], "'hidden'"),
-  'dropout_rate': "'dropout'",
+# Names in other systems of layers and their arguments, by our words for them.
+_WORDS = {
+  "'cross' beside 'dnn'": 'dcn dcnv2 dcn_v2 crossnet',
+  '[linear, fm, dnn]': 'deepfm deep_fm',
+  '[linear, dnn]': 'wide_deep wide_and_deep widedeep',
+  '[linear, ffm, dnn]': 'deepffm ffnn',
+  "'dnn'": 'mlp deep',
+  "'linear'": 'lr wide logistic',
+  "'linear', which has one": 'bias',
+  "'hidden'": 'hidden_units layer_sizes units',
+  "'dropout'": 'dropout_rate',
 }
+_ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 # Beginnings of lines in TensorFlow's messages that say where in the graph an op failed.
 _GRAPH_TRACE = ('Graph execution error', 'Detected at', 'Node:', 'File ', 'From /', '[')
 _NODE = re.compile(r'\{\{[a-z]+_node [^}]*\}\} ')  # how TensorFlow names the op

@@ -9,12 +9,16 @@ STUDY_DIR/report.html.
 import os
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import yaml
 from absl import flags
 
-from trainer import command_line, config, tuning
+from trainer import command_line, config
 from trainer.errors import UserError
+
+if TYPE_CHECKING:
+  from trainer.tuning import Choices, Range
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string(
@@ -40,7 +44,7 @@ LAUNCHER = flags.DEFINE_string('launcher', '', 'Starts each trial, as in "horovo
 
 def space_of(
   sets: Sequence[str], ranges: Sequence[str]
-) -> tuple[dict[str, tuning.Choices | tuning.Range], list[str]]:
+) -> tuple[dict[str, 'Choices | Range'], list[str]]:
   """Returns the settings to search, and the settings that all trials share.
 
   Args:
@@ -49,7 +53,7 @@ def space_of(
   Raises:
     UserError: for a flag of another form.
   """
-  space: dict[str, tuning.Choices | tuning.Range] = {}
+  space: dict[str, 'Choices | Range'] = {}
   fixed = []
   for assignment in sets:
     key, equals, text = assignment.partition('=')
@@ -79,18 +83,13 @@ def space_of(
 
 @command_line.command
 def main() -> None:
+  from trainer import tuning
+
   space, fixed = space_of(SET.value, RANGE.value)
   name = os.path.splitext(os.path.basename(CONFIG.value))[0]
   study_dir = STUDY_DIR.value or f'runs/{name}-tune'
-  table = tuning.tune(
-    CONFIG.value,
-    space,
-    TRIALS.value,
-    study_dir,
-    METRIC.value,
-    fixed,
-    shlex.split(LAUNCHER.value),
-  )
+  launcher = shlex.split(LAUNCHER.value)
+  table = tuning.tune(CONFIG.value, space, TRIALS.value, study_dir, METRIC.value, fixed, launcher)
   names = [key.rpartition('.')[2] for key in table]
   table.columns = names if len({*names}) == len(names) else table.columns
   table['run_dir'] = table['run_dir'].map(os.path.basename)

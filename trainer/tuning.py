@@ -8,12 +8,13 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -21,11 +22,16 @@ import yaml
 from trainer import command_line, config, files
 from trainer.config import effects
 from trainer.errors import ConfigError, UserError
-from trainer.plain_data import Json, JsonObject
+from trainer.plain_data import Json
 
-if TYPE_CHECKING:
+try:
   import optuna
+  from optuna.distributions import BaseDistribution, CategoricalDistribution
+  from optuna.trial import TrialState
+except ImportError:
+  raise UserError("ctr-tune needs Optuna; wanted: pip install 'ctr-trainer[tune]'") from None
 
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 _SECONDS_BETWEEN_LOOKS = 0.2  # between looks at the metrics of a trial
 _DRAWS = 200  # at most, for settings that no trial had
 _FEW = 10  # fewer completed trials say little of what matters
@@ -33,6 +39,7 @@ _STOPPED = command_line.SIGNALLED + signal.SIGTERM
 
 Choices = Sequence[Json]
 Range = tuple  # (low, high) or (low, high, 'log')
+Distributions = Mapping[str, BaseDistribution]  # by config key
 
 
 class _Study(NamedTuple):
@@ -75,7 +82,6 @@ def tune(
   Raises:
     UserError: if a setting is wrong, or no trial ended well.
   """
-  optuna = _optuna()
   os.makedirs(study_dir, exist_ok=True)
   if not isinstance(configuration, str):
     text = yaml.safe_dump(dict(configuration))
@@ -97,8 +103,8 @@ def tune(
       print(f'{_DRAWS} draws gave no new settings; the search ends after {len(done)} trials')
       break
     state, value = _run(setup, trial)
-    study.tell(trial, value if state == optuna.trial.TrialState.COMPLETE else None, state)
-    if state == optuna.trial.TrialState.FAIL and not done:
+    study.tell(trial, value if state == TrialState.COMPLETE else None, state)
+    if state == TrialState.FAIL and not done:
       raise UserError(trial.user_attrs['failed'])
     number = len(done) + 1
     seconds = (time.monotonic() - started) / (number - known) * (trials - number)
@@ -132,21 +138,11 @@ def _without_effect(
       yield f'{key}: no trial heeds it: it has no effect {told.partition("no effect ")[2]}'
 
 
-def _optuna():
-  try:
-    import optuna
-  except ImportError:
-    raise UserError("ctr-tune needs Optuna; wanted: pip install 'ctr-trainer[tune]'") from None
-  optuna.logging.set_verbosity(optuna.logging.WARNING)
-  return optuna
-
-
-def _distribution(key: str, values: Choices | Range) -> 'optuna.distributions.BaseDistribution':
-  distributions = _optuna().distributions
+def _distribution(key: str, values: Choices | Range) -> BaseDistribution:
   if not isinstance(values, tuple):
     if len(values) < 2:
       raise UserError(f'{key}: found {list(values)}; wanted two values or more to choose from')
-    return distributions.CategoricalDistribution([json.dumps(value) for value in values])
+    return CategoricalDistribution([json.dumps(value) for value in values])
   is_log = values[2:] == ('log',)
   numbers = values[:2]
   if len(values) not in (2, 2 + is_log) or not all(type(v) in (int, float) for v in numbers):
@@ -157,17 +153,12 @@ def _distribution(key: str, values: Choices | Range) -> 'optuna.distributions.Ba
       f'{key}: found {numbers[0]}:{numbers[1]}; wanted two numbers{positive} that rise'
     )
   whole = all(type(v) is int for v in numbers)
-  kind = distributions.IntDistribution if whole else distributions.FloatDistribution
-  return kind(*numbers, log=is_log)
+  kinds = optuna.distributions
+  return (kinds.IntDistribution if whole else kinds.FloatDistribution)(*numbers, log=is_log)
 
 
-def _open(
-  setup: _Study,
-  cfg: config.Config,
-  distributions: Mapping[str, 'optuna.distributions.BaseDistribution'],
-) -> 'optuna.Study':
+def _open(setup: _Study, cfg: config.Config, distributions: Distributions) -> optuna.Study:
   """Opens the study in its folder; the first trial of a new one has the settings of the config."""
-  optuna = _optuna()
   backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
   study = optuna.create_study(
     storage=optuna.storages.JournalStorage(backend),
@@ -190,34 +181,29 @@ def _open(
   if not study.trials:
     flat = config.flatten(cfg.model_dump())
     own = {
-      key: json.dumps(flat[key]) if hasattr(of, 'choices') else flat[key]
+      key: json.dumps(flat[key]) if isinstance(of, CategoricalDistribution) else flat[key]
       for key, of in distributions.items()
       if key in flat
     }
     if all(key in own and _holds(of, own[key]) for key, of in distributions.items()):
       study.enqueue_trial(own)
-  for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+  for trial in study.get_trials(states=[TrialState.RUNNING]):
     # It ran when the search was killed.
-    study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    study.tell(trial.number, state=TrialState.FAIL)
     if 'run_dir' in trial.user_attrs:
       study.enqueue_trial(trial.params, trial.user_attrs)
   return study
 
 
-def _holds(of: 'optuna.distributions.BaseDistribution', value: Json) -> bool:
+def _holds(of: BaseDistribution, value: Json) -> bool:
   """Returns whether a distribution can draw a value."""
-  if hasattr(of, 'choices'):
+  if isinstance(of, CategoricalDistribution):
     return value in of.choices
   return type(value) in (int, float) and of.low <= value <= of.high
 
 
-def _ask(
-  setup: _Study,
-  study: 'optuna.Study',
-  distributions: Mapping[str, 'optuna.distributions.BaseDistribution'],
-) -> 'optuna.Trial | None':
+def _ask(setup: _Study, study: optuna.Study, distributions: Distributions) -> optuna.Trial | None:
   """Begins a trial with settings that no other one had; None if none are found."""
-  optuna = _optuna()
   done = _done(study)
   tried = [_settings(trial.params) for trial in done]
   sampler = study.sampler
@@ -228,7 +214,7 @@ def _ask(
         if 'run_dir' not in trial.user_attrs:
           trial.set_user_attr('run_dir', os.path.join(setup.folder, f'trial-{len(done):03}'))
         return trial
-      study.tell(trial, state=optuna.trial.TrialState.FAIL)
+      study.tell(trial, state=TrialState.FAIL)
       # The sampler draws near the best trials; where all of these were tried, any others will do.
       study.sampler = optuna.samplers.RandomSampler(seed=trial.number)
   finally:
@@ -236,13 +222,12 @@ def _ask(
   return None
 
 
-def _done(study: 'optuna.Study') -> list['optuna.trial.FrozenTrial']:
+def _done(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
   """Returns the trials that ended; the others were killed with their search and begin again."""
-  states = _optuna().trial.TrialState
   return [
     trial
     for trial in study.get_trials(deepcopy=False)
-    if trial.state in (states.COMPLETE, states.PRUNED) or 'failed' in trial.user_attrs
+    if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or 'failed' in trial.user_attrs
   ]
 
 
@@ -251,9 +236,9 @@ def _settings(params: Mapping[str, Json]) -> dict[str, str]:
   return {key: f'{v:.4g}' if isinstance(v, float) else str(v) for key, v in params.items()}
 
 
-def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState', float | None]:
+def _run(setup: _Study, trial: optuna.Trial) -> tuple[TrialState, float | None]:
   """Trains a trial, unless the pruner ends it early; returns its state and its best value."""
-  states, run_dir = _optuna().trial.TrialState, trial.user_attrs['run_dir']
+  run_dir, metric = trial.user_attrs['run_dir'], setup.metric
   prepared = os.path.join(setup.folder, 'prepared')  # shared by all trials
   os.makedirs(prepared, exist_ok=True)
   os.makedirs(run_dir, exist_ok=True)
@@ -261,8 +246,7 @@ def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState
     os.symlink(os.path.abspath(prepared), os.path.join(run_dir, 'prepared'))
   command = [*setup.launcher, sys.executable, '-m', 'trainer.run', '--config', setup.file]
   settings = [f'{key}={value}' for key, value in _settings(trial.params).items()]
-  for setting in (*setup.fixed, *settings):
-    command += ['--set', setting]
+  command += [f'--set={setting}' for setting in (*setup.fixed, *settings)]
   is_pruned, values = False, []
   with open(f'{run_dir}.log', 'wb') as log:
     process = subprocess.Popen([*command, '--run_dir', run_dir], stdout=log, stderr=log)
@@ -270,7 +254,7 @@ def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState
       is_over = False
       while not is_over:
         is_over = process.poll() is not None
-        known, values = len(values), _values(run_dir, setup.metric)
+        known, values = len(values), _evaluations(run_dir, metric)[metric].tolist()
         for epoch in range(known, len(values)):
           trial.report(values[epoch], epoch)
         if not is_pruned and not is_over and len(values) > known and trial.should_prune():
@@ -281,44 +265,35 @@ def _run(setup: _Study, trial: 'optuna.Trial') -> tuple['optuna.trial.TrialState
       if process.poll() is None:
         process.terminate()
         process.wait()
-  best = max(values, key=lambda v: v * config.direction(setup.metric), default=None)
+  best = max(values, key=lambda v: v * config.direction(metric), default=None)
   if is_pruned and process.returncode == _STOPPED:
-    return states.PRUNED, best
+    return TrialState.PRUNED, best
   if process.returncode == 0 and best is not None:
-    return states.COMPLETE, best
+    return TrialState.COMPLETE, best
   with open(f'{run_dir}.log', encoding='utf-8', errors='replace') as log:
-    lines = log.read().split('\n')
-  text = next((line for line in reversed(lines) if line.startswith('error: ')), '')
-  text = (
-    text.removeprefix('error: ') or f'ended with status {process.returncode}, see {run_dir}.log'
-  )
-  trial.set_user_attr('failed', text)
-  return states.FAIL, None
+    errors = re.findall('^error: (.+)$', log.read(), re.MULTILINE)
+  status = f'ended with status {process.returncode}, see {run_dir}.log'
+  trial.set_user_attr('failed', errors[-1] if errors else status)
+  return TrialState.FAIL, None
 
 
-def _values(run_dir: str, metric: str) -> list[float]:
-  """Returns the metric on data.valid after each epoch so far."""
-  return [event[metric] for event in _evaluations(run_dir) if event.get(metric) is not None]
+def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
+  """Returns the events on data.valid so far, one after each epoch, that have the metric."""
+  from trainer.reporting.events import read_events
 
-
-def _evaluations(run_dir: str) -> Iterator[JsonObject]:
-  try:
-    with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
-      for line in f:
-        # The last line may not be whole yet.
-        if line.endswith('\n') and '"eval"' in line:
-          event = json.loads(line)
-          if event.get('split') == 'valid':
-            yield event
-  except FileNotFoundError:
-    return
+  columns = ['split', metric, 'auc', 'ctr', 'examples']
+  with contextlib.suppress(FileNotFoundError):
+    events = read_events(run_dir)
+    events = events[events['event'] == 'eval'].reindex(columns=dict.fromkeys(columns))
+    return events[(events['split'] == 'valid') & events[metric].notna()]
+  return pd.DataFrame(columns=columns)
 
 
 def _line(
   number: int,
   trials: int,
-  trial: 'optuna.Trial',
-  state: 'optuna.trial.TrialState',
+  trial: optuna.Trial,
+  state: TrialState,
   value: float | None,
   seconds: float,
 ) -> str:
@@ -329,23 +304,23 @@ def _line(
   return f'trial {number}/{trials} {state.name.lower()}: {result} · {settings}{left}'
 
 
-def _table(setup: _Study, study: 'optuna.Study') -> pd.DataFrame:
+def _table(setup: _Study, study: optuna.Study) -> pd.DataFrame:
   """Returns the table of trials that `tune` returns."""
   from trainer.model.slices import auc_interval
 
-  rows, sign = [], config.direction(setup.metric)
+  rows, metric, sign = [], setup.metric, config.direction(setup.metric)
   for trial in _done(study):
     run_dir = trial.user_attrs['run_dir']
     row = {'run_dir': run_dir, 'state': trial.state.name.lower()} | _settings(trial.params)
-    evaluated = [e for e in _evaluations(run_dir) if e.get(setup.metric) is not None]
-    if best := max(evaluated, key=lambda e: sign * e[setup.metric], default=None):
-      row[setup.metric] = best[setup.metric]
-      if best.get('auc') is not None:
-        clicks = best['ctr'] * best['examples']
-        interval = auc_interval(best['auc'], clicks, best['examples'] - clicks)
-        row |= dict(zip(('auc', 'auc_low', 'auc_high'), (best['auc'], *interval)))
+    best = _evaluations(run_dir, metric).sort_values(metric, ascending=sign < 0, kind='stable')
+    for _, event in best[:1].iterrows():
+      row[metric] = event[metric]
+      if not pd.isna(event['auc']):
+        clicks = event['ctr'] * event['examples']
+        interval = auc_interval(event['auc'], clicks, event['examples'] - clicks)
+        row |= dict(zip(('auc', 'auc_low', 'auc_high'), (event['auc'], *interval)))
     rows.append(row)
-  table = pd.DataFrame(rows).sort_values([setup.metric], ascending=sign < 0, na_position='last')
+  table = pd.DataFrame(rows).sort_values(metric, ascending=sign < 0, na_position='last')
   table.to_csv(os.path.join(setup.folder, 'trials.csv'), index=False)
   return table.reset_index(drop=True)
 
@@ -363,16 +338,15 @@ def difference(table: pd.DataFrame) -> str:
   )
 
 
-def _write_report(setup: _Study, study: 'optuna.Study', table: pd.DataFrame) -> None:
+def _write_report(setup: _Study, study: optuna.Study, table: pd.DataFrame) -> None:
   """Writes report.html: the trials, the course of the search, and the effect of settings."""
   from trainer.reporting import report
 
-  optuna = _optuna()
   evaluator = optuna.importance.PedAnovaImportanceEvaluator()
   plots = optuna.visualization
   cards = {'Trials': table, 'In words': difference(table)}
   cards['The search'] = plots.plot_optimization_history(study)
-  completed = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+  completed = study.get_trials(states=[TrialState.COMPLETE])
   if len({trial.value for trial in completed}) > 1:
     importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
     guess = ', of few trials a guess' if len(completed) < _FEW else ''

@@ -12,9 +12,7 @@ effect, `yaml_text.py` reads YAML, `messages.py` writes the line about a mistake
 
 from ops.row_kinds import row_defaults
 from trainer.config.columns import (
-  KINDS as MADE,
-)
-from trainer.config.columns import (
+  MADE,
   Bins,
   Cross,
   Expression,

@@ -1,17 +1,12 @@
 """The checks that span several sections. What concerns one section is checked by its class."""
 
-from collections.abc import Iterator
-from typing import NoReturn
-
-from trainer.config.column_checks import check_made
+from trainer.config.column_checks import Mistakes, made_columns
 from trainer.config.metrics import METRICS
 from trainer.config.model import NEED_ONE_WIDTH, READ_DENSE_EMBEDDING
-from trainer.config.retrieval_checks import check_retrieval
+from trainer.config.retrieval_checks import retrieval
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
 from trainer.errors import ConfigError, nearest, short
-
-Mistakes = Iterator[tuple[str, str]]  # a key, and what is wrong with it
 
 
 def check(cfg: Config, where: str) -> None:
@@ -20,14 +15,9 @@ def check(cfg: Config, where: str) -> None:
   Raises:
     ConfigError: naming `where` and the first key that is wrong.
   """
-
-  def fail(key: str, text: str) -> NoReturn:
-    raise ConfigError(f"{where}: key '{key}': {text}")
-
-  check_made(cfg.data, fail)
-  if cfg.model.retrieval is not None:
-    check_retrieval(cfg, fail)
   for mistakes in (
+    made_columns,
+    retrieval,
     _tables,
     _widths,
     _stream,
@@ -40,7 +30,7 @@ def check(cfg: Config, where: str) -> None:
     _modes,
   ):
     for key, text in mistakes(cfg):
-      fail(key, text)
+      raise ConfigError(f"{where}: key '{key}': {text}")
 
 
 def _tables(cfg: Config) -> Mistakes:

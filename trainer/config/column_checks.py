@@ -1,97 +1,78 @@
 """Checks of made columns: where each kind may be used, and which columns it may read."""
 
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Iterator, Mapping, Sequence
 
 from trainer.config.columns import Bins, Cross, Lookup, Made, Number, Text
 from trainer.config.data import Data, DenseColumn, Slot
+from trainer.config.schema import Config
 
-Fail = Callable[[str, str], NoReturn]
-
-
-def check_made(data: Data, fail: Fail) -> None:
-  """Checks the `from` of all slots and dense columns.
-
-  Args:
-    data: the section `data`.
-  """
-  names = [c.name for c in (*data.slots, *data.dense) if c.made is not None]
-  for key, columns in (('data.slots', data.slots), ('data.dense', data.dense)):
-    for i, column in enumerate(columns):
-      if column.made is None:
-        continue
-      at = f'{key}.{i}'
-      if names.count(column.name) > 1:
-        fail(f'{at}.name', f"found '{column.name}', which is made twice; wanted distinct names")
-      if isinstance(column, Slot):
-        _check_slot(column, column.made, at, fail)
-      else:
-        _check_dense(column.made, at, fail)
-  for key, columns in (('data.slots', data.slots), ('data.dense', data.dense)):
-    for i, column in enumerate(columns):
-      if column.made is not None:
-        _check_reads(data, column, column.made, f'{key}.{i}.from', fail)
+Mistakes = Iterator[tuple[str, str]]  # a key, and what is wrong with it
 
 
-def _check_slot(slot: Slot, made: Made, at: str, fail: Fail) -> None:
+def made_columns(cfg: Config) -> Mistakes:
+  """Finds the mistakes in the `from` of all slots and dense columns."""
+  data = cfg.data
+  made = {
+    f'data.{section}.{i}': column
+    for section in ('slots', 'dense')
+    for i, column in enumerate(getattr(data, section))
+    if column.made is not None
+  }
+  names = [column.name for column in made.values()]
+  for key, column in made.items():
+    if names.count(column.name) > 1:
+      yield f'{key}.name', f"found '{column.name}', which is made twice; wanted distinct names"
+    if isinstance(column, Slot):
+      yield from _slot(column, column.made, key)
+    elif isinstance(column.made, (Bins, Cross, Number)) or column.made.is_several:
+      found = f'found {column.made.kind}, which makes features'
+      here = 'here time, text, lookup, expression or overlap'
+      yield f'{key}.from', f'{found}; wanted it in data.slots, and {here}'
+  for key, column in made.items():
+    yield from _reads(data, column, f'{key}.from.{column.made.kind}')
+
+
+def _slot(slot: Slot, made: Made, at: str) -> Mistakes:
   if slot.column is not None:
-    fail(f'{at}.column', f"found '{slot.column}' with from, which says what is read; wanted null")
+    yield f'{at}.column', f"found '{slot.column}' with from, which says what is read; wanted null"
   if slot.value_separator is not None:
-    fail(f'{at}.value_separator', f'found {slot.value_separator!r} with from; wanted null')
+    yield f'{at}.value_separator', f'found {slot.value_separator!r} with from; wanted null'
   is_text = isinstance(made, (Text, Lookup)) and not made.is_several
   if slot.separator is not None and not is_text:
-    fail(
-      f'{at}.separator',
-      f'found {slot.separator!r} with {made.kind}, which makes no text to split; wanted null',
-    )
+    found = f'found {slot.separator!r} with {made.kind}'
+    yield f'{at}.separator', f'{found}, which makes no text to split; wanted null'
   if slot.sequence:
-    fail(f'{at}.sequence', f'found with {made.kind}; wanted a history of the log')
+    yield f'{at}.sequence', f'found with {made.kind}; wanted a history of the log'
   if made.is_fraction:
-    fail(
-      f'{at}.from',
-      f'found {made.kind}, which makes numbers that are not whole; wanted it in data.dense, and '
-      'here bins or number of it',
-    )
+    found = f'found {made.kind}, which makes numbers that are not whole'
+    yield f'{at}.from', f'{found}; wanted it in data.dense, and here bins or number of it'
 
 
-def _check_dense(made: Made, at: str, fail: Fail) -> None:
-  if isinstance(made, (Bins, Cross, Number)) or made.is_several:
-    fail(
-      f'{at}.from',
-      f'found {made.kind}, which makes features; wanted it in data.slots, and here time, text, '
-      'lookup, expression or overlap',
-    )
-
-
-def _check_reads(data: Data, column: Slot | DenseColumn, made: Made, key: str, fail: Fail) -> None:
-  of_name = {c.name: c for c in (*data.slots, *data.dense) if c.made is not None}
-  key = f'{key}.{made.kind}'
-  for name, how in made.reads():
+def _reads(data: Data, column: Slot | DenseColumn, key: str) -> Mistakes:
+  made, of_name = column.made, data.made
+  one = f'wanted one {made.how} a sample'
+  for name in made.reads():
     source = of_name.get(name) if name != column.name else None
     if source is None:
       slot = next((s for s in data.slots if s.name == name and s.made is None), None)
-      if slot and slot.value_separator and how == 'features':
-        fail(key, f"found '{name}', whose features have values, which {made.kind} would lose")
-      if slot and slot.separator and how != 'features':
-        fail(key, f"found '{name}', which holds several features; wanted one {how} a sample")
+      if slot and slot.value_separator and made.how == 'features':
+        yield key, f"found '{name}', whose features have values, which {made.kind} would lose"
+      if slot and slot.separator and made.how != 'features':
+        yield key, f"found '{name}', which holds several features; {one}"
       continue
-    is_bin = isinstance(source.made, Bins) and how == 'number'
-    if source.made.has_values or is_bin or (source.made.is_several and how != 'features'):
-      fail(
-        key,
-        f"found '{name}', which is made by {source.made.kind}; wanted one {how} a sample (another "
-        f"name for it, where the log's column '{name}' is meant)",
-      )
-    if source.made.is_fraction and how == 'features':
-      fail(key, f"found '{name}', whose numbers are no features; wanted bins of it")
-  _check_cycle(of_name, column.name, [], key, fail)
+    is_bin = isinstance(source, Bins) and made.how == 'number'
+    if source.has_values or is_bin or (source.is_several and made.how != 'features'):
+      other = f"another name for it, where the log's column '{name}' is meant"
+      yield key, f"found '{name}', which is made by {source.kind}; {one} ({other})"
+    if source.is_fraction and made.how == 'features':
+      yield key, f"found '{name}', whose numbers are no features; wanted bins of it"
+  yield from _cycles(of_name, [column.name], key)
 
 
-def _check_cycle(
-  of_name: dict[str, Slot | DenseColumn], name: str, path: list[str], key: str, fail: Fail
-) -> None:
-  if name in path:
-    fail(key, f'found a cycle: {" reads ".join([*path, name])}; wanted none')
-  for read, _ in of_name[name].made.reads():
-    if read in of_name and read != name:
-      _check_cycle(of_name, read, [*path, name], key, fail)
+def _cycles(made: Mapping[str, Made], path: Sequence[str], key: str) -> Mistakes:
+  """Finds columns that read themselves, by a path of columns each of which reads the next."""
+  for read in made[path[-1]].reads():
+    if read in path[:-1]:
+      yield key, f'found a cycle: {" reads ".join([*path, read])}; wanted none'
+    elif read in made and read != path[-1]:
+      yield from _cycles(made, [*path, read], key)

@@ -7,7 +7,7 @@ TensorFlow.
 import ast
 import zoneinfo
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -23,40 +23,40 @@ NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
 class Made(Section):
   """What a column is made of, as in `bins: age`: the kind, and the columns that it reads."""
 
+  # A kind in which one of these depends on other keys has a property of that name.
+  how: ClassVar[Literal['number', 'text', 'features']]  # how it reads columns
+  left_open: ClassVar[str | None] = None  # the key that a run must measure or read, if it is null
+  is_several: ClassVar[bool] = False  # may make several features for a sample
+  has_values: ClassVar[bool] = False  # makes features with values x_i other than 1
+  is_fraction: ClassVar[bool] = False  # makes numbers with fractions, which cannot be features
+
   @property
   def kind(self) -> str:
     """The name of the kind: bins, cross, …"""
     return next(iter(type(self).model_fields))
 
-  def reads(self) -> Iterator[tuple[str, str]]:
-    """Yields the columns that it reads, and how it reads each: as number, text or features."""
-    raise NotImplementedError
+  def reads(self) -> list[str]:
+    """Returns the columns that it reads."""
+    columns = getattr(self, self.kind)
+    return [columns] if isinstance(columns, str) else columns
 
-  @property
-  def left_open(self) -> str | None:
-    """The key whose value a run must measure or read when it begins; None if there is none."""
-    return None
 
-  @property
-  def is_several(self) -> bool:
-    """Whether it may make several features for a sample."""
-    return False
+def _distinct(wanted: str, least: int, most: int) -> pydantic.AfterValidator:
+  def check(columns: list[str]) -> list[str]:
+    if not least <= len(columns) <= most:
+      wrong('', f'found {len(columns)} columns; wanted {wanted}')
+    if len(set(columns)) < len(columns):
+      wrong('', f'found {short(columns)}; wanted distinct columns')
+    return columns
 
-  @property
-  def has_values(self) -> bool:
-    """Whether its features have values x_i other than 1."""
-    return False
-
-  @property
-  def is_fraction(self) -> bool:
-    """Whether it makes numbers with fractions, which cannot be features."""
-    return False
+  return pydantic.AfterValidator(check)
 
 
 class Bins(Made):
   """The bin of a number. The bin of x is the number of boundaries <= x; a missing number has a bin
   of its own."""
 
+  how = 'number'
   bins: str
   """The numeric column."""
   boundaries: list[float] | None = None
@@ -70,9 +70,6 @@ class Bins(Made):
   widths: NumberOfBins | None = None
   """This number of bins of equal width between the least and the largest number, measured as
   quantiles are."""
-
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield self.bins, 'number'
 
   @property
   def _is_measured(self) -> bool:
@@ -106,42 +103,25 @@ class Bins(Made):
 class Number(Made):
   """One feature whose value x_i is the number, as libffm has it; none where it is missing."""
 
+  how, has_values = 'number', True
   number: str
   """The numeric column."""
-
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield self.number, 'number'
-
-  @property
-  def has_values(self) -> bool:
-    return True
 
 
 class Cross(Made):
   """A feature for each combination of the features of two or more columns."""
 
-  cross: list[str]
+  how, is_several = 'features', True
+  cross: Annotated[list[str], _distinct('two or more columns', 2, 8)]
   """Slots, or columns of the log."""
   most: Annotated[int, pydantic.Field(ge=1, le=10_000, strict=True)] = 100
   """At most this many combinations a sample; later ones are left out."""
-
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield from ((name, 'features') for name in self.cross)
-
-  @property
-  def is_several(self) -> bool:
-    return True
-
-  @pydantic.field_validator('cross')
-  @classmethod
-  def _check(cls, columns: list[str]) -> list[str]:
-    _check_several(columns, 'two or more columns', 2, 8)
-    return columns
 
 
 class Time(Made):
   """A part of a time."""
 
+  how = 'text'
   time: str
   """The column of the time."""
   part: Literal['hour', 'weekday', 'day', 'month', 'is_weekend', 'minutes_since']
@@ -155,10 +135,8 @@ class Time(Made):
   since: str | None = None
   """Of minutes_since: the column of the earlier time, in the same unit."""
 
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield self.time, 'text'
-    if self.since is not None:
-      yield self.since, 'text'
+  def reads(self) -> list[str]:
+    return [self.time] if self.since is None else [self.time, self.since]
 
   @property
   def is_fraction(self) -> bool:
@@ -179,6 +157,7 @@ class Time(Made):
 class Text(Made):
   """Features of a text, without white space around it. All counts are of Unicode characters."""
 
+  how = 'text'
   text: str
   """The column of the text."""
   lower: bool = False
@@ -190,9 +169,6 @@ class Text(Made):
   """A feature for every run of so many characters, 1 for each character; a shorter text is one."""
   prefixes: list[PositiveInt] | None = None
   """A feature for the first so many characters each, as [3, 6]; of a shorter text all of it."""
-
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield self.text, 'text'
 
   @property
   def is_several(self) -> bool:
@@ -220,6 +196,7 @@ _MOST_NODES = 200
 class Expression(Made):
   """A number computed from numbers, in float64; missing where one is, or where it is not finite."""
 
+  how, is_fraction = 'number', True
   expression: str
   """Of columns, numbers, + - * /, comparisons (1 or 0), log, abs, min, max, clip(x, low, high),
   where(condition, x, y) and missing(x): 'price / category_price'."""
@@ -228,12 +205,8 @@ class Expression(Made):
     """Returns the syntax tree of the expression; nothing is evaluated."""
     return ast.parse(self.expression.strip(), mode='eval').body
 
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield from ((name, 'number') for name in sorted(set(names_in(self.tree()))))
-
-  @property
-  def is_fraction(self) -> bool:
-    return True
+  def reads(self) -> list[str]:
+    return sorted(set(names_in(self.tree())))
 
   @pydantic.field_validator('expression')
   @classmethod
@@ -255,6 +228,7 @@ class Expression(Made):
 class Lookup(Made):
   """Looks a text up in a small table, for example the category or the price of an item."""
 
+  how = 'text'
   lookup: str
   """The column of the log whose text is looked up."""
   table: str
@@ -266,9 +240,6 @@ class Lookup(Made):
   content: str | None = None
   """The content of the table, as the run keeps it; null: the run reads it when it begins."""
 
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield self.lookup, 'text'
-
   @property
   def left_open(self) -> str | None:
     return 'content' if self.content is None else None
@@ -277,26 +248,18 @@ class Lookup(Made):
 class Overlap(Made):
   """How many features of the first column the second has too."""
 
-  overlap: list[str]
+  how = 'features'
+  overlap: Annotated[list[str], _distinct('two columns', 2, 2)]
   """Two slots, or columns of the log."""
   of: Literal['count', 'share'] = 'count'
   """share: count divided by the distinct features of the first column; missing if it has none."""
-
-  def reads(self) -> Iterator[tuple[str, str]]:
-    yield from ((name, 'features') for name in self.overlap)
 
   @property
   def is_fraction(self) -> bool:
     return self.of == 'share'
 
-  @pydantic.field_validator('overlap')
-  @classmethod
-  def _check(cls, columns: list[str]) -> list[str]:
-    _check_several(columns, 'two columns', 2, 2)
-    return columns
 
-
-KINDS = {
+MADE = {
   next(iter(made.model_fields)): made
   for made in (Bins, Number, Cross, Time, Text, Lookup, Expression, Overlap)
 }
@@ -308,12 +271,12 @@ def _made(value: Json | Made) -> Made | None:
     return value
   if not isinstance(value, dict):
     wrong('', f'found {short(value)}; wanted a kind with its column, as in {{bins: price, …}}')
-  kinds = [key for key in value if key in KINDS]
+  kinds = [key for key in value if key in MADE]
   if len(kinds) != 1:
-    near = nearest(str(next(iter(value), '')), KINDS)
+    near = nearest(str(next(iter(value), '')), MADE)
     found = ' and '.join(kinds) or ', '.join(map(str, value)) or 'nothing'
-    wrong('', f'found {short(found)}; wanted one of {", ".join(KINDS)}{"" if kinds else near}')
-  made = KINDS[kinds[0]]
+    wrong('', f'found {short(found)}; wanted one of {", ".join(MADE)}{"" if kinds else near}')
+  made = MADE[kinds[0]]
   for key in value.keys() - made.model_fields.keys():
     wrong(str(key), f'is no key of {kinds[0]}{nearest(str(key), made.model_fields)}')
   return made.model_validate(value)
@@ -365,13 +328,6 @@ def _problems(node: ast.AST) -> Iterator[str]:
       return
   for one in inner:
     yield from _problems(one)
-
-
-def _check_several(columns: list[str], wanted: str, least: int, most: int) -> None:
-  if not least <= len(columns) <= most:
-    wrong('', f'found {len(columns)} columns; wanted {wanted}')
-  if len(set(columns)) < len(columns):
-    wrong('', f'found {short(columns)}; wanted distinct columns')
 
 
 def _check_group(pattern: str) -> None:

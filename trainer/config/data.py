@@ -331,9 +331,9 @@ class Data(Section):
   def _leaves(self, name: str, seen: set[str]) -> Iterator[tuple[str, bool]]:
     made = self.made
     seen.add(name)
-    for read, how in made[name].reads():
+    for read in made[name].reads():
       if read in made and read != name:
         if read not in seen:  # a cycle is refused later
           yield from self._leaves(read, seen)
       else:
-        yield self.log_column(read), how != 'number'
+        yield self.log_column(read), made[name].how != 'number'

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pydantic
 from pydantic_core import ErrorDetails
 
-from trainer.config.columns import KINDS
+from trainer.config.columns import MADE
 from trainer.config.schema import Config
 from trainer.config.schema_text import keys
 from trainer.config.section import Section
@@ -16,53 +16,40 @@ _LEARNING_RATE = (
   'train.dense_optimizer.learning_rate of the layers; of the features, learning_rate of '
   'sparse.tables.default.factors and sparse.tables.default.linear'
 )
-# Our keys for words of other systems and of earlier versions.
-_ELSEWHERE = {
-  'early_stopping': 'train.plateau',
-  **dict.fromkeys(['lr', 'learning_rate'], _LEARNING_RATE),
-  **dict.fromkeys(
-    ['vocab_size', 'vocabulary_size', 'num_embeddings', 'hash_bucket_size', 'num_buckets'],
-    'no key, because tables grow with their features',
+# Words of other systems and of earlier versions, by our keys for them.
+_WORDS = {
+  'train.plateau': 'early_stopping',
+  _LEARNING_RATE: 'lr learning_rate',
+  'no key, because tables grow with their features': (
+    'vocab_size vocabulary_size num_embeddings hash_bucket_size num_buckets'
   ),
-  **dict.fromkeys(
-    ['embedding_dim', 'embedding_size', 'embed_dim', 'output_dim', 'dim'],
-    'sparse.tables.NAME.width',
+  'sparse.tables.NAME.width': 'embedding_dim embedding_size embed_dim output_dim dim',
+  'train.dense_optimizer and sparse.tables.NAME.factors': 'optimizer',
+  'data.label': 'target label_column label_col',
+  'data.slots': 'features categorical cat_features sparse_features categorical_features',
+  'data.dense': 'numerical numeric dense_features numeric_features numerical_features',
+  'data.delimiter of fields, separator of a slot': 'sep',
+  'data.train': 'path file files data_path',
+  'data.valid and data.test, which ctr-split makes of one file': (
+    'validation_split val_split valid_size test_size'
   ),
-  'optimizer': 'train.dense_optimizer and sparse.tables.NAME.factors',
-  **dict.fromkeys(['target', 'label_column', 'label_col'], 'data.label'),
-  **dict.fromkeys(
-    ['features', 'categorical', 'cat_features', 'sparse_features', 'categorical_features'],
-    'data.slots',
+  "data.day_pattern, which reads a file's name": 'date day timestamp',
+  'no key, because only listed columns are read': 'ignore drop drop_columns exclude',
+  'transform': 'log normalize normalise scale mean std',
+  'data.group': 'user user_id group_id query_id',
+  'data.columns, the names where a file has no header line': 'header',
+  'l2 of sparse.tables.NAME.factors': 'weight_decay',
+  'init_scale, the standard deviation of initial factors': (
+    'init initializer embeddings_initializer'
   ),
-  **dict.fromkeys(
-    ['numerical', 'numeric', 'dense_features', 'numeric_features', 'numerical_features'],
-    'data.dense',
-  ),
-  'sep': 'data.delimiter of fields, separator of a slot',
-  **dict.fromkeys(['path', 'file', 'files', 'data_path'], 'data.train'),
-  **dict.fromkeys(
-    ['validation_split', 'val_split', 'valid_size', 'test_size'],
-    'data.valid and data.test, which ctr-split makes of one file',
-  ),
-  **dict.fromkeys(['date', 'day', 'timestamp'], "data.day_pattern, which reads a file's name"),
-  **dict.fromkeys(
-    ['ignore', 'drop', 'drop_columns', 'exclude'], 'no key, because only listed columns are read'
-  ),
-  **dict.fromkeys(['log', 'normalize', 'normalise', 'scale', 'mean', 'std'], 'transform'),
-  **dict.fromkeys(['user', 'user_id', 'group_id', 'query_id'], 'data.group'),
-  'header': 'data.columns, the names where a file has no header line',
-  'weight_decay': 'l2 of sparse.tables.NAME.factors',
-  **dict.fromkeys(
-    ['init', 'initializer', 'embeddings_initializer'],
-    'init_scale, the standard deviation of initial factors',
-  ),
-  'learning_rate_power': 'no key, because ftrl divides by the root of the sums, as with -0.5',
-  'beta': 'initial_accumulator, with which the sums of ftrl begin',
-  'auc_buckets': 'no key, because AUC has as many as it needs',
-  **dict.fromkeys(['objective', 'label_is'], 'model.loss'),
-  'dense_linear': "no key, because the interaction 'linear' reads dense columns too",
-  **dict.fromkeys(['model_type', 'architecture'], 'model.interactions'),
+  'no key, because ftrl divides by the root of the sums, as with -0.5': 'learning_rate_power',
+  'initial_accumulator, with which the sums of ftrl begin': 'beta',
+  'no key, because AUC has as many as it needs': 'auc_buckets',
+  'model.loss': 'objective label_is',
+  "no key, because the interaction 'linear' reads dense columns too": 'dense_linear',
+  'model.interactions': 'model_type architecture',
 }
+_ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 _OF_LAYERS = ('hidden', 'dropout', 'activation', 'batch_norm')  # arguments that look like keys
 # Our names for pydantic's types of values.
 _KINDS = {
@@ -147,7 +134,7 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
       return f"{where}: unknown key '{key}'; here that is {_LEARNING_RATE}"
     if sections := ', '.join(_sections_with(str(loc[-1]))):
       return f"{where}: unknown key '{key}'; '{loc[-1]}' is a key of {sections}"
-    if loc[-1] in KINDS and len(loc) > 3:
+    if loc[-1] in MADE and len(loc) > 3:
       return f"{where}: unknown key '{key}'; wanted it below from, as in from: {{{loc[-1]}: …}}"
     if here := _ELSEWHERE.get(str(loc[-1]).lower()):
       return f"{where}: unknown key '{key}'; here that is {here}"

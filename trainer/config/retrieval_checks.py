@@ -1,117 +1,102 @@
 """The checks of model.retrieval."""
 
-from collections.abc import Callable
-from typing import NoReturn
-
-from trainer.config.retrieval import ItemTower
+from trainer.config.column_checks import Mistakes
 from trainer.config.schema import Config
 from trainer.errors import nearest
 
-Fail = Callable[[str, str], NoReturn]
 
-
-def check_retrieval(cfg: Config, fail: Fail) -> None:
-  """Checks a config that has model.retrieval; `fail(key, text)` raises."""
-  model, data, retrieval = cfg.model, cfg.data, cfg.model.retrieval
+def retrieval(cfg: Config) -> Mistakes:
+  """Finds the mistakes in a config with model.retrieval."""
+  model, data, of_items = cfg.model, cfg.data, cfg.model.retrieval
+  if of_items is None:
+    return
   if model.interactions:
-    fail('model.retrieval', 'found beside model.interactions; wanted either')
+    yield 'model.retrieval', 'found beside model.interactions; wanted either'
   if data.labels or model.tasks or model.shared:
-    fail('model.retrieval', 'found beside several tasks; wanted either')
+    yield 'model.retrieval', 'found beside several tasks; wanted either'
   if model.dense_embedding:
-    fail('model.dense_embedding', 'found with model.retrieval, which does not read it; wanted null')
+    found = 'found with model.retrieval, which does not read it'
+    yield 'model.dense_embedding', f'{found}; wanted null'
   for key in ('loss', 'label_smoothing', 'negative_sampling_rate'):
     if getattr(model, key) != type(model).model_fields[key].default:
-      fail(f'model.{key}', 'is of models of clicks; wanted model.retrieval.loss, or this left out')
+      wanted = 'wanted model.retrieval.loss, or this left out'
+      yield f'model.{key}', f'is of models of clicks; {wanted}'
   if data.group is None:
-    fail('data.group', 'found null; model.retrieval wants the column of the user')
-  _check_towers(cfg, fail)
-  if len(set(retrieval.eval_at)) < max(1, len(retrieval.eval_at)):
-    fail('model.retrieval.eval_at', f'found {retrieval.eval_at}; wanted distinct numbers')
-  if retrieval.logq != 'none' and retrieval.loss == 'bpr':
-    fail('model.retrieval.logq', f"found '{retrieval.logq}'; the loss bpr has no sum to correct")
-  if retrieval.logq == 'none' and retrieval.logq_positive:
-    fail('model.retrieval.logq_positive', "found true with logq 'none'; wanted logq uniform, shows")
-  if cfg.sync.mode != 'allreduce':
-    fail('sync.mode', f"found '{cfg.sync.mode}'; model.retrieval wants 'allreduce'")
-  if cfg.train.dense_dtype != 'float32':
-    fail('train.dense_dtype', f"found '{cfg.train.dense_dtype}'; model.retrieval wants 'float32'")
+    yield 'data.group', 'found null; model.retrieval wants the column of the user'
+  yield from _towers(cfg)
+  if len(set(of_items.eval_at)) < max(1, len(of_items.eval_at)):
+    yield 'model.retrieval.eval_at', f'found {of_items.eval_at}; wanted distinct numbers'
+  if of_items.logq != 'none' and of_items.loss == 'bpr':
+    found = f"found '{of_items.logq}'"
+    yield 'model.retrieval.logq', f'{found}; the loss bpr has no sum to correct'
+  if of_items.logq == 'none' and of_items.logq_positive:
+    found = "found true with logq 'none'"
+    yield 'model.retrieval.logq_positive', f'{found}; wanted logq uniform, shows'
+  for key, value, wanted in (
+    ('sync.mode', cfg.sync.mode, 'allreduce'),
+    ('train.dense_dtype', cfg.train.dense_dtype, 'float32'),
+  ):
+    if value != wanted:
+      yield key, f"found '{value}'; model.retrieval wants '{wanted}'"
   for key, value in (
     ('train.progressive_validation', cfg.train.progressive_validation),
     ('export.saved_model', cfg.export.saved_model),
   ):
     if value:
-      fail(key, f'found {value}; a model with model.retrieval has none yet; wanted it left out')
-  item = retrieval.item.slots[0]
-  exports = cfg.export.base or cfg.export.delta_every_passes
-  if exports and item not in data.keep_texts:
-    fail(
-      'data.keep_texts',
-      f'found {data.keep_texts}; exports while a run trains name its items: wanted [{item}]',
-    )
+      yield key, f'found {value}; a model with model.retrieval has none yet; wanted it left out'
+  item = of_items.item.slots[0]
+  if (cfg.export.base or cfg.export.delta_every_passes) and item not in data.keep_texts:
+    wanted = f'exports while a run trains name its items: wanted [{item}]'
+    yield 'data.keep_texts', f'found {data.keep_texts}; {wanted}'
 
 
-def _check_towers(cfg: Config, fail: Fail) -> None:
+def _towers(cfg: Config) -> Mistakes:
   slots, retrieval = {s.name: s for s in cfg.data.slots}, cfg.model.retrieval
   towers = {'query': retrieval.query, 'item': retrieval.item}
   for side, tower in towers.items():
     place = f'model.retrieval.{side}'
     if not tower.slots:
-      fail(f'{place}.slots', 'found []; wanted at least one slot')
+      yield f'{place}.slots', 'found []; wanted at least one slot'
     for key, known in (('slots', list(slots)), ('dense', [c.name for c in cfg.data.dense])):
       for i, name in enumerate(getattr(tower, key)):
         if name not in known:
-          fail(
-            f'{place}.{key}.{i}', f"found '{name}'; wanted one of data.{key}{nearest(name, known)}"
-          )
+          wanted = f'wanted one of data.{key}{nearest(name, known)}'
+          yield f'{place}.{key}.{i}', f"found '{name}'; {wanted}"
         if getattr(tower, key).count(name) > 1:
-          fail(f'{place}.{key}', f"the name '{name}' is there twice; wanted distinct names")
+          yield f'{place}.{key}', f"the name '{name}' is there twice; wanted distinct names"
   for key in ('slots', 'dense'):
     read = {name for tower in towers.values() for name in getattr(tower, key)}
     for i, column in enumerate(getattr(cfg.data, key)):
       if column.name not in read:
-        fail(f'data.{key}.{i}', f"no tower reads '{column.name}'; wanted it in one, or left out")
+        yield f'data.{key}.{i}', f"no tower reads '{column.name}'; wanted it in one, or left out"
   item = retrieval.item.slots[0]
   if slots[item].separator or slots[item].value_separator or slots[item].shares:
-    fail(
-      'model.retrieval.item.slots.0',
-      f"found '{item}', the item's id; wanted a slot of its own with one feature a line",
-    )
+    wanted = 'wanted a slot of its own with one feature a line'
+    yield 'model.retrieval.item.slots.0', f"found '{item}', the item's id; {wanted}"
   if item in retrieval.query.slots:
-    fail('model.retrieval.query.slots', f"found '{item}', which the query is to find")
+    yield 'model.retrieval.query.slots', f"found '{item}', which the query is to find"
   if len(retrieval.item.slots) > 1 or retrieval.item.dense:
-    fail(
-      'model.retrieval.item', 'reads more than the id, which it cannot yet; wanted its slot alone'
-    )
+    found = 'reads more than the id, which it cannot yet'
+    yield 'model.retrieval.item', f'{found}; wanted its slot alone'
   histories = [name for name in retrieval.query.slots if slots[name].sequence]
   if retrieval.query.encoder is not None:
     if len(histories) != 1:
-      fail(
-        'model.retrieval.query.encoder',
-        f'reads one history; found {len(histories)} slots with `sequence` in query.slots',
-      )
+      found = f'found {len(histories)} slots with `sequence` in query.slots'
+      yield 'model.retrieval.query.encoder', f'reads one history; {found}'
     width = cfg.sparse.tables[slots[histories[0]].table].width
     heads = retrieval.query.encoder.sasrec.heads
     if width % heads:
-      fail(
-        'model.retrieval.query.encoder.sasrec.heads',
-        f'found {heads}; wanted a divisor of {width}, the width of the table of {histories[0]}',
-      )
-  widths = {name: _width(cfg, tower, name, fail) for name, tower in towers.items()}
+      wanted = f'wanted a divisor of {width}, the width of the table of {histories[0]}'
+      yield 'model.retrieval.query.encoder.sasrec.heads', f'found {heads}; {wanted}'
+  widths = {}
+  for side, tower in towers.items():
+    place = f'model.retrieval.{side}'
+    of_slots = {cfg.sparse.tables[slots[name].table].width for name in tower.slots}
+    if tower.dense and not tower.hidden:
+      yield f'{place}.dense', 'wants layers; found hidden []'
+    if len(of_slots) > 1 and not tower.hidden:
+      adds = 'which adds vectors of one width'
+      yield f'{place}.hidden', f'found [], {adds}; its slots have {sorted(of_slots)}'
+    widths[side] = tower.hidden[-1] if tower.hidden else of_slots.pop()
   if widths['query'] != widths['item']:
-    fail('model.retrieval', f'its towers give vectors of the widths {widths}; wanted one width')
-
-
-def _width(cfg: Config, tower: ItemTower, name: str, fail: Fail) -> int:
-  """Returns the width of a tower's vectors."""
-  if tower.hidden:
-    return tower.hidden[-1]
-  if tower.dense:
-    fail(f'model.retrieval.{name}.dense', 'wants layers; found hidden []')
-  tables = {s.name: s.table for s in cfg.data.slots}
-  widths = {cfg.sparse.tables[tables[slot]].width for slot in tower.slots}
-  if len(widths) > 1:
-    fail(
-      f'model.retrieval.{name}.hidden',
-      f'found [], which adds vectors of one width; its slots have {sorted(widths)}',
-    )
-  return widths.pop()
+    yield 'model.retrieval', f'its towers give vectors of the widths {widths}; wanted one width'

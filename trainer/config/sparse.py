@@ -5,12 +5,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from ops.row_kinds import HYPERPARAMETERS, ROW_OPTIMIZERS, meaning_of
-from trainer.config.section import (
-  PositiveInt,
-  Scale,
-  Section,
-  wrong,
-)
+from trainer.config.section import PositiveInt, Scale, Section, wrong
 
 MAX_FACTORS = 1 << 20  # the largest number of factors of a row
 WIDTH = 16

@@ -137,7 +137,7 @@ def _finite(found: TensorLike, xp: Library) -> TensorLike:
 
 
 def arrow(made: config.Expression, reader: ArrowReader) -> pa.Array:
-  columns = {name: reader.numbers(name) for name, _ in made.reads()}
+  columns = {name: reader.numbers(name) for name in made.reads()}
   with np.errstate(all='ignore'):
     found = _finite(_value(made.tree(), columns, _NUMPY), _NUMPY)
   found = np.broadcast_to(found, [reader.num_records])
@@ -145,5 +145,5 @@ def arrow(made: config.Expression, reader: ArrowReader) -> pa.Array:
 
 
 def graph(made: config.Expression, reader: GraphReader) -> GraphColumn:
-  columns = {name: reader.numbers(name) for name, _ in made.reads()}
+  columns = {name: reader.numbers(name) for name in made.reads()}
   return GraphColumn.single(_finite(_value(made.tree(), columns, _TENSORFLOW), _TENSORFLOW))

@@ -19,7 +19,7 @@ def module_of(made: config.Made) -> types.ModuleType:
   """
   if made.left_open:
     raise UserError(
-      f"{made.kind} of '{next(made.reads())[0]}': {made.left_open} is left open; wanted the "
+      f"{made.kind} of '{made.reads()[0]}': {made.left_open} is left open; wanted the "
       'config of a run, which fills it in'
     )
   return importlib.import_module(f'trainer.data.columns.{made.kind}')
