@@ -221,13 +221,6 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
   return np.stack(columns, 1)
 
 
-def slot_column(cfg: config.Config, block: Block, slot: config.Slot) -> pa.Array:
-  """Returns the column of a slot, which may be made of other columns of the block."""
-  if slot.made is None:
-    return block.columns[slot.column or slot.name]
-  return ArrowReader(cfg, block.columns, len(block.lines)).made(slot.name)
-
-
 def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   """Parses a block.
 

@@ -13,7 +13,6 @@ from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.conversion import blocks_of_pass
 from trainer.data.features import hash_keys
 from trainer.data.log_files import exists
-from trainer.data.parse import slot_column
 from trainer.data.values import feature_texts
 
 
@@ -49,11 +48,12 @@ def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[by
 
   They differ for a cross, which is shown by its parts.
   """
+  reader = ArrowReader(cfg, block.columns, len(block.lines))
   if isinstance(slot.made, config.Cross):
-    reader = ArrowReader(cfg, block.columns, len(block.lines), own=slot.name)
-    texts, shown = cross.shown(slot.made, reader)
+    texts, shown = cross.shown(slot.made, reader.of(slot.name))
   else:
-    texts = shown = feature_texts(slot_column(cfg, block, slot), slot)
+    column = reader.made(slot.name) if slot.made else block.columns[slot.column or slot.name]
+    texts = shown = feature_texts(column, slot)
   encoded = texts.dictionary_encode()
   places, first = np.unique(encoded.indices.fill_null(-1).to_numpy(), return_index=True)
   shown = shown.take(first[places >= 0])

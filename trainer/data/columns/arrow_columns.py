@@ -55,11 +55,9 @@ class ArrowReader:
   reads the log's column.
 
   Args:
-    cfg: the config.
     columns: the columns of the log.
     num_records: n.
     drop: called with the records for which a column cannot be made; leaves them out.
-    own: the name of the made column that reads; '': the model.
   """
 
   def __init__(
@@ -68,10 +66,10 @@ class ArrowReader:
     columns: Mapping[str, pa.Array],
     num_records: int,
     drop: Drop = lambda *_: None,
-    own: str = '',
   ):
     self._data, self._log, self._drop, self.num_records = cfg.data, columns, drop, num_records
-    self._made, self._own = cfg.data.made, own
+    self._made = cfg.data.made
+    self._own = ''  # the name of the made column that reads; '': the model
     self._found: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':

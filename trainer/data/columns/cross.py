@@ -7,7 +7,8 @@ the last column changes fastest.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +43,7 @@ def feature_of(text: str, made: config.Cross) -> str:
 def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
   """Returns the text that the slot hashes for each combination of all records, and its parts."""
   by_record = [reader.features(name).by_record() for name in made.cross]
-  parts, _ = _parts(by_record, made.most, np.take, np.repeat, np.cumsum, np.minimum)
+  parts, _ = _parts(by_record, made.most, np)
   texts = []
   for name, hashes in zip(made.cross, parts):
     known, of_known = reader.feature_texts(name)
@@ -60,12 +61,7 @@ def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
 
 
 def _parts(
-  columns: list[tuple[TensorLike, TensorLike]],
-  most: int,
-  take: Callable[..., TensorLike],
-  repeat: Callable[..., TensorLike],
-  cumsum: Callable[..., TensorLike],
-  minimum: Callable[..., TensorLike],
+  columns: list[tuple[TensorLike, TensorLike]], most: int, xp: ModuleType
 ) -> tuple[list[TensorLike], TensorLike]:
   """Combines the features of each record; combinations after the first `most` are left out.
 
@@ -73,19 +69,19 @@ def _parts(
     columns: for each column, the hashes [m] of all records and their number in each record [n],
       int64.
     most: the largest number of combinations of a record.
-    take, repeat, cumsum, minimum: functions of NumPy or TensorFlow.
+    xp: NumPy or TensorFlow.
   """
-  total = columns[0][1] * 0 + 1
+  take, total = np.take if xp is np else tf.gather, columns[0][1] * 0 + 1
   for _, counts in columns:
     # No product of counts overflows: none matters beyond `most` once each column has a feature.
-    total = minimum(total, most) * minimum(counts, most)
-  total = minimum(total, most)
-  ends = cumsum(total)
-  place = cumsum(repeat(total * 0 + 1, total)) - 1 - repeat(ends - total, total)
+    total = xp.minimum(total, most) * xp.minimum(counts, most)
+  total = xp.minimum(total, most)
+  ends = xp.cumsum(total)
+  place = xp.cumsum(xp.repeat(total * 0 + 1, total)) - 1 - xp.repeat(ends - total, total)
   parts = []
   for hashes, counts in reversed(columns):
-    of_place = repeat(counts, total)
-    parts.append(take(hashes, repeat(cumsum(counts) - counts, total) + place % of_place))
+    of_place = xp.repeat(counts, total)
+    parts.append(take(hashes, xp.repeat(xp.cumsum(counts) - counts, total) + place % of_place))
     place = place // of_place
   return parts[::-1], total
 
@@ -98,7 +94,7 @@ def arrow(made: config.Cross, reader: ArrowReader) -> pa.Array:
       missing |= column.hashes == NO_FEATURE
     return pa.array(_mixture([c.hashes for c in columns]), mask=missing)
   by_record = [c.by_record() for c in columns]
-  parts, counts = _parts(by_record, made.most, np.take, np.repeat, np.cumsum, np.minimum)
+  parts, counts = _parts(by_record, made.most, np)
   offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
   return pa.ListArray.from_arrays(offsets, _mixture(parts))
 
@@ -106,7 +102,7 @@ def arrow(made: config.Cross, reader: ArrowReader) -> pa.Array:
 def graph(made: config.Cross, reader: GraphReader) -> GraphColumn:
   columns = [reader.features(name) for name in made.cross]
   by_sample = [(c.hashes, reader.counts(c)) for c in columns]
-  parts, counts = _parts(by_sample, made.most, tf.gather, tf.repeat, tf.cumsum, tf.math.minimum)
+  parts, counts = _parts(by_sample, made.most, tf)
   samples = tf.repeat(tf.range(reader.size), counts)
   # tf.repeat has forgotten the rank.
   texts = tf.reshape(tf.strings.as_string(_mixture(parts)), [-1])

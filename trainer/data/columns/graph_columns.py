@@ -145,8 +145,7 @@ class GraphReader:
   """The columns of a batch, as one made column reads them; the counterpart of `ArrowReader`.
 
   Args:
-    cfg: the config.
-    columns: the columns of the log, keyed by name.
+    columns: the columns of the log.
     size: int64 [], B.
   """
 
