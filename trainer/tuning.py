@@ -281,10 +281,10 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
   """Returns the events on data.valid so far, one after each epoch, that have the metric."""
   from trainer.reporting.events import read_events
 
-  columns = ['split', metric, 'auc', 'ctr', 'examples']
+  columns = list(dict.fromkeys(['split', metric, 'auc', 'ctr', 'examples']))
   with contextlib.suppress(FileNotFoundError):
     events = read_events(run_dir)
-    events = events[events['event'] == 'eval'].reindex(columns=dict.fromkeys(columns))
+    events = events[events['event'] == 'eval'].reindex(columns=columns)
     return events[(events['split'] == 'valid') & events[metric].notna()]
   return pd.DataFrame(columns=columns)
 
