@@ -138,9 +138,6 @@ class Run:
 
     Columns: text (from data.keep_texts or from the passes of data.train; None if neither has it),
     key, show, click, unseen_days, admitted, linear, and factors if the model has any.
-
-    Raises:
-      UserError: if there is no such slot.
     """
     from trainer.reporting.inspection import Inspection
 
@@ -253,8 +250,6 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
   Args:
     run_dir: a directory that trainer.run or `fit` has trained into.
     checkpoint: best or last, see `Run`.
-  Raises:
-    UserError: if there is no run.
   """
   cfg = config.load_of_run(run_dir)
   _start(cfg)
@@ -339,10 +334,9 @@ class Source:
     return normal(cfg.run_dir)
 
   def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
-    """Returns the config; this machine's working directory replaces a run_dir in a bucket.
+    """Returns the config with measured values of keys that it leaves open.
 
-    Args:
-      measured: the measured values of keys that the config leaves open.
+    This machine's working directory replaces a run_dir in a bucket.
     """
     cfg = self._read(measured)
     if self.bucket is None:
@@ -362,13 +356,10 @@ def train_here(
   init_from: str | None = None,
   callbacks: Sequence['Callback'] = (),
 ) -> int:
-  """Trains in this process, which may be one rank of several.
+  """Trains in this process, which may be one rank of several; returns the exit status.
 
   Args:
-    here: this process's place in the job.
     init_from: a run_dir whose features and layers a new run begins with.
-  Returns:
-    The exit status.
   """
   cfg = source.cfg
   with contextlib.ExitStack() as stack:
@@ -398,11 +389,7 @@ def train_here(
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
-  """Returns the passes that patterns of files match; without patterns, the passes of data.test.
-
-  Raises:
-    UserError: if there are neither patterns nor data.test.
-  """
+  """Returns the passes that patterns of files match; without patterns, the passes of data.test."""
   from trainer.data.passes import passes
 
   patterns = patterns or run.cfg.data.test
@@ -412,11 +399,7 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
-  """Yields the predictions on passes in order, on rank 0; every rank calls it.
-
-  Yields:
-    float32 [B]; [B, T] with several tasks.
-  """
+  """Yields batches of predictions in order, as `Run.predict`, on rank 0; every rank calls it."""
   communicator = run.communicator
   for data_pass in prepared:
     for _, own in run.evaluation.predict(data_pass):

@@ -32,11 +32,7 @@ _WIDTH = 80  # of the text of --help, in characters
 
 
 class LogLines(standard_logging.Formatter):
-  """Puts time and level before each log message, and wraps it.
-
-  Args:
-    width: the most characters of a line.
-  """
+  """Puts time and level before each log message, and wraps it at `width` characters."""
 
   def __init__(self, width: int = _LOG_WIDTH):
     self._width = width
@@ -143,7 +139,6 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
 
   Args:
     stopped_by: the number of the signal that stopped the job; 0 if it trained everything.
-    troubles: a line for each report that could not be written.
   """
   for trouble in troubles:
     sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
@@ -151,10 +146,9 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
 
 
 def status_of_server(asked: Sequence[int]) -> int:
-  """Returns the exit status of a process that serves until it is asked to end.
+  """Returns the exit status of a process that serves until it receives the signals `asked`.
 
-  Args:
-    asked: the numbers of the signals received. A supervisor ends a server by SIGTERM.
+  A supervisor ends a server by SIGTERM, so that is no failure.
   """
   return SIGNALLED + signal.SIGINT if signal.SIGINT in asked else 0
 

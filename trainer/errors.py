@@ -114,13 +114,7 @@ def short(value: object, length: int = 120) -> str:
 
 @contextlib.contextmanager
 def plain_errors(what: str) -> Iterator[None]:
-  """Turns an error of the operating system, such as a full disk, into a UserError.
-
-  Args:
-    what: how the message starts.
-  Raises:
-    UserError: in place of an OSError.
-  """
+  """Turns an OSError, such as of a full disk, into a UserError that starts with `what`."""
   try:
     yield
   except OSError as e:

@@ -31,8 +31,6 @@ SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
 CHECKPOINT = flags.DEFINE_enum(
   'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
 )
-
-
 BY = flags.DEFINE_multi_string(
   'by',
   [],
@@ -79,9 +77,6 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
   """Yields the names in --by that one evaluation can slice by, and the run that does it.
 
   These are all slots; then each other column but PASS by itself, which is read as data.group.
-
-  Raises:
-    UserError: if there is no such column.
   """
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared

@@ -34,12 +34,8 @@ Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path ->
 def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   """Opens a file for reading and writing that one process at a time may hold; others wait.
 
-  The operating system releases the file when its holder dies.
-
-  Args:
-    patience: seconds to wait.
-  Raises:
-    UserError: if another process still holds the file after that time; the file's content names it.
+  The operating system releases the file when its holder dies. Raises UserError if that has not
+  happened after `patience` seconds; the file's content names the holder.
   """
   with open(path, 'a+', encoding='utf-8') as f:
     began = time.monotonic()
@@ -156,10 +152,6 @@ class NpyWriter:
   """Writes a .npy file that grows along its first axis.
 
   The header holds the number of rows; `close` writes it again, in the same length.
-
-  Args:
-    dtype: the dtype of the array.
-    row_shape: the array's shape without its first axis.
   """
 
   def __init__(self, path: str, dtype: np.dtype | str, row_shape: Sequence[int] = ()):
@@ -175,11 +167,7 @@ class NpyWriter:
     return out.getvalue()
 
   def append(self, array: np.ndarray) -> memoryview:
-    """Writes rows; returns the bytes that were written.
-
-    Args:
-      array: [n, …] of the row shape; it is cast to the dtype.
-    """
+    """Writes rows, cast to the dtype; returns the bytes that were written."""
     array = np.ascontiguousarray(array, self.dtype).reshape(-1, *self.row_shape)
     data = memoryview(array.reshape(-1).view(np.uint8))
     self._file.write(data)
@@ -213,8 +201,7 @@ def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
 def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
   """Returns the entries for a manifest of a folder: {relative path: size and checksum}.
 
-  Args:
-    unchecked: endings of the names of files that get no checksum.
+  Files whose names have one of the endings `unchecked` get no checksum.
   """
   listed = {}
   for name in _names_below(folder):
@@ -277,11 +264,7 @@ def is_done(path: str) -> bool:
 
 
 def read_manifest(path: str) -> JsonObject:
-  """Returns the MANIFEST.json of a directory that is DONE.
-
-  Raises:
-    DataLoss: naming the file that is missing or damaged.
-  """
+  """Returns the MANIFEST.json of a directory; DataLoss if the directory is not DONE or damaged."""
   file = os.path.join(path, DONE)
   try:
     with open(file, 'rb') as f:
@@ -298,11 +281,7 @@ def read_manifest(path: str) -> JsonObject:
 
 
 def check_listed(path: str, listed: Listed) -> None:
-  """Checks that a directory contains exactly the files of its manifest, in their sizes.
-
-  Raises:
-    DataLoss: naming the first file that is missing, cut short or foreign.
-  """
+  """Raises DataLoss unless a directory holds exactly the files of its manifest, in their sizes."""
   present = set(_names_below(path))
   for name in sorted(present - listed.keys() - {DONE, MANIFEST}):
     raise DataLoss(f'{os.path.join(path, name)}: the {MANIFEST} of its directory does not list it')
@@ -315,21 +294,13 @@ def check_listed(path: str, listed: Listed) -> None:
 
 
 def check_crc32(path: str, name: str, listed: Listed) -> None:
-  """Checks one of the manifest's files, which may be larger than memory.
-
-  Raises:
-    DataLoss: if its bytes have changed since they were written.
-  """
+  """Raises DataLoss if one of the manifest's files, of any size, has changed."""
   file = os.path.join(path, name)
   _compare(file, crc32_of(file), listed[name]['crc32'])
 
 
 def read_checked(path: str, name: str, listed: Listed) -> bytes:
-  """Returns the bytes of one of the manifest's files.
-
-  Raises:
-    DataLoss: if they have changed since they were written.
-  """
+  """Returns the bytes of one of the manifest's files; DataLoss if they have changed."""
   file = os.path.join(path, name)
   with open(file, 'rb') as f:
     data = f.read()

@@ -52,11 +52,7 @@ def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
 
 
 def _lists_as_texts(cfg: config.Config, table: pa.Table) -> dict[str, list[str]]:
-  """Returns the columns of lists that slots read, as they would be written in a CSV file.
-
-  Raises:
-    UserError: if such a column holds something that a CSV file cannot hold.
-  """
+  """Returns the columns of lists that slots read, as they would be written in a CSV file."""
   columns, t = {}, pa.types
   for slot in cfg.data.slots:
     name = slot.column or slot.name

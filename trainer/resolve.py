@@ -30,8 +30,6 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
 
   Args:
     path: a YAML file, or a run_dir, which holds what its run was given.
-    overrides: strings `a.b=value`.
-    run_dir: replaces that of the config.
   """
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)

@@ -94,11 +94,7 @@ def launched() -> Runtime:
 
 
 def secret() -> bytes:
-  """Returns the content of the file CTR_SECRET_FILE, which launch/ makes for each job; else b''.
-
-  Raises:
-    UserError: if the file cannot be read or is too short to be a secret.
-  """
+  """Returns the content of the file CTR_SECRET_FILE, which launch/ makes for each job; else b''."""
   path = os.environ.get('CTR_SECRET_FILE')
   if not path:
     return b''
@@ -178,11 +174,7 @@ def _address_of(interface: str) -> str:
 
 
 def tf_config() -> Json:
-  """Returns TF_CONFIG as a dict, or None if it is not set.
-
-  Raises:
-    UserError: if it is not JSON.
-  """
+  """Returns TF_CONFIG as a dict, or None if it is not set."""
   text = os.environ.get('TF_CONFIG')
   if not text:
     return None
@@ -276,11 +268,7 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
 
 
 def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
-  """Returns the GPU of `gpus` that this rank uses; None if the host has none.
-
-  Raises:
-    UserError: if more ranks run on this host than it has GPUs.
-  """
+  """Returns the GPU of `gpus` that this rank uses; None if the host has none."""
   if not gpus:
     return None
   if local_rank >= len(gpus):

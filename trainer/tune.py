@@ -45,13 +45,9 @@ LAUNCHER = flags.DEFINE_string('launcher', '', 'Starts each trial, as in "horovo
 def space_of(
   sets: Sequence[str], ranges: Sequence[str]
 ) -> tuple[dict[str, 'Choices | Range'], list[str]]:
-  """Returns the settings to search, and the settings that all trials share.
+  """Returns the settings to search, and those that all trials share, of --set and --range.
 
-  Args:
-    sets: KEY=VALUE or KEY=VALUE,VALUE,…, where a value is YAML and may be a list in brackets.
-    ranges: KEY=LOW:HIGH or KEY=LOW:HIGH:log.
-  Raises:
-    UserError: for a flag of another form.
+  A value is YAML, and may be a list in brackets.
   """
   space: dict[str, 'Choices | Range'] = {}
   fixed = []

@@ -66,11 +66,7 @@ def beside(
 
 
 def joined(tables: Iterator[pa.Table], found: Iterator[pa.Table]) -> Iterator[pa.Table]:
-  """Yields tables with the carried columns in place of `sample`, the number of a record.
-
-  Args:
-    found: tables whose column `sample`, int64, ascends.
-  """
+  """Yields `found` with the carried columns in place of `sample`, the ascending record numbers."""
   rest, first = next(tables), 0
   for table in found:
     sample = table['sample'].to_numpy()
@@ -94,9 +90,6 @@ def out_suffix(path: str) -> str:
   """Returns the suffix of a path, which sets the format of predictions; '' means text.
 
   A suffix that does not begin with a letter belongs to the name, as in scores.2024-01-31.
-
-  Raises:
-    UserError: for a suffix of another format.
   """
   suffix = os.path.splitext(path)[1].lower()
   known = [s for s in (*TEXT_DELIMITERS, *JSON_SUFFIXES, *PARQUET_SUFFIXES) if s]
@@ -139,17 +132,19 @@ def _plain_json(value: object) -> object:
 
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
-  """Writes tables of one schema as Parquet, as JSON lines, or as delimited text with a header.
-
-  Args:
-    suffix: a result of `out_suffix`.
-  """
+  """Writes tables of one schema in the format of an `out_suffix`; text gets a header."""
   writer = schema = None
   try:
     for table in tables:
       if writer is None:
         schema = table.schema
-        writer = _writer(out, suffix, schema)
+        if suffix in PARQUET_SUFFIXES:
+          writer = pa.parquet.ParquetWriter(out, schema)
+        elif suffix in JSON_SUFFIXES:
+          writer = _JsonWriter(out)
+        else:
+          options = pa.csv.WriteOptions(delimiter=TEXT_DELIMITERS[suffix])
+          writer = pa.csv.CSVWriter(out, schema, write_options=options)
       try:
         writer.write_table(table.cast(schema))
       except pa.ArrowException as e:
@@ -159,14 +154,3 @@ def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None
   finally:
     if writer is not None:
       writer.close()
-
-
-def _writer(
-  out: BinaryIO, suffix: str, schema: pa.Schema
-) -> pa.parquet.ParquetWriter | pa.csv.CSVWriter | _JsonWriter:
-  if suffix in PARQUET_SUFFIXES:
-    return pa.parquet.ParquetWriter(out, schema)
-  if suffix in JSON_SUFFIXES:
-    return _JsonWriter(out)
-  options = pa.csv.WriteOptions(delimiter=TEXT_DELIMITERS[suffix])
-  return pa.csv.CSVWriter(out, schema, write_options=options)

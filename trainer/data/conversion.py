@@ -130,11 +130,7 @@ def _parsed_blocks(
 
 
 class BadRecords:
-  """Counts the bad records of a pass, and raises an error if they are too many.
-
-  Args:
-    max_share: `data.max_bad_share`.
-  """
+  """Counts the bad records of a pass, and raises an error if they are too many."""
 
   def __init__(self, path: str, max_share: float):
     self._path, self._max_share = path, max_share
@@ -150,19 +146,11 @@ class BadRecords:
   def counted(self, samples: int) -> JsonObject:
     """Returns the entry `bad` of meta.json, the bad records by kind."""
     bad, examples = self._kinds.total(), [example._asdict() for example in self._examples]
-    return {
-      'records': bad,
-      'of': samples + bad,
-      'kinds': dict(self._kinds),
-      'examples': examples,
-    }
+    kinds = dict(self._kinds)
+    return {'records': bad, 'of': samples + bad, 'kinds': kinds, 'examples': examples}
 
   def checked(self, samples: int) -> JsonObject:
-    """Returns the same as `counted`, after a warning about bad records.
-
-    Raises:
-      BadPass: if there are no records, or too many bad ones.
-    """
+    """Returns `counted` after a warning; BadPass if there are no records, or too many bad ones."""
     bad, total = self._kinds.total(), samples + self._kinds.total()
     if not total:
       raise BadPass(f'{self._path}: found no records; wanted at least one')
@@ -178,11 +166,7 @@ class BadRecords:
 
 
 def look_at(cfg: config.Config, raw_path: str) -> None:
-  """Reads the beginnings of a raw pass's files, to find mistakes early.
-
-  Raises:
-    BadPass, UserError: as `prepare_pass`.
-  """
+  """Reads the beginnings of a raw pass's files, to find the mistakes of `prepare_pass` early."""
   for file in files_of(raw_path):
     with plain_errors(f'cannot read {raw_path}'):
       with contextlib.closing(raw_blocks(cfg, file, wanted_columns(cfg))) as blocks:

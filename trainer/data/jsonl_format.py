@@ -155,12 +155,7 @@ def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.
 
 
 def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -> Block:
-  """Returns the Block of whole lines.
-
-  Args:
-    wanted: column -> whether it is a slot.
-    decimal: data.decimal.
-  """
+  """Returns the Block of whole lines; `wanted` says of each column whether it is a slot."""
   all_lines = [line.strip() for line in raw.split(b'\n')[:-1]]
   rows = np.flatnonzero([bool(line) for line in all_lines])
   lines = [all_lines[row] for row in rows]

@@ -116,9 +116,7 @@ def first_line(error: BaseException) -> str:
 def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value:
   """Runs an action on a file; repeats it if the file is remote and the action fails.
 
-  Raises:
-    UserError: if it keeps failing; the cause of the error is the last OSError.
-    FileNotFoundError: if there is no such file.
+  If it keeps failing, the last OSError is the cause of the UserError that is raised.
   """
   if not is_remote(path):
     return action()
@@ -226,11 +224,7 @@ def listed(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
-  """Opens a Parquet or ORC file; messages name its format by `kind`, such as 'an ORC'.
-
-  Raises:
-    BadPass: if it cannot be opened, or is no such file.
-  """
+  """Opens a Parquet or ORC file; messages name its format by `kind`, such as 'an ORC'."""
   try:
     with open_file(path) as f:
       yield f
@@ -266,11 +260,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def matching(patterns: Sequence[str], key: str) -> list[str]:
-  """Returns the files and directories that patterns match, sorted within each pattern.
-
-  Raises:
-    ConfigError: if a pattern matches nothing.
-  """
+  """Returns the files and directories that patterns match, sorted within each pattern."""
   files = []
   for pattern in patterns:
     path = normal(pattern)
@@ -352,11 +342,7 @@ def _info(path: str) -> pa.fs.FileInfo:
 def walk(
   directory: str, onerror: Callable[[OSError], None]
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-  """Does what os.walk does, for remote directories too.
-
-  Args:
-    onerror: called with the error if a directory cannot be listed.
-  """
+  """Does what os.walk does, for remote directories too."""
   if not is_remote(directory):
     yield from os.walk(directory, onerror=onerror)
     return

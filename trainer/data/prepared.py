@@ -38,12 +38,7 @@ OF_FEATURES = ('codes', 'bases', 'keys', 'splits', 'values', 'dense')
 
 
 def read_meta(path: str) -> JsonObject:
-  """Returns the meta.json of a prepared pass.
-
-  Raises:
-    UserError: if there is none.
-    BadPass: if it is damaged.
-  """
+  """Returns the meta.json of a prepared pass; BadPass if it is damaged, UserError if missing."""
   file = os.path.join(path, META)
   try:
     if not os.path.isfile(file):  # opening a pipe would wait
@@ -176,8 +171,6 @@ class PreparedPass:
     Returns:
       The number of samples that have each field, int64 [C]; the number of features that each field
       has, int64 [C]; and the keys of these features, one field after the other.
-    Raises:
-      BadPass: if the size of a file has changed since it was opened.
     """
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
@@ -290,11 +283,7 @@ class PreparedPass:
     return samples_at
 
   def gather(self, samples: np.ndarray) -> SlotBatch:
-    """Returns the samples with these numbers, integers [B].
-
-    Raises:
-      BadPass: if the size of a file has changed since it was opened.
-    """
+    """Returns the samples with these numbers, integers [B]."""
     try:
       features = self._samples.gather(samples)
       label = self._label[samples].astype(np.float32)

@@ -76,8 +76,6 @@ def has_column(fields: pa.Schema | pa.DataType, name: str) -> bool:
 def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
   """Turns floats into integers, so that 12.0 is the same feature as 12.
 
-  Args:
-    array: an array of any type.
   Returns:
     An int64 array, null where a value is missing or wrong; and bool [n], true where it is wrong: a
     fraction or too large (see `text_of_float`). An array without floats is returned as it is, with

@@ -1,11 +1,13 @@
 """Bins of a number: bin i is a feature whose text is i; a missing number has the bin `missing`."""
 
 import functools
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from ops.library import TensorLike
 from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
@@ -30,15 +32,18 @@ def texts(made: config.Bins) -> list[str]:
   return [*map(str, range(len(boundaries(made)) + 1)), 'missing']
 
 
+def _bins(made: config.Bins, numbers: TensorLike, xp: ModuleType) -> TensorLike:
+  """Returns the index in `texts` of each number's bin; `xp` is NumPy or TensorFlow."""
+  bounds = boundaries(made)
+  bins = xp.searchsorted(bounds, numbers, side='right')
+  return xp.where(numbers != numbers, len(bounds) + 1, bins)  # NaN: missing
+
+
 def arrow(made: config.Bins, reader: ArrowReader) -> pa.Array:
-  numbers, bounds = reader.numbers(made.bins), boundaries(made)
-  bins = np.searchsorted(bounds, numbers, side='right').astype(np.int32)
-  bins[np.isnan(numbers)] = len(bounds) + 1
+  bins = _bins(made, reader.numbers(made.bins), np).astype(np.int32)
   return pa.DictionaryArray.from_arrays(pa.array(bins), texts(made))
 
 
 def graph(made: config.Bins, reader: GraphReader) -> GraphColumn:
-  numbers, bounds = reader.numbers(made.bins), boundaries(made)
-  bins = tf.searchsorted(tf.constant(bounds), numbers, side='right')
-  bins = tf.where(tf.math.is_nan(numbers), len(bounds) + 1, bins)
+  bins = _bins(made, reader.numbers(made.bins), tf)
   return GraphColumn.single(tf.gather(tf.constant(texts(made)), bins))
