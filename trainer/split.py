@@ -7,11 +7,14 @@ JSON, as device.os. No value changes, though fields of CSV are quoted; samples o
 together.
 """
 
+import contextlib
+import functools
 import itertools
 import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -87,17 +90,8 @@ def _json_table(lines: list[bytes], name: str, before: int) -> pa.Table:
   return pa.table({name: pa.array(texts, pa.string()), _LINE: pa.array(lines, pa.binary())})
 
 
-class _LineWriter:
-  """Writes the lines of tables of JSON."""
-
-  def __init__(self, path: str):
-    self._file = open(path, 'wb')
-
-  def write_table(self, table: pa.Table) -> None:
-    self._file.writelines(line.rstrip(b'\r\n') + b'\n' for line in table[_LINE].to_pylist())
-
-  def close(self) -> None:
-    self._file.close()
+def _write_lines(file: BinaryIO, table: pa.Table) -> None:
+  file.writelines(line.rstrip(b'\r\n') + b'\n' for line in table[_LINE].to_pylist())
 
 
 def _tables() -> Iterator[pa.Table]:
@@ -234,31 +228,29 @@ def main() -> None:
   is_parquet = DATA.value.endswith('.parquet')
   suffix = next((s for s in ('.parquet', '.tsv', '.jsonl') if s in DATA.value), '.csv')
   csv = pa.csv.WriteOptions(
-    include_header=not COLUMNS.value,
-    delimiter=_delimiter(),
-    quoting_style='needed',
+    include_header=not COLUMNS.value, delimiter=_delimiter(), quoting_style='needed'
   )
+  paths = [os.path.join(OUT.value, name + suffix) for name in SPLITS]
   writers, counts = [], np.zeros(len(SPLITS), np.int64)
-  with plain_errors('cannot write --out'):
+  with plain_errors('cannot write --out'), contextlib.ExitStack() as stack:
     os.makedirs(OUT.value, exist_ok=True)
     for table in _tables():
-      if not writers:
-        for name in SPLITS:
-          path = os.path.join(OUT.value, name + suffix)
-          if _is_json():
-            writers.append(_LineWriter(path))
-          elif is_parquet:
-            writers.append(pq.ParquetWriter(path, table.schema))
-          else:
-            writers.append(pa.csv.CSVWriter(path, table.schema, write_options=csv))
+      for path in paths if not writers else ():
+        if _is_json():
+          writers.append(functools.partial(_write_lines, stack.enter_context(open(path, 'wb'))))
+        else:
+          writer = (
+            pq.ParquetWriter(path, table.schema)
+            if is_parquet
+            else pa.csv.CSVWriter(path, table.schema, write_options=csv)
+          )
+          writers.append(stack.enter_context(writer).write_table)
       places = split_of(table)
       counts += np.bincount(places, minlength=len(SPLITS))
-      for place, writer in enumerate(writers):
-        writer.write_table(table.filter(pa.array(places == place)))
-    for writer in writers:
-      writer.close()
-  for name, count, times in zip(SPLITS, counts, told):
-    print(f'{os.path.join(OUT.value, name + suffix)}: {count:,} samples{times}')
+      for place, write in enumerate(writers):
+        write(table.filter(pa.array(places == place)))
+  for path, count, times in zip(paths, counts, told):
+    print(f'{path}: {count:,} samples{times}')
 
 
 if __name__ == '__main__':

@@ -108,7 +108,11 @@ def tune(
       raise UserError(trial.user_attrs['failed'])
     number = len(done) + 1
     seconds = (time.monotonic() - started) / (number - known) * (trials - number)
-    print(_line(number, trials, trial, state, value, seconds), flush=True)
+    result = trial.user_attrs.get('failed') if value is None else f'{value:.6f}'
+    settings = ' '.join(f'{key}={value}' for key, value in _settings(trial.params).items())
+    left = f' · {seconds / 60:.0f} min left' if seconds >= 60 else ''
+    told = f'trial {number}/{trials} {state.name.lower()}: {result} · {settings}{left}'
+    print(told, flush=True)
   table = _table(setup, study)
   _write_report(setup, study, table)
   return table
@@ -287,21 +291,6 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
     events = events[events['event'] == 'eval'].reindex(columns=columns)
     return events[(events['split'] == 'valid') & events[metric].notna()]
   return pd.DataFrame(columns=columns)
-
-
-def _line(
-  number: int,
-  trials: int,
-  trial: optuna.Trial,
-  state: TrialState,
-  value: float | None,
-  seconds: float,
-) -> str:
-  """Describes a trial that ended; `seconds` are left for the others."""
-  result = trial.user_attrs.get('failed') if value is None else f'{value:.6f}'
-  settings = ' '.join(f'{key}={value}' for key, value in _settings(trial.params).items())
-  left = f' · {seconds / 60:.0f} min left' if seconds >= 60 else ''
-  return f'trial {number}/{trials} {state.name.lower()}: {result} · {settings}{left}'
 
 
 def _table(setup: _Study, study: optuna.Study) -> pd.DataFrame:

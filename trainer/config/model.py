@@ -91,21 +91,17 @@ class Model(Section):
 
   @pydantic.model_validator(mode='after')
   def _check_interactions(self) -> 'Model':
-    interactions = self.all_interactions()
-    shared = interactions.pop('model.shared', None)
-    embedding = interactions.pop('model.dense_embedding', None)
-    if not interactions and self.retrieval is None:
+    of_parts = {'model.shared': SHARED, 'model.dense_embedding': DENSE_EMBEDDINGS}
+    layers = self.all_interactions()
+    if not layers.keys() - of_parts and self.retrieval is None:
       wrong('interactions', 'found []; wanted at least one interaction')
-    known = [(key, one.kind, 'interaction', INTERACTIONS) for key, one in interactions.items()]
-    known += [('model.shared', shared.kind, 'layer', SHARED)] if shared else []
-    if embedding:
-      known.append(('model.dense_embedding', embedding.kind, 'layer', DENSE_EMBEDDINGS))
-    for key, kind, what, built_in in known:
-      key = key.removeprefix('model.')
+    for key, layer in layers.items():
+      kind, built_in = layer.kind, of_parts.get(key, INTERACTIONS)
+      what, key = 'layer' if key in of_parts else 'interaction', key.removeprefix('model.')
       if kind not in built_in and '.' not in kind:
         dotted = ', or give the dotted path of a Keras layer'
         wrong(key, f"unknown {what} '{kind}'{nearest(kind, built_in)}{dotted}")
-      if kind == 'tower' and shared is None:
+      if kind == 'tower' and self.shared is None:
         wrong(key, "found 'tower', which reads model.shared; wanted that set, or 'dnn'")
     return self
 

@@ -162,21 +162,14 @@ def _explained(
       yield f'{key.name}: {one_line_yaml(value)}  # {origin(path + key.name)}'
       continue
     yield f'{key.name}:'
-    if key.container is None:
-      inner = [('', value)]
-    else:
-      inner = (
-        [(f'{name}:', one) for name, one in value.items()]
-        if key.container is dict
-        else [('-', one) for one in value]
-      )
-    for i, (head, one) in enumerate(inner):
-      name = {None: '', list: f'{i}.', dict: f'{head[:-1]}.'}[key.container]
+    inner = enumerate(value) if key.container is list else [('', value)]
+    for name, one in value.items() if key.container is dict else inner:
+      head = {None: '', list: '-', dict: f'{name}:'}[key.container]
       if head:
         yield f'  {head}'
-      depth = '    ' if head else '  '
-      for line in _explained(one, f'{path}{key.name}.{name}', origin, told):
-        yield (depth + line).rstrip()
+      place = f'{path}{key.name}.{name}.' if head else f'{path}{key.name}.'
+      for line in _explained(one, place, origin, told):
+        yield ('    ' + line if head else '  ' + line).rstrip()
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:

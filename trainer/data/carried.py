@@ -1,5 +1,7 @@
 """Writes predictions, with columns of the raw files beside them."""
 
+import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -107,19 +109,10 @@ def write_lines(predictions: Iterator[np.ndarray], out: BinaryIO, delimiter: str
     out.writelines((delimiter.join(f'{p:.9g}' for p in row) + '\n').encode() for row in rows)
 
 
-class _JsonWriter:
-  """Writes tables as JSON lines, with the interface of Arrow's writers."""
-
-  def __init__(self, out: BinaryIO):
-    self._out = out
-
-  def write_table(self, table: pa.Table) -> None:
-    for row in table.to_pylist():
-      plain = {name: _plain_json(value) for name, value in row.items()}
-      self._out.write(json.dumps(plain, ensure_ascii=False, default=str).encode() + b'\n')
-
-  def close(self) -> None:
-    pass
+def _write_json(out: BinaryIO, table: pa.Table) -> None:
+  for row in table.to_pylist():
+    plain = {name: _plain_json(value) for name, value in row.items()}
+    out.write(json.dumps(plain, ensure_ascii=False, default=str).encode() + b'\n')
 
 
 def _plain_json(value: object) -> object:
@@ -133,24 +126,21 @@ def _plain_json(value: object) -> object:
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
   """Writes tables of one schema in the format of an `out_suffix`; text gets a header."""
-  writer = schema = None
-  try:
+  write = schema = None
+  with contextlib.ExitStack() as stack:
     for table in tables:
-      if writer is None:
+      if write is None:
         schema = table.schema
-        if suffix in PARQUET_SUFFIXES:
-          writer = pa.parquet.ParquetWriter(out, schema)
-        elif suffix in JSON_SUFFIXES:
-          writer = _JsonWriter(out)
+        if suffix in JSON_SUFFIXES:
+          write = functools.partial(_write_json, out)
+        elif suffix in PARQUET_SUFFIXES:
+          write = stack.enter_context(pa.parquet.ParquetWriter(out, schema)).write_table
         else:
           options = pa.csv.WriteOptions(delimiter=TEXT_DELIMITERS[suffix])
-          writer = pa.csv.CSVWriter(out, schema, write_options=options)
+          write = stack.enter_context(pa.csv.CSVWriter(out, schema, write_options=options)).write
       try:
-        writer.write_table(table.cast(schema))
+        write(table.cast(schema))
       except pa.ArrowException as e:
         raise UserError(f'--columns: their values change their type: {e}') from None
       except UnicodeDecodeError:
         raise UserError('--columns: found bytes that are no UTF-8; wanted --out as .csv') from None
-  finally:
-    if writer is not None:
-      writer.close()
