@@ -17,6 +17,7 @@ from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part
 from trainer.data.text_blocks import text_blocks
+from trainer.data.values import offsets_of, texts_from
 from trainer.errors import UserError
 
 FEATURES, QUERY = 'features', 'qid'
@@ -25,9 +26,7 @@ FEATURES, QUERY = 'features', 'qid'
 def _lines(raw: bytes) -> pa.Array:
   """Returns the lines of `raw`, which end in LF, as a string array; the bytes are not checked."""
   ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == ord('\n')) + 1
-  offsets = np.concatenate([[0], ends]).astype(np.int32)
-  buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw)]
-  return pa.Array.from_buffers(pa.string(), len(ends), buffers)
+  return texts_from(raw, np.append([0], ends).astype(np.int32))
 
 
 def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: int) -> Block:
@@ -68,9 +67,9 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
       mine = codes != code_of.get(QUERY.encode(), -1)
     if parts == 3 or column == FEATURES:
       select = pa.array(mine)
-      offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[mine], minlength=len(rows)))])
+      offsets = offsets_of(np.bincount(owner[mine], minlength=len(rows)))
       columns[column] = pa.MapArray.from_arrays(
-        pa.array(offsets, pa.int32()), index.filter(select), value.filter(select)
+        pa.array(offsets), index.filter(select), value.filter(select)
       )
     else:
       at = np.full(len(rows), -1)

@@ -18,6 +18,7 @@ from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import codec_of, first_line, local_copy, open_stream
 from trainer.data.schema import check_columns
+from trainer.data.values import offsets_of, texts_from
 from trainer.errors import BadPass
 
 BLOCK_RECORDS = 16384
@@ -32,11 +33,9 @@ def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
   values, splits = feature.values, pa.array(feature.row_splits.numpy().astype(np.int32))
   if values.dtype != tf.string:
     return pa.ListArray.from_arrays(splits, pa.array(values.numpy()))
-  lengths = tf.strings.length(values).numpy()
-  offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-  data = tf.strings.reduce_join(values).numpy()
-  buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-  return pa.ListArray.from_arrays(splits, pa.Array.from_buffers(pa.binary(), len(lengths), buffers))
+  offsets = offsets_of(tf.strings.length(values).numpy())
+  texts = texts_from(tf.strings.reduce_join(values).numpy(), offsets)
+  return pa.ListArray.from_arrays(splits, texts.view(pa.binary()))
 
 
 def _bad_records(

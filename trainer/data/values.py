@@ -134,6 +134,17 @@ def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
   return data, offsets - offsets[0]
 
 
+def texts_from(data: bytes | np.ndarray, offsets: np.ndarray) -> pa.Array:
+  """Returns the string array of such buffers; nobody checks that the bytes are UTF-8."""
+  buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+  return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
+
+
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+  """Returns where each of several runs of `counts` elements begins, and the end, int32 [n + 1]."""
+  return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
 @functools.lru_cache
 def _marker_keys(missing_values: tuple[str, ...], slot_id: int) -> np.ndarray:
   """Returns the keys that the texts of `data.missing_values` would have in a slot."""

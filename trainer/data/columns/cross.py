@@ -21,6 +21,7 @@ from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.features import hash_keys
+from trainer.data.values import offsets_of
 
 BETWEEN = ' × '  # the parts of a combination, as people read it
 _M = 0x369DEA0F31A53F85  # odd, as in a linear congruential generator
@@ -95,13 +96,15 @@ def arrow(made: config.Cross, reader: ArrowReader) -> pa.Array:
     return pa.array(_mixture([c.hashes for c in columns]), mask=missing)
   by_record = [c.by_record() for c in columns]
   parts, counts = _parts(by_record, made.most, np)
-  offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-  return pa.ListArray.from_arrays(offsets, _mixture(parts))
+  return pa.ListArray.from_arrays(offsets_of(counts), _mixture(parts))
 
 
 def graph(made: config.Cross, reader: GraphReader) -> GraphColumn:
   columns = [reader.features(name) for name in made.cross]
-  by_sample = [(c.hashes, reader.counts(c)) for c in columns]
+  by_sample = [
+    (c.hashes, tf.math.unsorted_segment_sum(tf.ones_like(c.samples), c.samples, reader.size))
+    for c in columns
+  ]
   parts, counts = _parts(by_sample, made.most, tf)
   samples = tf.repeat(tf.range(reader.size), counts)
   # tf.repeat has forgotten the rank.

@@ -226,8 +226,3 @@ class GraphReader:
     hashes, samples = tf.boolean_mask(hashes, present), tf.boolean_mask(samples, present)
     places, samples = repeated(samples, column.length, self.size)
     return GraphFeatures(tf.gather(hashes, places), samples)
-
-  def counts(self, found: GraphFeatures) -> tf.Tensor:
-    """Returns the number of features of each sample, int64 [B]."""
-    ones = tf.ones_like(found.samples)
-    return tf.math.unsorted_segment_sum(ones, found.samples, self.size)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from trainer import config
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
+from trainer.data.values import offsets_of
 
 TEXT = 'value'  # of the feature
 
@@ -14,7 +15,7 @@ TEXT = 'value'  # of the feature
 def arrow(made: config.Number, reader: ArrowReader) -> pa.Array:
   numbers = reader.numbers(made.number)
   present = ~np.isnan(numbers)
-  offsets = np.concatenate([[0], np.cumsum(present)]).astype(np.int32)
+  offsets = offsets_of(present)
   texts = pa.array([TEXT]).take(np.zeros([offsets[-1]], np.int64))
   return pa.MapArray.from_arrays(offsets, texts, pa.array(numbers[present]))
 
