@@ -26,6 +26,7 @@ from absl import flags
 from pandas.api.types import is_numeric_dtype, is_string_dtype
 
 from trainer import command_line
+from trainer.data.text_blocks import text_blocks
 from trainer.errors import UserError, nearest, one_line, plain_errors
 
 DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
@@ -48,7 +49,6 @@ COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line 
 
 SPLITS = ('train', 'valid', 'test')
 _LINE = ' line'  # the name of a column that is none in the log
-_JSON_BYTES = 1 << 24
 Split = Callable[[pa.Table], np.ndarray]
 _FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
@@ -65,29 +65,18 @@ def _is_json() -> bool:
 
 def _tables_of_json(path: str, name: str) -> Iterator[pa.Table]:
   """Yields the column `name`, as texts, and the lines themselves, as the column _LINE."""
-  number = 0
-  with pa.input_stream(path) as f:
-    rest = b''
-    while block := f.read(_JSON_BYTES):
-      *lines, rest = (rest + block).splitlines(keepends=True)
-      yield _json_table(lines, name, number)
-      number += len(lines)
-    yield _json_table([rest] if rest.strip() else [], name, number)
-
-
-def _json_table(lines: list[bytes], name: str, before: int) -> pa.Table:
-  """Returns the table of some lines, behind `before` others."""
-  texts = []
-  for i, line in enumerate(lines):
-    try:
-      value = json.loads(line)
-      for part in name.split('.'):
-        value = value.get(part)
-    except (ValueError, AttributeError):
-      where = f'{DATA.value}:{before + i + 1}'
-      raise UserError(f"{where}: wanted a line of JSON, an object with '{name}'") from None
-    texts.append(None if value is None else str(value))
-  return pa.table({name: pa.array(texts, pa.string()), _LINE: pa.array(lines, pa.binary())})
+  for numbers, block in text_blocks(path):
+    lines, texts = block.split(b'\n')[:-1], []
+    for number, line in zip(numbers, lines):
+      try:
+        value = json.loads(line)
+        for part in name.split('.'):
+          value = value.get(part)
+      except (ValueError, AttributeError):
+        where = f'{DATA.value}:{number}'
+        raise UserError(f"{where}: wanted a line of JSON, an object with '{name}'") from None
+      texts.append(None if value is None else str(value))
+    yield pa.table({name: pa.array(texts, pa.string()), _LINE: pa.array(lines, pa.binary())})
 
 
 def _write_lines(file: BinaryIO, table: pa.Table) -> None:
