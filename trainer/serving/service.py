@@ -1,6 +1,7 @@
 """Serves one version of a model, and switches to a new version without a pause."""
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -213,6 +214,10 @@ class Service:
       scorer.load(view.dense)
       if not idle:
         scorer.warm_up()
+        # Garbage collections then leave out TensorFlow's many objects, which take 0.1 s and more.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
       if view.version.left_out and not self._logged_filter:
         logging.warning('version %d: %s', view.version.sequence, view.version.left_out)
         self._logged_filter = True
