@@ -70,6 +70,9 @@ HISTORIES = {
   )
   for length in (10, 50, 200)
 }
+# Matrix factorisation of Yelp18's size: users and items, and negatives that a batch shares.
+MF = Shape(batch=1024, slots=2, dense=0, width=64, hidden=(), vocabulary=(31_668, 38_048))
+MF_NEGATIVES, MF_TEMPERATURE = 800, 0.11
 OTHERS = {
   'width_8': dataclasses.replace(CRITEO, width=8),
   'width_32': dataclasses.replace(CRITEO, width=32),
@@ -153,6 +156,7 @@ def config(
   sync=None,
   dense_dtype='float32',
   small_rows=False,
+  retrieval=False,
 ):
   """The config, as a dict, of our trainer on a prepared pass of this shape.
 
@@ -166,6 +170,8 @@ def config(
     sync: the section of the config.
     dense_dtype: `train.dense_dtype`.
     small_rows: factors in bfloat16, with one number of state a row.
+    retrieval: whether the two slots are users and items of matrix factorisation, and each sample is
+      a positive.
   """
   row_optimizer = {'kind': optimizer, 'learning_rate': 0.01}
   several = {f: {'separator': '|'} for f in range(shape.slots) if f >= shape.slots - shape.multi}
@@ -175,6 +181,12 @@ def config(
   table = {'width': shape.width, 'linear': row_optimizer, 'factors': row_optimizer}
   if small_rows:
     table |= {'factors': {'kind': 'adagrad_row', 'learning_rate': 0.01}, 'dtype': 'bfloat16'}
+  model = {
+    'interactions': interactions or ['linear', 'fm', {'dnn': {'hidden': list(shape.hidden)}}]
+  }
+  if retrieval:
+    towers = {'query': {'slots': ['C0']}, 'item': {'slots': ['C1']}}
+    model = {'retrieval': towers | {'negatives': MF_NEGATIVES, 'temperature': MF_TEMPERATURE}}
   return {
     'run_dir': os.path.join('build', 'bench', 'run'),
     'data': {
@@ -182,7 +194,8 @@ def config(
       'format': 'prepared',
       'slots': [{'name': f'C{f}'} | several.get(f, {}) for f in range(shape.slots)],
       'dense': [{'name': f'I{i}'} for i in range(shape.dense)],
-    },
+    }
+    | ({'label': None, 'group': 'C0'} if retrieval else {}),
     'sync': sync or {},
     'sparse': {
       'store': store,
@@ -191,9 +204,7 @@ def config(
     'lifecycle': {'admission': 'score', 'admission_threshold': 0.1}
     if lifecycle is None
     else lifecycle,
-    'model': {
-      'interactions': interactions or ['linear', 'fm', {'dnn': {'hidden': list(shape.hidden)}}]
-    },
+    'model': model,
     'train': {
       'batch_size': shape.batch,
       'dense_optimizer': {'kind': optimizer, 'learning_rate': 0.01},
@@ -287,6 +298,9 @@ def prepare(shape, seed, cfg, directory):
   os.makedirs(os.path.dirname(directory), exist_ok=True)
   temporary = tempfile.mkdtemp(dir=os.path.dirname(directory))
   writer = Writer(temporary, cfg)
-  writer.add(Parsed(counts, flat, None, dense, label[:, None]))
+  if cfg.model.retrieval is not None:
+    writer.add(Parsed(counts, flat, None, dense, np.ones_like(label)[:, None], group=ids[0]))
+  else:
+    writer.add(Parsed(counts, flat, None, dense, label[:, None]))
   writer.close({'schema': schema(cfg), 'day': None, 'dense': {}})
   os.rename(temporary, directory)

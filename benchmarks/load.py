@@ -11,7 +11,7 @@ import threading
 import time
 
 
-def measure(port, bodies, connections, seconds, rate=None):
+def measure(port, bodies, connections, seconds, rate=None, verb='predict'):
   """Sends requests on several connections, the next one after the answer to the last.
 
   Args:
@@ -21,10 +21,11 @@ def measure(port, bodies, connections, seconds, rate=None):
     seconds: to measure.
     rate: requests a second, at even times; None: as many as are answered. The latency counts from
       when a request is due, so that a slow answer also counts for those that wait behind it.
+    verb: predict or recommend.
   Returns:
     dict of rate (answers a second), p50_ms, p99_ms and failed.
   """
-  requests = [_request(body.encode()) for body in bodies]
+  requests = [_request(body.encode(), verb) for body in bodies]
   latencies, failed = [], []
   started = time.perf_counter()
   ended = started + seconds
@@ -70,9 +71,9 @@ def measure(port, bodies, connections, seconds, rate=None):
   }
 
 
-def _request(body):
+def _request(body, verb):
   head = (
-    'POST /v1/models/ctr:predict HTTP/1.1\r\nHost: localhost\r\n'
+    f'POST /v1/models/ctr:{verb} HTTP/1.1\r\nHost: localhost\r\n'
     f'Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n'
   )
   return head.encode() + body

@@ -90,6 +90,12 @@ WANTED = {
   ),
   'din_50_vs_plain': ('>=', 0.9, 'the same of 50'),
   'din_200_vs_plain': ('>=', 0.9, 'the same of 200'),
+  'mf_vs_better': (
+    '>=',
+    1.2,
+    'MF with 800 shared negatives, samples/s over the better of Keras and PyTorch, static',
+  ),
+  'recommend_p99_ms': ('<=', 20, 'p99 of `:recommend` over 1 M items by the index, ms'),
   'loop_seconds': ('<=', 10, "from a pass's marker to the changed score, s"),
   'serve_100_per_second': ('>=', 1000, 'requests of 100 candidates a second'),
   'serve_100_p99_ms': (

@@ -34,6 +34,7 @@ from benchmarks.bench_data import (
   DLRM_BOTTOM,
   FRAPPE,
   HISTORIES,
+  MF,
   OTHERS,
   RECORD,
 )
@@ -496,6 +497,27 @@ class Bench:
       ratios = rounds.ratios(f'ours, L = {length}', f'plain ops, L = {length}')
       self.ratio(f'din_{length}_vs_plain', ratios)
 
+  def retrieval(self):
+    """Matrix factorisation with 800 shared negatives beside the same on static embeddings, and
+    what benchmarks.retrieval_bench measures.
+    """
+    python = os.path.join(CONTENDERS, 'bin', 'python')
+    spec = {'shape': MF.as_dict()}
+    contenders = {
+      'ours, MF': Contender('ours', self.spec(MF, lifecycle={}, retrieval=True)),
+      'Keras static, MF': Contender('keras_mf', spec),
+      'PyTorch static, MF': Contender('torch_mf', spec, python=python),
+    }
+    why = contenders_environment()
+    if why:
+      del contenders['PyTorch static, MF']
+      self.left_out['PyTorch static, MF'] = why
+    rounds, _, _, failed = interleave(contenders, lambda _: MF, steps=100)
+    self.keep('retrieval', rounds, dict.fromkeys(contenders, MF), failed)
+    others = [rounds.ratios('ours, MF', name) for name in rounds if name != 'ours, MF']
+    self.ratio('mf_vs_better', min(others, key=statistics.median) if others else [])
+    self.own_command('retrieval_bench')
+
   def ffm(self):
     shape = dataclasses.replace(FRAPPE, width=4)
     contenders = {'ours, FFM': Contender('ours', self.spec(shape, interactions=['linear', 'ffm']))}
@@ -598,19 +620,24 @@ class Bench:
     """
     for file in sorted(glob.glob(os.path.join(ROOT, 'benchmarks', '*_bench.py'))):
       name = os.path.basename(file).removesuffix('.py')
-      result = os.path.join(OUT, f'{name}.json')
-      command = [sys.executable, '-m', f'benchmarks.{name}']
-      done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
-      )
-      if done.returncode:
-        self.left_out[name] = (done.stderr.strip().splitlines() or ['said nothing'])[-1]
-        continue
-      self.others[name] = {'command': f'python -m benchmarks.{name}', 'output': done.stdout}
-      if os.path.exists(result):
-        with open(result, encoding='utf-8') as f:
-          self.raw[name] = json.load(f)
-        self.figures |= {key: self.raw[name][key] for key in WANTED if key in self.raw[name]}
+      if name not in self.others:
+        self.own_command(name)
+
+  def own_command(self, name):
+    """Takes what `python -m benchmarks.NAME` prints, and the figures that it writes."""
+    result = os.path.join(OUT, f'{name}.json')
+    command = [sys.executable, '-m', f'benchmarks.{name}']
+    done = subprocess.run(
+      command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+      self.left_out[name] = (done.stderr.strip().splitlines() or ['said nothing'])[-1]
+      return
+    self.others[name] = {'command': f'python -m benchmarks.{name}', 'output': done.stdout}
+    if os.path.exists(result):
+      with open(result, encoding='utf-8') as f:
+        self.raw[name] = json.load(f)
+      self.figures |= {key: self.raw[name][key] for key in WANTED if key in self.raw[name]}
 
 
 def needed_bytes(shape):
@@ -675,6 +702,7 @@ GROUPS = {
   'interactions': Bench.interactions,
   'histories': Bench.histories,
   'ffm': Bench.ffm,
+  'retrieval': Bench.retrieval,
   'table': Bench.table,
   'small_rows': Bench.small_rows,
   'flat': Bench.flat,

@@ -15,14 +15,21 @@ from benchmarks.contenders import channel
 from trainer import config, runtime
 
 
-def stream(cfg, communicator, stage=lambda batch: batch):
-  """The batches of this rank, epoch after epoch, as a job reads them."""
+def stream(cfg, communicator, stage=lambda batch: batch, step=None):
+  """The batches of this rank, epoch after epoch, as a job reads them.
+
+  With model.retrieval they get negatives, for which `step` is needed.
+  """
   from trainer.data.prefetch import prefetch
   from trainer.data.prepared import PreparedPass
 
-  one = PreparedPass(cfg.data.train[0], cfg)
+  one, numbers, ready = PreparedPass(cfg.data.train[0], cfg), itertools.count(), stage
+  if cfg.model.retrieval is not None:
+    catalogue = step.dense.catalogue
+    catalogue.refresh(step.store, communicator, one)
+    ready = lambda batch: stage(catalogue.for_step(batch, next(numbers)))
   return prefetch(
-    stage(batch)
+    ready(batch)
     for epoch in itertools.count()
     for batch in one.batches(
       cfg.train.batch_size,
@@ -115,7 +122,7 @@ def main():
   inputs = Inputs(cfg, communicator, step, progress_made=lambda: None, folder='')
   if spec.get('features'):
     fill(step, cfg, spec['features'])
-  batches = stream(cfg, communicator, step.stage)
+  batches = stream(cfg, communicator, step.stage, step)
 
   def take_steps(count):
     train_in_lockstep(
@@ -129,7 +136,7 @@ def main():
 
   def more():
     seen, bytes_sent = (
-      step.dense.metrics.state()['sums'][1],
+      step.dense.metrics.state()['losses' if cfg.model.retrieval else 'sums'][1],
       0 if sent is None else int(sent.numpy()),
     )
     step.dense.metrics.reset()

@@ -45,6 +45,19 @@ VARIANTS = (
       'item': {'slots': ['item'], 'hidden': [24, 6]},
     },
   ),
+  (
+    # The table lacks item 22.
+    {
+      'data.slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'tags', 'separator': '|'}],
+      'data.dense': [{'name': 'price', 'transform': 'standardise'}],
+      'data.keep_texts': [],
+    },
+    {
+      'loss': 'in_batch_softmax',
+      'query': {'slots': ['user'], 'hidden': [5]},
+      'item': {'slots': ['item', 'tags'], 'dense': ['price'], 'hidden': [6, 5]},
+    },
+  ),
 )
 
 
@@ -63,6 +76,8 @@ class RetrievalOnRanksTest(tf.test.TestCase):
           history = '|'.join(map(str, rng.integers(0, 23, rng.integers(0, 6))))
           lines.append(f'{user},{rng.integers(0, 23)},{history}\n')
       pathlib.Path(f'{folder}/{name}.csv').write_text(''.join(lines))
+    items = [f'{i},{"|".join(map(str, range(i % 4)))},{i * i}\n' for i in (*range(22), 40)]
+    pathlib.Path(f'{folder}/items.csv').write_text('item,tags,price\n' + ''.join(items))
 
   def test_give_the_same_vectors_and_rankings_as_one_process(self):
     communicator = self.communicator
@@ -89,7 +104,8 @@ class RetrievalOnRanksTest(tf.test.TestCase):
             'train.dense_optimizer': {'kind': 'sgd', 'learning_rate': 0.1},
             'sync.dense_allreduce': 'connections' if i == 1 else 'horovod',
           }
-          | changes,
+          | changes
+          | ({'data.items': f'{folder}/items.csv'} if 'data.dense' in changes else {}),
           **retrieval,
         )
         step = TrainStep(cfg, one)

@@ -329,7 +329,6 @@ class RunTest(tf.test.TestCase):
     import faiss
 
     index = faiss.read_index(f'{cfg.run_dir}/exports/items/1/{item_files.INDEX}')
-    self.assertGreater(index.hnsw.efSearch, 20, 'fewer candidates than items that are wanted')
     found, places = index.search(vectors, 6)
     self.assertAllEqual(places, np.argsort(-scores)[:, :6])
     self.assertAllClose(found, -np.sort(-scores)[:, :6], rtol=1e-5)

@@ -1,7 +1,7 @@
 """A small model with model.retrieval, logs and batches for it, and its loss in NumPy with loops."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,30 @@ TREE = {
     }
   },
 }
+
+
+# A model whose item tower reads columns of data.items, and such a table: {item: (kind, tags,
+# price)}. Item 30 is not in the lines of `make_lines`, and the columns of 7 are blank.
+ITEM_COLUMNS = {
+  'data.slots': [
+    {'name': 'user'},
+    {'name': 'kinds', 'separator': '|', 'shares': 'kind'},
+    {'name': 'item'},
+    {'name': 'kind'},
+    {'name': 'tags', 'separator': '|', 'value_separator': ':', 'pooling': 'sum'},
+  ],
+  'data.dense': [{'name': 'price', 'transform': 'log1p_standardise'}],
+  'model.retrieval.query': {'slots': ['user', 'kinds'], 'hidden': [8, 4]},
+  'model.retrieval.item': {
+    'slots': ['item', 'kind', 'tags'],
+    'dense': ['price'],
+    'hidden': [8, 4],
+  },
+}
+ITEM_TABLE = {
+  i: (f'k{i * 7 % 5}', '|'.join(f't{t}:{t + 0.5}' for t in range(i % 3)), f'{1 + i * i}')
+  for i in range(25)
+} | {7: ('', '', ''), 30: ('k1', 't1', '2.5')}
 
 
 def make_config(changes: Mapping[str, Any] | None = None, **retrieval: Any) -> config.Config:
@@ -142,6 +166,32 @@ def write_lines(path: str, pairs: Sequence[tuple[Any, Any]], header: str = 'user
   """Writes pairs as CSV; returns the path."""
   text = ''.join(f'{user},{item}\n' for user, item in pairs)
   pathlib.Path(path).write_text(f'{header}\n{text}')
+  return path
+
+
+def write_items(
+  path: str,
+  table: Iterable[tuple[Any, Sequence[str]]],
+  header: str = 'item,kind,tags,price',
+) -> str:
+  """Writes a table of items as CSV; returns the path."""
+  lines = [','.join([str(item), *columns]) for item, columns in table]
+  pathlib.Path(path).write_text('\n'.join([header, *lines]) + '\n')
+  return path
+
+
+def write_queries(
+  path: str, pairs: Iterable[tuple[Any, Any]], table: Mapping[Any, Sequence[str]] | None = None
+) -> str:
+  """Writes a log for ITEM_COLUMNS, joined with the columns of a table if one is given.
+
+  A user that is None makes a line without a query.
+  """
+  lines = ['user,kinds,item' + (',kind,tags,price' if table else '')]
+  for user, item in pairs:
+    query = ['', ''] if user is None else [str(user), f'k{user % 3}|k4']
+    lines.append(','.join([*query, str(item), *(table[item] if table else ())]))
+  pathlib.Path(path).write_text('\n'.join(lines) + '\n')
   return path
 
 

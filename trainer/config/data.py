@@ -159,6 +159,9 @@ class Data(Section):
   """The categorical columns."""
   dense: list[DenseColumn] = []
   """The numeric columns."""
+  items: str | None = None
+  """The table of items, with the columns that the item tower reads (docs/retrieval.md): a file of
+  any format that a log may have, a line an item. null: the item tower reads the item's id alone."""
   keep_texts: list[str] = []
   """Slots whose admitted features keep their texts, in memory and in checkpoints, so that
   run.embeddings and run.features tell them when the log is gone. A feature's row holds only a hash

@@ -9,6 +9,9 @@ def retrieval(cfg: Config) -> Mistakes:
   """Finds the mistakes in a config with model.retrieval."""
   model, data, of_items = cfg.model, cfg.data, cfg.model.retrieval
   if of_items is None:
+    if data.items is not None:
+      found = f"found '{data.items}' without model.retrieval"
+      yield 'data.items', f'{found}, which alone reads it'
     return
   if model.interactions:
     yield 'model.retrieval', 'found beside model.interactions; wanted either'
@@ -45,8 +48,9 @@ def retrieval(cfg: Config) -> Mistakes:
     if value:
       yield key, f'found {value}; a model with model.retrieval has none yet; wanted it left out'
   item = of_items.item.slots[0]
-  if (cfg.export.base or cfg.export.delta_every_passes) and item not in data.keep_texts:
-    wanted = f'exports while a run trains name its items: wanted [{item}]'
+  exports = cfg.export.base or cfg.export.delta_every_passes
+  if exports and item not in data.keep_texts and data.items is None:
+    wanted = f'exports while a run trains name its items: wanted [{item}], or data.items'
     yield 'data.keep_texts', f'found {data.keep_texts}; {wanted}'
 
 
@@ -73,11 +77,14 @@ def _towers(cfg: Config) -> Mistakes:
   if slots[item].separator or slots[item].value_separator or slots[item].shares:
     wanted = 'wanted a slot of its own with one feature a line'
     yield 'model.retrieval.item.slots.0', f"found '{item}', the item's id; {wanted}"
-  if item in retrieval.query.slots:
-    yield 'model.retrieval.query.slots', f"found '{item}', which the query is to find"
-  if len(retrieval.item.slots) > 1 or retrieval.item.dense:
-    found = 'reads more than the id, which it cannot yet'
-    yield 'model.retrieval.item', f'{found}; wanted its slot alone'
+  if (len(retrieval.item.slots) > 1 or retrieval.item.dense) and cfg.data.items is None:
+    found = f"reads more than the id '{item}'"
+    yield 'model.retrieval.item', f'{found}; wanted data.items, the table of its columns'
+  for key in ('slots', 'dense'):
+    for name in getattr(retrieval.query, key):
+      if name in getattr(retrieval.item, key):
+        found = f"found '{name}', which is of the item that the query is to find"
+        yield f'model.retrieval.query.{key}', f'{found}; wanted it in one tower'
   histories = [name for name in retrieval.query.slots if slots[name].sequence]
   if retrieval.query.encoder is not None:
     if len(histories) != 1:

@@ -114,6 +114,12 @@ class Config(Section):
     name = self.model.retrieval.item.slots[0]
     return next(slot for slot in self.data.slots if slot.name == name)
 
+  def columns_of_items(self) -> set[str]:
+    """Returns the slots and dense columns that data.items holds and the log does not."""
+    if self.data.items is None:
+      return set()
+    return self.model.retrieval.only_of_items() - {self.item_slot.name}
+
   def poolings(self) -> list[str]:
     """Returns the pooling of each slot, [F]; 'sum' for a slot with one feature a sample."""
     several = [

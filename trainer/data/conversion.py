@@ -6,7 +6,8 @@ import contextlib
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 from absl import logging
@@ -62,6 +63,21 @@ def format_of(data: config.Data, path: str) -> str:
   if data.format is not None:
     return data.format
   return SUFFIXES.get(suffix_of(path), 'csv')
+
+
+def config_of_table(
+  cfg: config.Config, path: str, names: Collection[str], changes: Mapping[str, Any]
+) -> config.Config:
+  """Returns the config that reads a table beside the log, which may have another format.
+
+  Args:
+    names: columns of the table; in a csv file they tell what separates the fields.
+    changes: of the section `data`.
+  """
+  update = {'group': None, 'format': None, 'columns': None, 'delimiter': None, **changes}
+  if format_of(cfg.data.model_copy(update=update), path) == 'csv':
+    update['delimiter'] = csv_format.delimiter_of(path, names)
+  return cfg.model_copy(update={'data': cfg.data.model_copy(update=update)})
 
 
 def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:

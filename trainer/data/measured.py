@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import config
-from trainer.data import csv_format
 from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader
-from trainer.data.conversion import blocks_of_pass, format_of
+from trainer.data.conversion import blocks_of_pass, config_of_table
 from trainer.data.features import WHOLE
 from trainer.data.log_files import matching
 from trainer.data.passes import announced, passes
@@ -98,12 +97,8 @@ def _content(cfg: config.Config, key: str) -> str:
   """Reads the table of a look-up."""
   made = cfg.data.left_open()[key].made
   names, table = (made.key or made.lookup, made.value), {}
-  update = {'slots': [], 'dense': [], 'group': None, 'format': None, 'columns': None}
   with plain_errors(f'{key}: cannot read {made.table}'):
-    data = cfg.data.model_copy(update=update)
-    is_csv = format_of(data, made.table) == 'csv'  # it may have another delimiter than the log
-    update['delimiter'] = csv_format.delimiter_of(made.table, names) if is_csv else None
-    plain = cfg.model_copy(update={'data': data.model_copy(update=update)})
+    plain = config_of_table(cfg, made.table, names, {'slots': [], 'dense': []})
     keys = [key.removesuffix('content') + of for of in ('key', 'value')]
     for block in blocks_of_pass(plain, made.table, dict(zip(names, keys))):
       if block.malformed:

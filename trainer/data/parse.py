@@ -16,6 +16,7 @@ from ops.tensors import aligned
 from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.columns.arrow_columns import ArrowReader
+from trainer.data.schema import blank_columns
 from trainer.data.values import (
   WHOLE_NUMBER,
   SlotFeatures,
@@ -237,9 +238,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   writing = Writing.of(data)
   is_query = not labelled and cfg.model.retrieval is not None
-  if is_query:
-    blank = dict.fromkeys(data.log_columns(), pa.nulls(n))
-    block = block._replace(columns=blank | block.columns)
+  blank = blank_columns(cfg, labelled)
   records = _Records(block)
   if cfg.data.label is None:
     label = np.ones([n, 1])
@@ -262,6 +261,9 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   made = ArrowReader(cfg, block.columns, n, records.drop)
   dense = np.empty([n, len(data.dense)], np.float32)
   for i, column in enumerate(data.dense):
+    if column.name in blank:
+      dense[:, i] = np.nan
+      continue
     wanted = 'one number, or none for missing'
     if column.made:
       array, _, markers = made.single(column.name, wanted)
@@ -276,6 +278,9 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   for s in cfg.ordered_slots:
     column = s.column or s.name
     markers = [] if s.made else data.missing_values
+    if s.name in blank:
+      slots.append(np.full([n], NO_FEATURE))
+      continue
     array, wrong = whole_numbers(made.made(s.name) if s.made else block.columns[column])
     records.drop(wrong, 'value', column, WHOLE_NUMBER)
     if (s.shares or s.name) in data.keep_texts:

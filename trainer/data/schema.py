@@ -22,7 +22,8 @@ def briefly(made: config.Made) -> JsonObject:
 def schema(cfg: config.Config) -> JsonObject:
   """Returns the settings that must be equal when a pass is written and when it is read."""
   data, ids = cfg.data, cfg.slot_ids()
-  return {
+  of_items = sorted(cfg.columns_of_items())  # blank in the pass
+  return ({'of_items': of_items} if of_items else {}) | {
     'format': 3,
     'hash': HASH_NAME,
     # canonical order, slot id, and of a sequence its length
@@ -57,6 +58,17 @@ def reading(cfg: config.Config) -> JsonObject:
   }
 
 
+def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
+  """Returns the slots and dense columns that are not read and so are blank.
+
+  With model.retrieval they are the columns that data.items holds and, for predictions, all that
+  only describe items.
+  """
+  if labelled or cfg.model.retrieval is None:
+    return cfg.columns_of_items()
+  return cfg.model.retrieval.only_of_items()
+
+
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   """Returns the columns to read, {column: the config key that needs it}.
 
@@ -65,18 +77,17 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
       items (model.retrieval) it needs the group, but no column that only describes items.
   """
   data, columns = cfg.data, []
-  retrieval = cfg.model.retrieval if not labelled else None
   if labelled:
     key = 'data.labels' if data.labels else 'data.label'
     if data.labels or data.label is not None:
       columns += [(label.column or label.name, key) for label in cfg.labels]
     columns += [(data.weight, 'data.weight'), (data.group, 'data.group')]
-  elif retrieval:
+  elif cfg.model.retrieval is not None:
     columns.append((data.group, 'data.group'))
-  of_items = retrieval.only_of_items() if retrieval else ()
+  blank = blank_columns(cfg, labelled)
   for column in (*data.dense, *data.slots):
     key = f"slot '{column.name}'" if isinstance(column, config.Slot) else 'data.dense'
-    if column.name not in of_items:
+    if column.name not in blank:
       columns += [(name, key) for name, _ in data.columns_of(column)]
   wanted: dict[str, str] = {}
   for column, key in columns:

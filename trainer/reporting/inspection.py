@@ -15,6 +15,7 @@ from ops.sharding import SHARDS, owner_of, shard_of, within
 from trainer import config, files
 from trainer.data.columns import cross
 from trainer.data.features import hash_keys
+from trainer.data.item_table import config_of_items
 from trainer.data.schema import briefly
 from trainer.data.texts import texts_of
 from trainer.embedding.embedding import table_specs
@@ -142,8 +143,10 @@ class Inspection:
     found = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
     if missing := set(keys.tolist()) - found.keys():
       of_slot = next(s for s in self.cfg.data.slots if s.name == slot)
-      paths = [entry['path'] for entry in self.progress['ledger']['entries']]
-      for some in texts_of(self.cfg, paths, of_slot, missing):
+      cfg, paths = self.cfg, [entry['path'] for entry in self.progress['ledger']['entries']]
+      if slot in cfg.columns_of_items():
+        cfg, paths = config_of_items(cfg), [cfg.data.items]
+      for some in texts_of(cfg, paths, of_slot, missing):
         found |= some
     return found
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from trainer.data.values import places
 from trainer.storage.chain import RowExport
-from trainer.storage.items import EFFORT, Change, Items, has_faiss, import_faiss
+from trainer.storage.items import PROBES, Change, Items, has_faiss, import_faiss
 
 EXACT_UP_TO = 100_000  # items; so many take some milliseconds
 _MOST_REPLACED = 0.25  # of the index; with more, it is not used
@@ -16,7 +16,7 @@ _MOST_REPLACED = 0.25  # of the index; with more, it is not used
 class _Index(NamedTuple):
   """The faiss index of a base, some of whose n vectors later deltas have replaced."""
 
-  hnsw: Any  # faiss.Index
+  lists: Any  # faiss.IndexIVFFlat
   keys: np.ndarray  # int64 [n], of the items by their numbers in the index
   # int64 [n], the item's place in ItemSearch.items; −1 if it has left or has another vector.
   place: np.ndarray
@@ -59,8 +59,8 @@ class ItemSearch:
       data = export.index()
     if data is None:
       return cls(items, None, exact_up_to)
-    hnsw = import_faiss().deserialize_index(np.frombuffer(data, np.uint8))
-    index = _Index(hnsw, unsorted.keys, places(items.keys, unsorted.keys))
+    lists = import_faiss().deserialize_index(np.frombuffer(data, np.uint8))
+    index = _Index(lists, unsorted.keys, places(items.keys, unsorted.keys))
     return cls(items, index, exact_up_to)
 
   def changed(self, change: Change) -> 'ItemSearch':
@@ -85,12 +85,16 @@ class ItemSearch:
     if not self.by_index:
       return _best(self.items.vectors, query, k, seen)
     faiss = import_faiss()
-    allowed = np.unpackbits(self._current, bitorder='little')
-    numbers = self._number[seen]
-    allowed[numbers[numbers >= 0]] = 0
-    selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder='little'))
-    parameters = faiss.SearchParametersHNSW(sel=selector, efSearch=max(EFFORT, 2 * k))
-    scores, found = self._index.hnsw.search(query[None], k, params=parameters)
+    allowed, numbers = self._current.copy(), self._number[seen]
+    numbers = numbers[numbers >= 0]
+    np.bitwise_and.at(allowed, numbers // 8, ~np.left_shift(1, numbers % 8).astype(np.uint8))
+    lists, count = self._index.lists, len(self._number)
+    parameters = faiss.SearchParametersIVF(
+      sel=faiss.IDSelectorBitmap(allowed),
+      # So many that they hold a multiple of k items.
+      nprobe=min(lists.nlist, max(PROBES, 8 * k * lists.nlist // count)),
+    )
+    scores, found = lists.search(query[None], k, params=parameters)
     scores, found = scores[0][found[0] >= 0], self._index.place[found[0][found[0] >= 0]]
     seen_others = places(self._others, seen)
     other, of_other = _best(

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data import values
 from trainer.data.features import HASH_BITS, SlotBatch, sole_features
+from trainer.data.item_table import ItemTable
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError
@@ -19,19 +21,22 @@ _DRAWS = 0x6E65676174697665  # keeps these random numbers apart from others of t
 class Catalogue:
   """The keys and the shows of all items; the same on every rank.
 
-  The items are those of the current pass and those with a row in the table, so items join with a
-  pass and leave when they are evicted. The shows of an item are those in the table at the start of
-  the pass, plus those in the pass. Items and shows do not change during a pass; checkpoints hold
-  them.
+  The items are those of data.items. Without it they are those of the current pass and those with a
+  row, so items join with a pass and leave when they are evicted. The shows of an item are those of
+  its row at the start of the pass, plus those in the pass. Items and shows do not change during a
+  pass; checkpoints hold them.
 
   Attributes:
     keys: int64 [C], ascending.
     shows: float64 [C].
+    table: data.items, which the owner of the catalogue sets; None if the config has none.
   """
 
   def __init__(self, cfg: config.Config):
     self._settings, self._seed = cfg.model.retrieval, cfg.seed
-    self._slots = len(cfg.data.slots)
+    self._slots, self._of_table = len(cfg.data.slots), cfg.columns_of_items()
+    self._dense_of_table = [column.name in self._of_table for column in cfg.data.dense]
+    self.table: ItemTable | None = None
     self._name = cfg.item_slot.name
     self.field = cfg.ordered_slots.index(cfg.item_slot)
     self._slot_id = cfg.slot_ids()[self._name]
@@ -43,10 +48,11 @@ class Catalogue:
   def refresh(
     self, store: RowTable, communicator: Communicator, prepared: PreparedPass | None = None
   ) -> None:
-    """Rebuilds the catalogue from the table and, if given, the next pass; every rank calls it.
+    """Rebuilds the catalogue from the rows and, if given, the next pass; every rank calls it.
 
     Raises:
-      UserError: if neither has an item, so that there is nothing to train with.
+      UserError: if the pass has no item, or none of data.items, so that there is nothing to train
+        with.
     """
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]
@@ -57,12 +63,25 @@ class Catalogue:
     )
     keys, times = self._of_pass(prepared) if prepared is not None else (alive[:0], alive[:0])
     merged, place = np.unique(np.concatenate([alive, keys]), return_inverse=True)
-    self._set(merged, np.bincount(place, np.concatenate([of_alive, times]), len(merged)))
+    shows = np.bincount(place, np.concatenate([of_alive, times]), len(merged))
     if prepared is not None and prepared.num_samples and not len(merged):
       raise UserError(
         f"{prepared.meta['source']['path']}: slot '{self._name}' is blank in all "
         'samples; wanted the items that were right'
       )
+    if self.table is None:
+      self._set(merged, shows)
+      return
+    lacking = int(times[values.places(self.table.keys, keys) < 0].sum())
+    if lacking:
+      path, count = prepared.meta['source']['path'], int(times.sum())
+      told = f'{path}: data.items lacks the items of {lacking:,} of {count:,} samples'
+      if lacking == count:
+        raise UserError(f'{told}; wanted the items of the log in it')
+      if communicator.rank == 0:
+        logging.warning('%s: they are left out', told)
+    place = values.places(merged, self.table.keys)
+    self._set(self.table.keys, np.where(place < 0, 0, np.append(shows, 0)[place]))
 
   def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items of a pass, including its histories, and the number of samples of each."""
@@ -112,11 +131,13 @@ class Catalogue:
       step: the number of the step, from 0; with the seed it decides which negatives are drawn.
     """
     items = sole_features(batch, self.field, self._slots)
+    if self.table is not None:
+      items = np.where(self.places(items) < 0, -1, items)
     log_shares = self._log_share_of(items)
     weight = batch.weight * ((batch.label > 0.5) & (items >= 0))
     batch = batch._replace(weight=weight, item=items, log_share=log_shares)
     if self._settings.loss == 'in_batch_softmax':
-      return batch
+      return self._with_columns(batch, items)
     drawn = self._draw(step)
     samples, fields = len(batch.label), self._slots
     segments = batch.segments
@@ -127,13 +148,36 @@ class Catalogue:
       values = np.concatenate([values, np.ones([len(drawn)], np.float32)])
     keys = self.keys[drawn]
     of_drawn = (samples + np.arange(len(drawn))) * fields + self.field
-    return batch._replace(
+    items = np.concatenate([items, keys])
+    batch = batch._replace(
       keys=np.concatenate([batch.keys, keys]),
       values=values,
       segments=np.concatenate([segments, of_drawn.astype(np.int32)]),
       dense=np.concatenate([batch.dense, np.full([len(drawn), self._dense], np.nan, np.float32)]),
-      item=np.concatenate([items, keys]),
+      item=items,
       log_share=np.concatenate([log_shares, self._log_shares[drawn]]),
+    )
+    return self._with_columns(batch, items)
+
+  def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
+    """Adds the columns that the table has of the batch's items, int64 [B], −1 where blank."""
+    if not self._of_table:
+      return batch
+    known, columns = self.table.columns(items)
+    sample, field = divmod(columns.segments, self._slots)
+    is_column = field != self.field
+    segments = batch.segments if len(batch.segments) else np.arange(len(batch.keys), dtype=np.int32)
+    segments = np.append(segments, (known[sample] * self._slots + field)[is_column])
+    order = np.argsort(segments, kind='stable')
+    keys = np.append(batch.keys, columns.keys[is_column])
+    if len(values := batch.values) or len(columns.values):
+      ones = [np.ones([len(b.keys)], np.float32) for b in (batch, columns)]
+      own, of_table = (b.values if len(b.values) else o for b, o in zip((batch, columns), ones))
+      values = np.append(own, of_table[is_column])[order]
+    dense = batch.dense.copy()
+    dense[np.ix_(known, self._dense_of_table)] = columns.dense[:, self._dense_of_table]
+    return batch._replace(
+      keys=keys[order], values=values, segments=segments[order].astype(np.int32), dense=dense
     )
 
   def _draw(self, step: int) -> np.ndarray:
@@ -163,7 +207,7 @@ class Catalogue:
     for i in range(-(-(-(-count // size)) // batch_size)):
       keys = self.keys[start:end][i * batch_size : (i + 1) * batch_size]
       zeros = np.zeros([len(keys)], np.float32)
-      yield SlotBatch(
+      batch = SlotBatch(
         keys,
         no_values,
         np.arange(len(keys), dtype=np.int32) * self._slots + self.field,
@@ -172,3 +216,4 @@ class Catalogue:
         zeros,
         np.zeros([len(keys)], np.int64),
       )
+      yield self._with_columns(batch, keys)

@@ -77,6 +77,8 @@ def tell(cfg: config.Config) -> Iterator[str]:
     yield from told
     if split == 'valid' and (few := few_clicks(cfg, opened)):
       yield from textwrap.wrap(few, WIDTH, initial_indent='  ', subsequent_indent='    ')
+  if (items := inputs.items()) is not None:
+    yield f'data.items: {len(items.keys):,} items'
   yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()
   for slot in cfg.ordered_slots:

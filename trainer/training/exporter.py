@@ -104,12 +104,17 @@ class Exporter:
   def _items(self) -> Items | None:
     """Returns all items, on process 0; every process calls it."""
     keys, vectors = self._rankings.all_item_vectors()
-    dumps = self._communicator.gather(np.frombuffer(self._state.texts.dump(), np.uint8))
+    table, dumps = self._rankings.catalogue.table, []
+    if table is None:
+      dumps = self._communicator.gather(np.frombuffer(self._state.texts.dump(), np.uint8))
 
     def named() -> Items | None:
       if self._communicator.rank:
         return None
-      texts = texts_by_key(self._cfg, (dump.tobytes() for dump in dumps), self._cfg.item_slot.name)
+      slot = self._cfg.item_slot.name
+      texts = texts_by_key(self._cfg, (dump.tobytes() for dump in dumps), slot)
+      if table is not None:
+        texts = table.texts
       return Items(keys, texts_of_items(self._cfg, keys, texts), vectors)
 
     return self._communicator.together('cannot name items', named)

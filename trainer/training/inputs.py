@@ -19,6 +19,7 @@ from trainer.data.conversion import (
   prepare_pass,
 )
 from trainer.data.features import SlotBatch
+from trainer.data.item_table import ItemTable, config_of_items
 from trainer.data.log_files import LogFile, exists, refusing
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
@@ -60,6 +61,7 @@ class Inputs:
     self._owners: dict[str, int] = {}  # by prepared path, the rank that converts the pass ahead
     # By prepared path, the conversions that this process does ahead.
     self._ahead: dict[str, concurrent.futures.Future] = {}
+    self._items: ItemTable | None = None
     self._samples_ahead = 0  # converted so far of the current pass
     # A training step has precedence; conversion takes the processor time that it leaves. On Linux
     # each thread has a priority of its own, which the threads that it starts inherit.
@@ -105,6 +107,23 @@ class Inputs:
 
     self.communicator.together(f'cannot prepare passes for {split}', convert)
     return self.communicator.together('cannot read passes', opened)
+
+  def items(self) -> ItemTable | None:
+    """Reads data.items, again if it has changed; None if the config has none.
+
+    Every process calls it.
+
+    Raises:
+      UserError: on every process, if the table is wrong.
+    """
+    if self.cfg.data.items is None:
+      return None
+    cfg = self.communicator.together('cannot read data.items', lambda: config_of_items(self.cfg))
+    table = Pass('items', self.cfg.data.items)
+    (prepared,) = self.read_by(cfg).prepared([table], 'items', labelled=False)
+    if self._items is None or self._items.meta != prepared.meta:
+      self._items = ItemTable(self.cfg, prepared)
+    return self._items
 
   def _shareable(
     self, passes: Sequence[Pass], paths: Sequence[str], labelled: bool

@@ -255,10 +255,14 @@ class Job:
       return True
     if not action.late:
       progress.day = data_pass.day if cfg.data.day_pattern else None
+    items = self.inputs.items()
+    if items is not None:
+      self.step.dense.catalogue.table = items
     if self.step.steps == 0:
       # The statistics of the first pass standardise dense columns in all passes.
       click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
-      stats = dense_stats(cfg.data.dense, prepared.meta['dense'], click_rate)
+      measured = prepared.meta['dense'] | (items.dense if items is not None else {})
+      stats = dense_stats(cfg.data.dense, measured, click_rate)
       self.step.dense.embedding.stats.assign(stats)
     if cfg.train.progressive_validation and progress.batch == 0:
       self.validation.judge(prepared, data_pass.name)

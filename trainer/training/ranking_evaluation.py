@@ -87,7 +87,7 @@ class RankingEvaluation:
       UserError: if a K is above the size of the catalogue, or there is no positive.
     """
     del in_log
-    self.catalogue.refresh(self._step.store, self._communicator)
+    self._refresh()
     keys, most = self.catalogue.keys, max(self._eval_at)
     self._check_k('model.retrieval.eval_at', most)
     seen = self._positives(self._seen_passes(prepared))
@@ -120,7 +120,7 @@ class RankingEvaluation:
     Raises:
       UserError: if k is above the size of the catalogue.
     """
-    self.catalogue.refresh(self._step.store, self._communicator)
+    self._refresh()
     self._check_k('k', k)
     unknown = 0
     rank, size = self._communicator.rank, self._communicator.size
@@ -141,6 +141,10 @@ class RankingEvaluation:
         yield keys[places], scores
     if unknown and rank == 0:
       logging.warning('%d queries have no feature with a row: no items are found for them', unknown)
+
+  def _refresh(self) -> None:
+    self.catalogue.table = self._inputs.items()
+    self.catalogue.refresh(self._step.store, self._communicator)
 
   def _check_k(self, key: str, k: int) -> None:
     if k > (count := len(self.catalogue.keys)):
@@ -202,7 +206,7 @@ class RankingEvaluation:
     Returns:
       Keys int64 [C] and vectors float32 [C, d].
     """
-    self.catalogue.refresh(self._step.store, self._communicator)
+    self._refresh()
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
     order = np.argsort(-self.catalogue.shows, kind='stable')
     order = order[ranking.is_trained(vectors)[order]]

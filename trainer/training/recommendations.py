@@ -33,6 +33,8 @@ def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str
 
 
 def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
+  if (table := run.evaluation.catalogue.table) is not None:
+    return texts_of_items(run.cfg, keys, table.texts)
   texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(run.cfg.item_slot.name, keys)
   return texts_of_items(run.cfg, keys, texts)
 

@@ -35,7 +35,7 @@ _MAY_CHANGE = (
   *('data.group', 'data.format', 'data.delimiter', 'data.columns', 'data.missing_values'),
   *('data.decimal', 'data.thousands', 'data.label_negative', 'data.labels.*.negative'),
   *('data.max_bad_share', 'data.late', 'data.max_refused_passes', 'data.max_days_ahead'),
-  *('data.close_day_after_hours', 'data.keep_prepared_passes', 'data.keep_texts'),
+  *('data.close_day_after_hours', 'data.keep_prepared_passes', 'data.keep_texts', 'data.items'),
   *('model.retrieval.eval_at', 'model.label_smoothing', 'model.focal_gamma'),
   *('model.interactions.*', 'model.dense_embedding'),
   *('sparse.store', 'sparse.gradient_scale', 'sparse.exchange_dtype', 'sparse.tables.*.dtype'),

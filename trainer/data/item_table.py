@@ -1,0 +1,82 @@
+"""The table of items, data.items: the columns that the item tower reads, a line an item."""
+
+import functools
+
+import numpy as np
+
+from trainer import config
+from trainer.data import values
+from trainer.data.conversion import config_of_table
+from trainer.data.features import SlotBatch, sole_features
+from trainer.data.prepared import PreparedPass
+from trainer.errors import UserError, short
+
+_ITEMS_AT_ONCE = 65536
+
+
+def config_of_items(cfg: config.Config) -> config.Config:
+  """Returns the config that reads data.items as if its lines were queries for predictions.
+
+  Its towers are swapped, so the columns of the query are those that are left blank.
+  """
+  retrieval, id_slot, path = cfg.model.retrieval, cfg.item_slot, cfg.data.items
+  swapped = {'query': retrieval.item, 'item': retrieval.query}
+  model = cfg.model.model_copy(update={'retrieval': retrieval.model_copy(update=swapped)})
+  changes = {'label': None, 'weight': None, 'day_pattern': None, 'keep_texts': [id_slot.name]}
+  cfg = config_of_table(cfg, path, [id_slot.column or id_slot.name], changes | {'items': None})
+  return cfg.model_copy(update={'model': model})
+
+
+class ItemTable:
+  """The C items of data.items.
+
+  Args:
+    cfg: the config of the run.
+    prepared: the table, converted by `config_of_items`.
+
+  Attributes:
+    meta: the meta.json of `prepared`.
+    keys: int64 [C], the items' keys, ascending.
+    dense: {dense column: [count, mean, M2]}, as in a pass's meta.json, for the table's columns.
+  Raises:
+    UserError: if an item is there twice, or a line has none.
+  """
+
+  def __init__(self, cfg: config.Config, prepared: PreparedPass):
+    self._prepared, self._path, self.meta = prepared, cfg.data.items, prepared.meta
+    field, of_items = cfg.ordered_slots.index(cfg.item_slot), cfg.columns_of_items()
+    self.dense = {n: stats for n, stats in prepared.meta['dense'].items() if n in of_items}
+    keys = np.concatenate(
+      [sole_features(b, field, len(cfg.data.slots)) for b in prepared.batches(_ITEMS_AT_ONCE)]
+    )
+    self._rows = np.argsort(keys, kind='stable')
+    self.keys = keys[self._rows]
+    if blank := int(np.sum(keys < 0)):
+      raise UserError(
+        f"{self._path}: column '{cfg.item_slot.name}' is blank in {blank:,} of {len(keys):,} "
+        'lines; wanted the id of an item in each'
+      )
+    if len(twice := self.keys[1:][self.keys[1:] == self.keys[:-1]]):
+      raise UserError(
+        f'{self._path}: the item {short(self.texts[int(twice[0])])} is there twice; wanted it once'
+      )
+
+  @functools.cached_property
+  def texts(self) -> dict[int, str]:
+    """{key: text} of all items."""
+    keys, lengths, data = self._prepared.texts
+    ends, data = np.cumsum(lengths, dtype=np.int64).tolist(), data.tobytes()
+    texts = (data[start:end].decode(errors='replace') for start, end in zip([0, *ends], ends))
+    return dict(zip(keys.tolist(), texts))
+
+  def columns(self, keys: np.ndarray) -> tuple[np.ndarray, SlotBatch]:
+    """Returns the columns of items.
+
+    Args:
+      keys: int64 [n].
+    Returns:
+      The m indices in `keys` of items that the table has, ascending, and a batch of these items.
+    """
+    place = values.places(self.keys, keys)
+    known = np.flatnonzero(place >= 0)
+    return known, self._prepared.gather(self._rows[place[known]])
