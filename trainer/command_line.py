@@ -166,6 +166,8 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
     for flag in flags.FLAGS.get_key_flags_for_module(module):
       if flag.present and flag.value in ('', ['']):  # as an unset variable of a shell makes it
         raise flags.Error(f'--{flag.name} is empty; wanted a value, or no such flag')
+      if isinstance(flag.value, str) and flag.value.startswith('~'):
+        flag.value = os.path.expanduser(flag.value)  # shells leave --flag=~/path as it is
     return rest
   except flags.Error as e:
     missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
@@ -228,6 +230,8 @@ def entry(main: Callable[..., int | None]) -> None:
       # TensorFlow's errors are told by name, because not every command imports TensorFlow.
       if isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
         what, wanted = 'out of memory', 'smaller layers, tables or batches, or more memory'
+      elif str(e) == "can't start new thread" or 'failed to map segment' in str(e):
+        what, wanted = 'out of memory or threads', 'higher limits (ulimit -v, ulimit -u)'
       elif os.strerror(errno.EMFILE) in str(e):
         what, wanted = 'out of file descriptors', 'a higher limit, as with ulimit -n 4096'
       else:

@@ -309,6 +309,9 @@ def _table(setup: _Study, study: optuna.Study) -> pd.DataFrame:
         interval = auc_interval(event['auc'], clicks, event['examples'] - clicks)
         row |= dict(zip(('auc', 'auc_low', 'auc_high'), (event['auc'], *interval)))
     rows.append(row)
+  if not any(metric in row for row in rows):
+    failed = _done(study)[-1].user_attrs.get('failed')
+    raise UserError(f'{setup.folder}: no trial ended well; the last one: {failed}')
   table = pd.DataFrame(rows).sort_values(metric, ascending=sign < 0, na_position='last')
   table.to_csv(os.path.join(setup.folder, 'trials.csv'), index=False)
   return table.reset_index(drop=True)

@@ -80,6 +80,13 @@ class TuneTest(tf.test.TestCase):
     names = [os.path.basename(path) for path in table['run_dir']]
     self.assertCountEqual(names, ['trial-000', 'trial-001'])
 
+  def test_a_search_without_a_good_trial(self):
+    self.tree['data']['train'] = [f'{self.folder}/none.csv']
+    with self.assertRaisesRegex(UserError, 'none.csv'):
+      trainer.tune(self.tree, SPACE, 2, self.study)
+    with self.assertRaisesRegex(UserError, 'study: no trial ended well; the last one: .*none.csv'):
+      trainer.tune(self.tree, SPACE, 2, self.study)
+
   def test_the_command_prints_trials_and_refuses_mistakes(self):
     path = f'{self.folder}/my.yaml'
     with open(path, 'w', encoding='utf-8') as f:

@@ -231,6 +231,8 @@ class ConfigTest(tf.test.TestCase):
 
   def test_a_damaged_config_of_a_run_is_refused(self):
     run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
+    home = self.load(overrides=['run_dir=~/x']).run_dir
+    self.assertEqual(home, os.path.expanduser('~/x'))
     cfg = self.load(overrides=[f'run_dir={run_dir}'])
     config.write_of_run(cfg)
     self.assertEqual(config.load_of_run(run_dir), cfg)

@@ -162,7 +162,7 @@ class CoordinatorTest(tf.test.TestCase):
     client = staying.result(PATIENCE)
     client.open_pass(work_of(2, 0, 20), {'place': 7})
     self.assertEqual(self.receive(dying, 'reply'), [None])
-    self.send(dying, 'claim', False, False)
+    self.send(dying, 'claim', False, False, True)
     ((lost_unit, _, _),) = self.receive(dying, 'reply')
     dying.close()
     mine = [client.claim(False, False).unit for _ in range(4)]

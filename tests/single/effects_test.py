@@ -40,7 +40,14 @@ class EffectsTest(absltest.TestCase):
     for setting, why, without, acts in (
       (f'{linear}.beta1=.5', "on kind 'adagrad'", '', f'{linear}.kind=adam'),
       (f'{linear}.beta1=.5', "on kind 'sgd'", f'{linear}.kind=sgd', f'{linear}.kind=adam'),
-      (f'{linear}.l2_mode=catch_up', 'without l2', '', f'{linear}.l2=.1'),
+      (f'{linear}.l2_mode=catch_up', 'without l1 or l2', '', f'{linear}.l2=.1'),
+      (f'{linear}.l2_mode=catch_up', 'without l1 or l2', '', f'{linear}.l1=.1'),
+      (
+        f'{linear}.l2_mode=catch_up',
+        "on kind 'ftrl'",
+        f'{linear}.kind=ftrl',
+        f'{linear}.kind=adam',
+      ),
       ('lifecycle.decay=.5', 'without data.day_pattern', '', days),
       ('lifecycle.admission_count=3', mode, 'lifecycle.admission=score', ''),
       ('data.slots.0.lifecycle.min_age_days=3', '', 'lifecycle.eviction=unseen', ''),

@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,15 @@ COMMANDS = [
 def start(arguments, **streams):
   command = [sys.executable, '-m', *arguments]
   return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **streams)
+
+
+def write_config(folder):
+  """Writes a log and its config; returns the path of the config."""
+  log, config = pathlib.Path(folder, 'log.csv'), pathlib.Path(folder, 'config.yaml')
+  log.write_text('click,user\n' + '0,1\n1,2\n' * 50)
+  data = {'train': [str(log)], 'label': 'click', 'slots': [{'name': 'user'}]}
+  config.write_text(yaml.safe_dump({'data': data, 'model': {'interactions': ['linear']}}))
+  return str(config)
 
 
 def without_reader():
@@ -64,6 +74,23 @@ class OutputTest(tf.test.TestCase):
     out, told = job.communicate(timeout=60)
     self.assertEqual((job.returncode, out, told), (-signal.SIGINT, '', ''))
 
+  def test_less_memory_than_its_libraries_take(self):
+    def limit():
+      resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))
+
+    config, run = write_config(self.get_temp_dir()), f'{self.get_temp_dir()}/run'
+    job = start(['trainer.run', '--config', config, '--run_dir', run], preexec_fn=limit)
+    _, told = job.communicate(timeout=60)
+    self.assertEqual(job.returncode, 2, told)
+    self.assertRegex(told, r'^error: out of memory[^\n]*; wanted [^\n]*\n$')
+
+  def test_a_path_in_the_home_directory(self):
+    environment = os.environ | {'HOME': '/nowhere'}
+    job = start(['trainer.inspect', '--run_dir=~/runs/mine'], env=environment)
+    _, told = job.communicate(timeout=60)
+    self.assertIn('/nowhere/runs/mine', told)
+    self.assertEqual(job.returncode, 2)
+
   def test_a_port_that_no_host_has(self):
     job = start(['trainer.serve', 'exports', '--port', '99999'], stdout=subprocess.DEVNULL)
     _, told = job.communicate(timeout=60)
@@ -72,10 +99,7 @@ class OutputTest(tf.test.TestCase):
 
   def test_a_job_goes_on_without(self):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
-    (folder / 'log.csv').write_text('click,user\n' + '0,1\n1,2\n' * 50)
-    data = {'train': [f'{folder}/log.csv'], 'label': 'click', 'slots': [{'name': 'user'}]}
-    tree = {'data': data, 'model': {'interactions': ['linear']}}
-    (folder / 'config.yaml').write_text(yaml.safe_dump(tree))
+    config = write_config(folder)
     writing = without_reader()
     streams = {
       'no_reader': {'stdout': writing},
@@ -83,7 +107,7 @@ class OutputTest(tf.test.TestCase):
     }
     for name, stream in streams.items():
       run = folder / name
-      job = start(['trainer.run', f'--config={folder}/config.yaml', f'--run_dir={run}'], **stream)
+      job = start(['trainer.run', f'--config={config}', f'--run_dir={run}'], **stream)
       _, told = job.communicate(timeout=120)
       self.assertEqual(job.returncode, 0, told)
       self.assertTrue((run / 'report.html').exists())

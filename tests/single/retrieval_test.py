@@ -367,6 +367,20 @@ class RunTest(tf.test.TestCase):
   def column(self, job, name):
     return np.concatenate([chunk[name] for chunk in job.step.store.export_state()])
 
+  def test_items_without_factors_are_neither_ranked_nor_exported(self):
+    """A tower of two layers gives them the vector of its biases."""
+    towers = {f'model.retrieval.{side}.hidden': [8, 4] for side in ('query', 'item')}
+    admission = {'lifecycle.admission': 'count', 'lifecycle.admission_count': 9}
+    cfg = self.make_config(**towers, **admission)
+    self.train(cfg)
+    with open_run(cfg.run_dir, checkpoint='last') as run:
+      keys, vectors = run.evaluation.all_item_vectors()
+      known = run.step.store.lookup(keys_of(2, range(25)))
+    admitted = keys_of(2, range(25))[np.asarray(known['admitted'])]
+    self.assertBetween(len(admitted), 1, 24)
+    self.assertCountEqual(keys, admitted)
+    self.assertTrue(np.any(vectors, 1).all())
+
   def test_a_k_above_the_catalogue_is_told(self):
     cfg = self.make_config()
     cfg = config.Config.model_validate(

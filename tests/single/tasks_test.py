@@ -26,7 +26,8 @@ from trainer.model.losses import per_sample_loss
 from trainer.model.metrics import MetricSums, result
 from trainer.storage import saved_model
 from trainer.storage.chain import Rows
-from trainer.training.evaluation import group_auc
+from trainer.training.evaluation import Evaluation, group_auc
+from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
 SHARED = {'model.shared': {'mmoe': {'experts': 3, 'hidden': [6, 4]}}}
@@ -308,6 +309,17 @@ class PassTest(tf.test.TestCase):
     )
     with self.assertRaisesRegex(UserError, "prepared for another schema: its 'label'"):
       PreparedPass(one.path, other)
+
+  def test_deciles_are_of_the_first_task_or_of_none(self):
+    labels = [{'name': 'amount', 'column': 'click', 'loss': 'squared_error'}, {'name': 'click'}]
+    for of_first, ordered in ((False, labels), (True, labels[::-1])):
+      cfg = self.config(
+        **{'data.labels': ordered, 'model.tasks': {one['name']: {} for one in ordered}}
+      )
+      inputs = Inputs(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), lambda: None, '')
+      values = Evaluation(inputs).evaluate([self.prepared(cfg, self.lines(50))])
+      self.assertEqual('deciles' in values, of_first)
+      self.assertEqual('auc' in values, of_first)
 
   def test_gauc_of_each_task_leaves_blanks_out(self):
     group = np.array([1, 1, 1, 1])

@@ -11,7 +11,9 @@ from ops import row_optimizers, row_store
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
+from trainer.data.passes import passes as listed
 from trainer.errors import UserError
+from trainer.training.evaluation import Evaluation
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -143,6 +145,69 @@ class WarmStartTest(tf.test.TestCase):
       UserError, "its slot item has table 'default', this config 'other'"
     ):
       job(moved, [price, rate], sparse=tables, interactions=('linear',), **begins).run()
+
+  def test_the_order_of_slots_changes_no_prediction(self):
+    """Of any layer, also where the lengths of other axes are those of the inputs."""
+    rng = np.random.default_rng(4)
+    for name in ('a', 'b'):
+      with open(f'{self.folder}/{name}.csv', 'w', encoding='utf-8') as f:
+        f.write('user,item,seen,liked,price,label\n')
+        for _ in range(80):
+          lists = ('|'.join(map(str, rng.integers(9, size=3))) for _ in range(2))
+          row = (*rng.integers(9, size=2), *lists, round(rng.normal(), 3), rng.integers(2))
+          f.write(','.join(map(str, row)) + '\n')
+    user, item = {'name': 'user'}, {'name': 'item'}
+    seen, liked = (
+      {'name': name, 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 3}}
+      for name in ('seen', 'liked')
+    )
+    # With width 8, four slots have as many inputs as an attention unit of din.
+    for interactions, dense in (
+      (['linear', 'fm', 'fwfm', {'dnn': {'hidden': [32]}}, {'din': {'hidden': [64]}}], []),
+      ([{'cross': {'layers': 2}}, {'cross': {'layers': 2, 'low_rank': 33}}], ['price']),
+      (['linear', {'dlrm': {'bottom': [4], 'hidden': [6]}}], ['price']),
+      ([{'dlrm': {'hidden': [4]}}], []),
+    ):
+      logloss = []
+      for slots in ([user, item, seen, liked], [liked, item, user, seen], [liked, item, seen]):
+        data = {'train': [f'{self.folder}/a.csv'], 'slots': slots}
+        job = self.make_job(
+          [],
+          interactions=interactions,
+          init_from=f'{self.folder}/run' if logloss else None,
+          data=data | {'dense': [{'name': name} for name in dense]},
+          table={'init_scale': 0.5},
+          train={'batch_size': 16, 'epochs': 3, 'dense_optimizer': {'learning_rate': 0.1}},
+        )
+        if logloss:
+          job.open_run()
+        else:
+          job.run()
+        passes = listed(job.cfg, [f'{self.folder}/b.csv'], 'data.train')
+        prepared = job.inputs.prepared(passes, f'split{len(slots)}')
+        logloss.append(Evaluation(job.inputs).evaluate(prepared)['logloss'])
+        job.lock.release()
+        shutil.rmtree(f'{self.folder}/new', ignore_errors=True)
+      self.assertAllClose(logloss[0], logloss[1], rtol=1e-5)
+      self.assertNotAllClose(logloss[0], logloss[2], rtol=1e-3)
+      shutil.rmtree(f'{self.folder}/run')
+
+  def test_a_model_of_other_labels_or_loss_is_no_beginning(self):
+    labels = [{'name': 'label'}, {'name': 'query', 'loss': 'squared_error'}]
+    tasks = {'model': {'tasks': {x['name']: {'interactions': ['linear']} for x in labels}}}
+    data = {'train': [f'{self.folder}/a.csv'], 'slots': [{'name': 'user'}, {'name': 'item'}]}
+    self.make_job(['user', 'item']).run()
+    self.make_job([], data=data | {'labels': labels}, run_dir=f'{self.folder}/two', **tasks).run()
+    for run, sections, told in (
+      ('run', {'model': {'interactions': ['linear'], 'loss': 'squared_error'}}, "has loss 'log_l"),
+      (
+        'two',
+        tasks | {'data': data | {'labels': labels[::-1]}},
+        'its labels are label, query, not',
+      ),
+    ):
+      with self.assertRaisesRegex(UserError, f'^--init_from .*{told}.*wanted the same'):
+        self.make_job(['user', 'item'], init_from=f'{self.folder}/{run}', **sections).run()
 
   def test_rates_thresholds_and_the_batch_may_change(self):
     self.make_job(['user', 'item']).run()

@@ -68,6 +68,18 @@ class WorkQueueTest(tf.test.TestCase):
     self.assertEqual(work.hand_out(), {0: Claimed(1)})
     self.assertEqual(self.claim(work, 0), Claimed(None, 'end', 3))
 
+  def test_units_that_a_lost_worker_had_not_merged_go_to_another(self):
+    work = WorkQueue([0, 1], slices=1, first=0, total=5)
+    for unit in range(3):
+      work.claim(1, False, False, is_merged=unit < 2)
+      self.assertEqual(work.hand_out(), {1: Claimed(unit)})
+    self.assertEqual([self.claim(work, 0).unit for _ in range(2)], [3, 4])
+    work.leave(1)
+    self.assertCountEqual([self.claim(work, 0).unit for _ in range(2)], [1, 2])
+    work.claim(0, False, False, is_merged=False)
+    self.assertEqual(work.hand_out(), {0: Claimed(None, 'merge')})
+    self.assertEqual(self.claim(work, 0), Claimed(None, 'end', 5))
+
   def test_who_asks_for_the_first_time_when_all_is_done_is_told_so(self):
     work = WorkQueue([0, 1], slices=1, first=0, total=1)
     self.assertEqual(self.claim(work, 0).unit, 0)

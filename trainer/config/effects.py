@@ -77,8 +77,10 @@ def _of_rows(cfg: Config) -> Found:
       other = [key for key in _KIND_KEYS if key not in ROW_OPTIMIZERS[rule.kind].reads]
       yield from _given(path, rule, other, f"on kind '{rule.kind}'")
       # Steps without a gradient still move a state that decays.
-      if rule.l2 == 0 and not ROW_OPTIMIZERS[rule.kind].has_decaying_state:
-        yield from _given(path, rule, ['l2_mode'], 'without l2')
+      if rule.kind == 'ftrl':
+        yield from _given(path, rule, ['l2_mode'], "on kind 'ftrl', whose weights follow from sums")
+      elif not (rule.l1 or rule.l2 or ROW_OPTIMIZERS[rule.kind].has_decaying_state):
+        yield from _given(path, rule, ['l2_mode'], 'without l1 or l2')
 
 
 def _of_lifecycle(cfg: Config) -> Found:

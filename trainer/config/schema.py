@@ -1,7 +1,8 @@
 """The whole config: all sections, and values that follow from several of them."""
 
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -32,7 +33,7 @@ class Config(Section):
 
   seed: NonNegativeInt = 0
   """The seed of initial weights, shuffling, dropout and admission by probability."""
-  run_dir: str = 'runs/default'
+  run_dir: Annotated[str, pydantic.AfterValidator(os.path.expanduser)] = 'runs/default'
   """The directory of the run: checkpoints, reports, exports; or a URL, s3://, gs:// or hdfs://. The
   default for a config in a file NAME.yaml is runs/NAME."""
   data: Data

@@ -8,11 +8,6 @@ from trainer.data.features import SlotBatch
 from trainer.model.metrics import bucket_logits
 
 
-def first_histogram(state: Mapping[str, np.ndarray]) -> np.ndarray | None:
-  """Returns the histogram of the first task that predicts clicks in a MetricSums state, or None."""
-  return next((array for name, array in state.items() if name.endswith('histogram')), None)
-
-
 def first_task(column: np.ndarray) -> np.ndarray:
   """Returns the values of the first task, [B], of an array [B] or, with several tasks, [B, T]."""
   return column if column.ndim == 1 else column[:, 0]

@@ -16,8 +16,9 @@ _NO_FLAGS = StepFlags(False, False, False)
 class AsynchronousJob(Job):
   """Within a pass, workers claim units of work and do not wait for one another.
 
-  The next unit goes to the worker that asks next, so a slow worker delays nobody, and the unit of a
-  lost worker goes to another. All workers meet before and after a pass, and for checkpoints.
+  The next unit goes to the worker that asks next, so a slow worker delays nobody, and the units
+  that a lost worker held go to others. All workers meet before and after a pass, and for
+  checkpoints.
 
   In ps_async, a unit is a whole global batch, and each push is a step on the one model, which is on
   the servers. In ps_geo with N workers, a unit is one of N slices of a global batch; each worker
@@ -58,7 +59,11 @@ class AsynchronousJob(Job):
       self.communicator.open_pass(work | {'pause_after': cfg.checkpoint.every_steps}, state)
       while True:
         save = wants_checkpoint(cfg, self.state)
-        unit, reason, batches = self.communicator.claim(bool(self.stop_request), save)
+        stop, is_merged = bool(self.stop_request), self.step.is_merged
+        unit, reason, batches = self.communicator.claim(stop, save, is_merged)
+        if reason == 'merge':
+          self.step.merge()
+          continue
         if unit is None:
           break
         staged = self.step.stage(slice_of(*divmod(unit, slices)))

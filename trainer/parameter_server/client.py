@@ -134,9 +134,9 @@ class CoordinatorClient(Communicator):
       self._meet('open_pass', [dict(work), state])
     self.independent = True
 
-  def claim(self, stop: bool, save: bool) -> Claimed:
+  def claim(self, stop: bool, save: bool, is_merged: bool = True) -> Claimed:
     """Reports this worker's last unit as done, and waits for the next; see WorkQueue.claim."""
-    self._connection.send(['claim', stop, save])
+    self._connection.send(['claim', stop, save, is_merged])
     return Claimed(*self._replies.get())
 
   def close_pass(self) -> None:

@@ -328,8 +328,8 @@ class Coordinator:
     self._entering.add(member.index)
     self._advance()
 
-  def _on_claim(self, member: _Member, stop: bool, save: bool) -> None:
-    self._queue.claim(member.index, stop, save)
+  def _on_claim(self, member: _Member, stop: bool, save: bool, is_merged: bool) -> None:
+    self._queue.claim(member.index, stop, save, is_merged)
     self._advance()
 
   def _workers(self) -> list[int]:

@@ -83,7 +83,7 @@ class GeoStep(WorkerStep):
     self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
     self._steps += 1
     if self._steps >= self._every:
-      self._merge()
+      self.merge()
     return StepCounts(float(weight), float(loss), *map(int, flags)), ()
 
   @tf.function(autograph=False, reduce_retracing=True)
@@ -144,7 +144,11 @@ class GeoStep(WorkerStep):
       shows = np.where(admitted[changes], _ADMITTING_SHOWS, 0).astype(np.float32)
       self._add(store, new, row_store.PulledRows(ids, offsets, linear, factors), shows)
 
-  def _merge(self) -> None:
+  @property
+  def is_merged(self) -> bool:
+    return not self._steps
+
+  def merge(self) -> None:
     """Sends this worker's changes to the servers, and adds the other workers' to the copies."""
     if not self._steps:
       return
@@ -180,7 +184,7 @@ class GeoStep(WorkerStep):
     self._touched, self._steps, self._stale = [], 0, True
 
   def finish_pass(self) -> None:
-    self._merge()
+    self.merge()
     super().finish_pass()
     self._old_dense = None
     self._local.age()

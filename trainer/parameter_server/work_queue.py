@@ -8,12 +8,19 @@ class Claimed(NamedTuple):
   """The answer to a worker that asks for work."""
 
   unit: int | None  # None: no work is left
-  reason: str | None = None  # if none is left: 'end' of the pass, 'stop', or 'save' a checkpoint
+  # If none is left: 'end' of the pass, 'stop', 'save' a checkpoint, or 'merge' and ask again.
+  reason: str | None = None
   batches: int = 0  # if none is left: the number of batches of the pass that are done
 
 
+_MERGE = Claimed(None, 'merge')
+
+
 class WorkQueue:
-  """Hands out the units of a pass, each of them once; a unit whose worker is lost, again.
+  """Hands out the units of a pass, each of them once; those that a lost worker held, again.
+
+  A worker holds the units whose changes the servers do not have yet: the one that it works on and,
+  in mode ps_geo, those since its last merge.
 
   Unit u is slice u % slices of batch u // slices. The work ends after a whole batch: at the end of
   the pass, or earlier for a checkpoint or because the job was asked to stop.
@@ -39,7 +46,8 @@ class WorkQueue:
     self._limit = total if pause_after is None else min(total, first + self._whole(pause_after))
     self._reason = 'end' if self._limit == total else 'save'
     self._done = dict.fromkeys(workers, 0)  # worker -> how many units it has done
-    self._held: dict[int, int] = {}  # worker -> the unit that it works on
+    self._held: dict[int, list[int]] = {}  # worker -> units
+    self._working: set[int] = set()  # workers that work on the last unit that they hold
     self._returned: list[int] = []  # units that lost workers held
     self._waiting: set[int] = set()  # workers that asked for work
     self.is_over = False
@@ -54,21 +62,25 @@ class WorkQueue:
     self._done[worker] = self._slowest()
 
   def leave(self, worker: int) -> None:
-    """Removes a lost worker; the unit that it worked on will be handed out again."""
+    """Removes a lost worker; the units that it held will be handed out again."""
     self._done.pop(worker, None)
     self._waiting.discard(worker)
-    if worker in self._held:
-      self._returned.append(self._held.pop(worker))
+    self._working.discard(worker)
+    self._returned += self._held.pop(worker, [])
 
-  def claim(self, worker: int, stop: bool, save: bool) -> None:
+  def claim(self, worker: int, stop: bool, save: bool, is_merged: bool = True) -> None:
     """Records that a worker has done its last unit and asks for another.
 
     Args:
       stop: whether it was asked to stop; all workers then stop after a whole batch.
       save: whether it wants a checkpoint; all workers then pause after a whole batch.
+      is_merged: whether the servers have the changes of all units that it has done.
     """
-    if self._held.pop(worker, None) is not None:
+    if worker in self._working:
+      self._working.remove(worker)
       self._done[worker] += 1
+    if is_merged:
+      self._held.pop(worker, None)
     if stop or (save and self._reason == 'end'):
       limit = min(self._limit, self._whole(self._next))
       if stop or limit < self._limit:
@@ -88,13 +100,16 @@ class WorkQueue:
         unit = self._returned.pop()
       else:
         unit, self._next = self._next, self._next + 1
-      self._held[worker] = unit
+      self._held.setdefault(worker, []).append(unit)
+      self._working.add(worker)
       answers[worker] = Claimed(unit)
-    # While others work on units, a worker waits: if one of them is lost, its unit comes back.
-    if not self._has_work() and not self._held:
-      self.is_over = True
-      over = Claimed(None, self._reason, self._limit // self._slices)
-      answers = dict.fromkeys(self._waiting, over)
+    # While others hold units, a worker waits: if one of them is lost, its units come back.
+    if not self._has_work():
+      answers |= dict.fromkeys(self._waiting & self._held.keys() - answers.keys(), _MERGE)
+      if not self._held:
+        self.is_over = True
+        over = Claimed(None, self._reason, self._limit // self._slices)
+        answers = dict.fromkeys(self._waiting, over)
     self._waiting -= answers.keys()
     return answers
 

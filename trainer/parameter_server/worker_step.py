@@ -47,7 +47,12 @@ class WorkerStep(Step):
 
   Args:
     target: the address of this worker's tf.distribute.Server.
+
+  Attributes:
+    is_merged: whether the servers have the changes of all steps of this worker.
   """
+
+  is_merged = True
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
@@ -85,6 +90,9 @@ class WorkerStep(Step):
     known = (rows.linear != 0) | (np.diff(rows.offsets) > 0)
     probabilities = self._forward(batch, deduped, tf.nest.map_structure(to_tensor, rows))
     return probabilities.numpy(), known[deduped.inverse.numpy()]
+
+  def merge(self) -> None:
+    """Sends the changes that the servers do not have."""
 
   def finish_pass(self) -> None:
     """Marks the copy as out of date, after this worker's last step of a pass; all meet next."""

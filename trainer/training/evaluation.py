@@ -15,7 +15,6 @@ from trainer.data.prepared import PreparedPass
 from trainer.model.calibration import (
   SlotCalibration,
   deciles,
-  first_histogram,
   prediction_histogram,
   ranking,
   spread,
@@ -110,14 +109,15 @@ class Evaluation:
     by_slot = slots.result({'slots': state.pop('slots')})
     self._tell_unknown(by_slot)
     values = result(state)
-    histogram = first_histogram(state)
+    labels = self._inputs.cfg.labels
+    histogram = state.get(f'{labels[0].name}/histogram' if len(labels) > 1 else 'histogram')
     if histogram is not None:
       values |= {'deciles': deciles(histogram), 'ranking': ranking(histogram)}
       values['spread'] = spread(histogram)
       self.predictions = prediction_histogram(histogram)
     if by_slot:
       values['slots'] = by_slot
-    for t, label in enumerate(self._inputs.cfg.labels):
+    for t, label in enumerate(labels):
       if label.loss == 'squared_error':
         base = {'base_rmse': rmse_of_mean(prepared, t)}
         values |= base if t == 0 else {}

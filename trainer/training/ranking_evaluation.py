@@ -2,7 +2,7 @@
 
 import collections
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -130,7 +130,7 @@ class RankingEvaluation:
       for start in range(0, data_pass.num_samples, _VECTORS_AT_ONCE):
         samples = np.arange(start, min(start + _VECTORS_AT_ONCE, data_pass.num_samples))
         batch = data_pass.gather(np.array_split(samples, size)[rank])
-        queries, users = self._vectors([batch], 0), batch.group
+        queries, users = self._vectors(batch), batch.group
         if size > 1:
           queries, users = map(np.concatenate, zip(*self._communicator.gather([queries, users])))
         left_out = self._left_out(users, seen)
@@ -195,10 +195,17 @@ class RankingEvaluation:
     return places, scores
 
   def item_vectors(self) -> np.ndarray:
-    """Returns the vectors of this process's share of the catalogue, float32 [C', d]."""
-    size = self._communicator.size
-    shares = self.catalogue.batches(_VECTORS_AT_ONCE, self._communicator.rank, size)
-    return self._vectors(shares, 1)
+    """Returns the vectors of this process's share of the catalogue, float32 [C', d].
+
+    An item without a row has vector 0, whatever the tower computes of its biases.
+    """
+    vectors = []
+    rank, size = self._communicator.rank, self._communicator.size
+    for batch in self.catalogue.batches(_VECTORS_AT_ONCE, rank, size):
+      of_batch, has_row = self._step.predict_and_know(self._step.stage(batch))
+      vectors.append(of_batch[:, 1] * has_row[:, None])
+      self._inputs.progress_made()
+    return np.concatenate(vectors)
 
   def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the trained items of the catalogue, the most shown first, the same on every process.
@@ -241,19 +248,16 @@ class RankingEvaluation:
       for i, data_pass in enumerate(prepared):
         samples = first[i][mine]
         batch = data_pass.gather(samples[samples >= 0])
-        vectors.append((mine[samples >= 0], self._vectors([batch], 0)))
+        vectors.append((mine[samples >= 0], self._vectors(batch)))
     own = np.concatenate([v for _, v in vectors])[
       np.argsort(np.concatenate([m for m, _ in vectors]))
     ]
     return np.concatenate(self._communicator.gather(own)) if size > 1 else own
 
-  def _vectors(self, batches: Iterable[SlotBatch], side: int) -> np.ndarray:
-    """Returns the vectors of the queries (side 0) or items (side 1) of this process's samples."""
-    vectors = []
-    for batch in batches:
-      vectors.append(self._step.predict(self._step.stage(batch))[:, side])
-      self._inputs.progress_made()
-    return np.concatenate(vectors)
+  def _vectors(self, batch: SlotBatch) -> np.ndarray:
+    """Returns the vectors of the queries of this process's samples."""
+    self._inputs.progress_made()
+    return self._step.predict(self._step.stage(batch))[:, 0]
 
   def _left_out(self, users: np.ndarray, seen: Positives) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items that each query's user has seen: pairs (query, index in the catalogue)."""

@@ -12,7 +12,7 @@ import collections
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -76,6 +76,12 @@ def too_different(old: config.Config, new: config.Config) -> str | None:
   if old.data.dense != new.data.dense:
     listed = ', '.join(f'{c.name} ({c.transform})' for c in old.data.dense)
     return f'its model reads other data.dense: {listed or "none"}; wanted the same, in this order'
+  was, now = ([label.name for label in cfg.labels] for cfg in (old, new))
+  if len(was) > 1 and len(now) > 1 and was != now[: len(was)]:
+    return f'its labels are {", ".join(was)}, not {", ".join(now)}; wanted the same, in this order'
+  for a, b in zip(old.labels, new.labels):
+    if (a.loss == 'squared_error') != (b.loss == 'squared_error'):
+      return f"its label {a.name} has loss '{a.loss}', this config '{b.loss}'; wanted the same"
   before = {slot.name: slot for slot in old.data.slots}
   for slot in new.data.slots:
     for key in ('table', 'shares'):
@@ -195,12 +201,13 @@ def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
   return {p.kind: range(end - p.width, end) for p, end in zip(spec.parts, ends)}
 
 
-def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str, str]:
   """Returns {name that does not depend on other layers: name in a checkpoint}.
 
-  '012/dnn_2/kernel_0/m:0' is 'dnn 0/kernel_0/m:0' if it belongs to the first dnn.
+  '012/dnn_2/kernel_0/m:0' is 'dnn 0/kernel_0/m:0' if it belongs to the first dnn. Units of din are
+  named by their histories.
   """
-  names, layers = {}, {}
+  names, layers, histories = {}, {}, _histories(cfg)
   for name in arrays:
     if not re.match(r'\d+/', name):
       continue
@@ -211,32 +218,88 @@ def _by_layer(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
       if layer not in of_kind:
         of_kind.append(layer)
       layer = f'{kind} {of_kind.index(layer)}'
+      if unit := re.match(r'din\w* \d+/unit_(\d+)', f'{layer}/{rest}'):
+        rest = rest.replace(f'unit_{unit[1]}', f'unit of {histories[int(unit[1])]}', 1)
     names[layer + slash + rest] = name
   return names
 
 
-def _inputs(cfg: config.Config) -> list[str]:
-  """Returns the slot or dense column of each column that dnn and cross read."""
-  columns = [
-    f'{s.name} {i}' for s in cfg.ordered_slots for i in range(cfg.sparse.tables[s.table].width)
-  ]
-  if cfg.model.dense_embedding is not None:
-    width = next(iter(cfg.sparse.tables.values())).width
-    columns += [f'vector of {name} {i}' for name in cfg.dense_inputs() for i in range(width)]
-  return columns + cfg.dense_inputs()
+def _histories(cfg: config.Config) -> list[str]:
+  return sorted(slot.name for slot in cfg.data.slots if slot.sequence)
+
+
+# Which axes of built-in layers' variables stand for inputs, and for which of `_inputs`.
+_AXES = (
+  (r'(?:linear\w* \d+/dense|dlrm\w* \d+/bottom_kernel_0)', 'dense', (0,)),
+  (r'(?:autodis|piecewise_linear)\w* \d+/\w+', 'dense', (0,)),
+  (r'fwfm\w* \d+/r', 'fields', (0, 1)),
+  (r'cross\w* \d+/w_\d+', 'joined', (0, 1)),
+  (r'cross\w* \d+/(?:v_\d+|b_\d+|head)', 'joined', (0,)),
+  (r'cross\w* \d+/u_\d+', 'joined', (1,)),
+  (r'(?:dnn|mmoe|shared_bottom)\w* \d+/(?:kernel_0|gates)', 'joined', (0,)),
+  (r'din\w* \d+/kernel_0', 'joined with histories', (0,)),
+  (r'din\w* \d+/(unit of .+)_kernel', '', (0,)),
+  (r'dlrm\w* \d+/kernel_0', 'products', (0,)),
+  (r'(query|item) \d+/kernel_0', '', (0,)),
+)
+
+
+def _inputs(cfg: config.Config) -> dict[str, list[str]]:
+  """Returns the names of what the layers of a model read, by the names in `_AXES`."""
+  slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
+  widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
+  vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
+  table_width = next(iter(cfg.sparse.tables.values())).width
+
+  def columns(names: Sequence[str]) -> list[str]:
+    return [f'{name} {i}' for name in names for i in range(widths.get(name, table_width))]
+
+  fields = slots + vectors
+  joined, bottom = columns(fields) + dense, ['bottom'] if dense else []
+  pairs = [' and '.join(sorted(pair)) for pair in itertools.combinations(fields + bottom, 2)]
+  found = {'dense': dense, 'fields': fields, 'joined': joined}
+  found['joined with histories'] = joined + [f'history {name}' for name in columns(histories)]
+  found['products'] = columns(bottom) + pairs
+  for name in histories:
+    parts = ('event', 'candidate', 'difference', 'product')
+    found[f'unit of {name}'] = [f'{part} {i}' for part in parts for i in range(widths[name])]
+  if (retrieval := cfg.model.retrieval) is not None:
+    for side in ('query', 'item'):
+      tower = getattr(retrieval, side)
+      encoded = histories if getattr(tower, 'encoder', None) is not None else []
+      read = [name for name in tower.slots if name not in encoded]
+      found[side] = columns(read) + tower.dense + columns([n for n in tower.slots if n in encoded])
+  return found
 
 
 def _places(
-  old: config.Config, new: config.Config, variable: str, n: int, m: int
+  before: Mapping[str, list[str]],
+  now: Mapping[str, list[str]],
+  own: tuple[str, ...],
+  variable: str,
+  axis: int,
+  n: int,
+  m: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which places along an axis are kept: in the old variable, and in the new one."""
-  named = [
-    (_inputs(old), _inputs(new)),
-    ([s.name for s in old.ordered_slots], [s.name for s in new.ordered_slots]),
+  """Returns which places along an axis are kept: in the old variable, and in the new one.
+
+  Args:
+    before: the inputs of the old model.
+    now: the inputs of the new model.
+    own: the names of users' layers, whose axes are known by their lengths alone.
+    variable: its name as `_by_layer` returns it.
+    n: the length of the axis in the old variable.
+    m: the length in the new one.
+  """
+  keys = [
+    match[1] if match.re.groups else key
+    for pattern, key, axes in _AXES
+    if (match := re.fullmatch(rf'{pattern}(?:/\w+)?:0', variable)) and axis in axes
   ]
-  if re.fullmatch(r'linear\w* \d+/dense(/\w+)?:0', variable):  # there may be as many slots
-    named = [(old.dense_inputs(), new.dense_inputs())]
-  for a, b in named:
+  if not keys and variable.startswith(own):
+    keys = ['joined', 'fields']
+  for key in keys:
+    a, b = before.get(key, []), now.get(key, [])
     if (n, m) == (len(a), len(b)) and a != b:
       pairs = [(a.index(name), j) for j, name in enumerate(b) if name in a]
       return tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
@@ -257,9 +320,12 @@ def dense(
     new: the config of the new model.
     fresh: the dense state of the new model before training.
   """
-  state, was, wanted = dict(saved), _by_layer(saved), _by_layer(fresh)
+  state, was, wanted = dict(saved), _by_layer(saved, old), _by_layer(fresh, new)
   for name in was.values():
     del state[name]
+  kinds = {one.kind for one in new.model.all_interactions().values()}
+  own = tuple(kind.rpartition('.')[2].lower() for kind in kinds if '.' in kind)
+  before, now = _inputs(old), _inputs(new)
   fates: dict[str, set[str]] = {}
   for stable, name in wanted.items():
     layer = stable.partition('/')[0]
@@ -268,7 +334,10 @@ def dense(
       fates.setdefault(layer, set()).add('fresh')
       continue
     value = saved[was[stable]]
-    at = [_places(old, new, stable, n, m) for n, m in zip(value.shape, state[name].shape)]
+    if re.match(r'fwfm\w* \d+/r\b', stable):  # where slots change places, so do the halves of r
+      value = np.triu(value) + np.triu(value, 1).T
+    shapes = enumerate(zip(value.shape, state[name].shape))
+    at = [_places(before, now, own, stable, axis, n, m) for axis, (n, m) in shapes]
     if at:
       state[name][np.ix_(*(to for _, to in at))] = value[np.ix_(*(of for of, _ in at))]
     else:
@@ -281,12 +350,12 @@ def dense(
     for layer, layer_fates in fates.items()
   ]
   table += [Fate(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
-  before, now = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
-  slots = [Fate(f'slot {n}', 'taken over' if n in before else 'fresh') for n in now]
-  for i, (name, made) in enumerate(now.items()):
-    if before.get(name, made) != made:
+  was_made, made = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
+  slots = [Fate(f'slot {n}', 'taken over' if n in was_made else 'fresh') for n in made]
+  for i, (name, of) in enumerate(made.items()):
+    if was_made.get(name, of) != of:
       slots[i] = Fate(f'slot {name}, which is made otherwise now', 'fresh')
-  slots += [Fate(f'slot {n}', 'dropped') for n in before if n not in now]
+  slots += [Fate(f'slot {n}', 'dropped') for n in was_made if n not in made]
   return state, slots + _tables(old, new) + table
 
 
