@@ -15,6 +15,8 @@ tar -xzf "$source.tar.gz" -C "$work"
 # Horovod 0.28.1 calls XLA as TensorFlow 2.17 and before had it. These are the ops for collectives inside compiled clusters, which
 # are off unless HOROVOD_ENABLE_XLA_OPS is set, and which we never set.
 sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
+# Its flatbuffers assign to a constant, which GCC 14 (Debian 13) refuses.
+sed -i 's/  const size_type count_;/  size_type count_;/' "$source/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
 export CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS='-include cstdint -include stdexcept -include string' MAKEFLAGS="-j$(nproc)"
 
