@@ -424,6 +424,7 @@ class MistakesTest(tf.test.TestCase):
       (f'{retrieval}.eval_at=[3, 3]', 'wanted distinct numbers'),
       (f'{retrieval}.logq_positive=true', "found true with logq 'none'"),
       ('data.group=null', "'data.group': found null; model.retrieval wants"),
+      ('sparse.tables={}', "'data.slots.0.table': found 'default'"),
       ('sync.mode=ps', "'sync.mode': found 'ps'; model.retrieval wants 'allreduce'"),
       ('train.progressive_validation=true', 'has none yet'),
       ('model.loss=focal', "'model.loss': is of models of clicks"),

@@ -17,8 +17,8 @@ def check(cfg: Config, where: str) -> None:
   """
   for mistakes in (
     made_columns,
-    retrieval,
     _tables,
+    retrieval,
     _widths,
     _stream,
     _tasks,
