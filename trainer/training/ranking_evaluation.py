@@ -197,13 +197,17 @@ class RankingEvaluation:
   def item_vectors(self) -> np.ndarray:
     """Returns the vectors of this process's share of the catalogue, float32 [C', d].
 
-    An item without a row has vector 0, whatever the tower computes of its biases.
+    An item of which nothing is known, no feature with a row and no dense column, has vector 0,
+    whatever the tower computes of its biases.
     """
-    vectors = []
+    vectors, slots = [], len(self._cfg.data.slots)
+    reads_dense = bool(self._cfg.model.retrieval.item.dense)
     rank, size = self._communicator.rank, self._communicator.size
     for batch in self.catalogue.batches(_VECTORS_AT_ONCE, rank, size):
       of_batch, has_row = self._step.predict_and_know(self._step.stage(batch))
-      vectors.append(of_batch[:, 1] * has_row[:, None])
+      known = np.full([len(of_batch)], reads_dense)
+      known[batch.segments[has_row] // slots] = True
+      vectors.append(of_batch[:, 1] * known[:, None])
       self._inputs.progress_made()
     return np.concatenate(vectors)
 
