@@ -85,10 +85,10 @@ class OutputTest(tf.test.TestCase):
     self.assertRegex(told, r'^error: out of memory[^\n]*; wanted [^\n]*\n$')
 
   def test_a_path_in_the_home_directory(self):
-    environment = os.environ | {'HOME': '/nowhere'}
+    environment = os.environ | {'HOME': '/proc/nowhere'}
     job = start(['trainer.inspect', '--run_dir=~/runs/mine'], env=environment)
     _, told = job.communicate(timeout=60)
-    self.assertIn('/nowhere/runs/mine', told)
+    self.assertIn('/proc/nowhere/runs/mine', told)
     self.assertEqual(job.returncode, 2)
 
   def test_a_port_that_no_host_has(self):
