@@ -114,10 +114,10 @@ def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
   """
   run_dir = cfg.run_dir
   why = ', where train.plateau ended it' if has_ended_early else ''
-  more = '' if has_ended_early else 'raise train.epochs or add passes to data.train; to '
+  more = '' if has_ended_early else 'raise train.epochs or add passes to data.train to train more; '
   return (
     f'nothing left to train; {run_dir} has trained {epochs} of {cfg.train.epochs} epochs{why}, and '
-    f'{run_dir}/report.html shows them; settings that are new have trained nothing. To train more, '
-    f'{more}train with other settings, give another --run_dir; --init_from {run_dir} begins with '
-    'what this one has learned'
+    f'{run_dir}/report.html shows them. New settings have trained nothing; {more}'
+    'to train with other settings, give another --run_dir and, to start from this run, '
+    f'--init_from {run_dir}'
   )
