@@ -1,7 +1,6 @@
-"""What every contender trains on: click samples whose features follow a power law, the same for
-all.
+"""Made-up click samples with power-law features, the same for all contenders.
 
-NumPy only, since some contenders have no TensorFlow; `prepare` alone imports the trainer.
+It needs only NumPy, because some contenders have no TensorFlow; `prepare` imports the trainer.
 """
 
 import dataclasses
@@ -11,15 +10,15 @@ import tempfile
 
 import numpy as np
 
-MOST_FEATURES = 9  # of a multi-valued slot, which holds 1 to so many
+MOST_FEATURES = 9  # in a multi-valued slot, which holds 1 to 9
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
   """The shape of model and data.
 
-  Slot f has `vocabulary[f]` features; by default F sizes from 10 to 2 million, evenly in the
-  logarithm.
+  Slot f has `vocabulary[f]` features. By default the F sizes run from 10 to 2 million, evenly
+  spaced in the logarithm.
   """
 
   batch: int = 4096  # samples a step
@@ -27,10 +26,10 @@ class Shape:
   dense: int = 13  # Dn
   width: int = 16  # D
   hidden: tuple = (256, 128)
-  multi: int = 0  # so many slots, the last ones, hold several features
-  history: int = 0  # L: the last slot holds so many features of the first one, in order
+  multi: int = 0  # the number of slots that hold several features: the last ones
+  history: int = 0  # L: the last slot holds a sequence of L features of the first slot
   vocabulary: tuple = ()
-  batches: int = 60  # distinct ones; contenders go round
+  batches: int = 60  # distinct ones, which contenders read again and again
 
   def __post_init__(self):
     sizes = self.vocabulary or np.geomspace(10, 2_000_000, self.slots).astype(int)
@@ -53,7 +52,7 @@ FRAPPE = Shape(
   hidden=(400, 400, 400),
   vocabulary=(957, 4082, 7, 7, 2, 3, 2, 9, 80, 233),
 )
-# MLPerf 1.0's DLRM, with fewer features: its top MLP here, its bottom one in DLRM_BOTTOM.
+# MLPerf 1.0's DLRM with fewer features. `hidden` is its top MLP, DLRM_BOTTOM its bottom one.
 RECORD = Shape(width=128, hidden=(1024, 1024, 512, 256), batches=8)
 DLRM_BOTTOM = (512, 256)
 # DIN by the length of histories.
@@ -84,11 +83,11 @@ OTHERS = {
 
 
 def make(shape, seed):
-  """Samples in order, n = shape.samples.
+  """Makes n = shape.samples samples.
 
-  Returns: ids, a list of F int64 arrays, [n] or, for a multi-valued slot, [nnz]; counts int64 [n,
-    F], features in each slot;
-    dense float32 [n, Dn]; label float32 [n].
+  Returns:
+    The ids, F arrays int64 [n] or, for a multi-valued slot, [nnz]; counts int64 [n, F], the
+    features in each slot; dense float32 [n, Dn]; label float32 [n].
   """
   rng = np.random.default_rng(seed)
   counts = np.ones([shape.samples, shape.slots], np.int64)
@@ -109,11 +108,14 @@ def make(shape, seed):
 
 
 def batches(shape, seed, keys_of):
-  """The batches of a shape without multi-valued slots: lists of keys int64 [B, F], dense float32
-  [B, Dn], label float32 [B, 1].
+  """Makes the batches of a shape without multi-valued slots.
 
   Args:
-    keys_of: (slot, ids) -> keys, as the contender numbers features.
+    shape: a Shape.
+    seed: of the samples.
+    keys_of: (slot, ids) -> keys; how the contender numbers features.
+  Returns:
+    Lists of keys int64 [B, F], dense float32 [B, Dn] and label float32 [B, 1].
   """
   ids, _, dense, label = make(shape, seed)
   keys = np.stack([keys_of(f, i) for f, i in enumerate(ids)], 1)
@@ -121,8 +123,11 @@ def batches(shape, seed, keys_of):
 
 
 def history_batches(shape, seed):
-  """The batches of a shape with a history: lists of keys int64 [B, F - 1], history int64 [B, L],
-  dense float32 [B, Dn], label float32 [B, 1], features being numbered slot after slot.
+  """Makes the batches of a shape with a history, whose features `static_ids` numbers.
+
+  Returns:
+    Lists of keys int64 [B, F - 1], history int64 [B, L], dense float32 [B, Dn] and label float32
+    [B, 1].
   """
   ids, _, dense, label = make(shape, seed)
   number = static_ids(shape)
@@ -132,16 +137,13 @@ def history_batches(shape, seed):
 
 
 def static_ids(shape):
-  """`keys_of` for a static vocabulary: slot after slot, without gaps."""
+  """Returns the `keys_of` of a static vocabulary: it numbers slot after slot, without gaps."""
   starts = list(itertools.accumulate(shape.vocabulary, initial=0))
   return lambda f, ids: ids + starts[f]
 
 
 def hashed_keys(f, ids):
-  """`keys_of` for hash tables:
-
-  the slot on top, 52 mixed bits below, as trainer.data.features.hash_keys gives them.
-  """
+  """The `keys_of` of hash tables: slot id, then 52 mixed bits, like trainer.data.features."""
   mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(12)
   return np.int64(f + 1) << 52 | mixed.astype(np.int64)
 
@@ -158,20 +160,21 @@ def config(
   small_rows=False,
   retrieval=False,
 ):
-  """The config, as a dict, of our trainer on a prepared pass of this shape.
+  """Returns our trainer's config, a dict, for a prepared pass of this shape.
 
   Args:
-    path: directory of the pass.
-    optimizer: of rows and of dense variables, at a learning rate of 0.01 as the others'.
-    interactions: by default linear, fm and a dnn of the shape's hidden layers.
-    lifecycle: by default every feature is admitted at its first show, so that the work is the
-      others'.
+    shape: a Shape.
+    path: the directory of the pass.
+    optimizer: of rows and of dense variables; the learning rate is 0.01, as with the others.
+    interactions: default: linear, fm, and a dnn of the shape's hidden layers.
+    lifecycle: default: every feature is admitted at its first show, since the other contenders
+      have no admission.
     store: `sparse.store`.
     sync: the section of the config.
     dense_dtype: `train.dense_dtype`.
-    small_rows: factors in bfloat16, with one number of state a row.
-    retrieval: whether the two slots are users and items of matrix factorisation, and each sample is
-      a positive.
+    small_rows: whether factors are bfloat16 with one number of state per row.
+    retrieval: whether the model is matrix factorisation of the two slots, users and items; each
+      sample is then a positive.
   """
   row_optimizer = {'kind': optimizer, 'learning_rate': 0.01}
   several = {f: {'separator': '|'} for f in range(shape.slots) if f >= shape.slots - shape.multi}
@@ -181,9 +184,10 @@ def config(
   table = {'width': shape.width, 'linear': row_optimizer, 'factors': row_optimizer}
   if small_rows:
     table |= {'factors': {'kind': 'adagrad_row', 'learning_rate': 0.01}, 'dtype': 'bfloat16'}
-  model = {
-    'interactions': interactions or ['linear', 'fm', {'dnn': {'hidden': list(shape.hidden)}}]
-  }
+  interactions = interactions or ['linear', 'fm', {'dnn': {'hidden': list(shape.hidden)}}]
+  model = {'interactions': interactions}
+  if lifecycle is None:
+    lifecycle = {'admission': 'score', 'admission_threshold': 0.1}
   if retrieval:
     towers = {'query': {'slots': ['C0']}, 'item': {'slots': ['C1']}}
     model = {'retrieval': towers | {'negatives': MF_NEGATIVES, 'temperature': MF_TEMPERATURE}}
@@ -197,13 +201,8 @@ def config(
     }
     | ({'label': None, 'group': 'C0'} if retrieval else {}),
     'sync': sync or {},
-    'sparse': {
-      'store': store,
-      'tables': {'default': table},
-    },
-    'lifecycle': {'admission': 'score', 'admission_threshold': 0.1}
-    if lifecycle is None
-    else lifecycle,
+    'sparse': {'store': store, 'tables': {'default': table}},
+    'lifecycle': lifecycle,
     'model': model,
     'train': {
       'batch_size': shape.batch,
@@ -225,10 +224,12 @@ MADE = [
 
 
 def raw_config(shape, path, made=()):
-  """The config, as a dict, of our conversion of a raw log of this shape: `write_log` wrote it.
+  """Returns the config, a dict, to convert a raw log that `write_log` wrote.
 
   Args:
-    made: slots that are made of others.
+    shape: of the log.
+    path: of the log.
+    made: slots to make from other columns.
   """
   tree = config(shape, path)
   slots, dense = tree['data']['slots'], tree['data']['dense']
@@ -241,12 +242,15 @@ def raw_config(shape, path, made=()):
 
 
 def write_log(shape, seed, path):
-  """Writes samples as Criteo's log holds them, unless the file is there: label, integers, and
-  categories of 8 hexadecimal digits; a fifth of the integers and a tenth of the categories are
-  blank. Behind them stands a time, in seconds of a month.
+  """Writes a log in the form of Criteo's, unless the file exists.
+
+  The columns are the label, the integers, categories of 8 hexadecimal digits, and a time in seconds
+  within one month. A fifth of the integers and a tenth of the categories are blank.
 
   Args:
-    path: a .tsv file, without a line of names, or a .parquet file.
+    shape: of the samples.
+    seed: of the samples.
+    path: a .tsv file, which gets no header line, or a .parquet file.
   """
   import pyarrow as pa
   import pyarrow.csv
@@ -277,7 +281,7 @@ def write_log(shape, seed, path):
 
 
 def prepare(shape, seed, cfg, directory):
-  """Writes the samples as a prepared pass of this config into `directory`, unless it is there."""
+  """Writes the samples as a prepared pass of this config, unless the directory exists."""
   from trainer.data.parse import Parsed
   from trainer.data.prepared_writer import Writer
   from trainer.data.schema import schema
@@ -291,16 +295,14 @@ def prepare(shape, seed, cfg, directory):
   ends = np.cumsum(counts.ravel()).reshape(counts.shape)
   flat = np.empty([counts.sum()], np.int64)
   for f, own in enumerate(keys):
-    starts = np.repeat(ends[:, f] - counts[:, f], counts[:, f])
-    flat[
-      starts + np.arange(len(own)) - np.repeat(np.cumsum(counts[:, f]) - counts[:, f], counts[:, f])
-    ] = own
+    before = np.cumsum(counts[:, f])  # of this slot alone, up to each sample
+    flat[np.repeat(ends[:, f] - before, counts[:, f]) + np.arange(len(own))] = own
   os.makedirs(os.path.dirname(directory), exist_ok=True)
   temporary = tempfile.mkdtemp(dir=os.path.dirname(directory))
   writer = Writer(temporary, cfg)
-  if cfg.model.retrieval is not None:
-    writer.add(Parsed(counts, flat, None, dense, np.ones_like(label)[:, None], group=ids[0]))
-  else:
+  if cfg.model.retrieval is None:
     writer.add(Parsed(counts, flat, None, dense, label[:, None]))
+  else:
+    writer.add(Parsed(counts, flat, None, dense, np.ones_like(label)[:, None], group=ids[0]))
   writer.close({'schema': schema(cfg), 'day': None, 'dense': {}})
   os.rename(temporary, directory)

@@ -1,10 +1,11 @@
-"""Sends requests to a scorer and measures how it answers; a process of its own, for serving_bench.
+"""Sends requests to a scorer and measures its answers.
 
-Reads what to do as JSON from standard input, the arguments of `measure`, and prints what it found.
+It is a process of its own, for serving_bench: it reads the arguments of `measure` as JSON from
+standard input, and prints what `measure` returns.
 """
 
+import http.client
 import json
-import re
 import socket
 import sys
 import threading
@@ -12,18 +13,18 @@ import time
 
 
 def measure(port, bodies, connections, seconds, rate=None, verb='predict'):
-  """Sends requests on several connections, the next one after the answer to the last.
+  """Sends requests on several connections; each connection waits for its last answer.
 
   Args:
-    port: of the scorer on this machine.
+    port: the scorer's port on this machine.
     bodies: JSON texts, sent in turn.
-    connections: so many requests at a time.
-    seconds: to measure.
-    rate: requests a second, at even times; None: as many as are answered. The latency counts from
-      when a request is due, so that a slow answer also counts for those that wait behind it.
+    connections: the number of requests under way.
+    seconds: how long to measure.
+    rate: requests per second, evenly spaced; None: as many as are answered. Latencies count from
+      the time when a request was due, so they include the wait behind a slow answer.
     verb: predict or recommend.
   Returns:
-    dict of rate (answers a second), p50_ms, p99_ms and failed.
+    A dict of rate (answers per second), p50_ms, p99_ms and failed.
   """
   requests = [_request(body.encode(), verb) for body in bodies]
   latencies, failed = [], []
@@ -80,22 +81,11 @@ def _request(body, verb):
 
 
 def _status(connection):
-  """Reads an answer. Returns: its status."""
-  head, found, body = b'', b'', b''
-  while not found:
-    head += _piece(connection)
-    start, found, body = head.partition(b'\r\n\r\n')
-  length = int(re.search(rb'(?i)content-length: *(\d+)', start)[1])
-  while len(body) < length:
-    body += _piece(connection)
-  return int(start.split(maxsplit=2)[1])
-
-
-def _piece(connection):
-  piece = connection.recv(1 << 16)
-  if not piece:
-    raise ConnectionError('the scorer closed the connection')
-  return piece
+  """Reads an answer; returns its status."""
+  answer = http.client.HTTPResponse(connection)
+  answer.begin()
+  answer.read()
+  return answer.status
 
 
 if __name__ == '__main__':

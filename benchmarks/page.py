@@ -1,7 +1,4 @@
-"""What benchmarks.run and benchmarks.quality write:
-
-figures beside what is wanted, tables and a picture, between the markers of a page.
-"""
+"""Writes the results of benchmarks into pages: figures beside their goals, tables, a picture."""
 
 import json
 import os
@@ -14,7 +11,7 @@ from benchmarks.bench_data import CRITEO, OTHERS
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BEGIN, END = '<!-- written from here -->', '<!-- to here -->'
 
-# What is asked of a figure of bench.json: key -> (sense, wanted, what it is).
+# The goals for figures of bench.json: key -> (sense, wanted, what it is).
 WANTED = {
   'vs_tfra_adagrad': ('>=', 3, "our samples/s over TFRA's Keras path, AdaGrad on both sides"),
   'vs_tfra_adam': ('>=', 5, 'the same with Adam on both sides'),
@@ -108,7 +105,7 @@ WANTED = {
 
 VECTORS = ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2')  # instructions, best first
 
-# Of MLPerf 1.0's DLRM: whose, samples/s and GFLOP/s a core.
+# Published for MLPerf 1.0's DLRM: machine, samples/s and GFLOP/s per core.
 PUBLISHED = (
   ('Intel, 4 sockets of Xeon 8380H', 4354, 63),
   ('Intel, 8 sockets of Xeon 8380H', 3568, 52),
@@ -116,17 +113,17 @@ PUBLISHED = (
 
 
 def machine():
-  """What figures depend on."""
+  """Returns what the figures depend on: processor, memory, load and versions."""
   with open('/proc/cpuinfo', encoding='utf-8') as f:
-    told = dict(line.split(':', 1) for line in f.read().replace('\t', '').splitlines() if line)
-  flags = told.get('flags', '').split()
-  installed = {found.name: found.version for found in metadata.distributions()}
+    fields = dict(line.split(':', 1) for line in f.read().replace('\t', '').splitlines() if line)
+  flags = fields.get('flags', '').split()
+  installed = {package.name: package.version for package in metadata.distributions()}
   versions = {
-    name: installed.get(name, 'none')  # as TFRA beside TensorFlow 2.21
+    name: installed.get(name, 'none')  # TensorFlow 2.21 has no TFRA
     for name in ('tensorflow', 'tf_keras', 'tensorflow-recommenders-addons', 'horovod', 'numpy')
   }
   return {
-    'cpu': told.get('model name', platform.machine()).strip(),
+    'cpu': fields.get('model name', platform.machine()).strip(),
     'vectors': next((name for name in VECTORS if name in flags), 'no vectors'),
     'cores': os.cpu_count(),
     'cores_used': len(os.sched_getaffinity(0)),
@@ -139,12 +136,12 @@ def machine():
 
 
 def processor(machine):
-  """Returns what figures of several machines are told apart by."""
+  """Returns the name under which a machine's figures stand."""
   return f'{machine["cpu"]}, {machine["vectors"]}, {machine["cores_used"]} cores'
 
 
 def picture_of(machine):
-  """Returns the name of the file with the machine's picture."""
+  """Returns the file name of the machine's picture."""
   return f'performance-{re.sub("[^a-z0-9]+", "-", processor(machine).lower())}.png'
 
 
@@ -187,9 +184,10 @@ def markdown_table(head, rows):
 
 
 def side_by_side(of_processors):
-  """The table of goals with a column for each processor, as Markdown.
+  """Returns the table of goals as Markdown, with a column for each processor.
 
-  of_processors: processor -> its figures by key.
+  Args:
+    of_processors: processor -> its figures by key.
   """
   rows = []
   for key, (_, _, what) in WANTED.items():
@@ -201,8 +199,14 @@ def side_by_side(of_processors):
   return markdown_table(['key', 'what', 'wanted', *of_processors], rows)
 
 
+def rates_table(group):
+  """Returns the median rate of each contender of a group and the spread of its rounds."""
+  rows = [[n, number(r['samples_per_second']), between(r['rounds'])] for n, r in group.items()]
+  return markdown_table(['', 'samples/s', 'rounds'], rows)
+
+
 def tables(result):
-  """The tables of one processor, as Markdown, of what bench.json holds."""
+  """Returns the tables of one processor as Markdown, from the content of bench.json."""
   m, raw = result['machine'], result['raw']
   versions = [
     f'TensorFlow {m["tensorflow"]}',
@@ -213,36 +217,19 @@ def tables(result):
   parts = [
     f'## {processor(m)}',
     f'Measured on {m["cores_used"]} of {m["cores"]} cores, {m["memory_gib"]} GiB, load before '
-    f'{m["load_before"]:.1f}; '
-    f'{", ".join(versions)}; seed {result["seed"]}; {result["rounds"]} rounds.',
+    f'{m["load_before"]:.1f}; {", ".join(versions)}; seed {result["seed"]}; {result["rounds"]} '
+    'rounds.',
   ]
   if raw.get('main'):
-    rows = [
-      [name, number(r['samples_per_second']), between(r['rounds'])]
-      for name, r in raw['main'].items()
-    ]
-    parts += [
-      '### Side by side',
-      f'![Samples a second]({picture_of(m)})',
-      markdown_table(['', 'samples/s', 'rounds'], rows),
-    ]
+    parts += ['### Side by side', f'![Samples a second]({picture_of(m)})', rates_table(raw['main'])]
   rows = []
   for key, (_, _, what) in WANTED.items():
     value, spread = result[key], result['spread'].get(key)
-    rows.append(
-      [
-        f'`{key}`',
-        what,
-        number(value),
-        between(spread) if spread else '',
-        goal(key),
-        '' if value is None else 'yes' if met(key, value) else '**no**',
-      ]
-    )
-  parts += [
-    '### What is wanted',
-    markdown_table(['key', 'what', 'median', 'rounds', 'wanted', 'met'], rows),
-  ]
+    rounds = between(spread) if spread else ''
+    is_met = '' if value is None else 'yes' if met(key, value) else '**no**'
+    rows.append([f'`{key}`', what, number(value), rounds, goal(key), is_met])
+  head = ['key', 'what', 'median', 'rounds', 'wanted', 'met']
+  parts += ['### What is wanted', markdown_table(head, rows)]
   if any(name in raw for name in OTHERS):
     rows = [
       [
@@ -256,49 +243,38 @@ def tables(result):
       ]
       for name, s in OTHERS.items()
     ]
-    parts += [
-      '### Other shapes',
-      markdown_table(
-        ['', 'batch', 'slots', 'D', 'MLP', 'samples/s', 'time over its dense part'], rows
-      ),
-    ]
+    head = ['', 'batch', 'slots', 'D', 'MLP', 'samples/s', 'time over its dense part']
+    parts += ['### Other shapes', markdown_table(head, rows)]
   if raw.get('histories'):
-    rows = [
-      [name, number(r['samples_per_second']), between(r['rounds'])]
-      for name, r in raw['histories'].items()
-    ]
     parts += [
       '### Histories',
       'DIN of 200-80 and an activation unit of 36 on batches of 1024 with histories of L features, '
       "ours beside the paper's formula in plain TensorFlow ops on a static Keras Embedding.",
-      markdown_table(['', 'samples/s', 'rounds'], rows),
+      rates_table(raw['histories']),
     ]
   if raw.get('record'):
-    rows = [
-      [name, number(r['samples_per_second_a_core']), number(r['gflops_a_core'])]
+    of_ours = {
+      name: (r['samples_per_second_a_core'], r['gflops_a_core'])
       for name, r in raw['record'].items()
-    ]
-    rows += [[f'published: {name}', number(rate), number(flops)] for name, rate, flops in PUBLISHED]
+    }
+    of_others = {f'published: {name}': figures for name, *figures in PUBLISHED}
+    rows = [[name, *map(number, figures)] for name, figures in (of_ours | of_others).items()]
     parts += [
       "### The record's shape",
       "MLPerf's DLRM: 26 slots of D = 128, 13 dense columns through 512-256-128, dots, then "
-      '1024-1024-512-256-1. GFLOP/s count 6 operations a multiplication of the MLPs. The published '
-      'figures are of other processors, in bfloat16, with batches of 32 k over several sockets and '
-      'tables of 24 G weights; ours of one process and smaller tables.',
+      '1024-1024-512-256-1. GFLOP/s count 6 operations per multiplication of the MLPs. The '
+      'published figures are of other processors, in bfloat16, with batches of 32 k over several '
+      'sockets and tables of 24 G weights; ours are of one process and smaller tables.',
       markdown_table(['', 'samples/s a core', 'GFLOP/s a core'], rows),
     ]
   if raw.get('ranks'):
-    rows = [
-      [name, number(r['samples_per_second']), between(r['rounds'])]
-      for name, r in raw['ranks'].items()
-    ]
-    parts += ['### Between 2 ranks', markdown_table(['', 'samples/s', 'rounds'], rows)]
+    parts += ['### Between 2 ranks', rates_table(raw['ranks'])]
   if result.get('bytes_per_sample') is not None:
     parts += [
-      f'{number(result["bytes_per_sample"])} bytes a sample leave the ranks in all-to-alls; the '
-      'unique keys, their '
-      f'rows and gradients need {number(result["bytes_per_sample_needed"])}. '
-      f'The dense allreduce adds {number(result["dense_bytes_per_sample"])}.',
+      f'For each sample the ranks send {number(result["bytes_per_sample"])} bytes in all-to-alls. '
+      'The unique keys, their rows and their gradients need '
+      f'{number(result["bytes_per_sample_needed"])}. The dense allreduce adds '
+      f'{number(result["dense_bytes_per_sample"])}.',
     ]
   if raw.get('table'):
     rows = [
@@ -311,20 +287,16 @@ def tables(result):
       ]
       for name, r in (raw['table'] | raw.get('small_rows', {})).items()
     ]
-    parts += [
-      '### Tables and memory',
-      markdown_table(['', 'samples/s', 'features', 'table, MiB', 'process, MiB'], rows),
-    ]
+    head = ['', 'samples/s', 'features', 'table, MiB', 'process, MiB']
+    parts += ['### Tables and memory', markdown_table(head, rows)]
   if raw.get('memory'):
-    r = raw['memory']
+    r = {name: number(count) for name, count in raw['memory'].items()}
     parts += [
-      f'An admitted feature of D = {CRITEO.width} with AdaGrad, {r["payload_bytes"]} bytes of '
-      'weights and state, takes '
-      f'{number(r["admitted_bytes"])} bytes of the table ({number(r["admitted_resident_bytes"])} '
-      'of the process), one on probation '
-      f'{number(r["probation_bytes"])} ({number(r["probation_resident_bytes"])}). With factors in '
-      'bfloat16 and one number of state a row an admitted one takes '
-      f'{number(r["bfloat16_bytes"])} ({number(r["bfloat16_resident_bytes"])}).'
+      f'A feature with D = {CRITEO.width} and AdaGrad has {r["payload_bytes"]} bytes of weights '
+      f'and state. Once admitted it takes {r["admitted_bytes"]} bytes of the table '
+      f'({r["admitted_resident_bytes"]} of the process), on probation {r["probation_bytes"]} '
+      f'({r["probation_resident_bytes"]}), and admitted with factors in bfloat16 and one number of '
+      f'state per row {r["bfloat16_bytes"]} ({r["bfloat16_resident_bytes"]}).'
     ]
   if raw.get('flat'):
     r = raw['flat']
@@ -333,30 +305,26 @@ def tables(result):
       f'{mebi(r["rss"])} MiB after {r["steps"]:,}.'
     ]
   if raw.get('parts'):
+    rows = [[name, f'{wall:.2f}', f'{cpu:.2f}'] for name, (wall, cpu) in raw['parts'].items()]
     parts += [
       '### Where a step goes',
-      'Each part by itself, as a function of its own on the same batches; medians. On a busy '
-      'machine '
-      'only the CPU time means anything.',
-      markdown_table(
-        ['part', 'ms', 'CPU ms, all threads'],
-        [[name, f'{wall:.2f}', f'{cpu:.2f}'] for name, (wall, cpu) in raw['parts'].items()],
-      ),
+      'Each part runs by itself, as a function of its own, on the same batches; the figures are '
+      'medians. On a busy machine only the CPU time means anything.',
+      markdown_table(['part', 'ms', 'CPU ms, all threads'], rows),
     ]
   for name, other in result['others'].items():
-    parts += [
-      f'### {name}',
-      f'`{other["command"]}` printed',
-      f'```\n{other["output"].rstrip()}\n```',
-    ]
+    output = other['output'].rstrip()
+    parts += [f'### {name}', f'`{other["command"]}` printed', f'```\n{output}\n```']
   parts += [f'Left out: {name}: {why}.' for name, why in result['left_out'].items()]
   return '\n\n'.join(parts)
 
 
 def picture(rates, path):
-  """Bars of samples/s with the spread of the rounds.
+  """Draws bars of samples/s with the spread of the rounds.
 
-  rates: name -> dict samples_per_second, rounds.
+  Args:
+    rates: name -> {samples_per_second, rounds}.
+    path: of the picture.
   """
   import matplotlib
 
@@ -371,14 +339,9 @@ def picture(rates, path):
   medians = [rates[n]['samples_per_second'] / 1000 for n in names]
   low = [m - min(rates[n]['rounds']) / 1000 for m, n in zip(medians, names)]
   high = [max(rates[n]['rounds']) / 1000 - m for m, n in zip(medians, names)]
+  colors = ['#1f6fb4' if n.startswith('ours') else '#b8b8b8' for n in names]
   figure, axes = pyplot.subplots(figsize=(8, 0.45 * len(names) + 1.2), layout='constrained')
-  axes.barh(
-    names,
-    medians,
-    xerr=[low, high],
-    color=['#1f6fb4' if n.startswith('ours') else '#b8b8b8' for n in names],
-    error_kw={'lw': 1},
-  )
+  axes.barh(names, medians, xerr=[low, high], color=colors, error_kw={'lw': 1})
   if floor:
     axes.axvline(
       floor['samples_per_second'] / 1000, color='#444444', ls=':', label='dense part alone'
@@ -390,12 +353,12 @@ def picture(rates, path):
 
 
 def markers(by=''):
-  """Between what text is written; `by` tells it from others on the page."""
+  """Returns the lines between which a benchmark writes; `by` names it if the page has several."""
   return tuple(m.replace(' -->', f' by {by} -->') if by else m for m in (BEGIN, END))
 
 
 def write_between(path, text, by=''):
-  """Replaces what stands between the `markers` of a page; puts new ones at its end."""
+  """Replaces the text between the `markers` of a page; if it has none, appends them."""
   begin, end = markers(by)
   with open(path, encoding='utf-8') as f:
     page = f.read()
@@ -409,7 +372,7 @@ def write_between(path, text, by=''):
 def write_results(path, result):
   """Writes a machine's figures into a page, beside those of other processors.
 
-  The figures of all lie beside the page, in a file that ends in .json.
+  A .json file beside the page holds the figures of all processors.
   """
   name, kept = processor(result['machine']), os.path.splitext(path)[0] + '.json'
   of_processors = {}

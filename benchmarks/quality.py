@@ -1,9 +1,7 @@
-"""The quality table: `python -m benchmarks.quality` (`make quality`) trains the committed Frappe
-configs and rewrites docs/quality.md.
+"""Trains the committed Frappe configs and rewrites docs/quality.md: `python -m benchmarks.quality`.
 
-Each model with each seed is one run of `trainer.run`, in build/quality/; a finished one is not done
-again. What counts is the test set,
-scored by the best epoch on the validation set, and the median over seeds.
+Each model with each seed is one run of `trainer.run` in build/quality/; finished runs are kept. The
+table has the figures of the test set at the epoch that is best on validation, medians over seeds.
 """
 
 import json
@@ -16,7 +14,7 @@ from absl import app, flags
 
 from benchmarks.page import ROOT, machine, markdown_table, write_between
 
-# model -> published AUC and logloss (BARS, Frappe_x1, single runs), then what we ask for
+# model -> published AUC and logloss (BARS, Frappe_x1, single runs), then the AUC that we want
 MODELS = {
   'lr': ((0.9356, 0.3076), 0.9350),
   'fm': ((0.9671, 0.2065), 0.9670),
@@ -36,40 +34,24 @@ PAGE = os.path.join('docs', 'quality.md')
 
 
 def final_test(run_dir):
-  """(AUC, logloss) of the test set in a run_dir's metrics.jsonl, or None where the run is not
-  finished.
-  """
+  """Returns (AUC, logloss) of a run's test set; None if the run is not finished."""
   path = os.path.join(run_dir, 'metrics.jsonl')
   if not os.path.exists(path):
     return None
   with open(path, encoding='utf-8') as f:
     events = [json.loads(text) for text in f]
-  return next(
-    (
-      (e['auc'], e['logloss'])
-      for e in reversed(events)
-      if e['event'] == 'eval' and e.get('split') == 'test'
-    ),
-    None,
-  )
+  tests = [e for e in events if e['event'] == 'eval' and e['split'] == 'test']
+  return (tests[-1]['auc'], tests[-1]['logloss']) if tests else None
 
 
 def train(model, seed, ranks):
-  """Trains one model unless it is there. Returns: its (AUC, logloss) on test."""
+  """Trains a model unless it is trained; returns its (AUC, logloss) on the test set."""
   run_dir = os.path.join(OUT, f'{model}_seed{seed}' + (f'_{ranks}ranks' if ranks > 1 else ''))
   found = final_test(run_dir)
   if found is None:
-    command = [
-      sys.executable,
-      '-m',
-      'trainer.run',
-      '--config',
-      os.path.join('configs', f'frappe_{model}.yaml'),
-      '--set',
-      f'seed={seed}',
-      '--run_dir',
-      run_dir,
-    ]
+    config = os.path.join('configs', f'frappe_{model}.yaml')
+    command = [sys.executable, '-m', 'trainer.run', '--config', config]
+    command += ['--set', f'seed={seed}', '--run_dir', run_dir]
     if ranks > 1:
       horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
       command = [horovodrun, '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}', *command]
@@ -123,14 +105,8 @@ def main(_):
     ]
     for model, results in one.items()
   ]
-  head = [
-    'model',
-    'ours, median',
-    'published',
-    'AUC wanted',
-    f'ours, seeds {", ".join(SEEDS.value)}',
-    '2 ranks, median',
-  ]
+  head = ['model', 'ours, median', 'published', 'AUC wanted']
+  head += [f'ours, seeds {", ".join(SEEDS.value)}', '2 ranks, median']
   here = machine()
   text = (
     markdown_table(head, rows)
@@ -138,9 +114,8 @@ def main(_):
   )
   print(text)
   with open(os.path.join('build', 'quality.json'), 'w', encoding='utf-8') as f:
-    json.dump(
-      {'seeds': SEEDS.value, 'one_process': one, 'two_ranks': two, 'machine': here}, f, indent=1
-    )
+    figures = {'seeds': SEEDS.value, 'one_process': one, 'two_ranks': two, 'machine': here}
+    json.dump(figures, f, indent=1)
   if set(one) == set(MODELS):
     write_between(PAGE, text)
     print(f'wrote build/quality.json and {PAGE}')

@@ -1,13 +1,13 @@
-"""The benchmark page: `python -m benchmarks.run` (`make bench`) measures us beside others and
-rewrites docs/performance.md.
+"""Measures our trainer beside others: `python -m benchmarks.run` (`make bench`).
 
-Contenders are processes that stay alive for their group's whole run and take turns, A, B, C, A, B,
-C, …, a round being some training steps; only one works at a time, so that a machine that drifts
-drifts for all. A ratio is the median over rounds of the rates of one round. All goes to
-build/bench.json; a run of all groups, not --quick, also rewrites this processor's tables and
-picture in docs/performance.md. The last lines say which goals were missed.
+The contenders of a group are processes that take turns, A, B, C, A, B, C, …; in its turn, or
+*round*, each runs some training steps while the others are stopped. So a machine that gets slower
+gets slower for all. A ratio compares the rates of one round, and its median over the rounds counts.
+Everything goes to build/bench.json. A run of all groups without --quick also rewrites this
+processor's tables and picture in docs/performance.md. The last lines name the missed goals.
 """
 
+import contextlib
 import dataclasses
 import glob
 import itertools
@@ -22,48 +22,23 @@ import sys
 import tempfile
 import time
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 import yaml
 from absl import app, flags, logging
 
-from benchmarks import bench_data
-from benchmarks.bench_data import (
-  ATTENTION,
-  CRITEO,
-  DLRM_BOTTOM,
-  FRAPPE,
-  HISTORIES,
-  MF,
-  OTHERS,
-  RECORD,
-)
-from benchmarks.page import (
-  ROOT,
-  WANTED,
-  machine,
-  missed,
-  picture,
-  picture_of,
-  tables,
-  write_results,
-)
+from benchmarks import bench_data, page
+from benchmarks.bench_data import CRITEO, HISTORIES
+from benchmarks.page import ROOT, WANTED
 from ops import bfloat16
 
-QUICK = flags.DEFINE_bool(
-  'quick', False, 'One round of a few steps: whether it runs, not how fast.'
-)
-FULL = flags.DEFINE_bool(
-  'full', False, 'Also 50 M features and 10 k steps: 16 GiB of memory, half an hour more.'
-)
+QUICK = flags.DEFINE_bool('quick', False, 'Runs one round of a few steps, to see that it works.')
+FULL = flags.DEFINE_bool('full', False, 'Adds 100 M features and 10 k steps: 16 GiB, 30 minutes.')
 ROUNDS = flags.DEFINE_integer('rounds', 7, 'Turns of each contender.', lower_bound=1)
-SEED = flags.DEFINE_integer('seed', 0, 'Of data and models.')
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of data and models.')
 CORES = flags.DEFINE_integer('cores', 2, 'Cores that a contender may use.', lower_bound=1)
-ONLY = flags.DEFINE_list(
-  'only',
-  None,
-  'Groups to measure, by name: see GROUPS.',
-)
+ONLY = flags.DEFINE_list('only', None, 'Groups to measure, by the names in GROUPS; default: all.')
 
 OUT = os.path.join('build', 'bench')
 CONTENDERS = os.path.join('build', 'contenders-venv')
@@ -71,19 +46,18 @@ PAGE = os.path.join('docs', 'performance.md')
 
 
 class Failed(Exception):
-  """A contender could not be measured; the text says why."""
+  """A contender could not be measured; the message says why."""
 
 
 class Contender:
-  """A process (or several ranks) of benchmarks.contenders; see contenders/channel.py for the line
-  to it.
+  """A process or several ranks of benchmarks.contenders; channel.py there has their protocol.
 
   Args:
-    module: in benchmarks.contenders.
-    spec: dict for it.
-    ranks: > 1: Horovod ranks that share the cores.
-    python: its interpreter.
-    pace: its steps in a round, as a multiple of the others'; for one whose steps are short.
+    module: the module in benchmarks.contenders.
+    spec: what the module reads, as a dict.
+    ranks: if more than 1, the number of Horovod ranks that share the cores.
+    python: the interpreter.
+    pace: how many times as many steps as the others it takes in a round.
   """
 
   def __init__(self, module, spec, ranks=1, python=sys.executable, pace=1):
@@ -92,7 +66,10 @@ class Contender:
   def start(self, name):
     """Starts it, waits for its first step, and stops it until its turn.
 
-    Returns: what it tells of itself. Raises: Failed.
+    Returns:
+      Its first message.
+    Raises:
+      Failed: if it ended.
     """
     self._log = os.path.join(OUT, f'{name}.log')
     self._directory = tempfile.TemporaryDirectory()
@@ -108,21 +85,14 @@ class Contender:
       'CUDA_VISIBLE_DEVICES': '',
       'TF_CPP_MIN_LOG_LEVEL': '3',
       'TF_USE_LEGACY_KERAS': '1',
-      'HOROVOD_GLOO_TIMEOUT_SECONDS': '100000',
-    }  # a stopped rank is not a lost one
+      'HOROVOD_GLOO_TIMEOUT_SECONDS': '100000',  # a rank that waits for its turn is not lost
+    }
     spec = json.dumps(self.spec | {'seed': SEED.value, 'socket': path, 'launched': time.time()})
     command = [self.python, '-m', f'benchmarks.contenders.{self.module}', spec]
     if self.ranks > 1:
       horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
-      command = [
-        horovodrun,
-        '--gloo',
-        '-np',
-        str(self.ranks),
-        '-H',
-        f'localhost:{self.ranks}',
-        *command,
-      ]
+      where = ['-np', str(self.ranks), '-H', f'localhost:{self.ranks}']
+      command = [horovodrun, '--gloo', *where, *command]
     with open(self._log, 'wb') as log:
       self._process = subprocess.Popen(
         command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -157,9 +127,12 @@ class Contender:
       os.kill(pid, number)
 
   def take_steps(self, count):
-    """Lets it work for `count` steps.
+    """Lets it take `count` steps.
 
-    Returns: what the ranks told, summed, `seconds` being the slowest's. Raises: Failed.
+    Returns:
+      The sums of the ranks' figures; for `seconds`, the slowest rank's.
+    Raises:
+      Failed: if it ended.
     """
     self._signal(signal.SIGCONT)
     for line in self._lines:
@@ -173,15 +146,11 @@ class Contender:
   def close(self):
     if self._process.poll() is None:
       for pid in getattr(self, '_pids', []):
-        try:
+        with contextlib.suppress(ProcessLookupError):
           os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-          pass
     for line in self._lines:
-      try:
+      with contextlib.suppress(BrokenPipeError):
         line.close()
-      except BrokenPipeError:
-        pass
     try:
       self._process.wait(60)
     except subprocess.TimeoutExpired:
@@ -196,11 +165,11 @@ class Contender:
     return f'ended with status {self._process.returncode}: {last} ({self._log})'
 
 
-class Round(dict):
-  """name -> list of samples/s, a round each, of contenders that took turns.
+class Rounds(dict):
+  """The samples/s of each contender in each round: name -> list.
 
   Attributes:
-    of_cpu: the same of samples per second of processor time, which a busy machine changes less.
+    of_cpu: the same per second of processor time, which a busy machine changes less.
   """
 
   def __init__(self):
@@ -211,9 +180,18 @@ class Round(dict):
     return statistics.median(self[name]) if self.get(name) else None
 
   def ratios(self, over, under, of_cpu=False):
-    """Rates of `over` by those of `under`, round by round; [] where either is missing."""
+    """Returns the rate of `over` divided by that of `under` in each round; [] if one is missing."""
     rates = self.of_cpu if of_cpu else self
     return [a / b for a, b in zip(rates.get(over, []), rates.get(under, []))]
+
+
+class Measured(NamedTuple):
+  """What contenders that took turns reached, each dict by their names."""
+
+  rounds: Rounds
+  hellos: dict  # the first message
+  last: dict  # the last figures
+  failed: dict  # why a contender was left out
 
 
 def interleave(contenders, shape_of, steps, warm_up=20):
@@ -222,11 +200,12 @@ def interleave(contenders, shape_of, steps, warm_up=20):
   Args:
     contenders: name -> Contender.
     shape_of: name -> Shape.
-    steps: a round's.
-  Returns: (Round, name -> what it told first, name -> its last answer, name -> why it was left
-    out).
+    steps: the steps of a round.
+    warm_up: the steps before the first round.
+  Returns:
+    Measured.
   """
-  rounds, hellos, last, failed = Round(), {}, {}, {}
+  rounds, hellos, last, failed = Rounds(), {}, {}, {}
   count, steps, warm_up = (1, min(steps, 4), 2) if QUICK.value else (ROUNDS.value, steps, warm_up)
 
   def attempt(name, work):
@@ -252,21 +231,22 @@ def interleave(contenders, shape_of, steps, warm_up=20):
         rounds[name].append(samples / answer['seconds'])
         rounds.of_cpu.setdefault(name, []).append(samples / answer['cpu_seconds'])
         last[name] = answer
-    logging.info(
-      'round %d of %d: %s',
-      r + 1,
-      count,
-      ', '.join(f'{name} {rates[-1]:,.0f}' for name, rates in rounds.items()),
-    )
+    rates = ', '.join(f'{name} {rates[-1]:,.0f}' for name, rates in rounds.items())
+    logging.info('round %d of %d: %s', r + 1, count, rates)
   for name in list(rounds):
     contenders[name].close()
-  return rounds, hellos, last, failed
+  return Measured(rounds, hellos, last, failed)
 
 
 class Bench:
-  """Measures group by group;
+  """Measures the groups, each by the method of its name.
 
-  `figures` holds what bench.json says at its top, `raw` what it is made of.
+  Attributes:
+    figures: the figures at the top of bench.json, which have goals.
+    spread: the lowest and the highest round of figures, by key.
+    raw: what each group measured.
+    left_out: why a contender or a group was not measured.
+    others: the output of benchmarks with a command of their own.
   """
 
   def __init__(self):
@@ -275,23 +255,35 @@ class Bench:
     self._numbers = itertools.count()
 
   def ratio(self, key, ratios):
-    """Takes a figure as the median of its rounds."""
+    """Sets a figure to the median of its rounds."""
     if ratios:
       self.figures[key], self.spread[key] = statistics.median(ratios), [min(ratios), max(ratios)]
 
-  def keep(self, group, rounds, shapes, failed):
+  def measure(self, group, contenders, shape=CRITEO, steps=20, warm_up=20):
+    """Measures the contenders of a group and keeps their rates; `shape` may be a dict by name."""
+    shape_of = shape.get if isinstance(shape, dict) else lambda _: shape
+    found = interleave(contenders, shape_of, steps, warm_up)
     self.raw[group] = {
       name: {
-        'samples_per_second': rounds.rate(name),
+        'samples_per_second': found.rounds.rate(name),
         'rounds': rates,
-        'shape': shapes[name].as_dict(),
+        'shape': shape_of(name).as_dict(),
       }
-      for name, rates in rounds.items()
+      for name, rates in found.rounds.items()
     }
-    self.left_out |= failed
+    self.left_out |= found.failed
+    return found
+
+  def with_torch(self, contenders, name, module, spec):
+    """Adds a contender that uses PyTorch, if PyTorch can be installed."""
+    if why := contenders_environment():
+      self.left_out[name] = why
+    else:
+      python = os.path.join(CONTENDERS, 'bin', 'python')
+      contenders[name] = Contender(module, spec, python=python)
 
   def spec(self, shape, **config):
-    """spec of a contender of ours, its config and data written."""
+    """Writes config and data of a contender of ours; returns its spec."""
     from trainer import config as trainer_config
     from trainer import runtime  # noqa: F401 TensorFlow reads what it sets
 
@@ -303,7 +295,7 @@ class Bench:
     return {'config': file}
 
   def raw_spec(self, shape, suffix, made=()):
-    """spec of the conversion of a raw log, its config and log written; `made` as for raw_config."""
+    """Writes a raw log and its config with `made` columns; returns the spec of its conversion."""
     crc = zlib.crc32(repr((shape, SEED.value)).encode())
     path = os.path.abspath(os.path.join(OUT, 'data', f'{crc:08x}{suffix}'))
     bench_data.write_log(shape, SEED.value, path)
@@ -313,39 +305,29 @@ class Bench:
     }
 
   def _written(self, tree):
-    """The path of a config, as a dict, that is written here."""
+    """Writes a config, given as a dict; returns its path."""
     run_dir = os.path.abspath(os.path.join(OUT, f'config_{next(self._numbers)}'))
-    shutil.rmtree(run_dir, ignore_errors=True)  # else a run would go on in its dense_dtype
+    shutil.rmtree(run_dir, ignore_errors=True)  # a continued run keeps its dense_dtype
     with open(run_dir + '.yaml', 'w', encoding='utf-8') as f:
       yaml.safe_dump(tree | {'seed': SEED.value, 'run_dir': run_dir}, f)
     return run_dir + '.yaml'
 
   def main(self):
-    shape = CRITEO
-    other = {'shape': shape.as_dict(), 'capacity': 8_000_000}
-    ours = self.spec(shape)
+    ours, other = self.spec(CRITEO), {'shape': CRITEO.as_dict(), 'capacity': 8_000_000}
+    no_lifecycle = {'admission': 'none', 'eviction': 'none'}
     contenders = {
       'ours, AdaGrad': Contender('ours', ours),
       'TFRA, AdaGrad': Contender('tfra', other | {'optimizer': 'Adagrad'}),
-      'PyTorch static, AdaGrad': Contender(
-        'torch_static', other, python=os.path.join(CONTENDERS, 'bin', 'python')
-      ),
       'Keras static, AdaGrad': Contender('keras_static', other),
-      'ours, Adam': Contender('ours', self.spec(shape, optimizer='adam')),
+      'ours, Adam': Contender('ours', self.spec(CRITEO, optimizer='adam')),
       'TFRA, Adam': Contender('tfra', other | {'optimizer': 'Adam'}),
       'dense part alone': Contender('dense_part', other),
-      'ours, default admission': Contender('ours', self.spec(shape, lifecycle={})),
-      'ours, no lifecycle': Contender(
-        'ours', self.spec(shape, lifecycle={'admission': 'none', 'eviction': 'none'})
-      ),
+      'ours, default admission': Contender('ours', self.spec(CRITEO, lifecycle={})),
+      'ours, no lifecycle': Contender('ours', self.spec(CRITEO, lifecycle=no_lifecycle)),
       'input alone': Contender('input', ours, pace=10),
     }
-    why = contenders_environment()
-    if why:
-      del contenders['PyTorch static, AdaGrad']
-      self.left_out['PyTorch static, AdaGrad'] = why
-    rounds, hellos, _, failed = interleave(contenders, lambda _: shape, steps=40)
-    self.keep('main', rounds, dict.fromkeys(contenders, shape), failed)
+    self.with_torch(contenders, 'PyTorch static, AdaGrad', 'torch_static', other)
+    rounds, hellos, _, _ = self.measure('main', contenders, steps=40)
     self.figures['samples_per_second'] = rounds.rate('ours, AdaGrad')
     for key, over, under in (
       ('vs_tfra_adagrad', 'ours, AdaGrad', 'TFRA, AdaGrad'),
@@ -362,17 +344,16 @@ class Bench:
     self.figures['startup_seconds'] = hellos.get('ours, AdaGrad', {}).get('startup_seconds')
 
   def floor(self):
-    """Our step over its dense part alone, without the other contenders of `main`, whose data would
-    push theirs out of the caches.
+    """Compares our step with its dense part alone.
+
+    The other contenders of `main` would push the data of these out of the caches.
     """
-    shape = CRITEO
     contenders = {
-      'ours, AdaGrad': Contender('ours', self.spec(shape)),
-      'dense part alone': Contender('dense_part', {'shape': shape.as_dict()}),
-      'ours, bfloat16': Contender('ours', self.spec(shape, dense_dtype='bfloat16')),
+      'ours, AdaGrad': Contender('ours', self.spec(CRITEO)),
+      'dense part alone': Contender('dense_part', {'shape': CRITEO.as_dict()}),
+      'ours, bfloat16': Contender('ours', self.spec(CRITEO, dense_dtype='bfloat16')),
     }
-    rounds, _, _, failed = interleave(contenders, lambda _: shape, steps=40)
-    self.keep('floor', rounds, dict.fromkeys(contenders, shape), failed)
+    rounds = self.measure('floor', contenders, steps=40).rounds
     names = 'dense part alone', 'ours, AdaGrad'
     self.ratio('over_dense_floor', rounds.ratios(*names))
     self.ratio('over_dense_floor_cpu', rounds.ratios(*names, of_cpu=True))
@@ -380,8 +361,8 @@ class Bench:
     self.ratio('bfloat16_over_dense_floor', rounds.ratios('dense part alone', 'ours, bfloat16'))
 
   def logs(self):
-    """Conversion of raw logs beside training on what it makes."""
-    # As long as logs are: what a conversion's begin and end take must not count for much.
+    """Converts raw logs, beside training on the result."""
+    # The log is long, so that the start and the end of a conversion hardly count.
     log, steps = dataclasses.replace(CRITEO, batches=60 if QUICK.value else 240), 20
     pace = log.batches // steps  # a round converts the log once
     contenders = {
@@ -392,79 +373,67 @@ class Bench:
       ),
       'raw Parquet': Contender('convert', self.raw_spec(log, '.parquet'), pace=pace),
     }
-    rounds, _, _, failed = interleave(contenders, lambda _: CRITEO, steps=steps)
-    self.keep('logs', rounds, dict.fromkeys(contenders, CRITEO), failed)
+    rounds = self.measure('logs', contenders, steps=steps).rounds
     self.ratio('raw_over_train', rounds.ratios('raw TSV', 'training'))
     self.ratio('made_over_train', rounds.ratios('raw TSV, made columns', 'training'))
     self.ratio('parquet_over_train', rounds.ratios('raw Parquet', 'training'))
 
   def ranks(self):
-    """2 ranks of half the threads beside one process of all, by what sums and carries rows."""
-    shape = CRITEO
-    contenders = {
-      'one process': Contender('ours', self.spec(shape)),
-      '2 ranks': Contender('ours', self.spec(shape), ranks=2),
-      '2 ranks, sums by our connections, too': Contender(
-        'ours', self.spec(shape, sync={'dense_allreduce': 'connections'}), ranks=2
-      ),
-      '2 ranks, rows by Horovod, too': Contender(
-        'ours', self.spec(shape, sync={'row_exchange': 'horovod'}), ranks=2
-      ),
+    """Compares 2 ranks of half the threads with one process of all."""
+    by_connections, by_horovod = {'dense_allreduce': 'connections'}, {'row_exchange': 'horovod'}
+    contenders = {'one process': Contender('ours', self.spec(CRITEO))} | {
+      name: Contender('ours', self.spec(CRITEO, sync=sync), ranks=2)
+      for name, sync in (
+        ('2 ranks', None),
+        ('2 ranks, sums by our connections, too', by_connections),
+        ('2 ranks, rows by Horovod, too', by_horovod),
+      )
     }
-    rounds, _, last, failed = interleave(contenders, lambda _: shape, steps=40)
-    self.keep('ranks', rounds, dict.fromkeys(contenders, shape), failed)
+    rounds, _, last, _ = self.measure('ranks', contenders, steps=40)
     keys = 'two_rank_efficiency', 'two_rank_efficiency_connections', 'two_rank_efficiency_horovod'
     for key, name in zip(keys, list(contenders)[1:]):
       self.ratio(key, rounds.ratios(name, 'one process'))
-    two = last.get('2 ranks')
-    if two:
+    if two := last.get('2 ranks'):
       self.figures['bytes_per_sample'] = two['sent_bytes'] / two['samples']
-      # A ring of N ranks sends 2 (N − 1)/N of the buffer from each: the whole buffer where N is 2.
-      self.figures['dense_bytes_per_sample'] = two['dense_bytes'] / shape.batch
-      self.figures['bytes_per_sample_needed'] = needed_bytes(shape)
+      # In a ring of N ranks each sends 2 (N − 1)/N of the buffer: for 2 ranks, all of it.
+      self.figures['dense_bytes_per_sample'] = two['dense_bytes'] / CRITEO.batch
+      self.figures['bytes_per_sample_needed'] = needed_bytes(CRITEO)
 
   def stores(self):
-    """The complete loop on our row store and on TFRA's tables (`sparse.store: tfra`)."""
+    """Compares the complete loop on our row store and on TFRA's tables (`sparse.store: tfra`)."""
     contenders = {
       'own row store': Contender('ours', self.spec(CRITEO)),
       "TFRA's tables": Contender('ours', self.spec(CRITEO, store='tfra')),
     }
-    rounds, _, _, failed = interleave(contenders, lambda _: CRITEO, steps=20)
-    self.keep('stores', rounds, dict.fromkeys(contenders, CRITEO), failed)
+    rounds = self.measure('stores', contenders).rounds
     self.ratio('own_over_tfra_store', rounds.ratios('own row store', "TFRA's tables"))
 
   def shapes(self):
-    for key, shape in OTHERS.items():
-      spec = self.spec(shape)
-      rounds, _, _, failed = interleave(
-        {
-          f'ours, {key}': Contender('ours', spec),
-          f'dense part, {key}': Contender('dense_part', {'shape': shape.as_dict()}),
-        },
-        lambda _: shape,
-        steps=20,
-      )
-      self.keep(key, rounds, dict.fromkeys(rounds, shape), failed)
+    for key, shape in bench_data.OTHERS.items():
+      contenders = {
+        f'ours, {key}': Contender('ours', self.spec(shape)),
+        f'dense part, {key}': Contender('dense_part', {'shape': shape.as_dict()}),
+      }
+      rounds = self.measure(key, contenders, shape).rounds
       self.figures[f'{key}_samples_per_second'] = rounds.rate(f'ours, {key}')
       self.ratio(f'{key}_over_dense_floor', rounds.ratios(f'dense part, {key}', f'ours, {key}'))
 
   def record(self):
-    """The shape of MLPerf's DLRM, beside the figures that were published for it."""
-    shape = RECORD
-    dlrm = [{'dlrm': {'bottom': list(DLRM_BOTTOM), 'hidden': list(shape.hidden)}}]
+    """Measures the shape of MLPerf's DLRM, for which others published figures."""
+    shape = bench_data.RECORD
+    dlrm = [{'dlrm': {'bottom': list(bench_data.DLRM_BOTTOM), 'hidden': list(shape.hidden)}}]
     contenders = {
       f'DLRM, {dtype}': Contender('ours', self.spec(shape, interactions=dlrm, dense_dtype=dtype))
       for dtype in ('float32', *['bfloat16'] * bfloat16.available())
     }
-    rounds, _, _, failed = interleave(contenders, lambda _: shape, steps=4, warm_up=8)
-    self.keep('record', rounds, dict.fromkeys(rounds, shape), failed)
+    rounds = self.measure('record', contenders, shape, steps=4, warm_up=8).rounds
     vectors = shape.slots + 1
-    bottom = [shape.dense, *DLRM_BOTTOM, shape.width]
+    bottom = [shape.dense, *bench_data.DLRM_BOTTOM, shape.width]
     top = [shape.width + vectors * (vectors - 1) // 2, *shape.hidden, 1]
     multiplications = sum(a * b for mlp in (bottom, top) for a, b in itertools.pairwise(mlp))
     for name, rates in rounds.items():
       per_core = statistics.median(rates) / CORES.value
-      # Forward, and backward to weights and to inputs: six operations a multiplication.
+      # Forward, and backward to weights and inputs: six operations per multiplication.
       self.raw['record'][name] |= {
         'samples_per_second_a_core': per_core,
         'gflops_a_core': 6 * multiplications * per_core / 1e9,
@@ -477,159 +446,136 @@ class Bench:
       name: Contender('ours', self.spec(CRITEO, interactions=[dnn, *more]))
       for name, more in ({'dnn': []} | added).items()
     }
-    rounds, _, _, failed = interleave(contenders, lambda _: CRITEO, steps=20)
-    self.keep('interactions', rounds, dict.fromkeys(rounds, CRITEO), failed)
+    rounds = self.measure('interactions', contenders).rounds
     for name in added:
       self.ratio(f'{name}_over_dnn', rounds.ratios('dnn', name))
 
   def histories(self):
-    """DIN by the length of histories, beside the same in plain TensorFlow ops."""
+    """Compares DIN on histories of several lengths with the same in plain TensorFlow ops."""
     contenders, shapes = {}, {}
     for length, shape in HISTORIES.items():
-      din = {'din': {'attention': ATTENTION, 'hidden': list(shape.hidden)}}
+      din = {'din': {'attention': bench_data.ATTENTION, 'hidden': list(shape.hidden)}}
       ours, plain = f'ours, L = {length}', f'plain ops, L = {length}'
       contenders[ours] = Contender('ours', self.spec(shape, interactions=['linear', din]))
       contenders[plain] = Contender('keras_din', {'shape': shape.as_dict()})
       shapes |= {ours: shape, plain: shape}
-    rounds, _, _, failed = interleave(contenders, shapes.get, steps=20)
-    self.keep('histories', rounds, shapes, failed)
+    rounds = self.measure('histories', contenders, shapes).rounds
     for length in HISTORIES:
       ratios = rounds.ratios(f'ours, L = {length}', f'plain ops, L = {length}')
       self.ratio(f'din_{length}_vs_plain', ratios)
 
   def retrieval(self):
-    """Matrix factorisation with 800 shared negatives beside the same on static embeddings, and
-    what benchmarks.retrieval_bench measures.
+    """Compares matrix factorisation with 800 shared negatives with the same on static embeddings.
+
+    Then runs benchmarks.retrieval_bench.
     """
-    python = os.path.join(CONTENDERS, 'bin', 'python')
-    spec = {'shape': MF.as_dict()}
+    shape = bench_data.MF
     contenders = {
-      'ours, MF': Contender('ours', self.spec(MF, lifecycle={}, retrieval=True)),
-      'Keras static, MF': Contender('keras_mf', spec),
-      'PyTorch static, MF': Contender('torch_mf', spec, python=python),
+      'ours, MF': Contender('ours', self.spec(shape, lifecycle={}, retrieval=True)),
+      'Keras static, MF': Contender('keras_mf', {'shape': shape.as_dict()}),
     }
-    why = contenders_environment()
-    if why:
-      del contenders['PyTorch static, MF']
-      self.left_out['PyTorch static, MF'] = why
-    rounds, _, _, failed = interleave(contenders, lambda _: MF, steps=100)
-    self.keep('retrieval', rounds, dict.fromkeys(contenders, MF), failed)
+    self.with_torch(contenders, 'PyTorch static, MF', 'torch_mf', {'shape': shape.as_dict()})
+    rounds = self.measure('retrieval', contenders, shape, steps=100).rounds
     others = [rounds.ratios('ours, MF', name) for name in rounds if name != 'ours, MF']
     self.ratio('mf_vs_better', min(others, key=statistics.median) if others else [])
     self.own_command('retrieval_bench')
 
   def ffm(self):
-    shape = dataclasses.replace(FRAPPE, width=4)
+    shape = dataclasses.replace(bench_data.FRAPPE, width=4)
     contenders = {'ours, FFM': Contender('ours', self.spec(shape, interactions=['linear', 'ffm']))}
-    rounds, _, _, failed = interleave(contenders, lambda _: shape, steps=60)
-    self.keep('ffm', rounds, dict.fromkeys(rounds, shape), failed)
+    rounds = self.measure('ffm', contenders, shape, steps=60).rounds
     self.figures['ffm_samples_per_second'] = rounds.rate('ours, FFM')
 
-  def table(self):
-    """A table of 0.1 M features holds those of two batches, shuffled anew each epoch;
+  def measure_tables(self, group, contenders, shapes=CRITEO):
+    """Measures contenders whose tables differ in size; keeps the sizes too."""
+    found = self.measure(group, contenders, shapes)
+    for name, answer in found.last.items():
+      kept = ('features', 'admitted', 'table_bytes', 'rss')
+      self.raw[group][name] |= {key: answer[key] for key in kept}
+    return found
 
-    larger ones those of all 60, and others.
+  def table(self):
+    """Measures steps on tables of several sizes.
+
+    The smallest holds the features of two batches, which each epoch shuffles anew; the larger ones
+    hold those of all 60 batches, and others.
     """
-    small, large = dataclasses.replace(CRITEO, batches=2), CRITEO
-    sizes = {'0.1 M features': (small, 100_000), '5 M features': (large, 5_000_000)}
+    small = dataclasses.replace(CRITEO, batches=2)
+    sizes = {'0.1 M features': (small, 100_000), '5 M features': (CRITEO, 5_000_000)}
     if FULL.value:
-      sizes['50 M features'] = (large, 50_000_000)
+      sizes['50 M features'] = (CRITEO, 50_000_000)
     contenders = {
       name: Contender('ours', self.spec(shape) | {'features': count})
       for name, (shape, count) in sizes.items()
     }
-    rounds, _, last, failed = interleave(contenders, lambda _: CRITEO, steps=20)
-    self.keep('table', rounds, {name: shape for name, (shape, _) in sizes.items()}, failed)
-    for name, answer in last.items():
-      self.raw['table'][name] |= {
-        k: answer[k] for k in ('features', 'admitted', 'table_bytes', 'rss')
-      }
+    shapes = {name: shape for name, (shape, _) in sizes.items()}
+    rounds = self.measure_tables('table', contenders, shapes).rounds
     self.ratio('step_5m_over_100k', rounds.ratios('0.1 M features', '5 M features'))
     self.ratio('step_50m_over_100k', rounds.ratios('0.1 M features', '50 M features'))
 
   def small_rows(self):
-    """Steps on tables of rows in bfloat16, by their size."""
+    """Measures steps on tables of several sizes with rows in bfloat16."""
     large = {'100 M features': 100_000_000} if FULL.value else {'20 M features': 20_000_000}
     contenders = {
       f'{name}, bfloat16': Contender('ours', self.spec(CRITEO, small_rows=True) | {'features': n})
       for name, n in ({'1 M features': 1_000_000} | large).items()
     }
-    rounds, _, last, failed = interleave(contenders, lambda _: CRITEO, steps=20)
-    self.keep('small_rows', rounds, dict.fromkeys(rounds, CRITEO), failed)
-    for name, answer in last.items():
-      self.raw['small_rows'][name] |= {
-        k: answer[k] for k in ('features', 'admitted', 'table_bytes', 'rss')
-      }
+    rounds, _, last, _ = self.measure_tables('small_rows', contenders)
     one = '1 M features, bfloat16'
     self.ratio('step_20m_over_1m_bfloat16', rounds.ratios(one, '20 M features, bfloat16'))
     self.ratio('step_100m_over_1m_bfloat16', rounds.ratios(one, '100 M features, bfloat16'))
-    most = last.get('100 M features, bfloat16')
-    if most:
+    if most := last.get('100 M features, bfloat16'):
       self.figures['gib_of_100m_bfloat16'] = most['table_bytes'] / 2**30
 
   def flat(self):
-    """Resident memory over a long run:
+    """Compares resident memory at the end of a long run with that after 100 steps.
 
-    after 100 steps, every sample having been seen, and at its end.
+    All samples have been read by then.
     """
     early, steps = (10, 20) if QUICK.value else (100, 10_000 if FULL.value else 1000)
     contender = Contender('ours', self.spec(CRITEO))
     contender.start('flat')
-    first = contender.take_steps(early)
-    end = contender.take_steps(steps - early)
+    first, end = contender.take_steps(early)['rss'], contender.take_steps(steps - early)['rss']
     contender.close()
-    self.raw['flat'] = {
-      'early_steps': early,
-      'early_rss': first['rss'],
-      'steps': steps,
-      'rss': end['rss'],
-    }
-    self.figures['rss_growth'] = end['rss'] / first['rss']
+    self.raw['flat'] = {'early_steps': early, 'early_rss': first, 'steps': steps, 'rss': end}
+    self.figures['rss_growth'] = end / first
 
   def memory(self):
-    contender = Contender(
-      'memory', self.spec(CRITEO) | {'features': 300_000 if QUICK.value else 3_000_000}
-    )
-    told = contender.start('memory')
-    contender.close()
-    payload = 4 * 2 * (1 + CRITEO.width)  # AdaGrad: an accumulator for each weight
-    self.raw['memory'] = {k: v for k, v in told.items() if k.endswith('bytes')} | {
-      'payload_bytes': payload
+    def told(features, **config):
+      features = 300_000 if QUICK.value else features
+      contender = Contender('memory', self.spec(CRITEO, **config) | {'features': features})
+      hello = contender.start('memory')
+      contender.close()
+      return hello
+
+    payload = 4 * 2 * (1 + CRITEO.width)  # AdaGrad has an accumulator for each weight
+    full, half = told(3_000_000), told(6_000_000, small_rows=True)
+    self.raw['memory'] = {name: value for name, value in full.items() if name.endswith('bytes')} | {
+      'payload_bytes': payload,
+      'bfloat16_bytes': half['admitted_bytes'],
+      'bfloat16_resident_bytes': half['admitted_resident_bytes'],
     }
-    self.figures['memory_over_payload'] = told['admitted_bytes'] / payload
-    self.figures['probation_bytes'] = told['probation_bytes']
-    contender = Contender(
-      'memory',
-      self.spec(CRITEO, small_rows=True) | {'features': 300_000 if QUICK.value else 6_000_000},
-    )
-    told = contender.start('memory')
-    contender.close()
-    self.figures['bytes_bfloat16'] = told['admitted_bytes']
-    self.raw['memory']['bfloat16_bytes'] = told['admitted_bytes']
-    self.raw['memory']['bfloat16_resident_bytes'] = told['admitted_resident_bytes']
+    self.figures['memory_over_payload'] = full['admitted_bytes'] / payload
+    self.figures['probation_bytes'] = full['probation_bytes']
+    self.figures['bytes_bfloat16'] = half['admitted_bytes']
 
   def parts(self):
     contender = Contender('parts', self.spec(CRITEO) | {'repeats': 5 if QUICK.value else 40})
     self.raw['parts'] = contender.start('parts')['milliseconds']
     contender.close()
 
-  def other(self):
-    """The benchmarks of single parts, each by its own command:
-
-    their output, and where they write build/bench/NAME.json, that.
-    """
+  def other_benchmarks(self):
+    """Runs the benchmarks of single parts, `*_bench.py`."""
     for file in sorted(glob.glob(os.path.join(ROOT, 'benchmarks', '*_bench.py'))):
       name = os.path.basename(file).removesuffix('.py')
       if name not in self.others:
         self.own_command(name)
 
   def own_command(self, name):
-    """Takes what `python -m benchmarks.NAME` prints, and the figures that it writes."""
+    """Keeps the output of `python -m benchmarks.NAME`, and the figures in build/bench/NAME.json."""
     result = os.path.join(OUT, f'{name}.json')
     command = [sys.executable, '-m', f'benchmarks.{name}']
-    done = subprocess.run(
-      command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
       self.left_out[name] = (done.stderr.strip().splitlines() or ['said nothing'])[-1]
       return
@@ -641,11 +587,10 @@ class Bench:
 
 
 def needed_bytes(shape):
-  """Bytes a sample that must cross between 2 ranks: half of each rank's unique keys belong to the
-  other.
+  """Returns the bytes per sample that 2 ranks must exchange.
 
-  Each costs its key and show and click one way (16 bytes), its row the other way and its gradient
-  the first again (4 (1 + D) each).
+  The other rank owns half of a rank's unique keys. Each of these costs 16 bytes (key, show and
+  click), and 4 (1 + D) bytes each for its row and its gradient.
   """
   keys, _, _ = bench_data.batches(shape, SEED.value, bench_data.hashed_keys)
   unique = (
@@ -655,10 +600,7 @@ def needed_bytes(shape):
 
 
 def contenders_environment():
-  """Installs the contenders that are not our dependencies, once.
-
-  Returns: why that could not be done, or None.
-  """
+  """Installs, once, the packages that only contenders need; returns why it failed, or None."""
   requirements = os.path.join('benchmarks', 'requirements-contenders.txt')
   stamp = os.path.join(CONTENDERS, 'installed.txt')
   with open(requirements, encoding='utf-8') as f:
@@ -668,18 +610,10 @@ def contenders_environment():
       if f.read() == wanted:
         return None
   print(f'installing {requirements} into {CONTENDERS}', flush=True)
+  pip = [os.path.join(CONTENDERS, 'bin', 'python'), '-m', 'pip', 'install', '-q']
   for command in (
     [sys.executable, '-m', 'venv', '--clear', CONTENDERS],
-    [
-      os.path.join(CONTENDERS, 'bin', 'python'),
-      '-m',
-      'pip',
-      'install',
-      '-q',
-      '--disable-pip-version-check',
-      '-r',
-      requirements,
-    ],
+    [*pip, '--disable-pip-version-check', '-r', requirements],
   ):
     done = subprocess.run(
       command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -691,53 +625,35 @@ def contenders_environment():
   return None
 
 
-GROUPS = {
-  'floor': Bench.floor,
-  'main': Bench.main,
-  'logs': Bench.logs,
-  'ranks': Bench.ranks,
-  'stores': Bench.stores,
-  'shapes': Bench.shapes,
-  'record': Bench.record,
-  'interactions': Bench.interactions,
-  'histories': Bench.histories,
-  'ffm': Bench.ffm,
-  'retrieval': Bench.retrieval,
-  'table': Bench.table,
-  'small_rows': Bench.small_rows,
-  'flat': Bench.flat,
-  'memory': Bench.memory,
-  'parts': Bench.parts,
-  'others': Bench.other,
-}
+GROUPS = (
+  *('floor', 'main', 'logs', 'ranks', 'stores', 'shapes', 'record', 'interactions', 'histories'),
+  *('ffm', 'retrieval', 'table', 'small_rows', 'flat', 'memory', 'parts', 'others'),
+)
 
 
 def main(_):
   os.chdir(ROOT)
   os.makedirs(OUT, exist_ok=True)
   cores = sorted(os.sched_getaffinity(0))[: CORES.value]
-  os.sched_setaffinity(0, cores)  # for the contenders, who inherit it
-  chosen = ONLY.value or list(GROUPS)
+  os.sched_setaffinity(0, cores)  # the contenders inherit it
+  chosen = ONLY.value or GROUPS
   for group in chosen:
     if group not in GROUPS:
       raise app.UsageError(f"--only: found '{group}'; wanted some of {', '.join(GROUPS)}")
-  here = machine()
+  here = page.machine()
+  load = here['load_before']
   print(
     f'{here["cpu"]}, {here["cores_used"]} of {here["cores"]} cores, {here["memory_gib"]} GiB, '
-    f'load {here["load_before"]:.1f}; '
-    f'seed {SEED.value}; {CRITEO}',
+    f'load {load:.1f}; seed {SEED.value}; {CRITEO}',
     flush=True,
   )
-  if here['load_before'] > 0.5 * len(cores):
-    logging.warning(
-      'this machine is busy (load %.1f): ratios will wander, figures will be low',
-      here['load_before'],
-    )
+  if load > 0.5 * len(cores):
+    logging.warning('this machine is busy (load %.1f): rates are low and ratios vary', load)
   bench = Bench()
   for group in chosen:
     print(f'-- {group}', flush=True)
     try:
-      GROUPS[group](bench)
+      getattr(bench, 'other_benchmarks' if group == 'others' else group)()
     except Failed as e:
       bench.left_out[group] = str(e)
       logging.warning('%s is left out: %s', group, e)
@@ -754,12 +670,12 @@ def main(_):
   }
   with open(os.path.join('build', 'bench.json'), 'w', encoding='utf-8') as f:
     json.dump(result, f, indent=1)
-  print(tables(result))
+  print(page.tables(result))
   if not ONLY.value and not QUICK.value:
-    picture(bench.raw['main'], os.path.join('docs', picture_of(here)))
-    write_results(PAGE, result)
+    page.picture(bench.raw['main'], os.path.join('docs', page.picture_of(here)))
+    page.write_results(PAGE, result)
     print(f'wrote build/bench.json and {PAGE}')
-  print(missed(bench.figures))
+  print(page.missed(bench.figures))
 
 
 if __name__ == '__main__':

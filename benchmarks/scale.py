@@ -1,8 +1,8 @@
 """What N ranks need: `python -m benchmarks.scale` prints the tables of docs/scale.md.
 
-It measures three constants here, the distinct keys of a rank's batch, the processor time of a
-message of our connections, and the memory of a process, and computes the rest from them. Figures
-hold for the model of docs/performance.md and one batch of 4096 samples a rank.
+It measures three constants: the distinct keys of a rank's batch, the processor time of a message of
+our connections, and the memory of a process. It computes the rest from these, for the model of
+docs/performance.md and one batch of 4096 samples per rank.
 """
 
 import concurrent.futures
@@ -22,28 +22,26 @@ from benchmarks.page import markdown_table
 from ops.connections import Connections
 from ops.sharding import SHARDS
 
-STEP = flags.DEFINE_float(
-  'step_ms', 37, 'Of one process without any exchange (docs/performance.md, 2 cores).'
-)
-HOP = flags.DEFINE_float('hop_us', 40, 'Of the ring: one message between two hosts, and its call.')
-FEATURE_BYTES, FEATURES = 199, 1e9  # of the table, an admitted one (benchmarks.run --only memory)
-HEADER, EXCHANGES, COLLECTIVES = 64, 3, 4  # keys, rows, gradients; keys take two
+STEP = flags.DEFINE_float('step_ms', 37, 'A step of one process (docs/performance.md, 2 cores).')
+HOP = flags.DEFINE_float('hop_us', 40, 'One message between two hosts of the ring, with its call.')
+FEATURE_BYTES, FEATURES = 199, 1e9  # bytes of an admitted feature (benchmarks.run --only memory)
+HEADER, EXCHANGES, COLLECTIVES = 64, 3, 4  # of keys, which take two collectives, rows, gradients
 
 
 def distinct_keys() -> float:
-  """Distinct keys of a batch, in the mean."""
+  """Returns the mean number of distinct keys in a batch."""
   keys, _, _ = batches(CRITEO, 0, hashed_keys)
   return float(np.mean([len(np.unique(batch)) for batch in keys[:20]]))
 
 
 def dense_parameters() -> int:
-  """Dense weights of the model: the linear weights of dense columns, the layers, the bias."""
+  """Returns the number of dense weights: of dense columns, of the layers, and the bias."""
   widths = [CRITEO.slots * CRITEO.width + CRITEO.dense, *CRITEO.hidden, 1]
   return CRITEO.dense + sum(i * o + o for i, o in itertools.pairwise(widths))
 
 
 def mesh(size: int) -> list[Connections]:
-  """The ends of `size` ranks that are connected with one another, in one process."""
+  """Connects `size` ranks with one another within this process."""
   fds = [[-1] * size for _ in range(size)]
   for a, b in itertools.combinations(range(size), 2):
     fds[a][b], fds[b][a] = (end.detach() for end in socket.socketpair())
@@ -51,7 +49,10 @@ def mesh(size: int) -> list[Connections]:
 
 
 def message_microseconds(sizes: tuple[int, int] = (4, 24), turns: int = 60) -> float:
-  """Processor time of a small message, sent and received: the slope over the number of ranks."""
+  """Returns the processor time to send and receive a small message.
+
+  It is the slope of a call's time over the number of ranks.
+  """
   spent = []
   for size in sizes:
     ranks = mesh(size)

@@ -1,13 +1,14 @@
-"""The contender's end of the line to benchmarks.run. Standard library only: contenders run in
-several environments.
+"""The protocol between a contender and benchmarks.run; standard library only.
 
-A contender is a process `python -m benchmarks.contenders.NAME SPEC`, SPEC being a JSON object; it
-connects to the Unix socket
-`spec['socket']` and speaks lines of JSON. It says `{"pid", "startup_seconds", ...}` once its first
-step is done; then, for each line N, it takes N steps and says `{"seconds", "cpu_seconds", "rss",
-...}`. It ends when the line does. In between run.py stops it (SIGSTOP): one works at a time.
+A contender is a process `python -m benchmarks.contenders.NAME SPEC`, where SPEC is a JSON object.
+It connects to the Unix socket `spec['socket']`, and both sides send lines of JSON. After its first
+step it sends `{"pid", "startup_seconds", …}`. For each line N that it then receives, it takes N
+steps and answers `{"seconds", "cpu_seconds", "rss", …}`. It ends when the connection closes.
+Between its turns run.py stops it (SIGSTOP), so that one contender works at a time. Contenders run
+in several environments.
 """
 
+import itertools
 import json
 import os
 import socket
@@ -20,18 +21,19 @@ def spec():
 
 
 def rss():
-  """Bytes of this process that lie in memory."""
+  """Returns the resident bytes of this process."""
   with open('/proc/self/statm', encoding='ascii') as f:
     return int(f.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
 
 
 def serve(spec, take_steps, hello=None, more=dict):
-  """Serves rounds until run.py hangs up.
+  """Serves rounds until run.py closes the connection.
 
   Args:
-    take_steps: N -> nothing, having finished N steps.
-    hello: what to tell of this contender, beside pid and startup_seconds.
-    more: called after each round, untimed: what to tell beside these.
+    spec: of the contender.
+    take_steps: takes a number of steps and returns when they are finished.
+    hello: what the first message holds besides.
+    more: called after each round, untimed; returns what the answer holds besides.
   """
   take_steps(1)
   with socket.socket(socket.AF_UNIX) as line:
@@ -51,11 +53,6 @@ def serve(spec, take_steps, hello=None, more=dict):
 
 
 def turns(items):
-  """`next_item()`, which goes round `items`."""
-  place = [-1]
-
-  def following():
-    place[0] = (place[0] + 1) % len(items)
-    return items[place[0]]
-
-  return following
+  """Returns a function that returns the next of `items`, again and again from the first."""
+  endless = itertools.cycle(items)
+  return lambda: next(endless)

@@ -1,7 +1,7 @@
-"""Our conversion of a raw log into a prepared pass: read, parse, check, hash, encode, write, sync.
+"""Converts a raw log into a prepared pass with our code, from reading to fsync.
 
-spec: config, a YAML file, whose data.train is the log; samples, the rows of the log. A round
-converts the whole log as often as its steps have samples, at least once.
+The spec has `config`, a YAML file whose data.train is the log, and `samples`, the rows of the log.
+A round converts the whole log as often as its steps need samples, at least once.
 """
 
 import tempfile

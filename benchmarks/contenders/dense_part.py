@@ -1,8 +1,8 @@
-"""The dense part alone, the floor that no table can lower: FM, linear and MLP as a user writes
-them, on inputs that were gathered before.
+"""Only the dense part of the model, the floor below which no hash table can bring a step.
 
-Forward, and backward with respect to the variables and to what comes from rows; no optimizer. spec:
-shape.
+It runs FM, linear and MLP as a Keras user writes them, on vectors that were gathered beforehand:
+forward, and backward to the variables and to the vectors, without an optimizer. The spec has
+`shape`.
 """
 
 import tensorflow as tf

@@ -1,8 +1,4 @@
-"""Our input alone:
-
-the batches of the prepared pass, shuffled and prefetched, given to nobody. spec: config, a YAML
-file.
-"""
+"""Only our input: shuffled and prefetched batches of a prepared pass. The spec has `config`."""
 
 from benchmarks.contenders import channel
 from benchmarks.contenders.ours import stream

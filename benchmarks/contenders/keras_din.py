@@ -1,7 +1,7 @@
-"""DIN in plain TensorFlow ops, as a user writes it from the paper, on Keras' static Embedding with
-histories of one length; legacy Adagrad. No hash table, no masks.
+"""DIN in plain TensorFlow ops, as a user writes it from the paper.
 
-spec: shape, with a history.
+It uses Keras' static Embedding, histories of one length without masks, and legacy Adagrad. The spec
+has `shape`, with a history.
 """
 
 import tensorflow as tf
@@ -47,7 +47,7 @@ def main():
   def take_steps(count):
     for _ in range(count):
       loss = step(*following())
-    loss.numpy()  # as of every step: what came before is finished too
+    loss.numpy()  # the last loss: it waits for all steps
 
   channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'})
 

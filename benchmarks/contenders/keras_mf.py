@@ -1,6 +1,7 @@
-"""Matrix factorisation with sampled softmax on a static Keras Embedding, legacy Adagrad (it updates
-only the rows of the batch), as a user would write it: uniform negatives that a batch shares, a
-negative that is the sample's own item left out.
+"""Matrix factorisation with sampled softmax on a static Keras Embedding, as a user writes it.
+
+A batch shares uniform negatives; a negative that is the sample's own item is left out. Legacy
+Adagrad updates only the rows of the batch.
 """
 
 import tensorflow as tf

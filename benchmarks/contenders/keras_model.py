@@ -1,6 +1,6 @@
-"""The model of the contenders that use TensorFlow, as a user would write it:
+"""The model of the contenders that use TensorFlow, as a user writes it.
 
-FM + linear + MLP on [B, F, D] vectors and [B, F, 1] weights.
+FM, linear and MLP on vectors [B, F, D] and weights [B, F, 1].
 """
 
 import tensorflow as tf
@@ -10,8 +10,6 @@ from benchmarks.contenders import channel
 
 
 class Model:
-  """Its MLP, and the loss of a batch."""
-
   def __init__(self, shape):
     self.net = tf.keras.Sequential(
       [*(tf.keras.layers.Dense(h, 'relu') for h in shape.hidden), tf.keras.layers.Dense(1)]
@@ -27,7 +25,7 @@ class Model:
 
 
 def contend(spec, shape, keys_of, embedding, linear, optimizer):
-  """Serves rounds of the training step of these Keras embedding layers and this optimizer."""
+  """Serves rounds of training steps with the given embedding layers and optimizer."""
   model = Model(shape)
 
   @tf.function
@@ -47,6 +45,6 @@ def contend(spec, shape, keys_of, embedding, linear, optimizer):
   def take_steps(count):
     for _ in range(count):
       loss = step(*following())
-    loss.numpy()  # as of every step: what came before is finished too
+    loss.numpy()  # the last loss: it waits for all steps
 
   channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'})

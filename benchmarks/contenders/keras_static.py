@@ -1,6 +1,6 @@
-"""Keras Embedding over a static vocabulary, legacy Adagrad (it updates only the rows of the batch):
+"""Keras' Embedding over a static vocabulary, without a hash table.
 
-no hash table at all.
+Legacy Adagrad updates only the rows of the batch.
 """
 
 import tensorflow as tf

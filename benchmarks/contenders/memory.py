@@ -1,8 +1,7 @@
-"""What the table costs in memory: bytes a feature while it grows, all admitted and all on
-probation.
+"""The memory that a feature takes while the table grows: all admitted, then all on probation.
 
-spec: config, a YAML file; features, the most. What counts is the largest figure from a third of the
-  features on: just after a growth.
+The spec has `config`, a YAML file, and `features`, the most. Reports the largest bytes per feature
+of the last two thirds of the growth, which is that just after the table has grown.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Our complete training loop: prepared pass, prefetch, dedupe, lifecycle, rows, layers, optimizers,
-metrics; one process or one rank.
+"""Our complete training loop, in one process or one rank.
 
-spec: config, a YAML file; features, where given, are in the table before the first step. Of a rank
-  the bytes that leave it are counted.
+That is prepared pass, prefetch, dedupe, lifecycle, rows, layers, optimizers and metrics. The spec
+has `config`, a YAML file, and may have `features`, the number of features that are in the table
+before the first step. A rank counts the bytes that it sends.
 """
 
 import itertools
@@ -43,8 +43,9 @@ def stream(cfg, communicator, stage=lambda batch: batch, step=None):
 
 
 def fill(step, cfg, count, part=1 << 18):
-  """Puts the pass's own features and random others, `count` in all, into the table, shuffled, each
-  with one show.
+  """Fills the table with `count` features, in random order, each with one show.
+
+  They are the features of the pass and random others.
   """
   from ops.dedupe import dedupe
 
@@ -62,7 +63,7 @@ def fill(step, cfg, count, part=1 << 18):
 
 
 def observe(store, deduped, hyper):
-  """A push that trains nothing: features come to be, are counted and admitted."""
+  """Creates, counts and admits features by a push that trains nothing."""
   rows = store.pull(deduped.unique, False)
   store.push(
     deduped.unique,
@@ -78,9 +79,10 @@ def observe(store, deduped, hyper):
 
 
 def count_exchange(communicator):
-  """Makes the row exchanges of `communicator` count the rows that leave this rank for others.
+  """Makes the communicator's row exchanges count the bytes that this rank sends to others.
 
-  Returns the counter, int64 bytes; call before a step is built.
+  Returns:
+    The counter, int64. It counts the exchanges of steps that are built afterwards.
   """
   sent, plain = tf.Variable(0, dtype=tf.int64, trainable=False), communicator.row_exchange
 

@@ -1,9 +1,8 @@
-"""Where a step's time goes: each part of TrainStep by itself, as a function of its own, on the same
-batches.
+"""Where the time of a step goes: each part of TrainStep runs alone, on the same batches.
 
-spec: config, a YAML file; repeats, batches that are timed. The parts do not add up to the step: in
-  it, independent ones run side by side,
-and what one leaves in the caches the next one finds.
+The spec has `config`, a YAML file, and `repeats`, the number of batches that are timed. The parts
+do not add up to the step, in which independent parts run side by side and a part finds data of
+another in the caches.
 """
 
 import statistics
@@ -17,7 +16,7 @@ from trainer import config, runtime
 
 
 def from_rows(embedded):
-  """The tensors of a `LayerInputs` that come from rows."""
+  """Returns the tensors of a LayerInputs that come from rows."""
   tensors = [
     embedded.linear,
     *embedded.factors,

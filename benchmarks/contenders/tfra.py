@@ -1,7 +1,6 @@
-"""TFRA's Keras path:
+"""TFRA's Keras path: Embedding layers on dynamic hash tables and DynamicEmbeddingOptimizer.
 
-Embedding layers on dynamic hash tables and DynamicEmbeddingOptimizer. spec: optimizer, Adagrad or
-Adam.
+The spec has `optimizer`, Adagrad or Adam.
 """
 
 import tensorflow as tf

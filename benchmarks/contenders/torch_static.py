@@ -1,5 +1,6 @@
-"""PyTorch nn.Embedding(sparse=True) over a static vocabulary, one table of D + 1 columns, sparse
-Adagrad.
+"""PyTorch's nn.Embedding(sparse=True) over a static vocabulary, with sparse Adagrad.
+
+One table of D + 1 columns holds vectors and weights.
 """
 
 import itertools
