@@ -223,13 +223,13 @@ def tables(result):
   if raw.get('main'):
     parts += ['### Side by side', f'![Samples a second]({picture_of(m)})', rates_table(raw['main'])]
   rows = []
-  for key, (_, _, what) in WANTED.items():
+  for key in WANTED:
     value, spread = result[key], result['spread'].get(key)
     rounds = between(spread) if spread else ''
     is_met = '' if value is None else 'yes' if met(key, value) else '**no**'
-    rows.append([f'`{key}`', what, number(value), rounds, goal(key), is_met])
-  head = ['key', 'what', 'median', 'rounds', 'wanted', 'met']
-  parts += ['### What is wanted', markdown_table(head, rows)]
+    rows.append([f'`{key}`', number(value), rounds, goal(key), is_met])
+  head = ['key', 'median', 'rounds', 'wanted', 'met']
+  parts += ['### Goals, with the spread of the rounds', markdown_table(head, rows)]
   if any(name in raw for name in OTHERS):
     rows = [
       [

@@ -763,13 +763,9 @@ KINDS = [
     f'signals, {mode}',
     'Any process gets SIGKILL, SIGTERM or SIGSTOP at a random call, or at the first call of a '
     f'random function, also while it starts or resumes; up to {FAULTS} times in a row. Then the '
-    'job is left alone. '
-    + (
-      'Its rows, dense state, place in the data, exports and events must equal those of an '
-      'undisturbed run, bit by bit.'
-      if mode in EXACT
-      else 'It must train every pass once and lose no sample.'
-    ),
+    'job is left alone. Its rows, dense state, place in the data, exports and events must equal '
+    'those of an undisturbed run, bit by bit. In modes ps_async and ps_geo it must train every '
+    'pass once and lose no sample.',
     'faults',
     units,
     6000,
