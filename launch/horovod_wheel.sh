@@ -17,6 +17,10 @@ tar -xzf "$source.tar.gz" -C "$work"
 sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
 # Its flatbuffers assign to a constant, which GCC 14 (Debian 13) refuses.
 sed -i 's/  const size_type count_;/  size_type count_;/' "$source/third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
+# TensorFlow 2.21 has no AsGpuStreamValue; both of ours know a CUDA stream by its handle. A template, for the class is defined further down.
+sed -i 's/^GpuStreamHandle AsGpuStreamValue(Stream\* stream);/template <class S> GpuStreamHandle AsGpuStreamValue(S* stream) {\
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);\
+}/' "$source/horovod/tensorflow/mpi_ops.cc"
 export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
 export CMAKE_POLICY_VERSION_MINIMUM=3.5 CXXFLAGS='-include cstdint -include stdexcept -include string' MAKEFLAGS="-j$(nproc)"
 
