@@ -34,8 +34,8 @@ def product(
   On CPUs with avx512_bf16, row i of the result is computed from row i of a and from b alone: it has
   the same bits however many rows a has and however many threads compute it. Other CPUs round a and
   b too but multiply in float32, which is slower; the result differs only by the order in which
-  terms are added. GPUs also round the product to bfloat16. The gradients are computed by products
-  of the same kind.
+  terms are added. On GPUs this is a layer of Keras' policy mixed_bfloat16: bias, product and result
+  are bfloat16 too. The gradients are computed by products of the same kind.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
@@ -46,9 +46,9 @@ def product(
   """
   parts = a if isinstance(a, (list, tuple)) else [a]
   if tf.config.get_visible_devices('GPU'):
-    left, right = (tf.cast(x, tf.bfloat16) for x in (tf.concat(parts, 1), b))
-    ab = tf.cast(tf.matmul(left, right, transpose_b=transpose_b), tf.float32)
-    return float32.finished(ab, bias, relu)
+    half = [x if x is None else tf.cast(x, tf.bfloat16) for x in (tf.concat(parts, 1), b, bias)]
+    ab = tf.matmul(*half[:2], transpose_b=transpose_b)
+    return tf.cast(float32.finished(ab, half[2], relu), tf.float32)
   if not available():
     right = tf.transpose(b) if transpose_b else b
     return float32.finished(_product_of_rounded(tf.concat(parts, 1), right), bias, relu)
@@ -78,7 +78,7 @@ def seconds() -> dict[str, float]:
   """Measures how long a typical layer and its gradients take; returns {dtype: least seconds}."""
   random = np.random.default_rng(0)
   a, b, bias = (
-    to_tensor(random.normal(size=shape).astype(np.float32))
+    tf.identity(to_tensor(random.normal(size=shape).astype(np.float32)))  # on the GPU, if any
     for shape in ([_SAMPLES, _WIDTH], [_WIDTH, _WIDTH], [_WIDTH])
   )
   seconds: dict[str, list[float]] = {'float32': [], 'bfloat16': []}

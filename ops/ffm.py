@@ -4,6 +4,8 @@ import tensorflow as tf
 
 from ops import library
 
+_HOST = 'CPU:0'  # where the kernels are, and the factors: then a GPU receives the sums alone
+
 
 def pairs(field_factors: tf.Tensor) -> tf.Tensor:
   """Returns ½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ of each sample, float32 [B].
@@ -15,12 +17,14 @@ def pairs(field_factors: tf.Tensor) -> tf.Tensor:
     field_factors: A, float32 [B, F, F·D]. A[f, g], at columns [g·D, (g+1)·D) of row f, is the sum
       over the features in field f of their factors for field g.
   """
-  return library.load().ctr_ffm(factors=field_factors)
+  with tf.device(_HOST):
+    return library.load().ctr_ffm(factors=field_factors)
 
 
 @tf.RegisterGradient('CtrFfm')
 def _gradient(op: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
-  return library.load().ctr_ffm_grad(factors=op.inputs[0], grad=grad)
+  with tf.device(_HOST):
+    return library.load().ctr_ffm_grad(factors=op.inputs[0], grad=grad)
 
 
 def pairs_in_plain_ops(field_factors: tf.Tensor) -> tf.Tensor:

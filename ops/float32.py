@@ -22,6 +22,6 @@ def product(
 
 
 def finished(ab: tf.Tensor, bias: tf.Tensor | None, relu: bool) -> tf.Tensor:
-  """Returns a product, float32 [m, n], plus the bias, through a ReLU if `relu`."""
+  """Returns a product, [m, n], plus the bias, through a ReLU if `relu`."""
   ab = ab if bias is None else tf.nn.bias_add(ab, bias)
   return tf.nn.relu(ab) if relu else ab

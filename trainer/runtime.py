@@ -35,6 +35,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 # (docs/performance.md); a job whose steps do not use Horovod should rarely be interrupted.
 _CYCLE_MILLISECONDS, _IDLE_CYCLE_MILLISECONDS = 1, 200
 
+HOST = 'CPU:0'  # the device of rows, of what is done with them, and of everything that is counted
+
 _OWN_THREADS = '/proc/self/task'  # Linux lists this process's threads there
 
 # Options of glibc's mallopt and their bytes: M_MMAP_THRESHOLD (larger blocks go back to the system
@@ -277,6 +279,13 @@ def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
       'ranks on it, or CUDA_VISIBLE_DEVICES= to train on its CPUs'
     )
   return gpus[local_rank]
+
+
+def dense_device() -> str:
+  """Returns the device of layers and their optimizer: this process's GPU if it has one."""
+  import tensorflow as tf
+
+  return 'GPU:0' if tf.config.get_visible_devices('GPU') else HOST
 
 
 def _threads(local_size: int) -> int:

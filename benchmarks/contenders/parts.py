@@ -15,19 +15,6 @@ from benchmarks.contenders.ours import stream
 from trainer import config, runtime
 
 
-def from_rows(embedded):
-  """Returns the tensors of a LayerInputs that come from rows."""
-  tensors = [
-    embedded.linear,
-    *embedded.factors,
-    *embedded.totals,
-    embedded.squares,
-    embedded.field_factors,
-    embedded.field_squares,
-  ]
-  return [t for t in tensors if t is not None]
-
-
 def main():
   spec = channel.spec()
   cfg = config.load(spec['config'])
@@ -55,7 +42,7 @@ def main():
     return tf.function(fn, input_signature=signature, autograph=False, reduce_retracing=True)
 
   def layers(embedded, label, weight):
-    inputs = from_rows(embedded)
+    inputs = embedded.of_rows()
     with tf.GradientTape() as tape:
       tape.watch(inputs)
       logits = step.dense.model(embedded, training=True)
@@ -67,7 +54,7 @@ def main():
     with tf.GradientTape() as tape:
       tape.watch([pulled.linear, pulled.factors])
       embedded = step.dense.embedding.embed(batch, deduped, pulled)
-      out = from_rows(embedded)
+      out = embedded.of_rows()
     # The outputs stand in for their gradients: same shapes, as dense.
     return tape.gradient(out, [pulled.linear, pulled.factors], output_gradients=out)
 

@@ -72,6 +72,26 @@ class ProductTest(tf.test.TestCase):
             if not (turned and bias):
               self.check(m, widths, n, turned, bias, relu)
 
+  def test_on_gpus_it_is_a_dense_layer_of_keras_mixed_policy(self):
+    """To the bit, with float32 weights; `tests/single/placement_test.py` trains so."""
+    x, grad = (tf.constant(self.matrix(*shape)) for shape in ((33, 20), (33, 7)))
+    for activation in ('relu', None):
+      layer = tf.keras.layers.Dense(7, activation, dtype='mixed_bfloat16')
+      layer.build(x.shape)
+      layer.bias.assign(self.matrix(7))
+      with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        wanted = tf.cast(layer(x), tf.float32)
+        with mock.patch.object(tf.config, 'get_visible_devices', return_value=['a GPU']):
+          self.assertTrue(bfloat16.available())
+          parts, relu = tf.split(x, [13, 7], 1), activation == 'relu'
+          found = bfloat16.product(parts, layer.kernel, layer.bias, relu=relu)
+      self.assertEqual((found.dtype, layer.kernel.dtype), (tf.float32, tf.float32))
+      self.assertAllEqual(found, wanted)
+      inputs = [x, layer.kernel, layer.bias]
+      for one, other in zip(*(tape.gradient(y, inputs, grad) for y in (found, wanted))):
+        self.assertAllEqual(one, other)
+
   def test_shapes_that_do_not_fit_are_refused(self):
     if not bfloat16.available():
       self.skipTest(WANTED)

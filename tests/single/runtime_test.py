@@ -122,6 +122,26 @@ class StartTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, 'local rank 2 has no GPU: this host has 2'):
       runtime.visible_gpu(2, ['gpu0', 'gpu1'])
 
+  def test_a_rank_takes_the_gpu_of_its_local_rank_and_its_memory_as_it_needs_it(self):
+    gpus = [tf.config.PhysicalDevice(f'/physical_device:GPU:{i}', 'GPU') for i in range(2)]
+    with (
+      mock.patch.object(tf.config, 'list_physical_devices', return_value=gpus),
+      mock.patch.object(tf.config, 'set_visible_devices') as visible,
+      mock.patch.object(tf.config.experimental, 'set_memory_growth') as grows,
+      mock.patch.object(tf.config.threading, 'set_intra_op_parallelism_threads'),
+      mock.patch.object(runtime, '_join_horovod') as join,
+    ):
+      place = runtime.Runtime(rank=3, size=4, local_rank=1, local_size=2)
+      runtime.start(make_config({}), place)
+    visible.assert_called_once_with(gpus[1], 'GPU')
+    grows.assert_called_once_with(gpus[1], True)
+    join.assert_called_once_with(place, mock.ANY, gpus)
+
+  def test_layers_are_on_a_gpu_that_is_visible(self):
+    self.assertEqual(runtime.dense_device(), runtime.HOST)
+    with mock.patch.object(tf.config, 'get_visible_devices', return_value=['a GPU']):
+      self.assertEqual(runtime.dense_device(), 'GPU:0')
+
   def test_horovod_waits_no_longer_than_it_should(self):
     """It looks for work every millisecond where it has any; the heartbeat ends a wait before it."""
     horovod = types.ModuleType('horovod.tensorflow')

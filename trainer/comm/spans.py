@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops import clock
+from trainer.runtime import HOST
 
 Outputs = TypeVar('Outputs')  # tensors, nested
 
@@ -25,12 +26,12 @@ class Spans:
     Returns:
       The outputs of `exchange`.
     """
-    with tf.control_dependencies(inputs):
+    with tf.device(HOST), tf.control_dependencies(inputs):
       begins = clock.seconds(inputs[-1])
     with tf.control_dependencies([begins]):
       outputs = exchange()
     tensors = tf.nest.flatten(outputs)
-    with tf.control_dependencies([tensor.op for tensor in tensors]):
+    with tf.device(HOST), tf.control_dependencies([tensor.op for tensor in tensors]):
       self._stamps.append(tf.stack([begins, clock.seconds(tensors[-1])]))
     return outputs
 

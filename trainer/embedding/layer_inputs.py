@@ -54,6 +54,14 @@ class LayerInputs(NamedTuple):
   histories: dict[str, HistoryVectors] | None = None
   """Name of a slot -> its histories."""
 
+  def of_rows(self) -> list[tf.Tensor]:
+    """Returns the inputs that are differentiable in rows."""
+    histories = (self.histories or {}).values()
+    given = [self.linear, self.squares, self.field_factors, self.field_squares]
+    given += [*self.factors, *self.totals, *(h.vectors for h in histories)]
+    given += [h.candidate for h in histories]
+    return [t for t in given if t is not None]
+
 
 def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
   """Returns inputs with C more fields behind the slots, each of one feature.

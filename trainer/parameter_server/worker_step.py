@@ -57,15 +57,14 @@ class WorkerStep(Step):
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
-    self._cfg, self.cluster, self._communicator = cfg, cluster, communicator
-    self.in_lockstep = cfg.sync.mode == 'ps'
     multiplies_in = dense_dtype.chosen(cfg, communicator)
-    self.dense = DensePart(cfg, communicator.all_reduce_with_gradient, multiplies_in)
+    dense = DensePart(cfg, communicator.all_reduce_with_gradient, multiplies_in)
+    super().__init__(cfg, communicator, dense)
+    self.cluster = cluster
+    self.in_lockstep = cfg.sync.mode == 'ps'
     self.servers = Servers(cfg, cluster, target, communicator, self.dense)
     self.store = RowsOnServers(self.servers, communicator)
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
-    self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    self._rows_lag = self.dense.embedding.catches_up
     self._samples = 0  # since the last call of `traffic`
     self._stale = True  # whether the copy may differ from the servers' variables
     self._forward = tf.function(

@@ -17,6 +17,7 @@ from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
 from trainer.model.metrics import MetricSums
+from trainer.runtime import HOST, dense_device
 from trainer.training.schedule import Rates
 
 
@@ -50,11 +51,15 @@ def dense_optimizer(settings: config.DenseOptimizer) -> tf.keras.optimizers.lega
 class DensePart:
   """The layers with their loss, optimizer and metrics, on one process.
 
+  Layers, optimizer and their gradients lie on the GPU, if there is one; rows, their pooling, counts
+  and metrics on the host. So slot sums and their gradients cross in a step, and no rows.
+
   Args:
     sum_across_ranks: float32 tensor -> its sum over ranks, differentiable; sync batch norm uses it.
     dense_dtype: see trainer.model.builder.build.
 
   Attributes:
+    device: where the layers and their optimizer are.
     model: what trainer.model.builder.build returned.
     embedding: turns the rows of a batch into what the layers read.
     metrics: sums over the samples trained on since the last reset.
@@ -67,14 +72,18 @@ class DensePart:
     sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None,
     dense_dtype: str | None = None,
   ):
-    self.model = build(cfg, sum_across_ranks, dense_dtype)
-    self.embedding = Embedding(cfg, self.model.needs)
-    self.metrics = MetricSums(cfg)
+    self.device = dense_device()
     self.optimizer = dense_optimizer(cfg.train.dense_optimizer)
-    # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded into
-    # them. The public way, tracing apply_gradients, gives them other names than checkpoints have.
-    self.optimizer._create_all_weights(self.model.trainable_variables)
-    self.rates = Rates(cfg.train.schedule)
+    with tf.device(self.device):
+      self.model = build(cfg, sum_across_ranks, dense_dtype)
+      # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded
+      # into them. The public way, tracing apply_gradients, gives them other names than checkpoints
+      # have.
+      self.optimizer._create_all_weights(self.model.trainable_variables)
+    with tf.device(HOST):
+      self.embedding = Embedding(cfg, self.model.needs)
+      self.metrics = MetricSums(cfg)
+      self.rates = Rates(cfg.train.schedule)
     self._loss = task_losses(cfg) if cfg.data.labels else per_sample_loss(cfg.model)
     self._learning_rate = cfg.train.dense_optimizer.learning_rate
 
@@ -105,26 +114,39 @@ class DensePart:
         samples of the step; None if this process has all samples.
       samples: int64 [], the number of samples of the step; only model.retrieval reads it.
     """
-    weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
-    if weight.shape.rank:  # [T]
-      total_weight = weight if total_weight is None else total_weight
-      greatest = tf.argmax(total_weight)
-      weights *= tf.math.divide_no_nan(total_weight[greatest], total_weight)
-      weight = weight[greatest]
-    with tf.GradientTape() as tape:
-      tape.watch([rows.linear, rows.factors])
-      inputs = self.embedding.embed(batch, deduped, rows)
+    with tf.device(HOST):
+      weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
+      if weight.shape.rank:  # [T]
+        total_weight = weight if total_weight is None else total_weight
+        greatest = tf.argmax(total_weight)
+        weights *= tf.math.divide_no_nan(total_weight[greatest], total_weight)
+        weight = weight[greatest]
+      with tf.GradientTape() as pooling:
+        pooling.watch([rows.linear, rows.factors])
+        inputs = self.embedding.embed(batch, deduped, rows)
       if 'position' in self.model.needs:
         inputs = inputs._replace(position=position)
-      loss, measured = self._loss_of(batch, inputs, weights, samples)
-    *dense, linear, factors = tape.gradient(
-      loss, [*self.trainable, rows.linear, rows.factors], unconnected_gradients='zero'
-    )
-    self.metrics.update(batch.label, measured, batch.weight)
-    # The loss, which is summed over processes, becomes NaN if any gradient is not finite. (Adding
-    # 0 times a sum of gradients would not do: TensorFlow's graph optimizer replaces it by 0.)
-    sums = [tf.reduce_sum(gradient) for gradient in (*dense, linear, factors)]
-    loss = tf.where(tf.math.is_finite(tf.add_n(sums)), loss, np.nan)
+      pooled = inputs.of_rows()
+    with tf.device(self.device):
+      with tf.GradientTape() as tape:
+        tape.watch(pooled)
+        loss, measured = self._loss_of(batch, inputs, weights, samples)
+      *dense, of_pooled = tape.gradient(loss, [*self.trainable, pooled])
+      dense = [tf.zeros_like(v) if g is None else g for g, v in zip(dense, self.trainable)]
+      sum_of_dense = tf.add_n([tf.zeros([]), *(tf.reduce_sum(gradient) for gradient in dense)])
+    with tf.device(HOST):
+      read = [(x, g) for x, g in zip(pooled, of_pooled) if g is not None]
+      linear, factors = pooling.gradient(
+        [x for x, _ in read],
+        [rows.linear, rows.factors],
+        output_gradients=[g for _, g in read],
+        unconnected_gradients='zero',
+      )
+      self.metrics.update(batch.label, measured, batch.weight)
+      # The loss, which is summed over processes, becomes NaN if any gradient is not finite. (Adding
+      # 0 times a sum of gradients would not do: TensorFlow's graph optimizer replaces it by 0.)
+      total = sum_of_dense + tf.reduce_sum(linear) + tf.reduce_sum(factors)
+      loss = tf.where(tf.math.is_finite(total), loss, np.nan)
     return Gradients(loss, weight, dense, linear, factors)
 
   def _loss_of(
@@ -138,8 +160,10 @@ class DensePart:
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns probabilities, float32 [B]; [B, T] with several tasks. Changes nothing."""
-    inputs = self.embedding.embed(batch, deduped, rows)
-    return self.model.probability(self.model(inputs, training=False))
+    with tf.device(HOST):
+      inputs = self.embedding.embed(batch, deduped, rows)
+    with tf.device(self.device):
+      return self.model.probability(self.model(inputs, training=False))
 
   def apply(self, gradients: list[tf.Tensor], scale: tf.Tensor, steps: TensorLike) -> None:
     """Takes one step of the optimizer.
@@ -149,9 +173,10 @@ class DensePart:
       steps: whole number [], the number of steps before this one.
     """
     self.optimizer.learning_rate.assign(self._learning_rate * self.rates.at(steps))
-    scaled = [gradient * scale for gradient in gradients]
-    if scaled:  # a model of rows alone has no dense variables
-      self.optimizer.apply_gradients(zip(scaled, self.trainable))
+    with tf.device(self.device):
+      scaled = [gradient * scale for gradient in gradients]
+      if scaled:  # a model of rows alone has no dense variables
+        self.optimizer.apply_gradients(zip(scaled, self.trainable))
 
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
     """Returns the hyperparameters of row optimizers after so many steps, float32 [T, 2, H]."""

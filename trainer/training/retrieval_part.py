@@ -93,4 +93,5 @@ class RetrievalPart(DensePart):
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns the vectors of each sample's query and of its item, float32 [B, 2, d]."""
     inputs = self.embedding.embed(batch, deduped, rows)
-    return tf.stack([self.model.queries(inputs), self.model.items(inputs)], 1)
+    with tf.device(self.device):
+      return tf.stack([self.model.queries(inputs), self.model.items(inputs)], 1)

@@ -18,6 +18,7 @@ from trainer.embedding.exchange import Routing, rows_of
 from trainer.embedding.row_table import RowTable
 from trainer.embedding.stores import make_store
 from trainer.errors import UserError
+from trainer.runtime import HOST
 from trainer.training.advice import why_not_finite
 from trainer.training.dense_part import DensePart
 from trainer.training.retrieval_part import RetrievalPart
@@ -71,6 +72,9 @@ class StepCounts(NamedTuple):
 class Step(abc.ABC):
   """A training step, on ranks or on parameter servers.
 
+  Args:
+    dense: the layers of this process.
+
   Attributes:
     store: the rows that this process answers for.
     in_lockstep: whether all processes take each step together.
@@ -79,17 +83,20 @@ class Step(abc.ABC):
   """
 
   exchange_seconds = 0.0
-  dense: DensePart
   store: RowTable
   in_lockstep: bool
-  _communicator: Communicator
-  _step: tf.Variable  # int64 [], the number of steps taken
-  _rows_lag: bool  # whether rows miss steps of their penalty
+
+  def __init__(self, cfg: config.Config, communicator: Communicator, dense: DensePart):
+    self._cfg, self._communicator, self.dense = cfg, communicator, dense
+    with tf.device(HOST):
+      self._step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the number of steps taken
+    self._rows_lag = dense.embedding.catches_up  # whether rows miss steps of their penalty
 
   def stage(self, batch: SlotBatch) -> Staged:
     """Makes tensors of a batch of NumPy arrays, and finds its distinct keys. Thread-safe."""
     batch = SlotBatch(*map(to_tensor, weigh_labels(batch)))
-    return Staged(batch, self.dense.embedding.dedupe(batch))
+    with tf.device(HOST):
+      return Staged(batch, self.dense.embedding.dedupe(batch))
 
   @abc.abstractmethod
   def route(self, staged: Staged) -> Routing:
@@ -187,12 +194,17 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 
 
 def traced(function: Callable, *specs: object) -> Callable:
-  """Returns a graph of `function` for arguments of `specs`.
+  """Returns a graph of `function` for arguments of `specs`, on the host unless it says otherwise.
 
   Each call of a tf.function looks up the graph and binds arguments by name, which takes 0.8 ms. The
   private `_call_flat` takes the tensors as they are.
   """
-  graph = tf.function(function, autograph=False, input_signature=specs).get_concrete_function()
+
+  def on_host(*args: object) -> object:
+    with tf.device(HOST):
+      return function(*args)
+
+  graph = tf.function(on_host, autograph=False, input_signature=specs).get_concrete_function()
   return lambda *args: graph._call_flat(tf.nest.flatten(args), graph.captured_inputs)
 
 
@@ -212,16 +224,14 @@ class TrainStep(Step):
   def __init__(
     self, cfg: config.Config, communicator: Communicator, dense_dtype: str | None = None
   ):
-    self._cfg, self._communicator = cfg, communicator
     if cfg.model.retrieval is None:
-      self.dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
+      dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
     else:
-      self.dense = RetrievalPart(cfg, communicator)
+      dense = RetrievalPart(cfg, communicator)
+    super().__init__(cfg, communicator, dense)
     self.store = make_store(cfg, self.dense.embedding)
     self._spans = Spans()
     self._rows = rows_of(self.store, communicator, cfg, self._spans)
-    self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-    self._rows_lag = self.dense.embedding.catches_up
     self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
     spec = batch_spec(cfg)
     route_specs = DEDUPED_SPEC, spec.weight
@@ -269,8 +279,9 @@ class TrainStep(Step):
     rows = self._rows.pull(deduped, routed, train=True)
     position = tf.stack([self._step, lower_samples])
     gradients = self.dense.gradients(batch, deduped, rows, position, total_weight, samples)
-    own = [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
-    *sums, counts = self._spans.timed(lambda: self._communicator.all_reduce(own), own)
+    with tf.device(self.dense.device):
+      own = [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
+      *sums, counts = self._spans.timed(lambda: self._communicator.all_reduce(own), own)
     self._rows.push(
       deduped,
       rows,
