@@ -151,10 +151,9 @@ class Train(Section):
   dense_dtype: Literal['float32', 'bfloat16'] = 'float32'
   """The dtype in which training steps multiply by the kernels of dnn, dlrm, din, tower, cross, mmoe
   and shared_bottom. bfloat16 rounds the factors of these products; sums, weights, optimizer,
-  predictions and exports stay float32. On GPUs, what a product gives is rounded too, as with Keras'
-  policy mixed_bfloat16. It needs a GPU or a processor with avx512_bf16; elsewhere the run trains in
-  float32, with a warning. A new run measures for some 50 ms whether bfloat16 is faster, and trains
-  in float32 if it is not. It prints its choice and keeps it in the run_dir."""
+  predictions and exports stay float32. It needs a GPU or a processor with avx512_bf16; elsewhere
+  the run trains in float32, with a warning. A new run measures for some 50 ms whether bfloat16 is
+  faster, and trains in float32 if it is not. It prints its choice and keeps it in the run_dir."""
   plateau: Plateau | None = None
   """Early stopping by data.valid; null: all epochs are trained. The default is {} for a log without
   days that has data.valid."""
