@@ -1,10 +1,9 @@
-"""Checkpoints: rows a second, bytes against the payload, and memory above the table's: saving,
-loading, and inspecting by slot as trainer.inspect does.
+"""Speed, size and memory of checkpoints: `python -m benchmarks.checkpoint_bench`.
 
-    python -m benchmarks.checkpoint_bench [--full] [--dir DIR]
+    [--full] [--dir DIR]
 
-One process, D = 8, AdaGrad; all features have factors (`--admitted`). Saving ends with everything
-on the disk.
+It saves a checkpoint, loads it, and inspects it by slot as trainer.inspect does. One process, D =
+8, AdaGrad; `--admitted` is the share of the features that have factors. Saving includes the fsync.
 """
 
 import os
@@ -17,11 +16,11 @@ os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import numpy as np
-import yaml
+import psutil
 from absl import app, flags
 
-FEATURES = flags.DEFINE_integer('features', 2_000_000, 'How many.')
-FULL = flags.DEFINE_bool('full', False, '20 M features.')
+FEATURES = flags.DEFINE_integer('features', 2_000_000, 'The number of features.')
+FULL = flags.DEFINE_bool('full', False, 'Takes 20 M features.')
 ADMITTED = flags.DEFINE_float('admitted', 1.0, 'Share of the features that have factors.')
 DIR = flags.DEFINE_string('dir', None, 'Where to make a temporary directory.')
 SEED = flags.DEFINE_integer('seed', 0, 'Of keys and values.')
@@ -34,29 +33,30 @@ CONFIG = {
 
 
 class PeakMemory:
-  """The most this process held while the block ran, in bytes: resident memory sampled each 5 ms."""
+  """Measures the time of a block and the most resident memory in it, looking every 5 ms.
 
-  def _resident(self):
-    with open('/proc/self/statm', encoding='ascii') as f:
-      return int(f.read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+  Attributes:
+    seconds: how long the block took.
+    more: bytes of the peak above the beginning.
+  """
 
   def __enter__(self):
-    self.start = self.peak = self._resident()
-    self._ended = threading.Event()
-
-    def sample():
-      while not self._ended.wait(0.005):
-        self.peak = max(self.peak, self._resident())
-
-    self._thread = threading.Thread(target=sample)
+    self._process, self._ended = psutil.Process(), threading.Event()
+    self._started, self._before = time.monotonic(), self._process.memory_info().rss
+    self._peak = self._before
+    self._thread = threading.Thread(target=self._sample)
     self._thread.start()
     return self
 
+  def _sample(self):
+    while not self._ended.wait(0.005):
+      self._peak = max(self._peak, self._process.memory_info().rss)
+
   def __exit__(self, *_):
+    self.seconds = time.monotonic() - self._started
     self._ended.set()
     self._thread.join()
-    self.end = self._resident()
-    self.peak = max(self.peak, self.end)
+    self.more = max(self._peak, self._process.memory_info().rss) - self._before
 
 
 def make_store():
@@ -75,7 +75,7 @@ def make_store():
 
 
 def fill(store, features):
-  """Pushes every key once, and once more those to be admitted: they get factors. Returns: keys."""
+  """Adds features to the table; those with two shows are admitted and get factors."""
   import tensorflow as tf
 
   from ops import row_optimizers
@@ -89,7 +89,7 @@ def fill(store, features):
     keys = np.int64(1) << 52 | (np.arange(begin, begin + n) * 2654435761 % (1 << 52))
     shows = 1.0 + (rng.random(n) < ADMITTED.value)
     d = dedupe(keys, shows.astype(np.float32), np.zeros([1], np.float32))
-    for shows in (d.shows, tf.zeros_like(d.shows)):  # the second trains the factors
+    for shows in (d.shows, tf.zeros_like(d.shows)):  # the second push trains the factors
       rows = store.pull(d.unique, train=True)
       store.push(
         d.unique,
@@ -105,65 +105,58 @@ def fill(store, features):
 
 
 def payload(store):
-  """Bytes of what a checkpoint must hold: the columns themselves."""
+  """Returns the bytes of the columns that a checkpoint must hold."""
   return sum(
     np.asarray(column).nbytes for chunk in store.export_state() for column in chunk.values()
   )
 
 
 def main(_):
+  from trainer import config
   from trainer.reporting.inspection import Inspection
   from trainer.storage import checkpoint
 
   features = 20_000_000 if FULL.value else FEATURES.value
   print(
     f'{os.uname().nodename}, {len(os.sched_getaffinity(0))} cores, seed {SEED.value}, '
-    f'{features:,} features, D = {WIDTH}, adagrad, '
-    f'{ADMITTED.value:.0%} admitted'
+    f'{features:,} features, D = {WIDTH}, adagrad, {ADMITTED.value:.0%} admitted'
   )
   store = make_store()
   fill(store, features)
   run_dir = tempfile.mkdtemp(dir=DIR.value)
   directory = os.path.join(run_dir, 'checkpoints')
   try:
-    with open(os.path.join(run_dir, 'config.yaml'), 'w', encoding='utf-8') as f:
-      yaml.safe_dump(CONFIG, f)
+    config.write_of_run(config.Config.model_validate(CONFIG | {'run_dir': run_dir}))
     with PeakMemory() as memory:
-      started = time.monotonic()
       path = checkpoint.save(
         directory, 1, store=store, dense={}, progress={}, config_text='', keep=1
       )
-      seconds = time.monotonic() - started
     size = sum(
       os.path.getsize(os.path.join(folder, name))
       for folder, _, names in os.walk(path)
       for name in names
     )
     print(
-      f'save {features / seconds / 1e6:6.2f} M rows/s  {seconds:6.1f} s  {size / 1e9:.3f} GB = '
-      f'{size / payload(store):.4f} x payload  '
-      f'{(memory.peak - memory.start) / 2**20:6.0f} MiB above the table'
+      f'save {features / memory.seconds / 1e6:6.2f} M rows/s  {memory.seconds:6.1f} s  '
+      f'{size / 1e9:.3f} GB = {size / payload(store):.4f} x payload  '
+      f'{memory.more / 2**20:6.0f} MiB above the table'
     )
     new = make_store()
     with PeakMemory() as memory:
-      started = time.monotonic()
       checkpoint.restore(path, store=new)
-      seconds = time.monotonic() - started
+    table = int(new.bytes())
     print(
-      f'load {features / seconds / 1e6:6.2f} M rows/s  {seconds:6.1f} s  '
-      f'{(memory.peak - memory.start - int(new.bytes())) / 2**20:6.0f} MiB above the table of '
-      f'{int(new.bytes()) / 2**20:,.0f} MiB'
+      f'load {features / memory.seconds / 1e6:6.2f} M rows/s  {memory.seconds:6.1f} s  '
+      f'{(memory.more - table) / 2**20:6.0f} MiB above the table of {table / 2**20:,.0f} MiB'
     )
     assert int(new.size()) == int(store.size())
     with PeakMemory() as memory:
-      started = time.monotonic()
-      (found,) = Inspection(run_dir).slots()['features']
-      seconds = time.monotonic() - started
+      (inspected,) = Inspection(run_dir).slots()['features']
     print(
-      f'inspect {features / seconds / 1e6:5.2f} M rows/s  {seconds:4.1f} s  '
-      f'{(memory.peak - memory.start) / 2**20:6.0f} MiB above what it began with'
+      f'inspect {features / memory.seconds / 1e6:5.2f} M rows/s  {memory.seconds:4.1f} s  '
+      f'{memory.more / 2**20:6.0f} MiB above what it began with'
     )
-    assert found == int(store.size())
+    assert inspected == int(store.size())
   finally:
     shutil.rmtree(run_dir, ignore_errors=True)
 

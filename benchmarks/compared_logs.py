@@ -1,7 +1,4 @@
-"""The logs that benchmarks.defaults and benchmarks.dtypes train on, and how.
-
-What is made of a log lies in build/compared_logs/.
-"""
+"""The logs that several benchmarks train on, and settings; files go to build/compared_logs/."""
 
 import glob
 import os
@@ -22,30 +19,33 @@ OUT = os.path.join('build', 'compared_logs')
 
 
 def columns_of(path: str, *keys: str) -> dict[str, Any]:
-  """Some keys of the data section of a config."""
+  """Returns `keys`, slots and dense columns of the data section of a config."""
   with open(os.path.join(ROOT, path), encoding='utf-8') as f:
     data = yaml.safe_load(f)['data']
   return {key: data[key] for key in (*keys, 'slots', 'dense') if key in data}
 
 
 def tuned(path: str) -> dict[str, Any]:
-  """What a config says beside its log."""
+  """Returns the sections of a config that do not describe its log."""
   with open(os.path.join(ROOT, path), encoding='utf-8') as f:
     return {key: v for key, v in yaml.safe_load(f).items() if key in ('sparse', 'model', 'train')}
 
 
-def frappe_log() -> dict[str, list[str]]:
+Splits = Mapping[str, list[str]]  # the paths of the files of each split
+
+
+def frappe_log() -> Splits:
   folder = os.path.join(SHARED, 'frappe')
   return {split: [os.path.join(folder, f'{split}.csv')] for split in ('train', 'valid', 'test')}
 
 
-def census_log() -> dict[str, list[str]]:
+def census_log() -> Splits:
   census()
   return {s: [written(f'census_{s}.csv')] for s in ('train', 'valid', 'test')}
 
 
-def flights_log() -> dict[str, list[str]]:
-  """January to October, November, and December, each as one file."""
+def flights_log() -> Splits:
+  """Writes January to October, November, and December as one file each."""
   months = {'train': ['0[1-9]', '10'], 'valid': ['11'], 'test': ['12']}
   found = {}
   for split, some in months.items():
@@ -57,17 +57,17 @@ def flights_log() -> dict[str, list[str]]:
   return found
 
 
-def demo_log() -> dict[str, list[str]]:
-  """Two days of 80,000 samples, and the two days after them."""
-  folder = os.path.join(OUT, 'demo_log')
+def demo_log(samples: int = 80_000, folder: str = os.path.join(OUT, 'demo_log')) -> Splits:
+  """Makes up two days of so many samples, and the two days after them."""
   command = [sys.executable, '-m', 'trainer.synthesize', '--out', folder, '--days', '3']
-  subprocess.run([*command, '--samples_per_day', '80000'], check=True, stdout=subprocess.DEVNULL)
+  command += ['--samples_per_day', str(samples)]
+  subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
   names = {'train': ['day_00', 'day_01'], 'valid': ['day_02'], 'test': ['test_day_03']}
   return {s: [os.path.join(folder, f'{name}.csv') for name in some] for s, some in names.items()}
 
 
-# log -> its name, what writes it, its columns, FM's epochs, and what DeepFM was tuned to
-Log = tuple[str, Callable[[], dict[str, list[str]]], dict[str, Any], int, dict[str, Any]]
+# Its name, a function that writes it, its columns, the epochs of FM, and tuned settings of DeepFM.
+Log = tuple[str, Callable[[], Splits], dict[str, Any], int, dict[str, Any]]
 LOGS: dict[str, Log] = {
   'frappe': (
     'Frappe',
@@ -79,11 +79,7 @@ LOGS: dict[str, Log] = {
   'census': (
     'census income',
     census_log,
-    {
-      **columns_of('configs/census_mmoe.yaml'),
-      'label': 'c41',
-      'label_positive': r'50000\+\.',
-    },
+    columns_of('configs/census_mmoe.yaml') | {'label': 'c41', 'label_positive': r'50000\+\.'},
     10,
     {
       'sparse': {'tables': {'default': {'width': 4, 'factors': {'learning_rate': 0.02}}}},
@@ -96,26 +92,20 @@ LOGS: dict[str, Log] = {
     flights_log,
     columns_of('configs/flights.yaml', 'label'),
     3,
-    {
-      **tuned('configs/flights.yaml'),
-      'train': {'batch_size': 256, 'epochs': 20, 'plateau': {}},
-    },
+    tuned('configs/flights.yaml') | {'train': {'batch_size': 256, 'epochs': 20, 'plateau': {}}},
   ),
   'demo': (
     'demo',
     demo_log,
     columns_of('configs/demo.yaml', 'label'),
     10,
-    {
-      **tuned('configs/demo.yaml'),
-      'train': {'batch_size': 1024, 'epochs': 20, 'plateau': {}},
-    },
+    tuned('configs/demo.yaml') | {'train': {'batch_size': 1024, 'epochs': 20, 'plateau': {}}},
   ),
 }
 
 
 def prepared(name: str) -> dict[str, Any]:
-  """Makes a log where it is not there; returns the data section that reads it."""
+  """Prepares a log, unless that is done; returns the data section that reads it."""
   _, write, columns, _, _ = LOGS[name]
   done = os.path.join(OUT, f'{name}.yaml')
   if not os.path.exists(done):
@@ -135,7 +125,7 @@ def prepared(name: str) -> dict[str, Any]:
 
 
 def evaluated(run_dir: str, settings: Mapping[str, Any], seed: int = 1) -> pd.DataFrame:
-  """Trains unless it is done; returns the events of the run's evaluations."""
+  """Trains a run, unless that is done; returns the events of its evaluations."""
   finished = os.path.join(run_dir, 'metrics.csv')
   if not os.path.exists(finished):
     metrics = api.fit({**settings, 'run_dir': run_dir, 'seed': seed}).metrics
@@ -144,13 +134,13 @@ def evaluated(run_dir: str, settings: Mapping[str, Any], seed: int = 1) -> pd.Da
 
 
 def of_test(events: pd.DataFrame) -> tuple[float, float]:
-  """AUC and logloss of the epoch that is best on validation."""
+  """Returns AUC and logloss on test of the epoch that is best on validation."""
   test = events.query("split == 'test'").iloc[-1]
   return test['auc'], test['logloss']
 
 
 def fm_settings(kind: str) -> dict[str, Any]:
-  """FM with nothing but the kind of its row optimizers."""
+  """Returns settings of FM that give only the kind of its row optimizers."""
   rule = {'kind': kind}
   return {
     'sparse': {'tables': {'default': {'linear': rule, 'factors': rule}}},

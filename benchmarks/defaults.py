@@ -1,13 +1,12 @@
-"""What the defaults reach: `python -m benchmarks.defaults` rewrites that part of docs/quality.md.
+"""How good the defaults are: `python -m benchmarks.defaults` rewrites that part of docs/quality.md.
 
-On each of four logs it trains FM with nothing but `kind` of the row optimizers given, equally many
-epochs with each, and DeepFM with nothing given beside it with settings that were tuned; then the
-same FM on 4,000 rows of three logs, and DeepFM on 2 ranks beside one process. The runs
-lie in build/defaults/; a finished one is not done again, so that after a change of the defaults
-that directory has to be removed. Wanted of FM is at most .015 less AUC than the best kind
-has, of DeepFM .004 less than tuned, of few rows a logloss below the base rate's, of 2 ranks at
-most .0005 AUC from one process. `--only demo`, `--only small` and so on do a part and only print
-it.
+On each of four logs it trains FM that gives only the `kind` of the row optimizers, with the same
+number of epochs for each kind, and DeepFM that gives nothing, beside DeepFM with tuned settings.
+Then it trains the same FM on 4,000 rows of three logs, and DeepFM on 2 ranks beside one process.
+FM should have at most .015 less AUC than the best kind, DeepFM .004 less than when tuned, few rows
+a logloss below the base rate's, and 2 ranks at most .0005 AUC less or more than one process. Runs
+lie in build/defaults/, and finished ones are kept: remove them after a change of the defaults.
+`--only demo`, `--only small` and so on do a part and only print it.
 """
 
 import os
@@ -30,7 +29,7 @@ from benchmarks.compared_logs import (
   of_test,
   prepared,
 )
-from benchmarks.page import ROOT, machine, markdown_table, write_between
+from benchmarks.page import ROOT, made_by, markdown_table, write_between
 from ops.row_kinds import ROW_OPTIMIZERS
 
 OUT = os.path.join('build', 'defaults')
@@ -41,18 +40,18 @@ SEEDS = (1, 2, 3)  # of DeepFM
 RANKS_EPOCHS = 2
 SMALL_ROWS, SMALL_VALID_ROWS = 4000, 2000
 PARTS = (*LOGS, 'small', 'ranks')
-SELECTED = flags.DEFINE_list('only', list(PARTS), 'Logs to train on; small, ranks: those tables.')
+SELECTED = flags.DEFINE_list('only', list(PARTS), 'Logs to train on, or the tables small, ranks.')
 
 
 def fm(name: str, kind: str) -> float:
-  """The best validation AUC of FM."""
+  """Returns the best AUC of FM on validation."""
   data, train = prepared(name) | {'test': []}, {'epochs': LOGS[name][3]}
   settings = {'data': data, **fm_settings(kind), 'train': train}
   return evaluated(os.path.join(OUT, f'{name}_fm_{kind}'), settings)['auc'].max()
 
 
 def deepfm(name: str, which: str) -> list[tuple[float, float]]:
-  """AUC and logloss of DeepFM on test, of each seed."""
+  """Returns AUC and logloss of DeepFM on test for each seed; `which`: default or tuned."""
   settings = {'model': {'interactions': ['linear', 'fm', 'dnn']}}
   if which == 'tuned':
     settings = LOGS[name][4]
@@ -62,13 +61,7 @@ def deepfm(name: str, which: str) -> list[tuple[float, float]]:
 
 
 def small_log(name: str, data: Mapping[str, Any], splits: Mapping[str, pd.DataFrame]) -> Any:
-  """Writes a log of few rows; returns its data section and its base rate's logloss on test.
-
-  Args:
-    name: of the log.
-    data: how to read it.
-    splits: train, from which the rows are drawn, and test.
-  """
+  """Draws few rows of a log; returns their data section and the base rate's logloss on test."""
   rows = splits['train'].sample(SMALL_ROWS + SMALL_VALID_ROWS, random_state=1)
   parts = {'train': rows[:SMALL_ROWS], 'valid': rows[SMALL_ROWS:], 'test': splits['test']}
   paths = {split: os.path.join(OUT, f'small_{name}_{split}.csv') for split in parts}
@@ -84,7 +77,7 @@ def small_log(name: str, data: Mapping[str, Any], splits: Mapping[str, pd.DataFr
 
 
 def small_logs() -> dict[str, Any]:
-  """Log -> its data section and its base rate's logloss."""
+  """Returns the data section and the base rate's logloss of each log."""
   found = {}
   for name, write in (('frappe', frappe_log), ('demo', demo_log)):
     splits = {s: pd.concat(map(pd.read_csv, paths)) for s, paths in write().items()}
@@ -100,7 +93,7 @@ def small_logs() -> dict[str, Any]:
 
 
 def small() -> str:
-  """The table of FM on few rows."""
+  """Returns the table of FM on few rows."""
   logs = small_logs()
   rows = []
   for kind in KINDS:
@@ -117,7 +110,7 @@ def small() -> str:
 
 
 def ranks() -> str:
-  """The table of DeepFM on 2 ranks."""
+  """Returns the table of DeepFM on 2 ranks."""
   data = prepared('frappe')
   settings = {'data': data, 'model': {'interactions': ['linear', 'fm', 'dnn']}}
   settings['train'] = {'epochs': RANKS_EPOCHS}
@@ -132,7 +125,7 @@ def ranks() -> str:
       if not os.path.exists(os.path.join(run_dir, 'metrics.csv')) and count > 1:
         command = ['launch/local.sh', str(count), '--config', file, '--run_dir', run_dir]
         subprocess.run([*command, '--set', f'seed={seed}'], check=True)
-      # Of a run that is through, this reads its figures.
+      # For a finished run this reads its figures.
       reached.append(of_test(evaluated(run_dir, settings, seed)))
     apart.append(reached[1][0] - reached[0][0])
     rows.append([str(seed), *(f'{a:.5f} / {b:.5f}' for a, b in reached), f'{apart[-1]:+.5f}'])
@@ -147,13 +140,13 @@ def ranks() -> str:
 
 
 def told(value: float, best: float, margin: float) -> str:
-  """A figure, with how much it lacks where that is too much."""
+  """Returns a figure, and how far it is below the best if that is too far."""
   short = best - value
   return f'{value:.4f}' + (f' ({short:.4f} below)' if short > margin else '')
 
 
 def of_logs(logs: Sequence[str]) -> str:
-  """The tables of FM and DeepFM on whole logs."""
+  """Returns the tables of FM and DeepFM on whole logs."""
   reached = {(name, kind): fm(name, kind) for name in logs for kind in KINDS}
   best = {name: max(reached[name, kind] for kind in KINDS) for name in logs}
   head = ['kind', *(f'{LOGS[name][0]}, {LOGS[name][3]} epochs' for name in logs)]
@@ -179,23 +172,18 @@ def of_logs(logs: Sequence[str]) -> str:
   return text + markdown_table(head, rows)
 
 
-def pages(parts: Sequence[str]) -> str:
-  """Trains everything; returns the tables."""
-  logs = [name for name in parts if name in LOGS]
-  texts = [of_logs(logs)] if logs else []
-  texts += [table() for name, table in (('small', small), ('ranks', ranks)) if name in parts]
-  here = machine()
-  return '\n\n'.join([*texts, f'TensorFlow {here["tensorflow"]}, {here["cpu"]}.'])
-
-
 def main(_: list[str]) -> None:
   for name in SELECTED.value:
     if name not in PARTS:
       raise app.UsageError(f"found '{name}'; wanted some of {', '.join(PARTS)}")
   os.makedirs(OUT, exist_ok=True)
-  text = pages(SELECTED.value)
+  parts = SELECTED.value
+  logs = [name for name in parts if name in LOGS]
+  texts = [of_logs(logs)] if logs else []
+  texts += [table() for name, table in (('small', small), ('ranks', ranks)) if name in parts]
+  text = '\n\n'.join([*texts, made_by()])
   print(text)
-  if set(SELECTED.value) == set(PARTS):
+  if set(parts) == set(PARTS):
     write_between(PAGE, text, 'benchmarks.defaults')
     print(f'wrote {PAGE}')
 

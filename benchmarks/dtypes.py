@@ -1,19 +1,17 @@
 """What bfloat16 costs in AUC: `python -m benchmarks.dtypes` rewrites that part of docs/quality.md.
 
-On two logs, with all else equal: DeepFM as it was tuned with `train.dense_dtype`, and FM by default
-with `sparse.tables.default.dtype`, of float32 and of bfloat16. Wanted is a median over the seeds at
-most .0005 below float32. Runs lie in build/dtypes/; a finished one is not done again.
-`python -m benchmarks.dtypes dense` makes one comparison and prints it.
+It compares float32 and bfloat16 on two logs, all else being equal: `train.dense_dtype` with the
+tuned DeepFM, and `sparse.tables.default.dtype` with the default FM. The median over seeds should be
+at most .0005 below float32. Runs lie in build/dtypes/; finished ones are kept. `python -m
+benchmarks.dtypes dense` makes one comparison and only prints it.
 
-Where the processor does not multiply in bfloat16, products are taken as it would take them: of
-factors that were rounded, in float32.
+If the processor cannot multiply in bfloat16, factors are rounded and multiplied in float32.
 """
 
 import contextlib
 import copy
 import os
 from collections.abc import Sequence
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -21,7 +19,7 @@ import tensorflow as tf
 from absl import app
 
 from benchmarks.compared_logs import LOGS, evaluated, fm_settings, of_test, prepared
-from benchmarks.page import ROOT, machine, markdown_table, write_between
+from benchmarks.page import ROOT, made_by, markdown_table, write_between
 from ops import bfloat16, float32
 
 OUT = os.path.join('build', 'dtypes')
@@ -37,7 +35,7 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """As ops.bfloat16.product, on any processor; sums run in another order."""
+  """Does what ops.bfloat16.product does, on any processor; the order of sums differs."""
 
   @tf.custom_gradient
   def rounded_product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
@@ -58,25 +56,19 @@ def rounded(x: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
 
 
-def dense(name: str) -> dict[str, Any]:
-  """DeepFM as it was tuned."""
-  return copy.deepcopy(LOGS[name][4])
-
-
-def rows(name: str) -> dict[str, Any]:
-  """FM whose rows are the smallest."""
-  return {**fm_settings('adagrad_row'), 'train': {'epochs': LOGS[name][3]}}
-
-
-# name of a comparison -> settings, how many seeds, and the key that is float32 or bfloat16
+# name -> settings of a log, the number of seeds, and the key that is float32 or bfloat16
 COMPARISONS = {
-  'dense': (dense, 3, ('train', 'dense_dtype')),
-  'rows': (rows, 5, ('sparse', 'tables', 'default', 'dtype')),
+  'dense': (lambda name: copy.deepcopy(LOGS[name][4]), 3, ('train', 'dense_dtype')),
+  'rows': (
+    lambda name: {**fm_settings('adagrad_row'), 'train': {'epochs': LOGS[name][3]}},
+    5,
+    ('sparse', 'tables', 'default', 'dtype'),
+  ),
 }
 
 
 def aucs(name: str, comparison: str, dtype: str) -> np.ndarray:
-  """AUC on test of the epoch that is best on validation, of each seed."""
+  """Returns, for each seed, the AUC on test of the epoch that is best on validation."""
   settings, seeds, (*sections, key) = COMPARISONS[comparison]
   tree = {'data': prepared(name), **settings(name)}
   section = tree
@@ -97,7 +89,7 @@ def row_of(name: str, comparison: str) -> list[str]:
 
 
 def pages(comparisons: Sequence[str]) -> str:
-  """Trains everything; returns the table."""
+  """Trains everything; returns the text for the page."""
   own = bfloat16.available()
   multiplied = contextlib.nullcontext()
   if not own:
@@ -106,12 +98,11 @@ def pages(comparisons: Sequence[str]) -> str:
     table = [row_of(name, comparison) for comparison in comparisons for name in NAMES]
   head = ['log', 'what is in bfloat16', 'AUC in float32', 'in bfloat16', 'apart']
   text = markdown_table([*head, 'float32, each seed', 'bfloat16, each seed'], table)
-  here = machine()
-  how = f'TensorFlow {here["tensorflow"]}, {here["cpu"]}.'
+  how = made_by()
   if not own:
     how += (
-      ' It has no avx512_bf16: products were taken as that takes them, factors rounded to bfloat16 '
-      'and sums, in another order, in float32.'
+      ' It has no avx512_bf16: factors were rounded to bfloat16 and multiplied in float32, with '
+      'sums in another order.'
     )
   return f'{text}\n\n{how}'
 

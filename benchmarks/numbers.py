@@ -1,11 +1,11 @@
 """Numbers as features: `python -m benchmarks.numbers` rewrites its tables in docs/quality.md.
 
-FM and FFM with the numeric columns as dense columns, which only `linear` reads, and with 20
-quantile bins of them as slots besides; DeepFM with plain scaling, with bins, and with each kind of
-`model.dense_embedding`. Each seed splits the small logs, Criteo's 10,000 rows and Avazu's 9,000,
-anew, 6:2:2; their rates and the metric that chooses the epoch were chosen on Criteo's validation
-data, for FM without bins. Avazu has no numbers: some of its ids count as numbers too.
-Finished runs in build/numbers/ are not done again.
+It trains FM and FFM with numeric columns as dense columns, which only `linear` reads, and with 20
+quantile bins of them as further slots; and DeepFM with plain scaling, with bins, and with each kind
+of `model.dense_embedding`. For each seed it splits the small logs, Criteo's 10,000 rows and Avazu's
+9,000, anew, 6:2:2. Their learning rates, and the metric that chooses the epoch, were chosen on
+Criteo's validation data for FM without bins. Avazu has no numbers, so some of its ids are read as
+numbers too. Finished runs in build/numbers/ are kept.
 """
 
 import os
@@ -16,19 +16,26 @@ import numpy as np
 import pandas as pd
 from absl import app
 
-from benchmarks.compared_logs import LOGS, census_log, columns_of, evaluated, flights_log, of_test
-from benchmarks.page import ROOT, machine, markdown_table, write_between
+from benchmarks.compared_logs import (
+  LOGS,
+  Splits,
+  census_log,
+  columns_of,
+  evaluated,
+  flights_log,
+  of_test,
+)
+from benchmarks.page import ROOT, made_by, markdown_table, write_between
 from benchmarks.tasks_data import SHARED
 
 OUT = os.path.join('build', 'numbers')
 PAGE = os.path.join('docs', 'quality.md')
 SEEDS = (1, 2, 3)
 BINS = 20
-Splits = Mapping[str, list[str]]
 
 
 def _cut(name: str, lines: list[str], seed: int) -> Splits:
-  """Writes lines, in an order drawn by the seed, as three files."""
+  """Writes the lines in random order into three files."""
   drawn = np.array(lines, object)[np.random.default_rng(seed).permutation(len(lines))]
   paths, ends = {}, (len(lines) * 6 // 10, len(lines) * 8 // 10)
   for split, some in zip(('train', 'valid', 'test'), np.split(drawn, ends)):
@@ -65,7 +72,7 @@ SMALL = {
   'sparse': {'linear': RATE, 'factors': RATE},
   'train': {'plateau': {'metric': 'logloss'}},
 }
-# log -> its name, what writes it, its data section, and settings of its table and of training
+# log -> its name, a function that writes it, its data section, and settings of table and training
 LOGS_OF_NUMBERS: dict[str, tuple[str, Callable[[int], Splits], dict[str, Any], dict[str, Any]]] = {
   'criteo': (
     'Criteo, 10,000 rows',
@@ -102,11 +109,11 @@ MODELS = {
 
 
 def figures(log: str, model: str, how: str) -> str:
-  """Trains on a log and says how good the model is on test: medians, and the AUC of each seed.
+  """Trains on a log; returns the medians of AUC and logloss on test, and each seed's AUC.
 
   Args:
-    log: of LOGS_OF_NUMBERS.
-    model: of MODELS.
+    log: a key of LOGS_OF_NUMBERS.
+    model: a key of MODELS.
     how: plain, bins, or a kind of model.dense_embedding.
   """
   _, write, data, settings = LOGS_OF_NUMBERS[log]
@@ -141,8 +148,7 @@ def main(argv: list[str]) -> None:
     if log != 'flights'
   ]
   text += '\n\n' + markdown_table(['log', *(f'DeepFM with {kind}' for kind in kinds)], rows)
-  here = machine()
-  text += f'\n\nTensorFlow {here["tensorflow"]}, {here["cpu"]}.'
+  text += f'\n\n{made_by()}'
   print(text)
   if logs == list(LOGS_OF_NUMBERS):
     write_between(PAGE, text, 'benchmarks.numbers')

@@ -135,6 +135,12 @@ def machine():
   }
 
 
+def made_by():
+  """Returns a sentence with the version of TensorFlow and the processor."""
+  here = machine()
+  return f'TensorFlow {here["tensorflow"]}, {here["cpu"]}.'
+
+
 def processor(machine):
   """Returns the name under which a machine's figures stand."""
   return f'{machine["cpu"]}, {machine["vectors"]}, {machine["cores_used"]} cores'

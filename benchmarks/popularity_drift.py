@@ -1,10 +1,10 @@
 """Corrections for sampling where popularity drifts: `python -m benchmarks.popularity_drift`.
 
 The stream is made up, so the truth is known. Each user has a taste, each item a kind; on day t an
-item is chosen with probability ∝ exp(taste · kind + popularity(t)), and each popularity is a random
-walk. A model with in_batch_softmax reads the days one by one and is judged on the day after the
-last one. It prints a table, medians over seeds: recall and NDCG at 20 of each `logq`, and of the
-true probabilities of that day, which no model can exceed but by chance.
+item is chosen with probability ∝ exp(taste · kind + popularity(t)), where each popularity is a
+random walk. A model with in_batch_softmax trains on the days one by one and is evaluated on the
+next one. The printed table has medians over seeds: recall and NDCG at 20 with each `logq`, and of
+the true probabilities of that day, which a model can exceed only by chance.
 """
 
 import json

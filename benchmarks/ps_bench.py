@@ -1,24 +1,20 @@
-"""Samples a second of allreduce and of each parameter-server mode, with one worker and with two,
-beside each other.
+"""Speed of allreduce and the parameter-server modes: `python -m benchmarks.ps_bench`.
 
-    python -m benchmarks.ps_bench [--modes ps,ps_async] [--workers 1,2] [--slowed] [--samples
-    200000]
+    [--modes ps,ps_async] [--workers 1,2] [--slowed] [--samples 200000]
 
-Jobs of real processes on this machine's loopback, one server each; the rate is that of the second
-of two passes, over all workers.
---slowed: also ps_async with the second of two workers slowed 5 times (it is stopped for four of
-every five slices of time); both together
-should reach 0.8 of the rate of a job of one worker at least. All meet at the ends of a pass, so let
-passes be long: --samples 1000000.
-Processes share the machine's cores: with fewer cores than processes, two workers cannot be twice as
-fast as one.
+Each job has real processes on this machine's loopback, and one server. The rate is that of the
+second of two passes, over all workers. The processes share the cores: with fewer cores than
+processes, two workers cannot be twice as fast as one.
+
+--slowed also measures ps_async with the second of two workers slowed 5 times: it is stopped for
+four of every five slices of time. Both workers should reach 0.8 of the rate of a job of one worker.
+They meet at the ends of passes, so passes must be long: --samples 1000000.
 """
 
 import json
 import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,11 +22,13 @@ import threading
 
 from absl import app, flags
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-MODES = flags.DEFINE_list('modes', ['allreduce', 'ps', 'ps_async', 'ps_geo'], 'Which to measure.')
-WORKERS = flags.DEFINE_list('workers', ['1', '2'], 'Ranks or workers.')
-SLOWED = flags.DEFINE_bool('slowed', False, 'Measure a slowed worker too.')
-SAMPLES = flags.DEFINE_integer('samples', 200_000, 'Of a pass.')
+from benchmarks.page import ROOT
+from tests.support.parameter_servers import free_addresses
+
+MODES = flags.DEFINE_list('modes', ['allreduce', 'ps', 'ps_async', 'ps_geo'], 'Modes to measure.')
+WORKERS = flags.DEFINE_list('workers', ['1', '2'], 'Numbers of ranks or workers.')
+SLOWED = flags.DEFINE_bool('slowed', False, 'Measures a slowed worker too.')
+SAMPLES = flags.DEFINE_integer('samples', 200_000, 'Samples of a pass.')
 BATCH = flags.DEFINE_integer('batch_size', 2048, 'train.batch_size.')
 SEED = flags.DEFINE_integer('seed', 0, 'Of the data and the model.')
 CONFIG = """
@@ -48,24 +46,11 @@ checkpoint: {{every_passes: null}}
 """
 
 
-def environment(**more):
-  return (
-    os.environ
-    | {'TF_CPP_MIN_LOG_LEVEL': '3', 'TF_USE_LEGACY_KERAS': '1', 'PYTHONPATH': ROOT}
-    | more
-  )
-
-
-def addresses(n):
-  held = [socket.create_server(('127.0.0.1', 0)) for _ in range(n)]
-  found = [f'127.0.0.1:{s.getsockname()[1]}' for s in held]
-  for s in held:
-    s.close()
-  return found
+ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'TF_USE_LEGACY_KERAS': '1', 'PYTHONPATH': ROOT}
 
 
 def slow(process, share, period=0.25):
-  """Lets a process run for `share` of the time only, until it ends."""
+  """Stops a process for all but `share` of the time, until it ends."""
   ended = threading.Event()
   while process.poll() is None:
     process.send_signal(signal.SIGSTOP)
@@ -75,45 +60,26 @@ def slow(process, share, period=0.25):
 
 
 def measure(mode, workers, work, slowed=False):
-  """Runs a job. Returns: the event of its second pass."""
+  """Runs a job; returns the event of its second pass."""
   run_dir = tempfile.mkdtemp(dir=work)
-  threads = str(
-    max(1, len(os.sched_getaffinity(0)) // max(map(int, WORKERS.value)))
-  )  # of a worker, the same in every job
-  command = [
-    sys.executable,
-    '-m',
-    'trainer.run',
-    '--config',
-    os.path.join(work, 'config.yaml'),
-    '--run_dir',
-    run_dir,
-    '--set',
-    f'sync.mode={mode}',
-  ]
+  # Each worker has the same number of threads in every job.
+  threads = str(max(1, len(os.sched_getaffinity(0)) // max(map(int, WORKERS.value))))
+  config = os.path.join(work, 'config.yaml')
+  command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
+  command += ['--set', f'sync.mode={mode}']
   with open(os.path.join(run_dir, 'log'), 'w', encoding='utf-8') as log:
 
-    def start(command, **env):
-      return subprocess.Popen(
-        command,
-        env=environment(CTR_THREADS=threads, **env),
-        cwd=ROOT,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-      )
+    def start(command, **more):
+      env = os.environ | ENVIRONMENT | {'CTR_THREADS': threads} | more
+      return subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
 
     if mode == 'allreduce':
-      horovodrun = [
-        os.path.join(os.path.dirname(sys.executable), 'horovodrun'),
-        '-np',
-        str(workers),
-        '-H',
-        f'localhost:{workers}',
-      ]
-      processes = [start((horovodrun if workers > 1 else []) + command)]
+      horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
+      ranks = [horovodrun, '-np', str(workers), '-H', f'localhost:{workers}']
+      processes = [start((ranks if workers > 1 else []) + command)]
     else:
-      found = addresses(1 + workers)
-      cluster = {'ps': found[:1], 'worker': found[1:]}
+      server, *others = free_addresses(1 + workers)
+      cluster = {'ps': [server], 'worker': others}
       processes = [
         start(
           command, TF_CONFIG=json.dumps({'cluster': cluster, 'task': {'type': kind, 'index': i}})
@@ -134,24 +100,10 @@ def measure(mode, workers, work, slowed=False):
 def main(_):
   with tempfile.TemporaryDirectory() as work:
     log = os.path.join(work, 'log')
-    synthesize = [
-      sys.executable,
-      '-m',
-      'trainer.synthesize',
-      '--out',
-      log,
-      '--days',
-      '2',
-      '--samples_per_day',
-      str(SAMPLES.value),
-    ]
-    subprocess.run(
-      [*synthesize, '--seed', str(SEED.value)],
-      check=True,
-      env=environment(),
-      cwd=ROOT,
-      stdout=subprocess.DEVNULL,
-    )
+    synthesize = [sys.executable, '-m', 'trainer.synthesize', '--out', log, '--days', '2']
+    synthesize += ['--samples_per_day', str(SAMPLES.value), '--seed', str(SEED.value)]
+    env = os.environ | ENVIRONMENT
+    subprocess.run(synthesize, check=True, env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
     with open(os.path.join(work, 'config.yaml'), 'w', encoding='utf-8') as f:
       f.write(CONFIG.format(seed=SEED.value, log=log, batch=BATCH.value))
     print(
@@ -176,13 +128,8 @@ def main(_):
       alone = measure('ps_async', 1, work)
       line('ps_async', 1, alone)
       event = measure('ps_async', 2, work, slowed=True)
-      line(
-        'ps_async',
-        2,
-        event,
-        f'  one slowed 5 times: {event["examples_per_second"] / alone["examples_per_second"]:.2f} '
-        'of one alone',
-      )
+      share = event['examples_per_second'] / alone['examples_per_second']
+      line('ps_async', 2, event, f'  one slowed 5 times: {share:.2f} of one alone')
 
 
 if __name__ == '__main__':

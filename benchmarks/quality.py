@@ -12,7 +12,7 @@ import sys
 
 from absl import app, flags
 
-from benchmarks.page import ROOT, machine, markdown_table, write_between
+from benchmarks.page import ROOT, machine, made_by, markdown_table, write_between
 
 # model -> published AUC and logloss (BARS, Frappe_x1, single runs), then the AUC that we want
 MODELS = {
@@ -107,14 +107,10 @@ def main(_):
   ]
   head = ['model', 'ours, median', 'published', 'AUC wanted']
   head += [f'ours, seeds {", ".join(SEEDS.value)}', '2 ranks, median']
-  here = machine()
-  text = (
-    markdown_table(head, rows)
-    + f'\n\nAUC / logloss on test. TensorFlow {here["tensorflow"]}, {here["cpu"]}.'
-  )
+  text = markdown_table(head, rows) + f'\n\nAUC / logloss on test. {made_by()}'
   print(text)
   with open(os.path.join('build', 'quality.json'), 'w', encoding='utf-8') as f:
-    figures = {'seeds': SEEDS.value, 'one_process': one, 'two_ranks': two, 'machine': here}
+    figures = {'seeds': SEEDS.value, 'one_process': one, 'two_ranks': two, 'machine': machine()}
     json.dump(figures, f, indent=1)
   if set(one) == set(MODELS):
     write_between(PAGE, text)

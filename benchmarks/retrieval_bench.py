@@ -1,10 +1,10 @@
-"""Exact rankings, and requests for items by an index: `python -m benchmarks.retrieval_bench`.
+"""Speed of rankings and of the index of items: `python -m benchmarks.retrieval_bench`.
 
-The exact best 20 of 38,048 items for each of 31,668 queries, of random vectors of width 64, beside
-faiss' flat index, in turns. Then the index of 1,000,000 items: the seconds of its build, its recall
-of the exact best 20 for random vectors and for vectors in 5,000 clusters, and the latency of
-requests `:recommend` to a server of the clustered ones, a connection, one after another. Writes
-build/bench/retrieval_bench.json. It needs faiss (the extra `index`).
+First it ranks the exact best 20 of 38,048 items for 31,668 queries, random vectors of width 64, in
+turns with faiss' flat index. Then it builds the index of 1,000,000 items and measures its recall of
+the exact best 20, for random vectors and for vectors in 5,000 clusters, and the latency of
+`:recommend` at a server of the clustered ones, with one request at a time. It writes
+build/bench/retrieval_bench.json, and needs faiss (the extra `index`).
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def vectors(count: int, clusters: np.ndarray | None, rng: np.random.Generator) -
 
 
 def measure_exact(figures: dict[str, float]) -> None:
-  """Ranks exactly by ours and by faiss, in turns."""
+  """Ranks exactly with our code and with faiss, in turns."""
   rng, faiss, none = np.random.default_rng(0), item_files.import_faiss(), np.zeros([0], np.int64)
   queries, items = vectors(USERS.value, None, rng), vectors(ITEMS.value, None, rng)
 
@@ -91,7 +91,7 @@ def measure_exact(figures: dict[str, float]) -> None:
 
 
 class Rows:
-  """A store of the rows of users, whose vectors are given, for trainer.storage.export."""
+  """Stands for a RowTable that trainer.storage.export reads; it holds the vectors of users."""
 
   def __init__(self, cfg: config.Config, users: np.ndarray):
     self.keys, self.policy = hash_keys([str(i) for i in range(len(users))], 1).numpy(), cfg.policy()
@@ -113,7 +113,7 @@ class Rows:
 
 @contextlib.contextmanager
 def server(items: np.ndarray, users: np.ndarray, figures: dict[str, float]) -> Iterator[int]:
-  """Exports items and users, and serves them. Yields: the port."""
+  """Exports items and users, and serves them; yields the port."""
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, 'config.yaml')
     with open(path, 'w', encoding='utf-8') as f:
@@ -137,7 +137,7 @@ def server(items: np.ndarray, users: np.ndarray, figures: dict[str, float]) -> I
 
 
 def measure_index(figures: dict[str, float]) -> None:
-  """Builds the index of random and of clustered items, and asks a server of the latter."""
+  """Builds the index of random and of clustered items, and sends requests for the latter."""
   faiss, rng = item_files.import_faiss(), np.random.default_rng(1)
   for name, clusters in (
     ('random', None),

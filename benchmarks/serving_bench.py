@@ -1,17 +1,15 @@
-"""From click to score: the parts of the latency, rows published a second, and requests answered a
-second with their latency.
+"""Speed from click to score: `python -m benchmarks.serving_bench [--rows N] [--seconds S]`.
 
-    python -m benchmarks.serving_bench [--rows 500000] [--seconds 10]
+It measures the time from a pass's marker to the changed score, with its parts
+(launch/online_demo.sh), the rows published per second, and the requests answered per second with
+their latency.
 
-The latency from a pass's marker to the changed score, and its parts, are those of
-launch/online_demo.sh.
-
-The model of the rest is DeepFM (D = 8, DNN 64-32) on six single-valued slots, one multi-valued and
-two dense columns. Requests of benchmarks.load have 1 and 100 candidates of one user, in columns.
-They come from 4 connections, first as fast as they are answered, then at half of that rate;
-meanwhile a delta of 1 % of the rows is applied about every second, until 50 versions have come. The
-same requests then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server,
-whose version stays. All share the cores. Writes build/bench/serving_bench.json.
+The model is DeepFM (D = 8, DNN 64-32) on six slots of one feature, one of several, and two dense
+columns. Requests of benchmarks.load have 1 and 100 candidates of one user, in columns. They come
+from 4 connections, first as fast as they are answered, then at half of that rate. Meanwhile a delta
+of 1 % of the rows is applied about every second, until 50 versions have come. The same requests
+then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server, without new
+versions. All processes share the cores. Writes build/bench/serving_bench.json.
 """
 
 import contextlib
@@ -47,10 +45,10 @@ from trainer.serving.versioned_store import open_store
 from trainer.storage import export
 
 ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')
-SECONDS = flags.DEFINE_integer('seconds', 10, 'Of each measurement.')
-SAVED_MODEL = flags.DEFINE_string('saved_model', None, 'Serves this one; for the bench itself.')
+SECONDS = flags.DEFINE_integer('seconds', 10, 'Length of each measurement.')
+SAVED_MODEL = flags.DEFINE_string('saved_model', None, 'Serves it; the bench calls itself so.')
 SEED = 0  # of everything
-VERSIONS = 50  # that come while requests are answered, at least
+VERSIONS = 50  # at least so many come while requests are answered
 PASSES = 12  # of the loop; the first one is left out
 OUT = os.path.join('build', 'bench', 'serving_bench.json')
 WIDTH = 8
@@ -68,7 +66,7 @@ CONTEXT = ('user', 'query', 'hour', 'device', 'age')
 
 
 class Rows:
-  """A store of made-up rows for trainer.storage.export."""
+  """Stands for a RowTable that trainer.storage.export reads; its rows are random."""
 
   def __init__(self, cfg: Any):
     self.rng = np.random.default_rng(SEED)
@@ -104,7 +102,7 @@ class Exports:
     self.rows, self.model, self.number = Rows(self.cfg), build(self.cfg), 0
 
   def write(self, kind: str) -> str:
-    """Returns: its path."""
+    """Writes an export; returns its path."""
     self.number += 1
     self.rows.changed = self.rows.rng.choice(self.rows.keys, len(self.rows.keys) // 100, False)
     stats = np.stack([np.zeros(2), np.ones(2)]).astype(np.float32)
@@ -114,7 +112,7 @@ class Exports:
 
 
 def measure_publishing(exports: Exports, folder: str, figures: dict[str, float]) -> None:
-  """Rows a second of a base and of a delta, into a directory and into Redis."""
+  """Measures rows per second of a base and a delta, into a directory and into Redis."""
   addresses = {'embedded': os.path.join(folder, 'store')}
   with contextlib.ExitStack() as stack:
     if RedisServer.installed():
@@ -136,7 +134,7 @@ def measure_publishing(exports: Exports, folder: str, figures: dict[str, float])
 
 
 def measure_loop(figures: dict[str, float]) -> None:
-  """Seconds from a pass's marker to the changed score, the median over passes, and its parts."""
+  """Measures the seconds from a pass's marker to the changed score, as medians over passes."""
   command = ['launch/online_demo.sh', str(PASSES)]
   done = subprocess.run(command, capture_output=True, text=True, check=False)
   rows = re.findall(r'^day_.* \d+ +([\d. ]+)$', done.stdout, re.MULTILINE)
@@ -159,7 +157,7 @@ def measure_loop(figures: dict[str, float]) -> None:
 
 
 def bodies(candidates: int) -> list[str]:
-  """Requests of one user and so many candidates, as JSON."""
+  """Returns requests, as JSON, of one user with a number of candidates each."""
   rng, found = np.random.default_rng(SEED), []
   names = ('user', 'item', 'category', 'query', 'hour', 'device')
   for _ in range(200):
@@ -178,7 +176,7 @@ def bodies(candidates: int) -> list[str]:
 def load(
   port: int, requests: Sequence[str], connections: int, rate: float | None = None
 ) -> dict[str, float]:
-  """Sends requests for `--seconds` from a process of its own, as benchmarks.load.measure does."""
+  """Calls benchmarks.load.measure in a process of its own, for `--seconds`."""
   what = {'port': port, 'bodies': requests, 'connections': connections, 'rate': rate}
   done = subprocess.run(
     [sys.executable, '-m', 'benchmarks.load'],
@@ -192,7 +190,7 @@ def load(
 
 @contextlib.contextmanager
 def process(*arguments: str) -> Iterator[int]:
-  """Runs a server. Yields: its port."""
+  """Runs a server; yields its port."""
   command = [sys.executable, '-m', *arguments]
   server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
   try:
@@ -232,7 +230,7 @@ def measure_requests(
 
 
 class SavedModel:
-  """Stands in for trainer.serving.service.Service: the SavedModel's own graph from columns on."""
+  """Stands for trainer.serving.service.Service, and runs a SavedModel's graph."""
 
   version = None
 

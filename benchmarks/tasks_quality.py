@@ -1,9 +1,9 @@
-"""The quality of several tasks, late conversions, histories and the lifecycle on a real log:
-`python -m benchmarks.tasks_quality` (`make quality`) rewrites their tables in docs/quality.md.
+"""The quality of several tasks, late conversions, histories and the lifecycle on a real log.
 
-Each run is one of `trainer.run`, in build/tasks_quality/; a finished one is not done again. Figures
-are medians over seeds. benchmarks.tasks_data writes the logs that are not there yet; a comparison
-whose data lies nowhere is left out, and its table stays.
+`python -m benchmarks.tasks_quality` (`make quality`) rewrites their tables in docs/quality.md. Each
+run is one of `trainer.run` in build/tasks_quality/; finished runs are kept. Figures are medians
+over seeds. benchmarks.tasks_data writes missing logs; if the data for a log is not there, its
+comparison is skipped and its table stays.
 """
 
 import json
@@ -24,11 +24,11 @@ from benchmarks.quality import PAGE, SEEDS
 OUT = os.path.join('build', 'tasks_quality')
 PICTURE = os.path.join('docs', 'lifecycle.png')
 
-Figures = dict[str, dict[str, float]]  # by task, say: figures by name
+Figures = dict[str, dict[str, float]]  # task ('' if there is one) -> name -> figure
 
 
 def place_of(comparison: str, model: str, seed: str) -> str:
-  """The run_dir of a run."""
+  """Returns the run_dir of a model with a seed."""
   words = ''.join(c if c.isalnum() else ' ' for c in model).split()
   return os.path.join(OUT, '_'.join([comparison, *words, seed]))
 
@@ -44,7 +44,7 @@ def finished(run_dir: str) -> bool:
 
 
 def final_test(run_dir: str) -> Figures:
-  """AUC, logloss and calibration of the test set by task, '' where there is one."""
+  """Returns AUC, logloss and calibration of the test set by task."""
   tests = [e for e in events_of(run_dir) if e['event'] == 'eval' and e['split'] == 'test']
   return {
     task: {name: of_task[name] for name in ('auc', 'logloss', 'calibration')}
@@ -53,7 +53,7 @@ def final_test(run_dir: str) -> Figures:
 
 
 def next_days(run_dir: str) -> Figures:
-  """The same of each day before it was trained on, from the 32nd on: means over samples."""
+  """Returns the same of the days from the 32nd on, each before it was trained on, as means."""
   days = [e for e in events_of(run_dir) if e['event'] == 'eval' and e['split'] == 'next'][31:]
   found = {}
   for task in days[0].get('tasks', {'': None}):
@@ -68,7 +68,7 @@ def next_days(run_dir: str) -> Figures:
 
 
 def lifecycle(run_dir: str) -> Figures:
-  """What the tables hold at the end, and the AUC and logloss of the next day."""
+  """Returns the size of the tables at the end, and the AUC and logloss of `next_days`."""
   last = [e for e in events_of(run_dir) if e['event'] == 'day_end'][-1]
   quality = next_days(run_dir)['']
   return {
@@ -83,7 +83,7 @@ def lifecycle(run_dir: str) -> Figures:
 
 
 def lifecycle_picture(run_dirs: dict[str, str], path: str) -> None:
-  """Draws features, bytes and the AUC of the next day through the year, a curve a model."""
+  """Draws features, bytes and the AUC of the next day through the year, a curve per model."""
   import matplotlib
 
   matplotlib.use('Agg')
@@ -107,7 +107,7 @@ def lifecycle_picture(run_dirs: dict[str, str], path: str) -> None:
 
 
 def ranking(run_dir: str) -> Figures:
-  """HR@5 and NDCG@5 of the purchase that stands first of each 100 candidates of the test log.
+  """Returns HR@5 and NDCG@5 of the purchase, the first of each 100 candidates of the test log.
 
   A tie counts as a worse rank.
   """
@@ -127,11 +127,11 @@ class Comparison(NamedTuple):
   """Models that are trained on one log.
 
   Attributes:
-    config: a file.
-    log: a file of those that benchmarks.tasks_data.`make` writes.
-    make: writes them.
-    models: by name, the keys of the config that each changes.
-    measure: gives the figures of a run_dir.
+    config: the file of the config.
+    log: a file that exists once `make` has written the log.
+    make: writes the log; a function of benchmarks.tasks_data.
+    models: name -> the keys of the config that the model changes.
+    measure: returns the figures of a run_dir.
   """
 
   config: str
@@ -142,7 +142,7 @@ class Comparison(NamedTuple):
 
 
 def one_label(label: str, interactions: str, **more: str) -> list[str]:
-  """Changes that make a model of one label out of one of several."""
+  """Returns the changes that turn a model of several labels into one of one label."""
   changes = {'label': label} | more
   return [
     *('data.labels=[]', 'model.shared=null', 'model.tasks={}'),
@@ -164,9 +164,7 @@ NO_EVICTION = ['lifecycle.eviction=none', 'lifecycle.delete_after_unseen_days=nu
 
 
 def late(pattern: str, column: str = 'conversion', loss: str = 'log_loss') -> list[str]:
-  """Changes that train on conversions as a column of certain files has them, each seed on a log of
-  its own.
-  """
+  """Returns the changes that train on a column of certain files; each seed has its own log."""
   place = tasks_data.LATE + '{seed}'
   return [
     f'data.train=["{place}/{pattern}_*.csv"]',
@@ -240,7 +238,7 @@ SELECTED = flags.DEFINE_list('comparisons', list(COMPARISONS), 'Which ones.')
 
 
 def train(config: str, changes: Sequence[str], seed: str, run_dir: str) -> None:
-  """Trains one model unless it is there."""
+  """Trains a model, unless that is done."""
   if finished(run_dir):
     return
   command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
@@ -253,17 +251,17 @@ def train(config: str, changes: Sequence[str], seed: str, run_dir: str) -> None:
 
 
 def shown(name: str, value: float) -> str:
-  """A figure as the tables have it."""
+  """Returns a figure as text for a table."""
   if name in ('features', 'admitted'):
     return f'{value:,.0f}'
   return f'{value:.2f}' if name == 'MB' else f'{value:.4f}'
 
 
 def table(runs: dict[str, list[Figures]]) -> str:
-  """The medians over seeds of each model and task, and each seed's figures of quality.
+  """Returns a table of medians over seeds for each model and task, with each seed's figures.
 
   Args:
-    runs: by model, figures of each seed.
+    runs: model -> figures of each seed.
   """
   rows, figures = [], []
   for model, of_seeds in runs.items():

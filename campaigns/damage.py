@@ -1,4 +1,4 @@
-"""Files that are damaged: what is read is what was written, or is refused in one line."""
+"""Damages files: what is read must be what was written, or be refused in one line."""
 
 import os
 import random
@@ -20,7 +20,7 @@ _LONGEST = 2000  # characters of a message
 
 
 def damage(draw: random.Random, path: str) -> str:
-  """Damages a file. Returns: what was done to it."""
+  """Damages a file; returns what it did."""
   with open(path, 'rb') as f:
     data = bytearray(f.read())
   at = draw.randrange(max(1, len(data)))
@@ -39,7 +39,7 @@ def damage(draw: random.Random, path: str) -> str:
       data[at:at] = draw.randbytes(draw.choice([1, 2, 8]))
     case 'empty':
       data.clear()
-  os.remove(path)  # what shares it by a link keeps its own
+  os.remove(path)  # other links keep the old content
   if how != 'remove':
     with open(path, 'wb') as f:
       f.write(data)
@@ -52,7 +52,7 @@ def files_below(folder: str) -> list[str]:
 
 
 def copy(source: str, target: str) -> None:
-  """Copies a folder in place of another, as links to the same files."""
+  """Replaces a folder by hard links to the files of another."""
   shutil.rmtree(target, ignore_errors=True)
   shutil.copytree(source, target, copy_function=os.link)
 
@@ -60,7 +60,7 @@ def copy(source: str, target: str) -> None:
 def _read_or_refused(
   found: Found, what: str, read: Callable[[], Any], is_right: Callable[[Any], bool]
 ) -> None:
-  """Counts a trial: what is read must be right, or refused in one line."""
+  """Adds a trial to `found`: the result of `read` must be right, or it refuses in one line."""
   try:
     result = read()
   except (UserError, FileNotFoundError) as e:
@@ -74,7 +74,10 @@ def _read_or_refused(
 
 
 def _checkpoints(draw: random.Random, folder: str, shared: str) -> Found:
-  """Damages one of two checkpoints: the other, or the whole one, is restored."""
+  """Changes a file of one checkpoint or of each.
+
+  Either a saved state is restored, bit by bit, or all are refused in one line.
+  """
   path, _ = undisturbed('single', shared)
   from trainer.comm.communicator import SingleProcess
   from trainer.training.job import Job as TrainingJob
@@ -96,7 +99,7 @@ def _checkpoints(draw: random.Random, folder: str, shared: str) -> Found:
 
   names = sorted(os.listdir(source))
   good = {}
-  for name in names:  # each alone, undamaged
+  for name in names:  # restore each alone, undamaged
     copy(f'{source}/{name}', f'{run_dir}/checkpoints/{name}')
     job.state.restore()
     good[name] = state()
@@ -116,6 +119,7 @@ def _checkpoints(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _prepared(draw: random.Random, folder: str, shared: str) -> Found:
+  """Changes a file of a prepared pass. The batches must be the same, or be refused in one line."""
   path, _ = undisturbed('single', shared)
   from trainer.data.prepared import PreparedPass
 
@@ -135,6 +139,11 @@ def _prepared(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _exports(draw: random.Random, folder: str, shared: str) -> Found:
+  """Changes a file of a chain of exports.
+
+  The replay, its keys, dense variables and config must be those of an export that was written, or
+  be refused in one line.
+  """
   path, _ = undisturbed('single', shared)
   from trainer.storage import chain
 
@@ -155,7 +164,7 @@ def _exports(draw: random.Random, folder: str, shared: str) -> Found:
     dense = {name: value.tobytes() for name, value in links[-1].dense().items()}
     return [links[-1].name, replay, live, dense, links[-1].config()]
 
-  states = []  # of every export of the chain: where the last ones do not count, an earlier one does
+  states = []  # after each export of the chain; damage to the last ones leaves an earlier state
   copy(source, f'{folder}/exports')
   while chain.exports(f'{folder}/exports'):
     states.append(read(f'{folder}/exports'))
@@ -178,7 +187,10 @@ def _train(folder: str, flags: list[str]) -> Job:
 
 
 def _run_dirs(draw: random.Random, folder: str, shared: str) -> Found:
-  """Damages what lies in a run_dir beside checkpoints and exports, and goes on with the run."""
+  """Changes config.yaml, ledger.jsonl, metrics.jsonl, owner.json, report.html or TensorBoard's
+  files, and continues the run. It must end as an undisturbed one and tell what is wrong with its
+  reports, or refuse config.yaml in one line.
+  """
   path, _ = undisturbed('single', shared)
   source, wanted, found = half_trained(shared), f'{os.path.dirname(path)}/run', Found()
   names = ['ledger.jsonl', 'metrics.jsonl', 'metrics.jsonl', 'config.yaml', 'owner.json']
@@ -204,7 +216,10 @@ def _run_dirs(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _configs(draw: random.Random, folder: str, shared: str) -> Found:
-  """Reads damaged files of a run_dir, as the commands do that stand beside a trainer."""
+  """Changes config.yaml or metrics.jsonl.
+
+  The config that is read must be the one that the run wrote, or be refused in one line.
+  """
   from trainer.reporting.runs import read_run
 
   source, found = half_trained(shared), Found()
@@ -224,49 +239,9 @@ def _configs(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 KINDS = [
-  Kind(
-    'damaged checkpoints',
-    'A file of one checkpoint or of each is changed. Either a saved state is restored, bit by bit, '
-    'or all are refused in one line.',
-    'faults',
-    15,
-    3000,
-    _checkpoints,
-  ),
-  Kind(
-    'damaged prepared passes',
-    'A file is changed. The batches must be the same, or be refused in one line.',
-    'faults',
-    10,
-    3000,
-    _prepared,
-  ),
-  Kind(
-    'damaged run_dirs',
-    "config.yaml, ledger.jsonl, metrics.jsonl, owner.json, report.html or TensorBoard's files are "
-    'changed, and the run continues. It must end as an undisturbed one and tell what is wrong with '
-    'its reports, or refuse config.yaml in one line.',
-    'faults',
-    8,
-    3000,
-    _run_dirs,
-  ),
-  Kind(
-    'damaged configs',
-    'config.yaml or metrics.jsonl is changed. The config that is read must be the one that the run '
-    'wrote, or be refused in one line.',
-    'faults',
-    4,
-    3000,
-    _configs,
-  ),
-  Kind(
-    'damaged exports',
-    'A file of a chain is changed. The replay, its keys, dense variables and config must be those '
-    'of an export that was written, or be refused in one line.',
-    'faults',
-    10,
-    3000,
-    _exports,
-  ),
+  Kind('damaged checkpoints', 'faults', 15, 3000, _checkpoints),
+  Kind('damaged prepared passes', 'faults', 10, 3000, _prepared),
+  Kind('damaged run_dirs', 'faults', 8, 3000, _run_dirs),
+  Kind('damaged configs', 'faults', 4, 3000, _configs),
+  Kind('damaged exports', 'faults', 10, 3000, _exports),
 ]

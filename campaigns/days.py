@@ -1,35 +1,29 @@
-"""Days of a stream: one whose job changes its number of ranks each time it is started again, and
-one of 1,440 tiny passes, in which nothing may grow.
-"""
+"""Streams on changing numbers of ranks, and a day of 1,440 passes in which nothing may grow."""
 
 import json
 import os
 import random
 import signal
 import time
-from typing import Any
 
 import numpy as np
 import psutil
-import yaml
 
 from campaigns.processes import SOON, Fault, Job
+from campaigns.streams import write_config
 from campaigns.units import Found, Kind, fork, in_child, killed_in_the_end, told
 from tests.support.states import state_of
 from trainer.training.stream import Stream
 
-ROUNDS = 5  # of a stream: so often its job is started
+ROUNDS = 5  # of a stream: its job is started again
 _SAMPLES = 120  # of a pass
 _OF_COUNTS = (0, 1, 3, 4, 5)  # of a row's values in state_of: show, click, days and admitted
 
 
 def _write_pass(folder: str, name: str, samples: int, seed: int) -> None:
   rng = np.random.default_rng(seed)
-  user, item, click = (
-    rng.integers(0, 40, samples),
-    rng.integers(0, 30, samples),
-    rng.random(samples),
-  )
+  user, item = rng.integers(0, 40, samples), rng.integers(0, 30, samples)
+  click = rng.random(samples)
   with open(f'{folder}/{name}.csv', 'w', encoding='utf-8') as f:
     f.write('user,item,click\n')
     f.writelines(f'{u},{i},{c < 0.3:d}\n' for u, i, c in zip(user, item, click))
@@ -37,61 +31,29 @@ def _write_pass(folder: str, name: str, samples: int, seed: int) -> None:
     pass
 
 
-def _write_config(folder: str, **sections: dict[str, Any]) -> list[str]:
-  """Writes the config of a job that follows folder/passes. Returns: the flags of trainer.run."""
-  os.makedirs(f'{folder}/passes')
-  tree = {
-    'seed': 3,
-    'data': {
-      'watch': f'{folder}/passes',
-      'day_pattern': r'day_(\d+)',
-      'label': 'click',
-      'label_negative': '0',  # a tiny pass may have one class
-      'slots': [{'name': 'user'}, {'name': 'item'}],
-    },
-    'lifecycle': {'admission_threshold': 0.5, 'delete_threshold': 0.2, 'decay': 0.5},
-    'sparse': {'tables': {'default': {'width': 4}}},
-    'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
-    'train': {'batch_size': 50},
-    'checkpoint': {'every_steps': 4},
-    'export': {'base': True, 'delta_every_passes': 1},
-    'sync': {'lost_peer_seconds': 15, 'stalled_peer_seconds': 120},
-  }
-  for section, values in sections.items():
-    tree[section] = tree.get(section, {}) | values
-  with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
-    yaml.safe_dump(tree, f)
-  return ['--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/run']
-
-
 def _run(folder: str, ranks: int, flags: list[str], fault: tuple[str, Fault] | None) -> str | None:
-  """Runs a job until it waits for a pass, or meets its fault. Returns: what is wrong, or None."""
+  """Runs a job until it waits for a pass or meets its fault; returns what is wrong, or None."""
   os.makedirs(folder)
   job = Job(folder, 'single' if ranks == 1 else 'ranks', flags, ranks)
   job.start({fault[0]: fault[1].arm} if fault else None)
-  first = next(name for name in job.pids if name != 'rendezvous')
-  deadline = time.monotonic() + SOON
-  while time.monotonic() < deadline and job.wait(0.1):
-    if 'waiting for a pass in' in job.said():
-      os.kill(job.pids[first], signal.SIGTERM)
-      break
-  left = job.wait(SOON)
-  job.end()
-  statuses = set(job.statuses.values())
-  if left or (wrong := job.problem()) or (not fault and statuses != {0}):
+  left = job.stop_when_waiting(next(name for name in job.pids if name != 'rendezvous'))
+  if left or (wrong := job.problem()) or (not fault and set(job.statuses.values()) != {0}):
     return f'{left} run; {wrong}; {job.statuses}: {told(job.said())}'
   return None
 
 
 def _resized(draw: random.Random, folder: str, shared: str) -> Found:
-  """Goes on with a stream on 1, 2 or 3 ranks, in the midst of its days and passes."""
-  found, flags = Found(), _write_config(folder)
+  """Stops or kills a job that follows a directory, within days and passes, and continues it on 1, 2
+  or 3 ranks. The trained passes, and the shows, clicks and days of all features, must equal those
+  of one undisturbed process.
+  """
+  found, flags = Found(), write_config(folder)
   number, day, history = 0, 1, []
   for i in range(ROUNDS):
     for _ in range(draw.choice([1, 2, 3])):
       number, day = number + 1, day + draw.choice([0, 0, 0, 1])
       _write_pass(f'{folder}/passes', f'day_{day}_hour_{number}', _SAMPLES, number)
-    # A job that is killed is started again at once, on another number of ranks.
+    # A killed job is started again at once, on another number of ranks.
     for killed in (*[True] * draw.choice([0, 1, 1]), False):
       ranks = draw.choice([1, 2, 3])
       name = 'single' if ranks == 1 else f'rank {draw.randrange(ranks)}'
@@ -102,7 +64,7 @@ def _resized(draw: random.Random, folder: str, shared: str) -> Found:
         return found
       found.trial('went on')
   os.makedirs(f'{folder}/alone')
-  alone = _write_config(f'{folder}/alone/1')
+  alone = write_config(f'{folder}/alone/1')
   os.rmdir(f'{folder}/alone/1/passes')
   os.symlink(f'{folder}/passes', f'{folder}/alone/1/passes')
   wrong = _run(f'{folder}/alone/log', 1, alone, None) or in_child(
@@ -127,7 +89,7 @@ def _counts_differ(run_dir: str, wanted: str) -> str | None:
 
 _PASSES = 1440
 _WARM_UP, _BETWEEN = 240, 120  # passes
-_SPEED = 300  # of the clock: a pass a minute, as fast as a small machine trains them
+_SPEED = 300  # of the clock, at which a small machine trains a pass a minute
 _MORE_BYTES, _MORE_FILES = 24 << 20, 4  # of memory and of open files, after the warm-up
 _MORE_SECONDS = 1.5  # how many times the seconds a pass may grow
 
@@ -139,7 +101,7 @@ def _fast_clock() -> None:
     return began + (clock() - began) * _SPEED
 
   time.time = fast
-  make = Stream.__init__  # its default was taken when it was imported
+  make = Stream.__init__  # its default is the clock at import
   make.__defaults__ = tuple(fast if value is clock else value for value in make.__defaults__)
 
 
@@ -161,9 +123,12 @@ def _trained(folder: str) -> int:
 
 
 def _day(draw: random.Random, folder: str, shared: str) -> Found:
-  """Trains a day of a pass a minute, and looks at the process every two hours."""
+  """Trains a day of tiny passes, one a minute by a fast clock, each with a checkpoint and a delta.
+
+  Memory, open files, disk space and the processor time of a pass must not grow.
+  """
   found = Found()
-  flags = _write_config(
+  flags = write_config(
     folder,
     data={'day_pattern': r'day_(\d+)', 'close_day_after_hours': 6},
     checkpoint={'every_steps': None, 'every_passes': 1},
@@ -182,7 +147,7 @@ def _day(draw: random.Random, folder: str, shared: str) -> Found:
         figures.append(
           {
             'passes': trained,
-            # Not what is its own alone: that grows when it first writes to what it was forked with.
+            # The unique set would grow whenever it first writes to a page from before the fork.
             'memory': process.memory_info().rss,
             'files': process.num_fds(),
             'disk': _bytes_below(f'{folder}/run'),
@@ -238,23 +203,6 @@ def _bytes_below(folder: str) -> int:
 
 
 KINDS = [
-  Kind(
-    'resized streams',
-    'A job that follows a directory is stopped or killed within days and passes, and continues on '
-    '1, 2 or 3 ranks. The trained passes, and the shows, clicks and days of all features, must '
-    'equal those of one undisturbed process.',
-    'faults',
-    8,
-    3000,
-    _resized,
-  ),
-  Kind(
-    'a day of passes',
-    f'{_PASSES} passes of 100 samples, one a minute by a fast clock, each with a checkpoint and a '
-    'delta. Memory, open files, disk space and the processor time of a pass must not grow.',
-    'passes',
-    1,
-    3600,
-    _day,
-  ),
+  Kind('resized streams', 'faults', 8, 3000, _resized),
+  Kind('a day of passes', 'passes', 1, 3600, _day),
 ]

@@ -2,10 +2,10 @@
 
     python -m campaigns.faults [--share 0.05] [--seed 0] [--only NAME …] [--out FILE]
 
-Units of trials are drawn by the seed and run one by one or `--jobs` at a time, each in a process of
-its own. Each that ends adds a line to the results file; run again with the same file, the campaign
-goes on where it was. The last thing it prints is the table; its status is 1 where anything failed.
-docs/reliability.md says what is tried and what must hold.
+The seed draws units of trials; `--jobs` of them run at a time, each in a process of its own. A unit
+that ends adds a line to the results file. With the same file, the campaign continues where it was.
+At the end it prints a table; its status is 1 if anything failed. docs/reliability.md says what is
+tried and what must hold.
 """
 
 import argparse
@@ -34,7 +34,7 @@ KINDS = [*processes.KINDS, *damage.KINDS, *streams.KINDS, *days.KINDS, *fuzzing.
 
 def parse(argv: list[str]) -> argparse.Namespace:
   """Returns the options."""
-  # Not absl's flags: those of the commands that run in forked processes are defined there.
+  # absl's flags belong to the commands that run in forked processes.
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', default='build/campaign/results.jsonl', help='the results file')
   parser.add_argument('--share', type=float, default=1.0, help='of a whole campaign')
@@ -55,7 +55,7 @@ def finished(path: str, seed: int) -> list[dict[str, Any]]:
 
 
 def planned(options: argparse.Namespace, done: Iterable[dict[str, Any]]) -> list[tuple[Kind, int]]:
-  """Returns the units that are left, so that all kinds come forward alike."""
+  """Returns the units that are left, ordered so that all kinds advance evenly."""
   known = {(record['kind'], record['number']) for record in done}
   units = []
   for kind in KINDS:
@@ -84,7 +84,7 @@ class Running:
       json.dump([found.trials, found.outcomes, found.failures], f)
 
   def record(self) -> dict[str, Any] | None:
-    """What the unit has found, once it has ended; None while it runs."""
+    """Returns the result of the unit as a record; None while it runs."""
     status, seconds = wait(self.pid, 0), time.monotonic() - self.began
     if status is None and seconds < self.kind.seconds:
       return None
@@ -121,7 +121,7 @@ class Running:
 
 
 def table(records: Iterable[dict[str, Any]]) -> str:
-  """Returns as Markdown what was done and what must hold, then the results, both by kind."""
+  """Returns, as Markdown, what each kind does and must hold, then its results."""
   kinds: dict[str, list[str]] = {}  # by what was done
   lines = ['| kind | trials | how they ended | failures |', '|---|---|---|---|']
   totals: collections.Counter[str] = collections.Counter()
@@ -129,7 +129,9 @@ def table(records: Iterable[dict[str, Any]]) -> str:
     own = [record for record in records if record['kind'] == kind.name]
     if not own:
       continue
-    outcomes = sum((collections.Counter(record['outcomes']) for record in own), start=_none())
+    outcomes = collections.Counter[str]()
+    for record in own:
+      outcomes.update(record['outcomes'])
     failed = outcomes.pop('failed', 0)
     trials = sum(record['trials'] for record in own)
     ends = ', '.join(f'{n:,} {name}' for name, n in outcomes.most_common())
@@ -140,10 +142,6 @@ def table(records: Iterable[dict[str, Any]]) -> str:
   figures = ', '.join(f'{n:,} {name}' for name, n in totals.items() if name != 'failures')
   what = [f'- **{"; ".join(names)}**: {text}' for text, names in kinds.items()]
   return '\n'.join([*what, '', *lines, '', f'{figures}, {totals["failures"]} failures.'])
-
-
-def _none() -> collections.Counter[str]:
-  return collections.Counter()
 
 
 def run(options: argparse.Namespace, shared: str) -> None:

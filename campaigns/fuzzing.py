@@ -1,4 +1,4 @@
-"""Inputs that are almost right, or not at all: each is taken, or refused in one line."""
+"""Changes configs, records and arguments of ops: each must be accepted or refused in one line."""
 
 import copy
 import json
@@ -87,7 +87,7 @@ def _places(tree: Any, path: tuple = ()) -> list[tuple]:
 
 
 def changed(draw: random.Random, tree: Any, names: list[str]) -> Any:
-  """A config as a tree with some values changed, added, misspelt or gone."""
+  """Returns a config, as a tree, with some values changed, added, misspelt or removed."""
   tree = copy.deepcopy(tree)
   for _ in range(draw.choice((1, 1, 1, 2, 4))):
     *path, last = draw.choice(_places(tree))
@@ -114,7 +114,7 @@ def changed(draw: random.Random, tree: Any, names: list[str]) -> Any:
 
 
 def _alike(draw: random.Random, value: Any) -> Any:
-  """A value of the same type."""
+  """Returns another value of the same type."""
   match value:
     case bool():
       return not value
@@ -130,7 +130,11 @@ def _alike(draw: random.Random, value: Any) -> Any:
 
 
 def _configs(draw: random.Random, folder: str, shared: str) -> Found:
-  """Reads configs; what is taken means the same when it is written and read again."""
+  """Changes values, keys and bytes of `configs/` and of `--set`.
+
+  The config must be accepted, and stay the same when it is written and read again, or be refused in
+  one line.
+  """
   good = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / 'configs').glob('*.yaml'))]
   schema = json.dumps(config.Config.model_json_schema()['$defs'])
   names = sorted({name for d in json.loads(schema).values() for name in d.get('properties', {})})
@@ -166,6 +170,11 @@ def _configs(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _records(draw: random.Random, folder: str, shared: str) -> Found:
+  """Changes lines and bytes of CSV, JSON lines, libsvm, libffm, TFRecord, Parquet and ORC.
+
+  The numbers of records kept and of bad ones must be those that an independent reader finds, or the
+  file must be refused in one line.
+  """
   from tests.support import damage
 
   logging.disable(logging.WARNING)
@@ -184,6 +193,10 @@ def _records(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _ops(draw: random.Random, folder: str, shared: str) -> Found:
+  """Makes one or two arguments of an op wrong.
+
+  It must return a result or an error, and the process must live.
+  """
   from tests.support import fuzz_ops
 
   ops, found = fuzz_ops.main(draw.randrange(1 << 30), OP_CALLS, f'{folder}/last_call'), Found()
@@ -193,32 +206,7 @@ def _ops(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 KINDS = [
-  Kind(
-    'configs',
-    'Values, keys and bytes of `configs/` and of `--set` are changed. The config must be accepted, '
-    'and stay the same when it is written and read again, or be refused in one line.',
-    'inputs',
-    46,
-    900,
-    _configs,
-  ),
-  Kind(
-    'records',
-    'Lines and bytes of CSV, JSON lines, libsvm, libffm, TFRecord, Parquet and ORC are changed. '
-    'The numbers of records kept and of bad ones must be those that an independent reader finds, '
-    'or the file must be refused in one line.',
-    'inputs',
-    24,
-    900,
-    _records,
-  ),
-  Kind(
-    'ops',
-    'One or two arguments of an op are wrong. It must return a result or an error, and the process '
-    'must live.',
-    'inputs',
-    12,
-    900,
-    _ops,
-  ),
+  Kind('configs', 'inputs', 46, 900, _configs),
+  Kind('records', 'inputs', 24, 900, _records),
+  Kind('ops', 'inputs', 12, 900, _ops),
 ]

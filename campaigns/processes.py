@@ -1,5 +1,6 @@
-"""Processes that are killed, stopped and frozen, strangers at their ports, two of everything, disks
-that fill: after all of it a job ends in the state of one that was left alone.
+"""Kills, stops and freezes processes, sends strangers to their ports, fills their disks.
+
+After all of it a job must end in the state of an undisturbed one.
 """
 
 import contextlib
@@ -53,20 +54,20 @@ go.Figure([go.Scatter(x=[0]), go.Bar(x=[0]), go.Heatmap(z=[[0]])]).to_html(inclu
 LOST_SECONDS = 15
 BOUND = 90  # seconds in which a job that has lost a process must have ended
 SOON = 900  # seconds in which a job that is left alone must have ended, on a busy machine
-FAULTS = 6  # of a unit, one after the other, before the job is left alone
+FAULTS = 6  # in a row, before the job is left alone
 STARTS = 12  # units that share the places of a start
 _STARTED = 'training/stream.py:Stream.next'  # called first when a job has started
 DAYS, SAMPLES, BATCH = 3, 500, 100
 MODES = ('single', 'ranks', 'connections', 'ps', 'ps_async', 'ps_geo')
 EXACT = ('single', 'ranks', 'connections', 'ps')  # modes whose runs are the same each time
-# Beside what differs between any equal runs: a job that lost a rank tells of it, and the bytes that
-# a rank sends follow the steps since its start.
+# These may differ as well: a job reports a lost rank, and the bytes that a rank sends depend on the
+# steps since its start.
 DIFFERING = ('bytes_per_sample', 'lost')
 STATUSES = {0, 2, 3, 143, -signal.SIGKILL, -signal.SIGTERM}
 
 
 def write_log(folder: str, seed: int = 0) -> None:
-  """Writes the days of a log in which clicks follow from user and item, and one to predict."""
+  """Writes the days of a log whose clicks depend on user and item, and one more day to predict."""
   rng = np.random.default_rng(seed)
   for day in range(DAYS + 1):
     user, item = rng.integers(0, 60, [2, SAMPLES])
@@ -79,7 +80,7 @@ def write_log(folder: str, seed: int = 0) -> None:
 
 
 def write_config(folder: str, mode: str) -> str:
-  """Writes the config of a job in this mode on the log of the folder. Returns: its path."""
+  """Writes the config of a job in this mode on the folder's log; returns its path."""
   sync = {
     'mode': 'allreduce' if mode not in ('ps', 'ps_async', 'ps_geo') else mode,
     'dense_allreduce': 'connections' if mode == 'connections' else 'horovod',
@@ -97,7 +98,7 @@ def write_config(folder: str, mode: str) -> str:
       'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'tags', 'separator': '|'}],
       'dense': [{'name': 'price', 'transform': 'log1p_standardise'}],
     },
-    # Where runs differ, what is shown must not be forgotten: it is what they are compared by.
+    # Runs that are not exact are compared by their shows, so these must not decay.
     'lifecycle': lifecycle | {'decay': 0.9} if mode in EXACT else {'decay': 1.0},
     'sparse': {'tables': {'default': {'width': 4}}},
     'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
@@ -116,9 +117,9 @@ class Fault:
   """A signal that a process sends itself.
 
   Args:
-    number: of the signal.
-    calls: of functions of trainer/ before it is sent.
-    place: 'file:function' of trainer/, at whose first call it is sent, if that comes earlier.
+    number: the signal.
+    calls: how many functions of trainer/ are called before it is sent.
+    place: 'file:function' in trainer/; its first call sends the signal, if it comes earlier.
   """
 
   def __init__(self, number: signal.Signals, calls: int, place: str | None = None):
@@ -129,7 +130,7 @@ class Fault:
     return f'{self.number.name} at {place}call {self.calls}'
 
   def arm(self) -> None:
-    """Lets this process meet it."""
+    """Arms this process."""
     left = self.calls
 
     def at_call(place: str) -> None:
@@ -156,12 +157,13 @@ _CALLS_A_LINE = 100
 
 
 def _record_calls(path: str) -> Callable[[], None]:
-  """Returns what makes a process note the functions that it calls, each once, and how many calls it
-  makes in all: an empty line for so many.
+  """Returns a function that makes its process write a file of its calls.
+
+  The file has the name of each function once, and an empty line for every _CALLS_A_LINE calls.
   """
 
   def arm() -> None:
-    # The process ends by os._exit: what it notes must not wait in a buffer.
+    # The process ends by os._exit, so lines must not wait in a buffer.
     out = open(path, 'w', buffering=1, encoding='utf-8')
     seen: set[str] = set()
     calls = 0
@@ -243,7 +245,7 @@ class Job:
     return f'{self._folder}/{name}.log'
 
   def start(self, arm: dict[str, Callable[[], None]] | None = None) -> None:
-    """Starts all processes. Args: arm: what one does first, by its name."""
+    """Starts all processes; those named in `arm` first call its function."""
     for name, environment in self._environments.items():
       self.start_one(name, environment, (arm or {}).get(name))
 
@@ -262,7 +264,7 @@ class Job:
     self.pids[name] = fork(action, self.log(name))
 
   def wait(self, seconds: float, but: str | None = None) -> list[str]:
-    """Waits for the processes of the job. Returns: the names of those that still run."""
+    """Waits for the processes other than `but`; returns the names of those that still run."""
     deadline = time.monotonic() + seconds
     left = [name for name in self._environments if name not in self.statuses and name != but]
     for name in left:
@@ -271,17 +273,28 @@ class Job:
         self.statuses[name] = status
     return [name for name in left if name not in self.statuses]
 
+  def stop_when_waiting(self, name: str) -> list[str]:
+    """Sends SIGTERM to a process once the job waits for a pass; returns what still runs then."""
+    deadline = time.monotonic() + SOON
+    while time.monotonic() < deadline and self.wait(0.1):
+      if 'waiting for a pass in' in self.said():
+        os.kill(self.pids[name], signal.SIGTERM)
+        break
+    left = self.wait(SOON)
+    self.end()
+    return left
+
   def end(self) -> None:
     """Kills what still runs."""
     with killed_in_the_end([p for name, p in self.pids.items() if name not in self.statuses]):
       pass
 
   def said(self) -> str:
-    """What all processes have said."""
+    """Returns the output of all processes."""
     return ''.join(text_of(self.log(name)) for name in self._environments)
 
   def problem(self) -> str | None:
-    """What must not be in how the processes ended, in a line; None where all is as it should."""
+    """Returns what is wrong with the ends of the processes, in one line; None if nothing is."""
     odd = {name: status for name, status in self.statuses.items() if status not in STATUSES}
     said = self.said()
     if odd:
@@ -295,20 +308,20 @@ class Job:
 
 
 def undisturbed(mode: str, shared: str) -> tuple[str, dict[str, Any]]:
-  """Runs the job of a mode once for all units. Returns: its config, and what it did and left."""
+  """Runs a mode's job once for all units; returns its config and the calls that it made."""
   folder = f'{shared}/{mode}'
   lock, done = f'{folder}.lock', f'{folder}/reference.json'
   while not os.path.exists(done):
     try:
       os.mkdir(lock)
-    except FileExistsError:  # another unit is at it
+    except FileExistsError:  # another unit runs it
       time.sleep(0.1)
       continue
     os.makedirs(folder)
     write_log(folder)
     config = write_config(folder, mode)
     names, record = Job.names[mode], {}
-    for begun in ('first', 'again'):  # the second takes up what the first has saved
+    for begun in ('first', 'again'):  # the second run resumes the first
       os.makedirs(f'{folder}/{begun}')
       job = Job(f'{folder}/{begun}', mode, ['--config', config, '--run_dir', f'{folder}/run'])
       job.start({name: _record_calls(f'{folder}/{begun}/{name}.calls') for name in names})
@@ -329,7 +342,7 @@ def undisturbed(mode: str, shared: str) -> tuple[str, dict[str, Any]]:
 
 
 def _shows(run_dir: str) -> float:
-  """The sum of shows of all features of slot user."""
+  """Returns the sum of the shows of all features of the slot user."""
   state, total = state_of(run_dir), 0.0
   for key, row in state['rows'].items():
     if key >> 52 == min(k >> 52 for k in state['rows']):
@@ -343,10 +356,10 @@ def difference(
   """Compares a run with the undisturbed one.
 
   Args:
-    mode: of both.
-    run_dir: of the run.
-    wanted: of the undisturbed one.
-    faults: that the run has met.
+    mode: the mode of both.
+    run_dir: the run's.
+    wanted: the undisturbed run's.
+    faults: how many faults the run had.
     but: parts that may differ: exports, events.
   Returns:
     What differs, or None.
@@ -373,7 +386,7 @@ def difference(
       [(e['event'], e.get('pass'), e['step']) for e in s['events']] for s in (found, expected)
     ]
     return None if names[0] == names[1] else f'events differ: {names}'
-  # What is under way when a worker is lost may be done twice, by its successor.
+  # The successor of a lost worker may repeat what that worker had begun.
   for name in ('done', 'last', 'epoch', 'day'):
     if found['progress'][name] != expected['progress'][name]:
       return f'progress.{name}: {found["progress"][name]}; wanted {expected["progress"][name]}'
@@ -397,9 +410,9 @@ def _first_difference(found: Any, wanted: Any) -> str:
 
 
 def _draw_fault(draw: random.Random, name: str, reference: dict[str, Any], is_first: bool) -> Fault:
-  """Draws a fault of a process. Args: is_first: of a job that has nothing to take up yet."""
+  """Draws a fault of a process; `is_first` if its job has nothing to resume yet."""
   number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-  # What is left of a job is between all of it and what a finished one still does.
+  # A resumed job makes as few calls as one that is finished, or as many as a new one.
   seen = reference['first' if is_first else draw.choice(['first', 'again'])][name]
   place = draw.choice(seen['places']) if draw.random() < 0.4 else None
   return Fault(number, draw.randrange(seen['calls']), place)
@@ -407,6 +420,13 @@ def _draw_fault(draw: random.Random, name: str, reference: dict[str, Any], is_fi
 
 def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
   def run_unit(draw: random.Random, folder: str, shared: str) -> Found:
+    """Sends SIGKILL, SIGTERM or SIGSTOP to any process, several times in a row.
+
+    It comes at a random call, or at the first call of a random function, also while a job starts or
+    resumes. Then the job is left alone. Its rows, dense state, place in the data, exports and
+    events must equal those of an undisturbed run, bit by bit. In modes ps_async and ps_geo it must
+    train every pass once and lose no sample.
+    """
     config, reference = undisturbed(mode, shared)
     flags, found = ['--config', config, '--run_dir', f'{folder}/run'], Found()
     history: list[str] = []
@@ -436,7 +456,7 @@ def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
 
 
 def half_trained(shared: str) -> str:
-  """Trains on all days but the last, once for all units. Returns: the run_dir."""
+  """Trains on all days but the last, once for all units; returns the run_dir."""
   path, _ = undisturbed('single', shared)
   folder, done = f'{shared}/half', f'{shared}/half/done'
   with files.exclusive(f'{shared}/half.lock'):
@@ -456,7 +476,11 @@ def half_trained(shared: str) -> str:
 
 
 def _starts(draw: random.Random, folder: str, shared: str) -> Found:
-  """Ends a run that is taken up at named places of its start, one after the other."""
+  """Sends SIGKILL or SIGTERM to a process that resumes a run.
+
+  It comes at the first call of each function before the first pass. Then the process is left alone.
+  Its state must equal that of an undisturbed run, bit by bit.
+  """
   config, reference = undisturbed('single', shared)
   run_dir, found = f'{folder}/run', Found()
   shutil.copytree(half_trained(shared), run_dir)
@@ -493,16 +517,16 @@ def _number_of_unit(folder: str) -> int:
 
 
 def _met(job: Job, name: str, fault: Fault | None, found: Found, history: list[str]) -> bool:
-  """Waits for the end of a job, and counts its fault.
+  """Waits for the end of a started job, and counts its fault.
 
   Args:
-    job: that was started.
-    name: of the process that meets the fault.
-    fault: if any.
-    found: where it is counted.
+    job: the job.
+    name: the process that has the fault.
+    fault: the fault, if any.
+    found: the result to which it is added.
     history: the faults so far.
   Returns:
-    Whether it met the fault; where it did not, it has ended as a job that is left alone.
+    Whether the fault took place; if not, the job has run undisturbed to its end.
   """
   frozen = fault is not None and fault.number == signal.SIGSTOP
   left = _wait_for_fault(job, name) if frozen else job.wait(SOON)
@@ -531,7 +555,7 @@ def _wait_for_fault(job: Job, name: str) -> list[str]:
   """Waits until a process is frozen or has ended, and the others have ended.
 
   Returns:
-    The names of those that still run.
+    The names of the others that still run.
   """
   process = psutil.Process(job.pids[name])
   deadline = time.monotonic() + SOON
@@ -559,8 +583,9 @@ _STRANGERS = 3  # of each saying, at each port
 
 
 def _talk_to_all(pids: list[int], ports: range, draw: random.Random) -> None:
-  """Connects to every one of these ports at which the processes listen, and to their sockets, as
-  soon as they are there, and says all kinds of things; runs until it is killed.
+  """Connects to the ports and sockets of processes as soon as they listen, and sends bytes.
+
+  It runs until it is killed, and leaves out ports that are not in `ports`.
   """
   met: set[Any] = set()
   staying: list[socket.socket] = []
@@ -591,6 +616,11 @@ def _talk_to_all(pids: list[int], ports: range, draw: random.Random) -> None:
 
 
 def _strangers(draw: random.Random, folder: str, shared: str) -> Found:
+  """Opens many connections to each port and socket of a job as soon as it listens.
+
+  They send nothing, random bytes, HTTP, TLS or half of our own greeting. The job must end as an
+  undisturbed one. Ports are counted.
+  """
   mode = ('ranks', 'connections', 'ps', 'ps_async')[_number_of_unit(folder) % 4]
   config, _ = undisturbed(mode, shared)
   # Ranks listen at Unix sockets; their only ports are Gloo's, which are left out: it aborts its
@@ -628,7 +658,11 @@ _BESIDE = {
 
 
 def _two(draw: random.Random, folder: str, shared: str) -> Found:
-  """Starts two trainers on one run_dir and some other commands, all at once or beside training."""
+  """Lets two trainers use one run_dir, beside exports, predictions, evaluations and inspections.
+
+  One must train and the other be refused in a line that names the first; the others
+  must succeed. State and last base must equal those of one run. Pairs are counted.
+  """
   config, _ = undisturbed('single', shared)
   source, run_dir, found = os.path.dirname(config), f'{folder}/run', Found()
   trains = command('trainer.run', '--config', config, '--run_dir', run_dir)
@@ -667,7 +701,7 @@ def _two(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _last_base_differs(run_dir: str, wanted: str) -> str | None:
-  """Compares the base that the trainer wrote last with that of the undisturbed run."""
+  """Compares the trainer's last base with that of the undisturbed run."""
   last = [one for one in chain.exports(f'{wanted}/exports') if one.kind == 'base'][-1]
   position = files.read_manifest(last.path)['position']
   for one in chain.exports(f'{run_dir}/exports'):
@@ -684,7 +718,7 @@ _NEW_NAMESPACE = 0x00020000  # CLONE_NEWNS
 
 
 def _mounted(path: str, kilobytes: int) -> bool:
-  """Mounts a file system of this size for this process and its children alone."""
+  """Mounts a file system of this size that only this process and its children see."""
   if ctypes.CDLL(None).unshare(_NEW_NAMESPACE):
     return False
   quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}
@@ -696,7 +730,7 @@ def _mounted(path: str, kilobytes: int) -> bool:
 
 
 def _fill(path: str, draw: random.Random) -> None:
-  """Fills a disk at some moment, gives the space back a while later, and so on."""
+  """Fills a disk at random moments and frees the space a while later, until it is killed."""
   while True:
     time.sleep(draw.random() * 2)
     with contextlib.suppress(OSError), open(f'{path}/ballast', 'wb', buffering=0) as f:
@@ -707,6 +741,10 @@ def _fill(path: str, draw: random.Random) -> None:
 
 
 def _full_disks(draw: random.Random, folder: str, shared: str) -> Found:
+  """Makes the disk too small, or full at random moments, several times in a row; then it has space.
+
+  One line must say so, and the state must equal that of an undisturbed run.
+  """
   mode = draw.choice(['single', 'single', 'single', 'connections'])
   config, _ = undisturbed(mode, shared)
   wanted, disk, found = f'{os.path.dirname(config)}/run', f'{folder}/disk', Found()
@@ -759,64 +797,12 @@ def _files(folder: str) -> list[str]:
 
 
 KINDS = [
-  Kind(
-    f'signals, {mode}',
-    'Any process gets SIGKILL, SIGTERM or SIGSTOP at a random call, or at the first call of a '
-    f'random function, also while it starts or resumes; up to {FAULTS} times in a row. Then the '
-    'job is left alone. Its rows, dense state, place in the data, exports and events must equal '
-    'those of an undisturbed run, bit by bit. In modes ps_async and ps_geo it must train every '
-    'pass once and lose no sample.',
-    'faults',
-    units,
-    6000,
-    _signals(mode),
-  )
-  for mode, units in (
-    ('single', 40),
-    ('ranks', 30),
-    ('connections', 25),
-    ('ps', 25),
-    ('ps_async', 25),
-    ('ps_geo', 25),
-  )
-] + [
-  Kind(
-    'starts',
-    'A process that resumes a run gets SIGKILL or SIGTERM at the first call of each function '
-    'before its first pass. Then it is left alone. Its state must equal that of an undisturbed '
-    'run, bit by bit.',
-    'faults',
-    STARTS,
-    3000,
-    _starts,
+  *(
+    Kind(f'signals, {mode}', 'faults', units, 6000, _signals(mode))
+    for mode, units in zip(MODES, (40, 30, 25, 25, 25, 25))
   ),
-  Kind(
-    'strangers',
-    f'Strangers open {len(_SAYINGS) * _STRANGERS} connections to each port and socket of a job as '
-    'soon as it listens. They send nothing, random bytes, HTTP, TLS or half of our own greeting. '
-    'The job must end as an undisturbed one. Ports are counted.',
-    'faults',
-    16,
-    3000,
-    _strangers,
-  ),
-  Kind(
-    'two of everything',
-    'Two trainers use one run_dir, beside two exports, predictions, evaluations and inspections. '
-    'One must train and the other be refused in a line that names the first; the others must '
-    'succeed. State and last base must equal those of one run. Pairs are counted.',
-    'faults',
-    30,
-    3000,
-    _two,
-  ),
-  Kind(
-    'full disks',
-    f'The disk is too small, or full at random moments, {FAULTS} times in a row; then it has '
-    'space. One line must say so, and the state must equal that of an undisturbed run.',
-    'faults',
-    16,
-    3000,
-    _full_disks,
-  ),
+  Kind('starts', 'faults', STARTS, 3000, _starts),
+  Kind('strangers', 'faults', 16, 3000, _strangers),
+  Kind('two of everything', 'faults', 30, 3000, _two),
+  Kind('full disks', 'faults', 16, 3000, _full_disks),
 ]

@@ -1,33 +1,30 @@
-"""Kills every part of the loop from click to score, and looks whether anything wrong is served.
+"""Kills every part of the loop from click to score, and checks that every answer is right.
 
     python -m campaigns.serving [--kills 100] [--seed 0] [--source redis] [--trainer]
     python -m campaigns.serving --fuzz 10000
 
-A process that writes the exports of a made-up run, `trainer.publish`, `trainer.serve` and, with
---source redis, Redis are killed with SIGKILL at seeded moments and started again, while a client
-asks for scores and compares each with NumPy's for the version that the answer names. In the end the
-store must equal the full export, key by key. With --source run the scorer follows the run itself;
-then the scores of all features must equal those of the full export in the end.
+The campaign kills, at seeded moments, a process that writes the exports of a made-up run,
+`trainer.publish`, `trainer.serve` and, with --source redis, Redis, and starts them again. A client
+asks for scores and compares each with one that NumPy computes for the version that the answer
+names. In the end the store must equal the full export, key by key. With --source run the scorer
+follows the run itself, and its final score of every feature must equal that of the full export.
 
-With --trainer the exports are those of trainer.run, which watches a directory where passes arrive
-and is killed too. Scores are then compared with NumPy's of the exports that make up the version,
-and the store with what trainer.export writes of the trainer's last state.
+With --trainer the exports are those of trainer.run, which follows a directory of passes and is
+killed too. Scores are compared with those that NumPy computes from the exports of the version, and
+the store with what trainer.export writes of the trainer's last state.
 
-All processes are forked from this one, which has imported everything and runs nothing itself: that
-starts them in a tenth of the time.
+All processes are forked from this one, which has imported everything and runs no op itself. So they
+start in a tenth of the time.
 """
 
 import json
 import os
 import random
-import runpy
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -37,6 +34,7 @@ import numpy as np
 import yaml
 from absl import app, flags
 
+from campaigns.units import command, fork
 from tests.support.exports import RedisServer, Run, contents
 from tests.support.fuzz import requests
 from tests.support.scorer import Client
@@ -86,38 +84,12 @@ CONFIG = {
 }
 
 
-def fork(action: Callable[[], object], log: str) -> int:
-  """Runs `action` in a process of its own. Returns: its id."""
-  pid = os.fork()
-  if pid:
-    return pid
-  with open(log, 'ab') as f:
-    os.dup2(f.fileno(), 1)
-    os.dup2(f.fileno(), 2)
-  try:
-    action()
-    os._exit(0)
-  except BaseException as e:
-    print(f'{type(e).__name__}: {e}', flush=True)
-    os._exit(1)
-
-
-def command(module: str, *arguments: str) -> Callable[[], object]:
-  """Returns an action that is the command `python -m module arguments`."""
-
-  def action() -> None:
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name='__main__')
-
-  return action
-
-
 def kind_of(number: int) -> str:
   return 'base' if number % BASE_EVERY == 1 else 'delta'
 
 
 def write_exports(folder: str) -> None:
-  """Writes exports until asked to stop; those that are there already are found again."""
+  """Writes exports until SIGTERM; those that exist are not written again."""
   stop = []
   signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
   run = Run(folder, SEED.value)
@@ -132,17 +104,17 @@ def write_exports(folder: str) -> None:
 
 
 class Oracle:
-  """What each version of the made-up run is."""
+  """The scores and rows of each version of the made-up run."""
 
   def __init__(self):
     self._run = Run(None, SEED.value)
 
   def score(self, version: int, sample: dict[str, list[str]]) -> float:
-    """Returns the probability that a version gives a sample: texts by slot."""
+    """Returns a version's probability for a sample, {slot: texts}."""
     return self.run(version).score(version, sample)
 
   def run(self, version: int) -> Run:
-    """Returns the run, which knows this version."""
+    """Returns the run, continued at least to this version."""
     while len(self._run.versions) < version:
       self._run.train()
       self._run.export(kind_of(len(self._run.versions) + 1))
@@ -150,7 +122,7 @@ class Oracle:
 
 
 def write_passes(folder: str, exports: str) -> None:
-  """Announces passes until asked to stop, a few ahead of the trainer; their features drift."""
+  """Announces passes of drifting features until SIGTERM, a few ahead of the trainer."""
   stop = []
   signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
   os.makedirs(folder, exist_ok=True)
@@ -178,11 +150,7 @@ def write_passes(folder: str, exports: str) -> None:
 
 
 class TrainerOracle:
-  """What each version of a trainer's exports is, read from these.
-
-  Args:
-    run_dir: of the trainer.
-  """
+  """The scores and rows of each version, read from the exports of a trainer's run_dir."""
 
   def __init__(self, run_dir: str):
     self._directory = os.path.join(run_dir, 'exports')
@@ -217,7 +185,7 @@ class TrainerOracle:
     return self._versions[version]
 
   def score(self, version: int, sample: dict[str, list[str]]) -> float:
-    """As of Oracle."""
+    """Does what Oracle.score does."""
     bias, rows = self.version(version)
     found = [
       rows[key] for s, texts in sample.items() for t in texts if (key := self.keys[s, t]) in rows
@@ -230,7 +198,7 @@ class TrainerOracle:
 
 
 def ask(port: int, out: str, run_dir: str) -> None:
-  """Asks and compares until asked to stop, then writes what it has found."""
+  """Asks for scores and compares them until SIGTERM, then writes the counts to a file."""
   stop: list[bool] = []
   signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
   rng = random.Random(SEED.value)
@@ -271,7 +239,7 @@ def newest_version(run_dir: str) -> int:
 
 
 def compare_scores(run_dir: str, port: int) -> None:
-  """Waits until the newest version is served, and compares every feature's scores with NumPy's."""
+  """Waits until the newest version is served, and compares every feature's scores."""
   newest, client = newest_version(run_dir), Client(port)
   deadline = time.monotonic() + 120
   while client.status()[1]['model_version_status'][0]['version'] != str(newest):
@@ -370,7 +338,7 @@ class Campaign:
     self._pids[name] = fork(self._actions[name], self.path(f'{name}.log'))
 
   def end(self, name: str, number: signal.Signals | None) -> int:
-    """Sends a signal, if any, and waits. Returns: the status."""
+    """Sends a signal, if any, and waits for the process; returns its status."""
     pid = self._pids.pop(name)
     if number is not None:
       os.kill(pid, number)
@@ -392,7 +360,7 @@ class Campaign:
       self.server.stop()
 
   def answers(self) -> None:
-    """Waits for the first version that is served."""
+    """Waits until a version is served."""
     deadline = time.monotonic() + 180
     while True:
       client = Client(self.port)

@@ -1,7 +1,7 @@
-"""Days of made-up streams: what the trainer's stream does is what an independent model of it says.
+"""Compares the trainer's handling of made-up streams with an independent model of it.
 
 Passes come in order, late, twice under one name or under two, damaged, misnamed, or not at all
-though their markers say so; the process ends at any moment and takes up a state of before.
+although a marker announces them. The process ends at any moment and resumes an earlier state.
 """
 
 import json
@@ -9,14 +9,13 @@ import os
 import random
 import re
 import signal
-import time
 import types
 from typing import Any
 
 import numpy as np
 import yaml
 
-from campaigns.processes import SOON, Fault, Job
+from campaigns.processes import Fault, Job
 from campaigns.units import Found, Kind, in_child
 from tests.support.states import state_of
 from trainer import config
@@ -28,20 +27,20 @@ from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
 
 STREAMS = 25  # of a unit
 MOMENTS = 30  # of a stream, at each of which something happens
-# What may happen to a pass. 'found': a file comes whose marker was there before it.
+# What may happen to a pass. 'found': its file comes after its marker.
 _EVENTS = ('pass', 'day', 'late', 'double', 'corrupt', 'misnamed', 'missing', 'found', 'far')
 DAYS_AHEAD = 14  # data.max_days_ahead with data.watch
 
 
 class Model:
-  """What should become of each pass, told by rules that know nothing of the trainer's code.
+  """Decides what should become of each pass, by rules that do not use the trainer's code.
 
   Args:
     late: data.late.
   Attributes:
-    log: what was done: names trained, 'end N' of days.
-    fates: by name.
-    texts: of passes by name, as whoever plays the stream notes them.
+    log: what should have been done: names of trained passes, and 'end N' for days.
+    fates: the fate of each pass by name.
+    texts: the content of passes by name, set by the caller.
   """
 
   def __init__(self, late: str):
@@ -54,11 +53,11 @@ class Model:
     self._bytes: set[str] = set()  # of what was trained
 
   def look(self, there: dict[str, str], bad: set[str]) -> None:
-    """Does what is to be done until nothing is ready.
+    """Handles all passes that are ready.
 
     Args:
-      there: the bytes of the passes that are announced and there, by name.
-      bad: names of those that cannot be read.
+      there: the bytes of the passes that are announced and exist, by name.
+      bad: the names of those that cannot be read.
     """
     for name in sorted(there):
       if not re.search(r'day_\d', name):
@@ -111,9 +110,7 @@ def _day(name: str) -> int:
 
 
 class Trainer:
-  """The trainer's stream without a training: it notes what it would do, and keeps its state as a
-  checkpoint would.
-  """
+  """The trainer's stream without training: it logs what a trainer would do."""
 
   def __init__(self, folder: str, late: str, bad: set[str]):
     tree = {
@@ -130,13 +127,13 @@ class Trainer:
     self.restore('{"progress": {}, "ledger": null, "log": []}')
 
   def saved(self) -> str:
-    """Returns all that a checkpoint would hold."""
+    """Returns the state that a checkpoint would hold."""
     progress = vars(self.state.progress)
     state = {'progress': progress, 'ledger': self.state.ledger.state(), 'log': self.log}
     return json.dumps(state)
 
   def restore(self, text: str) -> None:
-    """Begins anew from what `saved` gave."""
+    """Resumes from a state that `saved` returned."""
     state = json.loads(text)
     progress, ledger = Progress(**state['progress']), Ledger(state['ledger'])
     self.log = state['log']
@@ -144,7 +141,7 @@ class Trainer:
     self._stream = Stream(self._cfg, SingleProcess(), self.state, lambda *_: None)
 
   def look(self, actions: int | None = None) -> None:
-    """Does what the stream says until it waits, or so many actions."""
+    """Follows the stream until it waits, or for a number of actions."""
     progress, done = self.state.progress, 0
     while actions is None or done < actions:
       done += 1
@@ -165,12 +162,12 @@ class Trainer:
           return
 
   def fates(self) -> dict[str, str]:
-    """Returns what became of each pass, by its file's name."""
+    """Returns the fate of each pass by the name of its file."""
     return {os.path.basename(entry.path): entry.fate for entry in self.state.ledger}
 
 
 def _stream(draw: random.Random, folder: str) -> str | None:
-  """Plays one stream. Returns: what differs, or None."""
+  """Plays one stream; returns what differs from the model, or None."""
   os.makedirs(folder)
   late, bad, there = draw.choice(['train', 'skip']), set(), {}
   trainer, model = Trainer(folder, late, bad), Model(late)
@@ -205,8 +202,8 @@ def _stream(draw: random.Random, folder: str) -> str | None:
       arrive(name, content)
       contents += [content] if what != 'corrupt' else []
     events.append((what, name))
-    # The model looks after every event or a few; the trainer at the same moments, but it may die
-    # at any action and take up what was saved.
+    # Model and trainer look at the same moments, but the trainer may die at any action and resume
+    # what was saved.
     if draw.random() < 0.6:
       model.look(there, bad)
       while draw.random() < 0.4:
@@ -229,6 +226,10 @@ def _write(folder: str, name: str, text: str) -> None:
 
 
 def _streams(draw: random.Random, folder: str, shared: str) -> Found:
+  """Sends passes of some days in order, late, twice, damaged, misnamed or not at all, and restarts
+  the trainer. The order of training, the ends of days and the ledger must be those of an
+  independent model.
+  """
   found = Found()
   for i in range(STREAMS):
     wrong = _stream(draw, f'{folder}/{i}')
@@ -238,7 +239,7 @@ def _streams(draw: random.Random, folder: str, shared: str) -> Found:
 
 # Whole jobs
 
-ROUNDS = 5  # of a stream: so often passes come, and the trainer runs until it waits
+ROUNDS = 5  # of a stream: passes come, and the trainer runs until it waits
 _SAMPLES = 120  # of a pass
 _BAD = ('', 'user,item,click\n', 'user,item\n1,2\n', '\0\1\2\n' * 50, 'PAR1')
 
@@ -249,61 +250,57 @@ def _pass_text(number: int) -> str:
   return 'user,item,click\n' + ''.join(f'{u},{i},{p < 0.3:d}\n' for u, i, p in lines)
 
 
-def _watching(folder: str, late: str) -> str:
-  """Writes the config of a job that follows folder/passes. Returns: its path."""
+def write_config(folder: str, **sections: dict[str, Any]) -> list[str]:
+  """Writes the config of a job that follows folder/passes; returns the flags of trainer.run."""
   os.makedirs(f'{folder}/passes')
   tree = {
     'seed': 3,
     'data': {
       'watch': f'{folder}/passes',
       'day_pattern': r'day_(\d+)',
-      'late': late,
-      'max_refused_passes': 1000,
-      'shuffle': False,  # which follows the names of passes
       'label': 'click',
+      'label_negative': '0',  # a tiny pass may have one class
       'slots': [{'name': 'user'}, {'name': 'item'}],
     },
-    'lifecycle': {'admission_threshold': 0.5, 'delete_threshold': 0.2, 'decay': 0.8},
+    'lifecycle': {'admission_threshold': 0.5, 'delete_threshold': 0.2, 'decay': 0.5},
     'sparse': {'tables': {'default': {'width': 4}}},
     'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
-    'train': {'batch_size': 50, 'deterministic': True},
+    'train': {'batch_size': 50},
     'checkpoint': {'every_steps': 4},
     'export': {'base': True, 'delta_every_passes': 1},
+    'sync': {'lost_peer_seconds': 15, 'stalled_peer_seconds': 120},
   }
+  for section, values in sections.items():
+    tree[section] = tree.get(section, {}) | values
   with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
     yaml.safe_dump(tree, f)
-  return f'{folder}/config.yaml'
+  return ['--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/run']
+
+
+def _watching(folder: str, late: str) -> list[str]:
+  # `shuffle` follows the names of passes, which differ between a run and its reference.
+  data = {'late': late, 'max_refused_passes': 1000, 'shuffle': False}
+  return write_config(folder, data=data, lifecycle={'decay': 0.8}, train={'deterministic': True})
 
 
 def _run_until_it_waits(folder: str, number: int, fault: Fault | None = None) -> str | None:
-  """Runs the trainer until it waits for a pass, and stops it. Returns: what is wrong, or None."""
+  """Runs the trainer until it waits for a pass, and stops it; returns what is wrong, or None."""
   os.makedirs(f'{folder}/{number}')
-  job = Job(
-    f'{folder}/{number}',
-    'single',
-    ['--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/run'],
-  )
+  flags = ['--config', f'{folder}/config.yaml', '--run_dir', f'{folder}/run']
+  job = Job(f'{folder}/{number}', 'single', flags)
   job.start({'single': fault.arm} if fault else None)
-  deadline = time.monotonic() + SOON
-  while time.monotonic() < deadline and job.wait(0.1):
-    if 'waiting for a pass in' in job.said():
-      os.kill(job.pids['single'], signal.SIGTERM)
-      job.wait(SOON)
-      break
-  left = job.wait(0)
-  job.end()
+  left, wrong = job.stop_when_waiting('single'), job.problem()
   status = job.statuses.get('single')
-  wrong = job.problem()
   if left or wrong or status not in ((0, -signal.SIGKILL) if fault else (0,)):
     return f'{left} run; {wrong}; {job.statuses}: {job.said()[-1500:]}'
   return None
 
 
 def _reference(folder: str, model: Model, late: str) -> str | None:
-  """Trains what the model says was trained, each pass in its place and nothing else, in one go.
+  """Trains in one run, in order, only the passes that the model calls trained.
 
   Returns:
-    The run_dir; None where a pass was trained while no day was open, which no such job can do.
+    The run_dir; None if a pass was trained while no day was open, which such a run cannot do.
   """
   os.makedirs(folder)
   _watching(folder, late)
@@ -324,7 +321,10 @@ def _reference(folder: str, model: Model, late: str) -> str | None:
 
 
 def _jobs(draw: random.Random, folder: str, shared: str) -> Found:
-  """Plays a stream to a real trainer, which is stopped and killed between and within passes."""
+  """Does the same to a whole trainer, which is stopped or killed in between.
+
+  Its rows and layers must also equal, bit by bit, those of a stream of only the trained passes.
+  """
   found, late, bad, there = Found(), draw.choice(['train', 'train', 'skip']), set(), {}
   _watching(folder, late)
   model, watch, promised, texts, runs = Model(late), f'{folder}/passes', [], [], 0
@@ -376,7 +376,7 @@ def _jobs(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _log_of(run_dir: str) -> tuple[list[str], dict[str, str]]:
-  """What a run did, and what its ledger says, as Model has it."""
+  """Returns the log and the fates of a run, in the form of Model's."""
   with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
     events = [json.loads(line) for line in f]
   log = [
@@ -398,23 +398,6 @@ def _states_differ(run_dir: str, reference: str) -> str | None:
 
 
 KINDS = [
-  Kind(
-    'streams',
-    f'{MOMENTS} passes of some days come in order, late, twice, damaged, misnamed or not at all, '
-    'and the trainer restarts. The order of training, the ends of days and the ledger must be '
-    'those of an independent model.',
-    'faults',
-    16,
-    600,
-    _streams,
-  ),
-  Kind(
-    'watched streams',
-    'The same with a whole trainer, which is stopped or killed in between. Its rows and layers '
-    'must also equal, bit by bit, those of a stream of only the trained passes.',
-    'faults',
-    12,
-    3000,
-    _jobs,
-  ),
+  Kind('streams', 'faults', 16, 600, _streams),
+  Kind('watched streams', 'faults', 12, 3000, _jobs),
 ]

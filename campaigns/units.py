@@ -1,4 +1,4 @@
-"""What a campaign is made of: units, each of some trials, in a process of its own."""
+"""The parts of a campaign: kinds of units, and helpers that run processes."""
 
 import collections
 import contextlib
@@ -19,12 +19,12 @@ TRACE = 'Traceback (most recent call last)'
 
 @dataclasses.dataclass
 class Found:
-  """What a unit has found.
+  """The result of a unit.
 
   Attributes:
-    trials: faults that took place, or inputs that were tried.
-    outcomes: how often each end was met.
-    failures: what must not be, a line each.
+    trials: the number of faults that took place, or of inputs that were tried.
+    outcomes: the number of trials that ended in each way.
+    failures: what must not happen, one line each.
   """
 
   trials: int = 0
@@ -40,30 +40,33 @@ class Found:
 
 
 class Kind(NamedTuple):
-  """A kind of trouble.
+  """A kind of unit.
 
   Attributes:
     name: as in the table.
-    what: what is done, and what must hold after it.
-    unit: the name of the trials: faults or inputs.
-    units: of a whole campaign.
-    seconds: that a unit may take.
-    run: (draws, an empty folder, a folder that all units share) -> what was found.
+    unit: what is counted: faults or inputs.
+    units: the number of units of a whole campaign.
+    seconds: how long a unit may take.
+    run: (random numbers, an empty folder, a folder that all units share) -> the result. Its
+      docstring says what it does and what must hold.
   """
 
   name: str
-  what: str
   unit: str
   units: int
   seconds: float
   run: Callable[[random.Random, str, str], Found]
 
+  @property
+  def what(self) -> str:
+    """What is done and what must hold, for the table."""
+    return ' '.join(self.run.__doc__.split())
+
 
 def fork(action: Callable[[], object], log: str) -> int:
-  """Runs `action` in a process of its own, whose output goes to a file. Returns: its id.
+  """Runs `action` in a process of its own, whose output goes to a file; returns its id.
 
-  The process that calls it has imported TensorFlow and run no op of it, so that its children start
-  in no time.
+  The calling process has imported TensorFlow and run none of its ops, so its children start fast.
   """
   sys.stdout.flush()
   sys.stderr.flush()
@@ -85,7 +88,7 @@ def fork(action: Callable[[], object], log: str) -> int:
 
 
 def command(*words: str) -> Callable[[], object]:
-  """Returns an action that is `python -m words…`."""
+  """Returns an action that does what `python -m words…` does."""
 
   def action() -> None:
     sys.argv = list(words)
@@ -96,12 +99,12 @@ def command(*words: str) -> Callable[[], object]:
 
 
 def status_of(raw: int) -> int:
-  """Returns a status as subprocess has it: negative where a signal ended the process."""
+  """Returns a process's exit status; negative if a signal ended it, as in subprocess."""
   return -os.WTERMSIG(raw) if os.WIFSIGNALED(raw) else os.WEXITSTATUS(raw)
 
 
 def wait(pid: int, seconds: float) -> int | None:
-  """Waits for a child. Returns: its status; None where it still runs."""
+  """Waits for a child; returns its status, or None if it still runs."""
   deadline = time.monotonic() + seconds
   while True:
     found, raw = os.waitpid(pid, os.WNOHANG)
@@ -113,17 +116,17 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def text_of(path: str) -> str:
-  """Returns what a file holds; nothing where there is none."""
+  """Returns the content of a file; '' if there is none."""
   with contextlib.suppress(OSError), open(path, encoding='utf-8', errors='replace') as f:
     return f.read()
   return ''
 
 
 def in_child(function: Callable[[], Any], folder: str) -> Any:
-  """Returns what `function` returns, called in a process of its own, which may use TensorFlow.
+  """Calls `function`, which may use TensorFlow, in a process of its own; returns its result.
 
   Raises:
-    AssertionError: where it fails.
+    AssertionError: if it fails.
   """
   out, log = os.path.join(folder, 'result'), os.path.join(folder, 'child.log')
 
@@ -138,14 +141,14 @@ def in_child(function: Callable[[], Any], folder: str) -> Any:
 
 
 def told(text: str) -> list[str]:
-  """Returns the lines of a log that name a reason."""
+  """Returns the lines of a log that give a reason for the end."""
   marks = ('error:', ' was lost', 'did not start', 'did not come', 'ends;', 'failed:')
   return [line for line in text.splitlines() if any(mark in line for mark in marks)]
 
 
 @contextlib.contextmanager
 def killed_in_the_end(pids: list[int]) -> Iterator[None]:
-  """Kills what still runs of `pids` when the block ends."""
+  """Kills those of the processes that still run when the block ends."""
   try:
     yield
   finally:

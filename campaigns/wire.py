@@ -1,6 +1,6 @@
-"""What processes tell one another, almost right or not at all: TF_CONFIG, messages, connections.
+"""Sends processes a wrong TF_CONFIG, wrong messages and wrong bytes.
 
-A peer that knows the job's secret says it, as one of another version or with broken memory would.
+The sender knows the job's secret, like a peer of another version or with broken memory.
 """
 
 import contextlib
@@ -75,6 +75,7 @@ _OF_RANKS = (['hello', 1, 'rank 1'], ['beat', 0.0], ['bye'], ['end', 'it ends', 
 
 
 def _tf_config(draw: random.Random, folder: str, shared: str) -> Found:
+  """Changes values, keys and bytes of TF_CONFIG. It must be accepted, or refused in one line."""
   found, names = Found(), ['ps', 'worker', 'chief', 'evaluator', 'type', 'index', 'cluster', 'task']
   for _ in range(INPUTS):
     text = json.dumps(changed(draw, _CLUSTER, names))
@@ -96,7 +97,7 @@ def _tf_config(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _garbled(draw: random.Random, data: bytes) -> bytes:
-  """Bytes of which some are changed, added or gone."""
+  """Returns the data with some bytes changed, added or removed."""
   data = bytearray(data)
   for _ in range(draw.choice((1, 1, 2, 8))):
     at = draw.randrange(len(data) + 1)
@@ -117,7 +118,10 @@ def _garbled(draw: random.Random, data: bytes) -> bytes:
 
 
 def _messages(draw: random.Random, folder: str, shared: str) -> Found:
-  """Decodes messages: what is taken is plain data, which can be sent on."""
+  """Changes bytes and texts of messages between processes.
+
+  The receiver must get plain data or an error.
+  """
   found = Found()
   arrays = {'a': np.arange(6.0).reshape(2, 3), 'b': np.array(['x', 'yz']), 'c': np.zeros([0, 4])}
   good = (*_TO_COORDINATOR, *_TO_CLIENT, [arrays, {'n': None, 't': 'grün', 'x': [1, 2.5, True]}])
@@ -146,12 +150,12 @@ def _messages(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _say(draw: random.Random, connection: Connection, known: tuple[Any, ...]) -> None:
-  """Says some messages that are almost right, and hangs up."""
+  """Sends some messages that are almost right, and mostly closes the connection."""
   with contextlib.suppress(OSError, ValueError):
     for _ in range(draw.choice((1, 2, 5))):
       message = draw.choice(known)
       match draw.randrange(6):
-        case 0:  # as it should be, in a place where it should perhaps not be
+        case 0:  # a right message, perhaps out of place
           connection.send_bytes(messages.encode(message))
         case 1 | 2:  # of another version
           other = changed(draw, json.loads(json.dumps(message, default=str)), ['hello', 'a'])
@@ -160,11 +164,11 @@ def _say(draw: random.Random, connection: Connection, known: tuple[Any, ...]) ->
           connection.send_bytes(messages.encode([*message, draw.choice((None, 1, 'x', [], {}))]))
         case 4:
           connection.send_bytes(_garbled(draw, messages.encode(message)))
-        case 5:  # a length that is another than the message's
+        case 5:  # a wrong length
           data = messages.encode(message)
           length = draw.choice((len(data) + 50, 3, 0, -1, -2, 2**31 - 1))
           os.write(connection.fileno(), struct.pack('!i', length) + data)
-  if draw.random() < 0.9:  # else it stays and says nothing more
+  if draw.random() < 0.9:  # else it stays and sends nothing more
     connection.close()
   else:
     _silent.append(connection)
@@ -174,7 +178,7 @@ _silent: list[Connection] = []
 
 
 class _EndingProcess(Process):
-  """Ends in place of all else that a coordinator may ask for."""
+  """Ends when a coordinator asks it to restart or to stop."""
 
   def restart(self) -> None:
     os._exit(0)
@@ -188,7 +192,7 @@ def _sync(mode: str = 'allreduce') -> Sync:
 
 
 def _at_the_coordinator(draw: random.Random) -> int:
-  """A process that is almost a worker beside one that is, or before both are there."""
+  """Runs a coordinator with a faulty worker, beside a good one or before the job has formed."""
   job = PlayedJob(_sync(draw.choice(('ps', 'ps_async'))), workers=2)
 
   def connect() -> Connection:
@@ -208,7 +212,7 @@ def _at_the_coordinator(draw: random.Random) -> int:
 
 
 def _at_a_worker(draw: random.Random) -> int:
-  """A worker whose coordinator is almost one."""
+  """Runs a worker with a faulty coordinator."""
 
   def serve(connection: Connection) -> None:
     if draw.random() < 0.8:
@@ -224,7 +228,7 @@ def _at_a_worker(draw: random.Random) -> int:
 
 
 def _at_a_rank(draw: random.Random) -> int:
-  """Rank 0 with a rank 1 that is almost one, or the other way round."""
+  """Runs a rank 0 with a faulty rank 1, or the other way round."""
   store = RendezvousServer()
   port = store.start()
   store.init(get_host_assignments(parse_hosts('localhost:2'), 2))
@@ -251,7 +255,10 @@ def _at_a_rank(draw: random.Random) -> int:
 
 
 def _talks(draw: random.Random, folder: str, shared: str) -> Found:
-  """Has processes talked to, all at once: they end in time, and in one line."""
+  """Lets a peer that knows the secret send messages that are garbled, cut short, out of place, of a
+  wrong length or of another version to a coordinator, a worker or a heartbeat. The peer must be
+  dropped, or the job end in one line, in time.
+  """
   found, running = Found(), []
   for i in range(TALKS):
     part = draw.choice((_at_the_coordinator, _at_the_coordinator, _at_a_worker, _at_a_rank))
@@ -277,7 +284,10 @@ def _talks(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _sums(draw: random.Random, folder: str, shared: str) -> Found:
-  """Row exchanges and sums with a rank that sends other bytes than it should."""
+  """Lets a rank send wrong bytes in an exchange of rows or a sum.
+
+  An error must name it, in time.
+  """
   import tensorflow as tf
 
   from ops.connections import Connections
@@ -319,39 +329,8 @@ def _sums(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 KINDS = [
-  Kind(
-    'TF_CONFIG',
-    'Its values, keys and bytes are changed. It must be accepted, or refused in one line.',
-    'inputs',
-    8,
-    600,
-    _tf_config,
-  ),
-  Kind(
-    'messages',
-    'Bytes and texts of messages between processes are changed. The receiver must get plain data '
-    'or an error.',
-    'inputs',
-    10,
-    600,
-    _messages,
-  ),
-  Kind(
-    'peers',
-    'A peer that knows the secret sends messages that are garbled, cut short, out of place, of a '
-    'wrong length or of another version to a coordinator, a worker or a heartbeat. The peer must '
-    'be dropped, or the job end in one line, in time.',
-    'faults',
-    10,
-    600,
-    _talks,
-  ),
-  Kind(
-    'row connections',
-    'A rank sends wrong bytes in an exchange of rows or a sum. An error must name it, in time.',
-    'inputs',
-    5,
-    600,
-    _sums,
-  ),
+  Kind('TF_CONFIG', 'inputs', 8, 600, _tf_config),
+  Kind('messages', 'inputs', 10, 600, _messages),
+  Kind('peers', 'faults', 10, 600, _talks),
+  Kind('row connections', 'inputs', 5, 600, _sums),
 ]
