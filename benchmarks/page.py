@@ -189,20 +189,38 @@ def markdown_table(head, rows):
   return '\n'.join('| ' + ' | '.join(row) + ' |' for row in [head, ['---'] * len(head), *rows])
 
 
+def cell(key, figure):
+  """Returns a figure as text, bold if it misses its goal.
+
+  Args:
+    key: of WANTED.
+    figure: the median, or [median, lowest round, highest round]; None: not measured.
+  """
+  if figure is None:
+    return number(None)
+  median, *rounds = figure if isinstance(figure, list) else [figure]
+  text = number(median) if met(key, median) else f'**{number(median)}**'
+  return f'{text} ({between(rounds)})' if rounds else text
+
+
 def side_by_side(of_processors):
   """Returns the table of goals as Markdown, with a column for each processor.
 
   Args:
     of_processors: processor -> its figures by key.
   """
-  rows = []
-  for key, (_, _, what) in WANTED.items():
-    values = [figures.get(key) for figures in of_processors.values()]
-    rows.append(
-      [f'`{key}`', what, goal(key)]
-      + [number(v) if v is None or met(key, v) else f'**{number(v)}**' for v in values]
-    )
+  rows = [
+    [f'`{key}`', what, goal(key), *(cell(key, f.get(key)) for f in of_processors.values())]
+    for key, (_, _, what) in WANTED.items()
+  ]
   return markdown_table(['key', 'what', 'wanted', *of_processors], rows)
+
+
+def figures_of(result):
+  """Returns the figures with goals of what bench.json holds, in the form that `cell` takes."""
+  return {
+    key: [result[key], *s] if (s := result['spread'].get(key)) else result[key] for key in WANTED
+  }
 
 
 def rates_table(group):
@@ -228,14 +246,6 @@ def tables(result):
   ]
   if raw.get('main'):
     parts += ['### Side by side', f'![Samples a second]({picture_of(m)})', rates_table(raw['main'])]
-  rows = []
-  for key in WANTED:
-    value, spread = result[key], result['spread'].get(key)
-    rounds = between(spread) if spread else ''
-    is_met = '' if value is None else 'yes' if met(key, value) else '**no**'
-    rows.append([f'`{key}`', number(value), rounds, goal(key), is_met])
-  head = ['key', 'median', 'rounds', 'wanted', 'met']
-  parts += ['### Goals, with the spread of the rounds', markdown_table(head, rows)]
   if any(name in raw for name in OTHERS):
     rows = [
       [
@@ -385,7 +395,7 @@ def write_results(path, result):
   if os.path.exists(kept):
     with open(kept, encoding='utf-8') as f:
       of_processors = json.load(f)
-  of_processors[name] = {key: result[key] for key in WANTED}
+  of_processors[name] = figures_of(result)
   with open(kept, 'w', encoding='utf-8') as f:
     json.dump(of_processors, f, indent=1)
     f.write('\n')

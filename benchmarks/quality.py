@@ -33,43 +33,48 @@ OUT = os.path.join('build', 'quality')
 PAGE = os.path.join('docs', 'quality.md')
 
 
-def final_test(run_dir):
-  """Returns (AUC, logloss) of a run's test set; None if the run is not finished."""
+def events_of(run_dir):
+  """Returns the events in a run's metrics.jsonl; [] if there is none."""
   path = os.path.join(run_dir, 'metrics.jsonl')
   if not os.path.exists(path):
-    return None
+    return []
   with open(path, encoding='utf-8') as f:
-    events = [json.loads(text) for text in f]
-  tests = [e for e in events if e['event'] == 'eval' and e['split'] == 'test']
+    return [json.loads(text) for text in f]
+
+
+def final_test(run_dir):
+  """Returns (AUC, logloss) of a run's test set; None if it was not evaluated."""
+  tests = [e for e in events_of(run_dir) if e['event'] == 'eval' and e['split'] == 'test']
   return (tests[-1]['auc'], tests[-1]['logloss']) if tests else None
 
 
-def train(model, seed, ranks):
-  """Trains a model unless it is trained; returns its (AUC, logloss) on the test set."""
+def train(config, changes, seed, run_dir, ranks=1):
+  """Trains a model with a changed config, unless that is finished; {seed} stands for the seed."""
+  events = events_of(run_dir)
+  if events and events[-1].get('status') == 'finished':
+    return
+  command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
+  for change in [f'seed={seed}', *changes]:
+    command += ['--set', change.replace('{seed}', seed)]
+  if ranks > 1:
+    horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
+    command = [horovodrun, '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}', *command]
+  os.makedirs(os.path.dirname(run_dir), exist_ok=True)
+  with open(f'{run_dir}.log', 'wb') as log:
+    status = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+  if status:
+    raise SystemExit(f'{" ".join(command)} ended with status {status}: see {run_dir}.log')
+
+
+def frappe(model, seed, ranks):
+  """Trains a model on Frappe; returns its (AUC, logloss) on the test set."""
   run_dir = os.path.join(OUT, f'{model}_seed{seed}' + (f'_{ranks}ranks' if ranks > 1 else ''))
-  found = final_test(run_dir)
-  if found is None:
-    config = os.path.join('configs', f'frappe_{model}.yaml')
-    command = [sys.executable, '-m', 'trainer.run', '--config', config]
-    command += ['--set', f'seed={seed}', '--run_dir', run_dir]
-    if ranks > 1:
-      horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
-      command = [horovodrun, '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}', *command]
-    print(' '.join(command), flush=True)
-    os.makedirs(OUT, exist_ok=True)
-    with open(f'{run_dir}.log', 'wb') as log:
-      done = subprocess.run(command, stdout=log, stderr=log, check=False)
-    found = final_test(run_dir)
-    if done.returncode or found is None:
-      raise SystemExit(
-        f'{" ".join(command)} ended with status {done.returncode}: see {run_dir}.log'
-      )
+  train(os.path.join('configs', f'frappe_{model}.yaml'), [], seed, run_dir, ranks)
+  auc, logloss = final_test(run_dir)
   print(
-    f'{model}, seed {seed}, {ranks} rank{"s" if ranks > 1 else ""}: test AUC {found[0]:.5f}, '
-    f'logloss {found[1]:.5f}',
-    flush=True,
+    f'{model}, seed {seed}, {ranks} ranks: test AUC {auc:.5f}, logloss {logloss:.5f}', flush=True
   )
-  return found
+  return auc, logloss
 
 
 def score(auc, logloss):
@@ -88,9 +93,9 @@ def main(_):
   if not os.path.isdir(DATA):
     print('skipped: ../shared/data/frappe is not there; it may not be redistributed')
     return
-  one = {model: [train(model, seed, 1) for seed in SEEDS.value] for model in SELECTED.value}
+  one = {model: [frappe(model, seed, 1) for seed in SEEDS.value] for model in SELECTED.value}
   two = {
-    model: [train(model, seed, 2) for seed in SEEDS.value]
+    model: [frappe(model, seed, 2) for seed in SEEDS.value]
     for model in TWO_RANKS.value
     if model in one
   }

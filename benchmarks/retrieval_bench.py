@@ -13,7 +13,6 @@ import os
 import statistics
 import tempfile
 import time
-import types
 from collections.abc import Iterator
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -25,7 +24,7 @@ import yaml
 from absl import app, flags
 
 from benchmarks.load import measure
-from benchmarks.serving_bench import process
+from benchmarks.serving_bench import Rows, process
 from trainer import config
 from trainer.data.features import hash_keys
 from trainer.model import ranking
@@ -90,27 +89,6 @@ def measure_exact(figures: dict[str, float]) -> None:
   )
 
 
-class Rows:
-  """Stands for a RowTable that trainer.storage.export reads; it holds the vectors of users."""
-
-  def __init__(self, cfg: config.Config, users: np.ndarray):
-    self.keys, self.policy = hash_keys([str(i) for i in range(len(users))], 1).numpy(), cfg.policy()
-    self._users = dict(zip(self.keys.tolist(), users))
-
-  def select(self, kind: str) -> np.ndarray:
-    return self.keys
-
-  def commit(self, kind: str, keys: np.ndarray) -> None:
-    pass
-
-  def pull(self, keys: np.ndarray, train: bool) -> types.SimpleNamespace:
-    return types.SimpleNamespace(
-      linear=np.zeros([len(keys)], np.float32),
-      offsets=np.arange(len(keys) + 1, dtype=np.int32) * WIDTH,
-      factors=np.concatenate([self._users[int(key)] for key in np.asarray(keys)]),
-    )
-
-
 @contextlib.contextmanager
 def server(items: np.ndarray, users: np.ndarray, figures: dict[str, float]) -> Iterator[int]:
   """Exports items and users, and serves them; yields the port."""
@@ -120,13 +98,15 @@ def server(items: np.ndarray, users: np.ndarray, figures: dict[str, float]) -> I
       yaml.safe_dump(CONFIG | {'run_dir': os.path.join(folder, 'run')}, f)
     cfg = config.load(path)
     texts = [str(i) for i in range(len(items))]
+    keys = hash_keys([str(i) for i in range(len(users))], 1).numpy()
+    of_user = dict(zip(keys.tolist(), users))
     all_items = Items(hash_keys(texts, 2).numpy(), np.array(texts, object), items)
     began = time.perf_counter()
     export.write(
       cfg,
       'items',
       {'number': 1},
-      store=Rows(cfg, users),
+      store=Rows(cfg, keys, lambda some: np.stack([of_user[key] for key in some.tolist()])),
       model=build(cfg),
       dense_stats=np.zeros([2, 0], np.float32),
       items=all_items,

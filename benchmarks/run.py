@@ -670,6 +670,7 @@ def main(_):
   }
   with open(os.path.join('build', 'bench.json'), 'w', encoding='utf-8') as f:
     json.dump(result, f, indent=1)
+  print(page.side_by_side({page.processor(here): page.figures_of(result)}))
   print(page.tables(result))
   if not ONLY.value and not QUICK.value:
     page.picture(bench.raw['main'], os.path.join('docs', page.picture_of(here)))

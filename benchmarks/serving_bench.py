@@ -66,15 +66,25 @@ CONTEXT = ('user', 'query', 'hour', 'device', 'age')
 
 
 class Rows:
-  """Stands for a RowTable that trainer.storage.export reads; its rows are random."""
+  """Stands for a RowTable that trainer.storage.export reads.
 
-  def __init__(self, cfg: Any):
+  Args:
+    cfg: the config.
+    keys: int64 [n].
+    vectors: (keys int64 [m]) -> their factors, float32 [m, D].
+    linear: the standard deviation of linear weights.
+  """
+
+  def __init__(
+    self,
+    cfg: config.Config,
+    keys: np.ndarray,
+    vectors: Callable[[np.ndarray], np.ndarray],
+    linear: float = 0,
+  ):
+    self.keys = self.changed = keys
+    self.policy, self._vectors, self._linear = cfg.policy(), vectors, linear
     self.rng = np.random.default_rng(SEED)
-    slots = len(cfg.data.slots)
-    texts = [str(i) for i in range(-(-ROWS.value // slots))]
-    self.keys = np.concatenate([hash_keys(texts, s).numpy() for s in cfg.slot_ids().values()])
-    self.changed = self.keys
-    self.policy = cfg.policy()
 
   def select(self, kind: str) -> np.ndarray:
     return self.changed if kind == 'delta' else self.keys
@@ -83,10 +93,11 @@ class Rows:
     pass
 
   def pull(self, keys: np.ndarray, train: bool) -> types.SimpleNamespace:
+    factors = self._vectors(np.asarray(keys))
     return types.SimpleNamespace(
-      linear=self.rng.normal(size=len(keys)).astype(np.float32) / 10,
-      offsets=np.arange(len(keys) + 1, dtype=np.int32) * WIDTH,
-      factors=self.rng.normal(size=len(keys) * WIDTH).astype(np.float32) / 10,
+      linear=(self._linear * self.rng.normal(size=len(keys))).astype(np.float32),
+      offsets=np.arange(len(keys) + 1, dtype=np.int32) * factors.shape[1],
+      factors=factors.ravel(),
     )
 
 
@@ -99,7 +110,15 @@ class Exports:
       yaml.safe_dump(CONFIG | {'run_dir': os.path.join(folder, 'run')}, f)
     self.cfg = config.load(path)
     self.directory = os.path.join(self.cfg.run_dir, 'exports')
-    self.rows, self.model, self.number = Rows(self.cfg), build(self.cfg), 0
+    ids = self.cfg.slot_ids().values()
+    texts = [str(i) for i in range(-(-ROWS.value // len(ids)))]
+    rng, keys = np.random.default_rng(SEED), [hash_keys(texts, slot).numpy() for slot in ids]
+
+    def vectors(keys: np.ndarray) -> np.ndarray:
+      return rng.normal(size=[len(keys), WIDTH]).astype(np.float32) / 10
+
+    self.rows = Rows(self.cfg, np.concatenate(keys), vectors, linear=0.1)
+    self.model, self.number = build(self.cfg), 0
 
   def write(self, kind: str) -> str:
     """Writes an export; returns its path."""

@@ -6,7 +6,6 @@ over seeds. benchmarks.tasks_data writes missing logs; if the data for a log is 
 comparison is skipped and its table stays.
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -19,7 +18,7 @@ from absl import app, flags
 
 from benchmarks import tasks_data
 from benchmarks.page import ROOT, markdown_table, write_between
-from benchmarks.quality import PAGE, SEEDS
+from benchmarks.quality import PAGE, SEEDS, events_of, train
 
 OUT = os.path.join('build', 'tasks_quality')
 PICTURE = os.path.join('docs', 'lifecycle.png')
@@ -31,16 +30,6 @@ def place_of(comparison: str, model: str, seed: str) -> str:
   """Returns the run_dir of a model with a seed."""
   words = ''.join(c if c.isalnum() else ' ' for c in model).split()
   return os.path.join(OUT, '_'.join([comparison, *words, seed]))
-
-
-def events_of(run_dir: str) -> list[dict]:
-  with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
-    return [json.loads(text) for text in f]
-
-
-def finished(run_dir: str) -> bool:
-  path = os.path.join(run_dir, 'metrics.jsonl')
-  return os.path.exists(path) and events_of(run_dir)[-1].get('status') == 'finished'
 
 
 def final_test(run_dir: str) -> Figures:
@@ -235,19 +224,6 @@ COMPARISONS = {
   ),
 }
 SELECTED = flags.DEFINE_list('comparisons', list(COMPARISONS), 'Which ones.')
-
-
-def train(config: str, changes: Sequence[str], seed: str, run_dir: str) -> None:
-  """Trains a model, unless that is done."""
-  if finished(run_dir):
-    return
-  command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
-  for change in [f'seed={seed}', *changes]:
-    command += ['--set', change.replace('{seed}', seed)]
-  with open(f'{run_dir}.log', 'wb') as log:
-    status = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
-  if status:
-    raise SystemExit(f'{" ".join(command)} ended with status {status}: see {run_dir}.log')
 
 
 def shown(name: str, value: float) -> str:

@@ -321,7 +321,7 @@ def _reference(folder: str, model: Model, late: str) -> str | None:
 
 
 def _jobs(draw: random.Random, folder: str, shared: str) -> Found:
-  """Does the same to a whole trainer, which is stopped or killed in between.
+  """Sends such streams to a whole trainer, which is stopped or killed in between.
 
   Its rows and layers must also equal, bit by bit, those of a stream of only the trained passes.
   """

@@ -52,7 +52,21 @@ def serve(spec, take_steps, hello=None, more=dict):
         say(spent | {'rss': rss(), **more()})
 
 
-def turns(items):
-  """Returns a function that returns the next of `items`, again and again from the first."""
-  endless = itertools.cycle(items)
-  return lambda: next(endless)
+def train(spec, step, batches, wait, hello=None):
+  """Serves rounds of `step(*batch)`, again and again over the batches.
+
+  Args:
+    spec: of the contender.
+    step: a training step.
+    batches: tuples of arguments.
+    wait: takes the result of the last step of a round and waits until it is computed.
+    hello: as of `serve`.
+  """
+  endless = itertools.cycle(batches)
+
+  def take_steps(count):
+    for _ in range(count):
+      result = step(*next(endless))
+    wait(result)
+
+  serve(spec, take_steps, hello)

@@ -33,14 +33,8 @@ def main():
     )
     return *normal, tf.cast(rng.uniform([shape.batch, 1]) < 0.25, tf.float32)
 
-  following = channel.turns([gathered() for _ in range(8)])
-
-  def take_steps(count):
-    for _ in range(count):
-      gradients = step(*following())
-    gradients[0].numpy()
-
-  channel.serve(spec, take_steps)
+  batches = [gathered() for _ in range(8)]
+  channel.train(spec, step, batches, lambda gradients: gradients[0].numpy())
 
 
 if __name__ == '__main__':

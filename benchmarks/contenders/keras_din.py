@@ -41,15 +41,10 @@ def main():
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     return loss
 
-  batches = zip(*history_batches(shape, spec['seed']))
-  following = channel.turns([tuple(map(tf.constant, b)) for b in batches])
-
-  def take_steps(count):
-    for _ in range(count):
-      loss = step(*following())
-    loss.numpy()  # the last loss: it waits for all steps
-
-  channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'})
+  batches = [tuple(map(tf.constant, b)) for b in zip(*history_batches(shape, spec['seed']))]
+  channel.train(
+    spec, step, batches, lambda loss: loss.numpy(), {'version': f'tensorflow {tf.__version__}'}
+  )
 
 
 if __name__ == '__main__':

@@ -15,9 +15,7 @@ if __name__ == '__main__':
   users, items = shape.vocabulary
   embedding = tf.keras.layers.Embedding(users + items, shape.width)
   optimizer = tf.keras.optimizers.legacy.Adagrad(1e-2)
-  following = channel.turns(
-    [tf.constant(keys) for keys in batches(shape, spec['seed'], static_ids(shape))[0]]
-  )
+  keys_of_batches, _, _ = batches(shape, spec['seed'], static_ids(shape))
 
   @tf.function
   def step(keys):
@@ -35,9 +33,7 @@ if __name__ == '__main__':
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     return loss
 
-  def take_steps(count):
-    for _ in range(count):
-      loss = step(following())
-    loss.numpy()
-
-  channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'})
+  tensors = [(tf.constant(keys),) for keys in keys_of_batches]
+  channel.train(
+    spec, step, tensors, lambda loss: loss.numpy(), {'version': f'tensorflow {tf.__version__}'}
+  )

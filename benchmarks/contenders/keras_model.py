@@ -38,13 +38,8 @@ def contend(spec, shape, keys_of, embedding, linear, optimizer):
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     return loss
 
-  following = channel.turns(
-    [tuple(map(tf.constant, b)) for b in zip(*batches(shape, spec['seed'], keys_of))]
+  arrays = zip(*batches(shape, spec['seed'], keys_of))
+  tensors = [tuple(map(tf.constant, batch)) for batch in arrays]
+  channel.train(
+    spec, step, tensors, lambda loss: loss.numpy(), {'version': f'tensorflow {tf.__version__}'}
   )
-
-  def take_steps(count):
-    for _ in range(count):
-      loss = step(*following())
-    loss.numpy()  # the last loss: it waits for all steps
-
-  channel.serve(spec, take_steps, {'version': f'tensorflow {tf.__version__}'})

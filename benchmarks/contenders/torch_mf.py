@@ -12,9 +12,6 @@ if __name__ == '__main__':
   rows = torch.nn.Embedding(users + items, shape.width, sparse=True)
   torch.nn.init.normal_(rows.weight, 0, 0.01)
   optimizer = torch.optim.Adagrad(rows.parameters(), lr=1e-2)
-  following = channel.turns(
-    [torch.from_numpy(keys) for keys in batches(shape, spec['seed'], static_ids(shape))[0]]
-  )
   labels = torch.zeros([shape.batch], dtype=torch.int64)
 
   def step(keys):
@@ -29,8 +26,6 @@ if __name__ == '__main__':
     torch.nn.functional.cross_entropy(logits, labels).backward()
     optimizer.step()
 
-  def take_steps(count):
-    for _ in range(count):
-      step(following())
-
-  channel.serve(spec, take_steps, {'version': f'torch {torch.__version__}'})
+  keys_of_batches, _, _ = batches(shape, spec['seed'], static_ids(shape))
+  tensors = [(torch.from_numpy(keys),) for keys in keys_of_batches]
+  channel.train(spec, step, tensors, lambda _: None, {'version': f'torch {torch.__version__}'})

@@ -21,9 +21,6 @@ if __name__ == '__main__':
   ]
   net = torch.nn.Sequential(*hidden, torch.nn.Linear(widths[-1], 1))
   optimizers = [torch.optim.Adagrad(m.parameters(), lr=1e-2) for m in (rows, net)]
-  following = channel.turns(
-    [tuple(map(torch.from_numpy, b)) for b in zip(*batches(shape, spec['seed'], static_ids(shape)))]
-  )
 
   def step(keys, dense, label):
     row = rows(keys)
@@ -40,8 +37,6 @@ if __name__ == '__main__':
     for optimizer in optimizers:
       optimizer.step()
 
-  def take_steps(count):
-    for _ in range(count):
-      step(*following())
-
-  channel.serve(spec, take_steps, {'version': f'torch {torch.__version__}'})
+  arrays = zip(*batches(shape, spec['seed'], static_ids(shape)))
+  tensors = [tuple(map(torch.from_numpy, batch)) for batch in arrays]
+  channel.train(spec, step, tensors, lambda _: None, {'version': f'torch {torch.__version__}'})

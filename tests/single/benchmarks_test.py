@@ -244,13 +244,13 @@ class PageTest(tf.test.TestCase):
     )
 
   def test_a_figure_stands_beside_what_is_wanted_of_it(self):
-    text = page.tables(
-      self._result(vs_torch_static=1.5, over_dense_floor=2.0)
-      | {'left_out': {'TFRA, Adam': 'not installable'}}
-    )
-    self.assertRegex(text, r'`vs_torch_static` .* 1\.50 .* ≥ 1\.30 \| yes')
-    self.assertRegex(text, r'`over_dense_floor` .* 2\.00 .* ≤ 1\.25 \| \*\*no\*\*')
+    text = page.side_by_side({'A': {'vs_torch_static': 1.5, 'over_dense_floor': [2.0, 1.8, 2.2]}})
+    self.assertRegex(text, r'`vs_torch_static` .* ≥ 1\.30 \| 1\.50 \|')
+    self.assertRegex(text, r'`over_dense_floor` .* ≤ 1\.25 \| \*\*2\.00\*\* \(1\.80 to 2\.20\) \|')
     self.assertRegex(text, r'`vs_tfra_adam` .* – ')
+
+  def test_a_page_says_why_a_contender_was_left_out(self):
+    text = page.tables(self._result() | {'left_out': {'TFRA, Adam': 'not installable'}})
     self.assertIn('Left out: TFRA, Adam: not installable.', text)
 
   def test_only_what_is_between_the_markers_is_rewritten(self):

@@ -104,7 +104,7 @@ class CTRModel(tf.keras.Model):
 
   def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns the outputs of serving, float32 [B]: `probability`, or each task's by its name."""
-    found = self.probability(logits)
+    values = self.probability(logits)
     if len(self._names) == 1:
-      return {'probability': found}
-    return dict(zip(self._names, tf.unstack(found, len(self._names), 1)))
+      return {'probability': values}
+    return dict(zip(self._names, tf.unstack(values, len(self._names), 1)))

@@ -21,10 +21,7 @@ class Measured(NamedTuple):
 def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Measured | None:
   """Returns AUC with the influences of DeLong et al. 1988; None with few samples of a class.
 
-  Args:
-    labels: float [n], 0 or 1.
-    probabilities: float [n].
-    weights: float [n], above 0.
+  All arguments are float [n]; the labels are 0 or 1, and the weights above 0.
   """
   clicked = labels > 0.5
   classes = np.where(clicked, weights, 0), np.where(clicked, 0, weights)
@@ -54,10 +51,7 @@ def logloss(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) 
 def rmse(labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray) -> Measured | None:
   """Returns the root of the mean squared error; None without samples.
 
-  Args:
-    labels: float [n].
-    predictions: float [n].
-    weights: float [n], above 0.
+  All arguments are float [n]; the weights are above 0.
   """
   mean = _mean(np.square(predictions - labels), weights)
   if mean is None:

@@ -66,13 +66,7 @@ class _Sums:
       }
 
   def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
-    """Adds a batch.
-
-    Args:
-      labels: float32 [B].
-      probabilities: float32 [B]; for squared error, the predictions; for retrieval, the losses.
-      weights: float32 [B].
-    """
+    """Adds a batch; the arguments are those of `MetricSums.update` for one task."""
     y, p, w = (tf.cast(t, tf.float64) for t in (labels, probabilities, weights))
     totals = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64)]
     if self._kind != 'histogram':

@@ -86,12 +86,7 @@ def _tower(cfg: Config, side: str) -> VectorTower:
 
 
 def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
-  """Builds the model with all its variables.
-
-  Args:
-    cfg: a config with model.retrieval.
-    example: inputs of a batch without samples.
-  """
+  """Builds the model with all its variables; `example` are the inputs of an empty batch."""
   model = RetrievalModel(cfg)
   shapes = tf.nest.map_structure(lambda t: None if t is None else t.shape, example)
   for tower in (model.query_tower, model.item_tower):

@@ -67,10 +67,8 @@ def slice_figures(
   The interval of calibration is normal on the logarithmic scale. It covers the variation of clicks
   around their probabilities, if these are calibrated within the slice.
 
-  Args:
-    labels: float [n], 0 or 1.
-    probabilities: float [n].
-    weights: float [n]; samples of weight 0 do not count.
+  All arguments are float [n]; the labels are 0 or 1, and samples of weight 0 do not count.
+
   Returns:
     samples, clicks, ctr, auc, auc_low, auc_high, logloss, calibration (Σ predicted / Σ clicked),
     calibration_low and calibration_high; None if the samples do not define a metric.
@@ -104,10 +102,8 @@ def slice_errors(
 ) -> dict[str, float | int | None]:
   """Returns the metrics of a slice of a task with squared error.
 
-  Args:
-    labels: float [n].
-    predictions: float [n].
-    weights: float [n]; samples of weight 0 do not count.
+  All arguments are float [n]; samples of weight 0 do not count.
+
   Returns:
     samples, rmse, error (the mean of predicted − true) and its normal 95 % interval, error_low and
     error_high; None if the samples do not define a metric.

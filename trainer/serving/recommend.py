@@ -71,7 +71,7 @@ class Recommender:
     queries, k, seen = request
     if self._ranker is None:
       found, version = self._finder.find(queries, k, seen)
-      body = rest.found(queries, found.items, model_version=version)
+      body = rest.items_answer(queries, found.items, model_version=version)
       return Answer(body, queries.size, found.unknown)
     candidates = max(k, self._candidates)
     if queries.size * candidates > max_samples:
@@ -84,7 +84,7 @@ class Recommender:
     if not sum(counts):
       versions = {'model_version': self._ranker.signature().version}
       versions['retrieval_version'] = retrieval_version
-      return Answer(rest.found(queries, found.items, **versions), 0, found.unknown)
+      return Answer(rest.items_answer(queries, found.items, **versions), 0, found.unknown)
 
     def repeated(values: Sequence[Json]) -> list[Json]:
       values = values if len(values) == queries.size else list(values) * queries.size
@@ -98,5 +98,7 @@ class Recommender:
     for (items, _), own in zip(found.items, np.split(first, np.cumsum(counts)[:-1])):
       order = np.argsort(-own, kind='stable')[:k]
       ranked.append(([items[place] for place in order], own[order].tolist()))
-    body = rest.found(queries, ranked, model_version=version, retrieval_version=retrieval_version)
+    body = rest.items_answer(
+      queries, ranked, model_version=version, retrieval_version=retrieval_version
+    )
     return Answer(body, sum(counts), found.unknown)

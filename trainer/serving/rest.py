@@ -201,7 +201,7 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
   return f'{{"{kind}":{scores},"model_version":"{version}"}}'.encode()
 
 
-def found(
+def items_answer(
   request: Request, items: Sequence[tuple[list[str], list[float]]], **versions: int
 ) -> bytes:
   """Returns the body of an answer with the items of each query and their scores."""

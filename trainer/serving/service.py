@@ -28,8 +28,8 @@ class NotReady(UserError):
   status = 503
 
 
-class Found(NamedTuple):
-  """What a request of B queries finds."""
+class FoundItems(NamedTuple):
+  """The items that a request of B queries gets."""
 
   column: str  # of the item's id in the log
   items: list[tuple[list[str], list[float]]]  # [B], the items of each query and their scores
@@ -105,7 +105,7 @@ class Service:
 
   def find(
     self, request: Request, k: int, seen: Sequence[Sequence[Json]] | None, candidates: int = 0
-  ) -> tuple[Found, int]:
+  ) -> tuple[FoundItems, int]:
     """Returns the best items of each query of a request, and the number of their version.
 
     Args:
@@ -138,7 +138,7 @@ class Service:
         # A query of vector 0 finds nothing: none of its features has a row, and no bias was added.
         found = search.best(vector, k if vector.any() else 0, left_out[left_out >= 0])
         answers.append((search.items.texts[found[0]].tolist(), found[1].tolist()))
-      found = Found(scorer.item_column, answers, scores.unknown)
+      found = FoundItems(scorer.item_column, answers, scores.unknown)
       return found, served.view.version.sequence
 
   def unknown_columns(self, request: Request) -> list[str]:

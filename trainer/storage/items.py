@@ -63,7 +63,7 @@ class Change(NamedTuple):
     return cls(now.take(~same), np.setdiff1d(before.keys, now.keys, assume_unique=True))
 
   def applied(self, before: Items) -> Items:
-    """Returns the items that this change makes of `before`; both are sorted by key."""
+    """Returns `before` with this change made; both are sorted by key."""
     replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
     kept = before.take(~replaced)
     if not len(self.items.keys):

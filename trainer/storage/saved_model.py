@@ -164,20 +164,20 @@ class Serving(ServedModel):
   # From features to the outputs
 
   def _predict(
-    self, found: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
+    self, features: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the model's outputs, [B] each, for the features of slots and the dense columns."""
+    """Returns the outputs, float32 [B] each, for the features of each slot and dense columns."""
     num_slots = len(self._slots)
-    keys = tf.concat([f.keys for f in found], 0)
+    keys = tf.concat([f.keys for f in features], 0)
     at = tf.searchsorted(self.keys, keys)
     at = tf.where(tf.equal(tf.gather(self.keys, at), keys), at, tf.size(self.keys) - 1)
-    starts = tf.cumsum([tf.size(f.keys, tf.int64) for f in found], exclusive=True)
-    of_slots = [repeated(f.samples, f.length, size) for f in found]
+    starts = tf.cumsum([tf.size(f.keys, tf.int64) for f in features], exclusive=True)
+    of_slots = [repeated(f.samples, f.length, size) for f in features]
     places = tf.concat([starts[i] + r[0] for i, r in enumerate(of_slots)], 0)
     samples = tf.concat([r[1] for r in of_slots], 0)
     slot = tf.repeat(tf.range(num_slots, dtype=tf.int64), [tf.size(r[0]) for r in of_slots])
     at = tf.gather(at, places)
-    values = tf.gather(tf.concat([f.values for f in found], 0), places)
+    values = tf.gather(tf.concat([f.values for f in features], 0), places)
     place = tf.gather(self.place, at)
     segments = samples * num_slots + slot
     linear = tf.math.unsorted_segment_sum(

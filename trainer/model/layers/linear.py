@@ -13,9 +13,6 @@ class Linear(tf.keras.layers.Layer):
 
   needs = frozenset({'linear'})
 
-  def __init__(self, name: str | None = None):
-    super().__init__(name=name)
-
   def build(self, shapes: LayerInputs) -> None:
     self._weights = None
     if shapes.dense[1]:
