@@ -19,62 +19,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = 400  # of a unit
 RECORDS = 1400
 OP_CALLS = 20  # of each op
-_VALUES = (
-  None,
-  True,
-  0,
-  1,
-  -1,
-  2**31,
-  2**63,
-  10**300,
-  0.5,
-  -0.0,
-  1e30,
-  float('nan'),
-  float('inf'),
-  '',
-  ' ',
-  'x',
-  'adam',
-  'none',
-  '²',
-  'größe',
-  '\0',
-  '../..',
-  'a' * 3000,
-  '(',
-  '{}',
-  '%s',
-  [],
-  [[]],
-  [None],
-  {},
-  {'a': 1},
-  {'name': 'user'},
-  {'dnn': {'hidden': [0]}},
-)
+_NUMBERS = (0, 1, -1, 2**31, 2**63, 10**300, 0.5, -0.0, 1e30, float('nan'), float('inf'))
+_TEXTS = ('', ' ', 'x', 'adam', 'none', '²', 'größe', '\0', '../..', 'a' * 3000, '(', '{}', '%s')
+_TREES = ([], [[]], [None], {}, {'a': 1}, {'name': 'user'}, {'dnn': {'hidden': [0]}})
+_VALUES = (None, True, *_NUMBERS, *_TEXTS, *_TREES)
 LINES = (
-  '\t',
-  '- ',
-  ': ',
-  '&a *a',
-  '*a',
-  '!!int ""',
-  '!!python/object:os.system',
-  '2024-13-45',
-  '0x',
-  '1_000',
-  '[' * 500,
-  '{' * 200,
-  '9' * 5000,
-  '<<: x',
-  '? x',
-  '\ufeff',
-  '\x85',
-  '%YAML 9.9\n---\n',
-  '---\n',
-  '|2\n a',
+  *('\t', '- ', ': ', '&a *a', '*a', '!!int ""', '!!python/object:os.system', '2024-13-45', '0x'),
+  *('1_000', '[' * 500, '{' * 200, '9' * 5000, '<<: x', '? x', '\ufeff', '\x85'),
+  *('%YAML 9.9\n---\n', '---\n', '|2\n a'),
 )
 
 

@@ -1,4 +1,7 @@
-"""Compares predictions with clicks: by decile of the predictions, and by slot."""
+"""Compares predictions with clicks: by decile of the predictions, and by slot.
+
+A `histogram`, float64 [2, buckets], is that of trainer.model.metrics.MetricSums.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,8 +28,6 @@ def _rounded(values: np.ndarray) -> list[float]:
 def deciles(histogram: np.ndarray) -> dict[str, list[float]]:
   """Compares predictions with clicks in each tenth of the samples, in order of prediction.
 
-  Args:
-    histogram: float64 [2, buckets] of trainer.model.metrics.MetricSums.
   Returns:
     `weight`, `predicted` (the mean) and `ctr` of each tenth that has samples. A bucket is never
     split, so tenths differ in size if many predictions are equal.
@@ -45,10 +46,8 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Tells how many of the clicks are among the samples with the highest predictions.
+  """Returns how many of the clicks are among the samples with the highest predictions.
 
-  Args:
-    histogram: as in `deciles`.
   Returns:
     `samples`, shares of the samples, taken from the highest prediction down; `clicks` and `others`,
     the shares of all clicks and of all other samples that are among them. Each list ascends from 0
@@ -73,8 +72,6 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
 
   Bins are geometric if the predictions differ much, otherwise of equal width.
 
-  Args:
-    histogram: as in `deciles`.
   Returns:
     `edges` of the bins, and the weight of `clicks` and `others` in each. The outer bins also hold
     the lowest and highest thousandth of the predictions. {} if there are no samples.
@@ -95,8 +92,6 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
 def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
   """Returns the weight of the samples in 50 equal ranges of probability.
 
-  Args:
-    histogram: as in `deciles`.
   Returns:
     float64 [50, 3]: left edge, right edge, weight.
   """

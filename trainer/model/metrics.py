@@ -190,11 +190,8 @@ def group_auc_sums(
   Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising". Groups of one class
   have no AUC and are left out. Sums of disjoint sets of groups add up.
 
-  Args:
-    labels: float [n].
-    probabilities: float [n].
-    groups: int64 [n].
-    weights: float [n].
+  All arguments are [n]; the groups are int64.
+
   Returns:
     Σ_g weight_g · AUC_g and Σ_g weight_g, where weight_g is the sum of the group's weights: its
     impressions if all weights are 1.

@@ -17,9 +17,6 @@ class RetrievalModel(tf.keras.Model):
 
   With similarity cosine, vectors have length 1. The losses divide scores by the temperature.
 
-  Args:
-    cfg: a config with model.retrieval.
-
   Attributes:
     needs: which of trainer.embedding.layer_inputs.NEEDS the towers read.
   """

@@ -34,11 +34,7 @@ from trainer.storage.chain import RowExport, Rows
 
 
 class _RowsOfAChain:
-  """The rows of a chain of exports, in a row store without optimizer state.
-
-  Args:
-    text: the chain's config.
-  """
+  """The rows of a chain of exports, in a row store without optimizer state."""
 
   def __init__(self, text: str):
     cfg = config.parse(text, "an export's config.yaml")

@@ -107,7 +107,6 @@ def pending(directory: str, held: Version | None) -> list[RowExport]:
   store holds the newest version, or if the newest version builds on a withdrawn one.
 
   Args:
-    directory: the exports of a run.
     held: the version in the store; None: it is empty.
   Raises:
     DataLoss: if an export is missing or damaged.

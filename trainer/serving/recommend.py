@@ -61,7 +61,6 @@ class Recommender:
     """Finds the items of a request, and ranks them if there is a ranker.
 
     Args:
-      request: as parsed.
       max_samples: the most samples that the ranker scores.
     Raises:
       BadRequest: for a client's mistake.

@@ -155,8 +155,6 @@ def _write(
 
   Args:
     pipeline: a transaction, or a pipeline without one.
-    generation: the generation of the rows.
-    export: contains the rows and the tombstones.
     at_once: execute the pipeline each time it has this many commands; None: do not execute it.
   """
 

@@ -178,12 +178,9 @@ def together(requests: Sequence[Request]) -> Request:
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
-  """Returns the body of an answer. The name of an output is left out if it is the only one.
+  """Returns the body of an answer with `outputs`, {name: float32 [B]}.
 
-  Args:
-    request: the request.
-    outputs: {name: float32 [B]}.
-    version: the version of the model.
+  The name of an output is left out if it is the only one.
   """
   # Nine digits give back the same float32.
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
@@ -230,9 +227,8 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
   """Returns the body that describes a model, with examples of requests.
 
   Args:
-    name: of the model.
     predict, recommend: the signatures of requests for scores and for items; None: such requests are
-      not answered. At least one is given.
+      not answered. At least one is not None.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

@@ -213,11 +213,7 @@ def replace(
 ) -> LookedUpRows:
   """Returns the rows of `keys`, taken from `other` for keys that are among `other_keys`.
 
-  Args:
-    keys: int64 [n].
-    rows: the rows of `keys`.
-    other_keys: int64 [m], ascending.
-    other: the rows of `other_keys`.
+  Keys are int64; `other_keys` are ascending.
   """
   if not len(other_keys):
     return rows

@@ -345,10 +345,10 @@ class Replay:
     return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
 
   def items(self, links: Sequence[str]) -> item_files.Items | None:
-    """Returns the items that the replay of a chain holds, by key; process 0 calls it.
+    """Returns the items, by key, that the replay of a chain holds; process 0 calls it.
 
     Args:
-      links: the paths of the chain, as `scan` returned them; []: there are no items.
+      links: the paths of the chain, as `scan` returned them; []: the result is None.
     """
 
     def added(items: item_files.Items | None, export: RowExport) -> item_files.Items:

@@ -251,8 +251,8 @@ def link(path: str, directory: str) -> None:
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
   """Yields the blocks that hold rows of some logical shards; a block may hold rows of others too.
 
-  Args:
-    manifest: the result of `check`.
+  `manifest` is the result of `check`.
+
   Raises:
     DataLoss: if a file is damaged; the message names it.
   """
@@ -384,8 +384,8 @@ def restore_latest(
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that every process can read; logs why it refuses newer ones.
 
-  Args:
-    **others: further arguments of `restore`.
+  `others` are further arguments of `restore`.
+
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:

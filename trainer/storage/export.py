@@ -292,7 +292,6 @@ def write(
   Args:
     kind: base, delta, saved_model, dense_model or items.
     position: the place in the data; an export of the same kind and position is not written again.
-    model: trainer.model.click_model.CTRModel.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel.
     folder: where to write; it has a chain of its own. None: `run_dir/exports`.

@@ -31,8 +31,6 @@ class RunLock:
   another container, counts as dead when the file's time is older than `stale_seconds`, by the clock
   of the file system.
 
-  Args:
-    run_dir: an existing directory, which all hosts may see.
   Attributes:
     id: the id of the lock, once acquired; with it, another process of the same job can take over.
   """

@@ -22,9 +22,7 @@ class SASRec(tf.keras.layers.Layer):
   Features without factors are left out. The last block computes only the newest position.
 
   Args:
-    max_length: the longest history.
     layers: the number of blocks.
-    heads: the number of heads of each attention.
     rate: the dropout rate.
     seed: the seed of initial weights and of dropout.
   """
@@ -61,10 +59,8 @@ class SASRec(tf.keras.layers.Layer):
   ) -> tf.Tensor:
     """Returns the vectors of B histories, float32 [B, D].
 
-    Args:
-      history: up to max_length features each.
-      position: LayerInputs.position, part of the seed of dropout.
-      training: whether dropout is applied.
+    Each history has up to max_length features. Dropout in training depends on `position`, that of
+    LayerInputs.
     """
     size, length, width = tf.shape(history.mask)[0], tf.shape(history.mask)[1], self._width
     # The newest at the end, and always max_length places, so that dropout draws the same numbers
