@@ -112,10 +112,7 @@ class Run:
 
   def _wants_retrieval(self, what: str) -> None:
     if self.cfg.model.retrieval is None:
-      raise UserError(
-        f'{what}: found run_dir {self.run_dir} with model.interactions; wanted a run with '
-        'model.retrieval'
-      )
+      raise UserError(f'{what}: run_dir {self.run_dir}: wanted a run with model.retrieval')
 
   def importance(self, data: Data | None = None) -> pd.DataFrame:
     """Returns how much worse AUC and logloss get if a column is permuted over all samples.
@@ -220,9 +217,7 @@ def fit(
   if isinstance(configuration, Mapping):
     for split in SPLITS:
       if frames.is_frame((configuration.get('data') or {}).get(split)):
-        raise UserError(
-          f'data.{split}: found a frame; wanted it beside the config: fit(config, {split}=frame)'
-        )
+        raise UserError(f'data.{split}: found a frame; wanted fit(config, {split}=frame)')
   frames_by_split = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
   if frames_by_split:
     overrides = [*overrides, *frames.SETTINGS]
@@ -281,11 +276,8 @@ class Source:
         matching(getattr(cfg.data, key), f'{where}: data.{key}')
       except ConfigError as e:
         raise ConfigError(f'{e}; {config.columns_wanted(cfg, where)}') from None
-    if cfg.data.watch and not is_directory(normal(cfg.data.watch)):
-      raise ConfigError(
-        f"{where}: data.watch: found '{cfg.data.watch}', which is no directory; wanted one where "
-        'passes arrive'
-      )
+    if (watch := cfg.data.watch) and not is_directory(normal(watch)):
+      raise ConfigError(f"{where}: data.watch: found '{watch}', which is no directory")
     return cfg
 
   def with_measured_values(self, tells: bool = True, init_from: str | None = None) -> config.Config:
@@ -304,12 +296,9 @@ class Source:
       trained = set(matching(cfg.data.train, 'data.train'))
       for split in ('valid', 'test'):
         if shared := trained.intersection(matching(getattr(cfg.data, split), f'data.{split}')):
-          logging.warning(
-            'data.%s: data.train has %s too, so its metrics say nothing of new samples; wanted '
-            'other files',
-            split,
-            f'{len(shared)} of its files' if len(shared) > 1 else min(shared),
-          )
+          files = f'{len(shared)} of its files' if len(shared) > 1 else min(shared)
+          told = 'data.%s: data.train has %s too, so its metrics say nothing of new samples'
+          logging.warning(told, split, files)
     from trainer.data.measured import measured
 
     values, told = measured(cfg, init_from)
@@ -327,10 +316,8 @@ class Source:
     if not is_remote(cfg.run_dir):
       return None
     if cfg.sync.mode != 'allreduce':
-      raise UserError(
-        f"run_dir: found '{cfg.run_dir}' with sync.mode '{cfg.sync.mode}'; wanted a directory "
-        'that all hosts share'
-      )
+      found = f"found '{cfg.run_dir}' with sync.mode '{cfg.sync.mode}'"
+      raise UserError(f'run_dir: {found}; wanted a directory that all hosts share')
     return normal(cfg.run_dir)
 
   def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
@@ -416,7 +403,5 @@ def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> Non
   import tensorflow as tf
 
   if (version := getattr(tf.keras, '__version__', '2')) >= '3':  # legacy Keras has no __version__
-    raise UserError(
-      f'Keras {version} is active; wanted Keras 2: use trainer before TensorFlow is '
-      'imported, or set TF_USE_LEGACY_KERAS=1'
-    )
+    wanted = 'import trainer before TensorFlow, or set TF_USE_LEGACY_KERAS=1'
+    raise UserError(f'Keras {version} is active; wanted Keras 2: {wanted}')

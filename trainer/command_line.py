@@ -45,9 +45,8 @@ class LogLines(standard_logging.Formatter):
 
 def wrapped(text: str, width: int = _LOG_WIDTH) -> str:
   """Returns a text in lines of at most `width` characters; words, such as paths, stay whole."""
-  return textwrap.fill(
-    text, width, subsequent_indent='  ', break_long_words=False, break_on_hyphens=False
-  )
+  keep_words = {'break_long_words': False, 'break_on_hyphens': False}
+  return textwrap.fill(text, width, subsequent_indent='  ', **keep_words)
 
 
 class Output(io.TextIOWrapper):

@@ -26,7 +26,7 @@ from absl import flags
 from trainer import command_line, config, files, runtime
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.log_files import is_remote
-from trainer.errors import UserError, plain_errors
+from trainer.errors import UserError
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds
   from trainer.comm.communicator import Communicator, RankCommunicator
@@ -44,7 +44,7 @@ _PROCESS_BYTES = 0.7 * _GB  # of a rank with TensorFlow and no rows
 
 
 class Check(NamedTuple):
-  """What one rank found about one thing."""
+  """The result of one check on one rank."""
 
   name: str
   state: str  # one of _STATES
@@ -55,10 +55,7 @@ class Check(NamedTuple):
 @command_line.command
 def main() -> int:
   here = runtime.launched()
-  if CONFIG.value:
-    cfg = config.load(CONFIG.value, ())
-  else:
-    cfg = config.parse(_ANY_CONFIG, 'doctor', ())
+  cfg = config.load(CONFIG.value) if CONFIG.value else config.parse(_ANY_CONFIG, 'doctor')
   with contextlib.ExitStack() as stack:
     if here.size > 1:
       stack.enter_context(Heartbeat(here, cfg))
@@ -67,7 +64,7 @@ def main() -> int:
 
     communicator = horovod.communicator(here, cfg.sync)
     checks = [
-      _same_everywhere(communicator, _versions()),
+      _versions(communicator),
       _op_library(),
       _ranks(communicator, here),
       _processor(),
@@ -103,23 +100,18 @@ def _tell(per_rank: Sequence[Sequence[Check]]) -> None:
     print(f'{worst.state:5}  {worst.name:12}  {worst.found}{where}{wanted}', flush=True)
 
 
-def _versions() -> Check:
-  found = [f'Python {platform.python_version()}']
+def _versions(communicator: 'Communicator') -> Check:
+  versions = [f'Python {platform.python_version()}']
   for name in ('tensorflow', 'tf_keras', 'numpy', 'horovod', 'tensorflow-recommenders-addons'):
     try:
-      found.append(f'{name} {importlib.metadata.version(name)}')
+      versions.append(f'{name} {importlib.metadata.version(name)}')
     except importlib.metadata.PackageNotFoundError:
-      found.append(f'no {name}')
-  return Check('versions', 'ok', ', '.join(found))
-
-
-def _same_everywhere(communicator: 'Communicator', check: Check) -> Check:
-  """Returns the check, or one of state wrong if this rank found something else than rank 0."""
-  first = communicator.broadcast(check.found)
-  if check.found == first:
-    return check
-  found = f'{check.found}, but on rank 0 {first}'
-  return Check(check.name, 'wrong', found, 'the same environment on all hosts')
+      versions.append(f'no {name}')
+  own = ', '.join(versions)
+  if own == (first := communicator.broadcast(own)):
+    return Check('versions', 'ok', own)
+  differ = f'{own}, but on rank 0 {first}'
+  return Check('versions', 'wrong', differ, 'the same environment on all hosts')
 
 
 def _op_library() -> Check:
@@ -197,22 +189,18 @@ def _open_files(here: runtime.Runtime) -> Check:
 def _gpus(here: runtime.Runtime, nccl: int | None) -> list[Check]:
   import tensorflow as tf
 
-  of_driver = '/proc/driver/nvidia/gpus'
+  of_driver, setup = '/proc/driver/nvidia/gpus', '`make setup DEVICE=gpu` (docs/gpu.md)'
   installed = len(os.listdir(of_driver)) if os.path.isdir(of_driver) else 0
   gpus = tf.config.list_physical_devices('GPU')
   names = [tf.config.experimental.get_device_details(gpu).get('device_name', '') for gpu in gpus]
   found = f'{len(gpus)} of {installed}{": " if gpus else ""}{", ".join(names)}'
-  of_gpu = Check(
-    'GPUs',
-    'ok' if len(gpus) >= installed else 'slow',
-    found if gpus or installed else 'none',
-    '`make setup DEVICE=gpu` (docs/gpu.md), and CUDA_VISIBLE_DEVICES unset',
-  )
+  found = found if gpus or installed else 'none'
+  state = 'ok' if len(gpus) >= installed else 'slow'
+  of_gpu = Check('GPUs', state, found, f'{setup}, and CUDA_VISIBLE_DEVICES unset')
   if nccl is None:
     return [of_gpu, Check('NCCL', 'ok', 'no Horovod is installed: one process only')]
   state = 'slow' if gpus and not nccl and here.size > 1 else 'ok'
-  told = f'version {nccl}' if nccl else 'not built'
-  return [of_gpu, Check('NCCL', state, told, '`make setup DEVICE=gpu` (docs/gpu.md)')]
+  return [of_gpu, Check('NCCL', state, f'version {nccl}' if nccl else 'not built', setup)]
 
 
 def _ports(sync: config.Sync) -> Check:
@@ -230,12 +218,12 @@ def _ports(sync: config.Sync) -> Check:
   return Check('ports', 'ok' if free or runtime.launched().size > 1 else 'wrong', found, wanted)
 
 
-def _seconds(times: int, action: Callable[[], object]) -> float:
+def _seconds(times: int, action: Callable[[int], None], argument: int) -> float:
   """Returns the median seconds of an action, after one run to warm up; every rank must call it."""
   seconds = []
   for _ in range(times + 1):
     began = time.perf_counter()
-    action()
+    action(argument)
     seconds.append(time.perf_counter() - began)
   return statistics.median(seconds[1:])
 
@@ -243,25 +231,20 @@ def _seconds(times: int, action: Callable[[], object]) -> float:
 def _network(communicator: 'RankCommunicator') -> list[Check]:
   import tensorflow as tf
 
-  size = communicator.size
-  counts = [1] * size, [_PAYLOAD // 64 // size] * size
-  rows = [tf.zeros([sum(count), 16]) for count in counts]
-  exchange = communicator.row_exchange('doctor')
-  timed = {
-    'all-reduce': (
-      _seconds(20, lambda: communicator.all_reduce([tf.zeros([1])])),
-      _seconds(3, lambda: communicator.all_reduce([tf.zeros([_PAYLOAD // 4])])),
-      2,  # each byte is sent on the way to its sum, and the sum on the way back
-    ),
-    'all-to-all': (
-      _seconds(20, lambda: exchange.all_to_all([rows[0]], tf.constant(counts[0]))),
-      _seconds(3, lambda: exchange.all_to_all([rows[1]], tf.constant(counts[1]))),
-      1,
-    ),
-  }
+  size, exchange = communicator.size, communicator.row_exchange('doctor')
+
+  def all_reduce(size_in_bytes: int) -> None:
+    communicator.all_reduce([tf.zeros([size_in_bytes // 4])])
+
+  def all_to_all(size_in_bytes: int) -> None:
+    rows = max(1, size_in_bytes // 64 // size)  # to each rank
+    exchange.all_to_all([tf.zeros([rows * size, 16])], tf.constant([rows] * size))
+
   checks = []
-  for name, (latency, seconds, ways) in timed.items():
-    rate = ways * (size - 1) / size * _PAYLOAD / seconds
+  # all-reduce sends each byte twice: on the way to its sum, and the sum on the way back.
+  for name, exchanged, ways in (('all-reduce', all_reduce, 2), ('all-to-all', all_to_all, 1)):
+    latency = _seconds(20, exchanged, 4)
+    rate = ways * (size - 1) / size * _PAYLOAD / _seconds(3, exchanged, _PAYLOAD)
     found = f'{1000 * latency:.2f} ms, {rate / _MB:,.0f} MB/s sent by a rank'
     state = 'slow' if latency > 0.01 or rate < 125 * _MB else 'ok'
     wanted = 'cores that are idle, and a network of more than 1 Gbit/s (launch/cluster.sh -i NIC)'
@@ -287,22 +270,22 @@ def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
   while not os.path.isdir(folder):
     folder = os.path.dirname(folder)
   probe = os.path.join(folder, communicator.broadcast(f'.doctor-{secrets.token_hex(8)}'))
-  failed, began = '', time.perf_counter()
+
+  def write() -> float:
+    began = time.perf_counter()
+    files.write_synced(probe, bytes(_PAYLOAD))
+    return _PAYLOAD / (time.perf_counter() - began)
+
   try:
-    if communicator.rank == 0:
-      with plain_errors(f'cannot write into {folder}'):
-        files.write_synced(probe, bytes(_PAYLOAD))
+    rate = communicator.on_first(f'cannot write into {folder}', write)
+    is_same = os.path.exists(probe)
+    communicator.barrier()
   except UserError as e:
-    failed = str(e)
-  rate = communicator.broadcast(_PAYLOAD / (time.perf_counter() - began))
-  failed = communicator.broadcast(failed)
-  is_same = os.path.exists(probe)
-  communicator.barrier()
-  if communicator.rank == 0:
-    with contextlib.suppress(FileNotFoundError):
-      os.remove(probe)
-  if failed:
-    return Check('run_dir', 'wrong', failed, 'another --run_dir')
+    return Check('run_dir', 'wrong', str(e), 'another --run_dir')
+  finally:
+    if communicator.rank == 0:
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(probe)
   if not is_same:
     found = f'{folder} is not the directory of rank 0'
     return Check('run_dir', 'wrong', found, 'one that all hosts mount')
@@ -329,14 +312,11 @@ def _run(run_dir: str) -> Check:
   refused = int((events['fate'] == 'refused').sum()) if 'fate' in events else 0
   serials = candidates(os.path.join(run_dir, 'checkpoints'))
   damaged = [path for path, serial in serials.items() if serial is None]
-  found = (
-    f'{status}, last event at {at}, step {last["step"]:,}; {len(serials)} checkpoints; {refused} '
-    f'passes refused ({run_dir}/report.html has more)'
-  )
+  found = f'{status}, last event at {at}, step {last["step"]:,}; {len(serials)} checkpoints'
+  found += f'; {refused} passes refused ({run_dir}/report.html has more)'
   if damaged:
-    return Check(
-      'run', 'wrong', f'{damaged[0]} is damaged; {found}', 'an older one, see the runbook'
-    )
+    told = f'{damaged[0]} is damaged; {found}'
+    return Check('run', 'wrong', told, 'an older one, see the runbook')
   return Check('run', 'ok' if serials else 'wrong', found, 'a checkpoint: nothing is saved yet')
 
 

@@ -24,28 +24,16 @@ if TYPE_CHECKING:
   from trainer.training.finished_run import FinishedRun
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
-DATA = flags.DEFINE_multi_string(
-  'data', [], 'Files to evaluate on; data.test of the config where left out. May be repeated.'
-)
+DATA = flags.DEFINE_multi_string('data', [], 'Files; without it data.test. May be repeated.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
-CHECKPOINT = flags.DEFINE_enum(
-  'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
-)
+CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best is by data.valid.')
 BY = flags.DEFINE_multi_string(
-  'by',
-  [],
-  'A slot or column, or pass for the files: evaluates the samples of each of its values by '
-  'themselves. May be repeated.',
+  'by', [], 'A slot or column, or pass: evaluates each of its values. May be repeated.'
 )
 PASS = 'pass'  # in --by: the passes, unless a slot has this name
-MOST = flags.DEFINE_integer(
-  'most', 20, 'Values that --by shows; the others together are "other".', lower_bound=1
-)
+MOST = flags.DEFINE_integer('most', 20, 'Values that --by shows by themselves.', lower_bound=1)
 JSON = flags.DEFINE_bool(
-  'json',
-  None,
-  'Prints all figures as one JSON object, in a terminal too. --nojson prints words and tables to a '
-  'pipe too.',
+  'json', None, 'Whether to print JSON; without it, to a pipe and not to a terminal.'
 )
 
 
@@ -111,20 +99,15 @@ def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[J
   )
   rows = slices(run.cfg, run.communicator, scored, [PASS], MOST.value)[PASS]
   names = dict(enumerate(data_pass.name for data_pass in passes)) | {OTHER: '(other)', ALL: '(all)'}
-  tasks = [label.name for label in run.cfg.labels]
-  rows.sort(
-    key=lambda row: (row['task'] and tasks.index(row['task']), list(names).index(row['key']))
-  )
+  tasks, keys = [None, *(label.name for label in run.cfg.labels)], list(names)
+  rows.sort(key=lambda row: (tasks.index(row['task']), keys.index(row['key'])))
   return {PASS: _named(rows, names)}
 
 
 def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
   """Returns slices with `value` in place of `key`."""
-  return [
-    {'value': values.get(row['key'], f'key {row["key"]}')}
-    | {field: v for field, v in row.items() if field != 'key'}
-    for row in rows
-  ]
+  names = [values.get(row['key'], f'key {row["key"]}') for row in rows]
+  return [{'value': n} | {f: row[f] for f in row if f != 'key'} for n, row in zip(names, rows)]
 
 
 def slices_by_text(

@@ -20,25 +20,15 @@ _KINDS = {
 }
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
-KIND = flags.DEFINE_enum(
-  'kind',
-  None,
-  sorted({kind for kinds in _KINDS.values() for kind in kinds}),
-  'What to write.',
-  required=True,
-)
-OUT = flags.DEFINE_string(
-  'out', None, 'A directory that takes the place of RUN_DIR/exports, with a chain of its own.'
-)
+_ALL_KINDS = sorted({kind for kinds in _KINDS.values() for kind in kinds})
+KIND = flags.DEFINE_enum('kind', None, _ALL_KINDS, 'What to write.', required=True)
+OUT = flags.DEFINE_string('out', None, 'A directory, in place of RUN_DIR/exports.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
 INTEGER_SLOTS = flags.DEFINE_list(
-  'integer_slots', [], 'Slots that a SavedModel takes as int64 tensors; the others are strings.'
+  'integer_slots', [], 'Slots that a SavedModel takes as int64, not as strings.'
 )
 CHECKPOINT = flags.DEFINE_enum(
-  'checkpoint',
-  'best',
-  ['best', 'last'],
-  'best (by validation, as in ctr-predict) or last; use one for all kinds of exports.',
+  'checkpoint', 'best', ['best', 'last'], 'best is by data.valid. Use the same for all kinds.'
 )
 
 
@@ -57,19 +47,11 @@ def main() -> None:
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as run:
     model = 'interactions' if run.cfg.model.retrieval is None else 'retrieval'
     if KIND.value not in _KINDS[model]:
-      raise UserError(
-        f"--kind: found '{KIND.value}' for a run with model.{model}; wanted one of "
-        f'{", ".join(_KINDS[model])}'
-      )
-    items = None
-    if model == 'retrieval' and KIND.value != 'saved_model':
-      items = items_of(run)
-    position = {
-      'command': 'trainer.export',
-      'step': run.step.steps,
-      'examples': run.progress.examples,
-      'day': run.progress.day,
-    }
+      kinds = ', '.join(_KINDS[model])
+      raise UserError(f"--kind: found '{KIND.value}'; a run with model.{model} has {kinds}")
+    items = items_of(run) if model == 'retrieval' and KIND.value != 'saved_model' else None
+    position = {'command': 'trainer.export', 'step': run.step.steps}
+    position |= {'examples': run.progress.examples, 'day': run.progress.day}
     if KIND.value == 'items':  # with an index it is another export
       position['index'] = has_faiss()
     done = export.write(
@@ -86,9 +68,7 @@ def main() -> None:
       since=run.progress.exported_step,
     )
   if KIND.value == 'items':
-    index = (
-      f'and the index {INDEX}' if has_faiss() else "no index: pip install 'ctr-trainer[index]'"
-    )
+    index = f'and {INDEX}' if has_faiss() else "no index: pip install 'ctr-trainer[index]'"
     print(f'{done.path}: {len(items.keys):,} items, {index}, in {done.seconds:.1f} s')
     return
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')

@@ -20,14 +20,10 @@ if TYPE_CHECKING:
   from trainer.reporting.inspection import Inspection
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
-CHECKPOINT = flags.DEFINE_enum(
-  'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
-)
-IMPORTANCE = flags.DEFINE_bool(
-  'importance', False, 'What AUC and logloss lose when a slot is permuted over the samples.'
-)
+CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best is by data.valid.')
+IMPORTANCE = flags.DEFINE_bool('importance', False, 'How much worse metrics get without a slot.')
 DATA = flags.DEFINE_multi_string(
-  'data', [], 'Files for --importance; data.test of the config where left out. May be repeated.'
+  'data', [], 'Files for --importance; without it data.test. May be repeated.'
 )
 FEATURE = flags.DEFINE_string('feature', None, 'SLOT=TEXT: all that is known of one feature.')
 AGAINST = flags.DEFINE_string('against', None, 'Another run_dir: what differs, by slot.')
@@ -45,7 +41,7 @@ def main() -> None:
     of = [path and stack.enter_context(copy_of(path)) for path in (RUN_DIR.value, AGAINST.value)]
     for attempts_left in reversed(range(_ATTEMPTS)):
       try:
-        inspection, found = _look(*of)
+        inspection, tables = _look(*of)
         break
       except (FileNotFoundError, DataLoss):
         if not attempts_left:
@@ -54,13 +50,11 @@ def main() -> None:
   if runtime.rank() > 0:
     return
   if JSON.value:
-    told = {
-      name: json.loads(table.to_json(orient='table', index=True)) for name, table in found.items()
-    }
-    print(json.dumps({name: table['data'] for name, table in told.items()}))
+    plain = {name: json.loads(table.to_json(orient='table')) for name, table in tables.items()}
+    print(json.dumps({name: table['data'] for name, table in plain.items()}))
     return
   print(f'checkpoint {inspection.path}, step {inspection.progress["step"]:,}')
-  for name, table in found.items():
+  for name, table in tables.items():
     if name == 'feature':
       lines = [f'{key}: {_in_words(value)}' for key, value in table.iloc[0].items()]
       text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
@@ -77,14 +71,11 @@ def main() -> None:
 
 
 def _importance_text(table: 'pd.DataFrame') -> str:
-  """Returns the table, and a sentence that names the columns without an effect that is seen."""
+  """Returns the table, and a sentence that names the columns whose effect may be chance."""
   from trainer.reporting.live_line import WIDTH
 
-  titles = [
-    '±' if name.endswith('_plus_minus') else name.replace('_', ' ').replace('auc', 'AUC')
-    for name in table
-  ]
-  table = table.set_axis(titles, axis=1)
+  titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
+  table = table.set_axis(['±' if t.endswith('plus minus') else t for t in titles], axis=1)
   text = table.rename_axis(None).to_string(float_format='{:,.5f}'.format, na_rep='-')
   loss, plus_minus = table.iloc[:, 0].abs(), table.iloc[:, 1]
   told = ['± is half of the 95 % interval.']
@@ -97,7 +88,7 @@ def _importance_text(table: 'pd.DataFrame') -> str:
 
 def _in_words(value: object) -> str:
   if isinstance(value, list):
-    return ' '.join(_in_words(one) for one in value)
+    return ' '.join(map(_in_words, value))
   if isinstance(value, float):
     return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
   return '-' if value is None else str(value)
@@ -124,8 +115,8 @@ def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'p
     with open_run(run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
       return inspection, {'importance': importance_table(run.inputs, prepared)}
-  found = {'layers': inspection.layers(), 'slots': inspection.slots()}
-  return inspection, found | ({} if (made := inspection.made()).empty else {'made': made})
+  tables = {'layers': inspection.layers(), 'slots': inspection.slots()}
+  return inspection, tables | ({} if (made := inspection.made()).empty else {'made': made})
 
 
 if __name__ == '__main__':

@@ -24,18 +24,13 @@ from trainer.errors import UserError, plain_errors
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 DATA = flags.DEFINE_multi_string(
-  'data',
-  [],
-  'Files to predict on; data.test of the config where left out; - is standard input. May be '
-  'repeated.',
+  'data', [], 'Files, or - for standard input; without it data.test. May be repeated.'
 )
 OUT = flags.DEFINE_string('out', '-', 'Where to write; - is standard output.')
 COLUMNS = flags.DEFINE_list('columns', [], 'Columns of the input to write beside the probability.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
 K = flags.DEFINE_integer('k', 20, 'How many items to find, with model.retrieval.', lower_bound=1)
-CHECKPOINT = flags.DEFINE_enum(
-  'checkpoint', 'best', ['best', 'last'], 'best by validation, or the last.'
-)
+CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best is by data.valid.')
 
 
 def _from_standard_input(folder: str) -> str:
@@ -56,10 +51,8 @@ def main() -> None:
 
   here = runtime.launched()
   if here.size > 1 and ('-' in DATA.value or OUT.value == '-'):
-    raise UserError(
-      f'{"--data" if "-" in DATA.value else "--out"}: found -, which ranks do not share; wanted a '
-      'file'
-    )
+    flag = '--data' if '-' in DATA.value else '--out'
+    raise UserError(f'{flag}: found -, which ranks do not share; wanted a file')
   suffix = carried.out_suffix(OUT.value)
   is_text = suffix in carried.TEXT_DELIMITERS
   # A bad record is an error, because dropping it would shift the lines after it.

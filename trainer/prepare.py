@@ -17,12 +17,8 @@ from trainer.errors import UserError
 SPLITS = ('train', 'valid', 'test')
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
-SET = flags.DEFINE_multi_string(
-  'set', [], 'Overrides a key, as in --set data.max_bad_share=0.01; may be repeated.'
-)
-OUT = flags.DEFINE_string(
-  'out', None, 'Where the prepared passes go, DIR/SPLIT/NAME.', required=True
-)
+SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
+OUT = flags.DEFINE_string('out', None, 'The directory of the prepared passes.', required=True)
 SPLIT = flags.DEFINE_enum('split', 'all', ['all', *SPLITS], 'Which files of the config.')
 
 DESCRIBE = flags.DEFINE_bool('describe', False, 'Whether to print statistics of each split.')
@@ -40,10 +36,10 @@ def main() -> None:
   from trainer.data.prepared import PreparedPass, is_prepared
   from trainer.data.statistics import describe, table
 
-  found = open_values(cfg)
-  for key, value in found.items():
+  measured = open_values(cfg)
+  for key, value in measured.items():
     print(in_words(cfg, key, value))
-  cfg = config.load(CONFIG.value, SET.value, measured=found)
+  cfg = config.load(CONFIG.value, SET.value, measured=measured)
   for split in SPLITS if SPLIT.value == 'all' else [SPLIT.value]:
     prepared = []
     for data_pass in passes(cfg, getattr(cfg.data, split), f'data.{split}'):
@@ -59,11 +55,11 @@ def main() -> None:
       if DESCRIBE.value:
         prepared.append(PreparedPass(path, cfg))
     if prepared:
-      found = describe(prepared, cfg)
-      print(f'{split}: {table(found)}')
+      statistics = describe(prepared, cfg)
+      print(f'{split}: {table(statistics)}')
       os.makedirs(OUT.value, exist_ok=True)
       with open(os.path.join(OUT.value, f'{split}.json'), 'w', encoding='utf-8') as f:
-        json.dump(found, f, indent=1)
+        json.dump(statistics, f, indent=1)
 
 
 if __name__ == '__main__':

@@ -21,14 +21,10 @@ if TYPE_CHECKING:
   from trainer.serving.versioned_store import VersionedStore
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
-TO = flags.DEFINE_string(
-  'to', None, 'The store: a directory, or redis://HOST:PORT[/DATABASE].', required=True
-)
+TO = flags.DEFINE_string('to', None, 'A directory or redis://HOST:PORT[/DATABASE].', required=True)
 ONCE = flags.DEFINE_bool('once', False, 'Ends when the newest version is there.')
 ROLLBACK = flags.DEFINE_integer(
-  'rollback',
-  None,
-  'Brings the store to this earlier version, where it stays until the next base is written.',
+  'rollback', None, 'Brings the store to this earlier version until the next base is written.'
 )
 SECONDS_BETWEEN_LOOKS = 0.1  # between looks at the exports
 SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
@@ -93,11 +89,10 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
       if publisher.refused:
         raise UserError(f'an export was not applied: {publisher.refused}')
       if not is_told:
-        version = store.version()
-        stays = f'nothing new; the store stays at version {version and version.sequence}'
-        print(
-          f'{RUN_DIR.value}: {stays if version else "no base or delta is there yet"}', flush=True
-        )
+        told = 'no base or delta is there yet'
+        if version := store.version():
+          told = f'nothing new; the store stays at version {version.sequence}'
+        print(f'{RUN_DIR.value}: {told}', flush=True)
       return 0
     else:
       stop.wait(SECONDS_BETWEEN_LOOKS)

@@ -13,10 +13,7 @@ from trainer.data.log_files import is_remote
 from trainer.errors import UserError, plain_errors
 
 OUT = flags.DEFINE_string(
-  'out',
-  None,
-  'Where to write; RUN_DIR/report.html (report.html here, if RUN_DIR is in a bucket), or '
-  'comparison.html of several runs.',
+  'out', None, 'Where to write; by default RUN_DIR/report.html, or comparison.html of several runs.'
 )
 
 

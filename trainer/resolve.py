@@ -16,12 +16,8 @@ from trainer.data.log_files import matching
 from trainer.errors import ConfigError, UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file to show.')
-SET = flags.DEFINE_multi_string(
-  'set', [], 'Overrides a key, as in --set train.batch_size=1024; may be repeated.'
-)
-RUN_DIR = flags.DEFINE_string(
-  'run_dir', None, 'The run whose measured values are shown; replaces run_dir of the config.'
-)
+SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run, whose measured values are shown.')
 DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs that follow.')
 
 

@@ -10,18 +10,10 @@ from trainer import api, command_line, runtime
 from trainer.errors import UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
-SET = flags.DEFINE_multi_string(
-  'set', [], 'Overrides a key, as in --set train.batch_size=1024; may be repeated.'
-)
-RUN_DIR = flags.DEFINE_string(
-  'run_dir', None, 'The directory of the run; replaces run_dir of the config.'
-)
-DRY_RUN = flags.DEFINE_bool(
-  'dry_run', False, 'Prints what would be read and trained (passes, slots, parameters), and stops.'
-)
-INIT_FROM = flags.DEFINE_string(
-  'init_from', None, 'A run_dir whose features and layers a new run begins with.'
-)
+SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
+RUN_DIR = flags.DEFINE_string('run_dir', None, 'Replaces run_dir of the config.')
+DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Prints passes, slots, parameters; trains nothing.')
+INIT_FROM = flags.DEFINE_string('init_from', None, 'A run_dir: begins a new run with its model.')
 
 
 @command_line.command

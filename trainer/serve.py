@@ -24,38 +24,24 @@ if TYPE_CHECKING:
   from trainer.serving.service import Service
 
 RUN_DIR = flags.DEFINE_string(
-  'run_dir',
-  None,
-  'The run_dir of a run, whose exports are followed and held in memory; no publisher is needed.',
+  'run_dir', None, 'A run, whose exports are followed and held in memory, without a publisher.'
 )
 STORE = flags.DEFINE_string(
-  'store', None, 'A store that ctr-publish fills: a directory, or redis://HOST:PORT[/DATABASE].'
+  'store', None, 'What ctr-publish fills: a directory or redis://HOST:PORT[/DATABASE].'
 )
 RETRIEVE_RUN_DIR = flags.DEFINE_string(
-  'retrieve_run_dir',
-  None,
-  'A run with model.retrieval that finds the items of :recommend, for --run_dir to rank.',
+  'retrieve_run_dir', None, 'A run with model.retrieval that finds the items for --run_dir to rank.'
 )
-CANDIDATES = flags.DEFINE_integer(
-  'candidates', 500, 'Items that --retrieve_run_dir finds to be ranked, at most.', lower_bound=1
-)
+CANDIDATES = flags.DEFINE_integer('candidates', 500, 'Items to find and rank.', lower_bound=1)
 NAME = flags.DEFINE_string('name', 'ctr', 'The name of the model in paths.')
 HOST = flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0 is all.')
-PORT = flags.DEFINE_integer(
-  'port', 8501, 'The port to listen at; 0: any.', lower_bound=0, upper_bound=65535
-)
-TOKEN_FILE = flags.DEFINE_string(
-  'token_file', None, 'A file with the bearer token that clients must send.'
-)
+PORT = flags.DEFINE_integer('port', 8501, '0: any free port.', lower_bound=0, upper_bound=65535)
+TOKEN_FILE = flags.DEFINE_string('token_file', None, 'Holds the bearer token of clients.')
 MAX_BODY_BYTES = flags.DEFINE_integer('max_body_bytes', 4 << 20, 'Of a request.', lower_bound=1)
 MAX_INSTANCES = flags.DEFINE_integer('max_instances', 10_000, 'Of a request.', lower_bound=1)
-MAX_CONCURRENCY = flags.DEFINE_integer(
-  'max_concurrency', 64, 'Requests at a time; others are refused.', lower_bound=1
-)
+MAX_CONCURRENCY = flags.DEFINE_integer('max_concurrency', 64, 'Requests at a time.', lower_bound=1)
 OWN_LAYERS = flags.DEFINE_list(
-  'own_layers',
-  [],
-  'Dotted paths of layers that are not built in and that a served model may import.',
+  'own_layers', [], 'Dotted paths of layers, not built in, that a served model may import.'
 )
 STRICT = flags.DEFINE_bool('strict', False, 'Refuses columns that the model does not read.')
 THREADS = flags.DEFINE_integer('threads', 2, 'That score requests.', lower_bound=1)
@@ -108,17 +94,11 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
     raise UserError(f'{flag}: has no config.yaml yet; wanted a run that has begun')
   if finder.model.retrieval is None:
     raise UserError('--retrieve_run_dir: found a run without model.retrieval; wanted one with it')
-  if ranker.model.retrieval is not None:
-    raise UserError(
-      '--run_dir: found a run with model.retrieval, to rank what --retrieve_run_dir finds; wanted '
-      'one of interactions'
-    )
+  config.refuse_retrieval(ranker.model.retrieval, '--run_dir')
   column = finder.item_slot.column or finder.item_slot.name
   if column not in (columns := ranker.data.log_columns()):
-    raise UserError(
-      f"--run_dir: does not read the column '{column}' of the items that --retrieve_run_dir finds"
-      f'{nearest(column, columns)}'
-    )
+    found = f"does not read '{column}', the column of the items to rank"
+    raise UserError(f'--run_dir: {found}{nearest(column, columns)}')
 
 
 def _serve(runs: Sequence[_Run]) -> int:
@@ -127,9 +107,8 @@ def _serve(runs: Sequence[_Run]) -> int:
     from trainer.serving import http
     from trainer.serving.recommend import Recommender
   except ModuleNotFoundError as e:
-    raise UserError(
-      f"the package '{e.name}' is not installed; wanted pip install 'ctr-trainer[serve]'"
-    ) from None
+    wanted = "pip install 'ctr-trainer[serve]'"
+    raise UserError(f"the package '{e.name}' is not installed; wanted {wanted}") from None
   command_line.need_no_output()
   logging.get_absl_handler().setFormatter(command_line.LogLines(sys.maxsize))  # a line each
   runtime.start_serving()
@@ -151,10 +130,8 @@ def _serve(runs: Sequence[_Run]) -> int:
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
     server, listener = http.server(app, HOST.value, PORT.value)
   stop = threading.Event()
-  followers = [
-    threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
-    for service in services
-  ]
+  between = stop, SECONDS_BETWEEN_LOOKS
+  followers = [threading.Thread(target=service.follow, args=between) for service in services]
   for follower in followers:
     follower.start()
   asked: list[int] = []

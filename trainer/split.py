@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -35,16 +34,10 @@ BY_TIME = flags.DEFINE_string('by_time', None, 'A column of numbers, or texts th
 BY_HASH = flags.DEFINE_string('by_hash', None, 'A column whose equal values stay together.')
 SHARES = flags.DEFINE_list('shares', ['80', '10', '10'], 'Per cent for train, valid and test.')
 AT = flags.DEFINE_list(
-  'at',
-  None,
-  'With --by_time, in place of --shares: where valid and test begin, as 2024-01-30,2024-01-31.',
+  'at', None, 'In place of --shares: when valid and test begin, as 2024-01-30,2024-01-31.'
 )
-TIME_FORMAT = flags.DEFINE_string(
-  'time_format', None, 'How --by_time is written, as %d.%m.%Y %H:%M:%S.'
-)
-DELIMITER = flags.DEFINE_string(
-  'delimiter', None, 'Separates the fields of a CSV file; tab for .tsv and comma where left out.'
-)
+TIME_FORMAT = flags.DEFINE_string('time_format', None, 'Of --by_time, as %d.%m.%Y %H:%M:%S.')
+DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; by default a comma, or a tab.')
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')
@@ -59,13 +52,9 @@ def _delimiter() -> str:
   return '\t' if delimiter == '\\t' else delimiter
 
 
-def _is_json() -> bool:
-  return '.jsonl' in DATA.value
-
-
-def _tables_of_json(path: str, name: str) -> Iterator[pa.Table]:
+def _tables_of_json(name: str) -> Iterator[pa.Table]:
   """Yields the column `name`, as texts, and the lines themselves, as the column _LINE."""
-  for numbers, block in text_blocks(path):
+  for numbers, block in text_blocks(DATA.value):
     lines, texts = block.split(b'\n')[:-1], []
     for number, line in zip(numbers, lines):
       try:
@@ -79,15 +68,11 @@ def _tables_of_json(path: str, name: str) -> Iterator[pa.Table]:
     yield pa.table({name: pa.array(texts, pa.string()), _LINE: pa.array(lines, pa.binary())})
 
 
-def _write_lines(file: BinaryIO, table: pa.Table) -> None:
-  file.writelines(line.rstrip(b'\r\n') + b'\n' for line in table[_LINE].to_pylist())
-
-
 def _tables() -> Iterator[pa.Table]:
   """Yields the log in parts; all columns of a text file are read as texts."""
   path = DATA.value
-  if _is_json():
-    yield from _tables_of_json(path, BY_TIME.value or BY_HASH.value)
+  if '.jsonl' in path:
+    yield from _tables_of_json(BY_TIME.value or BY_HASH.value)
     return
   if path.endswith('.parquet'):
     yield from (pa.Table.from_batches([batch]) for batch in pq.ParquetFile(path).iter_batches())
@@ -133,7 +118,7 @@ def _by_time(name: str) -> tuple[Split, list[str]]:
   times = _times(texts, name)
   order = np.argsort(times.to_numpy(), kind='stable')
   if AT.value:
-    bounds = _given_bounds(times)
+    bounds = _bounds(times)
   else:
     bounds = [times[order[min(int(end * len(times)), len(times) - 1)]] for end in _ends()]
   places = sum((times >= bound).to_numpy().astype(int) for bound in bounds)
@@ -150,7 +135,7 @@ def _by_time(name: str) -> tuple[Split, list[str]]:
 
 
 def _times(texts: pd.Series, name: str) -> pd.Series:
-  """Returns what the texts of a column are compared by: times, numbers, or the texts themselves."""
+  """Returns the values that decide the order of texts: times, numbers, or the texts themselves."""
   if TIME_FORMAT.value is not None:
     try:
       times = pd.to_datetime(texts, format=TIME_FORMAT.value, errors='coerce', utc=True)
@@ -173,26 +158,25 @@ def _times(texts: pd.Series, name: str) -> pd.Series:
   return texts if numbers.isna().any() else numbers
 
 
-def _given_bounds(times: pd.Series) -> list:
+def _bounds(times: pd.Series) -> list:
   """Returns the times of --at, of the type of the log's times."""
-  found = f'--at: found {",".join(AT.value)}'
+  read, wanted = functools.partial(pd.to_datetime, utc=True), 'times'
+  if is_numeric_dtype(times):
+    read, wanted = float, f'numbers, as {times[0]}'
+  elif is_string_dtype(times):
+    read = str
   try:
-    if is_numeric_dtype(times):
-      bounds = [float(text) for text in AT.value]
-    elif is_string_dtype(times):
-      bounds = AT.value
-    else:
-      bounds = [pd.to_datetime(text, utc=True) for text in AT.value]
+    bounds = [read(text) for text in AT.value]
+    wanted = 'two times that rise: where valid and where test begin'
+    if len(bounds) == len(SPLITS) - 1 and bounds[0] < bounds[1]:
+      return bounds
   except ValueError:
-    wanted = f'numbers, as {times[0]}' if is_numeric_dtype(times) else 'times'
-    raise UserError(f'{found}; wanted {wanted}') from None
-  if len(bounds) != len(SPLITS) - 1 or not bounds[0] < bounds[1]:
-    raise UserError(f'{found}; wanted two times that rise: where valid and where test begin')
-  return bounds
+    pass
+  raise UserError(f'--at: found {",".join(AT.value)}; wanted {wanted}')
 
 
 def _by_hash(name: str) -> Split:
-  """Returns a function from rows to their splits, by a hash that is the same everywhere."""
+  """Returns a function from rows to their splits, by a hash that is the same on every machine."""
   ends = _ends() * 2.0**64
 
   def split(table: pa.Table) -> np.ndarray:
@@ -200,6 +184,22 @@ def _by_hash(name: str) -> Split:
     return np.searchsorted(ends, pd.util.hash_array(texts).astype(np.float64), side='right')
 
   return split
+
+
+def _writer(
+  stack: contextlib.ExitStack, path: str, schema: pa.Schema
+) -> Callable[[pa.Table], None]:
+  """Opens a file until `stack` ends; returns a function that writes rows into it."""
+  if path.endswith('.jsonl'):
+    file = stack.enter_context(open(path, 'wb'))
+    return lambda table: file.writelines(
+      line.rstrip(b'\r\n') + b'\n' for line in table[_LINE].to_pylist()
+    )
+  if path.endswith('.parquet'):
+    return stack.enter_context(pq.ParquetWriter(path, schema)).write_table
+  style = {'delimiter': _delimiter(), 'quoting_style': 'needed'}
+  options = pa.csv.WriteOptions(include_header=not COLUMNS.value, **style)
+  return stack.enter_context(pa.csv.CSVWriter(path, schema, write_options=options)).write_table
 
 
 @command_line.command
@@ -214,26 +214,13 @@ def main() -> None:
     raise UserError('--at: found with --by_hash; wanted --by_time')
   else:
     split_of, told = _by_hash(BY_HASH.value), [''] * len(SPLITS)
-  is_parquet = DATA.value.endswith('.parquet')
   suffix = next((s for s in ('.parquet', '.tsv', '.jsonl') if s in DATA.value), '.csv')
-  csv = pa.csv.WriteOptions(
-    include_header=not COLUMNS.value, delimiter=_delimiter(), quoting_style='needed'
-  )
   paths = [os.path.join(OUT.value, name + suffix) for name in SPLITS]
   writers, counts = [], np.zeros(len(SPLITS), np.int64)
   with plain_errors('cannot write --out'), contextlib.ExitStack() as stack:
     os.makedirs(OUT.value, exist_ok=True)
     for table in _tables():
-      for path in paths if not writers else ():
-        if _is_json():
-          writers.append(functools.partial(_write_lines, stack.enter_context(open(path, 'wb'))))
-        else:
-          writer = (
-            pq.ParquetWriter(path, table.schema)
-            if is_parquet
-            else pa.csv.CSVWriter(path, table.schema, write_options=csv)
-          )
-          writers.append(stack.enter_context(writer).write_table)
+      writers = writers or [_writer(stack, path, table.schema) for path in paths]
       places = split_of(table)
       counts += np.bincount(places, minlength=len(SPLITS))
       for place, write in enumerate(writers):

@@ -11,31 +11,15 @@ _MOST = 100_000_000  # the largest value of a flag
 
 OUT = flags.DEFINE_string('out', None, 'Directory to write to.', required=True)
 DAYS = flags.DEFINE_integer('days', 5, 'Training days, a file each.', lower_bound=1)
-SAMPLES = flags.DEFINE_integer(
-  'samples_per_day', 250_000, 'Records of a file.', lower_bound=1, upper_bound=_MOST
-)
+SAMPLES = flags.DEFINE_integer('samples_per_day', 250_000, 'Records of a file.', 1, _MOST)
 SEED = flags.DEFINE_integer('seed', 0, 'Of everything.', lower_bound=0)
-USERS = flags.DEFINE_integer(
-  'users', 2_000, 'Users, all there from the first day.', lower_bound=1, upper_bound=_MOST
-)
+USERS = flags.DEFINE_integer('users', 2_000, 'Users, all there from the first day.', 1, _MOST)
 ITEMS = flags.DEFINE_integer(
-  'items',
-  1_000,
-  'Items of the first day; a tenth as many are born on each later day.',
-  lower_bound=10,
-  upper_bound=_MOST,
+  'items', 1_000, 'Items of the first day; a tenth as many are born on each later day.', 10, _MOST
 )
-CONVERSIONS = flags.DEFINE_bool(
-  'conversions', False, 'Clicks lead to conversions, which come late.'
-)
+CONVERSIONS = flags.DEFINE_bool('conversions', False, 'Some clicks convert, with a delay.')
 HISTORIES = flags.DEFINE_bool('histories', False, 'Records hold what the user clicked before.')
-DRIFT = flags.DEFINE_float(
-  'drift',
-  0.0,
-  'How fast users and what they buy change: the share of the users that is replaced each day.',
-  lower_bound=0.0,
-  upper_bound=1.0,
-)
+DRIFT = flags.DEFINE_float('drift', 0.0, 'The share of the users replaced each day.', 0.0, 1.0)
 
 
 @command_line.command
@@ -44,28 +28,15 @@ def main() -> None:
   from trainer.errors import plain_errors
 
   with plain_errors(f'--out {OUT.value}'):
-    truth = synthesize(
-      OUT.value,
-      DAYS.value,
-      SAMPLES.value,
-      SEED.value,
-      USERS.value,
-      ITEMS.value,
-      CONVERSIONS.value,
-      HISTORIES.value,
-      DRIFT.value,
-    )
+    given = DAYS, SAMPLES, SEED, USERS, ITEMS, CONVERSIONS, HISTORIES, DRIFT
+    truth = synthesize(OUT.value, *(flag.value for flag in given))
   for name, best in truth['passes'].items():
-    auc = '-' if best['auc'] is None else f'{best["auc"]:.4f}'
-    print(
-      f'{name}: {best["samples"]:,} samples, CTR {best["ctr"]:.3f}, '
-      f'best reachable AUC {auc}, logloss {best["logloss"]:.4f}'
-    )
-    if 'tasks' in best:
-      of_conversions = best['tasks']['conversion']
+    print(f'{name}: {best["samples"]:,} samples')
+    for task, of_task in best.get('tasks', {'click': best}).items():
+      auc = '-' if of_task['auc'] is None else f'{of_task["auc"]:.4f}'
       print(
-        f'{name}: conversions {of_conversions["ctr"]:.4f}, best reachable AUC '
-        f'{of_conversions["auc"] or 0:.4f}, logloss {of_conversions["logloss"]:.4f}'
+        f'{name}: {task} rate {of_task["ctr"]:.4f}, best reachable AUC {auc}, logloss '
+        f'{of_task["logloss"]:.4f}'
       )
 
 

@@ -21,24 +21,13 @@ if TYPE_CHECKING:
   from trainer.tuning import Choices, Range
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
-SET = flags.DEFINE_multi_string(
-  'set', [], 'KEY=VALUE, or KEY=VALUE,VALUE,… to choose from; may be repeated.'
-)
-RANGE = flags.DEFINE_multi_string(
-  'range', [], 'KEY=LOW:HIGH or KEY=LOW:HIGH:log, a range of numbers; may be repeated.'
-)
-TRIALS = flags.DEFINE_integer(
-  'trials', 20, 'How many trials in all, earlier ones included.', lower_bound=1
-)
+SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, or KEY=VALUE,VALUE,… to choose from.')
+RANGE = flags.DEFINE_multi_string('range', [], 'KEY=LOW:HIGH or KEY=LOW:HIGH:log, of numbers.')
+TRIALS = flags.DEFINE_integer('trials', 20, 'The number, earlier ones included.', lower_bound=1)
 METRIC = flags.DEFINE_enum(
-  'metric',
-  None,
-  list(config.METRICS),
-  'The metric of data.valid; by default that of the config.',
+  'metric', None, list(config.METRICS), 'The metric of data.valid; by default that of the config.'
 )
-STUDY_DIR = flags.DEFINE_string(
-  'study_dir', None, 'The directory of the search; by default runs/NAME-tune.'
-)
+STUDY_DIR = flags.DEFINE_string('study_dir', None, 'Of the search; by default runs/NAME-tune.')
 LAUNCHER = flags.DEFINE_string('launcher', '', 'Starts each trial, as in "horovodrun -np 2".')
 
 
@@ -89,11 +78,11 @@ def main() -> None:
   names = [key.rpartition('.')[2] for key in table]
   table.columns = names if len({*names}) == len(names) else table.columns
   table['run_dir'] = table['run_dir'].map(os.path.basename)
-  print(
-    table.to_string(
-      index=False, na_rep='', float_format=lambda x: f'{x:.{4 if abs(x) >= 0.1 else 6}f}'
-    )
-  )
+
+  def number(x: float) -> str:
+    return f'{x:.{4 if abs(x) >= 0.1 else 6}f}'
+
+  print(table.to_string(index=False, na_rep='', float_format=number))
   if said := tuning.difference(table):
     print(said)
   print(f'the runs and report.html: {study_dir}')

@@ -42,7 +42,7 @@ Range = tuple  # (low, high) or (low, high, 'log')
 Distributions = Mapping[str, BaseDistribution]  # by config key
 
 
-class _Study(NamedTuple):
+class _Search(NamedTuple):
   """The settings of a search.
 
   Attributes:
@@ -92,7 +92,7 @@ def tune(
     raise UserError(f'{configuration}: data.valid: trials are judged by it; wanted files')
   for text in _without_effect(configuration, overrides, space):
     print(text)
-  setup = _Study(study_dir, configuration, overrides, metric or cfg.deciding_metric, launcher)
+  setup = _Search(study_dir, configuration, overrides, metric or cfg.deciding_metric, launcher)
   distributions = {key: _distribution(key, values) for key, values in space.items()}
   if not distributions:
     raise UserError('wanted --set KEY=VALUE,VALUE or --range KEY=LOW:HIGH; found no setting')
@@ -122,18 +122,14 @@ def _without_effect(
   file: str, overrides: Sequence[str], space: Mapping[str, Choices | Range]
 ) -> Iterator[str]:
   """Yields a line for each setting of the search that no trial would heed."""
-  settings = {
-    key: [
-      f'{key}={json.dumps(value)}' for value in (values if type(values) is list else values[:2])
-    ]
-    for key, values in space.items()
-  }
+  values = {key: of if type(of) is list else of[:2] for key, of in space.items()}
+  settings = {key: [f'{key}={json.dumps(v)}' for v in of] for key, of in values.items()}
   for key, own in settings.items():
-    others = [[], *([one] for other, some in settings.items() if other != key for one in some)]
+    others = [[], *([of] for other, some in settings.items() if other != key for of in some)]
     told = None
     for beside in others:
       with contextlib.suppress(ConfigError):  # a trial would end with it
-        cfgs = (config.load(file, [*overrides, *beside, one]) for one in own)
+        cfgs = (config.load(file, [*overrides, *beside, setting]) for setting in own)
         lines = itertools.chain.from_iterable(map(effects.warnings, cfgs))
         told = next((line for line in lines if line.startswith(f'{key}: ')), None)
         if told is None:
@@ -153,15 +149,14 @@ def _distribution(key: str, values: Choices | Range) -> BaseDistribution:
     raise UserError(f'{key}: found {values}; wanted two numbers, and log or nothing')
   if not numbers[0] < numbers[1] or is_log and numbers[0] <= 0:
     positive = ', above 0,' if is_log else ''
-    raise UserError(
-      f'{key}: found {numbers[0]}:{numbers[1]}; wanted two numbers{positive} that rise'
-    )
+    low, high = numbers
+    raise UserError(f'{key}: found {low}:{high}; wanted two numbers{positive} that rise')
   whole = all(type(v) is int for v in numbers)
   kinds = optuna.distributions
   return (kinds.IntDistribution if whole else kinds.FloatDistribution)(*numbers, log=is_log)
 
 
-def _open(setup: _Study, cfg: config.Config, distributions: Distributions) -> optuna.Study:
+def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> optuna.Study:
   """Opens the study in its folder; the first trial of a new one has the settings of the config."""
   backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
   study = optuna.create_study(
@@ -177,10 +172,8 @@ def _open(setup: _Study, cfg: config.Config, distributions: Distributions) -> op
   told |= {'metric': setup.metric, 'config': config.dump(cfg.model_copy(update={'run_dir': ''}))}
   for key, value in told.items():
     if study.trials and study.user_attrs.get(key) != value:
-      raise UserError(
-        f'{setup.folder}: its trials were of another search, by {key}; wanted the same settings, '
-        'or another --study_dir'
-      )
+      wanted = 'the same settings, or another --study_dir'
+      raise UserError(f'{setup.folder}: its trials had another {key}; wanted {wanted}')
     study.set_user_attr(key, value)
   if not study.trials:
     flat = config.flatten(cfg.model_dump())
@@ -200,13 +193,12 @@ def _open(setup: _Study, cfg: config.Config, distributions: Distributions) -> op
 
 
 def _holds(of: BaseDistribution, value: Json) -> bool:
-  """Returns whether a distribution can draw a value."""
   if isinstance(of, CategoricalDistribution):
     return value in of.choices
   return type(value) in (int, float) and of.low <= value <= of.high
 
 
-def _ask(setup: _Study, study: optuna.Study, distributions: Distributions) -> optuna.Trial | None:
+def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> optuna.Trial | None:
   """Begins a trial with settings that no other one had; None if none are found."""
   done = _done(study)
   tried = [_settings(trial.params) for trial in done]
@@ -228,11 +220,8 @@ def _ask(setup: _Study, study: optuna.Study, distributions: Distributions) -> op
 
 def _done(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
   """Returns the trials that ended; the others were killed with their search and begin again."""
-  return [
-    trial
-    for trial in study.get_trials(deepcopy=False)
-    if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or 'failed' in trial.user_attrs
-  ]
+  ended, trials = (TrialState.COMPLETE, TrialState.PRUNED), study.get_trials(deepcopy=False)
+  return [t for t in trials if t.state in ended or 'failed' in t.user_attrs]
 
 
 def _settings(params: Mapping[str, Json]) -> dict[str, str]:
@@ -240,7 +229,7 @@ def _settings(params: Mapping[str, Json]) -> dict[str, str]:
   return {key: f'{v:.4g}' if isinstance(v, float) else str(v) for key, v in params.items()}
 
 
-def _run(setup: _Study, trial: optuna.Trial) -> tuple[TrialState, float | None]:
+def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]:
   """Trains a trial, unless the pruner ends it early; returns its state and its best value."""
   run_dir, metric = trial.user_attrs['run_dir'], setup.metric
   prepared = os.path.join(setup.folder, 'prepared')  # shared by all trials
@@ -293,7 +282,7 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
   return pd.DataFrame(columns=columns)
 
 
-def _table(setup: _Study, study: optuna.Study) -> pd.DataFrame:
+def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
   """Returns the table of trials that `tune` returns."""
   from trainer.model.slices import auc_interval
 
@@ -330,7 +319,7 @@ def difference(table: pd.DataFrame) -> str:
   )
 
 
-def _write_report(setup: _Study, study: optuna.Study, table: pd.DataFrame) -> None:
+def _write_report(setup: _Search, study: optuna.Study, table: pd.DataFrame) -> None:
   """Writes report.html: the trials, the course of the search, and the effect of settings."""
   from trainer.reporting import report
 
@@ -342,8 +331,7 @@ def _write_report(setup: _Study, study: optuna.Study, table: pd.DataFrame) -> No
   if len({trial.value for trial in completed}) > 1:
     importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
     guess = ', of few trials a guess' if len(completed) < _FEW else ''
-    cards[f'Importance of the settings{guess}'] = pd.DataFrame(
-      {'setting': importance.keys(), 'importance': [f'{x:.2f}' for x in importance.values()]}
-    )
+    shown = pd.Series(importance, name='importance').map('{:.2f}'.format)
+    cards[f'Importance of the settings{guess}'] = shown.rename_axis('setting').reset_index()
     cards['Each setting'] = plots.plot_slice(study)
   report.write_page(f'Tuning of {setup.file}', cards, os.path.join(setup.folder, 'report.html'))

@@ -64,7 +64,10 @@ class TuneTest(tf.test.TestCase):
       more = trainer.tune(self.tree, SPACE, 3, self.study)
       self.assertLen(more, 3)
       self.assertContainsSubset(first['run_dir'], set(more['run_dir']))
-    with self.subTest('another search'), self.assertRaisesRegex(UserError, 'of another search'):
+    with (
+      self.subTest('another search'),
+      self.assertRaisesRegex(UserError, 'its trials had another'),
+    ):
       trainer.tune(self.tree, {'sparse.tables.default.width': [2, 8]}, 3, self.study)
 
   def test_a_trial_that_falls_behind_is_stopped_and_one_that_was_killed_goes_on(self):

@@ -193,7 +193,7 @@ class ClosingTest(tf.test.TestCase):
     cfg = config.parse(yaml.safe_dump(CONFIG), 'my.yaml')
     told = config.columns_wanted(cfg, 'my.yaml')
     self.assertTrue(told.startswith('wanted files with the columns label, user; '), told)
-    self.assertTrue(told.endswith('the first lines of my.yaml may say where they come from'), told)
+    self.assertTrue(told.endswith('the first lines of my.yaml may tell their source'), told)
 
 
 if __name__ == '__main__':

@@ -309,7 +309,7 @@ class ConfigTest(tf.test.TestCase):
       (['data.slots.1.name=user'], r"the name 'user' is there twice"),
       (['data.slots=[]'], r'wanted at least one slot'),
       (['data.train=[]'], r'wanted files, or data.watch'),
-      (['data.day_pattern=day'], r'wanted a group in parentheses'),
+      (['data.day_pattern=day'], r'wanted the day in parentheses'),
       (['train.plateau={}'], r'needs data.valid'),
       (
         ['model.loss=squared_error', 'train.plateau={metric: auc}', 'data.valid=[y]'],
@@ -323,7 +323,7 @@ class ConfigTest(tf.test.TestCase):
         ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],
         r"with sync.mode 'ps_geo', whose workers count their own",
       ),
-      (['data.watch=x', 'train.epochs=2'], r"'train.epochs': found 2; with data.watch each pass"),
+      (['data.watch=x', 'train.epochs=2'], r"'train.epochs': found 2; data.watch trains on each pass"),
       (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
       (['data.close_day_after_hours=3'], r'needs data.day_pattern'),
       (['data.late=skip'], r"found 'skip'; it needs data.day_pattern"),
@@ -386,10 +386,10 @@ class ConfigTest(tf.test.TestCase):
       ('a: !!timestamp "no"', r'x: not YAML: '),
       ('a: ' + '9' * 5000, r'x: not YAML: '),
       ('a: ' + '[' * 5000, r'x: values are nested too deep|x.*: not YAML'),
-      ('a: ' + '[' * 60 + ']' * 60, r'x: found values nested over 40 deep'),
-      ('a: &a [*a]', r'x: found values nested over 40 deep'),
+      ('a: ' + '[' * 60 + ']' * 60, r'x: found over 40 levels'),
+      ('a: &a [*a]', r'x: found over 40 levels'),
       ('a: 2024-13-45', r"x: unknown key 'a'|key 'data' is missing"),
-      ('- 1', r'x: found list; wanted a mapping'),
+      ('- 1', r'x: found list; wanted keys'),
       ('a: \x01', r'x: not YAML: '),
     ):
       with self.assertRaisesRegex(errors.ConfigError, wanted, msg=text[:20]) as caught:
@@ -399,7 +399,7 @@ class ConfigTest(tf.test.TestCase):
     laughs = 'a0: &a0 [1]\n' + ''.join(
       f'a{i}: &a{i} [{", ".join([f"*a{i - 1}"] * 9)}]\n' for i in range(1, 20)
     )
-    with self.assertRaisesRegex(errors.ConfigError, 'nested over 40 deep, or over'):
+    with self.assertRaisesRegex(errors.ConfigError, 'found over 40 levels, or over'):
       config.parse(laughs, 'x')
 
   def test_files_that_are_no_config_are_refused(self):

@@ -76,7 +76,7 @@ class DryRunTest(tf.test.TestCase):
     for train in ([], [f'{watch}/day_1.csv']):
       text = tell(watch=watch, train=train)
       for wanted in (
-        'day_4.csv: is announced and not there; a run waits for it',
+        'day_4.csv: is announced but not there; a run waits for it',
         r"odd.csv: data.day_pattern 'day_.*; a run refuses it",
         r'day_0.csv:.*; a run refuses it\n',
         'data.train and data.watch: 2 passes, 6 samples, mean label 0.3333',
@@ -95,7 +95,7 @@ class DryRunTest(tf.test.TestCase):
       with open(f'{watch}/day_{day}.csv', 'w', encoding='utf-8') as f:
         f.write('user,click\n"1,1\n')
     text = tell(train=[f'{watch}/day_5.csv', f'{watch}/day_6.csv'], max_refused_passes=1)
-    self.assertIn('2 passes in a row are refused; data.max_refused_passes allows 1', text)
+    self.assertIn('data.max_refused_passes allows 1 refused in a row', text)
 
 
 if __name__ == '__main__':

@@ -54,7 +54,7 @@ class EffectsTest(absltest.TestCase):
       ('lifecycle.capacity_by=recency', 'without lifecycle.capacity', '', 'lifecycle.capacity=9'),
       (
         'data.slots.0.counts=true',
-        'with ffm and fm alone, which read no dense columns',
+        'with ffm and fm alone: linear and dnn read dense columns',
         'model.interactions=[fm,ffm]',
         'model.interactions=[linear,fm]',
       ),

@@ -415,7 +415,7 @@ class JobTest(tf.test.TestCase):
     )
     self.assertRegex(
       str(logs.output),
-      r'data.valid holds \d\d clicks; with fewer than 200 chance ends training and',
+      r'data.valid holds \d\d clicks, fewer than 200: chance ends training and',
     )
 
     few = {'kind': 'sgd', 'learning_rate': 90.0}  # of its kind, for a batch of 4,096
@@ -519,7 +519,7 @@ class JobTest(tf.test.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       data = {'train': [path], 'valid': [path], 'weight': 'w'}
       self.assertEqual(0, self.make_job(data, train={'epochs': 2}).run())
-    self.assertRegex(str(logs.output), 'data.valid: weighs nothing, or is of one class')
+    self.assertRegex(str(logs.output), 'data.valid has no auc: all labels are alike')
 
 
 if __name__ == '__main__':

@@ -173,7 +173,7 @@ class MadeColumnsTest(tf.test.TestCase):
     q, p = (np.maximum(s, 0.5 / 400) for s in shares)
     self.assertAllClose(third['psi'], np.sum((p - q) * np.log(p / q)), rtol=1e-4)
     told = [
-      line for line in logged.output if "slot 'price_bin': its bins are not shared on 3" in line
+      line for line in logged.output if "slot 'price_bin': on 3 its bins have other shares" in line
     ]
     self.assertLen(told, 1)
     self.assertIn(

@@ -139,7 +139,7 @@ class ServedTest(tf.test.TestCase):
         ({'instances': [{'usr': '7'}]}, "column 'usr': is unknown"),
         ({'instances': [{'user': ''}]}, 'sample 0: an empty query; wanted a value of user'),
         ({'instances': []}, "'instances': wanted a list of objects"),
-        ({'k': 26}, 'k: found 26; the catalogue has 25 items, wanted at most so many'),
+        ({'k': 26}, 'k: found 26; wanted at most 25, the items of the catalogue'),
         ({'k': 0}, 'k: found 0; wanted a whole number of at least 1'),
         ({'k': '5'}, 'k: found 5; wanted a whole number'),
         ({'seen': ['5']}, 'seen: wanted a list of items for each query'),

@@ -291,7 +291,7 @@ class WordsTest(tf.test.TestCase):
       (change_slot(3, 'query', effective_rank=1.2), "The factors of slot 'query' have collapsed"),
       (
         change_slot(3, 'user', dead_columns=[2, 5]),
-        "Columns 2 and 5 of the factors of slot 'user'",
+        "The factors of slot 'user' are (almost) 0 in every row in columns 2 and 5",
       ),
       (change('train', 1, bad=17), '17 bad records were left out: day_01 (17).'),
       (change('eval', -1, calibration=1.4), 'Predictions of the test split (test) lie 40% above'),

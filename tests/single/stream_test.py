@@ -178,7 +178,7 @@ class StreamTest(tf.test.TestCase):
     self.write('day_1.csv', 'more than before')
     with self.assertLogs('absl', 'WARNING') as logs:
       self.assertEqual(self.run_until_idle() + self.run_until_idle(), [])
-    self.assertRegex(str(logs.output), 'day_1.csv: has changed after it was trained .9 bytes then')
+    self.assertRegex(str(logs.output), 'day_1.csv: has changed since it was trained on .9 bytes')
     self.assertLen(logs.output, 1)
 
   def test_what_was_trained_may_go_while_its_marker_stays(self):
@@ -195,7 +195,7 @@ class StreamTest(tf.test.TestCase):
     self.start()
     with self.assertLogs('absl', 'WARNING') as logs:
       self.assertEqual(self.run_until_idle(), ['day_2'])
-    self.assertRegex(str(logs.output), 'day_1.csv: is announced and not there')
+    self.assertRegex(str(logs.output), 'day_1.csv: is announced but not there')
     self.write('day_1.csv')
     self.assertEqual(self.run_until_idle(), ['late day_1'])
 

@@ -394,8 +394,8 @@ class MistakesTest(tf.test.TestCase):
       ),
       ({'model.shared': None}, "found 'tower', which reads model.shared"),
       ({'model.shared': 'mmo'}, "unknown layer 'mmo'; the nearest valid name is 'mmoe'"),
-      ({'model.negative_sampling_rate': 0.5}, 'it is not known of which label'),
-      ({'model.loss': 'focal'}, 'with data.labels the loss is a key of each label'),
+      ({'model.negative_sampling_rate': 0.5}, 'data.labels has several; wanted 1'),
+      ({'model.loss': 'focal'}, 'wanted the key loss of each of data.labels'),
     ]
     for changes, wanted in cases:
       with self.subTest(wanted), self.assertRaisesRegex(UserError, wanted):

@@ -24,9 +24,9 @@ from trainer.config.columns import (
   Time,
   column_of,
 )
-from trainer.config.data import MAX_SLOTS, Data, DenseColumn, History, Label, Loss, Slot
+from trainer.config.data import MAX_SLOTS, Data, DenseColumn, Label, Slot
 from trainer.config.export import Export, Gate
-from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
+from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.loading import (
   GIVEN,
   columns_wanted,
@@ -39,20 +39,11 @@ from trainer.config.loading import (
 )
 from trainer.config.messages import settings_named
 from trainer.config.metrics import METRICS, direction
-from trainer.config.model import Interaction, Model, Task
-from trainer.config.retrieval import RANKING_METRICS, Retrieval, refuse_retrieval
+from trainer.config.model import Interaction, Model
+from trainer.config.retrieval import RANKING_METRICS, refuse_retrieval
 from trainer.config.schema import Config
 from trainer.config.section import Section
-from trainer.config.sparse import WIDTH, RowOptimizer, Sparse, Table
+from trainer.config.sparse import WIDTH, RowOptimizer
 from trainer.config.sync import Sync
-from trainer.config.train import (
-  BATCH_SIZE,
-  OPTIMIZER_ARGS,
-  STATIC_EPOCHS,
-  Checkpoint,
-  DenseOptimizer,
-  Plateau,
-  Schedule,
-  Train,
-)
+from trainer.config.train import BATCH_SIZE, STATIC_EPOCHS, DenseOptimizer, Plateau, Schedule
 from trainer.config.yaml_text import flatten

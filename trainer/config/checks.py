@@ -67,8 +67,7 @@ def _stream(cfg: Config) -> Mistakes:
       yield 'data.train', 'found []; wanted files, or data.watch set to a directory'
     return
   if cfg.train.epochs != 1:
-    found = f'found {cfg.train.epochs}'
-    yield 'train.epochs', f'{found}; with data.watch each pass is trained once'
+    yield 'train.epochs', f'found {cfg.train.epochs}; data.watch trains on each pass once'
   if cfg.train.plateau:
     yield 'train.plateau', 'with data.watch there are no epochs to compare; wanted it left out'
 
@@ -100,12 +99,9 @@ def _tasks(cfg: Config) -> Mistakes:
     if task.given is not None and 'squared_error' in (losses[name], losses[task.given]):
       yield f'model.tasks.{name}.given', "needs probabilities; found loss 'squared_error'"
   if model.loss != 'log_loss':
-    of_label = 'with data.labels the loss is a key of each label'
-    yield 'model.loss', f"found '{model.loss}'; {of_label}"
-  if model.negative_sampling_rate != 1:
-    found = f'found {model.negative_sampling_rate}'
-    unknown = 'with data.labels it is not known of which label; wanted 1'
-    yield 'model.negative_sampling_rate', f'{found}; {unknown}'
+    yield 'model.loss', f"found '{model.loss}'; wanted the key loss of each of data.labels"
+  if (rate := model.negative_sampling_rate) != 1:
+    yield 'model.negative_sampling_rate', f'found {rate}; data.labels has several; wanted 1'
 
 
 def _dense_embedding(cfg: Config) -> Mistakes:
@@ -172,12 +168,9 @@ def _counts(cfg: Config) -> Mistakes:
     if cfg.labels[0].loss == 'squared_error':
       yield key, "found true with loss 'squared_error', which has no clicks; wanted false"
     if cfg.train.epochs > 1 and by_counts:
-      yield (
-        key,
-        f'found true with {by_counts} and train.epochs {cfg.train.epochs}: counts begin anew with '
-        'each epoch, so that the first day end of the second would delete what is rare by then; '
-        'wanted false, one epoch, or another eviction',
-      )
+      found = f'found true with {by_counts} and {cfg.train.epochs} epochs'
+      why = 'counts begin anew with each epoch, whose first day end would delete what is rare then'
+      yield key, f'{found}: {why}; wanted false, one epoch, or another eviction'
 
 
 def _modes(cfg: Config) -> Mistakes:

@@ -12,12 +12,9 @@ Mistakes = Iterator[tuple[str, str]]  # a key, and what is wrong with it
 def made_columns(cfg: Config) -> Mistakes:
   """Finds the mistakes in the `from` of all slots and dense columns."""
   data = cfg.data
-  made = {
-    f'data.{section}.{i}': column
-    for section in ('slots', 'dense')
-    for i, column in enumerate(getattr(data, section))
-    if column.made is not None
-  }
+  columns = {f'data.slots.{i}': slot for i, slot in enumerate(data.slots)}
+  columns |= {f'data.dense.{i}': column for i, column in enumerate(data.dense)}
+  made = {key: column for key, column in columns.items() if column.made is not None}
   names = [column.name for column in made.values()]
   for key, column in made.items():
     if names.count(column.name) > 1:

@@ -84,19 +84,15 @@ class Bins(Made):
     ways = [self.log_squared, self.quantiles is not None, self.widths is not None]
     is_set = self.boundaries is not None
     if sum(ways) + (is_set and not self._is_measured) != 1:
-      wrong('', f'found {sum(ways) + is_set} of boundaries, log_squared, quantiles, widths; '
-            'wanted one')  # fmt: skip
-    if self.boundaries is not None:
+      wrong('', 'wanted one of boundaries, log_squared, quantiles, widths')
+    if is_set:
       with np.errstate(over='ignore'):
         rounded = np.array(self.boundaries, np.float32)
-      if not len(rounded):
-        wrong('boundaries', 'found []; wanted at least one number')
-      if len(rounded) > MOST_BINS:
-        wrong('boundaries', f'found {len(rounded)}; wanted at most {MOST_BINS}')
+      if not 0 < len(rounded) <= MOST_BINS:
+        wrong('boundaries', f'found {len(rounded)} numbers; wanted 1 to {MOST_BINS}')
       if not np.isfinite(rounded).all() or (np.diff(rounded) <= 0).any():
-        wrong(
-          'boundaries', f'found {short(self.boundaries)}; wanted finite, rising float32 numbers'
-        )
+        found = f'found {short(self.boundaries)}'
+        wrong('boundaries', f'{found}; wanted finite, rising float32 numbers')
     return self
 
 
@@ -184,8 +180,7 @@ class Text(Made):
     if self.match is not None:
       _check_group(self.match)
     if not (self.lower or self.match is not None or self.ngrams or self.prefixes):
-      wrong('', 'found a text alone, which a slot reads without from; wanted lower, match, ngrams '
-            'or prefixes')  # fmt: skip
+      wrong('', 'found a text alone; wanted lower, match, ngrams or prefixes, or no from')
     return self
 
 
@@ -266,7 +261,7 @@ MADE = {
 
 
 def _made(value: Json | Made) -> Made | None:
-  """Reads a `from` as the kind that its keys name."""
+  """Validates a value of the key `from` by the class of the kind that it names."""
   if value is None or isinstance(value, Made):
     return value
   if not isinstance(value, dict):
@@ -326,8 +321,8 @@ def _problems(node: ast.AST) -> Iterator[str]:
     case _:
       yield f'{ast.unparse(node)[:40]!r}'
       return
-  for one in inner:
-    yield from _problems(one)
+  for child in inner:
+    yield from _problems(child)
 
 
 def _check_group(pattern: str) -> None:

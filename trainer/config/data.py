@@ -189,9 +189,9 @@ class Data(Section):
   hold too many bad records. One more ends the run; a good pass resets the count. The default is 10
   with data.watch."""
   max_days_ahead: PositiveInt | None = None
-  """How many days after the day that the stream has come to the day of a pass may be; one further
-  ahead is refused, because its date is most likely wrong and would make all others late. Plain
-  numbers count as days themselves. The default is 14 with data.watch; null: any."""
+  """How many days the day of a pass may lie after the newest day so far. A pass further ahead is
+  refused, because its date is most likely wrong and would make all others late. Plain numbers count
+  as days themselves. The default is 14 with data.watch; null: any."""
   close_day_after_hours: Positive | None = None
   """Hours without a pass after which the open day ends; days without passes then end too, and age
   the features. null: a day ends when a pass of a later one comes, and empty days do not count."""
@@ -219,8 +219,7 @@ class Data(Section):
     for i, slot in enumerate(self.slots):
       delimiter = self.delimiter or ','
       if slot.value_separator == delimiter and not slot.separator:
-        found = f'found {delimiter!r}, which is data.delimiter'
-        wrong(f'slots.{i}.value_separator', f'{found}; wanted another character')
+        wrong(f'slots.{i}.value_separator', f'found {delimiter!r}, which is data.delimiter')
       if slot.shares is None:
         continue
       key, shared = f'slots.{i}.shares', by_name.get(slot.shares)
@@ -228,8 +227,7 @@ class Data(Section):
         others = set(names) - {slot.name}
         wrong(key, f"found '{slot.shares}'; wanted another slot{nearest(slot.shares, others)}")
       if shared.shares:
-        found = f"'{slot.shares}' itself shares '{shared.shares}'"
-        wrong(key, f'{found}; wanted a slot with features of its own')
+        wrong(key, f"'{slot.shares}' itself shares '{shared.shares}'; wanted the latter")
       if shared.table != slot.table:
         wanted = f"'{shared.table}', the table of '{slot.shares}', which it shares"
         wrong(f'slots.{i}.table', f"found '{slot.table}'; wanted {wanted}")
@@ -286,9 +284,8 @@ class Data(Section):
         if found != off:
           wrong(key, f'found {found!r}; it needs data.day_pattern, which says {what}')
       return self
-    if re.compile(self.day_pattern).groups < 1:
-      found = f'found {self.day_pattern!r}'
-      wrong('day_pattern', f'{found}; wanted a group in parentheses that holds the day')
+    if not re.compile(self.day_pattern).groups:
+      wrong('day_pattern', f'found {self.day_pattern!r}; wanted the day in parentheses')
     return self
 
   @property
@@ -297,7 +294,7 @@ class Data(Section):
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns {config key: its column} for what a run measures or reads when it begins."""
+    """Returns {config key that a run fills in when it begins: the column with this key}."""
     return {
       f'data.{section}.{i}.from.{key}': column
       for section in ('slots', 'dense')
@@ -306,7 +303,7 @@ class Data(Section):
     }
 
   def log_column(self, name: str) -> str:
-    """Returns the column of the log that a made column reads under a name."""
+    """Returns the column of the log that `name` stands for in `from`."""
     columns = {s.name: s.column for s in self.slots if s.made is None}
     return columns.get(name) or name
 
@@ -316,11 +313,11 @@ class Data(Section):
     Args:
       without: names of slots and dense columns that are left out.
     """
-    found: dict[str, bool] = {}
+    columns: dict[str, bool] = {}
     for column in (*self.slots, *self.dense):
       for name, is_text in self.columns_of(column) if column.name not in without else ():
-        found[name] = found.get(name, False) or is_text
-    return found
+        columns[name] = columns.get(name, False) or is_text
+    return columns
 
   def columns_of(self, column: Slot | DenseColumn) -> Iterator[tuple[str, bool]]:
     """Returns the `log_columns` of one slot or dense column."""
@@ -331,12 +328,12 @@ class Data(Section):
     else:
       yield column.name, False
 
-  def _leaves(self, name: str, seen: set[str]) -> Iterator[tuple[str, bool]]:
+  def _leaves(self, name: str, visited: set[str]) -> Iterator[tuple[str, bool]]:
+    """Returns the `log_columns` that a made column reads, also through other made columns."""
     made = self.made
-    seen.add(name)
+    visited.add(name)
     for read in made[name].reads():
-      if read in made and read != name:
-        if read not in seen:  # a cycle is refused later
-          yield from self._leaves(read, seen)
-      else:
+      if read not in made or read == name:
         yield self.log_column(read), made[name].how != 'number'
+      elif read not in visited:  # a cycle is refused later
+        yield from self._leaves(read, visited)

@@ -22,14 +22,12 @@ _OF_A_STREAM = {
   ('data', 'keep_prepared_passes'): 2,
   ('export', 'keep'): 3,
 }
-_OF_MODE = {
-  'score': {'admission_threshold': 10.0},
-  'count': {'admission_count': 10.0},
-  'probability': {'admission_probability': 0.1},
-}
-_OF_EVICTION = {
-  'score': {'delete_threshold': 0.8, 'delete_after_unseen_days': 30},
-  'unseen': {'delete_after_unseen_days': 30},
+_OF_MODES = {
+  ('admission', 'score'): {'admission_threshold': 10.0},
+  ('admission', 'count'): {'admission_count': 10.0},
+  ('admission', 'probability'): {'admission_probability': 0.1},
+  ('eviction', 'score'): {'delete_threshold': 0.8, 'delete_after_unseen_days': 30},
+  ('eviction', 'unseen'): {'delete_after_unseen_days': 30},
 }
 _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 16}
 
@@ -57,12 +55,10 @@ class _Tree:
 
 
 def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
-  """Adds the defaults that follow from other keys; returns the tree of keys, and their origins.
+  """Adds the defaults that follow from other keys to a config that has the schema's own defaults.
 
-  Args:
-    cfg: a validated config with the schema's own defaults.
   Returns:
-    The tree to validate next, and {key: what its default follows from}.
+    The tree of keys to validate next, and {key: what its default follows from}.
   Raises:
     ConfigError: if thresholds of two modes of admission are given, and no mode.
   """
@@ -94,18 +90,13 @@ def _of_lifecycle(cfg: 'Config', tree: _Tree) -> None:
     sections = [cfg.lifecycle, *(section for _, section in slots)]
     keys = [k for k in of_keys if any(getattr(section, k) is not None for section in sections)]
     if kind == 'admission' and len(keys) > 1 and kind not in cfg.lifecycle.model_fields_set:
-      raise ConfigError(
-        f"key 'lifecycle.{kind}': found {' and '.join(keys)}, which are of several modes; wanted "
-        'the mode that counts'
-      )
+      found = f'found {" and ".join(keys)}, which are of several modes'
+      raise ConfigError(f"key 'lifecycle.{kind}': {found}; wanted the mode that counts")
     default = of_keys[keys[0]] if keys else 'none'
     modes[kind] = tree.default(('lifecycle', kind), default, f'lifecycle.{"".join(keys[:1])}')
-  defaults = [(_OF_MODE.get(modes['admission'], {}), 'admission')]
-  defaults.append((_OF_EVICTION.get(modes['eviction'], {}), 'eviction'))
-  by_score = next((kind for kind, mode in modes.items() if mode == 'score'), None)
-  defaults.append((_OF_SCORE if by_score else {}, by_score))
-  for of_keys, kind in defaults:
-    for field, value in of_keys.items():
+  for kind, mode in modes.items():
+    of_mode = _OF_MODES.get((kind, mode), {}) | (_OF_SCORE if mode == 'score' else {})
+    for field, value in of_mode.items():
       tree.default(('lifecycle', field), value, f'lifecycle.{kind}')
   whole = Lifecycle.model_validate(tree.values['lifecycle'])
   for i, _ in slots:

@@ -8,17 +8,15 @@ from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.model import READ_NO_DENSE
 from trainer.config.schema import Config
 from trainer.config.section import Section
-from trainer.config.sparse import RowOptimizer
 from trainer.config.yaml_text import flatten
 from trainer.errors import ConfigError
 
 # Hyperparameters that only some row optimizers read.
 _KIND_KEYS = sorted(frozenset().union(*(kind.reads for kind in ROW_OPTIMIZERS.values())))
 
-# Keys of factors that users change.
-_OF_FACTORS = re.compile(
-  r'sparse\.tables\.\w+\.(width|init_scale|factors\.(kind|learning_rate|l1|l2))'
-)
+# Keys that do nothing in a model without factors.
+_KEYS = r'width|init_scale|factors\.(kind|learning_rate|l1|l2)'
+_OF_FACTORS = re.compile(rf'sparse\.tables\.\w+\.({_KEYS})')
 
 
 def check_effects(cfg: Config, where: str) -> None:
@@ -58,10 +56,10 @@ def warnings(cfg: Config) -> Iterator[str]:
     yield reason
 
 
-Found = Iterator[tuple[str, object, str]]
+Idle = Iterator[tuple[str, object, str]]  # a key without effect, its value, and why
 
 
-def _given(path: str, section: Section, names: list[str], why: str) -> Found:
+def _changed(path: str, section: Section, names: list[str], why: str) -> Idle:
   """Yields those keys among `names` whose values are not the default, each with `why`."""
   for name in names:
     value = getattr(section, name)
@@ -69,21 +67,19 @@ def _given(path: str, section: Section, names: list[str], why: str) -> Found:
       yield f'{path}.{name}', value, why
 
 
-def _of_rows(cfg: Config) -> Found:
-  for name, table in cfg.sparse.tables.items():
-    for part in ('linear', 'factors'):
-      rule: RowOptimizer = getattr(table, part)
-      path = f'sparse.tables.{name}.{part}'
-      other = [key for key in _KIND_KEYS if key not in ROW_OPTIMIZERS[rule.kind].reads]
-      yield from _given(path, rule, other, f"on kind '{rule.kind}'")
-      # Steps without a gradient still move a state that decays.
-      if rule.kind == 'ftrl':
-        yield from _given(path, rule, ['l2_mode'], "on kind 'ftrl', whose weights follow from sums")
-      elif not (rule.l1 or rule.l2 or ROW_OPTIMIZERS[rule.kind].has_decaying_state):
-        yield from _given(path, rule, ['l2_mode'], 'without l1 or l2')
+def _of_rows(cfg: Config) -> Idle:
+  for path, rule, _ in cfg.sparse.optimizers():
+    kind = ROW_OPTIMIZERS[rule.kind]
+    other = [key for key in _KIND_KEYS if key not in kind.reads]
+    yield from _changed(path, rule, other, f"on kind '{rule.kind}'")
+    # Steps without a gradient still move a state that decays.
+    if rule.kind == 'ftrl':
+      yield from _changed(path, rule, ['l2_mode'], "on kind 'ftrl', whose weights follow from sums")
+    elif not (rule.l1 or rule.l2 or kind.has_decaying_state):
+      yield from _changed(path, rule, ['l2_mode'], 'without l1 or l2')
 
 
-def _of_lifecycle(cfg: Config) -> Found:
+def _of_lifecycle(cfg: Config) -> Idle:
   policy = cfg.policy()
   idle = {
     key: f"with lifecycle.{kind} '{getattr(policy, kind)}'"
@@ -110,32 +106,30 @@ def _of_lifecycle(cfg: Config) -> Found:
         yield f'{path}.{key}', value, why
 
 
-def _of_model(cfg: Config) -> Found:
+def _of_model(cfg: Config) -> Idle:
   kinds = {interaction.kind for interaction in cfg.model.all_interactions().values()}
   if kinds == {'linear'}:
     for key, value in flatten(cfg.given).items():
       if _OF_FACTORS.fullmatch(key):
         yield key, value, 'with linear alone, which reads no factors'
   if kinds and kinds <= READ_NO_DENSE:
-    why = (
-      f'with {" and ".join(sorted(kinds))} alone, which read no dense columns (linear and dnn do)'
-    )
+    why = f'with {" and ".join(sorted(kinds))} alone: linear and dnn read dense columns'
     if cfg.data.dense:
       yield 'data.dense', [column.name for column in cfg.data.dense], why
     for i, slot in enumerate(cfg.data.slots):
-      yield from _given(f'data.slots.{i}', slot, ['counts'], why)
+      yield from _changed(f'data.slots.{i}', slot, ['counts'], why)
   losses = [label.loss for label in cfg.labels]
   if 'focal' not in losses:
-    yield from _given('model', cfg.model, ['focal_gamma'], 'without a loss of kind focal')
+    yield from _changed('model', cfg.model, ['focal_gamma'], 'without a loss of kind focal')
   if set(losses) == {'squared_error'}:
     of_clicks = ['label_smoothing', 'negative_sampling_rate']
-    yield from _given('model', cfg.model, of_clicks, 'on squared_error, which predicts no clicks')
+    yield from _changed('model', cfg.model, of_clicks, 'on squared_error, which predicts no clicks')
   if (retrieval := cfg.model.retrieval) and retrieval.loss == 'in_batch_softmax':
     why = 'on in_batch_softmax, which draws nothing'
-    yield from _given('model.retrieval', retrieval, ['negatives', 'sampling'], why)
+    yield from _changed('model.retrieval', retrieval, ['negatives', 'sampling'], why)
 
 
-def _of_sync(cfg: Config) -> Found:
+def _of_sync(cfg: Config) -> Idle:
   for name, mode in (
     ('dense_allreduce', 'allreduce'),
     ('row_exchange', 'allreduce'),
@@ -145,4 +139,4 @@ def _of_sync(cfg: Config) -> Found:
   ):
     if cfg.sync.mode != mode:
       why = f"with sync.mode '{cfg.sync.mode}': it is of '{mode}'"
-      yield from _given('sync', cfg.sync, [name], why)
+      yield from _changed('sync', cfg.sync, [name], why)

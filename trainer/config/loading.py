@@ -63,14 +63,14 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   remedy = 'delete it: the next start writes it again, and measures the batch size again'
   given = read_yaml(_text_of_run(path, remedy), path)
   run = load_of_run(run_dir)
-  found: dict[str, Json] = {}
+  values: dict[str, Json] = {}
   if 'batch_size' not in (cfg.train.model_fields_set | given.get('train', {}).keys()):
-    found['train.batch_size'] = run.train.batch_size
+    values['train.batch_size'] = run.train.batch_size
   for key, column in cfg.data.left_open().items():
     made, field = run.data.made.get(column.name), column.made.left_open
     if made and made.model_copy(update={field: None}) == column.made:
-      found[key] = getattr(made, field)
-  return found
+      values[key] = getattr(made, field)
+  return values
 
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
@@ -120,9 +120,7 @@ def parse(
   """
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
-    raise ConfigError(
-      f'{where}: found {type(tree).__name__}; wanted a mapping with keys data, model, …'
-    )
+    raise ConfigError(f'{where}: found {type(tree).__name__}; wanted keys: data, model, …')
   for assignment in overrides:
     _expand_interactions(tree)
     set_key(tree, assignment)
@@ -139,9 +137,7 @@ def parse(
       (key + value if isinstance(value, str) else key).encode()
     except UnicodeEncodeError:  # from the command line, or "\ud800" in YAML
       found = printable(f'{key}: found {value!r}')
-      raise ConfigError(
-        f'{where}: {found}, which UTF-8 cannot write; wanted other characters'
-      ) from None
+      raise ConfigError(f'{where}: {found}, which UTF-8 cannot write') from None
   try:
     cfg = Config.model_validate(tree)
   except pydantic.ValidationError as e:
@@ -188,6 +184,4 @@ def columns_wanted(cfg: Config, path: str) -> str:
   data = cfg.data
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
-  return (
-    f'wanted files with the columns {shown}; the first lines of {path} may say where they come from'
-  )
+  return f'wanted files with the columns {shown}; the first lines of {path} may tell their source'

@@ -51,14 +51,9 @@ _WORDS = {
 }
 _ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 _OF_LAYERS = ('hidden', 'dropout', 'activation', 'batch_norm')  # arguments that look like keys
-# Our names for pydantic's types of values.
-_KINDS = {
-  'int': 'a whole number',
-  'float': 'a number',
-  'finite': 'a finite number',
-  'bool': 'true or false',
-  'string': 'a text',
-}
+# What a type of pydantic takes, in our words.
+_KINDS = {'int': 'a whole number', 'float': 'a number', 'finite': 'a finite number'}
+_KINDS |= {'bool': 'true or false', 'string': 'a text'}
 
 
 def _section_with(loc: Sequence[str | int]) -> type[Section]:
@@ -81,14 +76,14 @@ def _sections_with(name: str, section: type[Section] = Config, path: str = '') -
 
 def _as_in(error: ErrorDetails) -> str:
   """Describes the section or list that pydantic expected, with an example."""
-  found = error['input']
+  value = error['input']
   if error['type'] == 'list_type':
-    return 'a list' + (f", as in ['{found}']" if isinstance(found, str) else '')
-  off = ', or null for off' if found is False else ''
+    return 'a list' + (f", as in ['{value}']" if isinstance(value, str) else '')
+  off = ', or null for off' if value is False else ''
   name, field = next(iter(_section_with([*error['loc'], '']).model_fields.items()))
   if 'class_name' not in error.get('ctx', {}) or field.annotation is float:
     return f'keys with values{off}'
-  return f'keys with values, as in {{{name}: {found if isinstance(found, str) else "…"}}}{off}'
+  return f'keys with values, as in {{{name}: {value if isinstance(value, str) else "…"}}}{off}'
 
 
 def _wanted(error: ErrorDetails) -> str:
@@ -106,8 +101,8 @@ def settings_named(name: str) -> str:
   """Returns the keys with a name, such as train.epochs, or our key for it; '' if there is none."""
   if name in _ELSEWHERE:
     return _ELSEWHERE[name]
-  found = ', '.join(f'{section}.{name}' for section in _sections_with(name))
-  return found.removeprefix('the top level.')
+  named = ', '.join(f'{section}.{name}' for section in _sections_with(name))
+  return named.removeprefix('the top level.')
 
 
 def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[str]) -> str:
@@ -126,10 +121,8 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
       where = f'--set {assignment[:80]}'
   if first['type'] == 'extra_forbidden':
     if loc[0] == 'model' and loc[-1] in _OF_LAYERS and 'retrieval' not in loc:
-      return (
-        f"{where}: unknown key '{key}'; '{loc[-1]}' is an argument of a layer, as in "
-        'model.interactions: [linear, {dnn: {hidden: [64, 32], dropout: 0.1}}]'
-      )
+      layer = 'model.interactions: [linear, {dnn: {hidden: [64, 32], dropout: 0.1}}]'
+      return f"{where}: unknown key '{key}'; it is an argument of a layer, as in {layer}"
     if loc[-1] == 'learning_rate':
       return f"{where}: unknown key '{key}'; here that is {_LEARNING_RATE}"
     if sections := ', '.join(_sections_with(str(loc[-1]))):

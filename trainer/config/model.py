@@ -85,9 +85,9 @@ class Model(Section):
     """Returns {key: layer} of all layers of the model, including shared parts and tasks."""
     listed = [('model.interactions', self.interactions)]
     listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]
-    found = {f'{key}.{i}': one for key, some in listed for i, one in enumerate(some)}
+    layers = {f'{key}.{i}': layer for key, some in listed for i, layer in enumerate(some)}
     others = {'model.shared': self.shared, 'model.dense_embedding': self.dense_embedding}
-    return found | {key: one for key, one in others.items() if one is not None}
+    return layers | {key: layer for key, layer in others.items() if layer is not None}
 
   @pydantic.model_validator(mode='after')
   def _check_interactions(self) -> 'Model':
@@ -108,14 +108,14 @@ class Model(Section):
   @pydantic.model_validator(mode='after')
   def _check_given(self) -> 'Model':
     for name in self.tasks:
-      seen = [name]
-      while (given := self.tasks[seen[-1]].given) is not None:
-        key = f'tasks.{seen[-1]}.given'
+      path = [name]
+      while (given := self.tasks[path[-1]].given) is not None:
+        key = f'tasks.{path[-1]}.given'
         if given not in self.tasks:
-          others = set(self.tasks) - set(seen)
+          others = set(self.tasks) - set(path)
           wrong(key, f"found '{given}'; wanted another task{nearest(given, others)}")
-        if given in seen:
-          cycle = ' → '.join([*seen[seen.index(given) :], given])
+        if given in path:
+          cycle = ' → '.join([*path[path.index(given) :], given])
           wrong(key, f'found a cycle, {cycle}; wanted one of these tasks without `given`')
-        seen.append(given)
+        path.append(given)
     return self

@@ -10,16 +10,14 @@ def retrieval(cfg: Config) -> Mistakes:
   model, data, of_items = cfg.model, cfg.data, cfg.model.retrieval
   if of_items is None:
     if data.items is not None:
-      found = f"found '{data.items}' without model.retrieval"
-      yield 'data.items', f'{found}, which alone reads it'
+      yield 'data.items', f"found '{data.items}'; model.retrieval alone reads it"
     return
   if model.interactions:
     yield 'model.retrieval', 'found beside model.interactions; wanted either'
   if data.labels or model.tasks or model.shared:
     yield 'model.retrieval', 'found beside several tasks; wanted either'
   if model.dense_embedding:
-    found = 'found with model.retrieval, which does not read it'
-    yield 'model.dense_embedding', f'{found}; wanted null'
+    yield 'model.dense_embedding', 'found with model.retrieval, which does not read it'
   for key in ('loss', 'label_smoothing', 'negative_sampling_rate'):
     if getattr(model, key) != type(model).model_fields[key].default:
       wanted = 'wanted model.retrieval.loss, or this left out'
@@ -30,11 +28,9 @@ def retrieval(cfg: Config) -> Mistakes:
   if len(set(of_items.eval_at)) < max(1, len(of_items.eval_at)):
     yield 'model.retrieval.eval_at', f'found {of_items.eval_at}; wanted distinct numbers'
   if of_items.logq != 'none' and of_items.loss == 'bpr':
-    found = f"found '{of_items.logq}'"
-    yield 'model.retrieval.logq', f'{found}; the loss bpr has no sum to correct'
+    yield 'model.retrieval.logq', f"found '{of_items.logq}'; the loss bpr has no sum to correct"
   if of_items.logq == 'none' and of_items.logq_positive:
-    found = "found true with logq 'none'"
-    yield 'model.retrieval.logq_positive', f'{found}; wanted logq uniform, shows'
+    yield 'model.retrieval.logq_positive', "found true with logq 'none'; wanted uniform or shows"
   for key, value, wanted in (
     ('sync.mode', cfg.sync.mode, 'allreduce'),
     ('train.dense_dtype', cfg.train.dense_dtype, 'float32'),

@@ -10,7 +10,7 @@ from ops.policy import Policy
 from trainer.config.data import Data, Label, Slot
 from trainer.config.defaults import completed
 from trainer.config.export import Export
-from trainer.config.lifecycle import Lifecycle, Thresholds
+from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.model import Model
 from trainer.config.report import Report
 from trainer.config.section import NonNegativeInt, Section
@@ -20,12 +20,8 @@ from trainer.config.train import Checkpoint, Train
 from trainer.config.yaml_text import flatten
 from trainer.plain_data import JsonObject
 
-_NUMBERS_OF_POLICY = {
-  'admission_threshold',
-  'admission_count',
-  'admission_probability',
-  'delete_threshold',
-}
+# Thresholds that Policy has defaults for, so null leaves them out.
+_NUMBERS_OF_POLICY = {*LIFECYCLE_MODES['admission'], 'delete_threshold'}
 
 
 class Config(Section):
@@ -78,14 +74,10 @@ class Config(Section):
 
     Empty values are left out, as are boundaries and tables that the run measured or read.
     """
-    of_data = tuple(
-      k for k, origin in self._origins.items() if origin == 'measured' and '.from.' in k
-    )
-    return {
-      key: value
-      for key, value in flatten(self.model_dump()).items()
-      if value not in (None, [], {}) and not key.startswith(of_data)
-    }
+    measured = [key for key, origin in self._origins.items() if origin == 'measured']
+    of_data = tuple(key for key in measured if '.from.' in key)
+    values = flatten(self.model_dump()).items()
+    return {k: v for k, v in values if v not in (None, [], {}) and not k.startswith(of_data)}
 
   @pydantic.model_validator(mode='wrap')
   @classmethod
@@ -123,11 +115,12 @@ class Config(Section):
 
   def poolings(self) -> list[str]:
     """Returns the pooling of each slot, [F]; 'sum' for a slot with one feature a sample."""
-    several = [
-      s.separator or s.value_separator or s.sequence or (s.made and s.made.is_several)
-      for s in self.ordered_slots
-    ]
-    return [s.pooling if many else 'sum' for s, many in zip(self.ordered_slots, several)]
+
+    def may_hold_several(slot: Slot) -> bool:
+      made = slot.made is not None and slot.made.is_several
+      return bool(slot.separator or slot.value_separator or slot.sequence or made)
+
+    return [s.pooling if may_hold_several(s) else 'sum' for s in self.ordered_slots]
 
   def counted_fields(self) -> list[int]:
     """Returns the indices in `ordered_slots` of the Fc slots with `counts`."""
@@ -206,12 +199,8 @@ class Config(Section):
     ids = self.slot_ids()
 
     def fields(section: Thresholds) -> JsonObject:
-      # A threshold that the mode does not read may be null here; Policy has a default for it.
-      return {
-        key: value
-        for key, value in section.model_dump().items()
-        if value is not None or key not in _NUMBERS_OF_POLICY
-      }
+      values = section.model_dump().items()
+      return {k: v for k, v in values if v is not None or k not in _NUMBERS_OF_POLICY}
 
     per_slot = {ids[s.name]: fields(s.lifecycle) for s in self.data.slots if s.lifecycle}
     return Policy(

@@ -1,4 +1,4 @@
-"""Writes the schema and configs as text: keys with types, defaults, meanings and origins."""
+"""Writes configs and their schema as text: keys with types, defaults, meanings and origins."""
 
 import dataclasses
 import inspect
@@ -18,13 +18,7 @@ from trainer.config.yaml_text import flatten
 from trainer.plain_data import Json
 
 _WIDTH = 100
-_NAMES = {
-  bool: 'true or false',
-  int: 'whole number',
-  float: 'number',
-  str: 'text',
-  Any: 'any value',
-}
+_NAMES = {bool: 'true or false', int: 'whole number', float: 'number', str: 'text', Any: 'any'}
 _BOUNDS = (('gt', '> {}'), ('ge', '>= {}'), ('lt', '< {}'), ('le', '<= {}'))
 
 
@@ -51,14 +45,8 @@ class Key:
 
 
 def one_line_yaml(value: Json) -> str:
-  """Returns a value as YAML in one line."""
-  text = yaml.safe_dump(
-    pydantic_core.to_jsonable_python(value),
-    default_flow_style=True,
-    sort_keys=False,
-    allow_unicode=True,
-    width=10**6,
-  )
+  style = {'default_flow_style': True, 'sort_keys': False, 'allow_unicode': True, 'width': 10**6}
+  text = yaml.safe_dump(pydantic_core.to_jsonable_python(value), **style)
   return text.removesuffix('\n').removesuffix('\n...')
 
 
@@ -104,8 +92,7 @@ def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type 
   if origin in (list, dict):
     return _section_of(args[-1])[0], origin
   if origin in (typing.Union, types.UnionType):
-    found = [_section_of(a) for a in args]
-    return next((f for f in found if f[0]), (None, None))
+    return next((of for of in map(_section_of, args) if of[0]), (None, None))
   return None, None
 
 
@@ -163,12 +150,12 @@ def _explained(
       continue
     yield f'{key.name}:'
     inner = enumerate(value) if key.container is list else [('', value)]
-    for name, one in value.items() if key.container is dict else inner:
+    for name, inner_section in value.items() if key.container is dict else inner:
       head = {None: '', list: '-', dict: f'{name}:'}[key.container]
       if head:
         yield f'  {head}'
       place = f'{path}{key.name}.{name}.' if head else f'{path}{key.name}.'
-      for line in _explained(one, place, origin, told):
+      for line in _explained(inner_section, place, origin, told):
         yield ('    ' + line if head else '  ' + line).rstrip()
 
 

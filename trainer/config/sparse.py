@@ -1,5 +1,6 @@
 """The sections below `sparse`: the embedding tables and their row optimizers."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -44,11 +45,9 @@ def _key(name: str) -> tuple[Any, pydantic.fields.FieldInfo]:
   return (kind if number.default is not None else kind | None, field)
 
 
+_KEYS = {name: _key(name) for name in HYPERPARAMETERS}
 RowOptimizer = pydantic.create_model(
-  'RowOptimizer',
-  __base__=_RowRule,
-  __doc__=_RowRule.__doc__,
-  **{name: _key(name) for name in HYPERPARAMETERS},
+  'RowOptimizer', __base__=_RowRule, __doc__=_RowRule.__doc__, **_KEYS
 )
 
 
@@ -83,15 +82,17 @@ class Sparse(Section):
   tables: dict[str, Table] = {'default': Table()}
   """The tables by name."""
 
+  def optimizers(self) -> Iterator[tuple[str, RowOptimizer, int]]:
+    """Yields the key of each row optimizer, its section, and the number of weights it updates."""
+    for name, table in self.tables.items():
+      yield f'sparse.tables.{name}.linear', table.linear, 1
+      yield f'sparse.tables.{name}.factors', table.factors, table.width
+
   @pydantic.model_validator(mode='after')
   def _check_store(self) -> 'Sparse':
     for name, table in self.tables.items() if self.store == 'tfra' else ():
       if 'catch_up' in (table.linear.l2_mode, table.factors.l2_mode):
-        wrong(
-          f'tables.{name}',
-          "l2_mode 'catch_up' needs sparse.store 'rows'; found 'tfra', which takes no step on rows "
-          'outside the batch',
-        )
+        wrong(f'tables.{name}', "l2_mode 'catch_up' needs sparse.store 'rows'; found 'tfra'")
       if table.dtype == 'bfloat16':
         wrong(f'tables.{name}.dtype', "found 'bfloat16', which needs sparse.store 'rows'")
     return self

@@ -37,11 +37,8 @@ class Sync(Section):
   @pydantic.model_validator(mode='after')
   def _check_connections(self) -> 'Sync':
     if self.dense_allreduce == 'connections' and self.row_exchange == 'horovod':
-      wrong(
-        'row_exchange',
-        "found 'horovod' with sync.dense_allreduce 'connections'; wanted 'connections' for rows "
-        "too, or 'horovod' for both",
-      )
+      found = "found 'horovod' with sync.dense_allreduce 'connections'"
+      wrong('row_exchange', f"{found}; wanted 'connections', or 'horovod' for both")
     if self.ports and self.ports[0] > self.ports[1]:
       wrong('ports', f'found {list(self.ports)}; wanted [first, last] with first <= last')
     return self

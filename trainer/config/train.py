@@ -118,18 +118,12 @@ class Schedule(Section):
   @pydantic.model_validator(mode='after')
   def _check_kind(self) -> 'Schedule':
     if self.kind != 'constant' and self.period is None:
-      wrong(
-        'period',
-        f"found null with kind '{self.kind}'; wanted the steps of a fall (ctr-train --dry_run "
-        'tells how many an epoch has)',
-      )
-    for key, kinds in (
-      ('period', ('cosine', 'step')),
-      ('factor', ('step',)),
-      ('floor', ('cosine',)),
-    ):
-      is_given = getattr(self, key) != type(self).model_fields[key].default
-      if is_given and self.kind not in kinds:
+      found = f"found null with kind '{self.kind}'"
+      wrong('period', f'{found}; wanted steps (ctr-train --dry_run tells how many an epoch has)')
+    kinds_by_key = {'period': ('cosine', 'step'), 'factor': ('step',), 'floor': ('cosine',)}
+    for key, kinds in kinds_by_key.items():
+      is_default = getattr(self, key) == type(self).model_fields[key].default
+      if not is_default and self.kind not in kinds:
         wrong(key, f"does nothing with kind '{self.kind}'; wanted it left out")
     return self
 

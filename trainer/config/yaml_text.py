@@ -43,16 +43,13 @@ def read_yaml(text: str, where: str) -> Json:
   except (ValueError, TypeError, LookupError, AttributeError) as e:  # such as !!int ""
     raise ConfigError(f'{where}: not YAML: {" ".join(str(e).split())[:200]}') from None
   level, nodes = [tree], 0
-  for _ in range(MAX_DEPTH):  # anchors may turn a short text into a huge or endless tree
+  for _ in range(MAX_DEPTH):  # anchors can make a huge or endless tree of a short text
     level = [v for n in level for v in _children(n)]
     nodes += len(level)
     if not level or nodes > MAX_NODES:
       break
   if level:
-    raise ConfigError(
-      f'{where}: found values nested over {MAX_DEPTH} deep, or over {MAX_NODES:,} of them; wanted '
-      'a config'
-    )
+    raise ConfigError(f'{where}: found over {MAX_DEPTH} levels, or over {MAX_NODES:,} values')
   return tree
 
 

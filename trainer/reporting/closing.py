@@ -58,15 +58,11 @@ def close(cfg: config.Config) -> None:
 
 def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
   """Returns a warning if the threshold of admission admits almost no feature, else None."""
-  policy = cfg.policy()
-  key = {
-    'score': 'admission_threshold',
-    'count': 'admission_count',
-    'probability': 'admission_probability',
-  }.get(policy.admission)
+  policy, modes = cfg.policy(), config.LIFECYCLE_MODES['admission']
+  key = next((key for key, mode in modes.items() if mode == policy.admission), None)
   trained = events.reindex(columns=['event', 'features', 'admitted'])
   trained = trained[trained['event'] == 'train']
-  if key is None or not len(trained) or not trained['features'].iloc[-1]:
+  if key is None or not len(trained):
     return None
   features, admitted = trained['features'].iloc[-1], trained['admitted'].iloc[-1]
   if admitted >= FEW_ADMITTED * features:
@@ -93,9 +89,8 @@ def print_table(run: RecordedRun) -> None:
   retrieval = run.cfg.model.retrieval
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
   fields = [*TABLE_COLUMNS, *of_rankings[:MOST_OF_RANKINGS]]
-  shown = run.events.reindex(
-    columns=['event', 'split', 'pass', 'rmse', 'ctr', *(field for _, field, _ in fields)]
-  )
+  names = [field for _, field, _ in fields]
+  shown = run.events.reindex(columns=['event', 'split', 'pass', 'rmse', 'ctr', *names])
   shown['group'] = shown['split'].where(shown['event'] == 'eval', shown['event'])
   shown = shown[shown['group'].isin(GROUPS)]
   reachable = [run.reachable(name, 'auc') for name in shown['pass']]
@@ -156,10 +151,8 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
   for run_of_task in run.by_task():
     for _, test in run_of_task.evaluated('test').tail(1).iterrows():
       names = [n for n in (*config.METRICS, *ranked) if pd.notna(test.get(n))]
-      values = ', '.join(
-        f'{name} {metric_text(name, test[name])}{plus_minus(name, test)}' for name in names
-      )
-      yield f'test: {run_of_task.task} {values}'.replace('  ', ' ')
+      values = [f'{n} {metric_text(n, test[n])}{plus_minus(n, test)}' for n in names]
+      yield f'test: {run_of_task.task} {", ".join(values)}'.replace('  ', ' ')
       bound = run_of_task.reachable(test['pass'], 'auc')
       if bound is not None:
         yield f'      the true probabilities reach AUC {bound:.4f}'

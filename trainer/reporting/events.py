@@ -20,15 +20,8 @@ from trainer.reporting.tensorboard import TensorBoard
 
 # The fields that TensorBoard and trackers show.
 SCALARS = (
-  *METRICS,
-  'calibration',
-  'loss',
-  'examples_per_second',
-  'features',
-  'admitted',
-  'evicted',
-  'table_bytes',
-  'learning_rate_factor',
+  *(*METRICS, 'calibration', 'loss', 'examples_per_second', 'learning_rate_factor'),
+  *('features', 'admitted', 'evicted', 'table_bytes'),
 )
 
 # Events about the job, not about work that is repeated after a crash.
@@ -60,7 +53,7 @@ class EventLog:
       return
     self._path = os.path.join(run_dir, 'metrics.jsonl')
     with self.guarded(self._path):
-      self._open()
+      self._file = open(self._path, 'ab', buffering=0)
       self._cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
@@ -101,9 +94,6 @@ class EventLog:
     """Returns how many bytes of metrics.jsonl have been written so far."""
     return self._file.tell() if self._file is not None else 0
 
-  def _open(self) -> None:
-    self._file = open(self._path, 'ab', buffering=0)
-
   def _cut(self, keep_bytes: int | None) -> None:
     """Removes the lines after `keep_bytes`, which must be the end of a line."""
     size = self._file.tell()
@@ -113,11 +103,8 @@ class EventLog:
       f.seek(max(0, min(keep_bytes, size) - 1))
       ends_a_line = keep_bytes == 0 or f.read(1) == b'\n'
     if size < keep_bytes or not ends_a_line:
-      raise OSError(
-        errno.EIO,
-        f'is not what it was at this checkpoint ({size:,} bytes now, {keep_bytes:,} then): earlier '
-        'events are missing or doubled',
-      )
+      lengths = f'{size:,} bytes now, {keep_bytes:,} at this checkpoint'
+      raise OSError(errno.EIO, f'has changed ({lengths}): earlier events are missing or doubled')
     with open(self._path, 'rb') as f:
       f.seek(keep_bytes)
       removed = [record for line in f if (record := _record(line)) is not None]
@@ -179,16 +166,14 @@ class EventLog:
   def _write_line(self, record: Mapping[str, Json]) -> None:
     """Writes a line; if the file was removed or replaced, begins a new file."""
     line = (json.dumps(record) + '\n').encode()
-    if self._file is None:
-      self._open()
-    elif not os.path.exists(self._path) or not os.path.samestat(
-      os.stat(self._path), os.fstat(self._file.fileno())
-    ):
-      self._file.close()
-      self._open()
-      with self.guarded(self._path):
-        raise OSError(errno.EIO, 'was removed or replaced while the run wrote to it')
-      self._size = 0
+    there = os.stat(self._path) if os.path.exists(self._path) else None
+    if not (self._file and there and os.path.samestat(there, os.fstat(self._file.fileno()))):
+      lost, self._file = self._file, open(self._path, 'ab', buffering=0)
+      if lost:
+        lost.close()
+        with self.guarded(self._path):
+          raise OSError(errno.EIO, 'was removed or replaced while the run wrote to it')
+        self._size = 0
     size = self._file.seek(0, os.SEEK_END)
     if size < self._size:
       with self.guarded(self._path):

@@ -24,18 +24,14 @@ def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style:
   if not len(rows):
     return
   days, epochs = ([f'{n:.0f}' if n == n else '–' for n in rows[of]] for of in ('day', 'epoch'))
-  figure.add_trace(
-    go.Scatter(
-      x=rows['step'].tolist(),
-      y=rows[field].tolist(),
-      name=name,
-      customdata=[
-        f'pass {name}, day {day}, epoch {epoch}'
-        for name, day, epoch in zip(rows['pass'].fillna('–'), days, epochs)
-      ],
-      hovertemplate='%{y:.5~g} (%{customdata})',
-      **style,
-    )
+  places = zip(rows['pass'].fillna('–'), days, epochs)
+  figure.add_scatter(
+    x=rows['step'].tolist(),
+    y=rows[field].tolist(),
+    name=name,
+    customdata=[f'pass {name}, day {day}, epoch {epoch}' for name, day, epoch in places],
+    hovertemplate='%{y:.5~g} (%{customdata})',
+    **style,
   )
 
 
@@ -75,16 +71,9 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
       return None
     best = run.best
     if best is not None and pd.notna(best.get(metric)):
-      figure.add_trace(
-        go.Scatter(
-          x=[best['step']],
-          y=[best[metric]],
-          name='best',
-          mode='markers',
-          marker={'symbol': 'star', 'size': 15, 'color': '#d9a514', 'line': {'width': 1}},
-          hovertemplate='%{y:.5~g}',
-        )
-      )
+      star = {'symbol': 'star', 'size': 15, 'color': '#d9a514', 'line': {'width': 1}}
+      style = {'mode': 'markers', 'marker': star, 'hovertemplate': '%{y:.5~g}'}
+      figure.add_scatter(x=[best['step']], y=[best[metric]], name='best', **style)
     _zoomed(figure)
     ends_of_days = run.of('day_end')['step'].tolist()
     style = {'color': '#c9cdd3', 'width': 1, 'dash': 'dot'}
@@ -92,9 +81,7 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
     if 0 < len(ends_of_days) <= MOST_DAY_ENDS:
       figure.update_layout(shapes=[line | {'x0': step, 'x1': step} for step in ends_of_days])
       # Its entry in the legend says what these lines are.
-      figure.add_trace(
-        go.Scatter(x=[None], y=[None], name='end of a day', mode='lines', line=style)
-      )
+      figure.add_scatter(x=[None], y=[None], name='end of a day', mode='lines', line=style)
     return figure
 
   draw.__name__ = metric
@@ -111,10 +98,8 @@ def _zoomed(figure: go.Figure) -> go.Figure:
 
   The outliers are mostly values of the untrained model.
   """
-  steps, values = (
-    np.concatenate([np.array(getattr(trace, axis), float) for trace in figure.data])
-    for axis in 'xy'
-  )
+  points = [np.array([trace.x, trace.y], float) for trace in figure.data]
+  steps, values = np.concatenate(points, 1)
   values = values[np.isfinite(values) & ((steps > 0) | (steps == steps.max()))]
   if len(values):
     low, high = values.min(), values.max()
@@ -141,7 +126,7 @@ def _curve(
 ) -> None:
   style = {'line': {'color': COLOURS.get(name)}} | style
   x, y = list(map(float, x)), list(map(float, y))
-  figure.add_trace(go.Scatter(x=x, y=y, name=name, hovertemplate=hover, **style))
+  figure.add_scatter(x=x, y=y, name=name, hovertemplate=hover, **style)
 
 
 def deciles(run: RecordedRun) -> go.Figure | None:
@@ -168,9 +153,8 @@ def deciles(run: RecordedRun) -> go.Figure | None:
 
 def _diagonal(figure: go.Figure, low: float, high: float, name: str) -> None:
   ends = [low, high]
-  figure.add_trace(
-    go.Scatter(x=ends, y=ends, name=name, mode='lines', line=DOTTED, hoverinfo='skip')
-  )
+  style = {'mode': 'lines', 'line': DOTTED, 'hoverinfo': 'skip'}
+  figure.add_scatter(x=ends, y=ends, name=name, **style)
   figure.update_layout(hovermode='closest')
 
 
@@ -231,7 +215,6 @@ def _table_events(run: RecordedRun) -> pd.DataFrame:
 
 
 def table_bytes(run: RecordedRun) -> go.Figure | None:
-  """Draws the megabytes of the tables over the steps."""
   figure, rows = new_figure('step', 'MB'), _table_events(run)
   _line(figure, rows, 'megabytes', 'tables', mode='lines', line={'color': COLOURS['train']})
   for event, name in (('train', 'after a pass'), ('day_end', "after a day's end")):
@@ -241,7 +224,6 @@ def table_bytes(run: RecordedRun) -> go.Figure | None:
 
 
 def features(run: RecordedRun) -> go.Figure | None:
-  """Draws the numbers of features and of admitted features over the steps."""
   figure, rows = new_figure('step', 'features'), _table_events(run)
   for field in ('features', 'admitted'):
     _line(figure, rows, field, field, mode='lines+markers', marker={'size': 4})
@@ -261,7 +243,7 @@ def time_spent(run: RecordedRun) -> go.Figure | None:
   for part in PARTS:
     if part in seconds and seconds[part].any():
       times = seconds[part].tolist()
-      figure.add_trace(go.Bar(x=names.tolist(), y=times, name=part, hovertemplate='%{y:.2f} s'))
+      figure.add_bar(x=names.tolist(), y=times, name=part, hovertemplate='%{y:.2f} s')
   return figure.update_xaxes(type='category')
 
 

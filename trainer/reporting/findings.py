@@ -42,9 +42,8 @@ def state(run: RecordedRun) -> str:
   """Returns finished, stopped, or unfinished if the run is at work or was killed."""
   ends = run.of('end')
   starts = run.of('start')
-  if len(ends) and (not len(starts) or ends.index[-1] > starts.index[-1]):
-    return str(ends.iloc[-1]['status'])
-  return 'unfinished'
+  is_over = len(ends) and (not len(starts) or ends.index[-1] > starts.index[-1])
+  return str(ends.iloc[-1]['status']) if is_over else 'unfinished'
 
 
 def summary(run: RecordedRun) -> list[str]:
@@ -72,41 +71,33 @@ def summary(run: RecordedRun) -> list[str]:
     ranked = cfg.model.retrieval.metrics() if cfg.model.retrieval else []
     shown = [m for m in (*METRICS, *ranked) if pd.notna(last.get(m))]
     of_task = f' of {run_of_task.task}' if run_of_task.task else ''
-    text = f'On the test data{of_task}, ' + _list(
-      [f'{NAMES.get(m, m)} is {metric_text(m, last[m])}{plus_minus(m, last)}' for m in shown]
-    )
+    values = {m: f'{metric_text(m, last[m])}{plus_minus(m, last)}' for m in shown}
+    text = f'On the test data{of_task}, '
+    text += _list([f'{NAMES.get(m, m)} is {value}' for m, value in values.items()])
     reach = [(m, run_of_task.reachable(last['pass'], m)) for m in shown]
     reach = [f'{NAMES[m]} {metric_text(m, value)}' for m, value in reach if value is not None]
     if reach:
       text += f'; the true probabilities reach {_list(reach)}'
     told.append(text + '.')
   if len(trained):
-    starts = run.of('start')
-    by = ''
-    if len(starts):
-      processes = int(starts.iloc[-1]['processes'])
-      by = f' on {processes} process{"es" * (processes > 1)}'
-    speed = f'{trained["examples_per_second"].median():,.0f} samples/s{by}'
+    speed = f'{trained["examples_per_second"].median():,.0f} samples/s'
+    for processes in run.of('start').tail(1).get('processes', ()):
+      speed += f' on {processes:.0f} process{"es" * (processes > 1)}'
     seconds = sum(sum(parts.values()) for parts in trained['seconds'].dropna())
-    told.append(
-      f'Training took {_duration(seconds)}, at {speed}.' if seconds else f'Training ran at {speed}.'
-    )
+    took = f'took {_duration(seconds)},' if seconds else 'ran'
+    told.append(f'Training {took} at {speed}.')
   counts = run.events[run.events['event'].isin(['train', 'day_end'])]
   if len(counts):
     last = counts.iloc[-1]
-    told.append(
-      f'The tables hold {last["features"]:,.0f} features, {last["admitted"]:,.0f} of them '
-      f'admitted, in {last["table_bytes"] / 1e6:,.1f} MB.'
-    )
+    features = f'{last["features"]:,.0f} features, {last["admitted"]:,.0f} of them admitted'
+    told.append(f'The tables hold {features}, in {last["table_bytes"] / 1e6:,.1f} MB.')
   told += _disk(run)
   times = pd.to_datetime(run.events['time'].tail(1), unit='s')
   when = f'{times.iloc[0]:%Y-%m-%d %H:%M:%S} UTC' if len(times) else 'none yet'
-  told += {
-    'unfinished': [
-      f'The run has not finished: it is still at work, or was killed; its last event: {when}.'
-    ],
-    'stopped': ['The run was asked to stop, and its state was saved.'],
-  }.get(state(run), [])
+  if (how := state(run)) == 'unfinished':
+    told.append(f'The run is still at work, or was killed; its last event: {when}.')
+  elif how == 'stopped':
+    told.append('The run was asked to stop, and its state was saved.')
   return told
 
 
@@ -151,10 +142,8 @@ def _disk(run: RecordedRun) -> Iterator[str]:
     yield f'{text}, and {last["disk_free"] / 1e9:,.1f} GB of its disk are free.'
     return
   a_day = grown / (len(ends) - 1)
-  yield (
-    f'{text} and grows by {a_day / 1e6:,.1f} MB a day: its disk is full in '
-    f'{last["disk_free"] / a_day:,.0f} days.'
-  )
+  days = last['disk_free'] / a_day
+  yield f'{text} and grows by {a_day / 1e6:,.1f} MB a day: its disk is full in {days:,.0f} days.'
 
 
 def faults(run: RecordedRun) -> list[str]:
@@ -167,15 +156,13 @@ def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
 
   Events without such statistics, and slots without the field, are left out.
   """
-  rows = {
-    i: {slot: values.get(field) for slot, values in slots.items()}
-    for i, slots in run.of(event)['slots'].dropna().items()
-  }
-  return pd.DataFrame.from_dict(rows, orient='index').dropna(axis=1, how='all')
+  of_slots = run.of(event)['slots'].dropna()
+  rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
+  return pd.DataFrame(rows, of_slots.index).dropna(axis=1, how='all')
 
 
 def of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, Json]]:
-  """Returns {split: a field that holds a dict} from the evaluations of the kept state with it."""
+  """Returns {split: value of a field} for the evaluations of the kept state where it is a dict."""
   return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
 
 
@@ -233,10 +220,7 @@ def _labels(run: RecordedRun) -> Iterator[str]:
     expected, clicks = (share * trained.loc[i, 'examples'] for share in (others, rate))
     is_chance = abs(clicks - expected) < z * max(clicks, expected) ** 0.5
     if not is_chance and not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
-      yield (
-        f'The label of {trained.loc[i, "pass"]} looks broken: its click rate is {rate:.4f}, that '
-        f'of the other passes {others:.4f}.'
-      )
+      yield _broken_label(trained.loc[i, 'pass'], 'click rate', rate, others)
       return
   ahead = run.evaluated('next').drop_duplicates('pass', keep='first')
   rows = ahead if len(ahead) > 3 else trained
@@ -245,10 +229,12 @@ def _labels(run: RecordedRun) -> Iterator[str]:
   for i, value, others in zip(values.index, values, _medians_of_others(values)):
     interval = auc_interval_of(rows.loc[i], z)
     if value < others - LABEL_AUC_DROP and interval and interval[1] < others:
-      yield (
-        f'The label of {rows.loc[i, "pass"]} looks broken: its AUC is {value:.4f}, that of the '
-        f'other passes {others:.4f}.'
-      )
+      yield _broken_label(rows.loc[i, 'pass'], 'AUC', value, others)
+
+
+def _broken_label(name: str, figure: str, value: float, others: float) -> str:
+  its = f'its {figure} is {value:.4f}, that of the other passes {others:.4f}'
+  return f'The label of {name} looks broken: {its}.'
 
 
 def _blank_slots(run: RecordedRun) -> Iterator[str]:
@@ -273,8 +259,8 @@ def _drift(run: RecordedRun) -> Iterator[str]:
       if of['psi'] > DRIFTED:
         when = f'day {event["day"]:.0f}' if pd.notna(event.get('day')) else event['pass']
         yield (
-          f"The bins of slot '{slot}' are not shared as on the first day: their population "
-          f'stability index is {of["psi"]:.2f} on {when}.'
+          f"The bins of slot '{slot}' have drifted since the first day: their population stability "
+          f'index is {of["psi"]:.2f} on {when}.'
         )
 
 
@@ -293,19 +279,13 @@ def _factors(run: RecordedRun) -> Iterator[str]:
   for slot, values in kept_slots(run).items():
     width = values.get('width') or widths[slot]
     if (dead := values.get('dead_columns')) and width:
-      which = _list([str(column) for column in dead])
-      yield (
-        f"Column{'s' * (len(dead) > 1)} {which} of the factors of slot '{slot}' "
-        f'{"are" if len(dead) > 1 else "is"} dead: (almost) 0 in every row.'
-      )
+      columns = f'column{"s" * (len(dead) > 1)} {_list([str(column) for column in dead])}'
+      yield f"The factors of slot '{slot}' are (almost) 0 in every row in {columns}."
     rank = values.get('effective_rank')
     if rank is None or values.get('admitted', 0) < 8 * width or width < 4:
       continue
     if rank < max(1.5, COLLAPSED_SHARE * (width - len(dead or ()))):
-      yield (
-        f"The factors of slot '{slot}' have collapsed: their effective rank is {rank:.1f} of "
-        f'{width}.'
-      )
+      yield f"The factors of slot '{slot}' have collapsed to an effective rank of {rank:.1f}."
 
 
 def _calibration(run: RecordedRun) -> Iterator[str]:
@@ -313,10 +293,8 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
     for _, last in run_of_task.of('eval').tail(1).iterrows():
       if is_miscalibrated(last, MISCALIBRATED):
         how = 'above' if last['calibration'] > 1 else 'below'
-        yield (
-          f'Predictions of the {last["split"]} split ({last["pass"]}) lie '
-          f'{abs(last["calibration"] - 1):.0%} {how} {run_of_task.task or "the clicks"}.'
-        )
+        off = f'{abs(last["calibration"] - 1):.0%} {how} {run_of_task.task or "the clicks"}'
+        yield f'Predictions of the {last["split"]} split ({last["pass"]}) lie {off}.'
   if reason := run.cfg.uncalibrated():
     yield f'{reason[0].upper()}{reason[1:]}.'
 
@@ -335,10 +313,8 @@ def worse_than_constant(values: Mapping[str, Json]) -> str | None:
   for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
     value, base = values.get(metric), values.get(f'base_{metric}')
     if value is not None and base is not None and value > base:
-      return (
-        f'{metric} {metric_text(metric, value)} is worse than the {metric_text(metric, base)} of '
-        f'predicting {what} for all'
-      )
+      own, constant = (metric_text(metric, v) for v in (value, base))
+      return f'{metric} {own} is worse than the {constant} of predicting {what} for all'
   return None
 
 
@@ -383,8 +359,8 @@ def _weights(run: RecordedRun) -> Iterator[str]:
   """Reports tables that hold far more weights than the log has samples."""
   slots = kept_slots(run)
   of_slots = {
-    slot: values.get('features', 0) + values.get('admitted', 0) * (values.get('width') or 0)
-    for slot, values in slots.items()
+    slot: of.get('features', 0) + of.get('admitted', 0) * (of.get('width') or 0)
+    for slot, of in slots.items()
   }
   weights = sum(of_slots.values())
   if run.samples and weights > MOST_WEIGHTS * run.samples:
@@ -424,10 +400,8 @@ def kept_slots(run: RecordedRun) -> dict[str, dict]:
     return {}
   # With `counts`, they begin anew with each epoch.
   epochs = 1 if run.cfg.counted_fields() else max(1, trained['epoch'].nunique())
-  return {
-    slot: values | {'shows': values.get('shows', 0) / epochs}
-    for slot, values in statistics.iloc[-1].items()
-  }
+  slots = statistics.iloc[-1].items()
+  return {slot: values | {'shows': values.get('shows', 0) / epochs} for slot, values in slots}
 
 
 _CHECKS = (

@@ -127,9 +127,8 @@ class Inspection:
       # Only admitted features have factors, in the order of the chunk.
       place = np.cumsum(chunk['admitted'] & np.isin(chunk['slot'], own)) - 1
       rows = to_float32(chunk[f'factors_{table}'])[:, :width]
-      columns['factors'] = [
-        rows[at] if admitted else None for at, admitted in zip(place[here], columns['admitted'])
-      ]
+      factors = zip(place[here], columns['admitted'])
+      columns['factors'] = [rows[at] if admitted else None for at, admitted in factors]
     return pd.DataFrame(columns)
 
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
@@ -140,15 +139,15 @@ class Inspection:
         The result has all kept texts of the slot, also those of other keys.
     """
     self._slot_id(slot)  # checks its name
-    found = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
-    if missing := set(keys.tolist()) - found.keys():
+    texts = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
+    if missing := set(keys.tolist()) - texts.keys():
       of_slot = next(s for s in self.cfg.data.slots if s.name == slot)
       cfg, paths = self.cfg, [entry['path'] for entry in self.progress['ledger']['entries']]
       if slot in cfg.columns_of_items():
         cfg, paths = config_of_items(cfg), [cfg.data.items]
       for some in texts_of(cfg, paths, of_slot, missing):
-        found |= some
-    return found
+        texts |= some
+    return texts
 
   def feature(self, slot: str, text: str) -> JsonObject:
     """Returns what is known of one feature; `known` is False if the checkpoint has no row of it.
@@ -204,12 +203,10 @@ class Inspection:
     }
     if self.cfg.data.day_pattern and limits.decay < 1:
       known['decay'] = f'show and click × {limits.decay:g} at each end of a day, in every epoch'
+    known['admission'] = f"lifecycle.admission is '{policy.admission}'"
     if policy.admission == 'score':
-      threshold = limits.admission_threshold
-      sign = '≥' if score >= threshold else '<'
+      sign = '≥' if score >= (threshold := limits.admission_threshold) else '<'
       known['admission'] = f'its score {score:.3f} {sign} admission_threshold {threshold:g}'
-    else:
-      known['admission'] = f"lifecycle.admission is '{policy.admission}'"
     if policy.eviction != 'none':
       known['evicted_in_days_unless_seen'] = _days_left(policy, limits, known)
     if row.get('factors') is not None:
@@ -236,20 +233,17 @@ class Inspection:
     sums = np.zeros([max(ids.values()) + 1, 4])
     for begin in range(0, SHARDS, _SHARDS_AT_ONCE):
       shards = range(begin, begin + _SHARDS_AT_ONCE)
-      mine, theirs = (_joined(one.rows(shards), shards) for one in (self, other))
+      mine, theirs = (_joined(of.rows(shards), shards) for of in (self, other))
       both, a, b = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
       slots = len(sums)
       sums[:, 0] += np.bincount(np.delete(mine[1], a), minlength=slots)
       sums[:, 1] += np.bincount(np.delete(theirs[1], b), minlength=slots)
       sums[:, 2] += np.bincount(mine[1][a], minlength=slots)
       sums[:, 3] += np.bincount(mine[1][a], np.abs(mine[2][a] - theirs[2][b]), minlength=slots)
-    table = pd.DataFrame(
-      sums[list(ids.values()), :3].astype(np.int64),
-      index=pd.Index(list(ids), name='slot'),
-      columns=['only_here', 'only_there', 'in_both'],
-    )
-    change = sums[list(ids.values()), 3] / np.maximum(sums[list(ids.values()), 2], 1)
-    return table.assign(mean_change_of_linear=change)
+    sums = sums[list(ids.values())]
+    index, columns = pd.Index(list(ids), name='slot'), ['only_here', 'only_there', 'in_both']
+    table = pd.DataFrame(sums[:, :3].astype(np.int64), index, columns)
+    return table.assign(mean_change_of_linear=sums[:, 3] / np.maximum(sums[:, 2], 1))
 
 
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:

@@ -16,7 +16,6 @@ def decimals(name: str, least: float) -> int:
 
 
 def metric_text(name: str, value: float) -> str:
-  """Returns a metric as text."""
   return f'{value:.{decimals(name, value)}f}'
 
 
@@ -28,10 +27,7 @@ def clicks_of(values: Mapping[str, Json]) -> float | None:
 
 
 def half_interval(values: Mapping[str, Json]) -> float | None:
-  """Returns half the width of the 95 % interval of the AUC; None from FEW_CLICKS clicks on.
-
-  It is also None if the interval is not known.
-  """
+  """Returns half the 95 % interval of the AUC; None if it is unknown or clicks are not few."""
   clicks, interval = clicks_of(values), auc_interval_of(values)
   if interval is None or clicks >= FEW_CLICKS:
     return None

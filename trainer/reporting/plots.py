@@ -15,13 +15,8 @@ COLOURS = {
 SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
 DOTTED = {'color': COLOURS['reachable'], 'dash': 'dot', 'width': 1}
 
-_AXIS = {
-  'automargin': True,
-  'gridcolor': '#eceef1',
-  'zerolinecolor': '#eceef1',
-  'zerolinewidth': 2,
-  'title': {'standoff': 15},
-}
+_GRID = {'gridcolor': '#eceef1', 'zerolinecolor': '#eceef1', 'zerolinewidth': 2}
+_AXIS = {'automargin': True, 'title': {'standoff': 15}, **_GRID}
 # Plotly copies and checks the template of each figure, and its own are large.
 _TEMPLATE = {
   'data': {'bar': [{'marker': {'line': {'color': 'white', 'width': 0.5}}}]},
@@ -57,10 +52,5 @@ def bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
   height = 110 + max(3, len(slots)) * layout.pop('row_height', 34)
   figure = new_figure(x, '', height=height, **layout)
   figure.update_layout(hovermode='y unified', barmode='group', bargap=0.25)
-  return figure.update_yaxes(
-    autorange='reversed',
-    type='category',
-    showgrid=False,
-    categoryarray=list(slots),
-    ticksuffix='  ',
-  )
+  axis = {'autorange': 'reversed', 'type': 'category', 'categoryarray': list(slots)}
+  return figure.update_yaxes(showgrid=False, ticksuffix='  ', **axis)

@@ -35,59 +35,30 @@ _SECTIONS = {
     _of('auc', 'AUC', 'One curve for each split.'),
     _of('logloss', 'Logloss'),
     _of('rmse', 'RMSE'),
-    _Card(
-      figures.ranking,
-      'Ranking of the whole catalogue',
-      'Items that a user had in training are left out.',
-    ),
+    _Card(figures.ranking, 'Ranking of all items', 'Without those of the user in training.'),
     _of('loss', 'Loss', 'Of the positives against their negatives.'),
     _of('gauc', 'GAUC', 'AUC within each group, weighted by impressions.'),
   ),
   'Calibration': (
-    _Card(
-      figures.calibration, 'Over time', '1 is right; above 1, the model predicts too many clicks.'
-    ),
-    _Card(
-      figures.deciles,
-      'By decile of the prediction',
-      'Of the kept state; bars are two standard deviations.',
-    ),
-    _Card(
-      slot_figures.slot_calibration,
-      'By slot',
-      'Samples whose feature the model knows, and the others.',
-    ),
+    _Card(figures.calibration, 'Over time', 'Above 1, the model predicts too many clicks.'),
+    _Card(figures.deciles, 'By decile', 'Of the kept state; bars are two standard deviations.'),
+    _Card(slot_figures.slot_calibration, 'By slot', 'Where the feature is known, and elsewhere.'),
   ),
   'Predictions': (
-    _Card(
-      figures.spread,
-      'Distribution',
-      'The further to the right clicks lie, the better the model tells them from the others.',
-    ),
+    _Card(figures.spread, 'Distribution', 'In a good model, clicks lie further to the right.'),
     _Card(figures.roc, 'ROC', 'The area under the curve is AUC.'),
-    _Card(
-      figures.lift, 'Lift', 'Click rate of the highest predictions over the click rate of all.'
-    ),
+    _Card(figures.lift, 'Lift', 'Click rate of the highest predictions over that of all.'),
   ),
   'Features': (
     _Card(slot_figures.funnel, 'Seen, admitted, evicted, exported', 'By slot, over the whole run.'),
     _Card(figures.table_bytes, 'Bytes of the tables', 'Before and after the end of each day.'),
     _Card(figures.features, 'Features in the tables'),
-    _Card(
-      slot_figures.unknown,
-      'Unknown features',
-      'The share of samples, in %, whose feature in a slot the model did not know.',
-    ),
-    _Card(
-      slot_figures.drift,
-      'Bins of numbers',
-      'Of the slot whose bins have drifted most from the first day to the last.',
-    ),
+    _Card(slot_figures.unknown, 'Unknown features', 'Share of the samples that have one, in %.'),
+    _Card(slot_figures.drift, 'Bins of numbers', 'Of the slot that has drifted most.'),
     _Card(
       slot_figures.importance,
       'Importance',
-      'What the model loses when a slot or dense column is permuted over samples, with 95 % '
-      'intervals; grey cannot be told from no effect.',
+      'How much worse without a slot or column, with 95 % intervals; grey may be chance.',
     ),
   ),
   'Speed': (
@@ -100,10 +71,7 @@ _SECTIONS = {
   ),
 }
 # The figures that take the whole width of the page.
-_WIDE = (
-  *('auc', 'rmse', 'ranking', 'loss', 'slot_calibration', 'spread', 'funnel', 'unknown'),
-  'importance',
-)
+_WIDE = 'auc rmse ranking loss slot_calibration spread funnel unknown importance'.split()
 MOST_EVENTS = 400  # in the table of events
 _OF_EACH_TASK = ('Quality', 'Calibration', 'Predictions')
 
@@ -141,12 +109,8 @@ summary { cursor: pointer; font-weight: 600; }
 
 
 def _plot(name: str, figure: go.Figure) -> str:
-  return figure.to_html(
-    full_html=False,
-    include_plotlyjs=False,
-    div_id=name,
-    config={'responsive': True, 'displayModeBar': False},
-  )
+  shown = {'responsive': True, 'displayModeBar': False}
+  return figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=shown)
 
 
 def _card(heading: str, note: str, body: str, wide: bool) -> str:
@@ -161,10 +125,14 @@ def _table(table: pd.DataFrame, index: bool = False) -> str:
     return f'{x:,.0f}' if abs(x) >= 1000 else f'{x:,.4g}'
 
   whole = dict.fromkeys(table.select_dtypes('integer'), '{:,}'.format)
-  shown = table.to_html(
-    index=index, na_rep='', border=0, float_format=number, formatters=whole, escape=True
-  )
+  shown = table.to_html(index=index, na_rep='', border=0, float_format=number, formatters=whole)
   return f'<div class="scroll">{shown}</div>'
+
+
+def _folded(heading: str, summary: str, body: str) -> str:
+  """Returns a section whose body is hidden until its summary is clicked."""
+  details = f'<details><summary>{summary}</summary>{body}</details>'
+  return f'<h2>{heading}</h2><section class="card">{details}</section>'
 
 
 def _sections(run: RecordedRun) -> str:
@@ -184,7 +152,7 @@ def _section(
 ) -> str:
   """Returns one section, or '' where there is nothing to show; `last` is its last card."""
   drawn = [(card, figure) for card in cards if (figure := card.draw(run)) is not None]
-  parts, is_right = [], False  # is_right: a narrow card stands to the left
+  parts, is_right = [], False  # is_right: the next narrow card has one to its left
   for i, (card, figure) in enumerate(drawn):
     # A narrow card takes the whole width if no other narrow card follows.
     name = card.draw.__name__
@@ -198,7 +166,6 @@ def _section(
 
 
 def _slots(run: RecordedRun) -> str | None:
-  """Returns the table of slots in the kept state."""
   slots = findings.kept_slots(run)
   if not slots:
     return None
@@ -208,32 +175,18 @@ def _slots(run: RecordedRun) -> str | None:
     dead = table['dead_columns'].map(lambda c: c if isinstance(c, list) else [])
     table['dead_columns'] = dead.map(lambda columns: ', '.join(map(str, columns)))
   table.columns = [c.replace('_', ' ') for c in table]
-  return _card(
-    'Slots',
-    f'In the kept state, shows of one epoch; ctr-inspect --run_dir {run.directory} has more.',
-    _table(table, index=True),
-    True,
-  )
+  note = f'In the kept state, shows of one epoch; ctr-inspect --run_dir {run.directory} has more.'
+  return _card('Slots', note, _table(table, index=True), True)
 
 
 def _events(run: RecordedRun) -> str:
   columns = ['event', 'split', 'pass', 'day', 'step', 'examples', *SCALARS]
   shown = run.events[~run.events['event'].isin(['window', 'importance'])]
-  told = f'All {len(shown):,} events'
+  summary = f'All {len(shown):,} events'
   if len(shown) > MOST_EVENTS:
-    told = f'The last {MOST_EVENTS:,} of {len(shown):,} events; metrics.jsonl has all'
+    summary = f'The last {MOST_EVENTS:,} of {len(shown):,} events; metrics.jsonl has all'
   shown = shown.tail(MOST_EVENTS).reindex(columns=columns).dropna(axis=1, how='all')
-  return (
-    f'<h2>Events</h2><section class="card"><details><summary>{told}</summary>'
-    f'{_table(shown)}</details></section>'
-  )
-
-
-def _config(run: RecordedRun) -> str:
-  return (
-    '<h2>Config</h2><section class="card"><details><summary>config.yaml</summary>'
-    f'<pre class="scroll">{html.escape(config.dump(run.cfg))}</pre></details></section>'
-  )
+  return _folded('Events', summary, _table(shown))
 
 
 def _words(run: RecordedRun) -> str:
@@ -245,19 +198,18 @@ def _words(run: RecordedRun) -> str:
   return f'{summary}<ul class="faults">{items}</ul>'
 
 
-def _one(run: RecordedRun) -> str:
+def _page_of(run: RecordedRun) -> str:
+  settings = f'<pre class="scroll">{html.escape(config.dump(run.cfg))}</pre>'
   return (
     f'<h1>{html.escape(run.name)}</h1><p class="where">{html.escape(run.directory)}</p>'
-    f'{_words(run)}{_sections(run)}{_events(run)}{_config(run)}'
+    f'{_words(run)}{_sections(run)}{_events(run)}{_folded("Config", "config.yaml", settings)}'
   )
 
 
-def _several(runs: Sequence[RecordedRun]) -> str:
+def _comparison_of(runs: Sequence[RecordedRun]) -> str:
   differences, notes = comparison.differences(runs)
-  page = [
-    f'<h1>{len(runs)} runs compared</h1>',
-    _card('Figures', ' '.join(notes), _table(differences), True),
-  ]
+  page = [f'<h1>{len(runs)} runs compared</h1>']
+  page.append(_card('Figures', ' '.join(notes), _table(differences), True))
   page.append('<h2>Settings that differ</h2>')
   keys = comparison.settings_that_differ(runs)
   told = _table(keys, index=True) if len(keys) else 'There are none.'
@@ -281,7 +233,7 @@ def write(run_dirs: Sequence[str], path: str) -> None:
     UserError: if a directory is no run_dir.
   """
   runs = [read_run(directory) for directory in run_dirs]
-  body = _one(runs[0]) if len(runs) == 1 else _several(runs)
+  body = _page_of(runs[0]) if len(runs) == 1 else _comparison_of(runs)
   _write(runs[0].name if len(runs) == 1 else f'{len(runs)} runs compared', body, path)
 
 

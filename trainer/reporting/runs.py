@@ -12,13 +12,8 @@ from trainer.errors import UserError
 from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
-QUALITY = (
-  *config.METRICS,
-  'base_logloss',
-  'base_rmse',
-  'calibration',
-  'ctr',
-)  # figures that each task has
+# Figures that each task has.
+QUALITY = (*config.METRICS, 'base_logloss', 'base_rmse', 'calibration', 'ctr')
 # Columns that the events of any run have, even if it was killed before it wrote such a field.
 EVENT_COLUMNS = (
   *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
@@ -92,7 +87,6 @@ class RecordedRun:
     return self.events[self.events['event'] == event]
 
   def evaluated(self, split: str) -> pd.DataFrame:
-    """Returns the evaluations of one split."""
     return self.events[(self.events['event'] == 'eval') & (self.events['split'] == split)]
 
   @functools.cached_property

@@ -20,11 +20,8 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
     shown = {slot: of_slot.get(f'calibration_{field}') for slot, of_slot in slots.items()}
     shown = {slot: value for slot, value in shown.items() if value is not None}
     if shown:
-      figure.add_trace(
-        go.Scatter(
-          x=list(shown.values()), y=list(shown), name=name, mode='markers', marker={'size': 10}
-        )
-      )
+      style = {'mode': 'markers', 'marker': {'size': 10}}
+      figure.add_scatter(x=list(shown.values()), y=list(shown), name=name, **style)
   if not figure.data:
     return None
   figure.add_vline(x=1, line=DOTTED)
@@ -50,7 +47,7 @@ def funnel(run: RecordedRun) -> go.Figure | None:
   for name, values in numbers.items():
     values = values[values > 0]
     if len(values):
-      figure.add_trace(go.Bar(x=values.tolist(), y=list(values.index), name=name, orientation='h'))
+      figure.add_bar(x=values.tolist(), y=list(values.index), name=name, orientation='h')
   if not figure.data:
     return None
   # A bar starts at one feature, so that its length means something.
@@ -75,19 +72,17 @@ def unknown(run: RecordedRun) -> go.Figure | None:
     return None
   shares = shares.loc[rows.index]
   figure = new_figure('', '', height=110 + 30 * max(3, shares.shape[1]))
-  figure.add_trace(
-    go.Heatmap(
-      z=(100 * shares.T).to_numpy().tolist(),
-      x=rows['pass'].map(str).tolist(),
-      y=list(shares),
-      zmin=0,
-      zmax=100,
-      colorscale=[[0, '#f4f7fb'], [1, '#3568a8']],
-      texttemplate='%{z:.0f}' if shares.size <= 120 else None,
-      hovertemplate='%{y}, %{x}: %{z:.2f} %<extra></extra>',
-      showscale=shares.size > 120,
-      colorbar={'title': '%', 'thickness': 10, 'outlinewidth': 0},
-    )
+  figure.add_heatmap(
+    z=(100 * shares.T).to_numpy().tolist(),
+    x=rows['pass'].map(str).tolist(),
+    y=list(shares),
+    zmin=0,
+    zmax=100,
+    colorscale=[[0, '#f4f7fb'], [1, '#3568a8']],
+    texttemplate='%{z:.0f}' if shares.size <= 120 else None,
+    hovertemplate='%{y}, %{x}: %{z:.2f} %<extra></extra>',
+    showscale=shares.size > 120,
+    colorbar={'title': '%', 'thickness': 10, 'outlinewidth': 0},
   )
   figure.update_layout(hovermode='closest')
   figure.update_xaxes(type='category')
@@ -106,7 +101,7 @@ def drift(run: RecordedRun) -> go.Figure | None:
     for name in ('first', 'last'):
       shares = slots[slot][name]
       names = [*map(str, range(len(shares) - 1)), 'missing']
-      figure.add_trace(go.Bar(x=names, y=shares, name=f'{name} day'))
+      figure.add_bar(x=names, y=shares, name=f'{name} day')
     return figure.update_xaxes(type='category')
   return None
 
@@ -131,26 +126,20 @@ def importance(run: RecordedRun) -> go.Figure | None:
   colours = [COLOURS['train' if is_clear else 'unclear'] for is_clear in abs(losses) > half]
   title = 'RMSE gained' if metric == 'rmse' else 'AUC lost'
   figure = bars(list(losses.index), title)
-  figure.add_trace(
-    go.Bar(
-      x=losses.tolist(),
-      y=list(losses.index),
-      name='the model',
-      orientation='h',
-      marker={'color': colours},
-      error_x={'array': half.tolist(), 'thickness': 1, 'width': 3, 'color': '#2b2f36'},
-    )
+  figure.add_bar(
+    x=losses.tolist(),
+    y=list(losses.index),
+    name='the model',
+    orientation='h',
+    marker={'color': colours},
+    error_x={'array': half.tolist(), 'thickness': 1, 'width': 3, 'color': '#2b2f36'},
   )
   true = run.truth.get('importance', {})
   shown = [slot for slot in losses.index if slot in true]
   if shown:
-    figure.add_trace(
-      go.Scatter(
-        x=[true[slot]['auc'] for slot in shown],
-        y=shown,
-        name='the true probabilities',
-        mode='markers',
-        marker={'color': '#2b2f36', 'symbol': 'line-ns-open', 'size': 14},
-      )
+    style = {'marker': {'color': '#2b2f36', 'symbol': 'line-ns-open', 'size': 14}}
+    true_losses = [true[slot]['auc'] for slot in shown]
+    figure.add_scatter(
+      x=true_losses, y=shown, name='the true probabilities', mode='markers', **style
     )
   return figure

@@ -29,10 +29,8 @@ class TensorBoard:
 
   def describe(self, cfg: Config) -> None:
     """Writes the settings of the run for the HParams tab, which compares runs."""
-    values = {
-      key: value if isinstance(value, (bool, int, float)) else str(value)
-      for key, value in cfg.settings().items()
-    }
+    settings = cfg.settings().items()
+    values = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in settings}
     self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
@@ -45,11 +43,10 @@ class TensorBoard:
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
     """Writes {name: float64 [n, 3]}: left edge, right edge and count of each bin."""
     metadata = create_summary_metadata('', '')
-    values = [
-      Summary.Value(tag=name, metadata=metadata, tensor=make_tensor_proto(bins))
-      for name, bins in histograms.items()
-    ]
-    self._write(kind, step, Summary(value=values))
+    summary = Summary()
+    for name, bins in histograms.items():
+      summary.value.add(tag=name, metadata=metadata, tensor=make_tensor_proto(bins))
+    self._write(kind, step, summary)
 
   def _write(self, kind: str, step: int, summary: Summary) -> None:
     event = Event(wall_time=time.time(), step=step, summary=summary)

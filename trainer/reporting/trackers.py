@@ -57,11 +57,7 @@ class MlflowTracker:
     self.id, self._client = run.info.run_id, mlflow.MlflowClient()
     settings = {_key(key): str(value) for key, value in cfg.settings().items()}
     # MLflow cannot change a param; config.yaml has the settings that changed later.
-    new = [
-      mlflow.entities.Param(key, value)
-      for key, value in settings.items()
-      if key not in run.data.params
-    ]
+    new = [mlflow.entities.Param(k, v) for k, v in settings.items() if k not in run.data.params]
     for first in range(0, len(new), _MOST_PARAMS):
       self._client.log_batch(self.id, params=new[first : first + _MOST_PARAMS])
 
@@ -70,10 +66,8 @@ class MlflowTracker:
 
     now = int(1000 * time.time())
     # In a store of files, auc is a file and cannot be the directory of auc/TASK.
-    metrics = [
-      Metric(_key(f'{kind}/{name.replace("/", "_")}'), value, now, step)
-      for name, value in values.items()
-    ]
+    keys = [_key(f'{kind}/{name.replace("/", "_")}') for name in values]
+    metrics = [Metric(key, value, now, step) for key, value in zip(keys, values.values())]
     self._client.log_batch(self.id, metrics=metrics)
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
@@ -128,13 +122,10 @@ TRACKERS = {'mlflow': MlflowTracker, 'wandb': WandbTracker}
 
 
 def check_packages(names: Iterable[str]) -> None:
-  """Raises a UserError if the package of a tracker is not installed."""
   for name in names:
     if name in TRACKERS and importlib.util.find_spec(name) is None:
-      raise UserError(
-        f"report.to: found '{name}', whose package is not installed; wanted pip install "
-        f"'ctr-trainer[{name}]'"
-      )
+      wanted = f"pip install 'ctr-trainer[{name}]'"
+      raise UserError(f"report.to: the package '{name}' is not installed; wanted {wanted}")
 
 
 class InBackground:
@@ -145,10 +136,7 @@ class InBackground:
   """
 
   def __init__(
-    self,
-    name: str,
-    cfg: Config,
-    guarded: Callable[[str], contextlib.AbstractContextManager],
+    self, name: str, cfg: Config, guarded: Callable[[str], contextlib.AbstractContextManager]
   ):
     self._name, self._cfg, self._guarded = name, cfg, guarded
     self._calls: queue.Queue = queue.Queue(_MOST_WAITING)

@@ -19,49 +19,38 @@ FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
 def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
-  """Returns the likely cause of a loss or gradient that is not finite; `batch` holds tensors."""
+  """Returns what most likely made a loss or gradient infinite or NaN; `batch` holds tensors."""
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
     if largest > HUGE_VALUE and column.transform == 'none':
-      return (
-        f"dense column '{column.name}' holds values up to {largest:.3g}; wanted transform: "
-        'log1p_standardise, or such records left out'
-      )
+      found = f"dense column '{column.name}' holds values up to {largest:.3g}"
+      return f'{found}; wanted transform: log1p_standardise, or such records left out'
   largest = np.max(batch.weight.numpy(), initial=0)
   if largest > HUGE_WEIGHT:
-    return (
-      f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1, or such '
-      'records left out'
-    )
+    return f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1'
   rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
-  for name, table in cfg.sparse.tables.items():
-    for part, rule, width in (('factors', table.factors, table.width), ('linear', table.linear, 1)):
-      usual = config.row_defaults(rule.kind, 'tuned', cfg.train.batch_size, width)['learning_rate']
-      rates[f'sparse.tables.{name}.{part}'] = rule.learning_rate, usual
+  for key, rule, width in cfg.sparse.optimizers():
+    usual = config.row_defaults(rule.kind, 'tuned', cfg.train.batch_size, width)['learning_rate']
+    rates[key] = rule.learning_rate, usual
   key, (rate, usual) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
   if rate > 5 * usual:
     return f'{key}.learning_rate is {rate:g}; wanted about {usual:g}'
-  return (
-    'lower train.dense_optimizer.learning_rate or the learning rates of sparse.tables, or set clip'
-  )
+  return 'lower the learning rates of train.dense_optimizer or of sparse.tables, or set clip'
 
 
 def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
   """Returns a warning if data.valid has too few clicks to choose the best epoch by, else None."""
   label, plateau = cfg.deciding_label, cfg.train.plateau
-  if label.loss == 'squared_error' or cfg.model.retrieval or cfg.data.watch:
-    return None
-  if not valid or cfg.train.epochs == 1:
+  has_clicks = label.loss != 'squared_error' and not cfg.model.retrieval
+  if not (has_clicks and valid and cfg.train.epochs > 1):
     return None
   of_label = [float(other.name == label.name) for other in cfg.labels]
   clicks = round(sum(p.click_rate(of_label) * p.num_samples for p in valid))
   if clicks >= LEAST_CLICKS:
     return None
   ends = 'ends training and ' if plateau else ''
-  return (
-    f'data.valid holds {clicks} clicks; with fewer than {LEAST_CLICKS} chance {ends}chooses the '
-    'epoch that is kept: hold out more samples for it'
-  )
+  few = f'data.valid holds {clicks} clicks, fewer than {LEAST_CLICKS}'
+  return f'{few}: chance {ends}chooses the epoch that is kept; hold out more samples for it'
 
 
 def why_worse_than_constant(
@@ -77,31 +66,24 @@ def why_worse_than_constant(
     trained_auc: the AUC of the last training pass, if known.
     later_was_worse: whether the run was trained for more steps, and this state was better.
   """
-  for name, table in cfg.sparse.tables.items():
-    for part, rule in (('factors', table.factors), ('linear', table.linear)):
-      usual = config.row_defaults(rule.kind)['learning_rate']
-      if ROW_OPTIMIZERS[rule.kind].has_decaying_state and rule.learning_rate > usual:
-        return (
-          f'sparse.tables.{name}.{part} takes steps of {rule.kind} at learning_rate '
-          f'{rule.learning_rate:g}; wanted about {usual:g}'
-        )
+  for key, rule, _ in cfg.sparse.optimizers():
+    usual = config.row_defaults(rule.kind)['learning_rate']
+    if ROW_OPTIMIZERS[rule.kind].has_decaying_state and rule.learning_rate > usual:
+      rate = f'{rule.kind} at learning_rate {rule.learning_rate:g}'
+      return f'{key} takes steps of {rate}; wanted about {usual:g}'
   if steps < FEW_STEPS and not later_was_worse:
     return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
   if reason := cfg.uncalibrated():
     return reason
   auc, calibration, clicks = values.get('auc'), values.get('calibration'), clicks_of(values)
   if overfits(trained_auc, values):
-    return (
-      f'the model overfits: AUC was {trained_auc:.2f} in training and is {auc:.2f} here; fewer '
-      'epochs, l2, dropout or a smaller width help'
-    )
+    found = f'the model overfits: AUC was {trained_auc:.2f} in training and is {auc:.2f} here'
+    return f'{found}; fewer epochs, l2, dropout or a smaller width help'
   if clicks is not None and clicks < LEAST_CLICKS:
     return f'{clicks:,.0f} clicks are too few to judge a model by, or to choose an epoch'
   if is_miscalibrated(values, 0.25):
-    return (
-      f'the predictions add up to {calibration:.2f} times the clicks; are both logs sampled '
-      'alike (model.negative_sampling_rate), and labelled alike?'
-    )
+    logs = 'are both logs sampled alike (model.negative_sampling_rate), and labelled alike?'
+    return f'the predictions add up to {calibration:.2f} times the clicks; {logs}'
   fewer = '' if later_was_worse else ', train fewer epochs'
   return f'the model overfits or diverges; lower the learning rates{fewer}, or set l2'
 

@@ -1,10 +1,10 @@
-"""Code of a user that `trainer.fit` calls while it trains."""
+"""The base class of callbacks, which `trainer.fit` calls while it trains."""
 
 from trainer.plain_data import JsonObject
 
 
 class Callback:
-  """Base class of callbacks; as with Keras, a subclass overrides the methods that it needs.
+  """A subclass overrides the methods that it needs, as with Keras.
 
   `logs` is {name of a metric: value}, like an event of metrics.jsonl.
   """

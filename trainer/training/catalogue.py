@@ -41,8 +41,6 @@ class Catalogue:
     self.field = cfg.ordered_slots.index(cfg.item_slot)
     self._slot_id = cfg.slot_ids()[self._name]
     self._dense = len(cfg.data.dense)
-    self._log_shares = np.zeros([0], np.float32)
-    self._cumulated = np.zeros([0])
     self._set(np.zeros([0], np.int64), np.zeros([0]))
 
   def refresh(
@@ -57,24 +55,21 @@ class Catalogue:
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]
     shows = np.asarray(store.lookup(own)['show'])
-    # A key has one owner, so that these are all distinct.
-    alive, of_alive = (
-      np.concatenate(parts) for parts in zip(*map(tuple, communicator.gather([own, shows])))
-    )
+    # A key has one owner, so these are all distinct.
+    alive, of_alive = map(np.concatenate, zip(*communicator.gather([own, shows])))
+    path = prepared and prepared.meta['source']['path']
     keys, times = self._of_pass(prepared) if prepared is not None else (alive[:0], alive[:0])
     merged, place = np.unique(np.concatenate([alive, keys]), return_inverse=True)
     shows = np.bincount(place, np.concatenate([of_alive, times]), len(merged))
     if prepared is not None and prepared.num_samples and not len(merged):
-      raise UserError(
-        f"{prepared.meta['source']['path']}: slot '{self._name}' is blank in all "
-        'samples; wanted the items that were right'
-      )
+      wanted = 'wanted the items that were right'
+      raise UserError(f"{path}: slot '{self._name}' is blank in all samples; {wanted}")
     if self.table is None:
       self._set(merged, shows)
       return
     lacking = int(times[values.places(self.table.keys, keys) < 0].sum())
     if lacking:
-      path, count = prepared.meta['source']['path'], int(times.sum())
+      count = int(times.sum())
       told = f'{path}: data.items lacks the items of {lacking:,} of {count:,} samples'
       if lacking == count:
         raise UserError(f'{told}; wanted the items of the log in it')
@@ -85,18 +80,16 @@ class Catalogue:
 
   def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items of a pass, including its histories, and the number of samples of each."""
-    found: list[np.ndarray] = []
-    times: list[np.ndarray] = []
+    all_keys, times = [np.zeros([0], np.int64)], [np.zeros([0])]
     for batch in prepared.batches(_SAMPLES_AT_ONCE):
       in_batch = np.unique(batch.keys)
-      found.append(in_batch[in_batch >> HASH_BITS == self._slot_id])
-      times.append(np.zeros([len(found[-1])], np.int64))
+      in_batch = in_batch[in_batch >> HASH_BITS == self._slot_id]
       items = sole_features(batch, self.field, self._slots)
       keys, count = np.unique(items[items >= 0], return_counts=True)
-      found.append(keys)
-      times.append(count)
-    keys, place = np.unique(np.concatenate([np.zeros([0], np.int64), *found]), return_inverse=True)
-    return keys, np.bincount(place, np.concatenate([np.zeros([0]), *times]), len(keys))
+      all_keys += [in_batch, keys]
+      times += [np.zeros([len(in_batch)]), count]
+    keys, place = np.unique(np.concatenate(all_keys), return_inverse=True)
+    return keys, np.bincount(place, np.concatenate(times), len(keys))
 
   def _set(self, keys: np.ndarray, shows: np.ndarray) -> None:
     self.keys, self.shows = keys, shows
@@ -139,28 +132,24 @@ class Catalogue:
     if self._settings.loss == 'in_batch_softmax':
       return self._with_columns(batch, items)
     drawn = self._draw(step)
-    samples, fields = len(batch.label), self._slots
-    segments = batch.segments
+    samples, negatives = len(batch.label), self.keys[drawn]
+    segments, values, ones = batch.segments, batch.values, np.ones([len(drawn)], np.float32)
     if not len(segments):
-      segments = np.arange(samples * fields, dtype=np.int32)
-    values = batch.values
-    if len(values):
-      values = np.concatenate([values, np.ones([len(drawn)], np.float32)])
-    keys = self.keys[drawn]
-    of_drawn = (samples + np.arange(len(drawn))) * fields + self.field
-    items = np.concatenate([items, keys])
+      segments = np.arange(samples * self._slots, dtype=np.int32)
+    of_drawn = (samples + np.arange(len(drawn))) * self._slots + self.field
+    items = np.append(items, negatives)
     batch = batch._replace(
-      keys=np.concatenate([batch.keys, keys]),
-      values=values,
-      segments=np.concatenate([segments, of_drawn.astype(np.int32)]),
+      keys=np.append(batch.keys, negatives),
+      values=np.append(values, ones) if len(values) else values,
+      segments=np.append(segments, of_drawn.astype(np.int32)),
       dense=np.concatenate([batch.dense, np.full([len(drawn), self._dense], np.nan, np.float32)]),
       item=items,
-      log_share=np.concatenate([log_shares, self._log_shares[drawn]]),
+      log_share=np.append(log_shares, self._log_shares[drawn]),
     )
     return self._with_columns(batch, items)
 
   def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
-    """Adds the columns that the table has of the batch's items, int64 [B], −1 where blank."""
+    """Adds the columns of data.items to a batch; `items`, int64 [B], is −1 where blank."""
     if not self._of_table:
       return batch
     known, columns = self.table.columns(items)

@@ -11,13 +11,9 @@ from trainer.embedding.row_table import RowTable
 
 def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
   """Returns `features`, `admitted` and `table_bytes`, summed over all processes."""
-  own = {
-    'features': store.size(),
-    'admitted': store.admitted_size(),
-    'table_bytes': store.bytes(),
-  }
-  total = communicator.sum_arrays({name: np.array(n, np.int64) for name, n in own.items()})
-  return {name: int(n) for name, n in total.items()}
+  own = np.array([store.size(), store.admitted_size(), store.bytes()], np.int64)
+  total = communicator.sum_arrays({'counts': own})['counts'].tolist()
+  return dict(zip(('features', 'admitted', 'table_bytes'), total))
 
 
 def age_tables(

@@ -31,8 +31,8 @@ def chosen(cfg: Config, communicator: Communicator) -> str:
     dtype = _measured() if everywhere else 'float32'
     if not everywhere:
       logging.warning(
-        'train.dense_dtype: found bfloat16, which a processor of this job cannot multiply in (no '
-        'avx512_bf16); the run trains in float32'
+        'train.dense_dtype: the run trains in float32, because a processor of this job cannot '
+        'multiply in bfloat16 (no avx512_bf16)'
       )
     os.makedirs(cfg.run_dir, exist_ok=True)
     files.write_synced(path + files.UNFINISHED, dtype.encode())
@@ -57,15 +57,11 @@ def _kept(path: str, everywhere: bool) -> str:
   with open(path, encoding='utf-8', errors='replace') as f:
     dtype = f.read()
   if dtype not in ('float32', 'bfloat16'):
-    raise UserError(
-      f"{path}: found {dtype[:20]!r}; wanted 'float32' or 'bfloat16', what the run began with, or "
-      'no such file'
-    )
+    raise UserError(f"{path}: found {dtype[:20]!r}; wanted 'float32', 'bfloat16', or no such file")
   print(f'train.dense_dtype: the run goes on in {dtype}, as it began', flush=True)
   if dtype == 'bfloat16' and not everywhere:
     logging.warning(
-      'train.dense_dtype: the run began in bfloat16, which a processor of this job cannot multiply '
-      'in (no avx512_bf16): there factors are rounded to bfloat16 and multiplied in float32, which '
-      'is slower and gives the same but for the order of sums'
+      'train.dense_dtype: the run began in bfloat16; a processor of this job (no avx512_bf16) '
+      'multiplies rounded factors in float32, which is slower and gives the same up to sum order'
     )
   return dtype

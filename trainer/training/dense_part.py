@@ -37,15 +37,9 @@ def dense_optimizer(settings: config.DenseOptimizer) -> tf.keras.optimizers.lega
   It is one of Keras' legacy optimizers, because their state is in plain variables: checkpoints can
   read them, and parameter servers can hold them.
   """
-  kinds = tf.keras.optimizers.legacy
-  kind = {
-    'sgd': kinds.SGD,
-    'adagrad': kinds.Adagrad,
-    'adam': kinds.Adam,
-    'ftrl': kinds.Ftrl,
-    'rmsprop': kinds.RMSprop,
-  }[settings.kind]
-  return kind(learning_rate=settings.learning_rate, **settings.args)
+  name = {'sgd': 'SGD', 'rmsprop': 'RMSprop'}.get(settings.kind, settings.kind.title())
+  optimizer = getattr(tf.keras.optimizers.legacy, name)
+  return optimizer(learning_rate=settings.learning_rate, **settings.args)
 
 
 class DensePart:
@@ -152,7 +146,7 @@ class DensePart:
   def _loss_of(
     self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor | None
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ weight·loss, and what the metrics read of each sample: its probabilities."""
+    """Returns Σ weight·loss, and each sample's probabilities, which the metrics read."""
     del samples
     logits = self.model(inputs, training=True)
     loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
@@ -183,10 +177,8 @@ class DensePart:
     return self.embedding.hyper(self.rates.at(steps))
 
   def _variables(self) -> dict[str, tf.Variable]:
-    variables = [*self.model.variables, *self.optimizer.weights]
-    return {'dense_stats': self.embedding.stats} | {
-      f'{i:03d}/{v.name}': v for i, v in enumerate(variables)
-    }
+    variables = enumerate([*self.model.variables, *self.optimizer.weights])
+    return {'dense_stats': self.embedding.stats, **{f'{i:03d}/{v.name}': v for i, v in variables}}
 
   def state(self) -> dict[str, np.ndarray]:
     """Returns {name: value} of the variables of layers and optimizer, the same on every rank."""
@@ -201,7 +193,5 @@ class DensePart:
     for name, variable in self._variables().items():
       shape = tuple(variable.shape)
       if name not in arrays or tuple(arrays[name].shape) != shape:
-        raise UserError(
-          f"the checkpoint has no dense variable '{name}' of shape {shape}; it is of another model"
-        )
+        raise UserError(f"the checkpoint has no variable '{name}' of shape {shape}")
       variable.assign(arrays[name])

@@ -51,19 +51,17 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
   for name, of in drifts.items():
     if warns and of['psi'] > TOLD:
       logging.warning(
-        "slot '%s': its bins are not shared on %s as on the first day: population stability index "
-        '%.2f, above %g',
-        name,
-        next(iter(place.values())),
-        of['psi'],
-        TOLD,
+        "slot '%s': on %s its bins have other shares of the samples than on the first day: "
+        'population stability index %.2f, above %g',
+        *(name, next(iter(place.values())), of['psi'], TOLD),
       )
 
 
 def _compared(first: list[int], last: list[int]) -> JsonObject:
   q, p = (np.maximum(counts, 0.5) / max(sum(counts), 1) for counts in (first, last))
+
+  def shares(counts: list[int]) -> list[float]:
+    return [round(n / max(sum(counts), 1), 6) for n in counts]
+
   psi = float(np.sum((p - q) * np.log(p / q)))
-  shares = {'first': first, 'last': last}
-  return {'psi': psi} | {
-    name: [round(n / max(sum(counts), 1), 6) for n in counts] for name, counts in shares.items()
-  }
+  return {'psi': psi, 'first': shares(first), 'last': shares(last)}

@@ -47,10 +47,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles
-      paths = {data_pass.path for data_pass in listed}
-      listed = in_order(
-        [*listed, *(data_pass for data_pass in watched if data_pass.path not in paths)]
-      )
+      listed = in_order({p.path: p for p in (*watched, *listed)}.values())
     for data_pass in listed:
       try:
         (prepared,) = inputs.prepared([data_pass], split)
@@ -62,10 +59,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
         yield _refused(str(e))
         in_a_row += 1
         if in_a_row == may_refuse + 1:
-          yield (
-            f'{in_a_row} passes in a row are refused; data.max_refused_passes allows {may_refuse}: '
-            'a run ends here'
-          )
+          yield f'a run ends here: data.max_refused_passes allows {may_refuse} refused in a row'
         continue
       if not told and not cfg.model.retrieval and (alike := one_class(cfg, prepared)):
         told.append(f'  {alike.text}')
@@ -100,7 +94,7 @@ def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
     watched, missing, wrong = announced(cfg)
   except OSError as e:
     return [], [f'{watch}: {e.strerror}; a run waits for it']
-  told = [f'{path}: is announced and not there; a run waits for it' for path in missing]
+  told = [f'{path}: is announced but not there; a run waits for it' for path in missing]
   told += map(_refused, wrong.values())
   if not watched:
     told.append(f'{watch}: no pass is announced there; a run waits for one')
@@ -113,10 +107,8 @@ def _refused(reason: str) -> str:
 
 def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:
   """Returns the mean of the first label."""
-  total = sum(
-    float(batch.label.reshape(len(batch.label), -1)[:, 0].sum())
-    for batch in prepared.batches(cfg.train.batch_size)
-  )
+  batches = prepared.batches(cfg.train.batch_size)
+  total = sum(float(b.label.reshape(len(b.label), -1)[:, 0].sum()) for b in batches)
   return total / max(1, prepared.num_samples)
 
 

@@ -96,15 +96,13 @@ class Evaluation:
         batch = staged.batch
         probabilities, known = self._step.predict_and_know(staged)
         if in_log and self._kept_negatives < 1:
-          probabilities = probabilities / (
-            probabilities + self._kept_negatives * (1 - probabilities)
-          )
+          negatives = self._kept_negatives * (1 - probabilities)
+          probabilities = probabilities / (probabilities + negatives)
         slots.update(batch, known, probabilities)
         self._measure(batch.label, to_tensor(probabilities), batch.weight)
         if self._grouped:
-          columns.append(
-            (batch.group.numpy(), batch.label.numpy(), probabilities, batch.weight.numpy())
-          )
+          group, label, weight = (t.numpy() for t in (batch.group, batch.label, batch.weight))
+          columns.append((group, label, probabilities, weight))
     state = self._communicator.sum_arrays(self._metrics.state() | slots.state())
     by_slot = slots.result({'slots': state.pop('slots')})
     self._tell_unknown(by_slot)
@@ -147,7 +145,7 @@ def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
 
 
 def evaluation_of(inputs: Inputs) -> Evaluation | RankingEvaluation:
-  """Returns the evaluation that suits the model of a config: of clicks, or of rankings."""
+  """Returns the evaluation for the config's model: of clicks, or of rankings."""
   return (RankingEvaluation if inputs.cfg.model.retrieval else Evaluation)(inputs)
 
 

@@ -60,18 +60,12 @@ class Exporter:
     if progress.withheld or self._state.untrained:  # the next export has all changes since
       return
     self._step.consolidate()
-    position = {
-      'epoch': progress.epoch,
-      'passes': progress.done,
-      'last': progress.last,
-      'day': progress.day,
-    }
+    position = {'epoch': progress.epoch, 'passes': progress.done}
+    position |= {'last': progress.last, 'day': progress.day}
     if kept_at is not None:
       position['kept_at'] = kept_at
     with self._log.clock.of('export'):
-      items = None
-      if self._cfg.model.retrieval and kind != 'saved_model':
-        items = self._items()
+      has_items = self._cfg.model.retrieval and kind != 'saved_model'
       written = export.write(
         self._cfg,
         kind,
@@ -80,7 +74,7 @@ class Exporter:
         model=self._step.dense.model,
         dense_stats=self._step.dense.embedding.stats,
         communicator=self._communicator,
-        items=items,
+        items=self._items() if has_items else None,
         step=self._step.steps,
         since=progress.exported_step,
         replay=self._replay,
@@ -111,10 +105,9 @@ class Exporter:
     def named() -> Items | None:
       if self._communicator.rank:
         return None
-      slot = self._cfg.item_slot.name
-      texts = texts_by_key(self._cfg, (dump.tobytes() for dump in dumps), slot)
-      if table is not None:
-        texts = table.texts
-      return Items(keys, texts_of_items(self._cfg, keys, texts), vectors)
+      blocks = (dump.tobytes() for dump in dumps)
+      kept = texts_by_key(self._cfg, blocks, self._cfg.item_slot.name)
+      texts = texts_of_items(self._cfg, keys, kept if table is None else table.texts)
+      return Items(keys, texts, vectors)
 
     return self._communicator.together('cannot name items', named)

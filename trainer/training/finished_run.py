@@ -76,16 +76,13 @@ def open_run(
       progress_made = stack.enter_context(Heartbeat(here, cfg)).progress
     runtime.start(cfg, here)
     communicator = horovod.communicator(here, cfg.sync)
-    folder = tempfile.TemporaryDirectory(
-      prefix='ctr-trainer-', dir=here.host and run_dir, ignore_cleanup_errors=True
-    )
+    where = here.host and run_dir
+    folder = tempfile.TemporaryDirectory('', 'ctr-trainer-', where, ignore_cleanup_errors=True)
     prepared_folder = communicator.broadcast(stack.enter_context(folder))
     step = TrainStep(cfg, communicator)
     state = RunState(cfg, communicator, step)
     if not _restore(state, checkpoint == 'best'):
-      raise UserError(
-        f'--run_dir {run_dir}: no finished checkpoint there; wanted a run that was trained'
-      )
+      raise UserError(f'--run_dir {run_dir}: no finished checkpoint there; wanted a trained run')
     if untrained := state.untrained_told():
       if only_trained:
         raise UserError(untrained)
@@ -105,7 +102,7 @@ def open_run(
 
 
 def _restore(state: RunState, best: bool) -> bool:
-  """Restores the best state, if asked, or the last; returns whether there was one."""
+  """Restores the best state if `best`, else the last; returns whether there was one."""
   for attempt in range(_RESTORE_ATTEMPTS):
     try:
       # The best state may be of the model of an earlier config.

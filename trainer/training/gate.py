@@ -39,18 +39,15 @@ def judge(
   usual = progress.gate_reference or {'metric': value, 'present': present}
   for name, share in present.items():
     if share < _BLANK * usual['present'].get(name, 0):
-      progress.withheld = (
-        f"slot '{name}' is blank: {share:.2%} of the samples have it; wanted about "
-        f'{usual["present"][name]:.2%}'
-      )
+      found = f"slot '{name}' is blank: {share:.2%} of the samples have it"
+      progress.withheld = f'{found}; wanted about {usual["present"][name]:.2%}'
       return
   wanted = usual['metric']
   worse = (wanted - value) * config.direction(gate.metric)
   progress.withheld = None
   if worse > gate.tolerance:
-    progress.withheld = (
-      f'{gate.metric} is {value:.4f}; wanted {wanted:.4f}, or worse by {gate.tolerance:g} at most'
-    )
+    allowed = f'worse by {gate.tolerance:g} at most'
+    progress.withheld = f'{gate.metric} is {value:.4f}; wanted {wanted:.4f}, or {allowed}'
 
   def moved(before: float, now: float) -> float:
     return before + _RATE * (now - before)
@@ -67,10 +64,10 @@ def presence(
   Args:
     most_chunks: how many chunks of samples to look at, beginning with the first; None: all.
   """
-  found, samples = collections.Counter(), 0
+  present, samples = collections.Counter(), 0
   for chunk in range(prepared.num_chunks)[:most_chunks]:
     for i, slot in enumerate(cfg.ordered_slots):
       of_fields, features, _ = prepared.fields(chunk, i)
-      found[slot.name] += int(of_fields[features > 0].sum())
+      present[slot.name] += int(of_fields[features > 0].sum())
     samples += int(of_fields.sum())
-  return {slot.name: found[slot.name] / max(samples, 1) for slot in cfg.ordered_slots}
+  return {slot.name: present[slot.name] / max(samples, 1) for slot in cfg.ordered_slots}

@@ -68,11 +68,11 @@ def slot_importance(
   losses: list[JsonObject] = [{} for _ in names]
   for metric, (sign, measure) in metrics.items():
     known = weights > 0
-    found = [measure(labels[known], p[known], weights[known]) for p in predictions]
-    whole[metric] = found[0] and found[0].value
+    rounds = [measure(labels[known], p[known], weights[known]) for p in predictions]
+    whole[metric] = rounds[0] and rounds[0].value
     for i, values in enumerate(losses):
       first = 1 + i * repetitions
-      lost = _difference(found[0], found[first : first + repetitions])
+      lost = _difference(rounds[0], rounds[first : first + repetitions])
       values[metric] = lost and sign * lost.value
       values[f'{metric}_plus_minus'] = lost and Z * float(np.linalg.norm(lost.influence))
   by_column = {'slots': dict(zip(slots, losses)), 'dense': dict(zip(dense, losses[len(slots) :]))}
@@ -83,10 +83,8 @@ def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Me
   """Returns the metric of the samples as they are minus its mean over permutations."""
   if whole is None:
     return None
-  values, influences = zip(*rounds)
-  return Measured(
-    whole.value - float(np.mean(values)), whole.influence - np.mean(influences, axis=0)
-  )
+  value, influence = (np.mean(parts, axis=0) for parts in zip(*rounds))
+  return Measured(whole.value - float(value), whole.influence - influence)
 
 
 def _predictions(
@@ -101,15 +99,15 @@ def _predictions(
   rank, size = inputs.communicator.rank, inputs.communicator.size
   start, end = (donors.size * r // size for r in (rank, rank + 1))
   batch_size = max(_LEAST_BATCH, inputs.cfg.train.batch_size // size)
-  found = [np.zeros([0], np.float32)]
+  predictions = [np.zeros([0], np.float32)]
   for first in range(0, -(-donors.size // size), batch_size):  # as often on every process
     places = np.arange(start + first, min(start + first + batch_size, end))
     rounds, own = np.divmod(places, donors.shape[1])
     batch = samples.batch(own, columns[rounds], donors[rounds, own])
     predicted = inputs.step.predict(inputs.step.stage(batch))
-    found.append(predicted if predicted.ndim == 1 else predicted[:, 0])
+    predictions.append(predicted if predicted.ndim == 1 else predicted[:, 0])
     inputs.progress_made()
-  whole = np.concatenate(inputs.communicator.gather(np.concatenate(found)))
+  whole = np.concatenate(inputs.communicator.gather(np.concatenate(predictions)))
   return whole.astype(np.float64).reshape(donors.shape)
 
 
@@ -129,18 +127,16 @@ class _Samples:
     for batch in batches:
       cells = len(batch.dense) * slots
       is_single = not len(batch.segments) and len(batch.keys) == cells
-      counts.append(
-        np.ones(cells, np.int64) if is_single else np.bincount(batch.segments, minlength=cells)
-      )
+      segments = np.arange(cells) if is_single else batch.segments
+      counts.append(np.bincount(segments, minlength=cells))
     self._counts = np.concatenate(counts)  # of the features of each slot of each sample
     self._first = np.cumsum(self._counts) - self._counts
     self._keys, self._dense, self._label, self._weight = (
       np.concatenate([getattr(batch, name) for batch in batches])
       for name in ('keys', 'dense', 'label', 'weight')
     )
-    self._values = np.concatenate(
-      [b.values if len(b.values) else np.ones(len(b.keys), np.float32) for b in batches]
-    )
+    values = [b.values if len(b.values) else np.ones(len(b.keys), np.float32) for b in batches]
+    self._values = np.concatenate(values)
 
   def first_task(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the labels and weights of the first task, float64 [n]."""

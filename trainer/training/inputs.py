@@ -62,14 +62,14 @@ class Inputs:
     # By prepared path, the conversions that this process does ahead.
     self._ahead: dict[str, concurrent.futures.Future] = {}
     self._items: ItemTable | None = None
-    self._samples_ahead = 0  # converted so far of the current pass
+    self._samples_ahead = 0  # of the current conversion
     # A training step has precedence; conversion takes the processor time that it leaves. On Linux
     # each thread has a priority of its own, which the threads that it starts inherit.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'convert', os.nice, (10,))
     self._stopped = threading.Event()
 
   def read_by(self, cfg: config.Config) -> 'Inputs':
-    """Returns inputs that read passes by another config, into the same folder."""
+    """Returns inputs that convert passes by another config, into the same folder."""
     return Inputs(cfg, self.communicator, self.step, self.progress_made, self._folder, self.show)
 
   def prepared(
@@ -99,11 +99,11 @@ class Inputs:
           self._convert(data_pass, path, f'{split} pass {i + 1} of {len(passes)}', labelled)
 
     def opened() -> list[PreparedPass]:
-      opened_passes = []
-      for data_pass, path in zip(passes, paths):
-        with refusing(data_pass.path if path == data_pass.path else path):
-          opened_passes.append(PreparedPass(path, self.cfg))
-      return opened_passes
+      prepared = []
+      for path in paths:
+        with refusing(path):
+          prepared.append(PreparedPass(path, self.cfg))
+      return prepared
 
     self.communicator.together(f'cannot prepare passes for {split}', convert)
     return self.communicator.together('cannot read passes', opened)
@@ -229,16 +229,15 @@ class Inputs:
 
   def _wait_for(self, data_pass: Pass, path: str) -> None:
     """Waits until a background conversion of this pass has ended."""
-    ahead, seen = self._ahead.pop(path, None), -1
+    ahead, samples = self._ahead.pop(path, None), -1
     if ahead is None or ahead.cancel():
       return
+    name = shortened(data_pass.name, 24)
     while not concurrent.futures.wait([ahead], SECONDS_BETWEEN_LINES).done:
-      if self._samples_ahead != seen:
-        seen = self._samples_ahead
+      if self._samples_ahead != samples:
+        samples = self._samples_ahead
         self.progress_made()
-        self.show(
-          f'waiting for the conversion of {shortened(data_pass.name, 24)} · {seen:,} samples'
-        )
+        self.show(f'waiting for the conversion of {name} · {samples:,} samples')
     ahead.result()
 
   def is_ready(self, data_pass: Pass, split: str) -> bool:
@@ -251,12 +250,10 @@ class Inputs:
       shutil.rmtree(path, ignore_errors=True)
 
   def stop(self) -> None:
-    """Ends the conversions in the background."""
     self._stopped.set()
     self._thread.shutdown(cancel_futures=True)
 
   def _path(self, data_pass: Pass, split: str) -> str:
-    """Returns the path of the prepared pass."""
     if is_prepared(self.cfg.data, data_pass.path):
       return data_pass.path
     return os.path.join(self._folder, split, folder_name(data_pass.name))
@@ -266,12 +263,11 @@ class Inputs:
     # If the run stopped within this pass, its raw file may be gone by now.
     if path == data_pass.path or (os.path.exists(path) and not exists(data_pass.path)):
       return
-
     with refusing(data_pass.path):
       prepare_pass(self.cfg, data_pass.path, path, labelled, self._on_block(data_pass, place))
 
   def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
-    """Returns a callback that a conversion calls with the number of samples so far."""
+    """Returns a function that shows a conversion's progress, given its number of samples so far."""
 
     def on_block(samples: int) -> None:
       self.progress_made()
@@ -281,11 +277,10 @@ class Inputs:
 
   def remove(self, names: Collection[str], split: str) -> None:
     """Removes converted passes, by the names of their passes; process 0 calls it."""
-    folder = os.path.join(self._folder, split)
-    for name in {*map(folder_name, names)}.intersection(
-      os.listdir(folder) if os.path.isdir(folder) else ()
-    ):
-      shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    for name in names:
+      path = os.path.join(self._folder, split, folder_name(name))
+      if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
 
   def staged(
     self,

@@ -83,7 +83,6 @@ class Job:
 
   @property
   def progress(self) -> Progress:
-    """How far the run has come: its place in the data, best value, learning rates and so on."""
     return self.state.progress
 
   @property
@@ -111,7 +110,7 @@ class Job:
         self.progress.epoch += 1
         self.progress.done, self.progress.last = 0, ''
         if self.cfg.counted_fields():
-          # Else a sample would read counts that hold its own label from the epoch before.
+          # Otherwise a sample would read counts that its own label of the last epoch went into.
           self.step.store.forget_counts()
         self.stream.epoch_begins()
       return self._stop()
@@ -145,13 +144,8 @@ class Job:
     self.log.events.report_to(self.cfg)
     if begins_with:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
-    self.log.write(
-      'start',
-      processes=self.communicator.size,
-      mode=self.cfg.sync.mode,
-      epoch=self.progress.epoch,
-      day=self.progress.day,
-    )
+    place = {'epoch': self.progress.epoch, 'day': self.progress.day}
+    self.log.write('start', processes=self.communicator.size, mode=self.cfg.sync.mode, **place)
     for name, fate in self.state.fates:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
@@ -189,7 +183,6 @@ class Job:
     self._upload()
 
   def _upload(self) -> None:
-    """Copies what is new in the run_dir into its bucket; every process calls it."""
     if self._bucket:
       self.communicator.on_first('', self._bucket.upload)
 
@@ -234,7 +227,6 @@ class Job:
           return is_finished
 
   def _convert_ahead(self) -> None:
-    """Starts to convert the next passes in the background; every process calls it."""
     data = self.cfg.data
     is_bounded = data.watch or data.keep_prepared_passes is not None
     following = self.stream.upcoming(self.communicator.size if is_bounded else None)
@@ -278,9 +270,8 @@ class Job:
       self.step.consolidate()
     if not is_finished:
       return False
-    figures = meter.finish(
-      {'waiting': action.waiting, 'seconds_behind': action.seconds_behind} if cfg.data.watch else {}
-    )
+    lag = {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
+    figures = meter.finish(lag if cfg.data.watch else {})
     self.validation.trained_auc = figures.get('auc')
     self.state.texts.learn(prepared)
     if progress.epoch == 0:
@@ -313,12 +304,12 @@ class Job:
     return prepared
 
   def _check_classes(self, prepared: PreparedPass) -> None:
-    """Checks that a pass has both classes of every label; every process calls it.
+    """Refuses a pass in which a label has one class; every process calls it.
 
-    A small pass of a stream may have no click; the first such pass is reported.
+    In a stream, a pass without clicks may be right; the first such pass is reported.
 
     Raises:
-      BadPass: if a label has one class because it is misread, or outside of a stream.
+      BadPass: if the label looks misread, or outside of a stream.
     """
     # Retrieval learns from positives alone.
     alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)
@@ -328,7 +319,7 @@ class Job:
       raise BadPass(alike.text)
     if not self._one_class_told:
       self._one_class_told = True
-      self.log.show(f'{alike.text} (further such passes are not told)', keep=True)
+      self.log.show(f'{alike.text} (reported once)', keep=True)
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
     """Trains on this process's share of a pass from `progress.batch` on.
@@ -402,7 +393,6 @@ class Job:
     return {'disk_bytes': files.size_of(self.cfg.run_dir), 'disk_free': free}
 
   def _end_epoch(self) -> None:
-    """Validates the epoch, if it trained on anything, and saves."""
     values = self.validation.evaluate_epoch()
     if not self.state.is_saved:
       self.save()
@@ -428,13 +418,9 @@ class Job:
       callback.on_train_end(values)
 
   def _stop(self) -> int:
-    """Saves because a process was asked to stop; returns the result of `run`."""
     self.save()
-    self.log.show(
-      f'stopped at step {self.progress.step}; the state is saved: run the same command again '
-      'to continue',
-      keep=True,
-    )
+    told = 'the state is saved: the same command continues'
+    self.log.show(f'stopped at step {self.progress.step}; {told}', keep=True)
     self.log.write('end', status='stopped')
     stopped_by = min(filter(None, self.communicator.gather(self.stop_request.signal)))
     # SIGTERM is how a supervisor ends a process that follows a stream.
@@ -448,5 +434,5 @@ class Job:
       return
     settled = [e for e in self.state.ledger if e.epoch == progress.epoch and e.fate != 'entered']
     trained = [e.name for e in settled if e.fate in TRAINED]
-    kept = trained[len(trained) - keep :] if keep < len(trained) else trained
+    kept = trained[max(0, len(trained) - keep) :]
     self.inputs.remove({e.name for e in settled}.difference(kept), 'train')

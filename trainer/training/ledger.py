@@ -56,7 +56,7 @@ class Entry:
 
   @property
   def content(self) -> tuple[int | None, int | None]:
-    """Size and checksum; passes with different bytes differ in them."""
+    """Size and checksum, by which passes of equal bytes are recognised."""
     return self.size, self.crc32
 
 
@@ -97,9 +97,8 @@ def entry_of(data_pass: Pass, epoch: int) -> Entry:
   for file in _files(data_pass.path):
     with open_file(file.path) as f:
       crc32 = crc32_of_stream(f, crc32)
-  return Entry(
-    absolute(data_pass.path), data_pass.name, data_pass.day, epoch, size, crc32, modified
-  )
+  path = absolute(data_pass.path)
+  return Entry(path, data_pass.name, data_pass.day, epoch, size, crc32, modified)
 
 
 def _mark(*what: Json) -> bytes:
@@ -192,8 +191,7 @@ class Ledger:
         continue
       self._marks.add(_mark('path', entry.path))
       if entry.fate in TRAINED:
-        self._marks.add(_mark('name', entry.name, entry.day))
-        self._marks.add(_mark('content', *entry.content))
+        self._marks |= {_mark('name', entry.name, entry.day), _mark('content', *entry.content)}
         self._by_name.pop((entry.epoch, entry.name, entry.day), None)
         self._by_content.pop((entry.epoch, *entry.content), None)
 

@@ -66,10 +66,8 @@ class PassMeter:
     values = result(self._sums()) | self._counts()
     rate = self._per_second(values['examples'])
     self._progress.examples += values['examples']
-    self._log.show(
-      f'epoch {self._progress.epoch} · {self._name} · {quality(values)} · {rate:,.0f} samples/s',
-      keep=True,
-    )
+    told = f'{self._name} · {quality(values)} · {rate:,.0f} samples/s'
+    self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)
     slots = self._slot_statistics(values['features'])
     for slot, share in gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS).items():
       slots.setdefault(slot, {})['blank'] = 1 - share

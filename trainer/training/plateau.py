@@ -23,7 +23,7 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
     values = values['tasks'][plateau.task]
   value = values[metric]
   if value is None:
-    logging.warning('data.valid: weighs nothing, or is of one class: it has no %s', metric)
+    logging.warning('data.valid has no %s: all labels are alike, or all weights are 0', metric)
     return
   told = f'valid {metric} {metric_text(metric, value)}{plus_minus(metric, values)}'
   value *= config.direction(metric)
@@ -41,10 +41,8 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   if lowers:
     progress.rate *= plateau.factor
   if progress.finished:
-    yield (
-      f'stopping after epoch {progress.epoch}; the best is {progress.epoch - progress.stalls}, at '
-      f'step {progress.best_step:,}'
-    )
+    best = f'{progress.epoch - progress.stalls}, at step {progress.best_step:,}'
+    yield f'stopping after epoch {progress.epoch}; the best is {best}'
   elif lowers:
     base = 'scheduled' if cfg.train.schedule else 'configured'
     yield f'learning rates are now {progress.rate:g} of the {base} ones'

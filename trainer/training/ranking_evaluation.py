@@ -2,15 +2,16 @@
 
 import collections
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from absl import logging
 
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
+from trainer.data.values import ranges
 from trainer.errors import UserError
 from trainer.model import ranking
 from trainer.plain_data import Json
@@ -21,38 +22,14 @@ _VECTORS_AT_ONCE = 8192
 _SECONDS_BETWEEN_LINES = 0.5
 
 
-class Positives(NamedTuple):
-  """Distinct pairs of a user and an item, sorted by user, then item."""
-
-  users: np.ndarray  # int64 [n]
-  items: np.ndarray  # int64 [n]
-
-  @classmethod
-  def of(cls, users: np.ndarray, items: np.ndarray) -> 'Positives':
-    """Sorts pairs and removes duplicates."""
-    order = np.lexsort((items, users))
-    users, items = users[order], items[order]
-    is_new = np.ones([len(users)], bool)
-    is_new[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
-    return cls(users[is_new], items[is_new])
-
-  def without(self, other: 'Positives') -> 'Positives':
-    """Returns the pairs that `other` does not have."""
-    pairs = [np.concatenate(both) for both in zip(other, self)]
-    order = np.lexsort((np.arange(len(pairs[0])), pairs[1], pairs[0]))
-    users, items = pairs[0][order], pairs[1][order]
-    repeats = np.zeros([len(users)], bool)
-    repeats[1:] = (users[1:] == users[:-1]) & (items[1:] == items[:-1])
-    kept = ~repeats & (order >= len(other.users))
-    return Positives(users[kept], items[kept])
-
-
 class RankingEvaluation:
   """Ranks the catalogue for the users of passes; has the methods of Evaluation that a job calls.
 
   Every process calls them. Each process computes the vectors of its share of the queries and of the
-  items, gets the vectors of all queries, and ranks its items. The best of all processes are the
-  ranking.
+  items, receives the vectors of all queries, and ranks its share of the items for them. The best
+  items of all processes make the ranking.
+
+  Positives are held as a table of distinct pairs, int64 columns `user` and `item`, sorted by user.
 
   Attributes:
     catalogue: the items at the time of the last ranking.
@@ -67,7 +44,7 @@ class RankingEvaluation:
     self._communicator, self._step = inputs.communicator, inputs.step
     self.catalogue = inputs.step.dense.catalogue
     self._eval_at = inputs.cfg.model.retrieval.eval_at
-    self._positives_by_path: dict[str, Positives] = {}
+    self._positives_by_path: dict[str, pd.DataFrame] = {}
     self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=0)
 
   def evaluate(
@@ -91,17 +68,19 @@ class RankingEvaluation:
     keys, most = self.catalogue.keys, max(self._eval_at)
     self._check_k('model.retrieval.eval_at', most)
     seen = self._positives(self._seen_passes(prepared))
-    wanted = self._positives(prepared).without(seen)
-    if not len(wanted.users):
+    merged = self._positives(prepared).merge(seen, 'left', indicator='source')
+    wanted = merged[merged['source'] == 'left_only']
+    if not len(wanted):
       where = ', '.join(data_pass.name for data_pass in prepared)
       raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
-    users, counts = np.unique(wanted.users, return_counts=True)
+    users, counts = np.unique(wanted['user'], return_counts=True)
     queries = self.query_vectors(prepared, users)
     ranked, _ = self.rank(queries, self._left_out(users, seen), most, self.item_vectors())
-    of_query, place = np.searchsorted(users, wanted.users), self.catalogue.places(wanted.items)
+    of_query = np.searchsorted(users, wanted['user'])
+    place = self.catalogue.places(wanted['item'].to_numpy())
     pairs = of_query[place >= 0], place[place >= 0]
     values = ranking.judge(ranked, pairs, counts, self.catalogue.shows, self._eval_at)
-    return values | {'queries': len(users), 'items': len(keys), 'examples': len(wanted.users)}
+    return values | {'queries': len(users), 'items': len(keys), 'examples': len(wanted)}
 
   def tell_unknown(self) -> None:
     """Does nothing; a ranking has no unknown features."""
@@ -148,16 +127,10 @@ class RankingEvaluation:
 
   def _check_k(self, key: str, k: int) -> None:
     if k > (count := len(self.catalogue.keys)):
-      raise UserError(
-        f'{key}: found {k}; the catalogue has {count:,} items, wanted at most so many'
-      )
+      raise UserError(f'{key}: found {k}; wanted at most {count:,}, the items of the catalogue')
 
   def rank(
-    self,
-    queries: np.ndarray,
-    left_out: tuple[np.ndarray, np.ndarray],
-    k: int,
-    items: np.ndarray,
+    self, queries: np.ndarray, left_out: tuple[np.ndarray, np.ndarray], k: int, items: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the best k items of each query: indices in the catalogue and scores, [Q, k].
 
@@ -231,70 +204,64 @@ class RankingEvaluation:
     Returns:
       float32 [Q, d], the same on every process.
     """
-    first: dict[int, np.ndarray] = {}
-    left = np.ones([len(users)], bool)
+    samples, no_groups = [], np.zeros([0], np.int64)
     for i, data_pass in enumerate(prepared):
-      samples = np.full([len(users)], -1)
-      start = 0
-      for batch in data_pass.batches(_SAMPLES_AT_ONCE):
-        group, at = np.unique(batch.group, return_index=True)
-        place = np.minimum(np.searchsorted(users, group), len(users) - 1)
-        is_new = (users[place] == group) & left[place]
-        samples[place[is_new]] = start + at[is_new]
-        left[place[is_new]] = False
-        start += len(batch.label)
-      first[i] = samples
+      groups = [batch.group for batch in data_pass.batches(_SAMPLES_AT_ONCE)]
+      groups = np.concatenate([no_groups, *groups])
+      of_pass = pd.DataFrame({'user': groups, 'pass': i, 'sample': np.arange(len(groups))})
+      samples.append(of_pass.drop_duplicates('user'))
+    first = pd.concat(samples).drop_duplicates('user').set_index('user').loc[users]
     rank, size = self._communicator.rank, self._communicator.size
-    share = range(rank * len(users) // size, (rank + 1) * len(users) // size)
-    vectors, most = [], -(-len(users) // size)
-    for start in range(0, most, _VECTORS_AT_ONCE):
-      mine = np.array(share[start : start + _VECTORS_AT_ONCE], np.int64)
+    own = first[rank * len(users) // size : (rank + 1) * len(users) // size]
+    places, vectors = [], []
+    for start in range(0, -(-len(users) // size), _VECTORS_AT_ONCE):  # as often on every process
+      block = own[start : start + _VECTORS_AT_ONCE]
       for i, data_pass in enumerate(prepared):
-        samples = first[i][mine]
-        batch = data_pass.gather(samples[samples >= 0])
-        vectors.append((mine[samples >= 0], self._vectors(batch)))
-    own = np.concatenate([v for _, v in vectors])[
-      np.argsort(np.concatenate([m for m, _ in vectors]))
-    ]
-    return np.concatenate(self._communicator.gather(own)) if size > 1 else own
+        here = np.flatnonzero(block['pass'] == i)
+        places.append(start + here)
+        vectors.append(self._vectors(data_pass.gather(block['sample'].to_numpy()[here])))
+    own_vectors = np.concatenate(vectors)[np.argsort(np.concatenate(places))]
+    return np.concatenate(self._communicator.gather(own_vectors)) if size > 1 else own_vectors
 
   def _vectors(self, batch: SlotBatch) -> np.ndarray:
     """Returns the vectors of the queries of this process's samples."""
     self._inputs.progress_made()
     return self._step.predict(self._step.stage(batch))[:, 0]
 
-  def _left_out(self, users: np.ndarray, seen: Positives) -> tuple[np.ndarray, np.ndarray]:
+  def _left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items that each query's user has seen: pairs (query, index in the catalogue)."""
-    low, high = (np.searchsorted(seen.users, users, side) for side in ('left', 'right'))
-    counts = high - low
-    before = np.cumsum(counts) - counts
-    query = np.repeat(np.arange(len(users)), counts)
-    place = self.catalogue.places(seen.items[np.arange(len(query)) + (low - before)[query]])
+    low, high = (np.searchsorted(seen['user'], users, side) for side in ('left', 'right'))
+    query = np.repeat(np.arange(len(users)), high - low)
+    place = self.catalogue.places(seen['item'].to_numpy()[ranges(low, high - low)])
     return query[place >= 0], place[place >= 0]
 
   def _seen_passes(self, prepared: Sequence[PreparedPass]) -> list[PreparedPass]:
-    data, found = self._cfg.data, []
+    data, seen = self._cfg.data, []
     if data.watch:
       return []
     evaluated = {data_pass.meta['source']['path'] for data_pass in prepared}
     for split in ('train', 'valid'):
       listed = passes(self._cfg, getattr(data, split), f'data.{split}')
-      found += self._inputs.prepared(listed, split)
-    return [data_pass for data_pass in found if data_pass.meta['source']['path'] not in evaluated]
+      seen += self._inputs.prepared(listed, split)
+    return [data_pass for data_pass in seen if data_pass.meta['source']['path'] not in evaluated]
 
-  def _positives(self, prepared: Sequence[PreparedPass]) -> Positives:
+  def _positives(self, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
+    by_path = self._positives_by_path
     for data_pass in prepared:
-      if data_pass.path not in self._positives_by_path:
-        self._positives_by_path[data_pass.path] = self._positives_of(data_pass)
-    empty = np.zeros([0], np.int64)
-    parts = [self._positives_by_path[data_pass.path] for data_pass in prepared]
-    return Positives.of(*map(np.concatenate, zip(Positives(empty, empty), *parts)))
+      if data_pass.path not in by_path:
+        by_path[data_pass.path] = _distinct(
+          map(self._positives_of, data_pass.batches(_SAMPLES_AT_ONCE))
+        )
+    return _distinct(by_path[data_pass.path] for data_pass in prepared)
 
-  def _positives_of(self, data_pass: PreparedPass) -> Positives:
-    users, items = [np.zeros([0], np.int64)], [np.zeros([0], np.int64)]
-    for batch in data_pass.batches(_SAMPLES_AT_ONCE):
-      own = sole_features(batch, self.catalogue.field, len(self._cfg.data.slots))
-      is_positive = (batch.label > 0.5) & (own >= 0)
-      users.append(batch.group[is_positive])
-      items.append(own[is_positive])
-    return Positives.of(np.concatenate(users), np.concatenate(items))
+  def _positives_of(self, batch: SlotBatch) -> pd.DataFrame:
+    items = sole_features(batch, self.catalogue.field, len(self._cfg.data.slots))
+    is_positive = (batch.label > 0.5) & (items >= 0)
+    return pd.DataFrame({'user': batch.group[is_positive], 'item': items[is_positive]})
+
+
+def _distinct(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+  """Joins tables of positives, sorted and without duplicates."""
+  none = pd.DataFrame({'user': [], 'item': []}, dtype=np.int64)
+  pairs = pd.concat([none, *parts]).drop_duplicates()
+  return pairs.sort_values(['user', 'item'], ignore_index=True)

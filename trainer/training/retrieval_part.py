@@ -37,11 +37,7 @@ class RetrievalPart(DensePart):
     self.catalogue = Catalogue(cfg)
 
   def _loss_of(
-    self,
-    batch: SlotBatch,
-    inputs: LayerInputs,
-    weights: tf.Tensor,
-    samples: tf.Tensor,
+    self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns Σ weight·loss over this process's samples, and the loss of each, float32 [B]."""
     size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)

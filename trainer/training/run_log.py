@@ -31,7 +31,6 @@ class RunLog:
     self._live = LiveLine(active, runtime.is_terminal())
 
   def write(self, event: str, **fields: Json) -> None:
-    """Writes an event; fields that are None are left out."""
     self.events.write(event, self._step.steps, **fields)
 
   def show(self, text: str, keep: bool = False) -> None:

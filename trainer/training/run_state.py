@@ -147,9 +147,8 @@ class RunState:
     if self._communicator.rank == 0:
       logging.debug('checkpoint %s in %.1f s', self._path, self.last_save - started)
     self._saved = dataclasses.replace(self.progress)
-    self._communicator.on_first(
-      f'cannot write in {self._cfg.run_dir}', lambda: self.ledger.write(self._cfg.run_dir)
-    )
+    run_dir = self._cfg.run_dir
+    self._communicator.on_first(f'cannot write in {run_dir}', lambda: self.ledger.write(run_dir))
     self.keep_best()
 
   def keep_best(self) -> None:
@@ -229,13 +228,8 @@ class RunState:
       return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
 
     self._step.store.clear()
-    restored = checkpoint.restore_latest(
-      directory,
-      store=self._step.store,
-      communicator=self._communicator,
-      adapt=adapt,
-      texts=self.texts,
-    )
+    held = {'store': self._step.store, 'communicator': self._communicator, 'texts': self.texts}
+    restored = checkpoint.restore_latest(directory, adapt=adapt, **held)
     if restored is None:
       return False
     self._path, dense, progress = restored
@@ -265,20 +259,17 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
   Raises:
     UserError: naming the first key whose change makes it another model.
   """
+  other, wanted = f'run_dir {where}: it holds another model', 'or another --run_dir'
   mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
   if not mine & others:
-    raise UserError(
-      f'run_dir {where}: it holds another model: data.slots has none of its slots, '
-      f'{", ".join(sorted(others))}; wanted some of them, or another --run_dir'
-    )
+    names = ', '.join(sorted(others))
+    raise UserError(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
   old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
   for key in sorted(old.keys() | new.keys()):
-    if old.get(key) != new.get(key) and not warm_start.may_change(key, before, cfg):
-      raise UserError(
-        f'run_dir {where}: it holds another model: its config.yaml has '
-        f'{key} = {old.get(key)!r}, this config {new.get(key)!r}; '
-        'wanted the same, or another --run_dir'
-      )
+    was, now = old.get(key), new.get(key)
+    if was != now and not warm_start.may_change(key, before, cfg):
+      differs = f'its config.yaml has {key} = {was!r}, this config {now!r}'
+      raise UserError(f'{other}: {differs}; wanted the same, {wanted}')
 
 
 def _tell_differences(before: config.Config, cfg: config.Config) -> None:
@@ -296,11 +287,7 @@ def _tell_differences(before: config.Config, cfg: config.Config) -> None:
 
 
 def check_run_dir(cfg: config.Config) -> None:
-  """Refuses a `run_dir` that holds another model; prints each key whose value differs.
-
-  Raises:
-    UserError: naming the first key that may not differ.
-  """
+  """Refuses a `run_dir` that holds another model; prints each key whose value differs."""
   # It compares with a checkpoint because a run may have died after it wrote config.yaml.
   if old := _config_in(os.path.join(cfg.run_dir, 'checkpoints')):
     check_continues(old, cfg, cfg.run_dir)

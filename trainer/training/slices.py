@@ -31,10 +31,7 @@ def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray,
   own = segments % slots == slot
   pairs = np.unique(np.stack([segments[own] // slots, keys[own]], 1).astype(np.int64), axis=0)
   blank = np.setdiff1d(np.arange(samples), pairs[:, 0])
-  return (
-    np.concatenate([pairs[:, 1], np.full(len(blank), BLANK)]),
-    np.concatenate([pairs[:, 0], blank]),
-  )
+  return np.append(pairs[:, 1], np.full(len(blank), BLANK)), np.append(pairs[:, 0], blank)
 
 
 def slices(
@@ -61,20 +58,20 @@ def slices(
     figure, and last that of all samples.
   """
   places = {slot.name: i for i, slot in enumerate(cfg.ordered_slots)}
-  found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
+  by_name: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
   columns, count = [], 0
   tasks = len(cfg.labels)
   for batch, probabilities in scored:
     for name in names:
       keys, samples = _values(batch, places.get(name), len(places))
-      found[name].append((keys, samples + count))
+      by_name[name].append((keys, samples + count))
     shape = len(probabilities), tasks
     of_batch = np.asarray(batch.label), probabilities, np.asarray(batch.weight)
     columns.append(np.stack([a.reshape(shape) for a in of_batch]))
     count += len(probabilities)
   # Labels, predictions and weights: float32 [3, n, T].
   whole = np.concatenate([np.zeros([3, 0, tasks], np.float32), *columns], 1)
-  return {name: _of_slot(cfg, communicator, whole, some, most) for name, some in found.items()}
+  return {name: _of_slot(cfg, communicator, whole, some, most) for name, some in by_name.items()}
 
 
 def _of_slot(
@@ -94,11 +91,10 @@ def _of_slot(
   everyone = np.arange(whole.shape[1])
   place = [place[is_head], np.full(len(others), len(head)), np.full(len(everyone), len(head) + 1)]
   place, samples = np.concatenate(place), np.concatenate([samples[is_head], others, everyone])
-  size = communicator.size
-  sent = [(place[place % size == r], whole[:, samples[place % size == r]]) for r in range(size)]
-  received = communicator.exchange([list(pair) for pair in sent])
-  place = np.concatenate([pair[0] for pair in received])
-  columns = np.concatenate([pair[1] for pair in received], 1)
+  to = [place % communicator.size == rank for rank in range(communicator.size)]
+  received = communicator.exchange([[place[own], whole[:, samples[own]]] for own in to])
+  places, columns = zip(*received)
+  place, columns = np.concatenate(places), np.concatenate(columns, 1)
   order = np.argsort(place, kind='stable')
   ends = np.searchsorted(place[order], np.arange(len(head) + 3))
   rows = []

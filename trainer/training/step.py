@@ -25,7 +25,6 @@ from trainer.training.retrieval_part import RetrievalPart
 
 
 def batch_spec(cfg: config.Config) -> SlotBatch:
-  """Returns the TensorSpecs of a staged batch."""
   samples = [None] if len(cfg.labels) == 1 else [None, len(cfg.labels)]
   return SlotBatch(
     keys=tf.TensorSpec([None], tf.int64),
@@ -150,7 +149,6 @@ class Step(abc.ABC):
 
   @property
   def steps(self) -> int:
-    """Returns the number of steps taken so far."""
     return int(self._step.numpy())
 
   def set_steps(self, value: int) -> None:
@@ -187,10 +185,8 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
     UserError: if they are not; it names the likely cause.
   """
   if not np.isfinite(loss):
-    raise UserError(
-      f'the loss or a gradient is not finite at step {int(step.numpy())}: '
-      f'{why_not_finite(cfg, batch)}; earlier checkpoints are intact'
-    )
+    found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
+    raise UserError(f'{found}: {why_not_finite(cfg, batch)}; earlier checkpoints are intact')
 
 
 def traced(function: Callable, *specs: object) -> Callable:
@@ -238,13 +234,9 @@ class TrainStep(Step):
     routed = self._rows.routed
     self._routes = bool(routed)
     self._route = traced(self._rows.route, *route_specs)
+    following = route_specs if self._routes else ()
     self._train = traced(
-      self._train_graph,
-      spec,
-      DEDUPED_SPEC,
-      routed,
-      route_specs if self._routes else (),
-      tf.TensorSpec([3]),
+      self._train_graph, spec, DEDUPED_SPEC, routed, following, tf.TensorSpec([3])
     )
     self._predict = traced(self._predict_graph, spec, DEDUPED_SPEC)
 
@@ -255,13 +247,9 @@ class TrainStep(Step):
     self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags
   ) -> tuple[StepCounts, Routing]:
     following = following or self._no_samples
+    routes = (following.deduped, following.batch.weight) if self._routes else ()
     try:
-      counts, routed, spans = self._train(
-        staged,
-        routed,
-        (following.deduped, following.batch.weight) if self._routes else (),
-        _as_tensor(flags),
-      )
+      counts, routed, spans = self._train(staged, routed, routes, _as_tensor(flags))
       counts = StepCounts(*counts.numpy())
     except tf.errors.OutOfRangeError:  # the row store refuses a gradient that is not finite
       counts = StepCounts(0, np.nan, 0, 0, 0)

@@ -38,10 +38,11 @@ SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 DAY_SECONDS = 24 * 3600
 
 
+# What a run does next.
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainPass:
-  """Train on a pass."""
-
   data_pass: Pass
   late: bool = False  # its own day has ended, so it counts for the day that is open
   waiting: int = 0  # number of passes that are ready behind it
@@ -50,22 +51,20 @@ class TrainPass:
 
 @dataclasses.dataclass(frozen=True)
 class EndDay:
-  """End a day."""
-
   day: int
   is_empty: bool = False  # it had no passes
 
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-  """Wait: no pass is ready."""
+  """No pass is ready."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class End:
-  """End the epoch: every pass was trained on, or the job was asked to stop."""
+  """The epoch ends: every pass was trained on, or the job was asked to stop."""
 
   is_finished: bool
 
@@ -130,9 +129,8 @@ class Stream:
       # A pass begun before the restart: its entry is already in every process's ledger.
       self._trains = begun
       return TrainPass(Pass(begun.name, begun.path, begun.day), begun.reason != '')
-    kind, fields, settled = self._communicator.on_first(
-      f'cannot read {self._cfg.data.watch or "data.train"}', lambda: self._decide(stop)
-    )
+    what = f'cannot read {self._cfg.data.watch or "data.train"}'
+    kind, fields, settled = self._communicator.on_first(what, lambda: self._decide(stop))
     for entry in (Entry(**entry) for entry in settled):
       self._state.ledger.put(entry)
       if entry.fate == 'entered':
@@ -141,7 +139,7 @@ class Stream:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
-    # Otherwise another pass is ready, which may be good.
+    # With any other action, another pass is ready, which may be good.
     if (is_last := fields.get('is_finished', False)) or kind == 'Wait':
       self._check_refused(is_last)
     if 'data_pass' in fields:
@@ -249,8 +247,10 @@ class Stream:
       return type(action).__name__, fields, [dataclasses.asdict(entry) for entry in settled]
 
     for place, data_pass in enumerate(ready):
-      if self._is_far_ahead(data_pass):
-        settled.append(self._refused_for_its_day(data_pass))
+      if too_far := self._too_far_ahead(data_pass):
+        entry = refused_entry(data_pass, progress.epoch, too_far)
+        entry.modified = None  # it is tried again when its day is near
+        settled.append(entry)
         continue
       try:
         with refusing(data_pass.path):
@@ -261,19 +261,15 @@ class Stream:
         settled.append(refused_entry(data_pass, progress.epoch, str(e)))
         continue
       if how := self._state.ledger.trained_before(entry, by_name=cfg.day_pattern is not None):
-        entry.fate, entry.reason = 'seen', f'{data_pass.path}: not trained: {how}'
+        entry.fate, entry.reason = 'seen', f'{data_pass.path}: not trained on: {how}'
         settled.append(entry)
         continue
       late = self._is_late(data_pass)
       if late:
-        entry.reason = (
-          f'{data_pass.path}: its day {data_pass.day} is over: the stream has come to '
-          f'{self._newest_day}'
-        )
+        over = f'its day {data_pass.day} is over: the newest day so far is {self._newest_day}'
+        entry.reason = f'{data_pass.path}: {over}'
         if cfg.late == 'fail':
-          raise UserError(
-            f"{entry.reason}; data.late is 'fail'; wanted no such pass, or train or skip"
-          )
+          raise UserError(f"{entry.reason}; data.late is 'fail'; wanted train or skip")
         if cfg.late == 'skip':
           entry.fate = 'skipped'
           settled.append(entry)
@@ -311,7 +307,7 @@ class Stream:
       mistakes = mistakes | misnamed
       for path in missing:
         if self._state.ledger.of(Pass('', path), epoch) is None:  # trained passes may be deleted
-          self._say(f'{path}: is announced and not there; waiting for it')
+          self._say(f'{path}: is announced but not there; waiting for it')
     wrong = []
     for path, text in mistakes.items():
       if self._state.ledger.of(Pass('', path), epoch) is None:
@@ -347,7 +343,7 @@ class Stream:
 
   def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
     """Whether the bytes of a refused pass have changed, and its day is not too far ahead."""
-    if self._is_far_ahead(data_pass):
+    if self._too_far_ahead(data_pass):
       return False
     if refused.crc32 is None:
       return stamp_if_any(data_pass.path) != (refused.size, refused.modified)
@@ -357,10 +353,8 @@ class Stream:
     if data_pass.path in self._checked:
       return
     if content := self._new_content(data_pass, trained):
-      self._say(
-        f'{data_pass.path}: has changed after it was trained ({trained.size:,} bytes then, '
-        f'{content[0]:,} now); it is not trained again'
-      )
+      lengths = f'{trained.size:,} bytes then, {content[0]:,} now'
+      self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): ignored')
 
   def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
     """Returns the content of a pass (see Entry) if it can be read and is not the known one."""
@@ -378,33 +372,24 @@ class Stream:
     content = self._read[path][1]
     return None if content == known.content else content
 
-  def _is_far_ahead(self, data_pass: Pass) -> bool:
-    """Whether the day of a pass is so far ahead that its date is most likely wrong."""
-    most, reached = self._cfg.data.max_days_ahead, self._reached_day(data_pass)
-    return None not in (most, reached) and days_ahead(reached, data_pass.day) > most
+  def _too_far_ahead(self, data_pass: Pass) -> str | None:
+    """Returns a text if the day of a pass is so far ahead that it is most likely wrong; else None.
 
-  def _reached_day(self, data_pass: Pass) -> int | None:
-    """The newest day so far; before the first pass of a stream of dates, today."""
-    if self._newest_day is not None or not is_date(data_pass.day):
-      return self._newest_day
-    return int(time.strftime('%Y%m%d', time.localtime(self._clock())))
+    The day is compared with the newest one so far or, if there is none yet, with today.
+    """
+    most, reached, which = self._cfg.data.max_days_ahead, self._newest_day, 'the newest day so far'
+    if reached is None and is_date(data_pass.day):
+      reached, which = int(time.strftime('%Y%m%d', time.localtime(self._clock()))), 'today'
+    if None in (most, reached) or (days := days_ahead(reached, data_pass.day)) <= most:
+      return None
+    far = f'its day {data_pass.day} is {days:,} days after {reached}, {which}'
+    return f'{data_pass.path}: {far}; data.max_days_ahead allows {most}'
 
   @property
   def _newest_day(self) -> int | None:
     """The newest day of the stream; None before the first."""
     progress = self._state.progress
     return progress.closed_day if progress.day is None else progress.day
-
-  def _refused_for_its_day(self, data_pass: Pass) -> Entry:
-    """Returns the entry of a pass that is too far ahead; it is tried again when its day is near."""
-    reached, most = self._reached_day(data_pass), self._cfg.data.max_days_ahead
-    which = 'today' if self._newest_day is None else 'to which the stream has come'
-    reason = (
-      f'{data_pass.path}: its day {data_pass.day} is {days_ahead(reached, data_pass.day):,} days '
-      f'after {reached}, {which}; data.max_days_ahead allows {most}'
-    )
-    entry = refused_entry(data_pass, self._state.progress.epoch, reason)
-    return dataclasses.replace(entry, modified=None)
 
   def _is_late(self, data_pass: Pass) -> bool:
     progress = self._state.progress

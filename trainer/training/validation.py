@@ -88,8 +88,8 @@ class Validation:
   def pass_begins(self, prepared: PreparedPass) -> None:
     """Forgets the best state if it has not been trained on the pass that begins.
 
-    Such a pass was added to a run that had validated an epoch. The best state knows nothing of it,
-    so it is no longer the one to keep, and the learning rates that plateaus lowered rise again.
+    Such a pass was added after the run had validated an epoch. The learning rates that plateaus
+    lowered rise again.
 
     It warns if data.valid or data.test has a pass with the same samples.
     """
@@ -109,29 +109,21 @@ class Validation:
         is_first = self._communicator.rank == 0
         # The same path was told before the training.
         if other.meta['arrays'] == prepared.meta['arrays'] and trained != judges and is_first:
-          logging.warning(
-            '%s holds the samples of %s: metrics of data.%s say nothing of new samples',
-            *(trained, judges, split),
-          )
+          told = '%s holds the samples of %s: metrics of data.%s say nothing of new samples'
+          logging.warning(told, trained, judges, split)
 
   def _forget_best(self, reason: str) -> None:
     progress = self._state.progress
-    self._log.show(
-      f'{reason}: the state of step {progress.best_step:,}, the best so far, is no longer kept; '
-      'the best is chosen anew',
-      keep=True,
-    )
+    told = f'the state of step {progress.best_step:,}, the best so far, is no longer kept'
+    self._log.show(f'{reason}: {told}; the best is chosen anew', keep=True)
     self._log.write('best_forgotten', reason=reason)
     progress.forget_best()
 
   def _judged_by(self) -> JsonObject:
     """Returns what makes values of two evaluations comparable."""
     plateau = self._cfg.train.plateau
-    return {
-      'metric': self._cfg.deciding_metric,
-      'task': plateau and plateau.task,
-      'valid': [[p.name, p.num_samples] for p in self._passes['valid']],
-    }
+    valid = [[p.name, p.num_samples] for p in self._passes['valid']]
+    return {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task, 'valid': valid}
 
   def finish(self, took_best: bool) -> JsonObject:
     """Evaluates data.test with the kept state of the run, and measures the slots' importance.
@@ -192,7 +184,6 @@ class Validation:
 
   def _tell_if_worse_than_constant(self, split: str, values: JsonObject) -> None:
     if (told := worse_than_constant(values)) and self._communicator.rank == 0:
-      why = why_worse_than_constant(
-        self._cfg, values, self.trained_auc, self._step.steps, self._took_best
-      )
+      steps, took_best = self._step.steps, self._took_best
+      why = why_worse_than_constant(self._cfg, values, self.trained_auc, steps, took_best)
       logging.warning('%s: %s: %s', split, told, why)

@@ -59,11 +59,8 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
   """Returns whether a run may continue with another value of this key."""
   if key.startswith('data.slots.'):
     by_name = {slot.name: slot for slot in old.data.slots}
-    same = all(
-      _identity(slot) == _identity(by_name[slot.name])
-      for slot in new.data.slots
-      if slot.name in by_name
-    )
+    kept = [slot for slot in new.data.slots if slot.name in by_name]
+    same = all(_identity(slot) == _identity(by_name[slot.name]) for slot in kept)
     same &= bool(old.counted_fields()) == bool(new.counted_fields())
     return same and (not _has_ffm(old, new) or _slots(old) == _slots(new))
   if re.fullmatch(r'sparse\.tables\..*\.width', key):
@@ -98,8 +95,8 @@ def _has_ffm(*configs: config.Config) -> bool:
 
 def _layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
   """Returns {table: layout of its rows}."""
-  layers = [layer_class(one.kind, key) for key, one in cfg.model.all_interactions().items()]
-  needs = {need for layer in layers for need in layer.needs}
+  layers = cfg.model.all_interactions().items()
+  needs = {need for key, layer in layers for need in layer_class(layer.kind, key).needs}
   specs = table_specs(cfg, needs if cfg.model.retrieval is None else {'factors'})
   return {spec.name: spec for spec in specs}
 
@@ -155,12 +152,10 @@ def _lay_out(
   now: Mapping[str, row_store.TableSpec],
   new: config.Config,
 ) -> None:
-  """Changes rows to the layout of the new config's tables.
+  """Changes rows, in place, from the layouts `before` to those of the new config's tables, `now`.
 
   Args:
-    chunk: columns as in ops.row_store.RowStore, with the new keys and slots; changed in place.
-    before: the layouts that the rows were written in.
-    now: the layouts of the new config's tables.
+    chunk: columns as in ops.row_store.RowStore, with the new keys and slots.
   """
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
@@ -204,8 +199,8 @@ def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
 def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str, str]:
   """Returns {name that does not depend on other layers: name in a checkpoint}.
 
-  '012/dnn_2/kernel_0/m:0' is 'dnn 0/kernel_0/m:0' if it belongs to the first dnn. Units of din are
-  named by their histories.
+  The variable '012/dnn_2/kernel_0/m:0' becomes 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn.
+  Units of din are named after their histories.
   """
   names, layers, histories = {}, {}, _histories(cfg)
   for name in arrays:
@@ -228,7 +223,8 @@ def _histories(cfg: config.Config) -> list[str]:
   return sorted(slot.name for slot in cfg.data.slots if slot.sequence)
 
 
-# Which axes of built-in layers' variables stand for inputs, and for which of `_inputs`.
+# For variables of built-in layers: their names, which of `_inputs` they have an entry for, and the
+# axes of these entries. A key of '' is the group in the name.
 _AXES = (
   (r'(?:linear\w* \d+/dense|dlrm\w* \d+/bottom_kernel_0)', 'dense', (0,)),
   (r'(?:autodis|piecewise_linear)\w* \d+/\w+', 'dense', (0,)),
@@ -245,7 +241,7 @@ _AXES = (
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Returns the names of what the layers of a model read, by the names in `_AXES`."""
+  """Returns {key of `_AXES`: names of what these layers read, in the order of the axis}."""
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
@@ -257,19 +253,23 @@ def _inputs(cfg: config.Config) -> dict[str, list[str]]:
   fields = slots + vectors
   joined, bottom = columns(fields) + dense, ['bottom'] if dense else []
   pairs = [' and '.join(sorted(pair)) for pair in itertools.combinations(fields + bottom, 2)]
-  found = {'dense': dense, 'fields': fields, 'joined': joined}
-  found['joined with histories'] = joined + [f'history {name}' for name in columns(histories)]
-  found['products'] = columns(bottom) + pairs
+  inputs = {
+    'dense': dense,
+    'fields': fields,
+    'joined': joined,
+    'joined with histories': joined + [f'history {name}' for name in columns(histories)],
+    'products': columns(bottom) + pairs,
+  }
   for name in histories:
     parts = ('event', 'candidate', 'difference', 'product')
-    found[f'unit of {name}'] = [f'{part} {i}' for part in parts for i in range(widths[name])]
+    inputs[f'unit of {name}'] = [f'{part} {i}' for part in parts for i in range(widths[name])]
   if (retrieval := cfg.model.retrieval) is not None:
     for side in ('query', 'item'):
       tower = getattr(retrieval, side)
       encoded = histories if getattr(tower, 'encoder', None) is not None else []
       read = [name for name in tower.slots if name not in encoded]
-      found[side] = columns(read) + tower.dense + columns([n for n in tower.slots if n in encoded])
-  return found
+      inputs[side] = columns(read) + tower.dense + columns([n for n in tower.slots if n in encoded])
+  return inputs
 
 
 def _places(
@@ -281,12 +281,12 @@ def _places(
   n: int,
   m: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which places along an axis are kept: in the old variable, and in the new one.
+  """Returns the indices along an axis that are copied: from the old variable, and to the new one.
 
   Args:
     before: the inputs of the old model.
     now: the inputs of the new model.
-    own: the names of users' layers, whose axes are known by their lengths alone.
+    own: the names of layers that a user wrote; their axes are recognised by length alone.
     variable: its name as `_by_layer` returns it.
     n: the length of the axis in the old variable.
     m: the length in the new one.
@@ -323,7 +323,7 @@ def dense(
   state, was, wanted = dict(saved), _by_layer(saved, old), _by_layer(fresh, new)
   for name in was.values():
     del state[name]
-  kinds = {one.kind for one in new.model.all_interactions().values()}
+  kinds = {layer.kind for layer in new.model.all_interactions().values()}
   own = tuple(kind.rpartition('.')[2].lower() for kind in kinds if '.' in kind)
   before, now = _inputs(old), _inputs(new)
   fates: dict[str, set[str]] = {}
@@ -346,8 +346,7 @@ def dense(
     fates.setdefault(layer, set()).add('taken over' if is_whole else 'partly')
   layers = {stable.partition('/')[0] for stable in was}
   table = [
-    Fate(f'layer {layer}', layer_fates.pop() if len(layer_fates) == 1 else 'partly')
-    for layer, layer_fates in fates.items()
+    Fate(f'layer {layer}', of.pop() if len(of) == 1 else 'partly') for layer, of in fates.items()
   ]
   table += [Fate(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
   was_made, made = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
@@ -360,52 +359,52 @@ def dense(
 
 
 def parts(cfg: config.Config) -> dict[str, JsonObject]:
-  """Returns the settings that give a model's weights their meaning: of slots, tables and layers.
+  """Returns the settings that decide what a model predicts from its weights, by slot, table, layer.
 
-  Two models with the same parts predict the same from the same weights.
+  Two models with equal parts predict the same from the same weights.
   """
-  found = {
+  settings = {
     f'data.slots: {s.name}': {'pooling': p} for s, p in zip(cfg.ordered_slots, cfg.poolings())
   }
   for name, spec in _layouts(cfg).items():
     if spec.width:
-      found[f'sparse.tables: {name}'] = {'width': cfg.sparse.tables[name].width}
+      settings[f'sparse.tables: {name}'] = {'width': cfg.sparse.tables[name].width}
   counts: collections.Counter[str] = collections.Counter()
-  for key, one in cfg.model.all_interactions().items():
-    parameters, _ = constructor_parameters(layer_class(one.kind, key))
+  for key, layer in cfg.model.all_interactions().items():
+    parameters, _ = constructor_parameters(layer_class(layer.kind, key))
     usual = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-    args = {n: v for n, v in (usual | one.args).items() if n not in ('dropout', *PASSED)}
-    # As it is read back: lists for tuples, and something plain for what JSON does not have.
+    args = {n: v for n, v in (usual | layer.args).items() if n not in ('dropout', *PASSED)}
+    # As a checkpoint reads it back: lists for tuples, and names of types that JSON does not have.
     args = json.loads(json.dumps(args, default=lambda value: type(value).__name__))
-    found[f'model.interactions: {one.kind} {counts[one.kind]}'] = args
-    counts[one.kind] += 1
-  return found
+    settings[f'model.interactions: {layer.kind} {counts[layer.kind]}'] = args
+    counts[layer.kind] += 1
+  return settings
 
 
 def differences(
   trained: Mapping[str, JsonObject | None], now: Mapping[str, JsonObject]
 ) -> list[str]:
-  """Returns in words how a model differs from the trained one.
+  """Returns a text for each difference between a model and the trained one.
 
   Args:
     trained: the `parts` of the trained model, None for a part that is dropped; {} if untrained.
   """
   if not trained:
     return ['all of it is new']
-  told = []
+  texts = []
   for part in sorted(trained.keys() | now.keys()):
     was, wanted = trained.get(part), now.get(part)
     if wanted is None:
-      told.append(f'{part}, which was trained, is gone')
+      texts.append(f'{part}, which was trained, is gone')
     elif was is None:
-      told.append(f'{part} is new')
+      texts.append(f'{part} is new')
     else:
-      told += [
+      texts += [
         f'{part}: {key} was trained as {was.get(key)!r}, the config has {wanted.get(key)!r}'
         for key in dict.fromkeys((*was, *wanted))
         if was.get(key) != wanted.get(key)
       ]
-  return told
+  return texts
 
 
 def _tables(old: config.Config, new: config.Config) -> list[Fate]:
