@@ -24,48 +24,62 @@ messages, as in `--set train.batch_size=1024`; an entry of a list goes by its nu
 # Examples for keys whose default is a poor one.
 EXAMPLES = {
   'data.train': '[logs/day_*.csv]',
+  'data.valid': '[logs/valid.csv]',
+  'data.test': '[logs/test.csv]',
+  'data.watch': 'incoming',
   'data.delimiter': '"\\t"',
   'data.columns': '[label, user, item]',
+  'data.label': 'click',
   'data.label_positive': "'>50K'",
+  'data.weight': 'weight',
   'data.group': 'user_id',
   'data.day_pattern': r"'day_(\d+)'",
   'data.max_bad_share': '0.001',
   'data.slots': "[{name: user_id}, {name: tags, separator: '|'}]",
+  'data.slots.*.name': 'user_id',
+  'data.slots.*.column': 'uid',
   'data.slots.*.from': '{bins: price, boundaries: [1, 5, 20]}',
   'data.slots.*.separator': "'|'",
   'data.slots.*.value_separator': "':'",
+  'data.slots.*.shares': 'item_id',
   'data.slots.*.lifecycle': '{admission_threshold: 3}',
   'data.dense': '[{name: price, transform: log1p_standardise}]',
+  'data.dense.*.name': 'price',
   'data.dense.*.from': "{expression: 'price / category_price'}",
   'sparse.tables': '{default: {width: 16}, ids: {width: 32}}',
   'model.interactions': '[linear, fm, {dnn: {hidden: [256, 128]}}]',
   'model.dense_embedding': 'piecewise_linear',
+  'model.interactions.*.kind': 'dnn',
   'model.interactions.*.args': '{hidden: [256, 128]}',
   'train.dense_optimizer.args': '{beta_1: 0.8}',
   'train.schedule': '{kind: cosine, warmup_steps: 500, period: 20000}',
   'train.plateau': '{metric: logloss, patience: 2, stop_after: 4}',
+  'checkpoint.every_steps': '1000',
+  'checkpoint.every_seconds': '600',
+  'export.delta_every_passes': '1',
+  'export.keep': '7',
   'sync.ports': '[40000, 40016]',
+  'sync.max_staleness': '100',
 }
 
 
-def _table(prefix: str, section_keys: Iterable[Key]) -> Iterator[str]:
+def _table(prefix: str, found: Iterable[Key]) -> Iterator[str]:
   yield '| key | takes | default | example | meaning |'
   yield '|---|---|---|---|---|'
-  for key in section_keys:
+  for key in found:
     path = prefix + key.name
     default = 'required' if key.default is None else f'`{key.default}`'
     default = 'see below' if key.section and key.default not in (None, 'null', '[]') else default
-    is_plain = not key.section and key.default not in (None, 'null', '[]')
-    example = EXAMPLES.get(path, key.default if is_plain else '')
+    example = EXAMPLES.get(path, '' if key.section else key.default)
     example = f'`{key.name}: {example}`' if example else ''
     cells = (f'`{key.name}`', key.wanted, default, example, key.meaning)
     yield '| ' + ' | '.join(c.replace('|', '\\|') for c in cells) + ' |'
 
 
 def _sections(prefix: str, section: type) -> Iterator[str]:
-  section_keys = list(keys(section))
-  yield from _table(prefix, section_keys)
-  for key in section_keys:
+  found = list(keys(section))
+  yield from _table(prefix, found)
+  for key in found:
     if key.section is config.Made:
       if prefix == 'data.slots.*.':  # those of dense columns are the same
         for kind, made in config.MADE.items():
@@ -105,8 +119,9 @@ def _layers() -> Iterator[str]:
     meanings = dict(re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE))
     own = vars(layer).get('__init__')
     parameters = inspect.signature(own).parameters.values() if own else ()
-    passed = 'self', *PASSED
-    rows = [p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in passed]
+    rows = [
+      p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in ('self', *PASSED)
+    ]
     for p in rows:
       value = list(p.default) if isinstance(p.default, tuple) else p.default
       meaning = ' '.join(meanings[p.name].split()).replace('|', '\\|')

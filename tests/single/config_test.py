@@ -323,7 +323,10 @@ class ConfigTest(tf.test.TestCase):
         ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],
         r"with sync.mode 'ps_geo', whose workers count their own",
       ),
-      (['data.watch=x', 'train.epochs=2'], r"'train.epochs': found 2; data.watch trains on each pass"),
+      (
+        ['data.watch=x', 'train.epochs=2'],
+        r"'train.epochs': found 2; data.watch trains on each pass",
+      ),
       (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
       (['data.close_day_after_hours=3'], r'needs data.day_pattern'),
       (['data.late=skip'], r"found 'skip'; it needs data.day_pattern"),

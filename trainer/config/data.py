@@ -189,9 +189,9 @@ class Data(Section):
   hold too many bad records. One more ends the run; a good pass resets the count. The default is 10
   with data.watch."""
   max_days_ahead: PositiveInt | None = None
-  """How many days the day of a pass may lie after the newest day so far. A pass further ahead is
-  refused, because its date is most likely wrong and would make all others late. Plain numbers count
-  as days themselves. The default is 14 with data.watch; null: any."""
+  """How many days after the day that the stream has come to the day of a pass may be; one further
+  ahead is refused, because its date is most likely wrong and would make all others late. Plain
+  numbers count as days themselves. The default is 14 with data.watch; null: any."""
   close_day_after_hours: Positive | None = None
   """Hours without a pass after which the open day ends; days without passes then end too, and age
   the features. null: a day ends when a pass of a later one comes, and empty days do not count."""
