@@ -44,7 +44,12 @@ OWN_LAYERS = flags.DEFINE_list(
   'own_layers', [], 'Dotted paths of layers, not built in, that a served model may import.'
 )
 STRICT = flags.DEFINE_bool('strict', False, 'Refuses columns that the model does not read.')
-THREADS = flags.DEFINE_integer('threads', 2, 'That score requests.', lower_bound=1)
+THREADS = flags.DEFINE_integer(
+  'threads',
+  1,
+  'That score requests; several can wait for Redis.',
+  lower_bound=1,
+)
 SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
 
 

@@ -28,8 +28,9 @@ from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
+from trainer.serving.plain_columns import PlainColumns
 from trainer.serving.publisher import Publisher
-from trainer.serving.scorer import Scorer
+from trainer.serving.scorer import BadRequest, Scorer
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import open_store
 from trainer.storage import export
@@ -649,6 +650,70 @@ class ContextTest(tf.test.TestCase, parameterized.TestCase):
       self.assertAllClose(np.stack([*found.values()], 1), wanted, rtol=0, atol=1e-6)
       none = {n: columns[n] if n in shared else [] for n in names}
       self.assertEqual([len(c) for c in scores(step, cfg, none, 0).values()], [0] * len(found))
+
+
+class PlainColumnsTest(tf.test.TestCase):
+  TEXTS = [
+    'a',
+    ' b ',
+    '7',
+    '12.0',
+    'größe',
+    '',
+    ' ',
+    'NA',
+    '-1',
+    'x|y',
+    '|',
+    'a||b| ',
+    'two\nlines',
+  ]
+  VALUES = TEXTS[:6] * 6 + TEXTS + [None, 3, -0, 2**70, 5.0, ['a', 'b'], True]
+  NUMBERS = [0.5, -1, 7, None, float('nan'), 1e-40, 2**60] * 4 + ['1.5', 'NA', '', 2**2000, 1e39]
+
+  def test_requests_of_plain_values_read_as_a_log_does(self):
+    cfg = make_config(
+      {
+        'data.slots': [{'name': 'item'}, {'name': 'tags', 'separator': '|'}, {'name': 'age'}],
+        'data.dense': [{'name': 'price'}, {'name': 'age'}, {'name': 'height'}],
+        'data.missing_values': ['NA', '-1'],
+      }
+    )
+    single = make_config({'data.slots': [{'name': 'item'}, {'name': 'user'}], 'data.dense': []})
+    rng, plain = random.Random(3), 0
+    read = PlainColumns.read
+
+    def counted(self, columns, size):
+      nonlocal plain
+      samples = read(self, columns, size)
+      plain += samples is not None
+      return samples
+
+    for cfg in (cfg, single):
+      scorer = Scorer(config.dump(cfg))
+      with mock.patch.object(PlainColumns, 'reads', return_value=False):
+        of_log = Scorer(config.dump(cfg))
+      for _ in range(300):
+        size = rng.choice([1, 2, 5])
+        few = rng.random() < 0.5  # most kinds of values leave a request to the log's reader
+        columns = {}
+        for name, is_text in cfg.data.log_columns().items():
+          values = (self.VALUES if is_text else self.NUMBERS)[: 6 if few else None]
+          columns[name] = rng.choices(values, k=rng.choice([1, size]))
+        found = []
+        with mock.patch.object(PlainColumns, 'read', counted):
+          for one in (scorer, of_log):
+            try:
+              found.append(one.parse(columns, size))
+            except BadRequest as e:
+              found.append(str(e))
+        if isinstance(found[1], str):
+          self.assertEqual(*found)
+          continue
+        for name, value, wanted in zip(found[1]._fields, *found):
+          self.assertEqual((value.dtype, value.shape), (wanted.dtype, wanted.shape), name)
+          np.testing.assert_array_equal(value, wanted, f'{name} of {columns}')
+    self.assertBetween(plain, 200, 500)
 
 
 class TasksTest(tf.test.TestCase):

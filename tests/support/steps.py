@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import types
 import unittest
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -113,7 +114,8 @@ def scores(step: Step, cfg: config.Config, columns: Mapping[str, list], size: in
     present = step.store.lookup(keys)['exists'].numpy()
     return LookedUpRows(rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy(), present)
 
-  return scorer.score(scorer.parse(columns, size), look_up).outputs
+  view = types.SimpleNamespace(row_store=None, look_up=look_up)
+  return scorer.score(scorer.parse(columns, size), view).outputs
 
 
 def rows_of(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[int, Row]:

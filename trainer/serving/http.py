@@ -48,7 +48,7 @@ class Limits:
   instances: int = 10_000
   concurrency: int = 64  # requests at a time, whether they are scored or wait for that
   seconds_to_send: float = 10.0  # for a request's head, and again for its body
-  threads: int = 2  # that compute scores
+  threads: int = 1  # that compute scores
   strict: bool = False  # whether columns that the model does not read are refused, not ignored
 
 
@@ -424,6 +424,8 @@ def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socke
   settings = uvicorn.Config(
     app.asgi,
     http=functools.partial(_Protocol, app.limits.seconds_to_send),
+    interface='asgi3',
+    proxy_headers=False,  # nothing here asks who the client is
     log_level='warning',
     access_log=False,
     lifespan='off',

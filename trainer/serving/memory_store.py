@@ -44,7 +44,7 @@ class _RowsOfAChain:
     # Unknown slot ids get a table too, so that a look-up of their keys finds nothing.
     self._slot_table = np.zeros([1 << (63 - HASH_BITS)], np.int64)
     self._slot_table[: len(embedding.slot_table)] = np.maximum(embedding.slot_table, 0)
-    self._store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
+    self.store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
     self._widths = np.array([t.width for t in tables])
     self._counts = bool(cfg.counted_fields())
 
@@ -76,23 +76,23 @@ class _RowsOfAChain:
     columns |= {'slot': rows.slot.astype(np.uint16), 'admitted': rows.counts > 0}
     columns |= {'linear': rows.linear[:, None], 'last_step': zero.astype(np.int32)}
     table = np.repeat(self._slot_table[rows.slot], rows.counts)  # of each factor
-    for t, spec in enumerate(self._store.tables):
+    for t, spec in enumerate(self.store.tables):
       if spec.width:
         factors = rows.factors[table == t].reshape(-1, spec.width)
         is_half = spec.dtype == 'bfloat16'
         columns[f'factors_{spec.name}'] = to_bfloat16(factors) if is_half else factors
     chunk = {name: to_tensor(column) for name, column in columns.items()}
-    self._store.import_chunk('an export', chunk)
+    self.store.import_chunk('an export', chunk)
 
   def erase(self, keys: np.ndarray) -> None:
-    self._store.erase(to_tensor(keys))
+    self.store.erase(to_tensor(keys))
 
   def pull(self, keys: np.ndarray) -> LookedUpRows:
     keys = to_tensor(keys)
-    pulled = self._store.pull(keys, train=False)
+    pulled = self.store.pull(keys, train=False)
     ids, offsets, linear, factors = (tensor.numpy() for tensor in pulled[:4])
     rows = LookedUpRows(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
-    return with_show_click(rows, counts_of(self._store, keys).numpy()) if self._counts else rows
+    return with_show_click(rows, counts_of(self.store, keys).numpy()) if self._counts else rows
 
 
 class _Replaced(NamedTuple):
@@ -108,11 +108,15 @@ class _MemoryView(View):
 
   def __init__(self, version: Version, export: RowExport, rows: _RowsOfAChain | None):
     super().__init__(version, export.config(), export.dense())
-    self.row_store = rows or _RowsOfAChain(self.config)
-    self.replaced: _Replaced | None = None  # set before the next version changes the row store
+    self.rows = rows or _RowsOfAChain(self.config)
+    self.replaced: _Replaced | None = None  # set before the next version changes the rows
+
+  @property
+  def row_store(self) -> RowStore | None:
+    return None if self.replaced else self.rows.store
 
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
-    rows = self.row_store.pull(keys)
+    rows = self.rows.pull(keys)
     # Old rows are copied before they change, so every change that the pull saw is listed here.
     changes, replaced = [], self.replaced
     while replaced:
@@ -139,9 +143,9 @@ class MemoryStore(VersionedStore):
     if self.version() != expected:
       raise Overtaken
     begins = exports[0].begins_chain
-    view = _MemoryView(new, exports[-1], None if begins else held.row_store)
+    view = _MemoryView(new, exports[-1], None if begins else held.rows)
     view.items = _items(exports, None if begins else held.items)
-    rows = view.row_store
+    rows = view.rows
     if begins:
       for export in exports:
         rows.change(export.tombstones(), rows.checked(export))

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ops.dedupe import Deduped
 from ops.keys import NO_FEATURE
+from ops.library import load
 from ops.row_store import PulledRows
 from ops.tensors import to_tensor
 from trainer import config
@@ -24,12 +25,13 @@ from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.jsonl_format import value_at
 from trainer.data.parse import parse
-from trainer.data.values import feature_keys, text_of_float
+from trainer.data.values import feature_keys, offsets_of, text_of_float
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
 from trainer.plain_data import Json
-from trainer.serving.versioned_store import LookedUpRows, decode, without_show_click
+from trainer.serving.plain_columns import PlainColumns
+from trainer.serving.versioned_store import VersionGone, View, without_show_click
 from trainer.storage.served_model import input_name
 
 # Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
@@ -80,6 +82,7 @@ class Scorer:
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.data.slots)
     self._cfg = cfg
+    self._plain = PlainColumns(cfg) if PlainColumns.reads(cfg) else None
     self.retrieval = cfg.model.retrieval
     of_items = self.retrieval.only_of_items() if self.retrieval else ()
     # name -> whether its values are strings; these first
@@ -87,23 +90,38 @@ class Scorer:
     self._columns = dict(sorted(columns, key=lambda item: not item[1]))
     self._aliases = {input_name(name): name for name in self._columns}
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
-    self._graph = tf.function(self._outputs, autograph=False).get_concrete_function(
-      *(integers, integers, floats),
-      tf.TensorSpec([None, len(cfg.data.dense)], tf.float32),
-      *(integers, floats, floats),
+    dense = tf.TensorSpec([None, len(cfg.data.dense)], tf.float32)
+    self._graph = _Graph(
+      self._outputs,
+      *(integers, floats, dense, integers, integers, floats, floats),
       *([tf.TensorSpec([None, 2])] if self._embedding.counted else []),
     )
-    self._dtypes = [output.dtype for output in self._graph.outputs]
+    self._graph_of_store = None
+    if not self._embedding.counted:
+      keys, store = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.resource)
+      self._graph_of_store = _Graph(self._outputs_of_store, integers, floats, dense, keys, store)
+
+  def _outputs_of_store(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Computes the outputs, and `ids`, which are −1 for features without a row.
+
+    Args:
+      tensors: segments, values and keys of the occurrences of features, the dense columns, and the
+        handle of the row store.
+    """
+    segments, values, dense, keys, store = tensors
+    ids, *rows = load().ctr_row_store_pull(store, keys, train=False)
+    outputs = self._outputs(segments, values, dense, tf.range(tf.size(keys)), *rows)
+    return outputs | {'ids': ids}
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, float32 [B] each.
 
     Args:
-      tensors: for the occurrences of features, `inverse` of ops.dedupe, segments and values; then
-        the dense columns; then, for the rows of distinct keys, offsets, linear weights, factors
-        and, if a slot has `counts`, shows and clicks.
+      tensors: for the occurrences of features, segments and values; then the dense columns; then
+        `inverse` of ops.dedupe; then, for the rows of distinct keys, offsets, linear weights,
+        factors and, if a slot has `counts`, shows and clicks.
     """
-    inverse, segments, values, dense, *rows = tensors
+    segments, values, dense, inverse, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
     empty, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
     batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
@@ -130,7 +148,7 @@ class Scorer:
 
   def signature(self) -> tuple[dict[str, bool], dict[str, Json], list[str]]:
     """Returns {column: are its values strings}, an example of a sample, and the outputs' names."""
-    return dict(self._columns), self._example, list(self._graph.structured_outputs)
+    return dict(self._columns), self._example, self._graph.names
 
   @functools.cached_property
   def _example(self) -> dict[str, Json]:
@@ -192,14 +210,17 @@ class Scorer:
       if len(values) not in (1, size):
         raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
       of_request[column] = values
-    arrays = {}
-    for column, is_text in self._columns.items():
+    for column in self._columns:
       if column not in of_request:
         unknown = self.unknown(columns)
         near = f"; found '{unknown[0][:80]}', which is unknown" if unknown else ''
         raise BadRequest(
           f"column '{column}': is missing; wanted it, with null or '' for missing values{near}"
         )
+    if self._plain and (samples := self._plain.read(of_request, size)):
+      return samples
+    arrays = {}
+    for column, is_text in self._columns.items():
       values = of_request[column]
       if len(values) != size:  # one value, which stands for all samples
         values = list(values) * size
@@ -265,29 +286,58 @@ class Scorer:
 
   # Scores
 
-  def score(self, samples: SlotBatch, look_up: Callable[[np.ndarray], LookedUpRows]) -> Scores:
-    """Scores samples. `look_up` returns the rows of keys; see View.look_up."""
+  def score(self, samples: SlotBatch, view: View) -> Scores:
+    """Scores samples with the rows of a view.
+
+    Raises:
+      VersionGone: as `View.look_up`.
+    """
+    batch = samples.segments, samples.values, samples.dense
+    if self._graph_of_store and (store := view.row_store):
+      outputs = self._graph_of_store(*batch, samples.keys, store.handle)
+      absent = samples.keys[outputs.pop('ids') < 0]
+      if view.row_store:  # else a delta may have changed some of the rows just now
+        return Scores(outputs, self._unknown(np.unique(absent)) if len(absent) else {})
     keys, inverse = np.unique(samples.keys, return_inverse=True)
-    rows, show_click = look_up(keys), []
+    rows, show_click = view.look_up(keys), []
     if self._embedding.counted:
       rows, *show_click = without_show_click(rows)
-    offsets = np.zeros([len(keys) + 1], np.int32)
-    np.cumsum(rows.counts, out=offsets[1:])
-    arrays = (inverse.astype(np.int32), samples.segments, samples.values, samples.dense)
-    arrays += (offsets, rows.linear, rows.factors, *show_click)
-    tensors = [*map(to_tensor, arrays), *self._graph.captured_inputs]
-    # For small graphs, calling self._graph itself takes three times as long.
-    outputs = tf.raw_ops.StatefulPartitionedCall(args=tensors, Tout=self._dtypes, f=self._graph)
-    missing = np.bincount(keys[~rows.present] >> HASH_BITS)
-    unknown = {self._slot_names[s]: int(missing[s]) for s in np.flatnonzero(missing).tolist()}
-    outputs = tf.nest.pack_sequence_as(self._graph.structured_outputs, outputs)
-    return Scores({name: tensor.numpy() for name, tensor in outputs.items()}, unknown)
+    offsets = offsets_of(rows.counts)
+    inverse = inverse.astype(np.int32)
+    outputs = self._graph(*batch, inverse, offsets, rows.linear, rows.factors, *show_click)
+    return Scores(outputs, self._unknown(keys[~rows.present]))
 
-  def warm_up(self) -> None:
+  def _unknown(self, keys: np.ndarray) -> dict[str, int]:
+    """Counts the distinct keys of each slot."""
+    counts = np.bincount(keys >> HASH_BITS)
+    return {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
+
+  def warm_up(self, view: View) -> None:
     """Scores some samples without values, because the first calls of TensorFlow are slow."""
     nothing = dict.fromkeys(self._columns, [None])
     for size in (1, 2):  # even missing numbers may give keys: slots of bins have a bin for them
-      self.score(self.parse(nothing, size), lambda keys: decode([None] * len(keys)))
+      with contextlib.suppress(VersionGone):
+        self.score(self.parse(nothing, size), view)
+
+
+class _Graph:
+  """A graph that is called with NumPy arrays and tensors, and returns arrays."""
+
+  def __init__(self, function: Callable[..., dict[str, tf.Tensor]], *specs: tf.TensorSpec):
+    traced = tf.function(function, autograph=False)
+    self._graph = traced.get_concrete_function(*specs)
+    self._captured = self._graph.captured_inputs
+    self._dtypes = [output.dtype for output in self._graph.outputs]
+    self.names = list(self._graph.structured_outputs)
+
+  def __call__(self, *inputs: np.ndarray | tf.Tensor) -> dict[str, np.ndarray]:
+    tensors = [i if isinstance(i, tf.Tensor) else to_tensor(i) for i in inputs]
+    # For small graphs, calling self._graph itself takes three times as long.
+    outputs = tf.raw_ops.StatefulPartitionedCall(
+      args=tensors + self._captured, Tout=self._dtypes, f=self._graph
+    )
+    found = dict(zip(sorted(self.names), outputs))
+    return {name: found[name].numpy() for name in self.names}
 
 
 def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:

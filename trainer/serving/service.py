@@ -91,7 +91,7 @@ class Service:
           raise NotAnswered('found a run with model.retrieval; wanted :recommend')
         samples = served.scorer.parse(request.columns, request.size)
         try:
-          scores = served.scorer.score(samples, served.view.look_up)
+          scores = served.scorer.score(samples, served.view)
           return scores, served.view.version.sequence
         except VersionGone:
           gone = served
@@ -131,7 +131,7 @@ class Service:
         raise BadRequest(f'k: found {k}; the catalogue has {count:,} items, wanted at most so many')
       k = min(max(k, candidates), count)
       of_samples = scorer.histories(samples) if seen is None else map(scorer.item_keys, seen)
-      scores = scorer.score(samples, served.view.look_up)
+      scores = scorer.score(samples, served.view)
       answers = []
       for vector, keys in zip(scores.outputs['vector'], of_samples):
         left_out = places(search.items.keys, keys)
@@ -213,7 +213,7 @@ class Service:
       scorer = idle[1] if idle else Scorer(text, self._own_layers)
       scorer.load(view.dense)
       if not idle:
-        scorer.warm_up()
+        scorer.warm_up(view)
         # Garbage collections then leave out TensorFlow's many objects, which take 0.1 s and more.
         gc.unfreeze()
         gc.collect()

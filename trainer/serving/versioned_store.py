@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ops.row_store import RowStore
 from trainer.data.values import places, ranges
 from trainer.errors import UserError
 from trainer.serving.item_search import ItemSearch
@@ -89,9 +90,12 @@ class View(abc.ABC):
     config: the resolved config as YAML.
     dense: {name: dense variable}, and `dense_stats`.
     items: of a model with model.retrieval; else None.
+    row_store: holds the rows of this version; None: only `look_up` reads them. It becomes None
+      before a later version changes the row store.
   """
 
   items: ItemSearch | None = None
+  row_store: RowStore | None = None
 
   def __init__(self, version: Version, config: str, dense: dict[str, np.ndarray]):
     self.version, self.config, self.dense = version, config, dense

@@ -1,0 +1,113 @@
+"""Reads requests of plain texts and numbers, in a tenth of the time that a log's reader takes.
+
+Arrow pays for columns of many values; a request has few.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ops.keys import NO_FEATURE, text_keys
+from trainer import config
+from trainer.data.features import HASH_BITS, SlotBatch
+from trainer.data.schema import blank_columns
+from trainer.data.values import feature_keys, float_or_none
+from trainer.plain_data import Json
+
+_END = '\n'  # between texts; hashing removes white space around a text
+_TEXTS, _NUMBERS = {str, int, type(None)}, {float, int, type(None)}
+
+
+class PlainColumns:
+  """Reads the columns of requests for a config that `reads` accepts."""
+
+  def __init__(self, cfg: config.Config):
+    missing, ids = cfg.data.missing_values, cfg.slot_ids()
+    self._slots = cfg.ordered_slots
+    self._dense = [column.name for column in cfg.data.dense]
+    self._high_bits = np.array([ids[s.name] << HASH_BITS for s in self._slots], np.int64)
+    self._missing_keys = feature_keys(pa.array(missing, pa.string()), '', 0, [])
+    self._missing_numbers = [n for n in map(float_or_none, missing) if n is not None]
+
+  @staticmethod
+  def reads(cfg: config.Config) -> bool:
+    """Returns whether no column is made, left blank, a history, or one of features with values."""
+    slots = cfg.data.slots
+    return not (
+      any(column.made for column in (*slots, *cfg.data.dense))
+      or any(slot.value_separator or slot.sequence for slot in slots)
+      or blank_columns(cfg, labelled=False)
+      or cfg.model.retrieval
+    )
+
+  def read(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch | None:
+    """Reads B = `size` samples.
+
+    Args:
+      columns: each has B values, or one that stands for all samples.
+    Returns:
+      None for values of other types, and for wrong ones: the log's reader must read them.
+    """
+    dense = self._numbers(columns, size)
+    found = self._keys(columns, size)
+    if dense is None or found is None:
+      return None
+    keys, segments = found
+    zeros = np.zeros([size], np.float32)
+    values = np.ones([len(segments)], np.float32)
+    return SlotBatch(keys, values, segments, dense, zeros, zeros, zeros)
+
+  def _numbers(self, columns: Mapping[str, Sequence[Json]], size: int) -> np.ndarray | None:
+    """Returns the dense columns, float32 [B, Dn]."""
+    dense = np.empty([len(self._dense), size], np.float32)
+    with np.errstate(over='ignore'):
+      for i, name in enumerate(self._dense):
+        values = columns[name]
+        if not _NUMBERS.issuperset(map(type, values)):
+          return None
+        try:
+          numbers = np.array(values, np.float64)  # None becomes NaN
+        except OverflowError:
+          return None
+        if self._missing_numbers:
+          numbers[np.isin(numbers, self._missing_numbers)] = np.nan
+        dense[i] = numbers
+    return None if np.isinf(dense).any() else np.ascontiguousarray(dense.T)
+
+  def _keys(
+    self, columns: Mapping[str, Sequence[Json]], size: int
+  ) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns keys and segments as SlotBatch has them."""
+    texts, fields = [], len(self._slots)
+    counts = np.ones([fields, size], np.int64)
+    for f, slot in enumerate(self._slots):
+      values = columns[slot.column or slot.name]
+      kinds = set(map(type, values))
+      if not kinds <= _TEXTS:
+        return None
+      if kinds != {str}:
+        values = ['' if value is None else str(value) for value in values]
+      if slot.separator:
+        counts[f] = [1 + value.count(slot.separator) for value in values]
+        values = [value.replace(slot.separator, _END) for value in values]
+      texts += values if len(values) == size else values * size
+    try:
+      data = np.frombuffer(_END.join(texts).encode(), np.uint8)
+    except UnicodeEncodeError:
+      return None
+    ends = np.flatnonzero(data == ord(_END))
+    if len(ends) != counts.sum() - 1:
+      return None  # a text has a line break
+    offsets = np.concatenate([[0], ends + 1, [len(data)]]).astype(np.int32)
+    keys = text_keys(data, offsets, 0)
+    if len(self._missing_keys):
+      keys[np.isin(keys, self._missing_keys)] = NO_FEATURE
+    keys |= np.repeat(self._high_bits, counts.sum(1))  # NO_FEATURE has all bits
+    present = keys != NO_FEATURE
+    if len(keys) == counts.size and present.all() and not any(s.separator for s in self._slots):
+      return keys.reshape(fields, size).T.reshape(-1), np.zeros([0], np.int32)
+    segments = np.arange(size, dtype=np.int32) * fields + np.arange(fields, dtype=np.int32)[:, None]
+    segments = np.repeat(segments.reshape(-1), counts.reshape(-1))[present]
+    order = np.argsort(segments, kind='stable')
+    return keys[present][order], segments[order]
