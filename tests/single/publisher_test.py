@@ -289,7 +289,7 @@ class MemoryStoreTest(Contract, tf.test.TestCase):
     self.export('base')
     self.publisher(store).advance()
     view = store.view()
-    rows = weakref.ref(view.row_store)
+    rows = weakref.ref(view.rows)
     self.export('base')
     self.publisher(store).advance()
     gc.collect()
@@ -304,7 +304,7 @@ class MemoryStoreTest(Contract, tf.test.TestCase):
     self.publisher(store).advance()
     view = store.view()
     newest = self.export('delta')
-    with mock.patch.object(type(view.row_store), 'put', side_effect=MemoryError):
+    with mock.patch.object(type(view.rows), 'put', side_effect=MemoryError):
       with self.assertRaises(MemoryError):
         self.publisher(store).advance()
     found = view.look_up(np.array(sorted(self.run_.versions[held]), np.int64))
