@@ -52,6 +52,7 @@ def main() -> None:
       for run_by, names in grouped(run, passes):
         by_column |= slices_by_text(run_by, passes, names)
       if here.rank == 0:
+        by_column = {name: by_column[name] for name in BY.value}
         print(json.dumps(by_column)) if as_json else print_slices(by_column)
       return
     values = run.evaluation.evaluate(run.inputs.prepared(passes, 'evaluate'))

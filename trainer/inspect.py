@@ -66,6 +66,7 @@ def main() -> None:
     else:
       if 'dead_columns' in table and not table['dead_columns'].map(bool).any():
         table = table.drop(columns='dead_columns')
+      table = table.rename(columns={'shows': 'impressions'})
       text = table.to_string(float_format=_in_words, line_width=WIDTH)
     print(f'\n{name}\n{text}')
 

@@ -30,8 +30,8 @@ def main(run_dirs: list[str]) -> None:
   with contextlib.ExitStack() as stack, plain_errors('cannot write the report'):
     local = [stack.enter_context(copy_of(run_dir)) for run_dir in run_dirs]
     report.write(local, OUT.value or default)
-  if not OUT.value:  # which may be the standard output
-    print(default)
+  if not OUT.value or (os.path.isfile(OUT.value) and not os.path.islink(OUT.value)):
+    print(OUT.value or default)
 
 
 if __name__ == '__main__':

@@ -25,6 +25,7 @@ from absl import flags
 from pandas.api.types import is_numeric_dtype, is_string_dtype
 
 from trainer import command_line
+from trainer.data.csv_format import delimiter_of
 from trainer.data.text_blocks import text_blocks
 from trainer.errors import UserError, nearest, one_line, plain_errors
 
@@ -37,7 +38,7 @@ AT = flags.DEFINE_list(
   'at', None, 'In place of --shares: when valid and test begin, as 2024-01-30,2024-01-31.'
 )
 TIME_FORMAT = flags.DEFINE_string('time_format', None, 'Of --by_time, as %d.%m.%Y %H:%M:%S.')
-DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; by default a comma, or a tab.')
+DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; by default that of its names.')
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')
@@ -48,8 +49,10 @@ _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
 
 
 def _delimiter() -> str:
-  delimiter = DELIMITER.value or ('\t' if '.tsv' in DATA.value else ',')
-  return '\t' if delimiter == '\\t' else delimiter
+  if DELIMITER.value:
+    return '\t' if DELIMITER.value == '\\t' else DELIMITER.value
+  found = None if COLUMNS.value else delimiter_of(DATA.value, [BY_TIME.value or BY_HASH.value])
+  return found or ('\t' if '.tsv' in DATA.value else ',')
 
 
 def _tables_of_json(name: str) -> Iterator[pa.Table]:

@@ -69,6 +69,7 @@ def space_of(
 @command_line.command
 def main() -> None:
   from trainer import tuning
+  from trainer.reporting.live_line import WIDTH
 
   space, fixed = space_of(SET.value, RANGE.value)
   name = os.path.splitext(os.path.basename(CONFIG.value))[0]
@@ -84,7 +85,7 @@ def main() -> None:
 
   print(table.to_string(index=False, na_rep='', float_format=number))
   if said := tuning.difference(table):
-    print(said)
+    print(command_line.wrapped(said, WIDTH))
   print(f'the runs and report.html: {study_dir}')
   best = os.path.join(study_dir, table['run_dir'].iloc[0])
   print(f'next: ctr-evaluate --run_dir {best}, or ctr-config --run_dir {best} for its settings')

@@ -111,7 +111,8 @@ def tune(
     result = trial.user_attrs.get('failed') if value is None else f'{value:.6f}'
     settings = ' '.join(f'{key}={value}' for key, value in _settings(trial.params).items())
     left = f' · {seconds / 60:.0f} min left' if seconds >= 60 else ''
-    told = f'trial {number}/{trials} {state.name.lower()}: {result} · {settings}{left}'
+    name = os.path.basename(trial.user_attrs['run_dir'])
+    told = f'{name} {state.name.lower()} ({number} of {trials}): {result} · {settings}{left}'
     print(told, flush=True)
   table = _table(setup, study)
   _write_report(setup, study, table)

@@ -66,13 +66,10 @@ class SplitTest(tf.test.TestCase):
     command = [sys.executable, '-m', 'trainer.split', '--data', path, '--out', out]
     command += ['--by_time', 'time']
     for further, wanted in (
-      ([], 'Expected 1 columns, got .*wanted another --delimiter'),
-      (['--delimiter', ';'], 'does not sort by time as a text; wanted --time_format'),
-      (
-        ['--delimiter', ';', '--time_format', '%Y'],
-        "found '.*'; wanted a time by --time_format '%Y'",
-      ),
-      (['--delimiter', ';', '--time_format', '%d.%m.%Y'], None),
+      (['--delimiter', ','], 'Expected 1 columns, got .*wanted another --delimiter'),
+      ([], 'does not sort by time as a text; wanted --time_format'),
+      (['--time_format', '%Y'], "found '.*'; wanted a time by --time_format '%Y'"),
+      (['--time_format', '%d.%m.%Y'], None),
     ):
       ended = subprocess.run([*command, *further], capture_output=True, text=True)
       self.assertEqual(ended.returncode, 2 if wanted else 0, ended.stderr)

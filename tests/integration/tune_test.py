@@ -104,7 +104,9 @@ class TuneTest(tf.test.TestCase):
     status, told = tune('--set', f'{hidden}=[4],[4,2]', '--trials', '5', '--metric', 'logloss')
     self.assertEqual(status, 0, told)
     for layers in (r'\[4\]', r'\[4, 2\]'):
-      self.assertRegex(told, rf'trial [12]/5 complete: 0\.\d{{6}} · {hidden}={layers}')
+      self.assertRegex(
+        told, rf'trial-00[01] complete \([12] of 5\): 0\.\d{{6}} · {hidden}={layers}'
+      )
     self.assertIn('gave no new settings; the search ends after 2 trials', told)
     self.assertIn('2 of 2 trials have an AUC in the best', told)
     self.assertRegex(told, ' logloss +auc +auc_low +auc_high')

@@ -13,7 +13,7 @@ import yaml
 
 from tests.support import runs
 from trainer import config
-from trainer.reporting import closing
+from trainer.reporting import closing, live_line
 from trainer.reporting.live_line import LiveLine
 from trainer.reporting.runs import read_run
 
@@ -101,6 +101,18 @@ class ClosingTest(tf.test.TestCase):
     many = {'pass': ' '.join(f'valid_{i}' for i in range(31))}
     lines = self.printed([e | (many if e.get('split') == 'valid' else {}) for e in self.events(3)])
     self.assertLessEqual(max(map(len, lines[: lines.index('next:')])), closing.WIDTH)
+
+  def test_a_long_name_keeps_its_day(self):
+    days = [f'applications_2026-03-{day}' for day in (30, 31)]
+    events = list(self.events(2))
+    for event, day in zip([e for e in events if e['event'] == 'train'], days):
+      event['pass'] = day
+    table = '\n'.join(self.printed(events))
+    for day in days:
+      self.assertIn(f'train  …{day[-16:]} ', table)
+    self.assertEqual(live_line.short_name(days[0], 12, 'applications_2026-03-'), '…_2026-03-30')
+    self.assertEqual(live_line.short_name(days[0], 12), 'appl…6-03-30')
+    self.assertEqual(live_line.short_name(days[0], 23), days[0])
 
   def test_each_task_has_a_table_and_the_plateau_names_the_one_that_decides(self):
     tree = CONFIG | {

@@ -384,6 +384,10 @@ class ConfigTest(tf.test.TestCase):
     for text, wanted in (
       ('a: 1\na: 2', r"x:2: not YAML: the key 'a' is there twice"),
       ('a: {b: 1, b: 2}', r"x:1: not YAML: the key 'b' is there twice"),
+      (
+        '\na: [b[1-6].csv]',
+        r"x:2: not YAML: expected .*, but got '\['; a text that holds .* quotes",
+      ),
       ('a: !!int ""', r'x: not YAML: '),
       ('a: !!float "z"', r'x: not YAML: '),
       ('a: !!timestamp "no"', r'x: not YAML: '),

@@ -46,23 +46,34 @@ class BatchSizeTest(tf.test.TestCase):
   def suitable(self):
     return suitable(config.parse(yaml.safe_dump(self.tree), 'test'))
 
-  def test_it_follows_the_number_of_samples(self):
-    for samples, size in (
-      (3, 64),
-      (3839, 64),
-      (3840, 128),
-      (20_000, 512),
-      (122_879, 2048),
-      (122_880, 4096),
-      (150_000, 4096),
+  def test_it_follows_the_number_of_samples_and_epochs(self):
+    for samples, epochs, size in (
+      (3, 20, 64),
+      (3839, 20, 64),
+      (3840, 20, 128),
+      (20_000, 20, 512),
+      (122_879, 20, 2048),
+      (122_880, 20, 4096),
+      (150_000, 20, 4096),
+      (25_599, 1, 64),
+      (25_600, 1, 128),
+      (150_000, 1, 512),
+      (150_000, 2, 1024),
     ):
       log(samples, 0).to_csv(self.folder / 'train.csv', index=False)
-      self.assertEqual(self.suitable(), (size, min(samples, 122_880)))
+      self.tree['train'] = {'epochs': epochs}
+      most = 4096 * max(30, 200 // epochs)
+      self.assertEqual(self.suitable(), (size, min(samples, most)), (samples, epochs))
+
+  def test_of_a_stream_more_passes_come(self):
+    log(4000, 0).to_csv(self.folder / 'train.csv', index=False)
+    self.tree['data']['watch'] = f'{self.folder}/incoming'
+    self.assertEqual(self.suitable(), (128, 4000))
 
   def test_files_of_every_kind_count(self):
     log(9000, 0).to_parquet(self.folder / 'train_1.parquet')
     log(8000, 0).to_csv(self.folder / 'train_2.csv.gz', index=False)
-    self.assertEqual(self.suitable(), (512, 17_000))
+    self.assertEqual(self.suitable(), (64, 17_000))
 
   def test_what_cannot_be_read_is_told_later(self):
     (self.folder / 'train.csv').write_text('other,columns\n1,2\n')

@@ -119,7 +119,9 @@ class ServedTest(tf.test.TestCase):
       status, _ = self.ask(client, described['example_recommend_request'])
       self.assertEqual(status, 200)
       _, text, _ = client.ask('GET', '/')
-      self.assertEqual(json.loads(text)['recommend'], f'POST {PATH}')
+      paths = json.loads(text)
+      self.assertEqual(paths['recommend'], f'POST {PATH}')
+      self.assertNotIn('predict', paths)
 
   def test_an_unknown_user_finds_nothing(self):
     expected = self.run_.recommend(pd.DataFrame({'user': ['7', 'nobody']}), k=5)

@@ -256,6 +256,13 @@ class WordsTest(tf.test.TestCase):
       f.write('{"event": "tra')  # as a process that was killed leaves it
     self.assertLen(read_run(run.directory).events, len(events) - 1)
 
+  def test_the_first_pass_of_a_new_model_is_not_broken(self):
+    for place, wanted in ((0, []), (2, ['The label of day_02 looks broken: its AUC is 0.5000'])):
+      events = [e for e in runs.healthy_events() if e.get('split') != 'next']
+      [e for e in events if e['event'] == 'train'][place]['auc'] = 0.5
+      told = [text.partition(', that')[0] for text in findings.faults(self.run_of(events))]
+      self.assertEqual(told, wanted)
+
   def test_what_went_wrong_is_named(self):
     def change(event, place, **fields):
       events = runs.healthy_events()

@@ -46,7 +46,7 @@ class ResolveTest(tf.test.TestCase):
       self.assertIn(line, lines)
 
   def test_what_is_measured_on_the_log_says_so(self):
-    rows = ''.join(f'{i % 2},u{i}\n' for i in range(4000))
+    rows = ''.join(f'{i % 2},u{i}\n' for i in range(30_000))
     (self.folder / 'log.csv').write_text('click,user\n' + rows)
     self.assertIn('batch_size: 128  # measured', self.lines(self.path))
     self.assertIn('batch_size: 64  # given', self.lines(self.path, ['train.batch_size=64']))

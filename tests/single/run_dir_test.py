@@ -59,7 +59,7 @@ class RunDirTest(tf.test.TestCase):
       ('train.batch_size', 64, 9),
       ('data.slots.user.pooling', 'mean', 'sum'),
     ):
-      self.assertIn(f'{key}: the run has {old}, the config {new}, from here on', lines)
+      self.assertIn(f'{key}: {new} from here on; the run had {old}', lines)
 
   def test_a_key_that_is_left_out_has_its_default_whatever_the_run_has(self):
     tree = self.tree | {'train': {}}

@@ -22,7 +22,9 @@ from trainer.data.values import Writing, as_text, floats, trim
 from trainer.errors import BadPass, UserError, plain_errors, short
 from trainer.plain_data import Json, JsonObject
 
-LEAST_STEPS = 30  # of an epoch; with fewer, the last epoch ends before the model has converged
+# With fewer steps an epoch, the last epoch ends before the model has converged; with fewer in all,
+# as where a log of days is trained on once, it is far from that.
+LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 SMALLEST = 64
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
@@ -133,10 +135,13 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 
   Reading a large log stops as soon as it is known to be large.
   """
-  most = LEAST_STEPS * config.BATCH_SIZE
+  steps = LEAST_STEPS
+  if not cfg.data.watch:  # else more passes will come
+    steps = max(steps, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
+  most = steps * config.BATCH_SIZE
   samples = _count(cfg, most) if cfg.data.train else most
   size = config.BATCH_SIZE
-  while size > SMALLEST and samples < LEAST_STEPS * size:
+  while size > SMALLEST and samples < steps * size:
     size //= 2
   return size, samples
 

@@ -11,10 +11,9 @@ import rich.console
 import rich.table
 
 from trainer import config, files
-from trainer.errors import printable
 from trainer.reporting import report
 from trainer.reporting.findings import overfitting
-from trainer.reporting.live_line import shortened
+from trainer.reporting.live_line import short_name, shortened
 from trainer.reporting.metric_text import decimals, half_interval, metric_text, plus_minus
 from trainer.reporting.runs import RecordedRun, read_run
 
@@ -73,13 +72,6 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
   )
 
 
-def _without_middle(text: str, width: int) -> str:
-  """Returns a name cut in its middle, because its end often has the day."""
-  text = printable(text)
-  left = width // 3
-  return text if len(text) <= width else f'{text[:left]}…{text[left + 1 - width :]}'
-
-
 def print_table(run: RecordedRun) -> None:
   """Prints the metrics of train, next (progressive validation), valid and test.
 
@@ -121,6 +113,7 @@ def print_table(run: RecordedRun) -> None:
   for group in GROUPS:
     rows = shown[shown['group'] == group]
     best = None if run.best is None else run.best.name
+    shared = os.path.commonprefix(rows['pass'].dropna().tolist())
     shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], best}
     left_out = 0
     for index, row in rows.iterrows():
@@ -132,7 +125,7 @@ def print_table(run: RecordedRun) -> None:
         table.add_row('', told if len(told) <= room else f'… {left_out} more')
         left_out = 0
       mark = 'best' if index == best else ''
-      name = '' if pd.isna(row['pass']) else _without_middle(row['pass'], room)
+      name = '' if pd.isna(row['pass']) else short_name(row['pass'], room, shared)
       table.add_row(mark or group, name, *cells.loc[index], style='bold' if mark else None)
     table.add_section()
   rich.console.Console(width=WIDTH, markup=False).print(table)
@@ -146,7 +139,7 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
     value = metric_text(decides.metric, best[decides.metric])
     yield f'kept: epoch {best["epoch"]:.0f}, the best of data.valid: {what} {value}'
   elif len(trained := run.of('train')):
-    yield f'kept: the last state, after {shortened(trained.iloc[-1]["pass"], NAME_WIDTH)}'
+    yield f'kept: the last state, after {short_name(trained.iloc[-1]["pass"], NAME_WIDTH)}'
   ranked = run.cfg.model.retrieval.metrics() if run.cfg.model.retrieval else []
   for run_of_task in run.by_task():
     for _, test in run_of_task.evaluated('test').tail(1).iterrows():

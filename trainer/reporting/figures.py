@@ -3,6 +3,7 @@
 A figure is None if the run has nothing to show in it yet.
 """
 
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,10 +11,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from trainer.reporting.findings import of_scores
+from trainer.reporting.live_line import short_name
 from trainer.reporting.plots import COLOURS, DOTTED, SEQUENCE, new_figure
 from trainer.reporting.runs import SPLITS, RecordedRun
 
 MANY_VALUES = 20  # with more, the first view may leave a few out
+MOST_LABELS, LABEL_WIDTH = 20, 14  # of passes below an axis
 MOST_DAY_ENDS = 60  # with more, they are not shown
 PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
 
@@ -237,14 +240,17 @@ def time_spent(run: RecordedRun) -> go.Figure | None:
     return None
   seconds = pd.json_normalize(rows['seconds'].tolist()).fillna(0)
   figure = new_figure('', 'seconds', barmode='stack')
-  names = rows['pass'].map(str)
-  if run.cfg.train.epochs > 1:
-    names += rows['epoch'].map(', epoch {:.0f}'.format)
+  epochs = rows['epoch'].map(', epoch {:.0f}'.format) if run.cfg.train.epochs > 1 else ''
+  shared = os.path.commonprefix(rows['pass'].tolist())
+  names = (rows['pass'] + epochs).tolist()
+  labels = rows['pass'].map(lambda name: short_name(name, LABEL_WIDTH, shared)) + epochs
   for part in PARTS:
     if part in seconds and seconds[part].any():
       times = seconds[part].tolist()
-      figure.add_bar(x=names.tolist(), y=times, name=part, hovertemplate='%{y:.2f} s')
-  return figure.update_xaxes(type='category')
+      figure.add_bar(x=names, y=times, name=part, hovertemplate='%{y:.2f} s')
+  every = -(-len(names) // MOST_LABELS)
+  labels = labels[::every].tolist()
+  return figure.update_xaxes(type='category', tickvals=names[::every], ticktext=labels)
 
 
 def speed(run: RecordedRun) -> go.Figure | None:

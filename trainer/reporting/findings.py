@@ -224,8 +224,7 @@ def _labels(run: RecordedRun) -> Iterator[str]:
       return
   ahead = run.evaluated('next').drop_duplicates('pass', keep='first')
   rows = ahead if len(ahead) > 3 else trained
-  values = rows['auc'].iloc[1:] if rows is ahead else rows['auc']
-  values = values.dropna()
+  values = rows['auc'].iloc[1:].dropna()  # before or in the first pass, the model knows nothing
   for i, value, others in zip(values.index, values, _medians_of_others(values)):
     interval = auc_interval_of(rows.loc[i], z)
     if value < others - LABEL_AUC_DROP and interval and interval[1] < others:

@@ -49,3 +49,15 @@ def shortened(text: str, width: int) -> str:
   """Returns a text in one line, cut off after `width` characters."""
   text = printable(text)
   return text if len(text) <= width else text[: width - 1] + '…'
+
+
+def short_name(name: str, width: int, shared: str = '') -> str:
+  """Returns a name in one line, cut in its middle, because its end often has the day.
+
+  Args:
+    shared: what the name and those beside it begin with; if that is long enough, only it is cut.
+  """
+  name = printable(name)
+  cut = len(name) - width + 1
+  left = 0 if len(shared) >= cut else width // 3
+  return name if len(name) <= width else f'{name[:left]}…{name[left + cut :]}'

@@ -51,7 +51,7 @@ _SECTIONS = {
   ),
   'Features': (
     _Card(slot_figures.funnel, 'Seen, admitted, evicted, exported', 'By slot, over the whole run.'),
-    _Card(figures.table_bytes, 'Bytes of the tables', 'Before and after the end of each day.'),
+    _Card(figures.table_bytes, 'Bytes of the tables', "After each pass, and after each day's end."),
     _Card(figures.features, 'Features in the tables'),
     _Card(slot_figures.unknown, 'Unknown features', 'Share of the samples that have one, in %.'),
     _Card(slot_figures.drift, 'Bins of numbers', 'Of the slot that has drifted most.'),
@@ -174,8 +174,9 @@ def _slots(run: RecordedRun) -> str | None:
     # A slot without any has NaN.
     dead = table['dead_columns'].map(lambda c: c if isinstance(c, list) else [])
     table['dead_columns'] = dead.map(lambda columns: ', '.join(map(str, columns)))
-  table.columns = [c.replace('_', ' ') for c in table]
-  note = f'In the kept state, shows of one epoch; ctr-inspect --run_dir {run.directory} has more.'
+  table.columns = [c.replace('_', ' ').replace('shows', 'impressions') for c in table]
+  note = 'In the kept state, impressions of one epoch; '
+  note += f'ctr-inspect --run_dir {run.directory} has more.'
   return _card('Slots', note, _table(table, index=True), True)
 
 

@@ -330,13 +330,19 @@ class App:
 
   async def _metadata(self, request: Request) -> Response:
     self._check_name(request)
-    finds = self._service.item_column is not None
-    predict = None if finds else self._service.signature()
-    recommend = self._recommender.signature() if finds or self._ranks else None
+    methods = self._methods()
+    predict = self._service.signature() if 'predict' in methods else None
+    recommend = self._recommender.signature() if 'recommend' in methods else None
     return _json(rest.metadata(self._name, predict, recommend), 200)
 
+  def _methods(self) -> list[str]:
+    """Returns what the model can be asked for: predict, recommend or both."""
+    finds = self._service.item_column is not None
+    return ['predict'] * (not finds) + ['recommend'] * (finds or self._ranks)
+
   async def _index(self, request: Request) -> Response:
-    return _json(rest.index(self._name), 200)
+    is_known = self._service.version is not None
+    return _json(rest.index(self._name, self._methods() if is_known else rest.METHODS), 200)
 
   async def _metrics(self, request: Request) -> Response:
     text = prometheus_client.generate_latest(self._registry)

@@ -277,12 +277,13 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
   return json.dumps(tree, ensure_ascii=False).encode()
 
 
-def index(name: str) -> bytes:
-  """Returns the body that lists the server's paths."""
+METHODS = ('predict', 'recommend')
+
+
+def index(name: str, methods: Sequence[str]) -> bytes:
+  """Returns the body that lists the server's paths; `methods` are predict, recommend or both."""
   model = f'/v1/models/{name}'
-  paths = {
-    'predict': f'POST {model}:predict',
-    'recommend': f'POST {model}:recommend',
+  paths = {method: f'POST {model}:{method}' for method in methods} | {
     'metadata': f'GET {model}/metadata',
     'status': f'GET {model}',
     'metrics': 'GET /metrics',

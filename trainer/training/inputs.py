@@ -27,7 +27,7 @@ from trainer.data.prepared import META, PreparedPass, is_prepared
 from trainer.data.shares import count_lines, parts_of, shareable
 from trainer.files import UNFINISHED
 from trainer.plain_data import Plain
-from trainer.reporting.live_line import shortened
+from trainer.reporting.live_line import short_name
 from trainer.training.step import Staged, Step
 
 SECONDS_BETWEEN_LINES = 0.5  # between lines about a conversion that the job waits for
@@ -232,7 +232,7 @@ class Inputs:
     ahead, samples = self._ahead.pop(path, None), -1
     if ahead is None or ahead.cancel():
       return
-    name = shortened(data_pass.name, 24)
+    name = short_name(data_pass.name, 24)
     while not concurrent.futures.wait([ahead], SECONDS_BETWEEN_LINES).done:
       if self._samples_ahead != samples:
         samples = self._samples_ahead
@@ -271,7 +271,7 @@ class Inputs:
 
     def on_block(samples: int) -> None:
       self.progress_made()
-      self.show(f'converting {place} · {shortened(data_pass.name, 24)} · {samples:,} samples')
+      self.show(f'converting {place} · {short_name(data_pass.name, 24)} · {samples:,} samples')
 
     return on_block
 

@@ -9,7 +9,7 @@ from trainer.data.prepared import PreparedPass
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.model.metrics import State, result
 from trainer.plain_data import JsonObject
-from trainer.reporting.live_line import shortened
+from trainer.reporting.live_line import short_name
 from trainer.training import gate
 from trainer.training.day_end import table_counts
 from trainer.training.inputs import Inputs
@@ -55,7 +55,7 @@ class PassMeter:
     told = f'{left:,.0f} s left' if waiting < WAITING_TOLD else f'waits for input {waiting:.0%}'
     epoch = f'epoch {self._progress.epoch} · ' if self._cfg.train.epochs > 1 else ''
     self._log.show(
-      f'{epoch}{shortened(self._name, 12)} {self._progress.batch / batches:4.0%} · {told} · '
+      f'{epoch}{short_name(self._name, 12)} {self._progress.batch / batches:4.0%} · {told} · '
       f'{quality(window)} · {self._per_second(result(sums)["examples"]):,.0f}/s'
     )
 

@@ -283,7 +283,7 @@ def _tell_differences(before: config.Config, cfg: config.Config) -> None:
   old, new = (by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg))
   for key in dict.fromkeys((*old, *new)):
     if old.get(key, '-') != new.get(key, '-'):
-      print(f'{key}: the run has {old.get(key, "-")}, the config {new.get(key, "-")}, from here on')
+      print(f'{key}: {new.get(key, "nothing")} from here on; the run had {old.get(key, "nothing")}')
 
 
 def check_run_dir(cfg: config.Config) -> None:
