@@ -96,20 +96,21 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
   return model
 
 
-def rows(inputs: LayerInputs, start: tf.Tensor | int, end: tf.Tensor | None) -> LayerInputs:
-  """Returns the inputs of the samples [start, end); end None: up to the last sample.
+def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInputs]:
+  """Returns the inputs of the first `size` samples, and those of the others.
 
-  Only the inputs that towers read are cut; `linear` is left out, and `position` stays as it is.
+  Only the inputs that towers read are split; `linear` is left out, and `position` stays as it is.
   """
 
-  def cut(t: tf.Tensor) -> tf.Tensor:
-    return t[start:end]
+  def cut(t: tf.Tensor | None) -> list[tf.Tensor | None]:
+    # The gradient of tf.split joins both parts; that of a slice fills the rest with zeros.
+    return [None, None] if t is None else tf.split(t, [size, tf.shape(t)[0] - size])
 
-  histories = inputs.histories and tf.nest.map_structure(cut, inputs.histories)
-  return inputs._replace(
-    linear=None,
-    factors=[cut(t) for t in inputs.factors],
-    norm=None if inputs.norm is None else cut(inputs.norm),
-    dense=cut(inputs.dense),
-    histories=histories,
+  read = inputs.factors, inputs.norm, inputs.dense, inputs.histories
+  parts = zip(*map(cut, tf.nest.flatten(read)))
+  packed = (tf.nest.pack_sequence_as(read, part) for part in parts)
+  first, others = (
+    inputs._replace(linear=None, factors=factors, norm=norm, dense=dense, histories=histories)
+    for factors, norm, dense, histories in packed
   )
+  return first, others

@@ -20,7 +20,17 @@ def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
   for sampling, this is the corrected estimator of Khrylchenko et al. 2025, "Correcting the LogQ
   Correction" (arXiv 2507.09331): only the negatives estimate the sum over all other items.
   """
-  return tf.nn.softplus(tf.reduce_logsumexp(negatives, 1) - positive)
+  return tf.nn.softplus(_log_sum_exp(negatives) - positive)
+
+
+@tf.custom_gradient
+def _log_sum_exp(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+  """Returns log Σ e^logit of each row; the gradient reuses the powers, the most costly part."""
+  top = tf.reduce_max(logits, 1, keepdims=True)
+  powers = tf.exp(logits - top)
+  total = tf.reduce_sum(powers, 1, keepdims=True)
+  value = tf.squeeze(tf.math.log(total) + top, 1)
+  return value, lambda gradient: powers * (gradient[:, None] / total)
 
 
 def bpr(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
@@ -48,6 +58,20 @@ LOSSES: dict[str, RankingLoss] = {
 }
 
 
+@tf.custom_gradient
+def leave_out(logits: tf.Tensor, hits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+  """Sets logits to NEVER.
+
+  Args:
+    logits: float32 [B, C].
+    hits: int64 [n, 2], the places of those that are left out.
+  Returns:
+    float32 [B, C]. Each loss has gradient 0 where a logit is NEVER, so gradients pass unchanged.
+  """
+  never = tf.fill([tf.shape(hits)[0]], NEVER)
+  return tf.tensor_scatter_nd_update(logits, hits, never), lambda gradient: (gradient, None)
+
+
 def own_positives(
   users: tf.Tensor, all_users: tf.Tensor, all_items: tf.Tensor, negatives: tf.Tensor
 ) -> tf.Tensor:
@@ -61,11 +85,17 @@ def own_positives(
   Returns:
     int64 [n, 2]: index of the sample, index of the negative.
   """
-  # Pairs (any sample, negative) with the same item; then this process's samples of the same user.
-  pairs = tf.where(tf.equal(all_items[:, None], negatives))
-  mine = tf.where(tf.equal(all_users[:, None], users))
-  samples = tf.RaggedTensor.from_value_rowids(
-    mine[:, 1], mine[:, 0], tf.size(all_users, tf.int64), validate=False
-  )
-  hits = tf.gather(samples, pairs[:, 0])
-  return tf.stack([hits.values, tf.repeat(pairs[:, 1], hits.row_lengths())], 1)
+  any_sample, negative = _equal_pairs(all_items, negatives)
+  pair, sample = _equal_pairs(tf.gather(all_users, any_sample), users)
+  return tf.cast(tf.stack([sample, tf.gather(negative, pair)], 1), tf.int64)
+
+
+def _equal_pairs(left: tf.Tensor, right: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the indices i and j, int32 [n] each, of all pairs with left[i] == right[j]."""
+  order = tf.argsort(right)
+  ordered = tf.gather(right, order)
+  first = tf.searchsorted(ordered, left)
+  count = tf.searchsorted(ordered, left, side='right') - first
+  i = tf.repeat(tf.range(tf.size(left)), count)
+  of_its_own = tf.range(tf.size(i)) - tf.gather(tf.cumsum(count, exclusive=True), i)
+  return i, tf.gather(order, tf.gather(first, i) + of_its_own)

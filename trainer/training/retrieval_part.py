@@ -41,7 +41,7 @@ class RetrievalPart(DensePart):
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns Σ weight·loss over this process's samples, and the loss of each, float32 [B]."""
     size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)
-    own = retrieval.rows(inputs, 0, size)
+    own, drawn = retrieval.split(inputs, size)
     queries, positives = self.model.queries(own, True), self.model.items(own, True)
     shares, items = batch.log_share[:size], batch.item[:size]
     place = tf.cast(tf.stack([before, samples - before - tf.cast(size, tf.int64)]), tf.int32)
@@ -57,13 +57,13 @@ class RetrievalPart(DensePart):
       negative_items, count = of_users[:, 1], samples - 1
       blank = tf.where(negative_items < 0, retrieval_losses.NEVER, 0.0)
     else:
-      drawn = retrieval.rows(inputs, size, None)
       drawn = drawn._replace(position=tf.stack([step, tf.constant(_CANDIDATES_FROM, tf.int64)]))
       vectors, negative_shares = self.model.items(drawn, True), batch.log_share[size:]
       negative_items, count = batch.item[size:], tf.size(negative_shares, tf.int64)
 
-    positive = tf.reduce_sum(queries * positives, 1) / self._settings.temperature
-    negatives = tf.matmul(queries, vectors, transpose_b=True) / self._settings.temperature
+    queries /= self._settings.temperature
+    positive = tf.reduce_sum(queries * positives, 1)
+    negatives = tf.matmul(queries, vectors, transpose_b=True)
     if self._settings.logq != 'none':
       expected = tf.math.log(tf.cast(tf.maximum(count, 1), tf.float32))
       negatives -= negative_shares + expected
@@ -74,9 +74,7 @@ class RetrievalPart(DensePart):
     hits = retrieval_losses.own_positives(
       batch.group, of_users[:, 0], of_users[:, 1], negative_items
     )
-    never = tf.fill([tf.shape(hits)[0]], retrieval_losses.NEVER)
-    negatives = tf.tensor_scatter_nd_update(negatives, hits, never)
-    losses = self._ranking_loss(positive, negatives)
+    losses = self._ranking_loss(positive, retrieval_losses.leave_out(negatives, hits))
     return tf.reduce_sum(weights * losses), losses
 
   def state(self) -> dict[str, np.ndarray]:

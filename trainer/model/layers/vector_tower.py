@@ -71,8 +71,9 @@ class VectorTower(DNN):
     self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
   ) -> list[tf.Tensor]:
     parts = []
+    tables = [tf.unstack(factors, axis=1) for factors in inputs.factors]
     for slot in self._slots:
-      vector = inputs.factors[slot.table][:, slot.place]
+      vector = tables[slot.table][slot.place]
       if inputs.norm is not None:
         vector *= tf.math.divide_no_nan(1.0, inputs.norm[:, slot.field])[:, None]
       parts.append(vector)
