@@ -115,8 +115,7 @@ class Validation:
   def _forget_best(self, reason: str) -> None:
     progress = self._state.progress
     told = f'the state of step {progress.best_step:,}, the best so far, is no longer kept'
-    hint = '(--init_from in a new run_dir would begin with that state)'
-    self._log.show(f'{reason}: {told}; the best is chosen anew {hint}', keep=True)
+    self._log.show(f'{reason}: {told}; the best is chosen anew', keep=True)
     self._log.write('best_forgotten', reason=reason)
     progress.forget_best()
 
