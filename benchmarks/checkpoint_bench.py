@@ -23,7 +23,7 @@ FEATURES = flags.DEFINE_integer('features', 2_000_000, 'The number of features.'
 FULL = flags.DEFINE_bool('full', False, 'Takes 20 M features.')
 ADMITTED = flags.DEFINE_float('admitted', 1.0, 'Share of the features that have factors.')
 DIR = flags.DEFINE_string('dir', None, 'Where to make a temporary directory.')
-SEED = flags.DEFINE_integer('seed', 0, 'Of keys and values.')
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of keys and values.')
 WIDTH = 8
 CONFIG = {
   'data': {'train': ['none'], 'slots': [{'name': 'slot'}]},

@@ -30,7 +30,7 @@ WORKERS = flags.DEFINE_list('workers', ['1', '2'], 'Numbers of ranks or workers.
 SLOWED = flags.DEFINE_bool('slowed', False, 'Measures a slowed worker too.')
 SAMPLES = flags.DEFINE_integer('samples', 200_000, 'Samples of a pass.')
 BATCH = flags.DEFINE_integer('batch_size', 2048, 'train.batch_size.')
-SEED = flags.DEFINE_integer('seed', 0, 'Of the data and the model.')
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of data and model.')
 CONFIG = """
 seed: {seed}
 data:

@@ -26,7 +26,7 @@ MODELS = {
 NAMES = {'lr': 'LR', 'fm': 'FM', 'ffm': 'FFM', 'dnn': 'DNN', 'deepfm': 'DeepFM', 'dcnv2': 'DCNv2'}
 
 SELECTED = flags.DEFINE_list('models', list(MODELS), 'Models to train.')
-SEEDS = flags.DEFINE_list('seeds', ['1', '2', '3'], 'Seeds of each.')
+SEEDS = flags.DEFINE_list('seeds', ['1', '2', '3'], 'Seeds of each model.')
 TWO_RANKS = flags.DEFINE_list('two_ranks', ['deepfm'], 'Models to train on 2 ranks too.')
 DATA = os.path.join(ROOT, '..', 'shared', 'data', 'frappe')
 OUT = os.path.join('build', 'quality')

@@ -70,7 +70,7 @@ SMALL = {
   ),
 }
 SELECTED = flags.DEFINE_list('logs', list(SMALL), 'Logs to train on.')
-SEEDS = flags.DEFINE_list('seeds', ['1', '2', '3'], 'Seeds of each.')
+SEEDS = flags.DEFINE_list('seeds', ['1', '2', '3'], 'Seeds of each model.')
 
 
 def target_encoded(

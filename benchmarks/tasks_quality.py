@@ -42,7 +42,7 @@ def final_test(run_dir: str) -> Figures:
 
 
 def next_days(run_dir: str) -> Figures:
-  """Returns the same of the days from the 32nd on, each before it was trained on, as means."""
+  """Returns means of these over the days from the 32nd on, each scored before its training."""
   days = [e for e in events_of(run_dir) if e['event'] == 'eval' and e['split'] == 'next'][31:]
   found = {}
   for task in days[0].get('tasks', {'': None}):
@@ -223,7 +223,7 @@ COMPARISONS = {
     lifecycle,
   ),
 }
-SELECTED = flags.DEFINE_list('comparisons', list(COMPARISONS), 'Which ones.')
+SELECTED = flags.DEFINE_list('comparisons', list(COMPARISONS), 'Comparisons to make.')
 
 
 def shown(name: str, value: float) -> str:

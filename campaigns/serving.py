@@ -45,16 +45,16 @@ from trainer.serving.versioned_store import open_store
 from trainer.storage import chain
 from trainer.training import job  # noqa: F401 likewise
 
-KILLS = flags.DEFINE_integer('kills', 100, 'How often something is killed.')
-FUZZ = flags.DEFINE_integer('fuzz', 0, 'Sends so many broken requests, and kills nothing.')
-SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
+KILLS = flags.DEFINE_integer('kills', 100, 'The number of kills.')
+FUZZ = flags.DEFINE_integer('fuzz', 0, 'Sends this number of broken requests instead of kills.')
+SEED = flags.DEFINE_integer('seed', 0, 'Seed of everything.')
 SOURCE = flags.DEFINE_enum(
   'source',
   'directory',
   ['directory', 'redis', 'run'],
-  'Where the scorer has its rows from; run: from the exports themselves, without a publisher.',
+  'Where the scorer reads rows; run: the exports themselves, without a publisher.',
 )
-TRAINER = flags.DEFINE_bool('trainer', False, 'The exports are those of trainer.run.')
+TRAINER = flags.DEFINE_bool('trainer', False, 'Lets trainer.run write the exports.')
 SECONDS_BETWEEN_KILLS = flags.DEFINE_float('seconds_between_kills', 1.0, 'On average.')
 SECONDS_BETWEEN_EXPORTS, SECONDS_BETWEEN_PASSES = 0.2, 0.5
 BASE_EVERY = 7

@@ -1,4 +1,4 @@
-"""Only the dense part of the model, the floor below which no hash table can bring a step.
+"""Only the dense part of the model: with any hash table, a step takes at least this long.
 
 It runs FM, linear and MLP as a Keras user writes them, on vectors that were gathered beforehand:
 forward, and backward to the variables and to the vectors, without an optimizer. The spec has

@@ -16,10 +16,7 @@ from trainer import config, runtime
 
 
 def stream(cfg, communicator, stage=lambda batch: batch, step=None):
-  """The batches of this rank, epoch after epoch, as a job reads them.
-
-  With model.retrieval they get negatives, for which `step` is needed.
-  """
+  """Yields the batches of this rank as a job does, epoch after epoch."""
   from trainer.data.prefetch import prefetch
   from trainer.data.prepared import PreparedPass
 
