@@ -16,7 +16,10 @@ from trainer import config, runtime
 
 
 def stream(cfg, communicator, stage=lambda batch: batch, step=None):
-  """Yields the batches of this rank as a job does, epoch after epoch."""
+  """Yields the batches of this rank as a job does, epoch after epoch.
+
+  With model.retrieval, `step` is needed: its catalogue adds the negatives.
+  """
   from trainer.data.prefetch import prefetch
   from trainer.data.prepared import PreparedPass
 
