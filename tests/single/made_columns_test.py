@@ -179,9 +179,8 @@ class MadeColumnsTest(tf.test.TestCase):
       line for line in logged.output if "slot 'price_bin': on 3 its bins have other shares" in line
     ]
     self.assertLen(told, 1)
-    self.assertIn(
-      "bins of slot 'price_bin' are not", ' '.join(findings.faults(read_run(run.run_dir)))
-    )
+    faults = ' '.join(findings.faults(read_run(run.run_dir)))
+    self.assertIn("bins of slot 'price_bin' have drifted", faults)
     report.write([run.run_dir], str(self.folder / 'report.html'))
     self.assertIn('Bins of numbers', (self.folder / 'report.html').read_text())
 

@@ -50,6 +50,13 @@ _WORDS = {
   'model.interactions': 'model_type architecture',
 }
 _ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
+# Other names of values, of losses and optimizers.
+_VALUES = {
+  'log_loss': 'bce binary_crossentropy cross_entropy crossentropy logloss logistic',
+  'squared_error': 'mse mean_squared_error regression',
+  'adam': 'adamw nadam lazyadam',
+}
+_OTHER_VALUES = {word: ours for ours, words in _VALUES.items() for word in words.split()}
 _OF_LAYERS = ('hidden', 'dropout', 'activation', 'batch_norm')  # arguments that look like keys
 # What a type of pydantic takes, in our words.
 _KINDS = {'int': 'a whole number', 'float': 'a number', 'finite': 'a finite number'}
@@ -78,7 +85,10 @@ def _as_in(error: ErrorDetails) -> str:
   """Describes the section or list that pydantic expected, with an example."""
   value = error['input']
   if error['type'] == 'list_type':
-    return 'a list' + (f", as in ['{value}']" if isinstance(value, str) else '')
+    if not isinstance(value, str):
+      return 'a list'
+    has_name = 'name' in _section_with([*error['loc'], 0, '']).model_fields
+    return f'a list, as in [{{name: {value}}}]' if has_name else f"a list, as in ['{value}']"
   off = ', or null for off' if value is False else ''
   name, field = next(iter(_section_with([*error['loc'], '']).model_fields.items()))
   if 'class_name' not in error.get('ctx', {}) or field.annotation is float:
@@ -142,6 +152,8 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
   wanted = _wanted(first)
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
     wanted = 'wanted a text; quote yes, no, on and off, which YAML reads as true or false'
+  elif first['type'] == 'literal_error' and str(first['input']) in _OTHER_VALUES:
+    wanted += f'; here that is {_OTHER_VALUES[first["input"]]}'
   elif first['type'] in ('model_type', 'dict_type', 'list_type'):
     wanted = 'wanted ' + _as_in(first)
   return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"
