@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 
 import boto3
 import tensorflow as tf
 
-from tests.support import jobs
+from tests.support import commands, jobs
 from tests.support.s3 import S3
 from tests.support.states import state_of
 from trainer.storage.bucket import copy_of
@@ -30,22 +28,13 @@ class BucketTest(tf.test.TestCase):
       export={'delta_every_passes': 1},
     )
 
-  def command(self, name, *flags, machine='one', **kwargs):
-    return subprocess.Popen(
-      [sys.executable, '-m', f'trainer.{name}', *flags],
-      cwd=jobs.ROOT,
-      env=os.environ | {'CTR_WORK_DIR': f'{self.folder}/{machine}'},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-      **kwargs,
-    )
+  def done(self, name, *flags, status=0, machine='one'):
+    done = commands.run('-m', f'trainer.{name}', *flags, env=self.on(machine))
+    self.assertEqual(done.returncode, status, done.stderr)
+    return done.stdout if status == 0 else done.stderr
 
-  def done(self, name, *flags, status=0, **kwargs):
-    process = self.command(name, *flags, **kwargs)
-    out, err = process.communicate(timeout=120)
-    self.assertEqual(process.returncode, status, err)
-    return out if status == 0 else err
+  def on(self, machine):
+    return {'CTR_WORK_DIR': f'{self.folder}/{machine}'}
 
   def train(self, run_dir=None, **kwargs):
     return self.done('run', '--config', self.config, '--run_dir', run_dir or self.url, **kwargs)
@@ -62,9 +51,9 @@ class BucketTest(tf.test.TestCase):
 
     markers = set()
     self.s3.before = kill_before_the_second_marker
-    trainer = self.command('run', '--config', self.config, '--run_dir', self.url)
-    trainer.communicate(timeout=120)
-    self.assertEqual(trainer.returncode, -9)
+    command = '-m', 'trainer.run', '--config', self.config, '--run_dir', self.url
+    trainer = commands.start(*command, env=self.on('one'))
+    self.assertEqual(trainer.wait(120), -9)
     self.assertLen(killed, 1)
     self.s3.losing = 2  # of the answers to the machine that goes on
     self.train(machine='two')

@@ -5,14 +5,11 @@ import os
 import pathlib
 import re
 import socket
-import subprocess
-import sys
 import tempfile
-from unittest import mock
 
 import tensorflow as tf
 
-from tests.support import jobs
+from tests.support import commands, jobs
 
 PROGRAM = '-m', 'trainer.doctor'
 ALONE = 'versions', 'op library', 'ranks', 'processor', 'threads', 'memory', 'open files', 'GPUs'
@@ -25,9 +22,7 @@ class DoctorTest(tf.test.TestCase):
     self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
 
   def doctor(self, *flags):
-    return subprocess.run(
-      [sys.executable, *PROGRAM, *flags], cwd=jobs.ROOT, capture_output=True, text=True
-    )
+    return commands.run(*PROGRAM, *flags)
 
   def test_two_ranks_find_the_network_and_one_run_dir(self):
     with jobs.Ranks(2, ['--run_dir', f'{self.folder}/runs/new', '--json']) as ranks:
@@ -55,8 +50,7 @@ class DoctorTest(tf.test.TestCase):
     with jobs.Ranks(2, []) as ranks:
       for rank, path in enumerate(('', str(package.parent))):
         folder = tempfile.mkdtemp(dir=self.folder)
-        with mock.patch.dict(os.environ, PYTHONPATH=path):
-          ranks.start(rank, (*PROGRAM, f'--run_dir={folder}'))
+        ranks.start(rank, (*PROGRAM, f'--run_dir={folder}'), {'PYTHONPATH': path})
       self.assertEqual([ranks.wait(r) for r in range(2)], [2, 2], ranks.output(0) + ranks.output(1))
       told = ranks.output(0)
     self.assertRegex(

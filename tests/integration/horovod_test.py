@@ -2,10 +2,8 @@
 
 import collections
 import json
-import os
 import pathlib
 import tempfile
-from unittest import mock
 
 import tensorflow as tf
 
@@ -18,9 +16,8 @@ class HorovodTest(tf.test.TestCase):
     config = jobs.write_config(folder, samples=640, train={'batch_size': 64, 'epochs': 2})
     timeline = pathlib.Path(folder, 'timeline.json')
     with jobs.Ranks(2, ['--config', config, '--run_dir', f'{folder}/run']) as ranks:
-      with mock.patch.dict(os.environ, HOROVOD_TIMELINE=str(timeline)):
-        for rank in range(2):
-          ranks.start(rank)
+      for rank in range(2):
+        ranks.start(rank, env={'HOROVOD_TIMELINE': str(timeline)})
       self.assertEqual([ranks.wait(r) for r in range(2)], [0, 0], ranks.output(0))
     tensors, counts = {}, collections.Counter()
     for event in json.loads(timeline.read_text().rstrip().rstrip(',]') + ']'):

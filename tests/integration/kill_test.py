@@ -11,14 +11,12 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-import psutil
 import tensorflow as tf
 
-from tests.support import jobs
+from tests.support import commands, jobs
 from tests.support.states import state_of
 
 CONFIG = """
@@ -45,25 +43,10 @@ class KillTest(tf.test.TestCase):
   def setUpClass(cls):
     super().setUpClass()
     cls.folder = tempfile.mkdtemp()
-    subprocess.run(
-      [
-        sys.executable,
-        '-m',
-        'trainer.synthesize',
-        '--out',
-        cls.folder,
-        '--days',
-        '3',
-        '--samples_per_day',
-        '2500',
-        '--users',
-        '200',
-        '--items',
-        '100',
-      ],
-      check=True,
-      stdout=subprocess.DEVNULL,
-    )
+    commands.run(
+      *('-m', 'trainer.synthesize', '--out', cls.folder, '--days', '3'),
+      *('--samples_per_day', '2500', '--users', '200', '--items', '100'),
+    ).check_returncode()
     with open(f'{cls.folder}/config.yaml', 'w', encoding='utf-8') as f:
       f.write(CONFIG.format(folder=cls.folder))
 
@@ -72,50 +55,21 @@ class KillTest(tf.test.TestCase):
 
     Returns how many it gave.
     """
-    launcher = (
-      []
-      if ranks == 1
-      else [
-        os.path.join(os.path.dirname(sys.executable), 'horovodrun'),
-        '-np',
-        str(ranks),
-        '-H',
-        f'localhost:{ranks}',
-      ]
-    )
-    job = subprocess.Popen(
-      [
-        *launcher,
-        sys.executable,
-        '-m',
-        'trainer.run',
-        '--config',
-        f'{self.folder}/config.yaml',
-        '--run_dir',
-        run_dir,
-        '--set',
-        f'sparse.tables.default.dtype={dtype}',
-      ],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-      env=os.environ | {'CTR_THREADS': '1'},
-    )
-    signs, output = 0, ''
-    for line in job.stdout:  # text mode turns the live line's carriage returns into line ends
-      output += line
-      signs += any(word in line for word in ('samples/s', 'checkpoint ', ' ended '))
-      if kill_at is not None and signs == kill_at:
-        time.sleep(random.random() * 0.05)  # to hit what comes between two signs
-        for process in [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]:
-          try:
-            process.send_signal(signal.SIGKILL)
-          except psutil.NoSuchProcess:
-            pass
-        kill_at = None
-    status = job.wait(timeout=300)
-    if status not in (0, -signal.SIGKILL):
-      self.fail(f'status {status}: {output[-3000:]}')
+    flags = '--config', f'{self.folder}/config.yaml', '--run_dir', run_dir
+    with jobs.Ranks(ranks, [*flags, '--set', f'sparse.tables.default.dtype={dtype}']) as job:
+      first = job.start(0, stdout=subprocess.PIPE)
+      for rank in range(1, ranks):
+        job.start(rank)
+      signs, wanted = 0, 0
+      for line in first.stdout:  # the live line's carriage returns are line ends, too
+        signs += any(word in line for word in ('samples/s', 'checkpoint ', ' ended '))
+        if signs == kill_at and not wanted:
+          time.sleep(random.random() * 0.05)  # to hit what comes between two signs
+          for process in job.processes.values():
+            process.kill()
+          wanted = -signal.SIGKILL
+      statuses = [job.wait(rank) for rank in range(ranks)]
+      self.assertContainsSubset(statuses, [0, wanted], job.output(0))
     return signs
 
   @classmethod

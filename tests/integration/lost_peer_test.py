@@ -83,8 +83,8 @@ class LostPeerTest(tf.test.TestCase):
     stages = {
       'trainer.comm.heartbeat:Heartbeat.__init__:call': never_came,
       'trainer.runtime:start:call': f'{never_came}|{silent}',  # it greets in a thread
-      'horovod.common.basics:HorovodBasics.init:call': silent,
-      'horovod.common.basics:HorovodBasics.init:return': silent,
+      'horovod.tensorflow:init:call': silent,
+      'horovod.tensorflow:init:return': silent,
       'trainer.comm.connections:Connector.__init__:call': silent,
       'trainer.comm.connections:Connector.connect:call': silent,
     }

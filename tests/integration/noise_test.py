@@ -19,10 +19,7 @@ class NoiseTest(tf.test.TestCase):
     found = []
     for size in (1, 2):
       run_dir = os.path.join(folder, f'run_{size}')
-      with jobs.Ranks(size, ['--config', path, '--run_dir', run_dir]) as ranks:
-        for rank in range(size):
-          ranks.start(rank)
-        self.assertEqual([ranks.wait(r) for r in range(size)], [0] * size, ranks.output(0))
+      jobs.run(size, 'trainer.run', '--config', path, '--run_dir', run_dir)
       with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
         events = [json.loads(line) for line in f]
       found.append([e['auc'] for e in events if e['event'] in ('train', 'eval')])

@@ -2,25 +2,23 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import numpy as np
 import tensorflow as tf
 import yaml
 
+from tests.support import commands, jobs
 from tests.support.parameter_servers import free_addresses
 from tests.support.steps import TFRA
 from trainer.storage import checkpoint
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-FROZEN = str(ROOT / 'tests' / 'support' / 'frozen_rank.py')
+FROZEN = str(jobs.ROOT / 'tests' / 'support' / 'frozen_rank.py')
 STORE = 'tfra' if TFRA else 'rows'  # beside a process with our own store
 LIMIT = 280  # seconds a job may take, however busy the machine
 CONFIG = """
@@ -102,8 +100,7 @@ class ParameterServerTest(tf.test.TestCase):
 
   def tearDown(self):
     for process in self.processes:
-      if process.poll() is None:
-        process.kill()
+      process.kill()
     self.processes.clear()
     super().tearDown()
 
@@ -118,16 +115,11 @@ class ParameterServerTest(tf.test.TestCase):
     return path
 
   def start(self, tf_config, config, run_dir, *overrides, program=('-m', 'trainer.run')):
-    environment = (
-      os.environ
-      | {'CTR_THREADS': '1'}
-      | ({'TF_CONFIG': json.dumps(tf_config)} if tf_config else {})
-    )
+    env = {'CTR_THREADS': '1'} | ({'TF_CONFIG': json.dumps(tf_config)} if tf_config else {})
     log = open(os.path.join(self.work, f'log_{len(self.processes)}'), 'w+', encoding='utf-8')
-    process = subprocess.Popen(
-      [sys.executable, *program, '--config', config, '--run_dir', run_dir, *overrides],
-      cwd=ROOT,
-      env=environment,
+    process = commands.start(
+      *(*program, '--config', config, '--run_dir', run_dir, *overrides),
+      env=env,
       stdout=log,
       stderr=subprocess.STDOUT,
     )
@@ -232,44 +224,23 @@ class ParameterServerTest(tf.test.TestCase):
 
   def test_a_run_goes_on_with_any_number_of_ranks_or_servers(self):
     """Each day on another number of ranks, one on servers: as one process that trains all days."""
-    horovodrun = os.path.join(os.path.dirname(sys.executable), 'horovodrun')
-    environment = os.environ | {'CTR_THREADS': '1'}
-
-    def ranks(number, module, *args):
-      launcher = (
-        []
-        if number == 1
-        else [horovodrun, '--gloo', '-np', str(number), '-H', f'localhost:{number}']
-      )
-      done = subprocess.run(
-        [*launcher, sys.executable, '-m', module, *args],
-        cwd=ROOT,
-        env=environment,
-        timeout=LIMIT,
-        capture_output=True,
-        text=True,
-        check=False,
-      )
-      self.assertEqual(done.returncode, 0, done.stderr)
-      return done.stdout
-
     one, many = self.directory('alone'), self.directory('many')
     evaluation = os.path.join(self.work, 'day_1.csv')
     for day in (2, 3, 4, 5):
       write_log(os.path.join(self.work, f'day_{day}.csv'), day, 1500 + day)
-    ranks(1, 'trainer.run', '--config', self.config(range(6)), '--run_dir', one)
+    jobs.run(1, 'trainer.run', '--config', self.config(range(6)), '--run_dir', one)
     for day, number in enumerate((1, 3, 2, 1, None, 3)):
       config = self.config(range(day + 1))
       if number is None:
         self.finish(self.start_job(self.cluster(2, 2), config, many, '--set', 'sync.mode=ps'))
       else:
-        ranks(number, 'trainer.run', '--config', config, '--run_dir', many)
+        jobs.run(number, 'trainer.run', '--config', config, '--run_dir', many)
       # What was saved predicts the same on the next number of ranks.
       if day in (0, 1):
         found = [
           json.loads(
             re.search(
-              r'{.*}', ranks(n, 'trainer.evaluate', '--run_dir', many, '--data', evaluation)
+              r'{.*}', jobs.run(n, 'trainer.evaluate', '--run_dir', many, '--data', evaluation)
             ).group()
           )
           for n in (1, 3, 2)

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
+
+from tests.support import commands
 
 CONFIG = {
   'data': {
@@ -24,8 +24,7 @@ CONFIG = {
 
 class PredictTest(tf.test.TestCase):
   def run_command(self, name, *args, **kwargs):
-    command = [sys.executable, '-m', f'trainer.{name}', *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **kwargs)
+    return commands.run('-m', f'trainer.{name}', *args, **kwargs)
 
   def test_without_labels_and_with_columns(self):
     folder = self.get_temp_dir()

@@ -1,20 +1,18 @@
 """The commands on logs of an S3 endpoint: as on local ones."""
 
 import json
-import subprocess
-import sys
 
 import boto3
 import numpy as np
 import tensorflow as tf
 
+from tests.support import commands
 from tests.support.s3 import S3
 
 
 class RemoteTest(tf.test.TestCase):
   def run_command(self, name, *args):
-    command = [sys.executable, '-m', f'trainer.{name}', *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return commands.run('-m', f'trainer.{name}', *args)
 
   def test_train_evaluate_predict(self):
     folder = self.get_temp_dir()

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
 import tensorflow as tf
 
+from tests.support import jobs
 from trainer.storage import checkpoint
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
@@ -59,37 +58,11 @@ class SameSetsTest(tf.test.TestCase):
       f.write(CONFIG.format(folder=folder))
     found = {}
     for ranks in (1, 2, 3):
-      launcher = (
-        []
-        if ranks == 1
-        else [
-          os.path.join(os.path.dirname(sys.executable), 'horovodrun'),
-          '-np',
-          str(ranks),
-          '-H',
-          f'localhost:{ranks}',
-        ]
-      )
-      subprocess.run(
-        [
-          *launcher,
-          sys.executable,
-          '-m',
-          'trainer.run',
-          '--config',
-          f'{folder}/config.yaml',
-          '--run_dir',
-          f'{folder}/{ranks}',
-        ],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {'CTR_THREADS': '1'},
-      )
+      run_dir = f'{folder}/{ranks}'
+      jobs.run(ranks, 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', run_dir)
       store = Features()
-      checkpoint.restore(
-        next(iter(checkpoint.candidates(f'{folder}/{ranks}/checkpoints'))), store=store
-      )
-      with open(f'{folder}/{ranks}/metrics.jsonl', encoding='utf-8') as f:
+      checkpoint.restore(next(iter(checkpoint.candidates(f'{run_dir}/checkpoints'))), store=store)
+      with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
         days = [
           (e['features'], e['admitted'], e['evicted'])
           for e in map(json.loads, f)

@@ -2,13 +2,13 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
 import tensorflow as tf
 import yaml
+
+from tests.support import commands, jobs
 
 
 class SharedEvaluationTest(tf.test.TestCase):
@@ -38,21 +38,11 @@ class SharedEvaluationTest(tf.test.TestCase):
     with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
       yaml.safe_dump(tree, f)
     cls.run_dir = f'{folder}/run'
-    cls.run_command('run', '--config', f'{folder}/config.yaml', '--run_dir', cls.run_dir)
+    jobs.run(1, 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', cls.run_dir)
 
-  @staticmethod
-  def run_command(name, *arguments, ranks=1, status=0):
-    command = [sys.executable, '-m', f'trainer.{name}', *arguments]
-    if ranks > 1:
-      launcher = ['horovodrun', '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}']
-      command = [*launcher, *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == status, done.stderr[-3000:]
-    return done.stderr if status else done.stdout
-
-  def told(self, *arguments, ranks):
+  def told(self, name, *arguments, ranks):
     """The JSON object that a command printed."""
-    lines = self.run_command(*arguments, ranks=ranks).splitlines()
+    lines = jobs.run(ranks, f'trainer.{name}', *arguments).splitlines()
     (line,) = [line for line in lines if '{' in line]
     return json.loads(line[line.index('{') :])
 
@@ -71,7 +61,8 @@ class SharedEvaluationTest(tf.test.TestCase):
       [everyone[key] for key in ('examples', 'auc', 'logloss', 'calibration')],
       rtol=1e-4,  # the AUC of all is of bins
     )
-    table = self.run_command(*arguments[:3], '--by', 'item', '--most', '3', '--nojson')
+    command = '-m', 'trainer.evaluate', *arguments[1:3]
+    table = commands.run(*command, '--by', 'item', '--most', '3', '--nojson').stdout
     self.assertIn('(other)', table)
     self.assertLen(table.splitlines(), 7)
     self.assertLessEqual(max(map(len, table.splitlines())), 80)
@@ -85,8 +76,10 @@ class SharedEvaluationTest(tf.test.TestCase):
     for a, b in zip(alone['country'], shared['country']):
       self.assertAllClose(*({**row, 'value': 0, 'task': 0} for row in (a, b)), rtol=1e-3)
     self.assertEqual(sum(row['samples'] for row in alone['country'][:2]), 4000)
-    error = self.run_command(*arguments[:3], '--by', 'contry', status=2)
-    self.assertIn("no column 'contry' (--by) among 4 columns; the nearest valid name is", error)
+    done = commands.run('-m', 'trainer.evaluate', *arguments[1:3], '--by', 'contry')
+    self.assertEqual(done.returncode, 2)
+    wanted = "no column 'contry' (--by) among 4 columns; the nearest valid name is"
+    self.assertIn(wanted, done.stderr)
 
   def test_slices_of_passes(self):
     files = list(map(str, sorted(pathlib.Path(self.run_dir).parent.glob('*.csv'))))

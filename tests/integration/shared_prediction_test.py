@@ -2,23 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tests.support import jobs
+
 
 class SharedPredictionTest(tf.test.TestCase):
-  def run_command(self, name, *arguments, ranks=1):
-    command = [sys.executable, '-m', f'trainer.{name}', *arguments]
-    if ranks > 1:
-      launcher = ['horovodrun', '--gloo', '-np', str(ranks), '-H', f'localhost:{ranks}']
-      command = [*launcher, *command]
-    environment = os.environ | {'CTR_THREADS': '1'}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-
   def test_ranks_predict_in_input_order(self):
     folder = self.get_temp_dir()
     rng = np.random.default_rng(0)
@@ -47,22 +39,22 @@ class SharedPredictionTest(tf.test.TestCase):
     with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
       json.dump(tree, f)
     run = f'{folder}/run'
-    done = self.run_command('run', '--config', f'{folder}/config.yaml', '--run_dir', run)
-    self.assertEqual(done.returncode, 0, done.stderr)
+    jobs.run(1, 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', run)
     arguments = ['--run_dir', run, '--data', f'{folder}/part_*.csv']
     found = []
     for ranks in (1, 2, 3):
       out = f'{folder}/{ranks}.csv'
-      done = self.run_command('predict', *arguments, '--columns', 'id', '--out', out, ranks=ranks)
-      self.assertEqual(done.returncode, 0, done.stderr)
+      jobs.run(ranks, 'trainer.predict', *arguments, '--columns', 'id', '--out', out)
       found.append(pd.read_csv(out))
       self.assertAllEqual(found[-1]['id'], table['id'])
       self.assertAllClose(found[-1]['probability'], found[0]['probability'], rtol=1e-6, atol=0)
     self.assertGreater(found[0]['probability'].nunique(), 900)
     self.assertEqual(len(os.listdir(folder)), 7, os.listdir(folder))  # nothing unfinished is left
-    done = self.run_command('predict', *arguments, ranks=2)
-    self.assertNotEqual(done.returncode, 0)
-    self.assertIn('--out: found -, which ranks do not share; wanted a file', done.stderr)
+    with jobs.Ranks(2, arguments) as job:
+      for rank in range(2):
+        job.start(rank, ('-m', 'trainer.predict'))
+      self.assertEqual([job.wait(rank) for rank in range(2)], [2, 2])
+      self.assertIn('--out: found -, which ranks do not share; wanted a file', job.output(0))
 
 
 if __name__ == '__main__':

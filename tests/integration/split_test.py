@@ -1,12 +1,12 @@
 """Splitting one log into three."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
+
+from tests.support import commands
 
 
 class SplitTest(tf.test.TestCase):
@@ -26,8 +26,7 @@ class SplitTest(tf.test.TestCase):
       self.frame.to_json(path, orient='records', lines=True)
     else:
       self.frame.to_csv(path, index=False, sep='\t' if '.tsv' in name else ',')
-    command = [sys.executable, '-m', 'trainer.split', '--data', path, '--out', out, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = commands.run('-m', 'trainer.split', '--data', path, '--out', out, *arguments)
     self.told = ended.stdout
     if ended.returncode:
       return ended.returncode, ended.stderr
@@ -63,15 +62,14 @@ class SplitTest(tf.test.TestCase):
     path, out = f'{self.folder}/log.csv', f'{self.folder}/german'
     days = pd.Timestamp('2023-01-01') + pd.to_timedelta(self.frame['time'], 'D')
     self.frame.assign(time=days.dt.strftime('%d.%m.%Y')).to_csv(path, sep=';', index=False)
-    command = [sys.executable, '-m', 'trainer.split', '--data', path, '--out', out]
-    command += ['--by_time', 'time']
+    command = '-m', 'trainer.split', '--data', path, '--out', out, '--by_time', 'time'
     for further, wanted in (
       (['--delimiter', ','], 'Expected 1 columns, got .*wanted another --delimiter'),
       ([], 'does not sort by time as a text; wanted --time_format'),
       (['--time_format', '%Y'], "found '.*'; wanted a time by --time_format '%Y'"),
       (['--time_format', '%d.%m.%Y'], None),
     ):
-      ended = subprocess.run([*command, *further], capture_output=True, text=True)
+      ended = commands.run(*command, *further)
       self.assertEqual(ended.returncode, 2 if wanted else 0, ended.stderr)
       self.assertRegex(ended.stderr, wanted or '^')
     parts = [pd.read_csv(f'{out}/{name}.csv', sep=';') for name in ('train', 'valid', 'test')]

@@ -11,10 +11,11 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 
 import tensorflow as tf
+
+from tests.support import commands
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'online.md'
 CONFIG = """
@@ -52,19 +53,11 @@ class WatchTest(tf.test.TestCase):
 
     Returns its status.
     """
-    job = subprocess.Popen(
-      [
-        sys.executable,
-        '-m',
-        'trainer.run',
-        '--config',
-        f'{self.folder}/config.yaml',
-        '--run_dir',
-        f'{self.folder}/run',
-      ],
+    job = commands.start(
+      *('-m', 'trainer.run', '--config', f'{self.folder}/config.yaml'),
+      *('--run_dir', f'{self.folder}/run'),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
-      text=True,
     )
     names, output = list(names), ''
     try:
@@ -78,8 +71,7 @@ class WatchTest(tf.test.TestCase):
       output += job.stdout.read()
       return job.wait(timeout=120), output
     finally:
-      if job.poll() is None:
-        job.kill()
+      job.kill()
 
   def test_passes_arrive_and_the_loop_is_taken_up_again(self):
     self.announce('day_0_hour_0.csv')
@@ -129,12 +121,11 @@ class WatchTest(tf.test.TestCase):
         pass
     name, *arguments = shlex.split(command)
     self.assertEqual(name, 'ctr-train')
-    job = subprocess.Popen(
-      [sys.executable, '-m', 'trainer.run', *arguments],
+    job = commands.start(
+      *('-m', 'trainer.run', *arguments),
       cwd=self.folder,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
-      text=True,
     )
     self.addCleanup(job.kill)
     output = ''

@@ -4,10 +4,9 @@ import contextlib
 import os
 import pathlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import yaml
@@ -15,7 +14,8 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support import commands
+from tests.support.commands import ROOT  # noqa: F401
 
 
 def write_config(folder: str, samples: int = 5000, **sections: Mapping[str, Any]) -> str:
@@ -67,19 +67,28 @@ class Ranks(contextlib.AbstractContextManager):
     self._store.init(self._slots)
     self.rendezvous = f'http://127.0.0.1:{self._port}'
     self._folder = tempfile.mkdtemp()
-    self.processes: dict[int, subprocess.Popen] = {}
+    self.processes: dict[int, commands.Command] = {}
 
-  def start(self, rank: int, program: Sequence[str] = ('-m', 'trainer.run')) -> subprocess.Popen:
-    """Starts a rank; `program` is what Python runs with the flags."""
-    env = create_slot_env_vars(self._slots[rank])
+  def start(
+    self,
+    rank: int,
+    program: Sequence[str] = ('-m', 'trainer.run'),
+    env: Mapping[str, str] | None = None,
+    stdout: IO | int | None = None,
+  ) -> commands.Command:
+    """Starts a rank.
+
+    Args:
+      rank: its number.
+      program: what Python runs with the flags.
+      env: variables that it has besides.
+      stdout: where its output goes; by default `output` has it.
+    """
+    env = {'CTR_THREADS': '1'} | (env or {}) | create_slot_env_vars(self._slots[rank])
     env |= create_run_env_vars('127.0.0.1', ['lo'], str(self._port))
     with open(self._log(rank), 'wb') as log:
-      self.processes[rank] = subprocess.Popen(
-        [sys.executable, *program, *self._flags],
-        cwd=ROOT,
-        env=os.environ | env | {'CTR_THREADS': '1'},
-        stdout=log,
-        stderr=log,
+      self.processes[rank] = commands.start(
+        *program, *self._flags, env=env, stdout=stdout or log, stderr=subprocess.STDOUT
       )
     return self.processes[rank]
 
@@ -99,6 +108,21 @@ class Ranks(contextlib.AbstractContextManager):
       process.kill()
       process.wait()
     self._store.stop()
+
+
+def run(size: int, module: str, *flags: str) -> str:
+  """Runs a command on so many ranks. Returns: what rank 0 said.
+
+  Raises:
+    AssertionError: where a rank does not end with status 0.
+  """
+  with Ranks(size, flags) as ranks:
+    for rank in range(size):
+      ranks.start(rank, ('-m', module))
+    statuses = [ranks.wait(rank, 300) for rank in range(size)]
+    said = [ranks.output(rank) for rank in range(size)]
+  assert not any(statuses), (statuses, said)
+  return said[0]
 
 
 def ranks_below(launcher: int) -> dict[int, psutil.Process]:
