@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -12,7 +10,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tests.support import random_values
+from tests.support import commands, random_values
 from tests.support.scorer import served
 from trainer import api
 from trainer.reporting import findings, report
@@ -121,11 +119,8 @@ class MadeColumnsTest(tf.test.TestCase):
     run = api.fit(self.tree)
     sample = records(1, N).drop(columns='click')
     sample.to_csv(self.folder / 'new.csv', index=False)
-    command = [sys.executable, '-m', 'trainer.predict', '--run_dir', run.run_dir, '--data']
-    out = subprocess.run(
-      [*command, f'{self.folder}/new.csv', '--out', f'{self.folder}/scores.txt'],
-      capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    flags = '--data', f'{self.folder}/new.csv', '--out', f'{self.folder}/scores.txt'
+    out = commands.run('-m', 'trainer.predict', '--run_dir', run.run_dir, *flags)
     self.assertEqual(out.returncode, 0, out.stderr)
     predicted = np.loadtxt(self.folder / 'scores.txt')
     self.assertGreater(np.std(predicted), 1e-3)

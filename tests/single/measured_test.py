@@ -3,8 +3,6 @@
 import contextlib
 import io
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
@@ -12,6 +10,7 @@ import pandas as pd
 import tensorflow as tf
 import yaml
 
+from tests.support import commands
 from trainer import api, config, resolve
 from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
@@ -175,9 +174,9 @@ class BinsTest(tf.test.TestCase):
     self.assertNotEqual(self.of(other.with_measured_values())['wide'], bins['wide'])
     self.assertEqual(self.of(other.with_measured_values(init_from=run.run_dir)), bins)
     (self.folder / 'other.yaml').write_text(yaml.safe_dump(self.tree))
-    command = [sys.executable, '-m', 'trainer.run', '--dry_run', '--init_from', run.run_dir]
-    command += ['--config', self.folder / 'other.yaml', '--run_dir', self.folder / 'other']
-    told = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    flags = '--config', self.folder / 'other.yaml', '--run_dir', self.folder / 'other'
+    command = '-m', 'trainer.run', '--dry_run', '--init_from', run.run_dir, *flags
+    told = commands.run(*command).stdout
     self.assertIn(f'boundaries: {bins["wide"]}, as in {run.run_dir}', told)
 
   def test_prepared_passes_bring_theirs(self):

@@ -1,13 +1,12 @@
 """The table of docs/runbook.md: what each sync.mode refuses, and what has no effect in it."""
 
 import os
-import subprocess
-import sys
 
 import tensorflow as tf
 import yaml
 
 import trainer
+from tests.support import commands
 from tests.support.jobs import ROOT
 from trainer import api, config, errors
 from trainer.config import effects
@@ -96,12 +95,7 @@ class ModesTest(tf.test.TestCase):
     path = os.path.join(self.get_temp_dir(), 'test.yaml')
     with open(path, 'w') as f:
       yaml.safe_dump(tree_of('`data.keep_texts`', 'ps'), f)
-    done = subprocess.run(
-      [sys.executable, '-m', 'trainer.run', '--config', path, '--init_from', 'runs/x'],
-      cwd=ROOT,
-      capture_output=True,
-      text=True,
-    )
+    done = commands.run('-m', 'trainer.run', '--config', path, '--init_from', 'runs/x')
     self.assertEqual(self.table['`--init_from`']['ps'], 'refused')
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn("--init_from: wanted sync.mode 'allreduce'; found 'ps'", done.stderr)

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tomli
 import yaml
 
+from tests.support import commands
 from trainer import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -46,12 +47,12 @@ def without_reader():
 class OutputTest(tf.test.TestCase):
   def test_commands_that_nobody_listens_to(self):
     """As `| head` leaves them: quiet, and the status of a command that SIGPIPE has ended."""
-    writing = without_reader()
-    jobs = {name: start([name, '--help'], stdout=writing) for name in COMMANDS}
-    os.close(writing)
-    for name, job in jobs.items():
-      _, told = job.communicate(timeout=60)
-      self.assertEqual((job.returncode, told), (141, ''), name)
+    with os.fdopen(without_reader(), 'w') as out, tempfile.TemporaryFile('w+') as err:
+      for name in COMMANDS:
+        job = commands.start('-m', name, '--help', stdout=out, stderr=err)
+        self.assertEqual(job.wait(60), 141, name)
+      err.seek(0)
+      self.assertEqual(err.read(), '')
 
   def test_commands_on_a_full_disk_or_without_output(self):
     with open('/dev/full', 'w', encoding='utf-8') as full:
@@ -85,17 +86,15 @@ class OutputTest(tf.test.TestCase):
     self.assertRegex(told, r'^error: out of memory[^\n]*; wanted [^\n]*\n$')
 
   def test_a_path_in_the_home_directory(self):
-    environment = os.environ | {'HOME': '/proc/nowhere'}
-    job = start(['trainer.inspect', '--run_dir=~/runs/mine'], env=environment)
-    _, told = job.communicate(timeout=60)
-    self.assertIn('/proc/nowhere/runs/mine', told)
-    self.assertEqual(job.returncode, 2)
+    command = '-m', 'trainer.inspect', '--run_dir=~/runs/mine'
+    done = commands.run(*command, env={'HOME': '/proc/nowhere'})
+    self.assertIn('/proc/nowhere/runs/mine', done.stderr)
+    self.assertEqual(done.returncode, 2)
 
   def test_a_port_that_no_host_has(self):
-    job = start(['trainer.serve', 'exports', '--port', '99999'], stdout=subprocess.DEVNULL)
-    _, told = job.communicate(timeout=60)
-    self.assertEqual(job.returncode, 2)
-    self.assertRegex(told, r'^error: .*port=99999.* 65535.*\n$')
+    done = commands.run('-m', 'trainer.serve', 'exports', '--port', '99999')
+    self.assertEqual(done.returncode, 2)
+    self.assertRegex(done.stderr, r'^error: .*port=99999.* 65535.*\n$')
 
   def test_a_job_goes_on_without(self):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))

@@ -7,8 +7,6 @@ import math
 import os
 import pathlib
 import re
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
@@ -16,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import tensorflow as tf
 
+from tests.support import commands
 from trainer import config
 from trainer.data import csv_format as csv_reader
 from trainer.data import parquet_format as parquet_reader
@@ -630,25 +629,15 @@ class BadInputTest(PrepareTestCase):
       },
       'model': {'interactions': ['linear']},
     }
-    command = [
-      sys.executable,
-      '-m',
-      'trainer.prepare',
-      '--config',
-      self.write('c.yaml', json.dumps(tree)),
-      '--out',
-      self.path('out'),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    flags = '--config', self.write('c.yaml', json.dumps(tree)), '--out', self.path('out')
+    done = commands.run('-m', 'trainer.prepare', *flags)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn(
       f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; 1 of 2 records are bad",
       done.stderr,
     )
     self.assertNotIn('Traceback', done.stderr)
-    done = subprocess.run(
-      [*command, '--set', 'data.max_bad_share=0.5'], cwd=ROOT, capture_output=True, text=True
-    )
+    done = commands.run('-m', 'trainer.prepare', *flags, '--set', 'data.max_bad_share=0.5')
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn('train/a/day: 1 samples, 1 features, 1 bad records dropped', done.stdout)
     self.assertCountEqual(os.listdir(self.path('out', 'train')), ['a+day', 'b+day'])

@@ -3,8 +3,6 @@
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import unittest
@@ -14,6 +12,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from tests.support import commands
 from tests.support.exports import RedisServer, Run, contents, events
 from trainer import files
 from trainer.errors import DataLoss, UserError
@@ -245,11 +244,8 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     os.makedirs(run_dir)
 
     def publish(status, told):
-      done = subprocess.run(
-        [sys.executable, '-m', 'trainer.publish', '--run_dir', run_dir, '--to', path, '--once'],
-        capture_output=True,
-        text=True,
-      )
+      flags = '--run_dir', run_dir, '--to', path, '--once'
+      done = commands.run('-m', 'trainer.publish', *flags)
       self.assertEqual(done.returncode, status, done.stderr)
       lines = (done.stderr if status else done.stdout).splitlines()
       self.assertRegex(lines[-1], told)

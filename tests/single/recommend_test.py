@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
@@ -12,6 +10,7 @@ import pandas as pd
 import tensorflow as tf
 
 import trainer
+from tests.support import commands
 from tests.support.retrieval import (
   make_config,
   make_lines,
@@ -262,10 +261,8 @@ class PairTest(tf.test.TestCase):
         'found a run without model.retrieval; wanted :predict', json.loads(text)['error']
       )
 
-    command = ['trainer.serve', '--run_dir', finder_dir, '--retrieve_run_dir', ranker_dir]
-    refused = subprocess.run(
-      [sys.executable, '-m', *command], capture_output=True, text=True, check=False
-    )
+    flags = '--run_dir', finder_dir, '--retrieve_run_dir', ranker_dir
+    refused = commands.run('-m', 'trainer.serve', *flags)
     self.assertEqual(refused.returncode, 2)
     self.assertIn('--retrieve_run_dir: found a run without model.retrieval', refused.stderr)
 

@@ -7,19 +7,17 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import tensorflow as tf
 import yaml
 
-from tests.support import runs
+from tests.support import commands, runs
 from trainer.errors import UserError
 from trainer.reporting import comparison, findings, report
 from trainer.reporting.runs import read_run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 BROWSER = next(
   filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), ''
 )
@@ -203,13 +201,7 @@ class PageTest(tf.test.TestCase):
       ([], 'error: found no RUN_DIR'),
       ([self.folder], f'error: {self.folder}: no config.yaml there; wanted the run_dir'),
     ):
-      done = subprocess.run(
-        [sys.executable, '-m', 'trainer.report', *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-      )
+      done = commands.run('-m', 'trainer.report', *arguments)
       self.assertEqual(done.returncode, 2, done.stderr)
       self.assertStartsWith(done.stderr.splitlines()[-1], wanted)
 
@@ -435,16 +427,15 @@ class PlaceTest(tf.test.TestCase):
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     self.run_dir = runs.write_run(f'{self.folder}/run', runs.healthy_events())
 
-  def report(self, out, **streams):
-    command = [sys.executable, '-m', 'trainer.report', self.run_dir, '--out', out]
-    return subprocess.Popen(command, cwd=ROOT, **streams)
+  def report(self, out, stdout=None):
+    return commands.start('-m', 'trainer.report', self.run_dir, '--out', out, stdout=stdout)
 
   def test_the_report_goes_to_pipes_and_devices(self):
     out = f'{self.folder}/out'
     os.symlink('/proc/self/fd/1', out)  # as /dev/stdout is
-    with self.report(out, stdout=subprocess.PIPE) as job:
-      page = job.communicate(timeout=120)[0].decode()
-    self.assertEqual(job.returncode, 0)
+    job = self.report(out, subprocess.PIPE)
+    page = job.stdout.read()
+    self.assertEqual(job.wait(120), 0)
     self.assertStartsWith(page, '<!doctype html>')
     self.assertEndsWith(page, '</html>')
     self.assertEqual(os.readlink(out), '/proc/self/fd/1')
@@ -454,9 +445,9 @@ class PlaceTest(tf.test.TestCase):
     os.mkfifo(pipe)
     os.symlink(pipe, out)
     with subprocess.Popen(['cat', pipe], stdout=subprocess.PIPE) as reader:
-      with self.report(out, stdout=subprocess.DEVNULL) as job:
-        page = reader.communicate(timeout=120)[0].decode()
-    self.assertEqual(job.returncode, 0)
+      job = self.report(out)
+      page = reader.communicate(timeout=120)[0].decode()
+    self.assertEqual(job.wait(120), 0)
     self.assertEndsWith(page, '</html>')
     self.assertTrue(pathlib.Path(pipe).is_fifo())
     self.assertEqual(os.readlink(out), pipe)

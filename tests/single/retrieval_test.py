@@ -4,8 +4,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
@@ -13,6 +11,7 @@ import pandas as pd
 import tensorflow as tf
 
 import trainer
+from tests.support import commands
 from tests.support.retrieval import (
   loss_of,
   make_batch,
@@ -279,9 +278,9 @@ class RunTest(tf.test.TestCase):
       ('carried.csv', ['--columns', 'place,user'], ['place', 'user']),
     ):
       out = f'{self.folder}/{name}'
-      command = ['trainer.predict', '--run_dir', cfg.run_dir, '--data', path, '--out', out]
-      command += ['--k', '5', '--checkpoint', 'last', *options]
-      subprocess.run([sys.executable, '-m', *command], check=True, capture_output=True)
+      flags = '--run_dir', cfg.run_dir, '--data', path, '--out', out, '--checkpoint', 'last'
+      done = commands.run('-m', 'trainer.predict', *flags, '--k', '5', *options)
+      self.assertEqual(done.returncode, 0, done.stderr)
       table = pd.read_csv(out, dtype={'item': str})
       self.assertEqual(list(table), [*columns, 'item', 'score'])
       self.assertAllEqual(table['item'], found['item'])
@@ -298,11 +297,8 @@ class RunTest(tf.test.TestCase):
     expected = self.rankings(cfg.run_dir, seen=())
 
     def export(kind):
-      command = ['trainer.export', '--run_dir', cfg.run_dir, '--kind', kind]
-      command += ['--checkpoint', 'last']
-      return subprocess.run(
-        [sys.executable, '-m', *command], capture_output=True, text=True, check=False
-      )
+      flags = '--run_dir', cfg.run_dir, '--kind', kind, '--checkpoint', 'last'
+      return commands.run('-m', 'trainer.export', *flags)
 
     for kind in ('items', 'saved_model'):
       self.assertEqual(export(kind).returncode, 0)
