@@ -88,17 +88,8 @@ class CommandLineTest(tf.test.TestCase):
       (train['event'], train['examples'], train['pass'], test['event']),
       ('train', 950, 'train', 'eval'),
     )
-    for name in (
-      'logloss',
-      'auc',
-      'calibration',
-      'examples_per_second',
-      'features',
-      'admitted',
-      'table_bytes',
-      'step',
-    ):
-      self.assertIn(name, train)
+    fields = 'logloss auc calibration examples_per_second features admitted table_bytes step'
+    self.assertContainsSubset(fields.split(), train)
     for name in ('config.yaml', 'tensorboard', 'checkpoints', 'report.html'):
       self.assertTrue(os.path.exists(f'{self.folder}/run/{name}'), name)
     evaluated = json.loads(command('evaluate', '--run_dir', f'{self.folder}/run').stdout)

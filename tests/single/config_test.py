@@ -52,6 +52,95 @@ def keys_of_schema(section, path=''):
       yield from keys_of_schema(key.section, f'{path}{key.name}{inner}')
 
 
+# Overrides of CONFIG, and what the one line about them says.
+MISTAKES = [
+  (
+    ['train.batch_sise=10'],
+    r"unknown key 'train.batch_sise'; the nearest valid name is 'batch_size'",
+  ),
+  (['data.slots.0.nam=x'], r"unknown key 'data.slots.0.nam'; the nearest valid name is 'name'"),
+  (
+    ['sparse.tables.default.wdth=3'],
+    r"unknown key 'sparse.tables.default.wdth'; the nearest valid name is 'width'",
+  ),
+  (['sparse.tables.default.linear.knd=sgd'], r"'kind'"),
+  (['lifecycle.decai=1'], r"unknown key 'lifecycle.decai'; the nearest valid name is 'decay'"),
+  (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*> 0"),
+  (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*whole number"),
+  (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),
+  (
+    ['lifecycle.decay=3'],
+    r"lifecycle.decay': found 3; wanted a number <= 1",
+  ),
+  (
+    ['data.slots.0.lifecycle={deacy: 1}'],
+    r"unknown key 'data.slots.0.lifecycle.deacy'; the nearest valid name is 'decay'",
+  ),
+  (['model.interactions=[fmm]'], r"unknown interaction 'fmm'; the nearest valid name is 'fm'"),
+  (['model.interactions=[]'], r'wanted at least one interaction'),
+  (
+    ['data.slots.2.shares=itm'],
+    r"found 'itm'; wanted another slot; the nearest valid name is 'item'",
+  ),
+  (
+    ['data.slots.0.table=big'],
+    r"found 'big'; wanted a table of sparse.tables; the nearest valid name is 'default'",
+  ),
+  (['data.slots.1.name=user'], r"the name 'user' is there twice"),
+  (['data.slots=[]'], r'wanted at least one slot'),
+  (['data.train=[]'], r'wanted files, or data.watch'),
+  (['data.day_pattern=day'], r'wanted the day in parentheses'),
+  (['train.plateau={}'], r'needs data.valid'),
+  (
+    ['model.loss=squared_error', 'train.plateau={metric: auc}', 'data.valid=[y]'],
+    r"'train.plateau.metric': found 'auc'; the loss 'squared_error' has 'rmse'",
+  ),
+  (
+    ['train.plateau={metric: rmse}', 'data.valid=[y]'],
+    r"found 'rmse'; the loss 'log_loss' has 'auc', 'gauc', 'logloss'",
+  ),
+  (
+    ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],
+    r"with sync.mode 'ps_geo', whose workers count their own",
+  ),
+  (
+    ['data.watch=x', 'train.epochs=2'],
+    r"'train.epochs': found 2; data.watch trains on each pass",
+  ),
+  (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
+  (['data.close_day_after_hours=3'], r'needs data.day_pattern'),
+  (['data.late=skip'], r"found 'skip'; it needs data.day_pattern"),
+  (['data.label=user'], r"key 'data.slots': found 'user', which is a label"),
+  (['data.label=price'], r"key 'data.dense': found 'price', which is a label"),
+  (['data.weight=label'], r"key 'data.weight': found 'label', which is a label"),
+  (['data.group=label'], r"key 'data.group': found 'label', which is a label"),
+  (['Train.batch_size=3'], r"unknown key 'Train'; the nearest valid name is 'train'"),
+  (['train.BATCH=3'], r"unknown key 'train.BATCH'; the nearest valid name is 'batch_size'"),
+  ([f'seed={2**63}'], r"key 'seed': found 9223372036854775808"),
+  (['sparse.tables.default.init_scale=.inf'], r'init_scale.: found inf'),
+  (['sparse.tables.default.init_scale=.nan'], r'init_scale.: found nan'),
+  (['sparse.tables.default.linear.learning_rate=1e30'], r"learning_rate': found '1e30'"),
+  (['train.dense_optimizer.learning_rate=1.0e+30'], r"learning_rate': found 1e\+30"),
+  (
+    ['train.dense_optimizer={kind: sgd, args: {momentm: .9}}'],
+    r"'train.dense_optimizer.args.momentm': unknown; the nearest valid name is 'momentum'",
+  ),
+  (['train.dense_optimizer.args={beta_1: x}'], r"beta_1': found 'x'; wanted a finite number"),
+  (['lifecycle={admission_count: 3, admission_threshold: 2}'], r'which are of several modes'),
+  (['data.slots.².name=x'], r"'data.slots.²' is not there|the list has 3 entries"),
+  (['train.batch_size=2024-13-45'], r"batch_size': found '2024-13-45'"),
+  (['train.batch_size=!!int ""'], r'not YAML'),
+  (['model.interactions=' + '[' * 3000], r'nested too deep|not YAML'),
+  (['data.label=' + 'x' * 5000 + ': y'], r'.'),
+  (['data.late=skp'], r"key 'data.late': found 'skp'"),
+  (['train.batch_size'], r'wanted KEY=VALUE'),
+  (['data.label_is=real'], r"unknown key 'data.label_is'; here that is model.loss"),
+  (['sparse.tables.default.factors.beta=1'], r'factors.beta.* initial_accumulator, with'),
+  (['train.batch_size.x=1'], r'.'),
+  (['data.slots.7.name=x'], r'the list has 3 entries'),
+]
+
+
 class ConfigTest(tf.test.TestCase):
   def load(self, tree=None, overrides=()):
     path = os.path.join(self.get_temp_dir(), 'config.yaml')
@@ -273,92 +362,7 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual([s.name for s in cfg.ordered_slots], ['item', 'last_item', 'user'])
 
   def test_mistakes(self):
-    for overrides, wanted in [
-      (
-        ['train.batch_sise=10'],
-        r"unknown key 'train.batch_sise'; the nearest valid name is 'batch_size'",
-      ),
-      (['data.slots.0.nam=x'], r"unknown key 'data.slots.0.nam'; the nearest valid name is 'name'"),
-      (
-        ['sparse.tables.default.wdth=3'],
-        r"unknown key 'sparse.tables.default.wdth'; the nearest valid name is 'width'",
-      ),
-      (['sparse.tables.default.linear.knd=sgd'], r"'kind'"),
-      (['lifecycle.decai=1'], r"unknown key 'lifecycle.decai'; the nearest valid name is 'decay'"),
-      (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*> 0"),
-      (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*whole number"),
-      (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),
-      (
-        ['lifecycle.decay=3'],
-        r"lifecycle.decay': found 3; wanted a number <= 1",
-      ),
-      (
-        ['data.slots.0.lifecycle={deacy: 1}'],
-        r"unknown key 'data.slots.0.lifecycle.deacy'; the nearest valid name is 'decay'",
-      ),
-      (['model.interactions=[fmm]'], r"unknown interaction 'fmm'; the nearest valid name is 'fm'"),
-      (['model.interactions=[]'], r'wanted at least one interaction'),
-      (
-        ['data.slots.2.shares=itm'],
-        r"found 'itm'; wanted another slot; the nearest valid name is 'item'",
-      ),
-      (
-        ['data.slots.0.table=big'],
-        r"found 'big'; wanted a table of sparse.tables; the nearest valid name is 'default'",
-      ),
-      (['data.slots.1.name=user'], r"the name 'user' is there twice"),
-      (['data.slots=[]'], r'wanted at least one slot'),
-      (['data.train=[]'], r'wanted files, or data.watch'),
-      (['data.day_pattern=day'], r'wanted the day in parentheses'),
-      (['train.plateau={}'], r'needs data.valid'),
-      (
-        ['model.loss=squared_error', 'train.plateau={metric: auc}', 'data.valid=[y]'],
-        r"'train.plateau.metric': found 'auc'; the loss 'squared_error' has 'rmse'",
-      ),
-      (
-        ['train.plateau={metric: rmse}', 'data.valid=[y]'],
-        r"found 'rmse'; the loss 'log_loss' has 'auc', 'gauc', 'logloss'",
-      ),
-      (
-        ['train.schedule={kind: step, period: 9}', 'sync.mode=ps_geo'],
-        r"with sync.mode 'ps_geo', whose workers count their own",
-      ),
-      (
-        ['data.watch=x', 'train.epochs=2'],
-        r"'train.epochs': found 2; data.watch trains on each pass",
-      ),
-      (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
-      (['data.close_day_after_hours=3'], r'needs data.day_pattern'),
-      (['data.late=skip'], r"found 'skip'; it needs data.day_pattern"),
-      (['data.label=user'], r"key 'data.slots': found 'user', which is a label"),
-      (['data.label=price'], r"key 'data.dense': found 'price', which is a label"),
-      (['data.weight=label'], r"key 'data.weight': found 'label', which is a label"),
-      (['data.group=label'], r"key 'data.group': found 'label', which is a label"),
-      (['Train.batch_size=3'], r"unknown key 'Train'; the nearest valid name is 'train'"),
-      (['train.BATCH=3'], r"unknown key 'train.BATCH'; the nearest valid name is 'batch_size'"),
-      ([f'seed={2**63}'], r"key 'seed': found 9223372036854775808"),
-      (['sparse.tables.default.init_scale=.inf'], r'init_scale.: found inf'),
-      (['sparse.tables.default.init_scale=.nan'], r'init_scale.: found nan'),
-      (['sparse.tables.default.linear.learning_rate=1e30'], r"learning_rate': found '1e30'"),
-      (['train.dense_optimizer.learning_rate=1.0e+30'], r"learning_rate': found 1e\+30"),
-      (
-        ['train.dense_optimizer={kind: sgd, args: {momentm: .9}}'],
-        r"'train.dense_optimizer.args.momentm': unknown; the nearest valid name is 'momentum'",
-      ),
-      (['train.dense_optimizer.args={beta_1: x}'], r"beta_1': found 'x'; wanted a finite number"),
-      (['lifecycle={admission_count: 3, admission_threshold: 2}'], r'which are of several modes'),
-      (['data.slots.².name=x'], r"'data.slots.²' is not there|the list has 3 entries"),
-      (['train.batch_size=2024-13-45'], r"batch_size': found '2024-13-45'"),
-      (['train.batch_size=!!int ""'], r'not YAML'),
-      (['model.interactions=' + '[' * 3000], r'nested too deep|not YAML'),
-      (['data.label=' + 'x' * 5000 + ': y'], r'.'),
-      (['data.late=skp'], r"key 'data.late': found 'skp'"),
-      (['train.batch_size'], r'wanted KEY=VALUE'),
-      (['data.label_is=real'], r"unknown key 'data.label_is'; here that is model.loss"),
-      (['sparse.tables.default.factors.beta=1'], r'factors.beta.* initial_accumulator, with'),
-      (['train.batch_size.x=1'], r'.'),
-      (['data.slots.7.name=x'], r'the list has 3 entries'),
-    ]:
+    for overrides, wanted in MISTAKES:
       with self.assertRaisesRegex(errors.ConfigError, wanted, msg=overrides) as caught:
         self.load(overrides=overrides)
       self.assertNotIn('\n', str(caught.exception))

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 from ops import sharding
 from ops.dedupe import Deduped, dedupe
+from tests.support import commands
 
 
 def power_law_keys(rng, n, slots=5, vocabulary=3000):
@@ -84,16 +85,11 @@ class DedupeTest(tf.test.TestCase, parameterized.TestCase):
       'd = dedupe(p(r, 50000), r.random(50000, np.float32), r.random(50000, np.float32));'
       'print(hashlib.md5(b"".join(x.numpy().tobytes() for x in d)).hexdigest())'
     )
-    import subprocess
-    import sys
-
     found = {
-      subprocess.run(
-        [sys.executable, '-c', code, str(n)], capture_output=True, text=True, check=True
-      ).stdout
-      for n in (1, 5)
+      (done.returncode, done.stdout) for done in (commands.run('-c', code, str(n)) for n in (1, 5))
     }
     self.assertLen(found, 1)
+    self.assertEqual(found.pop()[0], 0)
 
   def test_in_a_function_of_unknown_length(self):
     f = tf.function(lambda k: dedupe(k), input_signature=[tf.TensorSpec([None], tf.int64)])

@@ -2,12 +2,11 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import tensorflow as tf
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support import commands
+
 CALLS = os.environ.get('FUZZ_CALLS', '40')  # of each op
 
 
@@ -15,13 +14,7 @@ class FuzzTest(tf.test.TestCase):
   def test_wrong_arguments(self):
     log = pathlib.Path(self.get_temp_dir(), 'last_call')
     log.touch()
-    done = subprocess.run(
-      [sys.executable, '-m', 'tests.support.fuzz_ops', '0', CALLS, str(log)],
-      cwd=ROOT,
-      capture_output=True,
-      text=True,
-      timeout=300,
-    )
+    done = commands.run('-m', 'tests.support.fuzz_ops', '0', CALLS, str(log))
     self.assertEqual(done.returncode, 0, f'{done.stderr[-3000:]}\nlast call: {log.read_text()}')
     self.assertIn('ctr_pool', done.stdout.split())  # it fails itself where an op is left out
 

@@ -3,8 +3,6 @@
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
@@ -12,6 +10,7 @@ import pandas as pd
 import tensorflow as tf
 import yaml
 
+from tests.support import commands
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
@@ -117,8 +116,7 @@ inspect.main()
 """
     for arguments in ([], ['--feature=strong=7']):
       shutil.copytree(kept, removed)
-      command = [sys.executable, '-c', race, f'--run_dir={run}', *arguments]
-      done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+      done = commands.run('-c', race, f'--run_dir={run}', *arguments)
       self.assertEqual(done.returncode, 0, done.stderr)
       self.assertStartsWith(done.stdout, f'checkpoint {kept}, step')
       widest = max(map(len, done.stdout.split('\n')[1:]))  # the first line has a path

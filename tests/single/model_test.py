@@ -52,6 +52,78 @@ def present(embedded):
   return [t for t in tf.nest.flatten(embedded) if t is not None]
 
 
+# An interaction, and how the one line about it begins.
+MISTAKES = [
+  (
+    {'dnn': {'hiden': [4]}},
+    "model.interactions.0: unknown argument 'hiden' of 'dnn'; the nearest valid name is 'hidden'",
+  ),
+  ({'dnn': {'seed': 3}}, "model.interactions.0: unknown argument 'seed' of 'dnn'"),
+  (
+    {'fm': {'width': 3}},
+    "model.interactions.0: unknown argument 'width' of 'fm'; it takes none",
+  ),
+  (
+    {'dnn': {'hidden': 4}},
+    "model.interactions.0: 'dnn': hidden: found 4; wanted a list of whole numbers >= 1",
+  ),
+  (
+    {'dnn': {'dropout': 1.5}},
+    "model.interactions.0: 'dnn': dropout: found 1.5; wanted a number in [0, 1)",
+  ),
+  (
+    {'dnn': {'batch_norm': True}},
+    "model.interactions.0: 'dnn': batch_norm: found True; wanted none, local or sync",
+  ),
+  ({'dnn': {'activation': 'relux'}}, "model.interactions.0: 'dnn': activation: found 'relux'"),
+  (
+    {'cross': {'layers': 0}},
+    "model.interactions.0: 'cross': layers: found 0; wanted a whole number >= 1",
+  ),
+  (
+    {'cross': {'low_rank': 0}},
+    "model.interactions.0: 'cross': low_rank: found 0; wanted a whole number >= 1 or null",
+  ),
+  (
+    'no_such_module.Layer',
+    "model.interactions.0: cannot import 'no_such_module.Layer': ModuleNotFoundError",
+  ),
+  (
+    'my_broken_layers.Layer',
+    "model.interactions.0: cannot import 'my_broken_layers.Layer': ZeroDivisionError: "
+    'division by zero',
+  ),
+  (
+    'my_layers.Unseded',
+    "model.interactions.0: 'my_layers' has no 'Unseded'; the nearest valid name is 'Unseeded'",
+  ),
+  (
+    'my_layers.something',
+    "model.interactions.0: 'my_layers.something' is a int; wanted a subclass of "
+    'tf.keras.layers.Layer',
+  ),
+  (
+    'my_layers.NoNeeds',
+    "model.interactions.0: 'my_layers.NoNeeds' has no class attribute `needs`",
+  ),
+  (
+    'my_layers.WrongNeeds',
+    "model.interactions.0: 'my_layers.WrongNeeds' needs 'factor'; the nearest valid name is "
+    "'factors'",
+  ),
+  (
+    'my_layers.WrongShape',
+    "model.interactions.0: 'my_layers.WrongShape' fails on an empty batch: ValueError: gave "
+    'shape (0, 3)',
+  ),
+  (
+    {'my_layers.Unseeded': {'units': 11}},
+    "model.interactions.0: 'my_layers.Unseeded': ValueError: units: found 11; wanted fewer",
+  ),
+  ({'my_layers.Unseeded': {'unit': 1}}, "model.interactions.0: 'my_layers.Unseeded': "),
+]
+
+
 class ModelTest(tf.test.TestCase):
   def test_logit_is_the_sum_of_interactions_and_bias(self):
     model, embedded = build(make_config(ALL)), batch(5)
@@ -237,77 +309,7 @@ class UserLayerTest(tf.test.TestCase):
             build(make_config([layer]))
 
   def test_mistakes_are_one_line_each(self):
-    cases = [
-      (
-        {'dnn': {'hiden': [4]}},
-        "model.interactions.0: unknown argument 'hiden' of 'dnn'; the nearest valid name is "
-        "'hidden'",
-      ),
-      ({'dnn': {'seed': 3}}, "model.interactions.0: unknown argument 'seed' of 'dnn'"),
-      (
-        {'fm': {'width': 3}},
-        "model.interactions.0: unknown argument 'width' of 'fm'; it takes none",
-      ),
-      (
-        {'dnn': {'hidden': 4}},
-        "model.interactions.0: 'dnn': hidden: found 4; wanted a list of whole numbers >= 1",
-      ),
-      (
-        {'dnn': {'dropout': 1.5}},
-        "model.interactions.0: 'dnn': dropout: found 1.5; wanted a number in [0, 1)",
-      ),
-      (
-        {'dnn': {'batch_norm': True}},
-        "model.interactions.0: 'dnn': batch_norm: found True; wanted none, local or sync",
-      ),
-      ({'dnn': {'activation': 'relux'}}, "model.interactions.0: 'dnn': activation: found 'relux'"),
-      (
-        {'cross': {'layers': 0}},
-        "model.interactions.0: 'cross': layers: found 0; wanted a whole number >= 1",
-      ),
-      (
-        {'cross': {'low_rank': 0}},
-        "model.interactions.0: 'cross': low_rank: found 0; wanted a whole number >= 1 or null",
-      ),
-      (
-        'no_such_module.Layer',
-        "model.interactions.0: cannot import 'no_such_module.Layer': ModuleNotFoundError",
-      ),
-      (
-        'my_broken_layers.Layer',
-        "model.interactions.0: cannot import 'my_broken_layers.Layer': ZeroDivisionError: "
-        'division by zero',
-      ),
-      (
-        'my_layers.Unseded',
-        "model.interactions.0: 'my_layers' has no 'Unseded'; the nearest valid name is 'Unseeded'",
-      ),
-      (
-        'my_layers.something',
-        "model.interactions.0: 'my_layers.something' is a int; wanted a subclass of "
-        'tf.keras.layers.Layer',
-      ),
-      (
-        'my_layers.NoNeeds',
-        "model.interactions.0: 'my_layers.NoNeeds' has no class attribute `needs`",
-      ),
-      (
-        'my_layers.WrongNeeds',
-        "model.interactions.0: 'my_layers.WrongNeeds' needs 'factor'; the nearest valid name is "
-        "'factors'",
-      ),
-      (
-        'my_layers.WrongShape',
-        "model.interactions.0: 'my_layers.WrongShape' fails on an empty batch: ValueError: gave "
-        'shape (0, 3)',
-      ),
-      (
-        {'my_layers.Unseeded': {'units': 11}},
-        "model.interactions.0: 'my_layers.Unseeded': ValueError: units: found 11; wanted fewer",
-      ),
-      ({'my_layers.Unseeded': {'unit': 1}}, "model.interactions.0: 'my_layers.Unseeded': "),
-    ]
-    for interaction, text in cases:
+    for interaction, text in MISTAKES:
       with self.subTest(text):
         with self.assertRaises(errors.UserError) as caught:
           build(make_config([interaction]))

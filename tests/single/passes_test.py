@@ -4,14 +4,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
 from ops.samples import SampleArrays
+from tests.support import commands
 from trainer import config
 from trainer.data import prepared
 from trainer.data.parse import Parsed
@@ -309,9 +308,7 @@ class BatchesTest(tf.test.TestCase):
   def test_a_file_that_is_cut_short_while_it_is_read(self):
     """Of every array, whatever is left: status 2, a line that names the file, and no sample."""
     one, _ = self.write(5000, True)
-    ended = subprocess.run(
-      [sys.executable, '-c', CUT_SHORT, one.path], capture_output=True, text=True
-    )
+    ended = commands.run('-c', CUT_SHORT, one.path)
     self.assertEqual(ended.returncode, 0, ended.stderr)
     arrays = set()
     for line in ended.stdout.splitlines():

@@ -30,6 +30,13 @@ LINEAR_ONLY = PoolLayout([0, 0, 1], [[], []])
 LAYOUTS = [PLAIN, FIELD, BOTH, TABLES, NO_TOTALS, NO_SLOTS, LINEAR_ONLY]
 
 
+def with_(array, i, value):
+  """Returns a copy of an array with one value changed."""
+  array = array.copy()
+  array[i] = value
+  return array
+
+
 class Batch(NamedTuple):
   rows: row_store.PulledRows
   deduped: Deduped
@@ -269,15 +276,10 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllEqual(pooled.slots[0][0], np.zeros([3, 3, 5]))
     self.assertAllEqual(pooled.squares[0][1], np.zeros([3]))
 
-  def test_hostile_input_is_refused(self):
+  def test_hostile_rows_and_samples_are_refused(self):
     batch = make_batch(np.random.default_rng(6), PLAIN, 4, admitted=1.0)
     u, n = len(batch.deduped.unique), len(batch.deduped.inverse)
     inverse, offsets = batch.deduped.inverse, batch.rows.offsets
-
-    def with_(array, i, value):
-      array = array.copy()
-      array[i] = value
-      return array
 
     wrong = [
       dict(inverse=with_(inverse, 0, u)),
@@ -312,7 +314,10 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
           change.get('size', batch.size),
           PLAIN,
         )
-    order, starts = batch.deduped.order, batch.deduped.starts
+
+  def test_a_hostile_order_is_refused_by_the_gradient(self):
+    batch = make_batch(np.random.default_rng(6), PLAIN, 4, admitted=1.0)
+    order, starts, n = batch.deduped.order, batch.deduped.starts, len(batch.deduped.inverse)
     for change in (
       dict(order=with_(order, 0, n)),
       dict(order=with_(order, 0, -1)),
@@ -335,6 +340,9 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
           PLAIN,
         )
         tape.gradient(pooled.linear, linear)
+
+  def test_hostile_layouts_are_refused(self):
+    batch = make_batch(np.random.default_rng(6), PLAIN, 4, admitted=1.0)
     for layout in (dict(table_of_field=[1, 0, 0]), dict(table_of_field=[0, 0, -1])):
       with self.assertRaises(tf.errors.InvalidArgumentError):
         run(batch, PoolLayout(layout['table_of_field'], PLAIN.parts))

@@ -6,8 +6,6 @@ import dataclasses
 import os
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
-import subprocess
-import sys
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +15,7 @@ from ops import library, packing, pooling, row_optimizers, row_store, sharding
 from ops.dedupe import dedupe
 from ops.policy import Policy
 from ops.row_store import FactorPart, RowStore, TableSpec
-from tests.support import row_oracle
+from tests.support import commands, row_oracle
 from tests.support.row_oracle import Optimizer
 
 SLOT_TABLE = [-1, 0, 0, 1]
@@ -538,7 +536,10 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
         push(store.handle, **{**good, name: value})
       self.assertEqual(contents(store), before)
     push(store.handle, **good)
-    for keys in (-keys, keys + (3 << 52), np.zeros([1, 1], np.int64)):
+
+  def test_hostile_keys_and_handles_are_refused(self):
+    store, key, _ = self.one_key(score_policy(0.5))
+    for keys in (-key, key + (3 << 52), np.zeros([1, 1], np.int64)):
       with self.assertRaises(tf.errors.InvalidArgumentError):
         store.pull(keys)
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'wanted a row store'):
@@ -619,23 +620,60 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
       'print(hashlib.md5(repr(sorted(t.contents(s).items())).encode()).hexdigest())'
     )
     found = {
-      subprocess.run(
-        [sys.executable, '-c', code, str(n)], capture_output=True, text=True, check=True
-      ).stdout
-      for n in (1, 5)
+      (done.returncode, done.stdout) for done in (commands.run('-c', code, str(n)) for n in (1, 5))
     }
     self.assertLen(found, 1)
+    self.assertEqual(found.pop()[0], 0)
+
+
+def exchange(parts, splits):
+  """Splits parts[r] by splits[r]. Returns: what each rank receives, by sender."""
+  pieces = [np.split(p, np.cumsum(s)[:-1]) for p, s in zip(parts, splits)]
+  return [np.concatenate([of[rank] for of in pieces]) for rank in range(len(parts))]
 
 
 class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
+  def pull(self, batches, owners, dtype):
+    """Every rank's keys to their owners and the rows back, with the all-to-alls done by hand.
+
+    Returns:
+      The rows by rank; how many keys ranks sent to owners [rank, owner]; by owner, the keys that
+      came and their rows.
+    """
+    sent = np.stack([sharding.owner_counts(d.unique, len(owners)) for d in batches])
+    keys = exchange([d.unique.numpy() for d in batches], sent)
+    shows = exchange([d.shows.numpy() for d in batches], sent)
+    owned = [dedupe(k, s, [0.0]) for k, s in zip(keys, shows)]
+    owned_rows = [store.pull(d.unique) for store, d in zip(owners, owned)]
+    packed = [
+      packing.pack_rows(r, d.inverse, c, dtype)
+      for r, d, c in zip(owned_rows, owned, sent.T.astype(np.int32))
+    ]
+    self.assertAllEqual(packed[0].buffer.dtype, dtype)
+    buffers = exchange([p.buffer.numpy() for p in packed], [p.splits.numpy() for p in packed])
+    rows = [
+      packing.unpack_rows(b, c.astype(np.int32), d.unique, SLOT_TABLE, owners[0].widths)
+      for b, c, d in zip(buffers, sent, batches)
+    ]
+    return rows, sent, owned, owned_rows
+
+  def push(self, grads, rows, sent, owners, owned, owned_rows, dtype, hyper, step):
+    """Every rank's gradients to the owners, which take the step `step`."""
+    packed = [
+      packing.pack_gradients(*g, r.offsets, c.astype(np.int32), dtype)
+      for g, r, c in zip(grads, rows, sent)
+    ]
+    buffers = exchange([p.buffer.numpy() for p in packed], [p.splits.numpy() for p in packed])
+    received = sent.T.astype(np.int32)
+    for store, d, r, b, c in zip(owners, owned, owned_rows, buffers, received):
+      linear, factors = packing.sum_gradients(b, c, r.offsets, d)
+      store.push(d.unique, r, d.shows, d.clicks, linear, factors, [0.1], hyper, step)
+
   @parameterized.product(ranks=[1, 2, 3], dtype=[tf.float32, tf.float16, tf.bfloat16])
   def test_round_trip_equals_direct_path(self, ranks, dtype):
-    """Ranks' keys to their owners' stores and back, the all-to-alls done by hand, against one
-    store.
-    """
+    """Rows of ranks that meet at their owners are those of one store."""
     rng = np.random.default_rng(ranks)
-    optimizers = [(Optimizer(), Optimizer())] * 2
-    hyper = row_optimizers.hyper(optimizers)
+    hyper = row_optimizers.hyper([(Optimizer(), Optimizer())] * 2)
     one, *owners = (
       RowStore(score_policy(1.0), tables=make_tables(), slot_table=SLOT_TABLE, seed=SEED)
       for _ in range(1 + ranks)
@@ -645,42 +683,20 @@ class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
     )
     for step in range(1, 8):
       batches = [dedupe(make_keys(rng, 0 if r == 1 and step % 2 else 200)) for r in range(ranks)]
-      sent = np.stack([sharding.owner_counts(d.unique, ranks) for d in batches])  # [rank, owner]
-
-      def exchange(parts, splits):
-        """parts[r] split by splits[r] -> what each receives, by sender."""
-        pieces = [np.split(p, np.cumsum(s)[:-1]) for p, s in zip(parts, splits)]
-        return [np.concatenate([pieces[r][o] for r in range(ranks)]) for o in range(ranks)]
-
-      received = sent.T.astype(np.int32)
-      keys = exchange([d.unique.numpy() for d in batches], sent)
-      shows = exchange([d.shows.numpy() for d in batches], sent)
-      owned = [dedupe(k, s, [0.0]) for k, s in zip(keys, shows)]
-      owned_rows = [store.pull(d.unique) for store, d in zip(owners, owned)]
-      packed = [
-        packing.pack_rows(r, d.inverse, c, dtype) for r, d, c in zip(owned_rows, owned, received)
-      ]
-      self.assertAllEqual(packed[0].buffer.dtype, dtype)
-      buffers = exchange([p.buffer.numpy() for p in packed], [p.splits.numpy() for p in packed])
-      rows = [
-        packing.unpack_rows(b, c.astype(np.int32), d.unique, SLOT_TABLE, one.widths)
-        for b, c, d in zip(buffers, sent, batches)
-      ]
-      all_unique = dedupe(
+      rows, sent, owned, owned_rows = self.pull(batches, owners, dtype)
+      union = dedupe(
         np.concatenate([d.unique for d in batches]), np.concatenate([d.shows for d in batches])
       )
-      direct = one.pull(all_unique.unique)
-      place = {int(k): j for j, k in enumerate(all_unique.unique)}
+      direct = one.pull(union.unique)
+      place = {int(k): j for j, k in enumerate(union.unique)}
       linear_grad, factors_grad = np.zeros(len(place)), np.zeros(direct.factors.shape)
       grads = []
       for d, r in zip(batches, rows):
         offsets = r.offsets.numpy()
-        grads.append(
-          (
-            rng.normal(size=len(d.unique)).astype(np.float32),
-            rng.normal(size=offsets[-1]).astype(np.float32),
-          )
+        linear, factors = (
+          rng.normal(size=n).astype(np.float32) for n in (len(d.unique), offsets[-1])
         )
+        grads.append((linear, factors))
         places = np.array([place[int(k)] for k in d.unique.numpy()], int)
         columns = np.concatenate(
           [[]] + [np.arange(direct.offsets[j], direct.offsets[j + 1]) for j in places]
@@ -688,27 +704,11 @@ class ExchangeTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(np.diff(offsets), np.diff(direct.offsets)[places])
         self.assertAllClose(r.linear, direct.linear.numpy()[places], **tolerance)
         self.assertAllClose(r.factors, direct.factors.numpy()[columns], **tolerance)
-        np.add.at(linear_grad, places, grads[-1][0])
-        np.add.at(factors_grad, columns, grads[-1][1])
-      packed = [
-        packing.pack_gradients(*g, r.offsets, c.astype(np.int32), dtype)
-        for g, r, c in zip(grads, rows, sent)
-      ]
-      buffers = exchange([p.buffer.numpy() for p in packed], [p.splits.numpy() for p in packed])
-      for store, d, r, b, c in zip(owners, owned, owned_rows, buffers, received):
-        linear, factors = packing.sum_gradients(b, c, r.offsets, d)
-        store.push(d.unique, r, d.shows, d.clicks, linear, factors, [0.1], hyper, step)
-      one.push(
-        all_unique.unique,
-        direct,
-        all_unique.shows,
-        all_unique.clicks,
-        linear_grad,
-        factors_grad,
-        [0.1],
-        hyper,
-        step,
-      )
+        np.add.at(linear_grad, places, linear)
+        np.add.at(factors_grad, columns, factors)
+      self.push(grads, rows, sent, owners, owned, owned_rows, dtype, hyper, step)
+      counts = union.shows, union.clicks
+      one.push(union.unique, direct, *counts, linear_grad, factors_grad, [0.1], hyper, step)
     self.assertEqual(sum(int(s.size()) for s in owners), int(one.size()))
     self.assertGreater(int(one.admitted_size()), 20)
     keys = np.array(list(contents(one)))

@@ -90,7 +90,7 @@ def start(
   """Starts `python words…`.
 
   Args:
-    *words: begin with -m and a module, or with a script.
+    *words: begin with -m and a module, with -c and a program, or with a script.
     env: variables besides those of this process.
     cwd: where it runs.
     stdin: a file; by default it is empty.
@@ -169,6 +169,9 @@ def _become(words: Sequence[str], env: Mapping[str, str], folder: str) -> None:
     if words[0] == '-m':
       sys.argv[:] = words[1:]
       runpy.run_module(words[1], run_name='__main__', alter_sys=True)
+    elif words[0] == '-c':
+      sys.argv[:] = ['-c', *words[2:]]
+      exec(words[1], {'__name__': '__main__'})
     else:
       sys.argv[:] = words
       runpy.run_path(words[0], run_name='__main__')
@@ -200,7 +203,8 @@ def main() -> None:
       for pid, end in list(running.items()):
         ended, raw = os.waitpid(pid, os.WNOHANG)
         if ended:
-          os.write(end, b'%d\n' % status_of(raw))
+          with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+            os.write(end, b'%d\n' % status_of(raw))
           os.close(running.pop(pid))
     if requests in ready:
       request, files, _, _ = socket.recv_fds(requests, 1 << 18, 4)
