@@ -125,15 +125,16 @@ test-cc: setup
 	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc
 
 # Two files at a time, here and below: within one TensorFlow uses more cores by itself, but not often.
+# Those of test-integration in the order of their names: by default a file of few tests, however long, comes last.
 test-single: setup | $(LOGS)
 	timeout -k 10 1200 $(PY) -m pytest -n 2 --dist loadfile tests/single 2>&1 | tee $(LOGS)/single.log
 
 test-parallel: setup | $(LOGS)
-	tests/parallel.sh 2 2>&1 | tee $(LOGS)/parallel-2.log
+	tests/parallel.sh 2 tests/parallel -k 'communicator or traffic or uneven' 2>&1 | tee $(LOGS)/parallel-2.log
 	tests/parallel.sh 3 2>&1 | tee $(LOGS)/parallel-3.log
 
 test-integration: setup | $(LOGS)
-	timeout -k 10 1800 $(PY) -m pytest -n 2 --dist loadfile tests/integration 2>&1 | tee $(LOGS)/integration.log
+	timeout -k 10 1800 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration 2>&1 | tee $(LOGS)/integration.log
 
 PAGES := $(filter-out docs/config.md,$(wildcard *.md docs/*.md docs/*/*.md examples/*/*.md))  # config.md is generated
 
