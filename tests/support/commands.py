@@ -150,7 +150,8 @@ def _import_everything() -> None:
 
   for module in pkgutil.walk_packages(trainer.__path__, 'trainer.'):
     if module.ispkg or module.name.count('.') > 1:  # not the commands, which define flags
-      importlib.import_module(module.name)
+      with contextlib.suppress(ModuleNotFoundError):  # TFRA, which requirements-next.txt has not
+        importlib.import_module(module.name)
   for name in _IMPORTED_LATE:
     importlib.import_module(name)
 
