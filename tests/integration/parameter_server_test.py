@@ -265,7 +265,11 @@ class ParameterServerTest(tf.test.TestCase):
 
   def test_async_goes_on_without_a_lost_worker_which_comes_back(self):
     run_dir, epochs = self.directory('async'), 10  # long enough for the lost one to come back
-    config = self.config([9], checkpoint={'every_steps': 40}, train={'epochs': epochs})
+    # The one that comes back does so at once; another that restarts itself imports all anew.
+    patient = {'lost_peer_seconds': 100}
+    config = self.config(
+      [9], checkpoint={'every_steps': 40}, train={'epochs': epochs}, sync=patient
+    )
     cluster = self.cluster(1, 2)
     job = self.start_job(cluster, config, run_dir, '--set', 'sync.mode=ps_async')
     self.wait_for(lambda: len(self.checkpoints(run_dir)) >= 2, job)
