@@ -47,7 +47,7 @@ class Scorer:
     self.connection, self.path = http.client.HTTPConnection(address[1]), address[2]
 
   def ask(self) -> tuple[float | None, str]:
-    """Returns: (score, version); (None, '') while there is no version."""
+    """Returns the score and the model's version; (None, '') while there is none."""
     self.connection.request('POST', self.path, json.dumps({'instances': [PAIR]}))
     answer = json.loads(self.connection.getresponse().read())
     if 'error' in answer:
@@ -56,7 +56,7 @@ class Scorer:
 
 
 def announce(folder: str, number: int, world: World, clicks: bool) -> tuple[str, float]:
-  """Writes a pass and its marker. Returns: (its name, when its marker appeared)."""
+  """Writes a pass and its marker; returns its name, and when the marker appeared."""
   table = world.log(number, SAMPLES).table.select([*PAIR, 'click'])
   texts = pa.schema([(name, pa.string()) for name in table.column_names])
   row = PAIR | {'click': str(int(clicks))}
@@ -71,7 +71,7 @@ def announce(folder: str, number: int, world: World, clicks: bool) -> tuple[str,
 
 
 def events(folder: str, name: str) -> dict[str, float]:
-  """Returns when each kind of event of a pass was written: kind -> time."""
+  """Returns when each kind of event of a pass was written, {kind: time}."""
   with open(os.path.join(folder, 'run', 'metrics.jsonl'), encoding='utf-8') as f:
     lines = [json.loads(line) for line in f]
   return {e['event']: e['time'] for e in lines if e.get('pass') == name}
@@ -99,15 +99,15 @@ def main() -> None:
       if held := store.version():
         published.setdefault(str(held.sequence), time.time())
       after, version = scorer.ask()
-    seen = time.time()
+    applied = time.time()
     at = events(folder, name)
-    stored = max(at['export'], min(published.get(version, seen), seen))
+    stored = max(at['export'], min(published.get(version, applied), applied))
     score = f'{"–" if before is None else f"{before:.3f}"} → {after:.3f}'
     parts = [at['train'] - announced, at['export'] - at['train'], stored - at['export']]
-    parts.append(seen - stored)
+    parts.append(applied - stored)
     print(
       f'{name:18} {"all" if clicks else "none":>6}  {score:>14} {version:>8} '
-      f'{seen - announced:6.2f}  ' + ' '.join(f'{part:7.2f}' for part in parts),
+      f'{applied - announced:6.2f}  ' + ' '.join(f'{part:7.2f}' for part in parts),
       flush=True,
     )
     before = after

@@ -59,14 +59,11 @@ class Ranks:
     self._make_secret()
     self._asked = False
     self._trace = b''  # horovodrun's own stack trace
+    own = {'CTR_JOB': self._job, 'CTR_SECRET_FILE': self._secret_file}
+    own['CTR_TERMINAL'] = str(int(sys.stdout.isatty()))
     self._process = subprocess.Popen(
       command,
-      env=os.environ
-      | {
-        'CTR_JOB': self._job,
-        'CTR_SECRET_FILE': self._secret_file,
-        'CTR_TERMINAL': str(int(sys.stdout.isatty())),
-      },
+      env=os.environ | own,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       start_new_session=True,  # a terminal's Ctrl-C is for this process alone
@@ -162,13 +159,8 @@ def _run_on(host: str, script: str, text: str = '') -> subprocess.CompletedProce
   if not _is_this_host(host):
     options = 'BatchMode=yes', 'StrictHostKeyChecking=no', 'ConnectTimeout=10'
     shell = ['ssh', *(f'-o{option}' for option in options), host]
-  return subprocess.run(
-    [*shell, script],
-    input=text.encode(),
-    stderr=subprocess.PIPE,
-    timeout=30,
-    check=False,
-  )
+  arguments, stdin = [*shell, script], text.encode()
+  return subprocess.run(arguments, input=stdin, stderr=subprocess.PIPE, timeout=30, check=False)
 
 
 def _is_this_host(name: str) -> bool:

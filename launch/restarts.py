@@ -45,7 +45,7 @@ class Job:
     self._ranks.stop(number)
 
   def run(self) -> int:
-    """Returns the exit status of the ranks that were started last."""
+    """Runs the job, with restarts; returns the exit status of the ranks that were started last."""
     status = self._start(self._slots)
     pause = float(os.environ.get('CTR_RESTART_SECONDS', 5))
     for restart in range(1, self._restarts + 1):
@@ -56,10 +56,8 @@ class Job:
       answering = set(ranks.answering(self._slots))
       slots = {host: n for host, n in self._slots.items() if host in answering}
       silent = ', '.join(host for host in self._slots if host not in answering)
-      size = sum(slots.values())
-      line = (
-        f'restart {restart} of {self._restarts}: {size} ranks on {", ".join(slots) or "no host"}'
-      )
+      size, hosts = sum(slots.values()), ', '.join(slots) or 'no host'
+      line = f'restart {restart} of {self._restarts}: {size} ranks on {hosts}'
       line += f'; no answer from {silent}' if silent else ''
       if size < self._min_ranks:
         line += f'; wanted at least {self._min_ranks} ranks'

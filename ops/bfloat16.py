@@ -31,11 +31,11 @@ def product(
 ) -> tf.Tensor:
   """Returns a·b + bias, through a ReLU if `relu`; a and b are rounded to bfloat16 first.
 
-  On CPUs with avx512_bf16, row i of the result is computed from row i of a and from b alone: it has
-  the same bits however many rows a has and however many threads compute it. Other CPUs round a and
-  b too but multiply in float32, which is slower; the result differs only by the order in which
-  terms are added. On GPUs this is a layer of Keras' policy mixed_bfloat16: bias, product and result
-  are bfloat16 too. The gradients are computed by products of the same kind.
+  On CPUs with avx512_bf16, row i of the result has the same bits however many rows a has and
+  however many threads compute it. Other CPUs round a and b too, but multiply in float32, which is
+  slower; they only add the terms in another order. On GPUs this is a layer of Keras' policy
+  mixed_bfloat16: bias, product and result are bfloat16 too. The gradients are products of the same
+  kind.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.

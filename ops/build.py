@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class NotBuilt(ImportError):
-  """The op library is missing or out of date; the message, one line, says what to do."""
+  """The op library is missing or out of date; the message says in one line what to do."""
 
 
 def library_path() -> str:
@@ -32,12 +32,10 @@ def digest() -> str | None:
 
 
 def build(library: str | None = None) -> str:
-  """Builds the op library with CMake, which compiles only changed files.
+  """Builds the op library with CMake, which compiles only changed files; returns its path.
 
   Args:
     library: the path to write; None for `library_path()`.
-  Returns:
-    The path of the library.
   Raises:
     SystemExit: if CMake or the compiler fails, which has printed why.
   """

@@ -1,8 +1,8 @@
 """Chunks of an exported feature table: checks them, and writes and reads .npz files of chunks.
 
-A chunk here is a dict of columns with some of the table's features, ordered by the table's shards;
-a chunk of a prepared pass is something else. It has the `COLUMNS`, and either a `checksum` or the
-columns that a `RowStore` adds.
+A chunk here is a dict of columns with some of the table's features, ordered by the table's shards.
+It has the `COLUMNS`, and either a `checksum` or the columns that a `RowStore` adds. (A chunk of a
+prepared pass is something else.)
 """
 
 import os
@@ -38,12 +38,7 @@ def checksum(chunk: Chunk) -> int:
 
 
 def check(where: str, chunk: object) -> None:
-  """Checks that a chunk's `COLUMNS` are unchanged since the export.
-
-  Raises:
-    DataLossError: if they are not. The message names `where`, the column, and what was found and
-      wanted.
-  """
+  """Raises DataLossError, naming `where`, if a chunk's `COLUMNS` have changed since the export."""
 
   def fail(text: str) -> NoReturn:
     raise tf.errors.DataLossError(None, None, f'{where}: {text}')
@@ -55,16 +50,15 @@ def check(where: str, chunk: object) -> None:
       fail(f'{name}: found nothing; wanted a column')
   for name, dtype in COLUMNS.items():
     column = chunk[name]
-    found = getattr(column, 'dtype', None)
-    if found != dtype:
-      found = found or type(column).__name__
-      fail(f'{name}: found dtype {found}; wanted {np.dtype(dtype)}')
+    own_dtype = getattr(column, 'dtype', type(column).__name__)
+    if own_dtype != dtype:
+      fail(f'{name}: found dtype {own_dtype}; wanted {np.dtype(dtype)}')
     if column.ndim != 1 or len(column) != len(chunk['key']):
       wanted = np.size(chunk['key'])
       fail(f'{name}: found shape {list(column.shape)}; wanted [{wanted}], as many as key')
-  found, wanted = checksum(chunk), int(chunk['checksum'])
-  if found != wanted:
-    fail(f'checksum: found {found} for these columns; wanted {wanted}, as written with them')
+  computed, written = checksum(chunk), int(chunk['checksum'])
+  if computed != written:
+    fail(f'checksum: found {computed} for these columns; wanted {written}, as written with them')
 
 
 def select(
@@ -87,11 +81,7 @@ def select(
 
 
 def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
-  """Writes chunks to an .npz file, under a temporary name that is synced and then renamed.
-
-  Returns:
-    The number of features written.
-  """
+  """Writes chunks to an .npz file, which appears once it is whole; returns how many features."""
   temporary = f'{path}.{uuid.uuid4().hex}.tmp'
   features = 0
   try:

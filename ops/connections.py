@@ -51,9 +51,7 @@ class Connections:
     return library.load().ctr_all_to_all(self._handle, values, counts)
 
   def all_reduce(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors over all ranks, in the order of the ranks, so that all get the same bits.
-
-    It returns once every rank has called it.
+    """Sums tensors over all ranks, which must all call it; all get the same bits.
 
     Args:
       values: tensors of one type, float32, float64 or int64, of the same shapes on every rank.
@@ -64,11 +62,7 @@ class Connections:
     return library.load().ctr_all_reduce(self._handle, values)
 
   def counters(self) -> dict[str, int]:
-    """Returns the number of connections, and the traffic over them since they were made.
-
-    Returns:
-      {'connections', 'bytes_sent', 'bytes_received', 'system_calls': number}.
-    """
+    """Returns how many connections there are, and the traffic over them since they were made."""
     names = 'connections', 'bytes_sent', 'bytes_received', 'system_calls'
     values = library.load().ctr_connections_counters(self._handle).numpy()
     return dict(zip(names, values.tolist()))

@@ -21,12 +21,8 @@ class Deduped(NamedTuple):
 
 
 DEDUPED_SPEC = Deduped(
-  unique=tf.TensorSpec([None], tf.int64),
-  inverse=tf.TensorSpec([None], tf.int32),
-  shows=tf.TensorSpec([None], tf.float32),
-  clicks=tf.TensorSpec([None], tf.float32),
-  starts=tf.TensorSpec([None], tf.int32),
-  order=tf.TensorSpec([None], tf.int32),
+  *(tf.TensorSpec([None], t) for t in (tf.int64, tf.int32, tf.float32, tf.float32)),
+  *(tf.TensorSpec([None], tf.int32) for _ in range(2)),
 )
 
 

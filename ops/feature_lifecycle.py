@@ -1,9 +1,8 @@
 """The feature lifecycle: admission, decay, eviction and the selection of features to export.
 
 The rules (`Policy`), their defaults and their names come from PaddlePaddle's CTR accessor. The
-table of features and its verbs, the operations on it, are written in C++;
-ops/cc/lifecycle/feature_table.h states their contracts. The verbs work eagerly, in `tf.function`
-and in v1 graphs.
+table of features and its operations, the verbs, are written in C++; their contracts are in
+ops/cc/lifecycle/feature_table.h. The verbs work eagerly, in `tf.function` and in v1 graphs.
 """
 
 import copy
@@ -93,12 +92,11 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
 
 
 class Remote:
-  """Stands for an object in a v1 graph, and lets code outside of the graph call its methods.
-
-  A call of its method `m(…)` becomes `run(of.m, …)`.
+  """Lets code outside of a v1 graph call the methods of an object in it.
 
   Args:
-    run: adds the ops of the call to the graph, unless they are there already, and runs them.
+    run: called as `run(of.m, …)` for a call of the method `m(…)`: adds its ops to the graph, unless
+      they are there already, and runs them.
   """
 
   def __init__(self, of: object, run: Callable):
@@ -118,8 +116,8 @@ class FeatureLifecycle:
   Args:
     policy: the rules for admission, decay, eviction and exports. None: `Policy()`.
     name: objects of one name on one device share one table, which lives as long as any of them; in
-      a v1 graph, as long as the session or server. None: no other object shares the table.
-    create_handle: makes the resource of the table, from `policy` and `shared_name`; only for a
+      a v1 graph, as long as the session or server. None: the table is not shared.
+    create_handle: makes the resource of the table from `policy` and `shared_name`; only for a
       subclass that keeps rows beside the features.
   Raises:
     InvalidArgumentError: if a table of this name has another policy.
@@ -148,7 +146,7 @@ class FeatureLifecycle:
         _deleters[at] = self._deleter
 
   def remote(self, run: Callable, read: Callable) -> 'FeatureLifecycle':
-    """Returns this table, which is in a v1 graph, with verbs that work as if they were eager.
+    """Returns this table of a v1 graph with verbs that work as if they were eager.
 
     Args:
       run: as in `Remote`; it is called with arrays and with attributes of ops.
@@ -216,11 +214,7 @@ class FeatureLifecycle:
     return tf.concat([by_tests, self.evict_below(cut)], 0)
 
   def evict_by_tests(self) -> tf.Tensor:
-    """Deletes the features that the policy's tests choose, whatever the capacity.
-
-    Returns:
-      int64 [m], the keys that were deleted.
-    """
+    """Deletes the features that the policy's tests choose; returns their keys, int64 [m]."""
     return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle, capacity=False))
 
   def rank_histogram(self, prefix: TensorLike) -> tf.Tensor:
@@ -237,18 +231,11 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
   def evict_below(self, cut: TensorLike) -> tf.Tensor:
-    """Deletes the features that rank below the result of `capacity_cut`.
-
-    Returns:
-      int64 [m], the keys that were deleted.
-    """
+    """Deletes the features that rank below a `capacity_cut`; returns their keys, int64 [m]."""
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Returns `keys`, the keys of deleted features.
-
-    A subclass that keeps rows outside of the C++ table deletes the rows of these keys here.
-    """
+    """Returns `keys`; a subclass with rows outside of the C++ table deletes those of these keys."""
     return keys
 
   def clear(self) -> None:
@@ -275,9 +262,9 @@ class FeatureLifecycle:
   def commit(self, kind: str, keys: TensorLike) -> None:
     """Marks selected features as written; called once their export is complete.
 
-    It subtracts from each feature's delta_score the value at the selection, so that the score which
-    the feature has gained since then remains. It skips features that were deleted since then. For
-    kind 'all' it subtracts nothing.
+    It subtracts from each feature's delta_score the value at the selection, so that only what the
+    feature has gained since then remains; for kind 'all' it subtracts nothing. It skips features
+    that were deleted since then.
 
     Raises:
       InvalidArgumentError: for keys that are not in the selection or were committed before.
@@ -303,7 +290,7 @@ class FeatureLifecycle:
     """Exports all that the table holds of its features, without loss. Eager only.
 
     Args:
-      path: an `.npz` file to write, under a temporary name that is synced and then renamed.
+      path: an `.npz` file to write; it appears once it is whole.
     Returns:
       A generator of chunks (ops/chunks.py), each of at most 65536 features and about 16 MiB; with
       `path`, the number of features.

@@ -15,9 +15,6 @@ from ops.tensors import borrow, to_tensor
 NO_FEATURE = -1
 MAX_SAMPLES = 65536  # the most that one call of `encode_fields` takes
 
-_NO_OFFSETS = np.zeros([0], np.int32)
-_NO_VALUES = np.zeros([0], np.float32)
-
 
 class EncodedFields(NamedTuple):
   """The fields of n samples in F slots; the distinct fields of a slot are numbered by codes."""
@@ -94,8 +91,8 @@ def encode_fields(
   """
   encoded = load().ctr_encode_fields(
     keys=borrow(keys.reshape(-1)),
-    values=to_tensor(_NO_VALUES if values is None else values),
-    counts=to_tensor(_NO_OFFSETS if counts is None else counts.reshape(-1).astype(np.int32)),
+    values=to_tensor(np.zeros([0], np.float32) if values is None else values),
+    counts=to_tensor(np.reshape(() if counts is None else counts, -1).astype(np.int32)),
     slots=len(keys) if counts is None else counts.shape[1],
   )
   return EncodedFields(*(part.numpy() for part in encoded))

@@ -27,8 +27,10 @@ def load(path: str = PATH) -> types.ModuleType:
     NotBuilt: if the library is missing, or was built for another TensorFlow or from other sources
       than those in ops/cc.
   """
+  sources = build.digest() if path == PATH else None
+  compile_again = 'run `python -m ops.build` to compile the ops again'
   if not os.path.exists(path):
-    if path == PATH and build.digest() is None:  # an installed package has no sources to compile
+    if path == PATH and sources is None:  # an installed package has no sources to compile
       raise build.NotBuilt(
         f'{path}: this package was built for another TensorFlow than {tf.__version__}, which is '
         'installed here; install the TensorFlow that the package asks for, or build it again'
@@ -37,24 +39,16 @@ def load(path: str = PATH) -> types.ModuleType:
   try:
     module = tf.load_op_library(path)
   except tf.errors.NotFoundError as e:
-    raise build.NotBuilt(
-      f'{path}: {e.message}; run `python -m ops.build` to compile the ops again'
-    ) from None
-  sources = build.digest() if path == PATH else None
+    raise build.NotBuilt(f'{path}: {e.message}; {compile_again}') from None
   if sources is not None:
     built_from = (ctypes.c_char * len(sources)).in_dll(ctypes.CDLL(path), 'ctr_sources')
     if built_from.value != sources.encode():
-      raise build.NotBuilt(
-        f'{path}: was built from other sources; run `python -m ops.build` to compile the ops again'
-      )
+      raise build.NotBuilt(f'{path}: was built from other sources; {compile_again}')
   return module
 
 
 class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
-  """Deletes an eager resource when nobody holds this object any more.
-
-  It is a subclass because TensorFlow's class has __slots__ that allow no weak references.
-  """
+  """Deletes an eager resource once nobody holds this object, which allows weak references."""
 
   def __init__(self, handle: tf.Tensor):
     super().__init__(handle=handle, handle_device=handle.device)

@@ -29,8 +29,7 @@ def pack_rows(
     counts: int32 [N], how many keys each process asked for.
     dtype: the dtype of the buffer: float32, float16 or bfloat16.
   Returns:
-    buffer: [m], one block for each of the N processes.
-    splits: int32 [N], the number of values in each block.
+    A buffer [m] of one block for each of the N processes, and the sizes of the blocks, int32 [N].
   """
   columns = rows.linear, rows.factors, rows.offsets
   return load().ctr_pack_rows(*columns, inverse, counts, T=dtype)
@@ -70,9 +69,7 @@ def pack_gradients(
     factors_grad: float32 [offsets[u]], the gradients of factors.
     offsets: int32 [u + 1], where each key's factors begin, as in `PulledRows`.
     counts: int32 [N], how many of the keys each owner owns.
-    dtype: the dtype of the buffer: float32, float16 or bfloat16.
-  Returns:
-    `buffer` and `splits`, as `pack_rows` returns them.
+    dtype: as in `pack_rows`, and so is what is returned.
   """
   return load().ctr_pack_gradients(linear_grad, factors_grad, offsets, counts, T=dtype)
 
@@ -80,9 +77,9 @@ def pack_gradients(
 def sum_gradients(
   buffer: TensorLike, counts: TensorLike, offsets: TensorLike, deduped: Deduped
 ) -> Tensors:
-  """Unpacks what all processes packed with `pack_gradients`, and sums the gradients of each key.
+  """Unpacks what all processes packed with `pack_gradients`, and sums each key's gradients.
 
-  It adds in the order of the processes, so that the same gradients give the same bits.
+  It adds them in the order of the processes, so that the same gradients give the same bits.
 
   Args:
     buffer: the blocks of all processes, one after another.

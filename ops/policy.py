@@ -115,9 +115,5 @@ class Policy:
       return ' '.join(f'{name}={text(value)}' for name, value in sorted(fields.items()))
 
     own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != 'per_slot'}
-    return '\n'.join(
-      [
-        pairs(own),
-        *(f'{slot} {pairs(fields)}' for slot, fields in sorted(self.per_slot.items()) if fields),
-      ]
-    )
+    slots = sorted(self.per_slot.items())
+    return '\n'.join([pairs(own), *(f'{slot} {pairs(fields)}' for slot, fields in slots if fields)])

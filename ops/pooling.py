@@ -19,9 +19,6 @@ class PoolLayout:
   """The properties of the model that pooling needs.
 
   Field f is the f-th of `Config.ordered_slots`, so the fields of one table are neighbours.
-
-  Raises:
-    ValueError: if a part has an unknown kind or an impossible width.
   """
 
   table_of_field: tuple[int, ...]  # [F], the table of each field, ascending
@@ -44,14 +41,13 @@ class PoolLayout:
   def attributes(self) -> dict[str, int | list]:
     """Returns the attributes of the pooling ops, which take the parts of all tables in one list."""
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
+    fields = len(self.table_of_field)
     return {
       'parts': len(parts),
       'table_of_field': list(self.table_of_field),
       'poolings': list(self.poolings),
       'part_tables': [t for t, _, _ in parts],
-      'part_widths': [
-        p.width // len(self.table_of_field) if field else p.width for _, p, field in parts
-      ],
+      'part_widths': [p.width // fields if field else p.width for _, p, field in parts],
       'part_field': [field for _, _, field in parts],
       'part_slots': [field or self.slots for _, _, field in parts],
       'part_totals': [self.totals and not field for _, _, field in parts],

@@ -1,10 +1,8 @@
 """The table of row optimizers: the hyperparameters that each reads, their defaults, and its state.
 
-Imports no TensorFlow.
-
 The section `sparse.tables.NAME.factors` of the config, its documentation and its checks follow from
 this table. A new row optimizer is an entry here and one in ops/cc/rows/row_optimizers.cc; a test
-compares the two.
+compares the two. Imports no TensorFlow.
 """
 
 import dataclasses
@@ -86,7 +84,7 @@ class RowKind:
 
   @property
   def has_decaying_state(self) -> bool:
-    """Whether its state decays: it holds moving averages of gradients or of their squares.
+    """Whether its state holds moving averages of gradients or of their squares.
 
     If so, steps are about learning_rate long, and a step without a gradient changes the state, so
     that l2_mode has an effect even without l2.
@@ -167,11 +165,11 @@ def row_defaults(
   """Returns the defaults of a row optimizer, {hyperparameter: value}.
 
   Only the preset `tuned` depends on batch_size and width. Gradients are means over the batch, so a
-  rare feature has a larger gradient in a smaller batch. The preset therefore scales clip, epsilon
-  and initial_accumulator with the gradients. Where steps are proportional to gradients, it also
-  scales the learning rate the other way, and lowers it for rows of more than 8 weights, so that a
-  step on such a row is as long as one on 8 weights. All gradients of a feature together then move
-  its row as far as in batches of TUNED_BATCH_SIZE (docs/quality.md).
+  rare feature has a larger gradient in a smaller batch. The preset scales clip, epsilon and
+  initial_accumulator with the gradients. If steps are proportional to gradients, it also scales
+  the learning rate the other way, and lowers it for rows of more than 8 weights, so that a step on
+  such a row is as long as one on 8 weights. A feature's gradients together then move its row as far
+  as in batches of TUNED_BATCH_SIZE (docs/quality.md).
 
   Args:
     kind: a key of ROW_OPTIMIZERS.

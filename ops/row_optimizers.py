@@ -28,11 +28,7 @@ class RowHyperparameters(Protocol):
 
 
 def state_floats(kind: str, dim: int) -> int:
-  """Returns how many floats of optimizer state `dim` weights of a row have.
-
-  Raises:
-    KeyError: for an unknown kind.
-  """
+  """Returns how many floats of optimizer state `dim` weights of a row have."""
   rule = ROW_OPTIMIZERS[kind]
   return rule.state_per_weight * dim + rule.state_per_row
 
@@ -62,13 +58,7 @@ def hyper(
 
 
 def row_init(weights: TensorLike, hyper: TensorLike, kind: str) -> tf.Tensor:
-  """Returns rows of these weights, followed by initial optimizer state; float32 [n, dim + state].
-
-  Args:
-    weights: float32 [n, dim].
-    hyper: float32 [H], one optimizer's row of the `hyper` tensor.
-    kind: a key of ROW_OPTIMIZERS.
-  """
+  """Returns rows of weights, [n, dim], with initial state behind them; see `row_update`."""
   return load().ctr_row_init(weights=weights, hyper=hyper, kind=kind)
 
 
@@ -82,7 +72,7 @@ def row_update(
   kind: str,
   add: bool = False,
 ) -> tf.Tensor:
-  """Returns rows after one more optimizer step; the given rows do not change.
+  """Returns what rows are after one more optimizer step.
 
   Args:
     rows: float32 [n, dim + state], weights, then state.

@@ -39,7 +39,7 @@ class FactorPart:
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-  """The layout of a table's rows: a linear weight, factors after admission, and optimizer state."""
+  """The layout of a table's rows: a linear weight, factors after admission, optimizer state."""
 
   name: str
   parts: tuple[FactorPart, ...]  # side by side
@@ -87,14 +87,9 @@ def to_bfloat16(rows: np.ndarray) -> np.ndarray:
 
 
 def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
-  """Returns the factors that features start with, which depend only on (seed, key, column).
+  """Returns the factors with which features start, float32 [n, width]; keys are int64 [n].
 
-  Args:
-    keys: int64 [n].
-    width: the number of factors.
-    scale: their standard deviation.
-  Returns:
-    float32 [n, width].
+  They depend only on (seed, key, column), and have the standard deviation `scale`.
   """
   return load().ctr_initial_factors(keys=keys, seed=seed, width=width, scale=scale)
 
@@ -193,7 +188,7 @@ class RowStore(FeatureLifecycle):
     )
 
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
-    """Takes the steps that rows with l2_mode 'catch_up' missed while they were in no batch.
+    """Takes the steps that rows with l2_mode 'catch_up' missed because they were in no batch.
 
     Call it before rows are evaluated, saved or exported.
 
@@ -208,10 +203,8 @@ class RowStore(FeatureLifecycle):
     return self._ops.ctr_row_store_erase(self.handle, keys)
 
   def forget_counts(self) -> None:
-    """Sets show and click of every feature to 0. Eager only.
-
-    To save memory, it exports, deletes and imports again a sixteenth of the features at a time.
-    """
+    """Sets show and click of every feature to 0. Eager only."""
+    # To save memory, it exports, erases and imports a sixteenth of the features at a time.
     for first in range(0, SHARDS, SHARDS // 16):
       for chunk in list(self.export_state(shards=range(first, first + SHARDS // 16))):
         self.erase(chunk['key'])
@@ -276,11 +269,10 @@ class RowStore(FeatureLifecycle):
     dtypes = chunks.COLUMNS | {'linear': np.float32, 'last_step': np.int32}
     dtypes |= {f'factors_{t.name}': t.factors_dtype for t in self.tables if t.width}
     for name, dtype in dtypes.items():
-      found = chunk[name].dtype if name in chunk else 'nothing'
-      if found != dtype:
-        raise tf.errors.DataLossError(
-          None, None, f'{where}: {name}: found {found}; wanted a column of {np.dtype(dtype)}'
-        )
+      own = chunk[name].dtype if name in chunk else 'nothing'
+      if own != dtype:
+        text = f'{where}: {name}: found {own}; wanted a column of {np.dtype(dtype)}'
+        raise tf.errors.DataLossError(None, None, text)
     factors = [
       chunk[f'factors_{t.name}'] if t.width else np.zeros([0, 0], t.factors_dtype)
       for t in self.tables

@@ -21,9 +21,6 @@ class Samples(NamedTuple):
 class SampleArrays:
   """The arrays of a prepared pass, which are read in place; docs/data.md says what each holds.
 
-  A field is what a slot holds in one sample. Samples are stored in chunks; the distinct fields of a
-  slot are numbered within each chunk.
-
   Args:
     codes: uint16 [n, W], where W is the number of slots, or one more for the group.
     bases: int64 [chunks, W, 2].

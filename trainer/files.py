@@ -34,8 +34,10 @@ Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path ->
 def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   """Opens a file for reading and writing that one process at a time may hold; others wait.
 
-  The operating system releases the file when its holder dies. Raises UserError if that has not
-  happened after `patience` seconds; the file's content names the holder.
+  The operating system releases the file when its holder dies.
+
+  Raises:
+    UserError: if another process holds it for `patience` seconds; the file's content names it.
   """
   with open(path, 'a+', encoding='utf-8') as f:
     began = time.monotonic()
@@ -99,10 +101,7 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: str) -> None:
-  """Syncs a directory, so that files that were created or renamed in it survive a crash.
-
-  It syncs a file, too.
-  """
+  """Syncs a directory, whose new and renamed files then survive a crash; or syncs a file."""
   fd = os.open(path, os.O_RDONLY)
   try:
     os.fsync(fd)
@@ -124,10 +123,8 @@ def write(path: str, data: bytes) -> None:
 
 def write_synced(path: str, data: bytes) -> None:
   """Writes bytes to a file and waits until they are on the disk."""
-  with open(path, 'wb') as f:
-    f.write(data)
-    f.flush()
-    os.fsync(f.fileno())
+  write(path, data)
+  sync_directory(path)
 
 
 def to_json(value: Json) -> bytes:
@@ -149,10 +146,7 @@ def from_npz(data: bytes) -> dict[str, np.ndarray]:
 
 
 class NpyWriter:
-  """Writes a .npy file that grows along its first axis.
-
-  The header holds the number of rows; `close` writes it again, in the same length.
-  """
+  """Writes a .npy file that grows along its first axis; `close` corrects the rows in its header."""
 
   def __init__(self, path: str, dtype: np.dtype | str, row_shape: Sequence[int] = ()):
     self.dtype, self.row_shape, self.rows = np.dtype(dtype), tuple(row_shape), 0
@@ -176,17 +170,16 @@ class NpyWriter:
 
   def close(self) -> bytes:
     """Completes and syncs the file; returns its header."""
-    header = self._header()
-    self._file.seek(0)
-    self._file.write(header)
-    self._file.flush()
-    os.fsync(self._file.fileno())
-    self._file.close()
+    header = self._header()  # as long as the first one
+    with self._file as f:
+      f.seek(0)
+      f.write(header)
+      f.flush()
+      os.fsync(f.fileno())
     return header
 
 
 def crc32_of(path: str) -> int:
-  """Returns the CRC-32 of a file's bytes, read 4 MiB at a time."""
   with open(path, 'rb') as f:
     return crc32_of_stream(f)
 
@@ -199,10 +192,7 @@ def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
 
 
 def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
-  """Returns the entries for a manifest of a folder: {relative path: size and checksum}.
-
-  Files whose names have one of the endings `unchecked` get no checksum.
-  """
+  """Returns a manifest's entries for a folder; with no crc32 for names that end in `unchecked`."""
   listed = {}
   for name in _names_below(folder):
     path = os.path.join(folder, name)
@@ -213,7 +203,6 @@ def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str,
 
 
 def _names_below(folder: str) -> list[str]:
-  """Returns the relative paths of all files below a folder."""
   return [
     os.path.relpath(os.path.join(base, name), folder)
     for base, _, names in os.walk(folder)
@@ -248,7 +237,7 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
 
 
 def size_of(path: str) -> int:
-  """Returns the size in bytes of a file, or of all files below a directory."""
+  """Returns the bytes of a file, or of all files below a directory."""
   if os.path.isfile(path):
     return os.path.getsize(path)
   size = 0
@@ -259,7 +248,6 @@ def size_of(path: str) -> int:
 
 
 def is_done(path: str) -> bool:
-  """Returns whether a directory is complete."""
   return os.path.isfile(os.path.join(path, DONE))
 
 
@@ -270,10 +258,7 @@ def read_manifest(path: str) -> JsonObject:
     with open(file, 'rb') as f:
       crc = int(json.load(f)['manifest_crc32'])
     file = os.path.join(path, MANIFEST)
-    with open(file, 'rb') as f:
-      data = f.read()
-    _compare(file, zlib.crc32(data), crc)
-    return json.loads(data)
+    return json.loads(_read(file, crc))
   except FileNotFoundError:
     raise DataLoss(f'{file}: is missing; the directory does not count') from None
   except (ValueError, KeyError, TypeError):
@@ -301,10 +286,13 @@ def check_crc32(path: str, name: str, listed: Listed) -> None:
 
 def read_checked(path: str, name: str, listed: Listed) -> bytes:
   """Returns the bytes of one of the manifest's files; DataLoss if they have changed."""
-  file = os.path.join(path, name)
+  return _read(os.path.join(path, name), listed[name]['crc32'])
+
+
+def _read(file: str, crc: int) -> bytes:
   with open(file, 'rb') as f:
     data = f.read()
-  _compare(file, zlib.crc32(data), listed[name]['crc32'])
+  _compare(file, zlib.crc32(data), crc)
   return data
 
 

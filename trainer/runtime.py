@@ -37,8 +37,6 @@ _CYCLE_MILLISECONDS, _IDLE_CYCLE_MILLISECONDS = 1, 200
 
 HOST = 'CPU:0'  # the device of rows, of what is done with them, and of everything that is counted
 
-_OWN_THREADS = '/proc/self/task'  # Linux lists this process's threads there
-
 # Options of glibc's mallopt and their bytes: M_MMAP_THRESHOLD (larger blocks go back to the system
 # at once; 32 MiB is the maximum), M_TRIM_THRESHOLD (what stays free at the end of the heap) and
 # M_TOP_PAD (keeps the empty heaps of threads, which have 64 MiB).
@@ -129,7 +127,7 @@ def working_directory(run_dir: str) -> str:
 
 
 def rank() -> int:
-  """Returns the rank that the launcher gave this process; 0 without a launcher."""
+  """Returns the rank that horovodrun gave this process; 0 without it."""
   text = os.environ.get('HOROVOD_RANK', '0')
   return int(text) if _DIGITS.fullmatch(text) else 0  # `launched` says what is wrong with it
 
@@ -156,12 +154,8 @@ def is_terminal() -> bool:
 
 def _address_of(interface: str) -> str:
   """Returns the address of a network interface, IPv4 if it has one, else IPv6."""
-  interfaces = psutil.net_if_addrs()
-  addresses = [
-    a.address
-    for a in interfaces.get(interface, [])
-    if a.family in (socket.AF_INET, socket.AF_INET6)
-  ]
+  interfaces, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
+  addresses = [a.address for a in interfaces.get(interface, []) if a.family in families]
   if not addresses:
     raise UserError(
       f"network interface '{interface}' (HOROVOD_GLOO_IFACE) has no address on this host; wanted "
@@ -219,8 +213,7 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
 def keep_freed_memory() -> None:
   """Lets the allocator keep the memory that a step frees for the next step.
 
-  Otherwise the allocator may return memory to the system and request it again at every step, which
-  takes up to a tenth of the step.
+  Returning it to the system and requesting it again may take a tenth of each step.
   """
   with contextlib.suppress(AttributeError):  # not glibc
     mallopt = ctypes.CDLL(None).mallopt
@@ -229,10 +222,7 @@ def keep_freed_memory() -> None:
 
 
 def start_serving() -> None:
-  """Imports TensorFlow and prepares it for many small requests at a time, on CPUs.
-
-  Call it once, before any op of TensorFlow runs.
-  """
+  """Imports TensorFlow and prepares it for many small requests at a time, on CPUs; see `start`."""
   import tensorflow as tf
 
   tf.config.set_visible_devices([], 'GPU')
@@ -258,27 +248,26 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
   os.environ.setdefault('HOROVOD_GLOO_TIMEOUT_SECONDS', patience)
   import horovod.tensorflow as hvd
 
-  before = set(os.listdir(_OWN_THREADS))
+  own_threads = '/proc/self/task'  # Linux lists this process's threads there
+  before = set(os.listdir(own_threads))
   hvd.init()
   if hvd.nccl_built() and not gpus and not runtime.rank:
     logging.warning('Horovod is built for GPUs, but TensorFlow finds none: the job trains on CPUs')
   # Gloo's thread takes the core from the thread that holds its lock, and spins until that one runs
   # again: a tenth of a step where cores are few. Batch threads preempt no others.
-  for thread in set(os.listdir(_OWN_THREADS)) - before:
+  for thread in set(os.listdir(own_threads)) - before:
     with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it: slower, still right
       os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
   """Returns the GPU of `gpus` that this rank uses; None if the host has none."""
-  if not gpus:
-    return None
-  if local_rank >= len(gpus):
+  if gpus and local_rank >= len(gpus):
     raise UserError(
       f'local rank {local_rank} has no GPU: this host has {len(gpus)}; wanted at most {len(gpus)} '
       'ranks on it, or CUDA_VISIBLE_DEVICES= to train on its CPUs'
     )
-  return gpus[local_rank]
+  return gpus[local_rank] if gpus else None
 
 
 def dense_device() -> str:
@@ -296,7 +285,7 @@ def _threads(local_size: int) -> int:
 
 
 def seed_everything(seed: int) -> None:
-  """Sets the same seed on every rank; ranks differ by their data only."""
+  """Sets the seed of Python, NumPy and TensorFlow; it is the same on every rank."""
   import tensorflow as tf
 
   random.seed(seed)

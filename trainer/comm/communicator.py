@@ -49,9 +49,7 @@ class Communicator(abc.ABC):
   def all_reduce_with_gradient(self, tensor: tf.Tensor) -> tf.Tensor:
     """Sums one tensor over the processes; its gradient is the sum of all processes' gradients."""
 
-    def total(t: tf.Tensor) -> tf.Tensor:
-      return self.all_reduce([t])[0]
-
+    total = lambda t: self.all_reduce([t])[0]
     return tf.custom_gradient(lambda t: (total(t), total))(tensor)
 
   # Between steps
@@ -117,7 +115,7 @@ class Communicator(abc.ABC):
 
 
 class SingleProcess(Communicator):
-  """The communicator of a job that is one process: it returns what it is given."""
+  """The communicator of a job of one process: its collectives return their arguments."""
 
   rank, size = 0, 1
 

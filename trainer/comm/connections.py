@@ -43,10 +43,10 @@ class Connector:
     self._addresses = communicator.gather(self._listener.address)
 
   def connect(self, name: str) -> Connections:
-    """Makes a set of connections, one to every other rank. Every rank calls it, and waits for all.
+    """Makes a set of connections, one to every other rank; every rank calls it, and waits for all.
 
     Args:
-      name: the name of the set, which no other set has.
+      name: the name of the set; no other set may have it.
     Raises:
       ConnectionError: if a rank cannot be reached or does not connect in time; it names the rank.
     """
@@ -105,9 +105,9 @@ class ConnectionsCommunicator(RankCommunicator):
 
 
 def _as_descriptor(connection: Connection, lost_seconds: float) -> int:
-  """Closes a connection but keeps its socket. Returns the file descriptor of the socket.
+  """Returns a descriptor of a connection's socket, and closes the connection itself.
 
-  If the socket is TCP, it reports a broken link within `lost_seconds`.
+  A TCP socket will report a broken link within `lost_seconds`.
   """
   fd = os.dup(connection.fileno())
   connection.close()

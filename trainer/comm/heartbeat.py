@@ -1,15 +1,14 @@
 """The heartbeat of a job of ranks: if a rank dies, freezes or hangs, it ends the job and names it.
 
 Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
-nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If
+nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If a
 rank is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the same
 exit status. If rank 0 itself is lost, each other rank prints that and ends.
 
-The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits the waits
-of the start. Ranks find rank 0 through the key-value store of horovodrun. Anyone who reaches that
-store can read it, so it holds rank 0's address but no secret. The scripts of launch/ pass a secret
-to the ranks. Without these scripts a hash of the config is the secret, because a stranger on the
-network does not know the config.
+The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits the waits of
+the start. Ranks find rank 0 through horovodrun's key-value store. The store holds rank 0's address
+but no secret, because anyone who reaches it can read it. The scripts of launch/ pass a secret to
+the ranks; without them, a hash of the config is the secret, which a stranger does not know.
 """
 
 import contextlib
@@ -21,7 +20,6 @@ import sys
 import threading
 import time
 import traceback
-import types
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -91,12 +89,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     time.sleep(min(10, self._sync.lost_peer_seconds))  # rank 0's answer ends this process
     _exit(text, status)
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    trace: types.TracebackType | None,
-  ) -> None:
+  def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
     if error is None:
       with self._lock:
         self._closing = True
@@ -108,7 +101,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     elif isinstance(error, (UserError, NotBuilt)):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
-      # This rank may have failed because another one was lost. Wait, so that the loss is reported
+      # This rank may have failed because another one was lost. If so, the report of that loss comes
       # first and ends this process.
       time.sleep(min(5, self._sync.lost_peer_seconds))
       import tensorflow as tf  # here: the error may come before TensorFlow
@@ -122,14 +115,9 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Meeting
 
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
-    """Writes rank 0's record to the key-value store, or waits until it can be read there.
+    """Writes rank 0's record, `data`, to the key-value store; without `data`, waits to read it.
 
-    If neither succeeds within `sync.lost_peer_seconds`, it prints why and ends the process.
-
-    Args:
-      data: the record to write; None: read it.
-    Returns:
-      The store's answer.
+    After `sync.lost_peer_seconds` without success, it prints why and ends the process.
     """
     method = 'GET' if data is None else 'PUT'
     request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)
@@ -166,9 +154,8 @@ class Heartbeat(contextlib.AbstractContextManager):
     """Serves the connection of another rank, in a thread of rank 0."""
     connection = self._connection(accepted)
     try:
-      message = connection.receive()
-      while message[0] == 'beat':
-        message = connection.receive()
+      while (message := connection.receive())[0] == 'beat':
+        pass
       match message:
         case ['hello', int(rank), str(name)] if 0 < rank < self._size:
           member = _Peer(name, connection)
@@ -209,7 +196,10 @@ class Heartbeat(contextlib.AbstractContextManager):
           case ['beat', float(idle)]:
             member.idle = idle
             if idle > self._sync.stalled_peer_seconds:
-              self._lose_stalled()
+              # The others wait for the rank that has made no progress for longest.
+              idles = {m.name: m.idle for m in self._members.values()} | {self._name: self._idle()}
+              name = max(idles, key=idles.get)
+              self._lose(name, f'it beats but has made no progress for {idles[name]:.0f} s')
           case ['bye']:
             return
           case ['end', str(text), int(status)] if status in _STATUSES:
@@ -222,12 +212,6 @@ class Heartbeat(contextlib.AbstractContextManager):
         if not self._closing:
           self._lose(member.name, str(e))
         return
-
-  def _lose_stalled(self) -> None:
-    """Ends the job, and names the rank without progress for longest, for which the others wait."""
-    idle = {m.name: m.idle for m in self._members.values()} | {self._name: self._idle()}
-    name = max(idle, key=idle.get)
-    self._lose(name, f'it beats but has made no progress for {idle[name]:.0f} s')
 
   def _lose(self, name: str, why: str) -> None:
     text = f'{name} was lost: {why}. {_CONTINUE}.'

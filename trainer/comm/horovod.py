@@ -60,23 +60,18 @@ class HorovodRowExchange:
     values = [tf.convert_to_tensor(value) for value in values]
     widths = [v.dtype.size * v.shape[1:].num_elements() for v in values]
     with tf.device('/CPU:0'):  # where rows are
-      rows = [_as_bytes(value, width) for value, width in zip(values, widths)]
-      received, counts = self._hvd.alltoall(
-        rows[0] if len(rows) == 1 else tf.concat(rows, 1), splits=counts, name=self._name
-      )
+      rows = [
+        tf.reshape(v if v.dtype == tf.uint8 else tf.bitcast(v, tf.uint8), [-1, width])
+        for v, width in zip(values, widths)
+      ]
+      joined = rows[0] if len(rows) == 1 else tf.concat(rows, 1)
+      received, counts = self._hvd.alltoall(joined, splits=counts, name=self._name)
       parts = [received] if len(rows) == 1 else tf.split(received, widths, 1)
-      return [_as_tensor(part, like=value) for part, value in zip(parts, values)], counts
+      return [_of_bytes(part, like=value) for part, value in zip(parts, values)], counts
 
 
-def _as_bytes(value: tf.Tensor, width: int) -> tf.Tensor:
-  """Returns the bytes of a tensor [n, …], as uint8 [n, width]."""
-  if value.dtype != tf.uint8:
-    value = tf.bitcast(value, tf.uint8)
-  return tf.reshape(value, [-1, width])
-
-
-def _as_tensor(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-  """Undoes `_as_bytes`: returns a tensor with the dtype and the row shape of `like`."""
+def _of_bytes(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+  """Returns bytes, uint8 [n, width], as a tensor with the dtype and the row shape of `like`."""
   shape = [-1, *like.shape[1:]]
   if like.dtype == tf.uint8:
     return tf.reshape(rows, shape)
@@ -105,10 +100,7 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
 
 
 def nccl_version() -> int | None:
-  """Returns the version of NCCL that Horovod was built with; 21903 stands for 2.19.3.
-
-  0: it was built without NCCL. None: Horovod is not installed.
-  """
+  """Returns the version of NCCL in Horovod: 21903 is 2.19.3, 0 is none; None without Horovod."""
   try:
     import horovod.tensorflow as hvd
   except ModuleNotFoundError:

@@ -35,11 +35,7 @@ Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host
 
 
 def encode(value: Plain) -> bytes:
-  """Returns plain data (see trainer.comm.communicator) as the bytes of a message.
-
-  Raises:
-    TypeError: if `value` is not plain data.
-  """
+  """Returns plain data (see trainer.comm.communicator) as a message; TypeError for other values."""
   arrays = []
 
   def plain(v: Plain) -> Json:
@@ -186,7 +182,7 @@ class MessageConnection:
     self._sender.start()
 
   def send(self, message: Plain) -> None:
-    """Queues plain data to be sent, and returns at once. Raises TypeError as `encode`."""
+    """Queues plain data to be sent, and returns at once. Raises TypeError as `encode` does."""
     self._outgoing.put(encode(message))
 
   def receive(self) -> list[Plain]:
@@ -240,7 +236,6 @@ class MessageConnection:
 
 
 def not_understood(message: Plain) -> ConnectionError:
-  """Returns the error for a message of an unknown kind."""
   return ConnectionError(f'it sent {str(message)[:100]!r}, which no process of this version sends')
 
 
@@ -269,10 +264,8 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Authenticates both sides of a connected socket.
+  """Authenticates both sides by `steps`: `deliver_challenge` and `answer_challenge`, or reversed.
 
-  Args:
-    steps: `deliver_challenge` and `answer_challenge`, in this side's order.
   Raises:
     ConnectionError: if the other side did not prove in time that it knows the secret.
   """

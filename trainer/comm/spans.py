@@ -19,12 +19,10 @@ class Spans:
     self._stamps: list[tf.Tensor] = []
 
   def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
-    """Adds an exchange to the graph, with clocks before and after it.
+    """Adds an exchange to the graph, with clocks before and after it; returns its outputs.
 
     Args:
       inputs: the exchange, and its measured span, begin once these tensors are computed.
-    Returns:
-      The outputs of `exchange`.
     """
     with tf.device(HOST), tf.control_dependencies(inputs):
       begins = clock.seconds(inputs[-1])
@@ -36,11 +34,7 @@ class Spans:
     return outputs
 
   def collect(self) -> tf.Tensor:
-    """Returns the spans of the exchanges that were added since the last call, and forgets them.
-
-    Returns:
-      float64 [n, 2], when each begins and ends, in seconds.
-    """
+    """Returns and forgets when each exchange begins and ends, in seconds, float64 [n, 2]."""
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 

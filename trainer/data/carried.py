@@ -55,22 +55,28 @@ def beside(
   rest = None
   for batch in predictions:
     batch = batch.reshape(len(batch), -1)
+    columns = [pa.array(np.ascontiguousarray(column)) for column in batch.T]
     if tables is None:
-      yield pa.table({n: np.ascontiguousarray(c) for n, c in zip(names, batch.T)})
+      yield pa.table(columns, names)
       continue
     while rest is None or rest.num_rows < len(batch):
       following = next(tables)
       rest = following if rest is None else pa.concat_tables([rest, following])
     table, rest = rest.slice(0, len(batch)), rest.slice(len(batch))
-    for name, column in zip(names, batch.T):
-      table = table.append_column(name, pa.array(np.ascontiguousarray(column)))
+    for name, column in zip(names, columns):
+      table = table.append_column(name, column)
     yield table
 
 
-def joined(tables: Iterator[pa.Table], found: Iterator[pa.Table]) -> Iterator[pa.Table]:
-  """Yields `found` with the carried columns in place of `sample`, the ascending record numbers."""
+def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
+  """Yields the items found for samples, with the carried columns of each sample before them.
+
+  Args:
+    tables: the carried columns of all samples, in order.
+    items: tables whose first column, `sample`, has the number of each item's sample, ascending.
+  """
   rest, first = next(tables), 0
-  for table in found:
+  for table in items:
     sample = table['sample'].to_numpy()
     while len(sample) and sample[-1] >= first + rest.num_rows:
       rest = pa.concat_tables([rest, next(tables)])
@@ -91,7 +97,7 @@ PARQUET_SUFFIXES = ('.parquet', '.pq')
 def out_suffix(path: str) -> str:
   """Returns the suffix of a path, which sets the format of predictions; '' means text.
 
-  A suffix that does not begin with a letter belongs to the name, as in scores.2024-01-31.
+  In scores.2024-01-31 the suffix belongs to the name, because no letter begins it.
   """
   suffix = os.path.splitext(path)[1].lower()
   known = [s for s in (*TEXT_DELIMITERS, *JSON_SUFFIXES, *PARQUET_SUFFIXES) if s]

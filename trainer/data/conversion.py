@@ -17,21 +17,13 @@ from trainer.data import (
   csv_format,
   jsonl_format,
   libsvm_format,
+  log_files,
   orc_format,
   parquet_format,
   tfrecord_format,
 )
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import (
-  SUFFIXES,
-  WHOLE,
-  LogFile,
-  Part,
-  absolute,
-  files_of,
-  partition_columns,
-  suffix_of,
-)
+from trainer.data.log_files import WHOLE, LogFile, Part, files_of
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.passes import pass_day
 from trainer.data.prepared import PreparedPass, read_meta
@@ -60,9 +52,7 @@ OnBlock = Callable[[int], None]
 
 def format_of(data: config.Data, path: str) -> str:
   """Returns the format of a raw file: data.format, else the format of its suffix, else csv."""
-  if data.format is not None:
-    return data.format
-  return SUFFIXES.get(suffix_of(path), 'csv')
+  return data.format or log_files.SUFFIXES.get(log_files.suffix_of(path), 'csv')
 
 
 def config_of_table(
@@ -98,8 +88,9 @@ def raw_blocks(
 
   The blocks have the `wanted` columns, including partition columns of the path.
   """
-  partitions = {k: v for k, v in partition_columns(file.path).items() if k in wanted}
-  inside = {k: v for k, v in wanted.items() if k not in partitions}
+  in_path = log_files.partition_columns(file.path)
+  partitions = {name: text for name, text in in_path.items() if name in wanted}
+  inside = {name: key for name, key in wanted.items() if name not in partitions}
   if file.bytes == 0:
     raise BadPass(f'{file.path}: the file is empty; wanted records')
   of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle
@@ -137,12 +128,8 @@ def _parsed_blocks(
   finally:
     pool.shutdown(cancel_futures=True)
   if headers:
-    logging.warning(
-      '%s:%d: found the line of names again, %d times in the file; left out',
-      file.path,
-      min(headers),
-      len(headers),
-    )
+    text = '%s:%d: found the line of names again, %d times in the file; left out'
+    logging.warning(text, file.path, min(headers), len(headers))
 
 
 class BadRecords:
@@ -154,19 +141,22 @@ class BadRecords:
     self._examples: list[BadRecord] = []
 
   def add(self, path: str, kinds: Mapping[str, int], examples: Sequence[BadRecord]) -> None:
-    """Adds bad records of a file."""
     self._kinds.update(kinds)
     room = MAX_EXAMPLES - len(self._examples)
     self._examples += [example._replace(path=path) for example in examples[:room]]
 
   def counted(self, samples: int) -> JsonObject:
-    """Returns the entry `bad` of meta.json, the bad records by kind."""
+    """Returns the entry `bad` of meta.json."""
     bad, examples = self._kinds.total(), [example._asdict() for example in self._examples]
     kinds = dict(self._kinds)
     return {'records': bad, 'of': samples + bad, 'kinds': kinds, 'examples': examples}
 
   def checked(self, samples: int) -> JsonObject:
-    """Returns `counted` after a warning; BadPass if there are no records, or too many bad ones."""
+    """Warns of bad records and returns `counted`.
+
+    Raises:
+      BadPass: if there are no records, or too many bad ones.
+    """
     bad, total = self._kinds.total(), samples + self._kinds.total()
     if not total:
       raise BadPass(f'{self._path}: found no records; wanted at least one')
@@ -235,7 +225,6 @@ def _convert(
   bad: BadRecords,
   on_block: OnBlock,
 ) -> None:
-  """Writes a part of a file, and counts its bad records."""
   for parsed in _parsed_blocks(cfg, file, labelled, part):
     writer.add(parsed)
     bad.add(file.path, parsed.bad, parsed.examples)
@@ -290,7 +279,7 @@ def _meta(
     'day': pass_day(cfg, raw_path) or 0,
     'reading': reading(cfg) | {'labelled': labelled},
     'source': {
-      'path': absolute(raw_path),
+      'path': log_files.absolute(raw_path),
       'files': len(files),
       'bytes': sum(f.bytes for f in files),
       'mtime_ns': max(f.mtime_ns for f in files),

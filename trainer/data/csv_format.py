@@ -34,7 +34,7 @@ csv.field_size_limit(2 * MAX_LINE_BYTES)
 
 
 def _delimiter(path: str, data: config.Data) -> str:
-  """Returns what separates the fields of a file."""
+  """Returns data.delimiter; by default a tab in a file .tsv, else a comma."""
   if data.delimiter is not None:
     return data.delimiter
   return '\t' if suffix_of(path) == '.tsv' else ','
@@ -110,9 +110,9 @@ def _to_arrow(
 
 @functools.lru_cache(maxsize=8)
 def _repeats(header: tuple[bytes, ...], delimiter: bytes) -> re.Pattern[bytes]:
-  """Returns a pattern that matches repeated headers, each with the line end before it.
+  """Returns a pattern of a repeated header, with the line end before it.
 
-  A name may be quoted; a byte-order mark may precede the first one.
+  Its names may be quoted, and a byte-order mark may precede them.
   """
   quoted = [name.replace(b'"', b'""') for name in header]
   names = [b'(?:%b|"%b")' % (re.escape(n), re.escape(q)) for n, q in zip(header, quoted)]
@@ -208,14 +208,11 @@ def _check_header(
   check_columns(f'{path}:1', names, wanted, data.made)
 
 
-def _first_fields(head: bytes, delimiter: str) -> list[bytes] | None:
-  """Returns the fields of the first line of some text."""
+def _header(head: bytes, delimiter: str) -> tuple[list[bytes] | None, list[str]]:
+  """Returns the fields of the first line of some text, and these as names of columns."""
   line = head[: head.index(b'\n')].removesuffix(b'\r')
-  return _fields(line, delimiter.encode())
-
-
-def _names(fields: Sequence[bytes] | None) -> list[str]:
-  return [f.decode(errors='replace').strip() for f in fields or []]
+  fields = _fields(line, delimiter.encode())
+  return fields, [f.decode(errors='replace').strip() for f in fields or []]
 
 
 def _head(path: str) -> bytes:
@@ -224,15 +221,14 @@ def _head(path: str) -> bytes:
 
 
 def delimiter_of(path: str, wanted: Collection[str]) -> str | None:
-  """Returns what separates the names of a file's first line; None if none gives those wanted."""
+  """Returns what separates the wanted names in the first line of a file; None if nothing does."""
   head = _head(path)
-  tried = (by for by in OTHER_DELIMITERS if set(wanted) <= set(_names(_first_fields(head, by))))
-  return next(tried, None)
+  return next((by for by in OTHER_DELIMITERS if set(wanted) <= set(_header(head, by)[1])), None)
 
 
 def header_lines(path: str, data: config.Data) -> int:
   """Returns 1 if the first line of a file names its columns, else 0."""
-  names = _names(_first_fields(_head(path), _delimiter(path, data)))
+  _, names = _header(_head(path), _delimiter(path, data))
   return int(data.columns is None or names == data.columns)
 
 
@@ -270,8 +266,7 @@ def blocks(
   for lines, raw in text_blocks(path, part):
     if to_arrow is None:
       head = raw if lines.start == 1 else _head(path)
-      header = _first_fields(head, by)
-      names = _names(header)
+      header, names = _header(head, by)
       if data.columns is None:
         if header is None:
           raise BadPass(
@@ -283,13 +278,8 @@ def blocks(
       is_header = data.columns in (None, names)
       if not is_header:
         names, header = data.columns, [name.encode() for name in data.columns]
-      to_arrow = functools.partial(
-        _to_arrow,
-        names=names,
-        wanted=list(wanted),
-        delimiter=delimiter,
-        decimal=data.decimal,
-      )
+      settings = {'names': names, 'wanted': list(wanted), 'decimal': data.decimal}
+      to_arrow = functools.partial(_to_arrow, **settings, delimiter=delimiter)
       if is_header and lines.start == 1:
         raw, lines = raw[raw.index(b'\n') + 1 :], lines[1:]
     if raw:

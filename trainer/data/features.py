@@ -37,7 +37,7 @@ class SlotBatch(NamedTuple):
 
 
 def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
-  """Returns a batch without samples, with which a rank without data takes part in a step."""
+  """Returns the batch without samples with which a rank that has no data takes part in a step."""
   f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
   label = np.zeros([0, num_tasks], np.float32) if num_tasks > 1 else f
   return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), label, f, i)
@@ -53,17 +53,17 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
   """
   if not len(batch.segments):
     return batch.keys.reshape(-1, slots)[:, slot]
-  found = np.full([len(batch.dense)], -1, np.int64)
+  keys = np.full([len(batch.dense)], -1, np.int64)
   own = batch.segments % slots == slot
-  found[batch.segments[own] // slots] = batch.keys[own]
-  return found
+  keys[batch.segments[own] // slots] = batch.keys[own]
+  return keys
 
 
 def weigh_labels(batch: SlotBatch) -> SlotBatch:
-  """If there are several tasks, gives each label its own weight, 0 for a blank label.
+  """Gives each label of several tasks a weight of its own, 0 for a blank label.
 
-  `weight` becomes float32 [B, T], and blank labels become 0. With a single task, the batch is
-  returned as it is. Arrays are NumPy's.
+  `weight` becomes float32 [B, T], and blank labels become 0. A batch of one task stays as it is.
+  Arrays are NumPy's.
   """
   if batch.label.ndim == 1:
     return batch
@@ -107,8 +107,8 @@ def dense_stats(
 ) -> np.ndarray:
   """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
 
-  They are (0, 1) for a column that is constant or not standardised. If a click rate is given, one
-  more column follows: its log-odds, which `transform_counts` reads, and 1.
+  They are (0, 1) for a column that is constant or not standardised. With a click rate, one more
+  column follows: its log-odds, which `transform_counts` reads, and 1.
 
   Args:
     columns: `Config.data.dense`.
@@ -135,7 +135,7 @@ COUNT_SMOOTHING = 10.0
 
 
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
-  """Returns the dense columns that layers read of slots with `counts`.
+  """Turns the shows and clicks of slots with `counts` into dense columns, which layers read.
 
   With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
 
@@ -160,10 +160,9 @@ def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
 def transform_dense(
   dense: tf.Tensor, columns: Sequence[DenseColumn], stats: tf.Tensor
 ) -> tf.Tensor:
-  """Applies the transforms of dense columns.
+  """Applies the transforms of dense columns, then replaces NaN by the column's `missing`.
 
-  These are log1p, sign(x)·log(1 + |x|), then standardise, (x − mean) / std. At last NaN becomes the
-  column's `missing`.
+  The transforms are log1p, sign(x)·log(1 + |x|), then standardise, (x − mean) / std.
 
   Args:
     dense: float32 [B, Dn], NaN where missing.

@@ -1,4 +1,4 @@
-"""The table of items, data.items: the columns that the item tower reads, a line an item."""
+"""The table of items, data.items: a line for each item, with the columns of the item tower."""
 
 import functools
 
@@ -15,9 +15,9 @@ _ITEMS_AT_ONCE = 65536
 
 
 def config_of_items(cfg: config.Config) -> config.Config:
-  """Returns the config that reads data.items as if its lines were queries for predictions.
+  """Returns the config that reads the lines of data.items, as if they were queries to predict for.
 
-  Its towers are swapped, so the columns of the query are those that are left blank.
+  It swaps the towers, so that the columns of the query are left blank.
   """
   retrieval, id_slot, path = cfg.model.retrieval, cfg.item_slot, cfg.data.items
   swapped = {'query': retrieval.item, 'item': retrieval.query}

@@ -128,14 +128,10 @@ def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, 
   if len(_without(dict.fromkeys(paths, ''), raw, whole=True)) < len(paths):
     return None
   schema = _schema({tuple(n.split('.')) if n in paths else (n,): t for n, t in types.items()})
+  parsing = pa.json.ParseOptions(pa.schema(schema), unexpected_field_behavior='ignore')
+  reading = pa.json.ReadOptions(use_threads=False, block_size=len(raw) + 1)
   try:
-    table = pa.json.read_json(
-      pa.BufferReader(raw),
-      read_options=pa.json.ReadOptions(use_threads=False, block_size=len(raw) + 1),
-      parse_options=pa.json.ParseOptions(
-        explicit_schema=pa.schema(schema), unexpected_field_behavior='ignore'
-      ),
-    )
+    table = pa.json.read_json(pa.BufferReader(raw), reading, parsing)
   except pa.ArrowException:
     return None
   if table.num_rows != len(lines):  # several objects in a line
@@ -161,12 +157,8 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
   lines = [all_lines[row] for row in rows]
 
   def block(columns: dict[str, pa.Array], rows: np.ndarray, malformed: list[BadRecord]) -> Block:
-    return Block(
-      columns,
-      first_line + rows,
-      lambda i: all_lines[rows[i]].decode(errors='replace'),
-      malformed,
-    )
+    text = lambda i: all_lines[rows[i]].decode(errors='replace')
+    return Block(columns, first_line + rows, text, malformed)
 
   if lines and (columns := _fast(lines, raw, wanted)) is not None:
     return block(columns, rows, [])
@@ -181,10 +173,10 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
         own[name] = _slot_value(value) if is_slot else _number(value, decimal)
       json.dumps([*own.values()], ensure_ascii=False).encode()  # lone surrogates have no bytes
     except ValueError as e:
-      found, of = ' '.join(str(e).split())[:200], 'a JSON object'
+      shown, of = ' '.join(str(e).split())[:200], 'a JSON object'
       if isinstance(e, _WrongValue):
-        found, of = f"{found} in the column '{name}'", e.wanted
-      malformed.append(BadRecord(first_line + row, found, of, line.decode(errors='replace')))
+        shown, of = f"{shown} in the column '{name}'", e.wanted
+      malformed.append(BadRecord(first_line + row, shown, of, line.decode(errors='replace')))
       continue
     good.append(row)
     for name, value in own.items():
@@ -199,7 +191,7 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`."""
+  """Does what `csv_format.blocks` does."""
   texts = dict.fromkeys((data.label, data.weight), False) | data.log_columns() | {data.group: True}
   kinds = {name: texts.get(name, True) for name in wanted}
   unseen, names = dict(wanted), []
@@ -219,20 +211,15 @@ def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[st
   """Returns those columns of `unseen` whose names do not occur in a text.
 
   Args:
-    unseen: column -> the config key that needs it.
-    raw: the text.
     whole: whether a path such as ctx.device.os must occur as it is; else its last part is enough.
   """
 
-  def stands(name: str) -> bool:
+  def occurs(name: str) -> bool:
     texts = [json.dumps(name), json.dumps(name, ensure_ascii=False)]
-    return any(t.encode() in raw for t in texts)
+    last = name.rpartition('.')[2]
+    return any(t.encode() in raw for t in texts) or (not whole and last != name and occurs(last))
 
-  return {
-    n: key
-    for n, key in unseen.items()
-    if not (stands(n) or not whole and '.' in n and stands(n.rpartition('.')[2]))
-  }
+  return {name: key for name, key in unseen.items() if not occurs(name)}
 
 
 def _names(line: bytes) -> list[str]:

@@ -1,4 +1,4 @@
-"""Finds passes whose labels are all 0 or all 1, most often because of `data.label_positive`."""
+"""Finds passes whose labels are all 0 or all 1; a wrong `data.label_positive` is a usual cause."""
 
 import collections
 import contextlib
@@ -22,11 +22,11 @@ class OneClass(NamedTuple):
   """A pass whose labels are all of one class."""
 
   text: str  # what is wrong, and what is wanted
-  is_misread: bool  # whether a text is the positive one but for upper and lower case
+  is_misread: bool  # whether a text differs from the positive one only by upper and lower case
 
 
 def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
-  """Returns the first label that has one class in the whole pass, unless the config allows it."""
+  """Describes the first label that has one class in the whole pass, unless the config allows it."""
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
     if sole is None or label.negative is not None or label.loss == 'squared_error':
       continue

@@ -1,8 +1,8 @@
 """Reads text of libsvm and libffm: a record is a line `label [field:]index:value …`.
 
-In libffm, the column named `3` holds the indices of field 3. In libsvm, the column `features` holds
-all indices, `qid` the id of the query, and a column named `17` the value at index 17. The label is
-`data.label`, whatever its name. # begins a comment.
+In libffm, the column `3` holds the indices of field 3. In libsvm, the column `features` holds all
+indices, `qid` the id of the query, and the column `17` the value at index 17. The label is the
+column `data.label`, whatever its name. # begins a comment.
 """
 
 import functools
@@ -48,8 +48,8 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
   malformed = []
   lines, firsts = np.unique(line_of[is_wrong], return_index=True)
   for line, token in zip(lines.tolist(), tokens.filter(pa.array(is_wrong)).take(firsts)):
-    found = token.as_buffer().to_pybytes().decode(errors='replace')
-    malformed.append(BadRecord(first_line + line, repr(found), f'label {shape} …', text(line)))
+    shown = repr(token.as_buffer().to_pybytes().decode(errors='replace'))
+    malformed.append(BadRecord(first_line + line, shown, f'label {shape} …', text(line)))
   keep = good[line_of]
   rows, owner = np.flatnonzero(good), (np.cumsum(good) - 1)[line_of[keep]]
   fields = fields if keep.all() else fields.filter(pa.array(keep))
@@ -81,7 +81,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
 def blocks(
   parts: int, path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
+  """Does what `csv_format.blocks` does; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
   if parts == 3:
     for column, key in wanted.items():
       if column != data.label and not column.isdigit():

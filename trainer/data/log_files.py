@@ -44,8 +44,6 @@ Value = TypeVar('Value')
 
 
 class LogFile(NamedTuple):
-  """A file of a pass."""
-
   path: str
   bytes: int
   mtime_ns: int
@@ -109,14 +107,14 @@ def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
 
 def first_line(error: BaseException) -> str:
   """Returns the first line of an error's message."""
-  lines = str(error).splitlines() or ['']
-  return ' '.join(lines[0].split())[:300]
+  return ' '.join(str(error).partition('\n')[0].split())[:300]
 
 
 def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value:
-  """Runs an action on a file; repeats it if the file is remote and the action fails.
+  """Runs an action on a file; if the file is remote and the action fails, tries again.
 
-  If it keeps failing, the last OSError is the cause of the UserError that is raised.
+  Raises:
+    UserError: if it keeps failing; its cause is the last OSError.
   """
   if not is_remote(path):
     return action()
@@ -135,10 +133,7 @@ def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value
 
 
 class _RemoteFile(io.RawIOBase):
-  """A remote file that repeats reads when the connection is lost.
-
-  Decompression and parsing, which read from it, could not continue after a failed read.
-  """
+  """A remote file that repeats failed reads; decompression could not continue after one."""
 
   def __init__(self, path: str):
     self._path, self._place, self._file = path, 0, None
@@ -193,7 +188,6 @@ def suffix_of(path: str) -> str:
 
 
 def open_file(path: str) -> pa.NativeFile:
-  """Opens a file for random access."""
   if is_remote(path):
     return pa.PythonFile(_RemoteFile(path), 'r')
   filesystem, inside = _locate(path)
@@ -209,17 +203,16 @@ def open_to_write(path: str) -> pa.NativeFile:
 def delete(path: str) -> None:
   """Deletes a remote file or directory, if it exists."""
   filesystem, inside = _locate(path)
-  kind = _info(path).type
-  if kind == pa.fs.FileType.Directory:
-    retried(path, lambda: filesystem.delete_dir(inside), 'deleted')
-  elif kind == pa.fs.FileType.File:
-    retried(path, lambda: filesystem.delete_file(inside), 'deleted')
+  kinds = pa.fs.FileType
+  deletes = {kinds.Directory: filesystem.delete_dir, kinds.File: filesystem.delete_file}
+  if action := deletes.get(_info(path).type):
+    retried(path, lambda: action(inside), 'deleted')
 
 
 def listed(folder: str) -> list[str]:
   """Returns the files below a remote directory, as relative paths; [] if it is missing."""
-  found = retried(folder, lambda: _listed(folder, is_missing_empty=True))
-  return [name for name, info in found.items() if info.is_file]
+  infos = retried(folder, lambda: _listed(folder, is_missing_empty=True))
+  return [name for name, info in infos.items() if info.is_file]
 
 
 @contextlib.contextmanager
@@ -240,7 +233,7 @@ def open_stream(path: str) -> pa.NativeFile:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-  """Yields a local path of a file; a remote file is copied to a temporary one first."""
+  """Yields a local path of a file: its own, or that of a temporary copy of a remote file."""
   if not is_remote(path):
     yield path
     return
@@ -253,10 +246,8 @@ def local_copy(path: str) -> Iterator[str]:
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
   """Returns a sort key in which digits count as numbers: day_9 comes before day_10."""
-  return [
-    (1, int(part), part) if i % 2 else (0, 0, part)
-    for i, part in enumerate(re.split(r'([0-9]{1,18})', text))
-  ]
+  parts = enumerate(re.split(r'([0-9]{1,18})', text))
+  return [(1, int(part), part) if i % 2 else (0, 0, part) for i, part in parts]
 
 
 def matching(patterns: Sequence[str], key: str) -> list[str]:
@@ -274,7 +265,7 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
 
 
 def _remote_glob(pattern: str) -> list[str]:
-  """Does for remote paths with wildcards what glob.glob does; lists only the directories needed."""
+  """Does what glob.glob does, for remote paths; lists only the directories that it needs."""
   folder, name = os.path.split(pattern)
   if not glob.has_magic(pattern):
     return []
@@ -300,7 +291,7 @@ def _listed(
 def refusing(path: str) -> Iterator[None]:
   """Turns an error in reading a pass into a BadPass that names the pass.
 
-  Other errors are raised as they are: a full disk, too many open files, another file that cannot be
+  It lets other errors through: a full disk, too many open files, another file that cannot be
   written, a remote place that cannot be reached.
   """
   try:
@@ -317,9 +308,7 @@ def refusing(path: str) -> Iterator[None]:
 
 def exists(path: str) -> bool:
   """Returns whether there is such a file or directory."""
-  if not is_remote(path):
-    return os.path.exists(path)
-  return _info(path).type != pa.fs.FileType.NotFound
+  return _info(path).type != pa.fs.FileType.NotFound if is_remote(path) else os.path.exists(path)
 
 
 def is_directory(path: str) -> bool:
@@ -371,14 +360,10 @@ def files_of(path: str) -> list[LogFile]:
     files = _remote_files(path) if is_remote(path) else _local_files(os.path.expanduser(path))
   if isinstance(files, LogFile):
     return [files]
-  parts = [
-    below
-    for below in files
-    if not any(map(_is_hidden, below.split('/'))) and not below.endswith('.crc')
-  ]
+  parts = [p for p in files if not (any(map(_is_hidden, p.split('/'))) or p.endswith('.crc'))]
   if not parts:
     raise BadPass(f'{path}: the directory holds no files; wanted part files of the pass')
-  return [files[below] for below in sorted(parts, key=natural_key)]
+  return [files[part] for part in sorted(parts, key=natural_key)]
 
 
 def _is_hidden(name: str) -> bool:
@@ -386,7 +371,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a remote file, or the files of a remote directory keyed by relative path."""
+  """Returns a remote file, or {relative path: file} of a remote directory."""
   info = _info(path)
   if info.type == pa.fs.FileType.NotFound:
     raise UserError(f'{path}: no such file')
@@ -400,7 +385,7 @@ def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
 
 
 def _local_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a local file, or the visible files of a directory keyed by relative path."""
+  """Returns a local file, or {relative path: file} of the visible files of a directory."""
   if not os.path.isdir(path):
     return _local_file(path)
   here = os.path.realpath(os.path.dirname(os.path.abspath(path)))
@@ -437,6 +422,6 @@ def _local_file(path: str) -> LogFile:
 
 
 def partition_columns(path: str) -> dict[str, str]:
-  """Returns Hive's partition columns in a path: dt and hour in dt=2024-01-31/hour=03/x."""
+  """Returns Hive's partition columns in a path, such as dt and hour in dt=2024-01-31/hour=03/x."""
   folders = re.split(r'[/\\]', path)[:-1]
   return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))

@@ -1,4 +1,4 @@
-"""Fills in from the log what a config leaves open: batch size, boundaries of bins, look-ups."""
+"""Measures what a config leaves open: the batch size, boundaries of bins, tables of look-ups."""
 
 import contextlib
 import os
@@ -33,11 +33,8 @@ MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
   """Returns the values of the keys that a config leaves open, and a line of text about each.
 
-  Values that this run, or the run of `init_from`, has measured before are returned again. The
-  others are measured now. They depend only on the files, so every process gets the same ones.
-
-  Args:
-    init_from: the run_dir of `--init_from`.
+  It returns the values that this run, or the run in `--init_from`, has measured before, and
+  measures the others now. These depend only on the files, so every process gets the same ones.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -87,12 +84,12 @@ def open_values(
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.
   """
-  left_open = {key: column for key, column in cfg.data.left_open().items() if key not in known}
-  found = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
-  if len(left_open) > len(found):  # bins, which may read tables
-    values = {k: v for k, v in (known | found).items() if k in cfg.data.left_open()}
-    found |= _boundaries(config.parse(config.dump(cfg), 'the config', measured=values))
-  return found
+  left_open = [key for key in cfg.data.left_open() if key not in known]
+  new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
+  if len(left_open) > len(new):  # bins, which may read tables
+    values = {k: v for k, v in (known | new).items() if k in cfg.data.left_open()}
+    new |= _boundaries(config.parse(config.dump(cfg), 'the config', measured=values))
+  return new
 
 
 def _content(cfg: config.Config, key: str) -> str:
@@ -111,7 +108,13 @@ def _content(cfg: config.Config, key: str) -> str:
         if text:
           table[text] = '' if value in cfg.data.missing_values else value
   if key.startswith('data.dense') and not cfg.data.max_bad_share:
-    _check_numbers(cfg, made, table)
+    numbers = pa.array(table.values(), pa.string())
+    _, wrong = floats(numbers, made.value, (), Writing.of(cfg.data))
+    for text in np.array(list(table), object)[wrong][:1]:
+      raise UserError(
+        f"{made.table}: column '{made.value}' beside {short(text)}: found {short(table[text])}; "
+        'wanted a finite number, blank for missing, or a text of data.missing_values'
+      )
   content = lookup.encoded(table)
   if len(content) > MOST_CONTENT:
     raise UserError(
@@ -121,19 +124,10 @@ def _content(cfg: config.Config, key: str) -> str:
   return content
 
 
-def _check_numbers(cfg: config.Config, made: config.Lookup, table: Mapping[str, str]) -> None:
-  _, wrong = floats(pa.array(table.values(), pa.string()), made.value, (), Writing.of(cfg.data))
-  for text in np.array(list(table), object)[wrong][:1]:
-    raise UserError(
-      f"{made.table}: column '{made.value}' beside {short(text)}: found {short(table[text])}; "
-      'wanted a finite number, blank for missing, or a text of data.missing_values'
-    )
-
-
 def suitable(cfg: config.Config) -> tuple[int, int]:
-  """Returns the batch size for a config that gives none, and the number of samples of its log.
+  """Returns the batch size for a config that gives none, and the samples of its log, up to a bound.
 
-  Reading a large log stops as soon as it is known to be large.
+  A log with as many samples as the bound is large; the rest of it is not read.
   """
   steps = LEAST_STEPS
   if not cfg.data.watch:  # else more passes will come
@@ -149,7 +143,7 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 def _count(cfg: config.Config, most: int) -> int:
   """Counts the samples of data.train, up to `most`.
 
-  Returns `most` if the files cannot be read; their conversion will then report the mistake.
+  Returns `most` if the files cannot be read; the conversion will report the mistake.
   """
   samples = 0
   try:
@@ -200,18 +194,18 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
   """Returns the boundaries that a pass was prepared with."""
   made = read_meta(path)['schema']['made']
   for slot in slots.values():
-    found = made.get(slot.name, {}) | {'boundaries': None}
-    if found != slot.made.model_dump():
+    own, wanted = made.get(slot.name, {}) | {'boundaries': None}, slot.made.model_dump()
+    if own != wanted:
       raise UserError(
-        f"{path}: prepared for another schema: its slot '{slot.name}' is made of {found}, the "
-        f'config wants {slot.made.model_dump()}; prepare it again'
+        f"{path}: prepared for another schema: its slot '{slot.name}' is made of {own}, the "
+        f'config wants {wanted}; prepare it again'
       )
   return {key: made[slot.name]['boundaries'] for key, slot in slots.items()}
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
   """Returns the numbers that go into bins, from a pass's first samples; keyed as `slots`."""
-  found: dict[str, list[np.ndarray]] = {key: [] for key in slots}
+  parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
     name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in cfg.data.columns_of(slot)
   }
@@ -221,11 +215,11 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
       reader = ArrowReader(cfg, block.columns, len(block.lines))
       for key, slot in slots.items():
         x = reader.of(slot.name).numbers(slot.made.bins)
-        found[key].append(x[~np.isnan(x)])
+        parts[key].append(x[~np.isnan(x)])
       samples += len(block.lines)
       if samples >= MOST_SAMPLES:
         break
-  return {key: np.concatenate([np.zeros([0]), *parts]) for key, parts in found.items()}
+  return {key: np.concatenate(numbers) for key, numbers in parts.items()}
 
 
 def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
@@ -236,7 +230,7 @@ def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
       'could be measured on; wanted some, or boundaries'
     )
   if (bins := slot.made.quantiles) is not None:
-    found = np.sort(numbers)[np.arange(1, bins) * len(numbers) // bins]
+    bounds = np.sort(numbers)[np.arange(1, bins) * len(numbers) // bins]
   else:
-    found = np.linspace(numbers.min(), numbers.max(), slot.made.widths + 1)[1:-1]
-  return [float(str(bound)) for bound in np.unique(found.astype(np.float32))]
+    bounds = np.linspace(numbers.min(), numbers.max(), slot.made.widths + 1)[1:-1]
+  return [float(str(bound)) for bound in np.unique(bounds.astype(np.float32))]

@@ -22,10 +22,10 @@ def num_rows(path: str) -> int:
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`; messages give the number of the record, from 1.
+  """Does what `csv_format.blocks` does; messages give the number of the record, from 1.
 
-  Stripes are read whole. ORC does not say how many rows a stripe has. To count the rows before the
-  part, one column of the earlier stripes is read too.
+  It reads whole stripes. ORC does not say how many rows a stripe has, so it also reads one column
+  of the stripes before the part, to count their rows.
   """
   with open_table(path, 'an ORC') as f:
     table = pa.orc.ORCFile(f)

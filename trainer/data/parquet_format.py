@@ -57,38 +57,30 @@ def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> 
   groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
 
   def is_small(i: int) -> bool:
-    columns = [group.column(i) for group in groups]
     return all(
       c.has_dictionary_page and c.data_page_offset - c.dictionary_page_offset <= SMALL_DICTIONARY
-      for c in columns
+      for c in (group.column(i) for group in groups)
     )
 
+  def is_text(column: pa.parquet.ColumnSchema) -> bool:
+    return column.physical_type == 'BYTE_ARRAY' and column.logical_type.type in ('STRING', 'NONE')
+
   columns = map(metadata.schema.column, range(metadata.num_columns))
-  return [
-    c.path
-    for i, c in enumerate(columns)
-    if c.path in names
-    and c.physical_type == 'BYTE_ARRAY'
-    and c.logical_type.type in ('STRING', 'NONE')
-    and is_small(i)
-  ]
+  return [c.path for i, c in enumerate(columns) if c.path in names and is_text(c) and is_small(i)]
 
 
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`; messages give the number of the record, from 1.
+  """Does what `csv_format.blocks` does; messages give the number of the record, from 1.
 
   Only the row groups that contain rows of the part are read.
   """
   with open_table(path, 'a Parquet') as f:
     metadata = pa.parquet.read_metadata(f)
-    table = pa.parquet.ParquetFile(
-      f,
-      metadata=metadata,
-      read_dictionary=_of_few_texts(metadata, wanted),
-      page_checksum_verification=True,
-    )
+    few = _of_few_texts(metadata, wanted)
+    options = {'read_dictionary': few, 'page_checksum_verification': True}
+    table = pa.parquet.ParquetFile(f, metadata=metadata, **options)
     schema = table.schema_arrow
     check_columns(path, known_columns(schema, wanted), wanted, data.made)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]

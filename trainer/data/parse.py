@@ -4,6 +4,7 @@ Shapes: n records, F slots, T labels, nnz features, Dn dense columns, u distinct
 """
 
 import collections
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -73,18 +74,17 @@ def _assemble(
     for f, own in enumerate(slots):
       keys[f] = own
     return None, keys, None
-  counts = np.stack(
-    [s.counts[s.index] if isinstance(s, SlotFeatures) else s != NO_FEATURE for s in slots], 1
-  ).astype(np.int32)
+  rows = np.arange(n)
+  slots = [
+    s if isinstance(s, SlotFeatures) else SlotFeatures(rows, rows, s != NO_FEATURE, s, None, None)
+    for s in slots
+  ]
+  counts = np.stack([s.counts[s.index] for s in slots], 1).astype(np.int32)
   starts = (np.cumsum(counts) - counts.ravel()).reshape(n, len(slots))
   keys = np.empty([counts.sum()], np.int64)
-  valued = any(isinstance(s, SlotFeatures) and s.values is not None for s in slots)
+  valued = any(s.values is not None for s in slots)
   values = np.ones([len(keys)], np.float32) if valued else None
   for f, s in enumerate(slots):
-    if not isinstance(s, SlotFeatures):
-      present = counts[:, f] > 0
-      keys[starts[present, f]] = s[present]
-      continue
     to, source = ranges(starts[:, f], counts[:, f]), ranges(s.starts[s.index], counts[:, f])
     keys[to] = s.keys[source]
     if s.values is not None:
@@ -96,7 +96,7 @@ def _assemble(
 
 
 class _Records:
-  """Says which records of a block are good, and counts the others by their first mistake."""
+  """The good records of a block, and the counts of the others by their first mistake."""
 
   def __init__(self, block: Block):
     self._block = block
@@ -129,37 +129,28 @@ class _Records:
     """
     if wrong is None or not (wrong := wrong & self.keep).any():
       return
-    rows = np.flatnonzero(wrong)
+    rows, is_of_log = np.flatnonzero(wrong), column in self._block.columns  # else it is made
     self.bad[kind] += len(rows)
     self.keep[rows] = False
     for i in rows[:MAX_EXAMPLES].tolist():
-      text = self._block.text(i)
-      try:
-        found = self._block.columns[column][i].as_py() if column in self._block.columns else text
-        found = found.decode(errors='replace') if isinstance(found, bytes) else found
-      except UnicodeDecodeError:  # a string of bytes that are no text
-        found = text
+      value = text = self._block.text(i)
+      with contextlib.suppress(UnicodeDecodeError):  # a string of bytes that are no text
+        value = self._block.columns[column][i].as_py() if is_of_log else text
+        value = value.decode(errors='replace') if isinstance(value, bytes) else value
       hint = ''
-      is_of_log = column in self._block.columns  # else it is made, and `found` is the record
-      if is_of_log and isinstance(found, str) and found.strip() and float_or_none(found) is None:
+      if is_of_log and isinstance(value, str) and value.strip() and float_or_none(value) is None:
         if kind == 'label' and wanted == '0 or 1':
           hint = ', or data.label_positive, which says what text is a 1'
-        elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(found.strip()):
+        elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(value.strip()):
           hint = "; data.decimal: ',' reads a decimal comma"
         elif kind == 'dense':
           hint = (
             '; a column of texts is a slot (data.slots); a text that stands for a missing number '
-            f'belongs in data.missing_values: [{found[:MAX_TEXT]!r}]'
+            f'belongs in data.missing_values: [{value[:MAX_TEXT]!r}]'
           )
-      self._examples.append(
-        BadRecord(
-          int(self._block.lines[i]),
-          repr(found)[:MAX_TEXT],
-          wanted + hint,
-          text[:MAX_TEXT],
-          f"column '{column}'",
-        )
-      )
+      shown, line = repr(value)[:MAX_TEXT], int(self._block.lines[i])
+      example = BadRecord(line, shown, wanted + hint, text[:MAX_TEXT], f"column '{column}'")
+      self._examples.append(example)
 
 
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
@@ -225,8 +216,8 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
 def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   """Parses a block.
 
-  A wrong record is dropped and counted once, under the first of these that fails: malformed, label,
-  weight, group, made (a column that others are made of), dense, value.
+  A wrong record is dropped and counted once, as the first of these mistakes that it has: malformed,
+  label, weight, group, made (in a column that others are made of), dense, value.
 
   Args:
     labelled: whether to read labels, weights and groups. If not, labels are 0, weights are 1, and
@@ -240,10 +231,9 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   is_query = not labelled and cfg.model.retrieval is not None
   blank = blank_columns(cfg, labelled)
   records = _Records(block)
-  if cfg.data.label is None:
-    label = np.ones([n, 1])
-  else:
-    label = _labels(cfg, records) if labelled else np.zeros([n, len(cfg.labels)])
+  label = np.full([n, len(cfg.labels)], float(data.label is None))
+  if data.label is not None and labelled:
+    label = _labels(cfg, records)
   weight = group = None
   if data.weight is not None:
     weight = np.ones([n])

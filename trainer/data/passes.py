@@ -124,7 +124,7 @@ def days_between(day: int, later: int) -> list[int]:
 
 
 def _fixed(pattern: str) -> str:
-  """Returns the directory of a pattern up to its first wildcard."""
+  """Returns the directory above the first part of a pattern that has wildcards."""
   pattern = normal(pattern)
   while glob.has_magic(os.path.dirname(pattern)):
     pattern = os.path.dirname(pattern)
@@ -156,7 +156,7 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Returns the passes at some paths; adds mistakes to `wrong`, or raises them if it is None."""
+  """Returns the passes at some paths. Mistakes go into `wrong`; without it, the first is raised."""
   good = []
   for path in paths:
     try:
@@ -174,14 +174,13 @@ def passes(
 ) -> list[Pass]:
   """Returns the passes that the patterns of a config key name.
 
-  If there are days, the passes of data.train are sorted by day, then in natural order. All others
-  are sorted in natural order within each pattern. The name of a pass is its path from the first
-  wildcard of its pattern on, without suffix; if two passes would have the same name, it is the
-  whole path.
+  If there are days, the passes of data.train are sorted by day, then in natural order; all others
+  in natural order within each pattern. A pass's name is its path from the first wildcard of its
+  pattern on, without suffix; or its whole path, if another pass would have the same name.
 
   Args:
     key: the config key that holds them.
-    wrong: receives the mistakes in single passes, keyed by path; if None, they are raised.
+    wrong: receives the mistakes in single passes, keyed by path; None: they are raised.
   Raises:
     UserError: if a pattern matches nothing, two passes have the same name, a training file has no
       day, or a directory is not a prepared pass.
@@ -217,7 +216,7 @@ def announced(
   that begin with a dot or an underscore are not passes.
 
   Args:
-    is_settled: whether the pass at a path is already dealt with.
+    is_settled: whether the pass at a path needs no more work, so that it is left out.
   Returns:
     The passes, in order; the paths of passes that are announced but missing; and the mistakes in
     other passes, keyed by path.

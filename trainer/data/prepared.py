@@ -82,12 +82,12 @@ class PreparedPass:
     self.path, self.name = path, os.path.basename(os.path.normpath(path))
     self.meta = read_meta(path)
     for part, wanted in schema(cfg).items() if cfg is not None else ():
-      found = self.meta['schema'].get(part)
-      if found != wanted:
-        if isinstance(found, list) and isinstance(wanted, list):  # the first that differs
-          found, wanted = next((a, b) for a, b in itertools.zip_longest(found, wanted) if a != b)
+      own = self.meta['schema'].get(part)
+      if own != wanted:
+        if isinstance(own, list) and isinstance(wanted, list):  # the first that differs
+          own, wanted = next((a, b) for a, b in itertools.zip_longest(own, wanted) if a != b)
         raise UserError(
-          f"{path}: prepared for another schema: its '{part}' has {found!r}, the config wants "
+          f"{path}: prepared for another schema: its '{part}' has {own!r}, the config wants "
           f'{wanted!r}; prepare it again'
         )
     self.num_samples, self.day = self.meta['samples'], self.meta['day']
@@ -108,23 +108,19 @@ class PreparedPass:
     file = os.path.join(self.path, name + '.npy')
     dtype, shape = np.dtype(written['dtype']), tuple(written['shape'])
     size = int(np.prod(shape)) * dtype.itemsize
+    total, again = HEADER_BYTES + size, 'prepare the pass again'
     try:
       with open(file, 'rb') as f:
         at_open = os.fstat(f.fileno())
-        if at_open.st_size != HEADER_BYTES + size:
-          raise BadPass(
-            f'{file}: has {at_open.st_size} bytes; wanted {HEADER_BYTES + size}; prepare the pass '
-            'again'
-          )
+        if at_open.st_size != total:
+          raise BadPass(f'{file}: has {at_open.st_size} bytes; wanted {total}; {again}')
         f.seek(HEADER_BYTES)
         crc = crc32_of_stream(f)
         array = np.memmap(f, dtype, 'r', HEADER_BYTES, shape) if size else np.zeros(shape, dtype)
     except OSError as e:
-      raise BadPass(f'{file}: cannot be read ({e}); prepare the pass again') from None
-    if crc != written['crc32']:
-      raise BadPass(
-        f'{file}: its checksum is {crc:08x}; wanted {written["crc32"]:08x}; prepare the pass again'
-      )
+      raise BadPass(f'{file}: cannot be read ({e}); {again}') from None
+    if (wanted := written['crc32']) != crc:
+      raise BadPass(f'{file}: its checksum is {crc:08x}; wanted {wanted:08x}; {again}')
     self._files[file] = at_open
     return np.asarray(array)
 
@@ -175,12 +171,10 @@ class PreparedPass:
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
     splits, first = self._arrays['bases'][chunk, slot].tolist()
+    features = np.ones_like(samples)
     if 'splits' in self._arrays:
-      features = np.diff(
-        self._arrays['splits'][splits : splits + len(samples) + 1].astype(np.int64)
-      )
-    else:
-      features = np.ones_like(samples)
+      of_slot = self._arrays['splits'][splits : splits + len(samples) + 1]
+      features = np.diff(of_slot.astype(np.int64))
     keys = self._arrays['keys'][first : first + int(features.sum())]
     self._check_sizes()
     return samples, features, keys
@@ -205,7 +199,6 @@ class PreparedPass:
     return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0
 
   def num_batches(self, batch_size: int) -> int:
-    """Returns the number of global batches."""
     return -(-self.num_samples // batch_size)
 
   def slices(

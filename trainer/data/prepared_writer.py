@@ -44,7 +44,6 @@ class _Column(NpyWriter):
     return {'dtype': self.dtype.str, 'shape': [self.rows, *self.row_shape], 'crc32': self._crc}
 
   def discard(self) -> None:
-    """Removes the file."""
     self._file.close()
     os.remove(self._path)
 
@@ -69,13 +68,16 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
     parts = [p._replace(values=values) for p, values in zip(parts, ones)]
   of_keys = [p.keys for p in parts]
   shape = *of_keys[0].shape[:-1], sum(k.shape[-1] for k in of_keys)
-  columns = {
-    name: None if array is None else np.concatenate([getattr(p, name) for p in parts])
-    for name, array in parts[0]._asdict().items()
-    if name in (*OF_SAMPLES, 'values')
-  }
   keys = np.concatenate(of_keys, axis=-1, out=aligned(shape, np.int64))
-  return Parsed(keys=keys, **columns)
+  return parts[0]._replace(
+    **{name: np.concatenate([getattr(p, name) for p in parts]) for name in _columns(parts[0])},
+    keys=keys,
+  )
+
+
+def _columns(parsed: Parsed) -> list[str]:
+  """Returns the names of the arrays that the samples have beside `keys`."""
+  return [name for name in (*OF_SAMPLES, 'values') if getattr(parsed, name) is not None]
 
 
 def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
@@ -83,12 +85,9 @@ def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
   features = n if parsed.counts is None else int(parsed.counts[:n].sum())
 
   def part(samples: slice, of_keys: slice) -> Parsed:
-    columns = {
-      name: None if array is None else array[samples if name in OF_SAMPLES else of_keys]
-      for name, array in parsed._asdict().items()
-      if name in (*OF_SAMPLES, 'values')
-    }
-    return Parsed(keys=parsed.keys[..., of_keys], **columns)
+    spans = {name: samples if name in OF_SAMPLES else of_keys for name in _columns(parsed)}
+    columns = {name: getattr(parsed, name)[span] for name, span in spans.items()}
+    return parsed._replace(**columns, keys=parsed.keys[..., of_keys])
 
   return part(slice(n), slice(features)), part(slice(n, None), slice(features, None))
 

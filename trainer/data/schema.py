@@ -12,7 +12,7 @@ CARRIED = '--columns'  # asks for columns that are written as they are
 
 
 def briefly(made: config.Made) -> JsonObject:
-  """Returns what a column is made of; a checksum stands for the content of a look-up."""
+  """Describes a made column; a checksum stands for the content of a look-up."""
   tree = made.model_dump()
   if tree.get('content') is not None:
     tree['content'] = f'{zlib.crc32(tree["content"].encode()):08x}'
@@ -59,9 +59,9 @@ def reading(cfg: config.Config) -> JsonObject:
 
 
 def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
-  """Returns the slots and dense columns that are not read and so are blank.
+  """Returns the slots and dense columns that are not read, and so are blank.
 
-  With model.retrieval they are the columns that data.items holds and, for predictions, all that
+  These are, with model.retrieval, the columns that data.items holds and, for predictions, all that
   only describe items.
   """
   if labelled or cfg.model.retrieval is None:

@@ -23,10 +23,7 @@ TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 
 
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
-  """Returns the file of a raw pass if it is a single large file that can be read in parts.
-
-  Uncompressed text, Parquet and ORC can.
-  """
+  """Returns the file of a raw pass if it is one large uncompressed text, Parquet or ORC file."""
   with contextlib.suppress(UserError):  # the conversion tells of it
     files = files_of(raw_path)
     kind = format_of(cfg.data, raw_path)
@@ -37,7 +34,7 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts line ends in the blocks rank, rank + size, … of a text; a block has SCAN_BYTES."""
+  """Counts the line ends in each of the blocks rank, rank + size, … of SCAN_BYTES of a text."""
   if format_of(cfg.data, file.path) not in TEXTS:
     return []
   with open_file(file.path) as f:
@@ -63,16 +60,12 @@ def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: 
     counted: for a text, the `count_lines` of each rank.
   """
   kind = format_of(cfg.data, file.path)
-  is_text, header = kind in TEXTS, 0
-  counts = np.zeros([0], np.int64)
-  if is_text:
-    counts = np.zeros([sum(map(len, counted))], np.int64)
-    for rank, own in enumerate(counted):
-      counts[rank :: len(counted)] = own
-    header = header_lines(file.path, cfg.data) if kind == 'csv' else 0
-    records = int(counts.sum()) - header
-  else:
-    records = TABLES[kind](file.path)
+  is_text = kind in TEXTS
+  header = header_lines(file.path, cfg.data) if kind == 'csv' else 0
+  counts = np.zeros([sum(map(len, counted))], np.int64)
+  for rank, own in enumerate(counted):
+    counts[rank :: len(counted)] = own
+  records = int(counts.sum()) - header if is_text else TABLES[kind](file.path)
   chunks = -(-records // CHUNK)
   firsts = sorted({r * chunks // size * CHUNK for r in range(size)})  # records that begin parts
   starts = [0] + [_start_of(file, counts, header + n) if is_text else n for n in firsts[1:]]

@@ -1,7 +1,6 @@
 """Describes a log: its days, slots and dense columns, and the memory that its tables need."""
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,8 +23,6 @@ OVERHEAD = 1.5
 
 
 class _SlotFigures:
-  """Counts the features of a slot."""
-
   def __init__(self) -> None:
     self.counts = pd.DataFrame(columns=['shows', 'clicks'], dtype=np.float64)  # by feature
     self.of_day: dict[int, np.ndarray] = {}  # distinct features
@@ -58,20 +55,19 @@ class _SlotFigures:
 
 def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float:
   """Returns the share of features that would be admitted by the end of the log, without decay."""
-  of_slot = dataclasses.asdict(policy) | policy.per_slot.get(slot_id, {})
-  if policy.admission == 'none' or counts.empty:
-    return 1.0
-  shows, clicks = counts['shows'], counts['clicks']
-  if policy.admission == 'count':
-    return float((shows >= of_slot['admission_count']).mean())
-  if policy.admission == 'probability':
-    return float((1 - (1 - of_slot['admission_probability']) ** shows).mean())
-  score = (shows - clicks) * of_slot['nonclk_coeff'] + clicks * of_slot['clk_coeff']
-  return float((score >= of_slot['admission_threshold']).mean())
+  of_slot, shows, clicks = policy.for_slot(slot_id), counts['shows'], counts['clicks']
+  score = (shows - clicks) * of_slot.nonclk_coeff + clicks * of_slot.clk_coeff
+  shares = {
+    'none': shows >= 0,
+    'count': shows >= of_slot.admission_count,
+    'probability': 1 - (1 - of_slot.admission_probability) ** shows,
+    'score': score >= of_slot.admission_threshold,
+  }
+  return 1.0 if counts.empty else float(shares[policy.admission].mean())
 
 
 def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
-  """Returns how many bytes the factors of a feature take, with their optimizer state."""
+  """Returns the bytes of a feature's factors with their optimizer state."""
   table = cfg.sparse.tables[slot.table]
   kinds = [interaction.kind for interaction in cfg.model.all_interactions().values()]
   width = table.width * (len(cfg.data.slots) if 'ffm' in kinds else 1)

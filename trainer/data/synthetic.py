@@ -86,8 +86,7 @@ class World:
     histories: bool = False,
     drift: float = 0.0,
   ):
-    self._seed, self._drift = seed, drift
-    self._conversions = conversions
+    self._seed, self._drift, self._conversions = seed, drift, conversions
     self._clicked = [[] for _ in range(users)] if histories else None
     rng = self._rng(0)
     normal = rng.standard_normal
@@ -113,17 +112,16 @@ class World:
     self.item_worth = rng.standard_normal(len(bias))  # last: more days, more items
     self.item_price, self.item_bias, self.item_factors = price, bias, own
     self.category_factors, self.tag_factors = category_factors, tag_factors
-    texts = np.array([str(t) for t in range(TAGS)] + [''])
-    self.tag_text = pa.array(
-      ['|'.join('t' + texts[t] for t in row if t != TAGS) for row in self.tags]
-    )
+    self.tag_text = pa.array(['|'.join(f't{t}' for t in row if t != TAGS) for row in self.tags])
 
   def _rng(self, *place: int) -> np.random.Generator:
     return np.random.default_rng([self._seed, *place])
 
   def _born(self, day: int, count: int) -> tuple[np.ndarray, ...]:
-    """Draws the items that are born on a day: born, weight, pace, category, tags, bias, price and
-    own factors, each [count] or [count, …].
+    """Draws the items that are born on a day.
+
+    Returns:
+      born, weight, pace, category, tags, bias, price and own factors, each [count] or [count, …].
     """
     rng = self._rng(1, day)
     tags = rng.integers(0, TAGS, [count, MAX_TAGS])
@@ -139,7 +137,7 @@ class World:
     return born, weight, pace, category, tags, bias, price, own_factors
 
   def _move(self, day: int) -> None:
-    """Changes users and what they buy, as drift does before a day."""
+    """Applies a day's drift to the users and to what is bought."""
     rng, kept = self._rng(8, day), np.sqrt(1 - self._drift)
     users = len(self.user_names)
     gone = np.flatnonzero(rng.random(users) < self._drift)
@@ -152,13 +150,11 @@ class World:
   def _logits(
     self, slots: Mapping[str, np.ndarray], price: np.ndarray, age: np.ndarray
   ) -> np.ndarray:
-    """Returns the logits of clicks, float64 [n].
+    """Returns the logits of clicks, float64 [n], from prices and ages, [n], and from slots.
 
     Args:
       slots: {name: int64 [n]}, the number of a user, item, category, hour, device or query (-1 if
         it is typed once); for tags the number of the item, for a history that of the user.
-      price: float64 [n].
-      age: float64 [n].
     """
     user, item, category, device = (slots[s] for s in ('user', 'item', 'category', 'device'))
     tags, query = self.tags[slots['tags']], slots['query']
@@ -186,8 +182,10 @@ class World:
   def log(self, day: int, samples: int, importances: bool = False) -> Log:
     """Draws the records of one day, numbered from 0.
 
-    With histories or drift, days must be drawn in order. With `importances`, the true importances
-    of slots are measured.
+    With histories or drift, days must be drawn in order.
+
+    Args:
+      importances: whether to measure the true importances of slots.
     """
     if self._drift and day:
       self._move(day)
@@ -229,12 +227,11 @@ class World:
         loss = None if whole['auc'] is None else whole['auc'] - without['auc']
         importance[name] = {'auc': loss, 'logloss': without['logloss'] - whole['logloss']}
     category = self.category[item]
-    categories = pa.array([f'c{c}' for c in range(CATEGORIES)])
     devices = pa.array(['phone', 'tablet', 'desktop', 'tv'])
     columns = {
       'user': self.user_names[user],
       'item': item,
-      'category': categories.take(pa.array(category)),
+      'category': pa.array([f'c{c}' for c in range(CATEGORIES)]).take(pa.array(category)),
       'tags': self.tag_text.take(pa.array(item)),
       'query': np.where(fresh, QUERIES + day * samples + np.arange(samples), query),
       'hour': hour,
@@ -290,14 +287,13 @@ def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, floa
 
 
 def _replaced(table: pa.Table, **columns: pa.Array) -> pa.Table:
-  """Returns the table with some columns replaced."""
   for name, column in columns.items():
     table = table.set_column(table.column_names.index(name), name, column)
   return table
 
 
 def _late(log: Log, day: int) -> pa.Table:
-  """Returns the impressions whose conversion came on a day, with a blank click."""
+  """Returns the impressions whose conversions came on a day, with blank clicks."""
   some = log.table.filter(pa.array(log.conversion & (log.arrival == day)))
   one = pa.array(np.ones(len(some), np.int8))
   blank = pa.nulls(len(some), pa.int8())
@@ -347,15 +343,8 @@ def synthesize(
       if day < days:
         late = [_late(earlier, day) for earlier in logs]
         write(f'stream_{day:02d}', pa.concat_tables([table, *late]))
-  truth = {
-    'seed': seed,
-    'days': days,
-    'samples_per_day': samples_per_day,
-    'users': users,
-    'items': items,
-    'passes': passes,
-    'importance': log.importance,
-  }
+  truth = {'seed': seed, 'days': days, 'samples_per_day': samples_per_day}
+  truth |= {'users': users, 'items': items, 'passes': passes, 'importance': log.importance}
   with open(os.path.join(out, 'truth.json'), 'w', encoding='utf-8') as f:
     json.dump(truth, f, indent=1)
   return truth

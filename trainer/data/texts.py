@@ -1,4 +1,4 @@
-"""Finds the texts of features in the log; a key is only a hash of its text."""
+"""Finds the texts of features in the log, because a key is only a hash of its text."""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -29,7 +29,7 @@ def texts_of(
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids().get(slot.name, 0)
   columns = {name: f"slot '{slot.name}'" for name, _ in cfg.data.columns_of(slot)}
-  seen: set[int] = set()
+  done: set[int] = set()
   for path in filter(exists, paths):
     with contextlib.closing(blocks_of_pass(cfg, path, columns)) as blocks:
       for block in blocks:
@@ -37,16 +37,16 @@ def texts_of(
         hashed = hash_keys(texts, slot_id).numpy() if texts else np.zeros([0], np.int64)
         here = np.flatnonzero(np.isin(hashed, wanted)).tolist()
         texts_here = {int(hashed[i]): shown[i].strip().decode(errors='replace') for i in here}
-        seen |= texts_here.keys()
+        done |= texts_here.keys()
         yield texts_here
-        if len(seen) == len(wanted):
+        if len(done) == len(wanted):
           return
 
 
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
-  """Returns the distinct texts that a slot's features are hashed from, and texts to show instead.
+  """Returns the distinct texts from which a slot's features are hashed, and those shown to people.
 
-  They differ for a cross, which is shown by its parts.
+  Only for a cross do they differ: people see its parts.
   """
   reader = ArrowReader(cfg, block.columns, len(block.lines))
   if isinstance(slot.made, config.Cross):

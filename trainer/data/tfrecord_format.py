@@ -1,7 +1,7 @@
 """Reads TFRecord files of tf.Example, also gzipped (.gz).
 
-A column is a feature of the example: bytes, integers or floats. A record may have several values in
-it, or none. The first record that has a feature determines its kind; a record with another kind is
+A column is a feature of the example: bytes, integers or floats, of which a record may have several
+or none. The first record that has a feature determines its kind; a record with another kind is
 malformed.
 """
 
@@ -49,9 +49,8 @@ def _bad_records(
     if len(records) == 1:
       return [first]
   half = len(records) // 2
-  return _bad_records(records[:half], features, first) + _bad_records(
-    records[half:], features, first + half
-  )
+  halves = (records[:half], first), (records[half:], first + half)
+  return [bad for part, start in halves for bad in _bad_records(part, features, start)]
 
 
 def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) -> Block:
@@ -81,11 +80,11 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """Returns the kinds of features, as determined by the first record that has each.
+  """Returns the kind of each missing feature in the first record that has it.
 
   Args:
     records: serialised, object [n].
-    names: all names that occur are added to it, for messages.
+    names: receives the names that occur, for messages.
   """
   kinds: dict[str, tf.DType] = {}
   for record in records:
@@ -113,7 +112,7 @@ def _size(path: str) -> int:
 
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
-  """Does the same as `csv_format.blocks`; messages give the number of the record, from 1."""
+  """Does what `csv_format.blocks` does; messages give the number of the record, from 1."""
   kinds, names, record, size = {}, set(), 1, 0
   compression = {'gzip': 'GZIP', None: ''}.get(codec_of(path))
   if compression is None:
@@ -128,7 +127,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
         yield functools.partial(_block, batch, record, own)
         record += len(batch)
         size += int(tf.reduce_sum(tf.strings.length(batch)))
-      # TensorFlow takes less than a header at the end for the end.
+      # If less than a header is left, TensorFlow takes that for the end.
       left = _size(local) - size - FRAME_BYTES * (record - 1)
       if left:
         raise BadPass(

@@ -3,6 +3,7 @@
 Shapes: n records, u distinct fields of a column.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Sequence
@@ -41,10 +42,7 @@ def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def text_of_float(value: float) -> str | None:
-  """Returns the text of a whole number: '12' for 12.0.
-
-  Returns None for a fraction, and for a number so large that floats cannot tell it from the next.
-  """
+  """Returns the text of a whole number, '12' for 12.0; None for a fraction or above 2^53."""
   return str(int(value)) if abs(value) < 2**53 and value == int(value) else None
 
 
@@ -78,8 +76,7 @@ def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
   Returns:
     An int64 array, null where a value is missing or wrong; and bool [n], true where it is wrong: a
-    fraction or too large (see `text_of_float`). An array without floats is returned as it is, with
-    None.
+    fraction, or too large to be exact. For an array without floats: the array itself, and None.
   """
   t = array.type
   if pa.types.is_dictionary(t) and pa.types.is_floating(t.value_type):
@@ -103,7 +100,7 @@ def as_text(array: pa.Array, column: str) -> pa.Array:
   t = array.type
   if pa.types.is_string(t):
     return array
-  # Bytes are hashed as they are; nobody checks that they are UTF-8.
+  # Bytes are hashed as they are, even if they are not UTF-8.
   if pa.types.is_large_binary(t) or pa.types.is_large_string(t):
     array, t = array.cast(pa.binary()), pa.binary()
   if pa.types.is_binary(t):
@@ -135,13 +132,17 @@ def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def texts_from(data: bytes | np.ndarray, offsets: np.ndarray) -> pa.Array:
-  """Returns the string array of such buffers; nobody checks that the bytes are UTF-8."""
+  """Undoes `text_buffers`; the bytes need not be UTF-8."""
   buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
   return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-  """Returns where each of several runs of `counts` elements begins, and the end, int32 [n + 1]."""
+  """Returns where each list begins in the joined lists, and their end, int32 [n + 1].
+
+  Args:
+    counts: [n], the lengths of the lists.
+  """
   return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
@@ -160,13 +161,9 @@ def feature_keys(
   if pa.types.is_null(t):
     return np.full([len(array)], NO_FEATURE)
   if pa.types.is_dictionary(t):
-    distinct = np.append(
-      feature_keys(array.dictionary, column, slot_id, missing_values), NO_FEATURE
-    )
-    indices = array.indices
-    if indices.null_count:
-      indices = indices.fill_null(len(distinct) - 1)
-    return distinct.take(indices.to_numpy())
+    distinct = feature_keys(array.dictionary, column, slot_id, missing_values)
+    indices = array.indices.fill_null(len(distinct))
+    return np.append(distinct, NO_FEATURE).take(indices.to_numpy())
   if pa.types.is_integer(t) and t != pa.uint64():
     values = array.fill_null(0) if array.null_count else array
     keys = integer_keys(values.cast(pa.int64()).to_numpy(), slot_id)
@@ -181,7 +178,7 @@ def feature_keys(
 
 
 def trim(texts: pa.Array) -> pa.Array:
-  """Removes ASCII white space on both sides; blank texts become null."""
+  """Removes ASCII white space around texts; blank texts become null."""
   texts = pc.ascii_trim_whitespace(texts)
   return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, pa.string()))
 
@@ -213,9 +210,9 @@ class Writing(NamedTuple):
 
   def replacements(self) -> list[tuple[str, str]]:
     """Returns (regular expression, replacement) pairs that turn such a text into a plain number."""
-    found = [(r'^\+|(?: ?%)$', '')]
-    found += [] if self.thousands is None else [(re.escape(self.thousands), '')]
-    return found + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])
+    pairs = [(r'^\+|(?: ?%)$', '')]
+    pairs += [] if self.thousands is None else [(re.escape(self.thousands), '')]
+    return pairs + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])
 
 
 def float_or_none(text: str) -> float | None:
@@ -228,10 +225,8 @@ def float_or_none(text: str) -> float | None:
 def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: Writing) -> pa.Array:
   """Returns float64: null for a blank or missing text, infinity for a text that is no number."""
   if not missing_values and writing == Writing():
-    try:
+    with contextlib.suppress(pa.ArrowInvalid):  # a blank, white space, or no number
       return texts.cast(pa.float64())
-    except pa.ArrowInvalid:
-      pass  # a blank, white space, or no number
   encoded = without_markers(trim(texts), missing_values).dictionary_encode()
   distinct = plain = encoded.dictionary
   for pattern, replacement in writing.replacements():
@@ -307,7 +302,7 @@ class SlotFeatures(NamedTuple):
 
 
 def _split_values(texts: pa.Array, separator: str) -> pa.Array:
-  """Splits texts such as sports:0.5 at the last separator, into lists of one or two parts."""
+  """Splits texts such as sports:0.5 at the last separator; returns lists of one or two parts."""
   return pc.split_pattern(texts.fill_null(''), pattern=separator, max_splits=1, reverse=True)
 
 

@@ -14,7 +14,7 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_
 
 
 def _size(batch: SlotBatch) -> tf.Tensor:
-  """Returns the number of samples in a batch, candidates included."""
+  """Returns the number of samples in a batch, including candidates."""
   return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
 
 
@@ -64,9 +64,8 @@ class Embedding:
     self.num_slots = len(slots)
     self._reads_slots, self._reads_totals = 'factors' in needs, 'totals' in needs
     self._reads_field = 'field_factors' in needs
-    poolings = tuple(cfg.poolings())
+    poolings, ids = tuple(cfg.poolings()), cfg.slot_ids()
     self._divides = any(p != 'sum' for p in poolings)
-    ids = cfg.slot_ids()
     self.slot_table = [-1] * (max(ids.values()) + 1)
     for s in slots:
       self.slot_table[ids[s.name]] = names.index(s.table)
@@ -95,20 +94,16 @@ class Embedding:
     self._click_shares = tf.constant(shares) if len(shares) > 1 else None
     self.counted = cfg.counted_fields()
     columns = len(cfg.data.dense) + bool(self.counted)
-    self.stats = tf.Variable(
-      np.stack([np.zeros(columns), np.ones(columns)]),
-      dtype=tf.float32,
-      trainable=False,
-      name='dense_stats',
-    )
+    stats = np.stack([np.zeros(columns), np.ones(columns)])
+    self.stats = tf.Variable(stats, trainable=False, name='dense_stats', dtype=tf.float32)
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:
-    """Returns the hyperparameters for the linear weights and the factors of each table.
+    """Returns the hyperparameters of the linear weights and the factors of each table.
 
     Args:
-      rate: by which the learning rates of the config are multiplied.
+      rate: multiplies the learning rates of the config.
     Returns:
-      float32 [T, 2, fields].
+      float32 [T, 2, H], see ops.row_optimizers.hyper.
     """
     return row_optimizers.hyper(self._optimizers, rate)
 
@@ -122,13 +117,7 @@ class Embedding:
       return dedupe(batch.keys, shows=tf.cast(is_shown, tf.float32), clicks=clicks)
     if self._click_shares is not None:
       clicks = tf.linalg.matvec(clicks, self._click_shares)
-    return dedupe(
-      batch.keys,
-      shows=self._one_show,
-      clicks=clicks,
-      segments=batch.segments,
-      fields=self.num_slots,
-    )
+    return dedupe(batch.keys, self._one_show, clicks, batch.segments, self.num_slots)
 
   def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
     """Adds up the rows of a batch's unique keys to layer inputs.
@@ -166,17 +155,12 @@ class Embedding:
     Returns:
       float32 [B, Fc, 2].
     """
-    of_each = tf.gather(show_click, deduped.inverse)
-    shape = [size, self.num_slots, 2]
-
-    def summed() -> tf.Tensor:
-      sums = tf.math.unsorted_segment_sum(of_each, batch.segments, size * self.num_slots)
-      return tf.reshape(sums, shape)
-
+    of_each, slots = tf.gather(show_click, deduped.inverse), size * self.num_slots
     one_each = tf.size(batch.segments) == 0  # each slot of each sample has one feature
     one_each &= tf.size(deduped.inverse) > 0
-    sums = tf.cond(one_each, lambda: tf.reshape(of_each, shape), summed)
-    return tf.gather(sums, self.counted, axis=1)
+    summed = lambda: tf.math.unsorted_segment_sum(of_each, batch.segments, slots)
+    sums = tf.cond(one_each, lambda: of_each, summed)
+    return tf.gather(tf.reshape(sums, [size, self.num_slots, 2]), self.counted, axis=1)
 
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]

@@ -14,10 +14,7 @@ from trainer.embedding.row_table import counts_of
 
 
 class Routed(NamedTuple):
-  """The keys that this rank sent to each owner, and the keys that it received as an owner.
-
-  A job of one process has () instead.
-  """
+  """The keys that this rank sent to owners and received as an owner; a single process has ()."""
 
   sent: tf.Tensor  # int32 [N], how many keys went to each owner
   received: tf.Tensor  # int32 [N], how many keys came from each rank
@@ -41,7 +38,7 @@ Routing = Routed | tuple[()]
 
 
 def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-  """Returns by what to multiply the gradients of rows, according to sparse.gradient_scale.
+  """Returns the factors for the gradients of rows, according to sparse.gradient_scale.
 
   With 'feature', steps on a rare feature stay as long when the batch or the job grows.
 
@@ -56,9 +53,7 @@ def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor
 
 
 class LocalRows:
-  """Reads and updates the rows of the store in this process, as one process alone does.
-
-  ShardedRows extends it to N ranks, each of which has such a store.
+  """Reads and updates the rows of the store in this process; ShardedRows extends it to N ranks.
 
   Attributes:
     routed: the TensorSpecs of what `route` returns; () with one process.
@@ -100,9 +95,6 @@ class LocalRows:
     Args:
       deduped: the distinct keys of this process's samples.
       train: with admission `none`, whether new features read their initial factors rather than 0.
-    Returns:
-      The rows. The fields `linear`, `factors`, `offsets` and `show_click` hold what
-      ops.row_store.PulledRows says.
     """
     return self._pull(deduped.unique, train)
 
@@ -121,9 +113,7 @@ class LocalRows:
     hyper: tf.Tensor,
     step: tf.Tensor,
   ) -> None:
-    """Updates the rows, adds shows and clicks to their features, and admits features.
-
-    Every rank calls it.
+    """Updates rows, adds shows and clicks to features, and admits features; every rank calls it.
 
     Args:
       deduped: the distinct keys of this process's samples.
@@ -201,10 +191,8 @@ class ShardedRows(LocalRows):
     show_click: tf.Tensor | tuple[()] = ()
     if self._reads_counts:
       answers = tf.unstack(tf.gather(owned.show_click, routed.owned.inverse), 2, 1)
-      columns, _ = self._spans.timed(
-        lambda: self._counts.all_to_all(answers, routed.received), answers
-      )
-      show_click = tf.stack(columns, 1)
+      exchange = lambda: self._counts.all_to_all(answers, routed.received)
+      show_click = tf.stack(self._spans.timed(exchange, answers)[0], 1)
     return ShardedPull(linear, factors, offsets, routed, owned, show_click)
 
   def push(

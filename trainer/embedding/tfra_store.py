@@ -7,6 +7,7 @@ table once and upserts it once. The row itself says whether it has factors, so t
 all of them or none while another worker's push admits the feature.
 """
 
+import functools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -112,23 +113,14 @@ class TfraStore(FeatureLifecycle):
     # Rows that were not pulled from this store are looked up here; a critical section keeps other
     # such pushes from coming between the look-up and the update. The keys are distinct.
     step, scale = tf.cast(step, tf.int64), tf.broadcast_to(scale, tf.shape(keys))
-
-    def update(
-      weights: tf.Tensor,
-      gradient: tf.Tensor,
-      scale: tf.Tensor,
-      last: tf.Tensor,
-      hyper: tf.Tensor,
-      kind: str,
-    ) -> tf.Tensor:
-      return row_optimizers.row_update(weights, gradient, scale, last, hyper, step, kind, add)
+    update = functools.partial(row_optimizers.row_update, step=step, add=add)
 
     def updated_row(t: int, admitted: tf.Tensor, places: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
       """Returns the packed rows of one table after this step, float32 [n, R]."""
       spec, table_scale = self.tables[t], tf.gather(scale, places)
       start, had, last = self._linear_floats[t], old[:, -2] > 0, tf.bitcast(old[:, -1], tf.int32)
       gradient = tf.gather(linear_gradient, places)[:, None]
-      linear = update(old[:, :start], gradient, table_scale, last, hyper[t, 0], spec.linear)
+      linear = update(old[:, :start], gradient, table_scale, last, hyper[t, 0], kind=spec.linear)
       factors, has = old[:, start:-2], had | tf.gather(admitted, places)
       if spec.width:
         new = tf.cast(tf.where(has & ~had)[:, 0], tf.int32)
@@ -147,7 +139,7 @@ class TfraStore(FeatureLifecycle):
           tf.gather(table_scale, trained),
           tf.ones_like(trained),  # step 0 would mean that there is no optimizer state
           hyper[t, 1],
-          spec.factors,
+          kind=spec.factors,
         )
         factors = tf.tensor_scatter_nd_update(factors, trained[:, None], stepped)
       now = last if add else tf.maximum(last, tf.cast(step, tf.int32))
@@ -245,8 +237,8 @@ class TfraStore(FeatureLifecycle):
       offsets: int32 [u + 1], where the factors of each key of the pull begin.
       places: int32 [n], the places of the table's keys in the pull.
     Returns:
-      The indices of the keys with factors in `places`, int32 [m]; and the indices of their factors
-      in the flat factors, int32 [m, D].
+      Which of `places` have factors, as indices int32 [m]; and the indices of these in the flat
+      factors, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)

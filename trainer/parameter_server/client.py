@@ -26,7 +26,6 @@ class Process:
   """Ends, restarts or stops this process when the coordinator says so; tests replace it."""
 
   def end(self, status: int) -> None:
-    """Ends the process at once, with this exit status."""
     os._exit(status)
 
   def restart(self) -> None:
@@ -147,13 +146,13 @@ class CoordinatorClient(Communicator):
   # The end
 
   def bye(self, status: int) -> None:
-    """Reports this worker's exit status and disconnects; servers end after the last such report."""
+    """Reports this worker's exit status and disconnects; after the last one, servers end."""
     self._leaving = True
     self._connection.send(['bye', status])
     self._connection.close()
 
   def wait(self) -> int:
-    """On a server: waits until the job has ended; returns the exit status."""
+    """Waits, on a server, until the job has ended; returns the exit status."""
     return self._statuses.get()
 
   def stop(self) -> None:
@@ -194,7 +193,7 @@ class CoordinatorClient(Communicator):
       'reply': self._replies.put,
       'note': self._cluster.say,
       'stop': self._process.ask_to_stop,
-      'restart': self._restart,
+      'restart': lambda text: (self._cluster.say(text), self._process.restart()),
       'finish': self._finish,
       'end': self._end,
     }
@@ -210,10 +209,6 @@ class CoordinatorClient(Communicator):
     except Exception as e:  # else this process would wait forever
       text = f'what ps 0 sent was not understood: {one_line(e)}'
       self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)
-
-  def _restart(self, text: str) -> None:
-    self._cluster.say(text)
-    self._process.restart()
 
   def _finish(self, status: int) -> None:
     is_at_work = self._cluster.kind == 'worker' and not self._leaving

@@ -37,7 +37,6 @@ class Cluster:
 
   @property
   def address(self) -> str:
-    """This process's host:port."""
     return (self.servers if self.kind == 'ps' else self.workers)[self.index]
 
   @classmethod
@@ -72,14 +71,11 @@ class Cluster:
     for address in (everyone := [*servers, *workers]):
       _check(everyone.count(address) == 1, 'cluster', address, 'each address once')
     kind, index = task.get('type'), task.get('index')
-    _check(
-      isinstance(kind, str) and kind in cluster, 'task.type', kind, f'one of {sorted(cluster)}'
-    )
+    valid = isinstance(kind, str) and kind in cluster
+    _check(valid, 'task.type', kind, f'one of {sorted(cluster)}')
     tasks = len(cluster[kind])
-    valid = type(index) is int and 0 <= index < tasks
-    _check(
-      valid, 'task.index', index, f"a whole number below {tasks}, the number of '{kind}' tasks"
-    )
+    wanted = f"a whole number below {tasks}, the number of '{kind}' tasks"
+    _check(type(index) is int and 0 <= index < tasks, 'task.index', index, wanted)
     if kind == 'worker':
       index += len(chiefs)
     return cls(servers, workers, 'ps' if kind == 'ps' else 'worker', index)
@@ -94,10 +90,8 @@ class Cluster:
   def host(self, patience: float) -> str:
     """Returns the IP address of this process's host.
 
-    Args:
-      patience: how many seconds to wait until the host's name can be resolved.
     Raises:
-      UserError: if the host in TF_CONFIG has no address by then.
+      UserError: if the host's name in TF_CONFIG cannot be resolved within `patience` seconds.
     """
     host, began = self.address.rpartition(':')[0].strip('[]'), time.monotonic()
     while True:
@@ -112,11 +106,7 @@ class Cluster:
       time.sleep(1)
 
   def start_server(self) -> tf.distribute.Server:
-    """Starts this process's TensorFlow server.
-
-    Raises:
-      UserError: if its port is in use.
-    """
+    """Starts this process's TensorFlow server; raises UserError if its port is in use."""
     port = int(self.address.rpartition(':')[2])
     in_use = UserError(
       f'{_VARIABLE}: the port {port} of {self.name} is in use on this host; wanted a free one, or '

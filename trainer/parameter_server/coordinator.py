@@ -1,12 +1,12 @@
 """The coordinator of a parameter-server job, in the process of server 0.
 
-Every process keeps a connection to it. The connections carry the workers' collectives (metrics,
-counts, barriers), the units of work that asynchronous workers claim, beats that show that a process
-is alive, and the goodbyes after which servers end.
+Every process keeps a connection to it, for the workers' collectives (metrics, counts, barriers),
+the units of work that asynchronous workers claim, beats that show that a process is alive, and the
+goodbyes after which servers end.
 
-All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, or if
-its beats report no progress for `sync.stalled_peer_seconds`, or if it has not come
-`sync.lost_peer_seconds` after the process that came last. The coordinator names the lost process,
+All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, if its
+beats report no progress for `sync.stalled_peer_seconds`, or if it has not come
+`sync.lost_peer_seconds` after the last process that came. The coordinator names the lost process,
 and the mode decides whether the job ends, goes on without it, or goes back to the last checkpoint.
 """
 
@@ -66,9 +66,9 @@ class Coordinator:
     self._settings = messages.decode(messages.encode(dict(settings)))
     self._handlers = {
       'beat': self._on_beat,
-      'meet': self._on_meet,
-      'enter': self._on_enter,
-      'claim': self._on_claim,
+      'meet': lambda member, *call: self._calls.update({member.index: call}),
+      'enter': lambda member: self._entering.add(member.index),
+      'claim': lambda member, *state: self._queue.claim(member.index, *state),
       'bye': self._on_bye,
       'stop': lambda _: self._stop_workers(),
       'fail': lambda member, text, status: self._fail(member.process, str(text), int(status)),
@@ -132,6 +132,7 @@ class Coordinator:
             raise messages.not_understood([kind, *rest])
           elif self._is_current(member):
             self._handlers[kind](member, *rest)
+            self._advance()
     except ConnectionError as e:
       with self._lock:
         self._lose(member, str(e))
@@ -187,6 +188,7 @@ class Coordinator:
     return member
 
   def _difference(self, member: _Member, settings: JsonObject) -> str:
+    """Describes the first setting in which a process differs from this one; '' if none does."""
     for key in sorted(settings.keys() | self._settings.keys()):
       theirs, own = settings.get(key), self._settings.get(key)
       if theirs != own:
@@ -214,9 +216,9 @@ class Coordinator:
       member.connection.send(['welcome', self._generation, *place, False])
 
   def _watch_forming(self) -> None:
-    """While the job forms, prints which processes it waits for; in a thread of its own.
+    """While the job forms, prints for which processes it waits; a thread runs it.
 
-    If some do not come in time, it goes on without them or ends the job, as the mode says.
+    If some do not come in time, the mode decides whether it goes on without them or ends the job.
     """
     reminded = time.monotonic()
     while self._status is None:
@@ -319,18 +321,6 @@ class Coordinator:
     self._ended.notify_all()
 
   # Collectives and work
-
-  def _on_meet(self, member: _Member, kind: str, value: Plain) -> None:
-    self._calls[member.index] = kind, value
-    self._advance()
-
-  def _on_enter(self, member: _Member) -> None:
-    self._entering.add(member.index)
-    self._advance()
-
-  def _on_claim(self, member: _Member, stop: bool, save: bool, is_merged: bool) -> None:
-    self._queue.claim(member.index, stop, save, is_merged)
-    self._advance()
 
   def _workers(self) -> list[int]:
     """Returns the workers that take part in collectives now."""

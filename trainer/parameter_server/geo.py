@@ -1,4 +1,4 @@
-"""Mode ps_geo: each worker trains a copy of the model, and merges it with the servers at times.
+"""Mode ps_geo: each worker trains a copy of the model, and now and then merges it with the servers.
 
 This is PaddlePaddle's GEO-SGD. A worker copies the dense variables, and the rows that it uses. With
 N workers, each does this after every `sync.geo_steps` of its steps:
@@ -27,20 +27,14 @@ from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import WorkerStep
-from trainer.training.step import (
-  LEAST_WEIGHT,
-  Staged,
-  StepCounts,
-  StepFlags,
-  check_finite,
-)
+from trainer.training.step import LEAST_WEIGHT, Staged, StepCounts, StepFlags, check_finite
 
 # A feature is admitted in the copy by giving it a number of shows that no real feature reaches.
 _ADMITTING_SHOWS = 2.0**40
 
 
 class GeoStep(WorkerStep):
-  """The step of mode ps_geo: trains this worker's copy of the model, and merges it at times."""
+  """The step of mode ps_geo: trains this worker's copy of the model, and merges it now and then."""
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
@@ -109,9 +103,9 @@ class GeoStep(WorkerStep):
   ) -> None:
     """Adds `changes` to the rows of one copy, and `shows`, if given, to their features."""
     zeros, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
-    shows = zeros if shows is None else shows
+    counts = zeros if shows is None else shows, zeros
     gradients = changes.linear, changes.factors
-    store.push(keys, changes, shows, zeros, *gradients, [1.0], hyper, 1, add=True)
+    store.push(keys, changes, *counts, *gradients, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys: np.ndarray) -> None:
     """Adds to the copied rows what changed on the servers: local += server − old; old = server."""
@@ -126,9 +120,9 @@ class GeoStep(WorkerStep):
   def _follow_lifecycle(
     self, store: row_store.RowStore, keys: np.ndarray, has_factors: np.ndarray
   ) -> None:
-    """Lets exactly those features of a copy have factors that have them on the servers.
+    """Gives factors to exactly those features of a copy that have them on the servers.
 
-    It creates absent features, and creates those anew that lost their factors on the servers.
+    It creates absent features, and creates those again that have lost their factors there.
     """
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)

@@ -20,9 +20,9 @@ _HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 class RowsOnServers:
   """The rows on all servers as one RowTable, whose work the workers share.
 
-  Verbs on features (select, export_state) cover the logical shards that this worker, as rank r of
-  M, would own if the workers kept the rows. In verbs on whole servers (size, decay, age, evict),
-  exactly one worker calls each server. ops.row_store.RowStore describes each verb.
+  Verbs on features (select, export_state) cover the logical shards that this worker would own if
+  the workers kept the rows. Verbs on whole servers (size, decay, age, evict) are called by exactly
+  one worker for each server. ops.row_store.RowStore describes each verb.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
@@ -44,8 +44,8 @@ class RowsOnServers:
 
   def _own(self) -> list[FeatureLifecycle]:
     """Returns the stores that this worker alone calls: their first shard is one of its shards."""
-    first = [shards_of(i, self._servers.count)[0] for i in range(self._servers.count)]
-    return [store for store, shard in zip(self._remote, first) if shard in self._shards()]
+    stores = enumerate(self._remote)
+    return [s for i, s in stores if shards_of(i, self._servers.count)[0] in self._shards()]
 
   def _together(self, verb: Callable[[FeatureLifecycle], None]) -> None:
     """Applies a verb to all servers while all workers wait; every worker calls it."""

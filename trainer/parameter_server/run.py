@@ -2,10 +2,10 @@
 
 `TF_CONFIG` says which process is which.
 
-  mode       which gradients the servers apply                                 who takes a step
-  ps         the sum of all workers' gradients, as one process would           all workers together
-  ps_async   each worker's gradients, as they come                             each worker alone
-  ps_geo     none: workers train copies and merge their differences at times   each worker alone
+  mode      what the servers apply                                                 who takes a step
+  ps        the sum of all workers' gradients, as one process would                all together
+  ps_async  each worker's gradients, as they come                                  each alone
+  ps_geo    the differences of copies that workers train, every so many steps      each alone
 
 The parts:
   cluster              the processes that TF_CONFIG describes
@@ -96,12 +96,13 @@ def _work(
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
+  """Calls `stop` on SIGTERM and SIGINT."""
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop())
 
 
 def _coordinator_variable() -> tf.Variable:
-  """Adds to the graph the variable on server 0 with the coordinator's address and secret."""
+  """Adds to the graph the variable of server 0 that holds the coordinator's address and secret."""
   with tf.device('/job:ps/task:0/device:CPU:0'):
     return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
 
@@ -120,7 +121,7 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
   """Waits until server 0 has published the coordinator's address and secret; returns them.
 
   Raises:
-    UserError: if server 0 has not answered within `patience` seconds.
+    UserError: if that takes more than `patience` seconds.
   """
   began = reminded = time.monotonic()
   config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)

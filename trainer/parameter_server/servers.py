@@ -2,8 +2,7 @@
 
 Rows and dense variables are on the servers. Every worker builds the same graph, and workers share
 its resources by name, in a new container each time the job forms. In a step, workers and servers
-exchange keys, values (of the dtype `sparse.exchange_dtype`), counts and dense tensors, but no
-optimizer state.
+exchange keys, values (in `sparse.exchange_dtype`), counts and dense tensors; optimizer state stays.
 """
 
 import contextlib
@@ -32,7 +31,6 @@ from trainer.training.step import LEAST_WEIGHT
 v1 = tf.compat.v1
 
 _COUNTS = 5  # the fields of StepCounts
-_NO_IDS = np.zeros([0], np.int64)
 
 Array = np.ndarray | tf.Tensor
 Fetched = TypeVar('Fetched')  # arrays, nested
@@ -117,17 +115,17 @@ class Servers:
 
   @contextlib.contextmanager
   def _placed(self, server: int) -> Iterator[None]:
-    """Places the ops made within it on a server, in the container of this generation of the job."""
+    """Places the ops of its `with` block on a server, in the container of this generation."""
     container = f'generation{self._communicator.generation}'
     with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
       yield
 
   def _dense_variables(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Variable]:
-    """Makes the dense variables, each on the server with the fewest numbers; all 0 at first."""
-    held, variables = [0] * self.count, []
+    """Makes the dense variables, zeros at first, each on the server that has the fewest numbers."""
+    sizes, variables = [0] * self.count, []
     for i, shape in enumerate(shapes):
-      server = held.index(min(held))
-      held[server] += shape.num_elements()
+      server = sizes.index(min(sizes))
+      sizes[server] += shape.num_elements()
       with tf.device(_on_server(server)):
         variables.append(tf.Variable(tf.zeros(shape), name=f'dense_{i}'))
     return variables
@@ -161,10 +159,7 @@ class Servers:
     return fetches, [keys]
 
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
-    """Returns a push's placeholders, and the part of them that goes to each server.
-
-    A part is (keys, shows, clicks, buffer).
-    """
+    """Returns a push's placeholders, and for each server its part (keys, shows, clicks, buffer)."""
     with self._on_worker():
       feeds = Push(
         keys=v1.placeholder(tf.int64, [None]),
@@ -312,10 +307,10 @@ class Servers:
   def pull(
     self, keys: np.ndarray, train: bool
   ) -> tuple[row_store.PulledRows, np.ndarray, list[np.ndarray]]:
-    """Reads the rows of distinct keys and, for a training step, the dense variables.
+    """Reads rows and, for a training step, the dense variables.
 
     Args:
-      keys: int64 [u], ordered by logical shard.
+      keys: int64 [u], distinct, ordered by logical shard.
       train: whether it is for a training step.
     Returns:
       The rows as NumPy arrays, without ids; the number of keys on each server, int32 [S]; and the
@@ -326,7 +321,8 @@ class Servers:
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
     counts = dense.pop(0) if self._reads_counts else ()
-    return row_store.PulledRows(_NO_IDS, offsets, linear, factors, counts), sent, dense
+    ids = np.zeros([0], np.int64)
+    return row_store.PulledRows(ids, offsets, linear, factors, counts), sent, dense
 
   def push(self, push: Push) -> np.ndarray:
     """Sends what a step changes, and waits until the servers have applied it.
@@ -349,7 +345,7 @@ class Servers:
       return self.state()[1]
 
   def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
-    """Runs a read; runs it again each time that it gets no answer in time, and once if aborted.
+    """Runs a read, again each time that it gets no answer in time, and once again if aborted.
 
     TensorFlow draws the ids of requests at random, and a server aborts a request whose id is among
     its last 100,000: about once in 50,000 runs. If a worker aborts its part of a run, the server
@@ -377,10 +373,7 @@ class Servers:
     return parts['state'], parts['step']
 
   def assign(self, **parts: Fetched) -> None:
-    """Sets parts of the state: state, step, rate, first_step.
-
-    Call it only while no worker trains.
-    """
+    """Sets parts of the state (state, step, rate, first_step); call it while no worker trains."""
     values = tf.nest.flatten(self._read_state() | parts)
     self.session.run(self._assign_state, dict(zip(self._state_feeds, values)))
 
@@ -396,10 +389,8 @@ class Servers:
 
     Args:
       only_reads: whether the op changes nothing, so that it may run again if it gets no answer.
-      function: makes the op.
-      *args: its arguments. Arrays are fed. All others become part of the graph, to which the op is
-        added once for each function with such arguments.
-      **kwargs: the same.
+      function: makes the op from `args` and `kwargs`. Arrays among these are fed. The others become
+        part of the graph, to which the op is added once for each function and such arguments.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))
@@ -438,7 +429,7 @@ def _within(seconds: float) -> v1.RunOptions:
 
 
 def _is_array(value: object) -> bool:
-  """Returns whether a value is an array or an eager tensor, which `call` feeds to the graph."""
+  """Returns whether a value is an array or an eager tensor."""
   if tf.is_tensor(value):
     return not tf.is_symbolic_tensor(value)
   return isinstance(value, (np.ndarray, np.generic))

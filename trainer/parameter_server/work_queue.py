@@ -17,7 +17,7 @@ _MERGE = Claimed(None, 'merge')
 
 
 class WorkQueue:
-  """Hands out the units of a pass, each of them once; those that a lost worker held, again.
+  """Hands out each unit of a pass once, and the units that a lost worker held once more.
 
   A worker holds the units whose changes the servers do not have yet: the one that it works on and,
   in mode ps_geo, those since its last merge.
@@ -54,7 +54,6 @@ class WorkQueue:
 
   @property
   def workers(self) -> list[int]:
-    """The workers that share the pass, ascending."""
     return sorted(self._done)
 
   def enter(self, worker: int) -> None:

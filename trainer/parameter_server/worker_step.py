@@ -1,6 +1,6 @@
-"""The training step of a worker: rows and dense variables come from servers, gradients go there.
+"""The training step of a worker in modes ps and ps_async; geo.py beside it has mode ps_geo.
 
-This file has modes ps and ps_async; trainer/parameter_server/geo.py has mode ps_geo.
+Rows and dense variables come from servers, gradients go there.
 """
 
 import time
@@ -67,11 +67,8 @@ class WorkerStep(Step):
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._samples = 0  # since the last call of `traffic`
     self._stale = True  # whether the copy may differ from the servers' variables
-    self._forward = tf.function(
-      self.dense.predict,
-      autograph=False,
-      input_signature=[batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)],
-    )
+    specs = [batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)]
+    self._forward = tf.function(self.dense.predict, specs, autograph=False)
     if not communicator.late:
       if communicator.rank == 0:
         self.servers.start(self._copies())
@@ -94,7 +91,7 @@ class WorkerStep(Step):
     """Sends the changes that the servers do not have."""
 
   def finish_pass(self) -> None:
-    """Marks the copy as out of date, after this worker's last step of a pass; all meet next."""
+    """Called after this worker's last step of a pass: its copy of the model is out of date now."""
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
@@ -107,10 +104,7 @@ class WorkerStep(Step):
     super().consolidate()
 
   def traffic(self) -> dict[str, float]:
-    """Returns how many bytes per sample workers and servers exchanged since the last call.
-
-    Every worker calls it.
-    """
+    """Returns the bytes per sample between workers and servers since the last call; all call it."""
     own = np.array([self.servers.bytes, self._samples], np.int64)
     sent, samples = self._communicator.sum_arrays({'bytes': own})['bytes']
     self.servers.bytes = self._samples = 0
@@ -126,15 +120,14 @@ class WorkerStep(Step):
 
   def _refresh(self) -> None:
     """Updates the copy from the servers if it may differ. Call it only while no worker trains."""
-    if not self._stale:
-      return
-    state, steps = self.servers.state()
-    self._take(state)
-    self._step.assign(steps)
-    self._stale = False
+    if self._stale:
+      state, steps = self.servers.state()
+      self._take(state)
+      self._step.assign(steps)
+      self._stale = False
 
   def _assign(self, **values: object) -> None:
-    """Lets worker 0 set values on the servers; every worker calls it and waits."""
+    """Sets values on the servers, by worker 0; every worker calls it and waits."""
     self._communicator.barrier()
     if self._communicator.rank == 0 and not self._communicator.independent:
       self.servers.assign(**values)
@@ -167,7 +160,7 @@ class WorkerStep(Step):
     return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
 
   def local_state(self) -> dict[str, np.ndarray]:
-    """Returns the variables that only workers have, name -> value, for a worker that comes late."""
+    """Returns the variables that only workers have, {name: value}, for a worker that comes late."""
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
@@ -193,19 +186,12 @@ class ServerStep(WorkerStep):
     self._tells_samples = self.in_lockstep and (
       len(cfg.labels) > 1 or 'position' in self.dense.model.needs
     )
-    self._gradients = tf.function(
-      self._gradients_graph,
-      autograph=False,
-      input_signature=[
-        batch_spec(cfg),
-        DEDUPED_SPEC,
-        rows_spec(cfg),
-        tf.TensorSpec([self.servers.count], tf.int32),
-        [tf.TensorSpec(v.shape) for v in self.dense.trainable],
-        tf.TensorSpec([], tf.int64),
-        tf.TensorSpec([] if len(cfg.labels) == 1 else [len(cfg.labels)]),
-      ],
-    )
+    specs = [batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)]
+    specs.append(tf.TensorSpec([self.servers.count], tf.int32))
+    specs.append([tf.TensorSpec(v.shape) for v in self.dense.trainable])
+    specs.append(tf.TensorSpec([], tf.int64))
+    specs.append(tf.TensorSpec([] if len(cfg.labels) == 1 else [len(cfg.labels)]))
+    self._gradients = tf.function(self._gradients_graph, specs, autograph=False)
 
   def train(
     self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags

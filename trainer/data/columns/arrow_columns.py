@@ -51,8 +51,8 @@ class Features(NamedTuple):
 class ArrowReader:
   """The columns of n records, as one made column reads them.
 
-  A made column may have the name of a column of the log, which it replaces: by its own name it
-  reads the log's column.
+  A made column may replace a column of the log and have its name. Others then read the made column
+  by this name, and the made column itself reads the log's.
 
   Args:
     columns: the columns of the log.
@@ -70,10 +70,10 @@ class ArrowReader:
     self._data, self._log, self._drop, self.num_records = cfg.data, columns, drop, num_records
     self._made = cfg.data.made
     self._own = ''  # the name of the made column that reads; '': the model
-    self._found: dict[object, object] = {}
+    self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':
-    """Returns what the made column `own` reads; the results of all readers are shared."""
+    """Returns the reader of the made column `own`; all readers share their results."""
     reader = copy.copy(self)
     reader._own = own
     return reader
@@ -85,9 +85,9 @@ class ArrowReader:
 
   def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
     """Returns the result of `compute`, which is called only once for all columns of a block."""
-    if key not in self._found:
-      self._found[key] = compute()
-    return self._found[key]
+    if key not in self._results:
+      self._results[key] = compute()
+    return self._results[key]
 
   def drop(self, wrong: np.ndarray | None, column: str, wanted: str) -> None:
     """Leaves out the records at which `wrong`, bool [n], is true: their value cannot be read."""
@@ -106,7 +106,7 @@ class ArrowReader:
     return self._log[column], column, self._data.missing_values
 
   def single(self, name: str, wanted: str) -> tuple[pa.Array, str, list[str]]:
-    """As `_array`, one value a record; drops records that have several."""
+    """Does what `_array` does for a column of one value a record; drops records with several."""
     array, column, markers = self._array(name)
     array, several = one_each(array)
     self.drop(several, column, wanted)
@@ -167,10 +167,11 @@ class ArrowReader:
       slot, nested = self._slot(name, column), is_list(array.type) or pa.types.is_map(array.type)
       if pa.types.is_null(array.type) or not (nested or slot.separator):
         return Features(feature_keys(array, column, 0, markers), None)
-      found = several_features(array, slot, 0, markers)
-      self.drop(found.wrong[found.index], column, f'features each of which is {WHOLE_NUMBER}')
-      counts = found.counts[found.index]
-      return Features(found.keys[ranges(found.starts[found.index], counts)], counts)
+      several = several_features(array, slot, 0, markers)
+      index = several.index
+      self.drop(several.wrong[index], column, f'features each of which is {WHOLE_NUMBER}')
+      counts = several.counts[index]
+      return Features(several.keys[ranges(several.starts[index], counts)], counts)
 
     return self.once(('features', name, self._is_made(name)), read)
 

@@ -1,9 +1,9 @@
 """Crosses: a feature for each combination of the features of several columns.
 
-A combination is an integer made of the hashes of its features: h ← (h·M + hash) mod 2^63, from 0
-on, in the order of the columns; of two columns it is (hash_1·M + hash_2) mod 2^63. The slot hashes
-it like any integer. The combinations of a sample are in the order of its features; the feature of
-the last column changes fastest.
+A combination is an integer: h starts at 0, and for each column in order h ← (h·M + hash of its
+feature) mod 2^63. For two columns it is (hash_1·M + hash_2) mod 2^63. The slot hashes it like any
+integer. The combinations of a sample follow the order of its features; the feature of the last
+column changes fastest.
 """
 
 import functools
@@ -28,11 +28,6 @@ _M = 0x369DEA0F31A53F85  # odd, as in a linear congruential generator
 _POSITIVE = 2**63 - 1
 
 
-def _mixed(combined: TensorLike, hashes: TensorLike) -> TensorLike:
-  """Hashes combinations together with the features of one more column, int64 each."""
-  return (combined * _M + hashes) & _POSITIVE
-
-
 def feature_of(text: str, made: config.Cross) -> str:
   """Returns the text that the slot hashes for a combination whose parts `text` names: 'a × b'."""
   parts = text.split(BETWEEN)
@@ -53,24 +48,26 @@ def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
 
 
 def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
-  """Mixes the hashes of each combination's features into one integer; returns these, int64 [c].
+  """Returns the integers of c combinations, int64 [c].
 
   Args:
-    parts: for each column, the hash of its feature in each of the c combinations, int64 [c].
+    parts: for each column, the hash of its feature in each combination, int64 [c].
   """
-  return functools.reduce(_mixed, parts, parts[0] * 0)
+  return functools.reduce(lambda h, hashes: (h * _M + hashes) & _POSITIVE, parts, parts[0] * 0)
 
 
 def _parts(
   columns: list[tuple[TensorLike, TensorLike]], most: int, xp: ModuleType
 ) -> tuple[list[TensorLike], TensorLike]:
-  """Combines the features of each record; combinations after the first `most` are left out.
+  """Combines the features of each record; leaves out combinations after the first `most`.
 
   Args:
     columns: for each column, the hashes [m] of all records and their number in each record [n],
       int64.
-    most: the largest number of combinations of a record.
     xp: NumPy or TensorFlow.
+  Returns:
+    For each column, the hash of its feature in each of the c combinations of all records, int64
+    [c]; and the number of combinations of each record, int64 [n].
   """
   take, total = np.take if xp is np else tf.gather, columns[0][1] * 0 + 1
   for _, counts in columns:

@@ -1,8 +1,8 @@
 """Computes expressions over numbers in float64, in NumPy and in TensorFlow.
 
 Both do the same operations in the same order, and only operations whose rounding IEEE 754 defines,
-so their results agree to the bit. The logarithm is built from such operations, because the
-logarithms of the two libraries differ in the last bit.
+so their results agree to the bit. The logarithms of the two libraries differ in the last bit, so
+`_log` is built from such operations.
 """
 
 import ast
@@ -56,19 +56,26 @@ _TENSORFLOW = Library(
   # A bitcast keeps the graph optimizer from reordering sums, which would round differently.
   held=lambda x: tf.bitcast(tf.bitcast(x, tf.int64), tf.float64),
 )
-_ARITHMETIC = {
+_OPERATORS = {
   ast.Add: operator.add,
   ast.Sub: operator.sub,
   ast.Mult: operator.mul,
   ast.Div: operator.truediv,
-}
-_COMPARISONS = {
   ast.Lt: operator.lt,
   ast.LtE: operator.le,
   ast.Gt: operator.gt,
   ast.GtE: operator.ge,
   ast.Eq: operator.eq,
   ast.NotEq: operator.ne,
+}
+_FUNCTIONS = {
+  'log': lambda xp, x: _log(x, xp),
+  'abs': lambda xp, x: xp.abs(x),
+  'missing': lambda xp, x: xp.number(xp.is_nan(x)),
+  'min': lambda xp, x, y: _least(x, y, xp),
+  'max': lambda xp, x, y: -_least(-x, -y, xp),
+  'clip': lambda xp, x, low, high: _least(-_least(-x, -low, xp), high, xp),
+  'where': lambda xp, x, yes, no: xp.where(x > 0, yes, no),
 }
 
 
@@ -87,41 +94,27 @@ def _log(x: TensorLike, xp: Library) -> TensorLike:
     r = xp.held(xp.held(r + c) * z)
   half = xp.held(xp.held(f * 0.5) * f)
   inner = xp.held(xp.held(s * xp.held(half + r)) + xp.held(k * _LN2_LOW))
-  found = xp.held(k * _LN2_HIGH) - (xp.held(half - inner) - f)
-  return xp.where(x > 0, found, x * np.nan)
+  logarithm = xp.held(k * _LN2_HIGH) - (xp.held(half - inner) - f)
+  return xp.where(x > 0, logarithm, x * np.nan)
 
 
 def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: Library) -> TensorLike:
   """Computes a part of an expression, in float64."""
   if (name := config.column_of(node)) is not None:
     return columns[name]
+  value = lambda part: _value(part, columns, xp)
   match node:
     case ast.Constant():
       return xp.number(node.value)
     case ast.UnaryOp():
-      return -_value(node.operand, columns, xp)
+      return -value(node.operand)
     case ast.BinOp():
-      left, right = (_value(one, columns, xp) for one in (node.left, node.right))
-      found = xp.held(_ARITHMETIC[type(node.op)](left, right))
-      return xp.where(xp.abs(found) < _TINY, found * 0.0, found)
+      result = xp.held(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
+      return xp.where(xp.abs(result) < _TINY, result * 0.0, result)
     case ast.Compare():
-      left, right = (_value(one, columns, xp) for one in (node.left, node.comparators[0]))
-      return xp.number(_COMPARISONS[type(node.ops[0])](left, right))
-  x, *others = (_value(one, columns, xp) for one in node.args)
-  match node.func.id:
-    case 'log':
-      return _log(x, xp)
-    case 'abs':
-      return xp.abs(x)
-    case 'missing':
-      return xp.number(xp.is_nan(x))
-    case 'min':
-      return _least(x, *others, xp)
-    case 'max':
-      return -_least(-x, -others[0], xp)
-    case 'clip':
-      return _least(-_least(-x, -others[0], xp), others[1], xp)
-  return xp.where(x > 0, *others)
+      left, right = value(node.left), value(node.comparators[0])
+      return xp.number(_OPERATORS[type(node.ops[0])](left, right))
+  return _FUNCTIONS[node.func.id](xp, *map(value, node.args))
 
 
 def _least(x: TensorLike, y: TensorLike, xp: Library) -> TensorLike:
@@ -129,19 +122,18 @@ def _least(x: TensorLike, y: TensorLike, xp: Library) -> TensorLike:
   return xp.where(xp.is_nan(x), x, xp.where(xp.is_nan(y), y, xp.where(y < x, y, x)))
 
 
-def _finite(found: TensorLike, xp: Library) -> TensorLike:
-  """Rounds to float32 and returns that as float64; NaN where it is not finite."""
-  most = float(np.finfo(np.float32).max)
-  found = xp.where(xp.abs(found) <= most, found, np.nan)
-  return xp.where(xp.abs(found) < _TINY32, found * 0.0, found)
+def _finite(x: TensorLike, xp: Library) -> TensorLike:
+  """Returns x, NaN where it is beyond float32's range, 0 where it is too small for it."""
+  x = xp.where(xp.abs(x) <= float(np.finfo(np.float32).max), x, np.nan)
+  return xp.where(xp.abs(x) < _TINY32, x * 0.0, x)
 
 
 def arrow(made: config.Expression, reader: ArrowReader) -> pa.Array:
   columns = {name: reader.numbers(name) for name in made.reads()}
   with np.errstate(all='ignore'):
-    found = _finite(_value(made.tree(), columns, _NUMPY), _NUMPY)
-  found = np.broadcast_to(found, [reader.num_records])
-  return pa.array(found, mask=np.isnan(found))
+    numbers = _finite(_value(made.tree(), columns, _NUMPY), _NUMPY)
+  numbers = np.broadcast_to(numbers, [reader.num_records])
+  return pa.array(numbers, mask=np.isnan(numbers))
 
 
 def graph(made: config.Expression, reader: GraphReader) -> GraphColumn:

@@ -22,7 +22,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
-  """Returns texts with blank in place of those that stand for a missing value."""
+  """Replaces texts that stand for a missing value by blank ones."""
   for marker in markers:
     texts = tf.where(tf.equal(texts, marker.strip()), '', texts)
   return texts
@@ -153,20 +153,20 @@ class GraphReader:
     self._data, self._log, self.size = cfg.data, columns, size
     self._made, self._writing = cfg.data.made, Writing.of(cfg.data)
     self._own = ''  # the name of the made column that reads; '': the model
-    self._found: dict[str, GraphColumn] = {}
+    self._results: dict[str, GraphColumn] = {}
 
   def _read(self, name: str) -> tuple[GraphColumn, list[str]]:
     """Returns a column, made or of the log, and its texts that stand for a missing value."""
     if name not in self._made or name == self._own:
       return self._log[self._data.log_column(name)], self._data.missing_values
-    if name not in self._found:
+    if name not in self._results:
       reader = copy.copy(self)
       reader._own = name
-      self._found[name] = module_of(self._made[name]).graph(self._made[name], reader)
-    return self._found[name], []
+      self._results[name] = module_of(self._made[name]).graph(self._made[name], reader)
+    return self._results[name], []
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
-    """As `_read`, for a slot or a dense column, which may have the same name."""
+    """Does what `_read` does, for a slot or a dense column; these may have the same name."""
     if column.made:
       return self._read(column.name)
     ((name, _),) = self._data.columns_of(column)
@@ -177,15 +177,16 @@ class GraphReader:
     return numbers_of(*self._column(column), self._writing)
 
   def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
-    """Finds the features of a slot as the conversion does."""
+    """Returns the features of a slot, as the conversion finds them."""
     column, markers = self._column(slot)
     texts, samples = _split(texts_of(column.values), column.samples, slot.separator)
     values = tf.ones_like(texts, tf.float32) if column.x is None else column.x
     if slot.value_separator:
       split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last one
       has_value = tf.strings.regex_full_match(texts, split)
-      given = numbers_of_texts(tf.strings.regex_replace(texts, f'^{split}$', r'\2'), self._writing)
-      values = tf.where(has_value, tf.cast(given, tf.float32), values)
+      written = tf.strings.regex_replace(texts, f'^{split}$', r'\2')
+      numbers = tf.cast(numbers_of_texts(written, self._writing), tf.float32)
+      values = tf.where(has_value, numbers, values)
       texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
     # Conversion drops a record whose value is no number; here its feature goes.
     is_number = tf.math.is_finite(values)
@@ -214,9 +215,7 @@ class GraphReader:
     return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
 
   def features(self, name: str) -> GraphFeatures:
-    """Returns the features of a slot or column in each of the B samples.
-
-    A column with one sample is repeated for all of them."""
+    """Returns the features of a slot or column in each sample; one sample stands for all B."""
     column, markers = self._read(name)
     slots = self._data.slots
     slot = next((s for s in slots if s.name == name and s.name != self._own), None)

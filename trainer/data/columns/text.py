@@ -1,8 +1,8 @@
 """Features of a text: a regular expression's group, runs of characters, prefixes.
 
-Regular expressions are RE2's in Arrow and in TensorFlow. Lower case is that of A to Z, where both
-agree. A text that is not UTF-8 has no characters: its record is wrong, and the served graph takes
-it as missing.
+Arrow and TensorFlow both have the regular expressions of RE2. Only A to Z get lower case, because
+the two agree on these. A text that is not UTF-8 has no characters: conversion drops its record, and
+the served graph takes it as missing.
 """
 
 import numpy as np
@@ -17,17 +17,14 @@ from trainer.data.values import offsets_of, ranges, text_buffers, texts_from, tr
 
 
 def _pattern(made: config.Text) -> str:
-  """Extends the regular expression `made.match` so that it matches the whole text.
-
-  Group 1 still is what the group of `made.match` holds where it first matches.
-  """
+  """Extends `made.match` so that it matches the whole text, with group 1 as in its first match."""
   return f'(?s)\\A.*?(?-s:{made.match}).*\\z'
 
 
 def _pieces(texts: pa.Array, made: config.Text) -> pa.Array:
   """Returns the runs of characters or the prefixes of texts, [u] without nulls, as lists.
 
-  A text that is shorter gives itself, once.
+  A text that is shorter than a run or prefix is itself one, once.
   """
   length = pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
   begin = np.cumsum(length) - length  # of each text, in characters of all texts joined

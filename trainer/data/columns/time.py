@@ -62,14 +62,14 @@ def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
 
   begins, offsets = [FIRST], [offset(FIRST)]
   for at in range(FIRST + _STEP, END, _STEP):
-    if (found := offset(at)) == offsets[-1]:
+    if (new := offset(at)) == offsets[-1]:
       continue
     low, high = at - _STEP, at  # the offset changes in (low, high]
     while high - low > 1:
       middle = (low + high) // 2
       low, high = (middle, high) if offset(middle) == offsets[-1] else (low, middle)
     begins.append(high)
-    offsets.append(found)
+    offsets.append(new)
   return np.array(begins, np.int64), np.array(offsets, np.int64)
 
 
@@ -103,17 +103,14 @@ def _part(part: str, local: TensorLike) -> TensorLike:
   """Returns a part of times, such as the hour; times are seconds on the zone's clock."""
   days = local // DAY
   weekday = (days + 3) - (days + 3) // 7 * 7  # 1970 began on a Thursday
-  match part:
-    case 'hour':
-      return (local - days * DAY) // 3600
-    case 'weekday':
-      return weekday
-    case 'is_weekend':
-      return weekday // 5
-    case 'month':
-      return _date(days)[0]
-    case 'day':
-      return _date(days)[1]
+  parts = {
+    'hour': lambda: (local - days * DAY) // 3600,
+    'weekday': lambda: weekday,
+    'is_weekend': lambda: weekday // 5,
+    'month': lambda: _date(days)[0],
+    'day': lambda: _date(days)[1],
+  }
+  return parts[part]()
 
 
 def _read(
@@ -121,13 +118,13 @@ def _read(
 ) -> tuple[TensorLike, TensorLike, TensorLike]:
   """Returns times in UTC and on the zone's clock, in seconds, and which texts are times.
 
-  Where clocks change, an hour may happen twice: the first one is taken. An hour that is left out is
-  converted by the offset before the change.
+  An hour that happens twice, because clocks change, means the first one; an hour that clocks leave
+  out is converted by the offset before the change.
 
   Args:
     is_time: whether the pattern of the unit matches each text.
-    group: returns the number that a named group of the pattern matches in each text, int64; a
-      default where it is absent.
+    group: (name of a group of the pattern, default) -> the number that the group matches in each
+      text, int64, or the default where it is absent.
     xp: NumPy or TensorFlow.
   """
   if made.unit in ('seconds', 'milliseconds'):
@@ -161,7 +158,7 @@ def _read(
 def _arrow_times(
   name: str, made: config.Time, reader: ArrowReader
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Does for the records of a column what `_read` does for texts."""
+  """Does what `_read` does, for the records of a column."""
 
   def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     unit, column = made.unit, reader.texts(name, WANTED[made.unit])
@@ -169,9 +166,9 @@ def _arrow_times(
     fields = pc.extract_regex(pc.replace_substring_regex(texts, *_ZULU), _PATTERNS[unit])
 
     def group(name: str, default: int) -> np.ndarray:
-      found = pc.struct_field(fields, name).fill_null('')
-      found = pc.if_else(pc.equal(found, ''), str(default), found)
-      return found.cast(pa.int64()).to_numpy()
+      digits = pc.struct_field(fields, name).fill_null('')
+      digits = pc.if_else(pc.equal(digits, ''), str(default), digits)
+      return digits.cast(pa.int64()).to_numpy()
 
     is_matched = ~fields.is_null().to_numpy(zero_copy_only=False)
     utc, local, is_time = _read(is_matched, group, made, np)
@@ -197,7 +194,7 @@ def arrow(made: config.Time, reader: ArrowReader) -> pa.Array:
 def _graph_times(
   name: str, made: config.Time, reader: GraphReader
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Does the same as `_arrow_times`, in TensorFlow."""
+  """Does what `_arrow_times` does, in TensorFlow."""
   pattern = _PATTERNS[made.unit]
   texts = tf.strings.regex_replace(reader.texts(name), *_ZULU)
   is_matched = tf.strings.regex_full_match(texts, pattern)
@@ -205,8 +202,8 @@ def _graph_times(
 
   def group(name: str, default: int) -> tf.Tensor:
     before, named, _ = pattern.partition(f'(?P<{name}>')
-    found = tf.strings.regex_replace(texts, pattern, f'\\{(before + named).count("(?P<")}')
-    return tf.strings.to_number(tf.where(tf.equal(found, ''), str(default), found), tf.int64)
+    digits = tf.strings.regex_replace(texts, pattern, f'\\{(before + named).count("(?P<")}')
+    return tf.strings.to_number(tf.where(tf.equal(digits, ''), str(default), digits), tf.int64)
 
   return _read(is_matched, group, made, tf)
 
