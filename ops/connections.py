@@ -32,9 +32,7 @@ class Connections:
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank, and waits for the rows that they send.
-
-    Every rank calls it, even without rows.
+    """Sends rows to every rank, and waits for theirs; every rank calls it, even without rows.
 
     Args:
       values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the

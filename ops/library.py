@@ -48,7 +48,10 @@ def load(path: str = PATH) -> types.ModuleType:
 
 
 class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
-  """Deletes an eager resource once nobody holds this object, which allows weak references."""
+  """Deletes an eager resource once nobody holds this object.
+
+  TensorFlow's own class has __slots__ that allow no weak references.
+  """
 
   def __init__(self, handle: tf.Tensor):
     super().__init__(handle=handle, handle_device=handle.device)

@@ -6,7 +6,7 @@ from ops import library
 
 
 def tell_files_cut_short() -> None:
-  """From now on, a read past the end of a truncated mapped file ends the process with status 2.
+  """Makes a read past the end of a truncated mapped file end the process with status 2.
 
   The process then prints one line that names the file; without this call, it would end with a bus
   error. But in the file's last memory page, such a read returns zeros and is not noticed, so check

@@ -36,14 +36,11 @@ def state_floats(kind: str, dim: int) -> int:
 def hyper(
   tables: Sequence[tuple[RowHyperparameters, RowHyperparameters]], rate: TensorLike = 1.0
 ) -> tf.Tensor:
-  """Returns the tensor of hyperparameters that a push takes.
+  """Returns the hyperparameters for a push, float32 [T, 2, H], H in the order of `HYPER_FIELDS`.
 
   Args:
     tables: for each table, the optimizers of the linear weight and of the factors.
-    rate: a number or float32 [], by which every learning rate is multiplied.
-
-  Returns:
-    float32 [T, 2, H], the H fields in the order of `HYPER_FIELDS`.
+    rate: a number or float32 [], multiplies every learning rate.
   """
 
   def fields(o: RowHyperparameters) -> list[float]:
@@ -75,26 +72,15 @@ def row_update(
   """Returns what rows are after one more optimizer step.
 
   Args:
-    rows: float32 [n, dim + state], weights, then state.
+    rows: float32 [n, dim + state], weights, then state; so is what is returned.
     gradient: float32 [n, dim].
-    scale: float32 [1] or [n], by which the gradient is multiplied.
+    scale: float32 [1] or [n], multiplies the gradient.
     last_step: int32 [n], the global step of each row's last update. 0: it had none, so its state is
       initialised first.
     hyper: float32 [H], one optimizer's row of the `hyper` tensor.
     step: int64 [], the global step, from 1.
     kind: a key of ROW_OPTIMIZERS.
     add: as in `RowStore.push`.
-
-  Returns:
-    float32 [n, dim + state].
   """
-  return load().ctr_row_update(
-    rows=rows,
-    gradient=gradient,
-    scale=scale,
-    last_step=last_step,
-    hyper=hyper,
-    step=step,
-    kind=kind,
-    add=add,
-  )
+  numbers = {'rows': rows, 'gradient': gradient, 'scale': scale, 'last_step': last_step}
+  return load().ctr_row_update(**numbers, hyper=hyper, step=step, kind=kind, add=add)

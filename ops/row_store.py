@@ -136,14 +136,12 @@ class RowStore(FeatureLifecycle):
     super().__init__(policy, name, create_handle=create_handle)
 
   def pull(self, keys: TensorLike, train: bool = True) -> PulledRows:
-    """Reads the rows of keys, and changes nothing.
+    """Reads rows, and changes nothing; absent features have linear weight 0, no factors and id -1.
 
     Args:
       keys: int64 [u], >= 0, of slots that have a table; fastest in the order of `dedupe`.
-      train: whether to read for a training step: with admission 'none', a feature that has no
-        factors yet then reads its initial factors.
-    Returns:
-      The rows; absent features have linear weight 0, no factors and id -1.
+      train: whether it is for a training step: with admission 'none', a feature that has no factors
+        yet then reads its initial factors.
     """
     return PulledRows(*self._reads.ctr_row_store_pull(self.handle, keys, train=train))
 
@@ -168,9 +166,8 @@ class RowStore(FeatureLifecycle):
     Args:
       keys: int64 [u]; if a key repeats, its occurrences are processed one after the other.
       rows: the result of the pull of these keys.
-      shows, clicks: float32 [u], summed over the batch.
-      linear_gradient: float32 [u], summed over the batch.
-      factors_gradient: float32 [offsets[u]], summed over the batch, laid out as rows.factors.
+      shows, clicks, linear_gradient: float32 [u], summed over the batch.
+      factors_gradient: float32 [offsets[u]], summed likewise, laid out as rows.factors.
       scale: float32 [1] or [u], multiplies the gradients.
       hyper: float32 [T, 2, H], the result of `ops.row_optimizers.hyper`.
       step: int64 [], the number of this global step, from 1.

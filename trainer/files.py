@@ -75,9 +75,8 @@ def _descriptor(path: str) -> int | None:
 def whole_file(path: str) -> Iterator[BinaryIO]:
   """Opens a file to write; it appears at `path` when the `with` ends without an error.
 
-  Links are followed; pipes and devices are written in place. A path that names a descriptor of this
-  process, like /dev/stdout, writes to that descriptor: opening it again would truncate the file
-  that a shell appends to with `>>`.
+  It follows links, and writes in place to pipes, devices and descriptors of this process, such as
+  /dev/stdout: opening that again would truncate the file to which a shell appends with `>>`.
   """
   number = _descriptor(path)
   if number is not None or (os.path.exists(path) and not os.path.isfile(path)):
@@ -192,7 +191,7 @@ def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
 
 
 def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
-  """Returns a manifest's entries for a folder; with no crc32 for names that end in `unchecked`."""
+  """Returns a folder's entries for a manifest; files that end in `unchecked` get no checksum."""
   listed = {}
   for name in _names_below(folder):
     path = os.path.join(folder, name)
@@ -211,14 +210,12 @@ def _names_below(folder: str) -> list[str]:
 
 
 def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
-  """Gives a directory its final name and marks it DONE.
+  """Gives the directory `unfinished` its final name and marks it DONE.
 
-  Process 0 calls it once everything in the directory is written, and the other processes have
-  synced what they wrote.
+  Process 0 calls it once all is written there and the other processes have synced their files.
 
   Args:
-    unfinished: the directory under its temporary name.
-    final: its final name; a directory without DONE at this name is removed first.
+    final: a directory without DONE at this name is removed first.
     manifest: becomes MANIFEST.json, whose checksum DONE holds.
   """
   data = to_json(manifest)

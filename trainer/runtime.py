@@ -112,7 +112,7 @@ def secret() -> bytes:
 
 
 def working_directory(run_dir: str) -> str:
-  """Returns the local directory of a run_dir in a bucket: below CTR_WORK_DIR, if it is set.
+  """Returns the local directory for a run_dir in a bucket; CTR_WORK_DIR, if set, is its root.
 
   Raises:
     UserError: if it is not set and the ranks run on several hosts, which must share the directory.

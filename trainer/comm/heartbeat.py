@@ -189,7 +189,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Listening
 
   def _listen(self, member: '_Peer') -> None:
-    """Listens to another rank until that says goodbye, and ends the process if that is lost."""
+    """Listens to another rank until it says goodbye; if it is lost, ends this process."""
     while True:
       try:
         match message := member.connection.receive():
@@ -239,7 +239,7 @@ class Heartbeat(contextlib.AbstractContextManager):
 
 @dataclasses.dataclass
 class _Peer:
-  """What this rank knows of another rank."""
+  """Another rank, as this one knows it."""
 
   name: str
   connection: messages.MessageConnection

@@ -100,13 +100,11 @@ class Listener:
   Args:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
       this machine can reach.
-    ports: the first and the last port to try; None: the system chooses one.
+    ports: the first and the last port to try; UserError if none is free. None: any port.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
     address: the address to give to `connect`.
-  Raises:
-    UserError: if no port of `ports` is free.
   """
 
   def __init__(

@@ -58,11 +58,11 @@ def format_of(data: config.Data, path: str) -> str:
 def config_of_table(
   cfg: config.Config, path: str, names: Collection[str], changes: Mapping[str, Any]
 ) -> config.Config:
-  """Returns the config that reads a table beside the log, which may have another format.
+  """Returns a config that reads another table than the log, in the format of that table.
 
   Args:
-    names: columns of the table; in a csv file they tell what separates the fields.
-    changes: of the section `data`.
+    names: columns of the table; in a csv file they show what separates the fields.
+    changes: keys of the section `data` that get other values.
   """
   update = {'group': None, 'format': None, 'columns': None, 'delimiter': None, **changes}
   if format_of(cfg.data.model_copy(update=update), path) == 'csv':
@@ -186,16 +186,14 @@ def prepare_pass(
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> JsonObject:
-  """Converts one raw pass, a file or a directory of files, into the directory `out_dir`.
+  """Converts one raw pass, a file or a directory of files; returns the meta.json of `out_dir`.
 
   It does nothing if `out_dir` was converted from the same files (by size and time) with an equal
-  schema. Memory is bounded. The pass is written under a temporary name, synced and renamed.
+  schema. Memory is bounded. `out_dir` appears once the pass is whole.
 
   Args:
     labelled: whether labels, weights and groups are read; prediction needs none.
     on_block: called after each block, with the samples so far; what it raises ends the conversion.
-  Returns:
-    The pass's meta.json.
   Raises:
     BadPass: if the pass is empty, damaged, or more than data.max_bad_share of its records are bad.
       Fewer are dropped, with a warning.
@@ -244,7 +242,7 @@ def prepare_part(
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> None:
-  """Converts a part of a pass that is one file; `join_parts` makes the whole pass of the parts."""
+  """Converts a part of a pass of one file; `join_parts` joins all parts."""
   with _writing(cfg, file.path, out_dir) as (writer, bad):
     _convert(cfg, file, part, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})

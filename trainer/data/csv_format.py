@@ -65,14 +65,14 @@ def _to_arrow(
 ) -> tuple[dict[str, pa.Array], int]:
   """Parses whole lines that end in LF and hold no CR.
 
-  Unless something is quoted, Arrow gets `parsed_bytes` at a time.
+  Unless something is quoted, Arrow parses `parsed_bytes` at a time.
 
   Returns:
-    The columns, and the number of rows, which is below the number of lines if a line is blank or an
-    open quote swallows the next. Columns in `numbers` are float64, null where blank, others binary.
+    The columns, float64 (null where blank) if they are in `numbers`, else binary; and the number of
+    rows. Fewer rows than lines mean that a line is blank or an open quote swallows the next line.
   Raises:
-    pa.ArrowInvalid: if a line has another number of fields, or is longer than `parsed_bytes`, or a
-      field of `numbers` is no number that is finite as float32.
+    pa.ArrowInvalid: if a line has another number of fields, or is longer than `parsed_bytes`, or if
+      a field of `numbers` is no number, or not finite as float32.
   """
   if not raw:
     return {name: pa.array([], pa.binary()) for name in wanted}, 0
@@ -80,19 +80,16 @@ def _to_arrow(
   if quoted:  # a line of our own at the end, so that an open quote before it is noticed
     raw += delimiter * (len(names) - 1) + b'x\n'
   block_size = len(raw) + 1 if quoted or parsed_bytes is None else parsed_bytes
+  fields, quote = [str(i) for i in range(len(names))], '"' if quoted else False
+  parse_options = pa.csv.ParseOptions(delimiter=delimiter.decode(), quote_char=quote)
   index = [str(names.index(w)) for w in wanted]
+  types = {i: pa.float64() if w in numbers else pa.binary() for w, i in zip(wanted, index)}
   table = pa.csv.read_csv(
     pa.BufferReader(raw),
-    read_options=pa.csv.ReadOptions(
-      column_names=[str(i) for i in range(len(names))], use_threads=False, block_size=block_size
-    ),
-    parse_options=pa.csv.ParseOptions(
-      delimiter=delimiter.decode(), quote_char='"' if quoted else False
-    ),
+    read_options=pa.csv.ReadOptions(column_names=fields, use_threads=False, block_size=block_size),
+    parse_options=parse_options,
     convert_options=pa.csv.ConvertOptions(
-      column_types={
-        i: pa.float64() if w in numbers else pa.binary() for w, i in zip(wanted, index)
-      },
+      column_types=types,
       include_columns=index,
       null_values=[''],
       strings_can_be_null=False,
@@ -167,8 +164,8 @@ def _block(
   for row, line in enumerate(texts):
     fields = _fields(line, delimiter) if line else []
     if fields is None or len(fields) not in (0, len(header)):
-      found = 'an open quote or a stray line end' if fields is None else f'{len(fields)} fields'
-      malformed.append(BadRecord(int(lines[row]), found, f'{len(header)} fields', text(row)))
+      shown = 'an open quote or a stray line end' if fields is None else f'{len(fields)} fields'
+      malformed.append(BadRecord(int(lines[row]), shown, f'{len(header)} fields', text(row)))
     elif fields:
       good.append(row)
   columns, rows = to_arrow(b''.join(texts[row] + b'\n' for row in good))

@@ -81,10 +81,9 @@ def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   so a serving graph hashes in the same way as the conversion.
 
   Args:
-    texts: strings of any shape, or integers, which hash as their decimal text.
+    texts: strings of any shape, or integers, which hash as their decimal text. The caller leaves
+      out blank ones.
     slot_id: an id of `Config.slot_ids()`, or an int64 tensor that broadcasts against `texts`.
-  Returns:
-    int64 of the shape of `texts`, never negative. The caller leaves out blank texts.
   """
   texts = tf.convert_to_tensor(texts)
   if texts.dtype.is_integer:
@@ -187,9 +186,9 @@ def transform_dense(
 def pool_norm(
   values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
 ) -> tf.Tensor | None:
-  """Returns what pooling divides the sums Σ x_i v_i by, as in `tf.nn.embedding_lookup_sparse`.
+  """Returns the divisors of the slot sums Σ x_i v_i: Σ x_i for mean, √(Σ x_i²) for sqrtn.
 
-  The divisor is Σ x_i for mean and √(Σ x_i²) for sqrtn.
+  They are those of `tf.nn.embedding_lookup_sparse`.
 
   Args:
     values: float32 [nnz] of a SlotBatch; [0] on the fast path.
@@ -197,9 +196,9 @@ def pool_norm(
     batch_size: B.
     poolings: 'sum', 'mean' or 'sqrtn' for each slot, [F].
   Returns:
-    float32 [B, F]: 1 for 'sum' and for empty slots; infinity, for a quotient of 0, if a slot has
-    features and a divisor of 0. None if every divisor is 1: each slot is 'sum', or the static shape
-    says that there are no segments.
+    float32 [B, F]: 1 for 'sum' and for empty slots; infinity, which makes the quotient 0, if a slot
+    has features whose divisor would be 0. None if every divisor is 1: each slot is 'sum', or the
+    static shape says that there are no segments.
   """
   if all(p == 'sum' for p in poolings) or segments.shape[0] == 0:
     return None

@@ -220,8 +220,6 @@ def announced(
   Returns:
     The passes, in order; the paths of passes that are announced but missing; and the mistakes in
     other passes, keyed by path.
-  Raises:
-    OSError: if the directory cannot be read.
   """
   directory, of_prepared = normal(cfg.data.watch), cfg.data.format == 'prepared'
   markers: dict[str, str] = {}  # by the path of the pass

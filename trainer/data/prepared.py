@@ -162,11 +162,11 @@ class PreparedPass:
     return len(self._arrays['bases'])
 
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the distinct fields of a slot in a chunk; it is much faster than to gather samples.
+    """Returns the C distinct fields of a slot in a chunk, much faster than by gathering samples.
 
     Returns:
-      The number of samples that have each field, int64 [C]; the number of features that each field
-      has, int64 [C]; and the keys of these features, one field after the other.
+      How many samples have each field, int64 [C]; how many features each field has, int64 [C]; and
+      the keys of these features, field by field.
     """
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
@@ -207,12 +207,11 @@ class PreparedPass:
     """Cuts the global batches of `batch_size` samples into `size` slices each.
 
     The global batches depend only on (seed, name of the pass, epoch). Slice r has the samples
-    [r·b // size, (r + 1)·b // size) of a global batch of b samples; the slices in order make the
-    batch. A slice of the last batch may be empty.
+    [r·b // size, (r + 1)·b // size) of a global batch of b samples. A slice of the last batch may
+    be empty.
 
     Returns:
-      A function (global batch, slice) -> SlotBatch of NumPy arrays. It is fastest if the batches
-      are asked for in order.
+      A function (global batch, slice) -> SlotBatch of NumPy arrays; fastest with batches in order.
     """
     samples_at = self._shuffled(seed, epoch) if shuffle else np.arange
 

@@ -295,9 +295,9 @@ def _replaced(table: pa.Table, **columns: pa.Array) -> pa.Table:
 def _late(log: Log, day: int) -> pa.Table:
   """Returns the impressions whose conversions came on a day, with blank clicks."""
   some = log.table.filter(pa.array(log.conversion & (log.arrival == day)))
-  one = pa.array(np.ones(len(some), np.int8))
+  ones = pa.array(np.ones(len(some), np.int8))
   blank = pa.nulls(len(some), pa.int8())
-  return _replaced(some, click=blank, conversion_seen=one, conversion_now=one)
+  return _replaced(some, click=blank, conversion_seen=ones, conversion_now=ones)
 
 
 def synthesize(

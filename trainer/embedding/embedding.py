@@ -148,12 +148,10 @@ class Embedding:
   def _show_click(
     self, batch: SlotBatch, deduped: Deduped, show_click: tf.Tensor, size: tf.Tensor
   ) -> tf.Tensor:
-    """Sums shows and clicks over the features that each slot with `counts` has in each sample.
+    """Sums shows and clicks over the features of each slot with `counts`; float32 [B, Fc, 2].
 
     Args:
       show_click: float32 [u, 2], show and click of the distinct keys.
-    Returns:
-      float32 [B, Fc, 2].
     """
     of_each, slots = tf.gather(show_click, deduped.inverse), size * self.num_slots
     one_each = tf.size(batch.segments) == 0  # each slot of each sample has one feature

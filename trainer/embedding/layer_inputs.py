@@ -102,13 +102,11 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns the places of each sample's features in a list of n features.
+  """Returns the places of each sample's features in a list, int32 [B, L], ascending, then −1.
 
   Args:
     samples: int32 or int64 [n], the sample of each feature in the list, ascending.
     size: int32 or int64 [], B.
-  Returns:
-    int32 [B, L], each sample's places in ascending order, then −1.
   """
   places = tf.RaggedTensor.from_value_rowids(
     tf.range(tf.size(samples)), tf.cast(samples, tf.int64), tf.cast(size, tf.int64), validate=False
@@ -117,9 +115,8 @@ def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def vector_width(shapes: LayerInputs) -> int:
-  """Returns the number of columns of the joined `slot_vectors`.
+  """Returns how many columns the joined `slot_vectors` have, from the TensorShapes of their inputs.
 
-  Args:
-    shapes: a LayerInputs of TensorShapes, as Keras passes it to `build`.
+  Keras passes these to `build`.
   """
   return sum(s[1] * s[2] for s in shapes.factors) + shapes.dense[1]

@@ -16,7 +16,7 @@ _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Chooses which logical shards a process reads for the statistics.
+  """Chooses the logical shards that a process reads, and returns them with their share of its own.
 
   All processes together read about MOST_FEATURES features. A hash spreads the keys over shards, so
   some shards are a fair sample of all.
@@ -24,8 +24,6 @@ def shards_to_read(features: int, own: range) -> tuple[range, float]:
   Args:
     features: the number of features of all processes.
     own: the shards of this process; processes have the same number of shards, or one more.
-  Returns:
-    The shards to read, and their share of this process's shards.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
   count = max(1, round(share * len(own)))

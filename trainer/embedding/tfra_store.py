@@ -1,10 +1,10 @@
 """Rows in the hash tables of tensorflow-recommenders-addons (TFRA): one packed row for a feature.
 
 A packed row is [linear weight, its optimizer state | factors, their state | 1 if it has factors,
-else 0 | step of its last update, as bits]. Before admission the factors are zeros. The lifecycle is
-the same C++ feature table as in ops.row_store; only the rows are elsewhere. A step looks up each
-table once and upserts it once. The row itself says whether it has factors, so that a reader sees
-all of them or none while another worker's push admits the feature.
+else 0 | step of its last update, as bits]. Before admission the factors are zeros. The feature
+table is that of ops.row_store, in C++; only the rows are elsewhere. A step looks up each table once
+and upserts it once. The row itself says whether it has factors, so that a reader sees all of them
+or none while another worker's push admits the feature.
 """
 
 import functools
@@ -32,10 +32,7 @@ class PackedRows(NamedTuple):
 
 
 class TfraRows(NamedTuple):
-  """The fields of ops.row_store.PulledRows but `ids`, and the packed rows.
-
-  With these, a push need not look the rows up again.
-  """
+  """The fields of ops.row_store.PulledRows but `ids`, and the packed rows, for the push."""
 
   offsets: tf.Tensor
   linear: tf.Tensor
@@ -169,10 +166,7 @@ class TfraStore(FeatureLifecycle):
       self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
 
   def bytes(self) -> tf.Tensor:
-    """Returns the bytes that the lifecycle has allocated plus those that rows fill, int64 [].
-
-    TFRA does not report how much it has allocated.
-    """
+    # TFRA does not report how much it has allocated, so these are the bytes that rows fill.
     rows = (table.size() * (8 + 4 * size) for table, size in zip(self._read_rows, self._row_sizes))
     return super().bytes() + sum(rows)
 

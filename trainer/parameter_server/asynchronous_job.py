@@ -18,11 +18,9 @@ class AsynchronousJob(Job):
 
   The next unit goes to the worker that asks next, so a slow worker delays nobody, and the units
   that a lost worker held go to others. All workers meet before and after a pass, and for
-  checkpoints.
-
-  In ps_async, a unit is a whole global batch, and each push is a step on the one model, which is on
-  the servers. In ps_geo with N workers, a unit is one of N slices of a global batch; each worker
-  trains a copy of the model, and the copies are averaged.
+  checkpoints. In ps_async, a unit is a whole global batch, and each push is a step on the model on
+  the servers. In ps_geo, a unit is one slice of a global batch for each worker; each worker trains
+  a copy of the model, and the copies are averaged.
   """
 
   def open_run(self) -> None:

@@ -44,8 +44,7 @@ class CoordinatorClient(Communicator):
   change rank and size.
 
   Args:
-    settings: name -> value; all processes must have the same.
-    process: ends, restarts or stops this process when the coordinator says so.
+    settings: {name: value}; all processes must have the same.
   Attributes:
     generation: how often the job has formed.
     independent: whether this worker claims units of a pass; collectives then return its own values.

@@ -8,11 +8,7 @@ from trainer.plain_data import Plain
 
 
 def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-  """Sums arrays of the same name, in the order of ranks: the same values give the same bits.
-
-  Raises:
-    ValueError: if workers have arrays of different names, dtypes or shapes.
-  """
+  """Sums arrays of the same name, in the order of ranks: the same values give the same bits."""
   layouts = [{k: (str(v.dtype), v.shape) for k, v in value.items()} for value in values]
   for layout in layouts:
     if layout != layouts[0]:

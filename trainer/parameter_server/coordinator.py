@@ -50,10 +50,10 @@ class Coordinator:
   an asynchronous mode they claim units of work instead, and do not wait for one another.
 
   Args:
-    settings: name -> value; all processes must have the same.
+    settings: {name: value}; all processes must have the same.
     secret: the secret that all processes of the job know; by default a random one.
   Attributes:
-    address, secret: the arguments of the same names of CoordinatorClient.
+    address, secret: arguments for CoordinatorClient.
   Raises:
     UserError: if no port of sync.ports is free.
   """

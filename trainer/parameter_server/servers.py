@@ -232,10 +232,8 @@ class Servers:
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Modes ps_async and ps_geo: the servers apply a worker's push without waiting for others.
 
-    Args:
-      differences: True (ps_geo): a push holds differences to add to rows and dense variables, and
-        counts[0] is the number of steps in which they arose. False: it holds gradients, which are
-        divided by the weight of this worker's own samples.
+    A push holds gradients, which are divided by the weight of this worker's samples; or, in ps_geo,
+    `differences` to add to rows and dense variables, with counts[0] steps in which they arose.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
@@ -269,10 +267,7 @@ class Servers:
   def start(self, state: Sequence[np.ndarray]) -> None:
     """Initialises the servers' variables, and prepares the chief's queues in mode ps.
 
-    Only the first worker calls it.
-
-    Args:
-      state: the values of the dense variables, then of the optimizer's variables.
+    Only the first worker calls it, with the values of the dense variables, then the optimizer's.
     """
     self.session.run(self._initialize)
     self.assign(state=state)
@@ -282,10 +277,8 @@ class Servers:
   def start_worker(self, failed: Callable[[Exception], None]) -> None:
     """Prepares this worker for steps in mode ps; called after `start`.
 
-    On the first worker it starts a thread, which takes each step once all workers have sent theirs.
-
-    Args:
-      failed: called in this thread with the error, if a step fails there.
+    On the first worker it starts a thread, which takes each step once all workers have sent their
+    gradients, and which calls `failed` if a step fails.
     """
     if not self._in_lockstep:
       return

@@ -20,10 +20,8 @@ class WorkQueue:
   """Hands out each unit of a pass once, and the units that a lost worker held once more.
 
   A worker holds the units whose changes the servers do not have yet: the one that it works on and,
-  in mode ps_geo, those since its last merge.
-
-  Unit u is slice u % slices of batch u // slices. The work ends after a whole batch: at the end of
-  the pass, or earlier for a checkpoint or because the job was asked to stop.
+  in mode ps_geo, those since its last merge. Unit u is slice u % slices of batch u // slices. The
+  work ends after a whole batch: with the pass, or earlier for a checkpoint or a stop.
 
   Args:
     total: the number of units in the whole pass.

@@ -95,7 +95,7 @@ class ArrowReader:
     self._drop(wrong, 'made', column, wanted + of_own)
 
   def _is_made(self, name: str) -> bool:
-    """Returns whether this name is that of a made column here, not of a column of the log."""
+    """Returns whether a name means a made column to this reader, rather than one of the log."""
     return name in self._made and name != self._own
 
   def _array(self, name: str) -> tuple[pa.Array, str, list[str]]:

@@ -1,4 +1,4 @@
-"""Bins of a number: bin i is a feature whose text is i; a missing number has the bin `missing`."""
+"""Bins of a number: bin i becomes the feature with the text i, and no number the text `missing`."""
 
 import functools
 from types import ModuleType
@@ -23,8 +23,8 @@ def _log_squared() -> np.ndarray:
 
 def boundaries(made: config.Bins) -> np.ndarray:
   """Returns the boundaries in rising order: float64, rounded to float32."""
-  found = _log_squared() if made.log_squared else np.array(made.boundaries, np.float64)
-  return np.unique(found.astype(np.float32)).astype(np.float64)
+  bounds = _log_squared() if made.log_squared else np.array(made.boundaries, np.float64)
+  return np.unique(bounds.astype(np.float32)).astype(np.float64)
 
 
 def texts(made: config.Bins) -> list[str]:

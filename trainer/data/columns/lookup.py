@@ -33,8 +33,8 @@ def _table(content: str) -> tuple[np.ndarray, list[str]]:
   """Decodes the `content` of a look-up.
 
   Returns:
-    The hashes of the m keys, int64 [m + 1], ascending, and the value of each key. The last hash is
-    above all others and its value is '': a search for an unknown key ends there.
+    The hashes of the m keys, int64 [m + 1], ascending, and the value of each key. A search for an
+    unknown key ends at the last hash, which is above all others and has the value ''.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))
@@ -51,15 +51,15 @@ def arrow(made: config.Lookup, reader: ArrowReader) -> pa.Array:
   hashes, values = _table(made.content)
   column = reader.texts(made.lookup)
   texts = [t or '' for t in column.dictionary.to_pylist()]
-  found = hash_keys(texts, 0).numpy() if texts else np.zeros([0], np.int64)
-  places = np.searchsorted(hashes, found)
-  places[hashes[places] != found] = len(values) - 1
+  wanted = hash_keys(texts, 0).numpy() if texts else np.zeros([0], np.int64)
+  places = np.searchsorted(hashes, wanted)
+  places[hashes[places] != wanted] = len(values) - 1
   return pa.DictionaryArray.from_arrays(column.indices, pa.array(values).take(places))
 
 
 def graph(made: config.Lookup, reader: GraphReader) -> GraphColumn:
-  hashes, values = _table(made.content)
-  found = hash_keys(reader.texts(made.lookup), 0)
-  places = tf.searchsorted(tf.constant(hashes), found)
-  is_known = tf.equal(tf.gather(tf.constant(hashes), places), found)
-  return GraphColumn.single(tf.where(is_known, tf.gather(tf.constant(values), places), ''))
+  hashes, values = map(tf.constant, _table(made.content))
+  wanted = hash_keys(reader.texts(made.lookup), 0)
+  places = tf.searchsorted(hashes, wanted)
+  is_known = tf.equal(tf.gather(hashes, places), wanted)
+  return GraphColumn.single(tf.where(is_known, tf.gather(values, places), ''))

@@ -53,9 +53,9 @@ def arrow(made: config.Text, reader: ArrowReader) -> pa.Array:
     texts = pc.ascii_lower(texts)
   if made.match is not None:
     pattern = _pattern(made)
-    found = pc.replace_substring_regex(texts, pattern=pattern, replacement='\\1')
+    groups = pc.replace_substring_regex(texts, pattern=pattern, replacement='\\1')
     matches = pc.match_substring_regex(texts, pattern=pattern)
-    texts = trim(pc.if_else(matches, found, pa.scalar(None, pa.string())))
+    texts = trim(pc.if_else(matches, groups, pa.scalar(None, pa.string())))
   if not made.is_several:
     return pa.DictionaryArray.from_arrays(column.indices, texts)
   return _pieces(texts.fill_null(''), made).take(column.indices)
@@ -67,16 +67,16 @@ def graph(made: config.Text, reader: GraphReader) -> GraphColumn:
     texts = tf.strings.lower(texts)
   if made.match is not None:
     pattern = _pattern(made)
-    found = tf.strings.strip(tf.strings.regex_replace(texts, pattern, '\\1'))
-    texts = tf.where(tf.strings.regex_full_match(texts, pattern), found, '')
+    groups = tf.strings.strip(tf.strings.regex_replace(texts, pattern, '\\1'))
+    texts = tf.where(tf.strings.regex_full_match(texts, pattern), groups, '')
   if not made.is_several:
     return GraphColumn.single(texts)
   if made.ngrams:
     characters = tf.strings.unicode_split(texts, 'UTF-8')
-    found = tf.strings.ngrams(characters, made.ngrams, '', preserve_short_sequences=True)
+    pieces = tf.strings.ngrams(characters, made.ngrams, '', preserve_short_sequences=True)
   else:
     length = tf.strings.length(texts, 'UTF8_CHAR')
     cut = [tf.strings.substr(texts, 0, n, 'UTF8_CHAR') for n in made.prefixes]
     is_there = tf.stack([length > n for n in (0, *made.prefixes[:-1])], 1)
-    found = tf.ragged.boolean_mask(tf.stack(cut, 1), is_there)
-  return GraphColumn(found.values, found.value_rowids(), tf.size(texts, tf.int64))
+    pieces = tf.ragged.boolean_mask(tf.stack(cut, 1), is_there)
+  return GraphColumn(pieces.values, pieces.value_rowids(), tf.size(texts, tf.int64))

@@ -1,7 +1,7 @@
 """Parts of a time, on the clock of a time zone.
 
-All arithmetic is of int64 and written once: with operators, for NumPy arrays and tensors alike. A
-time zone is a table of the offsets from UTC and when each begins, made from Python's `zoneinfo`.
+All arithmetic is in int64, and written once, with operators of NumPy arrays and tensors alike. A
+time zone is a table, made from Python's `zoneinfo`, of its offsets from UTC and when each begins.
 """
 
 import datetime
@@ -74,7 +74,7 @@ def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
-  """Returns the days from 1970 to a date. A year begins in March: a leap day is its last.
+  """Returns the days from 1970 to a date; years count from March, so that a leap day comes last.
 
   https://howardhinnant.github.io/date_algorithms.html#days_from_civil
   """
