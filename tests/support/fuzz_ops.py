@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from ops import clock, ffm, library, packing, row_optimizers, sharding
+from ops import ffm, library, packing, row_optimizers, sharding
 from ops import keys as key_ops
 from ops.connections import Connections
 from ops.dedupe import dedupe
@@ -113,7 +113,7 @@ def right_calls(rng: np.random.Generator) -> list:
     tape.watch(matrix)
     pairs = ffm.pairs(matrix)
   tape.gradient(pairs, matrix)
-  clock.seconds(unique)
+  library.load().ctr_clock(after=unique)
   ops = library.load()
   parts, kernel, product = [tf.ones([5, 1]), tf.ones([5, 2])], tf.ones([3, 4]), tf.ones([5, 4])
   given = {'a': parts, 'b': kernel, 'product': product, 'grad': product, 'relu': True}

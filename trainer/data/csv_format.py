@@ -46,7 +46,7 @@ def _fields(line: bytes, delimiter: bytes) -> list[bytes] | None:
     return None
   if b'"' not in line:
     return line.split(delimiter)
-  # With a line of its own behind it: an open quote would swallow that one.
+  # A line of our own follows it: an open quote would swallow that one.
   rows = list(
     csv.reader([line.decode('latin-1') + '\n', 'x'], delimiter=delimiter.decode('latin-1'))
   )

@@ -3,6 +3,7 @@
 Shapes: n samples of the pass, F slots, nnz features, Dn dense columns, B samples of a batch.
 """
 
+import ctypes
 import functools
 import itertools
 import json
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ops.keys import MAX_SAMPLES
-from ops.mapped import tell_files_cut_short
+from ops.library import PATH, load
 from ops.samples import SampleArrays
 from trainer import config
 from trainer.data.features import SlotBatch
@@ -94,7 +95,11 @@ class PreparedPass:
     self.num_slots = len(self.meta['schema']['slots'])
     self._grouped = self.meta['schema']['group'] is not None
     self._files: dict[str, os.stat_result] = {}  # as they were when they were mapped
-    tell_files_cut_short()
+    # From now on, a read past the end of a mapped file that was cut short prints its name and ends
+    # the process with status 2. In the file's last memory page such a read gives zeros: see
+    # `_check_sizes`.
+    load()
+    ctypes.CDLL(PATH).ctr_tell_files_cut_short()
     arrays = {name: self._array(name, of) for name, of in self.meta['arrays'].items()}
     # Keys, the number of bytes of each one's text, and these bytes; None without data.keep_texts.
     self.texts = [arrays.pop(name) for name in TEXTS] if TEXTS[0] in arrays else None

@@ -46,7 +46,7 @@ class AsynchronousJob(Job):
       cfg.train.batch_size, slices, cfg.seed, progress.epoch, cfg.data.shuffle
     )
     while True:
-      # What a worker receives that enters during the pass.
+      # What a worker that enters during the pass receives.
       state = {
         'progress': dataclasses.asdict(progress) | {'batch': max(1, progress.batch)},
         'ledger': self.state.ledger.state(),

@@ -23,7 +23,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 _TINY = float(np.finfo(np.float64).tiny)
 _TINY32 = float(np.finfo(np.float32).tiny)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-# Of fdlibm's log: (log(1 + f) - f + f²/2) ≈ s·(f²/2 + R), R a polynomial of s² = (f / (2 + f))².
+# As in fdlibm: (log(1 + f) - f + f²/2) ≈ s·(f²/2 + R), R a polynomial of s² = (f / (2 + f))².
 _LOG = (
   6.666666666666735130e-01,
   3.999999999940941908e-01,
@@ -35,7 +35,7 @@ _LOG = (
 )
 
 
-# What Python has no operator for, in each library.
+# In each library, the functions for which Python has no operator.
 Library = types.SimpleNamespace
 _NUMPY = Library(
   where=np.where,
@@ -82,7 +82,7 @@ _FUNCTIONS = {
 def _log(x: TensorLike, xp: Library) -> TensorLike:
   """Returns the natural logarithm of x, NaN if x is negative or 0; x must not be subnormal."""
   bits = xp.bits(x)
-  # x = 2^k·m with m in [√½, √2): the bits are moved so that the exponent counts from there.
+  # x = 2^k·m with m in [√½, √2): the bits are shifted so that the exponent field gives k.
   shifted = bits - 0x3FE6A09E667F3BCD
   k = shifted // 2**52
   f = xp.of_bits(bits - k * 2**52) - 1.0

@@ -188,7 +188,7 @@ class GraphReader:
       numbers = tf.cast(numbers_of_texts(written, self._writing), tf.float32)
       values = tf.where(has_value, numbers, values)
       texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
-    # Conversion drops a record whose value is no number; here its feature goes.
+    # Conversion drops a record whose value is no number; here only its feature is left out.
     is_number = tf.math.is_finite(values)
     keys, present = _keys(texts, slot_id, markers)
     columns = [tf.boolean_mask(c, present & is_number) for c in (keys, values, samples)]

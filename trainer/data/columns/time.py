@@ -143,7 +143,7 @@ def _read(
     is_utc = (east >= 0) | (west >= 0)
     is_time &= (hours < 24) & (minutes < 60)
   begins, offsets = transitions(made.zone)
-  # On the clock an offset begins behind what happens twice or is left out.
+  # On the zone's clock, an offset begins after the hours that happen twice or are left out.
   starts = begins + np.maximum(offsets, np.concatenate([offsets[:1], offsets[:-1]]))
   take = np.take if xp is np else tf.gather
   of_utc, of_clock = (
