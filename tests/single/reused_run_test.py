@@ -89,7 +89,7 @@ class ReusedRunTest(tf.test.TestCase):
       again = ' '.join(self.fit(train=train).split())  # it is wrapped
       self.assertIn(f'nothing left to train; {self.run_dir} has trained 1 of 1 epochs', again)
       self.assertIn('raise train.epochs', again)
-      self.assertIn('settings that are new have trained nothing', again)
+      self.assertIn('New settings have trained nothing', again)
       self.assertNotIn(' AUC ', again, 'the old table')
     self.assertNotIn('nothing left', self.fit(train={'epochs': 2}))
     self.write('log_2.csv', seed=2)
