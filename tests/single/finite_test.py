@@ -86,7 +86,9 @@ class FiniteTest(tf.test.TestCase):
       return lambda label, logits: tf.sqrt(0 * logits)
 
     with mock.patch.object(dense_part, 'per_sample_loss', root_of_nothing):
-      with self.assertRaisesRegex(UserError, 'a gradient is not finite at step 1: lower train.'):
+      with self.assertRaisesRegex(
+        UserError, 'a gradient is not finite at step 1: lower the learning rates'
+      ):
         self.make_job('a').run()
     self.assertEqual(self.checkpoints(), [])
 
