@@ -674,7 +674,12 @@ class PlainColumnsTest(tf.test.TestCase):
   def test_requests_of_plain_values_read_as_a_log_does(self):
     cfg = make_config(
       {
-        'data.slots': [{'name': 'item'}, {'name': 'tags', 'separator': '|'}, {'name': 'age'}],
+        'data.slots': [
+          {'name': 'item'},
+          {'name': 'tags', 'separator': '|'},
+          {'name': 'age'},
+          {'name': 'seen', 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 1}},
+        ],
         'data.dense': [{'name': 'price'}, {'name': 'age'}, {'name': 'height'}],
         'data.missing_values': ['NA', '-1'],
       }

@@ -32,11 +32,11 @@ class PlainColumns:
 
   @staticmethod
   def reads(cfg: config.Config) -> bool:
-    """Returns whether no column is made, left blank, a history, or one of features with values."""
+    """Returns whether no column is made, left blank, or one of features with values."""
     slots = cfg.data.slots
     return not (
       any(column.made for column in (*slots, *cfg.data.dense))
-      or any(slot.value_separator or slot.sequence for slot in slots)
+      or any(slot.value_separator for slot in slots)
       or blank_columns(cfg, labelled=False)
       or cfg.model.retrieval
     )
@@ -110,4 +110,11 @@ class PlainColumns:
     segments = np.arange(size, dtype=np.int32) * fields + np.arange(fields, dtype=np.int32)[:, None]
     segments = np.repeat(segments.reshape(-1), counts.reshape(-1))[present]
     order = np.argsort(segments, kind='stable')
-    return keys[present][order], segments[order]
+    keys, segments = keys[present][order], segments[order]
+    for f, slot in enumerate(self._slots):
+      if slot.sequence:  # the last so many
+        own = np.flatnonzero(segments % fields == f)
+        to_end = np.searchsorted(segments, segments[own], side='right') - own
+        left_out = own[to_end > slot.sequence.max_length]
+        keys, segments = np.delete(keys, left_out), np.delete(segments, left_out)
+    return keys, segments
