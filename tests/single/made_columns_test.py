@@ -26,7 +26,6 @@ SLOTS = [
   {'name': 'tags', 'separator': '|'},
   {'name': 'price_bin', 'from': {'bins': 'price', 'quantiles': 5}},
   {'name': 'price_log', 'from': {'bins': 'price', 'log_squared': True}},
-  {'name': 'price_width', 'from': {'bins': 'price', 'widths': 4}},
   {'name': 'price_x', 'from': {'number': 'price'}},
   {'name': 'cross', 'from': {'cross': ['user', 'tags', 'price_bin']}},
   {'name': 'hour', 'from': {'time': 'ts', 'part': 'hour', 'zone': 'Europe/Berlin'}},
@@ -40,7 +39,6 @@ SLOTS = [
   {'name': 'low', 'from': {'text': 'word', 'lower': True}},
   {'name': 'first', 'from': {'text': 'word', 'prefixes': [1, 3]}},
   {'name': 'seconds', 'from': {'time': 'when', 'part': 'hour', 'unit': 'seconds'}},
-  {'name': 'weekend', 'from': {'time': 'ms', 'part': 'is_weekend', 'unit': 'milliseconds'}},
   {'name': 'day_hour', 'from': {'time': 'hh', 'part': 'day', 'unit': 'yyyymmddHH'}},
   {'name': 'last', 'separator': '|', 'shares': 'user', 'sequence': {'max_length': 2}},
 ]
@@ -69,7 +67,6 @@ def records(seed, n, price=2.0):
       'ts': at.strftime('%Y-%m-%dT%H:%M:%S'),
       'any': [v or '' for v in random_values.numbers(rng, n)],
       'when': at.astype('datetime64[s]').astype('int64').astype(str),
-      'ms': (at.astype('datetime64[ms]').astype('int64')).astype(str),
       'hh': at.strftime('%Y%m%d%H'),
       'last': rng.choice(['', 'u1', 'ü3|u2'], n),
       'at': [v or '' for v in random_values.iso(rng, n)],
