@@ -54,7 +54,7 @@ train: setup data-$(DATA)
 
 test: setup test-cc test-single test-parallel test-integration
 	@# The lines of ranks come behind the launcher's prefix.
-	@for log in single parallel-2 parallel-3 parallel-16 integration; do \
+	@for log in single parallel-2 parallel-3 integration; do \
 	  sed -nE 's/^(\[[0-9]+\]<std(out|err)>:)?=* ?([0-9]+ .* in [0-9.]+s).*/\3/p' $(LOGS)/$$log.log | tail -n 1; done | tee $(LOGS)/summary.log
 	@awk '{ for (i = 2; i <= NF; i++) n[substr($$i, 1, 4)] += $$(i - 1) } \
 	  END { printf "tests: %d passed, %d failed, %d skipped\n", n["pass"], n["fail"] + n["erro"], n["skip"] }' $(LOGS)/summary.log
@@ -132,7 +132,6 @@ test-single: setup | $(LOGS)
 test-parallel: setup | $(LOGS)
 	tests/parallel.sh 2 tests/parallel -k 'communicator or traffic or uneven' 2>&1 | tee $(LOGS)/parallel-2.log
 	tests/parallel.sh 3 2>&1 | tee $(LOGS)/parallel-3.log
-	tests/parallel.sh 16 tests/parallel -k uneven_data_adagrad 2>&1 | tee $(LOGS)/parallel-16.log
 
 test-integration: setup | $(LOGS)
 	timeout -k 10 1800 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration 2>&1 | tee $(LOGS)/integration.log

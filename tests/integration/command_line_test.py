@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 
 import numpy as np
 import sklearn.metrics
 import tensorflow as tf
 import yaml
+
+from tests.support import commands
 
 CONFIG = {
   'data': {
@@ -27,14 +28,8 @@ CONFIG = {
 }
 
 
-def command(name, *args, **kwargs):
-  return subprocess.run(
-    [sys.executable, '-m', f'trainer.{name}', *args],
-    capture_output=True,
-    text=True,
-    timeout=300,
-    **kwargs,
-  )
+def command(name, *args):
+  return commands.run('-m', f'trainer.{name}', *args)
 
 
 class CommandLineTest(tf.test.TestCase):
@@ -63,16 +58,11 @@ class CommandLineTest(tf.test.TestCase):
     with open(f'{self.folder}/config.yaml', 'w', encoding='utf-8') as f:
       yaml.safe_dump(tree, f)
 
-  def train(self, *args, **kwargs):
-    return command(
-      'run',
-      '--config',
-      f'{self.folder}/config.yaml',
-      '--run_dir',
-      f'{self.folder}/run',
-      *args,
-      **kwargs,
-    )
+  def flags(self):
+    return '--config', f'{self.folder}/config.yaml', '--run_dir', f'{self.folder}/run'
+
+  def train(self, *args):
+    return command('run', *self.flags(), *args)
 
   def assert_narrow(self, done):
     """What a job says is at most 100 columns wide, but for commands to copy."""
@@ -98,17 +88,8 @@ class CommandLineTest(tf.test.TestCase):
       (train['event'], train['examples'], train['pass'], test['event']),
       ('train', 950, 'train', 'eval'),
     )
-    for name in (
-      'logloss',
-      'auc',
-      'calibration',
-      'examples_per_second',
-      'features',
-      'admitted',
-      'table_bytes',
-      'step',
-    ):
-      self.assertIn(name, train)
+    fields = 'logloss auc calibration examples_per_second features admitted table_bytes step'
+    self.assertContainsSubset(fields.split(), train)
     for name in ('config.yaml', 'tensorboard', 'checkpoints', 'report.html'):
       self.assertTrue(os.path.exists(f'{self.folder}/run/{name}'), name)
     evaluated = json.loads(command('evaluate', '--run_dir', f'{self.folder}/run').stdout)
@@ -171,21 +152,10 @@ class CommandLineTest(tf.test.TestCase):
       self.assertEqual(json.load(f)['rate'], 0.25)
 
   def test_interrupted_run_continues(self):
-    job = subprocess.Popen(
-      [
-        sys.executable,
-        '-m',
-        'trainer.run',
-        '--config',
-        f'{self.folder}/config.yaml',
-        '--run_dir',
-        f'{self.folder}/run',
-        '--set',
-        'train.epochs=30',
-      ],
+    job = commands.start(
+      *('-m', 'trainer.run', *self.flags(), '--set', 'train.epochs=30'),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
-      text=True,
     )
     for line in job.stdout:
       if 'epoch 1' in line:
