@@ -2,23 +2,17 @@
 (campaigns/serving.py).
 """
 
-import subprocess
-import sys
 import unittest
 
 import tensorflow as tf
 
+from tests.support import commands
 from tests.support.exports import RedisServer
 
 
 class ServingTest(tf.test.TestCase):
   def campaign(self, *arguments):
-    done = subprocess.run(
-      [sys.executable, '-m', 'campaigns.serving', *arguments],
-      capture_output=True,
-      text=True,
-      timeout=300,
-    )
+    done = commands.run('-m', 'campaigns.serving', *arguments)
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn(' right, 0 wrong', done.stdout)
 

@@ -1,8 +1,6 @@
 """Searches of settings: what a user sees of a search, and that it goes on."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from unittest import mock
 
@@ -12,6 +10,7 @@ import tensorflow as tf
 import yaml
 
 import trainer
+from tests.support import commands
 from trainer.errors import UserError
 
 SPACE = {
@@ -96,8 +95,8 @@ class TuneTest(tf.test.TestCase):
       yaml.safe_dump(self.tree, f)
 
     def tune(*arguments):
-      command = [sys.executable, '-m', 'trainer.tune', '--config', path, *arguments]
-      ended = subprocess.run(command, capture_output=True, text=True, cwd=self.folder)
+      command = '-m', 'trainer.tune', '--config', path, *arguments
+      ended = commands.run(*command, cwd=self.folder)
       return ended.returncode, ended.stdout + ended.stderr
 
     hidden = 'model.interactions.1.dnn.hidden'
